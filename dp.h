@@ -1,0 +1,6313 @@
+/* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
+
+   Copy dp.h and dp_cpu.h into your project. In one C file, before any other header:
+
+       #define DP_IMPLEMENTATION
+       #include "dp.h"
+
+   and include dp.h plainly wherever else you use it, from C or C++. It needs stb_ds.h (Debian:
+   libstb-dev, or copy it beside dp.h) and links with -lpthread -lm.
+
+   CONTENTS (search for the tag)
+     >>status       what a call returns, and the sentence that goes with it
+     >>types        dtypes, devices, tensors, values, containers
+     >>config       what can be set, and what zero means
+     >>context      open devices, run on them, close
+     >>scope        memory that goes in one call
+     >>tensor       views and the work on them
+     >>value        trees of tensors, numbers, strings, lists, dicts
+     >>collate      samples become a batch
+     >>primitives   scatter, gather, replicate, reduce values
+     >>collectives  all_reduce and its kin on plain memory
+     >>contract     for writers of backends: the two tables
+   and then the implementation
+     >>platform     headers, stb_ds, poison
+     >>state        all private structs
+     >>errors       sentences, live contexts, the failure of a job
+     >>log          records
+     >>host         what a backend is lent
+     >>pool         blocks that are kept and reused
+     >>scopes       lifetimes on top of the pools
+     >>checks       what a user passes in
+     >>views        shapes and strides
+     >>copy         any strides, any two devices
+     >>operands     what may be read and written together
+     >>compute      copy, fill, cast, axpby, statistics, read
+     >>values       constructors and look-up
+     >>walk         trees rebuilt; keep
+     >>collating    groups, stacks, padding
+     >>cutting      how rows fall on parts, the plan of a scatter
+     >>scattering   the parts
+     >>gathering    parts become one
+     >>replicating  flat blocks, and sums of them
+     >>reducing     the public edge of the collectives
+     >>fallbacks    collectives that a table may lack
+     >>staging      collectives by way of the host
+     >>resolve      what a config means
+     >>open         from a config to a context and back
+     >>running      questions to a context, dp_run
+
+   WHAT IT IS
+   A batch goes in; it is cut into parts, one a device; your function runs on all devices at the
+   same time; what comes out is put together, sums are taken over all. On CPU devices the parts are
+   views and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever
+   a table of functions of yours says (examples/custom_device.c).
+
+       dp_ctx *ctx;
+       dp_open(NULL, &ctx);                                  one device a core, at most 8
+       dp_scope *step = dp_scope_begin(ctx);                 what this step makes lives here
+       dp_scatter(ctx, step, batch, NULL, &parts);           rows 0-2, 3-5, 6-7, 8-9
+       dp_run(ctx, step, work, &parts);                      work(rank, ...) on every device
+       dp_all_reduce(ctx, grads, count, DP_F32, DP_OP_MEAN); one pass over memory
+       dp_scope_end(step);                                   everything goes, nothing is freed
+       dp_close(ctx);
+
+   WHAT IT IS NOT
+   No layers, no autograd, no launcher, no file formats. It does not split a model over devices.
+
+   WORDS
+     context   one job's view of its devices. Several can be open; they share nothing.
+     device    {backend, index}. Host memory is {0}. `local rank` is a device's place in this
+               context, `rank` its place in the whole job.
+     stream    the order of work on a device. CPU devices are done when a call returns.
+     tensor    a view by value: it owns nothing.
+     value     an immutable tree of tensors and other things.
+     container a field that says itself how it is collated and scattered.
+     scope     a lifetime. What a function makes goes into the scope that it is given.
+
+   OPTIONS (macros; where to set them)
+     DP_IMPLEMENTATION                in one C file, before the first include of any header
+     DP_STATIC                        every file: the whole library is static to the file
+     DP_API                           every file: linkage of the public functions, else extern
+     DP_ASSERT(condition)             with DP_IMPLEMENTATION: for bugs of dp.h, else assert
+     DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
+     STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
+                                      opens; dp_config.allocator cannot reach these few bytes
+   At run time: $DP_DEBUG = error|warn|info|trace logs to stderr, $DP_DEVICES = how many devices.
+
+   OWNERSHIP
+   What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
+   context, and is borrowed until that ends. Values and views may point into memory of their own
+   scope or of an outer one: the batch outlives its parts. dp_keep copies what must live longer.
+   dp_close ends all scopes: their pointers are dead with it.
+
+   THREADS
+   One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
+   making views, beginning scopes, dp_abort. One thread at a time uses a scope. A function under
+   dp_run works on its own device and in its own scope: tensors, copies, values; it starts no
+   collective and no other dp_run. [host] marks what waits for devices; the rest returns when work
+   is in order.
+
+   ERRORS
+   Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
+   names and numbers, beginning with the function's name. A wrong call changes nothing. Nothing is
+   printed, nothing exits. After a failure of the JOB class (>>status) only dp_close is left.
+
+   CHANGES
+     0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract */
+
+#if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* before the first system header: affinity masks, threads */
+#endif
+
+#ifndef DP_H
+#define DP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+#include <initializer_list>
+#endif
+
+#define DP_VERSION   100 /* 0.1.0 */
+#define DP_MAX_DIMS  8   /* of a tensor */
+#define DP_MAX_DEPTH 64  /* of a value: a list in a list in a list ... */
+
+#ifndef DP_API
+#ifdef DP_STATIC
+#define DP_API static
+#else
+#define DP_API extern
+#endif
+#endif
+
+#if defined(__GNUC__)
+#define DP_MUST_USE       __attribute__((warn_unused_result))
+#define DP_PRINTF(fmt, a) __attribute__((format(printf, fmt, a)))
+#else
+#define DP_MUST_USE
+#define DP_PRINTF(fmt, a)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== >>status =================================================================================
+   Errors are values, in three classes that differ in what the caller can still do:
+     CALL  the call is wrong: nothing happened, mend the call and go on
+     PASS  this pass failed: its outputs are void, the context is fine
+     JOB   the job failed: sticky, every later call returns it, only dp_close is left           */
+
+/* clang-format off */
+#define DP_STATUS_LIST(X)                                                  \
+    X(DP_OK,                0, NONE, "ok")                                 \
+    X(DP_PENDING,           1, NONE, "in progress")                        \
+    X(DP_ERR_INVALID,      -1, CALL, "an argument is wrong")               \
+    X(DP_ERR_STATE,        -2, CALL, "not now: wrong order, closed, or another process") \
+    X(DP_ERR_UNSUPPORTED,  -3, CALL, "the backend cannot do this")         \
+    X(DP_ERR_MISMATCH,     -4, CALL, "ranks, replicas or fields disagree") \
+    X(DP_ERR_NO_MEMORY,    -5, PASS, "out of memory")                      \
+    X(DP_ERR_NO_DEVICE,    -6, PASS, "no such device")                     \
+    X(DP_ERR_USER,         -7, PASS, "a function of the user's failed")    \
+    X(DP_ERR_DEVICE,       -8, JOB,  "the driver reports a failure")       \
+    X(DP_ERR_REMOTE,       -9, JOB,  "another rank failed first")          \
+    X(DP_ERR_TIMEOUT,     -10, JOB,  "a rank did not arrive in time")      \
+    X(DP_ERR_ABORTED,     -11, JOB,  "the job was aborted")                \
+    X(DP_ERR_INTERNAL,    -12, JOB,  "a bug in dp.h, or in a backend")
+#define DP__STATUS_ENUM(name, value, class_, text) name = value,
+typedef enum dp_status { DP_STATUS_LIST(DP__STATUS_ENUM) } dp_status;
+#undef DP__STATUS_ENUM
+/* clang-format on */
+
+typedef enum dp_class { DP_CLASS_NONE, DP_CLASS_CALL, DP_CLASS_PASS, DP_CLASS_JOB } dp_class;
+
+typedef struct dp_ctx dp_ctx;
+typedef struct dp_scope dp_scope;
+typedef struct dp_stream dp_stream;
+typedef struct dp_device_ops dp_device_ops;
+typedef struct dp_coll_ops dp_coll_ops;
+
+typedef struct dp_failure_info {
+    dp_status status;
+    int rank;         /* where it happened, -1 when unknown */
+    const char *text; /* lives as long as the context */
+} dp_failure_info;
+
+DP_API int dp_version(void);                         /* DP_VERSION of the implementation */
+DP_API const char *dp_status_name(dp_status status); /* "DP_ERR_INVALID" */
+DP_API const char *dp_status_text(dp_status status); /* "an argument is wrong" */
+DP_API dp_class dp_status_class(dp_status status);
+
+/* This thread's last sentence, with names and numbers; "" before the first failure. Success leaves
+   it alone. A failure in a worker is copied to the thread that waits for it. [any] */
+DP_API const char *dp_last_error(void);
+
+/* Set this thread's sentence and return `status`: for methods and backends. [any] */
+DP_API dp_status dp_error(dp_status status, const char *format, ...) DP_PRINTF(2, 3);
+
+/* The first failure of the job, if there is one. [any] */
+DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
+
+/* Fail the job from here: every call of this context returns `why` from now on. [any] */
+DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRINTF(3, 4);
+
+/* ==== >>types ==================================================================================
+   Small things that travel by value. None of them owns memory.                                 */
+
+/* clang-format off */
+#define DP_DTYPE_LIST(X) /* name, text, bytes */                                            \
+    X(DP_F32,  "f32",  4) X(DP_F64, "f64", 8) X(DP_F16, "f16", 2) X(DP_BF16, "bf16", 2)     \
+    X(DP_I64,  "i64",  8) X(DP_I32, "i32", 4) X(DP_I16, "i16", 2) X(DP_I8,   "i8",   1)     \
+    X(DP_U8,   "u8",   1) X(DP_BOOL, "bool", 1)
+#define DP__DTYPE_ENUM(name, text, bytes) name,
+typedef enum dp_dtype { DP_DTYPE_LIST(DP__DTYPE_ENUM) DP_DTYPE_COUNT, DP_DTYPE_ANY = 255 } dp_dtype;
+#undef DP__DTYPE_ENUM
+/* clang-format on */
+
+DP_API const char *dp_dtype_name(dp_dtype dtype);
+DP_API size_t dp_dtype_bytes(dp_dtype dtype); /* 0 for what is no dtype */
+
+typedef struct dp_device {
+    int32_t backend; /* 0 is host memory, so {0} means the host; k: the k-th table of the config */
+    int32_t index;   /* the local rank */
+} dp_device;
+
+typedef struct dp_tensor { /* a view */
+    void *data;
+    int64_t shape[DP_MAX_DIMS];
+    int64_t stride[DP_MAX_DIMS]; /* in elements, never negative */
+    dp_device device;
+    uint8_t dtype, ndim;
+    bool read_only; /* the library refuses to write through this view */
+    uint8_t reserved[5];
+} dp_tensor;
+
+typedef enum dp_kind {
+    DP_NONE,
+    DP_ERROR, /* what a constructor returns that failed; every call returns its status */
+    DP_BOOLEAN,
+    DP_INT,
+    DP_FLOAT,
+    DP_STRING,
+    DP_TENSOR,
+    DP_CONTAINER,
+    DP_LIST,
+    DP_TUPLE,
+    DP_DICT, /* keeps the order of insertion */
+    DP_OPAQUE
+} dp_kind;
+
+struct dp_pair;
+struct dp_container;
+struct dp__use_a_constructor;
+
+typedef struct dp_value { /* 16 bytes, immutable once made, so that replicas may share it */
+    union {
+        const struct dp__use_a_constructor *guard; /* first: {"n", 3} is diagnosed */
+        bool b;
+        int64_t i;
+        double f;
+        const char *s; /* DP_STRING; DP_ERROR: its sentence */
+        const dp_tensor *t;
+        const struct dp_container *c;
+        const struct dp_value *items; /* DP_LIST, DP_TUPLE */
+        const struct dp_pair *pairs;  /* DP_DICT */
+        void *p;
+    } as;
+    uint32_t count; /* of items or pairs */
+    uint8_t kind;   /* dp_kind */
+    uint8_t depth;  /* 0 for leaves; at most DP_MAX_DEPTH */
+    int8_t status;  /* DP_ERROR: the dp_status */
+    uint8_t reserved;
+} dp_value;
+
+typedef struct dp_pair {
+    const char *key;
+    dp_value value;
+} dp_pair;
+
+#define DP_PAD_NONE (-1)
+typedef struct
+    dp_container { /* says how collate and scatter treat a field (mmcv's DataContainer) */
+    dp_value data;
+    double padding_value;
+    int8_t pad_dims; /* trailing dims that collate pads: 1, 2, 3 or DP_PAD_NONE; 0 means 2 */
+    bool stack;      /* collate makes one tensor a group */
+    bool cpu_only;   /* passed on as it is, element i to device i; wins over stack */
+} dp_container;
+
+/* ==== >>config =================================================================================
+   All zero is the default, and NULL is all zero. dp_config_get reads back what became of it.
+
+     field          zero means
+     backends       the CPU (backend headers that are compiled in come first)
+     colls          the tables that are compiled in
+     device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
+     devices        0 .. device_count-1
+     thread_count   the cores of the affinity mask
+     bootstrap      one process
+     timeout_ms     60,000
+     allocator      the C library's
+     log            silent, or what $DP_DEBUG = error|warn|info|trace says, to stderr           */
+
+typedef enum dp_level {
+    DP_LOG_DEFAULT,
+    DP_LOG_ERROR,
+    DP_LOG_WARN,
+    DP_LOG_INFO,
+    DP_LOG_TRACE
+} dp_level;
+
+typedef struct dp_log_record {
+    dp_level level;
+    int rank; /* first rank of the process, -1 before it is known */
+    const char *text;
+} dp_log_record;
+
+typedef struct dp_log {
+    void (*fn)(const dp_log_record *record, void *user); /* from any thread; text dies at return */
+    void *user;
+    dp_level level; /* most that is wanted; 0 = DP_LOG_INFO */
+} dp_log;
+
+typedef struct dp_allocator {                               /* both functions or none */
+    void *(*alloc)(size_t bytes, size_t align, void *user); /* align: a power of two; NULL = full */
+    void (*free)(void *data, size_t bytes, void *user);
+    void *user;
+} dp_allocator;
+
+typedef struct dp_bootstrap { /* how the processes of a job find each other */
+    /* Every process gives bytes_each bytes and gets those of all, in process order. */
+    dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
+    void *user;
+    int process, process_count;
+} dp_bootstrap;
+
+typedef struct dp_config {
+    const dp_device_ops *const *backends; /* NULL-terminated; the first one with a device serves */
+    const dp_coll_ops *const *colls;      /* NULL-terminated; the first one that fits serves */
+    int device_count;
+    const int *devices; /* device_count indices; repeats make virtual devices */
+    int thread_count;   /* cores that this context may use */
+    dp_bootstrap bootstrap;
+    int timeout_ms; /* of everything that waits for another process */
+    bool poison;    /* fill memory with 0xDD when a scope gives it back */
+    dp_allocator allocator;
+    dp_log log;
+} dp_config;
+
+DP_API void dp_log_stderr(const dp_log_record *record, void *user); /* ready-made dp_log.fn */
+
+/* ==== >>context ================================================================================
+   One job's view: the local devices, their workers, the communicator. Several can be open at once.
+   One thread at a time calls into a context, but for what is marked [any] and for what a function
+   under dp_run does on its own device. A child of fork may only close.                          */
+
+DP_MUST_USE DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version,
+                                      dp_ctx **out);
+
+/* Open the devices and start one worker for each but the first; the caller drives that one. */
+DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **out)
+{
+    return dp__open(config, sizeof(dp_config), DP_VERSION, out);
+}
+
+/* Give everything back, scopes that are still open too. No collective runs. NULL is fine. */
+DP_API void dp_close(dp_ctx *ctx);
+
+typedef struct dp_info {
+    int process, process_count;
+    int rank_first, rank_count; /* of this process' devices; of the whole job */
+    int local_count;            /* devices here */
+    int core_count;             /* cores that this context may use */
+    int threads_per_device;     /* what a method may use, for OpenMP: core_count / local_count */
+    const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
+} dp_info;
+
+typedef struct dp_device_info {
+    char name[64], bus_id[32];
+    uint64_t bytes_total, bytes_free; /* 0 when unknown */
+    int compute_units;
+    bool host_memory; /* the host may read and write this device's memory */
+} dp_device_info;
+
+DP_MUST_USE DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out);
+DP_MUST_USE DP_API dp_status dp_config_get(const dp_ctx *ctx, dp_config *out); /* as resolved */
+DP_MUST_USE DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info *out);
+
+/* Device of a local rank; {-1, -1} when there is none. The stream is NULL then. [any] */
+DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank);
+DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank);
+
+/* Make a stream of the user's (from its backend) the compute stream; NULL = dp's own again. */
+DP_MUST_USE DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream);
+
+/* Wait until all local devices have done what was enqueued. [host] */
+DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
+
+/* Run `fn` once for every local device, each on its own thread, the first on the caller's; return
+   when all have. Each gets a scope that ends with `scope`. All run even if one fails; the failure
+   that is returned is the first in rank order, with its rank in the sentence. [host] */
+typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
+DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
+
+/* ==== >>scope ==================================================================================
+   A lifetime: what is made in a scope goes in one call, on error paths too. Blocks are kept and
+   reused, so a step that repeats itself allocates nothing. Any thread may begin a scope; one thread
+   at a time uses it; it may be handed over. Values may point into their own scope or an outer
+   one. */
+
+DP_API dp_scope *dp_scope_begin(dp_ctx *ctx);      /* NULL: dp_last_error; calls report it. [any] */
+DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or earlier */
+
+/* End it and its children; waits only for copies that still read host memory. NULL is fine. */
+DP_API void dp_scope_end(dp_scope *scope);
+
+/* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
+DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes);
+
+/* Call `fn` when the scope ends, before its memory goes; last in, first out. */
+DP_MUST_USE DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *user);
+
+/* Hand `scope` over: it becomes a child of `parent`, as a loader's batch joins the step. */
+DP_MUST_USE DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope);
+
+/* Copy a value and all it points to, tensors' data too, so that it lives as long as `to`. */
+DP_MUST_USE DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out);
+
+/* ==== >>tensor =================================================================================
+   Views are made without a context; what touches data takes one. Work on a device is ordered on its
+   compute stream, results in host memory are complete at return.                                */
+
+/* Fresh memory of a local device or ({0}) of the host, row-major, not cleared. */
+DP_MUST_USE DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype,
+                                           int ndim, const int64_t *shape, dp_tensor *out);
+
+/* The user's host memory, row-major. A wrong argument shows when the tensor is used. [any] */
+DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape);
+DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const int64_t *shape);
+
+DP_API int64_t dp_tensor_count(const dp_tensor *tensor); /* elements; -1 when it is malformed */
+DP_API bool dp_is_contiguous(const dp_tensor *tensor);   /* row-major without gaps */
+
+/* Views; dims may be negative, counted from the end. [any] */
+DP_MUST_USE DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first,
+                                       int64_t count, dp_tensor *out);
+DP_MUST_USE DP_API dp_status dp_select(const dp_tensor *tensor, int dim, int64_t index,
+                                       dp_tensor *out);
+DP_MUST_USE DP_API dp_status dp_transpose(const dp_tensor *tensor, int dim_a, int dim_b,
+                                          dp_tensor *out);
+/* One size may be -1. INVALID when the strides cannot say the new shape: dp_contiguous first. */
+DP_MUST_USE DP_API dp_status dp_reshape(const dp_tensor *tensor, int ndim, const int64_t *shape,
+                                        dp_tensor *out);
+
+/* The tensor itself if it is contiguous, else a contiguous copy in `scope`. */
+DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor,
+                                           dp_tensor *out);
+
+/* Every element becomes `number` (DP_BOOLEAN, DP_INT or DP_FLOAT), which must fit the dtype. */
+DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
+
+/* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
+   device that writes (the host: of the one that reads). */
+DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
+                                     dp_stream *stream);
+
+/* Same shape, any two dtypes, same device. As an integer, what is out of range saturates and NaN is
+   0; f64 becomes f16 or bf16 by way of f32. */
+DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src);
+
+/* out = a * x + b * y, floating dtypes, same shape, each product and the sum rounded. y may be NULL
+   (scale); out may be x or y. */
+DP_MUST_USE DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b,
+                                      const dp_tensor *y, const dp_tensor *out);
+
+/* Sum of squares in f64 and whether all is finite, read in one pass; the same bits whatever the
+   number of threads. [host] */
+typedef struct dp_stats {
+    double sum_squares;
+    bool all_finite;
+} dp_stats;
+DP_MUST_USE DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats *out);
+
+/* Copy all elements, row-major, to the host. `bytes` must be exactly theirs. [host] */
+DP_MUST_USE DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t bytes);
+
+/* The number in a number, or in a tensor of one element. [host] */
+DP_MUST_USE DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out);
+
+/* ==== >>value ==================================================================================
+   Trees of tensors, numbers, strings, lists and dicts. Constructors copy what they are given into
+   the scope, and return an error value when they fail, which any call then reports.             */
+
+static inline dp_value dp__leaf(uint8_t kind)
+{
+    dp_value v;
+    v.as.i = 0;
+    v.count = 0;
+    v.kind = kind;
+    v.depth = 0;
+    v.status = 0;
+    v.reserved = 0;
+    return v;
+}
+static inline dp_value dp_none(void)
+{
+    return dp__leaf(DP_NONE);
+}
+static inline dp_value dp_bool(bool b)
+{
+    dp_value v = dp__leaf(DP_BOOLEAN);
+    v.as.b = b;
+    return v;
+}
+static inline dp_value dp_int(int64_t i)
+{
+    dp_value v = dp__leaf(DP_INT);
+    v.as.i = i;
+    return v;
+}
+static inline dp_value dp_float(double f)
+{
+    dp_value v = dp__leaf(DP_FLOAT);
+    v.as.f = f;
+    return v;
+}
+static inline dp_value dp_opaque(void *p) /* passed on as it is; the pointee stays the user's */
+{
+    dp_value v = dp__leaf(DP_OPAQUE);
+    v.as.p = p;
+    return v;
+}
+DP_API dp_value dp_string(dp_scope *scope, const char *text);
+DP_API dp_value dp_of(dp_scope *scope, const dp_tensor *tensor);
+DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container);
+DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count);
+DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count);
+
+DP_API dp_value dp_get(dp_value dict, const char *key); /* none when absent; errors stay errors */
+DP_API dp_value dp_at(dp_value sequence, size_t index); /* the same */
+
+/* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
+DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,
+                                          int ndim, const dp_tensor **out);
+
+/* ==== >>collate ================================================================================
+   Many samples become one batch, field by field: tensors are stacked, numbers become an i64 or f64
+   tensor (bools a bool one), strings a list; a container is treated as it says, in groups of
+   samples_per_device (0 = 1), one group a device.                                               */
+
+DP_MUST_USE DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                        size_t samples_per_device, dp_value *out);
+
+/* ==== >>primitives =============================================================================
+   Scatter, gather, replicate and reduce values over the local devices. What would be lost or cut
+   differently from its neighbour is an error. The _into forms fill tensors of the caller's.     */
+
+typedef enum dp_split {
+    DP_SPLIT_BALANCED, /* n/d rows each and one more for the first n%d; always d parts */
+    DP_SPLIT_CHUNK,    /* torch.chunk: ceil(n/d) rows until none are left; may give fewer parts */
+    DP_SPLIT_SIZES,    /* as given */
+    DP_SPLIT_WEIGHTS   /* in proportion, rounded by largest remainder */
+} dp_split;
+
+typedef struct dp_scatter_config {
+    const int *local_ranks; /* NULL = all */
+    size_t local_rank_count;
+    int dim;
+    dp_split split;
+    const int64_t *sizes;  /* DP_SPLIT_SIZES: rows of each part */
+    const double *weights; /* DP_SPLIT_WEIGHTS: one of each part */
+} dp_scatter_config;
+
+typedef struct dp_gather_config {
+    int local_rank; /* where the result goes */
+    bool to_host;   /* to host memory instead */
+    int dim;
+} dp_gather_config;
+
+/* How `rows` rows fall on `part_count` parts: out_rows[part_count] and the number of parts made. */
+DP_MUST_USE DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows,
+                                           size_t part_count, int64_t *out_rows,
+                                           size_t *out_part_count);
+
+/* A list with one value a part. Tensors are cut along dim, containers give group i to device i, the
+   rest is repeated. A part that can be seen from its device is a view, else a copy there. */
+DP_MUST_USE DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                                        const dp_scatter_config *how, dp_value *out_list);
+
+/* Positional and named arguments with one cut: two lists of equal length, the shorter one filled up
+   with empty tuples or dicts. */
+DP_MUST_USE DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args,
+                                               dp_value kwargs, const dp_scatter_config *how,
+                                               dp_value *out_args, dp_value *out_kwargs);
+
+/* The values of a list, of one structure, become one: tensors are joined along dim in list order,
+   0-dim tensors become a vector. */
+DP_MUST_USE DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                                       const dp_gather_config *how, dp_value *out);
+
+/* A list with a value for each rank of `how` (its split is not used). The first rank's shares the
+   memory if it can, the others are copies: tensors of one dtype travel together. */
+DP_MUST_USE DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                                          const dp_scatter_config *how, dp_value *out_list);
+
+/* The values of a list, of one structure, are added up, in list order. */
+DP_MUST_USE DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                                           const dp_gather_config *how, dp_value *out);
+
+DP_MUST_USE DP_API dp_status dp_scatter_into(dp_ctx *ctx, const dp_tensor *src, int dim,
+                                             const dp_tensor *outs, size_t out_count);
+DP_MUST_USE DP_API dp_status dp_gather_into(dp_ctx *ctx, const dp_tensor *parts, size_t part_count,
+                                            int dim, const dp_tensor *out);
+DP_MUST_USE DP_API dp_status dp_replicate_into(dp_ctx *ctx, const dp_tensor *src,
+                                               const dp_tensor *outs, size_t out_count);
+DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts,
+                                                size_t part_count, const dp_tensor *out);
+
+/* ==== >>collectives ============================================================================
+   Over all ranks of the job. One host thread names the buffers of all local ranks in one call, in
+   memory of the ranks' devices; any owner. Every process makes the same calls in the same order.
+   They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
+   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.      */
+
+typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
+
+typedef struct dp_part { /* one a local rank */
+    const void *send;
+    void *recv;
+    dp_stream *stream; /* NULL = the rank's compute stream */
+} dp_part;
+
+/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32; integers wrap and their mean
+   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. */
+DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count,
+                                           dp_dtype dtype, dp_op op);
+/* The same times `scale`, in the same pass; floating dtypes. */
+DP_MUST_USE DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
+                                                  dp_dtype dtype, dp_op op, double scale);
+/* recv of every rank = send of the root; send matters there only. In place: send == recv. */
+DP_MUST_USE DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count,
+                                          dp_dtype dtype, int root);
+/* recv[rank * count_each + i] = send of that rank. In place: send == own part of recv. */
+DP_MUST_USE DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                           dp_dtype dtype);
+/* recv[i] = op over ranks of send[own rank * count_each + i]. In place: recv == own part of
+   send. */
+DP_MUST_USE DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                               dp_dtype dtype, dp_op op);
+/* recv[r * count_each + i] = send[own rank * count_each + i] of rank r. Never in place. */
+DP_MUST_USE DP_API dp_status dp_all_to_all(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                           dp_dtype dtype);
+/* Rooted forms: recv matters at the root only (scatter: send does). */
+DP_MUST_USE DP_API dp_status dp_reduce_to(dp_ctx *ctx, const dp_part *local, size_t count,
+                                          dp_dtype dtype, dp_op op, int root);
+DP_MUST_USE DP_API dp_status dp_gather_to(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                          dp_dtype dtype, int root);
+DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                             dp_dtype dtype, int root);
+/* Return when every rank has entered. [host] */
+DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
+
+/* ==== >>contract ===============================================================================
+   For writers of backends; users of the library can stop reading here. A backend is a header with a
+   function that returns a const table: nothing to register, nothing in dp.h to edit.
+   examples/custom_device.c is a whole one.
+
+   The life of a dp_device_ops, in the order of the calls:
+     count          how many devices to drive when the user asks for no number. 0, or an error: the
+                    next table in the list is tried.
+     open           one device, by index. Repeats of an index are devices of their own (virtual
+                    devices). A bad index is DP_ERR_NO_DEVICE. Put a dp_dev first in a struct of
+                    yours, fill in ops, host and index, return its address. Tables can be
+                    decorated: the core calls through dev->ops only, and never compares tables.
+     info           may be asked at any time. host_memory says that plain loads and stores by the
+                    host reach memory from `alloc`; then scatter makes views instead of copies, and
+                    the host's own kernels serve.
+     stream_create  the core makes one compute stream a device. Work on a stream runs in order;
+                    streams order each other by events only.
+     ...            copies, kernels, alloc and free, from any thread, one thread a stream at a time
+     event_*        record marks a point of a stream; wait lets another stream wait for it, sync the
+                    host. An event that was never recorded is waited for at once.
+     close          after all streams, events and memory of the device were given back.
+   After fork nothing is called in the child.
+
+   The core checks arguments before it calls: counts are above zero, pointers are of this device,
+   ranges do not overlap unless they are equal. A table enqueues and returns; only *_sync waits.
+   What fails says so with dp_error(status, sentence); a status of the JOB class fails the job.
+   Methods after the bar are optional: NULL, or past `size`, means the core does without, as the
+   comment says. Methods are only ever appended. */
+
+typedef enum dp_kernel {
+    DP_KERNEL_COPY,   /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
+    DP_KERNEL_FILL,   /* every element of out[0] = fill_bits, the element's own bit pattern */
+    DP_KERNEL_CAST,   /* out[0] of dtype = in[0] of in_dtype */
+    DP_KERNEL_AXPBY,  /* out[0] = alpha * in[0] + beta * in[1]; in_count 1: alpha * in[0] */
+    DP_KERNEL_REDUCE, /* every out = op(in[0], in[1], ...), then * alpha, then / beta; an out may be
+                         an in; op is never DP_OP_MEAN here: the core says SUM and beta */
+    DP_KERNEL_STATS,  /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
+    DP_KERNEL_PAD     /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
+} dp_kernel;
+
+typedef struct dp_kernel_args {
+    dp_kernel kernel;
+    dp_op op;
+    dp_dtype dtype;    /* of out; of in as well, but for CAST. STATS: of in */
+    dp_dtype in_dtype; /* CAST */
+    size_t count;      /* elements of every operand; COPY, PAD: product of shape */
+    void *const *out;
+    const void *const *in;
+    size_t out_count, in_count;
+    double alpha, beta; /* f16, bf16 and f32 are computed in f32, f64 in f64, never contracted.
+                           Integers: alpha is 1, beta a whole number. */
+    uint64_t fill_bits;
+    int ndim; /* COPY, PAD */
+    const int64_t *shape, *out_stride, *in_shape, *in_stride;
+} dp_kernel_args;
+
+typedef struct dp_host { /* what the runtime lends a backend; lives as long as the context */
+    size_t size;
+    void *(*alloc)(const struct dp_host *host, size_t bytes, size_t align); /* set-up code */
+    void (*free)(const struct dp_host *host, void *data);
+    void (*log)(const struct dp_host *host, dp_level level, const char *text);
+    /* fn(0) .. fn(part_count-1), on idle workers and the caller; in the caller alone if there are
+       none or this is a worker. Parts must not wait for each other. */
+    void (*parallel)(const struct dp_host *host, int part_count, void (*fn)(int part, void *user),
+                     void *user);
+    int (*thread_count)(const struct dp_host *host); /* how many parts can run at the same time */
+    bool (*aborted)(const struct dp_host *host); /* look at it in every wait for other processes */
+} dp_host;
+
+typedef struct dp_dev {
+    const dp_device_ops *ops;
+    const dp_host *host;
+    int32_t index;
+} dp_dev;
+struct dp_stream {
+    dp_dev *dev;
+};
+typedef struct dp_event {
+    dp_dev *dev;
+} dp_event;
+
+struct dp_device_ops {
+    size_t size; /* sizeof(dp_device_ops) */
+    const char *name;
+    dp_status (*count)(const dp_host *host, int *out);
+    dp_status (*open)(const dp_host *host, int index, dp_dev **out);
+    void (*close)(dp_dev *dev);
+    dp_status (*info)(dp_dev *dev, dp_device_info *out);
+    dp_status (*alloc)(dp_dev *dev, size_t bytes, void **out); /* aligned to 64 bytes or better */
+    void (*free)(dp_dev *dev, void *data, size_t bytes);
+    dp_status (*stream_create)(dp_dev *dev, int priority, dp_stream **out); /* 0 compute, 1 copy */
+    void (*stream_destroy)(dp_stream *stream);
+    dp_status (*stream_sync)(dp_stream *stream);
+    dp_status (*event_create)(dp_dev *dev, dp_event **out);
+    void (*event_destroy)(dp_event *event);
+    dp_status (*event_record)(dp_event *event, dp_stream *stream);
+    dp_status (*event_wait)(dp_stream *stream, dp_event *event);
+    dp_status (*event_sync)(dp_event *event);
+    dp_status (*copy_in)(dp_stream *stream, void *dst, const void *host, size_t bytes);
+    dp_status (*copy_out)(dp_stream *stream, void *host, const void *src, size_t bytes);
+    dp_status (*copy)(dp_stream *stream, void *dst, const void *src, size_t bytes);
+    /* -------------------------------------------------------------------------- optional -- */
+    /* Host memory that copies fast (without: the allocator's). */
+    dp_status (*host_alloc)(dp_dev *dev, size_t bytes, void **out);
+    void (*host_free)(dp_dev *dev, void *data, size_t bytes);
+    /* `rows` rows inside the device (without: one copy a row). */
+    dp_status (*copy_2d)(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
+                         size_t src_pitch, size_t row_bytes, size_t rows);
+    /* From another device of this table, ordered on the reader's stream (without: by the host). */
+    dp_status (*peer_copy)(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
+                           size_t bytes);
+    /* One dp_kernel; DP_ERR_UNSUPPORTED, or without: copied to the host, done there, copied
+       back. */
+    dp_status (*kernel)(dp_stream *stream, const dp_kernel_args *args);
+};
+
+/* The life of a dp_coll_ops: `fits` is asked table by table, the first that says yes is opened,
+   with the same answer in every process. Ranks rank_first .. rank_first + local_count - 1 are
+   local. Each collective gets one dp_part a local rank, with its stream filled in, and orders its
+   work on it. */
+typedef struct dp_comm_config {
+    dp_dev *const *local;
+    int local_count, rank_first, rank_count;
+    int timeout_ms;
+    bool host_memory;              /* of all local devices */
+    const dp_bootstrap *bootstrap; /* NULL = one process */
+} dp_comm_config;
+
+typedef struct dp_comm {
+    const dp_coll_ops *ops;
+    const dp_host *host;
+} dp_comm;
+
+struct dp_coll_ops {
+    size_t size; /* sizeof(dp_coll_ops) */
+    const char *name;
+    bool (*fits)(const dp_comm_config *config);
+    dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
+    void (*close)(dp_comm *comm);
+    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale */
+    dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
+                            dp_op op, double scale);
+    dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
+                           int root);
+    dp_status (*all_gather)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
+    /* -------------------------------------------------------------------------- optional -- */
+    /* (without: all_reduce into a temporary, then the own part) */
+    dp_status (*reduce_scatter)(dp_comm *comm, const dp_part *local, size_t count_each,
+                                dp_dtype dtype, dp_op op, double scale);
+    /* (without: all_gather into a temporary, then the own parts) */
+    dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
+    void (*abort)(dp_comm *comm); /* release those who wait, from any thread (without: time-out) */
+    dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
+};
+
+#define DP_HAS(type, ops, method)                                                                  \
+    ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method != NULL)
+
+DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
+DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory the host reaches */
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+/* DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT and DP_LIST_OF build values. */
+#ifdef __cplusplus
+static inline dp_value dp__dict(dp_scope *scope, std::initializer_list<dp_pair> pairs)
+{
+    return dp_dict_make(scope, pairs.begin(), pairs.size());
+}
+static inline dp_value dp__list(dp_scope *scope, std::initializer_list<dp_value> items)
+{
+    return dp_list_make(scope, DP_LIST, items.begin(), items.size());
+}
+#define DP_DICT(scope, ...)    dp__dict((scope), {__VA_ARGS__})
+#define DP_LIST_OF(scope, ...) dp__list((scope), {__VA_ARGS__})
+#define DP_SHAPE(...)                                                                              \
+    static_cast<int>(std::initializer_list<int64_t>{__VA_ARGS__}.size()),                          \
+        std::initializer_list<int64_t>{__VA_ARGS__}.begin()
+#else
+#define DP__COUNT(type, ...) (sizeof((const type[]){__VA_ARGS__}) / sizeof(type))
+#define DP_DICT(scope, ...)                                                                        \
+    dp_dict_make((scope), (const dp_pair[]){__VA_ARGS__}, DP__COUNT(dp_pair, __VA_ARGS__))
+#define DP_LIST_OF(scope, ...)                                                                     \
+    dp_list_make((scope), DP_LIST, (const dp_value[]){__VA_ARGS__},                                \
+                 DP__COUNT(dp_value, __VA_ARGS__))
+#define DP_SHAPE(...)                                                                              \
+    (int)DP__COUNT(int64_t, __VA_ARGS__), (const int64_t[])                                        \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+#endif
+#endif /* DP_H */
+
+/* ================================================================================================
+   Everything below is implementation.
+   ============================================================================================== */
+#if defined(DP_IMPLEMENTATION) && !defined(DP_IMPLEMENTED)
+#define DP_IMPLEMENTED
+
+#ifdef __cplusplus
+#error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11"
+#endif
+
+/* ==== >>platform ===============================================================================
+   Headers, stb_ds, and the few macros. dp_cpu.h comes in here: what follows makes no system
+   call. */
+
+#include "dp_cpu.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifndef DP_ASSERT /* for bugs of dp.h itself, never for what a user passes in */
+#include <assert.h>
+#define DP_ASSERT(condition) assert(condition)
+#endif
+
+/* stb_ds does not look at what realloc returns. It gets a place to write its header to instead of
+   NULL, and dp__list_failed looks afterwards. */
+#if !defined(DP_NO_STB_DS_IMPLEMENTATION) && !defined(STB_DS_IMPLEMENTATION)
+#define DP__EMIT_STB_DS
+#endif
+#if defined(DP__EMIT_STB_DS) && !defined(STBDS_REALLOC) && !defined(INCLUDE_STB_DS_H)
+static _Thread_local _Alignas(16) char dp__list_sink[64];
+static void *dp__list_realloc(void *data, size_t bytes)
+{
+    void *grown = realloc(data, bytes);
+    return grown != NULL ? grown : dp__list_sink;
+}
+static bool dp__list_failed(const void *list)
+{
+    return (const char *)list > dp__list_sink &&
+           (const char *)list <= dp__list_sink + sizeof dp__list_sink;
+}
+#define STBDS_REALLOC(context, data, bytes) dp__list_realloc(data, bytes)
+#define STBDS_FREE(context, data)           free(data)
+#else
+static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own hooks have it */
+{
+    return list == NULL;
+}
+#endif
+
+#ifdef DP__EMIT_STB_DS
+#define STB_DS_IMPLEMENTATION
+#else
+#undef STB_DS_IMPLEMENTATION
+#endif
+#if defined(__has_include)
+#if __has_include(<stb/stb_ds.h>)
+#include <stb/stb_ds.h>
+#elif __has_include(<stb_ds.h>)
+#include <stb_ds.h>
+#else
+#error "dp.h needs stb_ds.h: apt-get install libstb-dev, or copy the file beside dp.h"
+#endif
+#else
+#include "stb_ds.h"
+#endif
+#undef STB_DS_IMPLEMENTATION
+#undef DP__EMIT_STB_DS
+
+#define DP__TRY(call)                                                                              \
+    do {                                                                                           \
+        dp_status dp__status = (call);                                                             \
+        if (dp__status != DP_OK)                                                                   \
+            return dp__status;                                                                     \
+    } while (0)
+
+/* Memory that is in nobody's hands is poisoned under AddressSanitizer. */
+#if defined(__SANITIZE_ADDRESS__)
+#define DP__ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define DP__ASAN
+#endif
+#endif
+#ifdef DP__ASAN
+enum { DP__RED_ZONE_BYTES = 16 };
+void __asan_poison_memory_region(void const volatile *data, size_t bytes);
+void __asan_unpoison_memory_region(void const volatile *data, size_t bytes);
+static void dp__poison(const void *data, size_t bytes)
+{
+    __asan_poison_memory_region(data, bytes);
+}
+static void dp__unpoison(const void *data, size_t bytes)
+{
+    __asan_unpoison_memory_region(data, bytes);
+}
+#else
+enum { DP__RED_ZONE_BYTES = 0 };
+static void dp__poison(const void *data, size_t bytes)
+{
+    (void)data;
+    (void)bytes;
+}
+static void dp__unpoison(const void *data, size_t bytes)
+{
+    (void)data;
+    (void)bytes;
+}
+#endif
+
+/* ==== >>state ==================================================================================
+   All private structs. A context owns devices, pools, scopes; a scope owns blocks.              */
+
+enum {
+    DP__TEXT_BYTES = 512,
+    DP__LIVE_MAX = 64, /* contexts that may be open at the same time */
+    DP__CLASS_COUNT = 320,
+    DP__CHUNK_BYTES = 32 << 10, /* what a scope cuts small things from */
+    DP__SMALL_BYTES = 4 << 10,  /* larger things get a block of their own */
+    DP__COALESCE_BYTES = 10 << 20,
+    DP__STAGE_BYTES = 4 << 20,
+    DP__TIMEOUT_MS = 60000
+};
+
+#define DP__SCOPE_LIVE   0x5c09e0dbu /* dp_scope.magic */
+#define DP__SCOPE_ENDING 0x5c09e0deu
+
+typedef struct dp__tracked { /* in front of what dp_host.alloc gives */
+    struct dp__tracked *prev, *next;
+    size_t bytes, offset; /* of the whole; of the user's part */
+} dp__tracked;
+
+typedef struct dp__block {                /* memory of a pool, in a scope or in a free list */
+    struct dp__block *next, *made_before; /* made_before: the context's list of all blocks */
+    struct dp__pool *pool;
+    void *data;
+    size_t bytes; /* capacity: the size of its class */
+    int class_;
+} dp__block;
+
+typedef struct dp__pool {
+    struct dp__device *device; /* NULL = the allocator */
+    bool pinned;               /* host memory from the device's host_alloc */
+    dp__block *free[DP__CLASS_COUNT];
+} dp__pool;
+
+typedef struct dp__device {
+    dp_dev *dev;
+    dp_device id;
+    int local_rank; /* -1: the host */
+    dp_device_info info;
+    dp_stream *stream, *own_stream; /* in use; made by the core */
+    dp_event *done;                 /* orders another stream after this one */
+    dp_event *read_done;            /* last copy that read host memory of the user's */
+    dp__pool pool;
+} dp__device;
+
+typedef struct dp__deferred {
+    struct dp__deferred *next;
+    void (*fn)(void *user);
+    void *user;
+} dp__deferred;
+
+struct dp_scope {
+    uint32_t magic;
+    dp_ctx *ctx;
+    dp_scope *parent, *first_child, *prev, *next; /* next: of the free list too */
+    dp__block *blocks;                            /* chunks among them, the newest first */
+    char *cursor, *limit;                         /* of the newest chunk */
+    dp_scope *made_before;                        /* the context's list of all scopes */
+    dp__deferred *deferred;
+    dp_scope **replicas; /* one child a local rank, made by the first dp_run */
+    bool *reads;         /* of local ranks: a copy may still read host memory */
+};
+
+typedef struct dp__slot { /* of one local rank under dp_run */
+    dp_status status;
+    char text[DP__TEXT_BYTES];
+} dp__slot;
+
+struct dp_ctx {
+    dp_host host; /* first: a backend's dp_host is the context's head */
+    dp_config config;
+    dp_info info;
+    unsigned fork_count;
+    dp__lock lock; /* pools, scope lists, tracked blocks, failure */
+    dp__tracked *tracked;
+    dp__device host_device; /* the CPU table; also what finishes other devices' work */
+    dp__device *devices;    /* stb_ds array, reserved once */
+    dp__pool host_pool, pinned_pool;
+    dp__team *team; /* NULL in a world of one device */
+    dp__slot *slots;
+    dp_comm *comm;    /* NULL in a world of one */
+    dp_part *parts;   /* local ranks, streams filled in */
+    dp_scope *scopes; /* live ones without a parent */
+    dp_scope *idle;   /* ended ones */
+    dp_scope *all_scopes;
+    dp__block *all_blocks;
+    atomic_bool entered; /* a dp_run or a collective is under way */
+    atomic_int failed;   /* a dp_status of the JOB class, or DP_OK */
+    int failed_rank;
+    char failed_text[DP__TEXT_BYTES];
+};
+_Static_assert(offsetof(struct dp_ctx, host) == 0, "dp_host is the head of a context");
+
+/* ==== >>errors =================================================================================
+   Sentences, liveness, and the one sticky failure of a job.                                     */
+
+typedef struct dp__ending { /* a scope that this thread is ending: its deferred functions run */
+    const dp_scope *scope;
+    struct dp__ending *outer;
+} dp__ending;
+
+static _Thread_local struct {
+    char text[DP__TEXT_BYTES];
+    bool fresh;             /* the sentence is of the public call that is under way */
+    dp_status scope_status; /* why the last dp_scope_begin or dp_scope_child gave NULL */
+    dp__ending *ending;
+} dp__thread;
+
+/* Read without the lock, so that a stale pointer is told from a live one by its value alone. */
+static _Atomic(dp_ctx *) dp__live[DP__LIVE_MAX];
+static dp__lock dp__live_lock = DP__LOCK_INITIALIZER;
+
+DP_API int dp_version(void)
+{
+    return DP_VERSION;
+}
+
+/* clang-format off */
+#define DP__STATUS_NAME(name, value, class_, text) case name: return #name;
+#define DP__STATUS_TEXT(name, value, class_, text) case name: return text;
+#define DP__STATUS_CLASS(name, value, class_, text) case name: return DP_CLASS_##class_;
+/* clang-format on */
+
+DP_API const char *dp_status_name(dp_status status)
+{
+    switch (status) {
+        DP_STATUS_LIST(DP__STATUS_NAME)
+    }
+    return "unknown status";
+}
+
+DP_API const char *dp_status_text(dp_status status)
+{
+    switch (status) {
+        DP_STATUS_LIST(DP__STATUS_TEXT)
+    }
+    return "unknown status";
+}
+
+DP_API dp_class dp_status_class(dp_status status)
+{
+    switch (status) {
+        DP_STATUS_LIST(DP__STATUS_CLASS)
+    }
+    return DP_CLASS_JOB; /* a number that no table should return: trust nothing any more */
+}
+
+DP_API const char *dp_last_error(void)
+{
+    return dp__thread.text;
+}
+
+DP_API dp_status dp_error(dp_status status, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES]; /* the arguments may point into the old sentence */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format != NULL ? format : "(no text)", args);
+    va_end(args);
+    memcpy(dp__thread.text, text, sizeof text);
+    dp__thread.fresh = true;
+    return status;
+}
+
+static bool dp__is_live(const dp_ctx *ctx)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load_explicit(&dp__live[i], memory_order_relaxed) == ctx)
+            return true;
+    return false;
+}
+
+/* Put `now` in the place of `before`; NULL is an empty place. */
+static bool dp__live_swap(dp_ctx *before, dp_ctx *now)
+{
+    bool found = false;
+    dp__lock_enter(&dp__live_lock);
+    for (int i = 0; i < DP__LIVE_MAX && !found; i++) {
+        found = atomic_load(&dp__live[i]) == before;
+        if (found)
+            atomic_store(&dp__live[i], now);
+    }
+    dp__lock_leave(&dp__live_lock);
+    return found;
+}
+
+/* Around a fork nobody holds a lock, so the child finds all lists whole. */
+static void dp__before_fork(void)
+{
+    dp__lock_enter(&dp__live_lock);
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__lock_enter(&atomic_load(&dp__live[i])->lock);
+}
+
+static void dp__after_fork(void)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__lock_leave(&atomic_load(&dp__live[i])->lock);
+    dp__lock_leave(&dp__live_lock);
+}
+
+/* Only for contexts that are live and of this process, whatever became of the job. */
+static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
+{
+    dp__thread.fresh = false;
+    if (ctx == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: ctx is NULL", fn);
+    if (!dp__is_live(ctx))
+        return dp_error(DP_ERR_STATE, "%s: the context is closed", fn);
+    if (ctx->fork_count != dp__os_fork_count())
+        return dp_error(DP_ERR_STATE,
+                        "%s: the context belongs to the parent process; after fork "
+                        "a child may only close it",
+                        fn);
+    return DP_OK;
+}
+
+static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
+{
+    DP__TRY(dp__check_open(fn, ctx));
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        return dp_error((dp_status)failed, "%s: the job failed: %s", fn, ctx->failed_text);
+    return DP_OK;
+}
+
+static dp_status dp__check_pointer(const char *fn, const char *what, const void *pointer)
+{
+    if (pointer == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, what);
+    return DP_OK;
+}
+
+static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *text)
+{
+    dp__lock_enter(&ctx->lock);
+    if (atomic_load(&ctx->failed) == DP_OK) {
+        ctx->failed_rank = rank;
+        snprintf(ctx->failed_text, sizeof ctx->failed_text, "%s", text);
+        atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
+    }
+    dp__lock_leave(&ctx->lock);
+}
+
+/* On the way out of a public function that called deeper: the sentence begins with its name, and
+   failures of the JOB class stick. */
+static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    if (status == DP_OK)
+        return DP_OK;
+    if (!dp__thread.fresh) /* a table that failed without a word */
+        dp_error(status, "%s: %s", fn, dp_status_text(status));
+    else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
+        dp_error(status, "%s: %s", fn, dp__thread.text);
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        dp__job_failed(ctx, status, ctx->info.rank_first, dp_last_error());
+    return status;
+}
+
+DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
+{
+    if (dp__check_open("dp_failure", ctx) != DP_OK)
+        return false;
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK && out != NULL)
+        *out = (dp_failure_info){(dp_status)failed, ctx->failed_rank, ctx->failed_text};
+    return failed != DP_OK;
+}
+
+DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES];
+    va_list args;
+    if (dp__check_open("dp_abort", ctx) != DP_OK)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format != NULL ? format : "dp_abort was called", args);
+    va_end(args);
+    if (dp_status_class(why) != DP_CLASS_JOB)
+        why = DP_ERR_ABORTED;
+    dp__job_failed(ctx, why, ctx->info.rank_first, text);
+    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
+        ctx->comm->ops->abort(ctx->comm);
+}
+
+/* ==== >>log ====================================================================================
+   Records go to the user's function, or to stderr as $DP_DEBUG wants it.                        */
+
+static const char *const dp__level_names[] = {"", "error", "warn", "info", "trace"};
+
+static dp_level dp__level_of(const char *text)
+{
+    for (int level = DP_LOG_ERROR; level <= DP_LOG_TRACE; level++)
+        if (text != NULL && strcmp(text, dp__level_names[level]) == 0)
+            return (dp_level)level;
+    return DP_LOG_DEFAULT;
+}
+
+DP_API void dp_log_stderr(const dp_log_record *record, void *user)
+{
+    char line[DP__TEXT_BYTES + 64];
+    (void)user;
+    if (record == NULL)
+        return;
+    bool known = record->level >= DP_LOG_ERROR && record->level <= DP_LOG_TRACE;
+    snprintf(line, sizeof line, "[dp %d %s] %s\n", record->rank,
+             known ? dp__level_names[record->level] : "log",
+             record->text != NULL ? record->text : "");
+    dp__os_write(line);
+}
+
+static bool dp__log_wants(const dp_ctx *ctx, dp_level level)
+{
+    return ctx->config.log.fn != NULL && level <= ctx->config.log.level;
+}
+
+DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES];
+    va_list args;
+    if (!dp__log_wants(ctx, level))
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    int rank = ctx->info.rank_count > 0 ? ctx->info.rank_first : -1;
+    ctx->config.log.fn(&(dp_log_record){level, rank, text}, ctx->config.log.user);
+}
+
+/* ==== >>host ===================================================================================
+   What a backend gets: memory that the context keeps track of (a child of fork can free it without
+   asking the backend, and dp_close names what a backend forgot), the log, the workers.          */
+
+static dp_ctx *dp__ctx_of(const dp_host *host)
+{
+    return (dp_ctx *)(uintptr_t)host; /* the tables see it const; it is a context's head */
+}
+
+static void *dp__raw_alloc(const dp_ctx *ctx, size_t bytes, size_t align)
+{
+    return ctx->config.allocator.alloc(bytes, align, ctx->config.allocator.user);
+}
+
+static void dp__raw_free(const dp_ctx *ctx, void *data, size_t bytes)
+{
+    ctx->config.allocator.free(data, bytes, ctx->config.allocator.user);
+}
+
+static void *dp__host_alloc(const dp_host *host, size_t bytes, size_t align)
+{
+    dp_ctx *ctx = dp__ctx_of(host);
+    size_t offset = align > sizeof(dp__tracked) ? align : sizeof(dp__tracked);
+    char *whole = bytes <= SIZE_MAX - offset ? dp__raw_alloc(ctx, bytes + offset, offset) : NULL;
+    if (whole == NULL)
+        return NULL;
+    dp__tracked *head = (dp__tracked *)(void *)(whole + offset - sizeof(dp__tracked));
+    *head = (dp__tracked){.bytes = bytes + offset, .offset = offset};
+    dp__lock_enter(&ctx->lock);
+    head->next = ctx->tracked;
+    if (ctx->tracked != NULL)
+        ctx->tracked->prev = head;
+    ctx->tracked = head;
+    dp__lock_leave(&ctx->lock);
+    return whole + offset;
+}
+
+static void dp__tracked_free(dp_ctx *ctx, dp__tracked *head)
+{
+    if (head->prev != NULL)
+        head->prev->next = head->next;
+    else
+        ctx->tracked = head->next;
+    if (head->next != NULL)
+        head->next->prev = head->prev;
+    dp__raw_free(ctx, (char *)head + sizeof *head - head->offset, head->bytes);
+}
+
+static void dp__host_free(const dp_host *host, void *data)
+{
+    dp_ctx *ctx = dp__ctx_of(host);
+    if (data == NULL)
+        return;
+    dp__lock_enter(&ctx->lock);
+    dp__tracked_free(ctx, (dp__tracked *)data - 1);
+    dp__lock_leave(&ctx->lock);
+}
+
+static void dp__host_log(const dp_host *host, dp_level level, const char *text)
+{
+    dp__log(dp__ctx_of(host), level, "%s", text);
+}
+
+static int dp__host_thread_count(const dp_host *host)
+{
+    const dp_ctx *ctx = dp__ctx_of(host);
+    return ctx->team != NULL ? ctx->team->share_count : 1;
+}
+
+static void dp__host_parallel(const dp_host *host, int part_count, void (*fn)(int, void *),
+                              void *user)
+{
+    dp_ctx *ctx = dp__ctx_of(host);
+    if (ctx->team == NULL || part_count < 2 || !dp__team_enter(ctx->team)) {
+        for (int part = 0; part < part_count; part++)
+            fn(part, user);
+        return;
+    }
+    dp__team_share(ctx->team, part_count, fn, user);
+    dp__team_exit(ctx->team);
+}
+
+static bool dp__host_aborted(const dp_host *host)
+{
+    return atomic_load_explicit(&dp__ctx_of(host)->failed, memory_order_relaxed) != DP_OK;
+}
+
+static dp_host dp__host_make(void)
+{
+    return (dp_host){.size = sizeof(dp_host),
+                     .alloc = dp__host_alloc,
+                     .free = dp__host_free,
+                     .log = dp__host_log,
+                     .parallel = dp__host_parallel,
+                     .thread_count = dp__host_thread_count,
+                     .aborted = dp__host_aborted};
+}
+
+/* ==== >>pool ===================================================================================
+   Blocks of the host, of pinned memory and of each device. A block's size is rounded up to its
+   class (eight classes a doubling, so at most 1/8 is lost) and stays there: a step that repeats
+   itself finds all its blocks in the free lists. Device blocks are reused in the order of the
+   compute stream. The context's lock guards the lists. */
+
+static bool dp__mul(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
+{
+    if (bytes <= 256) {
+        *out_class = 0;
+        *out_bytes = 256;
+        return true;
+    }
+    unsigned long long last = bytes - 1;
+    int exponent = 63 - __builtin_clzll(last), shift = exponent - 3;
+    *out_class = 1 + (exponent - 8) * 8 + (int)((last >> shift) & 7);
+    *out_bytes = ((bytes - 1) >> shift << shift) + ((size_t)1 << shift);
+    return *out_class < DP__CLASS_COUNT;
+}
+
+static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
+{
+    *out = NULL;
+    if (pool->device == NULL)
+        *out = dp__raw_alloc(ctx, bytes, 64);
+    else if (pool->pinned)
+        DP__TRY(pool->device->dev->ops->host_alloc(pool->device->dev, bytes, out));
+    else
+        DP__TRY(pool->device->dev->ops->alloc(pool->device->dev, bytes, out));
+    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+}
+
+static void dp__pool_return(dp_ctx *ctx, const dp__block *block)
+{
+    const dp__device *device = block->pool->device;
+    if (device == NULL)
+        dp__raw_free(ctx, block->data, block->bytes);
+    else if (block->pool->pinned)
+        device->dev->ops->host_free(device->dev, block->data, block->bytes);
+    else
+        device->dev->ops->free(device->dev, block->data, block->bytes);
+}
+
+static bool dp__pool_is_host(const dp__pool *pool)
+{
+    return pool->device == NULL || pool->pinned || pool->device->info.host_memory;
+}
+
+static dp_status dp__block_make(dp_ctx *ctx, dp__pool *pool, int class_, size_t bytes,
+                                dp__block **out)
+{
+    dp__block *block = dp__raw_alloc(ctx, sizeof *block, _Alignof(dp__block));
+    if (block == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", sizeof *block);
+    *block = (dp__block){.pool = pool, .bytes = bytes, .class_ = class_};
+    dp_status status = dp__pool_fetch(ctx, pool, bytes, &block->data);
+    if (status != DP_OK) {
+        dp__raw_free(ctx, block, sizeof *block);
+        return status;
+    }
+    dp__lock_enter(&ctx->lock);
+    block->made_before = ctx->all_blocks;
+    ctx->all_blocks = block;
+    dp__lock_leave(&ctx->lock);
+    *out = block;
+    return DP_OK;
+}
+
+static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__block **out)
+{
+    int class_ = 0;
+    size_t capacity = 0;
+    if (!dp__class_of(bytes, &class_, &capacity))
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+    dp__lock_enter(&ctx->lock);
+    dp__block *block = pool->free[class_];
+    if (block != NULL)
+        pool->free[class_] = block->next;
+    dp__lock_leave(&ctx->lock);
+    if (block == NULL)
+        return dp__block_make(ctx, pool, class_, capacity, out);
+    block->next = NULL;
+    *out = block;
+    return DP_OK;
+}
+
+/* Back to their free lists, all under one lock; what the host can see is poisoned. */
+static void dp__blocks_give(dp_ctx *ctx, dp__block *blocks)
+{
+    for (dp__block *block = blocks; block != NULL; block = block->next) {
+        if (!dp__pool_is_host(block->pool))
+            continue;
+        if (ctx->config.poison) {
+            dp__unpoison(block->data, block->bytes);
+            memset(block->data, 0xDD, block->bytes);
+        }
+        dp__poison(block->data, block->bytes);
+    }
+    dp__lock_enter(&ctx->lock);
+    while (blocks != NULL) {
+        dp__block *block = blocks, **list = &block->pool->free[block->class_];
+        blocks = block->next;
+        block->next = *list;
+        *list = block;
+    }
+    dp__lock_leave(&ctx->lock);
+}
+
+/* All blocks of the context, wherever they are. */
+static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
+{
+    while (ctx->all_blocks != NULL) {
+        dp__block *block = ctx->all_blocks;
+        ctx->all_blocks = block->made_before;
+        if (dp__pool_is_host(block->pool))
+            dp__unpoison(block->data, block->bytes);
+        if (ask_devices || block->pool->device == NULL)
+            dp__pool_return(ctx, block);
+        dp__raw_free(ctx, block, sizeof *block);
+    }
+}
+
+/* ==== >>scopes ===================================================================================
+   Small things are cut from chunks, larger ones are blocks; all go back to the pools when the scope
+   ends. An ended scope waits in ctx->idle to be begun again. Links between scopes are under the
+   context's lock, since children may be used by other threads than their parent.                */
+
+static dp_status dp__check_scope(const char *fn, const dp_scope *scope)
+{
+    if (scope == NULL && dp__thread.scope_status == DP_ERR_NO_MEMORY)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: scope is NULL, there was no memory to begin it", fn);
+    if (scope == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: scope is NULL", fn);
+    if (scope->magic != DP__SCOPE_LIVE)
+        return dp_error(DP_ERR_STATE, "%s: the scope %s", fn,
+                        scope->magic == DP__SCOPE_ENDING ? "is ending" : "has ended");
+    return dp__check_open(fn, scope->ctx);
+}
+
+static dp_status dp__check_scope_of(const char *fn, const dp_scope *scope, const dp_ctx *ctx)
+{
+    DP__TRY(dp__check_scope(fn, scope));
+    if (scope->ctx != ctx)
+        return dp_error(DP_ERR_INVALID, "%s: the scope is of another context", fn);
+    return DP_OK;
+}
+
+static dp_status dp__scope_chunk(dp_scope *scope)
+{
+    dp__block *chunk = NULL;
+    DP__TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, DP__CHUNK_BYTES, &chunk));
+    chunk->next = scope->blocks;
+    scope->blocks = chunk;
+    scope->cursor = chunk->data;
+    scope->limit = scope->cursor + chunk->bytes;
+    dp__poison(chunk->data, chunk->bytes);
+    return DP_OK;
+}
+
+static size_t dp__align_up(size_t bytes, size_t align)
+{
+    return (bytes + align - 1) & ~(align - 1);
+}
+
+/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. */
+static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
+{
+    char *data = (char *)dp__align_up((uintptr_t)scope->cursor, align);
+    if (scope->cursor == NULL || bytes > (size_t)(scope->limit - scope->cursor) ||
+        data + bytes > scope->limit) {
+        if (dp__scope_chunk(scope) != DP_OK)
+            return NULL;
+        data = scope->cursor; /* chunks are 64-byte aligned */
+    }
+    scope->cursor = data + bytes;
+    bool room = scope->limit - scope->cursor > DP__RED_ZONE_BYTES;
+    scope->cursor = room ? scope->cursor + DP__RED_ZONE_BYTES : scope->limit;
+    dp__unpoison(data, bytes);
+    return data;
+}
+
+static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
+{
+    dp__block *block = NULL;
+    DP__TRY(dp__block_take(scope->ctx, pool, bytes, &block));
+    block->next = scope->blocks;
+    scope->blocks = block;
+    if (dp__pool_is_host(pool))
+        dp__unpoison(block->data, bytes);
+    *out = block->data;
+    return DP_OK;
+}
+
+static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)
+{
+    void *data = NULL;
+    if (bytes <= DP__SMALL_BYTES)
+        return dp__scope_cut(scope, bytes > 0 ? bytes : 1, align);
+    return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &data) == DP_OK ? data : NULL;
+}
+
+static bool *dp__scope_bools(dp_scope *scope, size_t count)
+{
+    bool *flags = dp__scope_bytes(scope, count, 1);
+    return flags != NULL ? memset(flags, 0, count) : NULL;
+}
+
+static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the context's lock */
+{
+    dp_scope **list = parent != NULL ? &parent->first_child : &scope->ctx->scopes;
+    scope->parent = parent;
+    scope->prev = NULL;
+    scope->next = *list;
+    if (*list != NULL)
+        (*list)->prev = scope;
+    *list = scope;
+}
+
+static void dp__scope_unlink(dp_scope *scope) /* under the context's lock */
+{
+    dp_scope **list = scope->parent != NULL ? &scope->parent->first_child : &scope->ctx->scopes;
+    if (scope->prev != NULL)
+        scope->prev->next = scope->next;
+    else
+        *list = scope->next;
+    if (scope->next != NULL)
+        scope->next->prev = scope->prev;
+    dp_scope **replicas = scope->parent != NULL ? scope->parent->replicas : NULL;
+    for (int i = 0; replicas != NULL && i < scope->ctx->info.local_count; i++)
+        if (replicas[i] == scope) /* dp_run makes another when it comes again */
+            replicas[i] = NULL;
+}
+
+static dp_scope *dp__scope_open(dp_ctx *ctx, dp_scope *parent)
+{
+    dp__lock_enter(&ctx->lock);
+    dp_scope *scope = ctx->idle;
+    if (scope != NULL) {
+        ctx->idle = scope->next;
+        dp__scope_link(scope, parent);
+    }
+    dp__lock_leave(&ctx->lock);
+    if (scope == NULL) {
+        scope = dp__raw_alloc(ctx, sizeof *scope, _Alignof(dp_scope));
+        if (scope == NULL)
+            return NULL;
+        *scope = (dp_scope){.ctx = ctx};
+        dp__lock_enter(&ctx->lock);
+        scope->made_before = ctx->all_scopes;
+        ctx->all_scopes = scope;
+        dp__scope_link(scope, parent);
+        dp__lock_leave(&ctx->lock);
+    }
+    scope->magic = DP__SCOPE_LIVE;
+    return scope;
+}
+
+static dp_scope *dp__scope_try_open(const char *fn, dp_ctx *ctx, dp_scope *parent)
+{
+    dp_scope *scope = dp__scope_open(ctx, parent);
+    if (scope == NULL)
+        dp__thread.scope_status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a scope", fn);
+    return scope;
+}
+
+DP_API dp_scope *dp_scope_begin(dp_ctx *ctx)
+{
+    dp__thread.scope_status = dp__check_ctx(__func__, ctx);
+    if (dp__thread.scope_status != DP_OK)
+        return NULL;
+    return dp__scope_try_open(__func__, ctx, NULL);
+}
+
+DP_API dp_scope *dp_scope_child(dp_scope *parent)
+{
+    dp__thread.scope_status = dp__check_scope(__func__, parent);
+    if (dp__thread.scope_status != DP_OK)
+        return NULL;
+    return dp__scope_try_open(__func__, parent->ctx, parent);
+}
+
+static void dp__scope_wait_reads(dp_scope *scope)
+{
+    dp_ctx *ctx = scope->ctx;
+    for (int i = 0; scope->reads != NULL && i < ctx->info.local_count; i++) {
+        dp__device *device = &ctx->devices[i];
+        dp__thread.fresh = false;
+        if (scope->reads[i])
+            (void)dp__leave("dp_scope_end", ctx, device->dev->ops->event_sync(device->read_done));
+    }
+}
+
+static void dp__scope_run_deferred(dp_scope *scope)
+{
+    dp__ending ending = {scope, dp__thread.ending};
+    dp__thread.ending = &ending;
+    scope->magic = DP__SCOPE_ENDING;
+    while (scope->deferred != NULL) {
+        dp__deferred *deferred = scope->deferred;
+        scope->deferred = deferred->next;
+        deferred->fn(deferred->user);
+    }
+    dp__thread.ending = ending.outer;
+}
+
+static void dp__scope_end_one(dp_scope *scope) /* has no children any more */
+{
+    dp_ctx *ctx = scope->ctx;
+    dp__scope_run_deferred(scope);
+    dp__scope_wait_reads(scope);
+    dp__blocks_give(ctx, scope->blocks);
+    scope->magic = 0;
+    scope->blocks = NULL;
+    scope->cursor = scope->limit = NULL;
+    scope->replicas = NULL;
+    scope->reads = NULL;
+    dp__lock_enter(&ctx->lock);
+    dp__scope_unlink(scope);
+    scope->next = ctx->idle;
+    ctx->idle = scope;
+    dp__lock_leave(&ctx->lock);
+}
+
+/* Leaf by leaf, without recursion: chains of children may be long. NULL is fine. */
+static void dp__scope_end(dp_scope *scope)
+{
+    for (dp_scope *leaf = scope; leaf != NULL;) {
+        while (leaf->first_child != NULL)
+            leaf = leaf->first_child;
+        dp_scope *parent = leaf->parent;
+        dp__scope_end_one(leaf);
+        leaf = leaf != scope ? parent : NULL;
+    }
+}
+
+static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
+{
+    while (scope != NULL && scope != outer)
+        scope = scope->parent;
+    return scope != NULL;
+}
+
+DP_API void dp_scope_end(dp_scope *scope)
+{
+    if (scope == NULL || dp__check_scope(__func__, scope) != DP_OK)
+        return;
+    for (const dp__ending *ending = dp__thread.ending; ending != NULL; ending = ending->outer) {
+        if (dp__scope_is_inside(ending->scope, scope)) {
+            dp_error(DP_ERR_STATE,
+                     "%s: a scope inside is ending, and this was called by what it "
+                     "deferred",
+                     __func__);
+            return;
+        }
+    }
+    dp__scope_end(scope);
+}
+
+DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes)
+{
+    if (dp__check_scope(__func__, scope) != DP_OK)
+        return NULL;
+    void *data = dp__scope_bytes(scope, bytes, 64);
+    if (data == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", __func__, bytes);
+    return data;
+}
+
+DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *user)
+{
+    DP__TRY(dp__check_scope(__func__, scope));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    dp__deferred *deferred = dp__scope_cut(scope, sizeof *deferred, _Alignof(dp__deferred));
+    if (deferred == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory", __func__);
+    *deferred = (dp__deferred){scope->deferred, fn, user};
+    scope->deferred = deferred;
+    return DP_OK;
+}
+
+DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
+{
+    DP__TRY(dp__check_scope(__func__, parent));
+    DP__TRY(dp__check_scope(__func__, scope));
+    if (parent->ctx != scope->ctx)
+        return dp_error(DP_ERR_INVALID, "%s: the scopes are of two contexts", __func__);
+    dp__lock_enter(&parent->ctx->lock);
+    bool inside = dp__scope_is_inside(parent, scope);
+    if (!inside) {
+        dp__scope_unlink(scope);
+        dp__scope_link(scope, parent);
+    }
+    dp__lock_leave(&parent->ctx->lock);
+    if (inside)
+        return dp_error(DP_ERR_INVALID, "%s: parent is scope itself, or inside it", __func__);
+    return DP_OK;
+}
+
+/* ==== >>checks =================================================================================
+   The public edge: what a user passes in is looked at once, here. `fn` is the public function's
+   name, with which every sentence begins.                                                       */
+
+#define DP__DTYPE_NAME(name, text, bytes)  text,
+#define DP__DTYPE_BYTES(name, text, bytes) bytes,
+static const char *const dp__dtype_names[] = {DP_DTYPE_LIST(DP__DTYPE_NAME)};
+static const uint8_t dp__dtype_sizes[] = {DP_DTYPE_LIST(DP__DTYPE_BYTES)};
+static const char *const dp__kind_names[] = {"none",  "error",  "bool",   "int",
+                                             "float", "string", "tensor", "container",
+                                             "list",  "tuple",  "dict",   "opaque"};
+
+DP_API const char *dp_dtype_name(dp_dtype dtype)
+{
+    return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_names[dtype] : "no dtype";
+}
+
+DP_API size_t dp_dtype_bytes(dp_dtype dtype)
+{
+    return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_sizes[dtype] : 0;
+}
+
+static const char *dp__kind_name(uint8_t kind)
+{
+    return kind <= DP_OPAQUE ? dp__kind_names[kind] : "no kind";
+}
+
+static bool dp__is_float(dp_dtype dtype)
+{
+    return dtype == DP_F32 || dtype == DP_F64 || dtype == DP_F16 || dtype == DP_BF16;
+}
+
+static size_t dp__size_of(const dp_tensor *tensor)
+{
+    return dp__dtype_sizes[tensor->dtype];
+}
+
+static dp_status dp__check_dtype(const char *fn, dp_dtype dtype)
+{
+    if ((unsigned)dtype >= DP_DTYPE_COUNT)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no dtype", fn, (int)dtype);
+    return DP_OK;
+}
+
+/* Sizes are not negative and their bytes can be counted; out_count: elements. */
+static dp_status dp__check_shape(const char *fn, dp_dtype dtype, int ndim, const int64_t *shape,
+                                 int64_t *out_count)
+{
+    size_t count = 1, bytes = dp_dtype_bytes(dtype);
+    bool empty = false, fits = true;
+    DP__TRY(dp__check_dtype(fn, dtype));
+    if (ndim < 0 || ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
+    if (ndim > 0)
+        DP__TRY(dp__check_pointer(fn, "shape", shape));
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < 0)
+            return dp_error(DP_ERR_INVALID, "%s: size %lld of dim %d is negative", fn,
+                            (long long)shape[i], i);
+        empty |= shape[i] == 0;
+        fits = fits && (shape[i] == 0 || dp__mul(count, (size_t)shape[i], &count));
+    }
+    if (!fits || !dp__mul(count, bytes, &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: the shape has more elements than can be counted", fn);
+    *out_count = empty ? 0 : (int64_t)count;
+    return DP_OK;
+}
+
+/* Bytes from the first element to behind the last; false when they cannot be counted. */
+static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, size_t size,
+                       size_t *out)
+{
+    size_t last = 0, step = 0;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] == 0) {
+            *out = 0;
+            return true;
+        }
+        if (!dp__mul((size_t)(shape[i] - 1), (size_t)stride[i], &step) ||
+            __builtin_add_overflow(last, step, &last))
+            return false;
+    }
+    return !__builtin_add_overflow(last, (size_t)1, &last) && dp__mul(last, size, out) &&
+           *out <= INT64_MAX / 2;
+}
+
+static dp_status dp__check_tensor(const char *fn, const char *what, const dp_tensor *tensor)
+{
+    int64_t count = 0;
+    size_t bytes = 0;
+    DP__TRY(dp__check_pointer(fn, what, tensor));
+    if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: %s is no tensor (dtype %d, %d dims)", fn, what,
+                        tensor->dtype, tensor->ndim);
+    for (int i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] < 0 || tensor->stride[i] < 0)
+            return dp_error(DP_ERR_INVALID, "%s: %s has size %lld and stride %lld in dim %d", fn,
+                            what, (long long)tensor->shape[i], (long long)tensor->stride[i], i);
+    DP__TRY(dp__check_shape(fn, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &count));
+    if (!dp__extent(tensor->ndim, tensor->shape, tensor->stride, dp__size_of(tensor), &bytes))
+        return dp_error(DP_ERR_INVALID, "%s: the strides of %s reach too far", fn, what);
+    if (tensor->data == NULL && count > 0)
+        return dp_error(DP_ERR_INVALID, "%s: %s has %lld elements and no data", fn, what,
+                        (long long)count);
+    return DP_OK;
+}
+
+static dp_status dp__check_dim(const char *fn, int dim, int ndim, int *out)
+{
+    if (dim < -ndim || dim >= ndim)
+        return dp_error(DP_ERR_INVALID, "%s: dim %d is out of range for %d dims", fn, dim, ndim);
+    *out = dim < 0 ? dim + ndim : dim;
+    return DP_OK;
+}
+
+/* Its kind is one of those that there are, and what it points to is there. */
+static bool dp__is_whole(dp_value value)
+{
+    switch ((dp_kind)value.kind) {
+    case DP_STRING:
+    case DP_TENSOR:
+    case DP_CONTAINER:
+        return value.as.p != NULL;
+    case DP_LIST:
+    case DP_TUPLE:
+    case DP_DICT:
+        return value.as.p != NULL || value.count == 0;
+    case DP_NONE:
+    case DP_ERROR:
+    case DP_BOOLEAN:
+    case DP_INT:
+    case DP_FLOAT:
+    case DP_OPAQUE:
+        return true;
+    }
+    return false;
+}
+
+static dp_status dp__check_value(const char *fn, const char *what, dp_value value)
+{
+    if (value.kind == DP_ERROR)
+        return dp_error(dp_status_class((dp_status)value.status) != DP_CLASS_CALL &&
+                                value.status != DP_ERR_NO_MEMORY
+                            ? DP_ERR_INVALID
+                            : (dp_status)value.status,
+                        "%s: %s: %s", fn, what, value.as.s != NULL ? value.as.s : "an error value");
+    if (!dp__is_whole(value) || value.depth > DP_MAX_DEPTH)
+        return dp_error(DP_ERR_INVALID, "%s: %s is no value (kind %d, depth %d)", fn, what,
+                        value.kind, value.depth);
+    return DP_OK;
+}
+
+static bool dp__same_device(dp_device a, dp_device b)
+{
+    return a.backend == b.backend && a.index == b.index;
+}
+
+/* The device that a tensor names: the host, or a local one. */
+static dp__device *dp__device_of(dp_ctx *ctx, dp_device id)
+{
+    if (dp__same_device(id, ctx->host_device.id))
+        return &ctx->host_device;
+    if (id.index < 0 || id.index >= ctx->info.local_count)
+        return NULL;
+    return id.backend == ctx->devices[0].id.backend ? &ctx->devices[id.index] : NULL;
+}
+
+static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_device id, dp__device **out)
+{
+    *out = dp__device_of(ctx, id);
+    if (*out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: {%d, %d} is no device of this context", fn,
+                        (int)id.backend, (int)id.index);
+    return DP_OK;
+}
+
+static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, int local_rank)
+{
+    if (local_rank < 0 || local_rank >= ctx->info.local_count)
+        return dp_error(DP_ERR_INVALID, "%s: local rank %d, there are %d devices", fn, local_rank,
+                        ctx->info.local_count);
+    return DP_OK;
+}
+
+/* ==== >>views ====================================================================================
+   Views: arithmetic on shapes and strides. Nothing here touches data.                           */
+
+static void dp__row_major(dp_tensor *tensor)
+{
+    int64_t step = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        tensor->stride[i] = step;
+        step *= tensor->shape[i] > 0 ? tensor->shape[i] : 1;
+    }
+}
+
+static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtype dtype, int ndim,
+                                 const int64_t *shape)
+{
+    dp_tensor tensor = {
+        .data = data, .device = device, .dtype = (uint8_t)dtype, .ndim = (uint8_t)ndim};
+    for (int i = 0; i < ndim; i++)
+        tensor.shape[i] = shape[i];
+    dp__row_major(&tensor);
+    return tensor;
+}
+
+static int64_t dp__count(const dp_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+static size_t dp__bytes(const dp_tensor *tensor)
+{
+    return (size_t)dp__count(tensor) * dp__size_of(tensor);
+}
+
+static size_t dp__span(const dp_tensor *tensor)
+{
+    size_t bytes = 0;
+    return dp__extent(tensor->ndim, tensor->shape, tensor->stride, dp__size_of(tensor), &bytes)
+               ? bytes
+               : 0;
+}
+
+DP_API int64_t dp_tensor_count(const dp_tensor *tensor)
+{
+    return dp__check_tensor(__func__, "tensor", tensor) == DP_OK ? dp__count(tensor) : -1;
+}
+
+/* Whether walking the dims in this order meets the elements one after another. */
+static bool dp__is_dense_in(const dp_tensor *tensor, const int *order)
+{
+    int64_t step = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        int dim = order[i];
+        if (tensor->shape[dim] == 0)
+            return true;
+        if (tensor->shape[dim] != 1 && tensor->stride[dim] != step)
+            return false;
+        step *= tensor->shape[dim];
+    }
+    return true;
+}
+
+static const int dp__order_rows[DP_MAX_DIMS] = {0, 1, 2, 3, 4, 5, 6, 7};
+static const int dp__order_nhwc[4] = {0, 2, 3, 1}, dp__order_ndhwc[5] = {0, 2, 3, 4, 1};
+
+static bool dp__is_dense(const dp_tensor *tensor)
+{
+    return dp__is_dense_in(tensor, dp__order_rows);
+}
+
+DP_API bool dp_is_contiguous(const dp_tensor *tensor)
+{
+    return dp__check_tensor(__func__, "tensor", tensor) == DP_OK && dp__is_dense(tensor);
+}
+
+static bool dp__is_channels_last(const dp_tensor *tensor)
+{
+    if (tensor->ndim == 4)
+        return !dp__is_dense(tensor) && dp__is_dense_in(tensor, dp__order_nhwc);
+    return tensor->ndim == 5 && !dp__is_dense(tensor) && dp__is_dense_in(tensor, dp__order_ndhwc);
+}
+
+static void dp__make_channels_last(dp_tensor *tensor)
+{
+    const int *order = tensor->ndim == 4 ? dp__order_nhwc : dp__order_ndhwc;
+    int64_t step = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        tensor->stride[order[i]] = step;
+        step *= tensor->shape[order[i]] > 0 ? tensor->shape[order[i]] : 1;
+    }
+}
+
+DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape)
+{
+    int64_t count = 0;
+    if (dp__check_shape(__func__, dtype, ndim, shape, &count) != DP_OK)
+        return (dp_tensor){.dtype = DP_DTYPE_ANY}; /* which every check refuses */
+    return dp__tensor_like(data, (dp_device){0, 0}, dtype, ndim, shape);
+}
+
+DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const int64_t *shape)
+{
+    dp_tensor tensor = dp_wrap((void *)(uintptr_t)data, dtype, ndim, shape);
+    tensor.read_only = true;
+    return tensor;
+}
+
+/* `first` and `count` are in range. */
+static dp_tensor dp__narrow(const dp_tensor *tensor, int dim, int64_t first, int64_t count)
+{
+    dp_tensor view = *tensor;
+    view.shape[dim] = count;
+    if (view.data != NULL && count > 0)
+        view.data = (char *)view.data + (size_t)(first * view.stride[dim]) * dp__size_of(tensor);
+    return view;
+}
+
+DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first, int64_t count,
+                           dp_tensor *out)
+{
+    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
+    if (first < 0 || count < 0 || first > tensor->shape[dim] || count > tensor->shape[dim] - first)
+        return dp_error(DP_ERR_INVALID, "%s: %lld elements from %lld on, dim %d has %lld", __func__,
+                        (long long)count, (long long)first, dim, (long long)tensor->shape[dim]);
+    *out = dp__narrow(tensor, dim, first, count);
+    return DP_OK;
+}
+
+DP_API dp_status dp_select(const dp_tensor *tensor, int dim, int64_t index, dp_tensor *out)
+{
+    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
+    if (index < 0 || index >= tensor->shape[dim])
+        return dp_error(DP_ERR_INVALID, "%s: index %lld, dim %d has %lld", __func__,
+                        (long long)index, dim, (long long)tensor->shape[dim]);
+    dp_tensor view = dp__narrow(tensor, dim, index, 1);
+    view.ndim--;
+    for (int i = dim; i < view.ndim; i++) {
+        view.shape[i] = view.shape[i + 1];
+        view.stride[i] = view.stride[i + 1];
+    }
+    view.shape[view.ndim] = view.stride[view.ndim] = 0;
+    *out = view;
+    return DP_OK;
+}
+
+DP_API dp_status dp_transpose(const dp_tensor *tensor, int dim_a, int dim_b, dp_tensor *out)
+{
+    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__check_dim(__func__, dim_a, tensor->ndim, &dim_a));
+    DP__TRY(dp__check_dim(__func__, dim_b, tensor->ndim, &dim_b));
+    dp_tensor view = *tensor;
+    view.shape[dim_a] = tensor->shape[dim_b];
+    view.shape[dim_b] = tensor->shape[dim_a];
+    view.stride[dim_a] = tensor->stride[dim_b];
+    view.stride[dim_b] = tensor->stride[dim_a];
+    *out = view;
+    return DP_OK;
+}
+
+/* Fill in a size of -1, and see that the new shape has as many elements. */
+static dp_status dp__infer_shape(const char *fn, const dp_tensor *tensor, int ndim,
+                                 const int64_t *shape, int64_t *out_shape)
+{
+    int64_t known = 0, count = dp__count(tensor);
+    int open = -1;
+    if (ndim < 0 || ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
+    if (ndim > 0)
+        DP__TRY(dp__check_pointer(fn, "shape", shape));
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] == -1 && open >= 0)
+            return dp_error(DP_ERR_INVALID, "%s: dims %d and %d are both -1", fn, open, i);
+        out_shape[i] = shape[i] == -1 ? 1 : shape[i];
+        open = shape[i] == -1 ? i : open;
+    }
+    DP__TRY(dp__check_shape(fn, (dp_dtype)tensor->dtype, ndim, out_shape, &known));
+    if (open >= 0 && known > 0 && count % known == 0)
+        out_shape[open] = count / known;
+    else if (open >= 0 || known != count)
+        return dp_error(DP_ERR_INVALID, "%s: %lld elements do not fill the new shape", fn,
+                        (long long)count);
+    return DP_OK;
+}
+
+/* Match runs of old dims with runs of new ones of as many elements; an old run must lie in memory
+   as one dim to be cut anew. The tensor has elements, and the view as many. */
+static bool dp__restride(const dp_tensor *tensor, dp_tensor *view)
+{
+    int64_t shape[DP_MAX_DIMS], stride[DP_MAX_DIMS];
+    int old_count = 0, old = 0, new = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 1)
+            continue;
+        shape[old_count] = tensor->shape[i];
+        stride[old_count++] = tensor->stride[i];
+    }
+    while (old < old_count) {
+        int64_t have = shape[old++], want = view->shape[new];
+        int first = new ++;
+        while (have != want) {
+            if (want < have) {
+                want *= view->shape[new ++];
+                continue;
+            }
+            if (stride[old - 1] != stride[old] * shape[old])
+                return false;
+            have *= shape[old++];
+        }
+        view->stride[new - 1] = stride[old - 1];
+        for (int i = new - 1; i > first; i--)
+            view->stride[i - 1] = view->stride[i] * view->shape[i];
+    }
+    for (; new < view->ndim; new ++)
+        view->stride[new] = 1;
+    return true;
+}
+
+DP_API dp_status dp_reshape(const dp_tensor *tensor, int ndim, const int64_t *shape, dp_tensor *out)
+{
+    int64_t sizes[DP_MAX_DIMS] = {0};
+    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__infer_shape(__func__, tensor, ndim, shape, sizes));
+    dp_tensor view =
+        dp__tensor_like(tensor->data, tensor->device, (dp_dtype)tensor->dtype, ndim, sizes);
+    view.read_only = tensor->read_only;
+    if (dp__count(tensor) > 0 && !dp__is_dense(tensor) && !dp__restride(tensor, &view))
+        return dp_error(DP_ERR_INVALID,
+                        "%s: the strides cannot say the new shape, it takes "
+                        "dp_contiguous first",
+                        __func__);
+    *out = view;
+    return DP_OK;
+}
+
+static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_dtype dtype,
+                                 int ndim, const int64_t *shape, dp_tensor *out)
+{
+    dp_tensor tensor = dp__tensor_like(NULL, device->id, dtype, ndim, shape);
+    size_t bytes = dp__bytes(&tensor);
+    dp__pool *pool = (dp__pool *)(uintptr_t)&device->pool;
+    if (device->local_rank < 0)
+        pool = &scope->ctx->pinned_pool;
+    if (bytes <= DP__SMALL_BYTES && dp__pool_is_host(pool) && !pool->pinned) {
+        tensor.data = dp__scope_cut(scope, bytes > 0 ? bytes : 1, 64);
+        if (tensor.data == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+    } else {
+        DP__TRY(dp__scope_block(scope, pool, bytes, &tensor.data));
+    }
+    *out = tensor;
+    return DP_OK;
+}
+
+DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype, int ndim,
+                               const int64_t *shape, dp_tensor *out)
+{
+    int64_t count = 0;
+    dp__device *owner = NULL;
+    DP__TRY(dp__check_scope(__func__, scope));
+    DP__TRY(dp__check_ctx(__func__, scope->ctx));
+    DP__TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__check_device(__func__, scope->ctx, device, &owner));
+    return dp__leave(__func__, scope->ctx, dp__tensor_make(scope, owner, dtype, ndim, shape, out));
+}
+
+/* ==== >>copy ===================================================================================
+   From any strides on any device to any strides on any other. Devices that the host reaches copy by
+   their kernel; the rest by the table's copies, in runs of bytes that lie together on both sides,
+   or packed through the host. Work is ordered on the writing device's stream. */
+
+static bool dp__is_host(const dp__device *device)
+{
+    return device->info.host_memory;
+}
+
+/* The host's own stand-in when a device has no kernel of this kind. */
+static dp_status dp__kernel_on_host(dp_ctx *ctx, const dp_kernel_args *args)
+{
+    const dp__device *host = &ctx->host_device;
+    return host->dev->ops->kernel(host->stream, args);
+}
+
+static size_t dp__operand_bytes(const dp_kernel_args *args, bool input)
+{
+    const int64_t *shape = input && args->kernel == DP_KERNEL_PAD ? args->in_shape : args->shape;
+    const int64_t *stride = input ? args->in_stride : args->out_stride;
+    dp_dtype dtype = input && args->kernel == DP_KERNEL_CAST ? args->in_dtype : args->dtype;
+    size_t bytes = 0;
+    if (args->kernel == DP_KERNEL_STATS && !input)
+        return 2 * sizeof(double);
+    if (args->kernel != DP_KERNEL_COPY && args->kernel != DP_KERNEL_PAD)
+        return args->count * dp__dtype_sizes[dtype];
+    return dp__extent(args->ndim, shape, stride, dp__dtype_sizes[dtype], &bytes) ? bytes : 0;
+}
+
+/* Bring the operands to the host, compute there, bring the results back. Outputs come along too,
+   since a strided one has gaps. Everything is done when this returns. */
+static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__device *device,
+                                    dp_stream *stream, const dp_kernel_args *args)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    dp_kernel_args local = *args;
+    size_t in_bytes = dp__operand_bytes(args, true), out_bytes = dp__operand_bytes(args, false);
+    void **ins = dp__scope_bytes(temp, args->in_count * sizeof *ins, 64);
+    void **outs = dp__scope_bytes(temp, args->out_count * sizeof *outs, 64);
+    if (ins == NULL || outs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to compute on the host");
+    for (size_t i = 0; i < args->in_count; i++) {
+        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, in_bytes, &ins[i]));
+        DP__TRY(ops->copy_out(stream, ins[i], args->in[i], in_bytes));
+    }
+    for (size_t i = 0; i < args->out_count; i++) {
+        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, out_bytes, &outs[i]));
+        DP__TRY(ops->copy_out(stream, outs[i], args->out[i], out_bytes));
+    }
+    DP__TRY(ops->stream_sync(stream));
+    local.in = (const void *const *)ins;
+    local.out = outs;
+    DP__TRY(dp__kernel_on_host(ctx, &local));
+    for (size_t i = 0; i < args->out_count; i++)
+        DP__TRY(ops->copy_in(stream, args->out[i], outs[i], out_bytes));
+    return ops->stream_sync(stream);
+}
+
+static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
+{
+    *out = dp__scope_open(ctx, NULL);
+    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for a scope");
+}
+
+/* One kernel on a device, by the device if it can. */
+static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
+                            const dp_kernel_args *args)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    dp_status status = DP_ERR_UNSUPPORTED;
+    if (args->count == 0)
+        return DP_OK;
+    if (DP_HAS(dp_device_ops, ops, kernel))
+        status = ops->kernel(stream, args);
+    if (status != DP_ERR_UNSUPPORTED)
+        return status;
+    if (dp__is_host(device)) {
+        DP__TRY(ops->stream_sync(stream));
+        return dp__kernel_on_host(ctx, args);
+    }
+    dp_scope *temp = NULL;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    status = dp__kernel_bounced(ctx, temp, device, stream, args);
+    dp__scope_end(temp);
+    return status;
+}
+
+typedef enum dp__way { DP__WAY_IN, DP__WAY_OUT, DP__WAY_INSIDE } dp__way;
+
+typedef struct dp__copy { /* one copy by a table, both sides as merged dims, innermost last */
+    dp__way way;
+    const dp__device *device;
+    dp_stream *stream;
+    size_t run; /* bytes that lie together on both sides */
+    int ndim;
+    int64_t shape[DP_MAX_DIMS];
+    size_t dst_step[DP_MAX_DIMS], src_step[DP_MAX_DIMS]; /* bytes */
+} dp__copy;
+
+/* Drop dims of size 1, and make one of neighbours that lie as one on both sides. */
+static void dp__copy_merge(dp__copy *copy, const dp_tensor *dst, const dp_tensor *src)
+{
+    size_t size = dp__size_of(dst);
+    copy->run = size;
+    copy->ndim = 0;
+    for (int i = 0; i < dst->ndim; i++) {
+        if (dst->shape[i] == 1)
+            continue;
+        size_t dst_step = (size_t)dst->stride[i] * size, src_step = (size_t)src->stride[i] * size;
+        int last = copy->ndim - 1;
+        if (last >= 0 && copy->dst_step[last] == dst_step * (size_t)dst->shape[i] &&
+            copy->src_step[last] == src_step * (size_t)dst->shape[i]) {
+            copy->shape[last] *= dst->shape[i];
+        } else {
+            last = copy->ndim++;
+            copy->shape[last] = dst->shape[i];
+        }
+        copy->dst_step[last] = dst_step;
+        copy->src_step[last] = src_step;
+    }
+    int last = copy->ndim - 1;
+    if (last >= 0 && copy->dst_step[last] == size && copy->src_step[last] == size) {
+        copy->run = size * (size_t)copy->shape[last];
+        copy->ndim--;
+    }
+}
+
+static dp_status dp__copy_run(const dp__copy *copy, char *dst, const char *src)
+{
+    const dp_device_ops *ops = copy->device->dev->ops;
+    switch (copy->way) {
+    case DP__WAY_IN:
+        return ops->copy_in(copy->stream, dst, src, copy->run);
+    case DP__WAY_OUT:
+        return ops->copy_out(copy->stream, dst, src, copy->run);
+    case DP__WAY_INSIDE:
+        break;
+    }
+    return ops->copy(copy->stream, dst, src, copy->run);
+}
+
+/* Rows of dims[0 .. ndim-1], like an odometer. */
+static dp_status dp__copy_runs(const dp__copy *copy, char *dst, const char *src)
+{
+    int64_t at[DP_MAX_DIMS] = {0};
+    const dp_device_ops *ops = copy->device->dev->ops;
+    if (copy->ndim == 1 && copy->way == DP__WAY_INSIDE && copy->src_step[0] >= copy->run &&
+        DP_HAS(dp_device_ops, ops, copy_2d))
+        return ops->copy_2d(copy->stream, dst, copy->dst_step[0], src, copy->src_step[0], copy->run,
+                            (size_t)copy->shape[0]);
+    for (;;) {
+        int dim = copy->ndim - 1;
+        DP__TRY(dp__copy_run(copy, dst, src));
+        for (; dim >= 0; dim--) {
+            dst += copy->dst_step[dim];
+            src += copy->src_step[dim];
+            if (++at[dim] < copy->shape[dim])
+                break;
+            dst -= copy->dst_step[dim] * (size_t)copy->shape[dim];
+            src -= copy->src_step[dim] * (size_t)copy->shape[dim];
+            at[dim] = 0;
+        }
+        if (dim < 0)
+            return DP_OK;
+    }
+}
+
+static dp_kernel_args dp__copy_args(const dp_tensor *dst, const dp_tensor *src, void *const *out,
+                                    const void *const *in)
+{
+    return (dp_kernel_args){.kernel = DP_KERNEL_COPY,
+                            .dtype = (dp_dtype)dst->dtype,
+                            .in_dtype = (dp_dtype)src->dtype,
+                            .count = (size_t)dp__count(dst),
+                            .out = out,
+                            .in = in,
+                            .out_count = 1,
+                            .in_count = 1,
+                            .ndim = dst->ndim,
+                            .shape = dst->shape,
+                            .out_stride = dst->stride,
+                            .in_stride = src->stride};
+}
+
+/* Inside one device, or among devices whose memory the host reaches. */
+static dp_status dp__copy_inside(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    dp__copy copy = {.way = DP__WAY_INSIDE, .device = device, .stream = stream};
+    dp__copy_merge(&copy, dst, src);
+    if (copy.ndim == 0)
+        return dp__copy_run(&copy, dst->data, src->data);
+    void *out = dst->data;
+    const void *in = src->data;
+    dp_kernel_args args = dp__copy_args(dst, src, &out, &in);
+    if (dp__is_host(device))
+        return dp__kernel(ctx, device, stream, &args);
+    dp_status status = DP_ERR_UNSUPPORTED;
+    if (DP_HAS(dp_device_ops, device->dev->ops, kernel))
+        status = device->dev->ops->kernel(stream, &args);
+    return status != DP_ERR_UNSUPPORTED ? status : dp__copy_runs(&copy, dst->data, src->data);
+}
+
+/* Between the host and a device. A side of the host's that is not dense is packed, so that a device
+   sees as few and as long runs as its own side allows. */
+static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, const dp__device *device,
+                                 dp_stream *stream, const dp_tensor *dst, const dp_tensor *src)
+{
+    const dp_tensor *host = way == DP__WAY_IN ? src : dst;
+    dp__copy copy = {.way = way, .device = device, .stream = stream};
+    dp__copy_merge(&copy, dst, src);
+    if (copy.ndim == 0 || dp__is_dense(host))
+        return dp__copy_runs(&copy, dst->data, src->data);
+    dp_scope *temp = NULL;
+    dp_tensor packed;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)host->dtype, host->ndim,
+                                       host->shape, &packed);
+    dp__copy_merge(&copy, way == DP__WAY_IN ? dst : &packed, way == DP__WAY_IN ? &packed : src);
+    if (status == DP_OK && way == DP__WAY_IN)
+        status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, &packed, src);
+    if (status == DP_OK)
+        status = way == DP__WAY_IN ? dp__copy_runs(&copy, dst->data, packed.data)
+                                   : dp__copy_runs(&copy, packed.data, src->data);
+    if (status == DP_OK) /* the packed copy goes with `temp`, or is about to be read */
+        status = device->dev->ops->stream_sync(stream);
+    if (status == DP_OK && way == DP__WAY_OUT)
+        status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, dst, &packed);
+    dp__scope_end(temp);
+    return status;
+}
+
+/* What follows on `stream` comes after what is enqueued on the device's compute stream. */
+static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    if (device->stream == stream)
+        return DP_OK;
+    DP__TRY(ops->event_record(device->done, device->stream));
+    if (stream->dev->ops == ops)
+        return ops->event_wait(stream, device->done);
+    return ops->event_sync(device->done);
+}
+
+/* From one device to another: directly if the table can, else by way of the host. */
+static dp_status dp__copy_peer(dp_ctx *ctx, const dp__device *to, dp_stream *stream,
+                               const dp__device *from, const dp_tensor *dst, const dp_tensor *src)
+{
+    const dp_device_ops *ops = to->dev->ops;
+    dp_scope *temp = NULL;
+    dp_tensor host;
+    if (ops == from->dev->ops && DP_HAS(dp_device_ops, ops, peer_copy) && dp__is_dense(dst) &&
+        dp__is_dense(src)) {
+        dp_status status = ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src));
+        if (status != DP_ERR_UNSUPPORTED)
+            return status;
+    }
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)src->dtype, src->ndim,
+                                       src->shape, &host);
+    if (status == DP_OK)
+        status = dp__copy_across(ctx, DP__WAY_OUT, from, from->stream, &host, src);
+    if (status == DP_OK)
+        status = from->dev->ops->stream_sync(from->stream);
+    if (status == DP_OK)
+        status = dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, &host);
+    if (status == DP_OK)
+        status = to->dev->ops->stream_sync(stream);
+    dp__scope_end(temp);
+    return status;
+}
+
+/* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. */
+static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
+                                 dp_stream *stream)
+{
+    const dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    if (dp__count(dst) == 0)
+        return DP_OK;
+    if (stream == NULL)
+        stream = dp__is_host(to) && !dp__is_host(from) ? from->stream : to->stream;
+    if (dp__is_host(to) && !dp__is_host(from)) {
+        DP__TRY(dp__order_after(from, stream));
+        DP__TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));
+        return from->dev->ops->stream_sync(stream);
+    }
+    if (!dp__is_host(to) && dp__is_host(from)) {
+        DP__TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
+        return to->dev->ops->event_record(to->read_done, stream);
+    }
+    DP__TRY(dp__order_after(from, stream));
+    if (to == from || dp__is_host(to))
+        return dp__copy_inside(ctx, to, stream, dst, src);
+    return dp__copy_peer(ctx, to, stream, from, dst, src);
+}
+
+/* ==== >>operands =================================================================================
+   What an operation reads and writes, at the public edge: placed, writable, of one shape, and apart
+   from each other, exactly so for views of one tensor.                                          */
+
+static dp_status dp__check_placed(const char *fn, dp_ctx *ctx, const char *what,
+                                  const dp_tensor *tensor, dp__device **out)
+{
+    DP__TRY(dp__check_tensor(fn, what, tensor));
+    return dp__check_device(fn, ctx, tensor->device, out);
+}
+
+/* Whether each step of a dim leaps over all that the smaller steps reach. Strides that interleave
+   without meeting do not pass: they are too rare to be worth a search. */
+static bool dp__is_spread(const dp_tensor *tensor)
+{
+    int order[DP_MAX_DIMS], count = 0;
+    int64_t reach = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        int at = count;
+        if (tensor->shape[i] < 2)
+            continue;
+        for (; at > 0 && tensor->stride[order[at - 1]] > tensor->stride[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+        count++;
+    }
+    for (int i = 0; i < count; i++) {
+        if (tensor->stride[order[i]] <= reach)
+            return false;
+        reach += tensor->stride[order[i]] * (tensor->shape[order[i]] - 1);
+    }
+    return true;
+}
+
+/* Writable, and no two elements in one place. */
+static dp_status dp__check_writable(const char *fn, const char *what, const dp_tensor *tensor)
+{
+    if (tensor->read_only)
+        return dp_error(DP_ERR_INVALID, "%s: %s is read-only", fn, what);
+    if (!dp__is_spread(tensor) && dp__count(tensor) > 0)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: elements of %s share a place: its strides repeat or "
+                        "interleave",
+                        fn, what);
+    return DP_OK;
+}
+
+static bool dp__same_shape(const dp_tensor *a, const dp_tensor *b)
+{
+    return a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
+}
+
+static const char *dp__shape_text(const dp_tensor *tensor, char *text, size_t bytes)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < tensor->ndim && used < bytes; i++) {
+        int wrote = snprintf(text + used, bytes - used, "%s%lld", i > 0 ? "," : "",
+                             (long long)tensor->shape[i]);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return text;
+}
+
+static dp_status dp__check_same_shape(const char *fn, const char *what_a, const dp_tensor *a,
+                                      const char *what_b, const dp_tensor *b)
+{
+    char text_a[96], text_b[96];
+    if (dp__same_shape(a, b))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is (%s), %s is (%s)", fn, what_a,
+                    dp__shape_text(a, text_a, sizeof text_a), what_b,
+                    dp__shape_text(b, text_b, sizeof text_b));
+}
+
+static dp_status dp__check_same_dtype(const char *fn, const char *what_a, const dp_tensor *a,
+                                      const char *what_b, const dp_tensor *b)
+{
+    if (a->dtype == b->dtype)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is %s, %s is %s", fn, what_a, dp__dtype_names[a->dtype],
+                    what_b, dp__dtype_names[b->dtype]);
+}
+
+static bool dp__ranges_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    uintptr_t from_a = (uintptr_t)a, from_b = (uintptr_t)b;
+    return a_bytes > 0 && b_bytes > 0 && from_a < from_b + b_bytes && from_b < from_a + a_bytes;
+}
+
+/* Views with the same strides, both spread: whether one has an element that the other has too,
+   `delta` elements further on. dims: largest stride first. A step along a dim can be counted in two
+   ways: rounded down, or one more and then back. */
+static bool dp__boxes_meet(const dp_tensor *a, const dp_tensor *b, const int *dims, int count,
+                           int64_t delta)
+{
+    if (count == 0)
+        return delta == 0;
+    int dim = dims[count - 1];
+    int64_t step = a->stride[dim], down = delta / step - (delta % step < 0);
+    for (int64_t at = down; at <= down + 1; at++)
+        if (at < a->shape[dim] && -at < b->shape[dim] &&
+            dp__boxes_meet(a, b, dims, count - 1, delta - at * step))
+            return true;
+    return false;
+}
+
+static bool dp__same_strides(const dp_tensor *a, const dp_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->stride, b->stride, sizeof a->stride[0] * a->ndim) == 0;
+}
+
+/* Exact for views of one tensor; for others by what they reach, which may be too careful. */
+static bool dp__overlap(const dp_tensor *a, const dp_tensor *b)
+{
+    int dims[DP_MAX_DIMS], count = 0;
+    intptr_t apart = (intptr_t)b->data - (intptr_t)a->data, size = (intptr_t)dp__size_of(a);
+    if (!dp__ranges_overlap(a->data, dp__span(a), b->data, dp__span(b)))
+        return false;
+    if (dp__size_of(a) != dp__size_of(b) || !dp__same_strides(a, b) || !dp__is_spread(a) ||
+        !dp__is_spread(b) || apart % size != 0)
+        return true;
+    for (int i = 0; i < a->ndim; i++) { /* a dim that is long in either counts */
+        int at = count;
+        if (a->shape[i] < 2 && b->shape[i] < 2)
+            continue;
+        for (; at > 0 && a->stride[dims[at - 1]] > a->stride[i]; at--)
+            dims[at] = dims[at - 1];
+        dims[at] = i;
+        count++;
+    }
+    return dp__boxes_meet(a, b, dims, count, apart / size);
+}
+
+/* Exactly the same elements may be read and written; anything between is refused. */
+static dp_status dp__check_apart(const char *fn, const dp_tensor *dst, const dp_tensor *src)
+{
+    bool same = dst->data == src->data && dst->dtype == src->dtype && dp__same_shape(dst, src) &&
+                dp__same_strides(dst, src);
+    if (!same && dp__overlap(dst, src))
+        return dp_error(DP_ERR_INVALID, "%s: what is written overlaps what is read", fn);
+    return DP_OK;
+}
+
+typedef struct dp__pair { /* what is written and what is read, as the caller calls them */
+    const char *dst_name, *src_name;
+    const dp_tensor *dst, *src;
+    dp__device *to, *from; /* filled in */
+} dp__pair;
+
+static dp_status dp__check_copy(const char *fn, dp_ctx *ctx, dp__pair *pair)
+{
+    DP__TRY(dp__check_placed(fn, ctx, pair->dst_name, pair->dst, &pair->to));
+    DP__TRY(dp__check_placed(fn, ctx, pair->src_name, pair->src, &pair->from));
+    DP__TRY(dp__check_writable(fn, pair->dst_name, pair->dst));
+    DP__TRY(dp__check_same_shape(fn, pair->dst_name, pair->dst, pair->src_name, pair->src));
+    return dp__check_apart(fn, pair->dst, pair->src);
+}
+
+/* ==== >>compute ==================================================================================
+   What touches data, at the public edge: copy, fill, cast, axpby, statistics, read.             */
+
+/* A stream of one of the two devices; between memories of the host's, of any that the host
+   reaches. */
+static bool dp__may_order(const dp_ctx *ctx, const dp_stream *stream, const dp__pair *pair)
+{
+    if (stream->dev == pair->to->dev || stream->dev == pair->from->dev)
+        return true;
+    for (int i = 0; i < ctx->info.local_count; i++)
+        if (stream->dev == ctx->devices[i].dev)
+            return dp__is_host(&ctx->devices[i]) && dp__is_host(pair->to) &&
+                   dp__is_host(pair->from);
+    return false;
+}
+
+DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src, dp_stream *stream)
+{
+    dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_copy(__func__, ctx, &pair));
+    DP__TRY(dp__check_same_dtype(__func__, "dst", dst, "src", src));
+    if (stream != NULL && !dp__may_order(ctx, stream, &pair))
+        return dp_error(DP_ERR_INVALID, "%s: the stream is of another device than the tensors",
+                        __func__);
+    return dp__leave(__func__, ctx, dp__copy_tensor(ctx, dst, src, stream));
+}
+
+static dp_status dp__contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tensor *out)
+{
+    dp_ctx *ctx = scope->ctx;
+    const dp__device *device = dp__device_of(ctx, tensor->device);
+    dp_tensor copy;
+    if (dp__is_dense(tensor)) {
+        *out = *tensor;
+        return DP_OK;
+    }
+    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                            &copy));
+    DP__TRY(dp__copy_tensor(ctx, &copy, tensor, NULL));
+    *out = copy;
+    return DP_OK;
+}
+
+DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tensor *out)
+{
+    dp__device *device = NULL;
+    DP__TRY(dp__check_scope(__func__, scope));
+    DP__TRY(dp__check_ctx(__func__, scope->ctx));
+    DP__TRY(dp__check_placed(__func__, scope->ctx, "tensor", tensor, &device));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    return dp__leave(__func__, scope->ctx, dp__contiguous(scope, tensor, out));
+}
+
+static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst, dp_dtype dtype,
+                               const void *src, dp_dtype src_dtype, size_t count)
+{
+    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                           .dtype = dtype,
+                           .in_dtype = src_dtype,
+                           .count = count,
+                           .out = &dst,
+                           .in = &src,
+                           .out_count = 1,
+                           .in_count = 1};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
+/* Elementwise work wants all operands dense; what is not is packed in `temp`. */
+typedef struct dp__dense {
+    dp_scope *temp;
+    dp_tensor out, in[2];
+} dp__dense;
+
+static dp_status dp__dense_begin(dp_ctx *ctx, const dp_tensor *out, const dp_tensor *const *in,
+                                 int in_count, dp__dense *dense)
+{
+    const dp__device *device = dp__device_of(ctx, out->device);
+    DP__TRY(dp__temp_begin(ctx, &dense->temp));
+    dp_status status = DP_OK;
+    for (int i = 0; i < in_count && status == DP_OK; i++)
+        status = dp__contiguous(dense->temp, in[i], &dense->in[i]);
+    dense->out = *out;
+    if (status == DP_OK && !dp__is_dense(out))
+        status = dp__tensor_make(dense->temp, device, (dp_dtype)out->dtype, out->ndim, out->shape,
+                                 &dense->out);
+    return status;
+}
+
+static dp_status dp__dense_end(dp_ctx *ctx, const dp_tensor *out, dp__dense *dense,
+                               dp_status status)
+{
+    if (status == DP_OK && dense->out.data != out->data)
+        status = dp__copy_tensor(ctx, out, &dense->out, NULL);
+    dp__scope_end(dense->temp);
+    return status;
+}
+
+static dp_status dp__check_same_device(const char *fn, const char *what, const dp_tensor *a,
+                                       const dp_tensor *b)
+{
+    if (dp__same_device(a->device, b->device))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is on {%d, %d}, the others on {%d, %d}", fn, what,
+                    (int)a->device.backend, (int)a->device.index, (int)b->device.backend,
+                    (int)b->device.index);
+}
+
+DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src)
+{
+    dp__dense dense = {0};
+    dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_copy(__func__, ctx, &pair));
+    DP__TRY(dp__check_same_device(__func__, "src", src, dst));
+    if (dp__count(dst) == 0)
+        return DP_OK;
+    dp_status status = dp__dense_begin(ctx, dst, &src, 1, &dense);
+    if (status == DP_OK)
+        status = dp__cast_flat(ctx, pair.to, dense.out.data, (dp_dtype)dst->dtype, dense.in[0].data,
+                               (dp_dtype)src->dtype, (size_t)dp__count(dst));
+    status = dp__dense_end(ctx, dst, &dense, status);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, const dp_tensor *y,
+                          const dp_tensor *out)
+{
+    const dp_tensor *operands[2] = {x, y != NULL ? y : x};
+    int operand_count = y != NULL ? 2 : 1;
+    dp__device *device = NULL;
+    dp__dense dense = {0};
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_placed(__func__, ctx, "out", out, &device));
+    DP__TRY(dp__check_writable(__func__, "out", out));
+    for (int i = 0; i < operand_count; i++) {
+        const char *what = i == 0 ? "x" : "y";
+        DP__TRY(dp__check_tensor(__func__, what, operands[i]));
+        DP__TRY(dp__check_same_device(__func__, what, operands[i], out));
+        DP__TRY(dp__check_same_dtype(__func__, what, operands[i], "out", out));
+        DP__TRY(dp__check_same_shape(__func__, what, operands[i], "out", out));
+        DP__TRY(dp__check_apart(__func__, out, operands[i]));
+    }
+    if (!dp__is_float((dp_dtype)out->dtype))
+        return dp_error(DP_ERR_INVALID, "%s: %s is no floating dtype", __func__,
+                        dp__dtype_names[out->dtype]);
+    if (dp__count(out) == 0)
+        return DP_OK;
+    dp_status status = dp__dense_begin(ctx, out, operands, operand_count, &dense);
+    const void *in[2] = {dense.in[0].data, dense.in[1].data};
+    dp_kernel_args args = {.kernel = DP_KERNEL_AXPBY,
+                           .dtype = (dp_dtype)out->dtype,
+                           .in_dtype = (dp_dtype)out->dtype,
+                           .count = (size_t)dp__count(out),
+                           .out = &dense.out.data,
+                           .in = in,
+                           .out_count = 1,
+                           .in_count = (size_t)operand_count,
+                           .alpha = a,
+                           .beta = b};
+    if (status == DP_OK)
+        status = dp__kernel(ctx, device, device->stream, &args);
+    status = dp__dense_end(ctx, out, &dense, status);
+    return dp__leave(__func__, ctx, status);
+}
+
+/* The bit pattern of `number` as one element; refused when the element would be another number
+   (floats round as usual, but a finite number must stay finite). */
+static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, dp_dtype dtype,
+                                 uint64_t *out)
+{
+    double as_f64 = 0, back = 0;
+    int64_t as_i64 = 0, back_i64 = 0;
+    const dp__device *host = &ctx->host_device;
+    bool whole = number.kind == DP_INT || number.kind == DP_BOOLEAN;
+    if (!whole && number.kind != DP_FLOAT)
+        return dp_error(DP_ERR_INVALID, "%s: number is a %s", fn, dp__kind_name(number.kind));
+    as_i64 = number.kind == DP_BOOLEAN ? number.as.b : number.as.i;
+    as_f64 = number.as.f;
+    *out = 0;
+    if (whole) {
+        DP__TRY(dp__cast_flat(ctx, host, out, dtype, &as_i64, DP_I64, 1));
+        DP__TRY(dp__cast_flat(ctx, host, &back_i64, DP_I64, out, dtype, 1));
+        DP__TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
+        if (dp__is_float(dtype) ? isfinite(back) != 0 : back_i64 == as_i64)
+            return DP_OK;
+        return dp_error(DP_ERR_INVALID, "%s: %lld does not fit %s", fn, (long long)as_i64,
+                        dp__dtype_names[dtype]);
+    }
+    DP__TRY(dp__cast_flat(ctx, host, out, dtype, &as_f64, DP_F64, 1));
+    DP__TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
+    bool same = !(back < as_f64) && !(back > as_f64) && isfinite(as_f64) &&
+                as_f64 < 9223372036854775808.0; /* 2^63, to which INT64_MAX is rounded */
+    if (dp__is_float(dtype) ? isfinite(back) || !isfinite(as_f64) : same)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %g does not fit %s", fn, as_f64, dp__dtype_names[dtype]);
+}
+
+/* One element, repeated: a copy from stride 0 when the elements do not lie together. */
+static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp_tensor *dst,
+                                 uint64_t bits)
+{
+    static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    dp_tensor element = *dst;
+    dp_scope *temp = NULL;
+    void *out = dst->data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
+                           .dtype = (dp_dtype)dst->dtype,
+                           .count = (size_t)dp__count(dst),
+                           .out = &out,
+                           .out_count = 1,
+                           .fill_bits = bits};
+    if (dp__is_dense(dst) || dp__is_channels_last(dst))
+        return dp__kernel(ctx, device, device->stream, &args);
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status =
+        dp__tensor_make(temp, device, (dp_dtype)dst->dtype, dst->ndim, one, &element);
+    args.count = 1;
+    out = element.data;
+    if (status == DP_OK)
+        status = dp__kernel(ctx, device, device->stream, &args);
+    for (int i = 0; i < dst->ndim; i++) {
+        element.shape[i] = dst->shape[i];
+        element.stride[i] = 0;
+    }
+    if (status == DP_OK)
+        status = dp__copy_tensor(ctx, dst, &element, NULL);
+    dp__scope_end(temp);
+    return status;
+}
+
+DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
+{
+    dp__device *device = NULL;
+    uint64_t bits = 0;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_placed(__func__, ctx, "dst", dst, &device));
+    DP__TRY(dp__check_writable(__func__, "dst", dst));
+    DP__TRY(dp__check_value(__func__, "number", number));
+    DP__TRY(dp__number_bits(ctx, __func__, number, (dp_dtype)dst->dtype, &bits));
+    if (dp__count(dst) == 0)
+        return DP_OK;
+    return dp__leave(__func__, ctx, dp__fill_tensor(ctx, device, dst, bits));
+}
+
+static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device,
+                           const dp_tensor *tensor, double *sums)
+{
+    static const int64_t two = 2;
+    dp_tensor dense, result, host = dp__tensor_like(sums, (dp_device){0, 0}, DP_F64, 1, &two);
+    DP__TRY(dp__contiguous(temp, tensor, &dense));
+    DP__TRY(dp__tensor_make(temp, device, DP_F64, 1, &two, &result));
+    const void *in = dense.data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_STATS,
+                           .dtype = (dp_dtype)tensor->dtype,
+                           .in_dtype = (dp_dtype)tensor->dtype,
+                           .count = (size_t)dp__count(tensor),
+                           .out = &result.data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1};
+    DP__TRY(dp__kernel(ctx, device, device->stream, &args));
+    return dp__copy_tensor(ctx, &host, &result, NULL);
+}
+
+DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats *out)
+{
+    double sums[2] = {0, 0};
+    dp__device *device = NULL;
+    dp_scope *temp = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_placed(__func__, ctx, "tensor", tensor, &device));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_status status = DP_OK;
+    if (dp__count(tensor) > 0) {
+        status = dp__temp_begin(ctx, &temp);
+        if (status == DP_OK)
+            status = dp__stats(ctx, temp, device, tensor, sums);
+        dp__scope_end(temp);
+    }
+    if (status == DP_OK)
+        *out = (dp_stats){.sum_squares = sums[0], .all_finite = !(sums[1] > 0)};
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t bytes)
+{
+    dp__device *device = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_placed(__func__, ctx, "src", src, &device));
+    if (bytes != dp__bytes(src))
+        return dp_error(DP_ERR_INVALID, "%s: the tensor has %zu bytes, not %zu", __func__,
+                        dp__bytes(src), bytes);
+    if (bytes == 0)
+        return DP_OK;
+    DP__TRY(dp__check_pointer(__func__, "host", host));
+    dp_tensor dst =
+        dp__tensor_like(host, (dp_device){0, 0}, (dp_dtype)src->dtype, src->ndim, src->shape);
+    DP__TRY(dp__check_apart(__func__, &dst, src));
+    dp_status status = dp__copy_tensor(ctx, &dst, src, NULL);
+    if (status == DP_OK)
+        status = device->dev->ops->stream_sync(device->stream);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
+{
+    uint64_t bits = 0;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_value(__func__, "scalar", scalar));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    if (scalar.kind == DP_TENSOR) {
+        DP__TRY(dp__check_tensor(__func__, "scalar", scalar.as.t));
+        if (dp__count(scalar.as.t) != 1)
+            return dp_error(DP_ERR_INVALID, "%s: the tensor has %lld elements", __func__,
+                            (long long)dp__count(scalar.as.t));
+        DP__TRY(dp_read(ctx, scalar.as.t, &bits, dp__size_of(scalar.as.t)));
+        return dp__leave(__func__, ctx,
+                         dp__cast_flat(ctx, &ctx->host_device, out, DP_F64, &bits,
+                                       (dp_dtype)scalar.as.t->dtype, 1));
+    }
+    if (scalar.kind != DP_INT && scalar.kind != DP_FLOAT && scalar.kind != DP_BOOLEAN)
+        return dp_error(DP_ERR_INVALID, "%s: scalar is a %s", __func__, dp__kind_name(scalar.kind));
+    *out = scalar.kind == DP_FLOAT ? scalar.as.f
+                                   : (double)(scalar.kind == DP_INT ? scalar.as.i : scalar.as.b);
+    return DP_OK;
+}
+
+/* ==== >>values ===================================================================================
+   Constructors, look-up, deep copies. A value's depth is counted when it is made, so walks need no
+   limit of their own.                                                                            */
+
+static char *dp__copy_text(dp_scope *scope, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = dp__scope_bytes(scope, bytes, 1);
+    return copy != NULL ? memcpy(copy, text, bytes) : NULL;
+}
+
+/* An error value with this thread's sentence, kept in the scope; `lost` stands in where that cannot
+   be. */
+static dp_value dp__error_value(dp_scope *scope, dp_status status, const char *lost)
+{
+    dp_value value = dp__leaf(DP_ERROR);
+    const char *text = NULL;
+    if (scope != NULL && scope->magic == DP__SCOPE_LIVE && status != DP_ERR_NO_MEMORY)
+        text = dp__copy_text(scope, dp__thread.text);
+    value.as.s = text != NULL ? text : lost;
+    value.status = (int8_t)status;
+    return value;
+}
+
+static dp_status dp__full(const char *fn)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "%s: out of memory", fn);
+}
+
+static dp_status dp__string(dp_scope *scope, const char *text, dp_value *out)
+{
+    const char *copy = dp__copy_text(scope, text);
+    if (copy == NULL)
+        return dp__full("dp_string");
+    *out = dp__leaf(DP_STRING);
+    out->as.s = copy;
+    return DP_OK;
+}
+
+DP_API dp_value dp_string(dp_scope *scope, const char *text)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_pointer(__func__, "text", text);
+    if (status == DP_OK)
+        status = dp__string(scope, text, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_string: no scope, or no memory");
+}
+
+static dp_status dp__of(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
+{
+    dp_tensor *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_tensor));
+    if (copy == NULL)
+        return dp__full("dp_of");
+    *copy = *tensor;
+    *out = dp__leaf(DP_TENSOR);
+    out->as.t = copy;
+    return DP_OK;
+}
+
+DP_API dp_value dp_of(dp_scope *scope, const dp_tensor *tensor)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_tensor(__func__, "tensor", tensor);
+    if (status == DP_OK)
+        status = dp__of(scope, tensor, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_of: no scope, or no memory");
+}
+
+static dp_status dp__contain(dp_scope *scope, const dp_container *container, dp_value *out)
+{
+    dp_container *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_container));
+    if (copy == NULL)
+        return dp__full("dp_contain");
+    *copy = *container;
+    copy->pad_dims = container->pad_dims == 0 ? 2 : container->pad_dims;
+    *out = dp__leaf(DP_CONTAINER);
+    out->as.c = copy;
+    out->depth = (uint8_t)(container->data.depth + 1);
+    return DP_OK;
+}
+
+static dp_status dp__check_container(const char *fn, const dp_container *container)
+{
+    DP__TRY(dp__check_pointer(fn, "container", container));
+    DP__TRY(dp__check_value(fn, "data", container->data));
+    if (container->pad_dims < DP_PAD_NONE || container->pad_dims > 3)
+        return dp_error(DP_ERR_INVALID, "%s: pad_dims is %d, not 1, 2, 3 or DP_PAD_NONE", fn,
+                        container->pad_dims);
+    if (container->data.depth >= DP_MAX_DEPTH)
+        return dp_error(DP_ERR_INVALID, "%s: nested deeper than %d", fn, DP_MAX_DEPTH);
+    return DP_OK;
+}
+
+DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_container(__func__, container);
+    if (status == DP_OK)
+        status = dp__contain(scope, container, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_contain: no scope, or no memory");
+}
+
+static dp_status dp__check_member(const char *fn, const char *what, dp_value value,
+                                  uint8_t *out_depth)
+{
+    DP__TRY(dp__check_value(fn, what, value));
+    if (value.depth >= DP_MAX_DEPTH)
+        return dp_error(DP_ERR_INVALID, "%s: nested deeper than %d", fn, DP_MAX_DEPTH);
+    if (value.depth + 1 > *out_depth)
+        *out_depth = (uint8_t)(value.depth + 1);
+    return DP_OK;
+}
+
+static dp_status dp__check_items(const char *fn, const dp_value *items, size_t count,
+                                 uint8_t *out_depth)
+{
+    char what[32];
+    *out_depth = 1;
+    if (count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu items are too many", fn, count);
+    if (count > 0)
+        DP__TRY(dp__check_pointer(fn, "items", items));
+    for (size_t i = 0; i < count; i++) {
+        if (dp__check_member(fn, "an item", items[i], out_depth) == DP_OK)
+            continue;
+        snprintf(what, sizeof what, "item %zu", i);
+        return dp__check_member(fn, what, items[i], out_depth);
+    }
+    return DP_OK;
+}
+
+/* The array becomes a list's; it lies in the scope already. */
+static dp_value dp__sequence(dp_kind kind, const dp_value *items, size_t count, uint8_t depth)
+{
+    dp_value value = dp__leaf((uint8_t)kind);
+    value.as.items = items;
+    value.count = (uint32_t)count;
+    value.depth = depth;
+    return value;
+}
+
+static dp_status dp__list(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count,
+                          dp_value *out)
+{
+    uint8_t depth = 1;
+    if (kind != DP_LIST && kind != DP_TUPLE)
+        return dp_error(DP_ERR_INVALID, "dp_list_make: kind is neither DP_LIST nor DP_TUPLE");
+    DP__TRY(dp__check_items("dp_list_make", items, count, &depth));
+    dp_value *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_value));
+    if (copy == NULL)
+        return dp__full("dp_list_make");
+    if (count > 0)
+        memcpy(copy, items, count * sizeof *copy);
+    *out = dp__sequence(kind, copy, count, depth);
+    return DP_OK;
+}
+
+DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__list(scope, kind, items, count, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
+}
+
+static dp_status dp__check_pairs(const char *fn, const dp_pair *pairs, size_t count,
+                                 uint8_t *out_depth)
+{
+    *out_depth = 1;
+    if (count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu pairs are too many", fn, count);
+    if (count > 0)
+        DP__TRY(dp__check_pointer(fn, "pairs", pairs));
+    for (size_t i = 0; i < count; i++) {
+        if (pairs[i].key == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: key %zu is NULL", fn, i);
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(pairs[i].key, pairs[j].key) == 0)
+                return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
+        DP__TRY(dp__check_member(fn, pairs[i].key, pairs[i].value, out_depth));
+    }
+    return DP_OK;
+}
+
+static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
+{
+    dp_value value = dp__leaf(DP_DICT);
+    value.as.pairs = pairs;
+    value.count = (uint32_t)count;
+    value.depth = depth;
+    return value;
+}
+
+static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)
+{
+    uint8_t depth = 1;
+    DP__TRY(dp__check_pairs("dp_dict_make", pairs, count, &depth));
+    dp_pair *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_pair));
+    if (copy == NULL)
+        return dp__full("dp_dict_make");
+    for (size_t i = 0; i < count; i++) {
+        copy[i] = (dp_pair){dp__copy_text(scope, pairs[i].key), pairs[i].value};
+        if (copy[i].key == NULL)
+            return dp__full("dp_dict_make");
+    }
+    *out = dp__dict_of(copy, count, depth);
+    return DP_OK;
+}
+
+DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__dict(scope, pairs, count, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_dict_make: no scope, or no memory");
+}
+
+static const dp_pair *dp__find(dp_value dict, const char *key)
+{
+    for (uint32_t i = 0; i < dict.count; i++)
+        if (strcmp(dict.as.pairs[i].key, key) == 0)
+            return &dict.as.pairs[i];
+    return NULL;
+}
+
+DP_API dp_value dp_get(dp_value dict, const char *key)
+{
+    if (dict.kind == DP_ERROR)
+        return dict;
+    const dp_pair *pair = dict.kind == DP_DICT && key != NULL ? dp__find(dict, key) : NULL;
+    return pair != NULL ? pair->value : dp_none();
+}
+
+static bool dp__is_sequence(dp_value value)
+{
+    return value.kind == DP_LIST || value.kind == DP_TUPLE;
+}
+
+DP_API dp_value dp_at(dp_value sequence, size_t index)
+{
+    if (sequence.kind == DP_ERROR)
+        return sequence;
+    return dp__is_sequence(sequence) && index < sequence.count ? sequence.as.items[index]
+                                                               : dp_none();
+}
+
+DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, int ndim,
+                              const dp_tensor **out)
+{
+    what = what != NULL ? what : "value";
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__check_value(__func__, what, value));
+    if (dtype != DP_DTYPE_ANY)
+        DP__TRY(dp__check_dtype(__func__, dtype));
+    if (value.kind != DP_TENSOR)
+        return dp_error(DP_ERR_INVALID, "%s: %s is a %s, not a tensor", __func__, what,
+                        dp__kind_name(value.kind));
+    DP__TRY(dp__check_tensor(__func__, what, value.as.t));
+    if (dtype != DP_DTYPE_ANY && value.as.t->dtype != dtype)
+        return dp_error(DP_ERR_INVALID, "%s: %s is %s, not %s", __func__, what,
+                        dp__dtype_names[value.as.t->dtype], dp_dtype_name(dtype));
+    if (ndim != -1 && value.as.t->ndim != ndim)
+        return dp_error(DP_ERR_INVALID, "%s: %s has %d dims, not %d", __func__, what,
+                        value.as.t->ndim, ndim);
+    *out = value.as.t;
+    return DP_OK;
+}
+
+/* ==== >>walk ===================================================================================
+   Trees are rebuilt by dp__map (one tree) and dp__zip (several of one structure, side by side);
+   what happens at the leaves is the caller's. dp_keep is the first of them. */
+
+typedef struct dp__path { /* where a walk is, from the leaf outwards; for sentences */
+    const struct dp__path *outer;
+    const char *key; /* NULL: index */
+    size_t index;
+} dp__path;
+
+static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
+{
+    const dp__path *trail[DP_MAX_DEPTH + 2];
+    size_t depth = 0, used = 0;
+    text[0] = '\0';
+    for (; path != NULL && depth < DP_MAX_DEPTH + 2; path = path->outer)
+        trail[depth++] = path;
+    while (depth > 0 && used + 1 < bytes) {
+        const dp__path *step = trail[--depth];
+        int wrote = step->key != NULL ? snprintf(text + used, bytes - used, "['%s']", step->key)
+                                      : snprintf(text + used, bytes - used, "[%zu]", step->index);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    if (used == 0)
+        snprintf(text, bytes, "the value");
+    return text;
+}
+
+/* An error whose sentence begins with a place. */
+DP_PRINTF(3, 4)
+static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format, ...)
+{
+    char where[160], text[DP__TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return dp_error(status, "%s%s", dp__path_text(path, where, sizeof where), text);
+}
+
+/* What is inside is less deep than what it is inside of: so walks end, and need no limit of their
+   own. Constructors see to that; a value made by hand is found out here. */
+static dp_status dp__check_below(dp_value outer, dp_value inner)
+{
+    if (!dp__is_whole(inner) || inner.depth >= outer.depth)
+        return dp_error(DP_ERR_INVALID,
+                        "a value was not made by a constructor (kind %d, depth %d "
+                        "in depth %d)",
+                        inner.kind, inner.depth, outer.depth);
+    return inner.kind == DP_ERROR ? dp__check_value("a value", "inside", inner) : DP_OK;
+}
+
+/* Rebuild a tree: `leaf` maps what is no list, tuple or dict with something in it. Without
+   copy_keys the keys stay the source's. */
+typedef struct dp__mapper {
+    dp_scope *scope;
+    dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
+    bool copy_keys;
+} dp__mapper;
+
+static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out);
+
+static dp_status dp__map_sequence(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp_value *items =
+        dp__scope_bytes(mapper->scope, value.count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)value.count);
+    for (uint32_t i = 0; i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.items[i]));
+        DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
+    }
+    *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
+    return DP_OK;
+}
+
+static dp_status dp__map_dict(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp_pair *pairs = dp__scope_bytes(mapper->scope, value.count * sizeof *pairs, _Alignof(dp_pair));
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)value.count);
+    for (uint32_t i = 0; i < value.count; i++) {
+        pairs[i].key = value.as.pairs[i].key;
+        DP__TRY(dp__check_below(value, value.as.pairs[i].value));
+        if (mapper->copy_keys)
+            pairs[i].key = dp__copy_text(mapper->scope, pairs[i].key);
+        if (pairs[i].key == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
+        DP__TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
+    }
+    *out = dp__dict_of(pairs, value.count, value.depth);
+    return DP_OK;
+}
+
+static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    if (dp__is_sequence(value) && value.count > 0)
+        return dp__map_sequence(mapper, value, out);
+    if (value.kind == DP_DICT && value.count > 0)
+        return dp__map_dict(mapper, value, out);
+    return mapper->leaf(mapper, value, out);
+}
+
+/* Several trees of one structure, side by side, become one: `leaf` joins what is no list, tuple or
+   dict. A difference is a MISMATCH that names the place and the tree. */
+typedef struct dp__zipper {
+    dp_scope *scope;
+    size_t count;
+    const char *noun; /* what each tree is */
+    bool lists;       /* tuples become lists */
+    dp_status (*leaf)(struct dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                      dp_value *out);
+} dp__zipper;
+
+static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                         dp_value *out);
+
+static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
+                               const dp__path *path)
+{
+    const dp_value *first = values;
+    for (size_t i = 0; i < zipper->count; i++) {
+        const dp_value *own = &values[i];
+        if (own->kind == DP_ERROR)
+            return dp__check_value(zipper->noun, "a value", *own);
+        if (!dp__is_whole(*own) || own->depth > DP_MAX_DEPTH)
+            return dp__path_error(DP_ERR_INVALID, path, " of %s %zu is no value", zipper->noun, i);
+        if (own->kind != first->kind)
+            return dp__path_error(DP_ERR_MISMATCH, path, " is a %s in %s 0 and a %s in %s %zu",
+                                  dp__kind_name(first->kind), zipper->noun,
+                                  dp__kind_name(own->kind), zipper->noun, i);
+        for (uint32_t k = 0; own->kind == DP_DICT && k < own->count; k++)
+            if (dp__find(*first, own->as.pairs[k].key) == NULL)
+                return dp__path_error(DP_ERR_MISMATCH, path, " has key '%s' in %s %zu, not in %s 0",
+                                      own->as.pairs[k].key, zipper->noun, i, zipper->noun);
+        if (own->count != first->count && own->kind != DP_DICT)
+            return dp__path_error(DP_ERR_MISMATCH, path, " has %u entries in %s 0 and %u in %s %zu",
+                                  (unsigned)first->count, zipper->noun, (unsigned)own->count,
+                                  zipper->noun, i);
+    }
+    return DP_OK;
+}
+
+/* The values at one key, or else at one index, of every tree. */
+static dp_status dp__zip_column(const dp__zipper *zipper, const dp_value *values,
+                                const dp__path *path, dp_value *column)
+{
+    for (size_t i = 0; i < zipper->count; i++) {
+        const dp_pair *pair = path->key != NULL ? dp__find(values[i], path->key) : NULL;
+        if (path->key != NULL && pair == NULL)
+            return dp__path_error(DP_ERR_MISMATCH, path, " is missing in %s %zu", zipper->noun, i);
+        column[i] = pair != NULL ? pair->value : values[i].as.items[path->index];
+        DP__TRY(dp__check_below(values[i], column[i]));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                                  dp_value *column, dp_value *out)
+{
+    uint32_t count = values[0].count;
+    uint8_t depth = 1;
+    dp_value *items = dp__scope_bytes(zipper->scope, count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        dp__path inner = {path, NULL, i};
+        DP__TRY(dp__zip_column(zipper, values, &inner, column));
+        DP__TRY(dp__zip(zipper, column, &inner, &items[i]));
+        DP__TRY(dp__check_member("the result", "an item", items[i], &depth));
+    }
+    *out = dp__sequence(zipper->lists ? DP_LIST : (dp_kind)values[0].kind, items, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__zip_dict(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                              dp_value *column, dp_value *out)
+{
+    uint32_t count = values[0].count;
+    uint8_t depth = 1;
+    dp_pair *pairs = dp__scope_bytes(zipper->scope, count * sizeof *pairs, _Alignof(dp_pair));
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        dp__path inner = {path, values[0].as.pairs[i].key, 0};
+        DP__TRY(dp__zip_column(zipper, values, &inner, column));
+        pairs[i].key = dp__copy_text(zipper->scope, inner.key);
+        if (pairs[i].key == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
+        DP__TRY(dp__zip(zipper, column, &inner, &pairs[i].value));
+        DP__TRY(dp__check_member("the result", inner.key, pairs[i].value, &depth));
+    }
+    *out = dp__dict_of(pairs, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                         dp_value *out)
+{
+    DP__TRY(dp__zip_check(zipper, values, path));
+    bool sequence = dp__is_sequence(values[0]), dict = values[0].kind == DP_DICT;
+    if (!sequence && !dict)
+        return zipper->leaf(zipper, values, path, out);
+    dp_value *column =
+        dp__scope_bytes(zipper->scope, zipper->count * sizeof *column, _Alignof(dp_value));
+    if (column == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a column of %zu", zipper->count);
+    return sequence ? dp__zip_sequence(zipper, values, path, column, out)
+                    : dp__zip_dict(zipper, values, path, column, out);
+}
+
+static dp_status dp__keep_tensor(dp_scope *to, const dp_tensor *tensor, dp_value *out)
+{
+    dp_tensor copy;
+    const dp__device *device = dp__device_of(to->ctx, tensor->device);
+    if (device == NULL)
+        return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
+    DP__TRY(
+        dp__tensor_make(to, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &copy));
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&copy);
+    DP__TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
+    if (!dp__is_host(device)) /* its source may go before the copy ran */
+        DP__TRY(device->dev->ops->stream_sync(device->stream));
+    return dp__of(to, &copy, out);
+}
+
+static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    if (value.kind == DP_TENSOR)
+        return dp__keep_tensor(mapper->scope, value.as.t, out);
+    if (value.kind == DP_STRING)
+        return dp__string(mapper->scope, value.as.s, out);
+    if (value.kind != DP_CONTAINER) {
+        *out = value;
+        if (value.count == 0 && (dp__is_sequence(value) || value.kind == DP_DICT))
+            out->as.i = 0; /* an empty array is not worth keeping */
+        return DP_OK;
+    }
+    dp_container copy = *value.as.c;
+    DP__TRY(dp__map(mapper, value.as.c->data, &copy.data));
+    return dp__contain(mapper->scope, &copy, out);
+}
+
+DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
+{
+    dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .copy_keys = true};
+    dp_value copy;
+    DP__TRY(dp__check_scope(__func__, to));
+    DP__TRY(dp__check_ctx(__func__, to->ctx));
+    DP__TRY(dp__check_value(__func__, "value", value));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_status status = dp__map(&mapper, value, &copy);
+    if (status == DP_OK)
+        *out = copy;
+    return dp__leave(__func__, to->ctx, status);
+}
+
+/* ==== >>collating ================================================================================
+   Samples become a batch. A column is one field of all samples; a group is what one device gets. */
+
+typedef struct dp__collator {
+    dp__zipper zipper;
+    size_t group; /* samples in one */
+} dp__collator;
+
+typedef struct dp__stack { /* tensors that become one, padded at the end of their last dims */
+    dp_ctx *ctx;
+    const dp__device *device;
+    const dp_value *samples; /* tensors, or containers of one */
+    const uint64_t *pad_bits;
+    dp_tensor out;
+    atomic_int status;
+} dp__stack;
+
+static const dp_tensor *dp__sample_tensor(dp_value sample)
+{
+    return sample.kind == DP_CONTAINER ? sample.as.c->data.as.t : sample.as.t;
+}
+
+static void dp__stack_sample(int sample, void *user)
+{
+    dp__stack *stack = user;
+    const dp_tensor *src = dp__sample_tensor(stack->samples[sample]);
+    dp_tensor dst = dp__narrow(&stack->out, 0, sample, 1);
+    const void *in = src->data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_PAD,
+                           .dtype = (dp_dtype)dst.dtype,
+                           .in_dtype = (dp_dtype)dst.dtype,
+                           .count = (size_t)dp__count(&dst),
+                           .out = &dst.data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .fill_bits = stack->pad_bits[sample],
+                           .ndim = dst.ndim - 1,
+                           .shape = dst.shape + 1,
+                           .out_stride = dst.stride + 1,
+                           .in_shape = src->shape,
+                           .in_stride = src->stride};
+    dp_status status = dp__is_host(stack->device)
+                           ? (args.count > 0 ? dp__kernel_on_host(stack->ctx, &args) : DP_OK)
+                           : dp__kernel(stack->ctx, stack->device, stack->device->stream, &args);
+    if (status != DP_OK)
+        atomic_store(&stack->status, (int)status);
+}
+
+static dp_status dp__stack_run(dp__stack *stack, size_t count)
+{
+    const dp_host *host = &stack->ctx->host;
+    bool worth = dp__bytes(&stack->out) >= DP__CPU_SLICE_BYTES && count <= INT_MAX;
+    atomic_init(&stack->status, DP_OK);
+    if (dp__is_host(stack->device) && worth && count >= (size_t)host->thread_count(host))
+        host->parallel(host, (int)count, dp__stack_sample, stack);
+    else
+        for (size_t i = 0; i < count; i++)
+            dp__stack_sample((int)i, stack);
+    return (dp_status)atomic_load(&stack->status);
+}
+
+/* See that a sample can be stacked with the first of its group, and let `shape` grow to hold it. */
+static dp_status dp__stack_fit(const dp_tensor *first, const dp_tensor *tensor, int pad_dims,
+                               size_t sample, const dp__path *path, int64_t *shape)
+{
+    char a[96], b[96];
+    int kept = pad_dims == DP_PAD_NONE ? first->ndim : first->ndim - pad_dims;
+    bool same = tensor->dtype == first->dtype && tensor->ndim == first->ndim &&
+                dp__same_device(tensor->device, first->device);
+    for (int i = 0; same && i < kept; i++)
+        same = tensor->shape[i] == first->shape[i];
+    if (!same)
+        return dp__path_error(
+            DP_ERR_MISMATCH, path,
+            " of sample %zu is %s (%s), which does not stack with %s "
+            "(%s)%s",
+            sample, dp__dtype_names[tensor->dtype], dp__shape_text(tensor, a, sizeof a),
+            dp__dtype_names[first->dtype], dp__shape_text(first, b, sizeof b),
+            dp__same_device(tensor->device, first->device) ? "" : ", on another device");
+    for (int i = kept; i < first->ndim; i++)
+        if (tensor->shape[i] > shape[i])
+            shape[i] = tensor->shape[i];
+    return DP_OK;
+}
+
+static dp_status dp__stack_pads(const dp__stack *stack, size_t count, size_t first,
+                                uint64_t *pad_bits)
+{
+    for (size_t i = 0; i < count; i++) {
+        const dp_tensor *tensor = dp__sample_tensor(stack->samples[i]);
+        pad_bits[i] = 0;
+        if (stack->samples[i].kind != DP_CONTAINER ||
+            memcmp(tensor->shape, stack->out.shape + 1, sizeof(int64_t) * tensor->ndim) == 0)
+            continue;
+        char what[64];
+        snprintf(what, sizeof what, "padding_value of sample %zu", first + i);
+        DP__TRY(dp__number_bits(stack->ctx, what, dp_float(stack->samples[i].as.c->padding_value),
+                                (dp_dtype)tensor->dtype, &pad_bits[i]));
+    }
+    return DP_OK;
+}
+
+/* `samples` are `count` tensors, or containers of tensors; `first` is the number of the first
+   one. */
+static dp_status dp__stack_make(const dp__collator *collator, const dp_value *samples, size_t count,
+                                size_t first, int pad_dims, const dp__path *path, dp_value *out)
+{
+    const dp_tensor *head = dp__sample_tensor(samples[0]);
+    dp__stack stack = {.ctx = collator->zipper.scope->ctx, .samples = samples};
+    int64_t shape[DP_MAX_DIMS + 1] = {(int64_t)count}, unused = 0;
+    memcpy(shape + 1, head->shape, sizeof head->shape[0] * head->ndim);
+    if (head->ndim == DP_MAX_DIMS)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, a stack would have one too many",
+                              head->ndim);
+    if (pad_dims != DP_PAD_NONE && head->ndim <= pad_dims)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " of sample %zu has %d dims, pad_dims %d needs more", first,
+                              head->ndim, pad_dims);
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__stack_fit(head, dp__sample_tensor(samples[i]), pad_dims, first + i, path,
+                              shape + 1));
+    DP__TRY(dp__check_shape("the stack", (dp_dtype)head->dtype, head->ndim + 1, shape, &unused));
+    stack.device = dp__device_of(collator->zipper.scope->ctx, head->device);
+    if (stack.device == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    DP__TRY(dp__tensor_make(collator->zipper.scope, stack.device, (dp_dtype)head->dtype,
+                            head->ndim + 1, shape, &stack.out));
+    uint64_t *pad_bits = dp__scope_bytes(collator->zipper.scope, count * sizeof *pad_bits, 8);
+    if (pad_bits == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a group of %zu", count);
+    DP__TRY(dp__stack_pads(&stack, count, first, pad_bits));
+    stack.pad_bits = pad_bits;
+    DP__TRY(dp__stack_run(&stack, count));
+    return dp__of(collator->zipper.scope, &stack.out, out);
+}
+
+static dp_value *dp__collate_array(const dp__collator *collator, size_t count)
+{
+    dp_value *array =
+        dp__scope_bytes(collator->zipper.scope, count * sizeof *array, _Alignof(dp_value));
+    if (array == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
+    return array;
+}
+
+/* Containers of one column must want the same, and hold tensors if they are to be stacked. */
+static dp_status dp__collate_check(const dp__collator *collator, const dp_value *column,
+                                   const dp__path *path)
+{
+    const dp_container *first = column[0].as.c;
+    for (size_t i = 0; i < collator->zipper.count; i++) {
+        const dp_container *own = column[i].as.c;
+        if (own->stack != first->stack || own->cpu_only != first->cpu_only ||
+            own->pad_dims != first->pad_dims)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  ": samples 0 and %zu differ in stack, cpu_only or "
+                                  "pad_dims",
+                                  i);
+        if (first->stack && !first->cpu_only && own->data.kind != DP_TENSOR)
+            return dp__path_error(DP_ERR_INVALID, path,
+                                  " of sample %zu is to be stacked and holds a %s", i,
+                                  dp__kind_name(own->data.kind));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__collate_group(const dp__collator *collator, const dp_value *column,
+                                   size_t first, size_t count, const dp__path *path, dp_value *out)
+{
+    const dp_container *head = column[0].as.c;
+    int pad_dims = head->pad_dims == 0 ? 2 : head->pad_dims;
+    uint8_t depth = 1;
+    if (head->stack && !head->cpu_only)
+        return dp__stack_make(collator, column + first, count, first, pad_dims, path, out);
+    dp_value *items = dp__collate_array(collator, count);
+    if (items == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) {
+        items[i] = column[first + i].as.c->data;
+        DP__TRY(dp__check_member("a sample", "data", items[i], &depth));
+    }
+    *out = dp__sequence(DP_LIST, items, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__collate_containers(const dp__collator *collator, const dp_value *column,
+                                        const dp__path *path, dp_value *out)
+{
+    size_t group_count = (collator->zipper.count - 1) / collator->group + 1;
+    dp_container batch = *column[0].as.c;
+    uint8_t depth = 1;
+    DP__TRY(dp__collate_check(collator, column, path));
+    dp_value *groups = dp__collate_array(collator, group_count);
+    if (groups == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t i = 0; i < group_count; i++) {
+        size_t first = i * collator->group, left = collator->zipper.count - first;
+        DP__TRY(dp__collate_group(collator, column, first,
+                                  left < collator->group ? left : collator->group, path,
+                                  &groups[i]));
+        DP__TRY(dp__check_member("a group", "data", groups[i], &depth));
+    }
+    batch.data = dp__sequence(DP_LIST, groups, group_count, depth);
+    DP__TRY(dp__check_container("the batch", &batch));
+    return dp__contain(collator->zipper.scope, &batch, out);
+}
+
+/* Numbers become a tensor of as many elements. */
+static dp_status dp__collate_numbers(const dp__collator *collator, const dp_value *column,
+                                     dp_value *out)
+{
+    int64_t count = (int64_t)collator->zipper.count;
+    uint8_t kind = column[0].kind;
+    dp_dtype dtype = kind == DP_INT ? DP_I64 : kind == DP_FLOAT ? DP_F64 : DP_BOOL;
+    dp_tensor tensor;
+    DP__TRY(dp__tensor_make(collator->zipper.scope, &collator->zipper.scope->ctx->host_device,
+                            dtype, 1, &count, &tensor));
+    for (size_t i = 0; i < collator->zipper.count; i++) {
+        if (kind == DP_INT)
+            ((int64_t *)tensor.data)[i] = column[i].as.i;
+        else if (kind == DP_FLOAT)
+            ((double *)tensor.data)[i] = column[i].as.f;
+        else
+            ((bool *)tensor.data)[i] = column[i].as.b;
+    }
+    return dp__of(collator->zipper.scope, &tensor, out);
+}
+
+static dp_status dp__collate_strings(const dp__collator *collator, const dp_value *column,
+                                     dp_value *out)
+{
+    dp_value *items = dp__collate_array(collator, collator->zipper.count);
+    if (items == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t i = 0; i < collator->zipper.count; i++)
+        DP__TRY(dp__string(collator->zipper.scope, column[i].as.s, &items[i]));
+    *out = dp__sequence(DP_LIST, items, collator->zipper.count, 1);
+    return DP_OK;
+}
+
+static dp_status dp__collate_leaf(dp__zipper *zipper, const dp_value *column, const dp__path *path,
+                                  dp_value *out)
+{
+    const dp__collator *collator = (const dp__collator *)zipper;
+    switch ((dp_kind)column[0].kind) {
+    case DP_CONTAINER:
+        return dp__collate_containers(collator, column, path, out);
+    case DP_TENSOR:
+        return dp__stack_make(collator, column, zipper->count, 0, DP_PAD_NONE, path, out);
+    case DP_BOOLEAN:
+    case DP_INT:
+    case DP_FLOAT:
+        return dp__collate_numbers(collator, column, out);
+    case DP_STRING:
+        return dp__collate_strings(collator, column, out);
+    case DP_NONE:
+    case DP_OPAQUE:
+    case DP_ERROR:
+    case DP_LIST:
+    case DP_TUPLE:
+    case DP_DICT:
+        break;
+    }
+    return dp__path_error(DP_ERR_INVALID, path, " is %s: put it in a container that is cpu_only",
+                          dp__kind_name(column[0].kind));
+}
+
+DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                            size_t samples_per_device, dp_value *out)
+{
+    DP__TRY(dp__check_scope(__func__, scope));
+    DP__TRY(dp__check_ctx(__func__, scope->ctx));
+    DP__TRY(dp__check_pointer(__func__, "samples", samples));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    if (count == 0 || count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu samples", __func__, count);
+    dp__collator collator = {.zipper = {.scope = scope,
+                                        .count = count,
+                                        .noun = "sample",
+                                        .lists = true,
+                                        .leaf = dp__collate_leaf},
+                             .group = samples_per_device > 0 ? samples_per_device : 1};
+    dp_value batch = dp_none();
+    dp_status status = dp__zip(&collator.zipper, samples, NULL, &batch);
+    if (status == DP_OK)
+        *out = batch;
+    return dp__leave(__func__, scope->ctx, status);
+}
+
+/* ==== >>cutting ==================================================================================
+   How rows fall on parts, and the plan of a scatter: how many parts there are, and that nothing is
+   lost by cutting a tree so.                                                                    */
+
+typedef struct dp__plan {
+    const char *fn;
+    dp_ctx *ctx;
+    dp_scope *scope;
+    const dp_scatter_config *how;
+    size_t device_count;
+    int64_t rows;          /* for which `sizes` was worked out; -1: none yet */
+    int64_t *sizes;        /* of the parts, device_count of them */
+    size_t made;           /* parts that `sizes` has */
+    const void *rows_of;   /* the tensor whose rows they are */
+    size_t parts;          /* least number over the fields so far */
+    size_t needed;         /* parts up to the last one with rows, over the fields so far */
+    const void *needed_by; /* the tensor or container that has them */
+    dp_value
+        roots[2]; /* what is scattered: leaves are looked for in them when an error names them */
+} dp__plan;
+
+static const dp_scatter_config dp__scatter_default;
+static const dp_gather_config dp__gather_default;
+
+/* n * weight / total, rounded down; what is left goes to the largest remainders, lower parts
+   first. */
+static void dp__split_weights(const double *weights, int64_t rows, size_t count, int64_t *out)
+{
+    double total = 0;
+    int64_t left = rows;
+    for (size_t i = 0; i < count; i++)
+        total += weights[i];
+    for (size_t i = 0; i < count; i++) {
+        double share = floor((double)rows * (weights[i] / total));
+        out[i] = share < (double)left ? (int64_t)share : left; /* rounding must not give too much */
+        left -= out[i];
+    }
+    for (; left > 0; left--) {
+        size_t best = 0;
+        double most = -1;
+        for (size_t i = 0; i < count; i++) {
+            double rest = (double)rows * (weights[i] / total) - (double)out[i];
+            if (weights[i] > 0 && rest > most) {
+                most = rest;
+                best = i;
+            }
+        }
+        out[best]++;
+    }
+}
+
+static dp_status dp__check_weights(const char *fn, const double *weights, size_t count)
+{
+    double total = 0;
+    DP__TRY(dp__check_pointer(fn, "weights", weights));
+    for (size_t i = 0; i < count; i++) {
+        if (!(weights[i] >= 0) || !isfinite(weights[i]))
+            return dp_error(DP_ERR_INVALID, "%s: weight %zu is %g", fn, i, weights[i]);
+        total += weights[i];
+    }
+    if (!(total > 0) || !isfinite(total))
+        return dp_error(DP_ERR_INVALID, "%s: the weights add up to %g", fn, total);
+    return DP_OK;
+}
+
+static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t rows, size_t count)
+{
+    int64_t left = rows;
+    DP__TRY(dp__check_pointer(fn, "sizes", sizes));
+    for (size_t i = 0; i < count; i++) {
+        if (sizes[i] < 0)
+            return dp_error(DP_ERR_INVALID, "%s: size %zu is %lld", fn, i, (long long)sizes[i]);
+        if (sizes[i] > left)
+            return dp_error(DP_ERR_INVALID, "%s: the sizes add up to more than the %lld rows", fn,
+                            (long long)rows);
+        left -= sizes[i];
+    }
+    if (left != 0)
+        return dp_error(DP_ERR_INVALID, "%s: the sizes leave %lld of %lld rows out", fn,
+                        (long long)left, (long long)rows);
+    return DP_OK;
+}
+
+static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t rows, size_t count,
+                           int64_t *out, size_t *out_made)
+{
+    int64_t parts = (int64_t)count, chunk = rows / parts + (rows % parts != 0), left = rows;
+    *out_made = count;
+    switch (how->split) {
+    case DP_SPLIT_BALANCED:
+        for (int64_t i = 0; i < parts; i++)
+            out[i] = rows / parts + (i < rows % parts);
+        return DP_OK;
+    case DP_SPLIT_CHUNK:
+        for (int64_t i = 0; i < parts; left -= out[i++])
+            out[i] = left < chunk ? left : chunk;
+        *out_made = rows > 0 ? (size_t)((rows - 1) / chunk + 1) : count;
+        return DP_OK;
+    case DP_SPLIT_SIZES:
+        DP__TRY(dp__check_sizes(fn, how->sizes, rows, count));
+        memcpy(out, how->sizes, count * sizeof *out);
+        return DP_OK;
+    case DP_SPLIT_WEIGHTS:
+        DP__TRY(dp__check_weights(fn, how->weights, count));
+        dp__split_weights(how->weights, rows, count, out);
+        return DP_OK;
+    }
+    return dp_error(DP_ERR_INVALID, "%s: %d is no split", fn, (int)how->split);
+}
+
+DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows, size_t part_count,
+                               int64_t *out_rows, size_t *out_part_count)
+{
+    size_t made = 0;
+    how = how != NULL ? how : &dp__scatter_default;
+    if (rows < 0)
+        return dp_error(DP_ERR_INVALID, "%s: %lld rows", __func__, (long long)rows);
+    if (part_count == 0 || part_count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
+    DP__TRY(dp__check_pointer(__func__, "out_rows", out_rows));
+    DP__TRY(dp__check_pointer(__func__, "out_part_count", out_part_count));
+    DP__TRY(dp__split(__func__, how, rows, part_count, out_rows, &made));
+    *out_part_count = made;
+    return DP_OK;
+}
+
+static size_t dp__rank_count(const dp_ctx *ctx, const dp_scatter_config *how)
+{
+    return how->local_ranks != NULL ? how->local_rank_count : (size_t)ctx->info.local_count;
+}
+
+static int dp__rank_at(const dp_scatter_config *how, size_t i)
+{
+    return how->local_ranks != NULL ? how->local_ranks[i] : (int)i;
+}
+
+static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_scatter_config *how)
+{
+    if (how->local_ranks == NULL && how->local_rank_count != 0 &&
+        how->local_rank_count != (size_t)ctx->info.local_count)
+        return dp_error(DP_ERR_INVALID, "%s: local_rank_count is %zu and local_ranks is NULL", fn,
+                        how->local_rank_count);
+    if (dp__rank_count(ctx, how) == 0 || dp__rank_count(ctx, how) > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: local_ranks has %zu entries", fn,
+                        dp__rank_count(ctx, how));
+    for (size_t i = 0; i < dp__rank_count(ctx, how); i++)
+        DP__TRY(dp__check_rank(fn, ctx, dp__rank_at(how, i)));
+    return DP_OK;
+}
+
+/* The place of a leaf in a tree, told by its address. */
+static bool dp__leaf_path(dp_value value, const void *leaf, const dp__path *path, char *text,
+                          size_t bytes)
+{
+    bool found = (value.kind == DP_TENSOR || value.kind == DP_CONTAINER) && value.as.p == leaf;
+    if (found)
+        dp__path_text(path, text, bytes);
+    for (uint32_t i = 0; !found && dp__is_sequence(value) && i < value.count; i++)
+        found = dp__leaf_path(value.as.items[i], leaf, &(dp__path){path, NULL, i}, text, bytes);
+    for (uint32_t i = 0; !found && value.kind == DP_DICT && i < value.count; i++)
+        found = dp__leaf_path(value.as.pairs[i].value, leaf,
+                              &(dp__path){path, value.as.pairs[i].key, 0}, text, bytes);
+    return found;
+}
+
+static const char *dp__plan_name(const dp__plan *plan, const void *leaf, char *text, size_t bytes)
+{
+    if (!dp__leaf_path(plan->roots[0], leaf, NULL, text, bytes) &&
+        !dp__leaf_path(plan->roots[1], leaf, NULL, text, bytes))
+        snprintf(text, bytes, "a field");
+    return text;
+}
+
+/* A field makes `made` parts, of which the first `needed` are not empty. */
+static void dp__plan_field(dp__plan *plan, size_t made, size_t needed, const void *leaf)
+{
+    if (made < plan->parts)
+        plan->parts = made;
+    if (needed > plan->needed) {
+        plan->needed = needed;
+        plan->needed_by = leaf;
+    }
+}
+
+static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
+{
+    if (plan->rows == rows)
+        return DP_OK;
+    DP__TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
+    plan->rows = rows;
+    return DP_OK;
+}
+
+static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
+{
+    char where[160];
+    int dim = plan->how->dim;
+    if (tensor->ndim == 0)
+        return dp__path_error(DP_ERR_INVALID, path, " has 0 dims and cannot be cut: pass a number");
+    if (dim < -tensor->ndim || dim >= tensor->ndim)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
+                              tensor->ndim, dim);
+    if (dp__device_of(plan->ctx, tensor->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    int64_t rows = tensor->shape[dim < 0 ? dim + tensor->ndim : dim];
+    if (plan->rows >= 0 && plan->rows != rows && plan->how->split != DP_SPLIT_CHUNK)
+        return dp__path_error(
+            DP_ERR_MISMATCH, path, " has %lld rows and %s has %lld: they cannot be cut alike",
+            (long long)rows, dp__plan_name(plan, plan->rows_of, where, sizeof where),
+            (long long)plan->rows);
+    if (plan->rows < 0)
+        plan->rows_of = tensor;
+    DP__TRY(dp__plan_rows(plan, rows));
+    size_t needed = plan->made;
+    while (needed > 0 && plan->sizes[needed - 1] == 0)
+        needed--;
+    dp__plan_field(plan, plan->made, needed, tensor);
+    return DP_OK;
+}
+
+/* What a group may hold: tensors, and lists of them. */
+static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__path *path)
+{
+    if (value.kind == DP_TENSOR && dp__device_of(plan->ctx, value.as.t->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    if (value.kind != DP_TENSOR && !dp__is_sequence(value))
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " is a %s: only tensors go to a device, the rest is for cpu_only",
+                              dp__kind_name(value.kind));
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.items[i]));
+        DP__TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__plan_container(dp__plan *plan, const dp_container *container,
+                                    const dp__path *path)
+{
+    if (container->data.kind != DP_LIST)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " is a container of a %s, not of a list with one entry a "
+                              "device: collate makes it",
+                              dp__kind_name(container->data.kind));
+    if (container->data.count > plan->device_count)
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " has %u groups for %zu devices: groups would be lost",
+                              (unsigned)container->data.count, plan->device_count);
+    if (!container->cpu_only)
+        DP__TRY(dp__plan_group(plan, container->data, path));
+    dp__plan_field(plan, container->data.count, container->data.count, container);
+    return DP_OK;
+}
+
+static dp_status dp__plan_value(dp__plan *plan, dp_value value, const dp__path *path)
+{
+    if (value.kind == DP_TENSOR)
+        return dp__plan_tensor(plan, value.as.t, path);
+    if (value.kind == DP_CONTAINER)
+        return dp__plan_container(plan, value.as.c, path);
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.items[i]));
+        DP__TRY(dp__plan_value(plan, value.as.items[i], &(dp__path){path, NULL, i}));
+    }
+    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
+        const dp_pair *pair = &value.as.pairs[i];
+        DP__TRY(dp__check_below(value, pair->value));
+        DP__TRY(dp__plan_value(plan, pair->value, &(dp__path){path, pair->key, 0}));
+    }
+    return DP_OK;
+}
+
+/* The number of parts is the least over the fields; a field with rows beyond would lose them. */
+static dp_status dp__plan_make(dp__plan *plan, dp_value value)
+{
+    char where[160];
+    plan->parts = plan->device_count;
+    plan->needed = 0;
+    DP__TRY(dp__plan_value(plan, value, NULL));
+    if (plan->needed > plan->parts)
+        return dp_error(
+            DP_ERR_MISMATCH,
+            "%s has rows in %zu parts, another field makes %zu parts: rows would be lost",
+            dp__plan_name(plan, plan->needed_by, where, sizeof where), plan->needed, plan->parts);
+    return DP_OK;
+}
+
+static dp_status dp__plan_begin(dp__plan *plan)
+{
+    DP__TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
+    plan->device_count = dp__rank_count(plan->ctx, plan->how);
+    plan->rows = -1;
+    plan->sizes = dp__scope_bytes(plan->scope, plan->device_count * sizeof *plan->sizes, 8);
+    if (plan->sizes == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", plan->fn,
+                        plan->device_count);
+    return DP_OK;
+}
+
+/* ==== >>scattering ===============================================================================
+   Each part of a planned tree is built by itself. On devices that the host reaches a part is a
+   view; elsewhere it is copied there.                                                           */
+
+/* Make a tensor seen from a device: a view where the host reaches both, else a copy. */
+static dp_status dp__place(dp_scope *scope, const dp_tensor *tensor, dp__device *device,
+                           dp_tensor *out)
+{
+    const dp__device *from = dp__device_of(scope->ctx, tensor->device);
+    dp_tensor copy = *tensor;
+    if (from == device || (dp__is_host(from) && dp__is_host(device))) {
+        copy.device = device->id;
+        *out = copy;
+        return DP_OK;
+    }
+    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                            &copy));
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&copy);
+    DP__TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
+    *out = copy;
+    if (!dp__is_host(from))
+        return DP_OK;
+    if (scope->reads == NULL)
+        scope->reads = dp__scope_bools(scope, (size_t)scope->ctx->info.local_count);
+    if (scope->reads == NULL) /* no room to remember that the copy still reads: wait for it */
+        return device->dev->ops->event_sync(device->read_done);
+    scope->reads[device->local_rank] = true;
+    return DP_OK;
+}
+
+typedef struct dp__parter { /* maps a tree to its part `index` */
+    dp__mapper mapper;
+    dp__plan *plan;
+    size_t index;
+    dp__device *device;
+} dp__parter;
+
+static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp_value *out)
+{
+    dp__plan *plan = parter->plan;
+    int dim = plan->how->dim < 0 ? plan->how->dim + tensor->ndim : plan->how->dim;
+    int64_t first = 0;
+    dp_tensor part;
+    DP__TRY(dp__plan_rows(plan, tensor->shape[dim]));
+    for (size_t i = 0; i < parter->index; i++)
+        first += plan->sizes[i];
+    part = dp__narrow(tensor, dim, first, plan->sizes[parter->index]);
+    DP__TRY(dp__place(plan->scope, &part, parter->device, &part));
+    return dp__of(plan->scope, &part, out);
+}
+
+/* Inside a group: tensors go to the device whole, lists of them too. */
+static dp_status dp__part_group_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__parter *parter = (dp__parter *)mapper;
+    dp_tensor placed;
+    *out = value;
+    if (value.kind != DP_TENSOR) /* an empty list */
+        return DP_OK;
+    DP__TRY(dp__place(parter->plan->scope, value.as.t, parter->device, &placed));
+    return dp__of(parter->plan->scope, &placed, out);
+}
+
+static dp_status dp__part_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__parter *parter = (dp__parter *)mapper;
+    if (value.kind == DP_TENSOR)
+        return dp__part_tensor(parter, value.as.t, out);
+    if (value.kind != DP_CONTAINER) {
+        *out = value;
+        return DP_OK;
+    }
+    dp_value group = value.as.c->data.as.items[parter->index];
+    if (value.as.c->cpu_only) {
+        *out = group;
+        return DP_OK;
+    }
+    dp__parter inner = *parter;
+    inner.mapper.leaf = dp__part_group_leaf;
+    return dp__map(&inner.mapper, group, out);
+}
+
+static dp_status dp__part_make(dp__plan *plan, dp_value value, size_t index, dp_value *out)
+{
+    dp__device *device = &plan->ctx->devices[dp__rank_at(plan->how, index)];
+    dp__parter parter = {.mapper = {.scope = plan->scope, .leaf = dp__part_leaf},
+                         .plan = plan,
+                         .index = index,
+                         .device = device};
+    return dp__map(&parter.mapper, value, out);
+}
+
+static dp_status dp__list_out(const char *fn, const dp_value *items, size_t count, dp_value *out)
+{
+    uint8_t depth = 1;
+    DP__TRY(dp__check_items(fn, items, count, &depth));
+    *out = dp__sequence(DP_LIST, items, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__scatter_value(dp__plan *plan, dp_value value, dp_value *out_list)
+{
+    DP__TRY(dp__plan_make(plan, value));
+    dp_value *items = dp__scope_bytes(plan->scope, plan->parts * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
+    for (size_t i = 0; i < plan->parts; i++)
+        DP__TRY(dp__part_make(plan, value, i, &items[i]));
+    return dp__list_out(plan->fn, items, plan->parts, out_list);
+}
+
+DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                            const dp_scatter_config *how, dp_value *out_list)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp__plan plan = {
+        .fn = __func__, .ctx = ctx, .scope = scope, .how = how, .roots = {value, dp_none()}};
+    dp_value list = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_value(__func__, "value", value));
+    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP__TRY(dp__plan_begin(&plan));
+    dp_status status = dp__scatter_value(&plan, value, &list);
+    if (status == DP_OK)
+        *out_list = list;
+    return dp__leave(__func__, ctx, status);
+}
+
+static bool dp__is_nothing(dp_value value)
+{
+    return value.kind == DP_NONE ||
+           (value.count == 0 && (dp__is_sequence(value) || value.kind == DP_DICT));
+}
+
+/* Entries of a list, filled up with `filler` to `count`. */
+static dp_status dp__list_pad(dp__plan *plan, dp_value list, size_t count, dp_value filler,
+                              dp_value *out)
+{
+    dp_value *items = dp__scope_bytes(plan->scope, count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", count);
+    for (size_t i = 0; i < count; i++)
+        items[i] = i < list.count ? list.as.items[i] : filler;
+    return dp__list_out(plan->fn, items, count, out);
+}
+
+static dp_status dp__scatter_both(dp__plan *plan, dp_value args, dp_value kwargs,
+                                  dp_value *out_args, dp_value *out_kwargs)
+{
+    dp_value list_args = dp__sequence(DP_LIST, NULL, 0, 1), list_kwargs = list_args;
+    if (!dp__is_nothing(args))
+        DP__TRY(dp__scatter_value(plan, args, &list_args));
+    if (!dp__is_nothing(kwargs))
+        DP__TRY(dp__scatter_value(plan, kwargs, &list_kwargs));
+    size_t count = list_args.count > list_kwargs.count ? list_args.count : list_kwargs.count;
+    DP__TRY(dp__list_pad(plan, list_args, count, dp__sequence(DP_TUPLE, NULL, 0, 1), out_args));
+    return dp__list_pad(plan, list_kwargs, count, dp__dict_of(NULL, 0, 1), out_kwargs);
+}
+
+DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, dp_value kwargs,
+                                   const dp_scatter_config *how, dp_value *out_args,
+                                   dp_value *out_kwargs)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp__plan plan = {
+        .fn = __func__, .ctx = ctx, .scope = scope, .how = how, .roots = {args, kwargs}};
+    dp_value lists[2] = {dp_none(), dp_none()};
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_value(__func__, "args", args));
+    DP__TRY(dp__check_value(__func__, "kwargs", kwargs));
+    DP__TRY(dp__check_pointer(__func__, "out_args", out_args));
+    DP__TRY(dp__check_pointer(__func__, "out_kwargs", out_kwargs));
+    if (args.kind != DP_NONE && !dp__is_sequence(args))
+        return dp_error(DP_ERR_INVALID, "%s: args is a %s, not a tuple", __func__,
+                        dp__kind_name(args.kind));
+    if (kwargs.kind != DP_NONE && kwargs.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is a %s, not a dict", __func__,
+                        dp__kind_name(kwargs.kind));
+    DP__TRY(dp__plan_begin(&plan));
+    dp_status status = dp__scatter_both(&plan, args, kwargs, &lists[0], &lists[1]);
+    if (status == DP_OK) {
+        *out_args = lists[0];
+        *out_kwargs = lists[1];
+    }
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>gathering ================================================================================
+   The other way: several become one. Also the forms that fill tensors of the caller's.          */
+
+static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const dp_gather_config *how,
+                                  dp__device **out)
+{
+    *out = &ctx->host_device;
+    if (how->to_host)
+        return DP_OK;
+    DP__TRY(dp__check_rank(fn, ctx, how->local_rank));
+    *out = &ctx->devices[how->local_rank];
+    return DP_OK;
+}
+
+/* That tensors can be joined along `dim`; out_rows: what they have together there. */
+static dp_status dp__check_join(const dp__path *path, const dp_tensor *const *parts, size_t count,
+                                int dim, int64_t *out_rows)
+{
+    char a[96], b[96];
+    int64_t rows = 0;
+    for (size_t i = 0; i < count; i++) {
+        const dp_tensor *first = parts[0], *part = parts[i];
+        bool same = part->dtype == first->dtype;
+        for (int k = 0; same && k < first->ndim; k++)
+            same = k == dim || part->shape[k] == first->shape[k];
+        if (!same)
+            return dp__path_error(
+                DP_ERR_MISMATCH, path, " is %s (%s) in replica 0 and %s (%s) in replica %zu",
+                dp__dtype_names[first->dtype], dp__shape_text(first, a, sizeof a),
+                dp__dtype_names[part->dtype], dp__shape_text(part, b, sizeof b), i);
+        if (__builtin_add_overflow(rows, part->shape[dim], &rows))
+            return dp__path_error(DP_ERR_INVALID, path, ": too many rows");
+    }
+    *out_rows = rows;
+    return DP_OK;
+}
+
+/* One part's rows of the whole, in or out; *first moves on. */
+static dp_status dp__copy_rows(dp_ctx *ctx, const dp_tensor *whole, int dim, const dp_tensor *part,
+                               bool into_whole, int64_t *first)
+{
+    dp_tensor view = dp__narrow(whole, dim, *first, part->shape[dim]);
+    *first += part->shape[dim];
+    return into_whole ? dp__copy_tensor(ctx, &view, part, NULL)
+                      : dp__copy_tensor(ctx, part, &view, NULL);
+}
+
+typedef struct dp__gatherer {
+    dp__zipper zipper;
+    dp_ctx *ctx;
+    dp__device *target;
+    int dim;
+    const dp_tensor **parts; /* of the leaf at hand */
+} dp__gatherer;
+
+/* 0-dim tensors are joined as if they had one dim of size 1. */
+static dp_status dp__gather_scalars(dp__gatherer *gatherer, const dp__path *path)
+{
+    if (gatherer->dim != 0 && gatherer->dim != -1)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " has 0 dims and can be gathered along dim 0 only, not %d",
+                              gatherer->dim);
+    dp_tensor *vectors =
+        dp__scope_bytes(gatherer->zipper.scope, gatherer->zipper.count * sizeof *vectors, 8);
+    if (vectors == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scalars", gatherer->zipper.count);
+    for (size_t i = 0; i < gatherer->zipper.count; i++) {
+        vectors[i] = *gatherer->parts[i];
+        vectors[i].ndim = 1;
+        vectors[i].shape[0] = vectors[i].stride[0] = 1;
+        gatherer->parts[i] = &vectors[i];
+    }
+    return DP_OK;
+}
+
+/* Look at the tensors of a leaf: whether all are channels-last, or without dims. */
+static dp_status dp__gather_look(dp__gatherer *gatherer, const dp_value *values,
+                                 const dp__path *path, bool *channels_last)
+{
+    *channels_last = true;
+    for (size_t i = 0; i < gatherer->zipper.count; i++) {
+        const dp_tensor *part = gatherer->parts[i] = values[i].as.t;
+        if (part->ndim != values[0].as.t->ndim)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %d dims in replica 0 and %d in replica %zu",
+                                  values[0].as.t->ndim, part->ndim, i);
+        if (dp__device_of(gatherer->ctx, part->device) == NULL)
+            return dp__path_error(DP_ERR_INVALID, path,
+                                  " of replica %zu is on no device of this context", i);
+        *channels_last = *channels_last && dp__is_channels_last(part);
+    }
+    return values[0].as.t->ndim == 0 ? dp__gather_scalars(gatherer, path) : DP_OK;
+}
+
+static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *values,
+                                    const dp__path *path, dp_value *out)
+{
+    dp_scope *scope = gatherer->zipper.scope;
+    bool channels_last = false;
+    int64_t first = 0;
+    int dim = gatherer->dim;
+    DP__TRY(dp__gather_look(gatherer, values, path, &channels_last));
+    dp_tensor joined = *gatherer->parts[0];
+    if (dim < -joined.ndim || dim >= joined.ndim)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
+                              joined.ndim, dim);
+    dim = dim < 0 ? dim + joined.ndim : dim;
+    DP__TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
+    DP__TRY(dp__tensor_make(scope, gatherer->target, (dp_dtype)joined.dtype, joined.ndim,
+                            joined.shape, &joined));
+    if (channels_last)
+        dp__make_channels_last(&joined);
+    for (size_t i = 0; i < gatherer->zipper.count; i++)
+        DP__TRY(dp__copy_rows(gatherer->ctx, &joined, dim, gatherer->parts[i], true, &first));
+    return dp__of(scope, &joined, out);
+}
+
+static dp_status dp__refuse_leaf(dp_value value, const dp__path *path, const char *verb)
+{
+    return dp__path_error(DP_ERR_INVALID, path, " is a %s, which cannot be %s: return a tensor",
+                          dp__kind_name(value.kind), verb);
+}
+
+static dp_status dp__gather_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                                 dp_value *out)
+{
+    if (values[0].kind == DP_TENSOR)
+        return dp__gather_tensors((dp__gatherer *)zipper, values, path, out);
+    if (values[0].kind != DP_NONE)
+        return dp__refuse_leaf(values[0], path, "gathered");
+    *out = dp_none();
+    return DP_OK;
+}
+
+static dp_status dp__check_list(const char *fn, dp_value list)
+{
+    DP__TRY(dp__check_value(fn, "list", list));
+    if (!dp__is_sequence(list) || list.count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: list is %s, not a list with one value a replica", fn,
+                        dp__is_sequence(list) ? "empty" : dp__kind_name(list.kind));
+    for (uint32_t i = 0; i < list.count; i++)
+        DP__TRY(dp__check_below(list, list.as.items[i]));
+    return DP_OK;
+}
+
+DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp_gather_config *how,
+                           dp_value *out)
+{
+    how = how != NULL ? how : &dp__gather_default;
+    dp__device *target = NULL;
+    dp_value result = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_list(__func__, list));
+    DP__TRY(dp__check_output(__func__, ctx, how, &target));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp__gatherer gatherer = {
+        .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__gather_leaf},
+        .ctx = ctx,
+        .target = target,
+        .dim = how->dim,
+        .parts = dp__scope_bytes(scope, list.count * sizeof *gatherer.parts, 8)};
+    if (gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %u parts", __func__,
+                        (unsigned)list.count);
+    dp_status status = dp__zip(&gatherer.zipper, list.as.items, NULL, &result);
+    if (status == DP_OK)
+        *out = result;
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ---- into tensors of the caller's ------------------------------------------------------------ */
+
+/* The last of outs[0 .. last] overlaps none of the others. */
+static dp_status dp__check_outs_apart(const char *fn, const dp_tensor *outs, size_t last)
+{
+    for (size_t i = 0; i < last; i++)
+        if (dp__overlap(&outs[i], &outs[last]))
+            return dp_error(DP_ERR_INVALID, "%s: out %zu overlaps out %zu", fn, last, i);
+    return DP_OK;
+}
+
+/* Parts and the whole they make along dim: `whole_is_out` says which of them is written. */
+static dp_status dp__check_whole(const char *fn, dp_ctx *ctx, const dp_tensor *parts, size_t count,
+                                 int *dim, const dp_tensor *whole, bool whole_is_out)
+{
+    char what[32], a[96], b[96];
+    const char *name = whole_is_out ? "out" : "src";
+    int64_t rows = 0;
+    dp__device *device = NULL;
+    if (count == 0 || count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu tensors", fn, count);
+    DP__TRY(dp__check_pointer(fn, whole_is_out ? "parts" : "outs", parts));
+    DP__TRY(dp__check_placed(fn, ctx, name, whole, &device));
+    DP__TRY(dp__check_dim(fn, *dim, whole->ndim, dim));
+    if (whole_is_out)
+        DP__TRY(dp__check_writable(fn, name, whole));
+    for (size_t i = 0; i < count; i++) {
+        snprintf(what, sizeof what, "%s %zu", whole_is_out ? "part" : "out", i);
+        DP__TRY(dp__check_placed(fn, ctx, what, &parts[i], &device));
+        if (!whole_is_out) {
+            DP__TRY(dp__check_writable(fn, what, &parts[i]));
+            DP__TRY(dp__check_outs_apart(fn, parts, i));
+        }
+        dp_tensor like = *whole;
+        like.shape[*dim] = parts[i].ndim == whole->ndim ? parts[i].shape[*dim] : 0;
+        if (parts[i].dtype != whole->dtype || !dp__same_shape(&like, &parts[i]))
+            return dp_error(DP_ERR_INVALID, "%s: %s is %s (%s), %s is %s (%s)", fn, what,
+                            dp__dtype_names[parts[i].dtype], dp__shape_text(&parts[i], a, sizeof a),
+                            name, dp__dtype_names[whole->dtype],
+                            dp__shape_text(whole, b, sizeof b));
+        if (dp__overlap(&parts[i], whole))
+            return dp_error(DP_ERR_INVALID, "%s: %s overlaps %s", fn, what, name);
+        if (__builtin_add_overflow(rows, parts[i].shape[*dim], &rows))
+            rows = -1;
+    }
+    if (rows != whole->shape[*dim])
+        return dp_error(DP_ERR_INVALID, "%s: the parts have %lld rows along dim %d, %s has %lld",
+                        fn, (long long)rows, *dim, name, (long long)whole->shape[*dim]);
+    return DP_OK;
+}
+
+DP_API dp_status dp_scatter_into(dp_ctx *ctx, const dp_tensor *src, int dim, const dp_tensor *outs,
+                                 size_t out_count)
+{
+    int64_t first = 0;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_whole(__func__, ctx, outs, out_count, &dim, src, false));
+    dp_status status = DP_OK;
+    for (size_t i = 0; i < out_count && status == DP_OK; i++)
+        status = dp__copy_rows(ctx, src, dim, &outs[i], false, &first);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_gather_into(dp_ctx *ctx, const dp_tensor *parts, size_t part_count, int dim,
+                                const dp_tensor *out)
+{
+    int64_t first = 0;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_whole(__func__, ctx, parts, part_count, &dim, out, true));
+    dp_status status = DP_OK;
+    for (size_t i = 0; i < part_count && status == DP_OK; i++)
+        status = dp__copy_rows(ctx, out, dim, &parts[i], true, &first);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_replicate_into(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                   size_t out_count)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    if (out_count == 0 || out_count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu tensors", __func__, out_count);
+    DP__TRY(dp__check_pointer(__func__, "outs", outs));
+    for (size_t i = 0; i < out_count; i++) {
+        char name[32];
+        dp__pair pair = {.dst_name = name, .src_name = "src", .dst = &outs[i], .src = src};
+        snprintf(name, sizeof name, "out %zu", i);
+        DP__TRY(dp__check_copy(__func__, ctx, &pair));
+        DP__TRY(dp__check_same_dtype(__func__, name, &outs[i], "src", src));
+        DP__TRY(dp__check_outs_apart(__func__, outs, i));
+    }
+    dp_status status = DP_OK;
+    for (size_t i = 0; i < out_count && status == DP_OK; i++)
+        if (outs[i].data != src->data)
+            status = dp__copy_tensor(ctx, &outs[i], src, NULL);
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>replicating ==============================================================================
+   Whole values to several devices, and sums of them back. Tensors of one dtype and device travel as
+   one flat block (up to DP__COALESCE_BYTES), of which the results are views.                    */
+
+typedef struct dp__member { /* one tensor of a tree, and its place in a flat block */
+    const dp_tensor *tensor;
+    size_t group;
+    int64_t offset; /* elements */
+} dp__member;
+
+typedef struct dp__flats {
+    dp_scope *scope;
+    dp__member *members; /* in the order of the walk */
+    size_t count, group_count;
+    int64_t *group_counts; /* elements of each group */
+    size_t next;           /* member that a walk comes to next */
+} dp__flats;
+
+/* Count the tensors of a tree, and list them if there is somewhere to. */
+static dp_status dp__flats_collect(dp__flats *flats, dp_value value)
+{
+    if (value.kind == DP_TENSOR) {
+        if (flats->members != NULL)
+            flats->members[flats->count].tensor = value.as.t;
+        flats->count++;
+    }
+    if (value.kind == DP_CONTAINER) {
+        DP__TRY(dp__check_below(value, value.as.c->data));
+        DP__TRY(dp__flats_collect(flats, value.as.c->data));
+    }
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.items[i]));
+        DP__TRY(dp__flats_collect(flats, value.as.items[i]));
+    }
+    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.pairs[i].value));
+        DP__TRY(dp__flats_collect(flats, value.as.pairs[i].value));
+    }
+    return DP_OK;
+}
+
+/* The open group for tensors like this one: the newest of its dtype and device. */
+static bool dp__flats_open(const dp__flats *flats, size_t upto, size_t *out_group)
+{
+    const dp_tensor *tensor = flats->members[upto].tensor;
+    for (size_t i = upto; i > 0; i--) {
+        const dp__member *earlier = &flats->members[i - 1];
+        if (earlier->tensor->dtype == tensor->dtype &&
+            dp__same_device(earlier->tensor->device, tensor->device)) {
+            *out_group = earlier->group;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A group that would grow beyond the limit is closed first; a larger tensor goes alone. */
+static void dp__flats_group(dp__flats *flats, size_t limit_bytes)
+{
+    for (size_t i = 0; i < flats->count; i++) {
+        dp__member *member = &flats->members[i];
+        size_t size = dp__size_of(member->tensor), bytes = dp__bytes(member->tensor);
+        bool open = dp__flats_open(flats, i, &member->group);
+        size_t used = open ? (size_t)flats->group_counts[member->group] * size : 0;
+        if (!open || (used > 0 && (bytes > limit_bytes || used > limit_bytes - bytes))) {
+            member->group = flats->group_count++;
+            flats->group_counts[member->group] = 0;
+        }
+        member->offset = flats->group_counts[member->group];
+        flats->group_counts[member->group] += dp__count(member->tensor);
+    }
+}
+
+static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value value,
+                                size_t limit_bytes)
+{
+    *flats = (dp__flats){.scope = scope};
+    DP__TRY(dp__flats_collect(flats, value));
+    flats->members = dp__scope_bytes(scope, flats->count * sizeof *flats->members, 8);
+    flats->group_counts = dp__scope_bytes(scope, flats->count * sizeof *flats->group_counts, 8);
+    if (flats->members == NULL || flats->group_counts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu tensors", flats->count);
+    flats->count = 0;
+    DP__TRY(dp__flats_collect(flats, value));
+    for (size_t i = 0; i < flats->count; i++)
+        if (dp__device_of(scope->ctx, flats->members[i].tensor->device) == NULL)
+            return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
+    dp__flats_group(flats, limit_bytes);
+    return DP_OK;
+}
+
+static dp_tensor dp__flat_view(const dp_tensor *flat, const dp__member *member)
+{
+    const dp_tensor *tensor = member->tensor;
+    dp_tensor view =
+        dp__tensor_like((char *)flat->data + (size_t)member->offset * dp__size_of(flat),
+                        flat->device, (dp_dtype)flat->dtype, tensor->ndim, tensor->shape);
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&view);
+    return view;
+}
+
+static dp_status dp__flat_new(const dp__flats *flats, size_t group, dp_dtype dtype,
+                              const dp__device *device, dp_tensor *out)
+{
+    return dp__tensor_make(flats->scope, device, dtype, 1, &flats->group_counts[group], out);
+}
+
+/* Where all tensors of a group are; NULL when they are not in one place. */
+static const dp__device *dp__flat_place(const dp__flats *flats, size_t group)
+{
+    const dp__device *place = NULL;
+    for (size_t i = 0; i < flats->count; i++) {
+        const dp__member *member = &flats->members[i];
+        const dp__device *own = dp__device_of(flats->scope->ctx, member->tensor->device);
+        if (member->group == group && place != NULL && own != place)
+            return NULL;
+        place = member->group == group ? own : place;
+    }
+    return place;
+}
+
+/* Fill the flat block of one group on `device`: packed where its tensors are and sent in one piece,
+   or tensor by tensor if the device can read them, or if they are in several places. */
+static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_tensor *flat,
+                               const dp__device *device)
+{
+    dp_ctx *ctx = flats->scope->ctx;
+    dp_tensor packed = *flat;
+    const dp__device *from = dp__flat_place(flats, group);
+    bool near = from == NULL || from == device || (dp__is_host(from) && dp__is_host(device));
+    if (!near)
+        DP__TRY(dp__flat_new(flats, group, (dp_dtype)flat->dtype, from, &packed));
+    for (size_t i = 0; i < flats->count; i++) {
+        const dp__member *member = &flats->members[i];
+        dp_tensor view = dp__flat_view(&packed, member);
+        if (member->group == group)
+            DP__TRY(dp__copy_tensor(ctx, &view, member->tensor, NULL));
+    }
+    return near ? DP_OK : dp__copy_tensor(ctx, flat, &packed, NULL);
+}
+
+typedef struct dp__swapper { /* puts something else in every tensor's place */
+    dp__mapper mapper;
+    dp__flats *flats;
+    const dp_tensor *flat;    /* one a group: their views; or NULL: the tensors themselves, as */
+    const dp__device *device; /* this device sees them */
+} dp__swapper;
+
+static dp_status dp__swap_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__swapper *swapper = (dp__swapper *)mapper;
+    *out = value;
+    if (value.kind == DP_CONTAINER) {
+        dp_container copy = *value.as.c;
+        DP__TRY(dp__map(mapper, value.as.c->data, &copy.data));
+        return dp__contain(mapper->scope, &copy, out);
+    }
+    if (value.kind != DP_TENSOR)
+        return DP_OK;
+    const dp__member *member = &swapper->flats->members[swapper->flats->next++];
+    dp_tensor view = *value.as.t;
+    if (swapper->flat != NULL)
+        view = dp__flat_view(&swapper->flat[member->group], member);
+    view.device = swapper->device->id;
+    return dp__of(mapper->scope, &view, out);
+}
+
+static dp_status dp__swap(dp__flats *flats, dp_value value, const dp_tensor *flat,
+                          const dp__device *device, dp_value *out)
+{
+    dp__swapper swapper = {{.scope = flats->scope, .leaf = dp__swap_leaf}, flats, flat, device};
+    flats->next = 0;
+    return dp__map(&swapper.mapper, value, out);
+}
+
+static dp_status dp__replicate_copy(dp__flats *flats, dp_value value, const dp__device *device,
+                                    dp_value *out)
+{
+    dp_tensor *flat = dp__scope_bytes(flats->scope, flats->group_count * sizeof *flat, 8);
+    if (flat == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu blocks", flats->group_count);
+    for (size_t group = 0; group < flats->group_count; group++) {
+        size_t first = 0;
+        while (flats->members[first].group != group)
+            first++;
+        DP__TRY(dp__flat_new(flats, group, (dp_dtype)flats->members[first].tensor->dtype, device,
+                             &flat[group]));
+        DP__TRY(dp__flat_fill(flats, group, &flat[group], device));
+    }
+    return dp__swap(flats, value, flat, device, out);
+}
+
+/* Whether the first device may simply use the tensors as they are. */
+static bool dp__flats_near(const dp__flats *flats, const dp__device *device)
+{
+    for (size_t i = 0; i < flats->count; i++) {
+        const dp__device *from = dp__device_of(flats->scope->ctx, flats->members[i].tensor->device);
+        if (from != device && !(dp__is_host(from) && dp__is_host(device)))
+            return false;
+    }
+    return true;
+}
+
+static dp_status dp__replicate(dp_scope *scope, dp_value value, const dp_scatter_config *how,
+                               dp_value *out_list)
+{
+    dp_ctx *ctx = scope->ctx;
+    dp__flats flats;
+    size_t count = dp__rank_count(ctx, how);
+    DP__TRY(dp__flats_make(&flats, scope, value, DP__COALESCE_BYTES));
+    dp_value *items = dp__scope_bytes(scope, count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
+    for (size_t i = 0; i < count; i++) {
+        const dp__device *device = &ctx->devices[dp__rank_at(how, i)];
+        DP__TRY(i == 0 && dp__flats_near(&flats, device)
+                    ? dp__swap(&flats, value, NULL, device, &items[i])
+                    : dp__replicate_copy(&flats, value, device, &items[i]));
+    }
+    return dp__list_out("dp_replicate", items, count, out_list);
+}
+
+DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                              const dp_scatter_config *how, dp_value *out_list)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp_value list = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_value(__func__, "value", value));
+    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP__TRY(dp__check_ranks(__func__, ctx, how));
+    dp_status status = dp__replicate(scope, value, how, &list);
+    if (status == DP_OK)
+        *out_list = list;
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* out = the sum of the parts, in their order; all are dense and where `device` can read them. */
+static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *const *parts,
+                         size_t count, const dp_tensor *out)
+{
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = (dp_dtype)out->dtype,
+                           .in_dtype = (dp_dtype)out->dtype,
+                           .count = (size_t)dp__count(out),
+                           .out = &out->data,
+                           .in = parts,
+                           .out_count = 1,
+                           .in_count = count,
+                           .alpha = 1,
+                           .beta = 1};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
+/* The part as something dense that `device` can read: itself, or a copy in `temp`. */
+static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *device,
+                           const void **out)
+{
+    dp_tensor dense;
+    DP__TRY(dp__contiguous(temp, part, &dense));
+    DP__TRY(dp__place(temp, &dense, device, &dense));
+    *out = dense.data;
+    return DP_OK;
+}
+
+static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const *parts,
+                            size_t count, dp__device *device, const dp_tensor *out)
+{
+    dp_tensor dense = *out;
+    const void **in = dp__scope_bytes(temp, count * sizeof *in, 8);
+    if (in == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", count);
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__bring(temp, parts[i], device, &in[i]));
+    if (!dp__is_dense(out))
+        DP__TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
+    DP__TRY(dp__sum(ctx, device, in, count, &dense));
+    return dense.data != out->data ? dp__copy_tensor(ctx, out, &dense, NULL) : DP_OK;
+}
+
+typedef struct dp__adder { /* collects the leaves; each result is filled in afterwards */
+    dp__zipper zipper;     /* its scope is the results' */
+    dp_scope *temp;
+    const dp_tensor **parts; /* `count` of each leaf, leaf after leaf */
+    dp_tensor **results;
+    size_t leaf_count;
+} dp__adder;
+
+static dp_status dp__add_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                              dp_value *out)
+{
+    dp__adder *adder = (dp__adder *)zipper;
+    char a[96], b[96];
+    *out = dp_none();
+    if (values[0].kind == DP_NONE)
+        return DP_OK;
+    if (values[0].kind != DP_TENSOR)
+        return dp__refuse_leaf(values[0], path, "added");
+    const dp_tensor *first = values[0].as.t;
+    for (size_t i = 0; i < zipper->count; i++) {
+        const dp_tensor *part = values[i].as.t;
+        if (part->dtype != first->dtype || !dp__same_shape(part, first))
+            return dp__path_error(
+                DP_ERR_MISMATCH, path, " is %s (%s) in replica 0 and %s (%s) in replica %zu",
+                dp__dtype_names[first->dtype], dp__shape_text(first, a, sizeof a),
+                dp__dtype_names[part->dtype], dp__shape_text(part, b, sizeof b), i);
+        if (dp__device_of(zipper->scope->ctx, part->device) == NULL)
+            return dp__path_error(DP_ERR_INVALID, path,
+                                  " of replica %zu is on no device of this context", i);
+        adder->parts[adder->leaf_count * zipper->count + i] = part;
+    }
+    DP__TRY(dp__of(zipper->scope, first, out));
+    adder->results[adder->leaf_count++] = (dp_tensor *)(uintptr_t)out->as.t;
+    return DP_OK;
+}
+
+/* Where the host reaches all, each leaf is added by itself: packing would only cost. */
+static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
+{
+    for (size_t leaf = 0; leaf < adder->leaf_count; leaf++) {
+        dp_tensor *result = adder->results[leaf];
+        DP__TRY(dp__tensor_make(adder->zipper.scope, device, (dp_dtype)result->dtype, result->ndim,
+                                result->shape, result));
+        DP__TRY(dp__add_up(ctx, adder->temp, &adder->parts[leaf * adder->zipper.count],
+                           adder->zipper.count, device, result));
+    }
+    return DP_OK;
+}
+
+/* One flat block a replica and group, added in one go; the results are views of the sum. */
+static dp_status dp__add_flats(dp__adder *adder, dp_ctx *ctx, dp__device *device, dp__flats *flats)
+{
+    size_t replicas = adder->zipper.count;
+    const void **in = dp__scope_bytes(adder->temp, replicas * sizeof *in, 8);
+    if (in == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", replicas);
+    for (size_t group = 0; group < flats->group_count; group++) {
+        size_t leaf = 0;
+        dp_tensor sum, part;
+        while (flats->members[leaf].group != group)
+            leaf++;
+        dp_dtype dtype = (dp_dtype)flats->members[leaf].tensor->dtype;
+        DP__TRY(dp__tensor_make(adder->zipper.scope, device, dtype, 1, &flats->group_counts[group],
+                                &sum));
+        for (size_t i = 0; i < replicas; i++) {
+            for (size_t k = 0; k < flats->count; k++)
+                flats->members[k].tensor = adder->parts[k * replicas + i];
+            DP__TRY(dp__flat_new(flats, group, dtype, device, &part));
+            DP__TRY(dp__flat_fill(flats, group, &part, device));
+            in[i] = part.data;
+        }
+        DP__TRY(dp__sum(ctx, device, in, replicas, &sum));
+        for (size_t k = leaf; k < flats->count; k++)
+            if (flats->members[k].group == group)
+                *adder->results[k] = dp__flat_view(&sum, &flats->members[k]);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__reduce_add(dp_scope *scope, dp_scope *temp, dp_value list, dp__device *device,
+                                dp_value *out)
+{
+    dp__flats flats;
+    dp__adder adder = {
+        .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__add_leaf},
+        .temp = temp};
+    DP__TRY(dp__flats_make(&flats, temp, list.as.items[0], DP__COALESCE_BYTES));
+    adder.parts = dp__scope_bytes(temp, flats.count * list.count * sizeof *adder.parts, 8);
+    adder.results = dp__scope_bytes(temp, flats.count * sizeof *adder.results, 8);
+    if (adder.parts == NULL || adder.results == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu tensors", flats.count);
+    DP__TRY(dp__zip(&adder.zipper, list.as.items, NULL, out));
+    return dp__is_host(device) ? dp__add_each(&adder, scope->ctx, device)
+                               : dp__add_flats(&adder, scope->ctx, device, &flats);
+}
+
+DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                               const dp_gather_config *how, dp_value *out)
+{
+    how = how != NULL ? how : &dp__gather_default;
+    dp__device *device = NULL;
+    dp_scope *temp = NULL;
+    dp_value sum = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_list(__func__, list));
+    DP__TRY(dp__check_output(__func__, ctx, how, &device));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__reduce_add(scope, temp, list, device, &sum);
+    dp__scope_end(temp);
+    if (status == DP_OK)
+        *out = sum;
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t part_count,
+                                    const dp_tensor *out)
+{
+    dp__pair pair = {.dst_name = "out", .dst = out};
+    dp_scope *temp = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    if (part_count == 0 || part_count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
+    DP__TRY(dp__check_pointer(__func__, "parts", parts));
+    for (size_t i = 0; i < part_count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "part %zu", i);
+        pair.src_name = name;
+        pair.src = &parts[i];
+        DP__TRY(dp__check_copy(__func__, ctx, &pair));
+        DP__TRY(dp__check_same_dtype(__func__, name, &parts[i], "out", out));
+    }
+    if (dp__count(out) == 0)
+        return DP_OK;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    const dp_tensor **list = dp__scope_bytes(temp, part_count * sizeof *list, 8);
+    dp_status status = list != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory");
+    for (size_t i = 0; list != NULL && i < part_count; i++)
+        list[i] = &parts[i];
+    if (status == DP_OK)
+        status = dp__add_up(ctx, temp, list, part_count, pair.to, out);
+    dp__scope_end(temp);
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>reducing ===============================================================================
+   Collectives at the public edge: what each verb sends and receives stands in one table, by which
+   arguments are checked; then a world of one is served at once, and the rest by the table of
+   functions or, for what that lacks, by >>fallbacks.                                            */
+
+typedef enum dp__verb {
+    DP__ALL_REDUCE,
+    DP__BROADCAST,
+    DP__ALL_GATHER,
+    DP__REDUCE_SCATTER,
+    DP__ALL_TO_ALL,
+    DP__REDUCE_TO,
+    DP__GATHER_TO,
+    DP__SCATTER_FROM
+} dp__verb;
+
+typedef struct dp__rule {
+    bool send_all, recv_all;         /* a block for every rank, else one */
+    bool send_at_root, recv_at_root; /* matters there only */
+    bool reduces;
+    bool in_place; /* send's block may be recv's: the own one where there is one for every rank */
+} dp__rule;
+
+static const dp__rule dp__rules[] = {
+    [DP__ALL_REDUCE] = {.reduces = true, .in_place = true},
+    [DP__BROADCAST] = {.send_at_root = true, .in_place = true},
+    [DP__ALL_GATHER] = {.recv_all = true, .in_place = true},
+    [DP__REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true},
+    [DP__ALL_TO_ALL] = {.send_all = true, .recv_all = true},
+    [DP__REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
+    [DP__GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
+    [DP__SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
+
+typedef struct dp__coll { /* one call */
+    const char *fn;
+    dp_ctx *ctx;
+    dp__verb verb;
+    const dp_part *local;
+    size_t count; /* elements of a block */
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+    int root;
+} dp__coll;
+
+static dp_status dp__enter(const char *fn, dp_ctx *ctx)
+{
+    if (!atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: another call of this context is under way: it was called "
+                    "inside dp_run, or from two threads at once",
+                    fn);
+}
+
+static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    atomic_store_explicit(&ctx->entered, false, memory_order_release);
+    if (status == DP_OK) /* the job may have failed meanwhile: what came out is void */
+        return dp__check_ctx(fn, ctx);
+    return dp__leave(fn, ctx, status);
+}
+
+static bool dp__sends(const dp__coll *coll, int local_rank)
+{
+    return !dp__rules[coll->verb].send_at_root ||
+           coll->ctx->info.rank_first + local_rank == coll->root;
+}
+
+static bool dp__receives(const dp__coll *coll, int local_rank)
+{
+    return !dp__rules[coll->verb].recv_at_root ||
+           coll->ctx->info.rank_first + local_rank == coll->root;
+}
+
+/* Bytes of all blocks, or of one. */
+static size_t dp__blocks_bytes(const dp__coll *coll, bool all)
+{
+    size_t blocks = all ? (size_t)coll->ctx->info.rank_count : 1;
+    return coll->count * dp__dtype_sizes[coll->dtype] * blocks;
+}
+
+static bool dp__is_in_place(const dp__coll *coll, int local_rank)
+{
+    const dp__rule *rule = &dp__rules[coll->verb];
+    const dp_part *part = &coll->local[local_rank];
+    size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * dp__blocks_bytes(coll, false);
+    return rule->in_place && (const char *)part->send + (rule->send_all ? own : 0) ==
+                                 (const char *)part->recv + (rule->recv_all ? own : 0);
+}
+
+static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
+{
+    return (dp__is_host(&ctx->devices[a]) && dp__is_host(&ctx->devices[b])) ||
+           ctx->config.devices[a] == ctx->config.devices[b];
+}
+
+/* Whether what rank i writes lies apart from what rank k reads or writes. */
+static bool dp__parts_apart(const dp__coll *coll, int i, int k)
+{
+    const void *recv = coll->local[i].recv;
+    size_t recv_bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].recv_all);
+    size_t send_bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].send_all);
+    if (!dp__receives(coll, i) || !dp__share_memory(coll->ctx, i, k))
+        return true;
+    if (i != k && dp__receives(coll, k) &&
+        dp__ranges_overlap(recv, recv_bytes, coll->local[k].recv, recv_bytes))
+        return false;
+    return !dp__sends(coll, k) || (i == k && dp__is_in_place(coll, i)) ||
+           !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes);
+}
+
+/* One local rank's part, copied to ctx->parts with its stream filled in. */
+static dp_status dp__check_part(const dp__coll *coll, int local_rank)
+{
+    dp_ctx *ctx = coll->ctx;
+    const dp_part *part = &coll->local[local_rank];
+    const dp__device *device = &ctx->devices[local_rank];
+    if (coll->count > 0 && part->send == NULL && dp__sends(coll, local_rank))
+        return dp_error(DP_ERR_INVALID, "%s: send of local rank %d is NULL", coll->fn, local_rank);
+    if (coll->count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
+        return dp_error(DP_ERR_INVALID, "%s: recv of local rank %d is NULL", coll->fn, local_rank);
+    if (part->stream != NULL && part->stream->dev != device->dev)
+        return dp_error(DP_ERR_INVALID, "%s: the stream of local rank %d is of another device",
+                        coll->fn, local_rank);
+    ctx->parts[local_rank] = *part;
+    if (part->stream == NULL)
+        ctx->parts[local_rank].stream = device->stream;
+    return DP_OK;
+}
+
+static dp_status dp__check_coll(const dp__coll *coll)
+{
+    const dp_ctx *ctx = coll->ctx;
+    const dp__rule *rule = &dp__rules[coll->verb];
+    size_t bytes = 0;
+    DP__TRY(dp__check_pointer(coll->fn, "local", coll->local));
+    DP__TRY(dp__check_dtype(coll->fn, coll->dtype));
+    if (rule->reduces && (unsigned)coll->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", coll->fn, (int)coll->op);
+    if (coll->root < 0 || coll->root >= ctx->info.rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn, coll->root,
+                        ctx->info.rank_count);
+    if (!dp__mul(coll->count, dp__dtype_sizes[coll->dtype], &bytes) ||
+        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", coll->fn);
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP__TRY(dp__check_part(coll, i));
+    for (int i = 0; i < ctx->info.local_count; i++)
+        for (int k = 0; k < ctx->info.local_count; k++)
+            if (!dp__parts_apart(coll, i, k))
+                return dp_error(DP_ERR_INVALID,
+                                "%s: recv of local rank %d overlaps a buffer of "
+                                "local rank %d",
+                                coll->fn, i, k);
+    return DP_OK;
+}
+
+/* In a world of one every collective is a copy, scaled at most. */
+static dp_status dp__copy_alone(const dp__coll *coll)
+{
+    dp_ctx *ctx = coll->ctx;
+    const dp_part *part = &ctx->parts[0];
+    bool plain = !(coll->scale < 1) && !(coll->scale > 1);
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = coll->dtype,
+                           .in_dtype = coll->dtype,
+                           .count = coll->count,
+                           .out = &part->recv,
+                           .in = &part->send,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = coll->scale,
+                           .beta = 1};
+    if (!plain)
+        return dp__kernel(ctx, &ctx->devices[0], part->stream, &args);
+    if (part->send == part->recv)
+        return DP_OK;
+    return part->stream->dev->ops->copy(part->stream, part->recv, part->send,
+                                        dp__blocks_bytes(coll, false));
+}
+
+static dp_status dp__detour(const dp__coll *coll);
+
+static dp_status dp__collective_entered(const dp__coll *coll)
+{
+    dp_comm *comm = coll->ctx->comm;
+    const dp_part *parts = coll->ctx->parts;
+    DP__TRY(dp__check_coll(coll));
+    if (coll->count == 0)
+        return DP_OK;
+    if (comm == NULL)
+        return dp__copy_alone(coll);
+    switch (coll->verb) {
+    case DP__ALL_REDUCE:
+        return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, coll->scale);
+    case DP__BROADCAST:
+        return comm->ops->broadcast(comm, parts, coll->count, coll->dtype, coll->root);
+    case DP__ALL_GATHER:
+        return comm->ops->all_gather(comm, parts, coll->count, coll->dtype);
+    case DP__REDUCE_SCATTER:
+        if (DP_HAS(dp_coll_ops, comm->ops, reduce_scatter))
+            return comm->ops->reduce_scatter(comm, parts, coll->count, coll->dtype, coll->op, 1);
+        break;
+    case DP__ALL_TO_ALL:
+        if (DP_HAS(dp_coll_ops, comm->ops, all_to_all))
+            return comm->ops->all_to_all(comm, parts, coll->count, coll->dtype);
+        break;
+    case DP__REDUCE_TO:
+    case DP__GATHER_TO:
+    case DP__SCATTER_FROM:
+        break;
+    }
+    return dp__detour(coll);
+}
+
+static dp_status dp__collective(const dp__coll *coll)
+{
+    DP__TRY(dp__check_ctx(coll->fn, coll->ctx));
+    DP__TRY(dp__enter(coll->fn, coll->ctx));
+    return dp__exit(coll->fn, coll->ctx, dp__collective_entered(coll));
+}
+
+DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
+                               dp_op op)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, 1, 0});
+}
+
+DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
+                                      dp_dtype dtype, dp_op op, double scale)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_dtype(__func__, dtype));
+    if (!dp__is_float(dtype))
+        return dp_error(DP_ERR_INVALID, "%s: %s would be cut to whole numbers", __func__,
+                        dp__dtype_names[dtype]);
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0});
+}
+
+DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
+                              int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__BROADCAST, local, count, dtype, DP_OP_SUM, 1, root});
+}
+
+DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_GATHER, local, count_each, dtype, DP_OP_SUM, 1, 0});
+}
+
+DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                   dp_dtype dtype, dp_op op)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__REDUCE_SCATTER, local, count_each, dtype, op, 1, 0});
+}
+
+DP_API dp_status dp_all_to_all(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_TO_ALL, local, count_each, dtype, DP_OP_SUM, 1, 0});
+}
+
+DP_API dp_status dp_reduce_to(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
+                              dp_op op, int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__REDUCE_TO, local, count, dtype, op, 1, root});
+}
+
+DP_API dp_status dp_gather_to(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype,
+                              int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__GATHER_TO, local, count_each, dtype, DP_OP_SUM, 1, root});
+}
+
+DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                 dp_dtype dtype, int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__SCATTER_FROM, local, count_each, dtype, DP_OP_SUM, 1, root});
+}
+
+static dp_status dp__sync_all(dp_ctx *ctx)
+{
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP__TRY(ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream));
+    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll))
+        return ctx->comm->ops->poll(ctx->comm);
+    return DP_OK;
+}
+
+/* A reduction of one byte a rank: nobody leaves before everybody has given theirs. */
+static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
+{
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_tensor byte;
+        DP__TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
+        DP__TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
+        ctx->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
+    }
+    DP__TRY(ctx->comm->ops->all_reduce(ctx->comm, ctx->parts, 1, DP_BOOL, DP_OP_MAX, 1));
+    return dp__sync_all(ctx);
+}
+
+DP_API dp_status dp_barrier(dp_ctx *ctx)
+{
+    dp_scope *temp = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__enter(__func__, ctx));
+    if (ctx->comm == NULL)
+        return dp__exit(__func__, ctx, dp__sync_all(ctx));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__barrier(ctx, temp);
+    dp__scope_end(temp);
+    return dp__exit(__func__, ctx, status);
+}
+
+/* ==== >>fallbacks ==============================================================================
+   Verbs that a table may lack, by those that it must have. They take device memory for a moment,
+   and wait until it is free again. */
+
+/* Elements that a rank receives on the way; 0: where the caller wanted them at once. */
+static size_t dp__detour_count(const dp__coll *coll, int local_rank)
+{
+    size_t ranks = (size_t)coll->ctx->info.rank_count;
+    switch (coll->verb) {
+    case DP__REDUCE_SCATTER:
+    case DP__SCATTER_FROM:
+        return coll->count * ranks;
+    case DP__ALL_TO_ALL:
+        return coll->count * ranks * ranks;
+    case DP__REDUCE_TO:
+        return dp__receives(coll, local_rank) ? 0 : coll->count;
+    case DP__GATHER_TO:
+        return dp__receives(coll, local_rank) ? 0 : coll->count * ranks;
+    case DP__ALL_REDUCE:
+    case DP__BROADCAST:
+    case DP__ALL_GATHER:
+        break;
+    }
+    return 0;
+}
+
+static dp_status dp__detour_verb(const dp__coll *coll, const dp_part *parts)
+{
+    dp_comm *comm = coll->ctx->comm;
+    size_t all = coll->count * (size_t)coll->ctx->info.rank_count;
+    if (coll->verb == DP__REDUCE_SCATTER)
+        return comm->ops->all_reduce(comm, parts, all, coll->dtype, coll->op, 1);
+    if (coll->verb == DP__REDUCE_TO)
+        return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, 1);
+    if (coll->verb == DP__SCATTER_FROM)
+        return comm->ops->broadcast(comm, parts, all, coll->dtype, coll->root);
+    return comm->ops->all_gather(comm, parts, coll->verb == DP__ALL_TO_ALL ? all : coll->count,
+                                 coll->dtype);
+}
+
+/* What a rank wanted of what it received: its own block, or its own one from every rank. */
+static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int local_rank)
+{
+    size_t bytes = dp__blocks_bytes(coll, false), all = dp__blocks_bytes(coll, true);
+    size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * bytes;
+    size_t from_count = coll->verb == DP__ALL_TO_ALL ? (size_t)coll->ctx->info.rank_count : 1;
+    if (coll->verb == DP__REDUCE_TO || coll->verb == DP__GATHER_TO)
+        return DP_OK;
+    for (size_t from = 0; from < from_count; from++)
+        DP__TRY(part->stream->dev->ops->copy(part->stream,
+                                             (char *)coll->local[local_rank].recv + from * bytes,
+                                             (const char *)part->recv + from * all + own, bytes));
+    return DP_OK;
+}
+
+static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
+{
+    dp_ctx *ctx = coll->ctx;
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        int64_t count = (int64_t)dp__detour_count(coll, i);
+        dp_tensor own;
+        if (count == 0)
+            continue;
+        DP__TRY(dp__tensor_make(temp, &ctx->devices[i], coll->dtype, 1, &count, &own));
+        ctx->parts[i].recv = own.data;
+    }
+    DP__TRY(dp__detour_verb(coll, ctx->parts));
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP__TRY(dp__detour_take(coll, &ctx->parts[i], i));
+    return DP_OK;
+}
+
+static dp_status dp__detour(const dp__coll *coll)
+{
+    dp_ctx *ctx = coll->ctx;
+    dp_scope *temp = NULL;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__detour_run(coll, temp);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_stream *stream = ctx->parts[i].stream;
+        dp_status synced = stream->dev->ops->stream_sync(stream);
+        status = status != DP_OK ? status : synced;
+    }
+    dp__scope_end(temp);
+    return status;
+}
+
+/* ==== >>staging ================================================================================
+   The last resort of a context whose devices keep their memory to themselves and have no table of
+   collectives: a table of its own that goes through the host, a piece at a time. One process.   */
+
+typedef struct dp__staging {
+    dp_comm base;
+    int count;
+    char **pieces; /* DP__STAGE_BYTES of host memory a rank */
+} dp__staging;
+_Static_assert(offsetof(dp__staging, base) == 0, "a dp_comm is the head of its communicator");
+
+static const dp_coll_ops dp__staging_ops;
+
+static bool dp__staging_fits(const dp_comm_config *config)
+{
+    return config->bootstrap == NULL && !config->host_memory;
+}
+
+static void dp__staging_close(dp_comm *comm)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    for (int i = 0; i < staging->count && staging->pieces != NULL; i++)
+        comm->host->free(comm->host, staging->pieces[i]);
+    comm->host->free(comm->host, staging->pieces);
+    comm->host->free(comm->host, staging);
+}
+
+static dp_status dp__staging_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp__staging *staging = host->alloc(host, sizeof *staging, _Alignof(dp__staging));
+    size_t bytes = (size_t)config->local_count * sizeof *staging->pieces;
+    if (staging == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
+    *staging = (dp__staging){.base = {&dp__staging_ops, host}, .count = config->local_count};
+    staging->pieces = host->alloc(host, bytes, _Alignof(char *));
+    bool full = staging->pieces == NULL;
+    for (int i = 0; i < config->local_count && staging->pieces != NULL; i++) {
+        staging->pieces[i] = host->alloc(host, DP__STAGE_BYTES, 64);
+        full = full || staging->pieces[i] == NULL;
+    }
+    if (full) {
+        dp__staging_close(&staging->base);
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
+    }
+    *out = &staging->base;
+    return DP_OK;
+}
+
+static dp_status dp__staging_sync(const dp_part *local, int count)
+{
+    for (int i = 0; i < count; i++)
+        DP__TRY(local[i].stream->dev->ops->stream_sync(local[i].stream));
+    return DP_OK;
+}
+
+static dp_status dp__staging_out(const dp_part *part, char *piece, size_t offset, size_t bytes)
+{
+    return part->stream->dev->ops->copy_out(part->stream, piece, (const char *)part->send + offset,
+                                            bytes);
+}
+
+static dp_status dp__staging_in(const dp_part *part, size_t offset, const char *piece, size_t bytes)
+{
+    return part->stream->dev->ops->copy_in(part->stream, (char *)part->recv + offset, piece, bytes);
+}
+
+/* One piece from every rank, reduced into the first one's place, and to every rank again. */
+static dp_status dp__staging_reduce_piece(dp__staging *staging, const dp_part *local,
+                                          dp_kernel_args *args, size_t offset)
+{
+    size_t bytes = args->count * dp__dtype_sizes[args->dtype];
+    void *out = staging->pieces[0];
+    for (int i = 0; i < staging->count; i++)
+        DP__TRY(dp__staging_out(&local[i], staging->pieces[i], offset, bytes));
+    DP__TRY(dp__staging_sync(local, staging->count));
+    args->out = &out;
+    DP__TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), args));
+    for (int i = 0; i < staging->count; i++)
+        DP__TRY(dp__staging_in(&local[i], offset, out, bytes));
+    return dp__staging_sync(local, staging->count);
+}
+
+static dp_status dp__staging_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                        dp_dtype dtype, dp_op op, double scale)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    size_t size = dp__dtype_sizes[dtype], most = DP__STAGE_BYTES / size;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
+                           .dtype = dtype,
+                           .in_dtype = dtype,
+                           .in = (const void *const *)staging->pieces,
+                           .out_count = 1,
+                           .in_count = (size_t)staging->count,
+                           .alpha = scale,
+                           .beta = op == DP_OP_MEAN ? staging->count : 1};
+    for (size_t done = 0; done < count; done += args.count) {
+        args.count = count - done < most ? count - done : most;
+        DP__TRY(dp__staging_reduce_piece(staging, local, &args, done * size));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__staging_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                       dp_dtype dtype, int root)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    size_t bytes = count * dp__dtype_sizes[dtype], piece = 0;
+    for (size_t done = 0; done < bytes; done += piece) {
+        piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
+        DP__TRY(dp__staging_out(&local[root], staging->pieces[0], done, piece));
+        DP__TRY(local[root].stream->dev->ops->stream_sync(local[root].stream));
+        for (int i = 0; i < staging->count; i++)
+            DP__TRY(dp__staging_in(&local[i], done, staging->pieces[0], piece));
+        DP__TRY(dp__staging_sync(local, staging->count));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__staging_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                        dp_dtype dtype)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    size_t bytes = count_each * dp__dtype_sizes[dtype], piece = 0;
+    for (size_t done = 0; done < bytes; done += piece) {
+        piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
+        for (int i = 0; i < staging->count; i++)
+            DP__TRY(dp__staging_out(&local[i], staging->pieces[i], done, piece));
+        DP__TRY(dp__staging_sync(local, staging->count));
+        for (int i = 0; i < staging->count; i++)
+            for (int from = 0; from < staging->count; from++)
+                DP__TRY(dp__staging_in(&local[i], (size_t)from * bytes + done,
+                                       staging->pieces[from], piece));
+        DP__TRY(dp__staging_sync(local, staging->count));
+    }
+    return DP_OK;
+}
+
+static const dp_coll_ops dp__staging_ops = {.size = sizeof(dp_coll_ops),
+                                            .name = "through the host",
+                                            .fits = dp__staging_fits,
+                                            .open = dp__staging_open,
+                                            .close = dp__staging_close,
+                                            .all_reduce = dp__staging_all_reduce,
+                                            .broadcast = dp__staging_broadcast,
+                                            .all_gather = dp__staging_all_gather};
+
+/* ==== >>resolve ==================================================================================
+   What a config means: tables are complete, zero becomes the default, lists are copied.         */
+
+enum { DP__DEVICES_MAX = 4096 };
+
+typedef struct dp__method {
+    const char *name;
+    size_t offset;
+} dp__method;
+
+#define DP__DEVICE_METHOD(name) {#name, offsetof(dp_device_ops, name)},
+#define DP__COLL_METHOD(name)   {#name, offsetof(dp_coll_ops, name)},
+/* clang-format off */
+static const dp__method dp__device_methods[] = {
+    DP__DEVICE_METHOD(count) DP__DEVICE_METHOD(open) DP__DEVICE_METHOD(close)
+    DP__DEVICE_METHOD(info) DP__DEVICE_METHOD(alloc) DP__DEVICE_METHOD(free)
+    DP__DEVICE_METHOD(stream_create) DP__DEVICE_METHOD(stream_destroy)
+    DP__DEVICE_METHOD(stream_sync) DP__DEVICE_METHOD(event_create)
+    DP__DEVICE_METHOD(event_destroy) DP__DEVICE_METHOD(event_record)
+    DP__DEVICE_METHOD(event_wait) DP__DEVICE_METHOD(event_sync)
+    DP__DEVICE_METHOD(copy_in) DP__DEVICE_METHOD(copy_out) DP__DEVICE_METHOD(copy)};
+static const dp__method dp__coll_methods[] = {
+    DP__COLL_METHOD(fits) DP__COLL_METHOD(open) DP__COLL_METHOD(close)
+    DP__COLL_METHOD(all_reduce) DP__COLL_METHOD(broadcast) DP__COLL_METHOD(all_gather)};
+/* clang-format on */
+
+/* A table is long enough for its required methods, and has them. */
+static dp_status dp__check_table(const void *table, size_t size, const char *name,
+                                 const dp__method *methods, size_t count)
+{
+    void (*method)(void) = NULL;
+    if (name == NULL)
+        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has no name");
+    for (size_t i = 0; i < count; i++) {
+        if (size >= methods[i].offset + sizeof method)
+            memcpy(&method, (const char *)table + methods[i].offset, sizeof method);
+        if (size < methods[i].offset + sizeof method || method == NULL)
+            return dp_error(DP_ERR_INVALID, "dp_open: table '%s' (size %zu) has no method '%s'",
+                            name, size, methods[i].name);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__check_device_table(const dp_device_ops *ops)
+{
+    if (ops->size < offsetof(dp_device_ops, count))
+        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
+    return dp__check_table(ops, ops->size, ops->name, dp__device_methods,
+                           sizeof dp__device_methods / sizeof dp__device_methods[0]);
+}
+
+static dp_status dp__check_coll_table(const dp_coll_ops *ops)
+{
+    if (ops->size < offsetof(dp_coll_ops, fits))
+        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
+    return dp__check_table(ops, ops->size, ops->name, dp__coll_methods,
+                           sizeof dp__coll_methods / sizeof dp__coll_methods[0]);
+}
+
+/* A copy of a NULL-terminated list, so that the caller's may go. */
+static dp_status dp__copy_list(dp_ctx *ctx, const void *const *list, const void *const **out)
+{
+    size_t count = 0;
+    while (list[count] != NULL)
+        count++;
+    const void **copy = dp__host_alloc(&ctx->host, (count + 1) * sizeof *copy, sizeof *copy);
+    if (copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    memcpy(copy, list, (count + 1) * sizeof *copy);
+    *out = copy;
+    return DP_OK;
+}
+
+static dp_status dp__resolve_tables(dp_ctx *ctx)
+{
+    const dp_device_ops *const devices[] = {dp_cpu(), NULL};
+    const dp_coll_ops *const colls[] = {dp_cpu_coll(), NULL};
+    dp_config *config = &ctx->config;
+    if (config->backends == NULL)
+        config->backends = devices;
+    if (config->colls == NULL)
+        config->colls = colls;
+    for (size_t i = 0; config->backends[i] != NULL; i++)
+        DP__TRY(dp__check_device_table(config->backends[i]));
+    for (size_t i = 0; config->colls[i] != NULL; i++)
+        DP__TRY(dp__check_coll_table(config->colls[i]));
+    DP__TRY(dp__copy_list(ctx, (const void *const *)config->backends,
+                          (const void *const **)&config->backends));
+    return dp__copy_list(ctx, (const void *const *)config->colls,
+                         (const void *const **)&config->colls);
+}
+
+/* The first table that has a device serves; what the others said is kept for the sentence. */
+static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
+{
+    char said[DP__TEXT_BYTES / 2] = "";
+    const dp_device_ops *const *backends = ctx->config.backends;
+    for (int place = 0; backends[place] != NULL; place++) {
+        int count = 0;
+        dp_status status = backends[place]->count(&ctx->host, &count);
+        if (status == DP_OK && count > 0) {
+            *out_place = place;
+            *out_count = count;
+            return DP_OK;
+        }
+        const char *why = status == DP_OK ? "no device" : dp_last_error();
+        size_t used = strlen(said);
+        snprintf(said + used, sizeof said - used, "%s%s: %.100s", place > 0 ? "; " : "",
+                 backends[place]->name, why);
+        dp__log(ctx, DP_LOG_INFO, "%s: %s", backends[place]->name, why);
+    }
+    return dp_error(DP_ERR_NO_DEVICE, "dp_open: no table has a device (%s)", said);
+}
+
+static dp_status dp__env_count(const char *name, int *out)
+{
+    const char *text = dp__os_env(name);
+    int count = 0;
+    for (const char *at = text; at != NULL && *at != '\0'; at++) {
+        if (*at < '0' || *at > '9' || count > DP__DEVICES_MAX)
+            return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a number of devices", name,
+                            text);
+        count = count * 10 + (*at - '0');
+    }
+    if (text != NULL && count == 0)
+        return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a number of devices", name, text);
+    *out = count;
+    return DP_OK;
+}
+
+static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
+{
+    dp_config *config = &ctx->config;
+    if (config->device_count == 0 && config->devices == NULL)
+        DP__TRY(dp__env_count("DP_DEVICES", &config->device_count));
+    if (config->device_count == 0 && config->devices == NULL)
+        config->device_count = available;
+    if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
+        return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d",
+                        config->device_count, DP__DEVICES_MAX);
+    int *devices =
+        dp__host_alloc(&ctx->host, (size_t)config->device_count * sizeof *devices, sizeof *devices);
+    if (devices == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    for (int i = 0; i < config->device_count; i++)
+        devices[i] = config->devices != NULL ? config->devices[i] : i;
+    config->devices = devices;
+    return DP_OK;
+}
+
+static dp_status dp__resolve_numbers(dp_ctx *ctx)
+{
+    dp_config *config = &ctx->config;
+    if (config->thread_count < 0 || config->timeout_ms < 0 || config->device_count < 0)
+        return dp_error(DP_ERR_INVALID, "dp_open: %s is negative",
+                        config->thread_count < 0 ? "thread_count"
+                        : config->timeout_ms < 0 ? "timeout_ms"
+                                                 : "device_count");
+    if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
+        return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
+    if (config->thread_count == 0)
+        config->thread_count = dp__os_core_count();
+    if (config->timeout_ms == 0)
+        config->timeout_ms = DP__TIMEOUT_MS;
+    config->bootstrap.process_count =
+        config->bootstrap.all_gather != NULL ? config->bootstrap.process_count : 1;
+    return DP_OK;
+}
+
+/* $DP_DEBUG counts where no log was asked for; a word that it does not know is not passed over. */
+static void dp__resolve_log(dp_ctx *ctx)
+{
+    dp_log *log = &ctx->config.log;
+    const char *debug = log->fn == NULL ? dp__os_env("DP_DEBUG") : NULL;
+    dp_level level = dp__level_of(debug);
+    if (debug != NULL)
+        *log = (dp_log){dp_log_stderr, NULL, level != DP_LOG_DEFAULT ? level : DP_LOG_WARN};
+    if (log->level == DP_LOG_DEFAULT)
+        log->level = DP_LOG_INFO;
+    if (debug != NULL && level == DP_LOG_DEFAULT)
+        dp__log(ctx, DP_LOG_WARN, "DP_DEBUG is '%s', not error, warn, info or trace", debug);
+}
+
+/* ==== >>open =====================================================================================
+   From a config to a context and back. With other processes every step is agreed upon. What was
+   opened is closed in reverse order, from any state.                                            */
+
+/* `backend` 0 is the host. */
+static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__device *device,
+                                 dp_device id, int index)
+{
+    *device = (dp__device){.id = id, .local_rank = id.backend != 0 ? id.index : -1};
+    DP__TRY(ops->open(&ctx->host, index, &device->dev));
+    if (device->dev == NULL || device->dev->ops == NULL)
+        return dp_error(DP_ERR_INTERNAL, "dp_open: '%s' opened a device without ops", ops->name);
+    ops = device->dev->ops;
+    device->pool.device = device;
+    DP__TRY(ops->info(device->dev, &device->info));
+    DP__TRY(ops->stream_create(device->dev, 0, &device->own_stream));
+    device->stream = device->own_stream;
+    DP__TRY(ops->event_create(device->dev, &device->done));
+    return ops->event_create(device->dev, &device->read_done);
+}
+
+static void dp__device_close(dp__device *device)
+{
+    if (device->dev == NULL || device->dev->ops == NULL)
+        return;
+    const dp_device_ops *ops = device->dev->ops;
+    if (device->read_done != NULL)
+        ops->event_destroy(device->read_done);
+    if (device->done != NULL)
+        ops->event_destroy(device->done);
+    if (device->own_stream != NULL)
+        ops->stream_destroy(device->own_stream);
+    ops->close(device->dev);
+}
+
+/* Pools point to their device, so the array must not move: it is reserved once. */
+static dp_status dp__devices_open(dp_ctx *ctx, int place)
+{
+    const dp_device_ops *ops = ctx->config.backends[place];
+    int count = ctx->config.device_count;
+    DP__TRY(dp__device_open(ctx, dp_cpu(), &ctx->host_device, (dp_device){0, 0}, 0));
+    stbds_arrsetcap(ctx->devices, (size_t)count);
+    if (dp__list_failed(ctx->devices)) {
+        ctx->devices = NULL;
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
+    }
+    for (int i = 0; i < count; i++) {
+        stbds_arrput(ctx->devices, (dp__device){0});
+        DP__TRY(dp__device_open(ctx, ops, &ctx->devices[i], (dp_device){place + 1, i},
+                                ctx->config.devices[i]));
+    }
+    ctx->info.local_count = ctx->info.rank_count = count;
+    ctx->info.device_backend = ops->name;
+    ctx->pinned_pool.device = &ctx->devices[0];
+    ctx->pinned_pool.pinned = DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_alloc) &&
+                              DP_HAS(dp_device_ops, ctx->devices[0].dev->ops, host_free);
+    if (!ctx->pinned_pool.pinned)
+        ctx->pinned_pool.device = NULL;
+    return DP_OK;
+}
+
+static dp_status dp__threads_open(dp_ctx *ctx)
+{
+    int count = ctx->info.local_count, cores = ctx->config.thread_count;
+    size_t slots = (size_t)count * sizeof *ctx->slots, parts = (size_t)count * sizeof *ctx->parts;
+    ctx->info.core_count = cores;
+    ctx->info.threads_per_device = cores > count ? cores / count : 1;
+    ctx->slots = dp__host_alloc(&ctx->host, slots, 64);
+    ctx->parts = dp__host_alloc(&ctx->host, parts, 64);
+    if (ctx->slots == NULL || ctx->parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
+    if (count == 1)
+        return DP_OK;
+    if (cores == 1)
+        dp__log(ctx, DP_LOG_WARN,
+                "%d devices and one core: they take turns. If a launcher bound this process to a "
+                "core, ask it for more (mpirun --bind-to none)",
+                count);
+    return dp__team_open(&ctx->host, count, cores, &ctx->team);
+}
+
+typedef struct dp__hello { /* what every process tells the others while it opens */
+    int32_t version, status;
+    int32_t local_count;
+    int32_t coll; /* place of the table that it chose; -1: none yet */
+} dp__hello;
+
+typedef struct dp__meeting { /* the processes of a job */
+    const dp_bootstrap *boot;
+    dp__hello own, *all;
+} dp__meeting;
+
+/* Every process takes part each time, also one that failed: so all fail together, and nobody
+   waits. */
+static dp_status dp__agree(dp__meeting *meeting, dp_status own)
+{
+    const dp_bootstrap *boot = meeting->boot;
+    meeting->own.status = (int32_t)own;
+    dp_status status =
+        boot->all_gather(&meeting->own, meeting->all, sizeof meeting->own, boot->user);
+    if (own != DP_OK)
+        return own;
+    if (status != DP_OK)
+        return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s",
+                        dp_status_text(status));
+    for (int i = 0; i < boot->process_count; i++) {
+        const dp__hello *other = &meeting->all[i];
+        if (other->version != DP_VERSION)
+            return dp_error(DP_ERR_MISMATCH, "dp_open: process %d has dp.h %d, process %d has %d",
+                            boot->process, DP_VERSION, i, (int)other->version);
+        if (other->status != DP_OK)
+            return dp_error(DP_ERR_REMOTE, "dp_open: process %d of %d failed: %s", i,
+                            boot->process_count, dp_status_text((dp_status)other->status));
+        if (other->coll != meeting->own.coll)
+            return dp_error(DP_ERR_MISMATCH,
+                            "dp_open: process %d has its table of collectives in "
+                            "place %d, process %d in place %d",
+                            boot->process, (int)meeting->own.coll, i, (int)other->coll);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
+{
+    int count = ctx->info.local_count;
+    dp_dev **local = dp__host_alloc(&ctx->host, (size_t)count * sizeof *local, sizeof *local);
+    if (local == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
+    *out =
+        (dp_comm_config){.local = local,
+                         .local_count = count,
+                         .rank_first = ctx->info.rank_first,
+                         .rank_count = ctx->info.rank_count,
+                         .timeout_ms = ctx->config.timeout_ms,
+                         .host_memory = true,
+                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL};
+    for (int i = 0; i < count; i++) {
+        local[i] = ctx->devices[i].dev;
+        out->host_memory = out->host_memory && dp__is_host(&ctx->devices[i]);
+    }
+    return DP_OK;
+}
+
+/* The first table that fits; what stages through the host stands behind the last of them. */
+static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config, int *out_place)
+{
+    const dp_coll_ops *const *colls = ctx->config.colls;
+    int place = 0;
+    while (colls[place] != NULL && !colls[place]->fits(config))
+        place++;
+    if (colls[place] == NULL && !dp__staging_fits(config))
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "dp_open: no table of collectives serves '%s' devices "
+                        "of %d processes",
+                        ctx->info.device_backend, ctx->info.process_count);
+    *out_place = place;
+    return DP_OK;
+}
+
+static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int place)
+{
+    const dp_coll_ops *coll = ctx->config.colls[place];
+    coll = coll != NULL ? coll : &dp__staging_ops;
+    ctx->info.coll_backend = coll->name;
+    return coll->open(&ctx->host, config, &ctx->comm);
+}
+
+/* Ranks of the whole job and the communicator, unless this is all there is. With other processes
+   each step is agreed upon before the next. */
+static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
+{
+    dp_comm_config config = {0};
+    int place = 0;
+    for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++) {
+        ctx->info.rank_first += i < meeting->boot->process ? meeting->all[i].local_count : 0;
+        ctx->info.rank_count += i != meeting->boot->process ? meeting->all[i].local_count : 0;
+    }
+    if (ctx->info.rank_count == 1)
+        return DP_OK;
+    dp_status status = dp__comm_config(ctx, &config);
+    if (status == DP_OK)
+        status = dp__comm_choose(ctx, &config, &place);
+    if (meeting != NULL) {
+        meeting->own.coll = place;
+        DP__TRY(dp__agree(meeting, status));
+    }
+    if (status == DP_OK)
+        status = dp__comm_open(ctx, &config, place);
+    return meeting != NULL ? dp__agree(meeting, status) : status;
+}
+
+static dp_status dp__open_local(dp_ctx *ctx)
+{
+    int place = 0, available = 0;
+    ctx->info.coll_backend = "none";
+    ctx->info.process = ctx->config.bootstrap.process;
+    DP__TRY(dp__resolve_numbers(ctx));
+    ctx->info.process_count = ctx->config.bootstrap.process_count;
+    DP__TRY(dp__resolve_tables(ctx));
+    DP__TRY(dp__choose_backend(ctx, &place, &available));
+    DP__TRY(dp__resolve_devices(ctx, available));
+    DP__TRY(dp__devices_open(ctx, place));
+    return dp__threads_open(ctx);
+}
+
+static void dp__release(dp_ctx *ctx, bool ask_devices);
+
+/* A context with its hooks and nothing else; NULL when there is no memory. */
+static dp_ctx *dp__ctx_new(const dp_config *config)
+{
+    dp_allocator allocator = config->allocator;
+    if (allocator.alloc == NULL)
+        allocator = (dp_allocator){dp__os_alloc, dp__os_free, NULL};
+    dp_ctx *ctx = allocator.alloc(sizeof *ctx, 64, allocator.user);
+    if (ctx == NULL) {
+        dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a context");
+        return NULL;
+    }
+    dp__os_init(dp__before_fork, dp__after_fork);
+    *ctx = (dp_ctx){.host = dp__host_make(), .config = *config, .lock = DP__LOCK_INITIALIZER};
+    ctx->config.allocator = allocator;
+    ctx->fork_count = dp__os_fork_count();
+    dp__resolve_log(ctx);
+    return ctx;
+}
+
+/* `meeting` is NULL where this process is alone. */
+static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
+{
+    dp_ctx *ctx = dp__ctx_new(config);
+    dp_status status = ctx != NULL ? dp__open_local(ctx) : DP_ERR_NO_MEMORY;
+    if (meeting != NULL) {
+        meeting->own.local_count = ctx != NULL ? ctx->info.local_count : 0;
+        status = dp__agree(meeting, status);
+    }
+    if (status == DP_OK)
+        status = dp__job_open(ctx, meeting);
+    if (status == DP_OK && !dp__live_swap(NULL, ctx))
+        status =
+            dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);
+    if (status != DP_OK && ctx != NULL) {
+        status = dp__leave("dp_open", ctx, status);
+        dp__release(ctx, true);
+    }
+    *out = ctx;
+    return status;
+}
+
+static dp_status dp__check_config(const dp_config *config)
+{
+    const dp_bootstrap *boot = &config->bootstrap;
+    if ((config->allocator.alloc == NULL) != (config->allocator.free == NULL))
+        return dp_error(DP_ERR_INVALID, "dp_open: allocator needs both functions or none");
+    if (boot->all_gather != NULL &&
+        (boot->process_count < 1 || boot->process < 0 || boot->process >= boot->process_count))
+        return dp_error(DP_ERR_INVALID, "dp_open: bootstrap is process %d of process_count %d",
+                        boot->process, boot->process_count);
+    if (boot->all_gather == NULL && (boot->process_count > 1 || boot->process_count < 0))
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: bootstrap.process_count is %d and "
+                        "bootstrap.all_gather is NULL",
+                        boot->process_count);
+    return DP_OK;
+}
+
+DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version, dp_ctx **out)
+{
+    static const dp_config zero;
+    dp_ctx *ctx = NULL;
+    DP__TRY(dp__check_pointer("dp_open", "out", out));
+    if (config_bytes != sizeof(dp_config) || version != DP_VERSION)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: the caller was compiled with another dp.h (version %d, config of "
+                        "%zu bytes) than the implementation (%d, %zu)",
+                        version, config_bytes, DP_VERSION, sizeof(dp_config));
+    config = config != NULL ? config : &zero;
+    DP__TRY(dp__check_config(config));
+    dp__meeting meeting = {.boot = &config->bootstrap, .own = {.version = DP_VERSION, .coll = -1}};
+    bool alone = meeting.boot->all_gather == NULL || meeting.boot->process_count == 1;
+    if (!alone) /* not by the allocator's hooks: a process without memory still has to say so */
+        meeting.all = dp__os_alloc((size_t)meeting.boot->process_count * sizeof *meeting.all,
+                                   _Alignof(dp__hello), NULL);
+    if (!alone && meeting.all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
+                        meeting.boot->process_count);
+    dp_status status = dp__open_ctx(config, alone ? NULL : &meeting, &ctx);
+    if (!alone)
+        dp__os_free(meeting.all, 0, NULL);
+    DP__TRY(status);
+    dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
+            ctx->info.local_count, ctx->info.device_backend, ctx->info.core_count,
+            ctx->info.threads_per_device, ctx->info.rank_count, ctx->info.coll_backend);
+    *out = ctx;
+    return DP_OK;
+}
+
+/* In a child of fork (ask_devices false) locks and devices are as the parent left them:
+   untouched. */
+static void dp__release(dp_ctx *ctx, bool ask_devices)
+{
+    while (ask_devices && ctx->scopes != NULL)
+        dp__scope_end(ctx->scopes);
+    if (ask_devices && ctx->comm != NULL)
+        ctx->comm->ops->close(ctx->comm);
+    if (ask_devices && ctx->team != NULL)
+        dp__team_close(&ctx->host, ctx->team);
+    dp__blocks_free(ctx, ask_devices);
+    for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
+        dp__device_close(&ctx->devices[i]);
+    if (ask_devices)
+        dp__device_close(&ctx->host_device);
+    while (ctx->all_scopes != NULL) {
+        dp_scope *scope = ctx->all_scopes;
+        ctx->all_scopes = scope->made_before;
+        dp__raw_free(ctx, scope, sizeof *scope);
+    }
+    stbds_arrfree(ctx->devices);
+    dp_allocator allocator = ctx->config.allocator;
+    while (ctx->tracked != NULL)
+        dp__tracked_free(ctx, ctx->tracked);
+    allocator.free(ctx, sizeof *ctx, allocator.user);
+}
+
+DP_API void dp_close(dp_ctx *ctx)
+{
+    if (ctx == NULL)
+        return;
+    if (!dp__is_live(ctx)) {
+        dp_error(DP_ERR_STATE, "dp_close: the context is closed already");
+        return;
+    }
+    dp__live_swap(ctx, NULL);
+    dp__release(ctx, ctx->fork_count == dp__os_fork_count());
+}
+
+/* ==== >>running ==================================================================================
+   What can be asked of a context, and running on its devices' threads.                          */
+
+DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out)
+{
+    DP__TRY(dp__check_open(__func__, ctx));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    *out = ctx->info;
+    return DP_OK;
+}
+
+DP_API dp_status dp_config_get(const dp_ctx *ctx, dp_config *out)
+{
+    DP__TRY(dp__check_open(__func__, ctx));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    *out = ctx->config;
+    return DP_OK;
+}
+
+DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info *out)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_rank(__func__, ctx, local_rank));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_dev *dev = ctx->devices[local_rank].dev;
+    return dp__leave(__func__, ctx, dev->ops->info(dev, out));
+}
+
+DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank)
+{
+    if (dp__check_open(__func__, ctx) != DP_OK ||
+        dp__check_rank(__func__, ctx, local_rank) != DP_OK)
+        return (dp_device){-1, -1};
+    return ctx->devices[local_rank].id;
+}
+
+DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank)
+{
+    if (dp__check_open(__func__, ctx) != DP_OK ||
+        dp__check_rank(__func__, ctx, local_rank) != DP_OK)
+        return NULL;
+    return ctx->devices[local_rank].stream;
+}
+
+DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_rank(__func__, ctx, local_rank));
+    dp__device *device = &ctx->devices[local_rank];
+    stream = stream != NULL ? stream : device->own_stream;
+    if (stream->dev != device->dev)
+        return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
+                        local_rank);
+    DP__TRY(dp__leave(__func__, ctx, dp__order_after(device, stream)));
+    device->stream = stream;
+    return DP_OK;
+}
+
+DP_API dp_status dp_wait(dp_ctx *ctx)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    return dp__leave(__func__, ctx, dp__sync_all(ctx));
+}
+
+typedef struct dp__run {
+    dp_ctx *ctx;
+    dp_scope *scope;
+    dp_run_fn fn;
+    void *user;
+} dp__run;
+
+/* A function that succeeds leaves the thread's sentence alone; one that fails without a sentence
+   must not be given an older one. */
+static void dp__run_part(int local_rank, void *user)
+{
+    const dp__run *run = user;
+    dp__slot *slot = &run->ctx->slots[local_rank];
+    char before = dp__thread.text[0];
+    dp__thread.text[0] = '\0';
+    slot->status = run->fn(local_rank, run->scope->replicas[local_rank], run->user);
+    if (slot->status > DP_OK || slot->status < DP_ERR_INTERNAL) /* not a failure of the list */
+        slot->status = DP_ERR_USER;
+    if (slot->status != DP_OK)
+        memcpy(slot->text, dp__thread.text, sizeof slot->text);
+    else if (dp__thread.text[0] == '\0')
+        dp__thread.text[0] = before;
+}
+
+static dp_status dp__run_scopes(dp_scope *scope)
+{
+    size_t count = (size_t)scope->ctx->info.local_count;
+    if (scope->replicas == NULL) {
+        dp_scope **replicas = dp__scope_bytes(scope, count * sizeof *replicas, sizeof *replicas);
+        if (replicas == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scopes", count);
+        for (size_t i = 0; i < count; i++)
+            replicas[i] = NULL;
+        scope->replicas = replicas;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (scope->replicas[i] == NULL)
+            scope->replicas[i] = dp__scope_open(scope->ctx, scope);
+        if (scope->replicas[i] == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scopes", count);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__run_result(const dp_ctx *ctx)
+{
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        const dp__slot *slot = &ctx->slots[i];
+        if (slot->status != DP_OK)
+            return dp_error(slot->status, "dp_run: local rank %d: %s", i,
+                            slot->text[0] != '\0' ? slot->text : dp_status_text(slot->status));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__run_all(dp__run *run)
+{
+    dp_ctx *ctx = run->ctx;
+    DP__TRY(dp__run_scopes(run->scope));
+    if (ctx->team == NULL) {
+        dp__run_part(0, run);
+        return dp__run_result(ctx);
+    }
+    if (!dp__team_enter(ctx->team)) /* another thread's copy is being shared out just now */
+        return dp_error(DP_ERR_STATE, "dp_run: another thread is inside this context");
+    dp__team_run(ctx->team, ctx->info.local_count, dp__run_part, run);
+    dp__team_exit(ctx->team);
+    return dp__run_result(ctx);
+}
+
+DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    DP__TRY(dp__enter(__func__, ctx));
+    dp__run run = {ctx, scope, fn, user};
+    return dp__exit(__func__, ctx, dp__run_all(&run));
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,2019 @@
+/* dp_cpu.h - v0.1.0 - the host as a backend of dp.h: threads, kernels, collectives - MIT licence
+
+   dp.h includes this file itself; there is nothing to set and nothing to call. It holds all that
+   asks something of the operating system, so that a port to another system replaces this file
+   alone. It needs POSIX threads (link with -lpthread where the C library wants it).
+
+   CONTENTS (search for the tag)
+     >>os           memory, environment, cores, fork, locks
+     >>team         the workers of a context: persistent threads, run and shared out
+     >>simd         vectors of any width from one text
+     >>cast         from any dtype to any other
+     >>copy         bytes, strided blocks, fills
+     >>kernels      what dp_device_ops.kernel does, on one slice of the work
+     >>device       the table dp_cpu(): streams that finish at once, memory of the host
+     >>collectives  the table dp_cpu_coll(): all ranks in this process, one pass over memory
+
+   WHAT dp.h NEEDS OF IT (the surface of a port)
+     dp__os_alloc, dp__os_free    the default allocator
+     dp__os_env                   the environment
+     dp__os_write                 a line of the log to stderr
+     dp__os_core_count            cores that this process may use
+     dp__os_init                  what to call around a fork
+     dp__os_fork_count            how many forks lie between the first process and this one
+     dp__lock, dp__lock_*         a mutex
+     dp__team, dp__team_*         threads
+     dp_cpu, dp_cpu_coll          the two tables                                                  */
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_CPU_IMPLEMENTED)
+#define DP_CPU_IMPLEMENTED
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef CLOCK_MONOTONIC
+#error "dp_cpu.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
+#endif
+
+/* ==== >>os =====================================================================================
+   Plain services of the system. No state but the count of forks.                                */
+
+static void *dp__os_alloc(size_t bytes, size_t align, void *user)
+{
+    void *data = NULL;
+    (void)user;
+    if (align < sizeof(void *))
+        align = sizeof(void *);
+    return posix_memalign(&data, align, bytes) == 0 ? data : NULL;
+}
+
+static void dp__os_free(void *data, size_t bytes, void *user)
+{
+    (void)bytes;
+    (void)user;
+    free(data);
+}
+
+static const char *dp__os_env(const char *name)
+{
+    const char *text = getenv(name);
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+static void dp__os_write(const char *line)
+{
+    fputs(line, stderr);
+}
+
+static uint64_t dp__os_now_ns(void)
+{
+    struct timespec now = {0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t dp__os_memory_bytes(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : 0;
+}
+
+#if defined(__linux__)
+static int dp__os_core_count(void)
+{
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0)
+        return CPU_COUNT(&mask);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t has bits */
+    return online > 0 ? (int)online : 1;
+}
+#else
+static int dp__os_core_count(void)
+{
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+static void dp__os_pause(void)
+{
+    __builtin_ia32_pause();
+}
+#elif defined(__aarch64__)
+static void dp__os_pause(void)
+{
+    __asm__ volatile("isb"); /* `yield` is a no-op on most cores: it would not slow the loop down */
+}
+#else
+static void dp__os_pause(void)
+{
+}
+#endif
+
+typedef pthread_mutex_t dp__lock;
+#define DP__LOCK_INITIALIZER PTHREAD_MUTEX_INITIALIZER
+
+static void dp__lock_enter(dp__lock *lock)
+{
+    pthread_mutex_lock(lock);
+}
+
+static void dp__lock_leave(dp__lock *lock)
+{
+    pthread_mutex_unlock(lock);
+}
+
+static atomic_uint dp__os_forks;
+
+static void (*dp__os_fork_before)(void), (*dp__os_fork_after)(void);
+
+static void dp__os_in_child(void)
+{
+    atomic_fetch_add(&dp__os_forks, 1);
+    dp__os_fork_after();
+}
+
+/* A count in memory, where getpid would be a system call for every call of the user's. */
+static unsigned dp__os_fork_count(void)
+{
+    return atomic_load_explicit(&dp__os_forks, memory_order_relaxed);
+}
+
+/* Once a process: `before` and `after` are called around every fork, `after` on both sides. */
+static void dp__os_init(void (*before)(void), void (*after)(void))
+{
+    static dp__lock once = DP__LOCK_INITIALIZER;
+    dp__lock_enter(&once);
+    if (dp__os_fork_before == NULL) {
+        dp__os_fork_before = before;
+        dp__os_fork_after = after;
+        pthread_atfork(before, after, dp__os_in_child);
+    }
+    dp__lock_leave(&once);
+}
+
+/* ==== >>team ===================================================================================
+   D devices are D-1 workers and the caller. Two kinds of work: `run` (thread i does part i, every
+   part on its own thread) and `share` (parts are taken by whoever is free; a worker that wakes up
+   too late finds the job closed, and nobody waits for it). A wait spins for a while, if there is a
+   core for every thread, and then sleeps. One job at a time: dp__team_enter takes the team.
+
+   Order: the job is written before `state` or `owed` is released, and read after acquiring them. */
+
+enum {
+    DP__SPIN_NS = 100000,
+    DP__TEAM_OPEN = 1 << 30 /* in `state`: workers may join; the rest counts those inside */
+};
+
+typedef struct dp__gate { /* one thread waits for the ticket to change, any thread changes it */
+    _Alignas(64) atomic_uint ticket;
+    atomic_bool asleep;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+} dp__gate;
+
+typedef struct dp__worker {
+    dp__gate gate;
+    atomic_bool owed; /* must run part `index` of the job */
+    struct dp__team *team;
+    int index;
+    pthread_t thread;
+} dp__worker;
+
+typedef struct dp__team {
+    int thread_count; /* workers and caller */
+    int share_count;  /* of them, how many have a core */
+    bool spin;
+    void (*fn)(int part, void *user);
+    void *user;
+    int part_count;
+    atomic_bool busy, closing;
+    _Alignas(64) atomic_int next_part;
+    _Alignas(64) atomic_int state;
+    dp__gate done;
+    dp__worker workers[]; /* [0] is the caller's place and never started */
+} dp__team;
+
+static void dp__gate_init(dp__gate *gate)
+{
+    atomic_init(&gate->ticket, 0);
+    atomic_init(&gate->asleep, false);
+    pthread_mutex_init(&gate->mutex, NULL);
+    pthread_cond_init(&gate->wake, NULL);
+}
+
+static void dp__gate_fini(dp__gate *gate)
+{
+    pthread_mutex_destroy(&gate->mutex);
+    pthread_cond_destroy(&gate->wake);
+}
+
+static unsigned dp__gate_ticket(dp__gate *gate)
+{
+    return atomic_load_explicit(&gate->ticket, memory_order_acquire);
+}
+
+static bool dp__gate_spin(dp__gate *gate, unsigned seen)
+{
+    uint64_t until = dp__os_now_ns() + DP__SPIN_NS;
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (dp__gate_ticket(gate) != seen)
+                return true;
+            dp__os_pause();
+        }
+    } while (dp__os_now_ns() < until);
+    return false;
+}
+
+static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
+{
+    if (dp__gate_ticket(gate) != seen || (spin && dp__gate_spin(gate, seen)))
+        return;
+    pthread_mutex_lock(&gate->mutex);
+    atomic_store(&gate->asleep, true); /* before the ticket is read again: see dp__gate_open */
+    while (atomic_load(&gate->ticket) == seen)
+        pthread_cond_wait(&gate->wake, &gate->mutex);
+    atomic_store(&gate->asleep, false);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+/* Either the sleeper sees the new ticket, or this sees the sleeper: both are sequentially
+   ordered. */
+static void dp__gate_open(dp__gate *gate)
+{
+    atomic_fetch_add(&gate->ticket, 1);
+    if (!atomic_load(&gate->asleep))
+        return;
+    pthread_mutex_lock(&gate->mutex);
+    pthread_cond_signal(&gate->wake);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+static bool dp__team_join(dp__team *team)
+{
+    int state = atomic_load_explicit(&team->state, memory_order_relaxed);
+    while (state & DP__TEAM_OPEN)
+        if (atomic_compare_exchange_weak_explicit(&team->state, &state, state + 1,
+                                                  memory_order_acquire, memory_order_relaxed))
+            return true;
+    return false;
+}
+
+static void dp__team_leave(dp__team *team)
+{
+    if (atomic_fetch_sub_explicit(&team->state, 1, memory_order_acq_rel) == 1)
+        dp__gate_open(&team->done);
+}
+
+static void dp__team_take_parts(dp__team *team)
+{
+    for (;;) {
+        int part = atomic_fetch_add_explicit(&team->next_part, 1, memory_order_relaxed);
+        if (part >= team->part_count)
+            return;
+        team->fn(part, team->user);
+    }
+}
+
+static void *dp__worker_main(void *user)
+{
+    dp__worker *worker = user;
+    dp__team *team = worker->team;
+    for (;;) {
+        unsigned seen = dp__gate_ticket(&worker->gate);
+        if (atomic_load_explicit(&team->closing, memory_order_acquire))
+            return NULL;
+        if (atomic_exchange_explicit(&worker->owed, false, memory_order_acquire)) {
+            team->fn(worker->index, team->user);
+            dp__team_leave(team);
+        } else if (dp__team_join(team)) {
+            dp__team_take_parts(team);
+            dp__team_leave(team);
+        }
+        dp__gate_wait(&worker->gate, seen, team->spin);
+    }
+}
+
+static bool dp__team_enter(dp__team *team)
+{
+    return !atomic_exchange_explicit(&team->busy, true, memory_order_acquire);
+}
+
+static void dp__team_exit(dp__team *team)
+{
+    atomic_store_explicit(&team->busy, false, memory_order_release);
+}
+
+static void dp__team_drain(dp__team *team)
+{
+    for (;;) {
+        unsigned seen = dp__gate_ticket(&team->done);
+        if (atomic_load_explicit(&team->state, memory_order_acquire) == 0)
+            return;
+        dp__gate_wait(&team->done, seen, team->spin);
+    }
+}
+
+/* fn(i) on thread i for every i below thread_count; the caller is thread 0 and holds the team. */
+static void dp__team_run(dp__team *team, int thread_count, void (*fn)(int part, void *user),
+                         void *user)
+{
+    team->fn = fn;
+    team->user = user;
+    atomic_store_explicit(&team->state, thread_count - 1, memory_order_relaxed);
+    for (int i = 1; i < thread_count; i++) {
+        atomic_store_explicit(&team->workers[i].owed, true, memory_order_release);
+        dp__gate_open(&team->workers[i].gate);
+    }
+    fn(0, user);
+    dp__team_drain(team);
+}
+
+/* fn(0) .. fn(part_count-1) on whoever is free; the caller holds the team. */
+static void dp__team_share(dp__team *team, int part_count, void (*fn)(int part, void *user),
+                           void *user)
+{
+    team->fn = fn;
+    team->user = user;
+    team->part_count = part_count;
+    atomic_store_explicit(&team->next_part, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->state, DP__TEAM_OPEN, memory_order_release);
+    for (int i = 1; i < team->share_count && i < part_count; i++)
+        dp__gate_open(&team->workers[i].gate);
+    dp__team_take_parts(team);
+    atomic_fetch_and_explicit(&team->state, ~DP__TEAM_OPEN, memory_order_acq_rel);
+    dp__team_drain(team);
+}
+
+/* Workers leave signals to the program's own threads, but for those that an instruction raises. */
+static void dp__team_signal_mask(sigset_t *out)
+{
+    static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    sigfillset(out);
+    for (size_t i = 0; i < sizeof raised / sizeof raised[0]; i++)
+        sigdelset(out, raised[i]);
+}
+
+static size_t dp__team_bytes(int thread_count)
+{
+    return sizeof(dp__team) + (size_t)thread_count * sizeof(dp__worker);
+}
+
+static void dp__team_stop(dp__team *team, int started)
+{
+    atomic_store_explicit(&team->closing, true, memory_order_release);
+    for (int i = 1; i < started; i++) {
+        dp__gate_open(&team->workers[i].gate);
+        pthread_join(team->workers[i].thread, NULL);
+        dp__gate_fini(&team->workers[i].gate);
+    }
+    dp__gate_fini(&team->done);
+}
+
+static dp_status dp__team_start(dp__team *team)
+{
+    sigset_t mask, before;
+    int failed = 0, i = 1;
+    dp__team_signal_mask(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &before);
+    for (; i < team->thread_count && failed == 0; i++) {
+        dp__worker *worker = &team->workers[i];
+        *worker = (dp__worker){.team = team, .index = i};
+        dp__gate_init(&worker->gate);
+        failed = pthread_create(&worker->thread, NULL, dp__worker_main, worker);
+        if (failed != 0)
+            dp__gate_fini(&worker->gate);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed == 0)
+        return DP_OK;
+    dp__team_stop(team, i - 1);
+    return dp_error(DP_ERR_NO_MEMORY, "dp_open: cannot start worker %d of %d: %s", i - 1,
+                    team->thread_count - 1, strerror(failed));
+}
+
+static dp_status dp__team_open(const dp_host *host, int thread_count, int core_count,
+                               dp__team **out)
+{
+    dp__team *team = host->alloc(host, dp__team_bytes(thread_count), 64);
+    if (team == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d workers", thread_count - 1);
+    memset(team, 0, dp__team_bytes(thread_count));
+    team->thread_count = thread_count;
+    team->share_count = thread_count < core_count ? thread_count : core_count;
+    team->spin = thread_count <= core_count;
+    dp__gate_init(&team->done);
+    dp_status status = dp__team_start(team);
+    if (status != DP_OK) {
+        host->free(host, team);
+        return status;
+    }
+    *out = team;
+    return DP_OK;
+}
+
+static void dp__team_close(const dp_host *host, dp__team *team)
+{
+    dp__team_stop(team, team->thread_count);
+    host->free(host, team);
+}
+
+/* ==== >>simd ====================================================================================
+   One instruction set is one table of functions over whole vectors, and each generator below is
+   expanded once per set: GCC lowers vector code for the target of the function it stands in, before
+   it inlines, so that sets can share text but no functions. `one` has vectors of one element and
+   ends what the others leave over, `base` has 16 bytes and works everywhere, `avx2` has the floats.
+   AVX-512 was measured and gave nothing: these loops wait for memory.
+   Invariant: every set gives the same bits. A function stops where a whole vector is wanting and
+   returns that place; positions count bytes (convert: elements).                                */
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#define DP__V(bytes)          __attribute__((vector_size(bytes), aligned(1), may_alias))
+#define DP__CPU_INLINE(isa)   DP__CPU_TARGET_##isa static inline __attribute__((always_inline))
+#define DP__CPU_FUNCTION(isa) DP__CPU_TARGET_##isa static
+#if defined(__clang__)
+#define DP__CPU_UNROLL _Pragma("unroll")
+#else
+#define DP__CPU_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* What a set is: its target, the bytes of a vector, how many of them REDUCE takes at a time, and
+   the constraint of a register. */
+#define DP__CPU_TARGET_one
+#define DP__CPU_TARGET_base
+#define DP__CPU_TARGET_avx2   __attribute__((target("avx2,f16c")))
+#define DP__CPU_BYTES_one(T)  sizeof(T)
+#define DP__CPU_BYTES_base(T) 16
+#define DP__CPU_BYTES_avx2(T) 32
+#define DP__CPU_BLOCK_one     1
+#define DP__CPU_BLOCK_avx2    4
+#define DP__CPU_REG_one       "+m"
+#define DP__CPU_REG_avx2      "+x"
+#if defined(__x86_64__)
+#define DP__CPU_BLOCK_base 1
+#define DP__CPU_REG_base   "+x"
+#elif defined(__aarch64__)
+#define DP__CPU_BLOCK_base 4
+#define DP__CPU_REG_base   "+w"
+#else
+#define DP__CPU_BLOCK_base 4
+#define DP__CPU_REG_base   "+m"
+#endif
+
+/* Where there is fma, GCC fuses a product with the sum behind it, and a header cannot ask for
+   -ffp-contract=off: hide where `v` comes from. */
+#define DP__CPU_ROUNDED(isa, v) __asm__("" : DP__CPU_REG_##isa(v))
+
+#define DP__CPU_LANES 16 /* of a STATS: element i is added to lane i % 16, in f64 */
+
+typedef size_t dp__cpu_range_fn(const dp_kernel_args *args, dp_op op, size_t at, size_t end);
+typedef size_t dp__cpu_convert_fn(void *out, const void *in, size_t at, size_t count);
+typedef void dp__cpu_squares_fn(double *lanes, const void *in, size_t count);
+
+typedef struct dp__simd {
+    const char *name;
+    dp__cpu_range_fn *reduce[DP_DTYPE_COUNT]; /* NULL: base has it */
+    dp__cpu_range_fn *axpby[DP_BF16 + 1];
+    dp__cpu_convert_fn *convert[DP_BF16 + 1][DP_BF16 + 1]; /* [to][from]; NULL: by way of f32 */
+    dp__cpu_squares_fn *squares[DP_F64 + 1];               /* count is a multiple of the lanes */
+} dp__simd;
+
+#define DP__CPU_TYPE(isa, T, name) typedef T dp__v_##isa##_##name DP__V(DP__CPU_BYTES_##isa(T))
+#define DP__CPU_TYPES(isa)                                                                         \
+    DP__CPU_TYPE(isa, float, f32);                                                                 \
+    DP__CPU_TYPE(isa, double, f64);                                                                \
+    DP__CPU_TYPE(isa, int64_t, i64);                                                               \
+    DP__CPU_TYPE(isa, int32_t, i32);                                                               \
+    DP__CPU_TYPE(isa, int16_t, i16);                                                               \
+    DP__CPU_TYPE(isa, int8_t, i8);                                                                 \
+    DP__CPU_TYPE(isa, uint64_t, u64);                                                              \
+    DP__CPU_TYPE(isa, uint32_t, u32);                                                              \
+    DP__CPU_TYPE(isa, uint16_t, u16);                                                              \
+    DP__CPU_TYPE(isa, uint8_t, u8);                                                                \
+    DP__CPU_TYPE(isa, uint8_t, b8);                                                                \
+    typedef uint16_t dp__v_##isa##_f16 DP__V(DP__CPU_BYTES_##isa(float) / 2);                      \
+    typedef uint16_t dp__v_##isa##_bf16 DP__V(DP__CPU_BYTES_##isa(float) / 2);                     \
+    typedef float dp__v_##isa##_half DP__V(DP__CPU_BYTES_##isa(double) / 2)
+
+/* `widen` turns what is stored into the type that is computed in, `narrow` turns it back. */
+#define DP__CPU_PLAIN(isa, T, V)                                                                   \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_widen_##T(V v)                                           \
+    {                                                                                              \
+        return v;                                                                                  \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_narrow_##T(V v)                                          \
+    {                                                                                              \
+        return v;                                                                                  \
+    }
+
+#define DP__CPU_B8(isa, V) /* any byte but 0 is true */                                            \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_widen_b8(V v)                                            \
+    {                                                                                              \
+        return (V)(v != 0) & 1;                                                                    \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_narrow_b8(V v)                                           \
+    {                                                                                              \
+        return v;                                                                                  \
+    }
+
+#define DP__CPU_BF16(isa, H, F, U, I)                                                              \
+    DP__CPU_INLINE(isa) F dp__cpu_##isa##_widen_bf16(H h)                                          \
+    {                                                                                              \
+        return (F)(__builtin_convertvector(h, U) << 16);                                           \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) H dp__cpu_##isa##_narrow_bf16(F f)                                         \
+    {                                                                                              \
+        const U u = (U)f, nan = (U)((I)(u & 0x7fffffff) > 0x7f800000);                             \
+        const U even = u + 0x7fff + ((u >> 16) & 1);                                               \
+        return __builtin_convertvector((((u | 0x400000) & nan) | (even & ~nan)) >> 16, H);         \
+    }
+
+/* f16 by integers. Below 2^-14 an addition of floats moves the mantissa to its place, so that the
+   addition itself rounds to even. */
+#define DP__CPU_F16(isa, H, F, U, I)                                                               \
+    DP__CPU_INLINE(isa) F dp__cpu_##isa##_widen_f16(H half)                                        \
+    {                                                                                              \
+        const U h = __builtin_convertvector(half, U);                                              \
+        const U sign = (h & 0x8000) << 16, u = (h & 0x7fff) << 13;                                 \
+        const U small = (U)((I)u < 0x00800000), big = (U)((I)u >= 0x0f800000);                     \
+        const U nan = (U)((I)u > 0x0f800000);                                                      \
+        const F exact = (F)(u + 0x38800000) - 0x1p-14f;                                            \
+        const U whole = (u + 0x38000000 + (big & 0x38000000)) | (nan & 0x00400000);                \
+        return (F)(sign | ((U)exact & small) | (whole & ~small));                                  \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) H dp__cpu_##isa##_narrow_f16(F f)                                          \
+    {                                                                                              \
+        const U sign = (U)f & 0x80000000u, u = (U)f ^ sign;                                        \
+        const U small = (U)((I)u < 0x38800000), big = (U)((I)u >= 0x47800000);                     \
+        const U nan = (U)((I)u > 0x7f800000);                                                      \
+        const F carried = (F)u + 0.5f;                                                             \
+        const U tiny = (U)carried - 0x3f000000;                                                    \
+        const U whole = (u - 0x38000000 + 0xfff + ((u >> 13) & 1)) >> 13;                          \
+        const U huge = (nan & (0x200 | ((u >> 13) & 0x3ff))) | 0x7c00;                             \
+        const U h = (tiny & small) | (huge & big) | (whole & ~(small | big)) | (sign >> 16);       \
+        return __builtin_convertvector(h, H);                                                      \
+    }
+
+/* The operations. NaN wins in min and max: a != a costs nothing for integers. Integers wrap, so
+   they are added as U, unsigned; M is the signed integer of their size. */
+#define DP__CPU_OPS(isa, A, V, U, M)                                                               \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_sum_##A(V a, V b)                                        \
+    {                                                                                              \
+        return (V)((U)a + (U)b);                                                                   \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_prod_##A(V a, V b)                                       \
+    {                                                                                              \
+        return (V)((U)a * (U)b);                                                                   \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_min_##A(V a, V b)                                        \
+    {                                                                                              \
+        const M first = (M)(a < b) | (M)(a != a);                                                  \
+        return (V)(((M)a & first) | ((M)b & ~first));                                              \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) V dp__cpu_##isa##_max_##A(V a, V b)                                        \
+    {                                                                                              \
+        const M first = (M)(a > b) | (M)(a != a);                                                  \
+        return (V)(((M)a & first) | ((M)b & ~first));                                              \
+    }
+
+/* Blocks of N vectors of dtype T, computed in A. All inputs of a block are read before any output
+   is written, since an output may be an input. */
+#define DP__CPU_EACH(N) DP__CPU_UNROLL for (size_t u = 0; u < N; ++u)
+#define DP__CPU_FOLD(isa, T, A, N, op)                                                             \
+    DP__CPU_EACH(N)                                                                                \
+    {                                                                                              \
+        v[u] = dp__cpu_##isa##_##op##_##A(v[u], dp__cpu_##isa##_widen_##T(p[u]));                  \
+    }
+#define DP__CPU_REDUCE_BLOCKS(isa, T, A, N, SCALE)                                                 \
+    for (; end - at >= N * sizeof(dp__v_##isa##_##T); at += N * sizeof(dp__v_##isa##_##T)) {       \
+        const dp__v_##isa##_##T *p = (const void *)((const char *)in[0] + at);                     \
+        dp__v_##isa##_##A v[N];                                                                    \
+        dp__v_##isa##_##T stored[N];                                                               \
+        DP__CPU_EACH(N) v[u] = dp__cpu_##isa##_widen_##T(p[u]);                                    \
+        for (size_t k = 1; k < in_count; ++k) {                                                    \
+            p = (const void *)((const char *)in[k] + at);                                          \
+            if (op == DP_OP_SUM) {                                                                 \
+                DP__CPU_FOLD(isa, T, A, N, sum)                                                    \
+            } else if (op == DP_OP_PROD) {                                                         \
+                DP__CPU_FOLD(isa, T, A, N, prod)                                                   \
+            } else if (op == DP_OP_MIN) {                                                          \
+                DP__CPU_FOLD(isa, T, A, N, min)                                                    \
+            } else {                                                                               \
+                DP__CPU_FOLD(isa, T, A, N, max)                                                    \
+            }                                                                                      \
+        }                                                                                          \
+        SCALE(N)                                                                                   \
+        DP__CPU_EACH(N) stored[u] = dp__cpu_##isa##_narrow_##T(v[u]);                              \
+        for (size_t k = 0; k < out_count; ++k) {                                                   \
+            dp__v_##isa##_##T *const q = (void *)((char *)out[k] + at);                            \
+            DP__CPU_EACH(N) q[u] = stored[u];                                                      \
+        }                                                                                          \
+    }
+#define DP__CPU_REDUCE(isa, T, A, SCALARS, SCALE)                                                  \
+    DP__CPU_FUNCTION(isa)                                                                          \
+    size_t dp__cpu_##isa##_reduce_##T(const dp_kernel_args *args, dp_op op, size_t at, size_t end) \
+    {                                                                                              \
+        const void *const *const in = args->in;                                                    \
+        void *const *const out = args->out;                                                        \
+        const size_t in_count = args->in_count, out_count = args->out_count;                       \
+        SCALARS                                                                                    \
+        DP__CPU_REDUCE_BLOCKS(isa, T, A, DP__CPU_BLOCK_##isa, SCALE)                               \
+        return at;                                                                                 \
+    }
+
+/* Division by a power of two, which most worlds are, is multiplication and much faster. */
+#define DP__CPU_SCALARS(real)                                                                      \
+    const real alpha = (real)args->alpha, beta = (real)args->beta, inverse = 1 / beta;             \
+    const bool scaled = args->alpha != 1 || args->beta != 1;                                       \
+    const bool exact = dp__cpu_is_power(args->beta);
+#define DP__CPU_SCALED(N)                                                                          \
+    if (scaled && exact) {                                                                         \
+        DP__CPU_EACH(N) v[u] = v[u] * alpha * inverse;                                             \
+    } else if (scaled) {                                                                           \
+        DP__CPU_EACH(N) v[u] = v[u] * alpha / beta;                                                \
+    }
+#define DP__CPU_UNSCALED(N)
+
+#define DP__CPU_AXPBY(isa, T, A, real)                                                             \
+    DP__CPU_FUNCTION(isa)                                                                          \
+    size_t dp__cpu_##isa##_axpby_##T(const dp_kernel_args *args, dp_op op, size_t at, size_t end)  \
+    {                                                                                              \
+        const char *const x = args->in[0], *const y = args->in_count > 1 ? args->in[1] : NULL;     \
+        char *const out = args->out[0];                                                            \
+        const real alpha = (real)args->alpha, beta = (real)args->beta;                             \
+        (void)op;                                                                                  \
+        for (; end - at >= sizeof(dp__v_##isa##_##T); at += sizeof(dp__v_##isa##_##T)) {           \
+            const dp__v_##isa##_##T *const p = (const void *)(x + at);                             \
+            dp__v_##isa##_##A v = dp__cpu_##isa##_widen_##T(*p) * alpha;                           \
+            if (y != NULL) {                                                                       \
+                const dp__v_##isa##_##T *const q = (const void *)(y + at);                         \
+                dp__v_##isa##_##A w = dp__cpu_##isa##_widen_##T(*q) * beta;                        \
+                DP__CPU_ROUNDED(isa, v);                                                           \
+                DP__CPU_ROUNDED(isa, w);                                                           \
+                v += w;                                                                            \
+            }                                                                                      \
+            *(dp__v_##isa##_##T *)(void *)(out + at) = dp__cpu_##isa##_narrow_##T(v);              \
+        }                                                                                          \
+        return at;                                                                                 \
+    }
+
+#define DP__CPU_CONVERT(isa, to, from, To, From, expression)                                       \
+    DP__CPU_FUNCTION(isa)                                                                          \
+    size_t dp__cpu_##isa##_##from##_to_##to(void *out, const void *in, size_t at, size_t count)    \
+    {                                                                                              \
+        const size_t to_bytes = sizeof(dp__v_one_##to), from_bytes = sizeof(dp__v_one_##from);     \
+        const size_t lanes = sizeof(To) / to_bytes;                                                \
+        for (; count - at >= lanes; at += lanes) {                                                 \
+            const From x = *(const From *)(const void *)((const char *)in + at * from_bytes);      \
+            *(To *)(void *)((char *)out + at * to_bytes) = (expression);                           \
+        }                                                                                          \
+        return at;                                                                                 \
+    }
+#define DP__CPU_CONVERTS(isa, B, H, F, D, E) /* the types of bf16, f16, f32, f64, half an f32 */   \
+    DP__CPU_CONVERT(isa, bf16, f32, B, F, dp__cpu_##isa##_narrow_bf16(x))                          \
+    DP__CPU_CONVERT(isa, f32, bf16, F, B, dp__cpu_##isa##_widen_bf16(x))                           \
+    DP__CPU_CONVERT(isa, f16, f32, H, F, dp__cpu_##isa##_narrow_f16(x))                            \
+    DP__CPU_CONVERT(isa, f32, f16, F, H, dp__cpu_##isa##_widen_f16(x))                             \
+    DP__CPU_CONVERT(isa, f64, f32, D, E, __builtin_convertvector(x, D))                            \
+    DP__CPU_CONVERT(isa, f32, f64, E, D, __builtin_convertvector(x, E))
+
+#define DP__CPU_SQUARES(isa, T, S, D)                                                              \
+    DP__CPU_FUNCTION(isa)                                                                          \
+    void dp__cpu_##isa##_squares_##T(double *lanes, const void *in, size_t count)                  \
+    {                                                                                              \
+        enum { VECTORS = DP__CPU_LANES * sizeof(double) / sizeof(D) };                             \
+        const S *p = in;                                                                           \
+        D *const all = (void *)lanes;                                                              \
+        D sum[VECTORS];                                                                            \
+        DP__CPU_EACH(VECTORS) sum[u] = all[u];                                                     \
+        for (size_t i = 0; i < count; i += DP__CPU_LANES, p += VECTORS) {                          \
+            DP__CPU_EACH(VECTORS)                                                                  \
+            {                                                                                      \
+                const D x = __builtin_convertvector(p[u], D);                                      \
+                D square = x * x;                                                                  \
+                DP__CPU_ROUNDED(isa, square);                                                      \
+                sum[u] += square;                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        DP__CPU_EACH(VECTORS) all[u] = sum[u];                                                     \
+    }
+
+#define DP__CPU_REAL(isa, T, A, real)                                                              \
+    DP__CPU_REDUCE(isa, T, A, DP__CPU_SCALARS(real), DP__CPU_SCALED)                               \
+    DP__CPU_AXPBY(isa, T, A, real)
+#define DP__CPU_REALS(isa, F16) /* F16 is the generator of its half-precision conversions */       \
+    DP__CPU_PLAIN(isa, f32, dp__v_##isa##_f32)                                                     \
+    DP__CPU_PLAIN(isa, f64, dp__v_##isa##_f64)                                                     \
+    DP__CPU_BF16(isa, dp__v_##isa##_bf16, dp__v_##isa##_f32, dp__v_##isa##_u32, dp__v_##isa##_i32) \
+    F16(isa, dp__v_##isa##_f16, dp__v_##isa##_f32, dp__v_##isa##_u32, dp__v_##isa##_i32)           \
+    DP__CPU_OPS(isa, f32, dp__v_##isa##_f32, dp__v_##isa##_f32, dp__v_##isa##_i32)                 \
+    DP__CPU_OPS(isa, f64, dp__v_##isa##_f64, dp__v_##isa##_f64, dp__v_##isa##_i64)                 \
+    DP__CPU_REAL(isa, f32, f32, float)                                                             \
+    DP__CPU_REAL(isa, f64, f64, double)                                                            \
+    DP__CPU_REAL(isa, f16, f32, float)                                                             \
+    DP__CPU_REAL(isa, bf16, f32, float)                                                            \
+    DP__CPU_CONVERTS(isa, dp__v_##isa##_bf16, dp__v_##isa##_f16, dp__v_##isa##_f32,                \
+                     dp__v_##isa##_f64, dp__v_##isa##_half)
+
+#define DP__CPU_WHOLE(isa, T, V, U, M)                                                             \
+    DP__CPU_PLAIN(isa, T, V)                                                                       \
+    DP__CPU_OPS(isa, T, V, U, M)                                                                   \
+    DP__CPU_REDUCE(isa, T, T, , DP__CPU_UNSCALED)
+#define DP__CPU_WHOLES(isa)                                                                        \
+    DP__CPU_WHOLE(isa, i64, dp__v_##isa##_i64, dp__v_##isa##_u64, dp__v_##isa##_i64)               \
+    DP__CPU_WHOLE(isa, i32, dp__v_##isa##_i32, dp__v_##isa##_u32, dp__v_##isa##_i32)               \
+    DP__CPU_WHOLE(isa, i16, dp__v_##isa##_i16, dp__v_##isa##_u16, dp__v_##isa##_i16)               \
+    DP__CPU_WHOLE(isa, i8, dp__v_##isa##_i8, dp__v_##isa##_u8, dp__v_##isa##_i8)                   \
+    DP__CPU_WHOLE(isa, u8, dp__v_##isa##_u8, dp__v_##isa##_u8, dp__v_##isa##_i8)                   \
+    DP__CPU_B8(isa, dp__v_##isa##_u8)                                                              \
+    DP__CPU_REDUCE(isa, b8, u8, , DP__CPU_UNSCALED)
+
+#define DP__CPU_TABLE_REALS(isa)                                                                   \
+    [DP_F32] = dp__cpu_##isa##_reduce_f32, [DP_F64] = dp__cpu_##isa##_reduce_f64,                  \
+    [DP_F16] = dp__cpu_##isa##_reduce_f16, [DP_BF16] = dp__cpu_##isa##_reduce_bf16
+#define DP__CPU_TABLE_WHOLES(isa)                                                                  \
+    [DP_I64] = dp__cpu_##isa##_reduce_i64, [DP_I32] = dp__cpu_##isa##_reduce_i32,                  \
+    [DP_I16] = dp__cpu_##isa##_reduce_i16, [DP_I8] = dp__cpu_##isa##_reduce_i8,                    \
+    [DP_U8] = dp__cpu_##isa##_reduce_u8, [DP_BOOL] = dp__cpu_##isa##_reduce_b8
+#define DP__CPU_TABLE_PAIRS(isa)                                                                   \
+    .axpby = {[DP_F32] = dp__cpu_##isa##_axpby_f32,                                                \
+              [DP_F64] = dp__cpu_##isa##_axpby_f64,                                                \
+              [DP_F16] = dp__cpu_##isa##_axpby_f16,                                                \
+              [DP_BF16] = dp__cpu_##isa##_axpby_bf16},                                             \
+    .convert = {                                                                                   \
+        [DP_F16] = {[DP_F32] = dp__cpu_##isa##_f32_to_f16},                                        \
+        [DP_BF16] = {[DP_F32] = dp__cpu_##isa##_f32_to_bf16},                                      \
+        [DP_F64] = {[DP_F32] = dp__cpu_##isa##_f32_to_f64},                                        \
+        [DP_F32] = {[DP_F16] = dp__cpu_##isa##_f16_to_f32,                                         \
+                    [DP_BF16] = dp__cpu_##isa##_bf16_to_f32,                                       \
+                    [DP_F64] = dp__cpu_##isa##_f64_to_f32},                                        \
+    }
+#define DP__CPU_TABLE_SQUARES(isa)                                                                 \
+    .squares = {[DP_F32] = dp__cpu_##isa##_squares_f32, [DP_F64] = dp__cpu_##isa##_squares_f64}
+
+/* At least 1 and without a fraction: then 1 / x is exact. */
+static bool dp__cpu_is_power(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return x >= 1 && bits << 12 == 0;
+}
+
+DP__CPU_TYPES(one);
+DP__CPU_REALS(one, DP__CPU_F16)
+DP__CPU_WHOLES(one)
+static const dp__simd dp__cpu_one = {
+    .name = "one",
+    .reduce = {DP__CPU_TABLE_REALS(one), DP__CPU_TABLE_WHOLES(one)},
+    DP__CPU_TABLE_PAIRS(one)};
+
+DP__CPU_TYPES(base);
+DP__CPU_REALS(base, DP__CPU_F16)
+DP__CPU_WHOLES(base)
+DP__CPU_SQUARES(base, f32, dp__v_base_half, dp__v_base_f64)
+DP__CPU_SQUARES(base, f64, dp__v_base_f64, dp__v_base_f64)
+static const dp__simd dp__cpu_base = {
+    .name = "base",
+    .reduce = {DP__CPU_TABLE_REALS(base), DP__CPU_TABLE_WHOLES(base)},
+    DP__CPU_TABLE_PAIRS(base),
+    DP__CPU_TABLE_SQUARES(base)};
+
+#if defined(__x86_64__)
+typedef short dp__v_short8 __attribute__((vector_size(16)));
+typedef float dp__v_float8 __attribute__((vector_size(32)));
+#define DP__CPU_F16C(isa, H, F, U, I)                                                              \
+    DP__CPU_INLINE(isa) F dp__cpu_##isa##_widen_f16(H h)                                           \
+    {                                                                                              \
+        return (F)__builtin_ia32_vcvtph2ps256((dp__v_short8)h);                                    \
+    }                                                                                              \
+    DP__CPU_INLINE(isa) H dp__cpu_##isa##_narrow_f16(F f)                                          \
+    {                                                                                              \
+        return (H)__builtin_ia32_vcvtps2ph256((dp__v_float8)f, 0);                                 \
+    }
+
+DP__CPU_TYPES(avx2);
+DP__CPU_REALS(avx2, DP__CPU_F16C)
+DP__CPU_SQUARES(avx2, f32, dp__v_avx2_half, dp__v_avx2_f64)
+DP__CPU_SQUARES(avx2, f64, dp__v_avx2_f64, dp__v_avx2_f64)
+static const dp__simd dp__cpu_avx2 = {.name = "avx2",
+                                      .reduce = {DP__CPU_TABLE_REALS(avx2)},
+                                      DP__CPU_TABLE_PAIRS(avx2),
+                                      DP__CPU_TABLE_SQUARES(avx2)};
+
+static const dp__simd *dp__simd_choose(void)
+{
+    unsigned a = 0, b = 0, c = 0, d = 0; /* clang 14 does not know "f16c" */
+    const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+    return __builtin_cpu_supports("avx2") && f16c ? &dp__cpu_avx2 : &dp__cpu_base;
+}
+#else
+static const dp__simd *dp__simd_choose(void)
+{
+    return &dp__cpu_base;
+}
+#endif
+
+/* ==== >>cast ====================================================================================
+   A conversion of any pair is at most three steps over a tile: narrow types widen to f32 or i32, a
+   wide type (f32, f64, i32, i64) becomes another, and that one narrows. The halves are reached by
+   way of f32 only. Tiles are always converted whole, zero behind the end, so that the loops have a
+   constant count. Integers are saturated at every step, which is the same as once at the end.   */
+
+#define DP__CPU_TILE 128
+
+typedef union dp__cpu_tile {
+    float f32[DP__CPU_TILE];
+    double f64[DP__CPU_TILE];
+    int64_t i64[DP__CPU_TILE];
+    int32_t i32[DP__CPU_TILE];
+    int16_t i16[DP__CPU_TILE];
+    int8_t i8[DP__CPU_TILE];
+    uint8_t u8[DP__CPU_TILE], b8[DP__CPU_TILE];
+} dp__cpu_tile;
+
+typedef void dp__cpu_step_fn(dp__cpu_tile *restrict out, const dp__cpu_tile *restrict in);
+
+#define DP__CPU_STEP(from, to, expression)                                                         \
+    static void dp__cpu_##from##_##to(dp__cpu_tile *restrict out, const dp__cpu_tile *restrict in) \
+    {                                                                                              \
+        for (int i = 0; i < DP__CPU_TILE; ++i) {                                                   \
+            __typeof__(in->from[0]) x = in->from[i];                                               \
+            out->to[i] = (__typeof__(out->to[0]))(expression);                                     \
+        }                                                                                          \
+    }
+#define DP__CPU_CLAMP(low, high) (x < (low)) ? (low) : (x > (high)) ? (high) : x
+#define DP__CPU_TRUNCATE(T, low, high, limit)                                                      \
+    (x != x) ? 0 : (x >= (limit)) ? (high) : (x < -(limit)) ? (low) : (T)x
+
+DP__CPU_STEP(i16, i32, x)
+DP__CPU_STEP(i8, i32, x)
+DP__CPU_STEP(u8, i32, x)
+DP__CPU_STEP(b8, i32, x != 0)
+DP__CPU_STEP(f32, i32, DP__CPU_TRUNCATE(int32_t, INT32_MIN, INT32_MAX, 0x1p31f))
+DP__CPU_STEP(f64, i32, DP__CPU_TRUNCATE(int32_t, INT32_MIN, INT32_MAX, 0x1p31))
+DP__CPU_STEP(f32, i64, DP__CPU_TRUNCATE(int64_t, INT64_MIN, INT64_MAX, 0x1p63f))
+DP__CPU_STEP(f64, i64, DP__CPU_TRUNCATE(int64_t, INT64_MIN, INT64_MAX, 0x1p63))
+DP__CPU_STEP(i32, f32, x)
+DP__CPU_STEP(i32, f64, x)
+DP__CPU_STEP(i32, i64, x)
+DP__CPU_STEP(i64, f32, x)
+DP__CPU_STEP(i64, f64, x)
+DP__CPU_STEP(i64, i32, DP__CPU_CLAMP(INT32_MIN, INT32_MAX))
+DP__CPU_STEP(i32, i16, DP__CPU_CLAMP(INT16_MIN, INT16_MAX))
+DP__CPU_STEP(i32, i8, DP__CPU_CLAMP(INT8_MIN, INT8_MAX))
+DP__CPU_STEP(i32, u8, DP__CPU_CLAMP(0, UINT8_MAX))
+DP__CPU_STEP(f32, b8, x != 0)
+DP__CPU_STEP(f64, b8, x != 0)
+DP__CPU_STEP(i32, b8, x != 0)
+DP__CPU_STEP(i64, b8, x != 0)
+
+static dp__cpu_step_fn *const dp__cpu_steps[DP_DTYPE_COUNT][DP_DTYPE_COUNT] = {
+    /* [to][from] */
+    [DP_F32] = {[DP_I32] = dp__cpu_i32_f32, [DP_I64] = dp__cpu_i64_f32},
+    [DP_F64] = {[DP_I32] = dp__cpu_i32_f64, [DP_I64] = dp__cpu_i64_f64},
+    [DP_I64] = {[DP_F32] = dp__cpu_f32_i64, [DP_F64] = dp__cpu_f64_i64, [DP_I32] = dp__cpu_i32_i64},
+    [DP_I32] = {[DP_F32] = dp__cpu_f32_i32,
+                [DP_F64] = dp__cpu_f64_i32,
+                [DP_I64] = dp__cpu_i64_i32,
+                [DP_I16] = dp__cpu_i16_i32,
+                [DP_I8] = dp__cpu_i8_i32,
+                [DP_U8] = dp__cpu_u8_i32,
+                [DP_BOOL] = dp__cpu_b8_i32},
+    [DP_I16] = {[DP_I32] = dp__cpu_i32_i16},
+    [DP_I8] = {[DP_I32] = dp__cpu_i32_i8},
+    [DP_U8] = {[DP_I32] = dp__cpu_i32_u8},
+    [DP_BOOL] = {[DP_F32] = dp__cpu_f32_b8,
+                 [DP_F64] = dp__cpu_f64_b8,
+                 [DP_I32] = dp__cpu_i32_b8,
+                 [DP_I64] = dp__cpu_i64_b8},
+};
+
+static dp_dtype dp__cpu_wide(dp_dtype dtype)
+{
+    if (dtype == DP_F64 || dtype == DP_I64)
+        return dtype;
+    return dtype <= DP_BF16 ? DP_F32 : DP_I32;
+}
+
+/* One step from tile `*at` to the other one. */
+static void dp__cpu_step(const dp__simd *simd, dp__cpu_tile *tiles, int *at, dp_dtype from,
+                         dp_dtype to)
+{
+    if (from == to)
+        return;
+    if (from <= DP_BF16 && to <= DP_BF16)
+        simd->convert[to][from](&tiles[!*at], &tiles[*at], 0, DP__CPU_TILE);
+    else
+        dp__cpu_steps[to][from](&tiles[!*at], &tiles[*at]);
+    *at = !*at;
+}
+
+static void dp__cpu_cast_tiled(const dp__simd *simd, dp_dtype to, char *out, dp_dtype from,
+                               const char *in, size_t count)
+{
+    const size_t to_bytes = dp_dtype_bytes(to), from_bytes = dp_dtype_bytes(from);
+    const dp_dtype first = dp__cpu_wide(from), last = to == DP_BOOL ? first : dp__cpu_wide(to);
+    dp__cpu_tile tiles[2];
+    for (size_t i = 0; i < count; i += DP__CPU_TILE) {
+        const size_t n = count - i < DP__CPU_TILE ? count - i : DP__CPU_TILE;
+        int at = 0;
+        memcpy(tiles, in + i * from_bytes, n * from_bytes);
+        memset((char *)tiles + n * from_bytes, 0, (DP__CPU_TILE - n) * from_bytes);
+        dp__cpu_step(simd, tiles, &at, from, first);
+        dp__cpu_step(simd, tiles, &at, first, last);
+        dp__cpu_step(simd, tiles, &at, last, to);
+        memcpy(out + i * to_bytes, &tiles[at], n * to_bytes);
+    }
+}
+
+static void dp__cpu_cast(const dp__simd *simd, dp_dtype to, void *out, dp_dtype from,
+                         const void *in, size_t count)
+{
+    if (from <= DP_BF16 && to <= DP_BF16 && simd->convert[to][from] != NULL) {
+        const size_t at = simd->convert[to][from](out, in, 0, count);
+        (void)dp__cpu_one.convert[to][from](out, in, at, count);
+    } else {
+        dp__cpu_cast_tiled(simd, to, out, from, in, count);
+    }
+}
+
+/* ==== >>copy ====================================================================================
+   Bytes and strided blocks. Dims are sorted by the strides of the output, so that writes run
+   forward whatever the order of the shape is, and merged where both sides allow; what is left is
+   planes of rows and columns. Short rows of big blocks are streamed past the caches: a plain store
+   would read its line first. One long row is left to memcpy, which does the same.               */
+
+#define DP__CPU_STREAM_BYTES ((size_t)16 << 20) /* below, the output is better kept in a cache */
+#define DP__CPU_STREAM_ROW   256                /* below, the two ends of a row are most of it */
+
+#if defined(__x86_64__) && defined(__clang__)
+#define DP__CPU_STREAM(q, v) __builtin_nontemporal_store(v, q)
+#elif defined(__x86_64__)
+#define DP__CPU_STREAM(q, v) __builtin_ia32_movntdq(q, v)
+#endif
+
+#if defined(__x86_64__)
+typedef long long dp__v_line __attribute__((vector_size(16), may_alias));
+static void dp__cpu_stream_lines(char *dst, const char *src, size_t lines)
+{
+    for (; lines > 0; --lines, dst += 64, src += 64) {
+        const dp__v_base_i64 *const p = (const void *)src;
+        const dp__v_base_i64 a = p[0], b = p[1], c = p[2], d = p[3];
+        dp__v_line *const q = (void *)dst;
+        DP__CPU_STREAM(q + 0, (dp__v_line)a);
+        DP__CPU_STREAM(q + 1, (dp__v_line)b);
+        DP__CPU_STREAM(q + 2, (dp__v_line)c);
+        DP__CPU_STREAM(q + 3, (dp__v_line)d);
+    }
+}
+static void dp__cpu_stream_end(void) /* unlocking a mutex does not order streamed lines */
+{
+    __builtin_ia32_sfence();
+}
+#else
+static void dp__cpu_stream_lines(char *dst, const char *src, size_t lines)
+{
+    memcpy(dst, src, lines * 64);
+}
+static void dp__cpu_stream_end(void)
+{
+}
+#endif
+
+/* Bytes before the first line that begins at or behind `p`. */
+static size_t dp__cpu_head(const void *p)
+{
+    return (64 - (uintptr_t)p % 64) % 64;
+}
+
+/* Where part `part` of `count` things begins. */
+static size_t dp__cpu_share(size_t count, size_t part, size_t part_count)
+{
+    return count / part_count * part + count % part_count * part / part_count;
+}
+
+/* The same for bytes: on a line of `base`, but for the two ends. */
+static size_t dp__cpu_cut(const void *base, size_t bytes, size_t part, size_t part_count)
+{
+    const size_t head = dp__cpu_head(base);
+    if (part == 0)
+        return 0;
+    if (part == part_count || bytes <= head)
+        return bytes;
+    return head + 64 * dp__cpu_share((bytes - head) / 64, part, part_count);
+}
+
+static void dp__cpu_copy_rows(char *dst, size_t dst_pitch, const char *src, size_t src_pitch,
+                              size_t row_bytes, size_t rows, bool stream)
+{
+    if (!stream || row_bytes < DP__CPU_STREAM_ROW || rows == 1) {
+        for (size_t i = 0; i < rows; ++i, dst += dst_pitch, src += src_pitch)
+            memcpy(dst, src, row_bytes);
+        return;
+    }
+    for (size_t i = 0; i < rows; ++i, dst += dst_pitch, src += src_pitch) {
+        const size_t head = dp__cpu_head(dst), lines = (row_bytes - head) / 64;
+        const size_t tail = head + lines * 64;
+        memcpy(dst, src, head);
+        dp__cpu_stream_lines(dst + head, src + head, lines);
+        memcpy(dst + tail, src + tail, row_bytes - tail);
+    }
+    dp__cpu_stream_end();
+}
+
+static void dp__simd_copy_2d(const dp__simd *simd, void *dst, size_t dst_pitch, const void *src,
+                             size_t src_pitch, size_t row_bytes, size_t rows)
+{
+    (void)simd;
+    const bool stream = row_bytes * rows >= DP__CPU_STREAM_BYTES;
+    if (row_bytes == dst_pitch && row_bytes == src_pitch)
+        memcpy(dst, src, row_bytes * rows);
+    else
+        dp__cpu_copy_rows(dst, dst_pitch, src, src_pitch, row_bytes, rows, stream);
+}
+
+static void dp__simd_copy_bytes(const dp__simd *simd, void *dst, const void *src, size_t bytes)
+{
+    dp__simd_copy_2d(simd, dst, bytes, src, bytes, bytes, 1);
+}
+
+/* The pattern is repeated up to a line, then what is written is copied on. */
+static void dp__cpu_fill(char *out, size_t bytes, uint64_t bits, size_t element)
+{
+    size_t done = bytes < 64 ? bytes : 64;
+    uint64_t line[8];
+    for (size_t i = element; i < sizeof bits; i *= 2) { /* 1, 2 and 4 bytes become 8 */
+        bits = (bits & (UINT64_MAX >> (64 - 8 * i))) | bits << (8 * i);
+    }
+    if (bits == (bits & 0xff) * 0x0101010101010101) {
+        memset(out, (int)(bits & 0xff), bytes);
+        return;
+    }
+    for (int i = 0; i < 8; ++i)
+        line[i] = bits;
+    memcpy(out, line, done);
+    while (done < bytes) {
+        const size_t behind = done < 4096 ? done : 4096;
+        const size_t more = bytes - done < behind ? bytes - done : behind;
+        memcpy(out + done, out, more);
+        done += more;
+    }
+}
+
+typedef uint8_t dp__v_any_u8 __attribute__((may_alias)); /* the bits of any element */
+typedef uint16_t dp__v_any_u16 __attribute__((may_alias));
+typedef uint32_t dp__v_any_u32 __attribute__((may_alias));
+typedef uint64_t dp__v_any_u64 __attribute__((may_alias));
+
+typedef struct dp__cpu_plane { /* strides in bytes */
+    char *out;
+    const char *in;
+    size_t rows, cols, out_row, out_col, in_row, in_col;
+} dp__cpu_plane;
+
+static void dp__cpu_plane_part(dp__cpu_plane *part, const dp__cpu_plane *plane, size_t row,
+                               size_t col, size_t rows, size_t cols)
+{
+    part->out = plane->out + row * plane->out_row + col * plane->out_col;
+    part->in = plane->in + row * plane->in_row + col * plane->in_col;
+    part->rows = plane->rows - row < rows ? plane->rows - row : rows;
+    part->cols = plane->cols - col < cols ? plane->cols - col : cols;
+}
+
+/* The columns behind this part; no hardware foresees jumps that long. */
+static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
+{
+    const size_t end = cols_left < 2 * part->cols ? cols_left : 2 * part->cols;
+    for (size_t c = part->cols; c < end; ++c)
+        __builtin_prefetch(part->in + c * part->in_col);
+}
+
+#if defined(__clang__)
+#define DP__CPU_SHUFFLE(V, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define DP__CPU_SHUFFLE(V, a, b, ...) __builtin_shuffle(a, b, (V){__VA_ARGS__})
+#endif
+#define DP__CPU_LOW_u64  0, 2
+#define DP__CPU_HIGH_u64 1, 3
+#define DP__CPU_LOW_u32  0, 4, 1, 5
+#define DP__CPU_HIGH_u32 2, 6, 3, 7
+#define DP__CPU_LOW_u16  0, 8, 1, 9, 2, 10, 3, 11
+#define DP__CPU_HIGH_u16 4, 12, 5, 13, 6, 14, 7, 15
+#define DP__CPU_LOW_u8   0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define DP__CPU_HIGH_u8  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+
+/* Turn N vectors of N elements: interleave the first half with the second, log2(N) times. */
+#define DP__CPU_TURN(T, V, N)                                                                      \
+    static inline void dp__cpu_turn_##T(char *out, size_t out_row, const char *in, size_t in_col)  \
+    {                                                                                              \
+        V a[N], b[N];                                                                              \
+        DP__CPU_EACH(N) a[u] = *(const V *)(const void *)(in + u * in_col);                        \
+        DP__CPU_UNROLL for (size_t done = 1; done < N; done *= 2)                                  \
+        {                                                                                          \
+            DP__CPU_EACH(N / 2)                                                                    \
+            {                                                                                      \
+                b[2 * u] = DP__CPU_SHUFFLE(V, a[u], a[u + N / 2], DP__CPU_LOW_##T);                \
+                b[2 * u + 1] = DP__CPU_SHUFFLE(V, a[u], a[u + N / 2], DP__CPU_HIGH_##T);           \
+            }                                                                                      \
+            DP__CPU_EACH(N) a[u] = b[u];                                                           \
+        }                                                                                          \
+        DP__CPU_EACH(N) * (V *)(void *)(out + u * out_row) = a[u];                                 \
+    }
+
+/* Squares are turned in a buffer and written by whole lines: with strides of powers of two, the
+   lines of many rows do not fit into the first cache at the same time. */
+#define DP__CPU_STRIDED(T, V, N, SIDE)                                                             \
+    DP__CPU_TURN(T, V, N)                                                                          \
+    static void dp__cpu_square_##T(const dp__cpu_plane *at)                                        \
+    {                                                                                              \
+        const size_t bytes = sizeof(dp__v_any_##T), line = SIDE * bytes;                           \
+        char square[SIDE * SIDE * sizeof(dp__v_any_##T)];                                          \
+        for (size_t c = 0; c < SIDE; c += N) {                                                     \
+            for (size_t r = 0; r < SIDE; r += N) {                                                 \
+                dp__cpu_turn_##T(square + r * line + c * bytes, line,                              \
+                                 at->in + c * at->in_col + r * bytes, at->in_col);                 \
+            }                                                                                      \
+        }                                                                                          \
+        for (size_t r = 0; r < SIDE; ++r) {                                                        \
+            memcpy(at->out + r * at->out_row, square + r * line, line);                            \
+        }                                                                                          \
+    }                                                                                              \
+    static void dp__cpu_edge_##T(const dp__cpu_plane *at)                                          \
+    {                                                                                              \
+        const size_t cols = at->cols, out_col = at->out_col, in_col = at->in_col;                  \
+        for (size_t r = 0; r < at->rows; ++r) {                                                    \
+            char *q = at->out + r * at->out_row;                                                   \
+            const char *p = at->in + r * at->in_row;                                               \
+            for (size_t c = 0; c < cols; ++c, q += out_col, p += in_col) {                         \
+                *(dp__v_any_##T *)(void *)q = *(const dp__v_any_##T *)(const void *)p;             \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    static void dp__cpu_strided_##T(const dp__cpu_plane *plane)                                    \
+    {                                                                                              \
+        const size_t bytes = sizeof(dp__v_any_##T);                                                \
+        const bool turned = plane->in_row == bytes && plane->out_col == bytes;                     \
+        const size_t side = plane->rows < SIDE ? SIDE * SIDE / plane->rows : SIDE;                 \
+        dp__cpu_plane at = *plane;                                                                 \
+        for (size_t r = 0; r < plane->rows; r += SIDE) {                                           \
+            for (size_t c = 0; c < plane->cols; c += side) {                                       \
+                dp__cpu_plane_part(&at, plane, r, c, SIDE, side);                                  \
+                if (turned && at.rows == SIDE && at.cols == SIDE) {                                \
+                    dp__cpu_plane_prefetch(&at, plane->cols - c);                                  \
+                    dp__cpu_square_##T(&at);                                                       \
+                } else {                                                                           \
+                    dp__cpu_edge_##T(&at);                                                         \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+DP__CPU_STRIDED(u8, dp__v_base_u8, 16, 32)
+DP__CPU_STRIDED(u16, dp__v_base_u16, 8, 32)
+DP__CPU_STRIDED(u32, dp__v_base_u32, 4, 16)
+DP__CPU_STRIDED(u64, dp__v_base_u64, 2, 8)
+
+typedef struct dp__cpu_plan { /* strides in bytes; at least two dims, the last two are the plane */
+    size_t element, bytes, ndim;
+    size_t shape[DP_MAX_DIMS + 1], out[DP_MAX_DIMS + 1], in[DP_MAX_DIMS + 1];
+} dp__cpu_plan;
+
+static void dp__cpu_plan_swap(dp__cpu_plan *plan, size_t a, size_t b)
+{
+    const size_t shape = plan->shape[a], out = plan->out[a], in = plan->in[a];
+    plan->shape[a] = plan->shape[b];
+    plan->out[a] = plan->out[b];
+    plan->in[a] = plan->in[b];
+    plan->shape[b] = shape;
+    plan->out[b] = out;
+    plan->in[b] = in;
+}
+
+static void dp__cpu_plan_merge(dp__cpu_plan *plan)
+{
+    size_t last = 0;
+    for (size_t d = 1; d < plan->ndim; ++d) {
+        const size_t n = plan->shape[d];
+        if (plan->out[last] == plan->out[d] * n && plan->in[last] == plan->in[d] * n) {
+            plan->shape[last] *= n;
+            plan->out[last] = plan->out[d];
+            plan->in[last] = plan->in[d];
+        } else {
+            dp__cpu_plan_swap(plan, ++last, d);
+        }
+    }
+    plan->ndim = last + 1;
+}
+
+static void dp__cpu_plan_make(const dp_kernel_args *args, dp__cpu_plan *plan)
+{
+    const size_t element = dp_dtype_bytes(args->dtype);
+    *plan = (dp__cpu_plan){.element = element, .bytes = args->count * element, .ndim = 1};
+    plan->shape[0] = 1;
+    plan->out[0] = SIZE_MAX; /* stays in front of all others */
+    for (int d = 0; d < args->ndim; ++d) {
+        if (args->shape[d] == 1)
+            continue;
+        size_t at = plan->ndim++;
+        plan->shape[at] = (size_t)args->shape[d];
+        plan->out[at] = (size_t)args->out_stride[d] * element;
+        plan->in[at] = (size_t)args->in_stride[d] * element;
+        for (; plan->out[at - 1] < plan->out[at]; --at)
+            dp__cpu_plan_swap(plan, at - 1, at);
+    }
+    plan->out[0] = 0;
+    if (plan->ndim == 1) {
+        plan->shape[plan->ndim] = 1;
+        plan->out[plan->ndim] = plan->in[plan->ndim] = element;
+        ++plan->ndim;
+    }
+    dp__cpu_plan_merge(plan);
+}
+
+static void dp__cpu_copy_plane(const dp__cpu_plan *plan, const dp__cpu_plane *plane)
+{
+    const size_t element = plan->element;
+    const bool stream = plan->bytes >= DP__CPU_STREAM_BYTES;
+    if (plane->in_col == element && plane->out_col == element)
+        dp__cpu_copy_rows(plane->out, plane->out_row, plane->in, plane->in_row,
+                          plane->cols * element, plane->rows, stream);
+    else if (element == 1)
+        dp__cpu_strided_u8(plane);
+    else if (element == 2)
+        dp__cpu_strided_u16(plane);
+    else if (element == 4)
+        dp__cpu_strided_u32(plane);
+    else
+        dp__cpu_strided_u64(plane);
+}
+
+/* The rows of a plane are along the dim that is dense in the input, if the columns are not. */
+static void dp__cpu_plan_turn(dp__cpu_plan *plan)
+{
+    const size_t col = plan->ndim - 1, row = plan->ndim - 2;
+    for (size_t d = 0; d < row && plan->in[col] != plan->element; ++d) {
+        if (plan->in[d] == plan->element)
+            dp__cpu_plan_swap(plan, d, row);
+    }
+}
+
+static dp__cpu_plane dp__cpu_plan_plane(const dp__cpu_plan *plan, const dp_kernel_args *args,
+                                        size_t index)
+{
+    const size_t col = plan->ndim - 1, row = plan->ndim - 2;
+    dp__cpu_plane plane = {.out = args->out[0],
+                           .in = args->in[0],
+                           .rows = plan->shape[row],
+                           .cols = plan->shape[col],
+                           .out_row = plan->out[row],
+                           .out_col = plan->out[col],
+                           .in_row = plan->in[row],
+                           .in_col = plan->in[col]};
+    for (size_t d = row; d-- > 0; index /= plan->shape[d]) {
+        plane.out += index % plan->shape[d] * plan->out[d];
+        plane.in += index % plan->shape[d] * plan->in[d];
+    }
+    return plane;
+}
+
+/* Parts are runs of rows over all planes; when there are only few rows, columns of all of them. */
+static void dp__cpu_copy(const dp_kernel_args *args, size_t part, size_t part_count)
+{
+    dp__cpu_plan plan;
+    dp__cpu_plan_make(args, &plan);
+    dp__cpu_plan_turn(&plan);
+    const size_t rows = plan.shape[plan.ndim - 2], cols = plan.shape[plan.ndim - 1];
+    size_t first = 0, last = args->count / cols, first_col = 0, last_col = cols;
+    if (last >= 8 * part_count) {
+        first = dp__cpu_share(args->count / cols, part, part_count);
+        last = dp__cpu_share(args->count / cols, part + 1, part_count);
+    } else {
+        const size_t bytes = cols * plan.element;
+        first_col = dp__cpu_cut(args->out[0], bytes, part, part_count) / plan.element;
+        last_col = dp__cpu_cut(args->out[0], bytes, part + 1, part_count) / plan.element;
+    }
+    while (first < last && first_col < last_col) {
+        dp__cpu_plane plane = dp__cpu_plan_plane(&plan, args, first / rows);
+        const size_t row = first % rows;
+        plane.out += row * plane.out_row + first_col * plane.out_col;
+        plane.in += row * plane.in_row + first_col * plane.in_col;
+        plane.cols = last_col - first_col;
+        plane.rows = rows - row < last - first ? rows - row : last - first;
+        dp__cpu_copy_plane(&plan, &plane);
+        first += plane.rows;
+    }
+}
+
+/* ==== >>kernels =================================================================================
+   One dp_kernel, or one part of it: parts are cut at cache lines of the output, so that threads do
+   not share any. Nothing is allocated and nothing is remembered.                                 */
+
+/* What a set leaves over because it is less than a vector goes to smaller vectors. */
+static void dp__cpu_reduce_range(const dp__simd *simd, const dp_kernel_args *args, dp_op op,
+                                 size_t at, size_t end)
+{
+    if (simd->reduce[args->dtype] != NULL)
+        at = simd->reduce[args->dtype](args, op, at, end);
+    at = dp__cpu_base.reduce[args->dtype](args, op, at, end);
+    (void)dp__cpu_one.reduce[args->dtype](args, op, at, end);
+}
+
+static void dp__cpu_axpby(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
+{
+    at = simd->axpby[args->dtype](args, DP_OP_SUM, at, end);
+    at = dp__cpu_base.axpby[args->dtype](args, DP_OP_SUM, at, end);
+    (void)dp__cpu_one.axpby[args->dtype](args, DP_OP_SUM, at, end);
+}
+
+/* Cut towards zero. For the small types a quotient of doubles is near enough, and faster. */
+#define DP__CPU_DIVIDE(T, name, quotient)                                                          \
+    static void dp__cpu_divide_##name(void *data, size_t bytes, double by)                         \
+    {                                                                                              \
+        typedef T element __attribute__((may_alias));                                              \
+        element *const p = data;                                                                   \
+        for (size_t i = 0; i < bytes / sizeof(T); ++i) {                                           \
+            p[i] = (T)(quotient);                                                                  \
+        }                                                                                          \
+    }
+DP__CPU_DIVIDE(int64_t, i64, by == -1 ? 0 - (uint64_t)p[i] : (uint64_t)(p[i] / (int64_t)by))
+DP__CPU_DIVIDE(int32_t, i32, (int64_t)(p[i] / by))
+DP__CPU_DIVIDE(int16_t, i16, (int64_t)(p[i] / by))
+DP__CPU_DIVIDE(int8_t, i8, (int64_t)(p[i] / by))
+DP__CPU_DIVIDE(uint8_t, u8, (int64_t)(p[i] / by))
+
+static void (*const dp__cpu_divide[DP_DTYPE_COUNT])(void *data, size_t bytes, double by) = {
+    [DP_I64] = dp__cpu_divide_i64, [DP_I32] = dp__cpu_divide_i32, [DP_I16] = dp__cpu_divide_i16,
+    [DP_I8] = dp__cpu_divide_i8,   [DP_U8] = dp__cpu_divide_u8,
+};
+
+static void dp__cpu_reduce(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
+{
+    dp_op op = args->op;
+    if (args->dtype == DP_BOOL) { /* of zeros and ones */
+        op = op == DP_OP_SUM || op == DP_OP_MAX ? DP_OP_MAX : DP_OP_MIN;
+    }
+    if (args->dtype <= DP_BF16 || args->dtype == DP_BOOL || args->beta == 1) {
+        dp__cpu_reduce_range(simd, args, op, at, end);
+        return;
+    }
+    while (at < end) { /* there is no vector division of integers: in place, while it is cached */
+        const size_t bytes = end - at < 4096 ? end - at : 4096;
+        dp__cpu_reduce_range(simd, args, op, at, at + bytes);
+        dp__cpu_divide[args->dtype]((char *)args->out[0] + at, bytes, args->beta);
+        for (size_t k = 1; k < args->out_count; ++k)
+            memcpy((char *)args->out[k] + at, (const char *)args->out[0] + at, bytes);
+        at += bytes;
+    }
+}
+
+/* STATS is split over threads by slots: the elements fall into chunks, the chunks in order into
+   DP__CPU_STATS_SLOTS runs, whatever the number of threads. dp__simd_stats_slot fills slots[slot],
+   for every slot, in any order; dp__simd_stats_join adds them up in order. */
+#define DP__CPU_STATS_SLOTS 64
+#define DP__CPU_STATS_CHUNK 65536
+
+static bool dp__cpu_is_finite(double x) /* by the bits, whatever -ffast-math thinks of it */
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (bits >> 52 & 0x7ff) != 0x7ff;
+}
+
+static size_t dp__cpu_count_bad(const dp__simd *simd, dp_dtype dtype, const char *in, size_t count)
+{
+    const size_t bytes = dp_dtype_bytes(dtype);
+    size_t bad = 0;
+    for (size_t i = 0; i < count; i += DP__CPU_TILE) {
+        const size_t n = count - i < DP__CPU_TILE ? count - i : DP__CPU_TILE;
+        double tile[DP__CPU_TILE];
+        dp__cpu_cast(simd, DP_F64, tile, dtype, in + i * bytes, n);
+        for (size_t k = 0; k < n; ++k)
+            bad += !dp__cpu_is_finite(tile[k]);
+    }
+    return bad;
+}
+
+static void dp__cpu_squares(const dp__simd *simd, double *lanes, dp_dtype dtype, const char *in,
+                            size_t count)
+{
+    const dp_dtype wide = dtype <= DP_BF16 && dtype != DP_F64 ? DP_F32 : DP_F64;
+    const size_t whole = dtype == wide ? count - count % DP__CPU_LANES : 0;
+    const size_t bytes = dp_dtype_bytes(dtype);
+    dp__cpu_tile tile;
+    simd->squares[wide](lanes, in, whole);
+    for (size_t i = whole; i < count; i += DP__CPU_TILE) {
+        const size_t n = count - i < DP__CPU_TILE ? count - i : DP__CPU_TILE;
+        if (n < DP__CPU_TILE)
+            memset(&tile, 0, sizeof tile);
+        dp__cpu_cast(simd, wide, &tile, dtype, in + i * bytes, n);
+        simd->squares[wide](lanes, &tile, (n + DP__CPU_LANES - 1) / DP__CPU_LANES * DP__CPU_LANES);
+    }
+}
+
+/* Non-finite elements are counted only where the sum is not finite: they always show there. */
+static void dp__cpu_stats_chunk(const dp__simd *simd, dp_dtype dtype, const char *in, size_t count,
+                                double out[2])
+{
+    double lanes[DP__CPU_LANES] = {0};
+    dp__cpu_squares(simd, lanes, dtype, in, count);
+    for (size_t width = DP__CPU_LANES / 2; width > 0; width /= 2) {
+        for (size_t i = 0; i < width; ++i)
+            lanes[i] += lanes[i + width];
+    }
+    out[0] += lanes[0];
+    if (!dp__cpu_is_finite(lanes[0]))
+        out[1] += (double)dp__cpu_count_bad(simd, dtype, in, count);
+}
+
+static void dp__simd_stats_slot(const dp__simd *simd, const dp_kernel_args *args, size_t slot,
+                                double out[2])
+{
+    const size_t chunks = (args->count - 1) / DP__CPU_STATS_CHUNK + 1;
+    const size_t last = dp__cpu_share(chunks, slot + 1, DP__CPU_STATS_SLOTS);
+    const size_t bytes = dp_dtype_bytes(args->dtype);
+    out[0] = out[1] = 0;
+    for (size_t i = dp__cpu_share(chunks, slot, DP__CPU_STATS_SLOTS); i < last; ++i) {
+        const size_t first = i * DP__CPU_STATS_CHUNK, rest = args->count - first;
+        dp__cpu_stats_chunk(simd, args->dtype, (const char *)args->in[0] + first * bytes,
+                            rest < DP__CPU_STATS_CHUNK ? rest : DP__CPU_STATS_CHUNK, out);
+    }
+}
+
+static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], double out[2])
+{
+    out[0] = out[1] = 0;
+    for (int i = 0; i < DP__CPU_STATS_SLOTS; ++i) {
+        out[0] += slots[i][0];
+        out[1] += slots[i][1];
+    }
+}
+
+static void dp__cpu_stats(const dp__simd *simd, const dp_kernel_args *args)
+{
+    double slots[DP__CPU_STATS_SLOTS][2];
+    for (size_t i = 0; i < DP__CPU_STATS_SLOTS; ++i)
+        dp__simd_stats_slot(simd, args, i, slots[i]);
+    dp__simd_stats_join((const double(*)[2])slots, args->out[0]);
+}
+
+/* Bytes read and written, by which to decide on the number of parts. */
+static size_t dp__simd_bytes(const dp_kernel_args *args)
+{
+    const size_t bytes = args->count * dp_dtype_bytes(args->dtype);
+    switch (args->kernel) {
+    case DP_KERNEL_COPY:
+        return 2 * bytes;
+    case DP_KERNEL_CAST:
+        return bytes + args->count * dp_dtype_bytes(args->in_dtype);
+    case DP_KERNEL_AXPBY:
+    case DP_KERNEL_REDUCE:
+        return (args->in_count + args->out_count) * bytes;
+    case DP_KERNEL_FILL:
+    case DP_KERNEL_STATS:
+    case DP_KERNEL_PAD:
+        break;
+    }
+    return bytes;
+}
+
+/* Part `part` of the kernel. STATS is whole in part 0; split it by slots instead. */
+static dp_status dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_t part,
+                              size_t part_count)
+{
+    char *const out = args->out[0];
+    const size_t element = args->kernel == DP_KERNEL_STATS ? 1 : dp_dtype_bytes(args->dtype);
+    const size_t all = args->count * element;
+    const size_t first = dp__cpu_cut(out, all, part, part_count);
+    const size_t last = dp__cpu_cut(out, all, part + 1, part_count);
+    switch (args->kernel) {
+    case DP_KERNEL_COPY:
+        dp__cpu_copy(args, part, part_count);
+        return DP_OK;
+    case DP_KERNEL_FILL:
+        dp__cpu_fill(out + first, last - first, args->fill_bits, element);
+        return DP_OK;
+    case DP_KERNEL_CAST:
+        dp__cpu_cast(simd, args->dtype, out + first, args->in_dtype,
+                     (const char *)args->in[0] + first / element * dp_dtype_bytes(args->in_dtype),
+                     (last - first) / element);
+        return DP_OK;
+    case DP_KERNEL_AXPBY:
+        if (args->dtype > DP_BF16)
+            break;
+        dp__cpu_axpby(simd, args, first, last);
+        return DP_OK;
+    case DP_KERNEL_REDUCE:
+        dp__cpu_reduce(simd, args, first, last);
+        return DP_OK;
+    case DP_KERNEL_STATS:
+        if (part == 0)
+            dp__cpu_stats(simd, args);
+        return DP_OK;
+    case DP_KERNEL_PAD: /* is made of rows and fills by the caller */
+        break;
+    }
+    return dp_error(DP_ERR_UNSUPPORTED, "the CPU has no kernel %d for dtype %s", (int)args->kernel,
+                    dp_dtype_name(args->dtype));
+}
+
+/* ==== >>device =================================================================================
+   The table dp_cpu(). A stream has nothing in flight: every call is done when it returns. Large
+   work is cut into slices for the context's threads; inside dp_run it stays on the calling
+   thread. */
+
+enum {
+    DP__CPU_MAX_DEFAULT = 8,         /* devices when nobody asks for a number */
+    DP__CPU_SLICE_BYTES = 128 << 10, /* below this a hand-over costs more than it gains */
+    DP__CPU_SLICES_A_THREAD = 4      /* so that a thread that is late or disturbed does fewer */
+};
+
+typedef struct dp__cpu_dev {
+    dp_dev base;
+    const dp__simd *simd;
+} dp__cpu_dev;
+_Static_assert(offsetof(dp__cpu_dev, base) == 0, "a dp_dev is the head of its device");
+
+static int dp__cpu_count_slices(const dp_host *host, size_t bytes)
+{
+    size_t most = (size_t)host->thread_count(host) * DP__CPU_SLICES_A_THREAD;
+    size_t slices = bytes / DP__CPU_SLICE_BYTES;
+    if (most == DP__CPU_SLICES_A_THREAD || slices < 2)
+        return 1;
+    return (int)(slices < most ? slices : most);
+}
+
+typedef struct dp__cpu_job {
+    const dp__simd *simd;
+    const dp_kernel_args *args;
+    size_t part_count;
+    double (*slots)[2]; /* STATS */
+} dp__cpu_job;
+
+static void dp__cpu_job_part(int part, void *user)
+{
+    const dp__cpu_job *job = user;
+    dp__simd_run(job->simd, job->args, (size_t)part, job->part_count);
+}
+
+static void dp__cpu_job_slot(int slot, void *user)
+{
+    const dp__cpu_job *job = user;
+    dp__simd_stats_slot(job->simd, job->args, (size_t)slot, job->slots[slot]);
+}
+
+/* One row of a padded block: what the input has, and the padding after it. */
+static void dp__cpu_pad_row(const dp_kernel_args *args, char *out, const char *in, bool inside)
+{
+    size_t size = dp_dtype_bytes(args->dtype), row = (size_t)args->shape[args->ndim - 1] * size;
+    size_t own = inside ? (size_t)args->in_shape[args->ndim - 1] * size : 0;
+    if (own > 0 && args->in_stride[args->ndim - 1] == 1)
+        memcpy(out, in, own);
+    if (own < row)
+        dp__cpu_fill(out + own, row - own, args->fill_bits, size);
+}
+
+/* Rows in the order of the output, which is dense. A row of the input that is not together was put
+   in its place before. */
+static void dp__cpu_pad_rows(const dp_kernel_args *args)
+{
+    int64_t at[DP_MAX_DIMS] = {0};
+    size_t size = dp_dtype_bytes(args->dtype), step = (size_t)args->shape[args->ndim - 1] * size;
+    char *out = args->out[0];
+    for (;;) {
+        const char *in = args->in[0];
+        bool inside = true;
+        int dim = args->ndim - 2;
+        for (int i = 0; i <= dim; i++) {
+            inside = inside && at[i] < args->in_shape[i];
+            in += (size_t)(at[i] * args->in_stride[i]) * size;
+        }
+        dp__cpu_pad_row(args, out, in, inside);
+        out += step;
+        while (dim >= 0 && ++at[dim] == args->shape[dim])
+            at[dim--] = 0;
+        if (dim < 0)
+            return;
+    }
+}
+
+static void dp__cpu_pad(const dp__simd *simd, const dp_kernel_args *args)
+{
+    dp_kernel_args copy = *args;
+    bool grows = false;
+    copy.kernel = DP_KERNEL_COPY;
+    copy.shape = args->in_shape;
+    copy.count = 1;
+    for (int i = 0; i < args->ndim; i++) {
+        grows = grows || args->shape[i] != args->in_shape[i];
+        copy.count *= (size_t)args->in_shape[i];
+    }
+    bool together = grows && args->in_stride[args->ndim - 1] == 1;
+    if (!together && copy.count > 0)
+        dp__simd_run(simd, &copy, 0, 1);
+    if (grows)
+        dp__cpu_pad_rows(args);
+}
+
+static void dp__cpu_stats_run(const dp_host *host, dp__cpu_job *job, bool worth)
+{
+    double slots[DP__CPU_STATS_SLOTS][2];
+    job->slots = slots;
+    for (int slot = 0; !worth && slot < DP__CPU_STATS_SLOTS; slot++)
+        dp__cpu_job_slot(slot, job);
+    if (worth)
+        host->parallel(host, DP__CPU_STATS_SLOTS, dp__cpu_job_slot, job);
+    dp__simd_stats_join((const double(*)[2])slots, job->args->out[0]);
+}
+
+static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kernel_args *args)
+{
+    int slices = dp__cpu_count_slices(host, dp__simd_bytes(args));
+    dp__cpu_job job = {.simd = simd, .args = args, .part_count = (size_t)slices};
+    if (args->kernel == DP_KERNEL_STATS)
+        dp__cpu_stats_run(host, &job, slices > 1);
+    else if (args->kernel == DP_KERNEL_PAD)
+        dp__cpu_pad(simd, args);
+    else if (slices == 1)
+        dp__simd_run(simd, args, 0, 1);
+    else
+        host->parallel(host, slices, dp__cpu_job_part, &job);
+}
+
+static dp_status dp__cpu_kernel(dp_stream *stream, const dp_kernel_args *args)
+{
+    dp__cpu_run(stream->dev->host, ((const dp__cpu_dev *)stream->dev)->simd, args);
+    return DP_OK;
+}
+
+/* A plain copy is a strided one of one dim. */
+static dp_status dp__cpu_copy_bytes(dp_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    const int64_t shape = (int64_t)bytes, step = 1;
+    dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                           .dtype = DP_U8,
+                           .in_dtype = DP_U8,
+                           .count = bytes,
+                           .out = &dst,
+                           .in = &src,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .ndim = 1,
+                           .shape = &shape,
+                           .out_stride = &step,
+                           .in_stride = &step};
+    if (bytes < DP__CPU_SLICE_BYTES)
+        memcpy(dst, src, bytes);
+    else if (dst != src)
+        return dp__cpu_kernel(stream, &args);
+    return DP_OK;
+}
+
+static dp_status dp__cpu_count(const dp_host *host, int *out)
+{
+    int cores = dp__os_core_count();
+    (void)host;
+    *out = cores < DP__CPU_MAX_DEFAULT ? cores : DP__CPU_MAX_DEFAULT;
+    return DP_OK;
+}
+
+static dp_status dp__cpu_open(const dp_host *host, int index, dp_dev **out)
+{
+    if (index < 0)
+        return dp_error(DP_ERR_NO_DEVICE, "cpu: index %d is negative", index);
+    dp__cpu_dev *cpu = host->alloc(host, sizeof *cpu, _Alignof(dp__cpu_dev));
+    if (cpu == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for device %d", index);
+    *cpu = (dp__cpu_dev){.base = {dp_cpu(), host, index}, .simd = dp__simd_choose()};
+    *out = &cpu->base;
+    return DP_OK;
+}
+
+static void dp__cpu_close(dp_dev *dev)
+{
+    dev->host->free(dev->host, dev);
+}
+
+static dp_status dp__cpu_info(dp_dev *dev, dp_device_info *out)
+{
+    *out = (dp_device_info){.bytes_total = dp__os_memory_bytes(),
+                            .compute_units = dp__os_core_count(),
+                            .host_memory = true};
+    snprintf(out->name, sizeof out->name, "cpu %d", (int)dev->index);
+    return DP_OK;
+}
+
+static dp_status dp__cpu_alloc(dp_dev *dev, size_t bytes, void **out)
+{
+    *out = dev->host->alloc(dev->host, bytes, 64);
+    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for %zu bytes", bytes);
+}
+
+static void dp__cpu_free(dp_dev *dev, void *data, size_t bytes)
+{
+    (void)bytes;
+    dev->host->free(dev->host, data);
+}
+
+static dp_status dp__cpu_stream_create(dp_dev *dev, int priority, dp_stream **out)
+{
+    (void)priority;
+    dp_stream *stream = dev->host->alloc(dev->host, sizeof *stream, _Alignof(dp_stream));
+    if (stream == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for a stream");
+    stream->dev = dev;
+    *out = stream;
+    return DP_OK;
+}
+
+static void dp__cpu_stream_destroy(dp_stream *stream)
+{
+    stream->dev->host->free(stream->dev->host, stream);
+}
+
+static dp_status dp__cpu_stream_sync(dp_stream *stream)
+{
+    (void)stream;
+    return DP_OK;
+}
+
+static dp_status dp__cpu_event_create(dp_dev *dev, dp_event **out)
+{
+    dp_event *event = dev->host->alloc(dev->host, sizeof *event, _Alignof(dp_event));
+    if (event == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for an event");
+    event->dev = dev;
+    *out = event;
+    return DP_OK;
+}
+
+static void dp__cpu_event_destroy(dp_event *event)
+{
+    event->dev->host->free(event->dev->host, event);
+}
+
+static dp_status dp__cpu_event_record(dp_event *event, dp_stream *stream)
+{
+    (void)event;
+    (void)stream;
+    return DP_OK;
+}
+
+static dp_status dp__cpu_event_wait(dp_stream *stream, dp_event *event)
+{
+    (void)stream;
+    (void)event;
+    return DP_OK;
+}
+
+static dp_status dp__cpu_event_sync(dp_event *event)
+{
+    (void)event;
+    return DP_OK;
+}
+
+DP_API const dp_device_ops *dp_cpu(void)
+{
+    static const dp_device_ops ops = {.size = sizeof(dp_device_ops),
+                                      .name = "cpu",
+                                      .count = dp__cpu_count,
+                                      .open = dp__cpu_open,
+                                      .close = dp__cpu_close,
+                                      .info = dp__cpu_info,
+                                      .alloc = dp__cpu_alloc,
+                                      .free = dp__cpu_free,
+                                      .stream_create = dp__cpu_stream_create,
+                                      .stream_destroy = dp__cpu_stream_destroy,
+                                      .stream_sync = dp__cpu_stream_sync,
+                                      .event_create = dp__cpu_event_create,
+                                      .event_destroy = dp__cpu_event_destroy,
+                                      .event_record = dp__cpu_event_record,
+                                      .event_wait = dp__cpu_event_wait,
+                                      .event_sync = dp__cpu_event_sync,
+                                      .copy_in = dp__cpu_copy_bytes,
+                                      .copy_out = dp__cpu_copy_bytes,
+                                      .copy = dp__cpu_copy_bytes,
+                                      .kernel = dp__cpu_kernel};
+    return &ops;
+}
+
+/* ==== >>collectives ============================================================================
+   The table dp_cpu_coll(): all ranks are in this process and the host reaches all their memory, so
+   a reduction is one pass that reads every rank's buffer and writes every rank's buffer. */
+
+typedef struct dp__cpu_comm {
+    dp_comm base;
+    const dp__simd *simd;
+    size_t rank_count;
+    const void **in; /* rank_count of each, filled in anew by every call */
+    void **out;
+} dp__cpu_comm;
+_Static_assert(offsetof(dp__cpu_comm, base) == 0, "a dp_comm is the head of its communicator");
+
+static bool dp__cpu_comm_fits(const dp_comm_config *config)
+{
+    return config->bootstrap == NULL && config->host_memory;
+}
+
+static void dp__cpu_comm_close(dp_comm *comm)
+{
+    const dp_host *host = comm->host;
+    dp__cpu_comm *own = (dp__cpu_comm *)comm;
+    host->free(host, own->in);
+    host->free(host, own->out);
+    host->free(host, own);
+}
+
+static dp_status dp__cpu_comm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    size_t bytes = (size_t)config->rank_count * sizeof(void *);
+    dp__cpu_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__cpu_comm));
+    if (comm == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for a communicator");
+    *comm = (dp__cpu_comm){.base = {dp_cpu_coll(), host},
+                           .simd = dp__simd_choose(),
+                           .rank_count = (size_t)config->rank_count,
+                           .in = host->alloc(host, bytes, _Alignof(void *)),
+                           .out = host->alloc(host, bytes, _Alignof(void *))};
+    if (comm->in == NULL || comm->out == NULL) {
+        dp__cpu_comm_close(&comm->base);
+        return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for a communicator");
+    }
+    *out = &comm->base;
+    return DP_OK;
+}
+
+static dp_kernel_args dp__cpu_reduce_args(const dp__cpu_comm *comm, size_t count, dp_dtype dtype,
+                                          dp_op op, double scale)
+{
+    return (dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                            .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
+                            .dtype = dtype,
+                            .in_dtype = dtype,
+                            .count = count,
+                            .out = comm->out,
+                            .in = comm->in,
+                            .out_count = comm->rank_count,
+                            .in_count = comm->rank_count,
+                            .alpha = scale,
+                            .beta = op == DP_OP_MEAN ? (double)comm->rank_count : 1};
+}
+
+static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                    dp_dtype dtype, dp_op op, double scale)
+{
+    dp__cpu_comm *own = (dp__cpu_comm *)comm;
+    dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
+    for (size_t r = 0; r < own->rank_count; r++) {
+        own->in[r] = local[r].send;
+        own->out[r] = local[r].recv;
+    }
+    dp__cpu_run(comm->host, own->simd, &args);
+    return DP_OK;
+}
+
+static dp_status dp__cpu_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                        dp_dtype dtype, dp_op op, double scale)
+{
+    dp__cpu_comm *own = (dp__cpu_comm *)comm;
+    dp_kernel_args args = dp__cpu_reduce_args(own, count_each, dtype, op, scale);
+    args.out_count = 1;
+    for (size_t to = 0; to < own->rank_count; to++) {
+        for (size_t r = 0; r < own->rank_count; r++)
+            own->in[r] = (const char *)local[r].send + to * count_each * dp_dtype_bytes(dtype);
+        own->out[0] = local[to].recv;
+        dp__cpu_run(comm->host, own->simd, &args);
+    }
+    return DP_OK;
+}
+
+/* The other collectives move bytes: block `from` of a rank's send goes to block `to` of a recv. */
+typedef struct dp__cpu_move {
+    const dp__cpu_comm *comm;
+    const dp_part *local;
+    size_t bytes; /* of a block */
+    size_t root;
+    size_t part_count;
+    enum { DP__MOVE_BROADCAST, DP__MOVE_ALL_GATHER, DP__MOVE_ALL_TO_ALL } kind;
+} dp__cpu_move;
+
+static void dp__cpu_move_block(const dp__cpu_move *move, size_t from, size_t to, size_t first,
+                               size_t bytes)
+{
+    size_t send = move->kind == DP__MOVE_ALL_TO_ALL ? to * move->bytes : 0;
+    size_t recv = move->kind != DP__MOVE_BROADCAST ? from * move->bytes : 0;
+    const char *src = (const char *)move->local[from].send + send + first;
+    char *dst = (char *)move->local[to].recv + recv + first;
+    if (dst != src)
+        dp__simd_copy_bytes(move->comm->simd, dst, src, bytes);
+}
+
+/* A slice of every block. A broadcast reads it once and has it in its cache for all receivers. */
+static void dp__cpu_move_part(int part, void *user)
+{
+    const dp__cpu_move *move = user;
+    size_t ranks = move->comm->rank_count;
+    size_t first = dp__cpu_cut(NULL, move->bytes, (size_t)part, move->part_count);
+    size_t bytes = dp__cpu_cut(NULL, move->bytes, (size_t)part + 1, move->part_count) - first;
+    for (size_t from = 0; from < ranks && bytes > 0; from++) {
+        if (move->kind == DP__MOVE_BROADCAST && from != move->root)
+            continue;
+        for (size_t to = 0; to < ranks; to++)
+            dp__cpu_move_block(move, from, to, first, bytes);
+    }
+}
+
+static dp_status dp__cpu_move_all(dp__cpu_move move)
+{
+    const dp_host *host = move.comm->base.host;
+    size_t blocks = move.comm->rank_count, all = move.bytes * blocks;
+    if (move.kind != DP__MOVE_BROADCAST)
+        all *= blocks;
+    int slices = dp__cpu_count_slices(host, all);
+    move.part_count = (size_t)slices;
+    if (slices == 1)
+        dp__cpu_move_part(0, &move);
+    else
+        host->parallel(host, slices, dp__cpu_move_part, &move);
+    return DP_OK;
+}
+
+static dp_status dp__cpu_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                   dp_dtype dtype, int root)
+{
+    return dp__cpu_move_all((dp__cpu_move){.comm = (dp__cpu_comm *)comm,
+                                           .local = local,
+                                           .bytes = count * dp_dtype_bytes(dtype),
+                                           .root = (size_t)root,
+                                           .kind = DP__MOVE_BROADCAST});
+}
+
+static dp_status dp__cpu_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                    dp_dtype dtype)
+{
+    return dp__cpu_move_all((dp__cpu_move){.comm = (dp__cpu_comm *)comm,
+                                           .local = local,
+                                           .bytes = count_each * dp_dtype_bytes(dtype),
+                                           .kind = DP__MOVE_ALL_GATHER});
+}
+
+static dp_status dp__cpu_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                    dp_dtype dtype)
+{
+    return dp__cpu_move_all((dp__cpu_move){.comm = (dp__cpu_comm *)comm,
+                                           .local = local,
+                                           .bytes = count_each * dp_dtype_bytes(dtype),
+                                           .kind = DP__MOVE_ALL_TO_ALL});
+}
+
+DP_API const dp_coll_ops *dp_cpu_coll(void)
+{
+    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+                                    .name = "cpu",
+                                    .fits = dp__cpu_comm_fits,
+                                    .open = dp__cpu_comm_open,
+                                    .close = dp__cpu_comm_close,
+                                    .all_reduce = dp__cpu_all_reduce,
+                                    .broadcast = dp__cpu_broadcast,
+                                    .all_gather = dp__cpu_all_gather,
+                                    .reduce_scatter = dp__cpu_reduce_scatter,
+                                    .all_to_all = dp__cpu_all_to_all};
+    return &ops;
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_CPU_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
