@@ -1,0 +1,127 @@
+# dp.h is a header: nothing has to be built to use it. This file runs its examples and tests.
+#
+#   make demo       build and run the examples
+#   make test       everything below; ends with "N passed, N failed"
+#   make check      while developing: lint, and the tests with one compiler
+#   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
+#   make fuzz       replay the fuzzers' corpora
+#   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
+#   make bench      measure
+#   make lint format clean
+#
+# Results go to build/. With T=substring only the tests whose name holds it are run.
+
+SHELL   := /bin/bash
+CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
+CLANG   ?= clang
+FUZZ    ?=
+FUZZ_SECONDS ?= 60
+T       ?=
+
+WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes \
+    -Wmissing-prototypes -Wold-style-definition -Wundef -Wcast-qual -Wcast-align -Wpointer-arith \
+    -Wwrite-strings -Wvla -Wswitch-enum -Wformat=2 -Wnull-dereference -Wdouble-promotion \
+    -Wimplicit-fallthrough -Wunused-macros -Wframe-larger-than=4096 -Werror
+GCC_WARNINGS := $(if $(findstring clang,$(CC)),,\
+    -Wlogical-op -Wduplicated-cond -Wjump-misses-init -Warith-conversion)
+
+# dp.c stands for a user's file: it gets no more flags than theirs would. The tests use POSIX, and
+# test_device.c includes an example.
+TEST_DEFINES := -D_POSIX_C_SOURCE=200809L -I.
+LIBS         := -lpthread -lm
+
+# One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
+# the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
+# tests themselves compile fast.
+VARIANTS   := gcc clang asan tsan aarch64
+CC_gcc     := $(CC)
+CC_clang   := $(CLANG)
+CC_asan    := $(CC)
+CC_tsan    := $(CC)
+CC_aarch64 := aarch64-linux-gnu-gcc
+CFLAGS_gcc     = $(if $(filter test_%,$*),-O1,-O2) -g $(WARNINGS) $(GCC_WARNINGS)
+CFLAGS_clang   = $(if $(filter test_%,$*),-O0,-O2) -g $(WARNINGS)
+CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) -g
+CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-recover=all \
+    -fno-omit-frame-pointer
+CFLAGS_tsan    = $(CFLAGS_checked) -fsanitize=thread
+CFLAGS_aarch64 = $(CFLAGS_checked) -static
+
+TESTS    := $(sort $(wildcard tests/test_*.c) tests/dp.c)
+EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
+FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
+SOURCES  := $(sort $(wildcard *.h examples/*.[ch] \
+    $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
+
+export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS
+RUN := +@tests/run.sh
+
+all: $(EXAMPLES)
+
+demo: $(EXAMPLES)
+	$(RUN) demo $^
+
+test: build/tools
+	$(RUN) steps lint compile gcc clang asan tsan fuzz examples aarch64
+
+check:
+	$(RUN) steps lint gcc examples
+
+asan tsan fuzz lint:
+	$(RUN) steps $@
+
+fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
+	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
+
+format:
+	clang-format -i $(SOURCES)
+
+clean:
+	rm -rf build
+
+.PHONY: all demo test check asan tsan fuzz fuzz-run bench lint format clean
+.DELETE_ON_ERROR:
+
+# ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
+
+ifneq ($(filter-out clean format,$(or $(MAKECMDGOALS),all)),)
+include build/config.mk
+endif
+
+build/config.mk: tests/get.sh
+	@tests/get.sh config $@
+
+build/tools: tests/get.sh
+	@tests/get.sh tools $@
+
+# ---- binaries ------------------------------------------------------------------------------------
+
+define variant
+build/$(1)/tests: $$(TESTS:tests/%.c=build/$(1)/%.o)
+	$$(CC_$(1)) $$(CFLAGS_$(1)) $$^ -o $$@ $$(LIBS)
+
+build/$(1)/%.o: tests/%.c Makefile build/config.mk
+	@mkdir -p $$(@D)
+	$$(CC_$(1)) -std=c11 $$(CFLAGS_$(1)) $$(if $$(filter dp,$$*),,$$(TEST_DEFINES)) $$(STB_CFLAGS) \
+	    -MMD -MP -c $$< -o $$@
+endef
+$(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
+
+build/examples/%: examples/%.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	@echo "$(CC) $<"
+	@$(CC) -std=c11 $(CFLAGS_gcc) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< -o $@ $(LIBS)
+
+FUZZ_NEEDS := $(wildcard *.h tests/fuzz/*.h) Makefile build/config.mk
+
+build/fuzz/%: tests/fuzz/%.c tests/fuzz/replay.c build/asan/dp.o $(FUZZ_NEEDS)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(CFLAGS_asan) $(TEST_DEFINES) $(filter %.c %.o,$^) -o $@ $(LIBS)
+
+build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
+	@mkdir -p $(@D)
+	$(CLANG) -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
+	    $(TEST_DEFINES) $(STB_CFLAGS) $(filter %.c,$^) -o $@ $(LIBS)
+
+-include $(wildcard build/*/*.d)
+-include tests/bench/bench.mk

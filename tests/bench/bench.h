@@ -1,0 +1,128 @@
+/* bench.h - what the benchmarks share: taking turns, the table, peers, limits, counted calls. */
+
+#ifndef BENCH_H
+#define BENCH_H
+
+#include "../../dp.h"
+
+/* ---- measuring: bench.c ---------------------------------------------------------------------- */
+
+enum { MAX_ROUNDS = 61, MAX_DEVICES = 8 };
+
+typedef struct samples {
+    double ns[MAX_ROUNDS];
+    int count;
+} samples;
+
+typedef struct entrant {
+    double (*once)(void *user); /* nanoseconds that one call takes; below zero: no answer */
+    void *user;
+    samples times;
+} entrant;
+
+double now_ns(void);
+
+/* All entrants measure once in every round, one after the other. */
+void take_turns(entrant *entrants, size_t count);
+
+/* Of two ways to do the same, the faster one. */
+const samples *faster_of(const samples *a, const samples *b);
+
+/* Ends the program, with the sentence, unless the status is DP_OK. */
+void must(dp_status status);
+
+/* A context with so many devices, of which there need not be as many cores. */
+dp_ctx *open_devices(int count);
+
+/* 64-byte aligned, every float is 1; of free. */
+float *new_floats(size_t bytes);
+
+/* ---- the table: bench.c ---------------------------------------------------------------------- */
+
+/* NULL stands for what a row does not have; samples without an answer for what is absent. What is
+   compared with is the peer, or the limit if there is no peer. */
+
+/* dp.h does `at_least` times as much in the same time. */
+void report_speed(const char *what, const samples *dp, const samples *peer, const samples *limit,
+                  double at_least);
+/* dp.h takes at most this share of the time. */
+void report_share(const char *what, const samples *dp, const samples *peer, const samples *limit,
+                  double at_most);
+/* dp.h takes at most so many nanoseconds more. */
+void report_extra(const char *what, const samples *dp, const samples *peer, double at_most_ns);
+void report_time(const char *what, const samples *dp, double at_most_ns);
+void report_count(const char *what, double count, double at_most, const char *unit);
+void report_absent(const char *what);
+
+/* ---- peers, which are other processes: peer.c ------------------------------------------------ */
+
+typedef struct peer_process peer_process;
+
+/* Starts the peer when it is asked for the first time. */
+peer_process *peer_of(const char *name, const char *directory);
+
+/* Ask for `calls` calls of what `how` says; nanoseconds that one took, below zero: absent. */
+double peer_ask(peer_process *p, const char *how, size_t bytes, int calls);
+
+void peers_end(void);
+
+/* ---- limits: limit.c ------------------------------------------------------------------------- */
+
+/* Threads that spin between two jobs while the team is awake, and sleep otherwise. */
+typedef struct team team;
+typedef void (*team_fn)(int part, int part_count, void *user);
+
+team *team_new(int size);
+void team_free(team *t);
+void team_wake(team *t);
+void team_sleep(team *t);
+void team_run(team *t, team_fn fn, void *user); /* all parts, the first one on the caller */
+
+/* Every buffer = the sum of all, in one pass. */
+typedef struct sum_job {
+    float *data[MAX_DEVICES];
+    int buffer_count;
+    size_t count; /* a multiple of 16 */
+} sum_job;
+void sum_part(int part, int part_count, void *user);
+
+typedef struct copy_job {
+    void *to;
+    const void *from;
+    size_t bytes;
+} copy_job;
+void copy_part(int part, int part_count, void *user);
+
+/* ---- counted calls: count.c ------------------------------------------------------------------ */
+
+typedef struct call_counts {
+    long heap;    /* malloc, calloc, realloc, free, aligned_alloc, posix_memalign */
+    long mmaps;   /* mmap, munmap */
+    long threads; /* pthread_create */
+} call_counts;
+
+/* What all threads of this process called so far. */
+call_counts calls_so_far(void);
+
+/* ---- the rows -------------------------------------------------------------------------------- */
+
+typedef struct settings {
+    const char *directory; /* for what was built */
+    const char *rows;      /* "" = all */
+    int rounds;
+} settings;
+extern settings bench;
+
+void rows_c1(void);
+void rows_c2(void);
+void rows_c3(void);
+void rows_c4(void);
+void rows_c5(void);
+void rows_c6(void);
+void rows_c7(void);
+void rows_c9(void);
+void rows_c12(void);
+void rows_s1(void);
+void rows_s2(void);
+
+#endif /* BENCH_H */

@@ -1,0 +1,57 @@
+# bench.mk - measures dp.h against its peers and against what the hardware gives.
+#
+#   make bench [ROWS=C1,C7] [ROUNDS=21] [BENCH_RUN='chrt -f 10']
+#
+# BENCH_RUN is a command to measure under, as one that goes before the others on a busy machine.
+# The table says the truth and never fails the build: what could not be built is absent in it. The
+# peers are other libraries; as root they are installed, if they are not here.
+
+CC           ?= cc
+STB_CFLAGS   ?=
+BUILD        ?= build
+ROWS         ?=
+ROUNDS       ?= 21
+BENCH_RUN    ?=
+BENCH        := $(BUILD)/bench
+BENCH_FLAGS  := -std=c11 -D_POSIX_C_SOURCE=200809L -O2 -g $(filter-out -Werror,$(WARNINGS)) \
+    $(GCC_WARNINGS)
+BENCH_TUNED   = $(shell echo 'int x;' | $(CC) -march=native -x c -c - -o /dev/null 2>/dev/null && \
+    echo -march=native)
+BENCH_OBJECTS := $(patsubst tests/bench/%.c,$(BENCH)/%.o,$(wildcard tests/bench/*.c)) $(BENCH)/dp.o
+
+bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_gloo
+	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
+
+.PHONY: bench
+
+$(BENCH)/bench: $(BENCH_OBJECTS)
+	@$(CC) $^ -o $@ -lpthread -lm -ldl
+
+$(BENCH)/%.o: tests/bench/%.c
+	@mkdir -p $(@D)
+	@$(CC) $(BENCH_FLAGS) $(BENCH_TUNING) $(STB_CFLAGS) -MMD -MP -c $< -o $@
+
+$(BENCH)/limit.o: BENCH_TUNING = -O3 $(BENCH_TUNED)
+
+# The library itself is compiled as a user would.
+$(BENCH)/dp.o: tests/dp.c
+	@mkdir -p $(@D)
+	@$(CC) -std=c11 -O2 -g $(STB_CFLAGS) -MMD -MP -c $< -o $@
+
+# ---- peers ---------------------------------------------------------------------------------------
+
+BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev
+
+$(BENCH)/peers.log:
+	@mkdir -p $(@D)
+	@if [ "$$(id -u)" = 0 ] && ! dpkg -s $(BENCH_PACKAGES) >/dev/null 2>&1; then \
+	    echo "installing $(BENCH_PACKAGES) (log: $@)"; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    { apt-get -q update && apt-get -q -y --no-install-recommends install $(BENCH_PACKAGES); }; \
+	fi >$@ 2>&1 || true
+
+$(BENCH)/peer_mpi: tests/bench/peers/mpi.c | $(BENCH)/peers.log
+	@mpicc -O2 $< -o $@ >$@.log 2>&1 || echo "no Open MPI (log: $@.log)"
+
+$(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log
+	@g++ -std=c++17 -O2 $< -o $@ -lgloo -lpthread >$@.log 2>&1 || echo "no gloo (log: $@.log)"

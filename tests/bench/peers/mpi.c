@@ -1,0 +1,124 @@
+/* mpi.c - Open MPI's all-reduce of floats between two processes, for the driver in bench.c.
+
+       mpirun --oversubscribe -np 2 peer_mpi FIFO
+
+   Says "ready"; then, for each line "in_place BYTES CALLS" or "apart BYTES CALLS" on the standard
+   input, makes one call that does not count and CALLS that do, and answers with the nanoseconds
+   that one took. In between both ranks sleep in read: rank 0 on its input, rank 1 on the fifo, for
+   inside MPI a rank that waits spins. Ends with its input. */
+
+#include <fcntl.h>
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct request {
+    char how[16];
+    size_t bytes;
+    int calls;
+} request;
+
+typedef struct buffers {
+    float *send, *recv;
+    size_t bytes;
+} buffers;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+static void fill(buffers *b, size_t bytes)
+{
+    size_t room = (bytes + 63) / 64 * 64;
+    if (bytes > b->bytes) {
+        free(b->send);
+        free(b->recv);
+        b->send = aligned_alloc(64, room);
+        b->recv = aligned_alloc(64, room);
+        b->bytes = bytes;
+    }
+    if (b->send == NULL || b->recv == NULL)
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    for (size_t i = 0; i < bytes / sizeof(float); i++)
+        b->send[i] = b->recv[i] = 1;
+}
+
+static void all_reduce(const buffers *b, const request *r)
+{
+    const void *send = strcmp(r->how, "in_place") == 0 ? MPI_IN_PLACE : b->send;
+    int count = (int)(r->bytes / sizeof(float));
+    MPI_Allreduce(send, b->recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static double serve(buffers *b, const request *r)
+{
+    fill(b, r->bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    all_reduce(b, r);
+    double start = now();
+    for (int i = 0; i < r->calls; i++)
+        all_reduce(b, r);
+    return (now() - start) / r->calls;
+}
+
+/* Rank 0 hears the driver, and passes on what it heard. */
+static void lead(int fifo)
+{
+    buffers b = {0};
+    request r = {0};
+    char line[128];
+    puts("ready");
+    fflush(stdout);
+    while (fgets(line, sizeof(line), stdin) != NULL) {
+        if (sscanf(line, "%15s %zu %d", r.how, &r.bytes, &r.calls) != 3)
+            break;
+        if (write(fifo, &r, sizeof(r)) != (ssize_t)sizeof(r))
+            break;
+        printf("%.1f\n", serve(&b, &r));
+        fflush(stdout);
+    }
+    close(fifo);
+    free(b.send);
+    free(b.recv);
+}
+
+static void follow(int fifo)
+{
+    buffers b = {0};
+    request r;
+    while (read(fifo, &r, sizeof(r)) == (ssize_t)sizeof(r))
+        serve(&b, &r);
+    close(fifo);
+    free(b.send);
+    free(b.recv);
+}
+
+int main(int argc, char **argv)
+{
+    int rank, fifo;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (argc != 2)
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    if (rank == 0) {
+        unlink(argv[1]);
+        mkfifo(argv[1], 0600);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    fifo = open(argv[1], rank == 0 ? O_WRONLY : O_RDONLY);
+    if (fifo < 0)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+    if (rank == 0)
+        lead(fifo);
+    else
+        follow(fifo);
+    MPI_Finalize();
+    return 0;
+}

@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# run.sh - the ways in which a user may include and compile dp.h. Prints TAP; run by `make test`.
+
+set -u
+cd "$(dirname "$0")/../.." || exit
+BUILD=build/compile
+mkdir -p $BUILD
+
+GCC=${CC:-gcc}
+CLANG=${CLANG:-clang}
+read -r -a WARN <<<"${WARNINGS:--Wall -Wextra -Wpedantic -Werror}"
+read -r -a WARN_GCC <<<"${GCC_WARNINGS:-}"
+read -r -a STB <<<"${STB_CFLAGS:-}"
+read -r -a LINK <<<"${LIBS:--lpthread -lm}"
+WARN_CXX=(-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual
+    -Wcast-align -Wold-style-cast -Wdouble-promotion -Werror)
+
+# expect NAME COMMAND...: the command must succeed
+expect() {
+    local name=$1 text
+    shift
+    if text=$("$@" 2>&1); then
+        echo "ok - $name"
+    else
+        echo "not ok - $name"
+        printf '%s\n' "$*" "$text" | head -n 30 | sed 's/^/#   /'
+    fi
+}
+
+# expect_error NAME PATTERN COMMAND...: the command must fail and say why
+expect_error() {
+    local name=$1 pattern=$2 text
+    shift 2
+    if text=$("$@" 2>&1); then
+        echo "not ok - $name # it compiles"
+    elif ! grep -qE "$pattern" <<<"$text"; then
+        echo "not ok - $name # fails without saying \"$pattern\""
+        head -n 30 <<<"$text" | sed 's/^/#   /'
+    else
+        echo "ok - $name"
+    fi
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+skip() { echo "ok - $1 # SKIP $1: $2"; }
+
+# write FILE LINE...
+write() {
+    local file=$BUILD/$1
+    shift
+    printf '%s\n' "$@" >"$file"
+}
+
+# The compiler is the variable $cc from here on, and $warn its warnings.
+c() { "$cc" -I. "${STB[@]}" "$@"; }
+strict() { c "${warn[@]}" "$@"; }
+parses() { strict -fsyntax-only "$@"; }
+
+links() {
+    local program
+    program=$BUILD/program-$(basename "$cc")
+    # Frames are larger without optimization; the test builds check what they are with it.
+    strict "$@" -Wno-frame-larger-than -o "$program" "${LINK[@]}" && timeout 20 "$program"
+}
+
+IMPLEMENT='#define DP_IMPLEMENTATION'
+DP='#include "dp.h"'
+CPU='#include "dp_cpu.h"'
+EMIT_STB='#define STB_DS_IMPLEMENTATION'
+INCLUDE_STB='#if __has_include(<stb/stb_ds.h>)
+#include <stb/stb_ds.h>
+#else
+#include <stb_ds.h>
+#endif'
+MAIN='#include "tests/compile/main.c"'
+
+write dp.c "$IMPLEMENT" "$DP"
+write twice.c "$IMPLEMENT" "$DP" "$DP"
+write declared_before.c "$DP" "$IMPLEMENT" "$DP"
+write dp_cpu.c "$IMPLEMENT" "$DP" "$CPU"
+write cpu_dp.c "$IMPLEMENT" "$CPU" "$DP"
+write cpu_declared_before.c "$CPU" "$IMPLEMENT" "$DP"
+write cpu_alone.c "$CPU"
+write static_a.c '#define DP_STATIC' "$IMPLEMENT" "$MAIN"
+write static_b.c '#define DP_STATIC' '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
+write stb_user.c "$EMIT_STB" "$INCLUDE_STB"
+write dp_no_stb.c '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
+write stb_before.c '#define _GNU_SOURCE' "$EMIT_STB" "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
+write stb_declared.c '#define _GNU_SOURCE' "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
+write late.c '#include <stdlib.h>' "$IMPLEMENT" "$DP"
+write as_cxx.cpp "$IMPLEMENT" "$DP"
+
+
+# What the implementation needs of the system's headers is asked for before the first.
+TOO_LATE='#error.*include dp.h before any other header of this file, or compile with -D_GNU_SOURCE'
+
+c_cases() {
+    local std
+    for std in c11 c17 gnu11 gnu17; do
+        expect "$cc $std: declarations" parses -std=$std tests/compile/use.c
+        expect "$cc $std: implementation" parses -std=$std $BUILD/dp.c
+    done
+    expect "$cc: dp_cpu.h alone" parses -std=c11 $BUILD/cpu_alone.c
+    expect "$cc: included twice" parses -std=c11 $BUILD/twice.c
+    expect "$cc: dp.h, dp_cpu.h" parses -std=c11 $BUILD/dp_cpu.c
+    expect "$cc: dp_cpu.h, dp.h" parses -std=c11 $BUILD/cpu_dp.c
+    for std in c11 gnu11; do
+        expect_error "$cc $std: system headers first says what to do" "$TOO_LATE" \
+            parses -std=$std $BUILD/late.c
+        expect_error "$cc $std: declarations first says what to do" "$TOO_LATE" \
+            parses -std=$std $BUILD/declared_before.c
+        expect "$cc $std: system headers first, -D_GNU_SOURCE" \
+            parses -std=$std -D_GNU_SOURCE $BUILD/late.c
+        expect "$cc $std: declarations first, -D_GNU_SOURCE" \
+            parses -std=$std -D_GNU_SOURCE $BUILD/declared_before.c
+        expect "$cc $std: dp_cpu.h first, -D_GNU_SOURCE" \
+            parses -std=$std -D_GNU_SOURCE $BUILD/cpu_declared_before.c
+    done
+}
+
+link_cases() {
+    expect "$cc: one file implements, another uses" \
+        links -std=c11 $BUILD/dp.c tests/compile/main.c
+    expect "$cc: DP_STATIC in two files" links -std=c11 $BUILD/static_a.c $BUILD/static_b.c
+    expect "$cc: stb_ds in a file of the user's" \
+        links -std=c11 $BUILD/dp_no_stb.c $BUILD/stb_user.c tests/compile/main.c
+    expect "$cc: stb_ds emitted earlier in the same file" links -std=c11 $BUILD/stb_before.c
+    expect "$cc: stb_ds included earlier in the same file" links -std=c11 $BUILD/stb_declared.c
+}
+
+# cxx_cases CC: $cc is the C++ compiler
+cxx_cases() {
+    local std
+    for std in 11 14 17 20; do
+        expect "$cc c++$std: declarations" parses "-std=c++$std" -x c++ tests/compile/use.c
+    done
+    expect_error "$cc: the implementation is C, and says so" 'error.*C11' \
+        parses -std=c++17 $BUILD/as_cxx.cpp
+    local object
+    object=$BUILD/dp-$(basename "$1").o
+    expect "$1: object file of dp.h" "$1" -std=c11 -I. "${STB[@]}" -c $BUILD/dp.c -o "$object"
+    expect "$cc: C++ program with dp.h in a C file" \
+        links -std=c++11 -x c++ tests/compile/main.c -x none "$object"
+}
+
+c_compiler() {
+    cc=$1
+    has "$cc" || { skip "C with $cc" "not installed"; return; }
+    warn=("${WARN[@]}")
+    [ "$cc" = "$CLANG" ] || warn+=("${WARN_GCC[@]}")
+    c_cases
+    link_cases
+}
+
+# cxx_compiler CXX CC: the implementation is compiled by CC
+cxx_compiler() {
+    cc=$1
+    has "$cc" || { skip "C++ with $cc" "not installed"; return; }
+    warn=("${WARN_CXX[@]}")
+    cxx_cases "$2"
+}
+
+cuda_compiler() {
+    has nvcc || { skip "declarations with nvcc" "not installed"; return; }
+    expect "nvcc: declarations" nvcc -I. -Werror all-warnings -x cu -c tests/compile/use.c \
+        -o $BUILD/use.o
+}
+
+other_machine() {
+    cc=aarch64-linux-gnu-gcc
+    has $cc || { skip "implementation with $cc" "not installed"; return; }
+    warn=("${WARN[@]}" "${WARN_GCC[@]}")
+    expect "$cc: implementation" parses -std=c11 $BUILD/dp.c
+}
+
+# The groups run side by side; what they print is shown in order.
+group() { "$@" >"$BUILD/$1-$(basename "${2:-}").tap" 2>&1 & }
+
+rm -f $BUILD/*.tap
+group c_compiler "$GCC"
+group c_compiler "$CLANG"
+group cxx_compiler g++ "$GCC"
+group cxx_compiler clang++ "$CLANG"
+group cuda_compiler
+group other_machine
+wait
+cat $BUILD/*.tap
+! grep -q '^not ok' $BUILD/*.tap

@@ -1,0 +1,251 @@
+/* fuzz_scatter.c - a value from bytes is scattered and gathered. A model says beforehand whether it
+   can be; afterwards nothing is lost, doubled or in another place. */
+
+#include "fuzz.h"
+
+typedef enum verdict { GOOD, BAD, EITHER } verdict;
+
+typedef struct model {
+    const dp_scatter_config *how;
+    size_t parts; /* so far the least */
+    int64_t rows; /* of the first tensor, -1 before it */
+    bool bad;
+    bool counted; /* there is a tensor or a container */
+} model;
+
+/* How the rows of a tensor fall; false when it cannot be cut. */
+static bool cut(const dp_scatter_config *how, const dp_tensor *tensor, int64_t *rows, size_t *parts)
+{
+    int dim = how->dim < 0 ? how->dim + tensor->ndim : how->dim;
+    return dim >= 0 && dim < tensor->ndim &&
+           dp_split_rows(how, tensor->shape[dim], how->local_rank_count, rows, parts) == DP_OK;
+}
+
+/* A group is a tensor, or a list or tuple of groups. */
+static bool is_group(dp_value value)
+{
+    bool good = value.kind == DP_TENSOR || fuzz_is_sequence(value);
+    for (uint32_t i = 0; good && i < value.count; i++) {
+        good = is_group(fuzz_child(value, i));
+    }
+    return good;
+}
+
+static void count_container(model *m, const dp_container *container)
+{
+    dp_value data = container->data;
+    m->counted = true;
+    m->bad = m->bad || data.kind != DP_LIST || data.count > m->how->local_rank_count;
+    for (uint32_t i = 0; !m->bad && !container->cpu_only && i < data.count; i++) {
+        m->bad = !is_group(data.as.items[i]);
+    }
+    m->parts = !m->bad && data.count < m->parts ? data.count : m->parts;
+}
+
+static void count_tensor(model *m, const dp_tensor *tensor)
+{
+    int64_t rows[FUZZ_DEVICES];
+    size_t parts = m->parts;
+    m->counted = true;
+    m->bad = m->bad || !cut(m->how, tensor, rows, &parts);
+    m->parts = parts < m->parts ? parts : m->parts;
+    if (m->bad) {
+        return;
+    }
+    int64_t all = tensor->shape[m->how->dim < 0 ? m->how->dim + tensor->ndim : m->how->dim];
+    m->bad = m->how->split != DP_SPLIT_CHUNK && m->rows >= 0 && m->rows != all;
+    m->rows = all;
+}
+
+static void count_parts(model *m, dp_value value)
+{
+    if (value.kind == DP_TENSOR) {
+        count_tensor(m, value.as.t);
+    } else if (value.kind == DP_CONTAINER) {
+        count_container(m, value.as.c);
+    }
+    for (uint32_t i = 0; i < value.count; i++) {
+        count_parts(m, fuzz_child(value, i));
+    }
+}
+
+/* A part with rows that no entry of the result would have. */
+static bool loses(const model *m, dp_value value)
+{
+    bool lost = false;
+    int64_t rows[FUZZ_DEVICES];
+    size_t parts;
+    if (value.kind == DP_TENSOR && cut(m->how, value.as.t, rows, &parts)) {
+        for (size_t i = m->parts; i < parts; i++) {
+            lost = lost || rows[i] > 0;
+        }
+    } else if (value.kind == DP_CONTAINER) {
+        lost = value.as.c->data.count > m->parts;
+    }
+    for (uint32_t i = 0; i < value.count; i++) {
+        lost = lost || loses(m, fuzz_child(value, i));
+    }
+    return lost;
+}
+
+/* ---- the parts, against views of the whole --------------------------------------------------- */
+
+static void check_tensor(fuzz *in, const dp_scatter_config *how, const dp_tensor *whole,
+                         const dp_value *parts, size_t count)
+{
+    int64_t rows[FUZZ_DEVICES], first = 0;
+    size_t made;
+    dp_tensor want;
+    FUZZ_CHECK(cut(how, whole, rows, &made));
+    for (size_t i = 0; i < count; i++) {
+        FUZZ_CHECK(parts[i].kind == DP_TENSOR);
+        const dp_tensor *part = parts[i].as.t;
+        dp_device device = dp_local_device(in->ctx, how->local_ranks[i]);
+        FUZZ_CHECK(dp_narrow(whole, how->dim, first, rows[i], &want) == DP_OK);
+        FUZZ_CHECK(fuzz_same_tensor(in->ctx, part, &want));
+        FUZZ_CHECK(part->device.backend == device.backend && part->device.index == device.index);
+        if (in->ctx == fuzz_ctx(false) && dp_tensor_count(part) > 0) {
+            FUZZ_CHECK(part->data == want.data);
+        }
+        first += rows[i];
+    }
+    for (size_t i = count; i < made; i++) {
+        FUZZ_CHECK(rows[i] == 0);
+    }
+}
+
+static void check_parts(fuzz *in, const dp_scatter_config *how, dp_value whole,
+                        const dp_value *parts, size_t count)
+{
+    dp_value children[FUZZ_DEVICES];
+    if (whole.kind == DP_TENSOR) {
+        check_tensor(in, how, whole.as.t, parts, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (whole.kind == DP_CONTAINER) {
+            FUZZ_CHECK(fuzz_same(in->ctx, parts[i], whole.as.c->data.as.items[i]));
+        } else if (whole.count == 0) {
+            FUZZ_CHECK(fuzz_same(in->ctx, parts[i], whole));
+        } else {
+            FUZZ_CHECK(parts[i].kind == whole.kind && parts[i].count == whole.count);
+        }
+    }
+    for (uint32_t child = 0; child < whole.count; child++) {
+        for (size_t i = 0; i < count; i++) {
+            children[i] = fuzz_child(parts[i], child);
+            FUZZ_CHECK(whole.kind != DP_DICT ||
+                       strcmp(whole.as.pairs[child].key, parts[i].as.pairs[child].key) == 0);
+        }
+        check_parts(in, how, fuzz_child(whole, child), children, count);
+    }
+}
+
+/* ---- and back -------------------------------------------------------------------------------- */
+
+/* Tensors and nones come back; numbers cannot be joined; the groups of a container need not be of
+   one structure. */
+static verdict judge_gather(dp_value value)
+{
+    verdict worst = GOOD;
+    if (value.kind == DP_CONTAINER) {
+        return EITHER;
+    } else if (value.kind != DP_NONE && value.kind != DP_TENSOR && value.kind != DP_DICT &&
+               !fuzz_is_sequence(value)) {
+        return BAD;
+    }
+    for (uint32_t i = 0; i < value.count; i++) {
+        verdict inner = judge_gather(fuzz_child(value, i));
+        worst = worst == BAD || inner == GOOD ? worst : inner;
+    }
+    return worst;
+}
+
+static void check_gather(fuzz *in, const dp_scatter_config *how, dp_value whole, dp_value list)
+{
+    const dp_gather_config back = {.local_rank = fuzz_next(in, FUZZ_DEVICES),
+                                   .to_host = fuzz_next(in, 2) == 1,
+                                   .dim = how->dim};
+    dp_value out;
+    dp_status status = dp_gather(in->ctx, in->scope, list, &back, &out);
+    if (status != DP_OK) {
+        fuzz_check_failure(status);
+    }
+    verdict want = judge_gather(whole);
+    FUZZ_CHECK(want == EITHER || (want == GOOD) == (status == DP_OK));
+    FUZZ_CHECK(want != GOOD || fuzz_same(in->ctx, out, whole));
+}
+
+/* As arguments, the parts are the same; keywords there are none. */
+static void check_kwargs(fuzz *in, const dp_scatter_config *how, dp_value args, dp_value list)
+{
+    dp_value out_args, out_kwargs;
+    if (!fuzz_is_sequence(args) || args.count == 0) {
+        return;
+    }
+    FUZZ_CHECK(dp_scatter_kwargs(in->ctx, in->scope, args, dp_none(), how, &out_args,
+                                 &out_kwargs) == DP_OK);
+    FUZZ_CHECK(fuzz_same(in->ctx, out_args, list));
+    FUZZ_CHECK(out_kwargs.kind == DP_LIST && out_kwargs.count == list.count);
+    for (uint32_t i = 0; i < list.count; i++) {
+        FUZZ_CHECK(out_kwargs.as.items[i].kind == DP_DICT && out_kwargs.as.items[i].count == 0);
+    }
+}
+
+static verdict judge(model *m, dp_value value)
+{
+    int64_t rows[FUZZ_DEVICES];
+    size_t parts;
+    count_parts(m, value);
+    if (!m->counted && m->how->split == DP_SPLIT_WEIGHTS &&
+        dp_split_rows(m->how, 0, m->how->local_rank_count, rows, &parts) != DP_OK) {
+        return EITHER; /* wrong weights, and nothing to weigh */
+    }
+    return m->bad || loses(m, value) ? BAD : GOOD;
+}
+
+static void scatter(fuzz *in, const dp_scatter_config *how, int rows)
+{
+    fuzz_shape shape = {.rows = rows, .odd = -1};
+    dp_value value = fuzz_value(in, &shape, 0), list;
+    model m = {.how = how, .parts = how->local_rank_count, .rows = -1};
+    verdict want = judge(&m, value);
+    dp_status status = dp_scatter(in->ctx, in->scope, value, how, &list);
+    FUZZ_CHECK(want == EITHER || (want == GOOD) == (status == DP_OK));
+    if (status != DP_OK) {
+        fuzz_check_failure(status);
+        return;
+    }
+    FUZZ_CHECK(list.kind == DP_LIST && list.count == m.parts);
+    check_parts(in, how, value, list.as.items, list.count);
+    check_kwargs(in, how, value, list);
+    if (m.parts > 0) {
+        check_gather(in, how, value, list);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    fuzz in = {.data = data, .bytes = bytes};
+    int ranks[FUZZ_DEVICES], rows = 0;
+    int64_t sizes[FUZZ_DEVICES];
+    double weights[FUZZ_DEVICES];
+    dp_scatter_config how = {.local_ranks = ranks, .sizes = sizes, .weights = weights};
+    in.ctx = fuzz_ctx(fuzz_next(&in, 2) == 1);
+    in.scope = dp_scope_begin(in.ctx);
+    how.local_rank_count = 1 + (size_t)fuzz_next(&in, FUZZ_DEVICES);
+    how.dim = (fuzz_next(&in, 8) + 3) % 8 - 3; /* 0 is 0 */
+    how.split = (dp_split)fuzz_next(&in, 4);
+    int first = fuzz_next(&in, FUZZ_DEVICES);
+    for (size_t i = 0; i < how.local_rank_count; i++) {
+        ranks[i] = (first + (int)i) % FUZZ_DEVICES;
+        int size = fuzz_next(&in, 3);
+        sizes[i] = size;
+        weights[i] = size;
+        rows += size;
+    }
+    rows = how.split == DP_SPLIT_SIZES ? rows + (fuzz_next(&in, 16) == 1) : fuzz_next(&in, 8);
+    scatter(&in, &how, rows);
+    dp_scope_end(in.scope);
+    return 0;
+}

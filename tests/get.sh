@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# get.sh - finds or fetches what the Makefile needs besides a compiler.
+#
+#   get.sh config FILE   where stb_ds.h is, as a make variable; installs it when it is nowhere
+#   get.sh tools FILE    install what `make test` uses when it is there, once: FILE marks it as done
+#
+# Nothing but apt-get writes outside build/.
+
+set -u
+cd "$(dirname "$0")/.." || exit
+CC=${CC:-cc}
+export DEBIAN_FRONTEND=noninteractive
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# shellcheck disable=SC2086 # flags are several words
+compiles() { printf '%s\n' "$1" | $CC ${2:-} -fsyntax-only -x c - 2>/dev/null; }
+
+# Flags under which dp.h finds stb_ds.h; fails when there are none.
+find_stb() {
+    local flags
+    for flags in "${STB_CFLAGS:-}" "-isystem build/stb" "-isystem /usr/include/stb"; do
+        compiles '#include <stb/stb_ds.h>' "$flags" || compiles '#include <stb_ds.h>' "$flags" ||
+            continue
+        echo "$flags"
+        return 0
+    done
+    return 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+can_install() {
+    has apt-get || return 1
+    [ "$(id -u)" = 0 ] || { has sudo && sudo -n true 2>/dev/null; }
+}
+
+APT_OPTIONS=(-q -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o DPkg::Lock::Timeout=60)
+
+apt_lists_know() { apt-cache show "$1" >/dev/null 2>&1; }
+
+# A fresh container has no package lists at all.
+update_unless_known() {
+    apt_lists_know "$1" || as_root apt-get "${APT_OPTIONS[@]}" update
+}
+
+# In a fresh container the lists may also be old, and name files that the mirror no longer has.
+install_packages() {
+    local install=(apt-get "${APT_OPTIONS[@]}" install -y --no-install-recommends "$@")
+    as_root "${install[@]}" && return
+    as_root apt-get "${APT_OPTIONS[@]}" update && as_root "${install[@]}"
+}
+
+# Without root a package can still be unpacked, if apt has its lists.
+unpack_stb() {
+    has apt-get && has dpkg-deb || return 1
+    mkdir -p build/stb/package
+    (cd build/stb/package && apt-get "${APT_OPTIONS[@]}" download libstb-dev &&
+        dpkg-deb -x libstb-dev_*.deb . && cp usr/include/stb/stb_ds.h ..)
+}
+
+get_stb() {
+    mkdir -p build/log
+    echo "dp.h needs stb_ds.h: getting the package libstb-dev (log: build/log/stb.log)" >&2
+    {
+        if can_install; then update_unless_known libstb-dev; install_packages libstb-dev; fi
+        find_stb || unpack_stb
+    } >build/log/stb.log 2>&1
+}
+
+write_config() {
+    local flags
+    if ! flags=$(find_stb); then
+        get_stb
+        if ! flags=$(find_stb); then
+            cat >&2 <<'TEXT'
+dp.h needs stb_ds.h, and it could not be installed here. Any of these will do:
+  - as root: apt-get install libstb-dev     (Debian, Ubuntu)
+  - copy stb_ds.h from https://github.com/nothings/stb to build/stb/stb_ds.h
+  - say where it is: make STB_CFLAGS='-isystem DIRECTORY'
+TEXT
+            exit 1
+        fi
+    fi
+    mkdir -p "$(dirname "$1")"
+    echo "STB_CFLAGS := $flags" >"$1"
+}
+
+# command or file that shows that it is there : package
+TOOLS='g++:g++ clang:clang clang-format:clang-format qemu-aarch64:qemu-user
+    aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
+    /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross'
+
+install_tools() {
+    local entry packages=()
+    for entry in $TOOLS; do
+        if ! has "${entry%%:*}" && ! [ -e "${entry%%:*}" ]; then packages+=("${entry##*:}"); fi
+    done
+    [ ${#packages[@]} -gt 0 ] || return 0
+    mkdir -p build/log
+    if ! can_install; then
+        echo "not here, and no right to install: ${packages[*]}"
+        return 0
+    fi
+    echo "installing ${packages[*]} (log: build/log/tools.log)"
+    {
+        update_unless_known "${packages[0]}"
+        local known=() package
+        for package in "${packages[@]}"; do
+            if apt_lists_know "$package"; then known+=("$package"); fi
+        done
+        if [ ${#known[@]} -gt 0 ]; then install_packages "${known[@]}"; fi
+    } >build/log/tools.log 2>&1
+}
+
+case ${1:-} in
+config) write_config "$2" ;;
+tools) mkdir -p "$(dirname "$2")" && install_tools && touch "$2" ;;
+*)
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac

@@ -1,0 +1,243 @@
+#!/usr/bin/env bash
+# lint.sh - what no compiler checks: form, sizes, and that documents and code say the same. Prints
+# TAP; run by `make lint`. Limits are those that keep a header of some thousand lines readable.
+
+set -u
+cd "$(dirname "$0")/.." || exit
+CC=${CC:-gcc}
+BUILD=build/lint
+mkdir -p $BUILD
+
+shopt -s nullglob globstar
+HEADERS=(dp.h dp_*.h)
+SOURCES=("${HEADERS[@]}" tests/**/*.[ch] tests/**/*.cpp examples/*.[ch])
+TEXTS=("${SOURCES[@]}" Makefile tests/**/*.mk tests/**/*.sh tests/**/*.md *.md)
+
+MAX_COLUMNS=100
+MAX_SECTION=450
+MAX_FUNCTION=60
+MAX_NESTING=4
+MAX_OBJECT_KIB=400
+MAX_COMPILE_MS=3000
+
+failed=0
+
+# check NAME TEXT: not ok when there is a text, which says what was found
+check() {
+    if [ -z "$2" ]; then
+        echo "ok - $1"
+    else
+        echo "not ok - $1"
+        printf '%s\n' "$2" | sed 's/^/#   /'
+        failed=1
+    fi
+}
+
+# ---- form ----------------------------------------------------------------------------------------
+
+check_format() {
+    if ! command -v clang-format >/dev/null; then
+        echo "ok - clang-format # SKIP clang-format: not installed"
+        return
+    fi
+    check "clang-format has nothing to change" \
+        "$(clang-format --dry-run "${SOURCES[@]}" 2>&1 | sed -n "s/:[0-9:]* warning:.*//p" |
+            uniq -c)"
+}
+
+check_columns() {
+    check "no line is longer than $MAX_COLUMNS columns" \
+        "$(awk -v max=$MAX_COLUMNS 'length($0) > max { print FILENAME ":" FNR ": " length($0) }' \
+            "${SOURCES[@]}")"
+    check "no tabs and no blanks at line ends" "$(grep -nP '\t| $' "${SOURCES[@]}" | head -n 20)"
+}
+
+# clang-format's layout is what makes this possible: a function's braces stand in column 0 and a
+# block's closing brace shows how deep the block is.
+check_functions() {
+    check "functions: at most $MAX_FUNCTION lines, nesting at most $MAX_NESTING, no #if inside" \
+        "$(awk -v max=$MAX_FUNCTION -v deep=$MAX_NESTING '
+            FNR == 1 { inside = 0; start = 1 }
+            !inside && /^$|[;}]$|\*\/$|^#/ { start = FNR + 1 }
+            /^{/ { inside = 1 }
+            inside && /^ *# *(if|ifdef|ifndef|elif|else)/ { print FILENAME ":" FNR ": " $0 }
+            inside && /^ *}( else.*| while.*)?$/ {
+                match($0, /^ */)
+                if (RLENGTH > 4 * deep) print FILENAME ":" FNR ": nested " RLENGTH / 4 " deep"
+            }
+            inside && /^}/ {
+                inside = 0
+                lines = FNR - start + 1
+                if (lines > max) print FILENAME ":" start ": " lines " lines"
+                start = FNR + 1
+            }' "${SOURCES[@]}")"
+}
+
+check_words() {
+    # Written apart, so that this file does not find itself.
+    local words='TO''DO|FIX''ME|XX''X'
+    check "nothing is left to do" \
+        "$(grep -nwE "$words" "${TEXTS[@]}")"
+    check "no code is switched off" "$(grep -nE '^ *# *if +0' "${SOURCES[@]}")"
+    check "no paths of somebody's machine" \
+        "$(grep -nE '(^|[^a-zA-Z0-9_.])/(home|root|work|mnt|Users|tmp)/' "${TEXTS[@]}" |
+            grep -v '^tests/lint.sh:')"
+}
+
+# ---- sections ------------------------------------------------------------------------------------
+
+# Prints "line tag" for every banner, and complains about what only looks like one.
+banners() {
+    awk -v out="$2" '
+        />>[a-z_]+ *==/ || /^\/\* =+ *>>/ {
+            good = /^\/\* ==== >>[a-z_]+ =+( \*\/)?$/
+            if (good && out == "tags") { sub(/^.*>>/, ""); sub(/ .*/, ""); print FNR, $0 }
+            if (!good && out == "bad") print FILENAME ":" FNR ": " $0
+        }' "$1"
+}
+
+contents() {
+    awk '/\*\// { exit }
+         /^ +>>[a-z_]+ +[^ =]/ { sub(/^ *>>/, ""); sub(/ .*/, ""); print }' "$1"
+}
+
+section_sizes() {
+    awk -v max=$MAX_SECTION '
+        function close_section() {
+            if (tag != "" && FNR0 - start > max) print FILENAME0 ": " tag ": " FNR0 - start " lines"
+        }
+        FNR == 1 { close_section(); tag = "" }
+        /^\/\* ==== >>/ || /^#if.*_IMPLEMENTATION/ || /^   Permission is hereby granted/ {
+            close_section()
+            tag = $3
+            start = FNR
+        }
+        { FNR0 = FNR; FILENAME0 = FILENAME }
+        END { close_section() }' "$@"
+}
+
+check_sections() {
+    local header bad="" differs=""
+    for header in "${HEADERS[@]}"; do
+        bad+=$(banners "$header" bad)
+        contents "$header" >$BUILD/contents
+        banners "$header" tags | cut -d' ' -f2 >$BUILD/banners
+        if ! diff $BUILD/contents $BUILD/banners >$BUILD/differs; then
+            differs+="$header: contents (<) and banners (>)"$'\n'
+            differs+=$(grep '^[<>]' $BUILD/differs)$'\n'
+        fi
+    done
+    check "banners have one form" "$bad"
+    check "the contents list the sections in their order" "$differs"
+    check "sections: at most $MAX_SECTION lines" "$(section_sizes "${HEADERS[@]}")"
+}
+
+# ---- files ---------------------------------------------------------------------------------------
+
+check_top_level() {
+    local file extra=""
+    for file in *; do
+        case $file in
+        dp.h | dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_mpi.h | dp_train.h) ;;
+        tests | examples | Makefile | README.md | LICENSE | CHANGES.md | build) ;;
+        *) extra+="$file"$'\n' ;;
+        esac
+    done
+    check "the top level holds nothing else" "$extra"
+}
+
+words_of() { tr -s ' \n*/' ' ' <"$1"; }
+
+check_licence() {
+    local header bad=""
+    words_of LICENSE | sed 's/^.*Permission is hereby/Permission is hereby/; s/ $//' >$BUILD/licence
+    for header in "${HEADERS[@]}"; do
+        tail -n 40 "$header" >$BUILD/tail
+        if ! words_of $BUILD/tail | grep -qF -f $BUILD/licence; then
+            bad+="$header does not end with the text of LICENSE"$'\n'
+        fi
+    done
+    check "every header ends with the licence" "$bad"
+}
+
+# The block of README.md that follows <!-- hello.c -->, against the marked part of the example.
+check_readme() {
+    awk '/^<!-- hello\.c -->/ { armed = 1 }
+         /^```/ { if (inside) exit; inside = armed; next }
+         inside' README.md >$BUILD/readme 2>/dev/null
+    awk '/\/\* readme\] \*\// { exit }
+         inside
+         /\/\* \[readme \*\// { inside = 1 }' examples/hello.c >$BUILD/hello 2>/dev/null
+    if [ ! -s $BUILD/readme ] || [ ! -s $BUILD/hello ]; then
+        check "README.md shows examples/hello.c" "one of them is missing, or its markers are"
+    else
+        check "README.md shows examples/hello.c" "$(diff $BUILD/readme $BUILD/hello)"
+    fi
+}
+
+# ---- the API is tested ---------------------------------------------------------------------------
+
+public_functions() {
+    awk '/^#if.*_IMPLEMENTATION/ { exit }
+         /^ *#/ { next }
+         /DP_API |^static inline / { declaration = 1 }
+         declaration {
+             text = text " " $0
+             if (match(text, /dp_[a-z0-9_]+\(/)) {
+                 name = substr(text, RSTART, RLENGTH - 1)
+                 if (name !~ /^dp__/) print name
+                 text = ""
+                 declaration = 0
+             } else if (/[;{}]/) { text = ""; declaration = 0 }
+         }' dp.h | sort -u
+}
+
+check_tested() {
+    local tests=(tests/*.[ch] tests/fuzz/*.[ch])
+    grep -ohwE 'dp_[a-z0-9_]+' "${tests[@]}" /dev/null | sort -u >$BUILD/used
+    check "every public function is named in a test" "$(comm -23 <(public_functions) $BUILD/used)"
+}
+
+# ---- what it costs, and whether the runner reports failures --------------------------------------
+
+check_cost() {
+    local TIMEFORMAT='%3U' ms kib # time of the processor: the machine may be busy with other things
+    # shellcheck disable=SC2086
+    if ! { time $CC -std=c11 -O2 ${STB_CFLAGS:-} -c tests/dp.c -o $BUILD/dp.o 2>$BUILD/errors; } \
+        2>$BUILD/seconds; then
+        check "dp.h compiles" "$(head -n 20 $BUILD/errors)"
+        return
+    fi
+    ms=$(tr -d '.,' <$BUILD/seconds | sed 's/^0*//')
+    kib=$((($(wc -c <$BUILD/dp.o) + 1023) / 1024))
+    check "$CC -O2: $ms ms, at most $MAX_COMPILE_MS" \
+        "$([ "$ms" -le $MAX_COMPILE_MS ] || echo "too long")"
+    check "$CC -O2: $kib KiB of object, at most $MAX_OBJECT_KIB" \
+        "$([ "$kib" -le $MAX_OBJECT_KIB ] || echo "too large")"
+}
+
+# Among the runner's own tests one passes, one is skipped, and five must be seen to fail.
+check_runner() {
+    local last
+    $CC -std=c11 -D_POSIX_C_SOURCE=200809L tests/test_main.c $BUILD/dp.o -o $BUILD/selftest \
+        -lpthread -lm 2>$BUILD/errors
+    TEST_SELFTEST=1 TEST_TIMEOUT_SCALE=1 $BUILD/selftest -j8 selftest/ >$BUILD/selftest.tap 2>&1
+    local status=$?
+    last=$(tail -n 1 $BUILD/selftest.tap)
+    check "the runner reports failures, crashes, hangs and leaks" \
+        "$([ "$status $last" = "1 1 passed, 5 failed, 1 skipped" ] ||
+            cat $BUILD/errors $BUILD/selftest.tap)"
+}
+
+check_format
+check_columns
+check_functions
+check_words
+check_sections
+check_top_level
+check_licence
+check_readme
+check_tested
+check_cost
+check_runner
+exit $failed

@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# run.sh - what the Makefile's test targets run. Called by make, which exports the variables.
+#
+#   run.sh steps STEP...     run the steps, show what failed, end with "N passed, N failed"
+#   run.sh demo PROGRAM...   run the examples
+#   run.sh fuzz_more SECONDS PROGRAM...   let fuzzers look for new inputs
+#
+# A step is a function step_NAME here that prints TAP. Its log is build/log/NAME.tap.
+
+set -u
+cd "$(dirname "$0")/.." || exit
+JOBS=$(nproc 2>/dev/null || echo 2)
+LOGS=build/log
+unset "${!DP_@}" # what the user debugs with must not change what the tests see
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+skip() { echo "ok - $1 # SKIP $1: $2"; }
+
+# Build make targets; when that fails, say so as a test that failed.
+build() {
+    local jobs=(-j"$JOBS")
+    [[ ${MAKEFLAGS:-} == *jobserver* ]] && jobs=()
+    "${MAKE:-make}" -s -k --no-print-directory "${jobs[@]}" "$@" 2>&1 || {
+        echo "not ok - build $*"
+        return 1
+    }
+}
+
+# Sanitizers of older compilers cannot live with much address space randomization.
+without_aslr() {
+    if setarch -R true 2>/dev/null; then setarch -R "$@"; else "$@"; fi
+}
+
+can_sanitize() {
+    mkdir -p "$LOGS"
+    echo 'int main(void) { return 0; }' |
+        $CC "-fsanitize=$1" -x c - -o "$LOGS/probe" 2>/dev/null && without_aslr "$LOGS/probe"
+}
+
+# tests VARIANT TIMEOUT_SCALE [COMMAND...]: build the variant's binary, run it under the command
+tests() {
+    local variant=$1 scale=$2
+    shift 2
+    build "build/$variant/tests" || return 1
+    TEST_TIMEOUT_SCALE=$scale "$@" "build/$variant/tests" "-j$JOBS" ${T:+"$T"}
+}
+
+step_lint() { tests/lint.sh; }
+
+step_compile() { tests/compile/run.sh; }
+
+# The limits are generous here: the machine may be busy, and only what hangs ever reaches them.
+step_gcc() { tests gcc 3; }
+
+step_clang() {
+    has "$CLANG" || { skip "tests with clang" "not installed"; return; }
+    tests clang 3
+}
+
+step_asan() {
+    can_sanitize address,undefined || { skip "tests under ASan" "$CC cannot"; return; }
+    # Not detect_stack_use_after_return: gcc before 14 then misaligns vectors on the stack (PR 110027).
+    export ASAN_OPTIONS=strict_string_checks=1
+    export UBSAN_OPTIONS=print_stacktrace=1
+    tests asan 6 without_aslr
+}
+
+step_tsan() {
+    can_sanitize thread || { skip "tests under TSan" "$CC cannot"; return; }
+    export TSAN_OPTIONS=die_after_fork=0:second_deadlock_stack=1
+    tests tsan 10 without_aslr
+}
+
+# Emulation is slow: it gets a minute, and what it did not reach by then was not tested.
+step_aarch64() {
+    local tool
+    for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
+        has $tool || { skip "tests on aarch64" "no $tool"; return; }
+    done
+    [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || { skip "tests on aarch64" "no libc"; return; }
+    build build/aarch64/tests || return 1
+    TEST_TIMEOUT_SCALE=20 timeout 60 qemu-aarch64 build/aarch64/tests "-j$JOBS" ${T:+"$T"}
+    local status=$?
+    [ $status != 124 ] || { skip "the rest of the tests on aarch64" "a minute is over"; return; }
+    return $status
+}
+
+corpus_of() { echo "tests/fuzz/corpus/${1#fuzz_}"; }
+
+replay() { without_aslr timeout 120 "build/fuzz/$1" "${@:2}" >"$LOGS/$1" 2>&1; }
+
+step_fuzz() {
+    local source name input inputs
+    for source in tests/fuzz/fuzz_*.c; do
+        name=$(basename "$source" .c)
+        inputs=("$(corpus_of "$name")"/*)
+        build "build/fuzz/$name" || continue
+        if replay "$name" "${inputs[@]}"; then
+            echo "ok - $name # $(tail -n 1 "$LOGS/$name")"
+            continue
+        fi
+        for input in "${inputs[@]}"; do
+            replay "$name" "$input" && continue
+            echo "not ok - $name # $input"
+            sed 's/^/#   /' "$LOGS/$name"
+        done
+    done
+}
+
+# What libFuzzer finds stays in build/fuzz/found; what is worth keeping is copied by hand.
+fuzz_more() {
+    local seconds=$1 program name
+    shift
+    for program; do
+        name=$(basename "$program")
+        mkdir -p "build/fuzz/found/$name"
+        without_aslr "$program" -max_total_time="$seconds" -artifact_prefix="build/fuzz/found/" \
+            "build/fuzz/found/$name" "$(corpus_of "$name")" || return 1
+    done
+}
+
+# What an example must print stands in its first comment, after "Prints:"; "..." is any text.
+expected_output() {
+    awk '/^ *Prints:$/ { on = 1; next }
+         on { last = sub(/ *\*\/$/, ""); sub(/^   /, ""); if (!last || $0 != "") print
+              if (last) exit }' "$1"
+}
+
+output_matches() {
+    local want got
+    while IFS= read -r want <&3; do
+        IFS= read -r got || [ -n "$got" ] || return 1
+        want=$(printf '%s' "$want" | sed 's/[][*?\\]/\\&/g; s/\.\.\./*/g')
+        # shellcheck disable=SC2053
+        [[ $got == $want ]] || return 1
+    done 3<"$1"
+    ! IFS= read -r got
+} <"$2"
+
+step_examples() {
+    local source name want got
+    build all
+    for source in examples/*.c; do
+        name=$(basename "$source" .c)
+        want=$LOGS/$name.want
+        got=$LOGS/$name.got
+        expected_output "$source" >"$want"
+        if [ ! -s "$want" ]; then
+            echo "not ok - $source says after \"Prints:\" what it prints"
+        elif ! timeout 60 "build/examples/$name" >"$got" 2>&1; then
+            echo "not ok - $source # exit status not 0"
+            sed 's/^/#   /' "$got"
+        elif ! output_matches "$want" "$got"; then
+            echo "not ok - $source # prints something else"
+            diff "$want" "$got" | sed 's/^/#   /'
+        else
+            echo "ok - $source"
+        fi
+    done
+}
+
+demo() {
+    local program failed=0
+    for program; do
+        printf '\n== %s\n' "$program"
+        timeout 60 "$program" || { echo "$program: failed"; failed=1; }
+    done
+    return $failed
+}
+
+count() { grep -c "$@" || true; }
+
+passed=0 failed=0 skipped=0
+
+step() {
+    local name=$1 log=$LOGS/$1.tap start=$SECONDS
+    "step_$name" >"$log" 2>&1
+    local status=$? good bad skips
+    bad=$(count '^not ok' "$log")
+    skips=$(count '^ok .*# SKIP' "$log")
+    good=$(($(count '^ok' "$log") - skips))
+    if [ $status != 0 ] && [ "$bad" = 0 ]; then
+        tail -n 20 "$log"
+        echo "not ok - $name ended with status $status"
+        bad=1
+    fi
+    if [ "$bad" != 0 ]; then
+        awk '/^not ok/ || !/^(ok|TAP|1\.\.|# TEST_SEED|[0-9]+ passed)/' "$log"
+    fi
+    sed -nE 's/^ok .*# SKIP (.*)/\1/p' "$log" | sort | uniq -c |
+        while read -r times reason; do echo "$name: skipped $times: $reason"; done
+    printf '%-9s %4d passed, %d failed, %d skipped  (%d s)\n' "$name:" "$good" "$bad" "$skips" \
+        $((SECONDS - start))
+    passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + skips))
+}
+
+steps() {
+    local name
+    mkdir -p "$LOGS"
+    for name; do step "$name"; done
+    if [ $skipped != 0 ]; then echo "$skipped skipped, as said above"; fi
+    echo "$passed passed, $failed failed"
+    [ $failed = 0 ] && [ $passed != 0 ]
+}
+
+case ${1:-} in
+steps | demo | fuzz_more) "$@" ;;
+*)
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac

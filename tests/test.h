@@ -1,0 +1,113 @@
+/* test.h - the tests' harness.
+
+       TEST(sums_are_exact)
+       {
+           CHECK_OK(dp_open(NULL, &ctx));
+           CHECK_INT(count, 3);
+       }
+
+   A test registers itself and runs in a process of its own: it may crash, hang or leak. The first
+   check that fails, in whatever thread, ends the test. Tests are named file/name: test_scatter.c
+   holds scatter/rows and so on.
+
+     tests [-jN] [--list] [substring]
+
+   TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value. */
+
+#ifndef TEST_H
+#define TEST_H
+
+#include "../dp.h"
+
+typedef struct test_case {
+    const char *file, *name;
+    void (*run)(void);
+    int seconds;
+    struct test_case *next;
+} test_case;
+
+void test_register(test_case *test);
+
+#define TEST(name) TEST_SLOW(name, 10)
+
+/* A test that needs more than the ten seconds of TEST. */
+#define TEST_SLOW(name, seconds)                                                                   \
+    static void test_run_##name(void);                                                             \
+    static test_case test_case_##name = {__FILE__, #name, test_run_##name, seconds, NULL};         \
+    __attribute__((constructor)) static void test_register_##name(void)                            \
+    {                                                                                              \
+        test_register(&test_case_##name);                                                          \
+    }                                                                                              \
+    static void test_run_##name(void)
+
+/* ---- checks, from any thread ----------------------------------------------------------------- */
+
+#define CHECK(condition)                                                                           \
+    ((condition) ? (void)0 : test_fail(__FILE__, __LINE__, "CHECK(%s)", #condition))
+
+#define CHECK_INT(got, want)                                                                       \
+    test_check_int(__FILE__, __LINE__, #got, (long long)(got), (long long)(want))
+
+/* |got - want| <= tolerance; infinities equal themselves, and so do NaNs. */
+#define CHECK_F64(got, want, tolerance)                                                            \
+    test_check_f64(__FILE__, __LINE__, #got, (double)(got), (double)(want), (double)(tolerance))
+
+#define CHECK_STR(got, want) test_check_str(__FILE__, __LINE__, #got, got, want)
+
+#define CHECK_BYTES(got, want, bytes) test_check_bytes(__FILE__, __LINE__, #got, got, want, bytes)
+
+#define CHECK_STATUS(call, want)                                                                   \
+    test_check_status(__FILE__, __LINE__, #call, (call), want, dp_last_error)
+
+#define CHECK_OK(call) CHECK_STATUS(call, DP_OK)
+
+/* The call fails with this status, and its sentence holds `part`. */
+#define CHECK_ERROR(call, want, part)                                                              \
+    test_check_error(__FILE__, __LINE__, #call, (call), want, dp_last_error, part)
+
+/* End the test here, as neither passed nor failed. */
+#define SKIP(reason) test_skip(reason)
+
+_Noreturn void test_fail(const char *file, int line, const char *format, ...) DP_PRINTF(3, 4);
+_Noreturn void test_skip(const char *reason);
+
+/* `last_error` is a parameter because a test file may hold an implementation of its own. */
+typedef const char *(*test_error_fn)(void);
+void test_check_int(const char *file, int line, const char *text, long long got, long long want);
+void test_check_f64(const char *file, int line, const char *text, double got, double want,
+                    double tolerance);
+void test_check_str(const char *file, int line, const char *text, const char *got,
+                    const char *want);
+void test_check_bytes(const char *file, int line, const char *text, const void *got,
+                      const void *want, size_t bytes);
+void test_check_status(const char *file, int line, const char *text, dp_status got, dp_status want,
+                       test_error_fn last_error);
+void test_check_error(const char *file, int line, const char *text, dp_status got, dp_status want,
+                      test_error_fn last_error, const char *part);
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+uint64_t test_seed(void);
+uint64_t test_random(uint64_t *state); /* splitmix64; start with test_seed() */
+double test_timeout_scale(void);       /* how much slower than usual this run may be */
+
+/* ---- an allocator that counts and fails ---------------------------------------------------------
+       test_allocator counter = {.fail_at = 3};
+       dp_config config = {.allocator = test_allocator_of(&counter)};
+       ...
+       CHECK_NO_LEAKS(&counter);                                                                  */
+
+typedef struct test_allocator {
+    size_t fail_at;    /* this call returns NULL, the first is 1; 0 = none does */
+    bool keep_failing; /* and so do all after it */
+    /* what happened; call from one thread, or after all others are done */
+    size_t call_count, fail_count;
+    size_t live_blocks, live_bytes, peak_bytes;
+} test_allocator;
+
+dp_allocator test_allocator_of(test_allocator *counter);
+
+#define CHECK_NO_LEAKS(counter) test_check_no_leaks(__FILE__, __LINE__, counter)
+void test_check_no_leaks(const char *file, int line, const test_allocator *counter);
+
+#endif /* TEST_H */

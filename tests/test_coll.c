@@ -1,0 +1,887 @@
+/* test_coll.c - what every dp_coll_ops must do, through the public collectives.
+
+   Worlds of one to eight ranks: CPU devices with their table; the same with optional methods hidden
+   or past the end of the table; toys, which the core serves through the host. */
+
+#include <stdlib.h>
+#include "decorator.h"
+#include "numbers.h"
+
+enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
+
+const dp_device_ops *toy_device(void); /* examples/custom_device.c */
+
+/* ---- worlds --------------------------------------------------------------------------------- */
+
+typedef struct world {
+    int ranks;
+    test_allocator counter;
+    dp_ctx *ctx;
+    dp_scope *scope;
+    dp_tensor a[MOST_RANKS], b[MOST_RANKS]; /* CAPACITY bytes on every device */
+} world;
+
+static void world_open(world *w, const dp_device_ops *ops, const dp_coll_ops *coll, int ranks)
+{
+    const dp_device_ops *const backends[] = {ops, NULL};
+    const dp_coll_ops *const colls[] = {coll, NULL};
+    const int64_t shape[] = {CAPACITY};
+    *w = (world){.ranks = ranks};
+    const dp_config config = {.backends = backends,
+                              .colls = colls,
+                              .device_count = ranks,
+                              .thread_count = 4,
+                              .allocator = test_allocator_of(&w->counter)};
+    CHECK_OK(dp_open(&config, &w->ctx));
+    w->scope = dp_scope_begin(w->ctx);
+    for (int r = 0; r < ranks; r++) {
+        dp_device here = dp_local_device(w->ctx, r);
+        CHECK_OK(dp_tensor_new(w->scope, here, DP_U8, 1, shape, &w->a[r]));
+        CHECK_OK(dp_tensor_new(w->scope, here, DP_U8, 1, shape, &w->b[r]));
+    }
+}
+
+static void world_close(world *w)
+{
+    dp_scope_end(w->scope);
+    dp_close(w->ctx);
+    CHECK_NO_LEAKS(&w->counter);
+}
+
+static dp_tensor piece_of(const dp_tensor *buffer, size_t first, size_t bytes)
+{
+    dp_tensor piece;
+    CHECK_OK(dp_narrow(buffer, 0, (int64_t)first, (int64_t)bytes, &piece));
+    return piece;
+}
+
+static void put(world *w, const dp_tensor *buffer, size_t first, const void *data, size_t bytes)
+{
+    const int64_t shape[] = {(int64_t)bytes};
+    dp_tensor to = piece_of(buffer, first, bytes), from = dp_wrap_const(data, DP_U8, 1, shape);
+    CHECK_OK(dp_copy(w->ctx, &to, &from, NULL));
+    CHECK_OK(dp_wait(w->ctx));
+}
+
+static void get(world *w, const dp_tensor *buffer, size_t first, void *data, size_t bytes)
+{
+    dp_tensor from = piece_of(buffer, first, bytes);
+    CHECK_OK(dp_read(w->ctx, &from, data, bytes));
+}
+
+/* One test, worlds of every size. */
+#define WORLD_TEST(name)                                                                           \
+    static void name(world *w);                                                                    \
+    TEST_SLOW(name##_cpu, 60)                                                                      \
+    {                                                                                              \
+        every_size(name, dp_cpu(), decorate_coll(dp_cpu_coll()));                                  \
+    }                                                                                              \
+    TEST_SLOW(name##_toy, 60)                                                                      \
+    {                                                                                              \
+        every_size(name, toy_device(), dp_cpu_coll());                                             \
+    }                                                                                              \
+    static void name(world *w)
+
+/* Also with tables that lack what is optional: it is NULL, or past the end. */
+#define FALLBACK_TEST(name)                                                                        \
+    static void name(world *w);                                                                    \
+    TEST_SLOW(name##_without_optional_methods, 60)                                                 \
+    {                                                                                              \
+        decorate_coll(dp_cpu_coll());                                                              \
+        deco.coll.reduce_scatter = NULL;                                                           \
+        deco.coll.all_to_all = NULL;                                                               \
+        every_size(name, dp_cpu(), &deco.coll);                                                    \
+    }                                                                                              \
+    TEST_SLOW(name##_cut_short, 60)                                                                \
+    {                                                                                              \
+        decorate_coll(dp_cpu_coll());                                                              \
+        deco.coll.size = offsetof(dp_coll_ops, reduce_scatter);                                    \
+        deco.coll.reduce_scatter = forbidden_reduce_scatter;                                       \
+        deco.coll.all_to_all = forbidden_all_to_all;                                               \
+        every_size(name, dp_cpu(), &deco.coll);                                                    \
+    }                                                                                              \
+    WORLD_TEST(name)
+
+static dp_status forbidden_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                          dp_dtype dtype, dp_op op, double scale)
+{
+    (void)comm, (void)local, (void)dtype, (void)op, (void)scale;
+    test_fail(__FILE__, __LINE__, "reduce_scatter of %zu lies past the table", count_each);
+}
+
+static dp_status forbidden_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                      dp_dtype dtype)
+{
+    (void)comm, (void)local, (void)dtype;
+    test_fail(__FILE__, __LINE__, "all_to_all of %zu lies past the table", count_each);
+}
+
+static void every_size(void (*body)(world *w), const dp_device_ops *ops, const dp_coll_ops *coll)
+{
+    static const int sizes[] = {1, 2, 3, 4, 5, 8};
+    static world w;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        world_open(&w, ops, coll, sizes[i]);
+        body(&w);
+        world_close(&w);
+        CHECK_STR(deco.breach, "");
+        CHECK_INT(deco.object_count, 0);
+    }
+}
+
+/* ---- the eight forms ------------------------------------------------------------------------ */
+
+typedef enum verb {
+    ALL_REDUCE,
+    BROADCAST,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    REDUCE_TO,
+    GATHER_TO,
+    SCATTER_FROM
+} verb;
+
+typedef enum placing { NEVER, SAME, SEND_IN_RECV, RECV_IN_SEND } placing;
+
+typedef struct form {
+    bool reduces, sends_all, receives_all; /* count_each of every rank, not just of one */
+    bool sends_at_root, receives_at_root;
+    placing in_place;
+} form;
+
+static const form forms[] = {
+    [ALL_REDUCE] = {.reduces = true, .in_place = SAME},
+    [BROADCAST] = {.sends_at_root = true, .in_place = SAME},
+    [ALL_GATHER] = {.receives_all = true, .in_place = SEND_IN_RECV},
+    [REDUCE_SCATTER] = {.reduces = true, .sends_all = true, .in_place = RECV_IN_SEND},
+    [ALL_TO_ALL] = {.sends_all = true, .receives_all = true},
+    [REDUCE_TO] = {.reduces = true, .receives_at_root = true, .in_place = SAME},
+    [GATHER_TO] = {.receives_all = true, .receives_at_root = true, .in_place = SEND_IN_RECV},
+    [SCATTER_FROM] = {.sends_all = true, .sends_at_root = true, .in_place = RECV_IN_SEND},
+};
+
+typedef struct call {
+    verb verb;
+    dp_dtype dtype;
+    dp_op op;
+    size_t count;
+    int root;
+    bool in_place;
+} call;
+
+static dp_status issue(world *w, const call *c, const dp_part *parts)
+{
+    switch (c->verb) {
+    case ALL_REDUCE:
+        return dp_all_reduce(w->ctx, parts, c->count, c->dtype, c->op);
+    case BROADCAST:
+        return dp_broadcast(w->ctx, parts, c->count, c->dtype, c->root);
+    case ALL_GATHER:
+        return dp_all_gather(w->ctx, parts, c->count, c->dtype);
+    case REDUCE_SCATTER:
+        return dp_reduce_scatter(w->ctx, parts, c->count, c->dtype, c->op);
+    case ALL_TO_ALL:
+        return dp_all_to_all(w->ctx, parts, c->count, c->dtype);
+    case REDUCE_TO:
+        return dp_reduce_to(w->ctx, parts, c->count, c->dtype, c->op, c->root);
+    case GATHER_TO:
+        return dp_gather_to(w->ctx, parts, c->count, c->dtype, c->root);
+    case SCATTER_FROM:
+        break;
+    }
+    return dp_scatter_from(w->ctx, parts, c->count, c->dtype, c->root);
+}
+
+/* What every rank sends, element i of rank r being sent[r][i % PERIOD], and what they come to. */
+typedef struct data {
+    char sent[MOST_RANKS][PERIOD * 8], reduced[PERIOD * 8];
+} data;
+
+static void reduce_sent(data *d, dp_dtype dtype, dp_op op, int ranks, double scale)
+{
+    void *out = d->reduced;
+    const void *in[MOST_RANKS];
+    for (int r = 0; r < ranks; r++) {
+        in[r] = d->sent[r];
+    }
+    number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                    .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
+                                    .dtype = dtype,
+                                    .count = PERIOD,
+                                    .out = &out,
+                                    .in = in,
+                                    .out_count = 1,
+                                    .in_count = (size_t)ranks,
+                                    .alpha = scale,
+                                    .beta = op == DP_OP_MEAN ? ranks : 1});
+}
+
+/* Small whole numbers, whose sums and products are exact in every dtype but for those that wrap. */
+static void send_small(data *d, dp_dtype dtype, dp_op op, int ranks, uint64_t *state)
+{
+    static const number factors[] = {1, 2, -1};
+    for (int r = 0; r < ranks; r++) {
+        for (size_t i = 0; i < PERIOD; i++) {
+            uint64_t u = test_random(state);
+            number n = op == DP_OP_PROD ? factors[u % 3] : (number)(u % 25) - 9;
+            number_put(dtype, d->sent[r], i, dtype == DP_BOOL ? (number)(u & 1) : n);
+        }
+    }
+    reduce_sent(d, dtype, op, ranks, 1);
+}
+
+static void send_digits(data *d, dp_dtype dtype, dp_op op, int ranks, double scale, uint64_t *state)
+{
+    for (int r = 0; r < ranks; r++) {
+        for (size_t i = 0; i < PERIOD; i++) {
+            number digits = (number)(int64_t)test_random(state);
+            number_put(dtype, d->sent[r], i, ldexpl(digits, (int)(test_random(state) % 6) - 64));
+        }
+    }
+    reduce_sent(d, dtype, op, ranks, scale);
+}
+
+/* Elements first .. first + count - 1 of something periodic. */
+static void lay_out(char *out, const char *period, size_t first, size_t count, size_t size)
+{
+    for (size_t done = 0, run; done < count; done += run) {
+        size_t at = (first + done) % PERIOD;
+        run = PERIOD - at < count - done ? PERIOD - at : count - done;
+        memcpy(out + done * size, period + at * size, run * size);
+    }
+}
+
+static void sent_by(const call *c, const data *d, const world *w, int rank, char *out)
+{
+    size_t all = forms[c->verb].sends_all ? (size_t)w->ranks : 1;
+    lay_out(out, d->sent[rank], 0, all * c->count, dp_dtype_bytes(c->dtype));
+}
+
+static void received_by(const call *c, const data *d, const world *w, int rank, char *out)
+{
+    size_t size = dp_dtype_bytes(c->dtype), own = (size_t)rank * c->count, block = c->count * size;
+    if (c->verb == ALL_REDUCE || c->verb == REDUCE_TO) {
+        lay_out(out, d->reduced, 0, c->count, size);
+    } else if (c->verb == REDUCE_SCATTER) {
+        lay_out(out, d->reduced, own, c->count, size);
+    } else if (c->verb == BROADCAST) {
+        lay_out(out, d->sent[c->root], 0, c->count, size);
+    } else if (c->verb == SCATTER_FROM) {
+        lay_out(out, d->sent[c->root], own, c->count, size);
+    } else {
+        for (int r = 0; r < w->ranks; r++) {
+            size_t first = c->verb == ALL_TO_ALL ? own : 0;
+            lay_out(out + (size_t)r * block, d->sent[r], first, c->count, size);
+        }
+    }
+}
+
+/* ---- one call, checked byte by byte --------------------------------------------------------- */
+
+typedef struct slot { /* where a rank's buffers are */
+    const dp_tensor *send, *recv;
+    size_t send_first, recv_first;
+} slot;
+
+static slot slot_of(const world *w, const call *c, int rank)
+{
+    const form *f = &forms[c->verb];
+    size_t own = (size_t)rank * c->count * dp_dtype_bytes(c->dtype);
+    bool rooted = f->sends_at_root || f->receives_at_root;
+    slot s = {.send = &w->a[rank], .recv = &w->b[rank]};
+    if (c->in_place && (!rooted || rank == c->root)) {
+        s.recv = f->in_place == RECV_IN_SEND ? s.send : s.recv;
+        s.send = s.recv;
+        s.send_first = f->in_place == SEND_IN_RECV ? own : 0;
+        s.recv_first = f->in_place == RECV_IN_SEND ? own : 0;
+    }
+    return s;
+}
+
+static dp_part part_of(world *w, const call *c, const data *d, int rank)
+{
+    static char bytes[CAPACITY];
+    const form *f = &forms[c->verb];
+    size_t all = (size_t)w->ranks, block = c->count * dp_dtype_bytes(c->dtype);
+    slot s = slot_of(w, c, rank);
+    dp_part part = {0};
+    if (!f->receives_at_root || rank == c->root) {
+        memset(bytes, 0x5a, (f->receives_all ? all : 1) * block + PAD);
+        put(w, s.recv, s.recv_first, bytes, (f->receives_all ? all : 1) * block + PAD);
+        part.recv = (char *)s.recv->data + s.recv_first;
+    }
+    if (!f->sends_at_root || rank == c->root) {
+        sent_by(c, d, w, rank, bytes);
+        put(w, s.send, s.send_first, bytes, (f->sends_all ? all : 1) * block);
+        part.send = (char *)s.send->data + s.send_first;
+    }
+    return part;
+}
+
+static void check_bytes(const call *c, const char *what, int rank, const char *got,
+                        const char *want, size_t bytes)
+{
+    size_t i = 0;
+    if (memcmp(got, want, bytes) == 0) {
+        return;
+    }
+    while (got[i] == want[i]) {
+        i++;
+    }
+    i /= dp_dtype_bytes(c->dtype);
+    test_fail(__FILE__, __LINE__,
+              "form %d, %s, op %d, count %zu, root %d, in place %d: %s of rank %d, element %zu is "
+              "%.18Lg, wanted %.18Lg",
+              (int)c->verb, dp_dtype_name(c->dtype), (int)c->op, c->count, c->root, c->in_place,
+              what, rank, i, number_get(c->dtype, got, i), number_get(c->dtype, want, i));
+}
+
+static void check_rank(world *w, const call *c, const data *d, int rank)
+{
+    static char got[CAPACITY], want[CAPACITY];
+    const form *f = &forms[c->verb];
+    size_t all = (size_t)w->ranks, block = c->count * dp_dtype_bytes(c->dtype);
+    size_t send_bytes = (f->sends_all ? all : 1) * block;
+    size_t recv_bytes = (f->receives_all ? all : 1) * block;
+    slot s = slot_of(w, c, rank);
+    if (!f->receives_at_root || rank == c->root) {
+        size_t pad = s.recv_first == 0 && s.send != s.recv ? PAD : 0;
+        get(w, s.recv, s.recv_first, got, recv_bytes + pad);
+        memset(want, 0x5a, recv_bytes + PAD);
+        received_by(c, d, w, rank, want);
+        check_bytes(c, "recv", rank, got, want, recv_bytes + pad);
+    }
+    if ((!f->sends_at_root || rank == c->root) && s.send != s.recv) {
+        get(w, s.send, s.send_first, got, send_bytes);
+        sent_by(c, d, w, rank, want);
+        check_bytes(c, "send", rank, got, want, send_bytes);
+    }
+}
+
+static void check_call(world *w, const call *c, const data *d)
+{
+    dp_part parts[MOST_RANKS];
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = part_of(w, c, d, r);
+    }
+    CHECK_OK(issue(w, c, parts));
+    for (int r = 0; r < w->ranks; r++) {
+        check_rank(w, c, d, r);
+    }
+}
+
+static const size_t counts[] = {1, 2, 3, 17, 64, 1000, 65537};
+enum { COUNTS = sizeof(counts) / sizeof(counts[0]) };
+
+/* A count of counts[], made smaller if all ranks' blocks would not fit. */
+static size_t count_for(const world *w, verb v, int i)
+{
+    bool blocks = forms[v].sends_all || forms[v].receives_all;
+    return blocks && w->ranks > 2 && counts[i] > 5000 ? 5003 : counts[i];
+}
+
+/* Every count, root (small counts), out of place and in place. */
+static void check_form(world *w, verb v, dp_dtype dtype, dp_op op, const data *d)
+{
+    const form *f = &forms[v];
+    bool rooted = f->sends_at_root || f->receives_at_root;
+    for (int i = 0; i < COUNTS * 2; i++) {
+        call c = {v, dtype, op, count_for(w, v, i / 2), 0, i % 2 == 1};
+        int roots = !rooted ? 1 : c.count > 1000 ? 2 : w->ranks;
+        if (c.in_place && f->in_place == NEVER) {
+            continue;
+        }
+        for (int root = 0; root < roots && root < w->ranks; root++) {
+            c.root = w->ranks - 1 - root;
+            check_call(w, &c, d);
+        }
+    }
+}
+
+static void check_moves(world *w, verb v)
+{
+    static data d;
+    uint64_t state = test_seed();
+    for (dp_dtype dtype = 0; dtype < DP_DTYPE_COUNT; dtype++) {
+        send_small(&d, dtype, DP_OP_SUM, w->ranks, &state);
+        check_form(w, v, dtype, DP_OP_SUM, &d);
+    }
+}
+
+static void check_reductions(world *w, verb v)
+{
+    static data d;
+    uint64_t state = test_seed();
+    for (dp_dtype dtype = 0; dtype < DP_DTYPE_COUNT; dtype++) {
+        for (dp_op op = DP_OP_SUM; op <= DP_OP_MAX; op++) {
+            if (dtype != DP_BOOL || op != DP_OP_MEAN) {
+                send_small(&d, dtype, op, w->ranks, &state);
+                check_form(w, v, dtype, op, &d);
+            }
+        }
+    }
+}
+
+WORLD_TEST(all_reduce)
+{
+    check_reductions(w, ALL_REDUCE);
+}
+
+FALLBACK_TEST(reduce_scatter)
+{
+    check_reductions(w, REDUCE_SCATTER);
+}
+
+WORLD_TEST(reduce_to)
+{
+    check_reductions(w, REDUCE_TO);
+}
+
+WORLD_TEST(broadcast)
+{
+    check_moves(w, BROADCAST);
+}
+
+WORLD_TEST(all_gather)
+{
+    check_moves(w, ALL_GATHER);
+}
+
+FALLBACK_TEST(all_to_all)
+{
+    check_moves(w, ALL_TO_ALL);
+}
+
+WORLD_TEST(gather_to)
+{
+    check_moves(w, GATHER_TO);
+}
+
+WORLD_TEST(scatter_from)
+{
+    check_moves(w, SCATTER_FROM);
+}
+
+/* ---- arithmetic ----------------------------------------------------------------------------- */
+
+static const dp_dtype floats[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
+
+/* Digits that do not fit: the bits of adding rank after rank, halves in f32, rounded at the end. */
+WORLD_TEST(rank_r_is_added_rth)
+{
+    static data d;
+    uint64_t state = test_seed();
+    for (int i = 0; i < 4 * 3; i++) {
+        static const dp_op ops[] = {DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD};
+        send_digits(&d, floats[i % 4], ops[i / 4], w->ranks, 1, &state);
+        check_form(w, ALL_REDUCE, floats[i % 4], ops[i / 4], &d);
+        check_form(w, REDUCE_SCATTER, floats[i % 4], ops[i / 4], &d);
+        check_form(w, REDUCE_TO, floats[i % 4], ops[i / 4], &d);
+    }
+}
+
+/* What is promised of every table, in whatever order it adds. */
+WORLD_TEST(sums_are_close)
+{
+    static const number epsilon[] = {0x1p-24L, 0x1p-53L, 0x1p-11L, 0x1p-8L};
+    static data d;
+    char got[PERIOD * 8];
+    uint64_t state = test_seed();
+    for (int i = 0; i < 4 * 2; i++) {
+        dp_dtype dtype = floats[i % 4];
+        call c = {ALL_REDUCE, dtype, i / 4 ? DP_OP_MEAN : DP_OP_SUM, PERIOD, 0, false};
+        dp_part parts[MOST_RANKS];
+        send_digits(&d, dtype, c.op, w->ranks, 1, &state);
+        for (int r = 0; r < w->ranks; r++) {
+            parts[r] = part_of(w, &c, &d, r);
+        }
+        CHECK_OK(issue(w, &c, parts));
+        get(w, &w->b[w->ranks - 1], 0, got, PERIOD * dp_dtype_bytes(dtype));
+        for (size_t k = 0; k < PERIOD; k++) {
+            number sum = 0, size = 0;
+            for (int r = 0; r < w->ranks; r++) {
+                sum += number_get(dtype, d.sent[r], k);
+                size += fabsl(number_get(dtype, d.sent[r], k));
+            }
+            number parts_of = c.op == DP_OP_MEAN ? w->ranks : 1;
+            number least = dtype == DP_F16 ? 0x1p-25L : 0;
+            CHECK_F64(number_get(dtype, got, k), sum / parts_of,
+                      epsilon[i % 4] * (w->ranks + 1) * size / parts_of + least);
+        }
+    }
+}
+
+/* 2048 + 1 is 2048 in f16, and 256 + 1 is 256 in bf16; but not before all is added. */
+TEST(halves_are_added_in_f32)
+{
+    const dp_device_ops *const tables[] = {dp_cpu(), toy_device()};
+    static world w;
+    for (int i = 0; i < 4; i++) {
+        dp_dtype dtype = i % 2 ? DP_F16 : DP_BF16;
+        number great = i % 2 ? 2048 : 256, got;
+        char bytes[2];
+        dp_part parts[3];
+        world_open(&w, tables[i / 2], dp_cpu_coll(), 3);
+        for (int r = 0; r < 3; r++) {
+            number_put(dtype, bytes, 0, r == 0 ? great : 1);
+            put(&w, &w.a[r], 0, bytes, 2);
+            parts[r] = (dp_part){.send = w.a[r].data, .recv = w.b[r].data};
+        }
+        CHECK_OK(dp_all_reduce(w.ctx, parts, 1, dtype, DP_OP_SUM));
+        get(&w, &w.b[2], 0, bytes, 2);
+        got = number_get(dtype, bytes, 0);
+        CHECK_F64(got, great + 2, 0);
+        world_close(&w);
+    }
+}
+
+WORLD_TEST(scale)
+{
+    static data d;
+    uint64_t state = test_seed();
+    static const double scales[] = {1, 0.25, 1.0 / 3, 0, -2};
+    for (int i = 0; i < 4 * 5; i++) {
+        call c = {ALL_REDUCE, floats[i % 4], DP_OP_SUM, PERIOD, 0, i % 3 == 0};
+        dp_part parts[MOST_RANKS];
+        send_digits(&d, c.dtype, DP_OP_SUM, w->ranks, scales[i / 4], &state);
+        for (int r = 0; r < w->ranks; r++) {
+            parts[r] = part_of(w, &c, &d, r);
+        }
+        CHECK_OK(dp_all_reduce_scaled(w->ctx, parts, PERIOD, c.dtype, DP_OP_SUM, scales[i / 4]));
+        for (int r = 0; r < w->ranks; r++) {
+            check_rank(w, &c, &d, r);
+        }
+        CHECK_ERROR(dp_all_reduce_scaled(w->ctx, parts, 1, DP_I32, DP_OP_SUM, 0.5), DP_ERR_INVALID,
+                    "i32");
+    }
+}
+
+/* A sum that overflows wraps; a mean is cut towards zero. */
+WORLD_TEST(whole_numbers)
+{
+    static data d;
+    uint64_t state = test_seed();
+    for (dp_dtype dtype = DP_I64; dtype <= DP_U8; dtype++) {
+        for (int r = 0; r < w->ranks; r++) {
+            for (size_t i = 0; i < PERIOD * dp_dtype_bytes(dtype); i++) {
+                d.sent[r][i] = (char)test_random(&state);
+            }
+        }
+        reduce_sent(&d, dtype, DP_OP_SUM, w->ranks, 1);
+        check_call(w, &(call){ALL_REDUCE, dtype, DP_OP_SUM, 1000, 0, false}, &d);
+        reduce_sent(&d, dtype, DP_OP_PROD, w->ranks, 1);
+        check_call(w, &(call){ALL_REDUCE, dtype, DP_OP_PROD, 1000, 0, true}, &d);
+        for (int r = 0; r < w->ranks; r++) {
+            for (size_t i = 0; i < PERIOD; i++) {
+                number_put(dtype, d.sent[r], i, dtype == DP_U8 ? r % 2 : -(number)(r % 2));
+            }
+        }
+        reduce_sent(&d, dtype, DP_OP_MEAN, w->ranks, 1);
+        check_call(w, &(call){ALL_REDUCE, dtype, DP_OP_MEAN, 100, 0, false}, &d);
+        CHECK_INT(number_get(dtype, d.reduced, 0), 0);
+    }
+}
+
+/* The same bits every time, however many threads there are. */
+TEST_SLOW(same_call_same_bits, 60)
+{
+    enum { COUNT = 100003 };
+    static char first[COUNT * 4], again[COUNT * 4], bytes[COUNT * 4];
+    static world w;
+    for (int round = 0; round < 6; round++) {
+        const dp_config config = {.device_count = 5, .thread_count = 1 + round % 3};
+        dp_ctx *ctx;
+        dp_part parts[5];
+        uint64_t state = test_seed();
+        CHECK_OK(dp_open(&config, &ctx));
+        w.ctx = ctx;
+        w.scope = dp_scope_begin(ctx);
+        for (int r = 0; r < 5; r++) {
+            const int64_t shape[] = {COUNT};
+            dp_tensor t;
+            for (size_t i = 0; i < COUNT; i++) {
+                number_put(DP_F32, bytes, i, (number)(int64_t)test_random(&state));
+            }
+            CHECK_OK(dp_tensor_new(w.scope, dp_local_device(ctx, r), DP_F32, 1, shape, &t));
+            dp_tensor host = dp_wrap_const(bytes, DP_F32, 1, shape);
+            CHECK_OK(dp_copy(ctx, &t, &host, NULL));
+            CHECK_OK(dp_wait(ctx));
+            parts[r] = (dp_part){.send = t.data, .recv = t.data};
+            w.a[r] = t;
+        }
+        CHECK_OK(dp_all_reduce(ctx, parts, COUNT, DP_F32, DP_OP_SUM));
+        CHECK_OK(dp_read(ctx, &w.a[round % 5], round == 0 ? first : again, sizeof(first)));
+        CHECK(round == 0 || memcmp(first, again, sizeof(first)) == 0);
+        dp_scope_end(w.scope);
+        dp_close(ctx);
+    }
+}
+
+/* ---- what is done with the arguments -------------------------------------------------------- */
+
+static const dp_status invalid = DP_ERR_INVALID;
+
+static void parts_of(const world *w, dp_part *parts)
+{
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = (dp_part){.send = w->a[r].data, .recv = w->b[r].data};
+    }
+}
+
+static void check_all_verbs(world *w, call c, const dp_part *parts, dp_status want)
+{
+    for (c.verb = ALL_REDUCE; c.verb <= SCATTER_FROM; c.verb++) {
+        dp_status status = issue(w, &c, parts);
+        if (status != want || (want != DP_OK && dp_last_error()[0] == '\0')) {
+            test_fail(__FILE__, __LINE__, "form %d: %s, wanted %s: %s", (int)c.verb,
+                      dp_status_name(status), dp_status_name(want), dp_last_error());
+        }
+    }
+}
+
+FALLBACK_TEST(nothing_to_do)
+{
+    const dp_part none[MOST_RANKS] = {{0}};
+    char before[PAD], after[PAD];
+    dp_part parts[MOST_RANKS];
+    memset(before, 7, PAD);
+    for (int r = 0; r < w->ranks; r++) {
+        put(w, &w->b[r], 0, before, PAD);
+    }
+    parts_of(w, parts);
+    check_all_verbs(w, (call){.dtype = DP_F64}, parts, DP_OK);
+    check_all_verbs(w, (call){.dtype = DP_F64}, none, DP_OK);
+    CHECK_OK(dp_all_reduce_scaled(w->ctx, none, 0, DP_F64, DP_OP_SUM, 2));
+    for (int r = 0; r < w->ranks; r++) {
+        get(w, &w->b[r], 0, after, PAD);
+        CHECK_BYTES(after, before, PAD);
+    }
+}
+
+FALLBACK_TEST(wrong_arguments)
+{
+    dp_part parts[MOST_RANKS];
+    call c = {.dtype = DP_F32, .count = 4};
+    parts_of(w, parts);
+    check_all_verbs(w, (call){.dtype = DP_DTYPE_COUNT, .count = 4}, parts, invalid);
+    check_all_verbs(w, (call){.dtype = DP_DTYPE_ANY, .count = 4}, parts, invalid);
+    check_all_verbs(w, (call){.dtype = DP_F32, .count = SIZE_MAX / 2}, parts, invalid);
+    check_all_verbs(w, c, NULL, invalid);
+    for (c.verb = ALL_REDUCE; c.verb <= SCATTER_FROM; c.verb++) {
+        const form *f = &forms[c.verb];
+        c.root = 0;
+        for (int op = -1; op <= DP_OP_MAX + 1 && f->reduces; op += DP_OP_MAX + 2) {
+            c.op = (dp_op)op;
+            CHECK_STATUS(issue(w, &c, parts), invalid);
+        }
+        c.op = DP_OP_SUM;
+        parts[0].send = NULL;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "send");
+        parts_of(w, parts);
+        parts[0].recv = NULL;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
+        parts_of(w, parts);
+        if (f->sends_at_root || f->receives_at_root) {
+            c.root = -1;
+            CHECK_ERROR(issue(w, &c, parts), invalid, "root");
+            c.root = w->ranks;
+            CHECK_ERROR(issue(w, &c, parts), invalid, "root");
+        }
+    }
+    check_all_verbs(w, (call){.dtype = DP_F32, .count = 4}, parts, DP_OK);
+}
+
+/* Rank 0's recv on a buffer of rank 0's or of its neighbour's, where a form does not allow it. */
+FALLBACK_TEST(overlapping_buffers)
+{
+    dp_device_info info;
+    CHECK_OK(dp_device_info_get(w->ctx, 0, &info));
+    for (verb v = ALL_REDUCE; v <= SCATTER_FROM; v++) {
+        call c = {.verb = v, .dtype = DP_I16, .count = 10};
+        dp_part parts[MOST_RANKS];
+        parts_of(w, parts);
+        parts[0].recv = (char *)w->a[0].data + 2;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
+        parts[0].recv = (char *)w->a[0].data + 19;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
+        parts_of(w, parts);
+        parts[0].send = (char *)w->b[0].data + 1;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
+        if (w->ranks == 1 || !info.host_memory) {
+            continue;
+        }
+        parts_of(w, parts);
+        parts[0].recv = w->a[1].data;
+        if (!forms[v].sends_at_root) {
+            CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
+        }
+        parts_of(w, parts);
+        parts[1].recv = (char *)w->b[0].data + 4;
+        if (!forms[v].receives_at_root) {
+            CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
+        }
+    }
+    if (w->ranks > 1) {
+        call c = {.verb = ALL_TO_ALL, .dtype = DP_I16, .count = 10};
+        dp_part parts[MOST_RANKS];
+        parts_of(w, parts);
+        parts[0].recv = w->a[0].data;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
+    }
+}
+
+/* Streams are named or not; those of other devices are refused. */
+WORLD_TEST(streams)
+{
+    static data d;
+    dp_part parts[MOST_RANKS];
+    uint64_t state = test_seed();
+    call c = {.verb = ALL_REDUCE, .dtype = DP_I32, .count = 100};
+    send_small(&d, DP_I32, DP_OP_SUM, w->ranks, &state);
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = part_of(w, &c, &d, r);
+        parts[r].stream = dp_local_stream(w->ctx, r);
+    }
+    CHECK_OK(issue(w, &c, parts));
+    for (int r = 0; r < w->ranks; r++) {
+        check_rank(w, &c, &d, r);
+    }
+    if (w->ranks > 1) {
+        parts[0].stream = parts[1].stream;
+        CHECK_ERROR(issue(w, &c, parts), invalid, "stream");
+    }
+}
+
+WORLD_TEST(barrier)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(w->ctx, &info));
+    CHECK_INT(info.rank_count, w->ranks);
+    CHECK_INT(info.rank_first, 0);
+    CHECK((strcmp(info.coll_backend, "none") == 0) == (w->ranks == 1));
+    for (int i = 0; i < 10; i++) {
+        CHECK_OK(dp_barrier(w->ctx));
+    }
+}
+
+/* CPU devices take memory of anybody's, at any address that suits the dtype. */
+TEST(memory_of_the_users)
+{
+    enum { COUNT = 777 };
+    static int16_t in[3][COUNT + 1], out[3][3 * COUNT + 1];
+    dp_part parts[3];
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 3}, &ctx));
+    for (int r = 0; r < 3; r++) {
+        for (int i = 0; i < COUNT; i++) {
+            in[r][i + 1] = (int16_t)(1000 * r + i);
+        }
+        parts[r] = (dp_part){.send = in[r] + 1, .recv = out[r] + 1};
+    }
+    CHECK_OK(dp_all_gather(ctx, parts, COUNT, DP_I16));
+    for (int r = 0; r < 3; r++) {
+        for (int i = 0; i < 3 * COUNT; i++) {
+            CHECK_INT(out[r][i + 1], 1000 * (i / COUNT) + i % COUNT);
+        }
+    }
+    dp_close(ctx);
+}
+
+/* ---- every call of the table fails once ----------------------------------------------------- */
+
+static dp_status all_verbs(dp_ctx *ctx)
+{
+    static int32_t send[3][9], recv[3][9];
+    dp_part parts[3];
+    world w = {.ranks = 3, .ctx = ctx};
+    for (int i = 0; i < 27; i++) {
+        send[i / 9][i % 9] = i;
+    }
+    for (int r = 0; r < 3; r++) {
+        parts[r] = (dp_part){.send = send[r], .recv = recv[r]};
+    }
+    for (verb v = ALL_REDUCE; v <= SCATTER_FROM; v++) {
+        call c = {.verb = v, .dtype = DP_I32, .count = 3, .root = 1};
+        dp_status status = issue(&w, &c, parts);
+        if (status != DP_OK) {
+            return status;
+        }
+    }
+    CHECK_INT(recv[2][0], 9 + 6);
+    dp_status status = dp_barrier(ctx);
+    return status == DP_OK ? dp_wait(ctx) : status;
+}
+
+static bool verbs_with_fault(const dp_coll_ops *coll, long n, dp_status fault)
+{
+    const dp_coll_ops *const colls[] = {coll, NULL};
+    test_allocator counter = {0};
+    const dp_config config = {
+        .colls = colls, .device_count = 3, .allocator = test_allocator_of(&counter)};
+    dp_ctx *ctx = NULL;
+    deco_reset(n, fault);
+    dp_status status = dp_open(&config, &ctx);
+    bool opened = status == DP_OK;
+    if (opened) {
+        status = all_verbs(ctx);
+    }
+    CHECK_INT(status, deco.fired ? fault : DP_OK);
+    CHECK(status == DP_OK || strstr(dp_last_error(), "decorator") != NULL);
+    if (opened && dp_status_class(fault) == DP_CLASS_JOB && deco.fired) {
+        dp_failure_info failure;
+        CHECK(dp_failure(ctx, &failure));
+        CHECK_INT(failure.status, fault);
+        CHECK_INT(failure.rank, 0);
+        CHECK_STATUS(all_verbs(ctx), fault);
+        CHECK_STATUS(dp_wait(ctx), fault);
+    } else if (opened && deco.fired) {
+        CHECK_OK(all_verbs(ctx));
+    }
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+    CHECK_DECORATOR();
+    return deco.fired;
+}
+
+/* With a table that has all methods, and with one that has only those that are required. */
+TEST(every_call_of_the_table_fails)
+{
+    static const dp_status faults[] = {DP_ERR_NO_MEMORY, DP_ERR_UNSUPPORTED, DP_ERR_DEVICE,
+                                       DP_ERR_REMOTE,    DP_ERR_TIMEOUT,     DP_ERR_ABORTED};
+    for (size_t i = 0; i < 2 * sizeof(faults) / sizeof(faults[0]); i++) {
+        const dp_coll_ops *coll = decorate_coll(dp_cpu_coll());
+        long n = 1;
+        if (i % 2 == 1) {
+            deco.coll.size = offsetof(dp_coll_ops, reduce_scatter);
+        }
+        while (verbs_with_fault(coll, n, faults[i / 2])) {
+            n++;
+        }
+        CHECK(n >= 10);
+    }
+}
+
+/* A table that fits nothing is passed over; in a world of one none is asked. */
+static bool fits_nothing(const dp_comm_config *config)
+{
+    CHECK(config->local_count > 0 && config->rank_count >= config->local_count);
+    CHECK(config->bootstrap == NULL && config->timeout_ms > 0);
+    return false;
+}
+
+TEST(the_table_that_fits_is_opened)
+{
+    dp_coll_ops picky = *dp_cpu_coll();
+    const dp_coll_ops *const colls[] = {&picky, decorate_coll(dp_cpu_coll()), NULL};
+    picky.fits = fits_nothing;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        dp_ctx *ctx;
+        deco_reset(0, DP_OK);
+        CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = ranks}, &ctx));
+        CHECK_INT(deco_calls(DECO_coll_open), ranks - 1);
+        CHECK_INT(deco_calls(DECO_coll_fits), ranks - 1);
+        dp_close(ctx);
+        CHECK_INT(deco_calls(DECO_coll_close), ranks - 1);
+    }
+}
