@@ -135,9 +135,11 @@
 #if defined(__GNUC__)
 #define DP_MUST_USE       __attribute__((warn_unused_result))
 #define DP_PRINTF(fmt, a) __attribute__((format(printf, fmt, a)))
+#define DP__COLD          __attribute__((cold)) /* what leads to it is seldom taken */
 #else
 #define DP_MUST_USE
 #define DP_PRINTF(fmt, a)
+#define DP__COLD
 #endif
 
 #ifdef __cplusplus
@@ -195,7 +197,7 @@ DP_API dp_class dp_status_class(dp_status status);
 DP_API const char *dp_last_error(void);
 
 /* Set this thread's sentence and return `status`: for methods and backends. [any] */
-DP_API dp_status dp_error(dp_status status, const char *format, ...) DP_PRINTF(2, 3);
+DP_API dp_status dp_error(dp_status status, const char *format, ...) DP_PRINTF(2, 3) DP__COLD;
 
 /* The first failure of the job, if there is one. [any] */
 DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
@@ -364,7 +366,8 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
     return dp__open(config, sizeof(dp_config), DP_VERSION, out);
 }
 
-/* Give everything back, scopes that are still open too. No collective runs. NULL is fine. */
+/* Give everything back, scopes that are still open too. No collective runs. NULL is fine. Refused,
+   with a sentence, while a dp_run or a collective of the context is under way. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -2099,12 +2102,17 @@ DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const
 }
 
 /* `first` and `count` are in range. */
+static void dp__narrow_here(dp_tensor *view, int dim, int64_t first, int64_t count)
+{
+    view->shape[dim] = count;
+    if (view->data != NULL && count > 0)
+        view->data = (char *)view->data + (size_t)(first * view->stride[dim]) * dp__size_of(view);
+}
+
 static dp_tensor dp__narrow(const dp_tensor *tensor, int dim, int64_t first, int64_t count)
 {
     dp_tensor view = *tensor;
-    view.shape[dim] = count;
-    if (view.data != NULL && count > 0)
-        view.data = (char *)view.data + (size_t)(first * view.stride[dim]) * dp__size_of(tensor);
+    dp__narrow_here(&view, dim, first, count);
     return view;
 }
 
@@ -3099,15 +3107,21 @@ DP_API dp_value dp_string(dp_scope *scope, const char *text)
                            : dp__error_value(scope, status, "dp_string: no scope, or no memory");
 }
 
-static dp_status dp__of(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
+/* A copy in the scope, and a value of it; the copy may still be changed. NULL: no memory. */
+static dp_tensor *dp__of_copy(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
 {
     dp_tensor *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_tensor));
     if (copy == NULL)
-        return dp__full("dp_of");
+        return NULL;
     *copy = *tensor;
     *out = dp__leaf(DP_TENSOR);
     out->as.t = copy;
-    return DP_OK;
+    return copy;
+}
+
+static dp_status dp__of(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
+{
+    return dp__of_copy(scope, tensor, out) != NULL ? DP_OK : dp__full("dp_of");
 }
 
 DP_API dp_value dp_of(dp_scope *scope, const dp_tensor *tensor)
@@ -3359,7 +3373,8 @@ static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
 
 /* An error whose sentence begins with a place. */
 DP_PRINTF(3, 4)
-static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format, ...)
+DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format,
+                                         ...)
 {
     char where[160], text[DP__TEXT_BYTES];
     va_list args;
@@ -3381,8 +3396,26 @@ static dp_status dp__check_below(dp_value outer, dp_value inner)
     return inner.kind == DP_ERROR ? dp__check_value("a value", "inside", inner) : DP_OK;
 }
 
-/* Rebuild a tree: `leaf` maps what is no list, tuple or dict with something in it. Without
-   copy_keys the keys stay the source's. */
+/* The whole tree was made by constructors. */
+static dp_status dp__check_tree(dp_value value)
+{
+    if (value.kind == DP_CONTAINER) {
+        DP__TRY(dp__check_below(value, value.as.c->data));
+        DP__TRY(dp__check_tree(value.as.c->data));
+    }
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.items[i]));
+        DP__TRY(dp__check_tree(value.as.items[i]));
+    }
+    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
+        DP__TRY(dp__check_below(value, value.as.pairs[i].value));
+        DP__TRY(dp__check_tree(value.as.pairs[i].value));
+    }
+    return DP_OK;
+}
+
+/* Rebuild a tree that was checked: `leaf` maps what is no list, tuple or dict with something in it.
+   Without copy_keys the keys stay the source's. */
 typedef struct dp__mapper {
     dp_scope *scope;
     dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
@@ -3397,10 +3430,8 @@ static dp_status dp__map_sequence(dp__mapper *mapper, dp_value value, dp_value *
         dp__scope_bytes(mapper->scope, value.count * sizeof *items, _Alignof(dp_value));
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)value.count);
-    for (uint32_t i = 0; i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.items[i]));
+    for (uint32_t i = 0; i < value.count; i++)
         DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
-    }
     *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
     return DP_OK;
 }
@@ -3412,7 +3443,6 @@ static dp_status dp__map_dict(dp__mapper *mapper, dp_value value, dp_value *out)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)value.count);
     for (uint32_t i = 0; i < value.count; i++) {
         pairs[i].key = value.as.pairs[i].key;
-        DP__TRY(dp__check_below(value, value.as.pairs[i].value));
         if (mapper->copy_keys)
             pairs[i].key = dp__copy_text(mapper->scope, pairs[i].key);
         if (pairs[i].key == NULL)
@@ -3581,7 +3611,9 @@ DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
     DP__TRY(dp__check_ctx(__func__, to->ctx));
     DP__TRY(dp__check_value(__func__, "value", value));
     DP__TRY(dp__check_pointer(__func__, "out", out));
-    dp_status status = dp__map(&mapper, value, &copy);
+    dp_status status = dp__check_tree(value);
+    if (status == DP_OK)
+        status = dp__map(&mapper, value, &copy);
     if (status == DP_OK)
         *out = copy;
     return dp__leave(__func__, to->ctx, status);
@@ -3890,6 +3922,7 @@ typedef struct dp__plan {
     int64_t rows;          /* for which `sizes` was worked out; -1: none yet */
     int64_t *sizes;        /* of the parts, device_count of them */
     size_t made;           /* parts that `sizes` has */
+    int64_t counted;       /* rows of a field of this tree that `parts` and `needed` know of */
     const void *rows_of;   /* the tensor whose rows they are */
     size_t parts;          /* least number over the fields so far */
     size_t needed;         /* parts up to the last one with rows, over the fields so far */
@@ -4087,6 +4120,8 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
             DP_ERR_MISMATCH, path, " has %lld rows and %s has %lld: they cannot be cut alike",
             (long long)rows, dp__plan_name(plan, plan->rows_of, where, sizeof where),
             (long long)plan->rows);
+    if (plan->counted == rows) /* as a field before: it changes nothing */
+        return DP_OK;
     if (plan->rows < 0)
         plan->rows_of = tensor;
     DP__TRY(dp__plan_rows(plan, rows));
@@ -4094,6 +4129,7 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
     while (needed > 0 && plan->sizes[needed - 1] == 0)
         needed--;
     dp__plan_field(plan, plan->made, needed, tensor);
+    plan->counted = rows;
     return DP_OK;
 }
 
@@ -4155,6 +4191,7 @@ static dp_status dp__plan_make(dp__plan *plan, dp_value value)
     char where[160];
     plan->parts = plan->device_count;
     plan->needed = 0;
+    plan->counted = -1;
     DP__TRY(dp__plan_value(plan, value, NULL));
     if (plan->needed > plan->parts)
         return dp_error(
@@ -4181,14 +4218,12 @@ static dp_status dp__plan_begin(dp__plan *plan)
    view; elsewhere it is copied there.                                                           */
 
 /* Make a tensor seen from a device: a view where the host reaches both, else a copy. */
-static dp_status dp__place(dp_scope *scope, const dp_tensor *tensor, dp__device *device,
-                           dp_tensor *out)
+static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *device)
 {
     const dp__device *from = dp__device_of(scope->ctx, tensor->device);
-    dp_tensor copy = *tensor;
+    dp_tensor copy;
     if (from == device || (dp__is_host(from) && dp__is_host(device))) {
-        copy.device = device->id;
-        *out = copy;
+        tensor->device = device->id;
         return DP_OK;
     }
     DP__TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
@@ -4196,7 +4231,7 @@ static dp_status dp__place(dp_scope *scope, const dp_tensor *tensor, dp__device 
     if (dp__is_channels_last(tensor))
         dp__make_channels_last(&copy);
     DP__TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
-    *out = copy;
+    *tensor = copy;
     if (!dp__is_host(from))
         return DP_OK;
     if (scope->reads == NULL)
@@ -4219,25 +4254,27 @@ static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp
     dp__plan *plan = parter->plan;
     int dim = plan->how->dim < 0 ? plan->how->dim + tensor->ndim : plan->how->dim;
     int64_t first = 0;
-    dp_tensor part;
     DP__TRY(dp__plan_rows(plan, tensor->shape[dim]));
     for (size_t i = 0; i < parter->index; i++)
         first += plan->sizes[i];
-    part = dp__narrow(tensor, dim, first, plan->sizes[parter->index]);
-    DP__TRY(dp__place(plan->scope, &part, parter->device, &part));
-    return dp__of(plan->scope, &part, out);
+    dp_tensor *part = dp__of_copy(plan->scope, tensor, out);
+    if (part == NULL)
+        return dp__full(plan->fn);
+    dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
+    return dp__place(plan->scope, part, parter->device);
 }
 
 /* Inside a group: tensors go to the device whole, lists of them too. */
 static dp_status dp__part_group_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
 {
     dp__parter *parter = (dp__parter *)mapper;
-    dp_tensor placed;
     *out = value;
     if (value.kind != DP_TENSOR) /* an empty list */
         return DP_OK;
-    DP__TRY(dp__place(parter->plan->scope, value.as.t, parter->device, &placed));
-    return dp__of(parter->plan->scope, &placed, out);
+    dp_tensor *part = dp__of_copy(parter->plan->scope, value.as.t, out);
+    if (part == NULL)
+        return dp__full(parter->plan->fn);
+    return dp__place(parter->plan->scope, part, parter->device);
 }
 
 static dp_status dp__part_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
@@ -4653,26 +4690,17 @@ typedef struct dp__flats {
 } dp__flats;
 
 /* Count the tensors of a tree, and list them if there is somewhere to. */
-static dp_status dp__flats_collect(dp__flats *flats, dp_value value)
+static void dp__flats_collect(dp__flats *flats, dp_value value)
 {
-    if (value.kind == DP_TENSOR) {
-        if (flats->members != NULL)
-            flats->members[flats->count].tensor = value.as.t;
-        flats->count++;
-    }
-    if (value.kind == DP_CONTAINER) {
-        DP__TRY(dp__check_below(value, value.as.c->data));
-        DP__TRY(dp__flats_collect(flats, value.as.c->data));
-    }
-    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.items[i]));
-        DP__TRY(dp__flats_collect(flats, value.as.items[i]));
-    }
-    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.pairs[i].value));
-        DP__TRY(dp__flats_collect(flats, value.as.pairs[i].value));
-    }
-    return DP_OK;
+    if (value.kind == DP_TENSOR && flats->members != NULL)
+        flats->members[flats->count].tensor = value.as.t;
+    flats->count += value.kind == DP_TENSOR;
+    if (value.kind == DP_CONTAINER)
+        dp__flats_collect(flats, value.as.c->data);
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++)
+        dp__flats_collect(flats, value.as.items[i]);
+    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++)
+        dp__flats_collect(flats, value.as.pairs[i].value);
 }
 
 /* The open group for tensors like this one: the newest of its dtype and device. */
@@ -4711,13 +4739,14 @@ static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value valu
                                 size_t limit_bytes)
 {
     *flats = (dp__flats){.scope = scope};
-    DP__TRY(dp__flats_collect(flats, value));
+    DP__TRY(dp__check_tree(value));
+    dp__flats_collect(flats, value);
     flats->members = dp__scope_bytes(scope, flats->count * sizeof *flats->members, 8);
     flats->group_counts = dp__scope_bytes(scope, flats->count * sizeof *flats->group_counts, 8);
     if (flats->members == NULL || flats->group_counts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu tensors", flats->count);
     flats->count = 0;
-    DP__TRY(dp__flats_collect(flats, value));
+    dp__flats_collect(flats, value);
     for (size_t i = 0; i < flats->count; i++)
         if (dp__device_of(scope->ctx, flats->members[i].tensor->device) == NULL)
             return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
@@ -4899,7 +4928,7 @@ static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *de
 {
     dp_tensor dense;
     DP__TRY(dp__contiguous(temp, part, &dense));
-    DP__TRY(dp__place(temp, &dense, device, &dense));
+    DP__TRY(dp__place(temp, &dense, device));
     *out = dense.data;
     return DP_OK;
 }
@@ -6140,8 +6169,11 @@ DP_API void dp_close(dp_ctx *ctx)
         dp_error(DP_ERR_STATE, "dp_close: the context is closed already");
         return;
     }
+    bool forked = ctx->fork_count != dp__os_fork_count();
+    if (!forked && dp__enter("dp_close", ctx) != DP_OK)
+        return; /* what runs would lose the ground under it */
     dp__live_swap(ctx, NULL);
-    dp__release(ctx, ctx->fork_count == dp__os_fork_count());
+    dp__release(ctx, !forked);
 }
 
 /* ==== >>running ==================================================================================

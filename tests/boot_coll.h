@@ -37,11 +37,12 @@ static inline dp_status boot_open(const dp_host *host, const dp_comm_config *con
     boot_comm *comm = host->alloc(host, sizeof(*comm), _Alignof(boot_comm));
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "boot: no memory");
-    *comm = (boot_comm){.base = {.ops = boot_coll(), .host = host},
-                        .boot = *config->bootstrap,
-                        .local_count = config->local_count,
-                        .rank_first = config->rank_first,
-                        .rank_count = config->rank_count};
+    memset(comm, 0, sizeof(*comm)); /* by hand: a literal of it would be a large piece of stack */
+    comm->base = (dp_comm){.ops = boot_coll(), .host = host};
+    comm->boot = *config->bootstrap;
+    comm->local_count = config->local_count;
+    comm->rank_first = config->rank_first;
+    comm->rank_count = config->rank_count;
     dp_status status =
         comm->boot.all_gather(&comm->local_count, comm->counts, sizeof(int), comm->boot.user);
     for (int p = 0; p < comm->boot.process_count; p++)

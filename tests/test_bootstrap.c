@@ -200,7 +200,9 @@ typedef struct job {
 
 static void job_begin(job *j, dp_ctx *ctx)
 {
-    *j = (job){.ctx = ctx, .scope = dp_scope_begin(ctx)};
+    memset(j, 0, sizeof *j);
+    j->ctx = ctx;
+    j->scope = dp_scope_begin(ctx);
     CHECK_OK(dp_info_get(ctx, &j->info));
     CHECK(j->info.rank_count <= RANKS);
     for (int i = 0; i < j->info.local_count; i++) {

@@ -212,6 +212,7 @@ TEST(repeated_devices_are_devices_of_their_own)
         CHECK_OK(dp_fill(ctx, &tensor, dp_int(i)));
         for (int k = 0; k < i; k++) {
             CHECK(dp_local_stream(ctx, i) != dp_local_stream(ctx, k));
+            CHECK(dp_local_device(ctx, i).index != dp_local_device(ctx, k).index);
         }
     }
     CHECK_ERROR(dp_device_info_get(ctx, 3, &(dp_device_info){.name = ""}), DP_ERR_INVALID,

@@ -1,5 +1,6 @@
 /* test_replicate.c - one value for every device, and values of every device added up. */
 
+#include "decorator.h"
 #include "tree.h"
 
 static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -170,6 +171,38 @@ TEST_BACKENDS(wrong_replicates)
     CHECK_ERROR(dp_replicate(ctx, scope, dp_of(scope, &lost), NULL, &out), DP_ERR_INVALID,
                 "device");
     CHECK_OK(dp_replicate(ctx, scope, value, NULL, &out));
+}
+
+/* How often a device of its own is asked for memory, and to copy into it, to replicate a list. */
+static void check_travel(const dp_value *items, size_t count, dp_scope *scope, dp_ctx *ctx,
+                         int allocs, int copies)
+{
+    const dp_scatter_config how = over(1);
+    dp_value list = dp_list_make(scope, DP_LIST, items, count), out;
+    deco.log_count = 0;
+    CHECK_OK(dp_replicate(ctx, scope, list, &how, &out));
+    CHECK_INT(deco_calls(DECO_alloc), allocs);
+    CHECK_INT(deco_calls(DECO_copy_in), copies);
+}
+
+/* One block a dtype, up to 10 MiB; what is larger goes alone, and a full block stays closed. */
+TEST(tensors_of_a_dtype_travel_together)
+{
+    static const int64_t sizes[] = {3 << 19, 3 << 19, 3 << 20, 5, 7};
+    const dp_device_ops *const backends[] = {decorate_device(toy_device()), NULL};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value small = tree_of(scope, "[f32[2], i64[3], f32[], i64[1], f16[1], f32[5], i64[0]]");
+    check_travel(small.as.items, small.count, scope, ctx, 3, 3);
+    dp_value large[5];
+    for (int i = 0; i < 5; i++) {
+        dp_tensor tensor = tree_tensor(scope, DP_F32, 1, &sizes[i], 0);
+        large[i] = dp_of(scope, &tensor);
+    }
+    check_travel(large, 5, scope, ctx, 4, 4);
+    dp_close(ctx);
+    CHECK_DECORATOR();
 }
 
 static dp_status replicate(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *out)
