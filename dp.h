@@ -1495,10 +1495,10 @@ static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__b
     return DP_OK;
 }
 
-/* Back to their free lists, all under one lock; what the host can see is poisoned. */
-static void dp__blocks_give(dp_ctx *ctx, dp__block *blocks)
+/* What the host can see is poisoned before it goes back. */
+static void dp__blocks_wipe(const dp_ctx *ctx, const dp__block *blocks)
 {
-    for (dp__block *block = blocks; block != NULL; block = block->next) {
+    for (const dp__block *block = blocks; block != NULL; block = block->next) {
         if (!dp__pool_is_host(block->pool))
             continue;
         if (ctx->config.poison) {
@@ -1507,14 +1507,16 @@ static void dp__blocks_give(dp_ctx *ctx, dp__block *blocks)
         }
         dp__poison(block->data, block->bytes);
     }
-    dp__lock_enter(&ctx->lock);
+}
+
+static void dp__blocks_give(dp__block *blocks) /* under the context's lock */
+{
     while (blocks != NULL) {
         dp__block *block = blocks, **list = &block->pool->free[block->class_];
         blocks = block->next;
         block->next = *list;
         *list = block;
     }
-    dp__lock_leave(&ctx->lock);
 }
 
 /* All blocks of the context, wherever they are. */
@@ -1719,13 +1721,14 @@ static void dp__scope_end_one(dp_scope *scope) /* has no children any more */
     dp_ctx *ctx = scope->ctx;
     dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
-    dp__blocks_give(ctx, scope->blocks);
+    dp__blocks_wipe(ctx, scope->blocks);
     scope->magic = 0;
-    scope->blocks = NULL;
     scope->cursor = scope->limit = NULL;
     scope->replicas = NULL;
     scope->reads = NULL;
     dp__lock_enter(&ctx->lock);
+    dp__blocks_give(scope->blocks);
+    scope->blocks = NULL;
     dp__scope_unlink(scope);
     scope->next = ctx->idle;
     ctx->idle = scope;
@@ -3371,6 +3374,14 @@ static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
     return text;
 }
 
+/* Leaves that are passed on as they are wherever a tree goes. */
+static bool dp__is_plain(dp_value value)
+{
+    const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
+                           1u << DP_STRING | 1u << DP_OPAQUE;
+    return (plain >> value.kind & 1) != 0;
+}
+
 /* An error whose sentence begins with a place. */
 DP_PRINTF(3, 4)
 DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format,
@@ -3414,12 +3425,12 @@ static dp_status dp__check_tree(dp_value value)
     return DP_OK;
 }
 
-/* Rebuild a tree that was checked: `leaf` maps what is no list, tuple or dict with something in it.
-   Without copy_keys the keys stay the source's. */
+/* Rebuild a tree that was checked: `leaf` maps what is no list, tuple or dict with something in
+   it. */
 typedef struct dp__mapper {
     dp_scope *scope;
     dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
-    bool copy_keys;
+    bool copy; /* keys and plain leaves too, else they stay the source's */
 } dp__mapper;
 
 static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out);
@@ -3430,8 +3441,11 @@ static dp_status dp__map_sequence(dp__mapper *mapper, dp_value value, dp_value *
         dp__scope_bytes(mapper->scope, value.count * sizeof *items, _Alignof(dp_value));
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)value.count);
-    for (uint32_t i = 0; i < value.count; i++)
-        DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
+    for (uint32_t i = 0; i < value.count; i++) {
+        items[i] = value.as.items[i];
+        if (mapper->copy || !dp__is_plain(items[i]))
+            DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
+    }
     *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
     return DP_OK;
 }
@@ -3443,11 +3457,13 @@ static dp_status dp__map_dict(dp__mapper *mapper, dp_value value, dp_value *out)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)value.count);
     for (uint32_t i = 0; i < value.count; i++) {
         pairs[i].key = value.as.pairs[i].key;
-        if (mapper->copy_keys)
+        if (mapper->copy)
             pairs[i].key = dp__copy_text(mapper->scope, pairs[i].key);
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
-        DP__TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
+        pairs[i].value = value.as.pairs[i].value;
+        if (mapper->copy || !dp__is_plain(pairs[i].value))
+            DP__TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
     }
     *out = dp__dict_of(pairs, value.count, value.depth);
     return DP_OK;
@@ -3605,7 +3621,7 @@ static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out
 
 DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
 {
-    dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .copy_keys = true};
+    dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .copy = true};
     dp_value copy;
     DP__TRY(dp__check_scope(__func__, to));
     DP__TRY(dp__check_ctx(__func__, to->ctx));
@@ -4175,12 +4191,14 @@ static dp_status dp__plan_value(dp__plan *plan, dp_value value, const dp__path *
         return dp__plan_container(plan, value.as.c, path);
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
         DP__TRY(dp__check_below(value, value.as.items[i]));
-        DP__TRY(dp__plan_value(plan, value.as.items[i], &(dp__path){path, NULL, i}));
+        if (!dp__is_plain(value.as.items[i]))
+            DP__TRY(dp__plan_value(plan, value.as.items[i], &(dp__path){path, NULL, i}));
     }
     for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
         const dp_pair *pair = &value.as.pairs[i];
         DP__TRY(dp__check_below(value, pair->value));
-        DP__TRY(dp__plan_value(plan, pair->value, &(dp__path){path, pair->key, 0}));
+        if (!dp__is_plain(pair->value))
+            DP__TRY(dp__plan_value(plan, pair->value, &(dp__path){path, pair->key, 0}));
     }
     return DP_OK;
 }

@@ -2,7 +2,8 @@
 
    Work on a stream is queued. It is done when the host waits for the stream or for an event behind
    it, or when another stream gets to a wait for such an event; then no sooner than it must. So what
-   the core reads, overwrites or frees too early is wrong every time, not once in a thousand runs. */
+   the core reads, overwrites or frees too early is wrong every time, not once in a thousand
+   runs. */
 
 #ifndef LAZY_H
 #define LAZY_H
@@ -14,6 +15,13 @@ enum { LAZY_OPERANDS = 16 };
 
 typedef struct lazy_stream lazy_stream;
 
+typedef struct lazy_args { /* of a kernel, with all that they point to */
+    dp_kernel_args args;
+    void *out[LAZY_OPERANDS];
+    const void *in[LAZY_OPERANDS];
+    int64_t dims[4][DP_MAX_DIMS];
+} lazy_args;
+
 typedef struct lazy_op {
     deco_method method; /* copy_in, copy_out, copy, peer_copy, copy_2d, kernel or event_wait */
     void *dst;
@@ -22,17 +30,14 @@ typedef struct lazy_op {
     dp_dev *src_dev;
     lazy_stream *other; /* event_wait: do its first `mark` operations */
     size_t mark;
-    dp_kernel_args args; /* with all that they point to */
-    void *out[LAZY_OPERANDS];
-    const void *in[LAZY_OPERANDS];
-    int64_t dims[4][DP_MAX_DIMS];
+    lazy_args *kernel;
 } lazy_op;
 
 struct lazy_stream {
     dp_stream base;
     dp_stream *inner;
     lazy_op *queue;
-    size_t first, count, done; /* operations first .. first + count - 1 are in the queue */
+    size_t room, first, count, done; /* operations first .. first + count - 1 are in the queue */
     lazy_stream *next;
 };
 
@@ -53,7 +58,20 @@ static struct {
 
 static inline dp_status lazy_do(lazy_stream *stream, size_t mark);
 
-static inline dp_status lazy_do_one(lazy_stream *stream, lazy_op *op)
+static inline dp_status lazy_do_kernel(dp_stream *stream, lazy_args *kernel)
+{
+    kernel->args.out = kernel->out;
+    kernel->args.in = kernel->in;
+    kernel->args.shape = kernel->dims[0];
+    kernel->args.out_stride = kernel->dims[1];
+    kernel->args.in_shape = kernel->dims[2];
+    kernel->args.in_stride = kernel->dims[3];
+    dp_status status = lazy.inner->kernel(stream, &kernel->args);
+    free(kernel);
+    return status;
+}
+
+static inline dp_status lazy_do_one(const lazy_stream *stream, const lazy_op *op)
 {
     const dp_device_ops *inner = lazy.inner;
     switch ((int)op->method) {
@@ -69,13 +87,7 @@ static inline dp_status lazy_do_one(lazy_stream *stream, lazy_op *op)
         return inner->copy_2d(stream->inner, op->dst, op->dst_pitch, op->src, op->src_pitch,
                               op->bytes, op->rows);
     case DECO_kernel:
-        op->args.out = op->out;
-        op->args.in = op->in;
-        op->args.shape = op->dims[0];
-        op->args.out_stride = op->dims[1];
-        op->args.in_shape = op->dims[2];
-        op->args.in_stride = op->dims[3];
-        return inner->kernel(stream->inner, &op->args);
+        return lazy_do_kernel(stream->inner, op->kernel);
     default:
         return lazy_do(op->other, op->mark);
     }
@@ -107,10 +119,10 @@ static inline bool lazy_touches(const dp_dev *dev, const lazy_stream *stream, co
         touched = touched || (mine && (uintptr_t)op->src - data < bytes);
     if (op->method == DECO_peer_copy)
         touched = touched || (op->src_dev == dev && (uintptr_t)op->src - data < bytes);
-    for (size_t k = 0; op->method == DECO_kernel && mine && k < op->args.out_count; k++)
-        touched = touched || (uintptr_t)op->out[k] - data < bytes;
-    for (size_t k = 0; op->method == DECO_kernel && mine && k < op->args.in_count; k++)
-        touched = touched || (uintptr_t)op->in[k] - data < bytes;
+    for (size_t k = 0; op->method == DECO_kernel && mine && k < op->kernel->args.out_count; k++)
+        touched = touched || (uintptr_t)op->kernel->out[k] - data < bytes;
+    for (size_t k = 0; op->method == DECO_kernel && mine && k < op->kernel->args.in_count; k++)
+        touched = touched || (uintptr_t)op->kernel->in[k] - data < bytes;
     return touched;
 }
 
@@ -130,21 +142,14 @@ static inline dp_status lazy_put(dp_stream *base, lazy_op op)
 {
     lazy_stream *stream = (lazy_stream *)base;
     pthread_mutex_lock(&lazy.mutex);
-    lazy_op *queue = realloc(stream->queue, (stream->count + 1) * sizeof(op));
-    if (queue != NULL) {
-        stream->queue = queue;
-        stream->queue[stream->count++] = op;
+    if (stream->count == stream->room) {
+        stream->room = 2 * stream->room + 16;
+        stream->queue = realloc(stream->queue, stream->room * sizeof(op));
+        CHECK(stream->queue != NULL);
     }
+    stream->queue[stream->count++] = op;
     pthread_mutex_unlock(&lazy.mutex);
-    return queue != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "lazy: no memory");
-}
-
-static inline dp_status lazy_wait_for(lazy_stream *stream, size_t mark)
-{
-    pthread_mutex_lock(&lazy.mutex);
-    dp_status status = stream != NULL ? lazy_do(stream, mark) : DP_OK;
-    pthread_mutex_unlock(&lazy.mutex);
-    return status;
+    return DP_OK;
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -205,7 +210,10 @@ static inline dp_status lazy_stream_create(dp_dev *dev, int priority, dp_stream 
 static inline dp_status lazy_stream_sync(dp_stream *base)
 {
     lazy_stream *stream = (lazy_stream *)base;
-    return lazy_wait_for(stream, stream->first + stream->count);
+    pthread_mutex_lock(&lazy.mutex);
+    dp_status status = lazy_do(stream, stream->first + stream->count);
+    pthread_mutex_unlock(&lazy.mutex);
+    return status;
 }
 
 static inline void lazy_stream_destroy(dp_stream *base)
@@ -251,7 +259,10 @@ static inline dp_status lazy_event_wait(dp_stream *stream, dp_event *base)
 static inline dp_status lazy_event_sync(dp_event *base)
 {
     lazy_event *event = (lazy_event *)base;
-    return lazy_wait_for(event->stream, event->mark);
+    pthread_mutex_lock(&lazy.mutex);
+    dp_status status = event->stream != NULL ? lazy_do(event->stream, event->mark) : DP_OK;
+    pthread_mutex_unlock(&lazy.mutex);
+    return status;
 }
 
 static inline dp_status lazy_copy_in(dp_stream *stream, void *dst, const void *host, size_t bytes)
@@ -296,17 +307,18 @@ static inline dp_status lazy_copy_2d(dp_stream *stream, void *dst, size_t dst_pi
 /* The arguments die when the call returns. */
 static inline dp_status lazy_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
-    lazy_op op = {.method = DECO_kernel, .args = *args};
     const int64_t *const dims[] = {args->shape, args->out_stride, args->in_shape, args->in_stride};
-    CHECK(args->out_count <= LAZY_OPERANDS && args->in_count <= LAZY_OPERANDS);
-    memcpy(op.out, args->out, args->out_count * sizeof(op.out[0]));
+    lazy_args *kernel = calloc(1, sizeof(*kernel));
+    CHECK(kernel != NULL && args->out_count <= LAZY_OPERANDS && args->in_count <= LAZY_OPERANDS);
+    kernel->args = *args;
+    memcpy(kernel->out, args->out, args->out_count * sizeof(kernel->out[0]));
     for (size_t k = 0; k < args->in_count; k++)
-        op.in[k] = args->in[k];
+        kernel->in[k] = args->in[k];
     for (int i = 0; i < 4 && args->ndim > 0; i++) {
         if (dims[i] != NULL)
-            memcpy(op.dims[i], dims[i], (size_t)args->ndim * sizeof(int64_t));
+            memcpy(kernel->dims[i], dims[i], (size_t)args->ndim * sizeof(int64_t));
     }
-    return lazy_put(stream, op);
+    return lazy_put(stream, (lazy_op){.method = DECO_kernel, .kernel = kernel});
 }
 
 static inline const dp_device_ops *lazy_device(const dp_device_ops *inner)

@@ -1,8 +1,8 @@
 /* test_device.c - what every dp_device_ops must do, called directly and through the public API.
 
    The tables: dp_cpu; the toy of the example; "reluctant", a toy that has every optional method, or
-   only some, or serves only some kernels; and all of them in the decorator, which watches the core
-   and makes calls fail. */
+   only some, or serves only some kernels; "lazy", which puts off what it is asked for as long as it
+   may; and all of them in the decorator, which watches the core and makes calls fail. */
 
 #define TOY_NO_MAIN
 #include "../examples/custom_device.c"
@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "decorator.h"
+#include "lazy.h"
 #include "numbers.h"
 
 enum { DEVICES = 3, ALL_KERNELS = 0xff };
@@ -144,6 +145,16 @@ static const dp_device_ops *reluctant_device(unsigned methods, unsigned kernels)
     TEST_SLOW(name##_decorated_reluctant, 30)                                                      \
     {                                                                                              \
         run(name, decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)));                        \
+        CHECK_DECORATOR();                                                                         \
+    }                                                                                              \
+    TEST_SLOW(name##_lazy_toy, 30)                                                                 \
+    {                                                                                              \
+        run(name, decorate_device(lazy_device(toy_device())));                                     \
+        CHECK_DECORATOR();                                                                         \
+    }                                                                                              \
+    TEST_SLOW(name##_lazy_reluctant, 30)                                                           \
+    {                                                                                              \
+        run(name, decorate_device(lazy_device(reluctant_device(HAS_ALL, ALL_KERNELS))));           \
         CHECK_DECORATOR();                                                                         \
     }
 
@@ -280,6 +291,7 @@ static void *bare_block(bare *b, int device, const void *host, size_t bytes)
 {
     void *data = bare_alloc(b, device, bytes);
     CHECK_OK(b->ops->copy_in(b->stream[device], data, host, bytes));
+    CHECK_OK(b->ops->stream_sync(b->stream[device]));
     return data;
 }
 
@@ -455,6 +467,7 @@ TABLE_TEST(host_memory_is_the_hosts)
     CHECK_OK(b->ops->host_alloc(b->dev[0], 1000, &data));
     memset(data, 7, 1000);
     void *block = bare_block(b, 0, data, 1000);
+    CHECK_OK(b->ops->stream_sync(b->stream[0]));
     memset(data, 0, 1000);
     bare_read(b, 0, data, block, 1000);
     CHECK_INT(((char *)data)[999], 7);

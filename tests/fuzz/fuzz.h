@@ -30,7 +30,7 @@ typedef struct fuzz {
     dp_scope *scope;
 } fuzz;
 
-/* A number from 0 to below - 1. */
+/* A number from 0 to below - 1. Never two in one expression: which is read first is not defined. */
 static inline int fuzz_next(fuzz *in, int below)
 {
     return in->at < in->bytes ? in->data[in->at++] % below : 0;
@@ -136,7 +136,8 @@ static inline dp_value fuzz_dict(fuzz *in, fuzz_shape *shape, int depth)
 {
     static const char *const keys[FUZZ_ITEMS] = {"img", "", "a['b']", "label"};
     dp_pair pairs[FUZZ_ITEMS];
-    size_t count = (size_t)fuzz_next(in, FUZZ_ITEMS + 1), first = (size_t)fuzz_next(in, FUZZ_ITEMS);
+    size_t count = (size_t)fuzz_next(in, FUZZ_ITEMS + 1);
+    size_t first = (size_t)fuzz_next(in, FUZZ_ITEMS);
     for (size_t i = 0; i < count; i++) {
         pairs[i].key = keys[(first + i) % FUZZ_ITEMS];
         pairs[i].value = fuzz_value(in, shape, depth + 1);
@@ -146,11 +147,11 @@ static inline dp_value fuzz_dict(fuzz *in, fuzz_shape *shape, int depth)
 
 static inline dp_value fuzz_container(fuzz *in, fuzz_shape *shape, int depth)
 {
-    int flags = fuzz_next(in, 4);
+    int flags = fuzz_next(in, 4), dims = fuzz_next(in, 5) - 1, pad = fuzz_next(in, 100);
     dp_container container = {.stack = (flags & 1) != 0,
                               .cpu_only = (flags & 2) != 0,
-                              .pad_dims = (int8_t)(fuzz_next(in, 5) - 1),
-                              .padding_value = fuzz_next(in, 100)};
+                              .pad_dims = (int8_t)dims,
+                              .padding_value = pad + shape->seed};
     shape->inside++;
     container.data = fuzz_value(in, shape, depth + 1);
     shape->inside--;

@@ -37,7 +37,7 @@ static bool same_tensors(const samples *all)
     return true;
 }
 
-/* Can the containers be stacked? A flag can be padded with 0 and 1 only. */
+/* Can the containers be stacked, as far as their shapes go? */
 static bool can_stack(const dp_container *a, const dp_container *b)
 {
     int dims = pad_dims(a);
@@ -49,8 +49,18 @@ static bool can_stack(const dp_container *a, const dp_container *b)
         return dims == DP_PAD_NONE || x->ndim > dims;
     }
     return dims != DP_PAD_NONE && x->dtype == y->dtype && x->ndim == y->ndim && x->ndim > dims &&
-           memcmp(x->shape, y->shape, (size_t)(x->ndim - dims) * sizeof(x->shape[0])) == 0 &&
-           (x->dtype != DP_BOOL || a->padding_value < 2);
+           memcmp(x->shape, y->shape, (size_t)(x->ndim - dims) * sizeof(x->shape[0])) == 0;
+}
+
+/* A flag that is padded, as `b` is larger somewhere, is padded with 0 or 1. */
+static bool can_pad(const dp_container *a, const dp_container *b)
+{
+    const dp_tensor *x = a->data.as.t, *y = b->data.as.t;
+    bool larger = false;
+    for (int d = 0; d < x->ndim; d++) {
+        larger = larger || y->shape[d] > x->shape[d];
+    }
+    return !larger || x->dtype != DP_BOOL || a->padding_value < 2;
 }
 
 /* All pairs of a group. */
@@ -59,7 +69,8 @@ static bool can_collate_containers(const samples *all)
     const dp_container *first = all->items[0].as.c;
     for (size_t i = 0; first->stack && !first->cpu_only && i < all->count; i++) {
         for (size_t j = i / all->per_group * all->per_group; j <= i; j++) {
-            if (!can_stack(all->items[i].as.c, all->items[j].as.c)) {
+            const dp_container *a = all->items[i].as.c, *b = all->items[j].as.c;
+            if (!can_stack(a, b) || !can_pad(a, b) || !can_pad(b, a)) {
                 return false;
             }
         }

@@ -124,7 +124,9 @@ static void check_parts(fuzz *in, const dp_scatter_config *how, dp_value whole,
     }
     for (size_t i = 0; i < count; i++) {
         if (whole.kind == DP_CONTAINER) {
-            FUZZ_CHECK(fuzz_same(in->ctx, parts[i], whole.as.c->data.as.items[i]));
+            dp_value group = whole.as.c->data.as.items[i];
+            FUZZ_CHECK(fuzz_same(in->ctx, parts[i], group));
+            FUZZ_CHECK(!whole.as.c->cpu_only || parts[i].as.i == group.as.i);
         } else if (whole.count == 0) {
             FUZZ_CHECK(fuzz_same(in->ctx, parts[i], whole));
         } else {
@@ -163,9 +165,8 @@ static verdict judge_gather(dp_value value)
 
 static void check_gather(fuzz *in, const dp_scatter_config *how, dp_value whole, dp_value list)
 {
-    const dp_gather_config back = {.local_rank = fuzz_next(in, FUZZ_DEVICES),
-                                   .to_host = fuzz_next(in, 2) == 1,
-                                   .dim = how->dim};
+    int rank = fuzz_next(in, FUZZ_DEVICES), host = fuzz_next(in, 2);
+    const dp_gather_config back = {.local_rank = rank, .to_host = host == 1, .dim = how->dim};
     dp_value out;
     dp_status status = dp_gather(in->ctx, in->scope, list, &back, &out);
     if (status != DP_OK) {
