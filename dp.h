@@ -124,22 +124,24 @@
 #define DP_MAX_DIMS  8   /* of a tensor */
 #define DP_MAX_DEPTH 64  /* of a value: a list in a list in a list ... */
 
-#ifndef DP_API
-#ifdef DP_STATIC
-#define DP_API static
-#else
-#define DP_API extern
-#endif
-#endif
-
 #if defined(__GNUC__)
 #define DP_MUST_USE       __attribute__((warn_unused_result))
 #define DP_PRINTF(fmt, a) __attribute__((format(printf, fmt, a)))
 #define DP__COLD          __attribute__((cold)) /* what leads to it is seldom taken */
+#define DP__MAYBE_UNUSED  __attribute__((unused))
 #else
 #define DP_MUST_USE
 #define DP_PRINTF(fmt, a)
 #define DP__COLD
+#define DP__MAYBE_UNUSED
+#endif
+
+#ifndef DP_API
+#ifdef DP_STATIC
+#define DP_API DP__MAYBE_UNUSED static
+#else
+#define DP_API extern
+#endif
 #endif
 
 #ifdef __cplusplus
@@ -464,7 +466,8 @@ DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *ten
 DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
 
 /* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
-   device that writes (the host: of the one that reads). */
+   device that writes (the host: of the one that reads). Host memory that a device reads may change
+   again after dp_wait. */
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
@@ -1016,7 +1019,8 @@ typedef struct dp__device {
     dp_device_info info;
     dp_stream *stream, *own_stream; /* in use; made by the core */
     dp_event *done;                 /* orders another stream after this one */
-    dp_event *read_done;            /* last copy that read host memory of the user's */
+    dp_event *read_done;            /* after the last copy that reads host memory */
+    atomic_bool reading;            /* that copy may not be done yet */
     dp__pool pool;
 } dp__device;
 
@@ -1035,7 +1039,6 @@ struct dp_scope {
     dp_scope *made_before;                        /* the context's list of all scopes */
     dp__deferred *deferred;
     dp_scope **replicas; /* one child a local rank, made by the first dp_run */
-    bool *reads;         /* of local ranks: a copy may still read host memory */
 };
 
 typedef struct dp__slot { /* of one local rank under dp_run */
@@ -1612,12 +1615,6 @@ static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)
     return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &data) == DP_OK ? data : NULL;
 }
 
-static bool *dp__scope_bools(dp_scope *scope, size_t count)
-{
-    bool *flags = dp__scope_bytes(scope, count, 1);
-    return flags != NULL ? memset(flags, 0, count) : NULL;
-}
-
 static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the context's lock */
 {
     dp_scope **list = parent != NULL ? &parent->first_child : &scope->ctx->scopes;
@@ -1692,14 +1689,21 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent)
     return dp__scope_try_open(__func__, parent->ctx, parent);
 }
 
-static void dp__scope_wait_reads(dp_scope *scope)
+/* Host memory of the scope may be what a copy still reads. */
+static void dp__scope_wait_reads(const dp_scope *scope)
 {
     dp_ctx *ctx = scope->ctx;
-    for (int i = 0; scope->reads != NULL && i < ctx->info.local_count; i++) {
+    for (int i = 0; scope->blocks != NULL && i < ctx->info.local_count; i++) {
         dp__device *device = &ctx->devices[i];
+        if (!atomic_load_explicit(&device->reading, memory_order_relaxed) ||
+            !atomic_exchange(&device->reading, false))
+            continue;
+        bool fresh = dp__thread.fresh; /* an error may be on its way out past this */
         dp__thread.fresh = false;
-        if (scope->reads[i])
-            (void)dp__leave("dp_scope_end", ctx, device->dev->ops->event_sync(device->read_done));
+        dp_status status = device->dev->ops->event_sync(device->read_done);
+        if (status == DP_OK)
+            dp__thread.fresh = fresh;
+        (void)dp__leave("dp_scope_end", ctx, status);
     }
 }
 
@@ -1725,7 +1729,6 @@ static void dp__scope_end_one(dp_scope *scope) /* has no children any more */
     scope->magic = 0;
     scope->cursor = scope->limit = NULL;
     scope->replicas = NULL;
-    scope->reads = NULL;
     dp__lock_enter(&ctx->lock);
     dp__blocks_give(scope->blocks);
     scope->blocks = NULL;
@@ -2529,6 +2532,10 @@ static dp_status dp__copy_peer(dp_ctx *ctx, const dp__device *to, dp_stream *str
     if (ops == from->dev->ops && DP_HAS(dp_device_ops, ops, peer_copy) && dp__is_dense(dst) &&
         dp__is_dense(src)) {
         dp_status status = ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src));
+        if (status == DP_OK) /* whoever gets src's memory next comes after the copy */
+            status = ops->event_record(to->done, stream);
+        if (status == DP_OK)
+            status = ops->event_wait(from->stream, to->done);
         if (status != DP_ERR_UNSUPPORTED)
             return status;
     }
@@ -2551,7 +2558,7 @@ static dp_status dp__copy_peer(dp_ctx *ctx, const dp__device *to, dp_stream *str
 static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                  dp_stream *stream)
 {
-    const dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
     if (dp__count(dst) == 0)
         return DP_OK;
     if (stream == NULL)
@@ -2563,6 +2570,7 @@ static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_ten
     }
     if (!dp__is_host(to) && dp__is_host(from)) {
         DP__TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
+        atomic_store_explicit(&to->reading, true, memory_order_relaxed);
         return to->dev->ops->event_record(to->read_done, stream);
     }
     DP__TRY(dp__order_after(from, stream));
@@ -4250,13 +4258,6 @@ static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *devic
         dp__make_channels_last(&copy);
     DP__TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
     *tensor = copy;
-    if (!dp__is_host(from))
-        return DP_OK;
-    if (scope->reads == NULL)
-        scope->reads = dp__scope_bools(scope, (size_t)scope->ctx->info.local_count);
-    if (scope->reads == NULL) /* no room to remember that the copy still reads: wait for it */
-        return device->dev->ops->event_sync(device->read_done);
-    scope->reads[device->local_rank] = true;
     return DP_OK;
 }
 
@@ -6158,6 +6159,9 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
+    for (int i = 0; ask_devices && i < ctx->info.local_count; i++) /* what is freed is in use by
+    none */
+        (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
     if (ask_devices && ctx->team != NULL)

@@ -41,7 +41,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef CLOCK_MONOTONIC
+#if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
 #error "dp_cpu.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
 #endif
 

@@ -1,10 +1,12 @@
 /* test_coll.c - what every dp_coll_ops must do, through the public collectives.
 
    Worlds of one to eight ranks: CPU devices with their table; the same with optional methods hidden
-   or past the end of the table; toys, which the core serves through the host. */
+   or past the end of the table; toys, which the core serves through the host; toys that put off
+   their work. */
 
 #include <stdlib.h>
 #include "decorator.h"
+#include "lazy.h"
 #include "numbers.h"
 
 enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
@@ -79,6 +81,10 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     TEST_SLOW(name##_toy, 60)                                                                      \
     {                                                                                              \
         every_size(name, toy_device(), dp_cpu_coll());                                             \
+    }                                                                                              \
+    TEST_SLOW(name##_lazy_toy, 60)                                                                 \
+    {                                                                                              \
+        every_size(name, decorate_device(lazy_device(toy_device())), dp_cpu_coll());               \
     }                                                                                              \
     static void name(world *w)
 

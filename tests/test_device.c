@@ -1048,6 +1048,70 @@ DEVICE_TEST(large_copies)
     CHECK_INT(got[1][2], 2 * COLUMNS + 1);
 }
 
+/* What a scope leaves behind may still be needed by work that is queued. */
+DEVICE_TEST(scopes_end_before_their_copies)
+{
+    enum { COUNT = 20000 };
+    static int32_t in[COUNT], reading[COUNT];
+    const int64_t shape[] = {COUNT};
+    dp_tensor last, other;
+    for (int i = 0; i < COUNT; i++) {
+        in[i] = i;
+    }
+    CHECK_OK(dp_tensor_new(r->scope, r->place[2], DP_I32, 1, shape, &last));
+    for (int round = 0; round < 4; round++) {
+        dp_scope *scope = dp_scope_begin(r->ctx);
+        dp_tensor host = tensor_at(r, scope, 0, DP_I32, 1, shape, in), device;
+        CHECK_OK(dp_tensor_new(scope, r->place[1], DP_I32, 1, shape, &device));
+        CHECK_OK(dp_copy(r->ctx, &device, &host, NULL)); /* reads the scope's host memory */
+        CHECK_OK(dp_copy(r->ctx, &last, &device, NULL)); /* and this its device memory */
+        dp_scope_end(scope);
+        scope = dp_scope_begin(r->ctx);
+        for (int place = 0; place < 2; place++) { /* who takes the same memory next */
+            CHECK_OK(dp_tensor_new(scope, r->place[place], DP_I32, 1, shape, &other));
+            CHECK_OK(dp_fill(r->ctx, &other, dp_int(-1)));
+        }
+        CHECK_OK(dp_read(r->ctx, &other, reading, sizeof(in)));
+        CHECK_INT(reading[0], -1);
+        CHECK_OK(dp_read(r->ctx, &last, reading, sizeof(in)));
+        CHECK_BYTES(reading, in, sizeof(in));
+        dp_scope_end(scope);
+    }
+}
+
+/* Scatter reads host memory of the scope; nobody has waited when the scope ends. */
+DEVICE_TEST(scopes_end_before_their_scatter)
+{
+    enum { ROWS_EACH = 1000 };
+    const int64_t shape[] = {DEVICES * ROWS_EACH};
+    static float in[DEVICES * ROWS_EACH];
+    for (int round = 0; round < 4; round++) {
+        dp_scope *scope = dp_scope_begin(r->ctx);
+        dp_tensor outs[DEVICES], host = tensor_at(r, scope, 0, DP_F32, 1, shape, in);
+        dp_value list;
+        CHECK_OK(dp_scatter(r->ctx, scope, dp_of(scope, &host), NULL, &list));
+        for (int i = 0; i < DEVICES; i++) {
+            CHECK_OK(dp_tensor_new(r->scope, r->place[1 + i], DP_F32, 1, (int64_t[]){ROWS_EACH},
+                                   &outs[i]));
+        }
+        CHECK_OK(dp_scatter_into(r->ctx, &host, 0, outs, DEVICES));
+        dp_scope_end(scope);
+        for (int i = 0; i < DEVICES; i++) {
+            check_tensor(r, "part", &outs[i], in);
+        }
+    }
+}
+
+/* Nobody waits for the last copy. */
+DEVICE_TEST(close_with_work_under_way)
+{
+    static float in[1000];
+    const int64_t shape[] = {1000};
+    dp_tensor a = tensor_at(r, r->scope, 1, DP_F32, 1, shape, in);
+    dp_tensor b = tensor_at(r, r->scope, 2, DP_F32, 1, shape, in);
+    CHECK_OK(dp_copy(r->ctx, &a, &b, NULL));
+}
+
 DEVICE_TEST(wrong_copies)
 {
     const float in[6] = {0};
@@ -1126,7 +1190,7 @@ DEVICE_TEST(fill_takes_what_fits)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char want[8] = {1}, untouched[8] = {1};
-        dp_tensor t = tensor_at(r, r->scope, (int)(i % PLACES), cases[i].dtype, 0, NULL, want);
+        dp_tensor t = tensor_at(r, r->scope, (int)(i % PLACES), cases[i].dtype, 0, NULL, untouched);
         dp_status status = dp_fill(r->ctx, &t, cases[i].number);
         number_put(cases[i].dtype, want, 0, cases[i].want);
         if (status != (cases[i].fits ? DP_OK : DP_ERR_INVALID)) {
