@@ -926,6 +926,8 @@ static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own h
 #include <stb/stb_ds.h>
 #elif __has_include(<stb_ds.h>)
 #include <stb_ds.h>
+#elif __has_include("stb_ds.h")
+#include "stb_ds.h"
 #else
 #error "dp.h needs stb_ds.h: apt-get install libstb-dev, or copy the file beside dp.h"
 #endif

@@ -270,8 +270,10 @@ static void run_bare(void (*body)(bare *b), const dp_device_ops *ops)
     }
     CHECK_OK(ops->info(b.dev[0], &b.info));
     body(&b);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) { /* all of them first: one may wait for another */
         CHECK_OK(ops->stream_sync(b.stream[i]));
+    }
+    for (int i = 0; i < 2; i++) {
         ops->stream_destroy(b.stream[i]);
         ops->close(b.dev[i]);
     }
