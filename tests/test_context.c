@@ -723,6 +723,24 @@ TEST(what_ranks_make_lives_as_long_as_the_scope)
     CHECK_NO_LEAKS(&counter);
 }
 
+TEST(many_runs_in_one_scope_allocate_nothing)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx = open_counted(3, &counter);
+    dp_scope *scope = dp_scope_begin(ctx);
+    visit v = {0};
+    CHECK_OK(dp_run(ctx, scope, note_visit, &v));
+    size_t calls = counter.call_count;
+    for (int i = 0; i < 100; i++) {
+        CHECK_OK(dp_run(ctx, scope, note_visit, &v));
+    }
+    CHECK_INT(counter.call_count, calls);
+    CHECK_INT(v.count[2], 101);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
 static dp_status end_own_scope(int local_rank, dp_scope *scope, void *user)
 {
     (void)local_rank;

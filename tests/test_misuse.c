@@ -823,6 +823,22 @@ TEST(every_error_value)
     kit_close(&k);
 }
 
+TEST(error_values_keep_their_status)
+{
+    const dp_status statuses[] = {DP_ERR_INVALID, DP_ERR_STATE, DP_ERR_UNSUPPORTED, DP_ERR_MISMATCH,
+                                  DP_ERR_NO_MEMORY};
+    kit k;
+    kit_open(&k, 2);
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
+        dp_value v = {.kind = DP_ERROR, .status = (int8_t)statuses[i], .as.s = "the reason"};
+        for (size_t c = 0; c < VALUE_CALL_COUNT; c++) {
+            arm(NULL);
+            CHECK_ERROR(value_calls[c].call(&k, v), statuses[i], "the reason");
+        }
+    }
+    kit_close(&k);
+}
+
 TEST(error_values_without_an_error)
 {
     const int statuses[] = {DP_OK, DP_PENDING, 77, -100};
