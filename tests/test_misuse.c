@@ -830,10 +830,10 @@ TEST(error_values_keep_their_status)
     kit k;
     kit_open(&k, 2);
     for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
-        dp_value v = {.kind = DP_ERROR, .status = (int8_t)statuses[i], .as.s = "the reason"};
+        dp_value v = {.kind = DP_ERROR, .status = (int8_t)statuses[i], .as.s = "no memory"};
         for (size_t c = 0; c < VALUE_CALL_COUNT; c++) {
             arm(NULL);
-            CHECK_ERROR(value_calls[c].call(&k, v), statuses[i], "the reason");
+            CHECK_ERROR(value_calls[c].call(&k, v), statuses[i], "no memory");
         }
     }
     kit_close(&k);
