@@ -1,6 +1,6 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h and dp_cpu.h into your project. In one C file, before any other header:
+   Copy dp.h, dp_module.h and dp_cpu.h into your project. In one C file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -19,6 +19,10 @@
      >>collate      samples become a batch
      >>primitives   scatter, gather, replicate, reduce values
      >>collectives  all_reduce and its kin on plain memory
+     >>module       a model: methods, parameters, children
+     >>call         what a method gets
+     >>pass         a forward, and its backward
+     >>wrappers     one model on many devices
      >>contract     for writers of backends: the two tables
    and then the implementation
      >>platform     headers, stb_ds, poison
@@ -46,21 +50,28 @@
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
+   modules and wrappers are implemented in dp_module.h
 
    WHAT IT IS
-   A batch goes in; it is cut into parts, one a device; your function runs on all devices at the
-   same time; what comes out is put together, sums are taken over all. On CPU devices the parts are
-   views and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever
-   a table of functions of yours says (examples/custom_device.c).
+   A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
+   time; what comes out is put together, gradients are summed. On CPU devices the parts are views
+   and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever a
+   table of functions of yours says (examples/custom_device.c).
 
        dp_ctx *ctx;
        dp_open(NULL, &ctx);                                  one device a core, at most 8
+       my_model_create(ctx, &net);                           methods and parameters by name
+       dp_data_parallel(net, NULL, &par);                    a wrapper is a module too
        dp_scope *step = dp_scope_begin(ctx);                 what this step makes lives here
+       dp_train_step(par, step, batch, optim, &log);         forward, backward, sum, update
+       dp_scope_end(step);                                   everything goes, nothing is freed
+       dp_close(ctx);
+
+   What the wrappers stand on can be used alone:
+
        dp_scatter(ctx, step, batch, NULL, &parts);           rows 0-2, 3-5, 6-7, 8-9
        dp_run(ctx, step, work, &parts);                      work(rank, ...) on every device
        dp_all_reduce(ctx, grads, count, DP_F32, DP_OP_MEAN); one pass over memory
-       dp_scope_end(step);                                   everything goes, nothing is freed
-       dp_close(ctx);
 
    WHAT IT IS NOT
    No layers, no autograd, no launcher, no file formats. It does not split a model over devices.
@@ -74,6 +85,10 @@
      value     an immutable tree of tensors and other things.
      container a field that says itself how it is collated and scattered.
      scope     a lifetime. What a function makes goes into the scope that it is given.
+     module    a model: methods (functions of yours), parameters and children, all by name.
+     replica   a module on one device, for one part of a batch. Replica 0 is the module itself.
+     pass      one forward, and the backward that may follow it.
+     wrapper   a module that runs another one on several devices.
 
    OPTIONS (macros; where to set them)
      DP_IMPLEMENTATION                in one C file, before the first include of any header
@@ -89,7 +104,9 @@
    What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
    context, and is borrowed until that ends. Values and views may point into memory of their own
    scope or of an outer one: the batch outlives its parts. dp_keep copies what must live longer.
-   dp_close ends all scopes: their pointers are dead with it.
+   Modules belong to their context, parameters and gradients to their module, which never moves
+   them; memory that you bring stays yours. dp_close ends all scopes and modules: their pointers are
+   dead with it.
 
    THREADS
    One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
@@ -104,7 +121,8 @@
    printed, nothing exits. After a failure of the JOB class (>>status) only dp_close is left.
 
    CHANGES
-     0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract */
+     0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
+            modules, passes, wrappers for the devices of one process, dp_train_step */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -667,6 +685,234 @@ DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, 
 /* Return when every rank has entered. [host] */
 DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 
+/* ==== >>module =================================================================================
+   A model: methods, parameters and children, all by name. A method is a function of yours that gets
+   one dp_call. There are no layers and no autograd: backward is a method too. A module lives on one
+   device; wrappers (>>wrappers) run it on many. One thread at a time uses a module.             */
+
+typedef struct dp_module dp_module;
+typedef struct dp_pass dp_pass;
+typedef struct dp_call dp_call;
+
+typedef struct dp_method {
+    const char *name; /* "forward", "backward", "train_step", or any other */
+    dp_status (*fn)(dp_call *call);
+} dp_method;
+
+typedef struct dp_param_config {
+    const char *name;
+    dp_dtype dtype;
+    int ndim;
+    int64_t shape[DP_MAX_DIMS];
+    bool frozen; /* has no gradient */
+    bool buffer; /* neither; each replica but the first gets a copy at every forward */
+    const char
+        *same_as;      /* shares that one's memory; the name may then be a child's: "child.name" */
+    void *data, *grad; /* yours, dense, on the module's device; NULL = the library's, all zero */
+} dp_param_config;
+
+typedef struct dp_replica_info { /* of a module, for dp_module_config.replica_create */
+    dp_module *module;
+    const void *state; /* the module's */
+    dp_device device;
+    size_t replica; /* 0: the module itself, when it is created; others: when it is wrapped */
+    void **shared;  /* one pointer that all replicas of this module see; NULL at first */
+} dp_replica_info;
+
+typedef struct dp_module_config {
+    const char *name;
+    const dp_method *methods;
+    size_t method_count;
+    const dp_param_config *params;
+    size_t param_count;
+    dp_module *const *children; /* belong to this module from now on */
+    size_t child_count;
+    dp_module *wraps;  /* this one is a wrapper around that one, which stays its owner's */
+    const void *state; /* all replicas read it; nobody writes it while they run */
+    dp_status (*replica_create)(const dp_replica_info *info,
+                                void **own); /* a replica's own state */
+    void (*replica_destroy)(void *own);
+    int local_rank;         /* the device */
+    bool announces_changes; /* the owner of `data` calls dp_params_changed after writing to it */
+} dp_module_config;
+
+/* Strings and arrays are copied, what pointers in them point to is not. */
+DP_MUST_USE DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config,
+                                              dp_module **out);
+/* The same module again on any device: own memory with the same numbers, children too. */
+DP_MUST_USE DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **out);
+/* dp_close does it for all. Refused while it is somebody's child, or wrapped. NULL is fine. */
+DP_API dp_status dp_module_destroy(dp_module *module);
+
+/* Sets dp_call.training, for the children and the wrapped too. Modules begin with true. */
+DP_MUST_USE DP_API dp_status dp_module_train(dp_module *module, bool training);
+DP_API const char *dp_module_name(const dp_module *module); /* "" for what is no module */
+
+typedef struct dp_param_info {
+    const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
+    bool frozen, buffer;
+    dp_tensor data; /* read-only */
+} dp_param_info;
+
+/* Parameters and buffers of the whole tree, each memory once: own ones first, child after child. */
+DP_API size_t dp_module_param_count(const dp_module *module);
+DP_MUST_USE DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out);
+DP_MUST_USE DP_API dp_status dp_module_find(const dp_module *module, const char *name,
+                                            size_t *out_param);
+
+/* Views to write to; replicas follow at the next forward. Ask again for every change. A frozen
+   parameter and a buffer have no gradient: count 0. out_grad may be NULL. */
+DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
+                                            dp_tensor *out_grad);
+DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
+                                             size_t bytes);
+DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
+DP_MUST_USE DP_API dp_status dp_zero_grad(dp_module *module);
+
+/* ==== >>call ===================================================================================
+   What a method gets: everything, so that nothing is thread-local. Methods of several replicas run
+   at the same time; each works in call->scope, on call->device.                                 */
+
+struct dp_call {
+    dp_ctx *ctx;
+    dp_module *module;
+    const char *method; /* of the forward, in its backward too */
+    const void *state;  /* dp_module_config.state */
+    void *own;          /* what replica_create made for this replica */
+    dp_device device;
+    int local_rank;
+    dp_stream *stream;
+    dp_scope *scope; /* this replica's; it lasts as long as the pass, saved things may lie in it */
+    dp_value args, kwargs;
+    dp_value out;                    /* a forward must set it (dp_none() counts) */
+    void *saved;                     /* a forward sets it, its backward finds it */
+    dp_value grad;                   /* backward: of `out`. See dp_backward */
+    dp_value args_grad, kwargs_grad; /* backward sets them if input_grad_wanted; none = none */
+    bool training, grad_enabled;     /* not grad_enabled: no backward will follow */
+    bool input_grad_wanted;
+    dp_dtype compute_dtype; /* what dp_pass_config says; DP_F32 = as the parameters are */
+    size_t replica, replica_count;
+    int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut */
+    double weight; /* samples in this replica's part, row_count at first; a forward may set it */
+    struct dp__record *record;
+};
+
+/* The replica's parameter, by its place in dp_module_config.params. NULL, with a sentence, when
+   there is none. A gradient is only there in backward, to be added to; frozen ones have none. */
+DP_API const void *dp_param(const dp_call *call, size_t param);
+DP_API void *dp_buffer(const dp_call *call, size_t param);
+DP_API void *dp_grad(const dp_call *call, size_t param);
+
+/* A tensor among kwargs, or args; what is wrong with it is said. DP_DTYPE_ANY, ndim -1: any. */
+DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype,
+                                            int ndim, const dp_tensor **out);
+DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
+                                         int ndim, const dp_tensor **out);
+
+/* Run a child's (or the wrapped module's) method, in this replica. Its pass is for dp_backward in
+   this method's backward; out_pass may be NULL. Inside a replica, wrappers use its device alone. */
+DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method,
+                                           dp_value args, dp_value kwargs, dp_value *out,
+                                           dp_pass **out_pass);
+
+/* recv[i] = op over the replicas of this pass of send[i]; every one of them has to enter. When one
+   fails instead, or returns, the others get an error. [host] */
+DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
+                                                size_t count, dp_dtype dtype, dp_op op);
+
+/* ==== >>pass ===================================================================================
+   One forward, and its backward. A pass lives as long as the scope of its dp_invoke.            */
+
+typedef struct dp_pass_config {
+    bool no_grad;           /* as without out_pass */
+    dp_dtype compute_dtype; /* handed on to the methods */
+} dp_pass_config;
+
+/* Run a method of a module, or of what it wraps. out_pass NULL: no backward will follow. */
+DP_MUST_USE DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scope,
+                                       dp_value args, dp_value kwargs, const dp_pass_config *config,
+                                       dp_value *out, dp_pass **out_pass);
+
+typedef struct dp_input_grad {
+    dp_value args, kwargs;
+} dp_input_grad;
+
+/* Run "backward" for a pass, once. `grad` has the structure of its output; a number stands for that
+   number everywhere, none and a missing key for no gradient. Parameters' gradients are added to;
+   those of the inputs are given out if wanted (NULL: they are not). After a failure the gradients
+   of parameters are void: dp_zero_grad. */
+DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
+
+/* ==== >>wrappers ===============================================================================
+   A wrapper is a module that runs another one on several devices. It has the methods of what it
+   wraps, and no names of its own; wrappers nest. The batch is cut, every part goes through a
+   replica, and gradients of all replicas are summed into the one original.                      */
+
+typedef struct
+    dp_parallel_config {    /* zero: all devices, balanced along dim 0, results on the first */
+    const int *local_ranks; /* the wrapped module lives on the first of them */
+    size_t local_rank_count;
+    const int *output_rank; /* NULL = the first; needs not be one of them */
+    bool output_to_host;
+    int dim;
+    dp_split split;
+    const int64_t *sizes;
+    const double *weights;
+    bool mean_of_samples; /* dp_criterion_parallel: losses count as their replicas' samples do */
+} dp_parallel_config;
+
+/* Outputs are gathered. Several devices always gather, so a 0-dim output is a vector with one entry
+   a replica; a single device runs the module as it is. Trailing parts without rows get no replica;
+   without arguments there is one. */
+DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
+                                              dp_module **out);
+/* The same for one call, without a wrapper that stays. */
+DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope,
+                                                   dp_value args, dp_value kwargs,
+                                                   const dp_parallel_config *config, dp_value *out);
+/* mmcv's MMDataParallel: train_step and val_step run on a single device only. */
+DP_MUST_USE DP_API dp_status dp_container_parallel(dp_module *module,
+                                                   const dp_parallel_config *config,
+                                                   dp_module **out);
+/* PyTorch-Encoding's pair. The model's outputs stay where they are, as a list. The criterion takes
+   that list as its first argument, and targets that are cut as the batch was; in a replica it gets
+   (output, targets...), a tuple of outputs as so many. Its result is the mean of the losses. */
+DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
+                                               dp_module **out);
+DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
+                                                   const dp_parallel_config *config,
+                                                   dp_module **out);
+/* mmfewshot's MetaTestParallel: one device, the module's, and containers unwrapped. dp_module_copy
+   makes independent modules for tasks that run side by side. */
+DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out);
+
+/* A list of values, one a device, each becomes the sum of all; its gradient goes the same way. */
+DP_MUST_USE DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                                                const dp_scatter_config *how, dp_value *out_list);
+
+DP_API bool dp_is_wrapper(const dp_module *module);
+DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; of no wrapper the module itself */
+
+/* What dp_train_step needs of an optimizer; put a dp_optim first in a struct of yours. */
+typedef struct dp_optim dp_optim;
+typedef struct dp_optim_ops {
+    size_t size; /* sizeof(dp_optim_ops) */
+    dp_status (*begin)(dp_optim *optim, dp_module *module, dp_pass_config *pass); /* may be NULL */
+    dp_status (*loss_factor)(dp_optim *optim, double *out);  /* of gradients; NULL = 1 */
+    dp_status (*update)(dp_optim *optim, dp_module *module); /* step and zero, when it is time */
+} dp_optim_ops;
+struct dp_optim {
+    const dp_optim_ops *ops;
+};
+
+/* One training step on every device that the module or wrapper drives: "preprocess", if there is
+   such a method, makes data of data; "forward" gets it as kwargs (a dict) or args, and mode "loss";
+   it returns a dict of tensors or lists of them. `loss` is the sum of the means of those whose key
+   holds "loss", each device counted by the weight of its samples; backward; optim->update. The log:
+   "loss", then every entry's mean. optim NULL: gradients and nothing else. */
+DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
+                                           dp_optim *optim, dp_value *out_log);
+
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a
    function that returns a const table: nothing to register, nothing in dp.h to edit.
@@ -704,7 +950,8 @@ typedef enum dp_kernel {
     DP_KERNEL_REDUCE, /* every out = op(in[0], in[1], ...), then * alpha, then / beta; an out may be
                          an in; op is never DP_OP_MEAN here: the core says SUM and beta */
     DP_KERNEL_STATS,  /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
-    DP_KERNEL_PAD     /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
+    DP_KERNEL_PAD,    /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
+    DP_KERNEL_TOTAL   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
 } dp_kernel;
 
 typedef struct dp_kernel_args {
@@ -1066,8 +1313,9 @@ struct dp_ctx {
     dp_scope *idle;   /* ended ones */
     dp_scope *all_scopes;
     dp__block *all_blocks;
-    atomic_bool entered; /* a dp_run or a collective is under way */
-    atomic_int failed;   /* a dp_status of the JOB class, or DP_OK */
+    dp_module *idle_modules; /* destroyed, to be made again */
+    atomic_bool entered;     /* a dp_run or a collective is under way */
+    atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */
     int failed_rank;
     char failed_text[DP__TEXT_BYTES];
 };
@@ -1141,6 +1389,26 @@ DP_API dp_status dp_error(dp_status status, const char *format, ...)
     va_end(args);
     memcpy(dp__thread.text, text, sizeof text);
     dp__thread.fresh = true;
+    return status;
+}
+
+/* The sentence of this thread is set aside while a function of the user's runs, so that one that
+   fails without a word is not given an older one. */
+static char dp__sentence_hide(void)
+{
+    char first = dp__thread.text[0];
+    dp__thread.text[0] = '\0';
+    return first;
+}
+
+static dp_status dp__sentence_after(char first, dp_status status)
+{
+    if (status > DP_OK || status < DP_ERR_INTERNAL) /* not a failure of the list */
+        status = DP_ERR_USER;
+    if (status == DP_OK && dp__thread.text[0] == '\0')
+        dp__thread.text[0] = first;
+    else if (status != DP_OK && dp__thread.text[0] == '\0')
+        dp_error(status, "%s", dp_status_text(status));
     return status;
 }
 
@@ -2304,6 +2572,8 @@ static size_t dp__operand_bytes(const dp_kernel_args *args, bool input)
     size_t bytes = 0;
     if (args->kernel == DP_KERNEL_STATS && !input)
         return 2 * sizeof(double);
+    if (args->kernel == DP_KERNEL_TOTAL && !input)
+        return sizeof(double);
     if (args->kernel != DP_KERNEL_COPY && args->kernel != DP_KERNEL_PAD)
         return args->count * dp__dtype_sizes[dtype];
     return dp__extent(args->ndim, shape, stride, dp__dtype_sizes[dtype], &bytes) ? bytes : 0;
@@ -4213,14 +4483,16 @@ static dp_status dp__plan_value(dp__plan *plan, dp_value value, const dp__path *
     return DP_OK;
 }
 
-/* The number of parts is the least over the fields; a field with rows beyond would lose them. */
-static dp_status dp__plan_make(dp__plan *plan, dp_value value)
+/* What is cut together: the number of parts is the least over the fields; a field with rows beyond
+   would lose them. */
+static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t count)
 {
     char where[160];
     plan->parts = plan->device_count;
     plan->needed = 0;
     plan->counted = -1;
-    DP__TRY(dp__plan_value(plan, value, NULL));
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__plan_value(plan, values[i], NULL));
     if (plan->needed > plan->parts)
         return dp_error(
             DP_ERR_MISMATCH,
@@ -4250,6 +4522,8 @@ static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *devic
 {
     const dp__device *from = dp__device_of(scope->ctx, tensor->device);
     dp_tensor copy;
+    if (from == NULL)
+        return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
     if (from == device || (dp__is_host(from) && dp__is_host(device))) {
         tensor->device = device->id;
         return DP_OK;
@@ -4337,7 +4611,7 @@ static dp_status dp__list_out(const char *fn, const dp_value *items, size_t coun
 
 static dp_status dp__scatter_value(dp__plan *plan, dp_value value, dp_value *out_list)
 {
-    DP__TRY(dp__plan_make(plan, value));
+    DP__TRY(dp__plan_make(plan, &value, 1));
     dp_value *items = dp__scope_bytes(plan->scope, plan->parts * sizeof *items, _Alignof(dp_value));
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
@@ -6271,21 +6545,15 @@ typedef struct dp__run {
     void *user;
 } dp__run;
 
-/* A function that succeeds leaves the thread's sentence alone; one that fails without a sentence
-   must not be given an older one. */
 static void dp__run_part(int local_rank, void *user)
 {
     const dp__run *run = user;
     dp__slot *slot = &run->ctx->slots[local_rank];
-    char before = dp__thread.text[0];
-    dp__thread.text[0] = '\0';
-    slot->status = run->fn(local_rank, run->scope->replicas[local_rank], run->user);
-    if (slot->status > DP_OK || slot->status < DP_ERR_INTERNAL) /* not a failure of the list */
-        slot->status = DP_ERR_USER;
+    char first = dp__sentence_hide();
+    slot->status =
+        dp__sentence_after(first, run->fn(local_rank, run->scope->replicas[local_rank], run->user));
     if (slot->status != DP_OK)
         memcpy(slot->text, dp__thread.text, sizeof slot->text);
-    else if (dp__thread.text[0] == '\0')
-        dp__thread.text[0] = before;
 }
 
 static dp_status dp__run_scopes(dp_scope *scope)
@@ -6344,6 +6612,8 @@ DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
     dp__run run = {ctx, scope, fn, user};
     return dp__exit(__func__, ctx, dp__run_all(&run));
 }
+
+#include "dp_module.h"
 
 #endif /* DP_IMPLEMENTATION && !DP_IMPLEMENTED */
 

@@ -226,13 +226,14 @@ static unsigned dp__gate_ticket(dp__gate *gate)
 
 static bool dp__gate_spin(dp__gate *gate, unsigned seen)
 {
-    uint64_t until = dp__os_now_ns() + DP__SPIN_NS;
+    uint64_t until = 0; /* the clock is not asked before it has taken a while */
     do {
         for (int i = 0; i < 64; i++) {
             if (dp__gate_ticket(gate) != seen)
                 return true;
             dp__os_pause();
         }
+        until = until != 0 ? until : dp__os_now_ns() + DP__SPIN_NS;
     } while (dp__os_now_ns() < until);
     return false;
 }
@@ -324,6 +325,23 @@ static void dp__team_drain(dp__team *team)
             return;
         dp__gate_wait(&team->done, seen, team->spin);
     }
+}
+
+/* Inside `run`, parts may wait for each other: a thread notes its ticket, looks at what it waits
+   for, and sleeps until it is woken or the ticket is an old one. */
+static unsigned dp__team_ticket(dp__team *team, int thread)
+{
+    return dp__gate_ticket(&team->workers[thread].gate);
+}
+
+static void dp__team_sleep(dp__team *team, int thread, unsigned seen)
+{
+    dp__gate_wait(&team->workers[thread].gate, seen, team->spin);
+}
+
+static void dp__team_wake(dp__team *team, int thread)
+{
+    dp__gate_open(&team->workers[thread].gate);
 }
 
 /* fn(i) on thread i for every i below thread_count; the caller is thread 0 and holds the team. */
@@ -1486,6 +1504,7 @@ static size_t dp__simd_bytes(const dp_kernel_args *args)
     case DP_KERNEL_FILL:
     case DP_KERNEL_STATS:
     case DP_KERNEL_PAD:
+    case DP_KERNEL_TOTAL:
         break;
     }
     return bytes;
@@ -1524,7 +1543,8 @@ static dp_status dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, 
         if (part == 0)
             dp__cpu_stats(simd, args);
         return DP_OK;
-    case DP_KERNEL_PAD: /* is made of rows and fills by the caller */
+    case DP_KERNEL_PAD: /* these two are the caller's */
+    case DP_KERNEL_TOTAL:
         break;
     }
     return dp_error(DP_ERR_UNSUPPORTED, "the CPU has no kernel %d for dtype %s", (int)args->kernel,
@@ -1640,6 +1660,16 @@ static void dp__cpu_stats_run(const dp_host *host, dp__cpu_job *job, bool worth)
     dp__simd_stats_join((const double(*)[2])slots, job->args->out[0]);
 }
 
+/* Losses and the like: short, so one thread adds them up, in four lanes. */
+static void dp__cpu_total(const dp_kernel_args *args)
+{
+    const double *in = args->in[0];
+    double lanes[4] = {0, 0, 0, 0};
+    for (size_t i = 0; i < args->count; i++)
+        lanes[i % 4] += in[i];
+    *(double *)args->out[0] = args->alpha * ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+}
+
 static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kernel_args *args)
 {
     int slices = dp__cpu_count_slices(host, dp__simd_bytes(args));
@@ -1648,6 +1678,8 @@ static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kern
         dp__cpu_stats_run(host, &job, slices > 1);
     else if (args->kernel == DP_KERNEL_PAD)
         dp__cpu_pad(simd, args);
+    else if (args->kernel == DP_KERNEL_TOTAL)
+        dp__cpu_total(args);
     else if (slices == 1)
         dp__simd_run(simd, args, 0, 1);
     else

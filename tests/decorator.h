@@ -95,7 +95,7 @@ static inline int deco_calls(deco_method method)
         CHECK_INT(deco.object_count, 0);                                                           \
     } while (0)
 
-/* ---- what is alive; callers hold the mutex -------------------------------------------------- */
+/* ---- what is alive; callers hold the mutex --------------------------------------------------- */
 
 DP_PRINTF(1, 2) static inline void deco_breach(const char *format, ...)
 {
@@ -116,7 +116,7 @@ static inline deco_object *deco_find(deco_kind kind, const void *at)
     return NULL;
 }
 
-/* ---- what is alive; callers do not hold it -------------------------------------------------- */
+/* ---- what is alive; callers do not hold it --------------------------------------------------- */
 
 static inline void deco_born(deco_kind kind, const dp_dev *dev, const void *at, size_t bytes)
 {
@@ -192,7 +192,7 @@ static inline const dp_dev *deco_owner(const void *at)
     return dev;
 }
 
-/* ---- every call ----------------------------------------------------------------------------- */
+/* ---- every call ------------------------------------------------------------------------------ */
 
 static inline void deco_log(deco_method method)
 {
@@ -240,7 +240,7 @@ static inline dp_status deco_leave(const dp_stream *stream, dp_status status)
     return status;
 }
 
-/* ---- dp_device_ops -------------------------------------------------------------------------- */
+/* ---- dp_device_ops --------------------------------------------------------------------------- */
 
 static inline dp_status deco_count(const dp_host *host, int *out)
 {
@@ -435,6 +435,8 @@ static inline size_t deco_operand(const dp_kernel_args *args, bool input)
     int64_t last = 0;
     if (args->kernel == DP_KERNEL_STATS && !input)
         return 2 * sizeof(double);
+    if (args->kernel == DP_KERNEL_TOTAL && !input)
+        return sizeof(double);
     if (args->kernel != DP_KERNEL_COPY && !(input && pad))
         return args->count * bytes;
     for (int d = 0; d < args->ndim; d++)
@@ -459,7 +461,7 @@ static inline dp_status deco_kernel(dp_stream *stream, const dp_kernel_args *arg
     return status != DP_OK ? status : deco_leave(stream, deco.inner->kernel(stream, args));
 }
 
-/* ---- dp_coll_ops ---------------------------------------------------------------------------- */
+/* ---- dp_coll_ops ----------------------------------------------------------------------------- */
 
 static inline bool deco_coll_fits(const dp_comm_config *config)
 {
@@ -547,7 +549,7 @@ static inline dp_status deco_coll_poll(dp_comm *comm)
     return status != DP_OK ? status : deco.inner_coll->poll(comm);
 }
 
-/* ---- the tables ----------------------------------------------------------------------------- */
+/* ---- the tables ------------------------------------------------------------------------------ */
 
 /* Forget all calls and what went wrong, and fail the nth from now on. */
 static inline void deco_reset(long fail_at, dp_status fail_with)

@@ -137,7 +137,7 @@ check_top_level() {
     local file extra=""
     for file in *; do
         case $file in
-        dp.h | dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_mpi.h | dp_train.h) ;;
+        dp.h | dp_module.h | dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_mpi.h | dp_train.h) ;;
         tests | examples | Makefile | README.md | LICENSE | CHANGES.md | build) ;;
         *) extra+="$file"$'\n' ;;
         esac
@@ -159,19 +159,24 @@ check_licence() {
     check "every header ends with the licence" "$bad"
 }
 
-# The block of README.md that follows <!-- hello.c -->, against the marked part of the example.
+# The block of README.md that follows <!-- NAME.c -->, against the marked part of that example.
 check_readme() {
-    awk '/^<!-- hello\.c -->/ { armed = 1 }
-         /^```/ { if (inside) exit; inside = armed; next }
-         inside' README.md >$BUILD/readme 2>/dev/null
-    awk '/\/\* readme\] \*\// { exit }
-         inside
-         /\/\* \[readme \*\// { inside = 1 }' examples/hello.c >$BUILD/hello 2>/dev/null
-    if [ ! -s $BUILD/readme ] || [ ! -s $BUILD/hello ]; then
-        check "README.md shows examples/hello.c" "one of them is missing, or its markers are"
-    else
-        check "README.md shows examples/hello.c" "$(diff $BUILD/readme $BUILD/hello)"
-    fi
+    local name names
+    names=$(sed -n 's/^<!-- \([a-z_]*\.c\) -->$/\1/p' README.md | sort -u)
+    check "README.md shows examples" "$([ -n "$names" ] || echo "it shows none")"
+    for name in $names; do
+        awk -v name="$name" '$0 == "<!-- " name " -->" { armed = 1 }
+             /^```/ { if (inside) exit; inside = armed; next }
+             inside' README.md >$BUILD/readme 2>/dev/null
+        awk '/\/\* readme\] \*\// { exit }
+             inside
+             /\/\* \[readme \*\// { inside = 1 }' "examples/$name" >$BUILD/shown 2>/dev/null
+        if [ ! -s $BUILD/readme ] || [ ! -s $BUILD/shown ]; then
+            check "README.md shows examples/$name" "one of them is missing, or its markers are"
+        else
+            check "README.md shows examples/$name" "$(diff $BUILD/readme $BUILD/shown)"
+        fi
+    done
 }
 
 # ---- the API is tested ---------------------------------------------------------------------------
@@ -195,6 +200,15 @@ check_tested() {
     local tests=(tests/*.[ch] tests/fuzz/*.[ch])
     grep -ohwE 'dp_[a-z0-9_]+' "${tests[@]}" /dev/null | sort -u >$BUILD/used
     check "every public function is named in a test" "$(comm -23 <(public_functions) $BUILD/used)"
+}
+
+# The table of other systems' rules names tests that exist.
+check_semantics() {
+    local file name missing=
+    while IFS=/ read -r file name; do
+        grep -qE "^TEST[A-Z_]*\\($name[,)]" "tests/test_$file.c" || missing+="$file/$name "
+    done < <(grep -oE '`[a-z]+/[a-z0-9_]+`' tests/SEMANTICS.md | tr -d '`' | sort -u)
+    check "tests/SEMANTICS.md names tests that there are" "$missing"
 }
 
 # ---- what it costs, and whether the runner reports failures --------------------------------------
@@ -234,6 +248,7 @@ check_sections
 check_top_level
 check_licence
 check_readme
+check_semantics
 check_tested
 check_cost
 check_runner

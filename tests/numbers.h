@@ -48,7 +48,7 @@ static inline number number_least(dp_dtype dtype)
     return number_is_float(dtype) ? -number_most(dtype) : -number_most(dtype) - 1;
 }
 
-/* ---- out of memory and back ----------------------------------------------------------------- */
+/* ---- out of memory and back ------------------------------------------------------------------ */
 
 typedef union number_bits {
     float f32;
@@ -204,7 +204,7 @@ static inline number number_combine(dp_dtype dtype, dp_op op, number a, number b
                              : number_add(dtype, a, b);
 }
 
-/* ---- the kernels ---------------------------------------------------------------------------- */
+/* ---- the kernels ----------------------------------------------------------------------------- */
 
 static inline number number_of_kernel(const dp_kernel_args *args, size_t i)
 {
@@ -274,6 +274,15 @@ static inline void number_stats(const dp_kernel_args *args)
     }
 }
 
+static inline void number_total(const dp_kernel_args *args)
+{
+    double *total = args->out[0];
+    *total = 0;
+    for (size_t i = 0; i < args->count; i++)
+        *total += (double)number_get(DP_F64, args->in[0], i);
+    *total *= args->alpha;
+}
+
 /* One kernel on host memory. */
 static inline void number_kernel(const dp_kernel_args *args)
 {
@@ -284,6 +293,8 @@ static inline void number_kernel(const dp_kernel_args *args)
         number_pad(args);
     } else if (args->kernel == DP_KERNEL_STATS) {
         number_stats(args);
+    } else if (args->kernel == DP_KERNEL_TOTAL) {
+        number_total(args);
     } else {
         for (size_t i = 0; i < args->count; i++) {
             number n = args->kernel == DP_KERNEL_FILL ? 0 : number_of_kernel(args, i);

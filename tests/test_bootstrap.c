@@ -12,7 +12,7 @@
 
 const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
-/* ---- processes that can talk to process 0 --------------------------------------------------- */
+/* ---- processes that can talk to process 0 ---------------------------------------------------- */
 
 enum { PATIENCE_MS = 5000 };
 
@@ -136,7 +136,7 @@ static dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops *ops)
     return ctx;
 }
 
-/* ---- ranks ---------------------------------------------------------------------------------- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 static void check_info(const dp_ctx *ctx, const meeting *m, int first, int local, int all)
 {
@@ -185,7 +185,7 @@ TEST(ranks_are_counted_through)
     }
 }
 
-/* ---- collectives over all ranks: rank r sends r * 1000 + i ---------------------------------- */
+/* ---- collectives over all ranks: rank r sends r * 1000 + i ----------------------------------- */
 
 enum { COUNT = 700, RANKS = 9 };
 
@@ -361,7 +361,7 @@ TEST_SLOW(collectives_of_processes_with_different_counts, 20)
     in_processes(3, job_of_different_counts);
 }
 
-/* ---- failures: all learn of them, nobody hangs ---------------------------------------------- */
+/* ---- failures: all learn of them, nobody hangs ----------------------------------------------- */
 
 /* Process 1 cannot open: it says why, the others say who. */
 static void check_open_fails(meeting *m, const dp_config *config, dp_status status,
@@ -501,7 +501,7 @@ TEST(one_process_does_not_meet)
     dp_close(ctx);
 }
 
-/* ---- a job that ends early ------------------------------------------------------------------ */
+/* ---- a job that ends early ------------------------------------------------------------------- */
 
 /* In the process that aborts, every call says so from then on. */
 static void check_aborted(dp_ctx *ctx, const job *j)

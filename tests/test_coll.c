@@ -13,7 +13,7 @@ enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 
 
 const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
-/* ---- worlds --------------------------------------------------------------------------------- */
+/* ---- worlds ---------------------------------------------------------------------------------- */
 
 typedef struct world {
     int ranks;
@@ -135,7 +135,7 @@ static void every_size(void (*body)(world *w), const dp_device_ops *ops, const d
     }
 }
 
-/* ---- the eight forms ------------------------------------------------------------------------ */
+/* ---- the eight forms ------------------------------------------------------------------------- */
 
 typedef enum verb {
     ALL_REDUCE,
@@ -283,7 +283,7 @@ static void received_by(const call *c, const data *d, const world *w, int rank, 
     }
 }
 
-/* ---- one call, checked byte by byte --------------------------------------------------------- */
+/* ---- one call, checked byte by byte ---------------------------------------------------------- */
 
 typedef struct slot { /* where a rank's buffers are */
     const dp_tensor *send, *recv;
@@ -469,7 +469,7 @@ WORLD_TEST(scatter_from)
     check_moves(w, SCATTER_FROM);
 }
 
-/* ---- arithmetic ----------------------------------------------------------------------------- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 static const dp_dtype floats[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
 
@@ -624,7 +624,7 @@ TEST_SLOW(same_call_same_bits, 60)
     }
 }
 
-/* ---- what is done with the arguments -------------------------------------------------------- */
+/* ---- what is done with the arguments --------------------------------------------------------- */
 
 static const dp_status invalid = DP_ERR_INVALID;
 
@@ -794,7 +794,7 @@ TEST(memory_of_the_users)
     dp_close(ctx);
 }
 
-/* ---- every call of the table fails once ----------------------------------------------------- */
+/* ---- every call of the table fails once ------------------------------------------------------ */
 
 static dp_status all_verbs(dp_ctx *ctx)
 {

@@ -17,7 +17,7 @@
 
 enum { DEVICES = 3, ALL_KERNELS = 0xff };
 
-/* ---- a toy with optional methods ------------------------------------------------------------ */
+/* ---- a toy with optional methods ------------------------------------------------------------- */
 
 enum { HAS_HOST_ALLOC = 1, HAS_COPY_2D = 2, HAS_PEER_COPY = 4, HAS_KERNEL = 8, HAS_ALL = 15 };
 
@@ -121,7 +121,7 @@ static const dp_device_ops *reluctant_device(unsigned methods, unsigned kernels)
     return &reluctant_ops;
 }
 
-/* ---- one test, every table ------------------------------------------------------------------ */
+/* ---- one test, every table ------------------------------------------------------------------- */
 
 #define EVERY_TABLE(name, run)                                                                     \
     TEST_SLOW(name##_cpu, 30)                                                                      \
@@ -185,7 +185,7 @@ static void fill_random(dp_dtype dtype, void *data, size_t count, uint64_t *stat
     }
 }
 
-/* ---- the table, called directly ------------------------------------------------------------- */
+/* ---- the table, called directly -------------------------------------------------------------- */
 
 enum { HOST_BYTES = 1 << 30 }; /* no machine has more */
 
@@ -458,7 +458,7 @@ TABLE_TEST(streams_of_many_threads)
     }
 }
 
-/* ---- optional methods, called directly ------------------------------------------------------ */
+/* ---- optional methods, called directly ------------------------------------------------------- */
 
 TABLE_TEST(host_memory_is_the_hosts)
 {
@@ -517,7 +517,7 @@ TABLE_TEST(devices_copy_from_each_other)
     b->ops->free(b->dev[1], y, sizeof(got));
 }
 
-/* ---- kernels, called directly: as numbers.h says, or DP_ERR_UNSUPPORTED --------------------- */
+/* ---- kernels, called directly: as numbers.h says, or DP_ERR_UNSUPPORTED ---------------------- */
 
 enum { BLOCKS = 6, BLOCK_COUNT = 300, BLOCK_BYTES = BLOCK_COUNT * 8 };
 
@@ -544,7 +544,7 @@ static void check_kernel(bare *b, const char *what, kernel_case *c, blocks start
     static blocks want, got;
     dp_kernel_args args = c->args;
     dp_dtype dtype = args.dtype, in_dtype = args.kernel == DP_KERNEL_CAST ? args.in_dtype : dtype;
-    bool stats = args.kernel == DP_KERNEL_STATS;
+    bool stats = args.kernel == DP_KERNEL_STATS || args.kernel == DP_KERNEL_TOTAL; /* doubles */
     size_t in_skip = c->skip * dp_dtype_bytes(in_dtype);
     size_t out_skip = stats ? 0 : c->skip * dp_dtype_bytes(dtype);
     void *block[BLOCKS], *out[BLOCKS], *book_out[BLOCKS];
@@ -731,6 +731,25 @@ KERNEL_TEST(stats)
     }
 }
 
+KERNEL_TEST(total)
+{
+    static blocks start;
+    kernel_case c = {{.kernel = DP_KERNEL_TOTAL,
+                      .dtype = DP_F64,
+                      .in_dtype = DP_F64,
+                      .count = count,
+                      .in_count = 1,
+                      .out_count = 1,
+                      .alpha = 0.25},
+                     .skip = test_random(state) % 3,
+                     .in = {3},
+                     .out = {0}};
+    if (dtype == DP_F64) {
+        fill_blocks(dtype, start, state);
+        check_kernel(b, "total", &c, start);
+    }
+}
+
 KERNEL_TEST(strided_copy)
 {
     static blocks start;
@@ -785,7 +804,7 @@ KERNEL_TEST(pad)
     }
 }
 
-/* ---- the public API on such devices --------------------------------------------------------- */
+/* ---- the public API on such devices ---------------------------------------------------------- */
 
 typedef struct rig {
     test_allocator counter;
@@ -854,7 +873,7 @@ static void check_tensor(rig *r, const char *what, const dp_tensor *tensor, cons
     check_numbers(what, (dp_dtype)tensor->dtype, got, want, count);
 }
 
-/* ---- layouts: how a tensor of shape 2 x 3 x 4 x 5 can lie in a storage ---------------------- */
+/* ---- layouts: how a tensor of shape 2 x 3 x 4 x 5 can lie in a storage ----------------------- */
 
 typedef struct layout {
     const char *name;
@@ -916,7 +935,7 @@ static void fill_bits(dp_dtype dtype, void *data, size_t count, uint64_t *state)
     }
 }
 
-/* ---- copies --------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Between two places and two layouts; what lies beside in the target stays. */
 static void check_copy(rig *r, dp_dtype dtype, int to, const layout *to_layout, int from,
@@ -1138,7 +1157,7 @@ DEVICE_TEST(wrong_copies)
     check_tensor(r, "untouched", &a, in);
 }
 
-/* ---- arithmetic ----------------------------------------------------------------------------- */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 /* A view of every layout, filled; what lies beside stays. */
 DEVICE_TEST(fill_every_dtype)
@@ -1405,7 +1424,7 @@ DEVICE_TEST(large_arithmetic)
     CHECK(memcmp(&stats.sum_squares, &again.sum_squares, sizeof(double)) == 0);
 }
 
-/* ---- scatter, gather, replicate, reduce ----------------------------------------------------- */
+/* ---- scatter, gather, replicate, reduce ------------------------------------------------------ */
 
 enum { PARTS = DEVICES, ROWS = 7, COLUMNS = 5, TABLE_COUNT = ROWS * COLUMNS };
 
@@ -1559,7 +1578,7 @@ DEVICE_TEST(replicas_are_copied_and_added)
     }
 }
 
-/* ---- work of the ranks ---------------------------------------------------------------------- */
+/* ---- work of the ranks ----------------------------------------------------------------------- */
 
 enum { WORK_COUNT = 3000 };
 
@@ -1596,7 +1615,7 @@ DEVICE_TEST(ranks_work_at_the_same_time)
     }
 }
 
-/* ---- tables of every form ------------------------------------------------------------------- */
+/* ---- tables of every form -------------------------------------------------------------------- */
 
 /* All that the core does with devices, on one table. */
 static void check_all(const dp_device_ops *ops)
@@ -1629,7 +1648,7 @@ TEST_SLOW(optional_methods_one_by_one, 60)
 
 TEST_SLOW(kernels_one_by_one, 60)
 {
-    for (int kernel = DP_KERNEL_COPY; kernel <= DP_KERNEL_PAD; kernel++) {
+    for (int kernel = DP_KERNEL_COPY; kernel <= DP_KERNEL_TOTAL; kernel++) {
         check_all(decorate_device(reluctant_device(HAS_KERNEL, 1U << kernel)));
         CHECK_DECORATOR();
         check_all(decorate_device(reluctant_device(HAS_ALL, ~(1U << kernel))));
@@ -1749,7 +1768,7 @@ TEST(life_of_a_table)
     }
 }
 
-/* ---- every call fails once ------------------------------------------------------------------ */
+/* ---- every call fails once ------------------------------------------------------------------- */
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \

@@ -1,0 +1,3207 @@
+/* dp_module.h - v0.1.0 - modules, passes and wrappers of dp.h - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call. It stands on what dp.h has above it: devices, scopes, values, scatter and
+   gather. What it holds is the way of a batch through a model on many devices.
+
+   CONTENTS (search for the tag)
+     >>modules      methods, parameters and children, as they are given
+     >>slots        parameters as a tree sees them; modules made and destroyed
+     >>storage      blocks of parameters and gradients; what may be asked of a module
+     >>replicas     what a wrapper keeps for each device
+     >>passes       one record: a method, its call, its backward
+     >>meeting      the replicas of a pass come together
+     >>parallel     arguments are cut, replicas run, outputs are gathered
+     >>backward     gradients are cut, replicas run, gradients are summed
+     >>criterion    losses where the outputs are
+     >>faces        the wrappers
+     >>stepping     dp_train_step
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_MODULE_IMPLEMENTED)
+#define DP_MODULE_IMPLEMENTED
+
+#include <stdlib.h>
+
+/* ==== >>modules ==================================================================================
+   Trees of modules. A slot is a parameter or buffer as a tree sees it: own ones first, then child
+   after child; what a wrapper wraps counts as its last child, under no name. Tied slots have one
+   root, and one home in the list that the user sees. All of a module lies in a scope of its own. */
+
+#define DP__MODULE_LIVE 0x30d01e0bu /* dp_module.magic */
+
+typedef struct dp__param {
+    const char *name, *same_as;
+    dp_tensor data, grad;  /* views of its memory; .data is NULL until there is some */
+    struct dp__param *tie; /* whose memory it shares; its own: itself */
+    bool frozen, buffer;
+    bool foreign, foreign_grad; /* memory of the user's */
+} dp__param;
+
+typedef struct dp__child {
+    dp_module *module;
+    size_t slot_first, place_first; /* of its slots and modules in those of the tree */
+} dp__child;
+
+typedef struct dp__memory { /* what one replica of a tree has of its own */
+    const dp_module *tree;
+    void **data, **grad;    /* by slot */
+    void **own;             /* by place: replica_create's results */
+    unsigned *zeroed, pass; /* the pass in which a gradient was last zeroed; NULL: the original */
+} dp__memory;
+
+typedef struct dp__face dp__face;
+
+struct dp_module {
+    uint32_t magic, serial; /* serial tells this one from an earlier one in the same place */
+    dp_ctx *ctx;
+    dp_scope *scope;
+    dp_module *next_idle;
+    dp_module *parent;
+    size_t wrapper_count; /* wrappers around this one */
+    const char *name;
+    const dp_method *methods;
+    dp__param *params;
+    dp__child *children;
+    size_t method_count, param_count, child_count; /* the wrapped one is a child here */
+    dp_module *wraps;
+    dp__param **slots;
+    const char **names; /* of the slots */
+    size_t *homes;      /* of the slots: index into `listed` */
+    size_t *listed;     /* the first slot of each memory */
+    size_t slot_count, listed_count, place_count;
+    dp__memory memory; /* the original's */
+    const void *state;
+    dp_status (*replica_create)(const dp_replica_info *info, void **own);
+    void (*replica_destroy)(void *own);
+    void *own, *shared;
+    uint64_t version; /* of the numbers in parameters; wrappers compare */
+    int local_rank;
+    bool training, ready, announces_changes;
+    dp__face *face; /* of the library's wrappers */
+};
+
+static dp_status dp__check_module(const char *fn, const dp_module *module)
+{
+    DP__TRY(dp__check_pointer(fn, "module", module));
+    if (module->magic != DP__MODULE_LIVE)
+        return dp_error(DP_ERR_STATE, "%s: the module was destroyed", fn);
+    return dp__check_ctx(fn, module->ctx);
+}
+
+/* An array in the module's scope, all zero. */
+static void *dp__array(dp_scope *scope, size_t count, size_t bytes)
+{
+    void *array = dp__scope_bytes(scope, count * bytes, 64);
+    return array != NULL ? memset(array, 0, count * bytes) : NULL;
+}
+
+static dp__param *dp__root(dp__param *param)
+{
+    while (param->tie != param)
+        param = param->tie;
+    return param;
+}
+
+static dp_module *dp__top(dp_module *module)
+{
+    while (module->parent != NULL)
+        module = module->parent;
+    return module;
+}
+
+/* Names are parts of paths. */
+static dp_status dp__check_name(const char *fn, const char *what, const char *name)
+{
+    if (name == NULL || name[0] == '\0')
+        return dp_error(DP_ERR_INVALID, "%s: %s has no name", fn, what);
+    return DP_OK;
+}
+
+static dp_status dp__module_methods(dp_module *module, const dp_module_config *config)
+{
+    dp_method *methods = dp__array(module->scope, config->method_count, sizeof *methods);
+    if (methods == NULL)
+        return dp__full("dp_module_create");
+    for (size_t i = 0; i < config->method_count; i++) {
+        DP__TRY(dp__check_name("dp_module_create", "a method", config->methods[i].name));
+        if (config->methods[i].fn == NULL)
+            return dp_error(DP_ERR_INVALID, "dp_module_create: method '%s' has no function",
+                            config->methods[i].name);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(methods[k].name, config->methods[i].name) == 0)
+                return dp_error(DP_ERR_INVALID, "dp_module_create: method '%s' is there twice",
+                                methods[k].name);
+        methods[i].fn = config->methods[i].fn;
+        methods[i].name = dp__copy_text(module->scope, config->methods[i].name);
+        if (methods[i].name == NULL)
+            return dp__full("dp_module_create");
+    }
+    module->methods = methods;
+    module->method_count = config->method_count;
+    return DP_OK;
+}
+
+static const dp_method *dp__find_method(const dp_module *module, const char *name)
+{
+    for (size_t i = 0; i < module->method_count; i++)
+        if (strcmp(module->methods[i].name, name) == 0)
+            return &module->methods[i];
+    return NULL;
+}
+
+static dp_status dp__module_param(dp_module *module, const dp_param_config *config, dp__param *out)
+{
+    int64_t count = 0;
+    const dp__device *device = &module->ctx->devices[module->local_rank];
+    DP__TRY(dp__check_name("dp_module_create", "a parameter", config->name));
+    DP__TRY(
+        dp__check_shape("dp_module_create", config->dtype, config->ndim, config->shape, &count));
+    if (config->same_as != NULL && (config->data != NULL || config->grad != NULL))
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' has same_as and memory of its own",
+                        config->name);
+    if (config->grad != NULL && (config->frozen || config->buffer))
+        return dp_error(DP_ERR_INVALID,
+                        "dp_module_create: '%s' is frozen, or a buffer, and has a "
+                        "gradient",
+                        config->name);
+    *out = (dp__param){.name = dp__copy_text(module->scope, config->name),
+                       .tie = out,
+                       .frozen = config->frozen,
+                       .buffer = config->buffer,
+                       .foreign = config->data != NULL,
+                       .foreign_grad = config->grad != NULL};
+    out->data =
+        dp__tensor_like(config->data, device->id, config->dtype, config->ndim, config->shape);
+    out->grad = out->data;
+    out->grad.data = config->grad;
+    if (config->same_as != NULL)
+        out->same_as = dp__copy_text(module->scope, config->same_as);
+    if (out->name == NULL || (config->same_as != NULL && out->same_as == NULL))
+        return dp__full("dp_module_create");
+    return DP_OK;
+}
+
+static dp_status dp__module_params(dp_module *module, const dp_module_config *config)
+{
+    module->params = dp__array(module->scope, config->param_count, sizeof *module->params);
+    module->param_count = config->param_count;
+    if (module->params == NULL)
+        return dp__full("dp_module_create");
+    for (size_t i = 0; i < config->param_count; i++) {
+        DP__TRY(dp__module_param(module, &config->params[i], &module->params[i]));
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(module->params[k].name, module->params[i].name) == 0)
+                return dp_error(DP_ERR_INVALID, "dp_module_create: parameter '%s' is there twice",
+                                module->params[i].name);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__check_child(const dp_module *module, const dp_module *child, bool wrapped)
+{
+    DP__TRY(dp__check_module("dp_module_create", child));
+    if (child->ctx != module->ctx)
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is of another context",
+                        child->name);
+    if (!wrapped && child->parent != NULL)
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is a child of '%s' already",
+                        child->name, child->parent->name);
+    for (size_t i = 0; i < module->child_count; i++)
+        if (strcmp(module->children[i].module->name, child->name) == 0)
+            return dp_error(DP_ERR_INVALID, "dp_module_create: two children are called '%s'",
+                            child->name);
+    return DP_OK;
+}
+
+static dp_status dp__module_children(dp_module *module, const dp_module_config *config)
+{
+    size_t count = config->child_count + (config->wraps != NULL);
+    module->children = dp__array(module->scope, count, sizeof *module->children);
+    module->slot_count = module->param_count;
+    module->place_count = 1;
+    if (module->children == NULL)
+        return dp__full("dp_module_create");
+    for (size_t i = 0; i < count; i++) {
+        bool wrapped = i == config->child_count;
+        dp_module *child = wrapped ? config->wraps : config->children[i];
+        DP__TRY(dp__check_child(module, child, wrapped));
+        module->children[i] = (dp__child){child, module->slot_count, module->place_count};
+        module->child_count++;
+        module->slot_count += child->slot_count;
+        module->place_count += child->place_count;
+    }
+    module->wraps = config->wraps;
+    return DP_OK;
+}
+
+/* ==== >>slots ====================================================================================
+   Parameters as a tree sees them: names from the tree's root, ties, the list that a user gets; and
+   at last the module itself.                                                                    */
+
+static const char *dp__slot_name(const dp_module *module, const dp__child *child, const char *name)
+{
+    if (child->module == module->wraps)
+        return name;
+    size_t outer = strlen(child->module->name), inner = strlen(name);
+    char *path = dp__scope_bytes(module->scope, outer + inner + 2, 1);
+    if (path == NULL)
+        return NULL;
+    memcpy(path, child->module->name, outer);
+    path[outer] = '.';
+    memcpy(path + outer + 1, name, inner + 1);
+    return path;
+}
+
+static dp_status dp__module_slots(dp_module *module)
+{
+    module->slots = dp__array(module->scope, module->slot_count, sizeof *module->slots);
+    module->names = dp__array(module->scope, module->slot_count, sizeof *module->names);
+    module->homes = dp__array(module->scope, module->slot_count, sizeof *module->homes);
+    module->listed = dp__array(module->scope, module->slot_count, sizeof *module->listed);
+    if (module->slots == NULL || module->names == NULL || module->homes == NULL ||
+        module->listed == NULL)
+        return dp__full("dp_module_create");
+    for (size_t i = 0; i < module->param_count; i++) {
+        module->slots[i] = &module->params[i];
+        module->names[i] = module->params[i].name;
+    }
+    for (size_t c = 0; c < module->child_count; c++) {
+        const dp__child *child = &module->children[c];
+        for (size_t i = 0; i < child->module->slot_count; i++) {
+            module->slots[child->slot_first + i] = child->module->slots[i];
+            module->names[child->slot_first + i] =
+                dp__slot_name(module, child, child->module->names[i]);
+            if (module->names[child->slot_first + i] == NULL)
+                return dp__full("dp_module_create");
+        }
+    }
+    return DP_OK;
+}
+
+static dp__param *dp__slot_find(const dp_module *module, const char *name, size_t first)
+{
+    for (size_t i = first; i < module->slot_count; i++)
+        if (strcmp(module->names[i], name) == 0)
+            return module->slots[i];
+    return NULL;
+}
+
+/* `from` can be tied to `to` if they are alike and nobody has taken from's memory yet. */
+static dp_status dp__check_tie(const dp__param *own, const dp__param *from, const dp__param *to)
+{
+    char a[96], b[96];
+    bool same = from->data.dtype == to->data.dtype && dp__same_shape(&from->data, &to->data) &&
+                from->frozen == to->frozen && from->buffer == to->buffer;
+    if (!same)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_module_create: '%s' is %s (%s), same_as '%s' is %s (%s): both must be "
+                        "alike, frozen and buffer too",
+                        own->name, dp__dtype_names[from->data.dtype],
+                        dp__shape_text(&from->data, a, sizeof a), own->same_as,
+                        dp__dtype_names[to->data.dtype], dp__shape_text(&to->data, b, sizeof b));
+    if (from->data.data != NULL || from->grad.data != NULL)
+        return dp_error(DP_ERR_STATE, "dp_module_create: '%s' has memory already", own->name);
+    return DP_OK;
+}
+
+/* What a parameter with same_as stands for: a child's of that name, or else itself. */
+static dp__param *dp__tied(const dp_module *module, dp__param *own)
+{
+    dp__param *of_child = dp__slot_find(module, own->name, module->param_count);
+    return of_child != NULL ? of_child : own;
+}
+
+static dp_status dp__check_ties(const dp_module *module)
+{
+    for (size_t i = 0; i < module->param_count; i++) {
+        dp__param *own = &module->params[i];
+        dp__param *from = dp__tied(module, own);
+        if (own->same_as == NULL && from != own)
+            return dp_error(DP_ERR_INVALID, "dp_module_create: a child has a parameter '%s' too",
+                            own->name);
+        if (own->same_as == NULL)
+            continue;
+        dp__param *to = dp__slot_find(module, own->same_as, 0);
+        if (to == NULL || to == own || to == from)
+            return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is same_as '%s': no such one",
+                            own->name, own->same_as);
+        DP__TRY(dp__check_tie(own, from, to));
+    }
+    return DP_OK;
+}
+
+static void dp__module_tie(dp_module *module)
+{
+    for (size_t i = 0; i < module->param_count; i++) {
+        dp__param *own = &module->params[i];
+        if (own->same_as == NULL)
+            continue;
+        dp__param *to = dp__root(dp__slot_find(module, own->same_as, 0));
+        dp__root(dp__tied(module, own))->tie = to;
+        dp__root(own)->tie = to;
+    }
+}
+
+/* The user's list: each memory once, where it comes first. The children's change with ties. */
+static void dp__module_list(dp_module *module)
+{
+    module->listed_count = 0;
+    for (size_t i = 0; i < module->child_count; i++)
+        if (module->children[i].module != module->wraps)
+            dp__module_list(module->children[i].module);
+    for (size_t i = 0; i < module->slot_count; i++) {
+        const dp__param *root = dp__root(module->slots[i]);
+        size_t home = 0;
+        while (home < module->listed_count && dp__root(module->slots[module->listed[home]]) != root)
+            home++;
+        if (home == module->listed_count)
+            module->listed[module->listed_count++] = i;
+        module->homes[i] = home;
+    }
+}
+
+typedef struct dp__own { /* what has to be destroyed with a scope */
+    void (*destroy)(void *own);
+    void *own;
+} dp__own;
+
+static void dp__own_destroy(void *user)
+{
+    const dp__own *own = user;
+    own->destroy(own->own);
+}
+
+/* A replica's own state, which goes with `scope`. */
+static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t replica,
+                                 dp_device device, void **out)
+{
+    dp_replica_info info = {module, module->state, device, replica, &module->shared};
+    *out = NULL;
+    if (module->replica_create == NULL)
+        return DP_OK;
+    dp__own *own = dp__array(scope, 1, sizeof *own);
+    dp__deferred *deferred = dp__scope_cut(scope, sizeof *deferred, _Alignof(dp__deferred));
+    if (own == NULL || deferred == NULL)
+        return dp__full("dp_module_create");
+    char before = dp__sentence_hide();
+    dp_status status = dp__sentence_after(before, module->replica_create(&info, out));
+    if (status != DP_OK)
+        return dp_error(status, "replica_create of '%s', replica %zu: %s", module->name, replica,
+                        dp_last_error());
+    if (module->replica_destroy == NULL)
+        return DP_OK;
+    *own = (dp__own){module->replica_destroy, *out};
+    *deferred = (dp__deferred){scope->deferred, dp__own_destroy, own};
+    scope->deferred = deferred;
+    return DP_OK;
+}
+
+static dp_status dp__module_fill(dp_module *module, const dp_module_config *config)
+{
+    const char *name = config->name != NULL ? config->name : "module";
+    module->name = dp__copy_text(module->scope, name);
+    if (module->name == NULL)
+        return dp__full("dp_module_create");
+    if (name[0] == '\0' || strchr(name, '.') != NULL)
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is no name: empty, or with a dot",
+                        name);
+    DP__TRY(dp__module_methods(module, config));
+    DP__TRY(dp__module_params(module, config));
+    DP__TRY(dp__module_children(module, config));
+    DP__TRY(dp__module_slots(module));
+    return dp__replica_own(module, module->scope, 0, module->ctx->devices[module->local_rank].id,
+                           &module->own);
+}
+
+/* From the idle ones, or new; they stay with the context, so that one that was destroyed can be
+   told. */
+static dp_module *dp__module_take(dp_ctx *ctx)
+{
+    dp__lock_enter(&ctx->lock);
+    dp_module *module = ctx->idle_modules;
+    if (module != NULL)
+        ctx->idle_modules = module->next_idle;
+    dp__lock_leave(&ctx->lock);
+    uint32_t serial = module != NULL ? module->serial + 1 : 0;
+    if (module == NULL)
+        module = dp__host_alloc(&ctx->host, sizeof *module, 64);
+    if (module != NULL)
+        *module = (dp_module){.ctx = ctx, .serial = serial};
+    return module;
+}
+
+static void dp__module_give(dp_module *module)
+{
+    dp_ctx *ctx = module->ctx;
+    module->magic = 0;
+    dp__scope_end(module->scope);
+    dp__lock_enter(&ctx->lock);
+    module->next_idle = ctx->idle_modules;
+    ctx->idle_modules = module;
+    dp__lock_leave(&ctx->lock);
+}
+
+static dp_status dp__check_module_config(const dp_ctx *ctx, const dp_module_config *config)
+{
+    DP__TRY(dp__check_pointer("dp_module_create", "config", config));
+    DP__TRY(dp__check_rank("dp_module_create", ctx, config->local_rank));
+    if (config->method_count > 0)
+        DP__TRY(dp__check_pointer("dp_module_create", "methods", config->methods));
+    if (config->param_count > 0)
+        DP__TRY(dp__check_pointer("dp_module_create", "params", config->params));
+    if (config->child_count > 0)
+        DP__TRY(dp__check_pointer("dp_module_create", "children", config->children));
+    return DP_OK;
+}
+
+/* Ties and parents are marks on the children, so they come last, when nothing can fail any more. */
+static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
+{
+    dp_module *module = dp__module_take(ctx);
+    if (module == NULL)
+        return dp__full("dp_module_create");
+    module->scope = dp__scope_open(ctx, NULL);
+    module->local_rank = config->local_rank;
+    module->state = config->state;
+    module->replica_create = config->replica_create;
+    module->replica_destroy = config->replica_destroy;
+    module->announces_changes = config->announces_changes;
+    module->training = true;
+    dp_status status = module->scope != NULL ? dp__module_fill(module, config)
+                                             : dp__full("dp_module_create");
+    if (status == DP_OK)
+        status = dp__check_ties(module);
+    if (status != DP_OK) {
+        dp__module_give(module);
+        return status;
+    }
+    for (size_t i = 0; i < config->child_count; i++)
+        config->children[i]->parent = module;
+    if (module->wraps != NULL)
+        module->wraps->wrapper_count++;
+    dp__module_tie(module);
+    dp__module_list(module);
+    module->magic = DP__MODULE_LIVE;
+    *out = module;
+    return DP_OK;
+}
+
+DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_module_config(ctx, config));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    return dp__leave(__func__, ctx, dp__module_make(ctx, config, out));
+}
+
+/* ==== >>storage ==================================================================================
+   Parameters lie in blocks, one for each dtype and device of a tree, their gradients in others of
+   the same order: the last parameter first, as backward produces them. Memory is found when it is
+   first needed, for the whole tree under the topmost module, and never moves.                   */
+
+enum { DP__PARAM_ALIGN = 64 };
+
+typedef enum dp__sort { DP__PARAMS, DP__GRADS, DP__BUFFERS, DP__SORT_COUNT } dp__sort;
+
+static bool dp__is_of_sort(const dp__param *param, dp__sort sort)
+{
+    switch (sort) {
+    case DP__PARAMS:
+        return !param->buffer;
+    case DP__GRADS:
+        return !param->buffer && !param->frozen;
+    case DP__BUFFERS:
+        return param->buffer;
+    case DP__SORT_COUNT:
+        break;
+    }
+    return false;
+}
+
+static dp_tensor *dp__view_of(dp__param *param, dp__sort sort)
+{
+    return sort == DP__GRADS ? &param->grad : &param->data;
+}
+
+static dp_tensor dp__flat(void *data, dp_device device, dp_dtype dtype, int64_t count)
+{
+    return dp__tensor_like(data, device, dtype, 1, &count);
+}
+
+static dp_status dp__zero_flat(dp_ctx *ctx, const dp__device *device, const dp_tensor *flat)
+{
+    return dp__count(flat) > 0 ? dp__fill_tensor(ctx, device, flat, 0) : DP_OK;
+}
+
+static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_t bytes,
+                                dp_tensor *out)
+{
+    int64_t count = (int64_t)bytes;
+    DP__TRY(dp__tensor_make(scope, device, DP_U8, 1, &count, out));
+    return dp__zero_flat(scope->ctx, device, out);
+}
+
+/* Whether this slot's memory of a sort is still to be found, and is of this kind. */
+static bool dp__is_homeless(const dp_module *top, size_t home, dp__sort sort, int rank,
+                            dp_dtype dtype)
+{
+    dp__param *param = dp__root(top->slots[top->listed[home]]);
+    const dp_tensor *view = dp__view_of(param, sort);
+    return dp__is_of_sort(param, sort) && view->data == NULL && view->device.index == rank &&
+           view->dtype == dtype;
+}
+
+/* One block for all of one sort, device and dtype. */
+static dp_status dp__settle_block(dp_module *top, dp__sort sort, int rank, dp_dtype dtype)
+{
+    dp_tensor block;
+    size_t bytes = 0;
+    for (size_t home = 0; home < top->listed_count; home++)
+        if (dp__is_homeless(top, home, sort, rank, dtype))
+            bytes +=
+                dp__align_up(dp__bytes(dp__view_of(dp__root(top->slots[top->listed[home]]), sort)),
+                             DP__PARAM_ALIGN);
+    if (bytes == 0)
+        return DP_OK;
+    DP__TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], bytes, &block));
+    char *at = block.data;
+    for (size_t home = top->listed_count; home-- > 0;) {
+        dp_tensor *view = dp__view_of(dp__root(top->slots[top->listed[home]]), sort);
+        if (!dp__is_homeless(top, home, sort, rank, dtype))
+            continue;
+        view->data = at;
+        at += dp__align_up(dp__bytes(view), DP__PARAM_ALIGN);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__module_ready(dp_module *module);
+
+/* What is wrapped lives longer than the wrapper: its memory is its own tree's. */
+static dp_status dp__settle_wrapped(dp_module *module)
+{
+    for (size_t i = 0; i < module->child_count; i++) {
+        dp_module *child = module->children[i].module;
+        DP__TRY(child == module->wraps ? dp__module_ready(child) : dp__settle_wrapped(child));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__settle(dp_module *top)
+{
+    DP__TRY(dp__settle_wrapped(top));
+    for (int sort = 0; sort < DP__SORT_COUNT; sort++)
+        for (int rank = 0; rank < top->ctx->info.local_count; rank++)
+            for (int dtype = 0; dtype < DP_DTYPE_COUNT; dtype++)
+                DP__TRY(dp__settle_block(top, (dp__sort)sort, rank, (dp_dtype)dtype));
+    return DP_OK;
+}
+
+static dp_status dp__memory_make(dp_scope *scope, const dp_module *module, dp__memory *out)
+{
+    out->tree = module;
+    out->data = dp__array(scope, module->slot_count, sizeof *out->data);
+    out->grad = dp__array(scope, module->slot_count, sizeof *out->grad);
+    out->own = dp__array(scope, module->place_count, sizeof *out->own);
+    if (out->data == NULL || out->grad == NULL || out->own == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", module->slot_count);
+    return DP_OK;
+}
+
+/* By place: the tree's states of their own. */
+static void dp__own_collect(const dp_module *module, void **own)
+{
+    own[0] = module->own;
+    for (size_t i = 0; i < module->child_count; i++)
+        dp__own_collect(module->children[i].module, own + module->children[i].place_first);
+}
+
+/* From now on the module's parameters have memory. */
+static dp_status dp__module_ready(dp_module *module)
+{
+    if (module->ready)
+        return DP_OK;
+    DP__TRY(dp__settle(dp__top(module)));
+    DP__TRY(dp__memory_make(module->scope, module, &module->memory));
+    for (size_t i = 0; i < module->slot_count; i++) {
+        const dp__param *root = dp__root(module->slots[i]);
+        module->memory.data[i] = root->data.data;
+        module->memory.grad[i] = root->grad.data;
+    }
+    dp__own_collect(module, module->memory.own);
+    module->ready = true;
+    return DP_OK;
+}
+
+/* ---- what a user may ask for ----------------------------------------------------------------- */
+
+static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
+{
+    *out = module;
+    if (module->wrapper_count > 0)
+        return true;
+    for (size_t i = 0; i < module->child_count; i++)
+        if (module->children[i].module != module->wraps &&
+            dp__has_wrapper(module->children[i].module, out))
+            return true;
+    return false;
+}
+
+static void dp__module_end(dp_module *module)
+{
+    if (module->wraps != NULL)
+        module->wraps->wrapper_count--;
+    for (size_t i = 0; i < module->child_count; i++)
+        if (module->children[i].module != module->wraps)
+            dp__module_end(module->children[i].module);
+    dp__module_give(module);
+}
+
+DP_API dp_status dp_module_destroy(dp_module *module)
+{
+    const dp_module *wrapped = NULL;
+    if (module == NULL)
+        return DP_OK;
+    DP__TRY(dp__check_pointer(__func__, "module", module));
+    if (module->magic != DP__MODULE_LIVE)
+        return dp_error(DP_ERR_STATE, "%s: the module was destroyed already", __func__);
+    DP__TRY(dp__check_open(__func__, module->ctx));
+    if (module->parent != NULL)
+        return dp_error(DP_ERR_STATE, "%s: '%s' is a child of '%s', and goes with it", __func__,
+                        module->name, module->parent->name);
+    if (dp__has_wrapper(module, &wrapped))
+        return dp_error(DP_ERR_STATE, "%s: '%s' is wrapped: destroy the wrapper first", __func__,
+                        wrapped->name);
+    dp__module_end(module);
+    return DP_OK;
+}
+
+static void dp__module_train(dp_module *module, bool training)
+{
+    module->training = training;
+    for (size_t i = 0; i < module->child_count; i++)
+        dp__module_train(module->children[i].module, training);
+}
+
+DP_API dp_status dp_module_train(dp_module *module, bool training)
+{
+    DP__TRY(dp__check_module(__func__, module));
+    dp__module_train(module, training);
+    return DP_OK;
+}
+
+DP_API const char *dp_module_name(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->name : "";
+}
+
+DP_API size_t dp_module_param_count(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->listed_count : 0;
+}
+
+static dp_status dp__check_param(const char *fn, dp_module *module, size_t param)
+{
+    DP__TRY(dp__check_module(fn, module));
+    if (param >= module->listed_count)
+        return dp_error(DP_ERR_INVALID, "%s: parameter %zu, '%s' has %zu", fn, param, module->name,
+                        module->listed_count);
+    return dp__leave(fn, module->ctx, dp__module_ready(module));
+}
+
+DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out)
+{
+    DP__TRY(dp__check_param(__func__, module, param));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    size_t slot = module->listed[param];
+    const dp__param *root = dp__root(module->slots[slot]);
+    *out = (dp_param_info){module->names[slot], root->frozen, root->buffer, root->data};
+    out->data.read_only = true;
+    return DP_OK;
+}
+
+DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_t *out_param)
+{
+    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_pointer(__func__, "name", name));
+    DP__TRY(dp__check_pointer(__func__, "out_param", out_param));
+    for (size_t i = 0; i < module->slot_count; i++) {
+        if (strcmp(module->names[i], name) == 0) {
+            *out_param = module->homes[i];
+            return DP_OK;
+        }
+    }
+    return dp_error(DP_ERR_INVALID, "%s: '%s' has no parameter '%s'", __func__, module->name, name);
+}
+
+/* Whoever holds replicas of a tree compares the sum of its versions. */
+static void dp__changed(dp_module *module)
+{
+    module->version++;
+    for (size_t i = 0; i < module->child_count; i++)
+        dp__changed(module->children[i].module);
+}
+
+DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
+                                dp_tensor *out_grad)
+{
+    DP__TRY(dp__check_param(__func__, module, param));
+    DP__TRY(dp__check_pointer(__func__, "out_data", out_data));
+    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    *out_data = root->data;
+    if (out_grad != NULL && dp__is_of_sort(root, DP__GRADS))
+        *out_grad = root->grad;
+    else if (out_grad != NULL)
+        *out_grad = dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
+    dp__changed(module);
+    return DP_OK;
+}
+
+DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host, size_t bytes)
+{
+    DP__TRY(dp__check_param(__func__, module, param));
+    const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
+    if (bytes != dp__bytes(data))
+        return dp_error(DP_ERR_INVALID, "%s: '%s' has %zu bytes, not %zu", __func__,
+                        module->names[module->listed[param]], dp__bytes(data), bytes);
+    if (bytes == 0)
+        return DP_OK;
+    DP__TRY(dp__check_pointer(__func__, "host", host));
+    dp_tensor src = *data;
+    src.device = (dp_device){0, 0};
+    memcpy(&src.data, &host, sizeof host); /* only read */
+    dp__changed(module);
+    dp_status status = dp__copy_tensor(module->ctx, data, &src, NULL);
+    if (status == DP_OK && !dp__is_host(&module->ctx->devices[data->device.index]))
+        status = dp__sync_all(module->ctx); /* the caller may reuse its memory */
+    return dp__leave(__func__, module->ctx, status);
+}
+
+DP_API dp_status dp_params_changed(dp_module *module)
+{
+    DP__TRY(dp__check_module(__func__, module));
+    dp__changed(module);
+    return DP_OK;
+}
+
+DP_API dp_status dp_zero_grad(dp_module *module)
+{
+    DP__TRY(dp__check_module(__func__, module));
+    dp_status status = dp__module_ready(module);
+    for (size_t i = 0; i < module->listed_count && status == DP_OK; i++) {
+        const dp__param *root = dp__root(module->slots[module->listed[i]]);
+        if (dp__is_of_sort(root, DP__GRADS)) {
+            dp_tensor flat = dp__flat(root->grad.data, root->grad.device,
+                                      (dp_dtype)root->grad.dtype, dp__count(&root->grad));
+            status = dp__zero_flat(module->ctx, &module->ctx->devices[flat.device.index], &flat);
+        }
+    }
+    return dp__leave(__func__, module->ctx, status);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static dp_status dp__copy_config(const dp_module *module, int local_rank, dp_scope *temp,
+                                 dp_module **children, dp_module **out)
+{
+    dp_param_config *params = dp__array(temp, module->param_count, sizeof *params);
+    if (params == NULL)
+        return dp__full("dp_module_copy");
+    for (size_t i = 0; i < module->param_count; i++) {
+        const dp__param *from = &module->params[i];
+        params[i] = (dp_param_config){.name = from->name,
+                                      .dtype = (dp_dtype)from->data.dtype,
+                                      .ndim = from->data.ndim,
+                                      .frozen = from->frozen,
+                                      .buffer = from->buffer,
+                                      .same_as = from->same_as};
+        memcpy(params[i].shape, from->data.shape, sizeof params[i].shape);
+    }
+    dp_module_config config = {.name = module->name,
+                               .methods = module->methods,
+                               .method_count = module->method_count,
+                               .params = params,
+                               .param_count = module->param_count,
+                               .children = children,
+                               .child_count = module->child_count,
+                               .state = module->state,
+                               .replica_create = module->replica_create,
+                               .replica_destroy = module->replica_destroy,
+                               .local_rank = local_rank};
+    DP__TRY(dp__module_make(module->ctx, &config, out));
+    (*out)->training = module->training;
+    return DP_OK;
+}
+
+/* A tree like this one, its numbers all zero. */
+static dp_status dp__copy_tree(const dp_module *module, int local_rank, dp_scope *temp,
+                               dp_module **out)
+{
+    dp_module **children = dp__array(temp, module->child_count, sizeof *children);
+    dp_status status = children != NULL ? DP_OK : dp__full("dp_module_copy");
+    if (module->wraps != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "'%s' is a wrapper: copy what it wraps, and wrap that",
+                        module->name);
+    for (size_t i = 0; i < module->child_count && status == DP_OK; i++)
+        status = dp__copy_tree(module->children[i].module, local_rank, temp, &children[i]);
+    if (status == DP_OK)
+        status = dp__copy_config(module, local_rank, temp, children, out);
+    for (size_t i = 0; children != NULL && i < module->child_count && status != DP_OK; i++)
+        if (children[i] != NULL)
+            dp__module_end(children[i]);
+    return status;
+}
+
+static dp_status dp__copy_numbers(dp_module *from, dp_module *to)
+{
+    DP__TRY(dp__module_ready(from));
+    DP__TRY(dp__module_ready(to));
+    for (size_t i = 0; i < from->listed_count; i++)
+        DP__TRY(dp__copy_tensor(from->ctx, &dp__root(to->slots[to->listed[i]])->data,
+                                &dp__root(from->slots[from->listed[i]])->data, NULL));
+    return DP_OK;
+}
+
+DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **out)
+{
+    dp_scope *temp = NULL;
+    dp_module *copy = NULL;
+    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_rank(__func__, module->ctx, local_rank));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_status status = dp__temp_begin(module->ctx, &temp);
+    if (status == DP_OK)
+        status = dp__copy_tree(module, local_rank, temp, &copy);
+    dp__scope_end(temp);
+    if (status == DP_OK)
+        status = dp__copy_numbers(module, copy);
+    if (status == DP_OK)
+        *out = copy;
+    else if (copy != NULL)
+        dp__module_end(copy);
+    return dp__leave(__func__, module->ctx, status);
+}
+
+/* ==== >>replicas =================================================================================
+   What a wrapper of the library's keeps: its devices, and for each a replica of the module's
+   memory. A range is a run of elements that lies together in the original and in all replicas: what
+   is broadcast, or summed, is a range. Parameters that a device can see are not copied.         */
+
+typedef enum dp__kind_of_face {
+    DP__FACE_GATHER,
+    DP__FACE_CONTAINER,
+    DP__FACE_MODEL,
+    DP__FACE_CRITERION,
+    DP__FACE_META
+} dp__kind_of_face;
+
+typedef struct dp__range {
+    dp_dtype dtype;
+    int64_t count;
+    void **at; /* by replica; [0] is the original's */
+} dp__range;
+
+typedef struct dp__ranges {
+    dp__range *items;
+    size_t count;
+} dp__ranges;
+
+struct dp__face {
+    dp__kind_of_face kind;
+    dp_ctx *ctx;
+    dp_scope *scope;  /* holds all of it */
+    dp_module *inner; /* what is wrapped */
+    dp_module *runs;  /* of it, what has the methods: the wrappers in between are the library's */
+    dp_scatter_config how;
+    size_t count;     /* devices, each with a replica */
+    int *threads;     /* by replica: which thread runs it */
+    bool own_threads; /* no two replicas on one thread */
+    const dp__device *output;
+    bool mean_of_samples;
+    dp__memory *replicas;
+    dp__ranges ranges[DP__SORT_COUNT];
+    uint64_t version; /* of the parameters that the replicas have */
+    bool foreign;     /* some are the user's, who does not tell when they change */
+};
+
+typedef struct dp__lot { /* one parameter that is laid out */
+    dp__param *root;
+    size_t home;
+    char *at;      /* in the original */
+    bool foreign;  /* that is the user's memory: what lies in a gap is not ours */
+    size_t offset; /* in a replica's block of its dtype */
+} dp__lot;
+
+static int dp__lot_order(const void *a, const void *b)
+{
+    const dp__lot *x = a, *y = b;
+    if (x->root->data.dtype != y->root->data.dtype)
+        return x->root->data.dtype < y->root->data.dtype ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Whether only padding, or nothing, lies between a lot and the end of the one before. */
+static bool dp__lot_follows(const dp__lot *lot, const dp__lot *before, const char *end)
+{
+    bool padded = !lot->foreign && !before->foreign;
+    return lot->at == end || (padded && lot->at > end && lot->at < end + DP__PARAM_ALIGN);
+}
+
+/* A replica's block keeps the gaps of the original, where they are small: so runs stay runs. */
+static size_t dp__lots_place(dp__lot *lots, size_t first, size_t count)
+{
+    size_t end = 0;
+    for (size_t i = first; i < count; i++) {
+        if (lots[i].root->data.dtype != lots[first].root->data.dtype)
+            break;
+        size_t bytes = dp__bytes(&lots[i].root->data);
+        const char *after = i > first ? lots[i - 1].at + dp__bytes(&lots[i - 1].root->data) : NULL;
+        bool near = i > first && dp__lot_follows(&lots[i], &lots[i - 1], after);
+        lots[i].offset = near ? end + (size_t)(lots[i].at - after)
+                              : dp__align_up(end, DP__PARAM_ALIGN);
+        end = lots[i].offset + bytes;
+    }
+    return end;
+}
+
+/* How many lots from `first` on make one run, in the original as in the replicas. */
+static size_t dp__lots_run(const dp__lot *lots, size_t first, size_t count)
+{
+    size_t last = first;
+    while (last + 1 < count &&
+           dp__lot_follows(&lots[last + 1], &lots[last],
+                           lots[last].at + dp__bytes(&lots[last].root->data)) &&
+           (size_t)(lots[last + 1].at - lots[first].at) ==
+               lots[last + 1].offset - lots[first].offset)
+        last++;
+    return last - first + 1;
+}
+
+/* Whether replica `r` can use the original's parameters as they are. */
+static bool dp__replica_sees(const dp__face *face, size_t r)
+{
+    const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
+    const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
+    return device == first || (dp__is_host(device) && dp__is_host(first));
+}
+
+/* The lots of one dtype, for one replica: their memory, by slot and by range. */
+static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r, const dp__lot *lot,
+                               void *at)
+{
+    const dp_module *inner = face->inner;
+    void **by_slot = sort == DP__GRADS ? face->replicas[r].grad : face->replicas[r].data;
+    for (size_t slot = inner->listed[lot->home]; slot < inner->slot_count; slot++)
+        if (inner->homes[slot] == lot->home)
+            by_slot[slot] = at;
+}
+
+static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r,
+                                   const dp__lot *lots, size_t count, size_t bytes, char **out)
+{
+    const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
+    dp_tensor block;
+    *out = NULL;
+    if (sort == DP__PARAMS && dp__replica_sees(face, r)) {
+        for (size_t i = 0; i < count; i++)
+            dp__replica_assign(face, sort, r, &lots[i], lots[i].at);
+        return DP_OK;
+    }
+    DP__TRY(dp__block_zero(face->scope, device, bytes, &block));
+    *out = block.data;
+    for (size_t i = 0; i < count; i++)
+        dp__replica_assign(face, sort, r, &lots[i], *out + lots[i].offset);
+    return DP_OK;
+}
+
+/* The replicas' memory for lots[0 .. count-1], all of one dtype, and the ranges that they make. */
+static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, dp__lot *lots, size_t count)
+{
+    dp__ranges *ranges = &face->ranges[sort];
+    size_t bytes = dp__lots_place(lots, 0, count), first_range = ranges->count;
+    for (size_t i = 0, run = 0; i < count; i += run) {
+        run = dp__lots_run(lots, i, count);
+        const dp__lot *last = &lots[i + run - 1];
+        size_t span = (size_t)(last->at - lots[i].at) + dp__bytes(&last->root->data);
+        dp__range *range = &ranges->items[ranges->count++];
+        range->dtype = (dp_dtype)lots[i].root->data.dtype;
+        range->count = (int64_t)(span / dp__dtype_sizes[range->dtype]);
+        range->at = dp__array(face->scope, face->count, sizeof *range->at);
+        if (range->at == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
+        range->at[0] = lots[i].at;
+    }
+    for (size_t r = 1; r < face->count; r++) {
+        char *block = NULL;
+        DP__TRY(dp__replica_block(face, sort, r, lots, count, bytes, &block));
+        for (size_t i = 0, k = first_range; i < count; i += dp__lots_run(lots, i, count), k++)
+            ranges->items[k].at[r] = block != NULL ? block + lots[i].offset : lots[i].at;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__lay_sort(dp__face *face, dp__sort sort)
+{
+    const dp_module *inner = face->inner;
+    size_t count = 0;
+    dp__lot *lots = dp__array(face->scope, inner->listed_count, sizeof *lots);
+    dp__ranges *ranges = &face->ranges[sort];
+    ranges->items = dp__array(face->scope, inner->listed_count, sizeof *ranges->items);
+    if (lots == NULL || ranges->items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", inner->listed_count);
+    for (size_t home = 0; home < inner->listed_count; home++) {
+        dp__param *root = dp__root(inner->slots[inner->listed[home]]);
+        if (dp__is_of_sort(root, sort) && dp__count(&root->data) > 0)
+            lots[count++] =
+                (dp__lot){.root = root,
+                          .home = home,
+                          .at = dp__view_of(root, sort)->data,
+                          .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
+    }
+    qsort(lots, count, sizeof *lots, dp__lot_order);
+    for (size_t first = 0, last = 0; first < count; first = last) {
+        while (last < count && lots[last].root->data.dtype == lots[first].root->data.dtype)
+            last++;
+        DP__TRY(dp__lay_dtype(face, sort, lots + first, last - first));
+    }
+    return DP_OK;
+}
+
+/* States of their own, child after child, as the modules stand in the tree. */
+static dp_status dp__replica_owns(dp__face *face, dp_module *module, size_t r, void **own)
+{
+    dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    DP__TRY(dp__replica_own(module, face->scope, r, device, own));
+    for (size_t i = 0; i < module->child_count; i++)
+        DP__TRY(dp__replica_owns(face, module->children[i].module, r,
+                                 own + module->children[i].place_first));
+    return DP_OK;
+}
+
+static dp_status dp__replicas_make(dp__face *face)
+{
+    DP__TRY(dp__module_ready(face->inner));
+    face->replicas = dp__array(face->scope, face->count, sizeof *face->replicas);
+    if (face->replicas == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
+    face->replicas[0] = face->inner->memory;
+    for (size_t r = 1; r < face->count; r++) {
+        dp__memory *memory = &face->replicas[r];
+        DP__TRY(dp__memory_make(face->scope, face->inner, memory));
+        memory->zeroed = dp__array(face->scope, face->inner->slot_count, sizeof *memory->zeroed);
+        if (memory->zeroed == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
+        DP__TRY(dp__replica_owns(face, face->inner, r, memory->own));
+    }
+    for (int sort = 0; sort < DP__SORT_COUNT && face->count > 1; sort++)
+        DP__TRY(dp__lay_sort(face, (dp__sort)sort));
+    return DP_OK;
+}
+
+static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size_t r)
+{
+    return dp__flat(range->at[r], face->ctx->devices[dp__rank_at(&face->how, r)].id, range->dtype,
+                    range->count);
+}
+
+/* What the original has goes to the first `count` replicas that have memory of their own. */
+static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t count)
+{
+    for (size_t i = 0; i < face->ranges[sort].count; i++) {
+        const dp__range *range = &face->ranges[sort].items[i];
+        dp_tensor from = dp__range_of(face, range, 0);
+        for (size_t r = 1; r < count; r++) {
+            dp_tensor to = dp__range_of(face, range, r);
+            if (to.data != from.data)
+                DP__TRY(dp__copy_tensor(face->ctx, &to, &from, NULL));
+        }
+    }
+    return DP_OK;
+}
+
+static uint64_t dp__version(const dp_module *module)
+{
+    uint64_t sum = module->version;
+    for (size_t i = 0; i < module->child_count; i++)
+        sum += dp__version(module->children[i].module);
+    return sum;
+}
+
+/* Before a forward: buffers always, parameters if somebody may have written to them. A face that
+   sends to some replicas only has not brought all up to date. */
+static dp_status dp__replicas_update(dp__face *face, size_t count)
+{
+    bool apart = false;
+    for (size_t r = 1; r < face->count; r++)
+        apart = apart || !dp__replica_sees(face, r);
+    if (apart && (face->foreign || face->version != dp__version(face->inner) + 1)) {
+        DP__TRY(dp__replicas_send(face, DP__PARAMS, face->count));
+        face->version = dp__version(face->inner) + 1; /* 0: never */
+    }
+    return dp__replicas_send(face, DP__BUFFERS, count);
+}
+
+/* After a backward: original += replica 1 + replica 2 + ..., in one pass over each range. */
+static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_t count)
+{
+    dp_tensor *views = dp__array(temp, count, sizeof *views);
+    const dp_tensor **parts = dp__array(temp, count, sizeof *parts);
+    dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
+    if (views == NULL || parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
+    for (size_t i = 0; i < face->ranges[DP__GRADS].count; i++) {
+        for (size_t r = 0; r < count; r++) {
+            views[r] = dp__range_of(face, &face->ranges[DP__GRADS].items[i], r);
+            parts[r] = &views[r];
+        }
+        DP__TRY(dp__add_up(face->ctx, temp, parts, count, first, &views[0]));
+    }
+    return DP_OK;
+}
+
+/* ==== >>passes ===================================================================================
+   A pass is one forward and its backward: a record for each replica, in the scope of the caller.
+   Here is what a single record does; >>parallel drives several of them.                         */
+
+#define DP__PASS_LIVE 0x9a550ba5u /* dp_pass.magic */
+
+typedef struct dp__record { /* one replica's part of a pass */
+    dp_call call;
+    dp_pass *pass;
+    struct dp__record *outer; /* whose method asked for this one; NULL: the user */
+    const dp__memory *memory;
+    size_t slot_first, place; /* of call.module, in the memory's tree */
+    bool in_backward;
+    bool left_behind; /* it failed because another one did */
+    dp_part part;     /* what it brings to a meeting */
+    dp_status status;
+    const char *text; /* the sentence, if it failed */
+} dp__record;
+
+typedef struct dp__meet { /* where the replicas of a pass come together */
+    bool open;            /* each replica has a thread of its own */
+    atomic_size_t here;   /* replicas inside: written under the lock */
+    atomic_size_t gone;   /* replicas that have returned */
+    dp__lock lock;        /* of what follows, and of the records' parts */
+    unsigned round;
+    dp_status status; /* why nobody can meet here any more */
+    dp__coll want;    /* what the first to come asked for */
+} dp__meet;
+
+struct dp_pass {
+    uint32_t magic, serial; /* serial: the module's */
+    dp_ctx *ctx;
+    dp_module *module;                  /* that was invoked */
+    dp_module *runs;                    /* whose methods run: the module, or what it wraps */
+    const dp_method *method, *backward; /* the latter NULL when there is none */
+    dp_scope *scope;
+    const dp__face *face; /* NULL: the module runs where it is, in one record */
+    bool keeps;           /* outputs are a list, not gathered */
+    bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
+    bool used;            /* by a backward */
+    size_t count;
+    dp__record *records;
+    dp__meet *meet; /* NULL: one record */
+    int64_t *rows;  /* of each replica's part; NULL: nothing was cut */
+    dp_value args, kwargs;
+};
+
+typedef struct dp__request { /* what dp_invoke was asked */
+    const char *fn;
+    dp_module *module;
+    const char *method;
+    dp_scope *scope;
+    dp_value args, kwargs;
+    dp_pass_config config;
+    bool wants_pass;
+    bool keeps, loss; /* dp_train_step: outputs stay, data is preprocessed, mode is "loss" */
+    dp__record *outer;
+    const dp__child *child; /* of outer's module */
+} dp__request;
+
+static const dp_value dp__not_set = {.kind = DP_ERROR, .status = DP_ERR_USER};
+
+static dp_status dp__record_forward(dp__record *record, const dp_method *method)
+{
+    dp_call *call = &record->call;
+    call->out = dp__not_set;
+    call->method = method->name;
+    char first = dp__sentence_hide();
+    dp_status status = dp__sentence_after(first, method->fn(call));
+    if (status == DP_OK && call->out.kind == DP_ERROR && call->out.as.s == NULL)
+        status = dp_error(DP_ERR_USER, "it returned without setting call->out (dp_none() if there "
+                                       "is nothing to return)");
+    else if (status == DP_OK)
+        status = dp__check_value("call->out", "value", call->out);
+    if (status != DP_OK)
+        return dp_error(status, "%s.%s: %s", call->module->name, method->name, dp_last_error());
+    return DP_OK;
+}
+
+static dp_status dp__record_backward(dp__record *record)
+{
+    dp_call *call = &record->call;
+    call->args_grad = call->kwargs_grad = dp_none();
+    record->in_backward = true;
+    char first = dp__sentence_hide();
+    dp_status status = dp__sentence_after(first, record->pass->backward->fn(call));
+    record->in_backward = false;
+    if (status == DP_OK)
+        status = dp__check_value("call->args_grad", "value", call->args_grad);
+    if (status == DP_OK)
+        status = dp__check_value("call->kwargs_grad", "value", call->kwargs_grad);
+    if (status != DP_OK)
+        return dp_error(status, "%s.backward: %s", call->module->name, dp_last_error());
+    return DP_OK;
+}
+
+static void dp__call_begin(dp__record *record, const dp__request *request, dp_module *module,
+                           const dp__device *device)
+{
+    dp_ctx *ctx = module->ctx;
+    const dp_call *outer = request->outer != NULL ? &request->outer->call : NULL;
+    record->call = (dp_call){.ctx = ctx,
+                             .module = module,
+                             .state = module->state,
+                             .own = record->memory->own[record->place],
+                             .device = device->id,
+                             .local_rank = device->local_rank,
+                             .stream = device->stream,
+                             .scope = request->scope,
+                             .args = request->args,
+                             .kwargs = request->kwargs,
+                             .training = module->training && (outer == NULL || outer->training),
+                             .grad_enabled = request->wants_pass && !request->config.no_grad &&
+                                             (outer == NULL || outer->grad_enabled),
+                             .compute_dtype = request->config.compute_dtype,
+                             .replica_count = 1,
+                             .weight = 1,
+                             .record = record};
+    if (outer != NULL) {
+        record->call.replica = outer->replica;
+        record->call.replica_count = outer->replica_count;
+        record->call.row_first = outer->row_first;
+        record->call.row_count = outer->row_count;
+        record->call.row_total = outer->row_total;
+        record->call.weight = outer->weight;
+    }
+}
+
+static dp_status dp__record_loss(dp__record *record);
+static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass);
+
+/* `face` NULL: the module runs in one record. */
+static dp_status dp__pass_make(const dp__request *request, dp_module *runs, const dp__face *face,
+                               size_t count, dp_pass **out)
+{
+    const dp_method *method = dp__find_method(runs, request->method);
+    dp_pass *pass = dp__scope_bytes(request->scope, sizeof *pass, 64);
+    dp__record *records = dp__scope_bytes(request->scope, count * sizeof *records, 64);
+    if (pass == NULL || records == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a pass");
+    if (method == NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "'%s' has no method '%s'", runs->name, request->method);
+    *pass = (dp_pass){.magic = DP__PASS_LIVE,
+                      .serial = request->module->serial,
+                      .ctx = runs->ctx,
+                      .module = request->module,
+                      .runs = runs,
+                      .method = method,
+                      .backward = dp__find_method(runs, "backward"),
+                      .scope = request->scope,
+                      .face = face,
+                      .alone = face == NULL || face->count == 1,
+                      .count = count,
+                      .records = records,
+                      .args = request->args,
+                      .kwargs = request->kwargs};
+    for (size_t r = 0; r < count; r++) {
+        records[r].pass = pass;
+        records[r].outer = request->outer;
+        records[r].slot_first = records[r].place = 0;
+        records[r].in_backward = records[r].left_behind = false;
+        records[r].status = DP_OK;
+    }
+    *out = pass;
+    return pass->alone ? DP_OK : dp__run_scopes(request->scope);
+}
+
+/* How many wrappers of the library's lie between. Each is a place in the tree, and has no slots. */
+static size_t dp__layers(const dp_module *from, const dp_module *to)
+{
+    size_t count = 0;
+    for (; from != to; from = from->wraps)
+        count++;
+    return count;
+}
+
+/* A module where it is: in the replica of the method that asked for it, or on its own device. */
+static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, dp_value *out,
+                                  dp_pass **out_pass)
+{
+    dp_ctx *ctx = runs->ctx;
+    dp_pass *pass = NULL;
+    dp__record *outer = request->outer;
+    if (outer == NULL) /* else it is ready, and replicas are here at the same time */
+        DP__TRY(dp__module_ready(runs));
+    DP__TRY(dp__pass_make(request, runs, NULL, 1, &pass));
+    dp__record *record = pass->records;
+    record->memory = outer != NULL ? outer->memory : &runs->memory;
+    if (outer != NULL) {
+        record->slot_first = outer->slot_first + request->child->slot_first;
+        record->place = outer->place + request->child->place_first +
+                        dp__layers(request->child->module, runs);
+    }
+    bool apart = outer != NULL && outer->memory->zeroed != NULL; /* in a replica, on its device */
+    int rank = apart ? outer->call.local_rank : runs->local_rank;
+    dp__call_begin(record, request, runs, &ctx->devices[rank]);
+    *out_pass = pass;
+    DP__TRY(request->loss ? dp__record_loss(record) : dp__record_forward(record, pass->method));
+    *out = record->call.out;
+    return DP_OK;
+}
+
+static dp_status dp__backward_plain(dp_pass *pass, dp_value grad, dp_input_grad *out)
+{
+    dp__record *record = pass->records;
+    dp_call *call = &record->call;
+    call->grad = grad;
+    call->input_grad_wanted = out != NULL;
+    DP__TRY(dp__record_backward(record));
+    if (out != NULL)
+        *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
+    return DP_OK;
+}
+
+/* ---- what a method asks for ------------------------------------------------------------------ */
+
+static dp_status dp__check_call(const char *fn, const dp_call *call)
+{
+    DP__TRY(dp__check_pointer(fn, "call", call));
+    return dp__check_pointer(fn, "call->record", call->record);
+}
+
+static bool dp__call_param(const char *fn, const dp_call *call, size_t param, size_t *out_slot)
+{
+    if (dp__check_call(fn, call) != DP_OK)
+        return false;
+    if (param >= call->module->param_count) {
+        dp_error(DP_ERR_INVALID, "%s: parameter %zu, '%s' has %zu of its own", fn, param,
+                 call->module->name, call->module->param_count);
+        return false;
+    }
+    *out_slot = call->record->slot_first + param;
+    return true;
+}
+
+DP_API const void *dp_param(const dp_call *call, size_t param)
+{
+    size_t slot = 0;
+    return dp__call_param(__func__, call, param, &slot) ? call->record->memory->data[slot] : NULL;
+}
+
+DP_API void *dp_buffer(const dp_call *call, size_t param)
+{
+    size_t slot = 0;
+    if (!dp__call_param(__func__, call, param, &slot))
+        return NULL;
+    if (!dp__root(&call->module->params[param])->buffer) {
+        dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is a parameter: dp_params_edit writes to it",
+                 __func__, call->module->params[param].name, call->module->name);
+        return NULL;
+    }
+    return call->record->memory->data[slot];
+}
+
+static bool dp__is_zeroed(const dp__memory *memory, size_t slot)
+{
+    return memory->zeroed == NULL || memory->zeroed[slot] == memory->pass;
+}
+
+/* A replica's gradient is zeroed when it is first asked for in a pass: it is about to be used, and
+   by this thread. */
+static dp_status dp__grad_zero(dp_ctx *ctx, const dp__memory *memory, size_t slot, dp_device device)
+{
+    const dp_module *tree = memory->tree;
+    size_t home = tree->homes[slot];
+    dp__param *root = dp__root(tree->slots[slot]);
+    dp_tensor flat =
+        dp__flat(memory->grad[slot], device, (dp_dtype)root->grad.dtype, dp__count(&root->grad));
+    for (size_t i = tree->listed[home]; i < tree->slot_count; i++)
+        if (tree->homes[i] == home)
+            memory->zeroed[i] = memory->pass;
+    return dp__zero_flat(ctx, &ctx->devices[device.index], &flat);
+}
+
+DP_API void *dp_grad(const dp_call *call, size_t param)
+{
+    size_t slot = 0;
+    if (!dp__call_param(__func__, call, param, &slot))
+        return NULL;
+    const dp__record *record = call->record;
+    if (!record->in_backward) {
+        dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
+        return NULL;
+    }
+    if (!dp__is_of_sort(dp__root(&call->module->params[param]), DP__GRADS)) {
+        dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is frozen, or a buffer", __func__,
+                 call->module->params[param].name, call->module->name);
+        return NULL;
+    }
+    const dp__memory *memory = record->memory;
+    if (!dp__is_zeroed(memory, slot) &&
+        dp__grad_zero(call->ctx, memory, slot, call->device) != DP_OK)
+        return NULL;
+    return memory->grad[slot];
+}
+
+DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype, int ndim,
+                                const dp_tensor **out)
+{
+    DP__TRY(dp__check_call(__func__, call));
+    DP__TRY(dp__check_pointer(__func__, "name", name));
+    const dp_pair *pair = call->kwargs.kind == DP_DICT ? dp__find(call->kwargs, name) : NULL;
+    if (pair == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: there is no argument '%s'", __func__, name);
+    return dp_as_tensor(pair->value, name, dtype, ndim, out);
+}
+
+DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype, int ndim,
+                             const dp_tensor **out)
+{
+    char what[48];
+    DP__TRY(dp__check_call(__func__, call));
+    if (!dp__is_sequence(call->args) || index >= call->args.count)
+        return dp_error(DP_ERR_INVALID, "%s: argument %zu, there are %u", __func__, index,
+                        dp__is_sequence(call->args) ? (unsigned)call->args.count : 0);
+    dp_status status = dp_as_tensor(call->args.as.items[index], "an argument", dtype, ndim, out);
+    if (status == DP_OK)
+        return DP_OK;
+    snprintf(what, sizeof what, "argument %zu", index);
+    return dp_as_tensor(call->args.as.items[index], what, dtype, ndim, out);
+}
+
+static const dp__child *dp__child_find(const dp_module *module, const char *name)
+{
+    for (size_t i = 0; i < module->child_count; i++)
+        if (strcmp(module->children[i].module->name, name) == 0)
+            return &module->children[i];
+    return NULL;
+}
+
+DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
+                               dp_value kwargs, dp_value *out, dp_pass **out_pass)
+{
+    DP__TRY(dp__check_call(__func__, call));
+    DP__TRY(dp__check_pointer(__func__, "child", child));
+    const dp__child *found = dp__child_find(call->module, child);
+    if (found == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' has no child '%s'", __func__, call->module->name,
+                        child);
+    dp__request request = {.fn = __func__,
+                           .module = found->module,
+                           .method = method,
+                           .scope = call->scope,
+                           .args = args,
+                           .kwargs = kwargs,
+                           .config = {.compute_dtype = call->compute_dtype},
+                           .wants_pass = out_pass != NULL,
+                           .outer = call->record,
+                           .child = found};
+    return dp__invoke(&request, out, out_pass);
+}
+
+/* ==== >>meeting ==================================================================================
+   dp_call_all_reduce: the replicas of a pass come together on their threads. The last to come does
+   the work. One that fails, or returns, takes the others with it: nobody waits for ever.        */
+
+static dp_status dp__meet_make(dp_pass *pass)
+{
+    dp__meet *meet = dp__scope_cut(pass->scope, sizeof *meet, 64);
+    if (meet == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a pass");
+    meet->open = pass->face->own_threads;
+    atomic_init(&meet->here, 0);
+    atomic_init(&meet->gone, 0);
+    meet->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    meet->round = 0;
+    meet->status = DP_OK;
+    pass->meet = meet;
+    return DP_OK;
+}
+
+static void dp__meet_wake(const dp_pass *pass)
+{
+    for (size_t r = 0; r < pass->count; r++)
+        dp__team_wake(pass->ctx->team, pass->face->threads[r]);
+}
+
+/* A replica's method has returned. Whoever waits for it would wait for ever. Where nobody has come
+   to meet no lock is needed: one that comes now sees that this one is gone. */
+static void dp__meet_leave(const dp__record *record)
+{
+    dp__meet *meet = record->pass->meet;
+    atomic_fetch_add(&meet->gone, 1);
+    if (record->status == DP_OK && atomic_load(&meet->here) == 0)
+        return;
+    dp__lock_enter(&meet->lock);
+    bool waited_for = atomic_load(&meet->here) > 0 && meet->status == DP_OK;
+    if (waited_for || (record->status != DP_OK && meet->status == DP_OK))
+        meet->status = record->status != DP_OK ? record->status : DP_ERR_MISMATCH;
+    dp__lock_leave(&meet->lock);
+    if (waited_for)
+        dp__meet_wake(record->pass);
+}
+
+/* This replica's part, under the lock. The first to come says what is to be done. */
+static dp_status dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want)
+{
+    if (meet->status != DP_OK)
+        return meet->status;
+    if (atomic_load(&meet->here) == 0)
+        meet->want = *want;
+    else if (meet->want.count != want->count || meet->want.dtype != want->dtype ||
+             meet->want.op != want->op)
+        return DP_ERR_MISMATCH;
+    record->part = want->local[0];
+    atomic_fetch_add(&meet->here, 1); /* before it looks who is gone: see dp__meet_leave */
+    return atomic_load(&meet->gone) == 0 ? DP_OK : DP_ERR_MISMATCH;
+}
+
+/* Everything that the replicas sent is reduced on the first one's device, and copied to all. */
+static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
+{
+    const dp__meet *meet = pass->meet;
+    dp__device *first = &pass->ctx->devices[pass->records[0].call.local_rank];
+    const void **in = dp__array(temp, pass->count, sizeof *in);
+    void **out = dp__array(temp, pass->count, sizeof *out);
+    bool near = dp__is_host(first);
+    dp_tensor sum;
+    if (in == NULL || out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", pass->count);
+    for (size_t r = 0; r < pass->count; r++) {
+        dp_tensor part = dp__flat((void *)(uintptr_t)pass->records[r].part.send,
+                                  pass->records[r].call.device, meet->want.dtype,
+                                  (int64_t)meet->want.count);
+        DP__TRY(dp__bring(temp, &part, first, &in[r]));
+        out[r] = pass->records[r].part.recv;
+    }
+    if (!near) {
+        DP__TRY(dp__tensor_make(temp, first, meet->want.dtype, 1,
+                                &(int64_t){(int64_t)meet->want.count}, &sum));
+        out[0] = sum.data;
+    }
+    bool mean = meet->want.op == DP_OP_MEAN;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = mean ? DP_OP_SUM : meet->want.op,
+                           .dtype = meet->want.dtype,
+                           .in_dtype = meet->want.dtype,
+                           .count = meet->want.count,
+                           .out = out,
+                           .in = in,
+                           .out_count = near ? pass->count : 1,
+                           .in_count = pass->count,
+                           .alpha = 1,
+                           .beta = mean ? (double)pass->count : 1};
+    DP__TRY(dp__kernel(pass->ctx, first, first->stream, &args));
+    for (size_t r = 0; r < pass->count && !near; r++) {
+        dp_tensor part = dp__flat(pass->records[r].part.recv, pass->records[r].call.device,
+                                  meet->want.dtype, (int64_t)meet->want.count);
+        DP__TRY(dp__copy_tensor(pass->ctx, &part, &sum, NULL));
+    }
+    return DP_OK;
+}
+
+/* The last to come does the work; nobody else touches the meeting meanwhile. */
+static void dp__meet_work(dp_pass *pass)
+{
+    dp__meet *meet = pass->meet;
+    dp_scope *temp = NULL;
+    dp_status status = dp__temp_begin(pass->ctx, &temp);
+    if (status == DP_OK)
+        status = dp__meet_reduce(pass, temp);
+    dp__scope_end(temp);
+    dp__lock_enter(&meet->lock);
+    meet->status = status;
+    atomic_store(&meet->here, 0);
+    meet->round++;
+    dp__lock_leave(&meet->lock);
+    dp__meet_wake(pass);
+}
+
+static dp_status dp__meet_wait(dp_pass *pass, int thread, unsigned round)
+{
+    dp__meet *meet = pass->meet;
+    for (;;) {
+        unsigned seen = dp__team_ticket(pass->ctx->team, thread);
+        dp__lock_enter(&meet->lock);
+        bool over = meet->round != round;
+        dp_status status = meet->status;
+        dp__lock_leave(&meet->lock);
+        if (over || status != DP_OK)
+            return over ? DP_OK : status;
+        dp__team_sleep(pass->ctx->team, thread, seen);
+    }
+}
+
+/* What became of the replicas that this one wanted to meet. */
+static dp_status dp__meet_error(dp__record *record, dp_status status)
+{
+    record->left_behind = true;
+    return dp_error(status, "the replicas do not meet: %s",
+                    status == DP_ERR_MISMATCH
+                        ? "another one has returned, or asks for another count, dtype or op"
+                        : "another one failed");
+}
+
+static dp_status dp__meet_enter(dp__record *record, const dp__coll *want)
+{
+    dp_pass *pass = record->pass;
+    dp__meet *meet = pass->meet;
+    if (!meet->open)
+        return dp_error(DP_ERR_UNSUPPORTED, "several replicas share a thread: a device is in the "
+                                            "list twice, and cannot wait for itself");
+    dp__lock_enter(&meet->lock);
+    dp_status status = dp__meet_join(meet, record, want);
+    unsigned round = meet->round;
+    bool last = status == DP_OK && atomic_load(&meet->here) == pass->count;
+    if (status != DP_OK && meet->status == DP_OK)
+        meet->status = status;
+    dp__lock_leave(&meet->lock);
+    if (status != DP_OK)
+        dp__meet_wake(pass);
+    else if (last)
+        dp__meet_work(pass);
+    if (status == DP_OK)
+        status = last ? meet->status
+                      : dp__meet_wait(pass, pass->face->threads[record->call.replica], round);
+    return status == DP_OK ? DP_OK : dp__meet_error(record, status);
+}
+
+/* The replica that a record belongs to: the outermost method's. */
+static dp__record *dp__outermost(dp__record *record)
+{
+    while (record->outer != NULL && record->pass->count == 1)
+        record = record->outer;
+    return record;
+}
+
+DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv, size_t count,
+                                    dp_dtype dtype, dp_op op)
+{
+    DP__TRY(dp__check_call(__func__, call));
+    DP__TRY(dp__check_dtype(__func__, dtype));
+    dp__record *record = dp__outermost(call->record);
+    dp_part part = {send, recv, NULL};
+    dp__coll want = {
+        .fn = __func__, .ctx = call->ctx, .local = &part, .count = count, .dtype = dtype, .op = op};
+    if ((unsigned)op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", __func__, (int)op);
+    if (count > 0 && (send == NULL || recv == NULL))
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__, send == NULL ? "send" : "recv");
+    if (record->pass->meet != NULL)
+        return dp__leave(__func__, call->ctx, dp__meet_enter(record, &want));
+    dp_tensor to = dp__flat(recv, call->device, dtype, (int64_t)count), from = to;
+    from.data = (void *)(uintptr_t)send;
+    return dp__leave(__func__, call->ctx,
+                     send != recv ? dp__copy_tensor(call->ctx, &to, &from, NULL) : DP_OK);
+}
+
+/* ==== >>parallel =================================================================================
+   Several records at once: arguments are cut, every replica's thread runs its record, what comes
+   out is gathered; backward goes the other way. Errors: the first in replica order.             */
+
+/* What a criterion does otherwise; see >>criterion. */
+static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out);
+static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out);
+static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *grads, dp_value *out);
+
+static dp_status dp__face_allows(const dp__face *face, const char *method);
+
+typedef void dp__stage(dp__record *record);
+
+typedef struct dp__runner {
+    dp_pass *pass;
+    dp__stage *stage;
+} dp__runner;
+
+static void dp__stage_forward(dp__record *record)
+{
+    record->status = dp__record_forward(record, record->pass->method);
+}
+
+static void dp__stage_loss(dp__record *record)
+{
+    record->status = dp__record_loss(record);
+}
+
+/* What backward did not touch in a replica must not be summed as it is. */
+static void dp__stage_backward(dp__record *record)
+{
+    const dp__memory *memory = record->memory;
+    record->status = dp__record_backward(record);
+    for (size_t i = 0; i < memory->tree->listed_count && memory->zeroed != NULL; i++) {
+        size_t slot = memory->tree->listed[i];
+        if (record->status == DP_OK && memory->grad[slot] != NULL && !dp__is_zeroed(memory, slot))
+            record->status = dp__grad_zero(record->call.ctx, memory, slot, record->call.device);
+    }
+}
+
+static void dp__record_run(dp__record *record, dp__stage *stage)
+{
+    record->text = NULL;
+    stage(record);
+    if (record->status != DP_OK)
+        record->text = dp__copy_text(record->call.scope, dp_last_error());
+    if (record->pass->meet != NULL)
+        dp__meet_leave(record);
+}
+
+static void dp__runner_part(int thread, void *user)
+{
+    const dp__runner *runner = user;
+    const dp_pass *pass = runner->pass;
+    for (size_t r = 0; r < pass->count; r++)
+        if (pass->face->threads[r] == thread)
+            dp__record_run(&pass->records[r], runner->stage);
+}
+
+/* The first failure in replica order; one that only waited for another that failed comes last. */
+static dp_status dp__pass_result(const dp_pass *pass)
+{
+    const dp__record *worst = NULL;
+    for (size_t r = 0; r < pass->count; r++) {
+        const dp__record *record = &pass->records[r];
+        if (record->status != DP_OK &&
+            (worst == NULL || (worst->left_behind && !record->left_behind)))
+            worst = record;
+    }
+    if (worst == NULL)
+        return DP_OK;
+    const char *text = worst->text != NULL ? worst->text : dp_status_text(worst->status);
+    if (pass->alone)
+        return dp_error(worst->status, "%s", text);
+    return dp_error(worst->status, "replica %zu on %s %d: %s", (size_t)(worst - pass->records),
+                    pass->ctx->info.device_backend, worst->call.local_rank, text);
+}
+
+static int dp__pass_threads(const dp_pass *pass)
+{
+    int count = 1;
+    for (size_t r = 0; r < pass->count; r++)
+        if (pass->face->threads[r] + 1 > count)
+            count = pass->face->threads[r] + 1;
+    return count;
+}
+
+/* One record runs on the thread that is here; what it calls may use the context. */
+static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
+{
+    dp_ctx *ctx = pass->ctx;
+    dp__runner runner = {pass, stage};
+    if (pass->count == 1) {
+        dp__record_run(pass->records, stage);
+        return dp__pass_result(pass);
+    }
+    DP__TRY(dp__meet_make(pass));
+    DP__TRY(dp__enter(fn, ctx));
+    if (ctx->team != NULL && !dp__team_enter(ctx->team)) {
+        return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
+    } else if (ctx->team != NULL) {
+        dp__team_run(ctx->team, dp__pass_threads(pass), dp__runner_part, &runner);
+        dp__team_exit(ctx->team);
+    } else {
+        dp__runner_part(0, &runner);
+    }
+    return dp__exit(fn, ctx, dp__pass_result(pass));
+}
+
+/* ---- cutting arguments ----------------------------------------------------------------------- */
+
+typedef struct dp__cut {
+    dp__plan plan;
+    dp_value both[2]; /* args, kwargs: cut as one tree, so that no replica goes without */
+} dp__cut;
+
+static dp_status dp__cut_make(dp__cut *cut, const dp__request *request, const dp__face *face,
+                              const dp_scatter_config *how)
+{
+    cut->both[0] = request->args;
+    cut->both[1] = request->kwargs;
+    cut->plan = (dp__plan){.fn = request->fn,
+                           .ctx = face->ctx,
+                           .scope = request->scope,
+                           .how = how,
+                           .roots = {request->args, request->kwargs}};
+    DP__TRY(dp__plan_begin(&cut->plan));
+    DP__TRY(dp__plan_make(&cut->plan, cut->both, 2));
+    bool even = how->split == DP_SPLIT_BALANCED || how->split == DP_SPLIT_WEIGHTS;
+    if (cut->plan.counted >= 0 && even) /* parts without rows at the end get no replica */
+        cut->plan.parts = cut->plan.needed > 0 ? cut->plan.needed : 1;
+    if (dp__is_nothing(request->args) && dp__is_nothing(request->kwargs))
+        cut->plan.parts = 1;
+    return DP_OK;
+}
+
+/* Samples in group `index` of the first container in a tree; -1: there is none. */
+static int64_t dp__group_rows(dp_value value, size_t index)
+{
+    int64_t rows = -1;
+    if (value.kind == DP_CONTAINER) {
+        dp_value group = value.as.c->data.as.items[index];
+        if (group.kind == DP_TENSOR)
+            return group.as.t->ndim > 0 ? group.as.t->shape[0] : 1;
+        return dp__is_sequence(group) ? (int64_t)group.count : 1;
+    }
+    for (uint32_t i = 0; rows < 0 && dp__is_sequence(value) && i < value.count; i++)
+        rows = dp__group_rows(value.as.items[i], index);
+    for (uint32_t i = 0; rows < 0 && value.kind == DP_DICT && i < value.count; i++)
+        rows = dp__group_rows(value.as.pairs[i].value, index);
+    return rows;
+}
+
+/* Rows of each part, as far as anything was cut; NULL: nothing was. */
+static dp_status dp__cut_rows(dp__cut *cut, int64_t **out)
+{
+    const dp__plan *plan = &cut->plan;
+    int64_t *rows = dp__scope_bytes(plan->scope, plan->parts * sizeof *rows, 8);
+    *out = NULL;
+    if (rows == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
+    const dp_tensor *first = plan->rows_of;
+    if (first != NULL) {
+        int dim = plan->how->dim < 0 ? plan->how->dim + first->ndim : plan->how->dim;
+        DP__TRY(dp__plan_rows(&cut->plan, first->shape[dim]));
+    }
+    for (size_t i = 0; i < plan->parts; i++) {
+        rows[i] = first != NULL ? plan->sizes[i] : dp__group_rows(cut->both[0], i);
+        if (rows[i] < 0)
+            rows[i] = dp__group_rows(cut->both[1], i);
+        if (rows[i] < 0)
+            return DP_OK;
+    }
+    *out = rows;
+    return DP_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* Replica r gets its arguments, its memory, and the thread that is to run it. */
+static void dp__pass_record(const dp_pass *pass, const dp__request *request, size_t r,
+                            dp_value args, dp_value kwargs)
+{
+    const dp__face *face = pass->face;
+    dp__record *record = &pass->records[r];
+    dp__request own = *request;
+    own.args = args;
+    own.kwargs = kwargs;
+    if (!pass->alone)
+        own.scope = request->scope->replicas[face->threads[r]];
+    record->memory = &face->replicas[r];
+    record->place = dp__layers(face->inner, face->runs);
+    dp__call_begin(record, &own, face->runs, &face->ctx->devices[dp__rank_at(&face->how, r)]);
+    record->call.replica = r;
+    record->call.replica_count = pass->count;
+}
+
+static void dp__pass_rows(dp_pass *pass, int64_t *rows)
+{
+    int64_t first = 0, total = 0;
+    pass->rows = rows;
+    for (size_t r = 0; rows != NULL && r < pass->count; r++)
+        total += rows[r];
+    for (size_t r = 0; rows != NULL && r < pass->count; r++) {
+        dp_call *call = &pass->records[r].call;
+        call->row_first = first;
+        call->row_count = rows[r];
+        call->row_total = total;
+        call->weight = (double)rows[r];
+        first += rows[r];
+    }
+}
+
+static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pass **out)
+{
+    dp__cut cut;
+    int64_t *rows = NULL;
+    DP__TRY(dp__face_allows(face, request->method));
+    DP__TRY(dp__cut_make(&cut, request, face, &face->how));
+    DP__TRY(dp__pass_make(request, face->runs, face, cut.plan.parts, out));
+    for (size_t r = 0; r < (*out)->count; r++) {
+        dp_value args = dp_none(), kwargs = dp_none();
+        DP__TRY(dp__part_make(&cut.plan, request->args, r, &args));
+        DP__TRY(dp__part_make(&cut.plan, request->kwargs, r, &kwargs));
+        dp__pass_record(*out, request, r, args, kwargs);
+    }
+    DP__TRY(dp__cut_rows(&cut, &rows));
+    dp__pass_rows(*out, rows);
+    return DP_OK;
+}
+
+/* A list that says behind its last item how the batch was cut; see dp__pass_outputs. */
+#define DP__LIST_OF_OUTPUTS 0x80u /* in dp_value.reserved */
+
+static bool dp__is_outputs(dp_value value)
+{
+    return value.kind == DP_LIST && (value.reserved & DP__LIST_OF_OUTPUTS) != 0;
+}
+
+/* A list of what the records have, in replica order. */
+static dp_status dp__pass_outputs(const dp_pass *pass, dp_value *out)
+{
+    dp_value *items = dp__scope_bytes(pass->scope, (pass->count + 1) * sizeof *items, 8);
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu outputs", pass->count);
+    for (size_t r = 0; r < pass->count; r++)
+        items[r] = pass->records[r].call.out;
+    items[pass->count] = dp_opaque(pass->rows); /* for a criterion: how the batch was cut */
+    DP__TRY(dp__list_out("the outputs", items, pass->count, out));
+    out->reserved |= DP__LIST_OF_OUTPUTS;
+    return DP_OK;
+}
+
+static dp_status dp__pass_gather(const dp_pass *pass, dp_value list, dp_value *out)
+{
+    dp__gatherer gatherer = {
+        .zipper = {.scope = pass->scope,
+                   .count = list.count,
+                   .noun = "replica",
+                   .leaf = dp__gather_leaf},
+        .ctx = pass->ctx,
+        .target = (dp__device *)(uintptr_t)pass->face->output,
+        .dim = pass->face->how.dim,
+        .parts = dp__scope_bytes(pass->scope, list.count * sizeof *gatherer.parts, 8)};
+    if (gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u parts", (unsigned)list.count);
+    return dp__zip(&gatherer.zipper, list.as.items, NULL, out);
+}
+
+static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
+{
+    dp_value list = dp_none();
+    if (pass->alone) {
+        *out = pass->records[0].call.out;
+        return DP_OK;
+    }
+    DP__TRY(dp__pass_outputs(pass, &list));
+    if (pass->keeps) {
+        *out = list;
+        return DP_OK;
+    }
+    return pass->face->kind == DP__FACE_CRITERION ? dp__criterion_mean(pass, list, out)
+                                                  : dp__pass_gather(pass, list, out);
+}
+
+static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_value *out,
+                                 dp_pass **out_pass)
+{
+    dp_pass *pass = NULL;
+    DP__TRY(face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
+                                             : dp__pass_cut(request, face, &pass));
+    pass->keeps = request->keeps || face->kind == DP__FACE_MODEL;
+    DP__TRY(dp__replicas_update(face, pass->count));
+    *out_pass = pass;
+    DP__TRY(dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward));
+    return dp__pass_out(pass, out);
+}
+
+static dp_status dp__check_request(const dp__request *request, const dp_value *out)
+{
+    const char *fn = request->fn;
+    DP__TRY(dp__check_pointer(fn, "method", request->method));
+    DP__TRY(dp__check_scope_of(fn, request->scope, request->module->ctx));
+    DP__TRY(dp__check_value(fn, "args", request->args));
+    DP__TRY(dp__check_value(fn, "kwargs", request->kwargs));
+    DP__TRY(dp__check_pointer(fn, "out", out));
+    if (request->args.kind != DP_NONE && !dp__is_sequence(request->args))
+        return dp_error(DP_ERR_INVALID, "%s: args is a %s, not a tuple", fn,
+                        dp__kind_name(request->args.kind));
+    if (request->kwargs.kind != DP_NONE && request->kwargs.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is a %s, not a dict", fn,
+                        dp__kind_name(request->kwargs.kind));
+    if ((unsigned)request->config.compute_dtype >= DP_DTYPE_COUNT)
+        return dp__check_dtype(fn, request->config.compute_dtype);
+    return DP_OK;
+}
+
+static bool dp__is_parallel(const dp__record *record)
+{
+    for (; record != NULL; record = record->outer)
+        if (record->pass->count > 1)
+            return true;
+    return false;
+}
+
+static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
+{
+    dp_module *module = request->module;
+    dp_value value = dp_none();
+    dp_pass *pass = NULL;
+    bool through = module->face != NULL && dp__is_parallel(request->outer);
+    DP__TRY(dp__check_request(request, out));
+    if (out_pass != NULL)
+        *out_pass = NULL;
+    dp_status status =
+        module->face != NULL && !through
+            ? dp__invoke_face(request, module->face, &value, &pass)
+            : dp__invoke_plain(request, through ? module->face->runs : module, &value, &pass);
+    if (status == DP_OK) {
+        *out = value;
+        if (out_pass != NULL && pass->records[0].call.grad_enabled)
+            *out_pass = pass;
+    }
+    return dp__leave(request->fn, module->ctx, status);
+}
+
+DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scope, dp_value args,
+                           dp_value kwargs, const dp_pass_config *config, dp_value *out,
+                           dp_pass **out_pass)
+{
+    static const dp_pass_config zero;
+    DP__TRY(dp__check_module(__func__, module));
+    dp__request request = {.fn = __func__,
+                           .module = module,
+                           .method = method,
+                           .scope = scope,
+                           .args = args,
+                           .kwargs = kwargs,
+                           .config = config != NULL ? *config : zero,
+                           .wants_pass = out_pass != NULL};
+    return dp__invoke(&request, out, out_pass);
+}
+
+/* ==== >>backward =================================================================================
+   What comes out of a forward by gathering goes back by cutting: every replica gets the gradient of
+   its own output. Numbers and none stand for tensors anywhere.                                  */
+
+/* One replica's part of the gradient of a gathered tensor: the rows that it had put there. */
+static dp_status dp__grad_rows(const dp_pass *pass, size_t r, const dp_tensor *grad,
+                               const dp_value *outs, const dp__path *path, dp_value *out)
+{
+    char a[96], b[96];
+    int64_t first = 0, total = 0;
+    const dp_tensor *own = outs[r].as.t;
+    int dim = pass->face->how.dim;
+    dp_tensor whole = *own, part = *grad;
+    whole.ndim = whole.ndim > 0 ? whole.ndim : 1; /* 0-dim outputs were gathered as a vector */
+    dim = dim < 0 ? dim + whole.ndim : dim;
+    for (size_t i = 0; i < pass->count; i++) {
+        int64_t rows = own->ndim > 0 ? outs[i].as.t->shape[dim] : 1;
+        first += i < r ? rows : 0;
+        total += rows;
+    }
+    whole.shape[dim] = total;
+    if (grad->dtype != own->dtype || !dp__same_shape(grad, &whole))
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " of the gradient is %s (%s), of the output %s "
+                              "(%s)",
+                              dp__dtype_names[grad->dtype], dp__shape_text(grad, a, sizeof a),
+                              dp__dtype_names[own->dtype], dp__shape_text(&whole, b, sizeof b));
+    if (dp__device_of(pass->ctx, grad->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " of the gradient is on no device of this "
+                              "context");
+    dp__narrow_here(&part, dim, first, own->ndim > 0 ? own->shape[dim] : 1);
+    part.ndim = own->ndim;
+    DP__TRY(dp__place(pass->scope, &part, &pass->ctx->devices[pass->records[r].call.local_rank]));
+    return dp__of(pass->scope, &part, out);
+}
+
+static dp_status dp__grad_part(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+                               const dp__path *path, dp_value *out);
+
+static dp_status dp__grad_sequence(const dp_pass *pass, size_t r, dp_value grad,
+                                   const dp_value *outs, const dp__path *path, dp_value *out)
+{
+    dp_value *column = dp__scope_bytes(pass->scope, pass->count * sizeof *column, 8);
+    dp_value *items = dp__scope_bytes(pass->scope, grad.count * sizeof *items, 8);
+    if (column == NULL || items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    if (!dp__is_sequence(outs[r]) || outs[r].count != grad.count)
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " of the gradient has %u entries, the output "
+                              "is a %s of %u",
+                              (unsigned)grad.count, dp__kind_name(outs[r].kind),
+                              (unsigned)outs[r].count);
+    for (uint32_t i = 0; i < grad.count; i++) {
+        DP__TRY(dp__check_below(grad, grad.as.items[i]));
+        for (size_t k = 0; k < pass->count; k++)
+            column[k] = outs[k].as.items[i];
+        DP__TRY(dp__grad_part(pass, r, grad.as.items[i], column, &(dp__path){path, NULL, i},
+                              &items[i]));
+    }
+    *out = dp__sequence((dp_kind)grad.kind, items, grad.count, grad.depth);
+    return DP_OK;
+}
+
+static dp_status dp__grad_dict(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+                               const dp__path *path, dp_value *out)
+{
+    dp_value *column = dp__scope_bytes(pass->scope, pass->count * sizeof *column, 8);
+    dp_pair *pairs = dp__scope_bytes(pass->scope, grad.count * sizeof *pairs, 8);
+    if (column == NULL || pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    for (uint32_t i = 0; i < grad.count; i++) {
+        const char *key = grad.as.pairs[i].key;
+        if (outs[r].kind != DP_DICT || dp__find(outs[r], key) == NULL)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " of the gradient has key '%s', the "
+                                  "output has not",
+                                  key);
+        DP__TRY(dp__check_below(grad, grad.as.pairs[i].value));
+        for (size_t k = 0; k < pass->count; k++)
+            column[k] = dp_get(outs[k], key);
+        pairs[i].key = key;
+        DP__TRY(dp__grad_part(pass, r, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
+                              &pairs[i].value));
+    }
+    *out = dp__dict_of(pairs, grad.count, grad.depth);
+    return DP_OK;
+}
+
+/* `outs` are what the replicas put there, alike in structure, since they were gathered. */
+static dp_status dp__grad_part(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+                               const dp__path *path, dp_value *out)
+{
+    *out = grad;
+    switch ((dp_kind)grad.kind) {
+    case DP_NONE:
+    case DP_INT:
+    case DP_FLOAT:
+        return DP_OK;
+    case DP_TENSOR:
+        if (outs[r].kind == DP_TENSOR)
+            return dp__grad_rows(pass, r, grad.as.t, outs, path, out);
+        break;
+    case DP_LIST:
+    case DP_TUPLE:
+        return dp__grad_sequence(pass, r, grad, outs, path, out);
+    case DP_DICT:
+        return dp__grad_dict(pass, r, grad, outs, path, out);
+    case DP_ERROR:
+    case DP_BOOLEAN:
+    case DP_STRING:
+    case DP_CONTAINER:
+    case DP_OPAQUE:
+        break;
+    }
+    return dp__path_error(DP_ERR_MISMATCH, path, " of the gradient is a %s, of the output a %s",
+                          dp__kind_name(grad.kind), dp__kind_name(outs[r].kind));
+}
+
+static bool dp__is_number(dp_value value)
+{
+    return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_NONE;
+}
+
+/* Each replica's gradient into its call. */
+static dp_status dp__grads_cut(dp_pass *pass, dp_value grad)
+{
+    bool list = pass->keeps && !pass->alone && dp__is_sequence(grad);
+    dp_value *outs = dp__scope_bytes(pass->scope, pass->count * sizeof *outs, 8);
+    if (outs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    if (list && grad.count != pass->count)
+        return dp_error(DP_ERR_MISMATCH, "the gradient is a list of %u, there are %zu replicas",
+                        (unsigned)grad.count, pass->count);
+    for (size_t r = 0; r < pass->count; r++)
+        outs[r] = pass->records[r].call.out;
+    for (size_t r = 0; r < pass->count; r++) {
+        dp_value *own = &pass->records[r].call.grad;
+        *own = list ? grad.as.items[r] : grad;
+        if (!pass->alone && pass->face->kind == DP__FACE_CRITERION)
+            DP__TRY(dp__criterion_grad(pass, r, grad, own));
+        else if (!pass->alone && !pass->keeps)
+            DP__TRY(dp__grad_part(pass, r, grad, outs, NULL, own));
+        else if (pass->keeps && !list && !dp__is_number(grad) && !pass->alone)
+            return dp_error(DP_ERR_MISMATCH,
+                            "the gradient is a %s: outputs were not gathered, it "
+                            "takes a list with one a replica",
+                            dp__kind_name(grad.kind));
+    }
+    return DP_OK;
+}
+
+/* ---- gradients of inputs --------------------------------------------------------------------- */
+
+static dp_value dp__at_path(dp_value root, const dp__path *path)
+{
+    if (path == NULL)
+        return root;
+    dp_value outer = dp__at_path(root, path->outer);
+    return path->key != NULL ? dp_get(outer, path->key) : dp_at(outer, path->index);
+}
+
+typedef struct dp__back_gatherer {
+    dp__gatherer gatherer;
+    dp_value inputs; /* as they came: a gradient goes where its input was */
+    dp__device *first;
+} dp__back_gatherer;
+
+/* The gradient of a single replica is moved, not joined. */
+static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                               dp_value *out)
+{
+    dp__back_gatherer *back = (dp__back_gatherer *)zipper;
+    dp_value input = dp__at_path(back->inputs, path);
+    back->gatherer.target = input.kind == DP_TENSOR
+                                ? dp__device_of(back->gatherer.ctx, input.as.t->device)
+                                : back->first;
+    if (zipper->count > 1 || values[0].kind != DP_TENSOR)
+        return dp__gather_leaf(zipper, values, path, out);
+    dp_tensor moved = *values[0].as.t;
+    DP__TRY(dp__place(zipper->scope, &moved, back->gatherer.target));
+    return dp__of(zipper->scope, &moved, out);
+}
+
+/* One gradient a replica, of one structure, becomes that of what was cut. */
+static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *parts,
+                                   dp_value *out)
+{
+    dp__back_gatherer back = {
+        .gatherer = {.zipper = {.scope = pass->scope,
+                                .count = pass->count,
+                                .noun = "replica",
+                                .leaf = dp__back_leaf},
+                     .ctx = pass->ctx,
+                     .dim = pass->face->how.dim,
+                     .parts = dp__scope_bytes(pass->scope, pass->count * sizeof *parts, 8)},
+        .inputs = inputs,
+        .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
+    if (back.gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
+    return dp__zip(&back.gatherer.zipper, parts, NULL, out);
+}
+
+static dp_value *dp__values(const dp_pass *pass, size_t count)
+{
+    dp_value *values = dp__scope_bytes(pass->scope, count * sizeof *values, _Alignof(dp_value));
+    if (values == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
+    return values;
+}
+
+static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
+{
+    dp_value *args = dp__values(pass, pass->count), *kwargs = dp__values(pass, pass->count);
+    if (args == NULL || kwargs == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < pass->count; r++) {
+        args[r] = pass->records[r].call.args_grad;
+        kwargs[r] = pass->records[r].call.kwargs_grad;
+    }
+    DP__TRY(dp__inputs_gather(pass, pass->kwargs, kwargs, &out->kwargs));
+    return pass->face->kind == DP__FACE_CRITERION
+               ? dp__criterion_inputs(pass, args, &out->args)
+               : dp__inputs_gather(pass, pass->args, args, &out->args);
+}
+
+/* ---- the pass -------------------------------------------------------------------------------- */
+
+static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_value grad, dp_input_grad *out)
+{
+    dp_scope *temp = NULL;
+    DP__TRY(dp__grads_cut(pass, grad));
+    for (size_t r = 0; r < pass->count; r++) {
+        pass->records[r].call.input_grad_wanted = out != NULL;
+        pass->face->replicas[r].pass++;
+    }
+    DP__TRY(dp__pass_run(fn, pass, dp__stage_backward));
+    DP__TRY(dp__temp_begin(pass->ctx, &temp));
+    dp_status status = pass->count > 1 ? dp__replicas_reduce(pass->face, temp, pass->count) : DP_OK;
+    dp__scope_end(temp);
+    if (status == DP_OK && out != NULL)
+        status = dp__input_grad(pass, out);
+    return status;
+}
+
+static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
+{
+    if (pass == NULL)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: pass is NULL: the forward was asked for none, or ran "
+                        "without gradients",
+                        fn);
+    if (pass->magic != DP__PASS_LIVE)
+        return dp_error(DP_ERR_STATE, "%s: this is no pass, or its scope has ended", fn);
+    DP__TRY(dp__check_ctx(fn, pass->ctx));
+    if (pass->module->magic != DP__MODULE_LIVE || pass->module->serial != pass->serial)
+        return dp_error(DP_ERR_STATE, "%s: the module of this pass was destroyed", fn);
+    if (pass->used)
+        return dp_error(DP_ERR_STATE, "%s: this pass of '%s' had its backward already", fn,
+                        pass->runs->name);
+    if (pass->backward == NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "%s: '%s' has no method 'backward'", fn,
+                        pass->runs->name);
+    return DP_OK;
+}
+
+DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
+{
+    dp_input_grad inputs = {dp_none(), dp_none()};
+    DP__TRY(dp__check_pass(__func__, pass));
+    DP__TRY(dp__check_value(__func__, "grad", grad));
+    pass->used = true;
+    dp_status status = pass->face != NULL
+                           ? dp__backward_face(__func__, pass, grad, out != NULL ? &inputs : NULL)
+                           : dp__backward_plain(pass, grad, out != NULL ? &inputs : NULL);
+    if (status == DP_OK && out != NULL)
+        *out = inputs;
+    return dp__leave(__func__, pass->ctx, status);
+}
+
+/* ==== >>criterion ================================================================================
+   Losses where the outputs are: a criterion's replicas take the list that dp_model_parallel made,
+   and targets cut by the sizes that come with it.                                                */
+
+/* The outputs, one a replica; `rows`: how the batch was cut, if the list still says so. */
+static dp_status dp__criterion_outputs(const dp__request *request, const dp__face *face,
+                                       const dp_value **out, size_t *out_count, int64_t **out_rows)
+{
+    dp_value args = request->args;
+    if (!dp__is_sequence(args) || args.count == 0)
+        return dp_error(DP_ERR_INVALID, "a criterion's first argument is the list of outputs");
+    const dp_value *first = &args.as.items[0];
+    bool ours = dp__is_outputs(*first);
+    DP__TRY(dp__check_below(args, *first));
+    *out_rows = ours ? first->as.items[first->count].as.p : NULL;
+    *out = first;
+    *out_count = 1;
+    if (face->count == 1 && !ours)
+        return DP_OK;
+    if (first->kind != DP_LIST || first->count == 0 || first->count > face->count)
+        return dp_error(DP_ERR_MISMATCH, "the outputs are a %s of %u, there are %zu devices",
+                        dp__kind_name(first->kind), (unsigned)first->count, face->count);
+    *out = first->as.items;
+    *out_count = first->count;
+    return DP_OK;
+}
+
+/* (output, targets...), where a tuple of outputs counts as so many arguments. */
+static dp_status dp__criterion_args(const dp_pass *pass, size_t r, dp_value output,
+                                    dp_value targets, dp_value *out)
+{
+    bool many = output.kind == DP_TUPLE;
+    const dp_value *outputs = many ? output.as.items : &output;
+    uint32_t count = many ? output.count : 1;
+    dp_value *items = dp__scope_bytes(pass->scope, (count + targets.count) * sizeof *items, 8);
+    dp__parter parter = {
+        .mapper = {.scope = pass->scope, .leaf = dp__part_group_leaf},
+        .plan = &(dp__plan){.fn = "dp_invoke", .ctx = pass->ctx, .scope = pass->scope},
+        .device = &pass->ctx->devices[dp__rank_at(&pass->face->how, r)]};
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        DP__TRY(dp__check_tree(outputs[i]));
+        DP__TRY(dp__map(&parter.mapper, outputs[i], &items[i]));
+    }
+    for (uint32_t i = 0; i < targets.count; i++)
+        items[count + i] = targets.as.items[i];
+    uint8_t depth = 1;
+    DP__TRY(dp__check_items("args", items, count + targets.count, &depth));
+    *out = dp__sequence(DP_TUPLE, items, count + targets.count, depth);
+    return DP_OK;
+}
+
+/* What replica r was given as the model's output. */
+static dp_value dp__criterion_output(const dp_pass *pass, size_t r)
+{
+    dp_value first = pass->args.as.items[0];
+    return dp__is_outputs(first) || !pass->alone ? first.as.items[r] : first;
+}
+
+/* Targets are cut as the outputs were, where that is known, else as the config says. */
+static dp_status dp__criterion_plan(dp__cut *cut, const dp__request *targets, const dp__face *face,
+                                    size_t count, const int64_t *rows, dp_scatter_config *how)
+{
+    bool nothing = dp__is_nothing(targets->args) && dp__is_nothing(targets->kwargs);
+    *how = face->how;
+    how->local_rank_count = rows != NULL ? count : face->count;
+    how->split = rows != NULL ? DP_SPLIT_SIZES : how->split;
+    how->sizes = rows != NULL ? rows : how->sizes;
+    dp_status status = dp__cut_make(cut, targets, face, how);
+    if (status == DP_ERR_INVALID && rows != NULL)
+        return dp_error(DP_ERR_MISMATCH, "the targets cannot be cut as the outputs were: %s",
+                        dp_last_error());
+    if (status == DP_OK && cut->plan.parts < count && !nothing)
+        return dp_error(DP_ERR_MISMATCH, "the targets make %zu parts, the outputs are %zu",
+                        cut->plan.parts, count);
+    if (status == DP_OK && cut->plan.counted >= 0 && cut->plan.needed > count)
+        return dp_error(DP_ERR_MISMATCH, "the targets have rows in %zu parts, the outputs are %zu",
+                        cut->plan.needed, count);
+    cut->plan.parts = count;
+    return status;
+}
+
+static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out)
+{
+    dp__cut cut;
+    dp_scatter_config how;
+    size_t count = 0;
+    int64_t *rows = NULL;
+    const dp_value *outputs = NULL;
+    DP__TRY(dp__criterion_outputs(request, face, &outputs, &count, &rows));
+    dp__request rest = *request; /* the targets */
+    rest.args = dp__sequence(DP_TUPLE, request->args.as.items + 1, request->args.count - 1,
+                             request->args.depth);
+    DP__TRY(dp__criterion_plan(&cut, &rest, face, count, rows, &how));
+    DP__TRY(dp__pass_make(request, face->runs, face, count, out));
+    for (size_t r = 0; r < count; r++) {
+        dp_value args = dp_none(), kwargs = dp_none();
+        DP__TRY(dp__part_make(&cut.plan, rest.args, r, &args));
+        DP__TRY(dp__part_make(&cut.plan, rest.kwargs, r, &kwargs));
+        DP__TRY(dp__criterion_args(*out, r, outputs[r], args, &args));
+        dp__pass_record(*out, request, r, args, kwargs);
+    }
+    if (rows == NULL)
+        DP__TRY(dp__cut_rows(&cut, &rows));
+    dp__pass_rows(*out, rows);
+    return DP_OK;
+}
+
+/* What replica r's loss counts for, and what all count for together. */
+static double dp__criterion_weight(const dp_pass *pass, size_t r, double *total)
+{
+    bool weighted = pass->face->mean_of_samples;
+    *total = 0;
+    for (size_t i = 0; i < pass->count; i++)
+        *total += weighted ? pass->records[i].call.weight : 1;
+    if (weighted && *total > 0)
+        return pass->records[r].call.weight;
+    *total = *total > 0 ? *total : (double)pass->count;
+    return 1;
+}
+
+typedef struct dp__scaler { /* every tensor of a tree by a number, into new ones on a device */
+    dp__mapper mapper;
+    dp__device *device;
+    double by, over;
+} dp__scaler;
+
+static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    const dp__scaler *scaler = (const dp__scaler *)mapper;
+    dp_ctx *ctx = mapper->scope->ctx;
+    *out = value;
+    if (dp__is_number(value) && value.kind != DP_NONE)
+        *out = dp_float((value.kind == DP_INT ? (double)value.as.i : value.as.f) * scaler->by /
+                        scaler->over);
+    if (value.kind != DP_TENSOR)
+        return DP_OK;
+    dp_tensor from = *value.as.t, to;
+    DP__TRY(dp__place(mapper->scope, &from, scaler->device));
+    DP__TRY(dp__contiguous(mapper->scope, &from, &from));
+    DP__TRY(dp__tensor_make(mapper->scope, scaler->device, (dp_dtype)from.dtype, from.ndim,
+                            from.shape, &to));
+    const void *in = from.data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = (dp_dtype)to.dtype,
+                           .in_dtype = (dp_dtype)to.dtype,
+                           .count = (size_t)dp__count(&to),
+                           .out = &to.data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = scaler->by,
+                           .beta = scaler->over};
+    DP__TRY(dp__kernel(ctx, scaler->device, scaler->device->stream, &args));
+    return dp__of(mapper->scope, &to, out);
+}
+
+static dp_status dp__scale(dp_scope *scope, dp_value value, dp__device *device, double by,
+                           double over, dp_value *out)
+{
+    dp__scaler scaler = {{.scope = scope, .leaf = dp__scale_leaf}, device, by, over};
+    DP__TRY(dp__check_tree(value));
+    return dp__map(&scaler.mapper, value, out);
+}
+
+/* Sum of weight * loss, over the sum of the weights. A loss that counts for nothing, as that of no
+   rows, is left out, whatever it is. */
+static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out)
+{
+    double total = 0;
+    uint32_t count = 0;
+    dp_scope *temp = NULL;
+    dp__device *output = (dp__device *)(uintptr_t)pass->face->output;
+    dp_value sum = dp_none();
+    dp_value *items = dp__scope_bytes(pass->scope, pass->count * sizeof *items, 8);
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
+    for (size_t r = 0; r < pass->count; r++) {
+        double weight = dp__criterion_weight(pass, r, &total);
+        items[count] = list.as.items[r];
+        if (pass->face->mean_of_samples && weight > 0)
+            DP__TRY(dp__scale(pass->scope, list.as.items[r],
+                              &pass->ctx->devices[pass->records[r].call.local_rank], weight, 1,
+                              &items[count]));
+        count += weight > 0;
+    }
+    DP__TRY(dp__temp_begin(pass->ctx, &temp));
+    dp_status status = dp__reduce_add(
+        pass->scope, temp, dp__sequence(DP_LIST, items, count, list.depth), output, &sum);
+    dp__scope_end(temp);
+    return status == DP_OK ? dp__scale(pass->scope, sum, output, 1, total, out) : status;
+}
+
+/* d mean / d loss of replica r, times what the mean's gradient is. */
+static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out)
+{
+    double total = 0, weight = dp__criterion_weight(pass, r, &total);
+    return dp__scale(pass->scope, grad, &pass->ctx->devices[pass->records[r].call.local_rank],
+                     weight, total, out);
+}
+
+/* args_grad of a replica, taken apart: those of the outputs that it had, and those of targets. */
+static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value grads,
+                                     dp_value *out_output, dp_value *out_targets)
+{
+    const dp_call *call = &pass->records[r].call;
+    uint32_t targets = pass->args.count - 1, outputs = call->args.count - targets;
+    bool many = dp__criterion_output(pass, r).kind == DP_TUPLE;
+    *out_output = *out_targets = dp_none();
+    if (grads.kind == DP_NONE)
+        return DP_OK;
+    if (!dp__is_sequence(grads) || grads.count != call->args.count)
+        return dp_error(
+            DP_ERR_MISMATCH, "args_grad of replica %zu is a %s of %u, there are %u arguments", r,
+            dp__kind_name(grads.kind), (unsigned)grads.count, (unsigned)call->args.count);
+    *out_output = many ? dp__sequence(DP_TUPLE, grads.as.items, outputs, grads.depth)
+                       : grads.as.items[0];
+    *out_targets = dp__sequence(DP_TUPLE, grads.as.items + outputs, targets, grads.depth);
+    return DP_OK;
+}
+
+/* As the arguments were: the list of outputs has a list of gradients, which stay where they are;
+   those of targets are gathered. */
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *grads, dp_value *out)
+{
+    uint32_t targets = pass->args.count - 1;
+    dp_value *outputs = dp__values(pass, pass->count), *rest = dp__values(pass, pass->count);
+    dp_value *items = dp__values(pass, pass->args.count), gathered = dp_none();
+    if (outputs == NULL || rest == NULL || items == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < pass->count; r++)
+        DP__TRY(dp__criterion_split(pass, r, grads[r], &outputs[r], &rest[r]));
+    dp_value inputs = dp__sequence(DP_TUPLE, pass->args.as.items + 1, targets, pass->args.depth);
+    DP__TRY(dp__inputs_gather(pass, inputs, rest, &gathered));
+    for (uint32_t i = 0; i < targets; i++)
+        items[1 + i] = dp_at(gathered, i);
+    items[0] = outputs[0];
+    if (dp__is_outputs(pass->args.as.items[0]) || !pass->alone)
+        DP__TRY(dp__list_out("the gradients", outputs, pass->count, &items[0]));
+    DP__TRY(dp__list_out("the gradients", items, targets + 1, out));
+    out->kind = DP_TUPLE;
+    return DP_OK;
+}
+
+DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                                    const dp_scatter_config *how, dp_value *out_list)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp_scope *temp = NULL;
+    dp_value sum = dp_none(), all = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_list(__func__, list));
+    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP__TRY(dp__check_ranks(__func__, ctx, how));
+    if (list.count != dp__rank_count(ctx, how))
+        return dp_error(DP_ERR_MISMATCH, "%s: a list of %u for %zu devices", __func__,
+                        (unsigned)list.count, dp__rank_count(ctx, how));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__reduce_add(scope, temp, list, &ctx->devices[dp__rank_at(how, 0)], &sum);
+    if (status == DP_OK)
+        status = dp__replicate(scope, sum, how, &all);
+    dp__scope_end(temp);
+    if (status == DP_OK)
+        *out_list = all;
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>faces ====================================================================================
+   The wrappers: a config becomes a face, and a module around it. What differs between them is a
+   kind, and a few lines where passes are cut and put together.                                  */
+
+/* mmcv's rule: the module's own steps know nothing of other replicas. */
+static dp_status dp__face_allows(const dp__face *face, const char *method)
+{
+    bool own_step = strcmp(method, "train_step") == 0 || strcmp(method, "val_step") == 0;
+    if (face->kind == DP__FACE_CONTAINER && own_step && face->count > 1)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' runs on a single device, this wrapper has %zu: dp_train_step trains "
+                        "on all of them",
+                        method, face->count);
+    return DP_OK;
+}
+
+/* Devices of very different strength wait for each other: said once, by the weaker measure. */
+static bool dp__warn_balance(const dp__face *face, bool memory)
+{
+    const dp_device_info *low = NULL, *high = NULL;
+    for (size_t r = 0; r < face->count; r++) {
+        const dp_device_info *info = &face->ctx->devices[dp__rank_at(&face->how, r)].info;
+        double own = memory ? (double)info->bytes_total : (double)info->compute_units;
+        if (low == NULL || own < (memory ? (double)low->bytes_total : (double)low->compute_units))
+            low = info;
+        if (high == NULL ||
+            own > (memory ? (double)high->bytes_total : (double)high->compute_units))
+            high = info;
+    }
+    double least = memory ? (double)low->bytes_total : (double)low->compute_units;
+    double most = memory ? (double)high->bytes_total : (double)high->compute_units;
+    if (!(least < 0.75 * most))
+        return false;
+    dp__log(face->ctx, DP_LOG_WARN,
+            "'%s' has less than 75 %% of the %s of '%s': the others will wait for it; local_ranks "
+            "can leave it out",
+            low->name, memory ? "memory" : "compute units", high->name);
+    return true;
+}
+
+static dp_status dp__face_ranks(dp__face *face, const dp_parallel_config *config)
+{
+    dp_scatter_config how = {.local_ranks = config->local_ranks,
+                             .local_rank_count = config->local_rank_count,
+                             .dim = config->dim,
+                             .split = config->split,
+                             .sizes = config->sizes,
+                             .weights = config->weights};
+    DP__TRY(dp__check_ranks("the wrapper", face->ctx, &how));
+    face->count = dp__rank_count(face->ctx, &how);
+    int *ranks = dp__array(face->scope, face->count, sizeof *ranks);
+    int64_t *sizes = dp__array(face->scope, face->count, sizeof *sizes);
+    double *weights = dp__array(face->scope, face->count, sizeof *weights);
+    face->threads = dp__array(face->scope, face->count, sizeof *face->threads);
+    if (ranks == NULL || sizes == NULL || weights == NULL || face->threads == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu devices", face->count);
+    for (size_t r = 0; r < face->count; r++)
+        ranks[r] = dp__rank_at(&how, r);
+    if (how.split == DP_SPLIT_SIZES)
+        DP__TRY(dp__check_pointer("the wrapper", "sizes", how.sizes));
+    if (how.split == DP_SPLIT_WEIGHTS)
+        DP__TRY(dp__check_weights("the wrapper", how.weights, face->count));
+    if ((unsigned)how.split > DP_SPLIT_WEIGHTS)
+        return dp_error(DP_ERR_INVALID, "%d is no split", (int)how.split);
+    if (how.split == DP_SPLIT_SIZES)
+        memcpy(sizes, how.sizes, face->count * sizeof *sizes);
+    if (how.split == DP_SPLIT_WEIGHTS)
+        memcpy(weights, how.weights, face->count * sizeof *weights);
+    face->how = (dp_scatter_config){ranks, face->count, how.dim, how.split, sizes, weights};
+    return DP_OK;
+}
+
+/* Each device's own thread, as long as no device is there twice. */
+static void dp__face_threads(dp__face *face)
+{
+    int threads = face->ctx->info.local_count;
+    face->own_threads = true;
+    for (size_t r = 0; r < face->count; r++) {
+        face->threads[r] = dp__rank_at(&face->how, r);
+        for (size_t k = 0; k < r; k++)
+            face->own_threads = face->own_threads && face->threads[k] != face->threads[r];
+    }
+    if (face->own_threads)
+        return;
+    face->own_threads = face->count <= (size_t)threads;
+    for (size_t r = 0; r < face->count; r++)
+        face->threads[r] = (int)(r % (size_t)threads);
+}
+
+static dp_status dp__face_output(dp__face *face, const dp_parallel_config *config)
+{
+    dp_gather_config how = {.local_rank = dp__rank_at(&face->how, 0),
+                            .to_host = config->output_to_host};
+    dp__device *output = NULL;
+    bool listed = config->output_to_host;
+    if (config->output_rank != NULL)
+        how.local_rank = *config->output_rank;
+    DP__TRY(dp__check_output("the wrapper", face->ctx, &how, &output));
+    for (size_t r = 0; r < face->count; r++)
+        listed = listed || dp__rank_at(&face->how, r) == how.local_rank;
+    if (face->kind == DP__FACE_CRITERION && !listed)
+        return dp_error(DP_ERR_INVALID,
+                        "output_rank %d is none of local_ranks: the losses are added up on one of "
+                        "their devices",
+                        how.local_rank);
+    face->output = output;
+    return DP_OK;
+}
+
+/* All that replicas are made of must be on the first device. */
+static dp_status dp__check_home(const dp__face *face)
+{
+    const dp_module *inner = face->inner;
+    const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
+    for (size_t i = 0; i < inner->listed_count; i++) {
+        dp_device own = dp__root(inner->slots[inner->listed[i]])->data.device;
+        if (!dp__same_device(own, first->id))
+            return dp_error(DP_ERR_INVALID,
+                            "'%s' of '%s' is on local rank %d, the first of the devices is local "
+                            "rank %d",
+                            inner->names[inner->listed[i]], inner->name, (int)own.index,
+                            first->local_rank);
+    }
+    return DP_OK;
+}
+
+static bool dp__has_foreign(const dp_module *module)
+{
+    bool found = false;
+    for (size_t i = 0; i < module->param_count && !module->announces_changes; i++)
+        found = found || module->params[i].foreign;
+    for (size_t i = 0; i < module->child_count && !found; i++)
+        found = dp__has_foreign(module->children[i].module);
+    return found;
+}
+
+static dp_status dp__face_make(dp_scope *scope, dp_module *module, dp__kind_of_face kind,
+                               const dp_parallel_config *config, dp__face **out)
+{
+    static const dp_parallel_config zero;
+    dp__face *face = dp__array(scope, 1, sizeof *face);
+    if (face == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a wrapper");
+    config = config != NULL ? config : &zero;
+    *face = (dp__face){.kind = kind,
+                       .ctx = module->ctx,
+                       .scope = scope,
+                       .inner = module,
+                       .runs = module,
+                       .mean_of_samples = config->mean_of_samples,
+                       .foreign = dp__has_foreign(module)};
+    while (face->runs->face != NULL)
+        face->runs = face->runs->wraps;
+    if (dp__find_method(face->runs, "forward") == NULL)
+        return dp_error(DP_ERR_INVALID, "'%s' has no method 'forward'", face->runs->name);
+    DP__TRY(dp__face_ranks(face, config));
+    DP__TRY(dp__face_output(face, config));
+    DP__TRY(dp__check_home(face));
+    dp__face_threads(face);
+    DP__TRY(dp__replicas_make(face));
+    *out = face;
+    return DP_OK;
+}
+
+static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
+                          dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
+{
+    DP__TRY(dp__check_module(fn, module));
+    DP__TRY(dp__check_pointer(fn, "out", out));
+    dp_module *wrapper = NULL;
+    dp__face *face = NULL;
+    dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
+    dp_status status = dp__module_make(module->ctx, &own, &wrapper);
+    if (status == DP_OK)
+        status = dp__face_make(wrapper->scope, module, kind, config, &face);
+    if (status == DP_OK) {
+        wrapper->face = face;
+        wrapper->training = module->training;
+        if (kind != DP__FACE_META && !dp__warn_balance(face, true))
+            (void)dp__warn_balance(face, false);
+        *out = wrapper;
+    } else if (wrapper != NULL) {
+        dp__module_end(wrapper);
+    }
+    return dp__leave(fn, module->ctx, status);
+}
+
+DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
+                                  dp_module **out)
+{
+    return dp__wrap(__func__, "data_parallel", module, DP__FACE_GATHER, config, out);
+}
+
+DP_API dp_status dp_container_parallel(dp_module *module, const dp_parallel_config *config,
+                                       dp_module **out)
+{
+    return dp__wrap(__func__, "container_parallel", module, DP__FACE_CONTAINER, config, out);
+}
+
+DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
+                                   dp_module **out)
+{
+    return dp__wrap(__func__, "model_parallel", module, DP__FACE_MODEL, config, out);
+}
+
+DP_API dp_status dp_criterion_parallel(dp_module *criterion, const dp_parallel_config *config,
+                                       dp_module **out)
+{
+    return dp__wrap(__func__, "criterion_parallel", criterion, DP__FACE_CRITERION, config, out);
+}
+
+DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out)
+{
+    DP__TRY(dp__check_module(__func__, module));
+    dp_parallel_config config = {.local_ranks = &module->local_rank, .local_rank_count = 1};
+    return dp__wrap(__func__, "meta_test_parallel", module, DP__FACE_META, &config, out);
+}
+
+DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope, dp_value args,
+                                       dp_value kwargs, const dp_parallel_config *config,
+                                       dp_value *out)
+{
+    dp__face *face = NULL;
+    dp_pass *pass = NULL;
+    dp_value value = dp_none();
+    DP__TRY(dp__check_module(__func__, module));
+    dp__request request = {.fn = __func__,
+                           .module = module,
+                           .method = "forward",
+                           .scope = scope,
+                           .args = args,
+                           .kwargs = kwargs};
+    DP__TRY(dp__check_request(&request, out));
+    dp_status status = dp__face_make(scope, module, DP__FACE_GATHER, config, &face);
+    if (status == DP_OK)
+        status = dp__invoke_face(&request, face, &value, &pass);
+    if (status == DP_OK)
+        *out = value;
+    return dp__leave(__func__, module->ctx, status);
+}
+
+DP_API bool dp_is_wrapper(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK && module->wraps != NULL;
+}
+
+DP_API dp_module *dp_unwrap(dp_module *module)
+{
+    if (dp__check_module(__func__, module) != DP_OK)
+        return NULL;
+    while (module->wraps != NULL)
+        module = module->wraps;
+    return module;
+}
+
+/* ==== >>stepping =================================================================================
+   dp_train_step: the losses of all replicas, their weights, gradients by numbers alone, the log. */
+
+/* A dict becomes kwargs, a list or tuple args. */
+static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, dp_value *kwargs)
+{
+    *args = *kwargs = dp_none();
+    if (data.kind != DP_DICT && !dp__is_sequence(data))
+        return dp_error(DP_ERR_INVALID, "%s is a %s, not a dict, a list or a tuple", from,
+                        dp__kind_name(data.kind));
+    *(data.kind == DP_DICT ? kwargs : args) = data;
+    return DP_OK;
+}
+
+/* kwargs and mode = "loss". */
+static dp_status dp__step_mode(dp_scope *scope, dp_value kwargs, dp_value *out)
+{
+    dp_pair *pairs = dp__scope_bytes(scope, (kwargs.count + 1) * sizeof *pairs, 8);
+    dp_value mode = dp__leaf(DP_STRING);
+    mode.as.s = "loss";
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)kwargs.count);
+    if (kwargs.kind == DP_DICT && dp__find(kwargs, "mode") != NULL)
+        return dp_error(DP_ERR_INVALID, "the data has a key 'mode', which is the step's own");
+    if (kwargs.count > 0)
+        memcpy(pairs, kwargs.as.pairs, kwargs.count * sizeof *pairs);
+    pairs[kwargs.count] = (dp_pair){"mode", mode};
+    *out = dp__dict_of(pairs, kwargs.count + 1, kwargs.count > 0 ? kwargs.depth : 1);
+    return DP_OK;
+}
+
+/* One replica's "preprocess", if it has one, and its forward. */
+static dp_status dp__record_loss(dp__record *record)
+{
+    dp_call *call = &record->call;
+    const dp_method *method = dp__find_method(call->module, "preprocess");
+    if (method != NULL) {
+        DP__TRY(dp__record_forward(record, method));
+        call->saved = NULL;
+        DP__TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
+    }
+    DP__TRY(dp__step_mode(call->scope, call->kwargs, &call->kwargs));
+    return dp__record_forward(record, record->pass->method);
+}
+
+/* The tensors of one entry of the losses. */
+static dp_status dp__entry_tensors(const dp_pair *entry, const dp_value **out, uint32_t *out_count)
+{
+    bool list = dp__is_sequence(entry->value);
+    *out = list ? entry->value.as.items : &entry->value;
+    *out_count = list ? entry->value.count : 1;
+    for (uint32_t i = 0; i < *out_count; i++)
+        if ((*out)[i].kind != DP_TENSOR || dp_tensor_count((*out)[i].as.t) < 0)
+            return dp_error(DP_ERR_INVALID, "'%s' is not a tensor or list of tensors", entry->key);
+    return DP_OK;
+}
+
+static bool dp__is_loss(const char *key)
+{
+    return strstr(key, "loss") != NULL;
+}
+
+/* Losses of all replicas have the same keys, and as many tensors under each. */
+static dp_status dp__check_losses(const dp_pass *pass)
+{
+    bool any = false;
+    dp_value first = pass->records[0].call.out;
+    for (size_t r = 0; r < pass->count; r++) {
+        dp_value own = pass->records[r].call.out;
+        if (own.kind != DP_DICT || own.count != first.count)
+            return dp_error(own.kind != DP_DICT ? DP_ERR_INVALID : DP_ERR_MISMATCH,
+                            "forward of replica %zu returned a %s of %u, the step needs a dict as "
+                            "replica 0 has it (%u entries)",
+                            r, dp__kind_name(own.kind), (unsigned)own.count, (unsigned)first.count);
+        for (uint32_t i = 0; i < first.count; i++) {
+            const dp_value *tensors = NULL;
+            uint32_t count = 0, wanted = 0;
+            const dp_pair *entry = dp__find(own, first.as.pairs[i].key);
+            if (entry != NULL) {
+                DP__TRY(dp__entry_tensors(&first.as.pairs[i], &tensors, &wanted));
+                DP__TRY(dp__entry_tensors(entry, &tensors, &count));
+            }
+            if (entry == NULL || count != wanted)
+                return dp_error(DP_ERR_MISMATCH, "'%s' of replica %zu is not as in replica 0",
+                                first.as.pairs[i].key, r);
+            any = any || dp__is_loss(first.as.pairs[i].key);
+        }
+    }
+    return any ? DP_OK : dp_error(DP_ERR_INVALID, "no key of what forward returned holds 'loss'");
+}
+
+static double dp__weight_total(const dp_pass *pass)
+{
+    double total = 0;
+    for (size_t r = 0; r < pass->count; r++)
+        total += pass->records[r].call.weight;
+    return total;
+}
+
+/* What each element of a tensor of replica r counts for in the mean over all. */
+static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *tensor,
+                                double total)
+{
+    double count = (double)dp__count(tensor), weight = pass->records[r].call.weight;
+    return weight > 0 && count > 0 ? weight / total / count : 0;
+}
+
+/* d loss / d output of replica r, times `factor`: numbers, since all elements count alike. */
+static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_value *out)
+{
+    dp_value losses = pass->records[r].call.out;
+    double total = dp__weight_total(pass);
+    dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)losses.count);
+    for (uint32_t i = 0; i < losses.count; i++) {
+        const dp_pair *entry = &losses.as.pairs[i];
+        const dp_value *tensors = NULL;
+        uint32_t count = 0;
+        DP__TRY(dp__entry_tensors(entry, &tensors, &count));
+        dp_value *items = dp__scope_bytes(pass->scope, count * sizeof *items, 8);
+        if (items == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)count);
+        for (uint32_t k = 0; k < count; k++)
+            items[k] = dp__is_loss(entry->key)
+                           ? dp_float(factor * dp__element_share(pass, r, tensors[k].as.t, total))
+                           : dp_none();
+        bool list = dp__is_sequence(entry->value);
+        pairs[i].key = entry->key;
+        pairs[i].value = list ? dp__sequence((dp_kind)entry->value.kind, items, count, 1)
+                              : items[0];
+    }
+    *out = dp__dict_of(pairs, losses.count, 2);
+    return DP_OK;
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+static dp_status dp__log_scalar(dp_scope *scope, const dp__device *device, dp_tensor *out)
+{
+    return dp__tensor_make(scope, device, DP_F64, 0, NULL, out);
+}
+
+/* share * the sum of a tensor's elements, on its device. */
+static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *tensor, double share,
+                               dp_tensor *out)
+{
+    dp_ctx *ctx = pass->ctx;
+    const dp__device *device = dp__device_of(ctx, tensor->device);
+    dp_tensor dense, wide;
+    if (device == NULL)
+        return dp_error(DP_ERR_INVALID, "a loss of replica %zu is on no device of this context", r);
+    DP__TRY(dp__contiguous(pass->scope, tensor, &dense));
+    DP__TRY(dp__tensor_make(pass->scope, device, DP_F64, dense.ndim, dense.shape, &wide));
+    DP__TRY(dp__log_scalar(pass->scope, device, out));
+    DP__TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
+                          (size_t)dp__count(&dense)));
+    const void *in = wide.data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_TOTAL,
+                           .dtype = DP_F64,
+                           .in_dtype = DP_F64,
+                           .count = (size_t)dp__count(&dense),
+                           .out = &out->data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = share};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
+/* The sum of scalars from anywhere, on one device. */
+static dp_status dp__log_sum(const dp_pass *pass, const dp_tensor *scalars, size_t count,
+                             dp__device *device, dp_tensor *out)
+{
+    const dp_tensor **parts = dp__scope_bytes(pass->scope, count * sizeof *parts, 8);
+    if (parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", count);
+    DP__TRY(dp__log_scalar(pass->scope, device, out));
+    if (count == 0)
+        return dp__fill_tensor(pass->ctx, device, out, 0);
+    for (size_t i = 0; i < count; i++)
+        parts[i] = &scalars[i];
+    return dp__add_up(pass->ctx, pass->scope, parts, count, device, out);
+}
+
+/* One entry over all replicas: its mean, each replica counted by its weight. */
+static dp_status dp__log_entry(const dp_pass *pass, const char *key, dp__device *device,
+                               dp_tensor *out)
+{
+    const dp_value *tensors = NULL;
+    uint32_t each = 0;
+    size_t count = 0;
+    double total = dp__weight_total(pass);
+    DP__TRY(dp__entry_tensors(dp__find(pass->records[0].call.out, key), &tensors, &each));
+    dp_tensor *scalars = dp__scope_bytes(pass->scope, pass->count * each * sizeof *scalars, 8);
+    if (scalars == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
+    for (size_t r = 0; r < pass->count; r++) {
+        DP__TRY(dp__entry_tensors(dp__find(pass->records[r].call.out, key), &tensors, &each));
+        for (uint32_t k = 0; k < each; k++) {
+            double share = dp__element_share(pass, r, tensors[k].as.t, total);
+            if (share > 0)
+                DP__TRY(dp__log_share(pass, r, tensors[k].as.t, share, &scalars[count++]));
+        }
+    }
+    return dp__log_sum(pass, scalars, count, device, out);
+}
+
+/* "loss" first, then the entries; one that is itself called "loss" is in the sum, and not shown. */
+static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
+{
+    dp_value losses = pass->records[0].call.out;
+    size_t loss_count = 0, pair_count = 1;
+    dp__device *device = &pass->ctx->devices[pass->records[0].call.local_rank];
+    dp_tensor *scalars = dp__scope_bytes(pass->scope, losses.count * sizeof *scalars, 8), sum;
+    dp_pair *pairs = dp__scope_bytes(pass->scope, (losses.count + 1) * sizeof *pairs, 8);
+    if (scalars == NULL || pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for the log");
+    if (pass->face != NULL)
+        device = (dp__device *)(uintptr_t)pass->face->output;
+    for (uint32_t i = 0; i < losses.count; i++) {
+        const char *key = losses.as.pairs[i].key;
+        dp_tensor mean;
+        DP__TRY(dp__log_entry(pass, key, device, &mean));
+        if (dp__is_loss(key))
+            scalars[loss_count++] = mean;
+        if (strcmp(key, "loss") == 0)
+            continue;
+        pairs[pair_count].key = key;
+        DP__TRY(dp__of(pass->scope, &mean, &pairs[pair_count++].value));
+    }
+    DP__TRY(dp__log_sum(pass, scalars, loss_count, device, &sum));
+    pairs[0].key = "loss";
+    DP__TRY(dp__of(pass->scope, &sum, &pairs[0].value));
+    *out = dp__dict_of(pairs, pair_count, 1);
+    return DP_OK;
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+static dp_status dp__step_backward(dp_pass *pass, double factor)
+{
+    dp_value *grads = dp__values(pass, pass->count), grad = dp_none();
+    if (grads == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < pass->count; r++)
+        DP__TRY(dp__step_grad(pass, r, factor, &grads[r]));
+    DP__TRY(dp__check_pass("dp_train_step", pass));
+    pass->used = true;
+    if (pass->alone) {
+        pass->records[0].call.grad = grads[0];
+        return dp__record_backward(&pass->records[0]);
+    }
+    DP__TRY(dp__list_out("the gradients", grads, pass->count, &grad));
+    return dp__backward_face("dp_train_step", pass, grad, NULL);
+}
+
+static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
+{
+    dp_module *module = request->module;
+    dp_pass *pass = NULL;
+    dp_value losses = dp_none();
+    double factor = 1;
+    DP__TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
+    if (optim != NULL && DP_HAS(dp_optim_ops, optim->ops, begin))
+        DP__TRY(optim->ops->begin(optim, module, &request->config));
+    if (optim != NULL && DP_HAS(dp_optim_ops, optim->ops, loss_factor))
+        DP__TRY(optim->ops->loss_factor(optim, &factor));
+    if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
+        return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
+    DP__TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
+                                 : dp__invoke_plain(request, module, &losses, &pass));
+    DP__TRY(dp__check_losses(pass));
+    DP__TRY(dp__step_log(pass, out_log));
+    if (!request->config.no_grad)
+        DP__TRY(dp__step_backward(pass, factor));
+    return optim != NULL ? optim->ops->update(optim, module) : DP_OK;
+}
+
+DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data, dp_optim *optim,
+                               dp_value *out_log)
+{
+    dp_value log = dp_none();
+    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_value(__func__, "data", data));
+    dp__request request = {.fn = __func__,
+                           .module = module,
+                           .method = "forward",
+                           .scope = scope,
+                           .args = dp_none(),
+                           .kwargs = dp_none(),
+                           .wants_pass = true,
+                           .keeps = true,
+                           .loss = true};
+    DP__TRY(dp__check_request(&request, out_log));
+    if (optim != NULL && (optim->ops == NULL || !DP_HAS(dp_optim_ops, optim->ops, update)))
+        return dp_error(DP_ERR_INVALID, "%s: optim has no update", __func__);
+    dp_status status = dp__step(&request, data, optim, &log);
+    if (status == DP_OK)
+        *out_log = log;
+    return dp__leave(__func__, module->ctx, status);
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_MODULE_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

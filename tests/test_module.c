@@ -1,0 +1,559 @@
+/* test_module.c - modules: what they are made of, where their parameters lie, and their end. */
+
+#include "nets.h"
+
+static const net_shape by_rows = {0};
+
+static dp_status do_nothing(dp_call *call)
+{
+    call->out = dp_none();
+    return DP_OK;
+}
+
+static const dp_method forward_only[] = {{"forward", do_nothing}};
+
+static dp_module *make(dp_ctx *ctx, dp_module_config config)
+{
+    dp_module *module = NULL;
+    CHECK_OK(dp_module_create(ctx, &config, &module));
+    return module;
+}
+
+/* A module with one parameter of so many floats. */
+static dp_module *leaf(dp_ctx *ctx, const char *name, const char *param, int64_t count)
+{
+    const dp_param_config params[] = {{.name = param, .ndim = 1, .shape = {count}}};
+    return make(ctx, (dp_module_config){.name = name, .params = params, .param_count = 1});
+}
+
+static const char *name_of(dp_module *module, size_t param)
+{
+    dp_param_info info;
+    CHECK_OK(dp_module_param(module, param, &info));
+    return info.name;
+}
+
+static void check_names(dp_module *module, const char *want)
+{
+    char text[256] = "";
+    for (size_t i = 0; i < dp_module_param_count(module); i++) {
+        strcat(strcat(text, i > 0 ? " " : ""), name_of(module, i));
+    }
+    CHECK_STR(text, want);
+}
+
+/* ---- names and trees ------------------------------------------------------------------------- */
+
+TEST_BACKENDS(names_are_paths)
+{
+    dp_module *inner = leaf(ctx, "layer1", "weight", 2);
+    dp_module *middle = make(ctx, (dp_module_config){.name = "body",
+                                                     .children = &inner,
+                                                     .child_count = 1,
+                                                     .params = net_params,
+                                                     .param_count = 2});
+    dp_module *const both[] = {middle, leaf(ctx, "head", "weight", 3)};
+    dp_module *net = make(ctx, (dp_module_config){.name = "net",
+                                                  .children = both,
+                                                  .child_count = 2,
+                                                  .methods = forward_only,
+                                                  .method_count = 1});
+    dp_module *par = NULL;
+    size_t found = 99;
+    check_names(net, "body.w body.b body.layer1.weight head.weight");
+    check_names(middle, "w b layer1.weight");
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    check_names(par, "body.w body.b body.layer1.weight head.weight"); /* no "module." */
+    CHECK_OK(dp_module_find(par, "head.weight", &found));
+    CHECK_INT(found, 3);
+    CHECK_ERROR(dp_module_find(net, "tail", &found), DP_ERR_INVALID,
+                "'net' has no parameter 'tail'");
+    CHECK_STR(dp_module_name(net), "net");
+}
+
+TEST(what_a_config_points_to_is_copied)
+{
+    char name[] = "net", method[] = "forward", param[] = "w";
+    dp_method methods[] = {{method, do_nothing}};
+    dp_param_config params[] = {{.name = param, .ndim = 1, .shape = {2}}};
+    dp_ctx *ctx;
+    dp_value out;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = make(ctx, (dp_module_config){.name = name,
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .params = params,
+                                                  .param_count = 1});
+    name[0] = method[0] = param[0] = '?';
+    memset(methods, 0, sizeof methods);
+    memset(params, 0, sizeof params);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_STR(dp_module_name(net), "net");
+    check_names(net, "w");
+    dp_close(ctx);
+}
+
+TEST_BACKENDS(wrong_modules)
+{
+    static const dp_method no_name[] = {{NULL, do_nothing}}, no_fn[] = {{"forward", NULL}};
+    static const dp_method twice[] = {{"a", do_nothing}, {"a", do_nothing}};
+    static const dp_param_config bad_shape[] = {{.name = "w", .ndim = 1, .shape = {-1}}};
+    static const dp_param_config same[] = {{.name = "w"}, {.name = "w"}};
+    static const dp_param_config unnamed[] = {{.ndim = 0}};
+    static const dp_param_config tied[] = {{.name = "w", .same_as = "v"}};
+    static const dp_param_config to_itself[] = {{.name = "w", .same_as = "w"}};
+    static float memory[2];
+    const dp_param_config owned[] = {{.name = "v"}, {.name = "w", .same_as = "v", .data = memory}};
+    const dp_param_config frozen[] = {{.name = "w", .frozen = true, .grad = memory}};
+    dp_module *child = leaf(ctx, "child", "w", 2), *const pair[] = {child, child};
+    const struct {
+        dp_module_config config;
+        const char *want;
+    } table[] = {
+        {{.name = ""}, "'' is no name"},
+        {{.name = "a.b"}, "'a.b' is no name"},
+        {{.local_rank = 99}, "local rank 99"},
+        {{.methods = no_name, .method_count = 1}, "a method has no name"},
+        {{.methods = no_fn, .method_count = 1}, "method 'forward' has no function"},
+        {{.methods = twice, .method_count = 2}, "method 'a' is there twice"},
+        {{.method_count = 1}, "methods is NULL"},
+        {{.param_count = 1}, "params is NULL"},
+        {{.child_count = 1}, "children is NULL"},
+        {{.params = bad_shape, .param_count = 1}, "size -1"},
+        {{.params = same, .param_count = 2}, "parameter 'w' is there twice"},
+        {{.params = unnamed, .param_count = 1}, "a parameter has no name"},
+        {{.params = tied, .param_count = 1}, "'w' is same_as 'v': no such one"},
+        {{.params = to_itself, .param_count = 1}, "no such one"},
+        {{.params = owned, .param_count = 2}, "'w' has same_as and memory of its own"},
+        {{.params = frozen, .param_count = 1}, "'w' is frozen, or a buffer"},
+        {{.children = pair, .child_count = 2}, "two children are called 'child'"},
+    };
+    dp_module *out = NULL;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        CHECK_ERROR(dp_module_create(ctx, &table[i].config, &out), DP_ERR_INVALID, table[i].want);
+    }
+    CHECK_ERROR(dp_module_create(NULL, &table[0].config, &out), DP_ERR_INVALID, "ctx is NULL");
+    CHECK_ERROR(dp_module_create(ctx, NULL, &out), DP_ERR_INVALID, "config is NULL");
+    CHECK_ERROR(dp_module_create(ctx, &(dp_module_config){.name = "a"}, NULL), DP_ERR_INVALID,
+                "out is NULL");
+    CHECK(out == NULL);
+    dp_module *parent = make(ctx, (dp_module_config){.children = &child, .child_count = 1});
+    const dp_module_config other = {.name = "other", .children = &child, .child_count = 1};
+    CHECK_ERROR(dp_module_create(ctx, &other, &out), DP_ERR_INVALID,
+                "'child' is a child of 'module' already");
+    CHECK_OK(dp_module_destroy(parent));
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static char *data_of(dp_module *module, const char *name, bool grad)
+{
+    dp_tensor data, own;
+    size_t param = 0;
+    CHECK_OK(dp_module_find(module, name, &param));
+    CHECK_OK(dp_params_edit(module, param, &data, &own));
+    return grad ? own.data : data.data;
+}
+
+/* The last parameter comes first, each on a line of its own, gradients likewise. */
+TEST_BACKENDS(parameters_lie_in_blocks)
+{
+    dp_module *const children[] = {leaf(ctx, "a", "w", 3), leaf(ctx, "b", "w", 17)};
+    const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {5}},
+                                      {.name = "f", .ndim = 1, .shape = {4}, .frozen = true},
+                                      {.name = "d", .dtype = DP_F64, .ndim = 1, .shape = {2}}};
+    dp_module *net =
+        make(ctx, (dp_module_config){
+                      .children = children, .child_count = 2, .params = params, .param_count = 3});
+    char *last = data_of(net, "b.w", false), *grad = data_of(net, "b.w", true);
+    CHECK(data_of(net, "a.w", false) == last + 128);
+    CHECK(data_of(net, "f", false) == last + 192);
+    CHECK(data_of(net, "w", false) == last + 256);
+    CHECK(data_of(net, "a.w", true) == grad + 128);
+    CHECK(data_of(net, "w", true) == grad + 192); /* what is frozen has none */
+    CHECK(data_of(net, "f", true) == NULL);
+    CHECK_INT((uintptr_t)last % 64, 0);
+    CHECK(data_of(children[1], "w", false) == last); /* the child's own view of it */
+}
+
+TEST_BACKENDS(memory_never_moves)
+{
+    dp_module *child = leaf(ctx, "child", "w", 3);
+    char *before = data_of(child, "w", false);
+    const float three[] = {1, 2, 3};
+    float got[3];
+    CHECK_OK(dp_params_write(child, 0, three, sizeof three));
+    dp_module *net = make(ctx, (dp_module_config){.children = &child, .child_count = 1});
+    CHECK(data_of(net, "child.w", false) == before);
+    net_numbers(ctx, net, false, got);
+    CHECK_BYTES(got, three, sizeof three);
+}
+
+TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
+{
+    float got[NET_PARAMS], zero[NET_PARAMS] = {0}, one[2] = {5, 6};
+    dp_tensor data, grad;
+    dp_param_info info;
+    dp_module *net =
+        make(ctx, (dp_module_config){.params = net_params, .param_count = 2, .local_rank = 2});
+    net_numbers(ctx, net, false, got);
+    CHECK_BYTES(got, zero, sizeof zero);
+    CHECK_OK(dp_params_write(net, 1, one, sizeof one));
+    CHECK_OK(dp_params_edit(net, 1, &data, &grad));
+    CHECK_INT(data.device.index, 2);
+    CHECK_OK(dp_fill(ctx, &grad, dp_float(3)));
+    net_numbers(ctx, net, true, got);
+    CHECK_F64(got[NET_PARAMS - 1], 3, 0);
+    CHECK_OK(dp_zero_grad(net));
+    net_numbers(ctx, net, true, got);
+    CHECK_BYTES(got, zero, sizeof zero);
+    CHECK_OK(dp_module_param(net, 1, &info));
+    CHECK(info.data.read_only && info.data.data == data.data);
+    CHECK_OK(dp_params_changed(net));
+    CHECK_ERROR(dp_params_write(net, 1, one, 4), DP_ERR_INVALID, "'b' has 8 bytes, not 4");
+    CHECK_ERROR(dp_params_write(net, 1, NULL, 8), DP_ERR_INVALID, "host is NULL");
+    CHECK_ERROR(dp_params_edit(net, 2, &data, &grad), DP_ERR_INVALID,
+                "parameter 2, 'module' has 2");
+    CHECK_ERROR(dp_module_param(net, 7, &info), DP_ERR_INVALID, "parameter 7");
+    CHECK_ERROR(dp_params_edit(net, 0, NULL, NULL), DP_ERR_INVALID, "out_data is NULL");
+    CHECK_ERROR(dp_zero_grad(NULL), DP_ERR_INVALID, "module is NULL");
+    CHECK_ERROR(dp_params_changed(NULL), DP_ERR_INVALID, "module is NULL");
+}
+
+/* ---- ties ------------------------------------------------------------------------------------ */
+
+TEST_BACKENDS(tied_parameters_are_one)
+{
+    dp_module *const children[] = {leaf(ctx, "embed", "w", 4), leaf(ctx, "decode", "w", 4)};
+    const dp_param_config params[] = {
+        {.name = "v", .ndim = 1, .shape = {4}},
+        {.name = "v2", .ndim = 1, .shape = {4}, .same_as = "v"},
+        {.name = "decode.w", .ndim = 1, .shape = {4}, .same_as = "embed.w"}};
+    dp_module *net = make(ctx, (dp_module_config){.children = children,
+                                                  .child_count = 2,
+                                                  .params = params,
+                                                  .param_count = 3,
+                                                  .methods = forward_only,
+                                                  .method_count = 1});
+    CHECK_INT(dp_module_param_count(net), 2);
+    CHECK(data_of(net, "v", false) == data_of(net, "v2", false));
+    CHECK(data_of(net, "embed.w", true) == data_of(net, "decode.w", true));
+    CHECK(data_of(children[0], "w", false) == data_of(children[1], "w", false));
+    dp_module *par = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_INT(dp_module_param_count(par), 2);
+}
+
+TEST_BACKENDS(wrong_ties_change_nothing)
+{
+    dp_module *child = leaf(ctx, "child", "w", 4), *out = NULL;
+    const dp_param_config longer[] = {{.name = "v", .ndim = 1, .shape = {4}},
+                                      {.name = "child.w", .ndim = 1, .shape = {4}, .same_as = "v"},
+                                      {.name = "u", .ndim = 1, .shape = {5}, .same_as = "v"}};
+    const dp_param_config late[] = {{.name = "v", .ndim = 1, .shape = {4}},
+                                    {.name = "child.w", .ndim = 1, .shape = {4}, .same_as = "v"}};
+    const dp_param_config hidden[] = {{.name = "child.w", .ndim = 1, .shape = {4}}};
+    dp_module_config config = {
+        .children = &child, .child_count = 1, .params = longer, .param_count = 3};
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_INVALID, "both must be alike");
+    config.params = hidden;
+    config.param_count = 1;
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_INVALID,
+                "a child has a parameter 'child.w' too");
+    (void)data_of(child, "w", false); /* the tie above was not made: it has memory of its own */
+    config.params = late;
+    config.param_count = 2;
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_STATE, "'child.w' has memory already");
+    config.params = late;
+    config.param_count = 1;
+    CHECK_OK(dp_module_create(ctx, &config, &out));
+}
+
+/* A tied parameter's gradient is the sum over all its names, on every number of devices. */
+static dp_status tied_backward(dp_call *call)
+{
+    const float one = 1, ten = 10;
+    TRY(net_add(call, dp_grad(call, 0), &one, 1));
+    return net_add(call, dp_grad(call, 1), &ten, 1);
+}
+
+TEST_BACKENDS(gradients_of_tied_parameters_are_summed)
+{
+    static const dp_method methods[] = {{"forward", do_nothing}, {"backward", tied_backward}};
+    const dp_param_config params[] = {{.name = "v", .ndim = 1, .shape = {1}},
+                                      {.name = "u", .ndim = 1, .shape = {1}, .same_as = "v"}};
+    static const int ranks[] = {0, 1, 2};
+    float grad;
+    dp_value out;
+    dp_pass *pass;
+    dp_module *par = NULL, *net = make(ctx, (dp_module_config){.methods = methods,
+                                                               .method_count = 2,
+                                                               .params = params,
+                                                               .param_count = 2});
+    CHECK_OK(dp_data_parallel(
+        net, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 3}, &par));
+    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
+                       &pass));
+    CHECK_OK(dp_backward(pass, dp_none(), NULL));
+    net_numbers(ctx, net, true, &grad);
+    CHECK_F64(grad, 33, 0);
+}
+
+/* ---- copies, flags, wrappers ----------------------------------------------------------------- */
+
+TEST_BACKENDS(a_copy_is_a_tree_of_its_own)
+{
+    dp_module *child = net_create(ctx, &by_rows, 0), *copy = NULL;
+    dp_module *net = make(ctx, (dp_module_config){.name = "outer",
+                                                  .children = &child,
+                                                  .child_count = 1,
+                                                  .methods = forward_only,
+                                                  .method_count = 1});
+    float before[NET_PARAMS], after[NET_PARAMS];
+    dp_param_info info;
+    CHECK_OK(dp_module_copy(net, 3, &copy));
+    check_names(copy, "net.w net.b");
+    net_numbers(ctx, net, false, before);
+    net_numbers(ctx, copy, false, after);
+    CHECK_BYTES(after, before, sizeof before);
+    CHECK_OK(dp_module_param(copy, 0, &info));
+    CHECK_INT(info.data.device.index, 3);
+    CHECK(data_of(copy, "net.w", false) != data_of(net, "net.w", false));
+    dp_module *par = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_ERROR(dp_module_copy(par, 0, &copy), DP_ERR_UNSUPPORTED, "'data_parallel' is a wrapper");
+    CHECK_ERROR(dp_module_copy(net, 77, &copy), DP_ERR_INVALID, "local rank 77");
+    CHECK_ERROR(dp_module_copy(net, 0, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_OK(dp_module_destroy(copy));
+}
+
+TEST_BACKENDS(wrappers_are_known)
+{
+    dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    dp_module *own = make(ctx, (dp_module_config){.name = "own", .wraps = par});
+    CHECK(!dp_is_wrapper(net) && dp_is_wrapper(par) && dp_is_wrapper(own));
+    CHECK(dp_unwrap(net) == net && dp_unwrap(par) == net && dp_unwrap(own) == net);
+    CHECK(!dp_is_wrapper(NULL) && dp_unwrap(NULL) == NULL);
+    check_names(own, "w b");
+}
+
+static bool seen_training;
+
+static dp_status note_training(dp_call *call)
+{
+    seen_training = call->training;
+    call->out = dp_none();
+    return DP_OK;
+}
+
+TEST(the_training_flag_reaches_all)
+{
+    static const dp_method methods[] = {{"forward", note_training}};
+    dp_ctx *ctx;
+    dp_value out;
+    dp_module *par = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    dp_module *net = make(ctx, (dp_module_config){.methods = methods, .method_count = 1});
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int on = 1; on >= 0; on--) {
+        CHECK_OK(dp_module_train(par, on == 1));
+        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_INT(seen_training, on);
+        CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+        CHECK_INT(seen_training, on);
+    }
+    CHECK_ERROR(dp_module_train(NULL, true), DP_ERR_INVALID, "module is NULL");
+    dp_close(ctx);
+}
+
+/* ---- states of their own --------------------------------------------------------------------- */
+
+typedef struct owner { /* counts what replica_create made */
+    int live, created;
+    size_t order[8];
+    bool fails;
+} owner;
+
+static dp_status own_create(const dp_replica_info *info, void **own)
+{
+    owner *all = (owner *)(uintptr_t)info->state;
+    if (all->fails) {
+        return dp_error(DP_ERR_USER, "no state for replica %zu", info->replica);
+    }
+    all->order[all->created++] = info->replica;
+    all->live++;
+    if (*info->shared == NULL) {
+        *info->shared = all;
+    }
+    *own = *info->shared;
+    return DP_OK;
+}
+
+static void own_destroy(void *own)
+{
+    ((owner *)own)->live--;
+}
+
+static dp_status check_own(dp_call *call)
+{
+    call->out = dp_none();
+    return call->own == call->state ? DP_OK : dp_error(DP_ERR_USER, "own is not what was made");
+}
+
+TEST_BACKENDS(every_replica_has_a_state_of_its_own)
+{
+    static const dp_method methods[] = {{"forward", check_own}};
+    static const int ranks[] = {0, 1, 2};
+    owner all = {0};
+    dp_value out;
+    dp_module *par = NULL, *again = NULL;
+    dp_module_config config = {.name = "net",
+                               .methods = methods,
+                               .method_count = 1,
+                               .state = &all,
+                               .replica_create = own_create,
+                               .replica_destroy = own_destroy};
+    const dp_parallel_config three = {.local_ranks = ranks, .local_rank_count = 3};
+    dp_module *net = make(ctx, config);
+    CHECK_INT(all.live, 1);
+    CHECK_OK(dp_data_parallel(net, &three, &par));
+    CHECK_INT(all.live, 3);
+    CHECK_INT(all.order[0], 0);
+    CHECK_INT(all.order[2], 2);
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out, NULL));
+    all.fails = true;
+    CHECK_ERROR(dp_data_parallel(net, &three, &again), DP_ERR_USER,
+                "replica_create of 'net', replica 1: no state for replica 1");
+    CHECK_ERROR(dp_module_create(ctx, &config, &again), DP_ERR_USER, "replica 0");
+    CHECK_OK(dp_module_destroy(par));
+    CHECK_INT(all.live, 1);
+    CHECK_OK(dp_module_destroy(net));
+    CHECK_INT(all.live, 0);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+TEST_BACKENDS(what_is_in_use_is_not_destroyed)
+{
+    dp_module *child = net_create(ctx, &by_rows, 0), *par = NULL;
+    dp_module *net = make(ctx, (dp_module_config){.name = "outer",
+                                                  .children = &child,
+                                                  .child_count = 1,
+                                                  .methods = forward_only,
+                                                  .method_count = 1});
+    dp_value out;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_ERROR(dp_module_destroy(child), DP_ERR_STATE, "'net' is a child of 'outer'");
+    CHECK_ERROR(dp_module_destroy(net), DP_ERR_STATE, "'outer' is wrapped");
+    CHECK_OK(dp_module_destroy(par));
+    CHECK_ERROR(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL),
+                DP_ERR_STATE, "the module was destroyed");
+    CHECK_ERROR(dp_module_destroy(par), DP_ERR_STATE, "was destroyed already");
+    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    dp_module *on_child = NULL;
+    CHECK_OK(dp_data_parallel(child, NULL, &on_child));
+    CHECK_ERROR(dp_module_destroy(net), DP_ERR_STATE, "'net' is wrapped");
+    CHECK_OK(dp_module_destroy(on_child));
+    CHECK_OK(dp_module_destroy(net));
+    CHECK_INT(dp_module_param_count(net), 0);
+    CHECK_STR(dp_module_name(net), "");
+    CHECK_OK(dp_module_destroy(NULL));
+}
+
+TEST(closing_ends_modules_and_wrappers)
+{
+    test_allocator counter = {0};
+    owner all = {0};
+    dp_ctx *ctx;
+    dp_module *par = NULL;
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 3, .allocator = test_allocator_of(&counter)}, &ctx));
+    dp_module *child = net_create(ctx, &by_rows, 0);
+    dp_module *net = make(ctx, (dp_module_config){.children = &child,
+                                                  .child_count = 1,
+                                                  .methods = forward_only,
+                                                  .method_count = 1,
+                                                  .state = &all,
+                                                  .replica_create = own_create,
+                                                  .replica_destroy = own_destroy});
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_INT(all.live, 3);
+    dp_close(ctx);
+    CHECK_INT(all.live, 0);
+    CHECK_NO_LEAKS(&counter);
+}
+
+TEST(modules_that_come_and_go_take_no_more_memory)
+{
+    test_allocator counter = {0};
+    size_t calls = 0;
+    dp_ctx *ctx;
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 3, .allocator = test_allocator_of(&counter)}, &ctx));
+    for (int i = 0; i < 50; i++) {
+        dp_module *par = NULL, *net = net_create(ctx, &by_rows, 0);
+        CHECK_OK(dp_data_parallel(net, NULL, &par));
+        CHECK_OK(dp_module_destroy(par));
+        CHECK_OK(dp_module_destroy(net));
+        calls = i == 2 ? counter.call_count : calls;
+    }
+    CHECK_INT(counter.call_count, calls);
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
+/* ---- every allocation fails once ------------------------------------------------------------- */
+
+static dp_status whole_life(dp_ctx *ctx, dp_scope *scope)
+{
+    static const float x[4 * NET_IN];
+    dp_module *net = NULL, *copy = NULL, *par = NULL;
+    dp_pass *pass;
+    dp_value out, log;
+    dp_input_grad grads;
+    dp_tensor tensor = dp_wrap_const(x, DP_F32, DP_SHAPE(4, NET_IN));
+    TRY(dp_module_create(ctx,
+                         &(dp_module_config){.name = "net",
+                                             .methods = net_methods,
+                                             .method_count = 2,
+                                             .params = net_params,
+                                             .param_count = 2,
+                                             .state = &by_rows},
+                         &net));
+    TRY(dp_module_copy(net, 0, &copy));
+    TRY(dp_data_parallel(copy, NULL, &par));
+    TRY(dp_invoke(par, "forward", scope, DP_LIST_OF(scope, dp_of(scope, &tensor)), dp_none(), NULL,
+                  &out, &pass));
+    TRY(dp_backward(pass, dp_float(1), &grads));
+    dp_status status = dp_train_step(par, scope, DP_LIST_OF(scope, dp_of(scope, &tensor)), NULL,
+                                     &log); /* its output is no dict */
+    return status == DP_ERR_INVALID ? DP_OK : status;
+}
+
+TEST_SLOW(every_allocation_may_fail, 60)
+{
+    size_t calls = SIZE_MAX;
+    for (size_t at = 1; at <= calls; at++) {
+        test_allocator counter = {.fail_at = at};
+        dp_ctx *ctx = NULL;
+        const dp_config config = {.device_count = 2, .allocator = test_allocator_of(&counter)};
+        dp_status status = dp_open(&config, &ctx);
+        if (status == DP_OK) {
+            dp_scope *scope = dp_scope_begin(ctx);
+            status = whole_life(ctx, scope);
+            dp_scope_end(scope);
+            scope = dp_scope_begin(ctx);
+            if (counter.fail_count > 0) {
+                CHECK_OK(whole_life(ctx, scope)); /* the next try works */
+            }
+            dp_close(ctx);
+        }
+        CHECK_STATUS(status, counter.fail_count > 0 ? DP_ERR_NO_MEMORY : DP_OK);
+        CHECK_NO_LEAKS(&counter);
+        calls = counter.fail_count > 0 ? calls : 0;
+    }
+}
