@@ -1283,7 +1283,8 @@ struct dp_scope {
     uint32_t magic;
     dp_ctx *ctx;
     dp_scope *parent, *first_child, *prev, *next; /* next: of the free list too */
-    dp__block *blocks;                            /* chunks among them, the newest first */
+    dp__block *home;                              /* its first chunk, which it keeps when idle */
+    dp__block *blocks;                            /* others, chunks among them, the newest first */
     char *cursor, *limit;                         /* of the newest chunk */
     dp_scope *made_before;                        /* the context's list of all scopes */
     dp__deferred *deferred;
@@ -1807,9 +1808,10 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
 }
 
 /* ==== >>scopes ===================================================================================
-   Small things are cut from chunks, larger ones are blocks; all go back to the pools when the scope
-   ends. An ended scope waits in ctx->idle to be begun again. Links between scopes are under the
-   context's lock, since children may be used by other threads than their parent.                */
+   Small things are cut from chunks, larger ones are blocks; all but the first chunk go back to the
+   pools when the scope ends. An ended scope waits in ctx->idle to be begun again. Links between
+   scopes are under the context's lock, since children may be used by other threads than their
+   parent.                                                                                       */
 
 static dp_status dp__check_scope(const char *fn, const dp_scope *scope)
 {
@@ -1831,15 +1833,24 @@ static dp_status dp__check_scope_of(const char *fn, const dp_scope *scope, const
     return DP_OK;
 }
 
+static void dp__scope_cut_from(dp_scope *scope, const dp__block *chunk)
+{
+    scope->cursor = chunk->data;
+    scope->limit = scope->cursor + chunk->bytes;
+    dp__poison(chunk->data, chunk->bytes);
+}
+
 static dp_status dp__scope_chunk(dp_scope *scope)
 {
     dp__block *chunk = NULL;
     DP__TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, DP__CHUNK_BYTES, &chunk));
-    chunk->next = scope->blocks;
-    scope->blocks = chunk;
-    scope->cursor = chunk->data;
-    scope->limit = scope->cursor + chunk->bytes;
-    dp__poison(chunk->data, chunk->bytes);
+    if (scope->home == NULL) {
+        scope->home = chunk;
+    } else {
+        chunk->next = scope->blocks;
+        scope->blocks = chunk;
+    }
+    dp__scope_cut_from(scope, chunk);
     return DP_OK;
 }
 
@@ -1911,28 +1922,40 @@ static void dp__scope_unlink(dp_scope *scope) /* under the context's lock */
             replicas[i] = NULL;
 }
 
-static dp_scope *dp__scope_open(dp_ctx *ctx, dp_scope *parent)
+/* Idle scopes for those of `out` that are NULL, as far as there are any. */
+static void dp__scopes_reuse(dp_ctx *ctx, dp_scope *parent, dp_scope **out, size_t count)
 {
     dp__lock_enter(&ctx->lock);
-    dp_scope *scope = ctx->idle;
-    if (scope != NULL) {
-        ctx->idle = scope->next;
-        dp__scope_link(scope, parent);
+    for (size_t i = 0; i < count && ctx->idle != NULL; i++) {
+        if (out[i] != NULL)
+            continue;
+        out[i] = ctx->idle;
+        ctx->idle = out[i]->next;
+        dp__scope_link(out[i], parent);
+        out[i]->magic = DP__SCOPE_LIVE;
     }
     dp__lock_leave(&ctx->lock);
-    if (scope == NULL) {
-        scope = dp__raw_alloc(ctx, sizeof *scope, _Alignof(dp_scope));
-        if (scope == NULL)
-            return NULL;
-        *scope = (dp_scope){.ctx = ctx};
-        dp__lock_enter(&ctx->lock);
-        scope->made_before = ctx->all_scopes;
-        ctx->all_scopes = scope;
-        dp__scope_link(scope, parent);
-        dp__lock_leave(&ctx->lock);
-    }
-    scope->magic = DP__SCOPE_LIVE;
+}
+
+static dp_scope *dp__scope_make(dp_ctx *ctx, dp_scope *parent)
+{
+    dp_scope *scope = dp__raw_alloc(ctx, sizeof *scope, _Alignof(dp_scope));
+    if (scope == NULL)
+        return NULL;
+    *scope = (dp_scope){.magic = DP__SCOPE_LIVE, .ctx = ctx};
+    dp__lock_enter(&ctx->lock);
+    scope->made_before = ctx->all_scopes;
+    ctx->all_scopes = scope;
+    dp__scope_link(scope, parent);
+    dp__lock_leave(&ctx->lock);
     return scope;
+}
+
+static dp_scope *dp__scope_open(dp_ctx *ctx, dp_scope *parent)
+{
+    dp_scope *scope = NULL;
+    dp__scopes_reuse(ctx, parent, &scope, 1);
+    return scope != NULL ? scope : dp__scope_make(ctx, parent);
 }
 
 static dp_scope *dp__scope_try_open(const char *fn, dp_ctx *ctx, dp_scope *parent)
@@ -1963,7 +1986,8 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent)
 static void dp__scope_wait_reads(const dp_scope *scope)
 {
     dp_ctx *ctx = scope->ctx;
-    for (int i = 0; scope->blocks != NULL && i < ctx->info.local_count; i++) {
+    bool empty = scope->home == NULL && scope->blocks == NULL;
+    for (int i = 0; !empty && i < ctx->info.local_count; i++) {
         dp__device *device = &ctx->devices[i];
         if (!atomic_load_explicit(&device->reading, memory_order_relaxed) ||
             !atomic_exchange(&device->reading, false))
@@ -1990,34 +2014,63 @@ static void dp__scope_run_deferred(dp_scope *scope)
     dp__thread.ending = ending.outer;
 }
 
-static void dp__scope_end_one(dp_scope *scope) /* has no children any more */
+/* All that it holds, but for the blocks themselves; it has no children any more. */
+static void dp__scope_empty(dp_scope *scope)
 {
-    dp_ctx *ctx = scope->ctx;
     dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
-    dp__blocks_wipe(ctx, scope->blocks);
+    dp__blocks_wipe(scope->ctx, scope->blocks);
+    dp__blocks_wipe(scope->ctx, scope->home);
     scope->magic = 0;
     scope->cursor = scope->limit = NULL;
-    scope->replicas = NULL;
-    dp__lock_enter(&ctx->lock);
-    dp__blocks_give(scope->blocks);
-    scope->blocks = NULL;
-    dp__scope_unlink(scope);
-    scope->next = ctx->idle;
-    ctx->idle = scope;
-    dp__lock_leave(&ctx->lock);
+    if (scope->home != NULL)
+        dp__scope_cut_from(scope, scope->home);
 }
 
-/* Leaf by leaf, without recursion: chains of children may be long. NULL is fine. */
+static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes) /* under the context's lock */
+{
+    while (scopes != NULL) {
+        dp_scope *scope = scopes;
+        scopes = scope->next;
+        dp__blocks_give(scope->blocks);
+        scope->blocks = NULL;
+        scope->replicas = NULL;
+        scope->next = ctx->idle;
+        ctx->idle = scope;
+    }
+}
+
+static dp_scope *dp__scope_leaf(dp_scope *scope)
+{
+    while (scope->first_child != NULL)
+        scope = scope->first_child;
+    return scope;
+}
+
+/* Leaf by leaf, without recursion: chains of children may be long. What is inside has no links to
+   scopes of other threads, so that one lock does for all. The last to end is the first to be begun
+   again: in a step that repeats itself each scope has the part that it had. NULL is fine. */
 static void dp__scope_end(dp_scope *scope)
 {
-    for (dp_scope *leaf = scope; leaf != NULL;) {
-        while (leaf->first_child != NULL)
-            leaf = leaf->first_child;
+    dp_scope *inside = NULL, **last = &inside;
+    if (scope == NULL)
+        return;
+    for (dp_scope *leaf = dp__scope_leaf(scope); leaf != scope;) {
         dp_scope *parent = leaf->parent;
-        dp__scope_end_one(leaf);
-        leaf = leaf != scope ? parent : NULL;
+        dp__scope_empty(leaf);
+        dp__scope_unlink(leaf);
+        leaf->next = NULL;
+        *last = leaf;
+        last = &leaf->next;
+        leaf = dp__scope_leaf(parent);
     }
+    dp__scope_empty(scope);
+    dp__lock_enter(&scope->ctx->lock);
+    dp__scope_unlink(scope);
+    scope->next = NULL;
+    dp__scopes_give(scope->ctx, inside);
+    dp__scopes_give(scope->ctx, scope);
+    dp__lock_leave(&scope->ctx->lock);
 }
 
 static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
@@ -3485,13 +3538,27 @@ static dp_status dp__check_items(const char *fn, const dp_value *items, size_t c
     return DP_OK;
 }
 
+#define DP__PLAIN_TREE 0x01u /* in dp_value.reserved, of a list, tuple or dict */
+
+/* Holds neither tensors nor containers. A tree that is made by hand only seems to hold some. */
+static bool dp__is_plain(dp_value value)
+{
+    const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
+                           1u << DP_STRING | 1u << DP_OPAQUE;
+    return (plain >> value.kind & 1) != 0 || (value.reserved & DP__PLAIN_TREE) != 0;
+}
+
 /* The array becomes a list's; it lies in the scope already. */
 static dp_value dp__sequence(dp_kind kind, const dp_value *items, size_t count, uint8_t depth)
 {
     dp_value value = dp__leaf((uint8_t)kind);
+    bool plain = true;
+    for (size_t i = 0; i < count && plain; i++)
+        plain = dp__is_plain(items[i]);
     value.as.items = items;
     value.count = (uint32_t)count;
     value.depth = depth;
+    value.reserved = plain ? DP__PLAIN_TREE : 0;
     return value;
 }
 
@@ -3543,9 +3610,13 @@ static dp_status dp__check_pairs(const char *fn, const dp_pair *pairs, size_t co
 static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
 {
     dp_value value = dp__leaf(DP_DICT);
+    bool plain = true;
+    for (size_t i = 0; i < count && plain; i++)
+        plain = dp__is_plain(pairs[i].value);
     value.as.pairs = pairs;
     value.count = (uint32_t)count;
     value.depth = depth;
+    value.reserved = plain ? DP__PLAIN_TREE : 0;
     return value;
 }
 
@@ -3654,14 +3725,6 @@ static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
     return text;
 }
 
-/* Leaves that are passed on as they are wherever a tree goes. */
-static bool dp__is_plain(dp_value value)
-{
-    const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
-                           1u << DP_STRING | 1u << DP_OPAQUE;
-    return (plain >> value.kind & 1) != 0;
-}
-
 /* An error whose sentence begins with a place. */
 DP_PRINTF(3, 4)
 DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format,
@@ -3710,7 +3773,7 @@ static dp_status dp__check_tree(dp_value value)
 typedef struct dp__mapper {
     dp_scope *scope;
     dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
-    bool copy; /* keys and plain leaves too, else they stay the source's */
+    bool copy; /* keys and what is plain too, else they stay the source's */
 } dp__mapper;
 
 static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out);
@@ -6567,9 +6630,14 @@ static dp_status dp__run_scopes(dp_scope *scope)
             replicas[i] = NULL;
         scope->replicas = replicas;
     }
-    for (size_t i = 0; i < count; i++) {
+    size_t missing = 0;
+    for (size_t i = 0; i < count; i++)
+        missing += scope->replicas[i] == NULL;
+    if (missing > 0)
+        dp__scopes_reuse(scope->ctx, scope, scope->replicas, count);
+    for (size_t i = 0; i < count && missing > 0; i++) {
         if (scope->replicas[i] == NULL)
-            scope->replicas[i] = dp__scope_open(scope->ctx, scope);
+            scope->replicas[i] = dp__scope_make(scope->ctx, scope);
         if (scope->replicas[i] == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scopes", count);
     }

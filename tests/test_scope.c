@@ -854,7 +854,9 @@ TEST(a_steady_step_allocates_nothing)
 {
     test_allocator counter = {0};
     dp_ctx *ctx = open_counted(3, &counter);
-    take_step(ctx);
+    for (int i = 0; i < 3; i++) {
+        take_step(ctx); /* a scope that is begun again may have another part, and cut more */
+    }
     size_t calls = counter.call_count;
     CHECK(calls > 0);
     for (int i = 0; i < 100; i++) {
