@@ -67,9 +67,11 @@ static dp_status learn(const meta *m, dp_module *test, dp_scope *scope, dp_value
 /* [readme-meta */
 static dp_status run_task(meta *m, unsigned task, dp_module *test, dp_scope *scope)
 {
-    float x[QUERIES * WAYS * FEATURES];
+    float *x = dp_scope_alloc(scope, QUERIES * WAYS * FEATURES * sizeof *x);
     int64_t label[QUERIES * WAYS];
     dp_value out;
+    if (x == NULL)
+        return DP_ERR_NO_MEMORY;
     draw(task, SHOTS, task, x, label);
     dp_value support = samples(scope, "support", SHOTS * WAYS, x, label);
     TRY(dp_invoke(test, "before_forward_support", scope, dp_none(), dp_none(), NULL, &out, NULL));

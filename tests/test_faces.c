@@ -20,7 +20,7 @@ static dp_value floats(dp_scope *scope, const float *data, int ndim, const int64
 
 static double item(dp_ctx *ctx, dp_value value)
 {
-    double number = NAN;
+    double number = -1;
     CHECK_OK(dp_item(ctx, value, &number));
     return number;
 }
