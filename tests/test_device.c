@@ -1640,7 +1640,7 @@ static void check_all(const dp_device_ops *ops)
 
 TEST_SLOW(optional_methods_one_by_one, 60)
 {
-    for (unsigned methods = 0; methods <= HAS_ALL; methods++) {
+    for (unsigned methods = 0; methods <= HAS_ALL; methods += (unsigned)test_stride()) {
         check_all(decorate_device(reluctant_device(methods, ALL_KERNELS)));
         CHECK_DECORATOR();
     }
@@ -1648,7 +1648,7 @@ TEST_SLOW(optional_methods_one_by_one, 60)
 
 TEST_SLOW(kernels_one_by_one, 60)
 {
-    for (int kernel = DP_KERNEL_COPY; kernel <= DP_KERNEL_TOTAL; kernel++) {
+    for (int kernel = DP_KERNEL_COPY; kernel <= DP_KERNEL_TOTAL; kernel += test_stride()) {
         check_all(decorate_device(reluctant_device(HAS_KERNEL, 1U << kernel)));
         CHECK_DECORATOR();
         check_all(decorate_device(reluctant_device(HAS_ALL, ~(1U << kernel))));
@@ -1946,7 +1946,7 @@ static void every_call_fails(const dp_device_ops *ops, dp_status fault)
     const dp_config config = {.backends = backends, .colls = colls, .device_count = DEVICES};
     long n = 1;
     while (job_with_fault(&config, n, fault)) {
-        n++;
+        n += test_stride();
     }
     CHECK(n > 60);
 }
@@ -1989,7 +1989,8 @@ static void every_allocation_fails(const dp_device_ops *ops, bool keep_failing)
     size_t n = 1;
     do {
         dp_ctx *ctx = NULL;
-        counter = (test_allocator){.fail_at = n++, .keep_failing = keep_failing};
+        counter = (test_allocator){.fail_at = n, .keep_failing = keep_failing};
+        n += (size_t)test_stride();
         const dp_config config = {.backends = backends,
                                   .device_count = DEVICES,
                                   .allocator = test_allocator_of(&counter)};

@@ -129,6 +129,21 @@ double test_timeout_scale(void)
     return scale > 0.0 ? scale : 1.0;
 }
 
+#ifdef __has_feature
+#define HAS_FEATURE(feature) __has_feature(feature)
+#else
+#define HAS_FEATURE(feature) 0
+#endif
+
+int test_stride(void)
+{
+#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
+    return 5;
+#else
+    return 1;
+#endif
+}
+
 /* ---- the allocator --------------------------------------------------------------------------- */
 
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
