@@ -91,7 +91,7 @@ uint64_t test_seed(void);
 uint64_t test_random(uint64_t *state); /* splitmix64; start with test_seed() */
 double test_timeout_scale(void);       /* how much slower than usual this run may be */
 
-/* Exhaustive loops go on by this: 1, and under TSan, which is slow and looks for something else, 5. */
+/* What exhaustive loops go on by: 1; under TSan, which is slow and looks for other things, 5. */
 int test_stride(void);
 
 /* ---- an allocator that counts and fails ---------------------------------------------------------

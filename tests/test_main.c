@@ -135,13 +135,15 @@ double test_timeout_scale(void)
 #define HAS_FEATURE(feature) 0
 #endif
 
+#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
+enum { STRIDE = 5 };
+#else
+enum { STRIDE = 1 };
+#endif
+
 int test_stride(void)
 {
-#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-    return 5;
-#else
-    return 1;
-#endif
+    return STRIDE;
 }
 
 /* ---- the allocator --------------------------------------------------------------------------- */
