@@ -4,6 +4,7 @@
 #   make test       everything below; ends with "N passed, N failed"
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
+#   make sim        dp_cuda.h on the simulated CUDA; make sim-selftest: what the simulator finds
 #   make fuzz       replay the fuzzers' corpora
 #   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
 #   make bench      measure
@@ -33,7 +34,7 @@ LIBS         := -lpthread -lm
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast.
-VARIANTS   := gcc clang asan tsan aarch64
+VARIANTS   := gcc clang asan tsan aarch64 sim
 CC_gcc     := $(CC)
 CC_clang   := $(CLANG)
 CC_asan    := $(CC)
@@ -46,6 +47,10 @@ CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-re
     -fno-omit-frame-pointer
 CFLAGS_tsan    = $(CFLAGS_checked) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
+
+# With dp_cuda.h on the simulated CUDA of tests/sim.
+CC_sim     := $(CC)
+CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -Itests/sim
 
 TESTS    := $(sort $(wildcard tests/test_*.c) tests/dp.c)
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
@@ -62,13 +67,16 @@ demo: $(EXAMPLES)
 	$(RUN) demo $^
 
 test: build/tools
-	$(RUN) steps lint compile gcc clang asan tsan fuzz examples aarch64
+	$(RUN) steps lint compile gcc clang asan tsan sim fuzz examples aarch64
 
 check:
 	$(RUN) steps lint gcc examples
 
-asan tsan fuzz lint:
+asan tsan sim fuzz lint:
 	$(RUN) steps $@
+
+sim-selftest: build/sim/selftest
+	@$<
 
 fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
 	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
@@ -79,7 +87,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan fuzz fuzz-run bench lint format clean
+.PHONY: all demo test check asan tsan sim sim-selftest fuzz fuzz-run bench lint format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -107,6 +115,17 @@ build/$(1)/%.o: tests/%.c Makefile build/config.mk
 endef
 $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
 
+SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
+build/sim/tests: $(SIM)
+
+build/sim/selftest: build/sim/sim/selftest.o $(SIM)
+	$(CC) -g $^ -o $@ $(LIBS)
+
+$(SIM) build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O1 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than -D_GNU_SOURCE -I. -Itests/sim $(STB_CFLAGS) \
+	    -MMD -MP -c $< -o $@
+
 build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	@echo "$(CC) $<"
@@ -123,5 +142,5 @@ build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
 	$(CLANG) -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 	    $(TEST_DEFINES) $(STB_CFLAGS) $(filter %.c,$^) -o $@ $(LIBS)
 
--include $(wildcard build/*/*.d)
+-include $(wildcard build/*/*.d build/*/*/*.d)
 -include tests/bench/bench.mk

@@ -95,6 +95,8 @@
      DP_STATIC                        every file: the whole library is static to the file
      DP_API                           every file: linkage of the public functions, else extern
      DP_ASSERT(condition)             with DP_IMPLEMENTATION: for bugs of dp.h, else assert
+     DP_USE_CUDA                      every file: includes dp_cuda.h; GPUs are used if there are any
+     DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA is looked for at run time
      DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
@@ -122,7 +124,8 @@
 
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
-            modules, passes, wrappers for the devices of one process, dp_train_step */
+            modules, passes, wrappers for the devices of one process, dp_train_step;
+            dp_cuda.h: GPUs as devices */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -314,7 +317,7 @@ typedef struct
    All zero is the default, and NULL is all zero. dp_config_get reads back what became of it.
 
      field          zero means
-     backends       the CPU (backend headers that are compiled in come first)
+     backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU
      colls          the tables that are compiled in
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
      devices        0 .. device_count-1
@@ -1109,6 +1112,10 @@ static inline dp_value dp__list(dp_scope *scope, std::initializer_list<dp_value>
 #endif
 #endif /* DP_H */
 
+#if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP) && !defined(DP_IMPLEMENTATION)
+#include "dp_cuda.h"
+#endif
+
 /* ================================================================================================
    Everything below is implementation.
    ============================================================================================== */
@@ -1232,8 +1239,9 @@ enum {
     DP__TEXT_BYTES = 512,
     DP__LIVE_MAX = 64, /* contexts that may be open at the same time */
     DP__CLASS_COUNT = 320,
-    DP__CHUNK_BYTES = 32 << 10, /* what a scope cuts small things from */
-    DP__SMALL_BYTES = 4 << 10,  /* larger things get a block of their own */
+    DP__CHUNK_BYTES = 32 << 10,     /* what a scope cuts small things from */
+    DP__SMALL_BYTES = 4 << 10,      /* larger things get a block of their own */
+    DP__PACKED_RUN_BYTES = 4 << 10, /* shorter runs are packed by a device that can */
     DP__COALESCE_BYTES = 10 << 20,
     DP__STAGE_BYTES = 4 << 20,
     DP__TIMEOUT_MS = 60000
@@ -2806,14 +2814,66 @@ static dp_status dp__copy_inside(dp_ctx *ctx, const dp__device *device, dp_strea
     return status != DP_ERR_UNSUPPORTED ? status : dp__copy_runs(&copy, dst->data, src->data);
 }
 
+/* What follows on `stream` comes after what is enqueued on the device's compute stream. */
+static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    if (device->stream == stream)
+        return DP_OK;
+    DP__TRY(ops->event_record(device->done, device->stream));
+    if (stream->dev->ops == ops)
+        return ops->event_wait(stream, device->done);
+    return ops->event_sync(device->done);
+}
+
+static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src);
+
+/* Like `tensor`, dense, on a device; for `stream`, until the scope ends. */
+static dp_status dp__packed_make(dp_scope *temp, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *tensor, dp_tensor *out)
+{
+    DP__TRY(dp__order_after(device, stream)); /* the memory was another's on the compute stream */
+    return dp__tensor_make(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out);
+}
+
+/* Between the host and a device with short runs: the device packs and unpacks by its kernel. */
+static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    bool in = way == DP__WAY_IN;
+    dp_scope *temp = NULL;
+    dp_tensor packed;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__packed_make(temp, device, stream, dst, &packed);
+    if (status == DP_OK)
+        status = in ? dp__copy_across(ctx, way, device, stream, &packed, src)
+                    : dp__copy_inside(ctx, device, stream, &packed, src);
+    if (status == DP_OK)
+        status = in ? dp__copy_inside(ctx, device, stream, dst, &packed)
+                    : dp__copy_across(ctx, way, device, stream, dst, &packed);
+    if (status == DP_OK && stream != device->stream)
+        status = device->dev->ops->stream_sync(stream);
+    dp__scope_end(temp);
+    return status;
+}
+
+static bool dp__packs(const dp__device *device, const dp_tensor *tensor, size_t run)
+{
+    return run < DP__PACKED_RUN_BYTES && !dp__is_dense(tensor) &&
+           DP_HAS(dp_device_ops, device->dev->ops, kernel);
+}
+
 /* Between the host and a device. A side of the host's that is not dense is packed, so that a device
    sees as few and as long runs as its own side allows. */
-static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, const dp__device *device,
-                                 dp_stream *stream, const dp_tensor *dst, const dp_tensor *src)
+static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src)
 {
     const dp_tensor *host = way == DP__WAY_IN ? src : dst;
     dp__copy copy = {.way = way, .device = device, .stream = stream};
     dp__copy_merge(&copy, dst, src);
+    if (copy.ndim > 0 && dp__packs(device, way == DP__WAY_IN ? dst : src, copy.run))
+        return dp__copy_packed(ctx, way, device, stream, dst, src);
     if (copy.ndim == 0 || dp__is_dense(host))
         return dp__copy_runs(&copy, dst->data, src->data);
     dp_scope *temp = NULL;
@@ -2835,32 +2895,53 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, const dp__device *dev
     return status;
 }
 
-/* What follows on `stream` comes after what is enqueued on the device's compute stream. */
-static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
+/* Both dense. Whoever gets src's memory next comes after the copy. */
+static dp_status dp__peer_dense(const dp__device *to, dp_stream *stream, const dp__device *from,
+                                const dp_tensor *dst, const dp_tensor *src)
 {
-    const dp_device_ops *ops = device->dev->ops;
-    if (device->stream == stream)
-        return DP_OK;
-    DP__TRY(ops->event_record(device->done, device->stream));
-    if (stream->dev->ops == ops)
-        return ops->event_wait(stream, device->done);
-    return ops->event_sync(device->done);
+    const dp_device_ops *ops = to->dev->ops;
+    DP__TRY(dp__order_after(from, stream));
+    DP__TRY(ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src)));
+    DP__TRY(ops->event_record(to->done, stream));
+    return ops->event_wait(from->stream, to->done);
+}
+
+/* Packed where it is read, unpacked where it is written. */
+static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream, dp__device *from,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    dp_scope *temp = NULL;
+    dp_tensor packed_dst = *dst, packed_src = *src;
+    bool packs_dst = !dp__is_dense(dst), packs_src = !dp__is_dense(src);
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = DP_OK;
+    if (packs_src)
+        status = dp__packed_make(temp, from, from->stream, src, &packed_src);
+    if (status == DP_OK && packs_src)
+        status = dp__copy_inside(ctx, from, from->stream, &packed_src, src);
+    if (status == DP_OK && packs_dst)
+        status = dp__packed_make(temp, to, stream, dst, &packed_dst);
+    if (status == DP_OK)
+        status = dp__peer_dense(to, stream, from, &packed_dst, &packed_src);
+    if (status == DP_OK && packs_dst)
+        status = dp__copy_inside(ctx, to, stream, dst, &packed_dst);
+    if (status == DP_OK && packs_dst && stream != to->stream)
+        status = to->dev->ops->stream_sync(stream);
+    dp__scope_end(temp);
+    return status;
 }
 
 /* From one device to another: directly if the table can, else by way of the host. */
-static dp_status dp__copy_peer(dp_ctx *ctx, const dp__device *to, dp_stream *stream,
-                               const dp__device *from, const dp_tensor *dst, const dp_tensor *src)
+static dp_status dp__copy_peer(dp_ctx *ctx, dp__device *to, dp_stream *stream, dp__device *from,
+                               const dp_tensor *dst, const dp_tensor *src)
 {
     const dp_device_ops *ops = to->dev->ops;
+    bool dense = dp__is_dense(dst) && dp__is_dense(src);
     dp_scope *temp = NULL;
     dp_tensor host;
-    if (ops == from->dev->ops && DP_HAS(dp_device_ops, ops, peer_copy) && dp__is_dense(dst) &&
-        dp__is_dense(src)) {
-        dp_status status = ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src));
-        if (status == DP_OK) /* whoever gets src's memory next comes after the copy */
-            status = ops->event_record(to->done, stream);
-        if (status == DP_OK)
-            status = ops->event_wait(from->stream, to->done);
+    if (ops == from->dev->ops && DP_HAS(dp_device_ops, ops, peer_copy) &&
+        (dense || DP_HAS(dp_device_ops, ops, kernel))) {
+        dp_status status = dp__peer_packed(ctx, to, stream, from, dst, src);
         if (status != DP_ERR_UNSUPPORTED)
             return status;
     }
@@ -6086,9 +6167,13 @@ static dp_status dp__copy_list(dp_ctx *ctx, const void *const *list, const void 
     return DP_OK;
 }
 
+static const dp_device_ops *(*dp__backend_cuda)(void); /* dp_cuda.h defines it */
+
 static dp_status dp__resolve_tables(dp_ctx *ctx)
 {
-    const dp_device_ops *const devices[] = {dp_cpu(), NULL};
+    bool cuda = dp__backend_cuda != NULL;
+    const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
+                                            cuda ? dp_cpu() : NULL, NULL};
     const dp_coll_ops *const colls[] = {dp_cpu_coll(), NULL};
     dp_config *config = &ctx->config;
     if (config->backends == NULL)
@@ -6683,6 +6768,9 @@ DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
 
 #include "dp_module.h"
 
+#if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP)
+#include "dp_cuda.h"
+#endif
 #endif /* DP_IMPLEMENTATION && !DP_IMPLEMENTED */
 
 /* ------------------------------------------------------------------------------------------------

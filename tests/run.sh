@@ -72,6 +72,13 @@ step_tsan() {
     tests tsan 10 without_aslr
 }
 
+# dp_cuda.h on the simulated CUDA, which itself is tested first.
+step_sim() {
+    build build/sim/selftest || return 1
+    build/sim/selftest
+    T=${T:-cuda} tests sim 6
+}
+
 # Emulation is slow: it gets a minute, and what it did not reach by then was not tested.
 step_aarch64() {
     local tool

@@ -123,6 +123,24 @@ static const dp_device_ops *reluctant_device(unsigned methods, unsigned kernels)
 
 /* ---- one test, every table ------------------------------------------------------------------- */
 
+#if defined(TEST_CUDA)
+#include "cuda_device.h"
+#define TEST_TABLE_CUDA(name, run)                                                                 \
+    TEST_SLOW(name##_cuda, 30)                                                                     \
+    {                                                                                              \
+        run(name, cuda_device(DEVICES));                                                           \
+        sim_check_leaks();                                                                         \
+    }                                                                                              \
+    TEST_SLOW(name##_decorated_cuda, 30)                                                           \
+    {                                                                                              \
+        run(name, decorate_device(cuda_device(DEVICES)));                                          \
+        CHECK_DECORATOR();                                                                         \
+        sim_check_leaks();                                                                         \
+    }
+#else
+#define TEST_TABLE_CUDA(name, run)
+#endif
+
 #define EVERY_TABLE(name, run)                                                                     \
     TEST_SLOW(name##_cpu, 30)                                                                      \
     {                                                                                              \
@@ -156,7 +174,8 @@ static const dp_device_ops *reluctant_device(unsigned methods, unsigned kernels)
     {                                                                                              \
         run(name, decorate_device(lazy_device(reluctant_device(HAS_ALL, ALL_KERNELS))));           \
         CHECK_DECORATOR();                                                                         \
-    }
+    }                                                                                              \
+    TEST_TABLE_CUDA(name, run)
 
 /* Bits are the same, but that one NaN is as good as another. */
 static void check_numbers(const char *what, dp_dtype dtype, const void *got, const void *want,

@@ -25,7 +25,18 @@ const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
 /* ---- one test, every backend ----------------------------------------------------------------- */
 
-/* The body runs once a backend, on TREE_DEVICES of its devices: tests name_cpu and name_toy. */
+/* The body runs once a backend, on TREE_DEVICES of its devices: tests name_cpu and name_toy, and
+   name_cuda where there are GPUs, or simulated ones. */
+#if defined(TEST_CUDA)
+#include "cuda_device.h"
+#define TREE_TEST_CUDA(name)                                                                       \
+    TEST(name##_cuda)                                                                              \
+    {                                                                                              \
+        tree_run(tree_body_##name, cuda_device(TREE_DEVICES));                                     \
+    }
+#else
+#define TREE_TEST_CUDA(name)
+#endif
 #define TREE_UNUSED __attribute__((unused))
 #define TEST_BACKENDS(name)                                                                        \
     static void tree_body_##name(dp_ctx *ctx, dp_scope *scope);                                    \
@@ -37,6 +48,7 @@ const dp_device_ops *toy_device(void); /* examples/custom_device.c */
     {                                                                                              \
         tree_run(tree_body_##name, toy_device());                                                  \
     }                                                                                              \
+    TREE_TEST_CUDA(name)                                                                           \
     static void tree_body_##name(TREE_UNUSED dp_ctx *ctx, TREE_UNUSED dp_scope *scope)
 
 typedef void (*tree_body)(dp_ctx *ctx, dp_scope *scope);

@@ -91,6 +91,8 @@ write stb_user.c "$EMIT_STB" "$INCLUDE_STB"
 write dp_no_stb.c '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
 write stb_before.c '#define _GNU_SOURCE' "$EMIT_STB" "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
 write stb_declared.c '#define _GNU_SOURCE' "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
+write cuda.c "$IMPLEMENT" '#include "dp_cuda.h"'
+write cuda_dp.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_cuda.h"'
 write late.c '#include <stdlib.h>' "$IMPLEMENT" "$DP"
 write as_cxx.cpp "$IMPLEMENT" "$DP"
 
@@ -166,10 +168,42 @@ cxx_compiler() {
     cxx_cases "$2"
 }
 
+# The simulator's declarations, and where there is a Toolkit the real ones: dp_cuda.h is silent with
+# both compilers, its kernels compile for every architecture, and without a GPU the CPU serves.
 cuda_compiler() {
-    has nvcc || { skip "declarations with nvcc" "not installed"; return; }
+    local home at
+    cc=$GCC
+    warn=("${WARN[@]}" "${WARN_GCC[@]}")
+    expect "the simulator declares what dp_cuda.h is told" parses -std=c11 -Itests/sim \
+        tests/sim/drift.c
+    has nvcc || { skip "the real CUDA" "no nvcc"; return; }
+    home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+    at=(-std=c11 -isystem "$home/include")
+    expect "the real libraries declare the same" parses "${at[@]}" tests/sim/drift.c
+    expect "$cc: dp_cuda.h" parses "${at[@]}" $BUILD/cuda.c
+    expect "$cc: dp_cuda.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/cuda.c
+    expect "$cc: dp_cuda.h, dp.h" parses "${at[@]}" $BUILD/cuda_dp.c
+    expect "$cc: kernels compile, the CPU serves where no GPU is" links "${at[@]}" \
+        tests/compile/cuda.c -L"$home/lib64" -Wl,--disable-new-dtags,-rpath,"$home/lib64" \
+        -lcudart -lnvrtc
+    expect "$cc: the same, loaded at run time" env LD_LIBRARY_PATH="$home/lib64" \
+        "$BASH" -c 'exec "$@"' - "$(loaded "${at[@]}")"
     expect "nvcc: declarations" nvcc -I. -Werror all-warnings -x cu -c tests/compile/use.c \
         -o $BUILD/use.o
+    expect "nvcc: declarations of dp_cuda.h" nvcc -I. -DDP_USE_CUDA -Werror all-warnings -x cu \
+        -c tests/compile/use.c -o $BUILD/use_cuda.o
+    has "$CLANG" || return
+    cc=$CLANG
+    warn=("${WARN[@]}")
+    expect "$cc: dp_cuda.h" parses "${at[@]}" $BUILD/cuda.c
+    expect "$cc: dp_cuda.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/cuda.c
+}
+
+# Prints the path of a program that loads CUDA when it runs.
+loaded() {
+    strict "$@" -DDP_DYNAMIC_LOAD -Wno-frame-larger-than tests/compile/cuda.c \
+        -o $BUILD/program-loaded "${LINK[@]}" >&2
+    echo $BUILD/program-loaded
 }
 
 other_machine() {

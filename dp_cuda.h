@@ -1,0 +1,1707 @@
+/* dp_cuda.h - v0.1.0 - NVIDIA GPUs as devices of dp.h - MIT licence
+
+   Include it instead of dp.h, or after; or define DP_USE_CUDA, and dp.h includes it. Link with
+   -lcudart -lnvrtc; or define DP_DYNAMIC_LOAD where DP_IMPLEMENTATION is, and the libraries are
+   loaded when a context opens: one binary for machines with and without them. Any C11 compiler will
+   do: kernels are compiled when a device opens, for that device. CUDA 12.8 or newer.
+
+   Where there is no driver, no GPU, or one that is too old, dp_cuda()->count says so, and the next
+   table of dp_config.backends serves.
+
+   CONTENTS (search for the tag)
+     >>native       streams and devices as CUDA knows them
+     >>text         kernels: one text, compiled by NVRTC and, in tests, as C
+     >>surface      all that is called of CUDA, and how it is found
+     >>gpus         physical devices: context, kernels
+     >>memory       slabs
+     >>staging      pageable memory goes through a ring of pinned slots
+     >>copies       in, out, inside, between
+     >>launch       a dp_kernel becomes a launch
+     >>device       the table
+*/
+
+#define DP__CUDA_FIRST_DP /* dp.h must not include this file again */
+#include "dp.h"           /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+#undef DP__CUDA_FIRST_DP
+
+#ifndef DP_CUDA_H
+#define DP_CUDA_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== >>native =================================================================================
+   For kernels of the user's own: launched on dp_cuda_stream(call->stream) they run in order with
+   what the library enqueues.                                                                    */
+
+struct CUstream_st; /* a cudaStream_t points to it */
+
+DP_API const dp_device_ops *dp_cuda(void);
+
+/* NULL for what is no stream of a CUDA device. */
+DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream);
+/* The ordinal for cudaSetDevice, -1 for what is no stream of a CUDA device. */
+DP_API int dp_cuda_ordinal(const dp_stream *stream);
+
+/* A stream of the user's, for dp_use_stream. It stays the user's; dp_cuda_release gives back what
+   stands for it here, when no context uses it any more. */
+DP_MUST_USE DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *native,
+                                           dp_stream **out);
+DP_API void dp_cuda_release(dp_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DP_CUDA_H */
+
+#if (defined(DP_IMPLEMENTATION) || defined(DP_CUDA_TEXT_AS_C)) && !defined(DP_CUDA_IMPLEMENTED)
+#define DP_CUDA_IMPLEMENTED
+
+/* ==== >>text =====================================================================================
+   The kernels. Each generator below is text for NVRTC, and C for those who test it: nothing in it
+   is of CUDA but what these macros stand for. A kernel gets one dp__cuda_params. Results do not
+   depend on the number of blocks: sums are made in chunks of a size that only the count decides.
+   NVRTC is told not to contract; conversions of halves are made of integers.                    */
+
+enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
+
+#if defined(DP_CUDA_TEXT_AS_C)
+#define DP__CUDA_KERNEL(name) static void dp_cuda_##name(const struct dp__cuda_params p)
+#define DP__CUDA_DEVICE       static inline
+#define DP__CUDA_SHARED
+#define DP__CUDA_SYNC ;
+#define DP__CUDA_ROLLED
+#define DP__CUDA_FIRST      0
+#define DP__CUDA_STEP       1
+#define DP__CUDA_LANE       0
+#define DP__CUDA_LANE_STEP  1
+#define DP__CUDA_BLOCK      0
+#define DP__CUDA_BLOCK_STEP 1
+#else
+#define DP__CUDA_KERNEL(name) dp_global void dp_cuda_##name(const struct dp__cuda_params p)
+#define DP__CUDA_DEVICE       dp_device
+#define DP__CUDA_SHARED       dp_shared
+#define DP__CUDA_SYNC         __syncthreads();
+#define DP__CUDA_ROLLED       dp_rolled
+#define DP__CUDA_FIRST        (blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x)
+#define DP__CUDA_STEP         (gridDim.x * (unsigned long long)blockDim.x)
+#define DP__CUDA_LANE         threadIdx.x
+#define DP__CUDA_LANE_STEP    256
+#define DP__CUDA_BLOCK        blockIdx.x
+#define DP__CUDA_BLOCK_STEP   gridDim.x
+#endif
+
+/* clang-format off */
+#define DP__CUDA_PARAMS                                                                            \
+    struct dp__cuda_params {                                                                       \
+        const void *in[64];                                                                        \
+        void *out[64];                                                                             \
+        unsigned long long count;                                                                  \
+        unsigned long long chunk;                                                                  \
+        unsigned long long chunk_count;                                                            \
+        unsigned long long fill;                                                                   \
+        double alpha;                                                                              \
+        double beta;                                                                               \
+        double *scratch;                                                                           \
+        long long shape[8];                                                                        \
+        long long out_stride[8];                                                                   \
+        long long in_shape[8];                                                                     \
+        long long in_stride[8];                                                                    \
+        unsigned in_count;                                                                         \
+        unsigned out_count;                                                                        \
+        int ndim;                                                                                  \
+        int op;                                                                                    \
+        int dtype;                                                                                 \
+        int in_dtype;                                                                              \
+    };
+
+#define DP__CUDA_EACH(i)                                                                           \
+    for (unsigned long long i = DP__CUDA_FIRST; i < p.count; i += DP__CUDA_STEP)
+
+/* Halves, from and to their bits; see dp_cpu.h for the same without branches. */
+#define DP__CUDA_HALVES                                                                            \
+    DP__CUDA_DEVICE float dp_float_of(unsigned bits)                                               \
+    {                                                                                              \
+        union { unsigned u; float f; } x;                                                          \
+        x.u = bits;                                                                                \
+        return x.f;                                                                                \
+    }                                                                                              \
+    DP__CUDA_DEVICE unsigned dp_bits_of(float number)                                              \
+    {                                                                                              \
+        union { unsigned u; float f; } x;                                                          \
+        x.f = number;                                                                              \
+        return x.u;                                                                                \
+    }                                                                                              \
+    DP__CUDA_DEVICE float dp_get_f16(unsigned short h)                                             \
+    {                                                                                              \
+        unsigned sign = (h & 0x8000u) << 16, u = (h & 0x7fffu) << 13, whole = u + 0x38000000u;     \
+        if (u < 0x00800000u)                                                                       \
+            whole = dp_bits_of(dp_float_of(u + 0x38800000u) - dp_float_of(0x38800000u));           \
+        else if (u >= 0x0f800000u)                                                                 \
+            whole = (whole + 0x38000000u) | (u > 0x0f800000u ? 0x00400000u : 0u);                  \
+        return dp_float_of(sign | whole);                                                          \
+    }                                                                                              \
+    DP__CUDA_DEVICE unsigned short dp_put_f16(float number)                                        \
+    {                                                                                              \
+        unsigned bits = dp_bits_of(number), sign = bits & 0x80000000u, u = bits ^ sign;            \
+        unsigned h = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;                          \
+        if (u < 0x38800000u)                                                                       \
+            h = dp_bits_of(dp_float_of(u) + 0.5f) - 0x3f000000u;                                   \
+        else if (u > 0x7f800000u)                                                                  \
+            h = 0x7e00u | ((u >> 13) & 0x3ffu);                                                    \
+        else if (u >= 0x47800000u)                                                                 \
+            h = 0x7c00u;                                                                           \
+        return (unsigned short)(h | sign >> 16);                                                   \
+    }                                                                                              \
+    DP__CUDA_DEVICE float dp_get_bf16(unsigned short h)                                            \
+    {                                                                                              \
+        return dp_float_of((unsigned)h << 16);                                                     \
+    }                                                                                              \
+    DP__CUDA_DEVICE unsigned short dp_put_bf16(float number)                                       \
+    {                                                                                              \
+        unsigned u = dp_bits_of(number);                                                           \
+        if ((u & 0x7fffffffu) > 0x7f800000u)                                                       \
+            return (unsigned short)((u | 0x400000u) >> 16);                                        \
+        return (unsigned short)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);                           \
+    }                                                                                              \
+    DP__CUDA_DEVICE float dp_get_f32(float x) { return x; }                                        \
+    DP__CUDA_DEVICE float dp_put_f32(float x) { return x; }                                        \
+    DP__CUDA_DEVICE double dp_get_f64(double x) { return x; }                                      \
+    DP__CUDA_DEVICE double dp_put_f64(double x) { return x; }
+
+/* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. */
+#define DP__CUDA_REDUCE(name, T, A)                                                                \
+    DP__CUDA_KERNEL(reduce_##name)                                                                 \
+    {                                                                                              \
+        const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            A v = dp_get_##name(((const T *)p.in[0])[i]);                                          \
+            DP__CUDA_ROLLED for (unsigned k = 1; k < p.in_count; k++) {                            \
+                A w = dp_get_##name(((const T *)p.in[k])[i]);                                      \
+                if (p.op == 0)                                                                     \
+                    v = v + w;                                                                     \
+                else if (p.op == 2)                                                                \
+                    v = v * w;                                                                     \
+                else if (p.op == 3)                                                                \
+                    v = v < w || v != v ? v : w;                                                   \
+                else                                                                               \
+                    v = v > w || v != v ? v : w;                                                   \
+            }                                                                                      \
+            if (p.alpha != 1 || p.beta != 1)                                                       \
+                v = v * alpha / beta;                                                              \
+            T stored = dp_put_##name(v);                                                           \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                ((T *)p.out[k])[i] = stored;                                                       \
+        }                                                                                          \
+    }
+
+/* Integers wrap, in 64 bits and then in their own. */
+#define DP__CUDA_REDUCE_WHOLE(name, T)                                                             \
+    DP__CUDA_KERNEL(reduce_##name)                                                                 \
+    {                                                                                              \
+        const long long beta = (long long)p.beta;                                                  \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            long long v = ((const T *)p.in[0])[i];                                                 \
+            DP__CUDA_ROLLED for (unsigned k = 1; k < p.in_count; k++) {                            \
+                long long w = ((const T *)p.in[k])[i];                                             \
+                if (p.op == 0)                                                                     \
+                    v = (long long)((unsigned long long)v + (unsigned long long)w);                \
+                else if (p.op == 2)                                                                \
+                    v = (long long)((unsigned long long)v * (unsigned long long)w);                \
+                else if (p.op == 3)                                                                \
+                    v = v < w ? v : w;                                                             \
+                else                                                                               \
+                    v = v > w ? v : w;                                                             \
+            }                                                                                      \
+            T stored = (T)v;                                                                       \
+            if (beta != 1)                                                                         \
+                stored = (T)(stored / beta);                                                       \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                ((T *)p.out[k])[i] = stored;                                                       \
+        }                                                                                          \
+    }
+
+#define DP__CUDA_REDUCE_BOOL                                                                       \
+    DP__CUDA_KERNEL(reduce_bool)                                                                   \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            unsigned trues = 0;                                                                    \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.in_count; k++)                              \
+                trues += ((const unsigned char *)p.in[k])[i] != 0;                                 \
+            unsigned all = p.op == 2 || p.op == 3;                                                 \
+            unsigned stored = all ? trues == p.in_count : trues > 0;                               \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                ((unsigned char *)p.out[k])[i] = (unsigned char)stored;                            \
+        }                                                                                          \
+    }
+
+#define DP__CUDA_AXPBY(name, T, A)                                                                 \
+    DP__CUDA_KERNEL(axpby_##name)                                                                  \
+    {                                                                                              \
+        const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            A v = alpha * dp_get_##name(((const T *)p.in[0])[i]);                                  \
+            if (p.in_count > 1) {                                                                  \
+                A w = beta * dp_get_##name(((const T *)p.in[1])[i]);                               \
+                v = v + w;                                                                         \
+            }                                                                                      \
+            ((T *)p.out[0])[i] = dp_put_##name(v);                                                 \
+        }                                                                                          \
+    }
+
+/* From any dtype to any other; the numbers are those of dp_dtype. */
+#define DP__CUDA_CAST                                                                              \
+    DP__CUDA_DEVICE double dp_real_of(const void *in, unsigned long long i, int dtype)             \
+    {                                                                                              \
+        if (dtype == 0)                                                                            \
+            return ((const float *)in)[i];                                                         \
+        if (dtype == 1)                                                                            \
+            return ((const double *)in)[i];                                                        \
+        if (dtype == 2)                                                                            \
+            return dp_get_f16(((const unsigned short *)in)[i]);                                    \
+        return dp_get_bf16(((const unsigned short *)in)[i]);                                       \
+    }                                                                                              \
+    DP__CUDA_DEVICE long long dp_whole_of(const void *in, unsigned long long i, int dtype)         \
+    {                                                                                              \
+        if (dtype == 4)                                                                            \
+            return ((const long long *)in)[i];                                                     \
+        if (dtype == 5)                                                                            \
+            return ((const int *)in)[i];                                                           \
+        if (dtype == 6)                                                                            \
+            return ((const short *)in)[i];                                                         \
+        if (dtype == 7)                                                                            \
+            return ((const signed char *)in)[i];                                                   \
+        return ((const unsigned char *)in)[i];                                                     \
+    }                                                                                              \
+    DP__CUDA_DEVICE long long dp_cut(double x)                                                     \
+    {                                                                                              \
+        if (x != x)                                                                                \
+            return 0;                                                                              \
+        if (x >= 9223372036854775808.0)                                                            \
+            return 0x7fffffffffffffffLL;                                                           \
+        return x < -9223372036854775808.0 ? -0x7fffffffffffffffLL - 1 : (long long)x;              \
+    }                                                                                              \
+    DP__CUDA_DEVICE long long dp_within(long long x, long long least, long long most)              \
+    {                                                                                              \
+        return x < least ? least : x > most ? most : x;                                            \
+    }                                                                                              \
+    DP__CUDA_KERNEL(cast)                                                                          \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            const int real = p.in_dtype < 4;                                                       \
+            const double x = real ? dp_real_of(p.in[0], i, p.in_dtype) : 0;                        \
+            const long long w = real ? 0 : dp_whole_of(p.in[0], i, p.in_dtype);                    \
+            const float f = real ? (float)x : (float)w;                                            \
+            if (p.dtype == 0)                                                                      \
+                ((float *)p.out[0])[i] = f;                                                        \
+            else if (p.dtype == 1)                                                                 \
+                ((double *)p.out[0])[i] = real ? x : (double)w;                                    \
+            else if (p.dtype == 2)                                                                 \
+                ((unsigned short *)p.out[0])[i] = dp_put_f16(f);                                   \
+            else if (p.dtype == 3)                                                                 \
+                ((unsigned short *)p.out[0])[i] = dp_put_bf16(f);                                  \
+            else if (p.dtype == 9)                                                                 \
+                ((unsigned char *)p.out[0])[i] = real ? x != 0 : w != 0;                           \
+            else {                                                                                 \
+                const long long v = real ? dp_cut(x) : w;                                          \
+                if (p.dtype == 4)                                                                  \
+                    ((long long *)p.out[0])[i] = v;                                                \
+                else if (p.dtype == 5)                                                             \
+                    ((int *)p.out[0])[i] = (int)dp_within(v, -2147483647LL - 1, 2147483647LL);     \
+                else if (p.dtype == 6)                                                             \
+                    ((short *)p.out[0])[i] = (short)dp_within(v, -32768, 32767);                   \
+                else if (p.dtype == 7)                                                             \
+                    ((signed char *)p.out[0])[i] = (signed char)dp_within(v, -128, 127);           \
+                else                                                                               \
+                    ((unsigned char *)p.out[0])[i] = (unsigned char)dp_within(v, 0, 255);          \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+/* What only moves bytes: elements of 1, 2, 4 and 8 bytes. */
+#define DP__CUDA_MOVES(bytes, T)                                                                   \
+    DP__CUDA_KERNEL(fill_##bytes)                                                                  \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                ((T *)p.out[k])[i] = (T)p.fill;                                                    \
+        }                                                                                          \
+    }                                                                                              \
+    DP__CUDA_KERNEL(copy_##bytes)                                                                  \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            unsigned long long rest = i;                                                           \
+            long long from = 0, to = 0;                                                            \
+            DP__CUDA_ROLLED for (int d = p.ndim - 1; d >= 0; d--) {                                \
+                long long at = (long long)(rest % (unsigned long long)p.shape[d]);                 \
+                rest = rest / (unsigned long long)p.shape[d];                                      \
+                from += at * p.in_stride[d];                                                       \
+                to += at * p.out_stride[d];                                                        \
+            }                                                                                      \
+            ((T *)p.out[0])[to] = ((const T *)p.in[0])[from];                                      \
+        }                                                                                          \
+    }                                                                                              \
+    DP__CUDA_KERNEL(pad_##bytes)                                                                   \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            unsigned long long rest = i;                                                           \
+            long long from = 0;                                                                    \
+            int inside = 1;                                                                        \
+            DP__CUDA_ROLLED for (int d = p.ndim - 1; d >= 0; d--) {                                \
+                long long at = (long long)(rest % (unsigned long long)p.shape[d]);                 \
+                rest = rest / (unsigned long long)p.shape[d];                                      \
+                from += at * p.in_stride[d];                                                       \
+                inside = inside && at < p.in_shape[d];                                             \
+            }                                                                                      \
+            ((T *)p.out[0])[i] = inside ? ((const T *)p.in[0])[from] : (T)p.fill;                  \
+        }                                                                                          \
+    }
+
+/* Sums of two numbers an element, chunk by chunk, then over the chunks: lanes of a block in a tree.
+   FIRST and SECOND are of element x. */
+#define DP__CUDA_LANES_ADD                                                                         \
+    DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
+        DP__CUDA_SYNC                                                                              \
+        for (unsigned t = DP__CUDA_LANE; t < half; t += DP__CUDA_LANE_STEP) {                      \
+            first[t] += first[t + half];                                                           \
+            second[t] += second[t + half];                                                         \
+        }                                                                                          \
+    }                                                                                              \
+    DP__CUDA_SYNC
+
+#define DP__CUDA_SUMS(name, T, get, FIRST, SECOND)                                                 \
+    DP__CUDA_KERNEL(name)                                                                          \
+    {                                                                                              \
+        DP__CUDA_SHARED double first[256];                                                         \
+        DP__CUDA_SHARED double second[256];                                                        \
+        for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count; b += DP__CUDA_BLOCK_STEP) { \
+            unsigned long long begin = b * p.chunk, end = begin + p.chunk;                         \
+            end = end < p.count ? end : p.count;                                                   \
+            for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                   \
+                first[t] = second[t] = 0;                                                          \
+                DP__CUDA_ROLLED for (unsigned long long i = begin + t; i < end; i += 256) {        \
+                    const double x = (double)get(((const T *)p.in[0])[i]);                         \
+                    first[t] += FIRST;                                                             \
+                    second[t] += SECOND;                                                           \
+                }                                                                                  \
+            }                                                                                      \
+            DP__CUDA_LANES_ADD                                                                     \
+            if (DP__CUDA_LANE == 0) {                                                              \
+                p.scratch[2 * b] = first[0];                                                       \
+                p.scratch[2 * b + 1] = second[0];                                                  \
+            }                                                                                      \
+            DP__CUDA_SYNC                                                                          \
+        }                                                                                          \
+    }
+
+/* One block: out[0] = alpha * the first sums, and where out_count is 2 the second ones behind. */
+#define DP__CUDA_SUMS_END                                                                          \
+    DP__CUDA_KERNEL(sums_end)                                                                      \
+    {                                                                                              \
+        DP__CUDA_SHARED double first[256];                                                         \
+        DP__CUDA_SHARED double second[256];                                                        \
+        for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                       \
+            first[t] = second[t] = 0;                                                              \
+            DP__CUDA_ROLLED for (unsigned long long b = t; b < p.chunk_count; b += 256) {          \
+                first[t] += p.scratch[2 * b];                                                      \
+                second[t] += p.scratch[2 * b + 1];                                                 \
+            }                                                                                      \
+        }                                                                                          \
+        DP__CUDA_LANES_ADD                                                                         \
+        if (DP__CUDA_LANE == 0) {                                                                  \
+            ((double *)p.out[0])[0] = p.alpha * first[0];                                          \
+            if (p.out_count > 1)                                                                   \
+                ((double *)p.out[0])[1] = second[0];                                               \
+        }                                                                                          \
+    }
+
+#define DP__CUDA_STATS(name, T)                                                                    \
+    DP__CUDA_SUMS(stats_##name, T, dp_get_##name, x * x, x - x == 0 ? 0 : 1)
+
+#define DP__CUDA_TEXTS(TEXT)                                                                       \
+    TEXT(DP__CUDA_PARAMS)                                                                          \
+    TEXT(DP__CUDA_HALVES)                                                                          \
+    TEXT(DP__CUDA_REDUCE(f32, float, float))                                                       \
+    TEXT(DP__CUDA_REDUCE(f64, double, double))                                                     \
+    TEXT(DP__CUDA_REDUCE(f16, unsigned short, float))                                              \
+    TEXT(DP__CUDA_REDUCE(bf16, unsigned short, float))                                             \
+    TEXT(DP__CUDA_REDUCE_WHOLE(i64, long long))                                                    \
+    TEXT(DP__CUDA_REDUCE_WHOLE(i32, int))                                                          \
+    TEXT(DP__CUDA_REDUCE_WHOLE(i16, short))                                                        \
+    TEXT(DP__CUDA_REDUCE_WHOLE(i8, signed char))                                                   \
+    TEXT(DP__CUDA_REDUCE_WHOLE(u8, unsigned char))                                                 \
+    TEXT(DP__CUDA_REDUCE_BOOL)                                                                     \
+    TEXT(DP__CUDA_AXPBY(f32, float, float))                                                        \
+    TEXT(DP__CUDA_AXPBY(f64, double, double))                                                      \
+    TEXT(DP__CUDA_AXPBY(f16, unsigned short, float))                                               \
+    TEXT(DP__CUDA_AXPBY(bf16, unsigned short, float))                                              \
+    TEXT(DP__CUDA_CAST)                                                                            \
+    TEXT(DP__CUDA_MOVES(1, unsigned char))                                                         \
+    TEXT(DP__CUDA_MOVES(2, unsigned short))                                                        \
+    TEXT(DP__CUDA_MOVES(4, unsigned))                                                              \
+    TEXT(DP__CUDA_MOVES(8, unsigned long long))                                                    \
+    TEXT(DP__CUDA_STATS(f32, float))                                                               \
+    TEXT(DP__CUDA_STATS(f64, double))                                                              \
+    TEXT(DP__CUDA_STATS(f16, unsigned short))                                                      \
+    TEXT(DP__CUDA_STATS(bf16, unsigned short))                                                     \
+    TEXT(DP__CUDA_SUMS(total, double, dp_get_f64, x, 0))                                           \
+    TEXT(DP__CUDA_SUMS_END)
+
+/* In the order of dp_dtype, and of the bytes of an element. */
+#define DP__CUDA_NAMES(X)                                                                          \
+    X(reduce_f32) X(reduce_f64) X(reduce_f16) X(reduce_bf16) X(reduce_i64) X(reduce_i32)           \
+    X(reduce_i16) X(reduce_i8) X(reduce_u8) X(reduce_bool)                                         \
+    X(axpby_f32) X(axpby_f64) X(axpby_f16) X(axpby_bf16)                                           \
+    X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16)                                           \
+    X(fill_1) X(fill_2) X(fill_4) X(fill_8) X(copy_1) X(copy_2) X(copy_4) X(copy_8)                \
+    X(pad_1) X(pad_2) X(pad_4) X(pad_8) X(cast) X(total) X(sums_end)
+/* clang-format on */
+
+#define DP__CUDA_ENUM(name) DP__CUDA_##name,
+enum { DP__CUDA_NAMES(DP__CUDA_ENUM) DP__CUDA_KERNEL_COUNT };
+
+#if defined(DP_CUDA_TEXT_AS_C)
+#define DP__CUDA_AS_C(...) __VA_ARGS__
+DP__CUDA_TEXTS(DP__CUDA_AS_C)
+#else
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <nvrtc.h>
+#if defined(DP_DYNAMIC_LOAD)
+#include <dlfcn.h>
+#endif
+
+_Static_assert(DP_F32 == 0 && DP_BF16 == 3 && DP_I64 == 4 && DP_U8 == 8 && DP_BOOL == 9,
+               "the kernels know dtypes by their numbers");
+_Static_assert(DP_OP_SUM == 0 && DP_OP_PROD == 2 && DP_OP_MIN == 3 && DP_OP_MAX == 4,
+               "the kernels know operations by their numbers");
+
+DP__CUDA_PARAMS
+#define DP__CUDA_STRING(...)               #__VA_ARGS__ "\n",
+#define DP__CUDA_AS_STRING(...)            DP__CUDA_STRING(__VA_ARGS__)
+#define DP__CUDA_NAME(name)                "dp_cuda_" #name,
+static const char *const dp__cuda_texts[] = {
+    /* CUDA's headers hide these words from a compiler of C. */
+    "#define dp_global extern \"C\" __global__\n"
+    "#define dp_device static __device__ inline\n"
+    "#define dp_shared __shared__\n"
+    "#define dp_rolled _Pragma(\"unroll 1\")\n", /* unrolled they take four times as long here */
+    DP__CUDA_TEXTS(DP__CUDA_AS_STRING)};
+static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
+
+/* ==== >>surface ==================================================================================
+   Everything that is called of CUDA stands in these lists, and is called through one table: bound
+   when the program is linked, or with DP_DYNAMIC_LOAD when the first context opens. The driver's
+   functions are asked for by name, so that nothing links to it.                                 */
+
+/* clang-format off */
+#define DP__CUDA_RUNTIME(X)                                                                        \
+    X(cudaDeviceCanAccessPeer) X(cudaDeviceGetAttribute) X(cudaDeviceGetPCIBusId)                  \
+    X(cudaDeviceGetStreamPriorityRange) X(cudaDriverGetVersion) X(cudaEventCreateWithFlags)        \
+    X(cudaEventDestroy) X(cudaEventRecord) X(cudaEventSynchronize) X(cudaFree) X(cudaFreeHost)     \
+    X(cudaFuncGetAttributes) X(cudaGetDeviceCount) X(cudaGetDriverEntryPointByVersion)             \
+    X(cudaGetErrorString) X(cudaGetLastError) X(cudaHostAlloc) X(cudaLaunchKernel)                 \
+    X(cudaLibraryGetKernel) X(cudaLibraryLoadData) X(cudaLibraryUnload) X(cudaMalloc)              \
+    X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaPointerGetAttributes)          \
+    X(cudaStreamCreateWithPriority) X(cudaStreamDestroy) X(cudaStreamGetDevice)                    \
+    X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
+#define DP__CUDA_NVRTC(X)                                                                          \
+    X(nvrtcCompileProgram) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcGetCUBIN)           \
+    X(nvrtcGetCUBINSize) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetPTX)        \
+    X(nvrtcGetPTXSize) X(nvrtcGetProgramLog) X(nvrtcGetProgramLogSize) X(nvrtcGetSupportedArchs)
+#define DP__CUDA_DRIVER(X)                                                                         \
+    X(cuCtxPopCurrent, (CUcontext *)) X(cuCtxPushCurrent, (CUcontext))                             \
+    X(cuDeviceGet, (CUdevice *, int)) X(cuDeviceGetName, (char *, int, CUdevice))                  \
+    X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))
+/* clang-format on */
+
+/* The driver's names have versions behind macros; `cuda.h` knows them. */
+#define DP__CUDA_FIELD(name)               __typeof__(name) *name;
+#define DP__CUDA_DRIVER_FIELD(name, types) CUresult(CUDAAPI *call_##name) types;
+
+static struct dp__cuda {
+    DP__CUDA_RUNTIME(DP__CUDA_FIELD)
+    DP__CUDA_NVRTC(DP__CUDA_FIELD)
+    DP__CUDA_DRIVER(DP__CUDA_DRIVER_FIELD)
+    bool bound, has_driver;
+}
+#if defined(DP_DYNAMIC_LOAD)
+dp__cuda;
+#else
+#define DP__CUDA_BIND(name) .name = name,
+dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound = true};
+#endif
+
+enum { DP__CUDA_FLOOR = 12080 }; /* the oldest driver, and what its functions are asked as */
+
+#if defined(DP_DYNAMIC_LOAD)
+/* The first of the names that loads; NULL ends them. */
+static void *dp__cuda_library(const char *const *names)
+{
+    void *library = NULL;
+    for (; *names != NULL && library == NULL; names++)
+        library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
+    return library;
+}
+
+static bool dp__cuda_find(void *library, const char *name, void *out_fn)
+{
+    void *found = dlsym(library, name);
+    memcpy(out_fn, &found, sizeof found);
+    return found != NULL;
+}
+
+#define DP__CUDA_FIND_RUNTIME(name) found = found && dp__cuda_find(runtime, #name, &dp__cuda.name);
+#define DP__CUDA_FIND_NVRTC(name)   found = found && dp__cuda_find(nvrtc, #name, &dp__cuda.name);
+
+static dp_status dp__cuda_bind(void)
+{
+    static const char *const runtimes[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so",
+                                           NULL};
+    static const char *const nvrtcs[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", NULL};
+    void *runtime = dp__cuda_library(runtimes), *nvrtc = dp__cuda_library(nvrtcs);
+    if (runtime == NULL || nvrtc == NULL)
+        return dp_error(DP_ERR_NO_DEVICE, "%s was not found",
+                        runtime == NULL ? "libcudart.so" : "libnvrtc.so");
+    bool found = true;
+    DP__CUDA_RUNTIME(DP__CUDA_FIND_RUNTIME)
+    DP__CUDA_NVRTC(DP__CUDA_FIND_NVRTC)
+    if (!found)
+        return dp_error(DP_ERR_NO_DEVICE, "the CUDA libraries are older than 12.8");
+    dp__cuda.bound = true;
+    return DP_OK;
+}
+#else
+static dp_status dp__cuda_bind(void)
+{
+    return DP_OK;
+}
+#endif
+
+/* What a code of CUDA's means here. */
+static dp_status dp__cuda_status(cudaError_t code)
+{
+    switch ((int)code) {
+    case cudaSuccess:
+        return DP_OK;
+    case cudaErrorMemoryAllocation:
+        return DP_ERR_NO_MEMORY;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorStubLibrary:
+        return DP_ERR_NO_DEVICE;
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorNotSupported:
+        return DP_ERR_UNSUPPORTED;
+    default:
+        return DP_ERR_DEVICE;
+    }
+}
+
+/* Also takes the code out of the thread's memory, where the user would find it. */
+static dp_status dp__cuda_check(const char *fn, int ordinal, cudaError_t code)
+{
+    if (code == cudaSuccess)
+        return DP_OK;
+    (void)dp__cuda.cudaGetLastError();
+    return dp_error(dp__cuda_status(code), "cuda %d: %s: %s (%d)", ordinal, fn,
+                    dp__cuda.cudaGetErrorString(code), (int)code);
+}
+
+#define DP__CUDA_FIND_DRIVER(name, types)                                                          \
+    found = found && dp__cuda_entry(#name, &dp__cuda.call_##name);
+
+static bool dp__cuda_entry(const char *name, void *out_fn)
+{
+    void *fn = NULL;
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    cudaError_t code = dp__cuda.cudaGetDriverEntryPointByVersion(name, &fn, DP__CUDA_FLOOR,
+                                                                 cudaEnableDefault, &result);
+    memcpy(out_fn, &fn, sizeof fn);
+    return code == cudaSuccess && result == cudaDriverEntryPointSuccess && fn != NULL;
+}
+
+/* Everything that is needed is there, and new enough. Under the lock of >>gpus. */
+static dp_status dp__cuda_ready(void)
+{
+    int version = 0;
+    bool found = true;
+    if (dp__cuda.has_driver)
+        return DP_OK;
+    if (!dp__cuda.bound)
+        DP__TRY(dp__cuda_bind());
+    if (dp__cuda.cudaDriverGetVersion(&version) != cudaSuccess || version == 0)
+        return dp_error(DP_ERR_NO_DEVICE, "there is no driver for NVIDIA GPUs");
+    if (version < DP__CUDA_FLOOR)
+        return dp_error(DP_ERR_NO_DEVICE, "the driver is for CUDA %d.%d, 12.8 is needed",
+                        version / 1000, version % 1000 / 10);
+    DP__CUDA_DRIVER(DP__CUDA_FIND_DRIVER)
+    if (!found)
+        return dp_error(DP_ERR_NO_DEVICE, "the driver lacks functions of CUDA 12.8");
+    dp__cuda.has_driver = true;
+    return DP_OK;
+}
+
+/* ==== >>gpus =====================================================================================
+   A physical GPU: its primary context and its kernels, shared by all devices on it. What the thread
+   has as its current device stays so: calls stand between enter and leave, which push the context
+   and pop it. Setting a device back would give a thread a context that it did not have.         */
+
+enum { DP__CUDA_GPUS_MAX = 64 };
+
+typedef struct dp__cuda_gpu {
+    int ordinal, users;
+    int arch; /* 90: sm_90 */
+    int multiprocessors;
+    size_t pitch_max;
+    CUdevice device;
+    CUcontext context;
+    cudaLibrary_t library;
+    cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
+} dp__cuda_gpu;
+
+static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* of these, and of binding */
+static dp__cuda_gpu dp__cuda_gpus[DP__CUDA_GPUS_MAX];
+static struct dp__cuda_dev *dp__cuda_open_list;
+
+static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult code)
+{
+    if (code == CUDA_SUCCESS)
+        return DP_OK;
+    return dp_error(code == CUDA_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_DEVICE,
+                    "cuda %d: %s: code %d of the driver", ordinal, fn, (int)code);
+}
+
+static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
+{
+    return dp__cuda_driver_check("cuCtxPushCurrent", gpu->ordinal,
+                                 dp__cuda.call_cuCtxPushCurrent(gpu->context));
+}
+
+/* What the call between them said; `status` of an earlier failure wins. */
+static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const char *fn,
+                                cudaError_t code)
+{
+    CUcontext popped = NULL;
+    if (status == DP_OK)
+        status = dp__cuda_check(fn, gpu->ordinal, code);
+    CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
+    return status != DP_OK ? status : dp__cuda_driver_check("cuCtxPopCurrent", gpu->ordinal, pop);
+}
+
+static dp_status dp__cuda_attribute(int ordinal, enum cudaDeviceAttr what, int *out)
+{
+    *out = 0;
+    return dp__cuda_check("cudaDeviceGetAttribute", ordinal,
+                          dp__cuda.cudaDeviceGetAttribute(out, what, ordinal));
+}
+
+/* All texts behind each other. */
+static char *dp__cuda_source(const dp_host *host)
+{
+    size_t bytes = 1, at = 0;
+    for (size_t i = 0; i < sizeof dp__cuda_texts / sizeof *dp__cuda_texts; i++)
+        bytes += strlen(dp__cuda_texts[i]);
+    char *source = host->alloc(host, bytes, 1);
+    for (size_t i = 0; source != NULL && i < sizeof dp__cuda_texts / sizeof *dp__cuda_texts; i++) {
+        size_t part = strlen(dp__cuda_texts[i]);
+        memcpy(source + at, dp__cuda_texts[i], part + 1);
+        at += part;
+    }
+    return source;
+}
+
+static dp_status dp__cuda_compile_check(const dp_host *host, nvrtcResult code, nvrtcProgram program,
+                                        const char *fn)
+{
+    size_t bytes = 0;
+    char *log = NULL;
+    if (code == NVRTC_SUCCESS)
+        return DP_OK;
+    if (code == NVRTC_ERROR_COMPILATION &&
+        dp__cuda.nvrtcGetProgramLogSize(program, &bytes) == NVRTC_SUCCESS)
+        log = host->alloc(host, bytes + 1, 1);
+    if (log != NULL && dp__cuda.nvrtcGetProgramLog(program, log) != NVRTC_SUCCESS)
+        log[0] = '\0';
+    dp_status status = dp_error(
+        code == NVRTC_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_UNSUPPORTED,
+        "cuda: %s: %s %.600s", fn, dp__cuda.nvrtcGetErrorString(code), log != NULL ? log : "");
+    host->free(host, log);
+    return status;
+}
+
+/* The newest architecture that NVRTC knows. */
+static int dp__cuda_newest_arch(void)
+{
+    int count = 0, archs[128] = {0}, newest = 0;
+    if (dp__cuda.nvrtcGetNumSupportedArchs(&count) != NVRTC_SUCCESS || count < 1 || count > 128 ||
+        dp__cuda.nvrtcGetSupportedArchs(archs) != NVRTC_SUCCESS)
+        return 0;
+    for (int i = 0; i < count; i++)
+        newest = archs[i] > newest ? archs[i] : newest;
+    return newest;
+}
+
+/* A binary for the architecture; for one newer than NVRTC, text that the driver compiles. */
+static dp_status dp__cuda_image(const dp_host *host, nvrtcProgram program, int arch, char **out)
+{
+    char option[48];
+    int newest = dp__cuda_newest_arch();
+    bool text = arch > newest;
+    size_t bytes = 0;
+    snprintf(option, sizeof option, "--gpu-architecture=%s_%d", text ? "compute" : "sm",
+             text ? newest : arch);
+    const char *const options[] = {option, "--fmad=false"};
+    DP__TRY(dp__cuda_compile_check(host, dp__cuda.nvrtcCompileProgram(program, 2, options), program,
+                                   "nvrtcCompileProgram"));
+    DP__TRY(dp__cuda_compile_check(host,
+                                   text ? dp__cuda.nvrtcGetPTXSize(program, &bytes)
+                                        : dp__cuda.nvrtcGetCUBINSize(program, &bytes),
+                                   program, "the size of the kernels"));
+    *out = host->alloc(host, bytes, 16);
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
+    return dp__cuda_compile_check(
+        host, text ? dp__cuda.nvrtcGetPTX(program, *out) : dp__cuda.nvrtcGetCUBIN(program, *out),
+        program, "the kernels");
+}
+
+static dp_status dp__cuda_compile(const dp_host *host, int arch, char **out_image)
+{
+    nvrtcProgram program = NULL;
+    char *source = dp__cuda_source(host);
+    *out_image = NULL;
+    if (source == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
+    dp_status status = dp__cuda_compile_check(
+        host, dp__cuda.nvrtcCreateProgram(&program, source, "dp_cuda.h", 0, NULL, NULL), program,
+        "nvrtcCreateProgram");
+    if (status == DP_OK)
+        status = dp__cuda_image(host, program, arch, out_image);
+    if (program != NULL)
+        (void)dp__cuda.nvrtcDestroyProgram(&program);
+    host->free(host, source);
+    return status;
+}
+
+/* Asking for a kernel's attributes loads it now: a kernel that loads later may wait for others. */
+static dp_status dp__cuda_load(dp__cuda_gpu *gpu, const char *image)
+{
+    struct cudaFuncAttributes attributes;
+    DP__TRY(dp__cuda_check(
+        "cudaLibraryLoadData", gpu->ordinal,
+        dp__cuda.cudaLibraryLoadData(&gpu->library, image, NULL, NULL, 0, NULL, NULL, 0)));
+    for (int i = 0; i < DP__CUDA_KERNEL_COUNT; i++) {
+        DP__TRY(dp__cuda_check(
+            dp__cuda_names[i], gpu->ordinal,
+            dp__cuda.cudaLibraryGetKernel(&gpu->kernels[i], gpu->library, dp__cuda_names[i])));
+        DP__TRY(dp__cuda_check(
+            dp__cuda_names[i], gpu->ordinal,
+            dp__cuda.cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i])));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
+{
+    int major = 0, minor = 0, pitch = 0, ordinal = gpu->ordinal;
+    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMajor, &major));
+    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMinor, &minor));
+    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrMultiProcessorCount, &gpu->multiprocessors));
+    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrMaxPitch, &pitch));
+    gpu->arch = major * 10 + minor;
+    gpu->pitch_max = (size_t)pitch;
+    if (gpu->arch < 75)
+        return dp_error(DP_ERR_UNSUPPORTED, "cuda %d: architecture %d.%d, 7.5 is needed", ordinal,
+                        major, minor);
+    return DP_OK;
+}
+
+static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
+{
+    if (gpu->library != NULL && dp__cuda_enter(gpu) == DP_OK)
+        (void)dp__cuda_leave(gpu, DP_OK, "cudaLibraryUnload",
+                             dp__cuda.cudaLibraryUnload(gpu->library));
+    if (gpu->context != NULL)
+        (void)dp__cuda.call_cuDevicePrimaryCtxRelease(gpu->device);
+    *gpu = (dp__cuda_gpu){0};
+}
+
+static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
+{
+    char *image = NULL;
+    DP__TRY(dp__cuda_driver_check("cuDeviceGet", gpu->ordinal,
+                                  dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
+    DP__TRY(dp__cuda_gpu_look(gpu));
+    dp_status status = dp__cuda_compile(host, gpu->arch, &image);
+    if (status == DP_OK)
+        status = dp__cuda_driver_check(
+            "cuDevicePrimaryCtxRetain", gpu->ordinal,
+            dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device));
+    if (status == DP_OK)
+        status = dp__cuda_enter(gpu);
+    if (status == DP_OK)
+        status = dp__cuda_leave(gpu, dp__cuda_load(gpu, image), "", cudaSuccess);
+    host->free(host, image);
+    return status;
+}
+
+static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu **out)
+{
+    int count = 0;
+    dp__cuda_gpu *gpu = &dp__cuda_gpus[ordinal];
+    DP__TRY(dp__cuda_ready());
+    DP__TRY(dp__cuda_check("cudaGetDeviceCount", ordinal, dp__cuda.cudaGetDeviceCount(&count)));
+    if (ordinal >= count)
+        return dp_error(DP_ERR_NO_DEVICE, "cuda: no GPU %d, there are %d", ordinal, count);
+    if (gpu->users == 0) {
+        *gpu = (dp__cuda_gpu){.ordinal = ordinal};
+        dp_status status = dp__cuda_gpu_open(host, gpu);
+        if (status != DP_OK) {
+            dp__cuda_gpu_drop(gpu);
+            return status;
+        }
+    }
+    gpu->users++;
+    *out = gpu;
+    return DP_OK;
+}
+
+/* ==== >>memory ===================================================================================
+   cudaMalloc waits for the device, so it is asked for slabs, and blocks are cut from them. The core
+   keeps blocks until it closes, and reuses them in the order of the compute stream; a slab goes
+   back with its last block.                                                                     */
+
+enum { DP__CUDA_SLAB_BYTES = 32 << 20, DP__CUDA_ALIGN = 512 };
+
+typedef struct dp__cuda_slab {
+    struct dp__cuda_slab *next;
+    char *data;
+    size_t bytes, used;
+    size_t live; /* blocks that are out */
+} dp__cuda_slab;
+
+typedef struct dp__cuda_slot { /* of the ring of >>staging */
+    char *data;
+    cudaEvent_t done; /* the copy from or to it */
+    bool busy;
+} dp__cuda_slot;
+
+enum { DP__CUDA_SLOTS = 4, DP__CUDA_SLOT_BYTES = 2 << 20 };
+
+typedef struct dp__cuda_dev {
+    dp_dev base;
+    struct dp__cuda_dev *next_open; /* under dp__cuda_lock */
+    dp__cuda_gpu *gpu;
+    dp__lock lock; /* of the slabs, and of the ring */
+    dp__cuda_slab *slabs;
+    dp__cuda_slot slots[DP__CUDA_SLOTS];
+    unsigned next_slot;
+} dp__cuda_dev;
+_Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its device");
+
+typedef struct dp__cuda_stream {
+    dp_stream base;
+    cudaStream_t native;
+    double *scratch; /* of sums; DP__CUDA_CHUNKS pairs */
+    bool adopted;
+} dp__cuda_stream;
+_Static_assert(offsetof(dp__cuda_stream, base) == 0, "a dp_stream is the head of its stream");
+
+typedef struct dp__cuda_event {
+    dp_event base;
+    cudaEvent_t native;
+    atomic_bool recorded;
+} dp__cuda_event;
+_Static_assert(offsetof(dp__cuda_event, base) == 0, "a dp_event is the head of its event");
+
+static dp__cuda_dev *dp__cuda_dev_of(dp_dev *dev)
+{
+    return (dp__cuda_dev *)dev;
+}
+
+static const dp__cuda_gpu *dp__cuda_gpu_of(const dp_dev *dev)
+{
+    return ((const dp__cuda_dev *)dev)->gpu;
+}
+
+static dp_status dp__cuda_slab_make(dp__cuda_dev *dev, size_t bytes, dp__cuda_slab **out)
+{
+    const dp_host *host = dev->base.host;
+    dp__cuda_slab *slab = host->alloc(host, sizeof *slab, _Alignof(dp__cuda_slab));
+    void *data = NULL;
+    if (slab == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", dev->gpu->ordinal);
+    dp_status status = dp__cuda_enter(dev->gpu);
+    if (status == DP_OK)
+        status = dp__cuda_leave(dev->gpu, DP_OK, "cudaMalloc", dp__cuda.cudaMalloc(&data, bytes));
+    if (status != DP_OK) {
+        host->free(host, slab);
+        return status;
+    }
+    *slab = (dp__cuda_slab){.next = dev->slabs, .data = data, .bytes = bytes};
+    dev->slabs = slab;
+    *out = slab;
+    return DP_OK;
+}
+
+static void dp__cuda_slab_drop(dp__cuda_dev *dev, dp__cuda_slab **link)
+{
+    dp__cuda_slab *slab = *link;
+    *link = slab->next;
+    if (dp__cuda_enter(dev->gpu) == DP_OK)
+        (void)dp__cuda_leave(dev->gpu, DP_OK, "cudaFree", dp__cuda.cudaFree(slab->data));
+    dev->base.host->free(dev->base.host, slab);
+}
+
+/* Large blocks have a slab of their own. */
+static dp_status dp__cuda_cut(dp__cuda_dev *dev, size_t bytes, void **out)
+{
+    dp__cuda_slab *slab = dev->slabs;
+    bytes = (bytes + DP__CUDA_ALIGN - 1) / DP__CUDA_ALIGN * DP__CUDA_ALIGN;
+    while (slab != NULL && slab->bytes - slab->used < bytes)
+        slab = slab->next;
+    if (slab == NULL)
+        DP__TRY(dp__cuda_slab_make(
+            dev, bytes > DP__CUDA_SLAB_BYTES / 4 ? bytes : DP__CUDA_SLAB_BYTES, &slab));
+    *out = slab->data + slab->used;
+    slab->used += bytes;
+    slab->live++;
+    return DP_OK;
+}
+
+static dp_status dp__cuda_alloc(dp_dev *dev, size_t bytes, void **out)
+{
+    dp__cuda_dev *own = dp__cuda_dev_of(dev);
+    if (bytes > SIZE_MAX - DP__CUDA_ALIGN)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no %zu bytes", own->gpu->ordinal, bytes);
+    dp__lock_enter(&own->lock);
+    dp_status status = dp__cuda_cut(own, bytes, out);
+    dp__lock_leave(&own->lock);
+    return status;
+}
+
+static void dp__cuda_free(dp_dev *dev, void *data, size_t bytes)
+{
+    dp__cuda_dev *own = dp__cuda_dev_of(dev);
+    (void)bytes;
+    dp__lock_enter(&own->lock);
+    dp__cuda_slab **link = &own->slabs;
+    while (*link != NULL &&
+           ((char *)data < (*link)->data || (char *)data >= (*link)->data + (*link)->bytes))
+        link = &(*link)->next;
+    if (*link != NULL && --(*link)->live == 0)
+        dp__cuda_slab_drop(own, link);
+    dp__lock_leave(&own->lock);
+}
+
+static dp_status dp__cuda_host_alloc(dp_dev *dev, size_t bytes, void **out)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, "cudaHostAlloc",
+                          dp__cuda.cudaHostAlloc(out, bytes, cudaHostAllocPortable));
+}
+
+static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
+    (void)bytes;
+    if (dp__cuda_enter(gpu) == DP_OK)
+        (void)dp__cuda_leave(gpu, DP_OK, "cudaFreeHost", dp__cuda.cudaFreeHost(data));
+}
+
+/* ==== >>staging ==================================================================================
+   The driver copies pageable memory itself, a small piece at a time, and blocks. So what is not
+   pinned goes through a ring of pinned slots, filled by all idle threads; a slot is used again when
+   its event says so. Under the device's lock.                                                   */
+
+typedef struct dp__cuda_fill { /* memcpy by several threads */
+    char *to;
+    const char *from;
+    size_t bytes;
+    int parts;
+} dp__cuda_fill;
+
+enum { DP__CUDA_PART_BYTES = 256 << 10 };
+
+static void dp__cuda_fill_part(int part, void *user)
+{
+    const dp__cuda_fill *fill = user;
+    size_t each = (fill->bytes / (size_t)fill->parts + 63) / 64 * 64;
+    size_t begin = each * (size_t)part, end = begin + each;
+    end = end < fill->bytes && part + 1 < fill->parts ? end : fill->bytes;
+    if (begin < end)
+        memcpy(fill->to + begin, fill->from + begin, end - begin);
+}
+
+static void dp__cuda_fill_all(const dp_host *host, void *to, const void *from, size_t bytes)
+{
+    int most = host->thread_count(host);
+    size_t parts = bytes / DP__CUDA_PART_BYTES;
+    dp__cuda_fill fill = {to, from, bytes, parts < (size_t)most ? (int)parts : most};
+    if (fill.parts < 2)
+        memcpy(to, from, bytes);
+    else
+        host->parallel(host, fill.parts, dp__cuda_fill_part, &fill);
+}
+
+/* Memory that the driver does not know is an error to some of its versions. */
+static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host)
+{
+    struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
+    if (dp__cuda_enter(gpu) != DP_OK)
+        return false;
+    if (dp__cuda.cudaPointerGetAttributes(&attributes, host) != cudaSuccess)
+        (void)dp__cuda.cudaGetLastError();
+    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
+    return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeManaged;
+}
+
+/* The slot that was used longest ago, when the copy that used it is done. */
+static dp_status dp__cuda_slot_take(dp__cuda_dev *dev, dp__cuda_slot **out)
+{
+    dp__cuda_slot *slot = &dev->slots[dev->next_slot];
+    if (slot->busy)
+        DP__TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
+                               dp__cuda.cudaEventSynchronize(slot->done)));
+    slot->busy = false;
+    dev->next_slot = (dev->next_slot + 1) % DP__CUDA_SLOTS;
+    *out = slot;
+    return DP_OK;
+}
+
+static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *src, size_t bytes,
+                               enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    return dp__cuda_check("cudaMemcpyAsync", gpu->ordinal,
+                          dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, stream));
+}
+
+/* From here on the slot is the copy's. Its event is recorded even if the copy failed. */
+static dp_status dp__cuda_slot_use(const dp__cuda_gpu *gpu, dp__cuda_slot *slot, dp_status status,
+                                   cudaStream_t stream)
+{
+    dp_status marked = dp__cuda_check("cudaEventRecord", gpu->ordinal,
+                                      dp__cuda.cudaEventRecord(slot->done, stream));
+    slot->busy = marked == DP_OK;
+    return status != DP_OK ? status : marked;
+}
+
+static size_t dp__cuda_piece(size_t left)
+{
+    return left < DP__CUDA_SLOT_BYTES ? left : DP__CUDA_SLOT_BYTES;
+}
+
+static dp_status dp__cuda_stage_in(dp__cuda_dev *dev, char *dst, const char *host, size_t bytes,
+                                   cudaStream_t stream)
+{
+    for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
+        size_t piece = dp__cuda_piece(bytes - at);
+        dp__cuda_slot *slot = NULL;
+        DP__TRY(dp__cuda_slot_take(dev, &slot));
+        dp__cuda_fill_all(dev->base.host, slot->data, host + at, piece);
+        dp_status status =
+            dp__cuda_move(dev->gpu, dst + at, slot->data, piece, cudaMemcpyHostToDevice, stream);
+        DP__TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
+    }
+    return DP_OK;
+}
+
+/* All slots are on their way at once; the oldest is waited for and emptied. */
+static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *src, size_t bytes,
+                                    cudaStream_t stream)
+{
+    dp__cuda_slot *slots[DP__CUDA_SLOTS];
+    size_t pieces = (bytes + DP__CUDA_SLOT_BYTES - 1) / DP__CUDA_SLOT_BYTES;
+    for (size_t i = 0; i < pieces + DP__CUDA_SLOTS; i++) {
+        dp__cuda_slot **place = &slots[i % DP__CUDA_SLOTS];
+        if (i >= DP__CUDA_SLOTS) {
+            size_t at = (i - DP__CUDA_SLOTS) * DP__CUDA_SLOT_BYTES;
+            if (at >= bytes)
+                continue;
+            DP__TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
+                                   dp__cuda.cudaEventSynchronize((*place)->done)));
+            (*place)->busy = false;
+            dp__cuda_fill_all(dev->base.host, host + at, (*place)->data,
+                              dp__cuda_piece(bytes - at));
+        }
+        if (i < pieces) {
+            size_t at = i * DP__CUDA_SLOT_BYTES;
+            DP__TRY(dp__cuda_slot_take(dev, place));
+            dp_status status = dp__cuda_move(dev->gpu, (*place)->data, src + at,
+                                             dp__cuda_piece(bytes - at), cudaMemcpyDeviceToHost,
+                                             stream);
+            DP__TRY(dp__cuda_slot_use(dev->gpu, *place, status, stream));
+        }
+    }
+    return DP_OK;
+}
+
+/* Between GPUs that do not reach each other: out and in again, both on the reader's stream. */
+static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, char *dst, const char *src, size_t bytes,
+                                     cudaStream_t stream)
+{
+    for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
+        size_t piece = dp__cuda_piece(bytes - at);
+        dp__cuda_slot *slot = NULL;
+        DP__TRY(dp__cuda_slot_take(dev, &slot));
+        dp_status status =
+            dp__cuda_move(dev->gpu, slot->data, src + at, piece, cudaMemcpyDeviceToHost, stream);
+        if (status == DP_OK)
+            status = dp__cuda_move(dev->gpu, dst + at, slot->data, piece, cudaMemcpyHostToDevice,
+                                   stream);
+        DP__TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
+{
+    for (int i = 0; i < DP__CUDA_SLOTS; i++) {
+        void *data = NULL;
+        DP__TRY(dp__cuda_check(
+            "cudaHostAlloc", dev->gpu->ordinal,
+            dp__cuda.cudaHostAlloc(&data, DP__CUDA_SLOT_BYTES, cudaHostAllocPortable)));
+        dev->slots[i].data = data;
+        DP__TRY(dp__cuda_check(
+            "cudaEventCreateWithFlags", dev->gpu->ordinal,
+            dp__cuda.cudaEventCreateWithFlags(&dev->slots[i].done, cudaEventDisableTiming)));
+    }
+    return DP_OK;
+}
+
+static void dp__cuda_ring_close(dp__cuda_dev *dev)
+{
+    for (int i = 0; i < DP__CUDA_SLOTS; i++) {
+        dp__cuda_slot *slot = &dev->slots[i];
+        if (slot->busy)
+            (void)dp__cuda.cudaEventSynchronize(slot->done);
+        if (slot->done != NULL)
+            (void)dp__cuda.cudaEventDestroy(slot->done);
+        if (slot->data != NULL)
+            (void)dp__cuda.cudaFreeHost(slot->data);
+    }
+    (void)dp__cuda.cudaGetLastError();
+}
+
+/* ==== >>copies ===================================================================================
+   What the table's copies do. Each enqueues on the stream; only a copy to memory that is not pinned
+   waits, since it has to be emptied from the ring.                                              */
+
+static const dp__cuda_stream *dp__cuda_stream_of(const dp_stream *stream)
+{
+    return (const dp__cuda_stream *)stream;
+}
+
+/* A plain copy of any kind. */
+static dp_status dp__cuda_plain(dp_stream *stream, void *dst, const void *src, size_t bytes,
+                                enum cudaMemcpyKind kind)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(
+        gpu, DP_OK, "cudaMemcpyAsync",
+        dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, dp__cuda_stream_of(stream)->native));
+}
+
+typedef dp_status dp__cuda_stage_fn(dp__cuda_dev *dev, char *dst, const char *src, size_t bytes,
+                                    cudaStream_t stream);
+
+static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, size_t bytes,
+                                 dp__cuda_stage_fn *stage)
+{
+    dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
+    DP__TRY(dp__cuda_enter(dev->gpu));
+    dp__lock_enter(&dev->lock);
+    dp_status status = stage(dev, dst, src, bytes, dp__cuda_stream_of(stream)->native);
+    dp__lock_leave(&dev->lock);
+    return dp__cuda_leave(dev->gpu, status, "", cudaSuccess);
+}
+
+static dp_status dp__cuda_copy_in(dp_stream *stream, void *dst, const void *host, size_t bytes)
+{
+    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host)
+               ? dp__cuda_plain(stream, dst, host, bytes, cudaMemcpyHostToDevice)
+               : dp__cuda_staged(stream, dst, host, bytes, dp__cuda_stage_in);
+}
+
+static dp_status dp__cuda_copy_out(dp_stream *stream, void *host, const void *src, size_t bytes)
+{
+    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host)
+               ? dp__cuda_plain(stream, host, src, bytes, cudaMemcpyDeviceToHost)
+               : dp__cuda_staged(stream, host, src, bytes, dp__cuda_stage_out);
+}
+
+static dp_status dp__cuda_copy(dp_stream *stream, void *dst, const void *src, size_t bytes)
+{
+    return dp__cuda_plain(stream, dst, src, bytes, cudaMemcpyDeviceToDevice);
+}
+
+static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
+                                    size_t bytes)
+{
+    bool near = dp__cuda_gpu_of(src_dev) == dp__cuda_gpu_of(stream->dev);
+    return near ? dp__cuda_copy(stream, dst, src, bytes)
+                : dp__cuda_staged(stream, dst, src, bytes, dp__cuda_stage_over);
+}
+
+/* ==== >>launch ===================================================================================
+   A dp_kernel becomes one launch, a sum over all elements two.                                  */
+
+static dp_status dp__cuda_launch(dp_stream *stream, int kernel, uint64_t blocks,
+                                 struct dp__cuda_params *params)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    uint64_t most = (uint64_t)gpu->multiprocessors * 16;
+    void *arguments[] = {params};
+    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
+    dim3 block = {DP__CUDA_LANES, 1, 1};
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
+                          dp__cuda.cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block,
+                                                    arguments, 0,
+                                                    dp__cuda_stream_of(stream)->native));
+}
+
+static dp_status dp__cuda_launch_each(dp_stream *stream, int kernel, struct dp__cuda_params *params)
+{
+    return dp__cuda_launch(stream, kernel, (params->count + DP__CUDA_LANES - 1) / DP__CUDA_LANES,
+                           params);
+}
+
+/* Chunks are of a size that only the count decides. */
+static dp_status dp__cuda_launch_sums(dp_stream *stream, int kernel, struct dp__cuda_params *params)
+{
+    const uint64_t least = 64 << 10, all = DP__CUDA_CHUNKS * least;
+    params->chunk = (params->count + all - 1) / all * least;
+    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
+    params->scratch = dp__cuda_stream_of(stream)->scratch;
+    DP__TRY(dp__cuda_launch(stream, kernel, params->chunk_count, params));
+    return dp__cuda_launch(stream, DP__CUDA_sums_end, 1, params);
+}
+
+/* 0, 1, 2, 3 for elements of 1, 2, 4, 8 bytes. */
+static int dp__cuda_width(size_t bytes)
+{
+    return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3;
+}
+
+static void dp__cuda_dims(struct dp__cuda_params *params, const dp_kernel_args *args)
+{
+    params->ndim = args->ndim;
+    for (int d = 0; d < args->ndim; d++) {
+        params->shape[d] = args->shape[d];
+        params->in_stride[d] = args->in_stride[d];
+        params->out_stride[d] = args->out_stride != NULL ? args->out_stride[d] : 0;
+        params->in_shape[d] = args->in_shape != NULL ? args->in_shape[d] : 0;
+    }
+}
+
+static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
+{
+    struct dp__cuda_params params = {.count = args->count,
+                                     .fill = args->fill_bits,
+                                     .alpha = args->alpha,
+                                     .beta = args->beta,
+                                     .in_count = (unsigned)args->in_count,
+                                     .out_count = (unsigned)args->out_count,
+                                     .op = (int)args->op,
+                                     .dtype = (int)args->dtype,
+                                     .in_dtype = (int)args->in_dtype};
+    for (size_t i = 0; i < args->in_count; i++)
+        params.in[i] = args->in[i];
+    for (size_t i = 0; i < args->out_count; i++)
+        params.out[i] = args->out[i];
+    return params;
+}
+
+static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
+{
+    bool real = args->dtype <= DP_BF16;
+    int dtype = (int)args->dtype, width = dp__cuda_width(dp_dtype_bytes(args->dtype));
+    if (args->in_count > DP__CUDA_OPERANDS || args->out_count > DP__CUDA_OPERANDS)
+        return dp_error(DP_ERR_UNSUPPORTED, "cuda: a kernel of %zu and %zu operands",
+                        args->in_count, args->out_count);
+    struct dp__cuda_params params = dp__cuda_params_of(args);
+    switch (args->kernel) {
+    case DP_KERNEL_COPY:
+        dp__cuda_dims(&params, args);
+        return dp__cuda_launch_each(stream, DP__CUDA_copy_1 + width, &params);
+    case DP_KERNEL_FILL:
+        return dp__cuda_launch_each(stream, DP__CUDA_fill_1 + width, &params);
+    case DP_KERNEL_CAST:
+        return dp__cuda_launch_each(stream, DP__CUDA_cast, &params);
+    case DP_KERNEL_REDUCE:
+        return dp__cuda_launch_each(stream, DP__CUDA_reduce_f32 + dtype, &params);
+    case DP_KERNEL_PAD:
+        dp__cuda_dims(&params, args);
+        return dp__cuda_launch_each(stream, DP__CUDA_pad_1 + width, &params);
+    case DP_KERNEL_TOTAL:
+        return dp__cuda_launch_sums(stream, DP__CUDA_total, &params);
+    case DP_KERNEL_AXPBY:
+        if (real)
+            return dp__cuda_launch_each(stream, DP__CUDA_axpby_f32 + dtype, &params);
+        break;
+    case DP_KERNEL_STATS:
+        params.alpha = 1;
+        params.out_count = 2; /* both sums lie in out[0] */
+        if (real)
+            return dp__cuda_launch_sums(stream, DP__CUDA_stats_f32 + dtype, &params);
+        break;
+    }
+    return dp_error(DP_ERR_UNSUPPORTED, "cuda: no kernel %d for dtype %s", (int)args->kernel,
+                    dp_dtype_name(args->dtype));
+}
+
+/* Rows that are short, or too far apart for the copy engine, are copied by a kernel. */
+static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
+                                  size_t src_pitch, size_t row_bytes, size_t rows)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    size_t together = (uintptr_t)dst | (uintptr_t)src | dst_pitch | src_pitch | row_bytes;
+    size_t each = together % 8 == 0 ? 8 : together % 4 == 0 ? 4 : together % 2 == 0 ? 2 : 1;
+    struct dp__cuda_params params = {.in = {src}, .out = {dst}, .in_count = 1, .out_count = 1};
+    if (row_bytes < 256 || dst_pitch > gpu->pitch_max || src_pitch > gpu->pitch_max) {
+        params.ndim = 2;
+        params.count = rows * (row_bytes / each);
+        params.shape[0] = (long long)rows;
+        params.shape[1] = (long long)(row_bytes / each);
+        params.out_stride[0] = (long long)(dst_pitch / each);
+        params.in_stride[0] = (long long)(src_pitch / each);
+        params.out_stride[1] = params.in_stride[1] = 1;
+        return dp__cuda_launch_each(stream, DP__CUDA_copy_1 + dp__cuda_width(each), &params);
+    }
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, "cudaMemcpy2DAsync",
+                          dp__cuda.cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes,
+                                                     rows, cudaMemcpyDeviceToDevice,
+                                                     dp__cuda_stream_of(stream)->native));
+}
+
+/* ==== >>device ===================================================================================
+   The table dp_cuda(), and what a user's own kernels need.                                      */
+
+static dp_status dp__cuda_count(const dp_host *host, int *out)
+{
+    (void)host;
+    dp__lock_enter(&dp__cuda_lock);
+    dp_status status = dp__cuda_ready();
+    if (status == DP_OK)
+        status = dp__cuda_check("cudaGetDeviceCount", 0, dp__cuda.cudaGetDeviceCount(out));
+    dp__lock_leave(&dp__cuda_lock);
+    return status;
+}
+
+static void dp__cuda_close(dp_dev *dev)
+{
+    dp__cuda_dev *own = dp__cuda_dev_of(dev);
+    const dp_host *host = dev->host;
+    dp__lock_enter(&dp__cuda_lock);
+    dp__cuda_dev **link = &dp__cuda_open_list;
+    while (*link != NULL && *link != own)
+        link = &(*link)->next_open;
+    if (*link == own)
+        *link = own->next_open;
+    while (own->slabs != NULL)
+        dp__cuda_slab_drop(own, &own->slabs);
+    if (dp__cuda_enter(own->gpu) == DP_OK) {
+        dp__cuda_ring_close(own);
+        (void)dp__cuda_leave(own->gpu, DP_OK, "", cudaSuccess);
+    }
+    if (--own->gpu->users == 0)
+        dp__cuda_gpu_drop(own->gpu);
+    dp__lock_leave(&dp__cuda_lock);
+    host->free(host, own);
+}
+
+static dp_status dp__cuda_open(const dp_host *host, int index, dp_dev **out)
+{
+    if (index < 0 || index >= DP__CUDA_GPUS_MAX)
+        return dp_error(DP_ERR_NO_DEVICE, "cuda: there is no GPU %d", index);
+    dp__cuda_dev *dev = host->alloc(host, sizeof *dev, _Alignof(dp__cuda_dev));
+    if (dev == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", index);
+    *dev = (dp__cuda_dev){.base = {dp_cuda(), host, index}, .lock = DP__LOCK_INITIALIZER};
+    dp__lock_enter(&dp__cuda_lock);
+    dp_status status = dp__cuda_gpu_use(host, index, &dev->gpu);
+    if (status == DP_OK) {
+        dev->next_open = dp__cuda_open_list;
+        dp__cuda_open_list = dev;
+    }
+    dp__lock_leave(&dp__cuda_lock);
+    if (status != DP_OK) {
+        host->free(host, dev);
+        return status;
+    }
+    status = dp__cuda_enter(dev->gpu);
+    if (status == DP_OK)
+        status = dp__cuda_leave(dev->gpu, dp__cuda_ring_open(dev), "", cudaSuccess);
+    if (status != DP_OK) {
+        dp__cuda_close(&dev->base);
+        return status;
+    }
+    *out = &dev->base;
+    return DP_OK;
+}
+
+static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
+    size_t bytes_free = 0, bytes_total = 0;
+    *out = (dp_device_info){.compute_units = gpu->multiprocessors};
+    DP__TRY(dp__cuda_driver_check(
+        "cuDeviceGetName", gpu->ordinal,
+        dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
+    DP__TRY(dp__cuda_check(
+        "cudaDeviceGetPCIBusId", gpu->ordinal,
+        dp__cuda.cudaDeviceGetPCIBusId(out->bus_id, (int)sizeof out->bus_id, gpu->ordinal)));
+    DP__TRY(dp__cuda_enter(gpu));
+    DP__TRY(dp__cuda_leave(gpu, DP_OK, "cudaMemGetInfo",
+                           dp__cuda.cudaMemGetInfo(&bytes_free, &bytes_total)));
+    out->bytes_free = bytes_free;
+    out->bytes_total = bytes_total;
+    return DP_OK;
+}
+
+/* The copy stream goes before the compute stream. */
+static dp_status dp__cuda_native_stream(int priority, cudaStream_t *out)
+{
+    int least = 0, greatest = 0;
+    cudaError_t code = dp__cuda.cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (code == cudaSuccess)
+        code = dp__cuda.cudaStreamCreateWithPriority(out, cudaStreamNonBlocking,
+                                                     priority > 0 ? greatest : least);
+    return dp__cuda_check("cudaStreamCreateWithPriority", 0, code);
+}
+
+static void dp__cuda_stream_destroy(dp_stream *stream)
+{
+    dp__cuda_stream *own = (dp__cuda_stream *)stream;
+    const dp_host *host = stream->dev->host;
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    if (own->native != NULL && !own->adopted && dp__cuda_enter(gpu) == DP_OK)
+        (void)dp__cuda_leave(gpu, DP_OK, "cudaStreamDestroy",
+                             dp__cuda.cudaStreamDestroy(own->native));
+    if (own->scratch != NULL)
+        dp__cuda_free(stream->dev, own->scratch, 0);
+    host->free(host, own);
+}
+
+/* `native` NULL: a stream of its own. */
+static dp_status dp__cuda_stream_make(dp_dev *dev, int priority, cudaStream_t native,
+                                      dp_stream **out)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
+    void *scratch = NULL;
+    dp__cuda_stream *stream =
+        dev->host->alloc(dev->host, sizeof *stream, _Alignof(dp__cuda_stream));
+    if (stream == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory for a stream", gpu->ordinal);
+    *stream = (dp__cuda_stream){.base = {dev}, .native = native, .adopted = native != NULL};
+    dp_status status = dp__cuda_alloc(dev, 2 * DP__CUDA_CHUNKS * sizeof *stream->scratch, &scratch);
+    stream->scratch = scratch;
+    if (status == DP_OK)
+        status = dp__cuda_enter(gpu);
+    if (status == DP_OK)
+        status = dp__cuda_leave(
+            gpu, native == NULL ? dp__cuda_native_stream(priority, &stream->native) : DP_OK, "",
+            cudaSuccess);
+    if (status != DP_OK) {
+        dp__cuda_stream_destroy(&stream->base);
+        return status;
+    }
+    *out = &stream->base;
+    return DP_OK;
+}
+
+static dp_status dp__cuda_stream_create(dp_dev *dev, int priority, dp_stream **out)
+{
+    return dp__cuda_stream_make(dev, priority, NULL, out);
+}
+
+static dp_status dp__cuda_stream_sync(dp_stream *stream)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, "cudaStreamSynchronize",
+                          dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native));
+}
+
+static dp_status dp__cuda_event_create(dp_dev *dev, dp_event **out)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
+    dp__cuda_event *event = dev->host->alloc(dev->host, sizeof *event, _Alignof(dp__cuda_event));
+    if (event == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory for an event", gpu->ordinal);
+    *event = (dp__cuda_event){.base = {dev}};
+    dp_status status = dp__cuda_enter(gpu);
+    if (status == DP_OK)
+        status = dp__cuda_leave(
+            gpu, DP_OK, "cudaEventCreateWithFlags",
+            dp__cuda.cudaEventCreateWithFlags(&event->native, cudaEventDisableTiming));
+    if (status != DP_OK) {
+        dev->host->free(dev->host, event);
+        return status;
+    }
+    *out = &event->base;
+    return DP_OK;
+}
+
+static void dp__cuda_event_destroy(dp_event *event)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(event->dev);
+    const dp_host *host = event->dev->host;
+    if (dp__cuda_enter(gpu) == DP_OK)
+        (void)dp__cuda_leave(gpu, DP_OK, "cudaEventDestroy",
+                             dp__cuda.cudaEventDestroy(((dp__cuda_event *)event)->native));
+    host->free(host, event);
+}
+
+static dp_status dp__cuda_event_record(dp_event *event, dp_stream *stream)
+{
+    dp__cuda_event *own = (dp__cuda_event *)event;
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    DP__TRY(dp__cuda_enter(gpu));
+    DP__TRY(
+        dp__cuda_leave(gpu, DP_OK, "cudaEventRecord",
+                       dp__cuda.cudaEventRecord(own->native, dp__cuda_stream_of(stream)->native)));
+    atomic_store(&own->recorded, true);
+    return DP_OK;
+}
+
+static dp_status dp__cuda_event_wait(dp_stream *stream, dp_event *event)
+{
+    dp__cuda_event *own = (dp__cuda_event *)event;
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    if (!atomic_load(&own->recorded))
+        return DP_OK;
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(
+        gpu, DP_OK, "cudaStreamWaitEvent",
+        dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(stream)->native, own->native, 0));
+}
+
+static dp_status dp__cuda_event_sync(dp_event *event)
+{
+    dp__cuda_event *own = (dp__cuda_event *)event;
+    if (!atomic_load(&own->recorded))
+        return DP_OK;
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(event->dev);
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize",
+                          dp__cuda.cudaEventSynchronize(own->native));
+}
+
+DP_API const dp_device_ops *dp_cuda(void)
+{
+    static const dp_device_ops ops = {.size = sizeof ops,
+                                      .name = "cuda",
+                                      .count = dp__cuda_count,
+                                      .open = dp__cuda_open,
+                                      .close = dp__cuda_close,
+                                      .info = dp__cuda_info,
+                                      .alloc = dp__cuda_alloc,
+                                      .free = dp__cuda_free,
+                                      .stream_create = dp__cuda_stream_create,
+                                      .stream_destroy = dp__cuda_stream_destroy,
+                                      .stream_sync = dp__cuda_stream_sync,
+                                      .event_create = dp__cuda_event_create,
+                                      .event_destroy = dp__cuda_event_destroy,
+                                      .event_record = dp__cuda_event_record,
+                                      .event_wait = dp__cuda_event_wait,
+                                      .event_sync = dp__cuda_event_sync,
+                                      .copy_in = dp__cuda_copy_in,
+                                      .copy_out = dp__cuda_copy_out,
+                                      .copy = dp__cuda_copy,
+                                      .host_alloc = dp__cuda_host_alloc,
+                                      .host_free = dp__cuda_host_free,
+                                      .copy_2d = dp__cuda_copy_2d,
+                                      .peer_copy = dp__cuda_peer_copy,
+                                      .kernel = dp__cuda_kernel};
+    return &ops;
+}
+
+static const dp_device_ops *(*dp__backend_cuda)(void) = dp_cuda; /* dp.h asks for it */
+
+/* A table may be decorated, so that a device is known by its address only. */
+static bool dp__cuda_is_open(const dp_dev *dev)
+{
+    dp__lock_enter(&dp__cuda_lock);
+    const dp__cuda_dev *own = dp__cuda_open_list;
+    while (own != NULL && &own->base != dev)
+        own = own->next_open;
+    dp__lock_leave(&dp__cuda_lock);
+    return own != NULL;
+}
+
+DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream)
+{
+    bool own = stream != NULL && dp__cuda_is_open(stream->dev);
+    return own ? dp__cuda_stream_of(stream)->native : NULL;
+}
+
+DP_API int dp_cuda_ordinal(const dp_stream *stream)
+{
+    bool own = stream != NULL && dp__cuda_is_open(stream->dev);
+    return own ? dp__cuda_gpu_of(stream->dev)->ordinal : -1;
+}
+
+DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *native,
+                               dp_stream **out)
+{
+    const dp_stream *own = dp_local_stream(ctx, local_rank);
+    int ordinal = dp_cuda_ordinal(own), place = -1;
+    if (ordinal < 0)
+        return dp_error(DP_ERR_INVALID, "%s: local rank %d is no CUDA device", __func__,
+                        local_rank);
+    if (native == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        native == NULL ? "native" : "out");
+    DP__TRY(dp__cuda_check("cudaStreamGetDevice", ordinal,
+                           dp__cuda.cudaStreamGetDevice(native, &place)));
+    if (place != ordinal)
+        return dp_error(DP_ERR_INVALID, "%s: the stream is of GPU %d, local rank %d is GPU %d",
+                        __func__, place, local_rank, ordinal);
+    return dp__cuda_stream_make(own->dev, 0, native, out);
+}
+
+DP_API void dp_cuda_release(dp_stream *stream)
+{
+    if (dp_cuda_stream(stream) != NULL && dp__cuda_stream_of(stream)->adopted)
+        dp__cuda_stream_destroy(stream);
+}
+#endif /* !DP_CUDA_TEXT_AS_C */
+#endif /* DP_IMPLEMENTATION && !DP_CUDA_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

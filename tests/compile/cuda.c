@@ -1,0 +1,42 @@
+/* cuda.c - the real libraries, on a machine that may have no GPU: the kernels compile for every
+   architecture, and a context opens, on the CPU if nothing else is there. */
+
+#define DP_IMPLEMENTATION
+#include "../../dp_cuda.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static void *host_alloc(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host, (void)align;
+    return malloc(bytes);
+}
+
+static void host_free(const dp_host *host, void *data)
+{
+    (void)host;
+    free(data);
+}
+
+int main(void)
+{
+    static const int archs[] = {75, 80, 90, 100, 120, 999 /* newer than any: text */};
+    const dp_host host = {.size = sizeof host, .alloc = host_alloc, .free = host_free};
+    dp_ctx *ctx = NULL;
+    dp_info info;
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        char *image = NULL;
+        if (dp__cuda_bind() != DP_OK || dp__cuda_compile(&host, archs[i], &image) != DP_OK) {
+            fprintf(stderr, "sm_%d: %s\n", archs[i], dp_last_error());
+            return 1;
+        }
+        free(image);
+    }
+    if (dp_open(NULL, &ctx) != DP_OK || dp_info_get(ctx, &info) != DP_OK) {
+        fprintf(stderr, "%s\n", dp_last_error());
+        return 1;
+    }
+    printf("%d devices of %s\n", info.local_count, info.device_backend);
+    dp_close(ctx);
+    return 0;
+}

@@ -1,0 +1,18 @@
+/* cuda.h - what dp_cuda.h uses of the driver's types, for the simulator. */
+
+#ifndef SIM_CUDA_H
+#define SIM_CUDA_H
+
+#define CUDAAPI
+
+typedef int CUdevice;
+typedef struct CUctx_st *CUcontext;
+typedef enum cudaError_enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_INVALID_DEVICE = 101,
+    CUDA_ERROR_INVALID_CONTEXT = 201
+} CUresult;
+
+#endif /* SIM_CUDA_H */

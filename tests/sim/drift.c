@@ -1,0 +1,142 @@
+/* drift.c - the simulator declares what the real libraries declare. Compiled against both: where a
+   function has another type, or a constant another value, one of the two fails. */
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <nvrtc.h>
+
+#define SAME(name, value) _Static_assert((int)(name) == (value), #name)
+SAME(cudaSuccess, 0);
+SAME(cudaErrorInvalidValue, 1);
+SAME(cudaErrorMemoryAllocation, 2);
+SAME(cudaErrorStubLibrary, 34);
+SAME(cudaErrorInsufficientDriver, 35);
+SAME(cudaErrorNoDevice, 100);
+SAME(cudaErrorInvalidDevice, 101);
+SAME(cudaErrorNoKernelImageForDevice, 209);
+SAME(cudaErrorInvalidResourceHandle, 400);
+SAME(cudaErrorIllegalAddress, 700);
+SAME(cudaErrorNotSupported, 801);
+SAME(cudaMemcpyHostToDevice, 1);
+SAME(cudaMemcpyDeviceToHost, 2);
+SAME(cudaMemcpyDeviceToDevice, 3);
+SAME(cudaDevAttrMaxPitch, 11);
+SAME(cudaDevAttrMultiProcessorCount, 16);
+SAME(cudaDevAttrComputeCapabilityMajor, 75);
+SAME(cudaDevAttrComputeCapabilityMinor, 76);
+SAME(cudaMemoryTypeUnregistered, 0);
+SAME(cudaMemoryTypeHost, 1);
+SAME(cudaMemoryTypeDevice, 2);
+SAME(cudaMemoryTypeManaged, 3);
+SAME(cudaDriverEntryPointSuccess, 0);
+SAME(cudaDriverEntryPointSymbolNotFound, 1);
+SAME(cudaEnableDefault, 0);
+SAME(cudaEventDisableTiming, 2);
+SAME(cudaHostAllocPortable, 1);
+SAME(cudaStreamNonBlocking, 1);
+SAME(CUDA_SUCCESS, 0);
+SAME(CUDA_ERROR_OUT_OF_MEMORY, 2);
+SAME(CUDA_ERROR_INVALID_CONTEXT, 201);
+SAME(NVRTC_SUCCESS, 0);
+SAME(NVRTC_ERROR_OUT_OF_MEMORY, 1);
+SAME(NVRTC_ERROR_COMPILATION, 6);
+
+typedef cudaError_t E;
+typedef nvrtcResult N;
+typedef const char *const *strings;
+typedef enum cudaDriverEntryPointQueryResult query;
+
+extern const struct surface {
+    E (*can_access_peer)(int *, int, int);
+    E (*get_attribute)(int *, enum cudaDeviceAttr, int);
+    E (*get_bus_id)(char *, int, int);
+    E (*get_priorities)(int *, int *);
+    E (*get_version)(int *);
+    E (*event_create)(cudaEvent_t *, unsigned);
+    E (*event_destroy)(cudaEvent_t);
+    E (*event_record)(cudaEvent_t, cudaStream_t);
+    E (*event_synchronize)(cudaEvent_t);
+    E (*free_device)(void *);
+    E (*free_host)(void *);
+    E (*func_attributes)(struct cudaFuncAttributes *, const void *);
+    E (*get_count)(int *);
+    E (*entry_point)(const char *, void **, unsigned, unsigned long long, query *);
+    const char *(*error_string)(E);
+    E (*last_error)(void);
+    E (*host_alloc)(void **, size_t, unsigned);
+    E (*launch)(const void *, dim3, dim3, void **, size_t, cudaStream_t);
+    E (*get_kernel)(cudaKernel_t *, cudaLibrary_t, const char *);
+    E(*load)
+    (cudaLibrary_t *, const void *, enum cudaJitOption *, void **, unsigned,
+     enum cudaLibraryOption *, void **, unsigned);
+    E (*unload)(cudaLibrary_t);
+    E (*alloc)(void **, size_t);
+    E (*mem_info)(size_t *, size_t *);
+    E(*copy_2d)
+    (void *, size_t, const void *, size_t, size_t, size_t, enum cudaMemcpyKind, cudaStream_t);
+    E (*copy)(void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t);
+    E (*pointer_attributes)(struct cudaPointerAttributes *, const void *);
+    E (*stream_create)(cudaStream_t *, unsigned, int);
+    E (*stream_destroy)(cudaStream_t);
+    E (*stream_device)(cudaStream_t, int *);
+    E (*stream_synchronize)(cudaStream_t);
+    E (*stream_wait)(cudaStream_t, cudaEvent_t, unsigned);
+    N (*compile)(nvrtcProgram, int, strings);
+    N (*create)(nvrtcProgram *, const char *, const char *, int, strings, strings);
+    N (*destroy)(nvrtcProgram *);
+    N (*cubin)(nvrtcProgram, char *);
+    N (*cubin_size)(nvrtcProgram, size_t *);
+    const char *(*nvrtc_string)(N);
+    N (*arch_count)(int *);
+    N (*ptx)(nvrtcProgram, char *);
+    N (*ptx_size)(nvrtcProgram, size_t *);
+    N (*log)(nvrtcProgram, char *);
+    N (*log_size)(nvrtcProgram, size_t *);
+    N (*archs)(int *);
+} surface;
+
+const struct surface surface = {
+    cudaDeviceCanAccessPeer,
+    cudaDeviceGetAttribute,
+    cudaDeviceGetPCIBusId,
+    cudaDeviceGetStreamPriorityRange,
+    cudaDriverGetVersion,
+    cudaEventCreateWithFlags,
+    cudaEventDestroy,
+    cudaEventRecord,
+    cudaEventSynchronize,
+    cudaFree,
+    cudaFreeHost,
+    cudaFuncGetAttributes,
+    cudaGetDeviceCount,
+    cudaGetDriverEntryPointByVersion,
+    cudaGetErrorString,
+    cudaGetLastError,
+    cudaHostAlloc,
+    cudaLaunchKernel,
+    cudaLibraryGetKernel,
+    cudaLibraryLoadData,
+    cudaLibraryUnload,
+    cudaMalloc,
+    cudaMemGetInfo,
+    cudaMemcpy2DAsync,
+    cudaMemcpyAsync,
+    cudaPointerGetAttributes,
+    cudaStreamCreateWithPriority,
+    cudaStreamDestroy,
+    cudaStreamGetDevice,
+    cudaStreamSynchronize,
+    cudaStreamWaitEvent,
+    nvrtcCompileProgram,
+    nvrtcCreateProgram,
+    nvrtcDestroyProgram,
+    nvrtcGetCUBIN,
+    nvrtcGetCUBINSize,
+    nvrtcGetErrorString,
+    nvrtcGetNumSupportedArchs,
+    nvrtcGetPTX,
+    nvrtcGetPTXSize,
+    nvrtcGetProgramLog,
+    nvrtcGetProgramLogSize,
+    nvrtcGetSupportedArchs,
+};

@@ -1,0 +1,564 @@
+/* selftest.c - does the simulator find what it should? Programs with one bug each, which must be
+   found under its name, and programs without, which must pass. Each runs in a process of its own.
+
+     planted NAME: found                                                                          */
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "cuda.h"
+#include "cuda_runtime_api.h"
+#include "sim.h"
+
+enum { BYTES = 1 << 16 };
+
+/* What programs have: two streams and an event on the first GPU, one of each on the second. */
+static cudaStream_t a, b, far;
+static cudaEvent_t event, far_event;
+static char *x, *y, *far_x; /* device memory */
+static char *pinned;
+static cudaLibrary_t library;
+static CUresult (*push)(CUcontext);
+static CUresult (*pop)(CUcontext *);
+static CUcontext near_context, far_context;
+
+static void *entry(const char *name)
+{
+    void *fn = NULL;
+    enum cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion(name, &fn, 12080, cudaEnableDefault, &result);
+    return fn;
+}
+
+static CUcontext context_of(CUdevice device)
+{
+    CUcontext context = NULL;
+    CUresult (*retain)(CUcontext *, CUdevice);
+    void *fn = entry("cuDevicePrimaryCtxRetain");
+    memcpy(&retain, &fn, sizeof fn);
+    retain(&context, device);
+    return context;
+}
+
+static void set_up(void)
+{
+    void *push_fn = entry("cuCtxPushCurrent"), *pop_fn = entry("cuCtxPopCurrent");
+    void *device = NULL, *second = NULL, *third = NULL, *host = NULL;
+    CUcontext popped;
+    memcpy(&push, &push_fn, sizeof push_fn);
+    memcpy(&pop, &pop_fn, sizeof pop_fn);
+    far_context = context_of(1);
+    near_context = context_of(0);
+    push(far_context);
+    cudaStreamCreateWithPriority(&far, cudaStreamNonBlocking, 0);
+    cudaEventCreateWithFlags(&far_event, cudaEventDisableTiming);
+    cudaMalloc(&third, BYTES);
+    pop(&popped);
+    push(near_context);
+    cudaStreamCreateWithPriority(&a, cudaStreamNonBlocking, 0);
+    cudaStreamCreateWithPriority(&b, cudaStreamNonBlocking, 0);
+    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    cudaMalloc(&device, BYTES);
+    cudaMalloc(&second, BYTES);
+    cudaHostAlloc(&host, BYTES, cudaHostAllocPortable);
+    cudaLibraryLoadData(&library, "sim sm_90", NULL, NULL, 0, NULL, NULL, 0);
+    x = device;
+    y = second;
+    far_x = third;
+    pinned = host;
+}
+
+static void release(CUdevice device)
+{
+    CUresult (*drop)(CUdevice);
+    void *fn = entry("cuDevicePrimaryCtxRelease");
+    memcpy(&drop, &fn, sizeof fn);
+    drop(device);
+}
+
+/* Everything given back, as a correct program does. */
+static void clean_up(void)
+{
+    CUcontext popped;
+    cudaStreamSynchronize(a);
+    cudaStreamSynchronize(b);
+    cudaStreamSynchronize(far);
+    cudaStreamDestroy(a);
+    cudaStreamDestroy(b);
+    cudaEventDestroy(event);
+    cudaFree(x);
+    cudaFree(y);
+    cudaFreeHost(pinned);
+    cudaLibraryUnload(library);
+    pop(&popped);
+    push(far_context);
+    cudaStreamDestroy(far);
+    cudaEventDestroy(far_event);
+    cudaFree(far_x);
+    pop(&popped);
+    release(0);
+    release(1);
+    sim_check_leaks();
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static void in(void *dst, cudaStream_t stream)
+{
+    cudaMemcpyAsync(dst, pinned, BYTES, cudaMemcpyHostToDevice, stream);
+}
+
+static void out(const void *src, cudaStream_t stream)
+{
+    cudaMemcpyAsync(pinned, src, BYTES, cudaMemcpyDeviceToHost, stream);
+}
+
+/* 64 bytes of any kind. */
+static void some(void *dst, const void *src, enum cudaMemcpyKind kind, cudaStream_t stream)
+{
+    cudaMemcpyAsync(dst, src, 64, kind, stream);
+}
+
+static void inside(void *dst, const void *src, cudaStream_t stream)
+{
+    cudaMemcpyAsync(dst, src, BYTES, cudaMemcpyDeviceToDevice, stream);
+}
+
+static void record(cudaStream_t stream)
+{
+    cudaEventRecord(event, stream);
+}
+
+static void wait_on(cudaStream_t stream)
+{
+    cudaStreamWaitEvent(stream, event, 0);
+}
+
+/* Fill `count` floats. */
+static void fill(void *dst, size_t count, cudaStream_t stream)
+{
+    static _Alignas(16) char params[SIM_PARAM_BYTES];
+    void *arguments[] = {params};
+    cudaKernel_t kernel = NULL;
+    sim_fill_params(params, dst, count);
+    cudaLibraryGetKernel(&kernel, library, "dp_cuda_fill_4");
+    cudaLaunchKernel((const void *)kernel, (dim3){1, 1, 1}, (dim3){256, 1, 1}, arguments, 0,
+                     stream);
+}
+
+static void use_far(void)
+{
+    CUcontext popped;
+    pop(&popped);
+    push(far_context);
+}
+
+static volatile char sink;
+
+/* ---- planted --------------------------------------------------------------------------------- */
+
+static void missing_wait_after_write(void)
+{
+    in(x, a);
+    inside(y, x, b);
+}
+static void missing_wait_two_writers(void)
+{
+    in(x, a);
+    fill(x, 8, b);
+}
+static void missing_wait_before_write(void)
+{
+    inside(y, x, a);
+    in(x, b);
+}
+static void missing_wait_of_a_kernel(void)
+{
+    fill(x, 8, a);
+    inside(y, x, b);
+}
+static void event_recorded_too_early(void)
+{
+    record(a);
+    in(x, a);
+    wait_on(b);
+    inside(y, x, b);
+}
+static void event_waited_too_late(void)
+{
+    in(x, a);
+    record(a);
+    inside(y, x, b);
+    wait_on(b);
+}
+static void event_on_the_wrong_stream(void)
+{
+    in(x, a);
+    record(b);
+    wait_on(b);
+    inside(y, x, b);
+}
+static void event_recorded_once_only(void)
+{
+    in(x, a);
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+    in(x, a);
+    inside(y, x, b);
+}
+static void slot_reused_too_early(void)
+{
+    in(x, a);
+    out(y, b);
+}
+static void reduced_before_backward(void)
+{
+    fill(x, 8, a);
+    record(a);
+    fill(x + 16, 8, a);
+    wait_on(b);
+    inside(y, x, b);
+}
+static void sync_of_the_wrong_stream(void)
+{
+    out(x, a);
+    cudaStreamSynchronize(b);
+    sink = pinned[5];
+}
+static void host_reads_too_early(void)
+{
+    out(x, a);
+    sink = pinned[0];
+}
+static void host_writes_in_flight(void)
+{
+    in(x, a);
+    pinned[9] = 1;
+}
+static void host_reads_device_memory(void)
+{
+    sink = x[0];
+}
+static void host_writes_device_memory(void)
+{
+    x[0] = 1;
+}
+static void copy_beyond_the_end(void)
+{
+    cudaMemcpyAsync(x + 1, pinned, BYTES, cudaMemcpyHostToDevice, a);
+}
+static void kernel_beyond_the_end(void)
+{
+    fill(x, BYTES / 4 + 1, a);
+}
+static void bytes_for_elements(void)
+{
+    fill(x, BYTES, a);
+}
+static void use_after_free(void)
+{
+    cudaFree(x);
+    in(x, a);
+}
+static void free_twice(void)
+{
+    cudaFree(x);
+    cudaFree(x);
+}
+static void free_in_flight(void)
+{
+    in(x, a);
+    cudaFree(x);
+}
+static void free_of_the_middle(void)
+{
+    cudaFree(x + 512);
+}
+static void free_of_pinned_memory(void)
+{
+    cudaFree(pinned);
+}
+static void operand_of_another_device(void)
+{
+    fill(far_x, 8, a);
+}
+static void wrong_current_device(void)
+{
+    use_far();
+    fill(x, 8, a);
+}
+static void event_of_another_device(void)
+{
+    cudaEventRecord(far_event, a);
+}
+static void wait_for_nothing(void)
+{
+    wait_on(a);
+}
+static void sync_with_nothing(void)
+{
+    cudaEventSynchronize(event);
+}
+static void stream_after_destroy(void)
+{
+    cudaStreamDestroy(b);
+    in(x, b);
+}
+static void event_after_destroy(void)
+{
+    cudaEventDestroy(event);
+    record(a);
+}
+static void pageable_copy(void)
+{
+    static char own[64];
+    some(x, own, cudaMemcpyHostToDevice, a);
+}
+static void copy_of_the_wrong_kind(void)
+{
+    some(x, pinned, cudaMemcpyDeviceToDevice, a);
+}
+static void default_stream(void)
+{
+    some(x, y, cudaMemcpyDeviceToDevice, NULL);
+}
+static void no_context(void)
+{
+    CUcontext c;
+    void *p;
+    pop(&c);
+    cudaMalloc(&p, 64);
+}
+static void pointer_from_nowhere(void)
+{
+    some((void *)(uintptr_t)0x1230, x, cudaMemcpyDeviceToHost, a);
+}
+static void pitch_below_the_row(void)
+{
+    cudaMemcpy2DAsync(x, 64, y, 256, 128, 4, cudaMemcpyDeviceToDevice, a);
+}
+static void context_released_twice(void)
+{
+    release(1);
+    release(1);
+}
+static void memory_leak(void)
+{
+    void *p;
+    cudaMalloc(&p, 64);
+    clean_up();
+}
+static void stream_leak(void)
+{
+    cudaStream_t s;
+    cudaStreamCreateWithPriority(&s, 0, 0);
+    clean_up();
+}
+static void event_leak(void)
+{
+    cudaEvent_t e;
+    cudaEventCreateWithFlags(&e, 0);
+    clean_up();
+}
+static void context_left_current(void)
+{
+    push(near_context);
+    clean_up();
+}
+
+/* ---- correct --------------------------------------------------------------------------------- */
+
+static void one_stream(void)
+{
+    in(x, a);
+    inside(y, x, a);
+    out(y, a);
+    cudaStreamSynchronize(a);
+    sink = pinned[0];
+}
+static void two_streams(void)
+{
+    in(x, a);
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+}
+static void there_and_back(void)
+{
+    in(x, a);
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+    record(b);
+    wait_on(a);
+    in(x, a);
+}
+static void by_the_host(void)
+{
+    in(x, a);
+    cudaStreamSynchronize(a);
+    inside(y, x, b);
+}
+static void by_an_event(void)
+{
+    in(x, a);
+    record(a);
+    cudaEventSynchronize(event);
+    inside(y, x, b);
+    pinned[0] = 1;
+}
+static void readers_together(void)
+{
+    in(x, a);
+    record(a);
+    wait_on(b);
+    inside(y, x, a);
+    some(pinned, x, cudaMemcpyDeviceToHost, b);
+    cudaStreamSynchronize(b);
+}
+static void apart_in_one_block(void)
+{
+    fill(x, 8, a);
+    fill(x + 64, 8, b);
+}
+static void kernels_in_order(void)
+{
+    fill(x, 8, a);
+    fill(x, 8, a);
+    fill(x, BYTES / 4, a);
+}
+static void over_two_devices(void)
+{
+    in(x, a);
+    record(a);
+    use_far();
+    cudaStreamWaitEvent(far, event, 0);
+    cudaMemcpyAsync(far_x, x, BYTES, cudaMemcpyDeviceToDevice, far);
+    cudaEventRecord(far_event, far);
+    CUcontext popped;
+    pop(&popped);
+    push(near_context);
+    cudaStreamWaitEvent(a, far_event, 0);
+    in(x, a);
+}
+static void ring_of_slots(void)
+{
+    for (int i = 0; i < 8; i++) {
+        memset(pinned, i, BYTES);
+        in(x, i % 2 ? a : b);
+        record(i % 2 ? a : b);
+        cudaEventSynchronize(event);
+    }
+}
+static void transitive(void)
+{
+    in(x, a);
+    record(a);
+    wait_on(b);
+    record(b);
+    use_far();
+    cudaStreamWaitEvent(far, event, 0);
+    some(far_x, x, cudaMemcpyDeviceToDevice, far);
+    CUcontext popped;
+    pop(&popped);
+    push(near_context);
+}
+
+/* clang-format off */
+#define PLANTED(name, finding) {#name, finding, name}
+#define CORRECT(name)          {#name, NULL, name}
+static const struct program {
+    const char *name, *finding; /* NULL: there must be none */
+    void (*run)(void);
+} programs[] = {
+    PLANTED(missing_wait_after_write, "race"), PLANTED(missing_wait_two_writers, "race"),
+    PLANTED(missing_wait_before_write, "race"), PLANTED(missing_wait_of_a_kernel, "race"),
+    PLANTED(event_recorded_too_early, "race"), PLANTED(event_waited_too_late, "race"),
+    PLANTED(event_on_the_wrong_stream, "race"), PLANTED(event_recorded_once_only, "race"),
+    PLANTED(slot_reused_too_early, "race"), PLANTED(reduced_before_backward, "race"),
+    PLANTED(sync_of_the_wrong_stream, "host in flight"),
+    PLANTED(host_reads_too_early, "host in flight"),
+    PLANTED(host_writes_in_flight, "host in flight"),
+    PLANTED(host_reads_device_memory, "host on device"),
+    PLANTED(host_writes_device_memory, "host on device"),
+    PLANTED(copy_beyond_the_end, "out of bounds"), PLANTED(kernel_beyond_the_end, "out of bounds"),
+    PLANTED(bytes_for_elements, "out of bounds"), PLANTED(use_after_free, "use after free"),
+    PLANTED(free_twice, "double free"), PLANTED(free_in_flight, "free in flight"),
+    PLANTED(free_of_the_middle, "bad free"), PLANTED(free_of_pinned_memory, "bad free"),
+    PLANTED(operand_of_another_device, "wrong device"),
+    PLANTED(wrong_current_device, "wrong device"),
+    PLANTED(event_of_another_device, "event of another device"),
+    PLANTED(wait_for_nothing, "wait for nothing"), PLANTED(sync_with_nothing, "wait for nothing"),
+    PLANTED(stream_after_destroy, "stream after destroy"),
+    PLANTED(event_after_destroy, "event after destroy"), PLANTED(pageable_copy, "pageable"),
+    PLANTED(copy_of_the_wrong_kind, "wrong kind"), PLANTED(default_stream, "legacy stream"),
+    PLANTED(no_context, "no context"), PLANTED(pointer_from_nowhere, "pageable"),
+    PLANTED(pitch_below_the_row, "bad pitch"),
+    PLANTED(context_released_twice, "context released twice"), PLANTED(memory_leak, "leak"),
+    PLANTED(stream_leak, "leak"), PLANTED(event_leak, "leak"),
+    PLANTED(context_left_current, "leak"),
+    CORRECT(one_stream), CORRECT(two_streams), CORRECT(there_and_back), CORRECT(by_the_host),
+    CORRECT(by_an_event), CORRECT(readers_together), CORRECT(apart_in_one_block),
+    CORRECT(kernels_in_order), CORRECT(over_two_devices), CORRECT(ring_of_slots),
+    CORRECT(transitive),
+};
+/* clang-format on */
+
+/* What the program's process says of itself. */
+static size_t run(const struct program *program, char *said, size_t bytes, int *out_status)
+{
+    int ends[2];
+    size_t used = 0;
+    ssize_t got = 1;
+    if (pipe(ends) != 0)
+        exit(2);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        sim_set_device_count(2);
+        set_up();
+        program->run();
+        if (program->finding == NULL)
+            clean_up();
+        exit(0);
+    }
+    close(ends[1]);
+    while (got > 0 && used + 1 < bytes) {
+        got = read(ends[0], said + used, bytes - 1 - used);
+        used += got > 0 ? (size_t)got : 0;
+    }
+    said[used] = '\0';
+    close(ends[0]);
+    waitpid(child, out_status, 0);
+    return used;
+}
+
+int main(void)
+{
+    int failed = 0, passed = 0;
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        const struct program *program = &programs[i];
+        char said[4096], wanted[64] = "";
+        int status = 0;
+        run(program, said, sizeof said, &status);
+        if (program->finding != NULL)
+            snprintf(wanted, sizeof wanted, "sim: %s:", program->finding);
+        bool good = program->finding != NULL ? strstr(said, wanted) != NULL && status != 0
+                                             : said[0] == '\0' && status == 0;
+        printf("%s - %s %s: %s\n", good ? "ok" : "not ok",
+               program->finding != NULL ? "planted" : "correct", program->name,
+               program->finding == NULL ? (good ? "passes" : "is accused")
+               : good                   ? "found"
+                                        : "MISSED");
+        if (!good)
+            printf("# wanted \"%s\", got: %s\n", wanted, said);
+        passed += good;
+        failed += !good;
+    }
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

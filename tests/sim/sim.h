@@ -1,0 +1,55 @@
+/* sim.h - a simulated CUDA: what tests may ask of it, and what its parts ask of each other.
+
+   Work is done at once, on memory of the host, but its order is followed as if it were not: each
+   stream has a clock, and so has the host; enqueueing, events and waits hand clocks on. Accesses to
+   the same bytes, one of them a write, that no clock orders are a race, whatever the timing.
+   Device memory is at addresses that nobody can touch; pinned memory cannot be touched by the host
+   while a copy may still be using it. Whatever is wrong becomes a finding, and a test with findings
+   fails.
+
+   All threads of the host have one clock: how they order each other is not known here.          */
+
+#ifndef SIM_H
+#define SIM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* ---- for tests ------------------------------------------------------------------------------- */
+
+void sim_set_device_count(int count); /* none before */
+void sim_set_driver(int version);     /* 13000; 0 = there is none */
+void sim_set_memory(size_t bytes);    /* of each device; 4 GiB */
+
+/* The nth call from now on fails with this cudaError_t, and with `sticky` all after it. */
+void sim_fail_at(long n, int code, bool sticky);
+bool sim_fault_fired(void);
+long sim_call_count(void);
+
+/* Findings so far, by name; printed to stderr as they happen unless hushed. */
+int sim_finding_count(const char *name); /* NULL: of any name */
+void sim_hush(bool hush);
+void sim_forget_findings(void);
+
+/* What is still there becomes findings "leak". */
+void sim_check_leaks(void);
+
+/* ---- between its parts ----------------------------------------------------------------------- */
+
+typedef struct sim_range {
+    void *pointer;
+    size_t bytes;
+    bool write;
+} sim_range;
+
+enum { SIM_RANGES = 160, SIM_PARAM_BYTES = 4096 };
+
+int sim_kernel_find(const char *name); /* -1: there is none */
+const char *sim_kernel_name(int kernel);
+size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out);
+void sim_kernel_run(int kernel, const void *arguments, char *const *at);
+
+/* Arguments of the kernels fill_1 ... fill_8, for count elements at dst. */
+void sim_fill_params(void *out, void *dst, size_t count);
+
+#endif /* SIM_H */

@@ -1,0 +1,1076 @@
+/* sim_cuda.c - the simulated CUDA: see sim.h. */
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include "cuda.h"
+#include "cuda_runtime_api.h"
+#include "nvrtc.h"
+#include "sim.h"
+
+enum { DEVICES = 64, ACTORS = 256, HOST = 0, FINDINGS = 64, PAGE = 4096, STACK = 16 };
+enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
+
+static int device_count, driver_version = 13000;
+static size_t memory_bytes = (size_t)4 << 30;
+static size_t memory_used[DEVICES];
+
+/* ---- findings -------------------------------------------------------------------------------- */
+
+static struct finding {
+    const char *name;
+    int count;
+} findings[FINDINGS];
+static int finding_kinds, finding_total;
+static bool hushed;
+
+__attribute__((format(printf, 2, 3))) static void find(const char *name, const char *format, ...)
+{
+    va_list args;
+    int k = 0;
+    while (k < finding_kinds && strcmp(findings[k].name, name) != 0)
+        k++;
+    if (k == finding_kinds && k < FINDINGS)
+        findings[finding_kinds++].name = name;
+    findings[k < FINDINGS ? k : FINDINGS - 1].count++;
+    finding_total++;
+    if (hushed || finding_total > 20)
+        return;
+    va_start(args, format);
+    fprintf(stderr, "sim: %s: ", name);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+}
+
+int sim_finding_count(const char *name)
+{
+    int count = 0;
+    pthread_mutex_lock(&lock);
+    for (int k = 0; k < finding_kinds; k++)
+        count += name == NULL || strcmp(findings[k].name, name) == 0 ? findings[k].count : 0;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+void sim_hush(bool hush)
+{
+    hushed = hush;
+}
+
+void sim_forget_findings(void)
+{
+    finding_kinds = finding_total = 0;
+}
+
+/* A test that leaves findings behind fails, whatever it checked itself. */
+__attribute__((destructor)) static void end_with_findings(void)
+{
+    if (finding_total > 0) {
+        fprintf(stderr, "sim: %d findings\n", finding_total);
+        _exit(1);
+    }
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static long call_count, fail_at;
+static int fail_code;
+static bool fail_sticky, fault_fired;
+
+void sim_fail_at(long n, int code, bool sticky)
+{
+    call_count = 0;
+    fail_at = n;
+    fail_code = code;
+    fail_sticky = sticky;
+    fault_fired = false;
+}
+
+bool sim_fault_fired(void)
+{
+    return fault_fired;
+}
+
+long sim_call_count(void)
+{
+    return call_count;
+}
+
+/* Every call passes here first, and ends with leave(). */
+static cudaError_t enter(void)
+{
+    pthread_mutex_lock(&lock);
+    call_count++;
+    bool fails = fail_at > 0 && (call_count == fail_at || (fail_sticky && call_count > fail_at));
+    fault_fired = fault_fired || fails;
+    return fails ? (cudaError_t)fail_code : cudaSuccess;
+}
+
+/* Calls that release: on a lost device they fail, and yet nothing is left behind. */
+static bool releases(cudaError_t code)
+{
+    return code == cudaSuccess || fail_sticky;
+}
+
+static cudaError_t leave(cudaError_t code)
+{
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* ---- contexts of threads --------------------------------------------------------------------- */
+
+struct CUctx_st {
+    int device, users;
+};
+static struct CUctx_st contexts[DEVICES];
+static _Thread_local CUcontext stack[STACK];
+static _Thread_local int stack_depth;
+
+/* The device of the context that the thread has; what needs one would else make one. */
+static int current_device(const char *fn)
+{
+    if (stack_depth == 0) {
+        find("no context", "%s gives the thread a context that it did not have", fn);
+        return 0;
+    }
+    return stack[stack_depth - 1]->device;
+}
+
+static CUresult ctx_push(CUcontext context)
+{
+    if (context == NULL || context->users == 0 || stack_depth == STACK)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    stack[stack_depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult ctx_pop(CUcontext *out)
+{
+    if (stack_depth == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *out = stack[--stack_depth];
+    return CUDA_SUCCESS;
+}
+
+static CUresult ctx_retain(CUcontext *out, CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    contexts[device].device = device;
+    contexts[device].users++;
+    *out = &contexts[device];
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult ctx_release(CUdevice device)
+{
+    pthread_mutex_lock(&lock);
+    if (--contexts[device].users < 0)
+        find("context released twice", "device %d", device);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_get(CUdevice *out, int ordinal)
+{
+    *out = ordinal;
+    return ordinal < device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+static CUresult device_name(char *out, int bytes, CUdevice device)
+{
+    snprintf(out, (size_t)bytes, "simulated GPU %d", device);
+    return CUDA_SUCCESS;
+}
+
+/* ---- clocks ---------------------------------------------------------------------------------- */
+
+typedef struct clock_of {
+    uint64_t at[ACTORS];
+} clock_of;
+
+struct CUstream_st {
+    uint32_t magic;
+    int device, actor;
+    clock_of clock;
+    struct CUstream_st *next;
+};
+struct CUevent_st {
+    uint32_t magic;
+    int device;
+    bool recorded;
+    clock_of clock;
+    struct CUevent_st *next;
+};
+enum { STREAM = 0x57ea3, EVENT = 0xe7e47, GONE = 0xdead };
+
+static clock_of host;
+static uint64_t ticks[ACTORS]; /* of each actor, also after its stream was destroyed */
+static bool taken[ACTORS] = {[HOST] = true};
+static struct CUstream_st *streams;
+static struct CUevent_st *events;
+
+static void join(clock_of *into, const clock_of *other)
+{
+    for (int a = 0; a < ACTORS; a++)
+        into->at[a] = into->at[a] > other->at[a] ? into->at[a] : other->at[a];
+}
+
+static bool stream_is(const char *fn, cudaStream_t stream)
+{
+    if (stream == NULL)
+        find("legacy stream", "%s on the default stream", fn);
+    else if (stream->magic != STREAM)
+        find("stream after destroy", "%s", fn);
+    return stream != NULL && stream->magic == STREAM;
+}
+
+static bool event_is(const char *fn, cudaEvent_t event)
+{
+    if (event == NULL || event->magic != EVENT)
+        find("event after destroy", "%s", fn);
+    return event != NULL && event->magic == EVENT;
+}
+
+/* What is enqueued now comes after what the host has done so far. */
+static void enqueue(cudaStream_t stream)
+{
+    join(&stream->clock, &host);
+    stream->clock.at[stream->actor] = ++ticks[stream->actor];
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+typedef struct access_of {
+    size_t begin, end;
+    int actor;
+    bool write;
+    uint64_t time;
+    const char *what;
+    struct access_of *next;
+} access_of;
+
+typedef struct block {
+    char *public_at, *shadow; /* what the program has; where the bytes are */
+    size_t bytes;
+    int device; /* -1: pinned memory of the host */
+    bool freed, closed;
+    access_of *accesses;
+    struct block *next;
+} block;
+
+static block *blocks;
+
+static block *block_of(const void *pointer)
+{
+    for (block *b = blocks; b != NULL; b = b->next)
+        if ((const char *)pointer >= b->public_at &&
+            (const char *)pointer < b->public_at + b->bytes)
+            return b;
+    return NULL;
+}
+
+static size_t pages(size_t bytes)
+{
+    return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+static bool before(const access_of *a, const clock_of *clock)
+{
+    return a->time <= clock->at[a->actor];
+}
+
+/* Pinned memory is the host's again when it knows of the end of every copy. */
+static void open_blocks(void)
+{
+    for (block *b = blocks; b != NULL; b = b->next) {
+        bool ours = b->closed && !b->freed;
+        for (const access_of *a = b->accesses; a != NULL && ours; a = a->next)
+            ours = before(a, &host);
+        if (ours) {
+            mprotect(b->public_at, pages(b->bytes), PROT_READ | PROT_WRITE);
+            b->closed = false;
+        }
+    }
+}
+
+static void host_learns(const clock_of *clock)
+{
+    join(&host, clock);
+    open_blocks();
+}
+
+static void close_block(block *b, bool write)
+{
+    if (b->device >= 0)
+        return;
+    mprotect(b->public_at, pages(b->bytes), write ? PROT_NONE : PROT_READ);
+    b->closed = true;
+}
+
+static bool overlap(const access_of *a, size_t begin, size_t end)
+{
+    return a->begin < end && begin < a->end;
+}
+
+/* The bytes are touched by the newest operation of the stream. */
+static void touch(block *b, size_t begin, size_t bytes, bool write, cudaStream_t stream,
+                  const char *what)
+{
+    size_t end = begin + bytes;
+    for (access_of **link = &b->accesses; *link != NULL;) {
+        access_of *a = *link;
+        bool ordered = before(a, &stream->clock) || a->actor == stream->actor;
+        if (overlap(a, begin, end) && (a->write || write) && !ordered)
+            find("race",
+                 "%s %s bytes %zu to %zu of a block of %zu on %d, %s %s bytes %zu to %zu, "
+                 "and nothing orders them",
+                 what, write ? "writes" : "reads", begin, end, b->bytes, b->device, a->what,
+                 a->write ? "wrote" : "read", a->begin, a->end);
+        if (a->begin >= begin && a->end <= end && ordered && (write || !a->write)) {
+            *link = a->next;
+            free(a);
+        } else {
+            link = &a->next;
+        }
+    }
+    access_of *own = malloc(sizeof *own);
+    *own = (access_of){begin, end, stream->actor, write, ticks[stream->actor], what, b->accesses};
+    b->accesses = own;
+    close_block(b, write);
+}
+
+/* Where the bytes of an operand are; NULL, and a finding, where there are none. */
+static char *reach(const void *pointer, size_t bytes, bool write, cudaStream_t stream,
+                   const char *what)
+{
+    block *b = block_of(pointer);
+    size_t at = b != NULL ? (size_t)((const char *)pointer - b->public_at) : 0;
+    if (b == NULL) {
+        find("no memory", "%s: %p is no memory of CUDA's", what, pointer);
+        return NULL;
+    }
+    if (b->freed) {
+        find("use after free", "%s: a block of %zu bytes on %d", what, b->bytes, b->device);
+        return NULL;
+    }
+    if (bytes > b->bytes - at) {
+        find("out of bounds", "%s: bytes %zu to %zu of a block of %zu", what, at, at + bytes,
+             b->bytes);
+        return NULL;
+    }
+    touch(b, at, bytes, write, stream, what);
+    return b->shadow + at;
+}
+
+/* The host touched what it must not: say so, and let it have pinned memory. */
+static void fault(int signal_number, siginfo_t *info, void *context)
+{
+    block *b = block_of(info->si_addr);
+    (void)signal_number, (void)context;
+    if (b != NULL && b->device < 0 && b->closed) {
+        find("host in flight", "the host touches pinned memory that a copy is using");
+        mprotect(b->public_at, pages(b->bytes), PROT_READ | PROT_WRITE);
+        b->closed = false;
+        return;
+    }
+    if (b != NULL)
+        find("host on device", "the host touches memory of device %d", b->device);
+    signal(SIGSEGV, SIG_DFL); /* and the same access again */
+}
+
+static void watch_faults(void)
+{
+    static bool watching;
+    struct sigaction action = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    if (!watching)
+        sigaction(SIGSEGV, &action, NULL);
+    watching = true;
+}
+
+/* Memory of the host is mapped twice, so that it can be closed to all but the copies. */
+static bool map_host(block *b)
+{
+    int file = memfd_create("sim", 0);
+    size_t bytes = pages(b->bytes);
+    bool made = file >= 0 && ftruncate(file, (off_t)bytes) == 0;
+    void *first = made ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                       : MAP_FAILED;
+    void *second = made ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+                        : MAP_FAILED;
+    close(file);
+    b->public_at = first;
+    b->shadow = second;
+    return first != MAP_FAILED && second != MAP_FAILED;
+}
+
+/* Addresses of device memory are reserved for ever: what was freed is never anybody else's. */
+static bool map_device(block *b)
+{
+    void *at =
+        mmap(NULL, pages(b->bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *shadow = mmap(NULL, pages(b->bytes), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    b->public_at = at;
+    b->shadow = shadow;
+    return at != MAP_FAILED && shadow != MAP_FAILED;
+}
+
+static cudaError_t make_block(size_t bytes, int device, void **out)
+{
+    block *b = calloc(1, sizeof *b);
+    watch_faults();
+    if (b == NULL || bytes == 0 || (device >= 0 && bytes > memory_bytes - memory_used[device])) {
+        free(b);
+        return bytes == 0 ? cudaErrorInvalidValue : cudaErrorMemoryAllocation;
+    }
+    *b = (block){.bytes = bytes, .device = device, .next = blocks};
+    if (!(device < 0 ? map_host(b) : map_device(b))) {
+        free(b);
+        return cudaErrorMemoryAllocation;
+    }
+    if (device >= 0)
+        memory_used[device] += bytes;
+    blocks = b;
+    *out = b->public_at;
+    return cudaSuccess;
+}
+
+static cudaError_t drop_block(const char *fn, void *pointer, bool pinned)
+{
+    block *b = block_of(pointer);
+    if (pointer == NULL)
+        return cudaSuccess;
+    if (b == NULL || b->public_at != pointer || pinned != (b->device < 0)) {
+        find("bad free", "%s of %p", fn, pointer);
+        return cudaErrorInvalidValue;
+    }
+    if (b->freed) {
+        find("double free", "%s of a block of %zu bytes", fn, b->bytes);
+        return cudaErrorInvalidValue;
+    }
+    for (const access_of *a = b->accesses; a != NULL; a = a->next)
+        if (!before(a, &host) && !fail_sticky)
+            find("free in flight", "%s of a block that %s may still be using", fn, a->what);
+    while (b->accesses != NULL) {
+        access_of *a = b->accesses;
+        b->accesses = a->next;
+        free(a);
+    }
+    b->freed = true;
+    munmap(b->shadow, pages(b->bytes));
+    mprotect(b->public_at, pages(b->bytes), PROT_NONE);
+    if (b->device >= 0)
+        memory_used[b->device] -= b->bytes;
+    return cudaSuccess;
+}
+
+void sim_check_leaks(void)
+{
+    pthread_mutex_lock(&lock);
+    for (const block *b = blocks; b != NULL; b = b->next)
+        if (!b->freed)
+            find("leak", "%zu bytes on %d", b->bytes, b->device);
+    for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
+        if (s->magic == STREAM)
+            find("leak", "a stream of device %d", s->device);
+    for (const struct CUevent_st *e = events; e != NULL; e = e->next)
+        if (e->magic == EVENT)
+            find("leak", "an event of device %d", e->device);
+    for (int d = 0; d < DEVICES; d++)
+        if (contexts[d].users > 0)
+            find("leak", "the context of device %d", d);
+    if (stack_depth > 0)
+        find("leak", "a context on the stack of this thread");
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- the runtime: devices -------------------------------------------------------------------- */
+
+void sim_set_device_count(int count)
+{
+    device_count = count;
+}
+
+void sim_set_driver(int version)
+{
+    driver_version = version;
+}
+
+void sim_set_memory(size_t bytes)
+{
+    memory_bytes = bytes;
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess && driver_version == 0)
+        code = cudaErrorInsufficientDriver;
+    if (code == cudaSuccess && device_count == 0)
+        code = cudaErrorNoDevice;
+    if (code == cudaSuccess)
+        *count = device_count;
+    return leave(code);
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    cudaError_t code = enter();
+    *version = driver_version;
+    return leave(code);
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess && (device < 0 || device >= device_count))
+        code = cudaErrorInvalidDevice;
+    if (code == cudaSuccess)
+        *value = attr == cudaDevAttrComputeCapabilityMajor   ? 9
+                 : attr == cudaDevAttrComputeCapabilityMinor ? 0
+                 : attr == cudaDevAttrMaxPitch               ? PITCH_MAX
+                                                             : MULTIPROCESSORS;
+    return leave(code);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess)
+        snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)device);
+    return leave(code);
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess)
+        *can = device != peer;
+    return leave(code);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess) {
+        *least = 0;
+        *greatest = -5;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaMemGetInfo(size_t *bytes_free, size_t *total)
+{
+    cudaError_t code = enter();
+    int device = current_device(__func__);
+    if (code == cudaSuccess) {
+        *bytes_free = memory_bytes - memory_used[device];
+        *total = memory_bytes;
+    }
+    return leave(code);
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaErrorMemoryAllocation ? "out of memory" : "a simulated error";
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *result)
+{
+    static const struct {
+        const char *name;
+        void (*fn)(void);
+    } entries[] = {{"cuCtxPushCurrent", (void (*)(void))ctx_push},
+                   {"cuCtxPopCurrent", (void (*)(void))ctx_pop},
+                   {"cuDeviceGet", (void (*)(void))device_get},
+                   {"cuDeviceGetName", (void (*)(void))device_name},
+                   {"cuDevicePrimaryCtxRetain", (void (*)(void))ctx_retain},
+                   {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release}};
+    cudaError_t code = enter();
+    (void)version, (void)flags;
+    *result = cudaDriverEntryPointSymbolNotFound;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries && code == cudaSuccess; i++)
+        if (strcmp(entries[i].name, symbol) == 0) {
+            memcpy(out, &entries[i].fn, sizeof *out);
+            *result = cudaDriverEntryPointSuccess;
+        }
+    return leave(code);
+}
+
+/* ---- the runtime: memory --------------------------------------------------------------------- */
+
+cudaError_t cudaMalloc(void **out, size_t bytes)
+{
+    cudaError_t code = enter();
+    int device = current_device(__func__);
+    return leave(code == cudaSuccess ? make_block(bytes, device, out) : code);
+}
+
+cudaError_t cudaFree(void *pointer)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    cudaError_t dropped = releases(code) ? drop_block(__func__, pointer, false) : code;
+    return leave(code == cudaSuccess ? dropped : code);
+}
+
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    (void)flags;
+    return leave(code == cudaSuccess ? make_block(bytes, -1, out) : code);
+}
+
+cudaError_t cudaFreeHost(void *pointer)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    cudaError_t dropped = releases(code) ? drop_block(__func__, pointer, true) : code;
+    return leave(code == cudaSuccess ? dropped : code);
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess) {
+        const block *b = block_of(pointer);
+        bool live = b != NULL && !b->freed;
+        *attributes = (struct cudaPointerAttributes){.type = !live ? cudaMemoryTypeUnregistered
+                                                             : b->device < 0 ? cudaMemoryTypeHost
+                                                                             : cudaMemoryTypeDevice,
+                                                     .device = live ? b->device : 0};
+    }
+    return leave(code);
+}
+
+/* ---- the runtime: streams and events --------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
+{
+    cudaError_t code = enter();
+    int device = current_device(__func__), actor = 1;
+    (void)flags, (void)priority;
+    while (actor < ACTORS && taken[actor])
+        actor++;
+    if (code != cudaSuccess || actor == ACTORS)
+        return leave(code != cudaSuccess ? code : cudaErrorMemoryAllocation);
+    struct CUstream_st *s = calloc(1, sizeof *s);
+    s->magic = STREAM;
+    s->device = device;
+    s->actor = actor;
+    s->next = streams;
+    streams = s;
+    taken[actor] = true;
+    *out = s;
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (releases(code) && stream_is(__func__, stream)) {
+        stream->magic = GONE;
+        taken[stream->actor] = false;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess && stream_is(__func__, stream))
+        *device = stream->device;
+    return leave(code);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess && stream_is(__func__, stream))
+        host_learns(&stream->clock);
+    return leave(code);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    (void)flags;
+    if (code == cudaSuccess && stream_is(__func__, stream) && event_is(__func__, event)) {
+        if (!event->recorded)
+            find("wait for nothing", "an event that was never recorded orders nothing");
+        join(&stream->clock, &event->clock);
+    }
+    return leave(code);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
+{
+    cudaError_t code = enter();
+    int device = current_device(__func__);
+    (void)flags;
+    if (code == cudaSuccess) {
+        struct CUevent_st *e = calloc(1, sizeof *e);
+        e->magic = EVENT;
+        e->device = device;
+        e->next = events;
+        events = e;
+        *out = e;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (releases(code) && event_is(__func__, event))
+        event->magic = GONE;
+    return leave(code);
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess && event_is(__func__, event) && stream_is(__func__, stream)) {
+        if (event->device != stream->device) {
+            find("event of another device", "an event of %d is recorded on a stream of %d",
+                 event->device, stream->device);
+            return leave(cudaErrorInvalidResourceHandle);
+        }
+        event->clock = stream->clock;
+        join(&event->clock, &host);
+        event->recorded = true;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess && event_is(__func__, event)) {
+        if (!event->recorded)
+            find("wait for nothing", "an event that was never recorded orders nothing");
+        host_learns(&event->clock);
+    }
+    return leave(code);
+}
+
+/* ---- the runtime: work ----------------------------------------------------------------------- */
+
+static bool is_device(const void *pointer)
+{
+    const block *b = block_of(pointer);
+    return b != NULL && b->device >= 0;
+}
+
+/* What a copy says of its ends has to be so. Pageable memory works, and blocks. */
+static bool copy_fits(const void *dst, const void *src, enum cudaMemcpyKind kind)
+{
+    bool to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    bool from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    if (is_device(dst) != to || is_device(src) != from) {
+        find("wrong kind", "a copy of kind %d between %p and %p", (int)kind, dst, src);
+        return false;
+    }
+    if ((!to && block_of(dst) == NULL) || (!from && block_of(src) == NULL)) {
+        find("pageable", "a copy from or to memory that is not pinned blocks");
+        return false;
+    }
+    return true;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code != cudaSuccess || !stream_is(__func__, stream) || !copy_fits(dst, src, kind))
+        return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
+    enqueue(stream);
+    const char *from = reach(src, bytes, false, stream, "cudaMemcpyAsync");
+    char *to = reach(dst, bytes, true, stream, "cudaMemcpyAsync");
+    if (from != NULL && to != NULL)
+        memmove(to, from, bytes);
+    return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess && (dst_pitch > PITCH_MAX || src_pitch > PITCH_MAX ||
+                                dst_pitch < width || src_pitch < width)) {
+        find("bad pitch", "%zu and %zu for rows of %zu", dst_pitch, src_pitch, width);
+        code = cudaErrorInvalidValue;
+    }
+    if (code != cudaSuccess || !stream_is(__func__, stream) || !copy_fits(dst, src, kind))
+        return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
+    enqueue(stream);
+    for (size_t row = 0; row < height && code == cudaSuccess; row++) {
+        const char *from =
+            reach((const char *)src + row * src_pitch, width, false, stream, __func__);
+        char *to = reach((char *)dst + row * dst_pitch, width, true, stream, __func__);
+        if (from == NULL || to == NULL)
+            code = cudaErrorInvalidValue;
+        else
+            memmove(to, from, width);
+    }
+    return leave(code);
+}
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+struct CUlib_st {
+    bool live;
+};
+struct CUkern_st {
+    int kernel;
+};
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum cudaJitOption *jit,
+                                void **jit_values, unsigned jit_count,
+                                enum cudaLibraryOption *options, void **values, unsigned count)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    if (code == cudaSuccess && strcmp(code_data, "sim sm_90") != 0)
+        code = cudaErrorNoKernelImageForDevice;
+    if (code == cudaSuccess) {
+        *out = calloc(1, sizeof **out);
+        (*out)->live = true;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaLibraryUnload(cudaLibrary_t library)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (releases(code))
+        free(library);
+    return leave(code);
+}
+
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const char *name)
+{
+    static struct CUkern_st kernels[256];
+    cudaError_t code = enter();
+    int kernel = sim_kernel_find(name);
+    if (code == cudaSuccess && (!library->live || kernel < 0))
+        code = cudaErrorInvalidValue;
+    if (code == cudaSuccess) {
+        kernels[kernel].kernel = kernel;
+        *out = &kernels[kernel];
+    }
+    return leave(code);
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *fn)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    (void)fn;
+    if (code == cudaSuccess)
+        attributes->maxThreadsPerBlock = 1024;
+    return leave(code);
+}
+
+/* A kernel runs on copies of exactly the bytes that it may touch, with a fence behind. Operands at
+   the same address are the same bytes. */
+typedef struct bench_of {
+    sim_range range;
+    char *shadow, *copy;
+} bench_of;
+
+enum { FENCE = 64, FENCE_BYTE = 0x5e };
+
+static bool lay_out(bench_of *benches, size_t count, cudaStream_t stream, const char *name)
+{
+    for (size_t i = 0; i < count; i++) {
+        bench_of *own = &benches[i];
+        const block *b = block_of(own->range.pointer);
+        own->shadow = reach(own->range.pointer, own->range.bytes, own->range.write, stream, name);
+        if (b != NULL && b->device != stream->device)
+            find("wrong device", "%s on %d has an operand on %d", name, stream->device, b->device);
+        if (own->shadow == NULL)
+            return false;
+        for (size_t k = 0; k < i && own->copy == NULL; k++)
+            if (benches[k].shadow == own->shadow && benches[k].range.bytes == own->range.bytes)
+                own->copy = benches[k].copy;
+        if (own->copy == NULL) {
+            own->copy = malloc(own->range.bytes + FENCE);
+            memcpy(own->copy, own->shadow, own->range.bytes);
+            memset(own->copy + own->range.bytes, FENCE_BYTE, FENCE);
+        }
+    }
+    return true;
+}
+
+static void put_back(bench_of *benches, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++) {
+        const bench_of *own = &benches[i];
+        for (int k = 0; k < FENCE; k++)
+            if (own->copy[own->range.bytes + (size_t)k] != FENCE_BYTE) {
+                find("out of bounds", "%s writes behind an operand of %zu bytes", name,
+                     own->range.bytes);
+                break;
+            }
+        if (own->range.write)
+            memcpy(own->shadow, own->copy, own->range.bytes);
+    }
+    for (size_t i = 0; i < count; i++) {
+        bool first = true;
+        for (size_t k = 0; k < i; k++)
+            first = first && benches[k].copy != benches[i].copy;
+        if (first)
+            free(benches[i].copy);
+    }
+}
+
+cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **args, size_t shared,
+                             cudaStream_t stream)
+{
+    static sim_range ranges[SIM_RANGES];
+    static bench_of benches[SIM_RANGES];
+    char *at[SIM_RANGES];
+    cudaError_t code = enter();
+    int device = current_device(__func__), kernel = ((const struct CUkern_st *)fn)->kernel;
+    const char *name = sim_kernel_name(kernel);
+    (void)shared;
+    if (code != cudaSuccess || !stream_is(__func__, stream))
+        return leave(code != cudaSuccess ? code : cudaErrorInvalidResourceHandle);
+    if (device != stream->device)
+        find("wrong device", "%s is launched with device %d current on a stream of %d", name,
+             device, stream->device);
+    if (grid.x == 0 || block_dim.x != 256)
+        find("bad launch", "%s: %u blocks of %u threads", name, grid.x, block_dim.x);
+    enqueue(stream);
+    size_t count = sim_kernel_ranges(kernel, args[0], ranges);
+    for (size_t i = 0; i < count; i++)
+        benches[i] = (bench_of){.range = ranges[i]};
+    if (!lay_out(benches, count, stream, name))
+        return leave(cudaErrorIllegalAddress);
+    for (size_t i = 0; i < count; i++)
+        at[i] = benches[i].copy;
+    sim_kernel_run(kernel, args[0], at);
+    put_back(benches, count, name);
+    return leave(cudaSuccess);
+}
+
+/* ---- NVRTC ----------------------------------------------------------------------------------- */
+
+struct _nvrtcProgram {
+    char image[32];
+};
+
+nvrtcResult nvrtcCreateProgram(nvrtcProgram *out, const char *source, const char *name,
+                               int header_count, const char *const *headers,
+                               const char *const *names)
+{
+    (void)source, (void)name, (void)header_count, (void)headers, (void)names;
+    if (leave(enter()) != cudaSuccess)
+        return NVRTC_ERROR_OUT_OF_MEMORY;
+    *out = calloc(1, sizeof **out);
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program)
+{
+    free(*program);
+    *program = NULL;
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *const *options)
+{
+    if (leave(enter()) != cudaSuccess)
+        return NVRTC_ERROR_COMPILATION;
+    for (int i = 0; i < count; i++)
+        if (strncmp(options[i], "--gpu-architecture=", 19) == 0)
+            snprintf(program->image, sizeof program->image, "sim %s", options[i] + 19);
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t *bytes)
+{
+    *bytes = sizeof program->image;
+    return leave(enter()) == cudaSuccess ? NVRTC_SUCCESS : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char *out)
+{
+    memcpy(out, program->image, sizeof program->image);
+    return leave(enter()) == cudaSuccess ? NVRTC_SUCCESS : NVRTC_ERROR_INVALID_PROGRAM;
+}
+
+nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, size_t *bytes)
+{
+    return nvrtcGetCUBINSize(program, bytes);
+}
+
+nvrtcResult nvrtcGetPTX(nvrtcProgram program, char *out)
+{
+    return nvrtcGetCUBIN(program, out);
+}
+
+nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram program, size_t *bytes)
+{
+    (void)program;
+    *bytes = sizeof "simulated";
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcGetProgramLog(nvrtcProgram program, char *out)
+{
+    (void)program;
+    memcpy(out, "simulated", sizeof "simulated");
+    return NVRTC_SUCCESS;
+}
+
+const char *nvrtcGetErrorString(nvrtcResult result)
+{
+    return result == NVRTC_ERROR_COMPILATION ? "it does not compile" : "a simulated error";
+}
+
+nvrtcResult nvrtcGetNumSupportedArchs(int *count)
+{
+    *count = 2;
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcGetSupportedArchs(int *archs)
+{
+    archs[0] = 75;
+    archs[1] = 90;
+    return NVRTC_SUCCESS;
+}

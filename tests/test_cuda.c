@@ -1,0 +1,307 @@
+/* test_cuda.c - dp_cuda.h on the simulator: which devices there are, streams of the user's, several
+   devices on one GPU, and what happens when CUDA fails. What all tables have in common is in
+   test_device.c, what all devices do in the others. */
+
+#include "test.h"
+
+#if defined(TEST_CUDA)
+#include <cuda_runtime_api.h>
+#include "cuda_device.h"
+#include "nets.h"
+
+static dp_ctx *open_cuda(int gpus, const int *devices, int count)
+{
+    dp_ctx *ctx = NULL;
+    const dp_device_ops *const backends[] = {cuda_device(gpus), NULL};
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = count, .devices = devices},
+                     &ctx));
+    return ctx;
+}
+
+/* ---- which devices there are ----------------------------------------------------------------- */
+
+static const char *default_backend(void)
+{
+    dp_ctx *ctx = NULL;
+    dp_info info;
+    CHECK_OK(dp_open(NULL, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    dp_close(ctx);
+    return info.device_backend;
+}
+
+TEST(gpus_come_before_the_cpu)
+{
+    cuda_device(2);
+    CHECK_STR(default_backend(), "cuda");
+    sim_check_leaks();
+}
+
+TEST(without_gpus_the_cpu_serves)
+{
+    CHECK_STR(default_backend(), "cpu");
+}
+
+TEST(without_a_driver_the_cpu_serves)
+{
+    cuda_device(2);
+    sim_set_driver(0);
+    CHECK_STR(default_backend(), "cpu");
+}
+
+TEST(an_old_driver_is_none)
+{
+    const dp_device_ops *const backends[] = {cuda_device(2), NULL};
+    dp_ctx *ctx = NULL;
+    sim_set_driver(12070);
+    CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_NO_DEVICE,
+                "the driver is for CUDA 12.7, 12.8 is needed");
+    sim_set_driver(12080);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends}, &ctx));
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+TEST(a_gpu_that_is_not_there)
+{
+    const dp_device_ops *const backends[] = {cuda_device(2), NULL};
+    dp_ctx *ctx = NULL;
+    CHECK_ERROR(
+        dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){2}}, &ctx),
+        DP_ERR_NO_DEVICE, "no GPU 2, there are 2");
+    CHECK_ERROR(
+        dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){-1}},
+                &ctx),
+        DP_ERR_NO_DEVICE, "there is no GPU -1");
+    sim_check_leaks();
+}
+
+TEST(what_a_gpu_says_of_itself)
+{
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    dp_device_info info;
+    CHECK_OK(dp_device_info_get(ctx, 1, &info));
+    CHECK_STR(info.name, "simulated GPU 1");
+    CHECK_STR(info.bus_id, "0000:01:00.0");
+    CHECK(info.bytes_total > info.bytes_free && info.bytes_free > 0);
+    CHECK(!info.host_memory && info.compute_units > 0);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+TEST(streams_as_cuda_knows_them)
+{
+    dp_ctx *ctx = open_cuda(3, (int[]){2, 1}, 2), *cpu = NULL;
+    int device = -1;
+    cudaStream_t native = dp_cuda_stream(dp_local_stream(ctx, 0));
+    CHECK(native != NULL);
+    CHECK_INT(cudaStreamGetDevice(native, &device), cudaSuccess);
+    CHECK_INT(device, 2);
+    CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 0)), 2);
+    CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 1)), 1);
+    const dp_device_ops *const backends[] = {dp_cpu(), NULL};
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &cpu));
+    CHECK(dp_cuda_stream(dp_local_stream(cpu, 0)) == NULL && dp_cuda_stream(NULL) == NULL);
+    CHECK_INT(dp_cuda_ordinal(dp_local_stream(cpu, 0)), -1);
+    CHECK_INT(dp_cuda_ordinal(NULL), -1);
+    dp_close(cpu);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+TEST(a_stream_of_the_users)
+{
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    dp_stream *own = NULL, *other = NULL;
+    cudaStream_t native = dp_cuda_stream(dp_local_stream(ctx, 1));
+    CHECK_OK(dp_cuda_adopt(ctx, 1, native, &own)); /* any stream of that GPU */
+    CHECK(dp_cuda_stream(own) == native);
+    CHECK_OK(dp_use_stream(ctx, 1, own));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor tensor;
+    double number = 0;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(5), &tensor));
+    CHECK_OK(dp_fill(ctx, &tensor, dp_float(2.5)));
+    CHECK_OK(dp_select(&tensor, 0, 3, &tensor));
+    CHECK_OK(dp_item(ctx, dp_of(scope, &tensor), &number));
+    CHECK_F64(number, 2.5, 0);
+    dp_scope_end(scope);
+    CHECK_OK(dp_use_stream(ctx, 1, NULL));
+    CHECK_ERROR(dp_cuda_adopt(ctx, 0, native, &other), DP_ERR_INVALID,
+                "the stream is of GPU 1, local rank 0 is GPU 0");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 7, native, &other), DP_ERR_INVALID,
+                "local rank 7 is no CUDA device");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 1, NULL, &other), DP_ERR_INVALID, "native is NULL");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 1, native, NULL), DP_ERR_INVALID, "out is NULL");
+    dp_cuda_release(own);
+    dp_cuda_release(NULL);
+    dp_cuda_release(dp_local_stream(ctx, 0)); /* the library's own stays */
+    CHECK(dp_cuda_stream(dp_local_stream(ctx, 0)) != NULL);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* ---- several devices on one GPU -------------------------------------------------------------- */
+
+static const net_shape by_rows = {0};
+
+static void train_once(dp_ctx *ctx, int devices)
+{
+    dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value y;
+    dp_pass *pass = NULL;
+    float grads[NET_PARAMS];
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.local_count, devices);
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL, &y,
+                       &pass));
+    CHECK_OK(dp_backward(pass, dp_float(1), NULL));
+    net_numbers(ctx, net, true, grads);
+    CHECK_F64(grads[NET_PARAMS - 1], 7, 0);
+    CHECK_F64(grads[0], 63, 0); /* 0 + 3 + ... + 18 */
+    dp_scope_end(scope);
+}
+
+TEST(several_devices_on_one_gpu)
+{
+    for (int count = 1; count <= 5; count++) {
+        dp_ctx *ctx = open_cuda(1, (int[]){0, 0, 0, 0, 0}, count);
+        train_once(ctx, count);
+        dp_close(ctx);
+    }
+    sim_check_leaks();
+}
+
+TEST(several_contexts_on_one_gpu)
+{
+    dp_ctx *one = open_cuda(2, (int[]){0, 1}, 2), *two = open_cuda(2, (int[]){1, 1, 0}, 3);
+    train_once(one, 2);
+    train_once(two, 3);
+    dp_close(one);
+    train_once(two, 3);
+    dp_close(two);
+    sim_check_leaks();
+}
+
+/* ---- what a step costs ----------------------------------------------------------------------- */
+
+TEST(a_steady_step_allocates_nothing_on_gpus)
+{
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    dp_device_info before, after;
+    for (int i = 0; i < 3; i++) {
+        train_once(ctx, 2);
+    }
+    CHECK_OK(dp_device_info_get(ctx, 0, &before));
+    dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    for (int i = 0; i < 20; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value y;
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
+                           &y, NULL));
+        dp_scope_end(scope);
+    }
+    CHECK_OK(dp_device_info_get(ctx, 0, &after));
+    CHECK_INT(after.bytes_free, before.bytes_free);
+    dp_close(ctx);
+}
+
+/* ---- what CUDA says no to -------------------------------------------------------------------- */
+
+/* Like train_once, but anything may fail. */
+static dp_status try_to_train(dp_ctx *ctx, dp_scope *scope)
+{
+    static const float w[NET_PARAMS] = {1, -1, 2, -2, 3, -3, 1, 2};
+    dp_module *net = NULL, *par = NULL;
+    dp_value y;
+    dp_pass *pass = NULL;
+    dp_tensor grad, data;
+    float grads[NET_IN * NET_OUT];
+    TRY(dp_module_create(ctx,
+                         &(dp_module_config){.name = "net",
+                                             .methods = net_methods,
+                                             .method_count = 2,
+                                             .params = net_params,
+                                             .param_count = 2,
+                                             .state = &by_rows},
+                         &net));
+    TRY(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
+    TRY(dp_data_parallel(net, NULL, &par));
+    TRY(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL, &y,
+                  &pass));
+    TRY(dp_backward(pass, dp_float(1), NULL));
+    TRY(dp_params_edit(net, NET_W, &data, &grad));
+    TRY(dp_read(ctx, &grad, grads, sizeof grads));
+    CHECK_F64(grads[0], 63, 0);
+    return DP_OK;
+}
+
+static dp_status open_and_train(void)
+{
+    const dp_device_ops *const backends[] = {cuda_device(2), NULL};
+    dp_ctx *ctx = NULL;
+    dp_status status = dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx);
+    if (status == DP_OK) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        CHECK(scope != NULL);
+        status = try_to_train(ctx, scope);
+        dp_scope_end(scope);
+    }
+    CHECK(status == DP_OK || strlen(dp_last_error()) > 0);
+    dp_close(ctx);
+    return status;
+}
+
+/* The nth call fails, or all from the nth on: an error, no hang, and everything closes. What could
+   not be given back because CUDA refused is no leak of ours. */
+static void every_call_fails(int code, bool sticky)
+{
+    bool fired = true;
+    for (long n = 1; fired; n += test_stride()) {
+        sim_fail_at(n, code, sticky);
+        (void)open_and_train();
+        fired = sim_fault_fired();
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    sim_fail_at(0, 0, false);
+    CHECK_OK(open_and_train());
+}
+
+TEST_SLOW(every_call_fails_once, 60)
+{
+    every_call_fails(cudaErrorIllegalAddress, false);
+}
+
+TEST_SLOW(every_call_runs_out_of_memory, 60)
+{
+    every_call_fails(cudaErrorMemoryAllocation, false);
+}
+
+TEST_SLOW(a_device_is_lost, 60)
+{
+    every_call_fails(cudaErrorIllegalAddress, true);
+    sim_check_leaks();
+}
+
+TEST(out_of_memory_is_said_and_survived)
+{
+    dp_ctx *ctx = NULL;
+    dp_tensor tensor;
+    sim_set_memory((size_t)64 << 20);
+    ctx = open_cuda(1, NULL, 1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_ERROR(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(1 << 28), &tensor),
+                DP_ERR_NO_MEMORY, "out of memory");
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(1 << 10), &tensor));
+    CHECK_OK(dp_fill(ctx, &tensor, dp_float(1)));
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+#endif
