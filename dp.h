@@ -407,6 +407,7 @@ typedef struct dp_device_info {
     uint64_t bytes_total, bytes_free; /* 0 when unknown */
     int compute_units;
     bool host_memory; /* the host may read and write this device's memory */
+    int memory; /* devices of one table with the same number have one memory; 0: one of its own */
 } dp_device_info;
 
 DP_MUST_USE DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out);
@@ -2616,6 +2617,13 @@ DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype
 static bool dp__is_host(const dp__device *device)
 {
     return device->info.host_memory;
+}
+
+/* Whether what runs on one may use the memory of the other as it is, in the order of streams. */
+static bool dp__reaches(const dp__device *a, const dp__device *b)
+{
+    bool together = a->info.memory != 0 && a->info.memory == b->info.memory;
+    return a == b || (dp__is_host(a) && dp__is_host(b)) || (together && a->dev->ops == b->dev->ops);
 }
 
 /* The host's own stand-in when a device has no kernel of this kind. */
@@ -5361,15 +5369,28 @@ static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *cons
     return dp__kernel(ctx, device, device->stream, &args);
 }
 
-/* The part as something dense that `device` can read: itself, or a copy in `temp`. */
+/* The part as something dense that `device` can read: itself, until dp__give_back, or a copy in
+   `temp`. */
 static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *device,
                            const void **out)
 {
+    const dp__device *from = dp__device_of(temp->ctx, part->device);
     dp_tensor dense;
     DP__TRY(dp__contiguous(temp, part, &dense));
-    DP__TRY(dp__place(temp, &dense, device));
+    if (from != NULL && dp__reaches(device, from))
+        DP__TRY(dp__is_host(from) ? DP_OK : dp__order_after(from, device->stream));
+    else
+        DP__TRY(dp__place(temp, &dense, device));
     *out = dense.data;
     return DP_OK;
+}
+
+/* What the part's own device does next comes after what `device` did with it. */
+static dp_status dp__give_back(dp_ctx *ctx, const dp_tensor *part, const dp__device *device)
+{
+    const dp__device *from = dp__device_of(ctx, part->device);
+    bool shared = dp__reaches(device, from) && !dp__is_host(from);
+    return shared ? dp__order_after(device, from->stream) : DP_OK;
 }
 
 static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const *parts,
@@ -5384,6 +5405,8 @@ static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const 
     if (!dp__is_dense(out))
         DP__TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
     DP__TRY(dp__sum(ctx, device, in, count, &dense));
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__give_back(ctx, parts[i], device));
     return dense.data != out->data ? dp__copy_tensor(ctx, out, &dense, NULL) : DP_OK;
 }
 
@@ -5627,7 +5650,7 @@ static bool dp__is_in_place(const dp__coll *coll, int local_rank)
 
 static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
 {
-    return (dp__is_host(&ctx->devices[a]) && dp__is_host(&ctx->devices[b])) ||
+    return dp__reaches(&ctx->devices[a], &ctx->devices[b]) ||
            ctx->config.devices[a] == ctx->config.devices[b];
 }
 
@@ -6167,14 +6190,15 @@ static dp_status dp__copy_list(dp_ctx *ctx, const void *const *list, const void 
     return DP_OK;
 }
 
-static const dp_device_ops *(*dp__backend_cuda)(void); /* dp_cuda.h defines it */
+static const dp_device_ops *(*dp__backend_cuda)(void); /* dp_cuda.h defines them */
+static const dp_coll_ops *(*dp__backend_cuda_coll)(void);
 
 static dp_status dp__resolve_tables(dp_ctx *ctx)
 {
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *const colls[] = {dp_cpu_coll(), NULL};
+    const dp_coll_ops *const colls[] = {dp_cpu_coll(), cuda ? dp__backend_cuda_coll() : NULL, NULL};
     dp_config *config = &ctx->config;
     if (config->backends == NULL)
         config->backends = devices;

@@ -11,13 +11,16 @@
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
      >>text         kernels: one text, compiled by NVRTC and, in tests, as C
+     >>sums         those of them that add up, and the list of all
      >>surface      all that is called of CUDA, and how it is found
      >>gpus         physical devices: context, kernels
      >>memory       slabs
      >>staging      pageable memory goes through a ring of pinned slots
+     >>peers        which GPU reads which, and whether it reads what is there
      >>copies       in, out, inside, between
      >>launch       a dp_kernel becomes a launch
-     >>device       the table
+     >>device       the table of devices
+     >>collectives  the table of collectives
 */
 
 #define DP__CUDA_FIRST_DP /* dp.h must not include this file again */
@@ -38,6 +41,7 @@ extern "C" {
 struct CUstream_st; /* a cudaStream_t points to it */
 
 DP_API const dp_device_ops *dp_cuda(void);
+DP_API const dp_coll_ops *dp_cuda_coll(void); /* among the GPUs of one process */
 
 /* NULL for what is no stream of a CUDA device. */
 DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream);
@@ -366,8 +370,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* Sums of two numbers an element, chunk by chunk, then over the chunks: lanes of a block in a tree.
-   FIRST and SECOND are of element x. */
+/* ==== >>sums ====================================================================================
+   Sums of two numbers an element, chunk by chunk, then over the chunks: lanes of a block in a tree.
+   FIRST and SECOND are of element x. At the end the list of all kernels.                        */
+
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
         DP__CUDA_SYNC                                                                              \
@@ -427,6 +433,22 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_STATS(name, T)                                                                    \
     DP__CUDA_SUMS(stats_##name, T, dp_get_##name, x * x, x - x == 0 ? 0 : 1)
 
+/* What memory is filled with to see whether it arrives. */
+#define DP__CUDA_PATTERN                                                                           \
+    DP__CUDA_DEVICE unsigned dp_pattern(unsigned long long i, unsigned long long seed)             \
+    {                                                                                              \
+        unsigned long long x = (i + 1) * 0x9e3779b97f4a7c15ULL + seed;                             \
+        x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93ULL;                                               \
+        return (unsigned)(x >> 32);                                                                \
+    }                                                                                              \
+    DP__CUDA_KERNEL(pattern)                                                                       \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            ((unsigned *)p.out[0])[i] = dp_pattern(i, p.fill);                                     \
+        }                                                                                          \
+    }
+
 #define DP__CUDA_TEXTS(TEXT)                                                                       \
     TEXT(DP__CUDA_PARAMS)                                                                          \
     TEXT(DP__CUDA_HALVES)                                                                          \
@@ -454,7 +476,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_STATS(f16, unsigned short))                                                      \
     TEXT(DP__CUDA_STATS(bf16, unsigned short))                                                     \
     TEXT(DP__CUDA_SUMS(total, double, dp_get_f64, x, 0))                                           \
-    TEXT(DP__CUDA_SUMS_END)
+    TEXT(DP__CUDA_SUMS_END)                                                                        \
+    TEXT(DP__CUDA_PATTERN)                                                                         \
+    TEXT(DP__CUDA_SUMS(differ, unsigned, (double), x != dp_pattern(i, p.fill) ? 1 : 0, 0))
 
 /* In the order of dp_dtype, and of the bytes of an element. */
 #define DP__CUDA_NAMES(X)                                                                          \
@@ -463,7 +487,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     X(axpby_f32) X(axpby_f64) X(axpby_f16) X(axpby_bf16)                                           \
     X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16)                                           \
     X(fill_1) X(fill_2) X(fill_4) X(fill_8) X(copy_1) X(copy_2) X(copy_4) X(copy_8)                \
-    X(pad_1) X(pad_2) X(pad_4) X(pad_8) X(cast) X(total) X(sums_end)
+    X(pad_1) X(pad_2) X(pad_4) X(pad_8) X(cast) X(total) X(sums_end)        \
+    X(pattern) X(differ)
 /* clang-format on */
 
 #define DP__CUDA_ENUM(name) DP__CUDA_##name,
@@ -506,15 +531,16 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
 
 /* clang-format off */
 #define DP__CUDA_RUNTIME(X)                                                                        \
-    X(cudaDeviceCanAccessPeer) X(cudaDeviceGetAttribute) X(cudaDeviceGetPCIBusId)                  \
-    X(cudaDeviceGetStreamPriorityRange) X(cudaDriverGetVersion) X(cudaEventCreateWithFlags)        \
-    X(cudaEventDestroy) X(cudaEventRecord) X(cudaEventSynchronize) X(cudaFree) X(cudaFreeHost)     \
+    X(cudaDeviceCanAccessPeer) X(cudaDeviceDisablePeerAccess) X(cudaDeviceEnablePeerAccess)        \
+    X(cudaDeviceGetAttribute) X(cudaDeviceGetPCIBusId) X(cudaDeviceGetStreamPriorityRange)         \
+    X(cudaDriverGetVersion) X(cudaEventCreateWithFlags) X(cudaEventDestroy) X(cudaEventQuery)      \
+    X(cudaEventRecord) X(cudaEventSynchronize) X(cudaFree) X(cudaFreeHost)     \
     X(cudaFuncGetAttributes) X(cudaGetDeviceCount) X(cudaGetDriverEntryPointByVersion)             \
     X(cudaGetErrorString) X(cudaGetLastError) X(cudaHostAlloc) X(cudaLaunchKernel)                 \
     X(cudaLibraryGetKernel) X(cudaLibraryLoadData) X(cudaLibraryUnload) X(cudaMalloc)              \
-    X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaPointerGetAttributes)          \
-    X(cudaStreamCreateWithPriority) X(cudaStreamDestroy) X(cudaStreamGetDevice)                    \
-    X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
+    X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaMemcpyPeerAsync)               \
+    X(cudaPointerGetAttributes) X(cudaStreamCreateWithPriority) X(cudaStreamDestroy)          \
+    X(cudaStreamGetDevice) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
 #define DP__CUDA_NVRTC(X)                                                                          \
     X(nvrtcCompileProgram) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcGetCUBIN)           \
     X(nvrtcGetCUBINSize) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetPTX)        \
@@ -669,6 +695,7 @@ typedef struct dp__cuda_gpu {
     CUcontext context;
     cudaLibrary_t library;
     cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
+    atomic_int reach[DP__CUDA_GPUS_MAX]; /* dp__cuda_reach: how it reads the others */
 } dp__cuda_gpu;
 
 static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* of these, and of binding */
@@ -835,7 +862,12 @@ static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
                              dp__cuda.cudaLibraryUnload(gpu->library));
     if (gpu->context != NULL)
         (void)dp__cuda.call_cuDevicePrimaryCtxRelease(gpu->device);
-    *gpu = (dp__cuda_gpu){0};
+    for (int i = 0; i < DP__CUDA_GPUS_MAX; i++) {
+        atomic_store(&gpu->reach[i], 0);
+        atomic_store(&dp__cuda_gpus[i].reach[gpu->ordinal], 0);
+    }
+    gpu->library = NULL;
+    gpu->context = NULL;
 }
 
 static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
@@ -857,6 +889,38 @@ static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
     return status;
 }
 
+static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
+                                    uint64_t blocks, struct dp__cuda_params *params)
+{
+    uint64_t most = (uint64_t)gpu->multiprocessors * 16;
+    void *arguments[] = {params};
+    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
+    dim3 block = {DP__CUDA_LANES, 1, 1};
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
+                          dp__cuda.cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block,
+                                                    arguments, 0, stream));
+}
+
+/* One thread an element. */
+static dp_status dp__cuda_launch_each_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
+                                         struct dp__cuda_params *params)
+{
+    uint64_t blocks = (params->count + DP__CUDA_LANES - 1) / DP__CUDA_LANES;
+    return dp__cuda_launch_on(gpu, stream, kernel, blocks, params);
+}
+
+/* Chunks are of a size that only the count decides. */
+static dp_status dp__cuda_launch_sums_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
+                                         struct dp__cuda_params *params)
+{
+    const uint64_t least = 64 << 10, all = DP__CUDA_CHUNKS * least;
+    params->chunk = (params->count + all - 1) / all * least;
+    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
+    DP__TRY(dp__cuda_launch_on(gpu, stream, kernel, params->chunk_count, params));
+    return dp__cuda_launch_on(gpu, stream, DP__CUDA_sums_end, 1, params);
+}
+
 static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu **out)
 {
     int count = 0;
@@ -866,7 +930,7 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
     if (ordinal >= count)
         return dp_error(DP_ERR_NO_DEVICE, "cuda: no GPU %d, there are %d", ordinal, count);
     if (gpu->users == 0) {
-        *gpu = (dp__cuda_gpu){.ordinal = ordinal};
+        gpu->ordinal = ordinal;
         dp_status status = dp__cuda_gpu_open(host, gpu);
         if (status != DP_OK) {
             dp__cuda_gpu_drop(gpu);
@@ -908,6 +972,8 @@ typedef struct dp__cuda_dev {
     dp__cuda_slab *slabs;
     dp__cuda_slot slots[DP__CUDA_SLOTS];
     unsigned next_slot;
+    cudaStream_t out; /* what other GPUs get of this one goes out here */
+    cudaEvent_t mark; /* between `out` and other streams, under the lock */
 } dp__cuda_dev;
 _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its device");
 
@@ -1149,35 +1215,71 @@ static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *s
     return DP_OK;
 }
 
-/* Between GPUs that do not reach each other: out and in again, both on the reader's stream. */
-static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, char *dst, const char *src, size_t bytes,
-                                     cudaStream_t stream)
+/* What is enqueued on `stream` comes after what is on the other one. */
+static dp_status dp__cuda_follow(const dp__cuda_gpu *gpu, cudaStream_t stream, cudaEvent_t mark,
+                                 cudaStream_t other)
 {
-    for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
-        size_t piece = dp__cuda_piece(bytes - at);
-        dp__cuda_slot *slot = NULL;
-        DP__TRY(dp__cuda_slot_take(dev, &slot));
-        dp_status status =
-            dp__cuda_move(dev->gpu, slot->data, src + at, piece, cudaMemcpyDeviceToHost, stream);
-        if (status == DP_OK)
-            status = dp__cuda_move(dev->gpu, dst + at, slot->data, piece, cudaMemcpyHostToDevice,
-                                   stream);
-        DP__TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
-    }
+    cudaError_t code = dp__cuda.cudaEventRecord(mark, other);
+    if (code == cudaSuccess)
+        code = dp__cuda.cudaStreamWaitEvent(stream, mark, 0);
+    return dp__cuda_check("cudaStreamWaitEvent", gpu->ordinal, code);
+}
+
+/* Between GPUs that do not reach each other: out on a stream of the one, in on the other's. */
+static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
+                                     const char *src, size_t bytes, cudaStream_t stream)
+{
+    dp__cuda_slot *slot = NULL;
+    DP__TRY(dp__cuda_slot_take(dev, &slot));
+    dp_status status =
+        dp__cuda_move(from->gpu, slot->data, src, bytes, cudaMemcpyDeviceToHost, from->out);
+    if (status == DP_OK)
+        status = dp__cuda_follow(from->gpu, stream, from->mark, from->out);
+    if (status == DP_OK)
+        status = dp__cuda_move(dev->gpu, dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
+    if (status != DP_OK) /* what went out is not in the order of the slot's event */
+        (void)dp__cuda.cudaStreamSynchronize(from->out);
+    return dp__cuda_slot_use(dev->gpu, slot, status, stream);
+}
+
+static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
+                                     const char *src, size_t bytes, cudaStream_t stream)
+{
+    DP__TRY(dp__cuda_follow(dev->gpu, from->out, dev->mark, stream));
+    for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES)
+        DP__TRY(
+            dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece(bytes - at), stream));
     return DP_OK;
+}
+
+/* Copies go before the compute stream. */
+static dp_status dp__cuda_native_stream(int ordinal, int priority, cudaStream_t *out)
+{
+    int least = 0, greatest = 0;
+    cudaError_t code = dp__cuda.cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (code == cudaSuccess)
+        code = dp__cuda.cudaStreamCreateWithPriority(out, cudaStreamNonBlocking,
+                                                     priority > 0 ? greatest : least);
+    return dp__cuda_check("cudaStreamCreateWithPriority", ordinal, code);
+}
+
+static dp_status dp__cuda_native_event(int ordinal, cudaEvent_t *out)
+{
+    return dp__cuda_check("cudaEventCreateWithFlags", ordinal,
+                          dp__cuda.cudaEventCreateWithFlags(out, cudaEventDisableTiming));
 }
 
 static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
 {
+    DP__TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
+    DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         void *data = NULL;
         DP__TRY(dp__cuda_check(
             "cudaHostAlloc", dev->gpu->ordinal,
             dp__cuda.cudaHostAlloc(&data, DP__CUDA_SLOT_BYTES, cudaHostAllocPortable)));
         dev->slots[i].data = data;
-        DP__TRY(dp__cuda_check(
-            "cudaEventCreateWithFlags", dev->gpu->ordinal,
-            dp__cuda.cudaEventCreateWithFlags(&dev->slots[i].done, cudaEventDisableTiming)));
+        DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].done));
     }
     return DP_OK;
 }
@@ -1193,7 +1295,202 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
         if (slot->data != NULL)
             (void)dp__cuda.cudaFreeHost(slot->data);
     }
+    if (dev->mark != NULL)
+        (void)dp__cuda.cudaEventDestroy(dev->mark);
+    if (dev->out != NULL)
+        (void)dp__cuda.cudaStreamDestroy(dev->out);
     (void)dp__cuda.cudaGetLastError();
+}
+
+/* ==== >>peers ====================================================================================
+   GPUs that say they reach each other's memory have been seen to read something else, or to hang.
+   So a pair is believed after a check, at its first copy; else copies go through the host.      */
+
+enum dp__cuda_reach { DP__CUDA_UNKNOWN, DP__CUDA_DIRECT, DP__CUDA_STAGED };
+enum { DP__CUDA_CHECK_COUNT = (8 << 20) / 4 + 3, DP__CUDA_CHECK_ROUNDS = 3 };
+enum { DP__CUDA_CHECK_SECONDS = 5, DP__CUDA_RESULTS = 2 };
+
+typedef struct dp__cuda_side { /* one GPU's side of a check */
+    const dp__cuda_gpu *gpu;
+    cudaStream_t stream;
+    cudaEvent_t event;
+    unsigned *words;
+    double *scratch, *results; /* behind the words; results: one a way to read */
+} dp__cuda_side;
+
+static dp_status dp__cuda_side_open(dp__cuda_side *side)
+{
+    size_t words = ((size_t)DP__CUDA_CHECK_COUNT * 4 + DP__CUDA_ALIGN - 1) / DP__CUDA_ALIGN *
+                   DP__CUDA_ALIGN;
+    size_t scratch = 2 * sizeof(double) * DP__CUDA_CHUNKS;
+    int ordinal = side->gpu->ordinal;
+    void *block = NULL;
+    DP__TRY(dp__cuda_native_stream(ordinal, 0, &side->stream));
+    DP__TRY(dp__cuda_native_event(ordinal, &side->event));
+    DP__TRY(dp__cuda_check(
+        "cudaMalloc", ordinal,
+        dp__cuda.cudaMalloc(&block, words + scratch + DP__CUDA_RESULTS * sizeof(double))));
+    side->words = block;
+    side->scratch = (double *)((char *)block + words);
+    side->results = (double *)((char *)block + words + scratch);
+    return DP_OK;
+}
+
+/* A hanging stream cannot be waited for, nor its memory be freed: both stay. */
+static void dp__cuda_side_close(dp__cuda_side *side, bool hangs)
+{
+    if (hangs || dp__cuda_enter(side->gpu) != DP_OK)
+        return;
+    if (side->stream != NULL)
+        (void)dp__cuda.cudaStreamSynchronize(side->stream);
+    if (side->words != NULL)
+        (void)dp__cuda.cudaFree(side->words);
+    if (side->event != NULL)
+        (void)dp__cuda.cudaEventDestroy(side->event);
+    if (side->stream != NULL)
+        (void)dp__cuda.cudaStreamDestroy(side->stream);
+    (void)dp__cuda.cudaGetLastError();
+    (void)dp__cuda_leave(side->gpu, DP_OK, "", cudaSuccess);
+}
+
+/* DP_ERR_TIMEOUT: it hangs. */
+static dp_status dp__cuda_poll(const dp__cuda_side *side)
+{
+    struct timespec now, start;
+    (void)timespec_get(&start, TIME_UTC);
+    for (;;) {
+        cudaError_t code = dp__cuda.cudaEventQuery(side->event);
+        if (code != cudaErrorNotReady)
+            return dp__cuda_check("cudaEventQuery", side->gpu->ordinal, code);
+        (void)timespec_get(&now, TIME_UTC);
+        if (now.tv_sec - start.tv_sec > DP__CUDA_CHECK_SECONDS)
+            return dp_error(DP_ERR_TIMEOUT, "a copy does not end");
+    }
+}
+
+/* `reader` fills its words with something else, reads the other's, and counts what is wrong. */
+static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_side *from,
+                                    bool by_kernel, uint64_t seed)
+{
+    struct dp__cuda_params params = {.in = {from->words},
+                                     .out = {reader->words},
+                                     .in_count = 1,
+                                     .out_count = 1,
+                                     .count = DP__CUDA_CHECK_COUNT,
+                                     .fill = ~seed,
+                                     .ndim = 1,
+                                     .shape = {DP__CUDA_CHECK_COUNT},
+                                     .in_stride = {1},
+                                     .out_stride = {1},
+                                     .alpha = 1};
+    const dp__cuda_gpu *gpu = reader->gpu;
+    DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill_4, &params));
+    if (by_kernel)
+        DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_copy_4, &params));
+    else
+        DP__TRY(dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
+                               dp__cuda.cudaMemcpyPeerAsync(
+                                   reader->words, gpu->ordinal, from->words, from->gpu->ordinal,
+                                   (size_t)DP__CUDA_CHECK_COUNT * 4, reader->stream)));
+    params.in[0] = reader->words;
+    params.out[0] = reader->results + by_kernel;
+    params.fill = seed;
+    params.scratch = reader->scratch;
+    return dp__cuda_launch_sums_on(gpu, reader->stream, DP__CUDA_differ, &params);
+}
+
+/* `wrong`: pinned, one number a way to read. */
+static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cuda_side *from,
+                                      double *wrong, uint64_t seed)
+{
+    struct dp__cuda_params params = {
+        .out = {from->words}, .out_count = 1, .count = DP__CUDA_CHECK_COUNT, .fill = seed};
+    DP__TRY(dp__cuda_launch_each_on(from->gpu, from->stream, DP__CUDA_pattern, &params));
+    DP__TRY(dp__cuda_follow(from->gpu, reader->stream, from->event, from->stream));
+    DP__TRY(dp__cuda_read_over(reader, from, false, seed));
+    DP__TRY(dp__cuda_read_over(reader, from, true, seed));
+    DP__TRY(dp__cuda_move(reader->gpu, wrong, reader->results, DP__CUDA_RESULTS * sizeof *wrong,
+                          cudaMemcpyDeviceToHost, reader->stream));
+    DP__TRY(dp__cuda_check("cudaEventRecord", reader->gpu->ordinal,
+                           dp__cuda.cudaEventRecord(reader->event, reader->stream)));
+    DP__TRY(dp__cuda_poll(reader));
+    DP__TRY(dp__cuda_follow(reader->gpu, from->stream, reader->event, reader->stream));
+    if (wrong[0] > 0 || wrong[1] > 0)
+        return dp_error(DP_ERR_DEVICE, "%.0f of %d words arrive wrong", wrong[wrong[0] > 0 ? 0 : 1],
+                        DP__CUDA_CHECK_COUNT);
+    return DP_OK;
+}
+
+/* With the reader's context. */
+static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
+{
+    void *wrong = NULL;
+    DP__TRY(dp__cuda_side_open(reader));
+    DP__TRY(dp__cuda_enter(from->gpu));
+    DP__TRY(dp__cuda_leave(from->gpu, dp__cuda_side_open(from), "", cudaSuccess));
+    DP__TRY(dp__cuda_check(
+        "cudaHostAlloc", reader->gpu->ordinal,
+        dp__cuda.cudaHostAlloc(&wrong, DP__CUDA_RESULTS * sizeof(double), cudaHostAllocPortable)));
+    dp_status status = DP_OK;
+    for (int round = 0; round < DP__CUDA_CHECK_ROUNDS && status == DP_OK; round++)
+        status = dp__cuda_check_round(reader, from, wrong, (uint64_t)(round + 1) * 0x5851f42d);
+    if (status != DP_ERR_TIMEOUT)
+        (void)dp__cuda.cudaStreamSynchronize(reader->stream);
+    if (status != DP_ERR_TIMEOUT)
+        (void)dp__cuda.cudaFreeHost(wrong);
+    return status;
+}
+
+/* The reader may use the other's memory, and what it reads is what is there. */
+static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_gpu *from)
+{
+    int can = 0;
+    dp__cuda_side sides[2] = {{.gpu = reader}, {.gpu = from}};
+    DP__TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->ordinal,
+                           dp__cuda.cudaDeviceCanAccessPeer(&can, reader->ordinal, from->ordinal)));
+    if (!can)
+        return dp_error(DP_ERR_UNSUPPORTED, "the driver says so");
+    DP__TRY(dp__cuda_enter(reader));
+    cudaError_t enabled = dp__cuda.cudaDeviceEnablePeerAccess(from->ordinal, 0);
+    dp_status status = DP_OK;
+    if (enabled != cudaErrorPeerAccessAlreadyEnabled)
+        status = dp__cuda_check("cudaDeviceEnablePeerAccess", reader->ordinal, enabled);
+    else
+        (void)dp__cuda.cudaGetLastError();
+    if (status == DP_OK)
+        status = dp__cuda_check_pair(&sides[0], &sides[1]);
+    DP__TRY(dp__cuda_leave(reader, DP_OK, "", cudaSuccess));
+    dp__cuda_side_close(&sides[0], status == DP_ERR_TIMEOUT);
+    dp__cuda_side_close(&sides[1], status == DP_ERR_TIMEOUT);
+    if (status != DP_OK && enabled == cudaSuccess && dp__cuda_enter(reader) == DP_OK)
+        (void)dp__cuda_leave(reader, DP_OK, "cudaDeviceDisablePeerAccess",
+                             dp__cuda.cudaDeviceDisablePeerAccess(from->ordinal));
+    return status;
+}
+
+/* Whether the reader copies from the other directly. Says so once, if it does not. */
+static bool dp__cuda_reaches(dp__cuda_dev *dev, const dp__cuda_gpu *from)
+{
+    char text[DP__TEXT_BYTES];
+    atomic_int *reach = &dp__cuda_gpus[dev->gpu->ordinal].reach[from->ordinal];
+    if (atomic_load(reach) != DP__CUDA_UNKNOWN)
+        return atomic_load(reach) == DP__CUDA_DIRECT;
+    dp__lock_enter(&dp__cuda_lock);
+    if (atomic_load(reach) == DP__CUDA_UNKNOWN) {
+        char first = dp__sentence_hide();
+        dp_status status = dp__cuda_pair_open(dev->gpu, from);
+        if (status != DP_OK) {
+            snprintf(text, sizeof text,
+                     "cuda: GPU %d does not read GPU %d directly (%.300s): copies go through the "
+                     "host",
+                     dev->gpu->ordinal, from->ordinal, dp_last_error());
+            dev->base.host->log(dev->base.host, DP_LOG_WARN, text);
+        }
+        (void)dp__sentence_after(first, DP_OK);
+        atomic_store(reach, status == DP_OK ? DP__CUDA_DIRECT : DP__CUDA_STAGED);
+    }
+    dp__lock_leave(&dp__cuda_lock);
+    return atomic_load(reach) == DP__CUDA_DIRECT;
 }
 
 /* ==== >>copies ===================================================================================
@@ -1249,47 +1546,52 @@ static dp_status dp__cuda_copy(dp_stream *stream, void *dst, const void *src, si
     return dp__cuda_plain(stream, dst, src, bytes, cudaMemcpyDeviceToDevice);
 }
 
+/* Both devices' locks are taken, always in the same order. */
+static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev *from,
+                                      const void *src, size_t bytes)
+{
+    dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
+    bool reader_first = (uintptr_t)dev < (uintptr_t)from;
+    dp__lock *first = reader_first ? &dev->lock : &from->lock;
+    dp__lock *second = reader_first ? &from->lock : &dev->lock;
+    DP__TRY(dp__cuda_enter(dev->gpu));
+    dp__lock_enter(first);
+    dp__lock_enter(second);
+    dp_status status =
+        dp__cuda_stage_over(dev, from, dst, src, bytes, dp__cuda_stream_of(stream)->native);
+    dp__lock_leave(second);
+    dp__lock_leave(first);
+    return dp__cuda_leave(dev->gpu, status, "", cudaSuccess);
+}
+
 static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
                                     size_t bytes)
 {
-    bool near = dp__cuda_gpu_of(src_dev) == dp__cuda_gpu_of(stream->dev);
-    return near ? dp__cuda_copy(stream, dst, src, bytes)
-                : dp__cuda_staged(stream, dst, src, bytes, dp__cuda_stage_over);
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev), *from = dp__cuda_gpu_of(src_dev);
+    if (from == gpu)
+        return dp__cuda_copy(stream, dst, src, bytes);
+    if (!dp__cuda_reaches(dp__cuda_dev_of(stream->dev), from))
+        return dp__cuda_staged_over(stream, dst, dp__cuda_dev_of(src_dev), src, bytes);
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, "cudaMemcpyPeerAsync",
+                          dp__cuda.cudaMemcpyPeerAsync(dst, gpu->ordinal, src, from->ordinal, bytes,
+                                                       dp__cuda_stream_of(stream)->native));
 }
 
 /* ==== >>launch ===================================================================================
    A dp_kernel becomes one launch, a sum over all elements two.                                  */
 
-static dp_status dp__cuda_launch(dp_stream *stream, int kernel, uint64_t blocks,
-                                 struct dp__cuda_params *params)
-{
-    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    uint64_t most = (uint64_t)gpu->multiprocessors * 16;
-    void *arguments[] = {params};
-    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
-    dim3 block = {DP__CUDA_LANES, 1, 1};
-    DP__TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
-                          dp__cuda.cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block,
-                                                    arguments, 0,
-                                                    dp__cuda_stream_of(stream)->native));
-}
-
 static dp_status dp__cuda_launch_each(dp_stream *stream, int kernel, struct dp__cuda_params *params)
 {
-    return dp__cuda_launch(stream, kernel, (params->count + DP__CUDA_LANES - 1) / DP__CUDA_LANES,
-                           params);
+    return dp__cuda_launch_each_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                                   kernel, params);
 }
 
-/* Chunks are of a size that only the count decides. */
 static dp_status dp__cuda_launch_sums(dp_stream *stream, int kernel, struct dp__cuda_params *params)
 {
-    const uint64_t least = 64 << 10, all = DP__CUDA_CHUNKS * least;
-    params->chunk = (params->count + all - 1) / all * least;
-    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
     params->scratch = dp__cuda_stream_of(stream)->scratch;
-    DP__TRY(dp__cuda_launch(stream, kernel, params->chunk_count, params));
-    return dp__cuda_launch(stream, DP__CUDA_sums_end, 1, params);
+    return dp__cuda_launch_sums_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                                   kernel, params);
 }
 
 /* 0, 1, 2, 3 for elements of 1, 2, 4, 8 bytes. */
@@ -1460,7 +1762,7 @@ static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     size_t bytes_free = 0, bytes_total = 0;
-    *out = (dp_device_info){.compute_units = gpu->multiprocessors};
+    *out = (dp_device_info){.compute_units = gpu->multiprocessors, .memory = gpu->ordinal + 1};
     DP__TRY(dp__cuda_driver_check(
         "cuDeviceGetName", gpu->ordinal,
         dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
@@ -1473,17 +1775,6 @@ static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
     out->bytes_free = bytes_free;
     out->bytes_total = bytes_total;
     return DP_OK;
-}
-
-/* The copy stream goes before the compute stream. */
-static dp_status dp__cuda_native_stream(int priority, cudaStream_t *out)
-{
-    int least = 0, greatest = 0;
-    cudaError_t code = dp__cuda.cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (code == cudaSuccess)
-        code = dp__cuda.cudaStreamCreateWithPriority(out, cudaStreamNonBlocking,
-                                                     priority > 0 ? greatest : least);
-    return dp__cuda_check("cudaStreamCreateWithPriority", 0, code);
 }
 
 static void dp__cuda_stream_destroy(dp_stream *stream)
@@ -1516,8 +1807,10 @@ static dp_status dp__cuda_stream_make(dp_dev *dev, int priority, cudaStream_t na
         status = dp__cuda_enter(gpu);
     if (status == DP_OK)
         status = dp__cuda_leave(
-            gpu, native == NULL ? dp__cuda_native_stream(priority, &stream->native) : DP_OK, "",
-            cudaSuccess);
+            gpu,
+            native == NULL ? dp__cuda_native_stream(gpu->ordinal, priority, &stream->native)
+                           : DP_OK,
+            "", cudaSuccess);
     if (status != DP_OK) {
         dp__cuda_stream_destroy(&stream->base);
         return status;
@@ -1548,9 +1841,8 @@ static dp_status dp__cuda_event_create(dp_dev *dev, dp_event **out)
     *event = (dp__cuda_event){.base = {dev}};
     dp_status status = dp__cuda_enter(gpu);
     if (status == DP_OK)
-        status = dp__cuda_leave(
-            gpu, DP_OK, "cudaEventCreateWithFlags",
-            dp__cuda.cudaEventCreateWithFlags(&event->native, cudaEventDisableTiming));
+        status = dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &event->native), "",
+                                cudaSuccess);
     if (status != DP_OK) {
         dev->host->free(dev->host, event);
         return status;
@@ -1682,6 +1974,332 @@ DP_API void dp_cuda_release(dp_stream *stream)
     if (dp_cuda_stream(stream) != NULL && dp__cuda_stream_of(stream)->adopted)
         dp__cuda_stream_destroy(stream);
 }
+
+/* ==== >>collectives ==============================================================================
+   The table dp_cuda_coll(): ranks of one process, each on a GPU, several on one if need be. Sums
+   are made where they are wanted, in rank order, by one kernel that reads what is on its GPU in
+   place; what is on another one comes to a lobby first, a piece at a time. An all-reduce gives each
+   GPU one slice to add up, and everybody fetches the sums. All of it on the streams of the call. */
+
+enum { DP__CUDA_LOBBY_BYTES = 4 << 20 }; /* of each other rank */
+
+typedef struct dp__cuda_rank {
+    dp__cuda_dev *dev;
+    cudaEvent_t mark;
+    int lead;    /* the first rank on the same GPU */
+    char *lobby; /* DP__CUDA_LOBBY_BYTES a rank; NULL where all are on one GPU */
+} dp__cuda_rank;
+
+typedef struct dp__cuda_comm {
+    dp_comm base;
+    int count, gpu_count;
+    dp__cuda_rank ranks[DP__CUDA_OPERANDS];
+} dp__cuda_comm;
+_Static_assert(offsetof(dp__cuda_comm, base) == 0, "a dp_comm is the head of its communicator");
+
+static dp__cuda_comm *dp__cuda_comm_of(dp_comm *comm)
+{
+    return (dp__cuda_comm *)comm;
+}
+
+static bool dp__cuda_coll_fits(const dp_comm_config *config)
+{
+    bool fits = config->bootstrap == NULL && config->local_count <= DP__CUDA_OPERANDS;
+    for (int i = 0; i < config->local_count; i++)
+        fits = fits && dp__cuda_is_open(config->local[i]);
+    return fits;
+}
+
+static void dp__cuda_coll_close(dp_comm *comm)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    for (int i = 0; i < own->count; i++) {
+        dp__cuda_rank *rank = &own->ranks[i];
+        if (rank->mark != NULL && dp__cuda_enter(rank->dev->gpu) == DP_OK)
+            (void)dp__cuda_leave(rank->dev->gpu, DP_OK, "cudaEventDestroy",
+                                 dp__cuda.cudaEventDestroy(rank->mark));
+        if (rank->lobby != NULL)
+            dp__cuda_free(&rank->dev->base, rank->lobby, 0);
+    }
+    comm->host->free(comm->host, own);
+}
+
+static dp_status dp__cuda_rank_open(dp__cuda_comm *comm, int i)
+{
+    dp__cuda_rank *rank = &comm->ranks[i];
+    const dp__cuda_gpu *gpu = rank->dev->gpu;
+    void *lobby = NULL;
+    DP__TRY(dp__cuda_enter(gpu));
+    DP__TRY(dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess));
+    if (comm->gpu_count > 1)
+        DP__TRY(
+            dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_LOBBY_BYTES, &lobby));
+    rank->lobby = lobby;
+    return DP_OK;
+}
+
+static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *config,
+                                    dp_comm **out)
+{
+    dp__cuda_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__cuda_comm));
+    dp_status status = DP_OK;
+    if (comm == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory on the host");
+    *comm = (dp__cuda_comm){.base = {dp_cuda_coll(), host}, .count = config->local_count};
+    for (int i = 0; i < comm->count; i++) {
+        comm->ranks[i].dev = dp__cuda_dev_of(config->local[i]);
+        while (comm->ranks[comm->ranks[i].lead].dev->gpu != comm->ranks[i].dev->gpu)
+            comm->ranks[i].lead++;
+        comm->gpu_count += comm->ranks[i].lead == i;
+    }
+    for (int i = 0; i < comm->count && status == DP_OK; i++)
+        status = dp__cuda_rank_open(comm, i);
+    if (status != DP_OK) {
+        dp__cuda_coll_close(&comm->base);
+        return status;
+    }
+    *out = &comm->base;
+    return DP_OK;
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+static dp_status dp__cuda_mark(const dp__cuda_rank *rank, const dp_part *part)
+{
+    DP__TRY(dp__cuda_enter(rank->dev->gpu));
+    return dp__cuda_leave(
+        rank->dev->gpu, DP_OK, "cudaEventRecord",
+        dp__cuda.cudaEventRecord(rank->mark, dp__cuda_stream_of(part->stream)->native));
+}
+
+static dp_status dp__cuda_heed(const dp__cuda_rank *rank, const dp_part *part,
+                               const dp__cuda_rank *other)
+{
+    DP__TRY(dp__cuda_enter(rank->dev->gpu));
+    return dp__cuda_leave(
+        rank->dev->gpu, DP_OK, "cudaStreamWaitEvent",
+        dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(part->stream)->native, other->mark, 0));
+}
+
+/* What the hub does next comes after what all have done. */
+static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local, int hub)
+{
+    for (int i = 0; i < comm->count; i++)
+        if (i != hub) {
+            DP__TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
+            DP__TRY(dp__cuda_heed(&comm->ranks[hub], &local[hub], &comm->ranks[i]));
+        }
+    return DP_OK;
+}
+
+/* What all do next comes after what the hub has done. */
+static dp_status dp__cuda_fan_out(dp__cuda_comm *comm, const dp_part *local, int hub)
+{
+    DP__TRY(dp__cuda_mark(&comm->ranks[hub], &local[hub]));
+    for (int i = 0; i < comm->count; i++)
+        if (i != hub)
+            DP__TRY(dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[hub]));
+    return DP_OK;
+}
+
+static dp_status dp__cuda_meet(dp__cuda_comm *comm, const dp_part *local)
+{
+    DP__TRY(dp__cuda_fan_in(comm, local, 0));
+    return dp__cuda_fan_out(comm, local, 0);
+}
+
+/* ---- verbs ----------------------------------------------------------------------------------- */
+
+typedef struct dp__cuda_sum { /* count elements from `offset` on of every rank's send */
+    dp__cuda_comm *comm;
+    const dp_part *local;
+    size_t count, offset, size; /* size: bytes an element */
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+} dp__cuda_sum;
+
+static bool dp__cuda_near(const dp__cuda_comm *comm, int a, int b)
+{
+    return comm->ranks[a].lead == comm->ranks[b].lead;
+}
+
+/* Summed up on one rank's stream, into `out`. */
+static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, int rank, void *const *out,
+                                 size_t out_count)
+{
+    const void *in[DP__CUDA_OPERANDS];
+    const dp__cuda_comm *comm = sum->comm;
+    dp_stream *stream = sum->local[rank].stream;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = sum->op == DP_OP_MEAN ? DP_OP_SUM : sum->op,
+                           .dtype = sum->dtype,
+                           .in_dtype = sum->dtype,
+                           .count = sum->count,
+                           .out = out,
+                           .in = in,
+                           .out_count = out_count,
+                           .in_count = (size_t)comm->count,
+                           .alpha = sum->scale,
+                           .beta = sum->op == DP_OP_MEAN ? comm->count : 1};
+    for (int i = 0; i < comm->count; i++) {
+        in[i] = (const char *)sum->local[i].send + sum->offset * sum->size;
+        if (dp__cuda_near(comm, i, rank))
+            continue;
+        char *lobby = comm->ranks[rank].lobby + (size_t)i * DP__CUDA_LOBBY_BYTES;
+        DP__TRY(dp__cuda_peer_copy(stream, lobby, &comm->ranks[i].dev->base, in[i],
+                                   sum->count * sum->size));
+        in[i] = lobby;
+    }
+    return dp__cuda_kernel(stream, &args);
+}
+
+/* The lead sums up for all ranks on its GPU; the others fetch it from there. */
+static dp_status dp__cuda_reduce_piece(const dp__cuda_sum *sum, int lead)
+{
+    dp__cuda_comm *comm = sum->comm;
+    void *out[DP__CUDA_OPERANDS];
+    size_t out_count = 0, at = sum->offset * sum->size;
+    for (int i = lead; i < comm->count; i++)
+        if (dp__cuda_near(comm, i, lead))
+            out[out_count++] = (char *)sum->local[i].recv + at;
+    DP__TRY(dp__cuda_sum_up(sum, lead, out, out_count));
+    if (comm->gpu_count == 1)
+        return DP_OK;
+    DP__TRY(dp__cuda_mark(&comm->ranks[lead], &sum->local[lead]));
+    for (int i = 0; i < comm->count; i++)
+        if (!dp__cuda_near(comm, i, lead)) {
+            DP__TRY(dp__cuda_heed(&comm->ranks[i], &sum->local[i], &comm->ranks[lead]));
+            DP__TRY(dp__cuda_peer_copy(sum->local[i].stream, (char *)sum->local[i].recv + at,
+                                       &comm->ranks[lead].dev->base, out[0],
+                                       sum->count * sum->size));
+        }
+    return DP_OK;
+}
+
+/* A slice a GPU, a piece of each in turn, so that all GPUs are busy. */
+static dp_status dp__cuda_reduce_slices(dp__cuda_sum *sum, size_t count)
+{
+    const dp__cuda_comm *comm = sum->comm;
+    size_t gpus = (size_t)comm->gpu_count, piece = DP__CUDA_LOBBY_BYTES / sum->size;
+    size_t each = ((count + gpus - 1) / gpus + 63) / 64 * 64;
+    for (size_t at = 0; at < each; at += piece) {
+        size_t begin = at;
+        for (int lead = 0; lead < comm->count; lead++) {
+            if (comm->ranks[lead].lead != lead)
+                continue;
+            size_t end = begin - at + each < count ? begin - at + each : count;
+            sum->offset = begin;
+            sum->count = begin < end && end - begin > piece ? piece : end - begin;
+            if (begin < end)
+                DP__TRY(dp__cuda_reduce_piece(sum, lead));
+            begin += each;
+        }
+    }
+    return DP_OK;
+}
+
+static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                     dp_dtype dtype, dp_op op, double scale)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    dp__cuda_sum sum = {.comm = own,
+                        .local = local,
+                        .count = count,
+                        .size = dp_dtype_bytes(dtype),
+                        .dtype = dtype,
+                        .op = op,
+                        .scale = scale};
+    if (own->gpu_count == 1) {
+        DP__TRY(dp__cuda_fan_in(own, local, 0));
+        DP__TRY(dp__cuda_reduce_piece(&sum, 0));
+        return dp__cuda_fan_out(own, local, 0);
+    }
+    DP__TRY(dp__cuda_meet(own, local));
+    DP__TRY(dp__cuda_reduce_slices(&sum, count));
+    return dp__cuda_meet(own, local);
+}
+
+static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                    dp_dtype dtype, int root)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    dp_dev *from = &own->ranks[root].dev->base;
+    DP__TRY(dp__cuda_fan_out(own, local, root));
+    for (int i = 0; i < own->count; i++)
+        if (local[i].recv != local[root].send)
+            DP__TRY(dp__cuda_peer_copy(local[i].stream, local[i].recv, from, local[root].send,
+                                       count * dp_dtype_bytes(dtype)));
+    return dp__cuda_fan_in(own, local, root);
+}
+
+/* Every rank gets block `from_own ? i : 0` of each rank's send, behind each other. */
+static dp_status dp__cuda_fetch(dp_comm *comm, const dp_part *local, size_t bytes, bool from_own)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    DP__TRY(dp__cuda_meet(own, local));
+    for (int i = 0; i < own->count; i++)
+        for (int k = 0; k < own->count; k++) {
+            int from = (i + k) % own->count; /* not all from the same one at the same time */
+            char *to = (char *)local[i].recv + (size_t)from * bytes;
+            const char *send = (const char *)local[from].send + (from_own ? (size_t)i * bytes : 0);
+            if (to != send)
+                DP__TRY(dp__cuda_peer_copy(local[i].stream, to, &own->ranks[from].dev->base, send,
+                                           bytes));
+        }
+    return dp__cuda_meet(own, local);
+}
+
+static dp_status dp__cuda_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                     dp_dtype dtype)
+{
+    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), false);
+}
+
+static dp_status dp__cuda_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                     dp_dtype dtype)
+{
+    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), true);
+}
+
+static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                         dp_dtype dtype, dp_op op, double scale)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    dp__cuda_sum sum = {.comm = own,
+                        .local = local,
+                        .size = dp_dtype_bytes(dtype),
+                        .dtype = dtype,
+                        .op = op,
+                        .scale = scale};
+    size_t piece = own->gpu_count > 1 ? DP__CUDA_LOBBY_BYTES / sum.size : count_each;
+    DP__TRY(dp__cuda_meet(own, local));
+    for (size_t at = 0; at < count_each; at += piece)
+        for (int i = 0; i < own->count; i++) {
+            void *out = (char *)local[i].recv + at * sum.size;
+            sum.offset = (size_t)i * count_each + at;
+            sum.count = count_each - at < piece ? count_each - at : piece;
+            DP__TRY(dp__cuda_sum_up(&sum, i, &out, 1));
+        }
+    return dp__cuda_meet(own, local);
+}
+
+DP_API const dp_coll_ops *dp_cuda_coll(void)
+{
+    static const dp_coll_ops ops = {.size = sizeof ops,
+                                    .name = "cuda",
+                                    .fits = dp__cuda_coll_fits,
+                                    .open = dp__cuda_coll_open,
+                                    .close = dp__cuda_coll_close,
+                                    .all_reduce = dp__cuda_all_reduce,
+                                    .broadcast = dp__cuda_broadcast,
+                                    .all_gather = dp__cuda_all_gather,
+                                    .reduce_scatter = dp__cuda_reduce_scatter,
+                                    .all_to_all = dp__cuda_all_to_all};
+    return &ops;
+}
+
+static const dp_coll_ops *(*dp__backend_cuda_coll)(void) = dp_cuda_coll;
 #endif /* !DP_CUDA_TEXT_AS_C */
 #endif /* DP_IMPLEMENTATION && !DP_CUDA_IMPLEMENTED */
 

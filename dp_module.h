@@ -985,7 +985,7 @@ static bool dp__replica_sees(const dp__face *face, size_t r)
 {
     const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
     const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
-    return device == first || (dp__is_host(device) && dp__is_host(first));
+    return dp__reaches(device, first);
 }
 
 /* The lots of one dtype, for one replica: their memory, by slot and by range. */
@@ -1142,6 +1142,20 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
         face->version = dp__version(face->inner) + 1; /* 0: never */
     }
     return dp__replicas_send(face, DP__BUFFERS, count);
+}
+
+/* Replicas that see the original's parameters, each on its own stream: what they do comes after
+   what was done to the parameters, and before what will be. */
+static dp_status dp__replicas_order(const dp__face *face, size_t count, bool before)
+{
+    const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
+    for (size_t r = 1; r < count && !dp__is_host(first); r++) {
+        const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
+        if (dp__replica_sees(face, r))
+            DP__TRY(before ? dp__order_after(first, device->stream)
+                           : dp__order_after(device, first->stream));
+    }
+    return DP_OK;
 }
 
 /* After a backward: original += replica 1 + replica 2 + ..., in one pass over each range. */
@@ -1578,7 +1592,7 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
     dp__device *first = &pass->ctx->devices[pass->records[0].call.local_rank];
     const void **in = dp__array(temp, pass->count, sizeof *in);
     void **out = dp__array(temp, pass->count, sizeof *out);
-    bool near = dp__is_host(first);
+    bool near = true;
     dp_tensor sum;
     if (in == NULL || out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", pass->count);
@@ -1588,6 +1602,7 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
                                   (int64_t)meet->want.count);
         DP__TRY(dp__bring(temp, &part, first, &in[r]));
         out[r] = pass->records[r].part.recv;
+        near = near && dp__reaches(first, &pass->ctx->devices[pass->records[r].call.local_rank]);
     }
     if (!near) {
         DP__TRY(dp__tensor_make(temp, first, meet->want.dtype, 1,
@@ -1607,10 +1622,11 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
                            .alpha = 1,
                            .beta = mean ? (double)pass->count : 1};
     DP__TRY(dp__kernel(pass->ctx, first, first->stream, &args));
-    for (size_t r = 0; r < pass->count && !near; r++) {
+    for (size_t r = 0; r < pass->count; r++) {
         dp_tensor part = dp__flat(pass->records[r].part.recv, pass->records[r].call.device,
                                   meet->want.dtype, (int64_t)meet->want.count);
-        DP__TRY(dp__copy_tensor(pass->ctx, &part, &sum, NULL));
+        DP__TRY(near ? dp__give_back(pass->ctx, &part, first)
+                     : dp__copy_tensor(pass->ctx, &part, &sum, NULL));
     }
     return DP_OK;
 }
@@ -1809,6 +1825,9 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     }
     DP__TRY(dp__meet_make(pass));
     DP__TRY(dp__enter(fn, ctx));
+    dp_status ordered = dp__replicas_order(pass->face, pass->count, true);
+    if (ordered != DP_OK)
+        return dp__exit(fn, ctx, ordered);
     if (ctx->team != NULL && !dp__team_enter(ctx->team)) {
         return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
     } else if (ctx->team != NULL) {
@@ -1817,7 +1836,9 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
     } else {
         dp__runner_part(0, &runner);
     }
-    return dp__exit(fn, ctx, dp__pass_result(pass));
+    dp_status status = dp__pass_result(pass);
+    ordered = dp__replicas_order(pass->face, pass->count, false);
+    return dp__exit(fn, ctx, status != DP_OK ? status : ordered);
 }
 
 /* ---- cutting arguments ----------------------------------------------------------------------- */

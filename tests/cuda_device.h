@@ -1,17 +1,48 @@
-/* cuda_device.h - CUDA devices for tests: the simulator's. */
+/* cuda_device.h - CUDA devices for tests: the simulator's, or real ones. */
 
 #ifndef CUDA_DEVICE_H
 #define CUDA_DEVICE_H
 
+#include <stdlib.h>
 #include "../dp_cuda.h"
 #include "sim/sim.h"
 
-/* The table, when that many GPUs are there. Without this call there are none, so that a test that
-   asks for no backend gets the CPU. */
+static int cuda_device_wanted, cuda_device_gpus;
+
+static inline dp_status cuda_device_count(const dp_host *host, int *out)
+{
+    (void)host;
+    *out = cuda_device_wanted;
+    return DP_OK;
+}
+
+static dp_device_ops cuda_device_several;
+
+static inline dp_status cuda_device_open(const dp_host *host, int index, dp_dev **out)
+{
+    dp_status status = dp_cuda()->open(host, index < 0 ? index : index % cuda_device_gpus, out);
+    if (status == DP_OK) {
+        (*out)->ops = &cuda_device_several;
+        (*out)->index = index;
+    }
+    return status;
+}
+
+/* A table of `count` devices. $TEST_GPUS GPUs carry them, if that is less. Without this call there
+   are none, so that a test that asks for no backend gets the CPU. */
 static inline const dp_device_ops *cuda_device(int count)
 {
-    sim_set_device_count(count);
-    return dp_cuda();
+    const char *gpus = getenv("TEST_GPUS");
+    cuda_device_wanted = count;
+    cuda_device_gpus = gpus != NULL && atoi(gpus) < count ? atoi(gpus) : count;
+    sim_set_device_count(cuda_device_gpus);
+    for (int reader = 0; reader < count; reader++) /* some pairs are direct, some are not */
+        for (int from = 0; from < count; from++)
+            sim_set_peer(reader, from, reader + from == 1 ? SIM_PEER_GOOD : SIM_PEER_NONE);
+    cuda_device_several = *dp_cuda();
+    cuda_device_several.count = cuda_device_count;
+    cuda_device_several.open = cuda_device_open;
+    return cuda_device_gpus < count ? &cuda_device_several : dp_cuda();
 }
 
 #endif /* CUDA_DEVICE_H */

@@ -146,14 +146,23 @@ static inline void deco_died(deco_method method, deco_kind kind, const void *at,
     pthread_mutex_unlock(&deco.mutex);
 }
 
+/* Devices with the same number, above 0, have one memory. */
+static inline size_t deco_memory(const dp_dev *dev)
+{
+    for (size_t i = 0; i < deco.object_count; i++)
+        if (deco.objects[i].kind == DECO_DEV && deco.objects[i].at == dev)
+            return deco.objects[i].bytes;
+    return 0;
+}
+
 static inline bool deco_in_block(const dp_dev *dev, const void *at, size_t bytes)
 {
+    size_t memory = deco_memory(dev);
     for (size_t i = 0; i < deco.object_count; i++) {
         const deco_object *o = &deco.objects[i];
         uintptr_t offset = (uintptr_t)at - (uintptr_t)o->at;
-        if (o->kind == DECO_BLOCK && o->dev == dev && offset < o->bytes &&
-            bytes <= o->bytes - offset)
-            return true;
+        if (o->kind == DECO_BLOCK && offset < o->bytes && bytes <= o->bytes - offset)
+            return o->dev == dev || (memory > 0 && deco_memory(o->dev) == memory);
     }
     return false;
 }
@@ -254,11 +263,11 @@ static inline dp_status deco_open(const dp_host *host, int index, dp_dev **out)
     if (status == DP_OK)
         status = deco.inner->open(host, index, out);
     if (status == DP_OK) {
-        dp_device_info info;
+        dp_device_info info = {0};
         if (deco.inner->info(*out, &info) == DP_OK)
             deco.host_memory = info.host_memory;
         (*out)->ops = &deco.device;
-        deco_born(DECO_DEV, *out, *out, 0);
+        deco_born(DECO_DEV, *out, *out, (size_t)info.memory); /* see deco_memory */
     }
     return status;
 }
@@ -266,7 +275,7 @@ static inline dp_status deco_open(const dp_host *host, int index, dp_dev **out)
 static inline void deco_close(dp_dev *dev)
 {
     deco_note(DECO_close);
-    deco_died(DECO_close, DECO_DEV, dev, 0);
+    deco_died(DECO_close, DECO_DEV, dev, deco_memory(dev));
     dev->ops = deco.inner;
     deco.inner->close(dev);
 }

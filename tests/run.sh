@@ -76,7 +76,8 @@ step_tsan() {
 step_sim() {
     build build/sim/selftest || return 1
     build/sim/selftest
-    T=${T:-cuda} tests sim 6
+    T=${T:-cuda} TEST_GPUS=8 tests sim 6
+    T=${T:-cuda} TEST_GPUS=1 tests sim 6
 }
 
 # Emulation is slow: it gets a minute, and what it did not reach by then was not tested.

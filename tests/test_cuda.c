@@ -9,10 +9,17 @@
 #include "cuda_device.h"
 #include "nets.h"
 
+/* GPUs as they are: what $TEST_GPUS says is for the other files. */
+static const dp_device_ops *real_gpus(int count)
+{
+    sim_set_device_count(count);
+    return dp_cuda();
+}
+
 static dp_ctx *open_cuda(int gpus, const int *devices, int count)
 {
     dp_ctx *ctx = NULL;
-    const dp_device_ops *const backends[] = {cuda_device(gpus), NULL};
+    const dp_device_ops *const backends[] = {real_gpus(gpus), NULL};
     CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = count, .devices = devices},
                      &ctx));
     return ctx;
@@ -32,7 +39,7 @@ static const char *default_backend(void)
 
 TEST(gpus_come_before_the_cpu)
 {
-    cuda_device(2);
+    real_gpus(2);
     CHECK_STR(default_backend(), "cuda");
     sim_check_leaks();
 }
@@ -44,14 +51,14 @@ TEST(without_gpus_the_cpu_serves)
 
 TEST(without_a_driver_the_cpu_serves)
 {
-    cuda_device(2);
+    real_gpus(2);
     sim_set_driver(0);
     CHECK_STR(default_backend(), "cpu");
 }
 
 TEST(an_old_driver_is_none)
 {
-    const dp_device_ops *const backends[] = {cuda_device(2), NULL};
+    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
     dp_ctx *ctx = NULL;
     sim_set_driver(12070);
     CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_NO_DEVICE,
@@ -64,7 +71,7 @@ TEST(an_old_driver_is_none)
 
 TEST(a_gpu_that_is_not_there)
 {
-    const dp_device_ops *const backends[] = {cuda_device(2), NULL};
+    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
     dp_ctx *ctx = NULL;
     CHECK_ERROR(
         dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){2}}, &ctx),
@@ -188,6 +195,128 @@ TEST(several_contexts_on_one_gpu)
     sim_check_leaks();
 }
 
+/* ---- pairs of GPUs --------------------------------------------------------------------------- */
+
+static char said[1024];
+
+static void listen(const dp_log_record *record, void *user)
+{
+    (void)user;
+    snprintf(said + strlen(said), sizeof said - strlen(said), "%s\n", record->text);
+}
+
+static dp_ctx *open_pair(void)
+{
+    dp_ctx *ctx = NULL;
+    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
+    said[0] = '\0';
+    CHECK_OK(dp_open(
+        &(dp_config){.backends = backends, .device_count = 2, .log = {listen, NULL, DP_LOG_WARN}},
+        &ctx));
+    return ctx;
+}
+
+/* 0, 1, 2, ... and 0, 2, 4, ... added up on both GPUs. */
+static dp_status add_up(dp_ctx *ctx, int64_t count)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor tensors[2];
+    dp_part parts[2];
+    float *numbers = malloc((size_t)count * sizeof *numbers);
+    dp_status status = DP_OK;
+    for (int rank = 0; rank < 2 && status == DP_OK; rank++) {
+        for (int64_t i = 0; i < count; i++)
+            numbers[i] = (float)(i * (rank + 1));
+        dp_tensor *tensor = &tensors[rank], host;
+        host = dp_wrap(numbers, DP_F32, 1, &count);
+        status = dp_tensor_new(scope, dp_local_device(ctx, rank), DP_F32, 1, &count, tensor);
+        if (status == DP_OK)
+            status = dp_copy(ctx, tensor, &host, NULL);
+        parts[rank] = (dp_part){tensor->data, tensor->data, NULL};
+    }
+    if (status == DP_OK)
+        status = dp_all_reduce(ctx, parts, (size_t)count, DP_F32, DP_OP_SUM);
+    for (int rank = 0; rank < 2 && status == DP_OK; rank++) {
+        status = dp_read(ctx, &tensors[rank], numbers, (size_t)count * sizeof *numbers);
+        for (int64_t i = 0; i < count && status == DP_OK; i++)
+            CHECK_F64(numbers[i], i * 3, 0);
+    }
+    free(numbers);
+    dp_scope_end(scope);
+    return status;
+}
+
+TEST(gpus_copy_directly_after_a_check)
+{
+    dp_ctx *ctx = open_pair();
+    CHECK_OK(add_up(ctx, 1000));
+    long copies = sim_peer_copies();
+    CHECK(copies > 0);
+    CHECK_OK(add_up(ctx, 1));
+    CHECK(sim_peer_copies() - copies < 4); /* no second check */
+    CHECK_STR(said, "");
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+static void goes_through_the_host(sim_peer forth, sim_peer back, const char *sentence)
+{
+    sim_set_peer(0, 1, forth);
+    sim_set_peer(1, 0, back);
+    dp_ctx *ctx = open_pair();
+    CHECK_OK(add_up(ctx, 3 << 20)); /* several pieces, and several rounds of the ring */
+    long copies = sim_peer_copies();
+    CHECK_OK(add_up(ctx, 1001));
+    CHECK_INT(sim_peer_copies(), copies);
+    CHECK(strstr(said, "GPU 0 does not read GPU 1 directly") != NULL);
+    CHECK(strstr(said, "GPU 1 does not read GPU 0 directly") != NULL);
+    CHECK(strstr(said, sentence) != NULL);
+    dp_close(ctx);
+}
+
+TEST(gpus_without_access_go_through_the_host)
+{
+    goes_through_the_host(SIM_PEER_NONE, SIM_PEER_NONE, "the driver says so");
+    sim_check_leaks();
+}
+
+TEST(a_pair_that_flips_bytes_goes_through_the_host)
+{
+    goes_through_the_host(SIM_PEER_FLIPS, SIM_PEER_FLIPS, "1 of 2097155 words arrive wrong");
+    sim_check_leaks();
+}
+
+TEST(a_pair_that_hangs_goes_through_the_host)
+{
+    goes_through_the_host(SIM_PEER_HANGS, SIM_PEER_NONE, "a copy does not end");
+}
+
+TEST(each_direction_is_checked_by_itself)
+{
+    sim_set_peer(1, 0, SIM_PEER_FLIPS);
+    dp_ctx *ctx = open_pair();
+    CHECK_OK(add_up(ctx, 1000));
+    CHECK(strstr(said, "GPU 0 does not read") == NULL);
+    CHECK(strstr(said, "GPU 1 does not read GPU 0") != NULL);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* Whatever fails in a check: copies go through the host, or the call fails; nothing leaks. */
+TEST_SLOW(a_check_fails_anywhere, 60)
+{
+    bool fired = true;
+    for (long n = 1; fired; n += 11 * test_stride()) {
+        dp_ctx *ctx = open_pair();
+        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        (void)add_up(ctx, 100);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        dp_close(ctx);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+}
+
 /* ---- what a step costs ----------------------------------------------------------------------- */
 
 TEST(a_steady_step_allocates_nothing_on_gpus)
@@ -244,7 +373,7 @@ static dp_status try_to_train(dp_ctx *ctx, dp_scope *scope)
 
 static dp_status open_and_train(void)
 {
-    const dp_device_ops *const backends[] = {cuda_device(2), NULL};
+    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
     dp_ctx *ctx = NULL;
     dp_status status = dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx);
     if (status == DP_OK) {
@@ -263,6 +392,8 @@ static dp_status open_and_train(void)
 static void every_call_fails(int code, bool sticky)
 {
     bool fired = true;
+    sim_set_peer(0, 1, SIM_PEER_NONE); /* see a_check_fails_anywhere */
+    sim_set_peer(1, 0, SIM_PEER_NONE);
     for (long n = 1; fired; n += test_stride()) {
         sim_fail_at(n, code, sticky);
         (void)open_and_train();

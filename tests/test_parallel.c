@@ -610,7 +610,7 @@ TEST_BACKENDS(who_owns_memory_may_write_to_it)
                                                       .announces_changes = announces},
                                   &net));
         dp_module *par = wrap(net, 3, DP_SPLIT_BALANCED, 0);
-        bool shared = tree_host_memory(ctx); /* then there is nothing to copy */
+        bool shared = tree_one_memory(ctx); /* then there is nothing to copy */
         CHECK_F64(last_output(ctx, scope, par), 1, 0);
         for (int i = 2; i < 6; i++) {
             CHECK_OK(dp_module_train(par, i % 2 == 0));

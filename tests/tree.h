@@ -78,6 +78,15 @@ static inline bool tree_host_memory(dp_ctx *ctx)
     return info.host_memory;
 }
 
+/* Whether the devices see each other's memory. */
+static inline bool tree_one_memory(dp_ctx *ctx)
+{
+    dp_device_info first, second;
+    CHECK_OK(dp_device_info_get(ctx, 0, &first));
+    CHECK_OK(dp_device_info_get(ctx, 1, &second));
+    return first.host_memory || (first.memory > 0 && first.memory == second.memory);
+}
+
 static inline bool tree_same_device(dp_device a, dp_device b)
 {
     return a.backend == b.backend && a.index == b.index;

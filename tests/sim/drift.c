@@ -15,7 +15,10 @@ SAME(cudaErrorNoDevice, 100);
 SAME(cudaErrorInvalidDevice, 101);
 SAME(cudaErrorNoKernelImageForDevice, 209);
 SAME(cudaErrorInvalidResourceHandle, 400);
+SAME(cudaErrorNotReady, 600);
 SAME(cudaErrorIllegalAddress, 700);
+SAME(cudaErrorPeerAccessAlreadyEnabled, 704);
+SAME(cudaErrorPeerAccessNotEnabled, 705);
 SAME(cudaErrorNotSupported, 801);
 SAME(cudaMemcpyHostToDevice, 1);
 SAME(cudaMemcpyDeviceToHost, 2);
@@ -48,12 +51,15 @@ typedef enum cudaDriverEntryPointQueryResult query;
 
 extern const struct surface {
     E (*can_access_peer)(int *, int, int);
+    E (*peer_disable)(int);
+    E (*peer_enable)(int, unsigned);
     E (*get_attribute)(int *, enum cudaDeviceAttr, int);
     E (*get_bus_id)(char *, int, int);
     E (*get_priorities)(int *, int *);
     E (*get_version)(int *);
     E (*event_create)(cudaEvent_t *, unsigned);
     E (*event_destroy)(cudaEvent_t);
+    E (*event_query)(cudaEvent_t);
     E (*event_record)(cudaEvent_t, cudaStream_t);
     E (*event_synchronize)(cudaEvent_t);
     E (*free_device)(void *);
@@ -75,6 +81,7 @@ extern const struct surface {
     E(*copy_2d)
     (void *, size_t, const void *, size_t, size_t, size_t, enum cudaMemcpyKind, cudaStream_t);
     E (*copy)(void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t);
+    E (*copy_peer)(void *, int, const void *, int, size_t, cudaStream_t);
     E (*pointer_attributes)(struct cudaPointerAttributes *, const void *);
     E (*stream_create)(cudaStream_t *, unsigned, int);
     E (*stream_destroy)(cudaStream_t);
@@ -97,12 +104,15 @@ extern const struct surface {
 
 const struct surface surface = {
     cudaDeviceCanAccessPeer,
+    cudaDeviceDisablePeerAccess,
+    cudaDeviceEnablePeerAccess,
     cudaDeviceGetAttribute,
     cudaDeviceGetPCIBusId,
     cudaDeviceGetStreamPriorityRange,
     cudaDriverGetVersion,
     cudaEventCreateWithFlags,
     cudaEventDestroy,
+    cudaEventQuery,
     cudaEventRecord,
     cudaEventSynchronize,
     cudaFree,
@@ -121,6 +131,7 @@ const struct surface surface = {
     cudaMemGetInfo,
     cudaMemcpy2DAsync,
     cudaMemcpyAsync,
+    cudaMemcpyPeerAsync,
     cudaPointerGetAttributes,
     cudaStreamCreateWithPriority,
     cudaStreamDestroy,

@@ -75,7 +75,7 @@ size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
 {
     const params *p = arguments;
     bool sums = (kernel >= DP__CUDA_stats_f32 && kernel <= DP__CUDA_stats_bf16) ||
-                kernel == DP__CUDA_total;
+                kernel == DP__CUDA_total || kernel == DP__CUDA_differ;
     bool end = kernel == DP__CUDA_sums_end;
     size_t count = 0;
     for (unsigned k = 0; k < p->in_count && !end; k++)
@@ -95,7 +95,7 @@ void sim_kernel_run(int kernel, const void *arguments, char *const *at)
 {
     params p = *(const params *)arguments;
     bool sums = (kernel >= DP__CUDA_stats_f32 && kernel <= DP__CUDA_stats_bf16) ||
-                kernel == DP__CUDA_total;
+                kernel == DP__CUDA_total || kernel == DP__CUDA_differ;
     bool end = kernel == DP__CUDA_sums_end;
     for (unsigned k = 0; k < p.in_count && !end; k++)
         p.in[k] = *at++;

@@ -21,6 +21,11 @@ void sim_set_device_count(int count); /* none before */
 void sim_set_driver(int version);     /* 13000; 0 = there is none */
 void sim_set_memory(size_t bytes);    /* of each device; 4 GiB */
 
+/* How `reader` gets what `from` has. A pair that is not good may still say that it is. */
+typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;
+void sim_set_peer(int reader, int from, sim_peer peer);
+long sim_peer_copies(void); /* directly between devices, so far */
+
 /* The nth call from now on fails with this cudaError_t, and with `sticky` all after it. */
 void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);

@@ -127,6 +127,19 @@ static cudaError_t leave(cudaError_t code)
     return code;
 }
 
+/* ---- pairs of devices ------------------------------------------------------------------------ */
+
+static sim_peer peers[DEVICES][DEVICES];
+static bool reaches[DEVICES][DEVICES]; /* access was enabled */
+static long peer_copies;
+
+/* What a pair does to bytes that go directly from one device to the other. */
+static void spoil(int reader, int from, char *bytes, size_t count)
+{
+    if (reader != from && peers[reader][from] == SIM_PEER_FLIPS && count > 0)
+        bytes[count / 2] = (char)(bytes[count / 2] ^ 1);
+}
+
 /* ---- contexts of threads --------------------------------------------------------------------- */
 
 struct CUctx_st {
@@ -177,6 +190,8 @@ static CUresult ctx_release(CUdevice device)
     pthread_mutex_lock(&lock);
     if (--contexts[device].users < 0)
         find("context released twice", "device %d", device);
+    for (int d = 0; d < DEVICES && contexts[device].users == 0; d++)
+        reaches[device][d] = reaches[d][device] = false; /* it went with the context */
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
@@ -202,13 +217,14 @@ typedef struct clock_of {
 struct CUstream_st {
     uint32_t magic;
     int device, actor;
+    bool hangs; /* it will never be done */
     clock_of clock;
     struct CUstream_st *next;
 };
 struct CUevent_st {
     uint32_t magic;
     int device;
-    bool recorded;
+    bool recorded, hangs;
     clock_of clock;
     struct CUevent_st *next;
 };
@@ -552,11 +568,46 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
     return leave(code);
 }
 
+void sim_set_peer(int reader, int from, sim_peer peer)
+{
+    peers[reader][from] = peer;
+}
+
+long sim_peer_copies(void)
+{
+    return peer_copies;
+}
+
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     cudaError_t code = enter();
     if (code == cudaSuccess)
-        *can = device != peer;
+        *can = device != peer && peers[device][peer] != SIM_PEER_NONE;
+    return leave(code);
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    cudaError_t code = enter();
+    int device = current_device(__func__);
+    (void)flags;
+    if (code == cudaSuccess && peers[device][peer] == SIM_PEER_NONE)
+        code = cudaErrorInvalidDevice;
+    if (code == cudaSuccess && reaches[device][peer])
+        code = cudaErrorPeerAccessAlreadyEnabled;
+    if (code == cudaSuccess)
+        reaches[device][peer] = true;
+    return leave(code);
+}
+
+cudaError_t cudaDeviceDisablePeerAccess(int peer)
+{
+    cudaError_t code = enter();
+    int device = current_device(__func__);
+    if (code == cudaSuccess && !reaches[device][peer])
+        code = cudaErrorPeerAccessNotEnabled;
+    if (code == cudaSuccess)
+        reaches[device][peer] = false;
     return leave(code);
 }
 
@@ -723,6 +774,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
         join(&stream->clock, &event->clock);
+        stream->hangs = stream->hangs || event->hangs;
     }
     return leave(code);
 }
@@ -765,6 +817,20 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         event->clock = stream->clock;
         join(&event->clock, &host);
         event->recorded = true;
+        event->hangs = stream->hangs;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess && event_is(__func__, event)) {
+        if (event->hangs)
+            code = cudaErrorNotReady;
+        else
+            host_learns(&event->clock);
     }
     return leave(code);
 }
@@ -817,6 +883,32 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     char *to = reach(dst, bytes, true, stream, "cudaMemcpyAsync");
     if (from != NULL && to != NULL)
         memmove(to, from, bytes);
+    return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int src_device,
+                                size_t bytes, cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code != cudaSuccess || !stream_is(__func__, stream))
+        return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
+    const block *to_block = block_of(dst), *from_block = block_of(src);
+    if ((to_block != NULL && to_block->device != dst_device) ||
+        (from_block != NULL && from_block->device != src_device))
+        find("wrong device", "a copy from %d to %d names other devices than its memory", src_device,
+             dst_device);
+    if (!reaches[dst_device][src_device])
+        find("peer without access", "%d reads %d", dst_device, src_device);
+    enqueue(stream);
+    const char *from = reach(src, bytes, false, stream, __func__);
+    char *to = reach(dst, bytes, true, stream, __func__);
+    if (from != NULL && to != NULL) {
+        memmove(to, from, bytes);
+        spoil(dst_device, src_device, to, bytes);
+        stream->hangs = stream->hangs || peers[dst_device][src_device] == SIM_PEER_HANGS;
+        peer_copies++;
+    }
     return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -919,7 +1011,7 @@ static bool lay_out(bench_of *benches, size_t count, cudaStream_t stream, const 
         bench_of *own = &benches[i];
         const block *b = block_of(own->range.pointer);
         own->shadow = reach(own->range.pointer, own->range.bytes, own->range.write, stream, name);
-        if (b != NULL && b->device != stream->device)
+        if (b != NULL && b->device != stream->device && !reaches[stream->device][b->device])
             find("wrong device", "%s on %d has an operand on %d", name, stream->device, b->device);
         if (own->shadow == NULL)
             return false;
@@ -929,6 +1021,7 @@ static bool lay_out(bench_of *benches, size_t count, cudaStream_t stream, const 
         if (own->copy == NULL) {
             own->copy = malloc(own->range.bytes + FENCE);
             memcpy(own->copy, own->shadow, own->range.bytes);
+            spoil(stream->device, b->device, own->copy, own->range.bytes);
             memset(own->copy + own->range.bytes, FENCE_BYTE, FENCE);
         }
     }
