@@ -955,8 +955,28 @@ typedef enum dp_kernel {
                          an in; op is never DP_OP_MEAN here: the core says SUM and beta */
     DP_KERNEL_STATS,  /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
     DP_KERNEL_PAD,    /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
-    DP_KERNEL_TOTAL   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
+    DP_KERNEL_TOTAL,  /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
+    DP_KERNEL_SGD,    /* out[0] parameter, out[1] momentum; in[0] gradient, in[1] gate */
+    DP_KERNEL_ADAMW,  /* out[0] parameter, out[1] mean, out[2] square; in as SGD */
+    DP_KERNEL_CHANNELS /* out[0] = double[2][C]: sums and sums of squares of in[0], which is
+                          dense, of shape {outer, C, inner} */
 } dp_kernel;
+
+/* SGD and ADAMW step as torch.optim does, in f32 (f64 for f64), each operation rounded; so is the
+   state. SGD without momentum has one output. The gate may be left out: double[2], a factor for the
+   gradient, and a number that, above 0, leaves everything as it is. dp_kernel_args.numbers:
+     SGD    lr, weight_decay, momentum, 1 - dampening
+     ADAMW  lr / (1 - beta1^t), 1 - lr * weight_decay (L2: weight_decay), 1 - beta1, beta2,
+            1 - beta2, sqrt(1 - beta2^t), eps */
+enum { /* dp_kernel_args.flags */
+       DP_KERNEL_TREE =
+           1, /* REDUCE, SUM, floats: (in[0] + in[1]) + (in[2] + in[3]) and so on, a binary
+                           tree; f16 and bf16 are rounded once */
+       DP_KERNEL_NESTEROV = 2, /* SGD */
+       DP_KERNEL_FIRST = 4,    /* SGD: momentum becomes the gradient */
+       DP_KERNEL_L2 = 8,       /* ADAMW: decay goes into the gradient */
+       DP_KERNEL_MAXIMIZE = 16 /* SGD, ADAMW: against the gradient */
+};
 
 typedef struct dp_kernel_args {
     dp_kernel kernel;
@@ -970,8 +990,10 @@ typedef struct dp_kernel_args {
     double alpha, beta; /* f16, bf16 and f32 are computed in f32, f64 in f64, never contracted.
                            Integers: alpha is 1, beta a whole number. */
     uint64_t fill_bits;
-    int ndim; /* COPY, PAD */
+    int ndim; /* COPY, PAD, CHANNELS */
     const int64_t *shape, *out_stride, *in_shape, *in_stride;
+    unsigned flags;
+    double numbers[8]; /* SGD, ADAMW */
 } dp_kernel_args;
 
 typedef struct dp_host { /* what the runtime lends a backend; lives as long as the context */
@@ -1075,6 +1097,11 @@ struct dp_coll_ops {
 
 #define DP_HAS(type, ops, method)                                                                  \
     ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method != NULL)
+
+/* One kernel of the contract on the compute stream of a device, or by the host where the device has
+   none of this kind: what dp_train.h is made of. Operands are dense memory of that device; that is
+   not checked. */
+DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args);
 
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
 DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory the host reaches */
@@ -2633,7 +2660,21 @@ static dp_status dp__kernel_on_host(dp_ctx *ctx, const dp_kernel_args *args)
     return host->dev->ops->kernel(host->stream, args);
 }
 
-static size_t dp__operand_bytes(const dp_kernel_args *args, bool input)
+static bool dp__is_update(const dp_kernel_args *args)
+{
+    return args->kernel == DP_KERNEL_SGD || args->kernel == DP_KERNEL_ADAMW;
+}
+
+/* State is f32, f64 for f64; a gate is two doubles. */
+static size_t dp__update_bytes(const dp_kernel_args *args, bool input, size_t place)
+{
+    dp_dtype state = args->dtype == DP_F64 ? DP_F64 : DP_F32;
+    if (place == 0)
+        return args->count * dp__dtype_sizes[args->dtype];
+    return input ? 2 * sizeof(double) : args->count * dp__dtype_sizes[state];
+}
+
+static size_t dp__operand_bytes(const dp_kernel_args *args, bool input, size_t place)
 {
     const int64_t *shape = input && args->kernel == DP_KERNEL_PAD ? args->in_shape : args->shape;
     const int64_t *stride = input ? args->in_stride : args->out_stride;
@@ -2643,6 +2684,10 @@ static size_t dp__operand_bytes(const dp_kernel_args *args, bool input)
         return 2 * sizeof(double);
     if (args->kernel == DP_KERNEL_TOTAL && !input)
         return sizeof(double);
+    if (args->kernel == DP_KERNEL_CHANNELS && !input)
+        return 2 * (size_t)args->shape[1] * sizeof(double);
+    if (dp__is_update(args))
+        return dp__update_bytes(args, input, place);
     if (args->kernel != DP_KERNEL_COPY && args->kernel != DP_KERNEL_PAD)
         return args->count * dp__dtype_sizes[dtype];
     return dp__extent(args->ndim, shape, stride, dp__dtype_sizes[dtype], &bytes) ? bytes : 0;
@@ -2655,25 +2700,26 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
 {
     const dp_device_ops *ops = device->dev->ops;
     dp_kernel_args local = *args;
-    size_t in_bytes = dp__operand_bytes(args, true), out_bytes = dp__operand_bytes(args, false);
     void **ins = dp__scope_bytes(temp, args->in_count * sizeof *ins, 64);
     void **outs = dp__scope_bytes(temp, args->out_count * sizeof *outs, 64);
     if (ins == NULL || outs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory to compute on the host");
     for (size_t i = 0; i < args->in_count; i++) {
-        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, in_bytes, &ins[i]));
-        DP__TRY(ops->copy_out(stream, ins[i], args->in[i], in_bytes));
+        size_t bytes = dp__operand_bytes(args, true, i);
+        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &ins[i]));
+        DP__TRY(ops->copy_out(stream, ins[i], args->in[i], bytes));
     }
     for (size_t i = 0; i < args->out_count; i++) {
-        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, out_bytes, &outs[i]));
-        DP__TRY(ops->copy_out(stream, outs[i], args->out[i], out_bytes));
+        size_t bytes = dp__operand_bytes(args, false, i);
+        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &outs[i]));
+        DP__TRY(ops->copy_out(stream, outs[i], args->out[i], bytes));
     }
     DP__TRY(ops->stream_sync(stream));
     local.in = (const void *const *)ins;
     local.out = outs;
     DP__TRY(dp__kernel_on_host(ctx, &local));
     for (size_t i = 0; i < args->out_count; i++)
-        DP__TRY(ops->copy_in(stream, args->out[i], outs[i], out_bytes));
+        DP__TRY(ops->copy_in(stream, args->out[i], outs[i], dp__operand_bytes(args, false, i)));
     return ops->stream_sync(stream);
 }
 
@@ -3317,6 +3363,20 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
         status = dp__kernel(ctx, device, device->stream, &args);
     status = dp__dense_end(ctx, out, &dense, status);
     return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_pointer(__func__, "args", args));
+    if (local_rank < 0 || local_rank >= ctx->info.local_count)
+        return dp_error(DP_ERR_INVALID, "%s: there is no local rank %d", __func__, local_rank);
+    if ((unsigned)args->kernel > DP_KERNEL_CHANNELS || (unsigned)args->dtype >= DP_DTYPE_COUNT ||
+        args->out == NULL || args->out_count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: kernel %d, dtype %d, %zu outputs", __func__,
+                        (int)args->kernel, (int)args->dtype, args->out_count);
+    const dp__device *device = &ctx->devices[local_rank];
+    return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 
 /* The bit pattern of `number` as one element; refused when the element would be another number

@@ -11,6 +11,7 @@
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
      >>kernels      what dp_device_ops.kernel does, on one slice of the work
+     >>updates      what optimizers do, sums of channels, sums in a tree
      >>device       the table dp_cpu(): streams that finish at once, memory of the host
      >>collectives  the table dp_cpu_coll(): all ranks in this process, one pass over memory
 
@@ -31,6 +32,7 @@
 #define DP_CPU_IMPLEMENTED
 
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -1489,6 +1491,198 @@ static void dp__cpu_stats(const dp__simd *simd, const dp_kernel_args *args)
     dp__simd_stats_join((const double(*)[2])slots, args->out[0]);
 }
 
+/* ==== >>updates ==================================================================================
+   A tile at a time, widened to f32 or f64: optimizers, sums of channels, and sums in a tree. Plain
+   loops: dp_train.h's users wait for memory here.                                               */
+
+/* Hides where a product comes from: see DP__CPU_ROUNDED. */
+#define DP__CPU_PRODUCT(A, name, value)                                                            \
+    A name = (value);                                                                              \
+    DP__CPU_ROUNDED(base, name)
+
+#define DP__CPU_SGD(A)                                                                             \
+    static void dp__cpu_sgd_##A(const dp_kernel_args *args, A *x, const A *grad, A *velocity,      \
+                                size_t count)                                                      \
+    {                                                                                              \
+        const double *gate = args->in_count > 1 ? args->in[1] : NULL;                              \
+        const A factor = gate != NULL ? (A)gate[0] : 1, lr = (A)args->numbers[0];                  \
+        const A decay = (A)args->numbers[1], momentum = (A)args->numbers[2];                       \
+        const A rest = (A)args->numbers[3];                                                        \
+        const bool nesterov = (args->flags & DP_KERNEL_NESTEROV) != 0;                             \
+        const bool first = (args->flags & DP_KERNEL_FIRST) != 0;                                   \
+        const A sign = (args->flags & DP_KERNEL_MAXIMIZE) != 0 ? -factor : factor;                 \
+        for (size_t i = 0; i < count; ++i) {                                                       \
+            DP__CPU_PRODUCT(A, g, grad[i] * sign);                                                 \
+            DP__CPU_PRODUCT(A, decayed, decay *x[i]);                                              \
+            g = decay != 0 ? g + decayed : g;                                                      \
+            if (velocity != NULL) {                                                                \
+                DP__CPU_PRODUCT(A, kept, momentum *velocity[i]);                                   \
+                DP__CPU_PRODUCT(A, fresh, rest *g);                                                \
+                velocity[i] = first ? g : kept + fresh;                                            \
+                DP__CPU_PRODUCT(A, ahead, momentum *velocity[i]);                                  \
+                g = nesterov ? g + ahead : velocity[i];                                            \
+            }                                                                                      \
+            DP__CPU_PRODUCT(A, step, lr *g);                                                       \
+            x[i] -= step;                                                                          \
+        }                                                                                          \
+    }
+DP__CPU_SGD(float)
+DP__CPU_SGD(double)
+
+#define DP__CPU_ADAMW(A, root)                                                                     \
+    static void dp__cpu_adamw_##A(const dp_kernel_args *args, A *x, const A *grad, A *mean,        \
+                                  A *square, size_t count)                                         \
+    {                                                                                              \
+        const double *gate = args->in_count > 1 ? args->in[1] : NULL, *numbers = args->numbers;    \
+        const A factor = gate != NULL ? (A)gate[0] : 1, lr = (A)numbers[0];                        \
+        const A decay = (A)numbers[1], fresh1 = (A)numbers[2], kept2 = (A)numbers[3];              \
+        const A fresh2 = (A)numbers[4], bias2 = (A)numbers[5], eps = (A)numbers[6];                \
+        const A sign = (args->flags & DP_KERNEL_MAXIMIZE) != 0 ? -factor : factor;                 \
+        const bool l2 = (args->flags & DP_KERNEL_L2) != 0;                                         \
+        for (size_t i = 0; i < count; ++i) {                                                       \
+            DP__CPU_PRODUCT(A, g, grad[i] * sign);                                                 \
+            DP__CPU_PRODUCT(A, decayed, decay *x[i]);                                              \
+            const A from = l2 ? x[i] : decayed;                                                    \
+            g = l2 && decay != 0 ? g + decayed : g;                                                \
+            DP__CPU_PRODUCT(A, moved, (g - mean[i]) * fresh1);                                     \
+            mean[i] += moved;                                                                      \
+            DP__CPU_PRODUCT(A, kept, square[i] * kept2);                                           \
+            DP__CPU_PRODUCT(A, squared, g *g);                                                     \
+            DP__CPU_PRODUCT(A, fresh, squared *fresh2);                                            \
+            square[i] = kept + fresh;                                                              \
+            DP__CPU_PRODUCT(A, step, lr *(mean[i] / (root(square[i]) / bias2 + eps)));             \
+            x[i] = from - step;                                                                    \
+        }                                                                                          \
+    }
+DP__CPU_ADAMW(float, sqrtf)
+DP__CPU_ADAMW(double, sqrt)
+
+static void dp__cpu_update_tile(const dp_kernel_args *args, void *x, const void *grad, size_t at,
+                                size_t count)
+{
+    const size_t wide = args->dtype == DP_F64 ? sizeof(double) : sizeof(float);
+    void *state[2] = {NULL, NULL};
+    for (size_t i = 1; i < args->out_count; ++i)
+        state[i - 1] = (char *)args->out[i] + at * wide;
+    if (args->kernel == DP_KERNEL_SGD && args->dtype == DP_F64)
+        dp__cpu_sgd_double(args, x, grad, state[0], count);
+    else if (args->kernel == DP_KERNEL_SGD)
+        dp__cpu_sgd_float(args, x, grad, state[0], count);
+    else if (args->dtype == DP_F64)
+        dp__cpu_adamw_double(args, x, grad, state[0], state[1], count);
+    else
+        dp__cpu_adamw_float(args, x, grad, state[0], state[1], count);
+}
+
+/* Elements `at` to `end`. Halves are widened and narrowed a tile at a time. */
+static void dp__cpu_update(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
+{
+    const double *gate = args->in_count > 1 ? args->in[1] : NULL;
+    const size_t bytes = dp_dtype_bytes(args->dtype);
+    dp__cpu_tile x, grad;
+    if (gate != NULL && gate[1] > 0)
+        return;
+    if (args->dtype <= DP_F64) {
+        dp__cpu_update_tile(args, (char *)args->out[0] + at * bytes,
+                            (const char *)args->in[0] + at * bytes, at, end - at);
+        return;
+    }
+    for (; at < end; at += DP__CPU_TILE) {
+        const size_t count = end - at < DP__CPU_TILE ? end - at : DP__CPU_TILE;
+        dp__cpu_cast(simd, DP_F32, &x, args->dtype, (char *)args->out[0] + at * bytes, count);
+        dp__cpu_cast(simd, DP_F32, &grad, args->dtype, (const char *)args->in[0] + at * bytes,
+                     count);
+        dp__cpu_update_tile(args, &x, &grad, at, count);
+        dp__cpu_cast(simd, args->dtype, (char *)args->out[0] + at * bytes, DP_F32, &x, count);
+    }
+}
+
+static void dp__cpu_reduce_tile(const dp__simd *simd, const dp_kernel_args *like, dp_dtype dtype,
+                                void *out, const void *other, size_t count)
+{
+    const void *in[2] = {out, other};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                                 .op = DP_OP_SUM,
+                                 .dtype = dtype,
+                                 .in_dtype = dtype,
+                                 .count = count,
+                                 .out = &out,
+                                 .in = in,
+                                 .out_count = 1,
+                                 .in_count = other != NULL ? 2 : 1,
+                                 .alpha = other != NULL ? 1 : like->alpha,
+                                 .beta = other != NULL ? 1 : like->beta};
+    dp__cpu_reduce_range(simd, &args, DP_OP_SUM, 0, count * dp_dtype_bytes(dtype));
+}
+
+/* A tile of in[first] + ... + in[last - 1]; the left half is the largest power of two. */
+static void dp__cpu_tree_sum(const dp__simd *simd, const dp_kernel_args *args, size_t first,
+                             size_t last, size_t at, size_t count, dp__cpu_tile *out)
+{
+    const dp_dtype wide = args->dtype == DP_F64 ? DP_F64 : DP_F32;
+    size_t left = 1;
+    dp__cpu_tile right;
+    if (last - first == 1) {
+        const char *in = (const char *)args->in[first] + at * dp_dtype_bytes(args->dtype);
+        dp__cpu_cast(simd, wide, out, args->dtype, in, count);
+        return;
+    }
+    while (2 * left < last - first)
+        left *= 2;
+    dp__cpu_tree_sum(simd, args, first, first + left, at, count, out);
+    dp__cpu_tree_sum(simd, args, first + left, last, at, count, &right);
+    dp__cpu_reduce_tile(simd, args, wide, out, &right, count);
+}
+
+static void dp__cpu_tree_tile(const dp__simd *simd, const dp_kernel_args *args, size_t at,
+                              size_t count)
+{
+    const dp_dtype wide = args->dtype == DP_F64 ? DP_F64 : DP_F32;
+    const size_t offset = at * dp_dtype_bytes(args->dtype);
+    dp__cpu_tile sum;
+    dp__cpu_tree_sum(simd, args, 0, args->in_count, at, count, &sum);
+    dp__cpu_reduce_tile(simd, args, wide, &sum, NULL, count);
+    for (size_t k = 0; k < args->out_count; ++k)
+        dp__cpu_cast(simd, args->dtype, (char *)args->out[k] + offset, wide, &sum, count);
+}
+
+static void dp__cpu_tree(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
+{
+    for (; at < end; at += DP__CPU_TILE)
+        dp__cpu_tree_tile(simd, args, at, end - at < DP__CPU_TILE ? end - at : DP__CPU_TILE);
+}
+
+static void dp__cpu_channel(const dp__simd *simd, const dp_kernel_args *args, size_t channel)
+{
+    const size_t channels = (size_t)args->shape[1], inner = (size_t)args->shape[2];
+    const size_t bytes = dp_dtype_bytes(args->dtype);
+    double sum = 0, squares = 0;
+    for (size_t o = 0; o < (size_t)args->shape[0]; ++o) {
+        const char *row = (const char *)args->in[0] + (o * channels + channel) * inner * bytes;
+        for (size_t i = 0; i < inner; i += DP__CPU_TILE) {
+            const size_t count = inner - i < DP__CPU_TILE ? inner - i : DP__CPU_TILE;
+            dp__cpu_tile tile;
+            dp__cpu_cast(simd, DP_F64, &tile, args->dtype, row + i * bytes, count);
+            for (size_t k = 0; k < count; ++k) {
+                DP__CPU_PRODUCT(double, square, tile.f64[k] * tile.f64[k]);
+                sum += tile.f64[k];
+                squares += square;
+            }
+        }
+    }
+    ((double *)args->out[0])[channel] = sum;
+    ((double *)args->out[0])[channels + channel] = squares;
+}
+
+static void dp__cpu_channels(const dp__simd *simd, const dp_kernel_args *args, size_t part,
+                             size_t part_count)
+{
+    const size_t channels = (size_t)args->shape[1];
+    const size_t last = dp__cpu_share(channels, part + 1, part_count);
+    for (size_t channel = dp__cpu_share(channels, part, part_count); channel < last; ++channel)
+        dp__cpu_channel(simd, args, channel);
+}
+
 /* Bytes read and written, by which to decide on the number of parts. */
 static size_t dp__simd_bytes(const dp_kernel_args *args)
 {
@@ -1500,19 +1694,30 @@ static size_t dp__simd_bytes(const dp_kernel_args *args)
         return bytes + args->count * dp_dtype_bytes(args->in_dtype);
     case DP_KERNEL_AXPBY:
     case DP_KERNEL_REDUCE:
+    case DP_KERNEL_SGD:
+    case DP_KERNEL_ADAMW:
         return (args->in_count + args->out_count) * bytes;
     case DP_KERNEL_FILL:
     case DP_KERNEL_STATS:
     case DP_KERNEL_PAD:
     case DP_KERNEL_TOTAL:
+    case DP_KERNEL_CHANNELS:
         break;
     }
     return bytes;
 }
 
+/* Arithmetic of its own is for floating dtypes. */
+static bool dp__simd_has(const dp_kernel_args *args)
+{
+    bool floats = args->kernel == DP_KERNEL_AXPBY || args->kernel == DP_KERNEL_SGD ||
+                  args->kernel == DP_KERNEL_ADAMW || args->kernel == DP_KERNEL_CHANNELS;
+    return !floats || args->dtype <= DP_BF16;
+}
+
 /* Part `part` of the kernel. STATS is whole in part 0; split it by slots instead. */
-static dp_status dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_t part,
-                              size_t part_count)
+static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_t part,
+                         size_t part_count)
 {
     char *const out = args->out[0];
     const size_t element = args->kernel == DP_KERNEL_STATS ? 1 : dp_dtype_bytes(args->dtype);
@@ -1522,33 +1727,39 @@ static dp_status dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, 
     switch (args->kernel) {
     case DP_KERNEL_COPY:
         dp__cpu_copy(args, part, part_count);
-        return DP_OK;
+        break;
     case DP_KERNEL_FILL:
         dp__cpu_fill(out + first, last - first, args->fill_bits, element);
-        return DP_OK;
+        break;
     case DP_KERNEL_CAST:
         dp__cpu_cast(simd, args->dtype, out + first, args->in_dtype,
                      (const char *)args->in[0] + first / element * dp_dtype_bytes(args->in_dtype),
                      (last - first) / element);
-        return DP_OK;
+        break;
     case DP_KERNEL_AXPBY:
-        if (args->dtype > DP_BF16)
-            break;
         dp__cpu_axpby(simd, args, first, last);
-        return DP_OK;
+        break;
     case DP_KERNEL_REDUCE:
-        dp__cpu_reduce(simd, args, first, last);
-        return DP_OK;
+        if (args->dtype <= DP_BF16 && (args->flags & DP_KERNEL_TREE) != 0)
+            dp__cpu_tree(simd, args, first / element, last / element);
+        else
+            dp__cpu_reduce(simd, args, first, last);
+        break;
+    case DP_KERNEL_SGD:
+    case DP_KERNEL_ADAMW:
+        dp__cpu_update(simd, args, first / element, last / element);
+        break;
+    case DP_KERNEL_CHANNELS:
+        dp__cpu_channels(simd, args, part, part_count);
+        break;
     case DP_KERNEL_STATS:
         if (part == 0)
             dp__cpu_stats(simd, args);
-        return DP_OK;
+        break;
     case DP_KERNEL_PAD: /* these two are the caller's */
     case DP_KERNEL_TOTAL:
         break;
     }
-    return dp_error(DP_ERR_UNSUPPORTED, "the CPU has no kernel %d for dtype %s", (int)args->kernel,
-                    dp_dtype_name(args->dtype));
 }
 
 /* ==== >>device =================================================================================
@@ -1688,6 +1899,9 @@ static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kern
 
 static dp_status dp__cpu_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
+    if (!dp__simd_has(args))
+        return dp_error(DP_ERR_UNSUPPORTED, "the CPU has no kernel %d for dtype %s",
+                        (int)args->kernel, dp_dtype_name(args->dtype));
     dp__cpu_run(stream->dev->host, ((const dp__cpu_dev *)stream->dev)->simd, args);
     return DP_OK;
 }

@@ -11,7 +11,8 @@
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
      >>text         kernels: one text, compiled by NVRTC and, in tests, as C
-     >>sums         those of them that add up, and the list of all
+     >>sums         those of them that add up
+     >>steps        what optimizers do, sums in a tree, sums of channels
      >>surface      all that is called of CUDA, and how it is found
      >>gpus         physical devices: context, kernels
      >>memory       slabs
@@ -74,7 +75,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_KERNEL(name) static void dp_cuda_##name(const struct dp__cuda_params p)
 #define DP__CUDA_DEVICE       static inline
 #define DP__CUDA_SHARED
-#define DP__CUDA_SYNC ;
+#define DP__CUDA_SYNC  ;
+#define DP__CUDA_SQRTF __builtin_sqrtf
+#define DP__CUDA_SQRT  __builtin_sqrt
 #define DP__CUDA_ROLLED
 #define DP__CUDA_FIRST      0
 #define DP__CUDA_STEP       1
@@ -87,6 +90,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_DEVICE       dp_device
 #define DP__CUDA_SHARED       dp_shared
 #define DP__CUDA_SYNC         __syncthreads();
+#define DP__CUDA_SQRTF        sqrtf
+#define DP__CUDA_SQRT         sqrt
 #define DP__CUDA_ROLLED       dp_rolled
 #define DP__CUDA_FIRST        (blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x)
 #define DP__CUDA_STEP         (gridDim.x * (unsigned long long)blockDim.x)
@@ -108,6 +113,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         double alpha;                                                                              \
         double beta;                                                                               \
         double *scratch;                                                                           \
+        double numbers[8];                                                                         \
         long long shape[8];                                                                        \
         long long out_stride[8];                                                                   \
         long long in_shape[8];                                                                     \
@@ -118,6 +124,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         int op;                                                                                    \
         int dtype;                                                                                 \
         int in_dtype;                                                                              \
+        unsigned flags;                                                                            \
     };
 
 #define DP__CUDA_EACH(i)                                                                           \
@@ -372,7 +379,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* ==== >>sums ====================================================================================
    Sums of two numbers an element, chunk by chunk, then over the chunks: lanes of a block in a tree.
-   FIRST and SECOND are of element x. At the end the list of all kernels.                        */
+   FIRST and SECOND are of element x.                                                             */
 
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
@@ -449,6 +456,161 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
+/* ==== >>steps ====================================================================================
+   The kernels of dp_train.h: see DP_KERNEL_SGD and what follows it. f16 and bf16 are computed as
+   f32, by the same kernel. At the end the list of all kernels.                                  */
+
+#define DP__CUDA_ANY                                                                               \
+    DP__CUDA_DEVICE float dp_load_f32(const void *in, unsigned long long i, int dtype)             \
+    {                                                                                              \
+        if (dtype == 0)                                                                            \
+            return ((const float *)in)[i];                                                         \
+        return dtype == 2 ? dp_get_f16(((const unsigned short *)in)[i])                            \
+                          : dp_get_bf16(((const unsigned short *)in)[i]);                          \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_store_f32(void *out, unsigned long long i, int dtype, float x)         \
+    {                                                                                              \
+        if (dtype == 0)                                                                            \
+            ((float *)out)[i] = x;                                                                 \
+        else                                                                                       \
+            ((unsigned short *)out)[i] = dtype == 2 ? dp_put_f16(x) : dp_put_bf16(x);              \
+    }                                                                                              \
+    DP__CUDA_DEVICE double dp_load_f64(const void *in, unsigned long long i, int dtype)            \
+    {                                                                                              \
+        return dtype == 1 ? ((const double *)in)[i] : 0;                                           \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_store_f64(void *out, unsigned long long i, int dtype, double x)        \
+    {                                                                                              \
+        if (dtype == 1)                                                                            \
+            ((double *)out)[i] = x;                                                                \
+    }
+
+#define DP__CUDA_SGD(name, A)                                                                      \
+    DP__CUDA_KERNEL(sgd_##name)                                                                    \
+    {                                                                                              \
+        const double *gate = (const double *)(p.in_count > 1 ? p.in[1] : p.numbers);               \
+        const A lr = (A)p.numbers[0], decay = (A)p.numbers[1], momentum = (A)p.numbers[2];         \
+        const A rest = (A)p.numbers[3], factor = p.in_count > 1 ? (A)gate[0] : (A)1;               \
+        const A sign = p.flags & 16 ? -factor : factor;                                            \
+        A *velocity = (A *)p.out[1];                                                               \
+        if (p.in_count > 1 && gate[1] > 0)                                                         \
+            return;                                                                                \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            const A x = dp_load_##name(p.out[0], i, p.dtype);                                      \
+            A g = dp_load_##name(p.in[0], i, p.dtype) * sign;                                      \
+            const A decayed = decay * x;                                                           \
+            g = decay != 0 ? g + decayed : g;                                                      \
+            if (p.out_count > 1) {                                                                 \
+                const A kept = momentum * velocity[i], fresh = rest * g;                           \
+                const A v = p.flags & 4 ? g : kept + fresh;                                        \
+                const A ahead = momentum * v;                                                      \
+                velocity[i] = v;                                                                   \
+                g = p.flags & 2 ? g + ahead : v;                                                   \
+            }                                                                                      \
+            const A step = lr * g;                                                                 \
+            dp_store_##name(p.out[0], i, p.dtype, x - step);                                       \
+        }                                                                                          \
+    }
+
+#define DP__CUDA_ADAMW(name, A, SQRT)                                                              \
+    DP__CUDA_KERNEL(adamw_##name)                                                                  \
+    {                                                                                              \
+        const double *gate = (const double *)(p.in_count > 1 ? p.in[1] : p.numbers);               \
+        const A lr = (A)p.numbers[0], decay = (A)p.numbers[1], fresh1 = (A)p.numbers[2];           \
+        const A kept2 = (A)p.numbers[3], fresh2 = (A)p.numbers[4], bias2 = (A)p.numbers[5];        \
+        const A eps = (A)p.numbers[6], factor = p.in_count > 1 ? (A)gate[0] : (A)1;                \
+        const A sign = p.flags & 16 ? -factor : factor;                                            \
+        A *mean = (A *)p.out[1], *square = (A *)p.out[2];                                          \
+        if (p.in_count > 1 && gate[1] > 0)                                                         \
+            return;                                                                                \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            const A x = dp_load_##name(p.out[0], i, p.dtype), decayed = decay * x;                 \
+            A g = dp_load_##name(p.in[0], i, p.dtype) * sign;                                      \
+            const A from = p.flags & 8 ? x : decayed;                                              \
+            g = p.flags & 8 && decay != 0 ? g + decayed : g;                                       \
+            const A moved = (g - mean[i]) * fresh1, m = mean[i] + moved;                           \
+            const A kept = square[i] * kept2, squared = g * g, fresh = squared * fresh2;           \
+            const A s = kept + fresh;                                                              \
+            const A step = lr * (m / (SQRT(s) / bias2 + eps));                                     \
+            mean[i] = m;                                                                           \
+            square[i] = s;                                                                         \
+            dp_store_##name(p.out[0], i, p.dtype, from - step);                                    \
+        }                                                                                          \
+    }
+
+/* The stack holds sums of 1, 2, 4, ... inputs. */
+#define DP__CUDA_TREE(name, A)                                                                     \
+    DP__CUDA_KERNEL(tree_##name)                                                                   \
+    {                                                                                              \
+        const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            A sums[8];                                                                             \
+            int top = 0;                                                                           \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.in_count; k++) {                            \
+                A v = dp_load_##name(p.in[k], i, p.dtype);                                         \
+                unsigned rest = k + 1;                                                             \
+                DP__CUDA_ROLLED while (top > 0 && (rest % 2 == 0 || k + 1 == p.in_count)) {        \
+                    v = sums[--top] + v;                                                           \
+                    rest /= 2;                                                                     \
+                }                                                                                  \
+                sums[top++] = v;                                                                   \
+            }                                                                                      \
+            A v = sums[0];                                                                         \
+            if (p.alpha != 1 || p.beta != 1)                                                       \
+                v = v * alpha / beta;                                                              \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                dp_store_##name(p.out[k], i, p.dtype, v);                                          \
+        }                                                                                          \
+    }
+
+/* `fill` chunks a channel, one a block. */
+#define DP__CUDA_CHANNELS(name)                                                                    \
+    DP__CUDA_KERNEL(channels_##name)                                                               \
+    {                                                                                              \
+        DP__CUDA_SHARED double first[256];                                                         \
+        DP__CUDA_SHARED double second[256];                                                        \
+        const unsigned long long channels = (unsigned long long)p.shape[1];                        \
+        const unsigned long long inner = (unsigned long long)p.shape[2];                           \
+        const unsigned long long all = (unsigned long long)p.shape[0] * inner;                     \
+        for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count; b += DP__CUDA_BLOCK_STEP) { \
+            unsigned long long begin = b % p.fill * p.chunk, end = begin + p.chunk;                \
+            end = end < all ? end : all;                                                           \
+            for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                   \
+                first[t] = second[t] = 0;                                                          \
+                DP__CUDA_ROLLED for (unsigned long long i = begin + t; i < end; i += 256) {        \
+                    unsigned long long at = (i / inner * channels + b / p.fill) * inner;           \
+                    const double x = dp_load_##name(p.in[0], at + i % inner, p.dtype);             \
+                    const double square = x * x;                                                   \
+                    first[t] += x;                                                                 \
+                    second[t] += square;                                                           \
+                }                                                                                  \
+            }                                                                                      \
+            DP__CUDA_LANES_ADD                                                                     \
+            if (DP__CUDA_LANE == 0) {                                                              \
+                p.scratch[2 * b] = first[0];                                                       \
+                p.scratch[2 * b + 1] = second[0];                                                  \
+            }                                                                                      \
+            DP__CUDA_SYNC                                                                          \
+        }                                                                                          \
+    }
+#define DP__CUDA_CHANNELS_END                                                                      \
+    DP__CUDA_KERNEL(channels_end)                                                                  \
+    {                                                                                              \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            double sum = 0, squares = 0;                                                           \
+            DP__CUDA_ROLLED for (unsigned long long k = 0; k < p.fill; k++) {                      \
+                sum += p.scratch[2 * (i * p.fill + k)];                                            \
+                squares += p.scratch[2 * (i * p.fill + k) + 1];                                    \
+            }                                                                                      \
+            ((double *)p.out[0])[i] = sum;                                                         \
+            ((double *)p.out[0])[p.count + i] = squares;                                           \
+        }                                                                                          \
+    }
+
 #define DP__CUDA_TEXTS(TEXT)                                                                       \
     TEXT(DP__CUDA_PARAMS)                                                                          \
     TEXT(DP__CUDA_HALVES)                                                                          \
@@ -478,7 +640,17 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_SUMS(total, double, dp_get_f64, x, 0))                                           \
     TEXT(DP__CUDA_SUMS_END)                                                                        \
     TEXT(DP__CUDA_PATTERN)                                                                         \
-    TEXT(DP__CUDA_SUMS(differ, unsigned, (double), x != dp_pattern(i, p.fill) ? 1 : 0, 0))
+    TEXT(DP__CUDA_SUMS(differ, unsigned, (double), x != dp_pattern(i, p.fill) ? 1 : 0, 0))         \
+    TEXT(DP__CUDA_ANY)                                                                             \
+    TEXT(DP__CUDA_SGD(f32, float))                                                                 \
+    TEXT(DP__CUDA_SGD(f64, double))                                                                \
+    TEXT(DP__CUDA_ADAMW(f32, float, DP__CUDA_SQRTF))                                               \
+    TEXT(DP__CUDA_ADAMW(f64, double, DP__CUDA_SQRT))                                               \
+    TEXT(DP__CUDA_TREE(f32, float))                                                                \
+    TEXT(DP__CUDA_TREE(f64, double))                                                               \
+    TEXT(DP__CUDA_CHANNELS(f32))                                                                   \
+    TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
+    TEXT(DP__CUDA_CHANNELS_END)
 
 /* In the order of dp_dtype, and of the bytes of an element. */
 #define DP__CUDA_NAMES(X)                                                                          \
@@ -488,7 +660,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16)                                           \
     X(fill_1) X(fill_2) X(fill_4) X(fill_8) X(copy_1) X(copy_2) X(copy_4) X(copy_8)                \
     X(pad_1) X(pad_2) X(pad_4) X(pad_8) X(cast) X(total) X(sums_end)        \
-    X(pattern) X(differ)
+    X(pattern) X(differ) X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64) X(tree_f32) X(tree_f64)   \
+    X(channels_f32) X(channels_f64) X(channels_end)
 /* clang-format on */
 
 #define DP__CUDA_ENUM(name) DP__CUDA_##name,
@@ -1621,7 +1794,9 @@ static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
                                      .out_count = (unsigned)args->out_count,
                                      .op = (int)args->op,
                                      .dtype = (int)args->dtype,
-                                     .in_dtype = (int)args->in_dtype};
+                                     .in_dtype = (int)args->in_dtype,
+                                     .flags = args->flags};
+    memcpy(params.numbers, args->numbers, sizeof params.numbers);
     for (size_t i = 0; i < args->in_count; i++)
         params.in[i] = args->in[i];
     for (size_t i = 0; i < args->out_count; i++)
@@ -1629,9 +1804,30 @@ static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
     return params;
 }
 
+/* Chunks a channel: as many as there is scratch for, of a size that only the shape decides. */
+static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const int64_t *shape,
+                                          struct dp__cuda_params *params)
+{
+    uint64_t all = (uint64_t)shape[0] * (uint64_t)shape[2], channels = (uint64_t)shape[1];
+    uint64_t most = DP__CUDA_CHUNKS / channels, each = (all + (64 << 10) - 1) / (64 << 10);
+    if (most == 0)
+        return dp_error(DP_ERR_UNSUPPORTED, "cuda: %llu channels", (unsigned long long)channels);
+    params->fill = each < most ? each : most;
+    params->chunk = (all + params->fill - 1) / params->fill;
+    params->chunk_count = channels * params->fill;
+    params->scratch = dp__cuda_stream_of(stream)->scratch;
+    for (int d = 0; d < 3; d++)
+        params->shape[d] = shape[d];
+    DP__TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                               kernel, params->chunk_count, params));
+    params->count = channels;
+    return dp__cuda_launch_each(stream, DP__CUDA_channels_end, params);
+}
+
 static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
     bool real = args->dtype <= DP_BF16;
+    int wide = args->dtype == DP_F64; /* of the kernels that compute halves as f32 */
     int dtype = (int)args->dtype, width = dp__cuda_width(dp_dtype_bytes(args->dtype));
     if (args->in_count > DP__CUDA_OPERANDS || args->out_count > DP__CUDA_OPERANDS)
         return dp_error(DP_ERR_UNSUPPORTED, "cuda: a kernel of %zu and %zu operands",
@@ -1646,6 +1842,8 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
     case DP_KERNEL_CAST:
         return dp__cuda_launch_each(stream, DP__CUDA_cast, &params);
     case DP_KERNEL_REDUCE:
+        if (real && (args->flags & DP_KERNEL_TREE) != 0)
+            return dp__cuda_launch_each(stream, DP__CUDA_tree_f32 + wide, &params);
         return dp__cuda_launch_each(stream, DP__CUDA_reduce_f32 + dtype, &params);
     case DP_KERNEL_PAD:
         dp__cuda_dims(&params, args);
@@ -1661,6 +1859,19 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
         params.out_count = 2; /* both sums lie in out[0] */
         if (real)
             return dp__cuda_launch_sums(stream, DP__CUDA_stats_f32 + dtype, &params);
+        break;
+    case DP_KERNEL_SGD:
+        if (real)
+            return dp__cuda_launch_each(stream, DP__CUDA_sgd_f32 + wide, &params);
+        break;
+    case DP_KERNEL_ADAMW:
+        if (real)
+            return dp__cuda_launch_each(stream, DP__CUDA_adamw_f32 + wide, &params);
+        break;
+    case DP_KERNEL_CHANNELS:
+        if (real)
+            return dp__cuda_launch_channels(stream, DP__CUDA_channels_f32 + wide, args->shape,
+                                            &params);
         break;
     }
     return dp_error(DP_ERR_UNSUPPORTED, "cuda: no kernel %d for dtype %s", (int)args->kernel,

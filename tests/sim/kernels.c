@@ -34,13 +34,23 @@ const char *sim_kernel_name(int kernel)
 
 /* ---- what a kernel touches ------------------------------------------------------------------- */
 
-static size_t element_bytes(int kernel, const params *p, bool input)
+static const size_t dtype_bytes[] = {4, 8, 2, 2, 8, 4, 2, 1, 1, 1};
+
+static bool is_between(int kernel, int first, int last)
 {
-    static const size_t of_dtype[] = {4, 8, 2, 2, 8, 4, 2, 1, 1, 1};
-    int dtype = input && kernel == DP__CUDA_cast ? p->in_dtype : p->dtype;
-    if (kernel >= DP__CUDA_fill_1 && kernel <= DP__CUDA_pad_8)
-        return (size_t)1 << (kernel - DP__CUDA_fill_1) % 4;
-    return of_dtype[dtype];
+    return kernel >= first && kernel <= last;
+}
+
+static bool makes_sums(int kernel) /* chunk by chunk, into the scratch */
+{
+    return is_between(kernel, DP__CUDA_stats_f32, DP__CUDA_stats_bf16) ||
+           is_between(kernel, DP__CUDA_channels_f32, DP__CUDA_channels_f64) ||
+           kernel == DP__CUDA_total || kernel == DP__CUDA_differ;
+}
+
+static bool ends_sums(int kernel) /* what is in the scratch */
+{
+    return kernel == DP__CUDA_sums_end || kernel == DP__CUDA_channels_end;
 }
 
 static size_t strided_bytes(const params *p, const long long *shape, const long long *stride,
@@ -52,16 +62,37 @@ static size_t strided_bytes(const params *p, const long long *shape, const long 
     return ((size_t)last + 1) * each;
 }
 
-static size_t operand_bytes(int kernel, const params *p, bool input)
+static size_t moved_bytes(int kernel, const params *p, bool input)
 {
-    size_t each = element_bytes(kernel, p, input);
-    bool copies = kernel >= DP__CUDA_copy_1 && kernel <= DP__CUDA_copy_8;
-    bool pads = kernel >= DP__CUDA_pad_1 && kernel <= DP__CUDA_pad_8;
-    if (copies)
+    size_t each = (size_t)1 << (kernel - DP__CUDA_fill_1) % 4;
+    if (is_between(kernel, DP__CUDA_copy_1, DP__CUDA_copy_8))
         return strided_bytes(p, p->shape, input ? p->in_stride : p->out_stride, each);
-    if (pads && input)
+    if (is_between(kernel, DP__CUDA_pad_1, DP__CUDA_pad_8) && input)
         return strided_bytes(p, p->in_shape, p->in_stride, each);
     return (size_t)p->count * each;
+}
+
+/* Parameter and gradient; a gate; state. */
+static size_t step_bytes(const params *p, bool input, unsigned place)
+{
+    size_t wide = p->dtype == 1 ? sizeof(double) : sizeof(float);
+    if (place == 0)
+        return (size_t)p->count * dtype_bytes[p->dtype];
+    return input ? 2 * sizeof(double) : (size_t)p->count * wide;
+}
+
+static size_t operand_bytes(int kernel, const params *p, bool input, unsigned place)
+{
+    if (kernel == DP__CUDA_sums_end)
+        return p->out_count * sizeof(double);
+    if (kernel == DP__CUDA_channels_end)
+        return 2 * (size_t)p->count * sizeof(double);
+    if (is_between(kernel, DP__CUDA_fill_1, DP__CUDA_pad_8))
+        return moved_bytes(kernel, p, input);
+    if (is_between(kernel, DP__CUDA_sgd_f32, DP__CUDA_adamw_f64))
+        return step_bytes(p, input, place);
+    return (size_t)p->count *
+           dtype_bytes[input && kernel == DP__CUDA_cast ? p->in_dtype : p->dtype];
 }
 
 static size_t range(sim_range *out, size_t count, void *pointer, size_t bytes, bool write)
@@ -70,23 +101,29 @@ static size_t range(sim_range *out, size_t count, void *pointer, size_t bytes, b
     return count + 1;
 }
 
+static unsigned in_count(int kernel, const params *p)
+{
+    return ends_sums(kernel) ? 0 : p->in_count;
+}
+
+static unsigned out_count(int kernel, const params *p)
+{
+    return makes_sums(kernel) ? 0 : kernel == DP__CUDA_sums_end ? 1 : p->out_count;
+}
+
 /* The ranges in a fixed order: inputs, outputs, scratch. */
 size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
 {
     const params *p = arguments;
-    bool sums = (kernel >= DP__CUDA_stats_f32 && kernel <= DP__CUDA_stats_bf16) ||
-                kernel == DP__CUDA_total || kernel == DP__CUDA_differ;
-    bool end = kernel == DP__CUDA_sums_end;
     size_t count = 0;
-    for (unsigned k = 0; k < p->in_count && !end; k++)
-        count =
-            range(out, count, (void *)(uintptr_t)p->in[k], operand_bytes(kernel, p, true), false);
-    if (end)
-        count = range(out, count, p->out[0], p->out_count * sizeof(double), true);
-    for (unsigned k = 0; k < p->out_count && !sums && !end; k++)
-        count = range(out, count, p->out[k], operand_bytes(kernel, p, false), true);
-    if (sums || end)
-        count = range(out, count, p->scratch, (size_t)p->chunk_count * 2 * sizeof(double), sums);
+    for (unsigned k = 0; k < in_count(kernel, p); k++)
+        count = range(out, count, (void *)(uintptr_t)p->in[k], operand_bytes(kernel, p, true, k),
+                      false);
+    for (unsigned k = 0; k < out_count(kernel, p); k++)
+        count = range(out, count, p->out[k], operand_bytes(kernel, p, false, k), true);
+    if (makes_sums(kernel) || ends_sums(kernel))
+        count = range(out, count, p->scratch, (size_t)p->chunk_count * 2 * sizeof(double),
+                      makes_sums(kernel));
     return count;
 }
 
@@ -94,16 +131,11 @@ size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
 void sim_kernel_run(int kernel, const void *arguments, char *const *at)
 {
     params p = *(const params *)arguments;
-    bool sums = (kernel >= DP__CUDA_stats_f32 && kernel <= DP__CUDA_stats_bf16) ||
-                kernel == DP__CUDA_total || kernel == DP__CUDA_differ;
-    bool end = kernel == DP__CUDA_sums_end;
-    for (unsigned k = 0; k < p.in_count && !end; k++)
+    for (unsigned k = 0; k < in_count(kernel, &p); k++)
         p.in[k] = *at++;
-    if (end)
-        p.out[0] = *at++;
-    for (unsigned k = 0; k < p.out_count && !sums && !end; k++)
+    for (unsigned k = 0; k < out_count(kernel, &p); k++)
         p.out[k] = *at++;
-    if (sums || end)
+    if (makes_sums(kernel) || ends_sums(kernel))
         p.scratch = (double *)(void *)*at;
     kernels[kernel].fn(p);
 }
