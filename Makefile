@@ -5,6 +5,8 @@
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
 #   make sim        dp_cuda.h on the simulated CUDA; make sim-selftest: what the simulator finds
+#   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-pack: what
+#                   to carry to a machine without packages
 #   make fuzz       replay the fuzzers' corpora
 #   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
 #   make bench      measure
@@ -34,7 +36,7 @@ LIBS         := -lpthread -lm
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast.
-VARIANTS   := gcc clang asan tsan aarch64 sim
+VARIANTS   := gcc clang asan tsan aarch64 sim gpu
 CC_gcc     := $(CC)
 CC_clang   := $(CLANG)
 CC_asan    := $(CC)
@@ -50,7 +52,11 @@ CFLAGS_aarch64 = $(CFLAGS_checked) -static
 
 # With dp_cuda.h on the simulated CUDA of tests/sim.
 CC_sim     := $(CC)
-CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -Itests/sim
+CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
+
+# With CUDA itself, loaded when the tests run.
+CC_gpu     := $(CC)
+CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu.sh flags)
 
 TESTS    := $(sort $(wildcard tests/test_*.c) tests/dp.c)
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
@@ -78,6 +84,15 @@ asan tsan sim fuzz lint:
 sim-selftest: build/sim/selftest
 	@$<
 
+gpu-test: build/gpu/tests
+	@tests/gpu.sh test
+
+gpu-bench: build/gpu/bench
+	@tests/gpu.sh bench
+
+gpu-pack:
+	@tests/gpu.sh pack
+
 fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
 	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
 
@@ -87,7 +102,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim sim-selftest fuzz fuzz-run bench lint format clean
+.PHONY: all demo test check asan tsan sim sim-selftest gpu-test gpu-bench gpu-pack fuzz fuzz-run bench lint format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -115,8 +130,18 @@ build/$(1)/%.o: tests/%.c Makefile build/config.mk
 endef
 $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
 
+build/gpu/tests: LIBS += -ldl
+
+build/gpu/bench: tests/bench/gpu/gpu.c $(wildcard *.h) Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than -DDP_DYNAMIC_LOAD -I. \
+	    $(shell tests/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
+
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
 build/sim/tests: $(SIM)
+
+build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(wildcard *.h)
+	$(CC) -std=c11 -O1 -g -DTEST_SIM -I. -Itests/sim $(STB_CFLAGS) $< $(SIM) -o $@ $(LIBS)
 
 build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 	$(CC) -g $^ -o $@ $(LIBS)

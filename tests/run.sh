@@ -74,8 +74,13 @@ step_tsan() {
 
 # dp_cuda.h on the simulated CUDA, which itself is tested first.
 step_sim() {
-    build build/sim/selftest || return 1
+    build build/sim/selftest build/sim/bench || return 1
     build/sim/selftest
+    if build/sim/bench 1 1 >"$LOGS/sim-bench.txt" 2>&1; then
+        echo "ok - gpu-bench runs"
+    else
+        echo "not ok - gpu-bench runs (log: $LOGS/sim-bench.txt)"
+    fi
     T=${T:-cuda} TEST_GPUS=8 tests sim 6
     T=${T:-cuda} TEST_GPUS=1 tests sim 6
 }

@@ -4,7 +4,7 @@
 
 #include "test.h"
 
-#if defined(TEST_CUDA)
+#if defined(TEST_SIM)
 #include <cuda_runtime_api.h>
 #include "cuda_device.h"
 #include "nets.h"

@@ -129,13 +129,13 @@ static const dp_device_ops *reluctant_device(unsigned methods, unsigned kernels)
     TEST_SLOW(name##_cuda, 30)                                                                     \
     {                                                                                              \
         run(name, cuda_device(DEVICES));                                                           \
-        sim_check_leaks();                                                                         \
+        cuda_check_leaks();                                                                        \
     }                                                                                              \
     TEST_SLOW(name##_decorated_cuda, 30)                                                           \
     {                                                                                              \
         run(name, decorate_device(cuda_device(DEVICES)));                                          \
         CHECK_DECORATOR();                                                                         \
-        sim_check_leaks();                                                                         \
+        cuda_check_leaks();                                                                        \
     }
 #else
 #define TEST_TABLE_CUDA(name, run)

@@ -1,0 +1,536 @@
+/* gpu.c - figures of one GPU: dp.h beside CUDA's plain calls, in turn, in one run.
+
+     build/gpu/bench [MiB=256] [ROUNDS=15]
+
+   A block has MiB; the limit of what runs on the GPU is a copy of the same bytes inside it,
+   measured here. What could not be measured is absent in the table. */
+
+#define DP_IMPLEMENTATION
+#include "../../../dp_cuda.h"
+#include <time.h>
+
+#if defined(TEST_SIM) /* to see that it runs; no figures */
+#include "../../sim/sim.h"
+enum { SIMULATED = 1, TENSORS = 20, REPEATS = 1, STEPS = 10 };
+static void simulate(void)
+{
+    sim_set_device_count(1);
+}
+#else
+enum { SIMULATED = 0, TENSORS = 400, REPEATS = 8, STEPS = 1000 };
+static void simulate(void)
+{
+}
+#endif
+
+enum { ROUNDS_MAX = 99 };
+
+#define MUST(call)                                                                                 \
+    do {                                                                                           \
+        if ((call) != DP_OK) {                                                                     \
+            fprintf(stderr, "gpu.c:%d: %s\n", __LINE__, dp_last_error());                          \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static int rounds = 15;
+static size_t block_bytes = (size_t)256 << 20;
+static dp_ctx *ctx;
+static dp_scope *scope;
+static cudaStream_t stream;
+
+/* ---- measuring ------------------------------------------------------------------------------- */
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct task {
+    void (*run)(struct task *task);
+    int repeats;
+    const dp_tensor *dst, *src;
+    const dp_kernel_args *kernel;
+    void *to;
+    const void *from;
+    size_t bytes, pitch_to, pitch_from, rows;
+    int kind;
+    double median; /* seconds of one run */
+} task;
+
+static void wait_all(void)
+{
+    MUST(dp_wait(ctx));
+}
+
+/* In turn: the first, the second, the first ... */
+static void in_turn(task *const *tasks, int count)
+{
+    static double times[4][ROUNDS_MAX];
+    for (int round = -2; round < rounds; round++)
+        for (int t = 0; t < count; t++) {
+            int repeats = tasks[t]->repeats > 0 ? tasks[t]->repeats : 1;
+            double begin = seconds();
+            for (int i = 0; i < repeats; i++)
+                tasks[t]->run(tasks[t]);
+            wait_all();
+            if (round >= 0)
+                times[t][round] = (seconds() - begin) / repeats;
+        }
+    for (int t = 0; t < count; t++) {
+        qsort(times[t], (size_t)rounds, sizeof times[t][0], by_size);
+        tasks[t]->median = times[t][rounds / 2];
+    }
+}
+
+static void line(const char *row, const char *what, double ours, const char *unit, double ratio,
+                 double target, bool at_most)
+{
+    bool met = at_most ? ratio <= target : ratio >= target;
+    printf("%-4s %-54s %10.3f %-5s %8.3f  %s%-7g %s\n", row, what, ours, unit, ratio,
+           at_most ? "<=" : ">=", target, met ? "ok" : "short");
+}
+
+/* ---- tasks ----------------------------------------------------------------------------------- */
+
+static void run_copy(task *t)
+{
+    MUST(dp_copy(ctx, t->dst, t->src, NULL));
+}
+
+static void run_raw(task *t)
+{
+    if (dp__cuda.cudaMemcpyAsync(t->to, t->from, t->bytes, (enum cudaMemcpyKind)t->kind, stream) !=
+        cudaSuccess)
+        exit(1);
+}
+
+static void run_raw_2d(task *t)
+{
+    if (dp__cuda.cudaMemcpy2DAsync(t->to, t->pitch_to, t->from, t->pitch_from, t->bytes, t->rows,
+                                   (enum cudaMemcpyKind)t->kind, stream) != cudaSuccess)
+        exit(1);
+}
+
+static void run_memcpy(task *t)
+{
+    memcpy(t->to, t->from, t->bytes);
+}
+
+static void run_kernel(task *t)
+{
+    MUST(dp_kernel_run(ctx, 0, t->kernel));
+}
+
+static dp_tensor on_device(int64_t rows, int64_t cols)
+{
+    dp_tensor tensor;
+    MUST(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(rows, cols), &tensor));
+    MUST(dp_fill(ctx, &tensor, dp_float(0.5)));
+    return tensor;
+}
+
+static int64_t elements(void)
+{
+    return (int64_t)(block_bytes / sizeof(float));
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static void *pinned(size_t bytes)
+{
+    void *data = NULL;
+    if (dp__cuda.cudaHostAlloc(&data, bytes, cudaHostAllocPortable) != cudaSuccess)
+        exit(1);
+    memset(data, 1, bytes);
+    return data;
+}
+
+static void host_to_device(const char *row, const char *what, void *host, size_t bytes)
+{
+    dp_tensor dst = on_device(1, (int64_t)(bytes / sizeof(float)));
+    dp_tensor src = dp_wrap(host, DP_F32, DP_SHAPE(1, (int64_t)(bytes / sizeof(float))));
+    task ours = {.run = run_copy, .dst = &dst, .src = &src};
+    task raw = {.run = run_raw,
+                .to = dst.data,
+                .from = host,
+                .bytes = bytes,
+                .kind = cudaMemcpyHostToDevice};
+    in_turn((task *[]){&ours, &raw}, 2);
+    if (bytes >= (size_t)1 << 20)
+        line(row, what, (double)bytes / ours.median * 1e-9, "GB/s", raw.median / ours.median, 0.99,
+             false);
+    else
+        line(row, what, (ours.median - raw.median) * 1e6, "us", (ours.median - raw.median) * 1e6, 2,
+             true);
+}
+
+static void rows_in(void)
+{
+    void *host = pinned(block_bytes), *pageable = malloc(block_bytes), *other = malloc(block_bytes);
+    if (pageable == NULL || other == NULL)
+        exit(1);
+    memset(pageable, 1, block_bytes);
+    memset(other, 1, block_bytes);
+    host_to_device("G1", "copy in, pinned, over one cudaMemcpyAsync", host, block_bytes);
+    host_to_device("G1", "copy in, pinned, 64 KiB, more than cudaMemcpyAsync", host, 64 << 10);
+    dp_tensor dst = on_device(1, elements());
+    dp_tensor src = dp_wrap(pageable, DP_F32, DP_SHAPE(1, elements()));
+    task ours = {.run = run_copy, .dst = &dst, .src = &src};
+    task raw = {.run = run_raw,
+                .to = dst.data,
+                .from = pageable,
+                .bytes = block_bytes,
+                .kind = cudaMemcpyHostToDevice};
+    task fast = raw,
+         local = {.run = run_memcpy, .to = other, .from = pageable, .bytes = block_bytes};
+    fast.from = host;
+    raw = SIMULATED ? fast : raw; /* to the simulator pageable memory is an error */
+    in_turn((task *[]){&ours, &raw, &fast, &local}, 4);
+    double bound = fast.median > local.median ? fast.median : local.median;
+    line("G2", "copy in, pageable, over min(pinned, one thread's memcpy)",
+         (double)block_bytes / ours.median * 1e-9, "GB/s", bound / ours.median, 0.85, false);
+    line("G2", "copy in, pageable, over cudaMemcpyAsync of it",
+         (double)block_bytes / ours.median * 1e-9, "GB/s", raw.median / ours.median, 1.5, false);
+    free(pageable);
+    free(other);
+}
+
+/* Half of the columns of a block, inside the GPU. */
+static void half_of_columns(const char *what, int64_t row_bytes, double target, bool scatters)
+{
+    int64_t cols = row_bytes / (int64_t)sizeof(float), rows = elements() / (2 * cols);
+    dp_tensor whole = on_device(rows, 2 * cols), half, dense = on_device(rows, cols);
+    size_t bytes = (size_t)(rows * row_bytes);
+    MUST(dp_narrow(&whole, 1, cols, cols, &half));
+    task ours = {.run = run_copy,
+                 .repeats = REPEATS,
+                 .dst = scatters ? &dense : &half,
+                 .src = scatters ? &half : &dense};
+    task raw = {.run = run_raw,
+                .repeats = REPEATS,
+                .to = dense.data,
+                .from = whole.data,
+                .bytes = bytes,
+                .kind = cudaMemcpyDeviceToDevice};
+    task raw_2d = {.run = run_raw_2d,
+                   .repeats = REPEATS,
+                   .to = ours.dst->data,
+                   .from = ours.src->data,
+                   .pitch_to = (size_t)row_bytes * (scatters ? 1 : 2),
+                   .pitch_from = (size_t)row_bytes * (scatters ? 2 : 1),
+                   .bytes = (size_t)row_bytes,
+                   .rows = (size_t)rows,
+                   .kind = cudaMemcpyDeviceToDevice};
+    bool small = row_bytes < 4096;
+    in_turn((task *[]){&ours, small ? &raw_2d : &raw}, 2);
+    line("G3", what, 2 * (double)bytes / ours.median * 1e-9, "GB/s",
+         (small ? raw_2d.median : raw.median) / ours.median, target, false);
+}
+
+/* Seconds that a copy of one byte inside the GPU takes, read and write counted. */
+static double seconds_per_byte(void)
+{
+    dp_tensor a = on_device(1, elements()), b = on_device(1, elements());
+    task raw = {.run = run_raw,
+                .repeats = REPEATS,
+                .to = a.data,
+                .from = b.data,
+                .bytes = block_bytes,
+                .kind = cudaMemcpyDeviceToDevice};
+    in_turn((task *[]){&raw}, 1);
+    return raw.median / (2.0 * (double)block_bytes);
+}
+
+static dp_kernel_args args_of(dp_kernel kernel, void *const *out, size_t out_count,
+                              const void *const *in, size_t in_count, size_t count)
+{
+    return (dp_kernel_args){.kernel = kernel,
+                            .op = DP_OP_SUM,
+                            .dtype = DP_F32,
+                            .in_dtype = DP_F32,
+                            .count = count,
+                            .out = out,
+                            .in = in,
+                            .out_count = out_count,
+                            .in_count = in_count,
+                            .alpha = 1,
+                            .beta = 1,
+                            .numbers = {1e-3, 1e-2, 0.1, 0.9, 0.1, 1, 1e-8}};
+}
+
+static void against_limit(const char *row, const char *what, const dp_kernel_args *kernel,
+                          double blocks, double target)
+{
+    task ours = {.run = run_kernel, .repeats = REPEATS, .kernel = kernel};
+    double limit = seconds_per_byte() * blocks * (double)block_bytes;
+    in_turn((task *[]){&ours}, 1);
+    line(row, what, blocks * (double)block_bytes / ours.median * 1e-9, "GB/s", limit / ours.median,
+         target, false);
+}
+
+static void rows_kernels(void)
+{
+    dp_tensor blocks[5];
+    void *out[3];
+    const void *in[4];
+    for (int i = 0; i < 5; i++)
+        blocks[i] = on_device(1, elements());
+    for (int i = 0; i < 4; i++)
+        in[i] = blocks[i].data;
+    out[0] = blocks[4].data;
+    size_t count = (size_t)elements();
+    dp_kernel_args reduce = args_of(DP_KERNEL_REDUCE, out, 1, in, 4, count);
+    against_limit("G5", "gradients of 4 devices into one block, over 5 N bytes", &reduce, 5, 0.92);
+    for (int i = 0; i < 3; i++)
+        out[i] = blocks[i].data;
+    in[0] = blocks[3].data;
+    dp_kernel_args sgd = args_of(DP_KERNEL_SGD, out, 2, in, 1, count);
+    dp_kernel_args adamw = args_of(DP_KERNEL_ADAMW, out, 3, in, 1, count);
+    against_limit("G6", "SGD with momentum, over 5 N bytes", &sgd, 5, 0.90);
+    against_limit("G6", "AdamW, over 7 N bytes", &adamw, 7, 0.90);
+    void *result[1] = {blocks[4].data};
+    dp_kernel_args stats = args_of(DP_KERNEL_STATS, result, 1, in, 1, count);
+    against_limit("G7", "sum of squares and found-inf, over N bytes", &stats, 1, 0.85);
+}
+
+/* AdamW on 400 tensors of 1 Ki to 400 Ki elements, a launch each. */
+static dp_kernel_args mixed[TENSORS];
+static void *mixed_out[TENSORS][3];
+static const void *mixed_in[TENSORS][1];
+
+static void run_mixed(task *t)
+{
+    (void)t;
+    for (int i = 0; i < TENSORS; i++)
+        MUST(dp_kernel_run(ctx, 0, &mixed[i]));
+}
+
+static void rows_mixed(void)
+{
+    double bytes = 0;
+    int64_t scale = (int64_t)(block_bytes >> 18);
+    for (int i = 0; i < TENSORS; i++) {
+        int64_t count = (1 + (i * 7919) % TENSORS) * (scale > 0 ? scale : 1);
+        dp_tensor own[4];
+        for (int k = 0; k < 4; k++)
+            own[k] = on_device(1, count);
+        for (int k = 0; k < 3; k++)
+            mixed_out[i][k] = own[k].data;
+        mixed_in[i][0] = own[3].data;
+        mixed[i] = args_of(DP_KERNEL_ADAMW, mixed_out[i], 3, mixed_in[i], 1, (size_t)count);
+        bytes += (double)count * sizeof(float);
+    }
+    task ours = {.run = run_mixed};
+    double limit = seconds_per_byte() * 7 * bytes;
+    in_turn((task *[]){&ours}, 1);
+    line("G6", "AdamW on 400 tensors of mixed sizes, over 7 N bytes", ours.median * 1e6, "us",
+         limit / ours.median, 0.90, false);
+}
+
+/* ---- wrapper and steady step ----------------------------------------------------------------- */
+
+static dp_status forward(dp_call *call)
+{
+    call->out = dp_at(call->args, 0);
+    return DP_OK;
+}
+
+static dp_status backward(dp_call *call)
+{
+    call->args_grad = dp_none();
+    return DP_OK;
+}
+
+static dp_module *empty_net(void)
+{
+    static const dp_method methods[] = {{"forward", forward}, {"backward", backward}};
+    dp_module *net = NULL;
+    MUST(dp_module_create(
+        ctx, &(dp_module_config){.name = "empty", .methods = methods, .method_count = 2}, &net));
+    return net;
+}
+
+static dp_module *nets[2];
+static dp_value batch;
+
+static void run_step(task *t)
+{
+    dp_scope *step = dp_scope_begin(ctx);
+    dp_value out;
+    MUST(dp_invoke(nets[t->kind], "forward", step, batch, dp_none(), NULL, &out, NULL));
+    dp_scope_end(step);
+}
+
+static void rows_wrapper(void)
+{
+    dp_tensor x = on_device(64, 64);
+    batch = DP_LIST_OF(scope, dp_of(scope, &x));
+    nets[0] = empty_net();
+    MUST(dp_data_parallel(nets[0], NULL, &nets[1]));
+    task bare = {.run = run_step, .kind = 0, .repeats = STEPS};
+    task wrapped = {.run = run_step, .kind = 1, .repeats = STEPS};
+    in_turn((task *[]){&bare, &wrapped}, 2);
+    double more = (wrapped.median - bare.median) * 1e6;
+    line("G4", "dp_data_parallel of one GPU, more than the module", more, "us", more, 1.5, true);
+}
+
+/* Everything that a steady step must not do passes one of these. */
+static long forbidden, waited;
+static struct dp__cuda plain;
+
+static cudaError_t counted_malloc(void **out, size_t bytes)
+{
+    forbidden++;
+    return plain.cudaMalloc(out, bytes);
+}
+static cudaError_t counted_free(void *data)
+{
+    forbidden++;
+    return plain.cudaFree(data);
+}
+static cudaError_t counted_host_alloc(void **out, size_t bytes, unsigned flags)
+{
+    forbidden++;
+    return plain.cudaHostAlloc(out, bytes, flags);
+}
+static cudaError_t counted_stream_sync(cudaStream_t native)
+{
+    waited++;
+    return plain.cudaStreamSynchronize(native);
+}
+static cudaError_t counted_event_sync(cudaEvent_t event)
+{
+    waited++;
+    return plain.cudaEventSynchronize(event);
+}
+static cudaError_t counted_event_create(cudaEvent_t *out, unsigned flags)
+{
+    forbidden++;
+    return plain.cudaEventCreateWithFlags(out, flags);
+}
+static cudaError_t counted_stream_create(cudaStream_t *out, unsigned flags, int priority)
+{
+    forbidden++;
+    return plain.cudaStreamCreateWithPriority(out, flags, priority);
+}
+static nvrtcResult counted_compile(nvrtcProgram program, int count, const char *const *options)
+{
+    forbidden++;
+    return plain.nvrtcCompileProgram(program, count, options);
+}
+
+/* Scatter over 4 devices of one GPU from pinned memory, add up, gather. */
+static void steady_step(dp_ctx *four, const dp_tensor *images)
+{
+    dp_scope *step = dp_scope_begin(four);
+    dp_value parts, whole, sum;
+    MUST(dp_scatter(four, step, dp_of(step, images), NULL, &parts));
+    MUST(dp_gather(four, step, parts, NULL, &whole));
+    MUST(dp_reduce_add(four, step, parts, NULL, &sum));
+    dp_scope_end(step);
+}
+
+static void rows_steady(void)
+{
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    dp_ctx *four = NULL;
+    MUST(dp_open(
+        &(dp_config){.backends = backends, .device_count = 4, .devices = (const int[]){0, 0, 0, 0}},
+        &four));
+    dp_tensor images = dp_wrap(pinned(1 << 20), DP_F32, DP_SHAPE(64, 4096));
+    for (int i = 0; i < 5; i++)
+        steady_step(four, &images);
+    plain = dp__cuda;
+    dp__cuda.cudaMalloc = counted_malloc;
+    dp__cuda.cudaFree = counted_free;
+    dp__cuda.cudaHostAlloc = counted_host_alloc;
+    dp__cuda.cudaStreamSynchronize = counted_stream_sync;
+    dp__cuda.cudaEventSynchronize = counted_event_sync;
+    dp__cuda.cudaEventCreateWithFlags = counted_event_create;
+    dp__cuda.cudaStreamCreateWithPriority = counted_stream_create;
+    dp__cuda.nvrtcCompileProgram = counted_compile;
+    for (int i = 0; i < 20; i++)
+        steady_step(four, &images);
+    dp__cuda = plain;
+    line("G8", "allocations and creations in 20 steady steps", (double)forbidden, "calls",
+         (double)forbidden, 0, true);
+    line("G8", "waits in them, for 4 copies from pinned memory a step", (double)waited, "calls",
+         (double)waited, 0, true);
+    dp_close(four);
+}
+
+/* ---- main ------------------------------------------------------------------------------------ */
+
+static void open_all(void)
+{
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    const dp_config config = {.backends = backends, .device_count = 1};
+    CUcontext bare = NULL;
+    double begin = seconds();
+    if (dp__cuda_ready() != DP_OK ||
+        dp__cuda.call_cuDevicePrimaryCtxRetain(&bare, 0) != CUDA_SUCCESS) {
+        fprintf(stderr, "%s\n", dp_last_error());
+        exit(1);
+    }
+    double context = seconds() - begin;
+    begin = seconds();
+    MUST(dp_open(&config, &ctx));
+    double opened = seconds() - begin;
+    printf("a bare context takes %.3f s\n", context);
+    line("G9", "dp_open, with a context there already", opened, "s", opened, 0.5, true);
+    (void)dp__cuda.call_cuDevicePrimaryCtxRelease(0);
+    scope = dp_scope_begin(ctx);
+    stream = dp_cuda_stream(dp_local_stream(ctx, 0));
+    MUST(dp__cuda_enter(&dp__cuda_gpus[0])); /* for the plain calls, to the end */
+}
+
+static void in_scope(void (*rows)(void))
+{
+    dp_scope *outer = scope;
+    scope = dp_scope_begin(ctx);
+    rows();
+    dp_scope_end(scope);
+    scope = outer;
+}
+
+static void rows_columns(void)
+{
+    half_of_columns("scatter along dim 1, rows of 4 KiB, over a plain copy", 4096, 0.9, true);
+    half_of_columns("gather along dim 1, rows of 4 KiB, over a plain copy", 4096, 0.8, false);
+    half_of_columns("scatter along dim 1, rows of 64 B, over one 2-D copy", 64, 5, true);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && atoi(argv[1]) > 0)
+        block_bytes = (size_t)atoi(argv[1]) << 20;
+    if (argc > 2 && atoi(argv[2]) > 0 && atoi(argv[2]) < ROUNDS_MAX)
+        rounds = atoi(argv[2]);
+    if (SIMULATED)
+        simulate();
+    printf("blocks of %zu MiB, medians of %d rounds\n", block_bytes >> 20, rounds);
+    printf("%-4s %-54s %10s %-5s %8s  %-9s\n", "row", "what", "dp.h", "", "ratio", "target");
+    open_all();
+    printf("a copy inside the GPU: %.0f GB/s, read and write\n", 1e-9 / seconds_per_byte());
+    in_scope(rows_in);
+    in_scope(rows_columns);
+    in_scope(rows_wrapper);
+    in_scope(rows_kernels);
+    in_scope(rows_mixed);
+    rows_steady();
+    printf("G10  replay of a captured step: absent\n");
+    printf("G11  two or more GPUs: absent\n");
+    printf("G12  deterministic mode: absent\n");
+    dp_scope_end(scope);
+    dp_close(ctx);
+    return 0;
+}
