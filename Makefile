@@ -60,6 +60,8 @@ CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu.s
 
 TESTS    := $(sort $(wildcard tests/test_*.c) tests/dp.c)
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
+CUDA_HOME ?= /usr/local/cuda
+CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
 SOURCES  := $(sort $(wildcard *.h examples/*.[ch] \
     $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
@@ -67,9 +69,9 @@ SOURCES  := $(sort $(wildcard *.h examples/*.[ch] \
 export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS
 RUN := +@tests/run.sh
 
-all: $(EXAMPLES)
+all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)),$(EXAMPLES))
 
-demo: $(EXAMPLES)
+demo: $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
 	$(RUN) demo $^
 
 test: build/tools
@@ -155,6 +157,10 @@ build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	@echo "$(CC) $<"
 	@$(CC) -std=c11 $(CFLAGS_gcc) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< -o $@ $(LIBS)
+
+$(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
+$(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
+    -lcublas -lcudart -lnvrtc
 
 FUZZ_NEEDS := $(wildcard *.h tests/fuzz/*.h) Makefile build/config.mk
 

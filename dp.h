@@ -716,6 +716,7 @@ typedef struct dp_param_config {
 } dp_param_config;
 
 typedef struct dp_replica_info { /* of a module, for dp_module_config.replica_create */
+    dp_ctx *ctx;
     dp_module *module;
     const void *state; /* the module's */
     dp_device device;

@@ -378,7 +378,7 @@ static void dp__own_destroy(void *user)
 static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t replica,
                                  dp_device device, void **out)
 {
-    dp_replica_info info = {module, module->state, device, replica, &module->shared};
+    dp_replica_info info = {module->ctx, module, module->state, device, replica, &module->shared};
     *out = NULL;
     if (module->replica_create == NULL)
         return DP_OK;

@@ -4,6 +4,7 @@
    does what a step takes. At the end both have learned the same.
 
    Build: cc -std=c11 -O2 examples/train_data_parallel.c -o train_data_parallel -lpthread -lm
+   Run:   ./train_data_parallel [DEVICE ...]      0 1
    Prints:
    4096 pictures of 28 x 28 (...), batches of 128
    1 device:  loss ... -> ..., ... of 100 right, ... ms a step
@@ -92,18 +93,18 @@ static void show(dp_ctx *ctx, dp_value log, int step, double began)
 }
 
 /* [readme */
-static void train(int devices, float *numbers)
+static void train(int count, const int *devices, float *numbers)
 {
     static const mlp shape = {PIXELS, HIDDEN, CLASSES};
     dp_ctx *ctx;
     dp_module *net, *par;
-    CHECK(dp_open(&(dp_config){.device_count = devices}, &ctx));
+    CHECK(dp_open(&(dp_config){.device_count = count, .devices = devices}, &ctx));
     CHECK(mlp_create(ctx, &shape, &net));     /* the user's own model */
     CHECK(dp_data_parallel(net, NULL, &par)); /* a wrapper is a module too */
     copy_numbers(ctx, net, numbers, true);
     sgd optim = {{&sgd_ops}, ctx, 0.1};
     double began = now_ms();
-    printf("%d device%s loss", devices, devices > 1 ? "s:" : ": ");
+    printf("%d device%s loss", count, count > 1 ? "s:" : ": ");
     for (int i = 0; i < STEPS; i++) {
         dp_scope *step = dp_scope_begin(ctx); /* what this step makes goes with it */
         dp_value image = images_of(step, i), label = labels_of(step, i), log;
@@ -117,9 +118,10 @@ static void train(int devices, float *numbers)
 }
 /* readme] */
 
-int main(void)
+int main(int argc, char **argv)
 {
     static float one[PARAMS], many[PARAMS];
+    int devices[8] = {0, 1}, count = argc < 2 ? 2 : argc < 10 ? argc - 1 : 8;
     float most = 0;
     unsigned seed = 7;
     for (int i = 0; i < PARAMS; i++) {
@@ -127,8 +129,10 @@ int main(void)
         one[i] = many[i] = ((float)(seed >> 8) / (1 << 24) - 0.5f) * 0.1f;
     }
     printf("%d pictures of 28 x 28 (%s), batches of %d\n", PICTURES, load_pictures(), BATCH);
-    train(1, one);
-    train(2, many);
+    for (int i = 0; i < count && argc > 1; i++)
+        devices[i] = atoi(argv[i + 1]);
+    train(1, devices, one);
+    train(count, devices, many);
     for (int i = 0; i < PARAMS; i++)
         most = fmaxf(most, fabsf(one[i] - many[i]));
     printf("largest difference of a parameter: %.1e\n", (double)most);
