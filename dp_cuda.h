@@ -859,6 +859,12 @@ static dp_status dp__cuda_ready(void)
 
 enum { DP__CUDA_GPUS_MAX = 64 };
 
+typedef struct dp__cuda_code { /* the kernels for one architecture; they run on all its GPUs */
+    int arch, users;
+    cudaLibrary_t library;
+    cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
+} dp__cuda_code;
+
 typedef struct dp__cuda_gpu {
     int ordinal, users;
     int arch; /* 90: sm_90 */
@@ -866,13 +872,13 @@ typedef struct dp__cuda_gpu {
     size_t pitch_max;
     CUdevice device;
     CUcontext context;
-    cudaLibrary_t library;
-    cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
+    struct dp__cuda_code *code;
     atomic_int reach[DP__CUDA_GPUS_MAX]; /* dp__cuda_reach: how it reads the others */
 } dp__cuda_gpu;
 
 static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* of these, and of binding */
 static dp__cuda_gpu dp__cuda_gpus[DP__CUDA_GPUS_MAX];
+static dp__cuda_code dp__cuda_codes[DP__CUDA_GPUS_MAX];
 static struct dp__cuda_dev *dp__cuda_open_list;
 
 static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult code)
@@ -995,21 +1001,48 @@ static dp_status dp__cuda_compile(const dp_host *host, int arch, char **out_imag
     return status;
 }
 
+static void dp__cuda_code_drop(dp__cuda_code *code)
+{
+    if (code == NULL || --code->users > 0)
+        return;
+    if (code->library != NULL)
+        (void)dp__cuda.cudaLibraryUnload(code->library);
+    *code = (dp__cuda_code){0};
+}
+
+/* With the GPU's context. The code of another GPU of the same architecture serves. */
+static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
+{
+    int place = 0;
+    char *image = NULL;
+    while (dp__cuda_codes[place].users > 0 && dp__cuda_codes[place].arch != gpu->arch)
+        place++; /* there are not more of them than GPUs */
+    dp__cuda_code *code = gpu->code = &dp__cuda_codes[place];
+    if (code->users++ > 0)
+        return DP_OK;
+    code->arch = gpu->arch;
+    dp_status status = dp__cuda_compile(host, gpu->arch, &image);
+    if (status == DP_OK)
+        status = dp__cuda_check(
+            "cudaLibraryLoadData", gpu->ordinal,
+            dp__cuda.cudaLibraryLoadData(&code->library, image, NULL, NULL, 0, NULL, NULL, 0));
+    for (int i = 0; i < DP__CUDA_KERNEL_COUNT && status == DP_OK; i++)
+        status = dp__cuda_check(
+            dp__cuda_names[i], gpu->ordinal,
+            dp__cuda.cudaLibraryGetKernel(&code->kernels[i], code->library, dp__cuda_names[i]));
+    host->free(host, image);
+    return status;
+}
+
 /* Asking for a kernel's attributes loads it now: a kernel that loads later may wait for others. */
-static dp_status dp__cuda_load(dp__cuda_gpu *gpu, const char *image)
+static dp_status dp__cuda_load(const dp_host *host, dp__cuda_gpu *gpu)
 {
     struct cudaFuncAttributes attributes;
-    DP__TRY(dp__cuda_check(
-        "cudaLibraryLoadData", gpu->ordinal,
-        dp__cuda.cudaLibraryLoadData(&gpu->library, image, NULL, NULL, 0, NULL, NULL, 0)));
-    for (int i = 0; i < DP__CUDA_KERNEL_COUNT; i++) {
+    DP__TRY(dp__cuda_code_use(host, gpu));
+    for (int i = 0; i < DP__CUDA_KERNEL_COUNT; i++)
         DP__TRY(dp__cuda_check(
             dp__cuda_names[i], gpu->ordinal,
-            dp__cuda.cudaLibraryGetKernel(&gpu->kernels[i], gpu->library, dp__cuda_names[i])));
-        DP__TRY(dp__cuda_check(
-            dp__cuda_names[i], gpu->ordinal,
-            dp__cuda.cudaFuncGetAttributes(&attributes, (const void *)gpu->kernels[i])));
-    }
+            dp__cuda.cudaFuncGetAttributes(&attributes, (const void *)gpu->code->kernels[i])));
     return DP_OK;
 }
 
@@ -1030,36 +1063,30 @@ static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
 
 static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
 {
-    if (gpu->library != NULL && dp__cuda_enter(gpu) == DP_OK)
-        (void)dp__cuda_leave(gpu, DP_OK, "cudaLibraryUnload",
-                             dp__cuda.cudaLibraryUnload(gpu->library));
+    if (gpu->code != NULL && dp__cuda_enter(gpu) == DP_OK) {
+        dp__cuda_code_drop(gpu->code);
+        (void)dp__cuda_leave(gpu, DP_OK, "cudaLibraryUnload", dp__cuda.cudaGetLastError());
+    }
     if (gpu->context != NULL)
         (void)dp__cuda.call_cuDevicePrimaryCtxRelease(gpu->device);
     for (int i = 0; i < DP__CUDA_GPUS_MAX; i++) {
         atomic_store(&gpu->reach[i], 0);
         atomic_store(&dp__cuda_gpus[i].reach[gpu->ordinal], 0);
     }
-    gpu->library = NULL;
+    gpu->code = NULL;
     gpu->context = NULL;
 }
 
 static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
 {
-    char *image = NULL;
     DP__TRY(dp__cuda_driver_check("cuDeviceGet", gpu->ordinal,
                                   dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
     DP__TRY(dp__cuda_gpu_look(gpu));
-    dp_status status = dp__cuda_compile(host, gpu->arch, &image);
-    if (status == DP_OK)
-        status = dp__cuda_driver_check(
-            "cuDevicePrimaryCtxRetain", gpu->ordinal,
-            dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device));
-    if (status == DP_OK)
-        status = dp__cuda_enter(gpu);
-    if (status == DP_OK)
-        status = dp__cuda_leave(gpu, dp__cuda_load(gpu, image), "", cudaSuccess);
-    host->free(host, image);
-    return status;
+    DP__TRY(
+        dp__cuda_driver_check("cuDevicePrimaryCtxRetain", gpu->ordinal,
+                              dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device)));
+    DP__TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, dp__cuda_load(host, gpu), "", cudaSuccess);
 }
 
 static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
@@ -1071,8 +1098,8 @@ static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream
     dim3 block = {DP__CUDA_LANES, 1, 1};
     DP__TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
-                          dp__cuda.cudaLaunchKernel((const void *)gpu->kernels[kernel], grid, block,
-                                                    arguments, 0, stream));
+                          dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
+                                                    block, arguments, 0, stream));
 }
 
 /* One thread an element. */

@@ -82,7 +82,7 @@ step_sim() {
         echo "not ok - gpu-bench runs (log: $LOGS/sim-bench.txt)"
     fi
     T=${T:-cuda} TEST_GPUS=8 tests sim 6
-    T=${T:-cuda} TEST_GPUS=1 tests sim 6
+    T=${T:-cuda} TEST_GPUS=1 SIM_SEED=${SIM_SEED:-1} tests sim 6
 }
 
 # Emulation is slow: it gets a minute, and what it did not reach by then was not tested.

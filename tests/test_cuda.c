@@ -25,6 +25,8 @@ static dp_ctx *open_cuda(int gpus, const int *devices, int count)
     return ctx;
 }
 
+static void train_once(dp_ctx *ctx, int devices);
+
 /* ---- which devices there are ----------------------------------------------------------------- */
 
 static const char *default_backend(void)
@@ -65,6 +67,25 @@ TEST(an_old_driver_is_none)
                 "the driver is for CUDA 12.7, 12.8 is needed");
     sim_set_driver(12080);
     CHECK_OK(dp_open(&(dp_config){.backends = backends}, &ctx));
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+TEST(a_gpu_that_is_too_old)
+{
+    const dp_device_ops *const backends[] = {real_gpus(1), NULL};
+    dp_ctx *ctx = NULL;
+    sim_set_arch(70);
+    CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_UNSUPPORTED,
+                "architecture 7.0, 7.5 is needed");
+    sim_check_leaks();
+}
+
+TEST(a_gpu_newer_than_the_compiler)
+{
+    sim_set_arch(130);
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    train_once(ctx, 2);
     dp_close(ctx);
     sim_check_leaks();
 }
@@ -338,6 +359,72 @@ TEST(a_steady_step_allocates_nothing_on_gpus)
     }
     CHECK_OK(dp_device_info_get(ctx, 0, &after));
     CHECK_INT(after.bytes_free, before.bytes_free);
+    dp_close(ctx);
+}
+
+/* Rank 0's numbers to all, added up, and back, through everything that only enqueues. */
+static void enqueue_all(dp_ctx *ctx, const dp_tensor *tensors, int count)
+{
+    dp_part parts[4];
+    for (int i = 0; i < count; i++)
+        parts[i] = (dp_part){tensors[i].data, tensors[i].data, NULL};
+    CHECK_OK(dp_broadcast(ctx, parts, 1000, DP_F32, 0));
+    CHECK_OK(dp_all_reduce(ctx, parts, 1000, DP_F32, DP_OP_MEAN));
+    CHECK_OK(dp_reduce_add_into(ctx, tensors, (size_t)count, &tensors[0]));
+    CHECK_OK(dp_replicate_into(ctx, &tensors[0], tensors + 1, (size_t)count - 1));
+    for (int i = 0; i < count; i++) {
+        CHECK_OK(dp_axpby(ctx, 2, &tensors[i], 0, NULL, &tensors[i]));
+        CHECK_OK(dp_copy(ctx, &tensors[i], &tensors[(i + 1) % count], NULL));
+    }
+}
+
+static void enqueues_only(dp_ctx *ctx)
+{
+    dp_tensor tensors[4];
+    float numbers[1000];
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(
+            dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, DP_SHAPE(1000), &tensors[i]));
+        CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
+    }
+    enqueue_all(ctx, tensors, 4); /* pairs are checked here, and memory is taken */
+    sim_enqueue_only(true);
+    enqueue_all(ctx, tensors, 4);
+    sim_enqueue_only(false);
+    CHECK_OK(dp_read(ctx, &tensors[3], numbers, sizeof numbers));
+    CHECK_F64(numbers[999], 16, 0); /* four times what it was, twice */
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+TEST(nothing_waits_among_gpus)
+{
+    enqueues_only(open_cuda(4, NULL, 4));
+}
+
+TEST(nothing_waits_on_one_gpu)
+{
+    enqueues_only(open_cuda(1, (int[]){0, 0, 0, 0}, 4));
+}
+
+/* The user captures: what only enqueues may be captured, also over several devices of a GPU. */
+TEST(steps_can_be_captured)
+{
+    dp_ctx *ctx = open_cuda(1, (int[]){0, 0, 0, 0}, 4);
+    dp_tensor tensors[4];
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(
+            dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, DP_SHAPE(1000), &tensors[i]));
+        CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
+    }
+    enqueue_all(ctx, tensors, 4);
+    sim_capture(true);
+    enqueue_all(ctx, tensors, 4);
+    sim_capture(false);
+    dp_scope_end(scope);
     dp_close(ctx);
 }
 

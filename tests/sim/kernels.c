@@ -140,6 +140,11 @@ void sim_kernel_run(int kernel, const void *arguments, char *const *at)
     kernels[kernel].fn(p);
 }
 
+size_t sim_param_bytes(void)
+{
+    return sizeof(params);
+}
+
 void sim_fill_params(void *out, void *dst, size_t count)
 {
     const params p = {.out = {dst}, .out_count = 1, .count = count};

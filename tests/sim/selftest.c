@@ -370,6 +370,39 @@ static void context_left_current(void)
     clean_up();
 }
 
+static void wait_where_only_enqueueing(void)
+{
+    in(x, a);
+    sim_enqueue_only(true);
+    cudaStreamSynchronize(a);
+}
+static void allocation_in_a_step(void)
+{
+    void *data = NULL;
+    sim_enqueue_only(true);
+    cudaMalloc(&data, BYTES);
+}
+static void query_during_capture(void)
+{
+    record(a);
+    sim_capture(true);
+    cudaEventQuery(event);
+}
+static void wait_during_capture(void)
+{
+    sim_capture(true);
+    cudaStreamSynchronize(a);
+}
+static void peer_without_access(void)
+{
+    cudaMemcpyPeerAsync(x, 0, far_x, 1, BYTES, a);
+}
+static void peer_of_another_device(void)
+{
+    cudaDeviceEnablePeerAccess(1, 0);
+    cudaMemcpyPeerAsync(x, 0, y, 1, BYTES, a);
+}
+
 /* ---- correct --------------------------------------------------------------------------------- */
 
 static void one_stream(void)
@@ -445,6 +478,20 @@ static void over_two_devices(void)
     cudaStreamWaitEvent(a, far_event, 0);
     in(x, a);
 }
+static void peers(void)
+{
+    cudaDeviceEnablePeerAccess(1, 0);
+    cudaMemcpyPeerAsync(x, 0, far_x, 1, BYTES, a);
+}
+static void captured(void)
+{
+    sim_capture(true);
+    in(x, a);
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+    sim_capture(false);
+}
 static void ring_of_slots(void)
 {
     for (int i = 0; i < 8; i++) {
@@ -466,6 +513,71 @@ static void transitive(void)
     CUcontext popped;
     pop(&popped);
     push(near_context);
+}
+
+/* ---- deferred -------------------------------------------------------------------------------- */
+
+/* The same bugs seen another way: with work that is done later, in any order that is allowed, what
+   nothing orders shows as a wrong number with some seed, and what is right never does. The findings
+   are not asked. */
+static bool wrong_number(bool waits, int bug)
+{
+    memset(pinned, 1, BYTES);
+    in(x, a);
+    in(y, a);
+    cudaStreamSynchronize(a);
+    memset(pinned, 7, BYTES);
+    in(x, a);
+    record(bug == 1 ? b : a);
+    if (waits || bug == 1)
+        wait_on(b);
+    inside(y, x, b);
+    if (bug == 2)
+        fill(x, 8, a);
+    cudaStreamSynchronize(a);
+    cudaStreamSynchronize(b);
+    out(y, b);
+    cudaStreamSynchronize(b);
+    return pinned[0] != 7 || pinned[BYTES - 1] != 7;
+}
+
+static bool shows(bool waits, int bug)
+{
+    bool shown = false;
+    for (unsigned seed = 1; seed < 200 && !shown; seed++) {
+        sim_defer(seed);
+        shown = wrong_number(waits, bug);
+    }
+    sim_defer(0);
+    sim_forget_findings();
+    return shown;
+}
+
+static void must_show(bool waits, int bug)
+{
+    sim_hush(true);
+    bool shown = shows(waits, bug);
+    sim_hush(false);
+    if (shown)
+        fprintf(stderr, "sim: wrong number: with some seed\n");
+    exit(shown);
+}
+static void deferred_missing_wait(void)
+{
+    must_show(false, 0);
+}
+static void deferred_wait_for_the_wrong_stream(void)
+{
+    must_show(true, 1);
+}
+static void deferred_overwritten_too_early(void)
+{
+    must_show(true, 2);
+}
+static void deferred_in_order(void)
+{
+    if (shows(true, 0))
+        fprintf(stderr, "sim: wrong number: though all is ordered\n");
 }
 
 /* clang-format off */
@@ -501,10 +613,17 @@ static const struct program {
     PLANTED(context_released_twice, "context released twice"), PLANTED(memory_leak, "leak"),
     PLANTED(stream_leak, "leak"), PLANTED(event_leak, "leak"),
     PLANTED(context_left_current, "leak"),
+    PLANTED(wait_where_only_enqueueing, "blocks"), PLANTED(allocation_in_a_step, "blocks"),
+    PLANTED(query_during_capture, "in capture"), PLANTED(wait_during_capture, "in capture"),
+    PLANTED(peer_without_access, "peer without access"),
+    PLANTED(peer_of_another_device, "wrong device"),
+    PLANTED(deferred_missing_wait, "wrong number"),
+    PLANTED(deferred_wait_for_the_wrong_stream, "wrong number"),
+    PLANTED(deferred_overwritten_too_early, "wrong number"),
     CORRECT(one_stream), CORRECT(two_streams), CORRECT(there_and_back), CORRECT(by_the_host),
     CORRECT(by_an_event), CORRECT(readers_together), CORRECT(apart_in_one_block),
     CORRECT(kernels_in_order), CORRECT(over_two_devices), CORRECT(ring_of_slots),
-    CORRECT(transitive),
+    CORRECT(transitive), CORRECT(peers), CORRECT(captured), CORRECT(deferred_in_order),
 };
 /* clang-format on */
 
@@ -540,6 +659,7 @@ static size_t run(const struct program *program, char *said, size_t bytes, int *
 int main(void)
 {
     int failed = 0, passed = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0); /* or the children say it again */
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
         const struct program *program = &programs[i];
         char said[4096], wanted[64] = "";

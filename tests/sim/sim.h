@@ -20,16 +20,27 @@
 void sim_set_device_count(int count); /* none before */
 void sim_set_driver(int version);     /* 13000; 0 = there is none */
 void sim_set_memory(size_t bytes);    /* of each device; 4 GiB */
+void sim_set_arch(int arch);          /* 90 for sm_90; NVRTC knows 75 and 90 */
 
 /* How `reader` gets what `from` has. A pair that is not good may still say that it is. */
 typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;
 void sim_set_peer(int reader, int from, sim_peer peer);
 long sim_peer_copies(void); /* directly between devices, so far */
 
+/* Work is not done when it is enqueued, but later, in an order that the seed decides among those
+   that streams and events allow: what is not ordered shows as wrong numbers. 0: at once. A test
+   begins with $SIM_SEED. */
+void sim_defer(unsigned long long seed);
+
 /* The nth call from now on fails with this cudaError_t, and with `sticky` all after it. */
 void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);
 long sim_call_count(void);
+
+/* While it is on, calls that may wait for the device are findings: "blocks" where only enqueueing
+   is allowed, "in capture" while somebody captures, when even asking for an event is wrong. */
+void sim_enqueue_only(bool on);
+void sim_capture(bool on);
 
 /* Findings so far, by name; printed to stderr as they happen unless hushed. */
 int sim_finding_count(const char *name); /* NULL: of any name */
@@ -52,6 +63,7 @@ enum { SIM_RANGES = 160, SIM_PARAM_BYTES = 4096 };
 int sim_kernel_find(const char *name); /* -1: there is none */
 const char *sim_kernel_name(int kernel);
 size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out);
+size_t sim_param_bytes(void);
 void sim_kernel_run(int kernel, const void *arguments, char *const *at);
 
 /* Arguments of the kernels fill_1 ... fill_8, for count elements at dst. */

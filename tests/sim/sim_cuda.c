@@ -19,7 +19,7 @@ enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
 
-static int device_count, driver_version = 13000;
+static int device_count, driver_version = 13000, arch = 90;
 static size_t memory_bytes = (size_t)4 << 30;
 static size_t memory_used[DEVICES];
 
@@ -113,6 +113,29 @@ static cudaError_t enter(void)
     bool fails = fail_at > 0 && (call_count == fail_at || (fail_sticky && call_count > fail_at));
     fault_fired = fault_fired || fails;
     return fails ? (cudaError_t)fail_code : cudaSuccess;
+}
+
+static bool enqueue_only, capturing;
+
+void sim_enqueue_only(bool on)
+{
+    enqueue_only = on;
+}
+
+void sim_capture(bool on)
+{
+    capturing = on;
+}
+
+/* A call that may wait, or for which the driver may. */
+static cudaError_t enter_waiting(const char *fn)
+{
+    cudaError_t code = enter();
+    if (enqueue_only)
+        find("blocks", "%s, where work is only enqueued", fn);
+    if (capturing)
+        find("in capture", "%s, while a stream is captured", fn);
+    return code;
 }
 
 /* Calls that release: on a lost device they fail, and yet nothing is left behind. */
@@ -214,17 +237,34 @@ typedef struct clock_of {
     uint64_t at[ACTORS];
 } clock_of;
 
+typedef struct work { /* what a stream has to do: bytes to move, a kernel, or order to keep */
+    enum { MOVE, KERNEL, RECORD, WAIT } kind;
+    struct work *next;
+    char *to; /* MOVE */
+    const char *from;
+    size_t bytes;
+    int reader, source; /* devices; -1: the host */
+    int kernel;
+    size_t operand_count;
+    struct operand *operands;
+    void *params;
+    struct CUevent_st *event; /* RECORD, WAIT */
+    uint64_t serial;
+} work;
+
 struct CUstream_st {
     uint32_t magic;
     int device, actor;
     bool hangs; /* it will never be done */
     clock_of clock;
+    work *todo, **end; /* deferred */
     struct CUstream_st *next;
 };
 struct CUevent_st {
     uint32_t magic;
     int device;
     bool recorded, hangs;
+    uint64_t serial, done; /* of records: the newest, and the newest that was reached */
     clock_of clock;
     struct CUevent_st *next;
 };
@@ -462,8 +502,11 @@ static cudaError_t make_block(size_t bytes, int device, void **out)
     return cudaSuccess;
 }
 
+static void finish_all(void);
+
 static cudaError_t drop_block(const char *fn, void *pointer, bool pinned)
 {
+    finish_all(); /* what may still use it is a finding, not a crash */
     block *b = block_of(pointer);
     if (pointer == NULL)
         return cudaSuccess;
@@ -511,6 +554,173 @@ void sim_check_leaks(void)
     pthread_mutex_unlock(&lock);
 }
 
+/* ---- work ------------------------------------------------------------------------------------
+
+   Done when it is enqueued; or, deferred, later: at some time that the seed decides, in any order
+   that streams and events allow, at the latest when the host waits for it.                       */
+
+typedef struct operand {
+    sim_range range;
+    int device;
+    char *shadow, *copy;
+} operand;
+
+enum { FENCE = 64, FENCE_BYTE = 0x5e };
+
+static uint64_t seed; /* 0: nothing is deferred */
+
+__attribute__((constructor)) static void begin_with_seed(void)
+{
+    const char *text = getenv("SIM_SEED");
+    seed = text != NULL ? strtoull(text, NULL, 10) : 0;
+}
+
+void sim_defer(unsigned long long new_seed)
+{
+    seed = new_seed;
+}
+
+static uint64_t chance(uint64_t below)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed % below;
+}
+
+/* A kernel runs on copies of exactly the bytes that it may touch, with a fence behind. Operands at
+   the same address are the same bytes. */
+static void lay_out(const work *w)
+{
+    for (size_t i = 0; i < w->operand_count; i++) {
+        operand *own = &w->operands[i];
+        for (size_t k = 0; k < i && own->copy == NULL; k++)
+            if (w->operands[k].shadow == own->shadow &&
+                w->operands[k].range.bytes == own->range.bytes)
+                own->copy = w->operands[k].copy;
+        if (own->copy != NULL)
+            continue;
+        own->copy = malloc(own->range.bytes + FENCE);
+        memcpy(own->copy, own->shadow, own->range.bytes);
+        spoil(w->reader, own->device, own->copy, own->range.bytes);
+        memset(own->copy + own->range.bytes, FENCE_BYTE, FENCE);
+    }
+}
+
+static void put_back(const work *w)
+{
+    for (size_t i = 0; i < w->operand_count; i++) {
+        const operand *own = &w->operands[i];
+        for (int k = 0; k < FENCE; k++)
+            if (own->copy[own->range.bytes + (size_t)k] != FENCE_BYTE) {
+                find("out of bounds", "%s writes behind an operand of %zu bytes",
+                     sim_kernel_name(w->kernel), own->range.bytes);
+                break;
+            }
+        if (own->range.write)
+            memcpy(own->shadow, own->copy, own->range.bytes);
+    }
+    for (size_t i = 0; i < w->operand_count; i++) {
+        bool first = true;
+        for (size_t k = 0; k < i; k++)
+            first = first && w->operands[k].copy != w->operands[i].copy;
+        if (first)
+            free(w->operands[i].copy);
+    }
+}
+
+static void run_kernel(const work *w)
+{
+    char *at[SIM_RANGES];
+    lay_out(w);
+    for (size_t i = 0; i < w->operand_count; i++)
+        at[i] = w->operands[i].copy;
+    sim_kernel_run(w->kernel, w->params, at);
+    put_back(w);
+    free(w->operands);
+    free(w->params);
+}
+
+static void perform(const work *w)
+{
+    switch (w->kind) {
+    case MOVE:
+        memmove(w->to, w->from, w->bytes);
+        spoil(w->reader, w->source, w->to, w->bytes);
+        break;
+    case KERNEL:
+        run_kernel(w);
+        break;
+    case RECORD:
+        w->event->done = w->serial;
+        break;
+    case WAIT:
+        break;
+    }
+}
+
+static bool is_ready(const struct CUstream_st *s)
+{
+    return s->todo != NULL && (s->todo->kind != WAIT || s->todo->event->done >= s->todo->serial);
+}
+
+/* One piece of work of any stream that has some ready; false: there is none. */
+static bool run_some(void)
+{
+    uint64_t ready = 0, place;
+    for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
+        ready += is_ready(s);
+    if (ready == 0)
+        return false;
+    place = chance(ready);
+    for (struct CUstream_st *s = streams; s != NULL; s = s->next)
+        if (is_ready(s) && place-- == 0) {
+            work *w = s->todo;
+            s->todo = w->next;
+            if (s->todo == NULL)
+                s->end = &s->todo;
+            perform(w);
+            free(w);
+            return true;
+        }
+    return false;
+}
+
+static void submit(cudaStream_t stream, work w)
+{
+    if (seed == 0) {
+        perform(&w);
+        return;
+    }
+    work *own = malloc(sizeof *own);
+    *own = w;
+    own->next = NULL;
+    if (stream->todo == NULL)
+        stream->end = &stream->todo;
+    *stream->end = own;
+    stream->end = &own->next;
+    for (uint64_t some = chance(3); some > 0 && run_some(); some--)
+        continue;
+}
+
+static void finish_stream(const struct CUstream_st *stream)
+{
+    while (stream->todo != NULL && run_some())
+        continue;
+}
+
+static void finish_event(const struct CUevent_st *event)
+{
+    while (event->done < event->serial && run_some())
+        continue;
+}
+
+static void finish_all(void)
+{
+    while (run_some())
+        continue;
+}
+
 /* ---- the runtime: devices -------------------------------------------------------------------- */
 
 void sim_set_device_count(int count)
@@ -526,6 +736,11 @@ void sim_set_driver(int version)
 void sim_set_memory(size_t bytes)
 {
     memory_bytes = bytes;
+}
+
+void sim_set_arch(int new_arch)
+{
+    arch = new_arch;
 }
 
 cudaError_t cudaGetDeviceCount(int *count)
@@ -553,8 +768,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     if (code == cudaSuccess && (device < 0 || device >= device_count))
         code = cudaErrorInvalidDevice;
     if (code == cudaSuccess)
-        *value = attr == cudaDevAttrComputeCapabilityMajor   ? 9
-                 : attr == cudaDevAttrComputeCapabilityMinor ? 0
+        *value = attr == cudaDevAttrComputeCapabilityMajor   ? arch / 10
+                 : attr == cudaDevAttrComputeCapabilityMinor ? arch % 10
                  : attr == cudaDevAttrMaxPitch               ? PITCH_MAX
                                                              : MULTIPROCESSORS;
     return leave(code);
@@ -671,14 +886,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     int device = current_device(__func__);
     return leave(code == cudaSuccess ? make_block(bytes, device, out) : code);
 }
 
 cudaError_t cudaFree(void *pointer)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     cudaError_t dropped = releases(code) ? drop_block(__func__, pointer, false) : code;
     return leave(code == cudaSuccess ? dropped : code);
@@ -686,7 +901,7 @@ cudaError_t cudaFree(void *pointer)
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     (void)flags;
     return leave(code == cudaSuccess ? make_block(bytes, -1, out) : code);
@@ -694,7 +909,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *pointer)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     cudaError_t dropped = releases(code) ? drop_block(__func__, pointer, true) : code;
     return leave(code == cudaSuccess ? dropped : code);
@@ -719,7 +934,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     int device = current_device(__func__), actor = 1;
     (void)flags, (void)priority;
     while (actor < ACTORS && taken[actor])
@@ -739,9 +954,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     if (releases(code) && stream_is(__func__, stream)) {
+        finish_stream(stream);
         stream->magic = GONE;
         taken[stream->actor] = false;
     }
@@ -758,10 +974,12 @@ cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
-    if (code == cudaSuccess && stream_is(__func__, stream))
+    if (code == cudaSuccess && stream_is(__func__, stream)) {
+        finish_stream(stream);
         host_learns(&stream->clock);
+    }
     return leave(code);
 }
 
@@ -774,6 +992,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
         join(&stream->clock, &event->clock);
+        submit(stream, (work){.kind = WAIT, .event = event, .serial = event->serial});
         stream->hangs = stream->hangs || event->hangs;
     }
     return leave(code);
@@ -781,7 +1000,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     int device = current_device(__func__);
     (void)flags;
     if (code == cudaSuccess) {
@@ -817,6 +1036,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         event->clock = stream->clock;
         join(&event->clock, &host);
         event->recorded = true;
+        submit(stream, (work){.kind = RECORD, .event = event, .serial = ++event->serial});
         event->hangs = stream->hangs;
     }
     return leave(code);
@@ -826,7 +1046,10 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
+    if (capturing)
+        find("in capture", "%s, while a stream is captured", __func__);
     if (code == cudaSuccess && event_is(__func__, event)) {
+        finish_event(event);
         if (event->hangs)
             code = cudaErrorNotReady;
         else
@@ -837,11 +1060,12 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     if (code == cudaSuccess && event_is(__func__, event)) {
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
+        finish_event(event);
         host_learns(&event->clock);
     }
     return leave(code);
@@ -882,7 +1106,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     const char *from = reach(src, bytes, false, stream, "cudaMemcpyAsync");
     char *to = reach(dst, bytes, true, stream, "cudaMemcpyAsync");
     if (from != NULL && to != NULL)
-        memmove(to, from, bytes);
+        submit(stream, (work){.kind = MOVE, .to = to, .from = from, .bytes = bytes});
     return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -904,8 +1128,12 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int 
     const char *from = reach(src, bytes, false, stream, __func__);
     char *to = reach(dst, bytes, true, stream, __func__);
     if (from != NULL && to != NULL) {
-        memmove(to, from, bytes);
-        spoil(dst_device, src_device, to, bytes);
+        submit(stream, (work){.kind = MOVE,
+                              .to = to,
+                              .from = from,
+                              .bytes = bytes,
+                              .reader = dst_device,
+                              .source = src_device});
         stream->hangs = stream->hangs || peers[dst_device][src_device] == SIM_PEER_HANGS;
         peer_copies++;
     }
@@ -933,7 +1161,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
         if (from == NULL || to == NULL)
             code = cudaErrorInvalidValue;
         else
-            memmove(to, from, width);
+            submit(stream, (work){.kind = MOVE, .to = to, .from = from, .bytes = width});
     }
     return leave(code);
 }
@@ -951,10 +1179,13 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum 
                                 void **jit_values, unsigned jit_count,
                                 enum cudaLibraryOption *options, void **values, unsigned count)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    if (code == cudaSuccess && strcmp(code_data, "sim sm_90") != 0)
+    char binary[32];
+    snprintf(binary, sizeof binary, "sim sm_%d", arch);
+    bool fits = strcmp(code_data, binary) == 0 || strncmp(code_data, "sim compute_", 12) == 0;
+    if (code == cudaSuccess && !fits)
         code = cudaErrorNoKernelImageForDevice;
     if (code == cudaSuccess) {
         *out = calloc(1, sizeof **out);
@@ -965,7 +1196,7 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum 
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     if (releases(code))
         free(library);
@@ -996,66 +1227,26 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
     return leave(code);
 }
 
-/* A kernel runs on copies of exactly the bytes that it may touch, with a fence behind. Operands at
-   the same address are the same bytes. */
-typedef struct bench_of {
-    sim_range range;
-    char *shadow, *copy;
-} bench_of;
-
-enum { FENCE = 64, FENCE_BYTE = 0x5e };
-
-static bool lay_out(bench_of *benches, size_t count, cudaStream_t stream, const char *name)
+/* Where the operands are; false, and findings, where there are none. */
+static bool find_operands(operand *operands, size_t count, cudaStream_t stream, const char *name)
 {
     for (size_t i = 0; i < count; i++) {
-        bench_of *own = &benches[i];
+        operand *own = &operands[i];
         const block *b = block_of(own->range.pointer);
         own->shadow = reach(own->range.pointer, own->range.bytes, own->range.write, stream, name);
-        if (b != NULL && b->device != stream->device && !reaches[stream->device][b->device])
-            find("wrong device", "%s on %d has an operand on %d", name, stream->device, b->device);
         if (own->shadow == NULL)
             return false;
-        for (size_t k = 0; k < i && own->copy == NULL; k++)
-            if (benches[k].shadow == own->shadow && benches[k].range.bytes == own->range.bytes)
-                own->copy = benches[k].copy;
-        if (own->copy == NULL) {
-            own->copy = malloc(own->range.bytes + FENCE);
-            memcpy(own->copy, own->shadow, own->range.bytes);
-            spoil(stream->device, b->device, own->copy, own->range.bytes);
-            memset(own->copy + own->range.bytes, FENCE_BYTE, FENCE);
-        }
+        own->device = b->device;
+        if (b->device != stream->device && !reaches[stream->device][b->device])
+            find("wrong device", "%s on %d has an operand on %d", name, stream->device, b->device);
     }
     return true;
-}
-
-static void put_back(bench_of *benches, size_t count, const char *name)
-{
-    for (size_t i = 0; i < count; i++) {
-        const bench_of *own = &benches[i];
-        for (int k = 0; k < FENCE; k++)
-            if (own->copy[own->range.bytes + (size_t)k] != FENCE_BYTE) {
-                find("out of bounds", "%s writes behind an operand of %zu bytes", name,
-                     own->range.bytes);
-                break;
-            }
-        if (own->range.write)
-            memcpy(own->shadow, own->copy, own->range.bytes);
-    }
-    for (size_t i = 0; i < count; i++) {
-        bool first = true;
-        for (size_t k = 0; k < i; k++)
-            first = first && benches[k].copy != benches[i].copy;
-        if (first)
-            free(benches[i].copy);
-    }
 }
 
 cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **args, size_t shared,
                              cudaStream_t stream)
 {
     static sim_range ranges[SIM_RANGES];
-    static bench_of benches[SIM_RANGES];
-    char *at[SIM_RANGES];
     cudaError_t code = enter();
     int device = current_device(__func__), kernel = ((const struct CUkern_st *)fn)->kernel;
     const char *name = sim_kernel_name(kernel);
@@ -1069,14 +1260,21 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
         find("bad launch", "%s: %u blocks of %u threads", name, grid.x, block_dim.x);
     enqueue(stream);
     size_t count = sim_kernel_ranges(kernel, args[0], ranges);
+    operand *operands = calloc(count, sizeof *operands);
     for (size_t i = 0; i < count; i++)
-        benches[i] = (bench_of){.range = ranges[i]};
-    if (!lay_out(benches, count, stream, name))
+        operands[i].range = ranges[i];
+    if (!find_operands(operands, count, stream, name)) {
+        free(operands);
         return leave(cudaErrorIllegalAddress);
-    for (size_t i = 0; i < count; i++)
-        at[i] = benches[i].copy;
-    sim_kernel_run(kernel, args[0], at);
-    put_back(benches, count, name);
+    }
+    void *params = malloc(SIM_PARAM_BYTES);
+    memcpy(params, args[0], sim_param_bytes());
+    submit(stream, (work){.kind = KERNEL,
+                          .kernel = kernel,
+                          .reader = stream->device,
+                          .operands = operands,
+                          .operand_count = count,
+                          .params = params});
     return leave(cudaSuccess);
 }
 
