@@ -124,6 +124,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         int op;                                                                                    \
         int dtype;                                                                                 \
         int in_dtype;                                                                              \
+        unsigned width;                                                                           \
         unsigned flags;                                                                            \
     };
 
@@ -203,33 +204,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             if (p.alpha != 1 || p.beta != 1)                                                       \
                 v = v * alpha / beta;                                                              \
             T stored = dp_put_##name(v);                                                           \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                ((T *)p.out[k])[i] = stored;                                                       \
-        }                                                                                          \
-    }
-
-/* Integers wrap, in 64 bits and then in their own. */
-#define DP__CUDA_REDUCE_WHOLE(name, T)                                                             \
-    DP__CUDA_KERNEL(reduce_##name)                                                                 \
-    {                                                                                              \
-        const long long beta = (long long)p.beta;                                                  \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            long long v = ((const T *)p.in[0])[i];                                                 \
-            DP__CUDA_ROLLED for (unsigned k = 1; k < p.in_count; k++) {                            \
-                long long w = ((const T *)p.in[k])[i];                                             \
-                if (p.op == 0)                                                                     \
-                    v = (long long)((unsigned long long)v + (unsigned long long)w);                \
-                else if (p.op == 2)                                                                \
-                    v = (long long)((unsigned long long)v * (unsigned long long)w);                \
-                else if (p.op == 3)                                                                \
-                    v = v < w ? v : w;                                                             \
-                else                                                                               \
-                    v = v > w ? v : w;                                                             \
-            }                                                                                      \
-            T stored = (T)v;                                                                       \
-            if (beta != 1)                                                                         \
-                stored = (T)(stored / beta);                                                       \
             DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
                 ((T *)p.out[k])[i] = stored;                                                       \
         }                                                                                          \
@@ -335,17 +309,37 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* What only moves bytes: elements of 1, 2, 4 and 8 bytes. */
-#define DP__CUDA_MOVES(bytes, T)                                                                   \
-    DP__CUDA_KERNEL(fill_##bytes)                                                                  \
+/* What only moves bytes: elements of `width` 1, 2, 4 or 8 bytes. One kernel for all widths, since
+   each takes its time to compile; the branch is the same for all threads. */
+#define DP__CUDA_MOVES                                                                             \
+    DP__CUDA_DEVICE unsigned long long dp_take(const void *in, long long i, unsigned width)        \
+    {                                                                                              \
+        if (width == 4)                                                                            \
+            return ((const unsigned *)in)[i];                                                      \
+        if (width == 8)                                                                            \
+            return ((const unsigned long long *)in)[i];                                            \
+        return width == 2 ? ((const unsigned short *)in)[i] : ((const unsigned char *)in)[i];      \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_give(void *out, long long i, unsigned width, unsigned long long x)     \
+    {                                                                                              \
+        if (width == 4)                                                                            \
+            ((unsigned *)out)[i] = (unsigned)x;                                                    \
+        else if (width == 8)                                                                       \
+            ((unsigned long long *)out)[i] = x;                                                    \
+        else if (width == 2)                                                                       \
+            ((unsigned short *)out)[i] = (unsigned short)x;                                        \
+        else                                                                                       \
+            ((unsigned char *)out)[i] = (unsigned char)x;                                          \
+    }                                                                                              \
+    DP__CUDA_KERNEL(fill)                                                                          \
     {                                                                                              \
         DP__CUDA_EACH(i)                                                                           \
         {                                                                                          \
             DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                ((T *)p.out[k])[i] = (T)p.fill;                                                    \
+                dp_give(p.out[k], (long long)i, p.width, p.fill);                                  \
         }                                                                                          \
     }                                                                                              \
-    DP__CUDA_KERNEL(copy_##bytes)                                                                  \
+    DP__CUDA_KERNEL(copy)                                                                          \
     {                                                                                              \
         DP__CUDA_EACH(i)                                                                           \
         {                                                                                          \
@@ -357,10 +351,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 from += at * p.in_stride[d];                                                       \
                 to += at * p.out_stride[d];                                                        \
             }                                                                                      \
-            ((T *)p.out[0])[to] = ((const T *)p.in[0])[from];                                      \
+            dp_give(p.out[0], to, p.width, dp_take(p.in[0], from, p.width));                       \
         }                                                                                          \
     }                                                                                              \
-    DP__CUDA_KERNEL(pad_##bytes)                                                                   \
+    DP__CUDA_KERNEL(pad)                                                                           \
     {                                                                                              \
         DP__CUDA_EACH(i)                                                                           \
         {                                                                                          \
@@ -373,7 +367,45 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 from += at * p.in_stride[d];                                                       \
                 inside = inside && at < p.in_shape[d];                                             \
             }                                                                                      \
-            ((T *)p.out[0])[i] = inside ? ((const T *)p.in[0])[from] : (T)p.fill;                  \
+            dp_give(p.out[0], (long long)i, p.width,                                               \
+                    inside ? dp_take(p.in[0], from, p.width) : p.fill);                            \
+        }                                                                                          \
+    }
+
+/* Integers wrap, in 64 bits and then in their own; one kernel for all of them. */
+#define DP__CUDA_REDUCE_WHOLE                                                                      \
+    DP__CUDA_DEVICE long long dp_wrapped(long long x, int dtype)                                   \
+    {                                                                                              \
+        if (dtype == 4)                                                                            \
+            return x;                                                                              \
+        if (dtype == 5)                                                                            \
+            return (int)x;                                                                         \
+        if (dtype == 6)                                                                            \
+            return (short)x;                                                                       \
+        return dtype == 7 ? (signed char)x : (unsigned char)x;                                     \
+    }                                                                                              \
+    DP__CUDA_KERNEL(reduce_whole)                                                                  \
+    {                                                                                              \
+        const long long beta = (long long)p.beta;                                                  \
+        DP__CUDA_EACH(i)                                                                           \
+        {                                                                                          \
+            long long v = dp_whole_of(p.in[0], i, p.dtype);                                        \
+            DP__CUDA_ROLLED for (unsigned k = 1; k < p.in_count; k++) {                            \
+                long long w = dp_whole_of(p.in[k], i, p.dtype);                                    \
+                if (p.op == 0)                                                                     \
+                    v = (long long)((unsigned long long)v + (unsigned long long)w);                \
+                else if (p.op == 2)                                                                \
+                    v = (long long)((unsigned long long)v * (unsigned long long)w);                \
+                else if (p.op == 3)                                                                \
+                    v = v < w ? v : w;                                                             \
+                else                                                                               \
+                    v = v > w ? v : w;                                                             \
+            }                                                                                      \
+            v = dp_wrapped(v, p.dtype);                                                            \
+            if (beta != 1)                                                                         \
+                v = v / beta;                                                                      \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                dp_give(p.out[k], (long long)i, p.width, (unsigned long long)v);                   \
         }                                                                                          \
     }
 
@@ -618,21 +650,14 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_REDUCE(f64, double, double))                                                     \
     TEXT(DP__CUDA_REDUCE(f16, unsigned short, float))                                              \
     TEXT(DP__CUDA_REDUCE(bf16, unsigned short, float))                                             \
-    TEXT(DP__CUDA_REDUCE_WHOLE(i64, long long))                                                    \
-    TEXT(DP__CUDA_REDUCE_WHOLE(i32, int))                                                          \
-    TEXT(DP__CUDA_REDUCE_WHOLE(i16, short))                                                        \
-    TEXT(DP__CUDA_REDUCE_WHOLE(i8, signed char))                                                   \
-    TEXT(DP__CUDA_REDUCE_WHOLE(u8, unsigned char))                                                 \
     TEXT(DP__CUDA_REDUCE_BOOL)                                                                     \
     TEXT(DP__CUDA_AXPBY(f32, float, float))                                                        \
     TEXT(DP__CUDA_AXPBY(f64, double, double))                                                      \
     TEXT(DP__CUDA_AXPBY(f16, unsigned short, float))                                               \
     TEXT(DP__CUDA_AXPBY(bf16, unsigned short, float))                                              \
     TEXT(DP__CUDA_CAST)                                                                            \
-    TEXT(DP__CUDA_MOVES(1, unsigned char))                                                         \
-    TEXT(DP__CUDA_MOVES(2, unsigned short))                                                        \
-    TEXT(DP__CUDA_MOVES(4, unsigned))                                                              \
-    TEXT(DP__CUDA_MOVES(8, unsigned long long))                                                    \
+    TEXT(DP__CUDA_MOVES)                                                                           \
+    TEXT(DP__CUDA_REDUCE_WHOLE)                                                                    \
     TEXT(DP__CUDA_STATS(f32, float))                                                               \
     TEXT(DP__CUDA_STATS(f64, double))                                                              \
     TEXT(DP__CUDA_STATS(f16, unsigned short))                                                      \
@@ -652,15 +677,13 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
     TEXT(DP__CUDA_CHANNELS_END)
 
-/* In the order of dp_dtype, and of the bytes of an element. */
+/* Floats in the order of dp_dtype. */
 #define DP__CUDA_NAMES(X)                                                                          \
-    X(reduce_f32) X(reduce_f64) X(reduce_f16) X(reduce_bf16) X(reduce_i64) X(reduce_i32)           \
-    X(reduce_i16) X(reduce_i8) X(reduce_u8) X(reduce_bool)                                         \
+    X(reduce_f32) X(reduce_f64) X(reduce_f16) X(reduce_bf16) X(reduce_whole) X(reduce_bool)        \
     X(axpby_f32) X(axpby_f64) X(axpby_f16) X(axpby_bf16)                                           \
-    X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16)                                           \
-    X(fill_1) X(fill_2) X(fill_4) X(fill_8) X(copy_1) X(copy_2) X(copy_4) X(copy_8)                \
-    X(pad_1) X(pad_2) X(pad_4) X(pad_8) X(cast) X(total) X(sums_end)        \
-    X(pattern) X(differ) X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64) X(tree_f32) X(tree_f64)   \
+    X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16) X(total) X(sums_end)                      \
+    X(fill) X(copy) X(pad) X(cast) X(pattern) X(differ)                                            \
+    X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64) X(tree_f32) X(tree_f64)                        \
     X(channels_f32) X(channels_f64) X(channels_end)
 /* clang-format on */
 
@@ -1578,15 +1601,16 @@ static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_
                                      .out_count = 1,
                                      .count = DP__CUDA_CHECK_COUNT,
                                      .fill = ~seed,
+                                     .width = sizeof(unsigned),
                                      .ndim = 1,
                                      .shape = {DP__CUDA_CHECK_COUNT},
                                      .in_stride = {1},
                                      .out_stride = {1},
                                      .alpha = 1};
     const dp__cuda_gpu *gpu = reader->gpu;
-    DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill_4, &params));
+    DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill, &params));
     if (by_kernel)
-        DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_copy_4, &params));
+        DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_copy, &params));
     else
         DP__TRY(dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
                                dp__cuda.cudaMemcpyPeerAsync(
@@ -1794,12 +1818,6 @@ static dp_status dp__cuda_launch_sums(dp_stream *stream, int kernel, struct dp__
                                    kernel, params);
 }
 
-/* 0, 1, 2, 3 for elements of 1, 2, 4, 8 bytes. */
-static int dp__cuda_width(size_t bytes)
-{
-    return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3;
-}
-
 static void dp__cuda_dims(struct dp__cuda_params *params, const dp_kernel_args *args)
 {
     params->ndim = args->ndim;
@@ -1822,6 +1840,7 @@ static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
                                      .op = (int)args->op,
                                      .dtype = (int)args->dtype,
                                      .in_dtype = (int)args->in_dtype,
+                                     .width = (unsigned)dp_dtype_bytes(args->dtype),
                                      .flags = args->flags};
     memcpy(params.numbers, args->numbers, sizeof params.numbers);
     for (size_t i = 0; i < args->in_count; i++)
@@ -1855,7 +1874,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
     bool real = args->dtype <= DP_BF16;
     int wide = args->dtype == DP_F64; /* of the kernels that compute halves as f32 */
-    int dtype = (int)args->dtype, width = dp__cuda_width(dp_dtype_bytes(args->dtype));
+    int dtype = (int)args->dtype;
     if (args->in_count > DP__CUDA_OPERANDS || args->out_count > DP__CUDA_OPERANDS)
         return dp_error(DP_ERR_UNSUPPORTED, "cuda: a kernel of %zu and %zu operands",
                         args->in_count, args->out_count);
@@ -1863,18 +1882,22 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
     switch (args->kernel) {
     case DP_KERNEL_COPY:
         dp__cuda_dims(&params, args);
-        return dp__cuda_launch_each(stream, DP__CUDA_copy_1 + width, &params);
+        return dp__cuda_launch_each(stream, DP__CUDA_copy, &params);
     case DP_KERNEL_FILL:
-        return dp__cuda_launch_each(stream, DP__CUDA_fill_1 + width, &params);
+        return dp__cuda_launch_each(stream, DP__CUDA_fill, &params);
     case DP_KERNEL_CAST:
         return dp__cuda_launch_each(stream, DP__CUDA_cast, &params);
     case DP_KERNEL_REDUCE:
         if (real && (args->flags & DP_KERNEL_TREE) != 0)
             return dp__cuda_launch_each(stream, DP__CUDA_tree_f32 + wide, &params);
-        return dp__cuda_launch_each(stream, DP__CUDA_reduce_f32 + dtype, &params);
+        return dp__cuda_launch_each(stream,
+                                    real                     ? DP__CUDA_reduce_f32 + dtype
+                                    : args->dtype == DP_BOOL ? DP__CUDA_reduce_bool
+                                                             : DP__CUDA_reduce_whole,
+                                    &params);
     case DP_KERNEL_PAD:
         dp__cuda_dims(&params, args);
-        return dp__cuda_launch_each(stream, DP__CUDA_pad_1 + width, &params);
+        return dp__cuda_launch_each(stream, DP__CUDA_pad, &params);
     case DP_KERNEL_TOTAL:
         return dp__cuda_launch_sums(stream, DP__CUDA_total, &params);
     case DP_KERNEL_AXPBY:
@@ -1915,13 +1938,14 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
     struct dp__cuda_params params = {.in = {src}, .out = {dst}, .in_count = 1, .out_count = 1};
     if (row_bytes < 256 || dst_pitch > gpu->pitch_max || src_pitch > gpu->pitch_max) {
         params.ndim = 2;
+        params.width = (unsigned)each;
         params.count = rows * (row_bytes / each);
         params.shape[0] = (long long)rows;
         params.shape[1] = (long long)(row_bytes / each);
         params.out_stride[0] = (long long)(dst_pitch / each);
         params.in_stride[0] = (long long)(src_pitch / each);
         params.out_stride[1] = params.in_stride[1] = 1;
-        return dp__cuda_launch_each(stream, DP__CUDA_copy_1 + dp__cuda_width(each), &params);
+        return dp__cuda_launch_each(stream, DP__CUDA_copy, &params);
     }
     DP__TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaMemcpy2DAsync",

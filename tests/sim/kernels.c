@@ -64,12 +64,11 @@ static size_t strided_bytes(const params *p, const long long *shape, const long 
 
 static size_t moved_bytes(int kernel, const params *p, bool input)
 {
-    size_t each = (size_t)1 << (kernel - DP__CUDA_fill_1) % 4;
-    if (is_between(kernel, DP__CUDA_copy_1, DP__CUDA_copy_8))
-        return strided_bytes(p, p->shape, input ? p->in_stride : p->out_stride, each);
-    if (is_between(kernel, DP__CUDA_pad_1, DP__CUDA_pad_8) && input)
-        return strided_bytes(p, p->in_shape, p->in_stride, each);
-    return (size_t)p->count * each;
+    if (kernel == DP__CUDA_copy)
+        return strided_bytes(p, p->shape, input ? p->in_stride : p->out_stride, p->width);
+    if (kernel == DP__CUDA_pad && input)
+        return strided_bytes(p, p->in_shape, p->in_stride, p->width);
+    return (size_t)p->count * p->width;
 }
 
 /* Parameter and gradient; a gate; state. */
@@ -87,7 +86,7 @@ static size_t operand_bytes(int kernel, const params *p, bool input, unsigned pl
         return p->out_count * sizeof(double);
     if (kernel == DP__CUDA_channels_end)
         return 2 * (size_t)p->count * sizeof(double);
-    if (is_between(kernel, DP__CUDA_fill_1, DP__CUDA_pad_8))
+    if (is_between(kernel, DP__CUDA_fill, DP__CUDA_pad))
         return moved_bytes(kernel, p, input);
     if (is_between(kernel, DP__CUDA_sgd_f32, DP__CUDA_adamw_f64))
         return step_bytes(p, input, place);
@@ -147,7 +146,7 @@ size_t sim_param_bytes(void)
 
 void sim_fill_params(void *out, void *dst, size_t count)
 {
-    const params p = {.out = {dst}, .out_count = 1, .count = count};
+    const params p = {.out = {dst}, .out_count = 1, .count = count, .width = sizeof(float)};
     _Static_assert(sizeof p <= SIM_PARAM_BYTES, "room for the arguments");
     memcpy(out, &p, sizeof p);
 }

@@ -144,7 +144,7 @@ static void fill(void *dst, size_t count, cudaStream_t stream)
     void *arguments[] = {params};
     cudaKernel_t kernel = NULL;
     sim_fill_params(params, dst, count);
-    cudaLibraryGetKernel(&kernel, library, "dp_cuda_fill_4");
+    cudaLibraryGetKernel(&kernel, library, "dp_cuda_fill");
     cudaLaunchKernel((const void *)kernel, (dim3){1, 1, 1}, (dim3){256, 1, 1}, arguments, 0,
                      stream);
 }
