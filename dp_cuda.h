@@ -701,6 +701,9 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #if defined(DP_DYNAMIC_LOAD)
 #include <dlfcn.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 _Static_assert(DP_F32 == 0 && DP_BF16 == 3 && DP_I64 == 4 && DP_U8 == 8 && DP_BOOL == 9,
                "the kernels know dtypes by their numbers");
@@ -1492,10 +1495,70 @@ static dp_status dp__cuda_native_event(int ordinal, cudaEvent_t *out)
                           dp__cuda.cudaEventCreateWithFlags(out, cudaEventDisableTiming));
 }
 
-static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
+/* Which memory of the host is near: as CUDA says, or the system; -1: unknown, as in most virtual
+   machines. */
+static int dp__cuda_node(const dp__cuda_gpu *gpu)
 {
-    DP__TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
-    DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
+    int node = -1;
+    char id[32] = "", path[96];
+    cudaError_t code = dp__cuda.cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, gpu->ordinal);
+    if (code == cudaSuccess && node >= 0)
+        return node;
+    node = -1;
+    if (dp__cuda.cudaDeviceGetPCIBusId(id, (int)sizeof id, gpu->ordinal) != cudaSuccess)
+        id[0] = '\0';
+    (void)dp__cuda.cudaGetLastError(); /* not knowing is no failure */
+    for (char *c = id; *c != '\0'; c++)
+        *c = (char)(*c >= 'A' && *c <= 'F' ? *c - 'A' + 'a' : *c);
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", id);
+    FILE *file = fopen(path, "r");
+    if (file != NULL && fscanf(file, "%d", &node) != 1)
+        node = -1;
+    if (file != NULL)
+        fclose(file);
+    return node;
+}
+
+#if defined(__linux__) && defined(SYS_set_mempolicy) && defined(SYS_get_mempolicy)
+typedef struct dp__cuda_policy { /* of this thread: where its new memory goes */
+    int mode;
+    unsigned long nodes[1024 / (8 * sizeof(unsigned long))];
+} dp__cuda_policy;
+
+/* New memory comes from that node, if it can; what was before goes to `out`. */
+static bool dp__cuda_near_begin(int node, dp__cuda_policy *out)
+{
+    enum { BITS = 8 * sizeof(unsigned long), PREFERRED = 1 };
+    dp__cuda_policy near = {.mode = PREFERRED};
+    *out = (dp__cuda_policy){0};
+    if (node < 0 || node >= 1024 || syscall(SYS_get_mempolicy, &out->mode, out->nodes, 1024, 0, 0))
+        return false;
+    near.nodes[(unsigned)node / BITS] = 1ul << ((unsigned)node % BITS);
+    return syscall(SYS_set_mempolicy, near.mode, near.nodes, 1024) == 0;
+}
+
+static void dp__cuda_near_end(const dp__cuda_policy *before)
+{
+    (void)syscall(SYS_set_mempolicy, before->mode, before->mode != 0 ? before->nodes : NULL,
+                  before->mode != 0 ? 1024 : 0);
+}
+#else
+typedef int dp__cuda_policy;
+static bool dp__cuda_near_begin(int node, dp__cuda_policy *out)
+{
+    (void)node;
+    *out = 0;
+    return false;
+}
+
+static void dp__cuda_near_end(const dp__cuda_policy *before)
+{
+    (void)before;
+}
+#endif
+
+static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
+{
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         void *data = NULL;
         DP__TRY(dp__cuda_check(
@@ -1505,6 +1568,18 @@ static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
         DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].done));
     }
     return DP_OK;
+}
+
+static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
+{
+    dp__cuda_policy before;
+    DP__TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
+    DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
+    bool near = dp__cuda_near_begin(dp__cuda_node(dev->gpu), &before);
+    dp_status status = dp__cuda_ring_fill(dev);
+    if (near)
+        dp__cuda_near_end(&before);
+    return status;
 }
 
 static void dp__cuda_ring_close(dp__cuda_dev *dev)
@@ -1554,8 +1629,8 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
         "cudaMalloc", ordinal,
         dp__cuda.cudaMalloc(&block, words + scratch + DP__CUDA_RESULTS * sizeof(double))));
     side->words = block;
-    side->scratch = (double *)((char *)block + words);
-    side->results = (double *)((char *)block + words + scratch);
+    side->scratch = (void *)((char *)block + words);
+    side->results = (void *)((char *)block + words + scratch);
     return DP_OK;
 }
 

@@ -2,10 +2,13 @@
    devices on one GPU, and what happens when CUDA fails. What all tables have in common is in
    test_device.c, what all devices do in the others. */
 
+#define _GNU_SOURCE /* syscall */
 #include "test.h"
 
 #if defined(TEST_SIM)
 #include <cuda_runtime_api.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #include "cuda_device.h"
 #include "nets.h"
 
@@ -102,6 +105,21 @@ TEST(a_gpu_that_is_not_there)
                 &ctx),
         DP_ERR_NO_DEVICE, "there is no GPU -1");
     sim_check_leaks();
+}
+
+/* Pinned memory comes from the GPU's node; the thread's own choice is as it was. */
+TEST(the_memory_policy_stays)
+{
+    unsigned long before[16] = {0}, after[16] = {0};
+    int mode_before = -1, mode_after = -1;
+    if (syscall(SYS_get_mempolicy, &mode_before, before, 1024, 0, 0) != 0) {
+        SKIP("no policies here");
+    }
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    CHECK_INT(syscall(SYS_get_mempolicy, &mode_after, after, 1024, 0, 0), 0);
+    CHECK_INT(mode_after, mode_before);
+    CHECK(memcmp(before, after, sizeof before) == 0);
+    dp_close(ctx);
 }
 
 TEST(what_a_gpu_says_of_itself)

@@ -27,6 +27,7 @@ SAME(cudaDevAttrMaxPitch, 11);
 SAME(cudaDevAttrMultiProcessorCount, 16);
 SAME(cudaDevAttrComputeCapabilityMajor, 75);
 SAME(cudaDevAttrComputeCapabilityMinor, 76);
+SAME(cudaDevAttrHostNumaId, 134);
 SAME(cudaMemoryTypeUnregistered, 0);
 SAME(cudaMemoryTypeHost, 1);
 SAME(cudaMemoryTypeDevice, 2);

@@ -771,6 +771,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
         *value = attr == cudaDevAttrComputeCapabilityMajor   ? arch / 10
                  : attr == cudaDevAttrComputeCapabilityMinor ? arch % 10
                  : attr == cudaDevAttrMaxPitch               ? PITCH_MAX
+                 : attr == cudaDevAttrHostNumaId             ? device % 2 - 1
                                                              : MULTIPROCESSORS;
     return leave(code);
 }
