@@ -411,7 +411,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* ==== >>sums ====================================================================================
    Sums of two numbers an element, chunk by chunk, then over the chunks: lanes of a block in a tree.
-   FIRST and SECOND are of element x.                                                             */
+   The same chunks on any GPU: the same bits.                                                    */
 
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
@@ -423,21 +423,25 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }                                                                                              \
     DP__CUDA_SYNC
 
-#define DP__CUDA_SUMS(name, T, get, FIRST, SECOND)                                                 \
+/* Block b adds up chunk CHUNK of ALL elements; VALUE is element i, and x in FIRST and SECOND. */
+#define DP__CUDA_CHUNKS_ADD(name, ALL, CHUNK, VALUE, FIRST, SECOND)                                \
     DP__CUDA_KERNEL(name)                                                                          \
     {                                                                                              \
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
+        const unsigned long long all = (unsigned long long)(ALL);                                  \
         for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count; b += DP__CUDA_BLOCK_STEP) { \
-            unsigned long long begin = b * p.chunk, end = begin + p.chunk;                         \
-            end = end < p.count ? end : p.count;                                                   \
+            unsigned long long begin = (CHUNK) * p.chunk, end = begin + p.chunk;                   \
+            end = end < all ? end : all;                                                           \
             for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                   \
-                first[t] = second[t] = 0;                                                          \
+                double one = 0, two = 0;                                                           \
                 DP__CUDA_ROLLED for (unsigned long long i = begin + t; i < end; i += 256) {        \
-                    const double x = (double)get(((const T *)p.in[0])[i]);                         \
-                    first[t] += FIRST;                                                             \
-                    second[t] += SECOND;                                                           \
+                    const double x = (double)(VALUE);                                              \
+                    one += FIRST;                                                                  \
+                    two += SECOND;                                                                 \
                 }                                                                                  \
+                first[t] = one;                                                                    \
+                second[t] = two;                                                                   \
             }                                                                                      \
             DP__CUDA_LANES_ADD                                                                     \
             if (DP__CUDA_LANE == 0) {                                                              \
@@ -447,6 +451,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             DP__CUDA_SYNC                                                                          \
         }                                                                                          \
     }
+
+#define DP__CUDA_SUMS(name, T, get, FIRST, SECOND)                                                 \
+    DP__CUDA_CHUNKS_ADD(name, p.count, b, get(((const T *)p.in[0])[i]), FIRST, SECOND)
 
 /* One block: out[0] = alpha * the first sums, and where out_count is 2 the second ones behind. */
 #define DP__CUDA_SUMS_END                                                                          \
@@ -599,35 +606,18 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }
 
 /* `fill` chunks a channel, one a block. */
-#define DP__CUDA_CHANNELS(name)                                                                    \
-    DP__CUDA_KERNEL(channels_##name)                                                               \
+#define DP__CUDA_CHANNEL_PLACE                                                                     \
+    DP__CUDA_DEVICE unsigned long long dp_place(unsigned long long i, unsigned long long channel,  \
+                                                const long long *shape)                            \
     {                                                                                              \
-        DP__CUDA_SHARED double first[256];                                                         \
-        DP__CUDA_SHARED double second[256];                                                        \
-        const unsigned long long channels = (unsigned long long)p.shape[1];                        \
-        const unsigned long long inner = (unsigned long long)p.shape[2];                           \
-        const unsigned long long all = (unsigned long long)p.shape[0] * inner;                     \
-        for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count; b += DP__CUDA_BLOCK_STEP) { \
-            unsigned long long begin = b % p.fill * p.chunk, end = begin + p.chunk;                \
-            end = end < all ? end : all;                                                           \
-            for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                   \
-                first[t] = second[t] = 0;                                                          \
-                DP__CUDA_ROLLED for (unsigned long long i = begin + t; i < end; i += 256) {        \
-                    unsigned long long at = (i / inner * channels + b / p.fill) * inner;           \
-                    const double x = dp_load_##name(p.in[0], at + i % inner, p.dtype);             \
-                    const double square = x * x;                                                   \
-                    first[t] += x;                                                                 \
-                    second[t] += square;                                                           \
-                }                                                                                  \
-            }                                                                                      \
-            DP__CUDA_LANES_ADD                                                                     \
-            if (DP__CUDA_LANE == 0) {                                                              \
-                p.scratch[2 * b] = first[0];                                                       \
-                p.scratch[2 * b + 1] = second[0];                                                  \
-            }                                                                                      \
-            DP__CUDA_SYNC                                                                          \
-        }                                                                                          \
+        const unsigned long long channels = (unsigned long long)shape[1];                          \
+        const unsigned long long inner = (unsigned long long)shape[2];                             \
+        return (i / inner * channels + channel) * inner + i % inner;                               \
     }
+#define DP__CUDA_CHANNELS(name)                                                                    \
+    DP__CUDA_CHUNKS_ADD(channels_##name, p.shape[0] * p.shape[2], b % p.fill,                      \
+                        dp_load_##name(p.in[0], dp_place(i, b / p.fill, p.shape), p.dtype), x,     \
+                        x * x)
 #define DP__CUDA_CHANNELS_END                                                                      \
     DP__CUDA_KERNEL(channels_end)                                                                  \
     {                                                                                              \
@@ -673,6 +663,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_ADAMW(f64, double, DP__CUDA_SQRT))                                               \
     TEXT(DP__CUDA_TREE(f32, float))                                                                \
     TEXT(DP__CUDA_TREE(f64, double))                                                               \
+    TEXT(DP__CUDA_CHANNEL_PLACE)                                                                   \
     TEXT(DP__CUDA_CHANNELS(f32))                                                                   \
     TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
     TEXT(DP__CUDA_CHANNELS_END)
