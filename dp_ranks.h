@@ -1,0 +1,599 @@
+/* dp_ranks.h - v0.1.0 - the ranks of a job: collectives of dp.h - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call. It holds what stands between a collective that a user asks for and the table
+   of functions that carries it out: checks, what a table may lack, and the way through the host.
+
+   CONTENTS (search for the tag)
+     >>reducing     the public edge of the collectives
+     >>fallbacks    collectives that a table may lack
+     >>staging      collectives by way of the host
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_RANKS_IMPLEMENTED)
+#define DP_RANKS_IMPLEMENTED
+
+/* ==== >>reducing ===============================================================================
+   Collectives at the public edge: what each verb sends and receives stands in one table, by which
+   arguments are checked; then a world of one is served at once, and the rest by the table of
+   functions or, for what that lacks, by >>fallbacks.                                            */
+
+typedef enum dp__verb {
+    DP__ALL_REDUCE,
+    DP__BROADCAST,
+    DP__ALL_GATHER,
+    DP__REDUCE_SCATTER,
+    DP__ALL_TO_ALL,
+    DP__REDUCE_TO,
+    DP__GATHER_TO,
+    DP__SCATTER_FROM
+} dp__verb;
+
+typedef struct dp__rule {
+    bool send_all, recv_all;         /* a block for every rank, else one */
+    bool send_at_root, recv_at_root; /* matters there only */
+    bool reduces;
+    bool in_place; /* send's block may be recv's: the own one where there is one for every rank */
+} dp__rule;
+
+static const dp__rule dp__rules[] = {
+    [DP__ALL_REDUCE] = {.reduces = true, .in_place = true},
+    [DP__BROADCAST] = {.send_at_root = true, .in_place = true},
+    [DP__ALL_GATHER] = {.recv_all = true, .in_place = true},
+    [DP__REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true},
+    [DP__ALL_TO_ALL] = {.send_all = true, .recv_all = true},
+    [DP__REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
+    [DP__GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
+    [DP__SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
+
+typedef struct dp__coll { /* one call */
+    const char *fn;
+    dp_ctx *ctx;
+    dp__verb verb;
+    const dp_part *local;
+    size_t count; /* elements of a block */
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+    int root;
+} dp__coll;
+
+static dp_status dp__enter(const char *fn, dp_ctx *ctx)
+{
+    if (!atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: another call of this context is under way: it was called "
+                    "inside dp_run, or from two threads at once",
+                    fn);
+}
+
+static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    atomic_store_explicit(&ctx->entered, false, memory_order_release);
+    if (status == DP_OK) /* the job may have failed meanwhile: what came out is void */
+        return dp__check_ctx(fn, ctx);
+    return dp__leave(fn, ctx, status);
+}
+
+static bool dp__sends(const dp__coll *coll, int local_rank)
+{
+    return !dp__rules[coll->verb].send_at_root ||
+           coll->ctx->info.rank_first + local_rank == coll->root;
+}
+
+static bool dp__receives(const dp__coll *coll, int local_rank)
+{
+    return !dp__rules[coll->verb].recv_at_root ||
+           coll->ctx->info.rank_first + local_rank == coll->root;
+}
+
+/* Bytes of all blocks, or of one. */
+static size_t dp__blocks_bytes(const dp__coll *coll, bool all)
+{
+    size_t blocks = all ? (size_t)coll->ctx->info.rank_count : 1;
+    return coll->count * dp__dtype_sizes[coll->dtype] * blocks;
+}
+
+static bool dp__is_in_place(const dp__coll *coll, int local_rank)
+{
+    const dp__rule *rule = &dp__rules[coll->verb];
+    const dp_part *part = &coll->local[local_rank];
+    size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * dp__blocks_bytes(coll, false);
+    return rule->in_place && (const char *)part->send + (rule->send_all ? own : 0) ==
+                                 (const char *)part->recv + (rule->recv_all ? own : 0);
+}
+
+static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
+{
+    return dp__reaches(&ctx->devices[a], &ctx->devices[b]) ||
+           ctx->config.devices[a] == ctx->config.devices[b];
+}
+
+/* Whether what rank i writes lies apart from what rank k reads or writes. */
+static bool dp__parts_apart(const dp__coll *coll, int i, int k)
+{
+    const void *recv = coll->local[i].recv;
+    size_t recv_bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].recv_all);
+    size_t send_bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].send_all);
+    if (!dp__receives(coll, i) || !dp__share_memory(coll->ctx, i, k))
+        return true;
+    if (i != k && dp__receives(coll, k) &&
+        dp__ranges_overlap(recv, recv_bytes, coll->local[k].recv, recv_bytes))
+        return false;
+    return !dp__sends(coll, k) || (i == k && dp__is_in_place(coll, i)) ||
+           !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes);
+}
+
+/* One local rank's part, copied to ctx->parts with its stream filled in. */
+static dp_status dp__check_part(const dp__coll *coll, int local_rank)
+{
+    dp_ctx *ctx = coll->ctx;
+    const dp_part *part = &coll->local[local_rank];
+    const dp__device *device = &ctx->devices[local_rank];
+    if (coll->count > 0 && part->send == NULL && dp__sends(coll, local_rank))
+        return dp_error(DP_ERR_INVALID, "%s: send of local rank %d is NULL", coll->fn, local_rank);
+    if (coll->count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
+        return dp_error(DP_ERR_INVALID, "%s: recv of local rank %d is NULL", coll->fn, local_rank);
+    if (part->stream != NULL && part->stream->dev != device->dev)
+        return dp_error(DP_ERR_INVALID, "%s: the stream of local rank %d is of another device",
+                        coll->fn, local_rank);
+    ctx->parts[local_rank] = *part;
+    if (part->stream == NULL)
+        ctx->parts[local_rank].stream = device->stream;
+    return DP_OK;
+}
+
+static dp_status dp__check_coll(const dp__coll *coll)
+{
+    const dp_ctx *ctx = coll->ctx;
+    const dp__rule *rule = &dp__rules[coll->verb];
+    size_t bytes = 0;
+    DP__TRY(dp__check_pointer(coll->fn, "local", coll->local));
+    DP__TRY(dp__check_dtype(coll->fn, coll->dtype));
+    if (rule->reduces && (unsigned)coll->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", coll->fn, (int)coll->op);
+    if (coll->root < 0 || coll->root >= ctx->info.rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn, coll->root,
+                        ctx->info.rank_count);
+    if (!dp__mul(coll->count, dp__dtype_sizes[coll->dtype], &bytes) ||
+        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", coll->fn);
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP__TRY(dp__check_part(coll, i));
+    for (int i = 0; i < ctx->info.local_count; i++)
+        for (int k = 0; k < ctx->info.local_count; k++)
+            if (!dp__parts_apart(coll, i, k))
+                return dp_error(DP_ERR_INVALID,
+                                "%s: recv of local rank %d overlaps a buffer of "
+                                "local rank %d",
+                                coll->fn, i, k);
+    return DP_OK;
+}
+
+/* In a world of one every collective is a copy, scaled at most. */
+static dp_status dp__copy_alone(const dp__coll *coll)
+{
+    dp_ctx *ctx = coll->ctx;
+    const dp_part *part = &ctx->parts[0];
+    bool plain = !(coll->scale < 1) && !(coll->scale > 1);
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = coll->dtype,
+                           .in_dtype = coll->dtype,
+                           .count = coll->count,
+                           .out = &part->recv,
+                           .in = &part->send,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = coll->scale,
+                           .beta = 1};
+    if (!plain)
+        return dp__kernel(ctx, &ctx->devices[0], part->stream, &args);
+    if (part->send == part->recv)
+        return DP_OK;
+    return part->stream->dev->ops->copy(part->stream, part->recv, part->send,
+                                        dp__blocks_bytes(coll, false));
+}
+
+static dp_status dp__detour(const dp__coll *coll);
+
+static dp_status dp__collective_entered(const dp__coll *coll)
+{
+    dp_comm *comm = coll->ctx->comm;
+    const dp_part *parts = coll->ctx->parts;
+    DP__TRY(dp__check_coll(coll));
+    if (coll->count == 0)
+        return DP_OK;
+    if (comm == NULL)
+        return dp__copy_alone(coll);
+    switch (coll->verb) {
+    case DP__ALL_REDUCE:
+        return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, coll->scale);
+    case DP__BROADCAST:
+        return comm->ops->broadcast(comm, parts, coll->count, coll->dtype, coll->root);
+    case DP__ALL_GATHER:
+        return comm->ops->all_gather(comm, parts, coll->count, coll->dtype);
+    case DP__REDUCE_SCATTER:
+        if (DP_HAS(dp_coll_ops, comm->ops, reduce_scatter))
+            return comm->ops->reduce_scatter(comm, parts, coll->count, coll->dtype, coll->op, 1);
+        break;
+    case DP__ALL_TO_ALL:
+        if (DP_HAS(dp_coll_ops, comm->ops, all_to_all))
+            return comm->ops->all_to_all(comm, parts, coll->count, coll->dtype);
+        break;
+    case DP__REDUCE_TO:
+    case DP__GATHER_TO:
+    case DP__SCATTER_FROM:
+        break;
+    }
+    return dp__detour(coll);
+}
+
+static dp_status dp__collective(const dp__coll *coll)
+{
+    DP__TRY(dp__check_ctx(coll->fn, coll->ctx));
+    DP__TRY(dp__enter(coll->fn, coll->ctx));
+    return dp__exit(coll->fn, coll->ctx, dp__collective_entered(coll));
+}
+
+DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
+                               dp_op op)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, 1, 0});
+}
+
+DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
+                                      dp_dtype dtype, dp_op op, double scale)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_dtype(__func__, dtype));
+    if (!dp__is_float(dtype))
+        return dp_error(DP_ERR_INVALID, "%s: %s would be cut to whole numbers", __func__,
+                        dp__dtype_names[dtype]);
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0});
+}
+
+DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
+                              int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__BROADCAST, local, count, dtype, DP_OP_SUM, 1, root});
+}
+
+DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_GATHER, local, count_each, dtype, DP_OP_SUM, 1, 0});
+}
+
+DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                   dp_dtype dtype, dp_op op)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__REDUCE_SCATTER, local, count_each, dtype, op, 1, 0});
+}
+
+DP_API dp_status dp_all_to_all(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__ALL_TO_ALL, local, count_each, dtype, DP_OP_SUM, 1, 0});
+}
+
+DP_API dp_status dp_reduce_to(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
+                              dp_op op, int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__REDUCE_TO, local, count, dtype, op, 1, root});
+}
+
+DP_API dp_status dp_gather_to(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype,
+                              int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__GATHER_TO, local, count_each, dtype, DP_OP_SUM, 1, root});
+}
+
+DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count_each,
+                                 dp_dtype dtype, int root)
+{
+    return dp__collective(
+        &(dp__coll){__func__, ctx, DP__SCATTER_FROM, local, count_each, dtype, DP_OP_SUM, 1, root});
+}
+
+static dp_status dp__sync_all(dp_ctx *ctx)
+{
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP__TRY(ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream));
+    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll))
+        return ctx->comm->ops->poll(ctx->comm);
+    return DP_OK;
+}
+
+/* A reduction of one byte a rank: nobody leaves before everybody has given theirs. */
+static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
+{
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_tensor byte;
+        DP__TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
+        DP__TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
+        ctx->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
+    }
+    DP__TRY(ctx->comm->ops->all_reduce(ctx->comm, ctx->parts, 1, DP_BOOL, DP_OP_MAX, 1));
+    return dp__sync_all(ctx);
+}
+
+DP_API dp_status dp_barrier(dp_ctx *ctx)
+{
+    dp_scope *temp = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__enter(__func__, ctx));
+    if (ctx->comm == NULL)
+        return dp__exit(__func__, ctx, dp__sync_all(ctx));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__barrier(ctx, temp);
+    dp__scope_end(temp);
+    return dp__exit(__func__, ctx, status);
+}
+
+/* ==== >>fallbacks ==============================================================================
+   Verbs that a table may lack, by those that it must have. They take device memory for a moment,
+   and wait until it is free again. */
+
+/* Elements that a rank receives on the way; 0: where the caller wanted them at once. */
+static size_t dp__detour_count(const dp__coll *coll, int local_rank)
+{
+    size_t ranks = (size_t)coll->ctx->info.rank_count;
+    switch (coll->verb) {
+    case DP__REDUCE_SCATTER:
+    case DP__SCATTER_FROM:
+        return coll->count * ranks;
+    case DP__ALL_TO_ALL:
+        return coll->count * ranks * ranks;
+    case DP__REDUCE_TO:
+        return dp__receives(coll, local_rank) ? 0 : coll->count;
+    case DP__GATHER_TO:
+        return dp__receives(coll, local_rank) ? 0 : coll->count * ranks;
+    case DP__ALL_REDUCE:
+    case DP__BROADCAST:
+    case DP__ALL_GATHER:
+        break;
+    }
+    return 0;
+}
+
+static dp_status dp__detour_verb(const dp__coll *coll, const dp_part *parts)
+{
+    dp_comm *comm = coll->ctx->comm;
+    size_t all = coll->count * (size_t)coll->ctx->info.rank_count;
+    if (coll->verb == DP__REDUCE_SCATTER)
+        return comm->ops->all_reduce(comm, parts, all, coll->dtype, coll->op, 1);
+    if (coll->verb == DP__REDUCE_TO)
+        return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, 1);
+    if (coll->verb == DP__SCATTER_FROM)
+        return comm->ops->broadcast(comm, parts, all, coll->dtype, coll->root);
+    return comm->ops->all_gather(comm, parts, coll->verb == DP__ALL_TO_ALL ? all : coll->count,
+                                 coll->dtype);
+}
+
+/* What a rank wanted of what it received: its own block, or its own one from every rank. */
+static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int local_rank)
+{
+    size_t bytes = dp__blocks_bytes(coll, false), all = dp__blocks_bytes(coll, true);
+    size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * bytes;
+    size_t from_count = coll->verb == DP__ALL_TO_ALL ? (size_t)coll->ctx->info.rank_count : 1;
+    if (coll->verb == DP__REDUCE_TO || coll->verb == DP__GATHER_TO)
+        return DP_OK;
+    for (size_t from = 0; from < from_count; from++)
+        DP__TRY(part->stream->dev->ops->copy(part->stream,
+                                             (char *)coll->local[local_rank].recv + from * bytes,
+                                             (const char *)part->recv + from * all + own, bytes));
+    return DP_OK;
+}
+
+static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
+{
+    dp_ctx *ctx = coll->ctx;
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        int64_t count = (int64_t)dp__detour_count(coll, i);
+        dp_tensor own;
+        if (count == 0)
+            continue;
+        DP__TRY(dp__tensor_make(temp, &ctx->devices[i], coll->dtype, 1, &count, &own));
+        ctx->parts[i].recv = own.data;
+    }
+    DP__TRY(dp__detour_verb(coll, ctx->parts));
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP__TRY(dp__detour_take(coll, &ctx->parts[i], i));
+    return DP_OK;
+}
+
+static dp_status dp__detour(const dp__coll *coll)
+{
+    dp_ctx *ctx = coll->ctx;
+    dp_scope *temp = NULL;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__detour_run(coll, temp);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_stream *stream = ctx->parts[i].stream;
+        dp_status synced = stream->dev->ops->stream_sync(stream);
+        status = status != DP_OK ? status : synced;
+    }
+    dp__scope_end(temp);
+    return status;
+}
+
+/* ==== >>staging ================================================================================
+   The last resort of a context whose devices keep their memory to themselves and have no table of
+   collectives: a table of its own that goes through the host, a piece at a time. One process.   */
+
+typedef struct dp__staging {
+    dp_comm base;
+    int count;
+    char **pieces; /* DP__STAGE_BYTES of host memory a rank */
+} dp__staging;
+_Static_assert(offsetof(dp__staging, base) == 0, "a dp_comm is the head of its communicator");
+
+static const dp_coll_ops dp__staging_ops;
+
+static bool dp__staging_fits(const dp_comm_config *config)
+{
+    return config->bootstrap == NULL && !config->host_memory;
+}
+
+static void dp__staging_close(dp_comm *comm)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    for (int i = 0; i < staging->count && staging->pieces != NULL; i++)
+        comm->host->free(comm->host, staging->pieces[i]);
+    comm->host->free(comm->host, staging->pieces);
+    comm->host->free(comm->host, staging);
+}
+
+static dp_status dp__staging_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp__staging *staging = host->alloc(host, sizeof *staging, _Alignof(dp__staging));
+    size_t bytes = (size_t)config->local_count * sizeof *staging->pieces;
+    if (staging == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
+    *staging = (dp__staging){.base = {&dp__staging_ops, host}, .count = config->local_count};
+    staging->pieces = host->alloc(host, bytes, _Alignof(char *));
+    bool full = staging->pieces == NULL;
+    for (int i = 0; i < config->local_count && staging->pieces != NULL; i++) {
+        staging->pieces[i] = host->alloc(host, DP__STAGE_BYTES, 64);
+        full = full || staging->pieces[i] == NULL;
+    }
+    if (full) {
+        dp__staging_close(&staging->base);
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
+    }
+    *out = &staging->base;
+    return DP_OK;
+}
+
+static dp_status dp__staging_sync(const dp_part *local, int count)
+{
+    for (int i = 0; i < count; i++)
+        DP__TRY(local[i].stream->dev->ops->stream_sync(local[i].stream));
+    return DP_OK;
+}
+
+static dp_status dp__staging_out(const dp_part *part, char *piece, size_t offset, size_t bytes)
+{
+    return part->stream->dev->ops->copy_out(part->stream, piece, (const char *)part->send + offset,
+                                            bytes);
+}
+
+static dp_status dp__staging_in(const dp_part *part, size_t offset, const char *piece, size_t bytes)
+{
+    return part->stream->dev->ops->copy_in(part->stream, (char *)part->recv + offset, piece, bytes);
+}
+
+/* One piece from every rank, reduced into the first one's place, and to every rank again. */
+static dp_status dp__staging_reduce_piece(dp__staging *staging, const dp_part *local,
+                                          dp_kernel_args *args, size_t offset)
+{
+    size_t bytes = args->count * dp__dtype_sizes[args->dtype];
+    void *out = staging->pieces[0];
+    for (int i = 0; i < staging->count; i++)
+        DP__TRY(dp__staging_out(&local[i], staging->pieces[i], offset, bytes));
+    DP__TRY(dp__staging_sync(local, staging->count));
+    args->out = &out;
+    DP__TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), args));
+    for (int i = 0; i < staging->count; i++)
+        DP__TRY(dp__staging_in(&local[i], offset, out, bytes));
+    return dp__staging_sync(local, staging->count);
+}
+
+static dp_status dp__staging_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                        dp_dtype dtype, dp_op op, double scale)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    size_t size = dp__dtype_sizes[dtype], most = DP__STAGE_BYTES / size;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
+                           .dtype = dtype,
+                           .in_dtype = dtype,
+                           .in = (const void *const *)staging->pieces,
+                           .out_count = 1,
+                           .in_count = (size_t)staging->count,
+                           .alpha = scale,
+                           .beta = op == DP_OP_MEAN ? staging->count : 1};
+    for (size_t done = 0; done < count; done += args.count) {
+        args.count = count - done < most ? count - done : most;
+        DP__TRY(dp__staging_reduce_piece(staging, local, &args, done * size));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__staging_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                       dp_dtype dtype, int root)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    size_t bytes = count * dp__dtype_sizes[dtype], piece = 0;
+    for (size_t done = 0; done < bytes; done += piece) {
+        piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
+        DP__TRY(dp__staging_out(&local[root], staging->pieces[0], done, piece));
+        DP__TRY(local[root].stream->dev->ops->stream_sync(local[root].stream));
+        for (int i = 0; i < staging->count; i++)
+            DP__TRY(dp__staging_in(&local[i], done, staging->pieces[0], piece));
+        DP__TRY(dp__staging_sync(local, staging->count));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__staging_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                        dp_dtype dtype)
+{
+    dp__staging *staging = (dp__staging *)comm;
+    size_t bytes = count_each * dp__dtype_sizes[dtype], piece = 0;
+    for (size_t done = 0; done < bytes; done += piece) {
+        piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
+        for (int i = 0; i < staging->count; i++)
+            DP__TRY(dp__staging_out(&local[i], staging->pieces[i], done, piece));
+        DP__TRY(dp__staging_sync(local, staging->count));
+        for (int i = 0; i < staging->count; i++)
+            for (int from = 0; from < staging->count; from++)
+                DP__TRY(dp__staging_in(&local[i], (size_t)from * bytes + done,
+                                       staging->pieces[from], piece));
+        DP__TRY(dp__staging_sync(local, staging->count));
+    }
+    return DP_OK;
+}
+
+static const dp_coll_ops dp__staging_ops = {.size = sizeof(dp_coll_ops),
+                                            .name = "through the host",
+                                            .fits = dp__staging_fits,
+                                            .open = dp__staging_open,
+                                            .close = dp__staging_close,
+                                            .all_reduce = dp__staging_all_reduce,
+                                            .broadcast = dp__staging_broadcast,
+                                            .all_gather = dp__staging_all_gather};
+
+#endif /* DP_IMPLEMENTATION && !DP_RANKS_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
