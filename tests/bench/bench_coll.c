@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include "bench.h"
 
+/* Behind a peer, whose buffers went through the same caches, the first passes are slower than all
+   that follow: whoever came first would pay for both. */
+enum { WARM_CALLS = 6 };
+
 typedef struct reduction {
     dp_ctx *ctx;
     team *team;
@@ -51,7 +55,8 @@ static void all_reduce(const reduction *r)
 static double dp_once(void *user)
 {
     const reduction *r = user;
-    all_reduce(r);
+    for (int i = 0; i < WARM_CALLS; i++)
+        all_reduce(r);
     double start = now_ns();
     for (int i = 0; i < r->calls; i++)
         all_reduce(r);
@@ -62,7 +67,8 @@ static double limit_once(void *user)
 {
     reduction *r = user;
     team_wake(r->team);
-    team_run(r->team, sum_part, &r->sum);
+    for (int i = 0; i < WARM_CALLS; i++)
+        team_run(r->team, sum_part, &r->sum);
     double start = now_ns();
     for (int i = 0; i < r->calls; i++)
         team_run(r->team, sum_part, &r->sum);
@@ -93,11 +99,11 @@ static void rows_c1_of(int mib)
                    {.once = peer_once, .user = &mpi_apart}};
     take_turns(e, sizeof(e) / sizeof(e[0]));
     snprintf(what, sizeof(what), "C1 all-reduce %d MiB, against gloo", mib);
-    report_speed(what, &e[0].times, &e[2].times, &e[1].times, 16);
+    report_speed(what, &e[0].times, &e[2].times, &e[1].times, 5);
     snprintf(what, sizeof(what), "C1 all-reduce %d MiB, against Open MPI", mib);
     report_speed(what, &e[0].times, faster_of(&e[3].times, &e[4].times), &e[1].times, 3);
     snprintf(what, sizeof(what), "C1 all-reduce %d MiB, of the limit", mib);
-    report_speed(what, &e[0].times, NULL, &e[1].times, 0.85);
+    report_speed(what, &e[0].times, NULL, &e[1].times, 0.95);
     close_reduction(&r);
 }
 
@@ -127,8 +133,8 @@ static void rows_c2_of(int kib, int calls, double at_most)
 
 void rows_c2(void)
 {
-    rows_c2_of(1, 4000, 0.4);
-    rows_c2_of(64, 500, 0.15);
+    rows_c2_of(1, 4000, 0.2);
+    rows_c2_of(64, 500, 0.1);
 }
 
 void rows_c3(void)
@@ -140,7 +146,7 @@ void rows_c3(void)
         entrant e[] = {{.once = dp_once, .user = &r}, {.once = limit_once, .user = &r}};
         take_turns(e, sizeof(e) / sizeof(e[0]));
         snprintf(what, sizeof(what), "C3 all-reduce 25 MiB, %d devices", devices);
-        report_speed(what, &e[0].times, NULL, &e[1].times, 0.8);
+        report_speed(what, &e[0].times, NULL, &e[1].times, 0.95);
         close_reduction(&r);
     }
 }
