@@ -223,7 +223,8 @@ DP_API dp_status dp_error(dp_status status, const char *format, ...) DP_PRINTF(2
 /* The first failure of the job, if there is one. [any] */
 DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
 
-/* Fail the job from here: every call of this context returns `why` from now on. [any] */
+/* Fail the job from here: every call of this context returns `why` from now on, or DP_ERR_ABORTED
+   where that is no status of the JOB class. [any] */
 DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRINTF(3, 4);
 
 /* ==== >>types ==================================================================================
@@ -596,6 +597,7 @@ typedef struct dp_scatter_config {
     dp_split split;
     const int64_t *sizes;  /* DP_SPLIT_SIZES: rows of each part */
     const double *weights; /* DP_SPLIT_WEIGHTS: one of each part */
+    size_t split_count;    /* entries of sizes or weights: as many as there are devices */
 } dp_scatter_config;
 
 typedef struct dp_gather_config {
@@ -604,7 +606,8 @@ typedef struct dp_gather_config {
     int dim;
 } dp_gather_config;
 
-/* How `rows` rows fall on `part_count` parts: out_rows[part_count] and the number of parts made. */
+/* How `rows` rows fall on `part_count` parts: out_rows[part_count] and the number of parts made.
+   Of `how` only the split matters; its split_count is part_count. */
 DP_MUST_USE DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows,
                                            size_t part_count, int64_t *out_rows,
                                            size_t *out_part_count);
@@ -859,8 +862,9 @@ typedef struct
     bool output_to_host;
     int dim;
     dp_split split;
-    const int64_t *sizes;
+    const int64_t *sizes; /* these as in dp_scatter_config */
     const double *weights;
+    size_t split_count;
     bool mean_of_samples; /* dp_criterion_parallel: losses count as their replicas' samples do */
 } dp_parallel_config;
 
@@ -1437,9 +1441,14 @@ static char dp__sentence_hide(void)
     return first;
 }
 
+static bool dp__is_failure(dp_status status) /* one of the list */
+{
+    return status < DP_OK && status >= DP_ERR_INTERNAL;
+}
+
 static dp_status dp__sentence_after(char first, dp_status status)
 {
-    if (status > DP_OK || status < DP_ERR_INTERNAL) /* not a failure of the list */
+    if (status != DP_OK && !dp__is_failure(status))
         status = DP_ERR_USER;
     if (status == DP_OK && dp__thread.text[0] == '\0')
         dp__thread.text[0] = first;
@@ -1564,7 +1573,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format != NULL ? format : "dp_abort was called", args);
     va_end(args);
-    if (dp_status_class(why) != DP_CLASS_JOB)
+    if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
     dp__job_failed(ctx, why, ctx->info.rank_first, text);
     if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
@@ -2209,6 +2218,11 @@ static size_t dp__size_of(const dp_tensor *tensor)
     return dp__dtype_sizes[tensor->dtype];
 }
 
+static const char *dp__s(size_t count) /* of a plural */
+{
+    return count == 1 ? "" : "s";
+}
+
 static dp_status dp__check_dtype(const char *fn, dp_dtype dtype)
 {
     if ((unsigned)dtype >= DP_DTYPE_COUNT)
@@ -2348,11 +2362,11 @@ static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_device id, dp_
     return DP_OK;
 }
 
-static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, int local_rank)
+static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, const char *what, int local_rank)
 {
     if (local_rank < 0 || local_rank >= ctx->info.local_count)
-        return dp_error(DP_ERR_INVALID, "%s: local rank %d, there are %d devices", fn, local_rank,
-                        ctx->info.local_count);
+        return dp_error(DP_ERR_INVALID, "%s: %s is %d, the context has %d device%s", fn, what,
+                        local_rank, ctx->info.local_count, dp__s((size_t)ctx->info.local_count));
     return DP_OK;
 }
 
@@ -3368,8 +3382,7 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
 {
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_pointer(__func__, "args", args));
-    if (local_rank < 0 || local_rank >= ctx->info.local_count)
-        return dp_error(DP_ERR_INVALID, "%s: there is no local rank %d", __func__, local_rank);
+    DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     if ((unsigned)args->kernel > DP_KERNEL_CHANNELS || (unsigned)args->dtype >= DP_DTYPE_COUNT ||
         args->out == NULL || args->out_count == 0)
         return dp_error(DP_ERR_INVALID, "%s: kernel %d, dtype %d, %zu outputs", __func__,
@@ -4471,10 +4484,9 @@ static void dp__split_weights(const double *weights, int64_t rows, size_t count,
 static dp_status dp__check_weights(const char *fn, const double *weights, size_t count)
 {
     double total = 0;
-    DP__TRY(dp__check_pointer(fn, "weights", weights));
     for (size_t i = 0; i < count; i++) {
         if (!(weights[i] >= 0) || !isfinite(weights[i]))
-            return dp_error(DP_ERR_INVALID, "%s: weight %zu is %g", fn, i, weights[i]);
+            return dp_error(DP_ERR_INVALID, "%s: weights[%zu] is %g", fn, i, weights[i]);
         total += weights[i];
     }
     if (!(total > 0) || !isfinite(total))
@@ -4482,13 +4494,41 @@ static dp_status dp__check_weights(const char *fn, const double *weights, size_t
     return DP_OK;
 }
 
+/* The split is one that there is, and has what it needs: an entry for each of `count` parts. */
+static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, size_t count)
+{
+    bool sizes = how->split == DP_SPLIT_SIZES, weights = how->split == DP_SPLIT_WEIGHTS;
+    if ((unsigned)how->split > DP_SPLIT_WEIGHTS)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no split", fn, (int)how->split);
+    if ((how->sizes != NULL && !sizes) || (how->weights != NULL && !weights))
+        return dp_error(DP_ERR_INVALID, "%s: %s is given, and split is not DP_SPLIT_%s", fn,
+                        sizes || how->sizes == NULL ? "weights" : "sizes",
+                        sizes || how->sizes == NULL ? "WEIGHTS" : "SIZES");
+    if (sizes)
+        DP__TRY(dp__check_pointer(fn, "sizes", how->sizes));
+    if (weights)
+        DP__TRY(dp__check_pointer(fn, "weights", how->weights));
+    if (!sizes && !weights && how->split_count != 0)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: split_count is %zu, and neither sizes nor weights is given", fn,
+                        how->split_count);
+    if ((sizes || weights) && how->split_count != count)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: split_count is %zu, %s has an entry for each of %zu "
+                        "part%s",
+                        fn, how->split_count, sizes ? "sizes" : "weights", count, dp__s(count));
+    for (size_t i = 0; sizes && i < count; i++)
+        if (how->sizes[i] < 0)
+            return dp_error(DP_ERR_INVALID, "%s: sizes[%zu] is %lld", fn, i,
+                            (long long)how->sizes[i]);
+    return weights ? dp__check_weights(fn, how->weights, count) : DP_OK;
+}
+
+/* None of the sizes is negative. */
 static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t rows, size_t count)
 {
     int64_t left = rows;
-    DP__TRY(dp__check_pointer(fn, "sizes", sizes));
     for (size_t i = 0; i < count; i++) {
-        if (sizes[i] < 0)
-            return dp_error(DP_ERR_INVALID, "%s: size %zu is %lld", fn, i, (long long)sizes[i]);
         if (sizes[i] > left)
             return dp_error(DP_ERR_INVALID, "%s: the sizes add up to more than the %lld rows", fn,
                             (long long)rows);
@@ -4500,6 +4540,7 @@ static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t r
     return DP_OK;
 }
 
+/* `how` was checked for `count` parts. */
 static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t rows, size_t count,
                            int64_t *out, size_t *out_made)
 {
@@ -4520,11 +4561,10 @@ static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t
         memcpy(out, how->sizes, count * sizeof *out);
         return DP_OK;
     case DP_SPLIT_WEIGHTS:
-        DP__TRY(dp__check_weights(fn, how->weights, count));
         dp__split_weights(how->weights, rows, count, out);
-        return DP_OK;
+        break;
     }
-    return dp_error(DP_ERR_INVALID, "%s: %d is no split", fn, (int)how->split);
+    return DP_OK;
 }
 
 DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows, size_t part_count,
@@ -4538,6 +4578,7 @@ DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows, size_
         return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
     DP__TRY(dp__check_pointer(__func__, "out_rows", out_rows));
     DP__TRY(dp__check_pointer(__func__, "out_part_count", out_part_count));
+    DP__TRY(dp__check_split(__func__, how, part_count));
     DP__TRY(dp__split(__func__, how, rows, part_count, out_rows, &made));
     *out_part_count = made;
     return DP_OK;
@@ -4555,15 +4596,18 @@ static int dp__rank_at(const dp_scatter_config *how, size_t i)
 
 static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_scatter_config *how)
 {
-    if (how->local_ranks == NULL && how->local_rank_count != 0 &&
-        how->local_rank_count != (size_t)ctx->info.local_count)
+    size_t count = dp__rank_count(ctx, how);
+    if (how->local_ranks == NULL && how->local_rank_count != 0 && how->local_rank_count != count)
         return dp_error(DP_ERR_INVALID, "%s: local_rank_count is %zu and local_ranks is NULL", fn,
                         how->local_rank_count);
-    if (dp__rank_count(ctx, how) == 0 || dp__rank_count(ctx, how) > INT_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: local_ranks has %zu entries", fn,
-                        dp__rank_count(ctx, how));
-    for (size_t i = 0; i < dp__rank_count(ctx, how); i++)
-        DP__TRY(dp__check_rank(fn, ctx, dp__rank_at(how, i)));
+    if (count == 0 || count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: local_ranks is given and local_rank_count is %zu", fn,
+                        count);
+    for (size_t i = 0; how->local_ranks != NULL && i < count; i++) {
+        char what[48];
+        snprintf(what, sizeof what, "local_ranks[%zu]", i);
+        DP__TRY(dp__check_rank(fn, ctx, what, how->local_ranks[i]));
+    }
     return DP_OK;
 }
 
@@ -4716,6 +4760,7 @@ static dp_status dp__plan_begin(dp__plan *plan)
 {
     DP__TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
     plan->device_count = dp__rank_count(plan->ctx, plan->how);
+    DP__TRY(dp__check_split(plan->fn, plan->how, plan->device_count));
     plan->rows = -1;
     plan->sizes = dp__scope_bytes(plan->scope, plan->device_count * sizeof *plan->sizes, 8);
     if (plan->sizes == NULL)
@@ -4912,13 +4957,13 @@ DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, 
 /* ==== >>gathering ================================================================================
    The other way: several become one. Also the forms that fill tensors of the caller's.          */
 
-static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const dp_gather_config *how,
-                                  dp__device **out)
+static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const char *what,
+                                  const dp_gather_config *how, dp__device **out)
 {
     *out = &ctx->host_device;
     if (how->to_host)
         return DP_OK;
-    DP__TRY(dp__check_rank(fn, ctx, how->local_rank));
+    DP__TRY(dp__check_rank(fn, ctx, what, how->local_rank));
     *out = &ctx->devices[how->local_rank];
     return DP_OK;
 }
@@ -5016,7 +5061,10 @@ static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *valu
         return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
                               joined.ndim, dim);
     dim = dim < 0 ? dim + joined.ndim : dim;
+    int64_t unused = 0;
     DP__TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
+    DP__TRY(
+        dp__check_shape("the result", (dp_dtype)joined.dtype, joined.ndim, joined.shape, &unused));
     DP__TRY(dp__tensor_make(scope, gatherer->target, (dp_dtype)joined.dtype, joined.ndim,
                             joined.shape, &joined));
     if (channels_last)
@@ -5063,7 +5111,7 @@ DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_scope_of(__func__, scope, ctx));
     DP__TRY(dp__check_list(__func__, list));
-    DP__TRY(dp__check_output(__func__, ctx, how, &target));
+    DP__TRY(dp__check_output(__func__, ctx, "local_rank", how, &target));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     dp__gatherer gatherer = {
         .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__gather_leaf},
@@ -5575,7 +5623,7 @@ DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_scope_of(__func__, scope, ctx));
     DP__TRY(dp__check_list(__func__, list));
-    DP__TRY(dp__check_output(__func__, ctx, how, &device));
+    DP__TRY(dp__check_output(__func__, ctx, "local_rank", how, &device));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
@@ -5742,13 +5790,12 @@ static dp_status dp__env_count(const char *name, int *out)
     const char *text = dp__os_env(name);
     int count = 0;
     for (const char *at = text; at != NULL && *at != '\0'; at++) {
-        if (*at < '0' || *at > '9' || count > DP__DEVICES_MAX)
-            return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a number of devices", name,
-                            text);
-        count = count * 10 + (*at - '0');
+        bool digit = *at >= '0' && *at <= '9' && count <= DP__DEVICES_MAX;
+        count = digit ? count * 10 + (*at - '0') : INT_MAX;
     }
-    if (text != NULL && count == 0)
-        return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a number of devices", name, text);
+    if (text != NULL && (count < 1 || count > DP__DEVICES_MAX))
+        return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a number of devices from 1 to %d",
+                        name, text, DP__DEVICES_MAX);
     *out = count;
     return DP_OK;
 }
@@ -5761,8 +5808,9 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
     if (config->device_count == 0 && config->devices == NULL)
         config->device_count = available;
     if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
-        return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d",
-                        config->device_count, DP__DEVICES_MAX);
+        return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d%s",
+                        config->device_count, DP__DEVICES_MAX,
+                        config->devices != NULL ? ", and devices is given" : "");
     int *devices =
         dp__host_alloc(&ctx->host, (size_t)config->device_count * sizeof *devices, sizeof *devices);
     if (devices == NULL)
@@ -6169,7 +6217,7 @@ DP_API dp_status dp_config_get(const dp_ctx *ctx, dp_config *out)
 DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info *out)
 {
     DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_rank(__func__, ctx, local_rank));
+    DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     dp_dev *dev = ctx->devices[local_rank].dev;
     return dp__leave(__func__, ctx, dev->ops->info(dev, out));
@@ -6178,7 +6226,7 @@ DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info 
 DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank)
 {
     if (dp__check_open(__func__, ctx) != DP_OK ||
-        dp__check_rank(__func__, ctx, local_rank) != DP_OK)
+        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK)
         return (dp_device){-1, -1};
     return ctx->devices[local_rank].id;
 }
@@ -6186,7 +6234,7 @@ DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank)
 DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank)
 {
     if (dp__check_open(__func__, ctx) != DP_OK ||
-        dp__check_rank(__func__, ctx, local_rank) != DP_OK)
+        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK)
         return NULL;
     return ctx->devices[local_rank].stream;
 }
@@ -6194,7 +6242,7 @@ DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank)
 DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
 {
     DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_rank(__func__, ctx, local_rank));
+    DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     dp__device *device = &ctx->devices[local_rank];
     stream = stream != NULL ? stream : device->own_stream;
     if (stream->dev != device->dev)

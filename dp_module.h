@@ -444,17 +444,22 @@ static void dp__module_give(dp_module *module)
     dp__lock_leave(&ctx->lock);
 }
 
+/* An array and its count: both, or none. So many can be counted, and their bytes too. */
+static dp_status dp__check_array(const char *one, const char *all, const void *array, size_t count)
+{
+    if ((array == NULL) == (count == 0) && count <= INT_MAX)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "dp_module_create: %s_count is %zu and %s is %s", one, count,
+                    all, array != NULL ? "given" : "NULL");
+}
+
 static dp_status dp__check_module_config(const dp_ctx *ctx, const dp_module_config *config)
 {
     DP__TRY(dp__check_pointer("dp_module_create", "config", config));
-    DP__TRY(dp__check_rank("dp_module_create", ctx, config->local_rank));
-    if (config->method_count > 0)
-        DP__TRY(dp__check_pointer("dp_module_create", "methods", config->methods));
-    if (config->param_count > 0)
-        DP__TRY(dp__check_pointer("dp_module_create", "params", config->params));
-    if (config->child_count > 0)
-        DP__TRY(dp__check_pointer("dp_module_create", "children", config->children));
-    return DP_OK;
+    DP__TRY(dp__check_rank("dp_module_create", ctx, "local_rank", config->local_rank));
+    DP__TRY(dp__check_array("method", "methods", config->methods, config->method_count));
+    DP__TRY(dp__check_array("param", "params", config->params, config->param_count));
+    return dp__check_array("child", "children", config->children, config->child_count);
 }
 
 /* Ties and parents are marks on the children, so they come last, when nothing can fail any more. */
@@ -559,13 +564,18 @@ static dp_status dp__settle_block(dp_module *top, dp__sort sort, int rank, dp_dt
 {
     dp_tensor block;
     size_t bytes = 0;
-    for (size_t home = 0; home < top->listed_count; home++)
-        if (dp__is_homeless(top, home, sort, rank, dtype))
-            bytes +=
-                dp__align_up(dp__bytes(dp__view_of(dp__root(top->slots[top->listed[home]]), sort)),
-                             DP__PARAM_ALIGN);
+    for (size_t home = 0; home < top->listed_count; home++) {
+        const dp_tensor *view = dp__view_of(dp__root(top->slots[top->listed[home]]), sort);
+        if (dp__is_homeless(top, home, sort, rank, dtype) && bytes <= INT64_MAX / 2)
+            bytes += dp__align_up(dp__bytes(view), DP__PARAM_ALIGN);
+    }
     if (bytes == 0)
         return DP_OK;
+    if (bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_NO_MEMORY,
+                        "the parameters of '%s' have more bytes than can be "
+                        "counted",
+                        top->name);
     DP__TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], bytes, &block));
     char *at = block.data;
     for (size_t home = top->listed_count; home-- > 0;) {
@@ -870,7 +880,7 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
     dp_scope *temp = NULL;
     dp_module *copy = NULL;
     DP__TRY(dp__check_module(__func__, module));
-    DP__TRY(dp__check_rank(__func__, module->ctx, local_rank));
+    DP__TRY(dp__check_rank(__func__, module->ctx, "local_rank", local_rank));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__temp_begin(module->ctx, &temp);
     if (status == DP_OK)
@@ -2441,9 +2451,12 @@ static dp_status dp__criterion_plan(dp__cut *cut, const dp__request *targets, co
 {
     bool nothing = dp__is_nothing(targets->args) && dp__is_nothing(targets->kwargs);
     *how = face->how;
-    how->local_rank_count = rows != NULL ? count : face->count;
-    how->split = rows != NULL ? DP_SPLIT_SIZES : how->split;
-    how->sizes = rows != NULL ? rows : how->sizes;
+    if (rows != NULL) {
+        how->local_rank_count = how->split_count = count;
+        how->split = DP_SPLIT_SIZES;
+        how->sizes = rows;
+        how->weights = NULL;
+    }
     dp_status status = dp__cut_make(cut, targets, face, how);
     if (status == DP_ERR_INVALID && rows != NULL)
         return dp_error(DP_ERR_MISMATCH, "the targets cannot be cut as the outputs were: %s",
@@ -2686,16 +2699,21 @@ static bool dp__warn_balance(const dp__face *face, bool memory)
     return true;
 }
 
-static dp_status dp__face_ranks(dp__face *face, const dp_parallel_config *config)
+static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_parallel_config *config)
 {
     dp_scatter_config how = {.local_ranks = config->local_ranks,
                              .local_rank_count = config->local_rank_count,
                              .dim = config->dim,
                              .split = config->split,
                              .sizes = config->sizes,
-                             .weights = config->weights};
-    DP__TRY(dp__check_ranks("the wrapper", face->ctx, &how));
+                             .weights = config->weights,
+                             .split_count = config->split_count};
+    DP__TRY(dp__check_ranks(fn, face->ctx, &how));
     face->count = dp__rank_count(face->ctx, &how);
+    DP__TRY(dp__check_split(fn, &how, face->count));
+    if (how.dim < -DP_MAX_DIMS || how.dim >= DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: dim is %d, a tensor has at most %d dims", fn, how.dim,
+                        DP_MAX_DIMS);
     int *ranks = dp__array(face->scope, face->count, sizeof *ranks);
     int64_t *sizes = dp__array(face->scope, face->count, sizeof *sizes);
     double *weights = dp__array(face->scope, face->count, sizeof *weights);
@@ -2704,17 +2722,13 @@ static dp_status dp__face_ranks(dp__face *face, const dp_parallel_config *config
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu devices", face->count);
     for (size_t r = 0; r < face->count; r++)
         ranks[r] = dp__rank_at(&how, r);
-    if (how.split == DP_SPLIT_SIZES)
-        DP__TRY(dp__check_pointer("the wrapper", "sizes", how.sizes));
-    if (how.split == DP_SPLIT_WEIGHTS)
-        DP__TRY(dp__check_weights("the wrapper", how.weights, face->count));
-    if ((unsigned)how.split > DP_SPLIT_WEIGHTS)
-        return dp_error(DP_ERR_INVALID, "%d is no split", (int)how.split);
-    if (how.split == DP_SPLIT_SIZES)
-        memcpy(sizes, how.sizes, face->count * sizeof *sizes);
-    if (how.split == DP_SPLIT_WEIGHTS)
-        memcpy(weights, how.weights, face->count * sizeof *weights);
-    face->how = (dp_scatter_config){ranks, face->count, how.dim, how.split, sizes, weights};
+    if (how.sizes != NULL)
+        how.sizes = memcpy(sizes, how.sizes, face->count * sizeof *sizes);
+    if (how.weights != NULL)
+        how.weights = memcpy(weights, how.weights, face->count * sizeof *weights);
+    how.local_ranks = ranks;
+    how.local_rank_count = face->count;
+    face->how = how;
     return DP_OK;
 }
 
@@ -2735,7 +2749,7 @@ static void dp__face_threads(dp__face *face)
         face->threads[r] = (int)(r % (size_t)threads);
 }
 
-static dp_status dp__face_output(dp__face *face, const dp_parallel_config *config)
+static dp_status dp__face_output(const char *fn, dp__face *face, const dp_parallel_config *config)
 {
     dp_gather_config how = {.local_rank = dp__rank_at(&face->how, 0),
                             .to_host = config->output_to_host};
@@ -2743,7 +2757,7 @@ static dp_status dp__face_output(dp__face *face, const dp_parallel_config *confi
     bool listed = config->output_to_host;
     if (config->output_rank != NULL)
         how.local_rank = *config->output_rank;
-    DP__TRY(dp__check_output("the wrapper", face->ctx, &how, &output));
+    DP__TRY(dp__check_output(fn, face->ctx, "output_rank", &how, &output));
     for (size_t r = 0; r < face->count; r++)
         listed = listed || dp__rank_at(&face->how, r) == how.local_rank;
     if (face->kind == DP__FACE_CRITERION && !listed)
@@ -2782,8 +2796,9 @@ static bool dp__has_foreign(const dp_module *module)
     return found;
 }
 
-static dp_status dp__face_make(dp_scope *scope, dp_module *module, dp__kind_of_face kind,
-                               const dp_parallel_config *config, dp__face **out)
+static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *module,
+                               dp__kind_of_face kind, const dp_parallel_config *config,
+                               dp__face **out)
 {
     static const dp_parallel_config zero;
     dp__face *face = dp__array(scope, 1, sizeof *face);
@@ -2801,8 +2816,8 @@ static dp_status dp__face_make(dp_scope *scope, dp_module *module, dp__kind_of_f
         face->runs = face->runs->wraps;
     if (dp__find_method(face->runs, "forward") == NULL)
         return dp_error(DP_ERR_INVALID, "'%s' has no method 'forward'", face->runs->name);
-    DP__TRY(dp__face_ranks(face, config));
-    DP__TRY(dp__face_output(face, config));
+    DP__TRY(dp__face_ranks(fn, face, config));
+    DP__TRY(dp__face_output(fn, face, config));
     DP__TRY(dp__check_home(face));
     dp__face_threads(face);
     DP__TRY(dp__replicas_make(face));
@@ -2820,7 +2835,7 @@ static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
     dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
     dp_status status = dp__module_make(module->ctx, &own, &wrapper);
     if (status == DP_OK)
-        status = dp__face_make(wrapper->scope, module, kind, config, &face);
+        status = dp__face_make(fn, wrapper->scope, module, kind, config, &face);
     if (status == DP_OK) {
         wrapper->face = face;
         wrapper->training = module->training;
@@ -2879,7 +2894,7 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope, dp_va
                            .args = args,
                            .kwargs = kwargs};
     DP__TRY(dp__check_request(&request, out));
-    dp_status status = dp__face_make(scope, module, DP__FACE_GATHER, config, &face);
+    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, &face);
     if (status == DP_OK)
         status = dp__invoke_face(&request, face, &value, &pass);
     if (status == DP_OK)

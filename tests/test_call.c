@@ -856,7 +856,8 @@ TEST_BACKENDS(statistics_of_the_whole_batch)
                                   &(dp_parallel_config){.local_ranks = first_ranks,
                                                         .local_rank_count = 2,
                                                         .split = DP_SPLIT_SIZES,
-                                                        .sizes = (int64_t[]){4, 2}},
+                                                        .sizes = (int64_t[]){4, 2},
+                                                        .split_count = 2},
                                   &par));
         CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6]=1 2 3 4 10 20,)"),
                            dp_none(), NULL, &out, NULL));

@@ -534,17 +534,9 @@ TEST(the_config_wins_over_dp_devices)
 
 TEST(garbage_in_dp_devices_is_rejected)
 {
-    const char *const garbage[] = {"nonsense",
-                                   "-1",
-                                   "0",
-                                   "3x",
-                                   "3 devices",
-                                   "1.5",
-                                   "0x",
-                                   "+",
-                                   "1e3",
-                                   "2,3",
-                                   "99999999999999999999999"};
+    const char *const garbage[] = {
+        "nonsense", "-1",  "0",   "3x", "3 devices", "1.5",   "0x",
+        "+",        "1e3", "2,3", " 2", "4097",      "40969", "99999999999999999999999"};
     for (size_t i = 0; i < sizeof garbage / sizeof garbage[0]; i++) {
         set_environment("DP_DEVICES", garbage[i]);
         check_rejected(NULL, DP_ERR_INVALID, "DP_DEVICES");

@@ -427,3 +427,16 @@ TEST_BACKENDS(wrong_gather_into)
     CHECK_STATUS(dp_gather_into(NULL, parts, 2, 0, &good), DP_ERR_INVALID);
     CHECK_OK(dp_gather_into(ctx, parts, 2, 0, &good));
 }
+
+/* Elements that share a place make a large tensor of little memory. */
+TEST_BACKENDS(more_elements_than_can_be_counted)
+{
+    float one = 1;
+    dp_tensor wide = dp_wrap(&one, DP_F32, 1, (int64_t[]){1});
+    wide.shape[0] = (int64_t)1 << 60;
+    wide.stride[0] = 0;
+    dp_value item = dp_of(scope, &wide), out;
+    dp_value list = dp_list_make(scope, DP_LIST, (dp_value[]){item, item, item, item}, 4);
+    CHECK_ERROR(dp_gather(ctx, scope, list, NULL, &out), DP_ERR_INVALID,
+                "more elements than can be counted");
+}

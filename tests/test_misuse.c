@@ -919,14 +919,14 @@ static const dp_scatter_config *wrong_cuts(size_t *out_count)
         {.local_ranks = good},
         {.local_ranks = good, .local_rank_count = SIZE_MAX},
         {.split = DP_SPLIT_SIZES},
-        {.split = DP_SPLIT_SIZES, .sizes = minus},
-        {.split = DP_SPLIT_SIZES, .sizes = short_of},
-        {.split = DP_SPLIT_SIZES, .sizes = wrap},
+        {.split = DP_SPLIT_SIZES, .sizes = minus, .split_count = 3},
+        {.split = DP_SPLIT_SIZES, .sizes = short_of, .split_count = 3},
+        {.split = DP_SPLIT_SIZES, .sizes = wrap, .split_count = 3},
         {.split = DP_SPLIT_WEIGHTS},
-        {.split = DP_SPLIT_WEIGHTS, .weights = none},
-        {.split = DP_SPLIT_WEIGHTS, .weights = below},
-        {.split = DP_SPLIT_WEIGHTS, .weights = nan_weight},
-        {.split = DP_SPLIT_WEIGHTS, .weights = infinite},
+        {.split = DP_SPLIT_WEIGHTS, .weights = none, .split_count = 3},
+        {.split = DP_SPLIT_WEIGHTS, .weights = below, .split_count = 3},
+        {.split = DP_SPLIT_WEIGHTS, .weights = nan_weight, .split_count = 3},
+        {.split = DP_SPLIT_WEIGHTS, .weights = infinite, .split_count = 3},
     };
     *out_count = sizeof cuts / sizeof cuts[0];
     return cuts;

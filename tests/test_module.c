@@ -94,6 +94,28 @@ TEST(what_a_config_points_to_is_copied)
     dp_close(ctx);
 }
 
+/* Each can be counted, their sum cannot: it wrapped to 0, and parameters had no memory. */
+TEST_BACKENDS(parameters_of_more_bytes_than_there_are)
+{
+    enum { COUNT = 4 };
+    static const char *const names[COUNT] = {"a", "b", "c", "d"};
+    dp_param_config params[COUNT];
+    dp_param_info info;
+    for (int i = 0; i < COUNT; i++) /* rounded up to the alignment: 2^62 */
+        params[i] = (dp_param_config){
+            .name = names[i], .dtype = DP_U8, .ndim = 1, .shape = {INT64_MAX / 2}};
+    for (size_t count = 1; count <= COUNT; count++) {
+        dp_module *net =
+            make(ctx, (dp_module_config){.name = "net", .params = params, .param_count = count});
+        CHECK_STATUS(dp_module_param(net, 0, &info), DP_ERR_NO_MEMORY);
+        CHECK_STATUS(dp_zero_grad(net), DP_ERR_NO_MEMORY);
+        if (count > 1)
+            CHECK_ERROR(dp_module_param(net, 0, &info), DP_ERR_NO_MEMORY,
+                        "the parameters of 'net' have more bytes than can be counted");
+        CHECK_OK(dp_module_destroy(net));
+    }
+}
+
 TEST_BACKENDS(wrong_modules)
 {
     static const dp_method no_name[] = {{NULL, do_nothing}}, no_fn[] = {{"forward", NULL}};
@@ -113,13 +135,19 @@ TEST_BACKENDS(wrong_modules)
     } table[] = {
         {{.name = ""}, "'' is no name"},
         {{.name = "a.b"}, "'a.b' is no name"},
-        {{.local_rank = 99}, "local rank 99"},
+        {{.local_rank = 99}, "local_rank is 99"},
         {{.methods = no_name, .method_count = 1}, "a method has no name"},
         {{.methods = no_fn, .method_count = 1}, "method 'forward' has no function"},
         {{.methods = twice, .method_count = 2}, "method 'a' is there twice"},
-        {{.method_count = 1}, "methods is NULL"},
-        {{.param_count = 1}, "params is NULL"},
-        {{.child_count = 1}, "children is NULL"},
+        {{.method_count = 1}, "method_count is 1 and methods is NULL"},
+        {{.param_count = 1}, "param_count is 1 and params is NULL"},
+        {{.child_count = 1}, "child_count is 1 and children is NULL"},
+        {{.methods = twice}, "method_count is 0 and methods is given"},
+        {{.params = same}, "param_count is 0 and params is given"},
+        {{.children = pair}, "child_count is 0 and children is given"},
+        {{.params = same, .param_count = SIZE_MAX}, "param_count is"},
+        {{.methods = twice, .method_count = (SIZE_MAX >> 4) + 2}, "method_count is"},
+        {{.children = pair, .child_count = SIZE_MAX, .wraps = child}, "child_count is"},
         {{.params = bad_shape, .param_count = 1}, "size -1"},
         {{.params = same, .param_count = 2}, "parameter 'w' is there twice"},
         {{.params = unnamed, .param_count = 1}, "a parameter has no name"},
@@ -323,7 +351,7 @@ TEST_BACKENDS(a_copy_is_a_tree_of_its_own)
     dp_module *par = NULL;
     CHECK_OK(dp_data_parallel(net, NULL, &par));
     CHECK_ERROR(dp_module_copy(par, 0, &copy), DP_ERR_UNSUPPORTED, "'data_parallel' is a wrapper");
-    CHECK_ERROR(dp_module_copy(net, 77, &copy), DP_ERR_INVALID, "local rank 77");
+    CHECK_ERROR(dp_module_copy(net, 77, &copy), DP_ERR_INVALID, "local_rank is 77");
     CHECK_ERROR(dp_module_copy(net, 0, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_OK(dp_module_destroy(copy));
 }

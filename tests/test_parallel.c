@@ -432,8 +432,11 @@ TEST_BACKENDS(sizes_and_weights_split_too)
     static const int64_t sizes[] = {1, 0, 4};
     static const double weights[] = {1, 3};
     dp_module *net = noting(ctx), *par = NULL;
-    dp_parallel_config config = {
-        .local_ranks = first_ranks, .local_rank_count = 3, .split = DP_SPLIT_SIZES, .sizes = sizes};
+    dp_parallel_config config = {.local_ranks = first_ranks,
+                                 .local_rank_count = 3,
+                                 .split = DP_SPLIT_SIZES,
+                                 .sizes = sizes,
+                                 .split_count = 3};
     CHECK_OK(dp_data_parallel(net, &config, &par));
     note(par, scope, "(f32[5],)", "None");
     CHECK_INT(seen.count, 3);
@@ -442,7 +445,8 @@ TEST_BACKENDS(sizes_and_weights_split_too)
     config = (dp_parallel_config){.local_ranks = first_ranks,
                                   .local_rank_count = 2,
                                   .split = DP_SPLIT_WEIGHTS,
-                                  .weights = weights};
+                                  .weights = weights,
+                                  .split_count = 2};
     CHECK_OK(dp_data_parallel(net, &config, &par));
     note(par, scope, "(f32[8],)", "None");
     CHECK_INT(seen.rows[0], 2);
@@ -747,19 +751,38 @@ TEST_BACKENDS(wrong_wrappers)
 {
     dp_module *net = net_create(ctx, &by_rows, 1), *par = NULL, *bare = NULL;
     static const int bad_rank[] = {0, 99};
-    const int far_away = 44;
+    const int far_away = 44, far_dims[] = {-DP_MAX_DIMS - 1, DP_MAX_DIMS};
+    dp_value out;
     dp_parallel_config config = {.local_ranks = bad_rank, .local_rank_count = 2};
     CHECK_ERROR(dp_data_parallel(NULL, NULL, &par), DP_ERR_INVALID, "module is NULL");
     CHECK_ERROR(dp_data_parallel(net, NULL, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_data_parallel(net, NULL, &par), DP_ERR_INVALID,
                 "'w' of 'net' is on local rank 1, the first of the devices is local rank 0");
-    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "local rank 99");
+    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
+                "local_ranks[1] is 99, the context has 8 devices");
     config = (dp_parallel_config){.local_ranks = first_ranks + 1, .local_rank_count = 1};
     config.output_rank = &far_away;
-    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "local rank 44");
+    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
+                "dp_data_parallel: output_rank is 44, the context");
     config.output_rank = NULL;
     config.split = DP_SPLIT_SIZES;
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "sizes is NULL");
+    config.sizes = (int64_t[]){4};
+    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
+                "dp_data_parallel: split_count is 0, sizes has an entry for each of 1 part");
+    config.sizes = NULL;
+    for (size_t i = 0; i < sizeof far_dims / sizeof far_dims[0]; i++) {
+        config.split = DP_SPLIT_BALANCED;
+        config.dim = far_dims[i];
+        CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "dim is ");
+        CHECK_ERROR(dp_data_parallel_once(net, scope, dp_none(), dp_none(), &config, &out),
+                    DP_ERR_INVALID, "dp_data_parallel_once: dim is ");
+    }
+    config.dim = 0;
+    config.local_rank_count = 0;
+    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
+                "local_ranks is given and local_rank_count is 0");
+    config.local_rank_count = 1;
     config.split = (dp_split)9;
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "9 is no split");
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "bare"}, &bare));

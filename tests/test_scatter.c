@@ -106,7 +106,8 @@ TEST(many_rows_do_not_overflow)
     int64_t got[2];
     size_t made;
     const dp_scatter_config chunk = {.split = DP_SPLIT_CHUNK};
-    const dp_scatter_config weights = {.split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 1}};
+    const dp_scatter_config weights = {
+        .split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 1}, .split_count = 2};
     const dp_scatter_config *const all[] = {NULL, &chunk, &weights};
     for (size_t i = 0; i < 3; i++) {
         CHECK_OK(dp_split_rows(all[i], INT64_MAX, 2, got, &made));
@@ -115,7 +116,8 @@ TEST(many_rows_do_not_overflow)
         CHECK_INT(INT64_MAX - got[0], got[1]);
         CHECK(got[0] - got[1] <= 1 && got[1] - got[0] <= 1);
     }
-    const dp_scatter_config first = {.split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 0}};
+    const dp_scatter_config first = {
+        .split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 0}, .split_count = 2};
     CHECK_OK(dp_split_rows(&first, INT64_MAX, 2, got, &made));
     CHECK_INT(got[0], INT64_MAX);
     CHECK_INT(got[1], 0);
@@ -130,7 +132,9 @@ TEST(sizes_are_taken_as_given)
         {5, 1, 1, {5}},
     };
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        check_rows(&(dp_scatter_config){.split = DP_SPLIT_SIZES, .sizes = table[i].want},
+        check_rows(&(dp_scatter_config){.split = DP_SPLIT_SIZES,
+                                        .sizes = table[i].want,
+                                        .split_count = table[i].parts},
                    &table[i]);
     }
 }
@@ -139,17 +143,55 @@ TEST(wrong_sizes)
 {
     int64_t got[4];
     size_t made;
-    dp_scatter_config how = {.split = DP_SPLIT_SIZES, .sizes = (int64_t[]){2, 3}};
+    dp_scatter_config how = {.split = DP_SPLIT_SIZES, .sizes = (int64_t[]){2, 3}, .split_count = 2};
     CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "6");
     CHECK_ERROR(dp_split_rows(&how, 4, 2, got, &made), DP_ERR_INVALID, "4");
     how.sizes = (int64_t[]){7, -1};
     CHECK_STATUS(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID);
     how.sizes = (int64_t[]){-1, 7};
     CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "-1");
+    how.split_count = 3;
     how.sizes = (int64_t[]){INT64_MAX, INT64_MAX, 8};
     CHECK_STATUS(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID);
     how.sizes = NULL;
-    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "sizes");
+    CHECK_ERROR(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID, "sizes is NULL");
+}
+
+/* Sizes and weights come with their count and with the split that uses them. */
+TEST_BACKENDS(a_split_has_what_it_needs)
+{
+    static const int64_t sizes[] = {2, 4};
+    static const double weights[] = {1, 2};
+    static const struct {
+        dp_scatter_config how;
+        const char *want;
+    } table[] = {
+        {{.split = DP_SPLIT_SIZES, .sizes = sizes}, "split_count is 0, sizes"},
+        {{.split = DP_SPLIT_SIZES, .sizes = sizes, .split_count = 1}, "for each of 2 parts"},
+        {{.split = DP_SPLIT_SIZES, .sizes = sizes, .split_count = 3}, "split_count is 3, sizes"},
+        {{.split = DP_SPLIT_SIZES, .split_count = 2}, "sizes is NULL"},
+        {{.split = DP_SPLIT_WEIGHTS, .weights = weights}, "split_count is 0, weights"},
+        {{.split = DP_SPLIT_WEIGHTS, .weights = weights, .split_count = 1}, "weights"},
+        {{.split = DP_SPLIT_WEIGHTS, .split_count = 2}, "weights is NULL"},
+        {{.sizes = sizes, .split_count = 2}, "sizes is given, and split is not DP_SPLIT_SIZES"},
+        {{.weights = weights, .split_count = 2}, "weights is given"},
+        {{.split = DP_SPLIT_SIZES, .sizes = sizes, .weights = weights, .split_count = 2},
+         "weights is given, and split is not DP_SPLIT_WEIGHTS"},
+        {{.split = DP_SPLIT_WEIGHTS, .sizes = sizes, .weights = weights, .split_count = 2},
+         "sizes is given, and split is not DP_SPLIT_SIZES"},
+        {{.split_count = 2}, "split_count is 2, and neither sizes nor weights"},
+        {{.split = DP_SPLIT_CHUNK, .split_count = 2}, "split_count is 2, and neither"},
+    };
+    int64_t rows[2];
+    size_t made;
+    dp_value batch = tree_of(scope, "f32[6]"), out;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        dp_scatter_config how = table[i].how;
+        CHECK_ERROR(dp_split_rows(&how, 6, 2, rows, &made), DP_ERR_INVALID, table[i].want);
+        how.local_ranks = first_ranks;
+        how.local_rank_count = 2;
+        CHECK_ERROR(dp_scatter(ctx, scope, batch, &how, &out), DP_ERR_INVALID, table[i].want);
+    }
 }
 
 TEST(weights_round_by_largest_remainder)
@@ -171,7 +213,9 @@ TEST(weights_round_by_largest_remainder)
         {{4}, {9, 1, 1, {9}}},
     };
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        check_rows(&(dp_scatter_config){.split = DP_SPLIT_WEIGHTS, .weights = table[i].weights},
+        check_rows(&(dp_scatter_config){.split = DP_SPLIT_WEIGHTS,
+                                        .weights = table[i].weights,
+                                        .split_count = table[i].want.parts},
                    &table[i].want);
     }
 }
@@ -183,8 +227,8 @@ TEST(wrong_weights)
     const double wrong[][2] = {
         {1, -1}, {0, 0}, {1, (double)NAN}, {(double)INFINITY, 1}, {-0.5, 2}, {1.7e308, 1.7e308},
     };
-    dp_scatter_config how = {.split = DP_SPLIT_WEIGHTS};
-    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "weights");
+    dp_scatter_config how = {.split = DP_SPLIT_WEIGHTS, .split_count = 2};
+    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "weights is NULL");
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         how.weights = wrong[i];
         CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "weight");
@@ -316,11 +360,13 @@ TEST_BACKENDS(sizes_and_weights_cut_all_fields)
     dp_scatter_config how = over(3, DP_SPLIT_SIZES, 0);
     dp_value value = tree_of(scope, "{'x': f32[4], 'y': i8[4,1], 'z': 1}"), out;
     how.sizes = (int64_t[]){1, 0, 3};
+    how.split_count = 3;
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, out,
                "[{'x': f32[1]=0, 'y': i8[1,1]=0, 'z': 1}, {'x': f32[0]=, 'y': i8[0,1]=, 'z': 1}, "
                "{'x': f32[3]=1 2 3, 'y': i8[3,1]=1 2 3, 'z': 1}]");
     how.split = DP_SPLIT_WEIGHTS;
+    how.sizes = NULL;
     how.weights = (double[]){1, 0, 3};
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, dp_get(dp_at(out, 2), "x"), "f32[3]=1 2 3");
@@ -328,6 +374,7 @@ TEST_BACKENDS(sizes_and_weights_cut_all_fields)
     how.weights = (double[]){1, -1, 3};
     CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_INVALID, "weight");
     how.split = DP_SPLIT_SIZES;
+    how.weights = NULL;
     how.sizes = (int64_t[]){1, 1, 1};
     CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_INVALID, "4");
     CHECK_ERROR(dp_scatter(ctx, scope, tree_of(scope, "(f32[3], f32[2])"), &how, &out),
@@ -340,6 +387,7 @@ TEST_BACKENDS(sizes_2_4_of_6_by_4)
     dp_scatter_config how = over(2, DP_SPLIT_SIZES, 0);
     dp_value out;
     how.sizes = (int64_t[]){2, 4};
+    how.split_count = 2;
     CHECK_OK(dp_scatter(ctx, scope, tree_of(scope, "f32[6,4]"), &how, &out));
     CHECK_TREE(ctx, out,
                "[f32[2,4]=0 1 2 3 4 5 6 7, "

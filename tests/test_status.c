@@ -274,7 +274,8 @@ TEST(other_reasons_fail_the_job_all_the_same)
         dp_failure_info failure = {0};
         CHECK(dp_failure(ctx, &failure));
         CHECK_INT(dp_status_class(failure.status), DP_CLASS_JOB);
-        CHECK_STATUS(dp_wait(ctx), failure.status);
+        CHECK_INT(failure.status, DP_ERR_ABORTED);
+        CHECK_STATUS(dp_wait(ctx), DP_ERR_ABORTED);
         dp_close(ctx);
     }
 }

@@ -386,8 +386,8 @@ TEST_BACKENDS(kernels_that_are_none)
     CHECK_OK(dp_kernel_run(ctx, 0, &args)); /* of nothing */
     CHECK_ERROR(dp_kernel_run(NULL, 0, &args), DP_ERR_INVALID, "ctx");
     CHECK_ERROR(dp_kernel_run(ctx, 0, NULL), DP_ERR_INVALID, "args is NULL");
-    CHECK_ERROR(dp_kernel_run(ctx, -1, &args), DP_ERR_INVALID, "no local rank -1");
-    CHECK_ERROR(dp_kernel_run(ctx, 1000, &args), DP_ERR_INVALID, "no local rank 1000");
+    CHECK_ERROR(dp_kernel_run(ctx, -1, &args), DP_ERR_INVALID, "local_rank is -1, the context has");
+    CHECK_ERROR(dp_kernel_run(ctx, 1000, &args), DP_ERR_INVALID, "local_rank is 1000");
     args.kernel = (dp_kernel)99;
     CHECK_ERROR(dp_kernel_run(ctx, 0, &args), DP_ERR_INVALID, "kernel 99");
     args.kernel = DP_KERNEL_SGD;

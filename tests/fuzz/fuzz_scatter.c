@@ -231,7 +231,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     int ranks[FUZZ_DEVICES], rows = 0;
     int64_t sizes[FUZZ_DEVICES];
     double weights[FUZZ_DEVICES];
-    dp_scatter_config how = {.local_ranks = ranks, .sizes = sizes, .weights = weights};
+    dp_scatter_config how = {.local_ranks = ranks};
     in.ctx = fuzz_ctx(fuzz_next(&in, 2) == 1);
     in.scope = dp_scope_begin(in.ctx);
     how.local_rank_count = 1 + (size_t)fuzz_next(&in, FUZZ_DEVICES);
@@ -245,6 +245,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         weights[i] = size;
         rows += size;
     }
+    how.sizes = how.split == DP_SPLIT_SIZES ? sizes : NULL;
+    how.weights = how.split == DP_SPLIT_WEIGHTS ? weights : NULL;
+    if (how.sizes != NULL || how.weights != NULL)
+        how.split_count = how.local_rank_count;
     rows = how.split == DP_SPLIT_SIZES ? rows + (fuzz_next(&in, 16) == 1) : fuzz_next(&in, 8);
     scatter(&in, &how, rows);
     dp_scope_end(in.scope);
