@@ -220,6 +220,19 @@ DP_API const char *dp_last_error(void);
 /* Set this thread's sentence and return `status`: for methods and backends. [any] */
 DP_API dp_status dp_error(dp_status status, const char *format, ...) DP_PRINTF(2, 3) DP__COLD;
 
+/* In a function that returns a dp_status: return what `call` returned, unless it is DP_OK. */
+#define DP_TRY(call)                                                                               \
+    do {                                                                                           \
+        dp_status dp__status = (call);                                                             \
+        if (dp__status != DP_OK)                                                                   \
+            return dp__status;                                                                     \
+    } while (0)
+
+/* For small programs: when `call` fails, print where and dp_last_error() to stderr, and exit(1).
+   The library itself never does this. */
+#define DP_CHECK(call) ((call) == DP_OK ? (void)0 : dp__check_failed(__FILE__, __LINE__))
+DP_API void dp__check_failed(const char *file, int line) DP__COLD;
+
 /* The first failure of the job, if there is one. [any] */
 DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
 
@@ -424,10 +437,16 @@ DP_MUST_USE DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_strea
 DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 
 /* Run `fn` once for every local device, each on its own thread, the first on the caller's; return
-   when all have. Each gets a scope that ends with `scope`. All run even if one fails; the failure
-   that is returned is the first in rank order, with its rank in the sentence. [host] */
+   when all have. Each gets a scope that ends with `scope` (NULL: when this returns). All run even
+   if one fails; the failure that is returned is the first in rank order, with its rank in the
+   sentence. [host] */
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
+
+/* Which of `count` rows, or elements of a block, a local device has when all have equal shares (the
+   first count % D of D devices one more): how many, and in out_first from where. -1: dp_last_error.
+   [any] */
+DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first);
 
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope goes in one call, on error paths too. Blocks are kept and
@@ -460,6 +479,11 @@ DP_MUST_USE DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out
 /* Fresh memory of a local device or ({0}) of the host, row-major, not cleared. */
 DP_MUST_USE DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype,
                                            int ndim, const int64_t *shape, dp_tensor *out);
+
+/* The same with these numbers; `host` may change as soon as this returns. */
+DP_MUST_USE DP_API dp_status dp_tensor_from(dp_scope *scope, dp_device device, const void *host,
+                                            dp_dtype dtype, int ndim, const int64_t *shape,
+                                            dp_tensor *out);
 
 /* The user's host memory, row-major. A wrong argument shows when the tensor is used. [any] */
 DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape);
@@ -564,8 +588,27 @@ DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container);
 DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count);
 DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count);
 
+/* An array of yours in host memory, row-major, as a read-only tensor; it is not copied. */
+DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int ndim,
+                         const int64_t *shape);
+
+/* The usual containers (>>collate): stacked, with the last two dims padded; left on the host. */
+static inline dp_value dp_stacked(dp_scope *scope, dp_value tensor, double padding_value)
+{
+    dp_container container = {tensor, padding_value, 0, true, false};
+    return dp_contain(scope, &container);
+}
+static inline dp_value dp_cpu_only(dp_scope *scope, dp_value data)
+{
+    dp_container container = {data, 0, 0, false, true};
+    return dp_contain(scope, &container);
+}
+
 DP_API dp_value dp_get(dp_value dict, const char *key); /* none when absent; errors stay errors */
-DP_API dp_value dp_at(dp_value sequence, size_t index); /* the same */
+DP_API dp_value dp_at(dp_value value, size_t index);    /* of a list, tuple or dict; the same */
+DP_API size_t dp_count(dp_value value); /* entries of a list, tuple or dict, else 0 */
+DP_API const char *dp_key_at(dp_value dict, size_t index); /* NULL when there is none */
+DP_API const char *dp_text(dp_value string);               /* NULL when it is no string */
 
 /* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,
@@ -667,6 +710,12 @@ DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, si
 /* The same times `scale`, in the same pass; floating dtypes. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
                                                   dp_dtype dtype, dp_op op, double scale);
+/* The mean, each rank counted by its weight (rows, say): the sum of weight * send over the sum of
+   the weights of all ranks. weights: one a local rank, finite and not negative, not all 0. Each
+   product is rounded to `dtype`. */
+DP_MUST_USE DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local,
+                                                    const double *weights, size_t count,
+                                                    dp_dtype dtype);
 /* recv of every rank = send of the root; send matters there only. In place: send == recv. */
 DP_MUST_USE DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count,
                                           dp_dtype dtype, int root);
@@ -738,8 +787,11 @@ typedef struct dp_module_config {
     dp_status (*replica_create)(const dp_replica_info *info,
                                 void **own); /* a replica's own state */
     void (*replica_destroy)(void *own);
-    int local_rank;         /* the device */
-    bool announces_changes; /* the owner of `data` calls dp_params_changed after writing to it */
+    int local_rank;           /* the device */
+    bool announces_changes;   /* the owner of `data` calls dp_params_changed after writing to it */
+    bool packed;              /* parameters are one block, in their order: dp_param_block */
+    void *block, *block_grad; /* packed: memory of yours for it; NULL = the library's, all zero */
+    bool mean_grads;          /* backward divides by its own number of rows; see dp_backward */
 } dp_module_config;
 
 /* Strings and arrays are copied, what pointers in them point to is not. */
@@ -753,6 +805,7 @@ DP_API dp_status dp_module_destroy(dp_module *module);
 /* Sets dp_call.training, for the children and the wrapped too. Modules begin with true. */
 DP_MUST_USE DP_API dp_status dp_module_train(dp_module *module, bool training);
 DP_API const char *dp_module_name(const dp_module *module); /* "" for what is no module */
+DP_API int dp_module_rank(const dp_module *module);         /* local rank of its device, or -1 */
 
 typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
@@ -809,14 +862,32 @@ DP_API const void *dp_param(const dp_call *call, size_t param);
 DP_API void *dp_buffer(const dp_call *call, size_t param);
 DP_API void *dp_grad(const dp_call *call, size_t param);
 
+/* The same as tensors: device, dtype and shape filled in. What is wrong shows when one is used. */
+DP_API dp_tensor dp_param_tensor(const dp_call *call, size_t param); /* read-only */
+DP_API dp_tensor dp_buffer_tensor(const dp_call *call, size_t param);
+DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param);
+
+/* All parameters of a packed module, and all their gradients: one array each, in the order of
+   dp_module_config.params, without gaps. As dp_param and dp_grad else. */
+DP_API const void *dp_param_block(const dp_call *call);
+DP_API void *dp_grad_block(const dp_call *call);
+
+/* In backward: the gradient of the output called `name` (NULL: of an output that is one tensor), a
+   dense tensor like that output, whatever dp_backward was given: a number fills it, none zeroes
+   it. */
+DP_MUST_USE DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name,
+                                              dp_tensor *out);
+
 /* A tensor among kwargs, or args; what is wrong with it is said. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype,
                                             int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
                                          int ndim, const dp_tensor **out);
 
-/* Run a child's (or the wrapped module's) method, in this replica. Its pass is for dp_backward in
-   this method's backward; out_pass may be NULL. Inside a replica, wrappers use its device alone. */
+/* Run a child's method, in this replica. `child` is the name that dp_module_config gave it (without
+   one: "module"; a wrapper's: the name of its function, "data_parallel"), NULL what this module
+   wraps. The pass is for dp_backward in this method's backward; out_pass may be NULL. Inside a
+   replica, wrappers use its device alone. */
 DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method,
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
@@ -846,7 +917,12 @@ typedef struct dp_input_grad {
 /* Run "backward" for a pass, once. `grad` has the structure of its output; a number stands for that
    number everywhere, none and a missing key for no gradient. Parameters' gradients are added to;
    those of the inputs are given out if wanted (NULL: they are not). After a failure the gradients
-   of parameters are void: dp_zero_grad. */
+   of parameters are void: dp_zero_grad.
+
+   A backward that was written for one device often divides by its number of rows itself, and does
+   not look at the gradient that it is given. With dp_module_config.mean_grads it may stay as it is:
+   gradients are zeroed first, each replica's count by its weight in the mean over all, and that is
+   multiplied by `grad`, which must be a number (dp_train_step: by the loss factor). */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================
@@ -873,10 +949,11 @@ typedef struct
    without arguments there is one. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
-/* The same for one call, without a wrapper that stays. */
-DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope,
-                                                   dp_value args, dp_value kwargs,
-                                                   const dp_parallel_config *config, dp_value *out);
+/* The same for one pass, without a wrapper that stays; arguments as dp_invoke has them. */
+DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method,
+                                                   dp_scope *scope, dp_value args, dp_value kwargs,
+                                                   const dp_parallel_config *config, dp_value *out,
+                                                   dp_pass **out_pass);
 /* mmcv's MMDataParallel: train_step and val_step run on a single device only. */
 DP_MUST_USE DP_API dp_status dp_container_parallel(dp_module *module,
                                                    const dp_parallel_config *config,
@@ -897,7 +974,16 @@ DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module 
 DP_MUST_USE DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
                                                 const dp_scatter_config *how, dp_value *out_list);
 
+typedef struct dp_wrapper_info { /* of a wrapper of the library's */
+    const int *local_ranks;      /* lives as long as the wrapper */
+    size_t local_rank_count;
+    dp_device output; /* where results go; {0}: the host */
+    int dim;
+} dp_wrapper_info;
+DP_MUST_USE DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *out);
+
 DP_API bool dp_is_wrapper(const dp_module *module);
+DP_API dp_module *dp_wrapped(const dp_module *module); /* what it wraps itself; NULL: nothing */
 DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; of no wrapper the module itself */
 
 /* What dp_train_step needs of an optimizer; put a dp_optim first in a struct of yours. */
@@ -914,9 +1000,10 @@ struct dp_optim {
 
 /* One training step on every device that the module or wrapper drives: "preprocess", if there is
    such a method, makes data of data; "forward" gets it as kwargs (a dict) or args, and mode "loss";
-   it returns a dict of tensors or lists of them. `loss` is the sum of the means of those whose key
-   holds "loss", each device counted by the weight of its samples; backward; optim->update. The log:
-   "loss", then every entry's mean. optim NULL: gradients and nothing else. */
+   it returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of them. `loss`
+   is the sum of the means of those whose key holds "loss", each device counted by the weight of its
+   samples; backward; optim->update. The log: "loss", then every entry's mean. optim NULL: gradients
+   and nothing else. */
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
 
@@ -1113,18 +1200,21 @@ DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory t
 } /* extern "C" */
 #endif
 
-/* DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT and DP_LIST_OF build values. */
+/* DP_SHAPE(64, 784) gives the two arguments ndim and shape; DP_DICT, DP_LIST_OF and DP_TUPLE_OF
+   build values; DP_LOCAL_RANKS(0, 2) in a config names two devices (C only). */
 #ifdef __cplusplus
 static inline dp_value dp__dict(dp_scope *scope, std::initializer_list<dp_pair> pairs)
 {
     return dp_dict_make(scope, pairs.begin(), pairs.size());
 }
-static inline dp_value dp__list(dp_scope *scope, std::initializer_list<dp_value> items)
+static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
+                                std::initializer_list<dp_value> items)
 {
-    return dp_list_make(scope, DP_LIST, items.begin(), items.size());
+    return dp_list_make(scope, kind, items.begin(), items.size());
 }
-#define DP_DICT(scope, ...)    dp__dict((scope), {__VA_ARGS__})
-#define DP_LIST_OF(scope, ...) dp__list((scope), {__VA_ARGS__})
+#define DP_DICT(scope, ...)     dp__dict((scope), {__VA_ARGS__})
+#define DP_LIST_OF(scope, ...)  dp__list((scope), DP_LIST, {__VA_ARGS__})
+#define DP_TUPLE_OF(scope, ...) dp__list((scope), DP_TUPLE, {__VA_ARGS__})
 #define DP_SHAPE(...)                                                                              \
     static_cast<int>(std::initializer_list<int64_t>{__VA_ARGS__}.size()),                          \
         std::initializer_list<int64_t>{__VA_ARGS__}.begin()
@@ -1132,9 +1222,12 @@ static inline dp_value dp__list(dp_scope *scope, std::initializer_list<dp_value>
 #define DP__COUNT(type, ...) (sizeof((const type[]){__VA_ARGS__}) / sizeof(type))
 #define DP_DICT(scope, ...)                                                                        \
     dp_dict_make((scope), (const dp_pair[]){__VA_ARGS__}, DP__COUNT(dp_pair, __VA_ARGS__))
-#define DP_LIST_OF(scope, ...)                                                                     \
-    dp_list_make((scope), DP_LIST, (const dp_value[]){__VA_ARGS__},                                \
-                 DP__COUNT(dp_value, __VA_ARGS__))
+#define DP__LIST(scope, kind, ...)                                                                 \
+    dp_list_make((scope), kind, (const dp_value[]){__VA_ARGS__}, DP__COUNT(dp_value, __VA_ARGS__))
+#define DP_LIST_OF(scope, ...)  DP__LIST(scope, DP_LIST, __VA_ARGS__)
+#define DP_TUPLE_OF(scope, ...) DP__LIST(scope, DP_TUPLE, __VA_ARGS__)
+#define DP_LOCAL_RANKS(...)                                                                        \
+    .local_ranks = (const int[]){__VA_ARGS__}, .local_rank_count = DP__COUNT(int, __VA_ARGS__)
 #define DP_SHAPE(...)                                                                              \
     (int)DP__COUNT(int64_t, __VA_ARGS__), (const int64_t[])                                        \
     {                                                                                              \
@@ -1168,6 +1261,7 @@ static inline dp_value dp__list(dp_scope *scope, std::initializer_list<dp_value>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef DP_ASSERT /* for bugs of dp.h itself, never for what a user passes in */
@@ -1222,12 +1316,7 @@ static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own h
 #undef STB_DS_IMPLEMENTATION
 #undef DP__EMIT_STB_DS
 
-#define DP__TRY(call)                                                                              \
-    do {                                                                                           \
-        dp_status dp__status = (call);                                                             \
-        if (dp__status != DP_OK)                                                                   \
-            return dp__status;                                                                     \
-    } while (0)
+#define DP__TRY DP_TRY
 
 /* Memory that is in nobody's hands is poisoned under AddressSanitizer. */
 #if defined(__SANITIZE_ADDRESS__)
@@ -1430,6 +1519,14 @@ DP_API dp_status dp_error(dp_status status, const char *format, ...)
     memcpy(dp__thread.text, text, sizeof text);
     dp__thread.fresh = true;
     return status;
+}
+
+DP_API void dp__check_failed(const char *file, int line)
+{
+    char text[DP__TEXT_BYTES + 256];
+    snprintf(text, sizeof text, "%s:%d: %s\n", file, line, dp__thread.text);
+    dp__os_write(text);
+    exit(1);
 }
 
 /* The sentence of this thread is set aside while a function of the user's runs, so that one that
@@ -3280,6 +3377,39 @@ static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst,
     return dp__kernel(ctx, device, device->stream, &args);
 }
 
+/* A device that the host does not reach reads a copy in the scope, which stays until it has. */
+static dp_status dp__tensor_from(dp_scope *scope, const dp__device *device, const dp_tensor *src,
+                                 dp_tensor *out)
+{
+    dp_tensor tensor, staged = *src;
+    dp_dtype dtype = (dp_dtype)src->dtype;
+    DP__TRY(dp__tensor_make(scope, device, dtype, src->ndim, src->shape, &tensor));
+    if (!dp__is_host(device)) {
+        const dp__device *host = &scope->ctx->host_device;
+        DP__TRY(dp__tensor_make(scope, host, dtype, src->ndim, src->shape, &staged));
+        DP__TRY(dp__copy_tensor(scope->ctx, &staged, src, NULL));
+    }
+    DP__TRY(dp__copy_tensor(scope->ctx, &tensor, &staged, NULL));
+    *out = tensor;
+    return DP_OK;
+}
+
+DP_API dp_status dp_tensor_from(dp_scope *scope, dp_device device, const void *host, dp_dtype dtype,
+                                int ndim, const int64_t *shape, dp_tensor *out)
+{
+    int64_t count = 0;
+    dp__device *owner = NULL;
+    DP__TRY(dp__check_scope(__func__, scope));
+    DP__TRY(dp__check_ctx(__func__, scope->ctx));
+    DP__TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP__TRY(dp__check_device(__func__, scope->ctx, device, &owner));
+    if (count > 0)
+        DP__TRY(dp__check_pointer(__func__, "host", host));
+    dp_tensor src = dp_wrap_const(host, dtype, ndim, shape);
+    return dp__leave(__func__, scope->ctx, dp__tensor_from(scope, owner, &src, out));
+}
+
 /* Elementwise work wants all operands dense; what is not is packed in `temp`. */
 typedef struct dp__dense {
     dp_scope *temp;
@@ -3633,6 +3763,25 @@ DP_API dp_value dp_of(dp_scope *scope, const dp_tensor *tensor)
                            : dp__error_value(scope, status, "dp_of: no scope, or no memory");
 }
 
+DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int ndim,
+                         const int64_t *shape)
+{
+    dp_value value;
+    dp_tensor tensor;
+    int64_t count = 0;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_shape(__func__, dtype, ndim, shape, &count);
+    if (status == DP_OK) {
+        tensor = dp_wrap_const(data, dtype, ndim, shape);
+        status = dp__check_tensor(__func__, "data", &tensor);
+    }
+    if (status == DP_OK)
+        status = dp__of(scope, &tensor, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_array: no scope, or no memory");
+}
+
 static dp_status dp__contain(dp_scope *scope, const dp_container *container, dp_value *out)
 {
     dp_container *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_container));
@@ -3828,12 +3977,28 @@ static bool dp__is_sequence(dp_value value)
     return value.kind == DP_LIST || value.kind == DP_TUPLE;
 }
 
-DP_API dp_value dp_at(dp_value sequence, size_t index)
+DP_API size_t dp_count(dp_value value)
 {
-    if (sequence.kind == DP_ERROR)
-        return sequence;
-    return dp__is_sequence(sequence) && index < sequence.count ? sequence.as.items[index]
-                                                               : dp_none();
+    return dp__is_sequence(value) || value.kind == DP_DICT ? value.count : 0;
+}
+
+DP_API dp_value dp_at(dp_value value, size_t index)
+{
+    if (value.kind == DP_ERROR)
+        return value;
+    if (index >= dp_count(value))
+        return dp_none();
+    return value.kind == DP_DICT ? value.as.pairs[index].value : value.as.items[index];
+}
+
+DP_API const char *dp_key_at(dp_value dict, size_t index)
+{
+    return dict.kind == DP_DICT && index < dict.count ? dict.as.pairs[index].key : NULL;
+}
+
+DP_API const char *dp_text(dp_value string)
+{
+    return string.kind == DP_STRING ? string.as.s : NULL;
 }
 
 DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, int ndim,
@@ -6330,13 +6495,34 @@ static dp_status dp__run_all(dp__run *run)
 
 DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
 {
+    dp_scope *own = NULL;
     DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    if (scope != NULL)
+        DP__TRY(dp__check_scope_of(__func__, scope, ctx));
     if (fn == NULL)
         return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
     DP__TRY(dp__enter(__func__, ctx));
-    dp__run run = {ctx, scope, fn, user};
-    return dp__exit(__func__, ctx, dp__run_all(&run));
+    dp_status status = scope == NULL ? dp__temp_begin(ctx, &own) : DP_OK;
+    dp__run run = {ctx, scope != NULL ? scope : own, fn, user};
+    if (status == DP_OK)
+        status = dp__run_all(&run);
+    dp__scope_end(own);
+    return dp__exit(__func__, ctx, status);
+}
+
+DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first)
+{
+    if (dp__check_open(__func__, ctx) != DP_OK ||
+        dp__check_rank(__func__, ctx, "local_rank", local_rank) != DP_OK ||
+        dp__check_pointer(__func__, "out_first", out_first) != DP_OK)
+        return -1;
+    if (count < 0) {
+        dp_error(DP_ERR_INVALID, "%s: count is %lld", __func__, (long long)count);
+        return -1;
+    }
+    int64_t each = count / ctx->info.local_count, more = count % ctx->info.local_count;
+    *out_first = local_rank * each + (local_rank < more ? local_rank : more);
+    return each + (local_rank < more);
 }
 
 #include "dp_module.h"

@@ -10,6 +10,7 @@
      >>storage      blocks of parameters and gradients; what may be asked of a module
      >>replicas     what a wrapper keeps for each device
      >>passes       one record: a method, its call, its backward
+     >>asking       what a method may ask of its call
      >>meeting      the replicas of a pass come together
      >>parallel     arguments are cut, replicas run, outputs are gathered
      >>backward     gradients are cut, replicas run, gradients are summed
@@ -79,7 +80,7 @@ struct dp_module {
     void *own, *shared;
     uint64_t version; /* of the numbers in parameters; wrappers compare */
     int local_rank;
-    bool training, ready, announces_changes;
+    bool training, ready, announces_changes, packed, mean_grads;
     dp__face *face; /* of the library's wrappers */
 };
 
@@ -197,6 +198,58 @@ static dp_status dp__module_params(dp_module *module, const dp_module_config *co
                 return dp_error(DP_ERR_INVALID, "dp_module_create: parameter '%s' is there twice",
                                 module->params[i].name);
     }
+    return DP_OK;
+}
+
+/* What is packed has one dtype, a gradient each, and no memory that lies elsewhere. */
+static dp_status dp__check_packed(const dp_module *module, size_t *out_bytes)
+{
+    *out_bytes = 0;
+    for (size_t i = 0; i < module->param_count; i++) {
+        const dp__param *param = &module->params[i];
+        if (param->data.dtype != module->params[0].data.dtype || param->frozen || param->buffer ||
+            param->same_as != NULL || param->foreign || param->foreign_grad)
+            return dp_error(DP_ERR_INVALID,
+                            "dp_module_create: '%s' cannot be packed with '%s': parameters of one "
+                            "block have one dtype, are not frozen, no buffers, tied to none, and "
+                            "have no memory of their own",
+                            param->name, module->params[0].name);
+        if (__builtin_add_overflow(*out_bytes, dp__bytes(&param->data), out_bytes) ||
+            *out_bytes > INT64_MAX / 2)
+            return dp_error(DP_ERR_INVALID, "dp_module_create: the block is larger than can be "
+                                            "counted");
+    }
+    return DP_OK;
+}
+
+static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_t bytes,
+                                dp_tensor *out);
+
+/* One block of parameters and one of gradients, the user's or the library's. */
+static dp_status dp__module_pack(dp_module *module, const dp_module_config *config)
+{
+    size_t bytes = 0, offset = 0;
+    dp_tensor data = {.data = config->block}, grad = {.data = config->block_grad};
+    const dp__device *device = &module->ctx->devices[module->local_rank];
+    if (!config->packed && (config->block != NULL || config->block_grad != NULL))
+        return dp_error(DP_ERR_INVALID,
+                        "dp_module_create: there is a block, and packed is not set");
+    if (!config->packed)
+        return DP_OK;
+    DP__TRY(dp__check_packed(module, &bytes));
+    if (data.data == NULL)
+        DP__TRY(dp__block_zero(module->scope, device, bytes, &data));
+    if (grad.data == NULL)
+        DP__TRY(dp__block_zero(module->scope, device, bytes, &grad));
+    for (size_t i = 0; i < module->param_count; i++) {
+        dp__param *param = &module->params[i];
+        param->data.data = (char *)data.data + offset;
+        param->grad.data = (char *)grad.data + offset;
+        param->foreign = config->block != NULL;
+        param->foreign_grad = config->block_grad != NULL;
+        offset += dp__bytes(&param->data);
+    }
+    module->packed = true;
     return DP_OK;
 }
 
@@ -410,6 +463,7 @@ static dp_status dp__module_fill(dp_module *module, const dp_module_config *conf
                         name);
     DP__TRY(dp__module_methods(module, config));
     DP__TRY(dp__module_params(module, config));
+    DP__TRY(dp__module_pack(module, config));
     DP__TRY(dp__module_children(module, config));
     DP__TRY(dp__module_slots(module));
     return dp__replica_own(module, module->scope, 0, module->ctx->devices[module->local_rank].id,
@@ -474,6 +528,7 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
     module->replica_create = config->replica_create;
     module->replica_destroy = config->replica_destroy;
     module->announces_changes = config->announces_changes;
+    module->mean_grads = config->mean_grads;
     module->training = true;
     dp_status status = module->scope != NULL ? dp__module_fill(module, config)
                                              : dp__full("dp_module_create");
@@ -708,6 +763,11 @@ DP_API const char *dp_module_name(const dp_module *module)
     return dp__check_module(__func__, module) == DP_OK ? module->name : "";
 }
 
+DP_API int dp_module_rank(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->local_rank : -1;
+}
+
 DP_API size_t dp_module_param_count(const dp_module *module)
 {
     return dp__check_module(__func__, module) == DP_OK ? module->listed_count : 0;
@@ -797,19 +857,28 @@ DP_API dp_status dp_params_changed(dp_module *module)
     return DP_OK;
 }
 
+static dp_tensor dp__grad_flat(const dp__param *root)
+{
+    return dp__flat(root->grad.data, root->grad.device, (dp_dtype)root->grad.dtype,
+                    dp__count(&root->grad));
+}
+
+static dp_status dp__grads_zero(dp_module *module)
+{
+    DP__TRY(dp__module_ready(module));
+    for (size_t i = 0; i < module->listed_count; i++) {
+        const dp__param *root = dp__root(module->slots[module->listed[i]]);
+        dp_tensor flat = dp__grad_flat(root);
+        if (dp__is_of_sort(root, DP__GRADS))
+            DP__TRY(dp__zero_flat(module->ctx, &module->ctx->devices[flat.device.index], &flat));
+    }
+    return DP_OK;
+}
+
 DP_API dp_status dp_zero_grad(dp_module *module)
 {
     DP__TRY(dp__check_module(__func__, module));
-    dp_status status = dp__module_ready(module);
-    for (size_t i = 0; i < module->listed_count && status == DP_OK; i++) {
-        const dp__param *root = dp__root(module->slots[module->listed[i]]);
-        if (dp__is_of_sort(root, DP__GRADS)) {
-            dp_tensor flat = dp__flat(root->grad.data, root->grad.device,
-                                      (dp_dtype)root->grad.dtype, dp__count(&root->grad));
-            status = dp__zero_flat(module->ctx, &module->ctx->devices[flat.device.index], &flat);
-        }
-    }
-    return dp__leave(__func__, module->ctx, status);
+    return dp__leave(__func__, module->ctx, dp__grads_zero(module));
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -840,7 +909,9 @@ static dp_status dp__copy_config(const dp_module *module, int local_rank, dp_sco
                                .state = module->state,
                                .replica_create = module->replica_create,
                                .replica_destroy = module->replica_destroy,
-                               .local_rank = local_rank};
+                               .local_rank = local_rank,
+                               .packed = module->packed,
+                               .mean_grads = module->mean_grads};
     DP__TRY(dp__module_make(module->ctx, &config, out));
     (*out)->training = module->training;
     return DP_OK;
@@ -1198,6 +1269,7 @@ typedef struct dp__record { /* one replica's part of a pass */
     struct dp__record *outer; /* whose method asked for this one; NULL: the user */
     const dp__memory *memory;
     size_t slot_first, place; /* of call.module, in the memory's tree */
+    dp_value losses;          /* dp_train_step: a dict of what the forward returned */
     bool in_backward;
     bool left_behind; /* it failed because another one did */
     dp_part part;     /* what it brings to a meeting */
@@ -1226,6 +1298,7 @@ struct dp_pass {
     bool keeps;           /* outputs are a list, not gathered */
     bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
     bool used;            /* by a backward */
+    double factor;        /* of the gradient, where backward does not look at it: mean_grads */
     size_t count;
     dp__record *records;
     dp__meet *meet; /* NULL: one record */
@@ -1280,6 +1353,14 @@ static dp_status dp__record_backward(dp__record *record)
     if (status != DP_OK)
         return dp_error(status, "%s.backward: %s", call->module->name, dp_last_error());
     return DP_OK;
+}
+
+static double dp__weight_total(const dp_pass *pass)
+{
+    double total = 0;
+    for (size_t r = 0; r < pass->count; r++)
+        total += pass->records[r].call.weight;
+    return total;
 }
 
 static void dp__call_begin(dp__record *record, const dp__request *request, dp_module *module,
@@ -1338,6 +1419,7 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
                       .scope = request->scope,
                       .face = face,
                       .alone = face == NULL || face->count == 1,
+                      .factor = 1,
                       .count = count,
                       .records = records,
                       .args = request->args,
@@ -1371,6 +1453,11 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     dp__record *outer = request->outer;
     if (outer == NULL) /* else it is ready, and replicas are here at the same time */
         DP__TRY(dp__module_ready(runs));
+    if (outer != NULL && runs->mean_grads && request->wants_pass)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' has mean_grads, and is run by a method of '%s': the gradients of "
+                        "others are added up beside its own, and none of them counted by samples",
+                        runs->name, outer->call.module->name);
     DP__TRY(dp__pass_make(request, runs, NULL, 1, &pass));
     dp__record *record = pass->records;
     record->memory = outer != NULL ? outer->memory : &runs->memory;
@@ -1388,6 +1475,8 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     return DP_OK;
 }
 
+static dp_status dp__record_weigh(const dp__record *record);
+
 static dp_status dp__backward_plain(dp_pass *pass, dp_value grad, dp_input_grad *out)
 {
     dp__record *record = pass->records;
@@ -1395,12 +1484,15 @@ static dp_status dp__backward_plain(dp_pass *pass, dp_value grad, dp_input_grad 
     call->grad = grad;
     call->input_grad_wanted = out != NULL;
     DP__TRY(dp__record_backward(record));
+    if (pass->runs->mean_grads)
+        DP__TRY(dp__record_weigh(record));
     if (out != NULL)
         *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
     return DP_OK;
 }
 
-/* ---- what a method asks for ------------------------------------------------------------------ */
+/* ==== >>asking ===================================================================================
+   What a method may ask of its call: parameters, gradients, arguments, children.                */
 
 static dp_status dp__check_call(const char *fn, const dp_call *call)
 {
@@ -1421,23 +1513,24 @@ static bool dp__call_param(const char *fn, const dp_call *call, size_t param, si
     return true;
 }
 
-DP_API const void *dp_param(const dp_call *call, size_t param)
+static bool dp__call_data(const char *fn, const dp_call *call, size_t param, void **out)
 {
     size_t slot = 0;
-    return dp__call_param(__func__, call, param, &slot) ? call->record->memory->data[slot] : NULL;
+    if (!dp__call_param(fn, call, param, &slot))
+        return false;
+    *out = call->record->memory->data[slot];
+    return true;
 }
 
-DP_API void *dp_buffer(const dp_call *call, size_t param)
+static bool dp__call_buffer(const char *fn, const dp_call *call, size_t param, void **out)
 {
-    size_t slot = 0;
-    if (!dp__call_param(__func__, call, param, &slot))
-        return NULL;
-    if (!dp__root(&call->module->params[param])->buffer) {
-        dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is a parameter: dp_params_edit writes to it",
-                 __func__, call->module->params[param].name, call->module->name);
-        return NULL;
-    }
-    return call->record->memory->data[slot];
+    if (!dp__call_data(fn, call, param, out))
+        return false;
+    if (dp__root(&call->module->params[param])->buffer)
+        return true;
+    dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is a parameter: dp_params_edit writes to it", fn,
+             call->module->params[param].name, call->module->name);
+    return false;
 }
 
 static bool dp__is_zeroed(const dp__memory *memory, size_t slot)
@@ -1460,26 +1553,170 @@ static dp_status dp__grad_zero(dp_ctx *ctx, const dp__memory *memory, size_t slo
     return dp__zero_flat(ctx, &ctx->devices[device.index], &flat);
 }
 
-DP_API void *dp_grad(const dp_call *call, size_t param)
+static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, void **out)
 {
     size_t slot = 0;
-    if (!dp__call_param(__func__, call, param, &slot))
-        return NULL;
+    if (!dp__call_param(fn, call, param, &slot))
+        return false;
     const dp__record *record = call->record;
     if (!record->in_backward) {
-        dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
-        return NULL;
+        dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", fn);
+        return false;
     }
     if (!dp__is_of_sort(dp__root(&call->module->params[param]), DP__GRADS)) {
-        dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is frozen, or a buffer", __func__,
+        dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' is frozen, or a buffer", fn,
                  call->module->params[param].name, call->module->name);
-        return NULL;
+        return false;
     }
     const dp__memory *memory = record->memory;
     if (!dp__is_zeroed(memory, slot) &&
         dp__grad_zero(call->ctx, memory, slot, call->device) != DP_OK)
-        return NULL;
-    return memory->grad[slot];
+        return false;
+    *out = memory->grad[slot];
+    return true;
+}
+
+/* `data` as the parameter's tensor; where it was not to be had, what every check refuses. */
+static dp_tensor dp__call_view(const dp_call *call, size_t param, bool found, void *data)
+{
+    if (!found)
+        return (dp_tensor){.dtype = DP_DTYPE_ANY};
+    dp_tensor view = call->module->params[param].data;
+    view.data = data;
+    view.device = call->device;
+    return view;
+}
+
+DP_API const void *dp_param(const dp_call *call, size_t param)
+{
+    void *data = NULL;
+    return dp__call_data(__func__, call, param, &data) ? data : NULL;
+}
+
+DP_API void *dp_buffer(const dp_call *call, size_t param)
+{
+    void *data = NULL;
+    return dp__call_buffer(__func__, call, param, &data) ? data : NULL;
+}
+
+DP_API void *dp_grad(const dp_call *call, size_t param)
+{
+    void *data = NULL;
+    return dp__call_grad(__func__, call, param, &data) ? data : NULL;
+}
+
+DP_API dp_tensor dp_param_tensor(const dp_call *call, size_t param)
+{
+    void *data = NULL;
+    bool found = dp__call_data(__func__, call, param, &data);
+    dp_tensor view = dp__call_view(call, param, found, data);
+    view.read_only = true;
+    return view;
+}
+
+DP_API dp_tensor dp_buffer_tensor(const dp_call *call, size_t param)
+{
+    void *data = NULL;
+    bool found = dp__call_buffer(__func__, call, param, &data);
+    return dp__call_view(call, param, found, data);
+}
+
+DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param)
+{
+    void *data = NULL;
+    bool found = dp__call_grad(__func__, call, param, &data);
+    return dp__call_view(call, param, found, data);
+}
+
+/* The first parameter with elements, where a packed module's block begins. */
+static bool dp__call_block(const char *fn, const dp_call *call, size_t *out_first)
+{
+    if (dp__check_call(fn, call) != DP_OK)
+        return false;
+    const dp_module *module = call->module;
+    if (!module->packed) {
+        dp_error(DP_ERR_INVALID, "%s: the parameters of '%s' are not packed", fn, module->name);
+        return false;
+    }
+    *out_first = 0;
+    while (*out_first < module->param_count && dp__count(&module->params[*out_first].data) == 0)
+        ++*out_first;
+    return *out_first < module->param_count;
+}
+
+DP_API const void *dp_param_block(const dp_call *call)
+{
+    size_t first = 0;
+    void *data = NULL;
+    bool found = dp__call_block(__func__, call, &first);
+    return found && dp__call_data(__func__, call, first, &data) ? data : NULL;
+}
+
+DP_API void *dp_grad_block(const dp_call *call)
+{
+    size_t first = 0;
+    void *block = NULL, *own = NULL;
+    bool found = dp__call_block(__func__, call, &first) &&
+                 dp__call_grad(__func__, call, first, &block);
+    for (size_t i = 0; found && i < call->module->param_count; i++)
+        found = dp__call_grad(__func__, call, i, &own); /* which zeroes it */
+    return found ? block : NULL;
+}
+
+/* ---- the output's gradient ------------------------------------------------------------------- */
+
+/* What the forward returned under a name, as a tensor without data, and the gradient that belongs
+   to it. A number that was returned counts as an f64 tensor without dims. */
+static dp_status dp__out_entry(const dp_call *call, const char *name, dp_tensor *out_like,
+                               dp_value *out_grad)
+{
+    const dp_tensor *tensor = NULL;
+    const dp_pair *pair = name != NULL && call->out.kind == DP_DICT ? dp__find(call->out, name)
+                                                                    : NULL;
+    if (name != NULL && pair == NULL)
+        return dp_error(DP_ERR_INVALID, "dp_call_out_grad: the output has no key '%s'", name);
+    dp_value value = pair != NULL ? pair->value : call->out;
+    bool whole = name == NULL || call->grad.kind != DP_DICT; /* a number stands for all entries */
+    *out_grad = whole ? call->grad : dp_get(call->grad, name);
+    *out_like = dp__tensor_like(NULL, call->device, DP_F64, 0, NULL);
+    if (value.kind == DP_INT || value.kind == DP_FLOAT)
+        return DP_OK;
+    DP__TRY(dp_as_tensor(value, name != NULL ? name : "the output", DP_DTYPE_ANY, -1, &tensor));
+    *out_like =
+        dp__tensor_like(NULL, call->device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape);
+    return DP_OK;
+}
+
+static dp_status dp__out_grad(const dp_call *call, const dp_tensor *like, dp_value grad,
+                              dp_tensor *out)
+{
+    uint64_t bits = 0;
+    dp__device *device = &call->ctx->devices[call->local_rank];
+    if (grad.kind == DP_TENSOR) {
+        dp_tensor own = *grad.as.t;
+        DP__TRY(dp__check_same_shape("dp_call_out_grad", "the gradient", &own, "the output", like));
+        DP__TRY(dp__place(call->scope, &own, device));
+        return dp__contiguous(call->scope, &own, out);
+    }
+    if (grad.kind != DP_NONE)
+        DP__TRY(dp__number_bits(call->ctx, "dp_call_out_grad", grad, (dp_dtype)like->dtype, &bits));
+    DP__TRY(
+        dp__tensor_make(call->scope, device, (dp_dtype)like->dtype, like->ndim, like->shape, out));
+    return dp__count(out) > 0 ? dp__fill_tensor(call->ctx, device, out, bits) : DP_OK;
+}
+
+DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name, dp_tensor *out)
+{
+    dp_tensor like;
+    dp_value grad = dp_none();
+    DP__TRY(dp__check_call(__func__, call));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    if (!call->record->in_backward)
+        return dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
+    dp_status status = dp__out_entry(call, name, &like, &grad);
+    if (status == DP_OK)
+        status = dp__out_grad(call, &like, grad, out);
+    return dp__leave(__func__, call->ctx, status);
 }
 
 DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype, int ndim,
@@ -1508,8 +1745,11 @@ DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype, 
     return dp_as_tensor(call->args.as.items[index], what, dtype, ndim, out);
 }
 
+/* `name` NULL: what the module wraps, which is its last child. */
 static const dp__child *dp__child_find(const dp_module *module, const char *name)
 {
+    if (name == NULL)
+        return module->wraps != NULL ? &module->children[module->child_count - 1] : NULL;
     for (size_t i = 0; i < module->child_count; i++)
         if (strcmp(module->children[i].module->name, name) == 0)
             return &module->children[i];
@@ -1520,8 +1760,10 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
                                dp_value kwargs, dp_value *out, dp_pass **out_pass)
 {
     DP__TRY(dp__check_call(__func__, call));
-    DP__TRY(dp__check_pointer(__func__, "child", child));
     const dp__child *found = dp__child_find(call->module, child);
+    if (found == NULL && child == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: child is NULL, and '%s' wraps nothing", __func__,
+                        call->module->name);
     if (found == NULL)
         return dp_error(DP_ERR_INVALID, "%s: '%s' has no child '%s'", __func__, call->module->name,
                         child);
@@ -1765,6 +2007,31 @@ static void dp__stage_loss(dp__record *record)
     record->status = dp__record_loss(record);
 }
 
+static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
+                                const dp_tensor *to);
+
+/* mean_grads: this replica's gradients, by its share of the samples and the pass' factor. */
+static dp_status dp__record_weigh(const dp__record *record)
+{
+    const dp_pass *pass = record->pass;
+    double total = dp__weight_total(pass), over = total > 0 ? total : 1;
+    double by = pass->count > 1 ? pass->factor * record->call.weight : pass->factor * over;
+    if (!(by < over) && !(by > over))
+        return DP_OK;
+    for (size_t i = 0; pass->count > 1 && i < pass->face->ranges[DP__GRADS].count; i++) {
+        const dp__range *range = &pass->face->ranges[DP__GRADS].items[i];
+        dp_tensor flat = dp__range_of(pass->face, range, record->call.replica);
+        DP__TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
+    }
+    for (size_t i = 0; pass->count == 1 && i < pass->runs->listed_count; i++) {
+        const dp__param *root = dp__root(pass->runs->slots[pass->runs->listed[i]]);
+        dp_tensor flat = dp__grad_flat(root);
+        if (dp__is_of_sort(root, DP__GRADS) && dp__count(&flat) > 0)
+            DP__TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
+    }
+    return DP_OK;
+}
+
 /* What backward did not touch in a replica must not be summed as it is. */
 static void dp__stage_backward(dp__record *record)
 {
@@ -1775,6 +2042,8 @@ static void dp__stage_backward(dp__record *record)
         if (record->status == DP_OK && memory->grad[slot] != NULL && !dp__is_zeroed(memory, slot))
             record->status = dp__grad_zero(record->call.ctx, memory, slot, record->call.device);
     }
+    if (record->status == DP_OK && record->call.module->mean_grads)
+        record->status = dp__record_weigh(record);
 }
 
 static void dp__record_run(dp__record *record, dp__stage *stage)
@@ -2067,25 +2336,32 @@ static bool dp__is_parallel(const dp__record *record)
     return false;
 }
 
-static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
+/* The module of a request behind a face, or by itself where that is NULL. */
+static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_value *out,
+                               dp_pass **out_pass)
 {
     dp_module *module = request->module;
     dp_value value = dp_none();
     dp_pass *pass = NULL;
-    bool through = module->face != NULL && dp__is_parallel(request->outer);
-    DP__TRY(dp__check_request(request, out));
     if (out_pass != NULL)
         *out_pass = NULL;
     dp_status status =
-        module->face != NULL && !through
-            ? dp__invoke_face(request, module->face, &value, &pass)
-            : dp__invoke_plain(request, through ? module->face->runs : module, &value, &pass);
+        face != NULL ? dp__invoke_face(request, face, &value, &pass)
+                     : dp__invoke_plain(request, module->face != NULL ? module->face->runs : module,
+                                        &value, &pass);
     if (status == DP_OK) {
         *out = value;
         if (out_pass != NULL && pass->records[0].call.grad_enabled)
             *out_pass = pass;
     }
     return dp__leave(request->fn, module->ctx, status);
+}
+
+static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
+{
+    DP__TRY(dp__check_request(request, out));
+    bool inside = dp__is_parallel(request->outer); /* a wrapper has this replica's device alone */
+    return dp__invoke_by(request, inside ? NULL : request->module->face, out, out_pass);
 }
 
 DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scope, dp_value args,
@@ -2371,12 +2647,26 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
     return DP_OK;
 }
 
+/* From here on the pass is used. With mean_grads the number is for the library: backward does not
+   look at it, and sets what is zero. */
+static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
+{
+    if (pass->runs->mean_grads && !dp__is_number(grad))
+        return dp_error(DP_ERR_INVALID, "'%s' has mean_grads: its gradient is a number, not a %s",
+                        pass->runs->name, dp__kind_name(grad.kind));
+    pass->used = true;
+    if (!pass->runs->mean_grads)
+        return DP_OK;
+    pass->factor = grad.kind == DP_FLOAT ? grad.as.f : grad.kind == DP_INT ? (double)grad.as.i : 0;
+    return dp__grads_zero(pass->runs);
+}
+
 DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
 {
     dp_input_grad inputs = {dp_none(), dp_none()};
     DP__TRY(dp__check_pass(__func__, pass));
     DP__TRY(dp__check_value(__func__, "grad", grad));
-    pass->used = true;
+    DP__TRY(dp__leave(__func__, pass->ctx, dp__backward_begin(pass, grad)));
     dp_status status = pass->face != NULL
                            ? dp__backward_face(__func__, pass, grad, out != NULL ? &inputs : NULL)
                            : dp__backward_plain(pass, grad, out != NULL ? &inputs : NULL);
@@ -2516,6 +2806,27 @@ typedef struct dp__scaler { /* every tensor of a tree by a number, into new ones
     double by, over;
 } dp__scaler;
 
+/* to = from * by / over; both dense, of one device. */
+static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
+                                const dp_tensor *to)
+{
+    const void *in = from->data;
+    void *out = to->data;
+    const dp__device *device = dp__device_of(ctx, to->device);
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = (dp_dtype)to->dtype,
+                           .in_dtype = (dp_dtype)to->dtype,
+                           .count = (size_t)dp__count(to),
+                           .out = &out,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = by,
+                           .beta = over};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
 static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
 {
     const dp__scaler *scaler = (const dp__scaler *)mapper;
@@ -2531,19 +2842,7 @@ static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *ou
     DP__TRY(dp__contiguous(mapper->scope, &from, &from));
     DP__TRY(dp__tensor_make(mapper->scope, scaler->device, (dp_dtype)from.dtype, from.ndim,
                             from.shape, &to));
-    const void *in = from.data;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = DP_OP_SUM,
-                           .dtype = (dp_dtype)to.dtype,
-                           .in_dtype = (dp_dtype)to.dtype,
-                           .count = (size_t)dp__count(&to),
-                           .out = &to.data,
-                           .in = &in,
-                           .out_count = 1,
-                           .in_count = 1,
-                           .alpha = scaler->by,
-                           .beta = scaler->over};
-    DP__TRY(dp__kernel(ctx, scaler->device, scaler->device->stream, &args));
+    DP__TRY(dp__scale_flat(ctx, &from, scaler->by, scaler->over, &to));
     return dp__of(mapper->scope, &to, out);
 }
 
@@ -2879,27 +3178,45 @@ DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out)
     return dp__wrap(__func__, "meta_test_parallel", module, DP__FACE_META, &config, out);
 }
 
-DP_API dp_status dp_data_parallel_once(dp_module *module, dp_scope *scope, dp_value args,
-                                       dp_value kwargs, const dp_parallel_config *config,
-                                       dp_value *out)
+DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp_scope *scope,
+                                       dp_value args, dp_value kwargs,
+                                       const dp_parallel_config *config, dp_value *out,
+                                       dp_pass **out_pass)
 {
     dp__face *face = NULL;
-    dp_pass *pass = NULL;
-    dp_value value = dp_none();
     DP__TRY(dp__check_module(__func__, module));
     dp__request request = {.fn = __func__,
                            .module = module,
-                           .method = "forward",
+                           .method = method,
                            .scope = scope,
                            .args = args,
-                           .kwargs = kwargs};
+                           .kwargs = kwargs,
+                           .wants_pass = out_pass != NULL};
     DP__TRY(dp__check_request(&request, out));
     dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, &face);
-    if (status == DP_OK)
-        status = dp__invoke_face(&request, face, &value, &pass);
-    if (status == DP_OK)
-        *out = value;
-    return dp__leave(__func__, module->ctx, status);
+    if (status != DP_OK)
+        return dp__leave(__func__, module->ctx, status);
+    return dp__invoke_by(&request, face, out, out_pass);
+}
+
+DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *out)
+{
+    DP__TRY(dp__check_module(__func__, wrapper));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    if (wrapper->face == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper of the library's", __func__,
+                        wrapper->name);
+    const dp__face *face = wrapper->face;
+    *out = (dp_wrapper_info){.local_ranks = face->how.local_ranks,
+                             .local_rank_count = face->count,
+                             .output = face->output->id,
+                             .dim = face->how.dim};
+    return DP_OK;
+}
+
+DP_API dp_module *dp_wrapped(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->wraps : NULL;
 }
 
 DP_API bool dp_is_wrapper(const dp_module *module)
@@ -2947,6 +3264,64 @@ static dp_status dp__step_mode(dp_scope *scope, dp_value kwargs, dp_value *out)
     return DP_OK;
 }
 
+static bool dp__is_scalar(dp_value value)
+{
+    return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_BOOLEAN;
+}
+
+/* A number becomes a tensor of the host's; the rest stays, and is checked with its key. */
+static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
+{
+    dp_tensor tensor;
+    *out = value;
+    if (!dp__is_scalar(value))
+        return DP_OK;
+    double number = value.kind == DP_FLOAT ? value.as.f
+                    : value.kind == DP_INT ? (double)value.as.i
+                                           : (double)value.as.b;
+    DP__TRY(dp__tensor_make(scope, &scope->ctx->host_device, DP_F64, 0, NULL, &tensor));
+    memcpy(tensor.data, &number, sizeof number);
+    return dp__of(scope, &tensor, out);
+}
+
+static dp_status dp__loss_entry(dp_scope *scope, dp_value value, dp_value *out)
+{
+    if (!dp__is_sequence(value))
+        return dp__loss_leaf(scope, value, out);
+    dp_value *items = dp__scope_bytes(scope, value.count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)value.count);
+    for (uint32_t i = 0; i < value.count; i++)
+        DP__TRY(dp__loss_leaf(scope, value.as.items[i], &items[i]));
+    *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
+    return DP_OK;
+}
+
+/* What the forward returned as a dict of tensors and lists of them: a loss alone gets the key
+   "loss". */
+static dp_status dp__record_losses(dp__record *record)
+{
+    const dp_call *call = &record->call;
+    dp_pair alone = {"loss", call->out};
+    bool bare = call->out.kind == DP_TENSOR || dp__is_scalar(call->out);
+    if (!bare && call->out.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID,
+                        "%s.forward returned a %s; the step needs a dict with a key that holds "
+                        "'loss', or a loss",
+                        call->module->name, dp__kind_name(call->out.kind));
+    uint32_t count = bare ? 1 : call->out.count;
+    const dp_pair *from = bare ? &alone : call->out.as.pairs;
+    dp_pair *pairs = dp__scope_bytes(call->scope, count * sizeof *pairs, _Alignof(dp_pair));
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        pairs[i].key = from[i].key;
+        DP__TRY(dp__loss_entry(call->scope, from[i].value, &pairs[i].value));
+    }
+    record->losses = dp__dict_of(pairs, count, bare ? 1 : call->out.depth);
+    return DP_OK;
+}
+
 /* One replica's "preprocess", if it has one, and its forward. */
 static dp_status dp__record_loss(dp__record *record)
 {
@@ -2958,7 +3333,8 @@ static dp_status dp__record_loss(dp__record *record)
         DP__TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
     }
     DP__TRY(dp__step_mode(call->scope, call->kwargs, &call->kwargs));
-    return dp__record_forward(record, record->pass->method);
+    DP__TRY(dp__record_forward(record, record->pass->method));
+    return dp__record_losses(record);
 }
 
 /* The tensors of one entry of the losses. */
@@ -2982,14 +3358,14 @@ static bool dp__is_loss(const char *key)
 static dp_status dp__check_losses(const dp_pass *pass)
 {
     bool any = false;
-    dp_value first = pass->records[0].call.out;
+    dp_value first = pass->records[0].losses;
     for (size_t r = 0; r < pass->count; r++) {
-        dp_value own = pass->records[r].call.out;
-        if (own.kind != DP_DICT || own.count != first.count)
-            return dp_error(own.kind != DP_DICT ? DP_ERR_INVALID : DP_ERR_MISMATCH,
-                            "forward of replica %zu returned a %s of %u, the step needs a dict as "
-                            "replica 0 has it (%u entries)",
-                            r, dp__kind_name(own.kind), (unsigned)own.count, (unsigned)first.count);
+        dp_value own = pass->records[r].losses;
+        if (own.count != first.count)
+            return dp_error(DP_ERR_MISMATCH,
+                            "forward of replica %zu returned %u losses and log entries, that of "
+                            "replica 0 %u",
+                            r, (unsigned)own.count, (unsigned)first.count);
         for (uint32_t i = 0; i < first.count; i++) {
             const dp_value *tensors = NULL;
             uint32_t count = 0, wanted = 0;
@@ -3007,14 +3383,6 @@ static dp_status dp__check_losses(const dp_pass *pass)
     return any ? DP_OK : dp_error(DP_ERR_INVALID, "no key of what forward returned holds 'loss'");
 }
 
-static double dp__weight_total(const dp_pass *pass)
-{
-    double total = 0;
-    for (size_t r = 0; r < pass->count; r++)
-        total += pass->records[r].call.weight;
-    return total;
-}
-
 /* What each element of a tensor of replica r counts for in the mean over all. */
 static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *tensor,
                                 double total)
@@ -3023,10 +3391,11 @@ static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *
     return weight > 0 && count > 0 ? weight / total / count : 0;
 }
 
-/* d loss / d output of replica r, times `factor`: numbers, since all elements count alike. */
+/* d loss / d output of replica r, times `factor`: numbers, since all elements count alike; for a
+   loss alone one number. */
 static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_value *out)
 {
-    dp_value losses = pass->records[r].call.out;
+    dp_value losses = pass->records[r].losses;
     double total = dp__weight_total(pass);
     dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
     if (pairs == NULL)
@@ -3048,7 +3417,8 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
         pairs[i].value = list ? dp__sequence((dp_kind)entry->value.kind, items, count, 1)
                               : items[0];
     }
-    *out = dp__dict_of(pairs, losses.count, 2);
+    *out = pass->records[r].call.out.kind == DP_DICT ? dp__dict_of(pairs, losses.count, 2)
+                                                     : pairs[0].value;
     return DP_OK;
 }
 
@@ -3109,12 +3479,12 @@ static dp_status dp__log_entry(const dp_pass *pass, const char *key, dp__device 
     uint32_t each = 0;
     size_t count = 0;
     double total = dp__weight_total(pass);
-    DP__TRY(dp__entry_tensors(dp__find(pass->records[0].call.out, key), &tensors, &each));
+    DP__TRY(dp__entry_tensors(dp__find(pass->records[0].losses, key), &tensors, &each));
     dp_tensor *scalars = dp__scope_bytes(pass->scope, pass->count * each * sizeof *scalars, 8);
     if (scalars == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
     for (size_t r = 0; r < pass->count; r++) {
-        DP__TRY(dp__entry_tensors(dp__find(pass->records[r].call.out, key), &tensors, &each));
+        DP__TRY(dp__entry_tensors(dp__find(pass->records[r].losses, key), &tensors, &each));
         for (uint32_t k = 0; k < each; k++) {
             double share = dp__element_share(pass, r, tensors[k].as.t, total);
             if (share > 0)
@@ -3127,7 +3497,7 @@ static dp_status dp__log_entry(const dp_pass *pass, const char *key, dp__device 
 /* "loss" first, then the entries; one that is itself called "loss" is in the sum, and not shown. */
 static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 {
-    dp_value losses = pass->records[0].call.out;
+    dp_value losses = pass->records[0].losses;
     size_t loss_count = 0, pair_count = 1;
     dp__device *device = &pass->ctx->devices[pass->records[0].call.local_rank];
     dp_tensor *scalars = dp__scope_bytes(pass->scope, losses.count * sizeof *scalars, 8), sum;
@@ -3164,11 +3534,9 @@ static dp_status dp__step_backward(dp_pass *pass, double factor)
     for (size_t r = 0; r < pass->count; r++)
         DP__TRY(dp__step_grad(pass, r, factor, &grads[r]));
     DP__TRY(dp__check_pass("dp_train_step", pass));
-    pass->used = true;
-    if (pass->alone) {
-        pass->records[0].call.grad = grads[0];
-        return dp__record_backward(&pass->records[0]);
-    }
+    DP__TRY(dp__backward_begin(pass, dp_float(factor)));
+    if (pass->alone)
+        return dp__backward_plain(pass, grads[0], NULL);
     DP__TRY(dp__list_out("the gradients", grads, pass->count, &grad));
     return dp__backward_face("dp_train_step", pass, grad, NULL);
 }

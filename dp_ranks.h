@@ -246,16 +246,108 @@ DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, 
         &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, 1, 0});
 }
 
+static dp_status dp__check_float(const char *fn, dp_dtype dtype)
+{
+    DP__TRY(dp__check_dtype(fn, dtype));
+    if (!dp__is_float(dtype))
+        return dp_error(DP_ERR_INVALID, "%s: %s would be cut to whole numbers", fn,
+                        dp__dtype_names[dtype]);
+    return DP_OK;
+}
+
 DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
                                       dp_dtype dtype, dp_op op, double scale)
 {
     DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_dtype(__func__, dtype));
-    if (!dp__is_float(dtype))
-        return dp_error(DP_ERR_INVALID, "%s: %s would be cut to whole numbers", __func__,
-                        dp__dtype_names[dtype]);
+    DP__TRY(dp__check_float(__func__, dtype));
     return dp__collective(
         &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0});
+}
+
+static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, const double *weights)
+{
+    DP__TRY(dp__check_pointer(fn, "weights", weights));
+    for (int i = 0; i < ctx->info.local_count; i++)
+        if (!(weights[i] >= 0) || !isfinite(weights[i]))
+            return dp_error(DP_ERR_INVALID, "%s: weight %d is %g", fn, i, weights[i]);
+    return DP_OK;
+}
+
+/* The sum of all ranks' weights. */
+static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *weights, double *out)
+{
+    dp_tensor sum;
+    dp_part *parts = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *parts, 8);
+    if (parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d weights", ctx->info.local_count);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_tensor own = dp_wrap_const(&weights[i], DP_F64, 0, NULL);
+        DP__TRY(dp__tensor_from(temp, &ctx->devices[i], &own, &sum));
+        parts[i] = (dp_part){.send = sum.data, .recv = sum.data};
+    }
+    DP__TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
+                                               1, DP_F64, DP_OP_SUM, 1, 0}));
+    dp_tensor host = dp__tensor_like(out, (dp_device){0, 0}, DP_F64, 0, NULL);
+    return dp__copy_tensor(ctx, &host, &sum, NULL);
+}
+
+/* recv = send * share. A part that counts for nothing is left out, whatever it is. */
+static dp_status dp__weigh_part(const dp__coll *coll, int local_rank, double share)
+{
+    const dp__device *device = &coll->ctx->devices[local_rank];
+    const dp_part *part = &coll->local[local_rank];
+    bool counts = share > 0;
+    dp_kernel_args args = {.kernel = counts ? DP_KERNEL_AXPBY : DP_KERNEL_FILL,
+                           .dtype = coll->dtype,
+                           .in_dtype = coll->dtype,
+                           .count = coll->count,
+                           .out = &part->recv,
+                           .in = counts ? &part->send : NULL,
+                           .out_count = 1,
+                           .in_count = counts,
+                           .alpha = share};
+    return dp__kernel(coll->ctx, device, part->stream != NULL ? part->stream : device->stream,
+                      &args);
+}
+
+/* Every part times its share of the whole, where it is to be received; then their sum. */
+static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double *weights)
+{
+    dp_ctx *ctx = coll->ctx;
+    double total = 0;
+    dp__coll sum = *coll;
+    dp_part *parts = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *parts, 8);
+    if (parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d parts", ctx->info.local_count);
+    DP__TRY(dp__weights_total(ctx, temp, weights, &total));
+    if (!(total > 0) || !isfinite(total))
+        return dp_error(DP_ERR_INVALID, "%s: the weights of all ranks add up to %g", coll->fn,
+                        total);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        DP__TRY(dp__weigh_part(coll, i, weights[i] / total));
+        parts[i] = coll->local[i];
+        parts[i].send = parts[i].recv;
+    }
+    sum.local = parts;
+    return dp__collective_entered(&sum);
+}
+
+DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const double *weights,
+                                        size_t count, dp_dtype dtype)
+{
+    dp__coll coll = {__func__, ctx, DP__ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0};
+    dp_scope *temp = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_float(__func__, dtype));
+    DP__TRY(dp__check_local_weights(__func__, ctx, weights));
+    DP__TRY(dp__enter(__func__, ctx));
+    dp_status status = dp__check_coll(&coll);
+    if (status == DP_OK)
+        status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__weighted(&coll, temp, weights);
+    dp__scope_end(temp);
+    return dp__exit(__func__, ctx, status);
 }
 
 DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,

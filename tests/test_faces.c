@@ -708,9 +708,10 @@ TEST_BACKENDS(wrong_steps)
 {
     static const dp_method methods[] = {{"forward", odd_losses}, {"backward", no_backward}};
     static const char *const table[][2] = {
-        {"{'give': f32[4]}", "returned a tensor"},
+        {"{'give': [f32[4]]}",
+         "odd.forward returned a list; the step needs a dict with a key that holds 'loss', or a"},
         {"{'give': {'loss': 'text'}}", "'loss' is not a tensor or list of tensors"},
-        {"{'give': {'loss': [f32[4], 1]}}", "'loss' is not a tensor or list of tensors"},
+        {"{'give': {'loss': [f32[4], 'x']}}", "'loss' is not a tensor or list of tensors"},
         {"{'give': {'acc': f32[4]}}", "no key of what forward returned holds 'loss'"},
         {"{'mode': 'x'}", "the data has a key 'mode'"},
         {"7", "data is a int, not a dict"},

@@ -254,7 +254,6 @@ TEST(context_calls)
         CHECK_INT(dp_local_device(k.ctx, wrong_ranks[i]).index, -1);
         CHECK(dp_local_stream(k.ctx, wrong_ranks[i]) == NULL);
     }
-    REJECT(dp_run, k.ctx, NULL, count_run, NULL);
     REJECT(dp_run, k.ctx, k.scope, NULL, NULL);
     CHECK(!dp_failure(k.ctx, &outs.failure));
     dp_log_stderr(NULL, NULL);

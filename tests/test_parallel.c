@@ -458,12 +458,13 @@ TEST_BACKENDS(one_call_without_a_wrapper)
     dp_module *net = noting(ctx);
     dp_value out;
     const dp_parallel_config two = {.local_ranks = first_ranks, .local_rank_count = 2};
-    CHECK_OK(dp_data_parallel_once(net, scope, tree_of(scope, "(f32[2],)"),
-                                   tree_of(scope, "{'give': f32[2]}"), &two, &out));
+    CHECK_OK(dp_data_parallel_once(net, "forward", scope, tree_of(scope, "(f32[2],)"),
+                                   tree_of(scope, "{'give': f32[2]}"), &two, &out, NULL));
     CHECK_INT(seen.replicas[0], 2);
     check_text(ctx, out, "f32[2]=0 1");
-    CHECK_ERROR(dp_data_parallel_once(net, scope, dp_int(1), dp_none(), &two, &out), DP_ERR_INVALID,
-                "dp_data_parallel_once: args is a int");
+    CHECK_ERROR(
+        dp_data_parallel_once(net, "forward", scope, dp_int(1), dp_none(), &two, &out, NULL),
+        DP_ERR_INVALID, "dp_data_parallel_once: args is a int");
     CHECK(!dp_is_wrapper(net));
     CHECK_OK(dp_module_destroy(net));
 }

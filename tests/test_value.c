@@ -336,7 +336,7 @@ TEST_BACKENDS(get_and_at_of_other_kinds)
         CHECK_TREE(ctx, dp_get(value, "a"), "None");
         CHECK_TREE(ctx, dp_at(value, 0), "None");
     }
-    CHECK_TREE(ctx, dp_at(tree_of(scope, "{'a': 1}"), 0), "None");
+    CHECK_TREE(ctx, dp_at(tree_of(scope, "{'a': 1}"), 0), "1");
     CHECK_TREE(ctx, dp_get(tree_of(scope, "[1]"), "a"), "None");
     CHECK_TREE(ctx, dp_get(dp_string(NULL, "no scope"), "a"), "!DP_ERR_INVALID");
     CHECK_TREE(ctx, dp_at(dp_string(NULL, "no scope"), 0), "!DP_ERR_INVALID");
