@@ -776,8 +776,9 @@ TEST_BACKENDS(wrong_wrappers)
         config.split = DP_SPLIT_BALANCED;
         config.dim = far_dims[i];
         CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "dim is ");
-        CHECK_ERROR(dp_data_parallel_once(net, scope, dp_none(), dp_none(), &config, &out),
-                    DP_ERR_INVALID, "dp_data_parallel_once: dim is ");
+        CHECK_ERROR(
+            dp_data_parallel_once(net, "forward", scope, dp_none(), dp_none(), &config, &out, NULL),
+            DP_ERR_INVALID, "dp_data_parallel_once: dim is ");
     }
     config.dim = 0;
     config.local_rank_count = 0;
