@@ -569,6 +569,7 @@ TEST_BACKENDS(wrong_blocks)
     CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
     config.packed = true;
     config.param_count = 0;
+    config.params = NULL;
     CHECK_OK(dp_module_create(ctx, &config, &net));
     CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
 }
