@@ -4099,7 +4099,8 @@ static dp_status dp__check_tree(dp_value value)
 typedef struct dp__mapper {
     dp_scope *scope;
     dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
-    bool copy; /* keys and what is plain too, else they stay the source's */
+    bool plain; /* `leaf` sees what is plain too, else it stays as it is */
+    bool keys;  /* are copied, else they stay the source's */
 } dp__mapper;
 
 static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out);
@@ -4112,7 +4113,7 @@ static dp_status dp__map_sequence(dp__mapper *mapper, dp_value value, dp_value *
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)value.count);
     for (uint32_t i = 0; i < value.count; i++) {
         items[i] = value.as.items[i];
-        if (mapper->copy || !dp__is_plain(items[i]))
+        if (mapper->plain || !dp__is_plain(items[i]))
             DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
     }
     *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
@@ -4126,12 +4127,12 @@ static dp_status dp__map_dict(dp__mapper *mapper, dp_value value, dp_value *out)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)value.count);
     for (uint32_t i = 0; i < value.count; i++) {
         pairs[i].key = value.as.pairs[i].key;
-        if (mapper->copy)
+        if (mapper->keys)
             pairs[i].key = dp__copy_text(mapper->scope, pairs[i].key);
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
         pairs[i].value = value.as.pairs[i].value;
-        if (mapper->copy || !dp__is_plain(pairs[i].value))
+        if (mapper->plain || !dp__is_plain(pairs[i].value))
             DP__TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
     }
     *out = dp__dict_of(pairs, value.count, value.depth);
@@ -4290,7 +4291,7 @@ static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out
 
 DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
 {
-    dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .copy = true};
+    dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .plain = true, .keys = true};
     dp_value copy;
     DP__TRY(dp__check_scope(__func__, to));
     DP__TRY(dp__check_ctx(__func__, to->ctx));

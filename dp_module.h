@@ -2800,7 +2800,7 @@ static double dp__criterion_weight(const dp_pass *pass, size_t r, double *total)
     return 1;
 }
 
-typedef struct dp__scaler { /* every tensor of a tree by a number, into new ones on a device */
+typedef struct dp__scaler { /* tensors and numbers of a tree times a number, on a device */
     dp__mapper mapper;
     dp__device *device;
     double by, over;
@@ -2849,7 +2849,7 @@ static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *ou
 static dp_status dp__scale(dp_scope *scope, dp_value value, dp__device *device, double by,
                            double over, dp_value *out)
 {
-    dp__scaler scaler = {{.scope = scope, .leaf = dp__scale_leaf}, device, by, over};
+    dp__scaler scaler = {{.scope = scope, .leaf = dp__scale_leaf, .plain = true}, device, by, over};
     DP__TRY(dp__check_tree(value));
     return dp__map(&scaler.mapper, value, out);
 }
@@ -3068,20 +3068,15 @@ static dp_status dp__face_output(const char *fn, dp__face *face, const dp_parall
     return DP_OK;
 }
 
-/* All that replicas are made of must be on the first device. */
-static dp_status dp__check_home(const dp__face *face)
+/* All that replicas are made of must be on the first device. Parameters are with their module. */
+static dp_status dp__check_home(const dp_module *module, int first)
 {
-    const dp_module *inner = face->inner;
-    const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
-    for (size_t i = 0; i < inner->listed_count; i++) {
-        dp_device own = dp__root(inner->slots[inner->listed[i]])->data.device;
-        if (!dp__same_device(own, first->id))
-            return dp_error(DP_ERR_INVALID,
-                            "'%s' of '%s' is on local rank %d, the first of the devices is local "
-                            "rank %d",
-                            inner->names[inner->listed[i]], inner->name, (int)own.index,
-                            first->local_rank);
-    }
+    if (module->local_rank != first)
+        return dp_error(DP_ERR_INVALID,
+                        "'%s' is on local rank %d, the first of the devices is local rank %d",
+                        module->name, module->local_rank, first);
+    for (size_t i = 0; i < module->child_count; i++)
+        DP__TRY(dp__check_home(module->children[i].module, first));
     return DP_OK;
 }
 
@@ -3117,7 +3112,7 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
         return dp_error(DP_ERR_INVALID, "'%s' has no method 'forward'", face->runs->name);
     DP__TRY(dp__face_ranks(fn, face, config));
     DP__TRY(dp__face_output(fn, face, config));
-    DP__TRY(dp__check_home(face));
+    DP__TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
     dp__face_threads(face);
     DP__TRY(dp__replicas_make(face));
     *out = face;

@@ -334,6 +334,48 @@ TEST_BACKENDS(gradients_of_outputs_in_place_are_a_list)
                 "a list of 3, there are 2 replicas");
 }
 
+static dp_value grads_seen[TREE_DEVICES];
+
+static dp_status a_dict_of_losses(dp_call *call)
+{
+    const float zero = 0;
+    dp_value a, b;
+    TRY(net_new(call, &zero, 0, NULL, &a));
+    TRY(net_new(call, &zero, 0, NULL, &b));
+    call->out = DP_DICT(call->scope, {"a", a}, {"b", DP_LIST_OF(call->scope, b)});
+    return DP_OK;
+}
+
+static dp_status note_grad(dp_call *call)
+{
+    grads_seen[call->replica] = call->grad;
+    return DP_OK;
+}
+
+/* Numbers are divided as tensors are, wherever they stand. */
+TEST_BACKENDS(gradients_of_a_mean_are_shared_in_every_leaf)
+{
+    static const dp_method methods[] = {{"forward", a_dict_of_losses}, {"backward", note_grad}};
+    dp_module *criterion = NULL;
+    dp_value mean, x = tree_of(scope, "f32[4]");
+    dp_pass *pass;
+    for (size_t devices = 1; devices <= 3; devices++) {
+        dp_parallel_config config = over(devices);
+        const char *const want[] = {"{'a': 6, 'b': [f32[]=3]}", "{'a': 3.0, 'b': [f32[]=1.5]}",
+                                    "{'a': 2.0, 'b': [f32[]=1]}"};
+        CHECK_OK(dp_criterion_parallel(create(ctx, "two", methods, 2, NULL), &config, &criterion));
+        const dp_value outs[] = {x, x, x};
+        dp_value list = dp_list_make(scope, DP_LIST, outs, devices);
+        CHECK_OK(dp_invoke(criterion, "forward", scope,
+                           DP_LIST_OF(scope, devices > 1 ? list : x, tree_of(scope, "f32[6]")),
+                           dp_none(), NULL, &mean, &pass));
+        CHECK_OK(dp_backward(pass, tree_of(scope, "{'a': 6, 'b': [f32[]=3]}"), NULL));
+        for (size_t r = 0; r < devices; r++) {
+            CHECK_STR(tree_text(ctx, grads_seen[r]), want[devices - 1]);
+        }
+    }
+}
+
 TEST_BACKENDS(all_reduce_of_a_list)
 {
     const dp_scatter_config how = {.local_ranks = first_ranks, .local_rank_count = 3};

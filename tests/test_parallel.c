@@ -758,7 +758,7 @@ TEST_BACKENDS(wrong_wrappers)
     CHECK_ERROR(dp_data_parallel(NULL, NULL, &par), DP_ERR_INVALID, "module is NULL");
     CHECK_ERROR(dp_data_parallel(net, NULL, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_data_parallel(net, NULL, &par), DP_ERR_INVALID,
-                "'w' of 'net' is on local rank 1, the first of the devices is local rank 0");
+                "'net' is on local rank 1, the first of the devices is local rank 0");
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
                 "local_ranks[1] is 99, the context has 8 devices");
     config = (dp_parallel_config){.local_ranks = first_ranks + 1, .local_rank_count = 1};
@@ -792,6 +792,27 @@ TEST_BACKENDS(wrong_wrappers)
     CHECK_OK(dp_module_destroy(bare));
     CHECK_OK(dp_module_destroy(net)); /* no wrapper was left behind */
     CHECK(par == NULL);
+}
+
+/* Parameters or none: methods run where their module is. */
+TEST_BACKENDS(all_modules_are_on_the_first_device)
+{
+    dp_module *child = NULL, *top = NULL, *par = NULL;
+    const dp_module_config one = {
+        .name = "child", .methods = net_methods, .method_count = 1, .local_rank = 1};
+    CHECK_OK(dp_module_create(ctx, &one, &child));
+    CHECK_ERROR(dp_data_parallel(child, NULL, &par), DP_ERR_INVALID,
+                "'child' is on local rank 1, the first of the devices is local rank 0");
+    const dp_module_config two = {.name = "top",
+                                  .methods = net_methods,
+                                  .method_count = 1,
+                                  .children = &child,
+                                  .child_count = 1};
+    CHECK_OK(dp_module_create(ctx, &two, &top));
+    CHECK_ERROR(dp_data_parallel(top, NULL, &par), DP_ERR_INVALID, "'child' is on local rank 1");
+    const dp_parallel_config second = {.local_ranks = first_ranks + 1, .local_rank_count = 1};
+    CHECK_ERROR(dp_data_parallel(top, &second, &par), DP_ERR_INVALID, "'top' is on local rank 0");
+    CHECK_OK(dp_data_parallel(child, &second, &par));
 }
 
 /* ---- wrappers of wrappers -------------------------------------------------------------------- */
