@@ -914,10 +914,12 @@ typedef struct dp_input_grad {
     dp_value args, kwargs;
 } dp_input_grad;
 
-/* Run "backward" for a pass, once. `grad` has the structure of its output; a number stands for that
-   number everywhere, none and a missing key for no gradient. Parameters' gradients are added to;
-   those of the inputs are given out if wanted (NULL: they are not). After a failure the gradients
-   of parameters are void: dp_zero_grad.
+/* Run "backward" for a pass, once. `grad` has the structure of its output, and tensors of the same
+   dtype and shape, which are brought to the replica's device; a number stands for that number
+   everywhere, none and a missing key for no gradient. If it has not, nothing happened. Parameters'
+   gradients are added to; those of the inputs are given out if wanted (NULL: they are not): joined
+   along dim, none of one replica is zeros if others have a gradient. After a failure of backward
+   the gradients of parameters are void: dp_zero_grad.
 
    A backward that was written for one device often divides by its number of rows itself, and does
    not look at the gradient that it is given. With dp_module_config.mean_grads it may stay as it is:
@@ -4157,6 +4159,8 @@ typedef struct dp__zipper {
     bool lists;       /* tuples become lists */
     dp_status (*leaf)(struct dp__zipper *zipper, const dp_value *values, const dp__path *path,
                       dp_value *out);
+    /* Puts something in the place of values that are none; NULL: they stay so. */
+    dp_status (*fill)(struct dp__zipper *zipper, dp_value *values, const dp__path *path);
 } dp__zipper;
 
 static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
@@ -4189,8 +4193,8 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
 }
 
 /* The values at one key, or else at one index, of every tree. */
-static dp_status dp__zip_column(const dp__zipper *zipper, const dp_value *values,
-                                const dp__path *path, dp_value *column)
+static dp_status dp__zip_column(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                                dp_value *column)
 {
     for (size_t i = 0; i < zipper->count; i++) {
         const dp_pair *pair = path->key != NULL ? dp__find(values[i], path->key) : NULL;
@@ -4199,7 +4203,7 @@ static dp_status dp__zip_column(const dp__zipper *zipper, const dp_value *values
         column[i] = pair != NULL ? pair->value : values[i].as.items[path->index];
         DP__TRY(dp__check_below(values[i], column[i]));
     }
-    return DP_OK;
+    return zipper->fill != NULL ? zipper->fill(zipper, column, path) : DP_OK;
 }
 
 static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, const dp__path *path,

@@ -1477,11 +1477,10 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
 
 static dp_status dp__record_weigh(const dp__record *record);
 
-static dp_status dp__backward_plain(dp_pass *pass, dp_value grad, dp_input_grad *out)
+static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
 {
     dp__record *record = pass->records;
     dp_call *call = &record->call;
-    call->grad = grad;
     call->input_grad_wanted = out != NULL;
     DP__TRY(dp__record_backward(record));
     if (pass->runs->mean_grads)
@@ -1986,7 +1985,8 @@ DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
 static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out);
 static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out);
 static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
-static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *grads, dp_value *out);
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
+                                      const dp_value *grads, dp_value *out);
 
 static dp_status dp__face_allows(const dp__face *face, const char *method);
 
@@ -2385,93 +2385,112 @@ DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scop
    What comes out of a forward by gathering goes back by cutting: every replica gets the gradient of
    its own output. Numbers and none stand for tensors anywhere.                                  */
 
-/* One replica's part of the gradient of a gathered tensor: the rows that it had put there. */
-static dp_status dp__grad_rows(const dp_pass *pass, size_t r, const dp_tensor *grad,
-                               const dp_value *outs, const dp__path *path, dp_value *out)
+/* How a gradient is held against what forward gave, and cut as that was gathered. */
+typedef struct dp__grad_cut {
+    dp_scope *scope;
+    dp__device *device;  /* of the replica that gets it */
+    size_t count, index; /* of the outputs that were gathered; else 1 and 0 */
+    bool gathered;
+    int dim;
+} dp__grad_cut;
+
+/* What replica `index` put into a gathered tensor: the tensor, its rows there and the first one. */
+static dp_tensor dp__grad_whole(const dp__grad_cut *cut, const dp_value *outs, int dim,
+                                int64_t *out_first)
 {
-    char a[96], b[96];
     int64_t first = 0, total = 0;
-    const dp_tensor *own = outs[r].as.t;
-    int dim = pass->face->how.dim;
-    dp_tensor whole = *own, part = *grad;
-    whole.ndim = whole.ndim > 0 ? whole.ndim : 1; /* 0-dim outputs were gathered as a vector */
-    dim = dim < 0 ? dim + whole.ndim : dim;
-    for (size_t i = 0; i < pass->count; i++) {
-        int64_t rows = own->ndim > 0 ? outs[i].as.t->shape[dim] : 1;
-        first += i < r ? rows : 0;
+    dp_tensor whole = *outs[cut->index].as.t;
+    for (size_t i = 0; i < cut->count; i++) {
+        int64_t rows = whole.ndim > 0 ? outs[i].as.t->shape[dim] : 1;
+        first += i < cut->index ? rows : 0;
         total += rows;
     }
+    whole.ndim = whole.ndim > 0 ? whole.ndim : 1; /* 0-dim outputs were gathered as a vector */
     whole.shape[dim] = total;
+    *out_first = first;
+    return whole;
+}
+
+static dp_status dp__grad_tensor(const dp__grad_cut *cut, const dp_tensor *grad,
+                                 const dp_value *outs, const dp__path *path, dp_value *out)
+{
+    char a[96], b[96];
+    int64_t first = 0;
+    const dp_tensor *own = outs[cut->index].as.t;
+    int dim = cut->dim < 0 ? cut->dim + (own->ndim > 0 ? own->ndim : 1) : cut->dim;
+    dp_tensor part = *grad, whole = cut->gathered ? dp__grad_whole(cut, outs, dim, &first) : *own;
     if (grad->dtype != own->dtype || !dp__same_shape(grad, &whole))
         return dp__path_error(DP_ERR_MISMATCH, path,
                               " of the gradient is %s (%s), of the output %s "
                               "(%s)",
                               dp__dtype_names[grad->dtype], dp__shape_text(grad, a, sizeof a),
                               dp__dtype_names[own->dtype], dp__shape_text(&whole, b, sizeof b));
-    if (dp__device_of(pass->ctx, grad->device) == NULL)
+    if (dp__device_of(cut->scope->ctx, grad->device) == NULL)
         return dp__path_error(DP_ERR_INVALID, path,
                               " of the gradient is on no device of this "
                               "context");
-    dp__narrow_here(&part, dim, first, own->ndim > 0 ? own->shape[dim] : 1);
+    if (cut->gathered)
+        dp__narrow_here(&part, dim, first, own->ndim > 0 ? own->shape[dim] : 1);
     part.ndim = own->ndim;
-    DP__TRY(dp__place(pass->scope, &part, &pass->ctx->devices[pass->records[r].call.local_rank]));
-    return dp__of(pass->scope, &part, out);
+    DP__TRY(dp__place(cut->scope, &part, cut->device));
+    return dp__of(cut->scope, &part, out);
 }
 
-static dp_status dp__grad_part(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
                                const dp__path *path, dp_value *out);
 
-static dp_status dp__grad_sequence(const dp_pass *pass, size_t r, dp_value grad,
-                                   const dp_value *outs, const dp__path *path, dp_value *out)
+static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
+                                   const dp__path *path, dp_value *out)
 {
-    dp_value *column = dp__scope_bytes(pass->scope, pass->count * sizeof *column, 8);
-    dp_value *items = dp__scope_bytes(pass->scope, grad.count * sizeof *items, 8);
+    dp_value own = outs[cut->index];
+    dp_value *column = dp__scope_bytes(cut->scope, cut->count * sizeof *column, 8);
+    dp_value *items = dp__scope_bytes(cut->scope, grad.count * sizeof *items, 8);
     if (column == NULL || items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
-    if (!dp__is_sequence(outs[r]) || outs[r].count != grad.count)
+    if (!dp__is_sequence(own) || own.count != grad.count)
         return dp__path_error(DP_ERR_MISMATCH, path,
                               " of the gradient has %u entries, the output "
                               "is a %s of %u",
-                              (unsigned)grad.count, dp__kind_name(outs[r].kind),
-                              (unsigned)outs[r].count);
+                              (unsigned)grad.count, dp__kind_name(own.kind), (unsigned)own.count);
     for (uint32_t i = 0; i < grad.count; i++) {
         DP__TRY(dp__check_below(grad, grad.as.items[i]));
-        for (size_t k = 0; k < pass->count; k++)
+        for (size_t k = 0; k < cut->count; k++)
             column[k] = outs[k].as.items[i];
-        DP__TRY(dp__grad_part(pass, r, grad.as.items[i], column, &(dp__path){path, NULL, i},
-                              &items[i]));
+        DP__TRY(
+            dp__grad_part(cut, grad.as.items[i], column, &(dp__path){path, NULL, i}, &items[i]));
     }
     *out = dp__sequence((dp_kind)grad.kind, items, grad.count, grad.depth);
     return DP_OK;
 }
 
-static dp_status dp__grad_dict(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
                                const dp__path *path, dp_value *out)
 {
-    dp_value *column = dp__scope_bytes(pass->scope, pass->count * sizeof *column, 8);
-    dp_pair *pairs = dp__scope_bytes(pass->scope, grad.count * sizeof *pairs, 8);
+    dp_value own = outs[cut->index];
+    dp_value *column = dp__scope_bytes(cut->scope, cut->count * sizeof *column, 8);
+    dp_pair *pairs = dp__scope_bytes(cut->scope, grad.count * sizeof *pairs, 8);
     if (column == NULL || pairs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
     for (uint32_t i = 0; i < grad.count; i++) {
         const char *key = grad.as.pairs[i].key;
-        if (outs[r].kind != DP_DICT || dp__find(outs[r], key) == NULL)
+        if (own.kind != DP_DICT || dp__find(own, key) == NULL)
             return dp__path_error(DP_ERR_MISMATCH, path,
                                   " of the gradient has key '%s', the "
                                   "output has not",
                                   key);
         DP__TRY(dp__check_below(grad, grad.as.pairs[i].value));
-        for (size_t k = 0; k < pass->count; k++)
+        for (size_t k = 0; k < cut->count; k++)
             column[k] = dp_get(outs[k], key);
         pairs[i].key = key;
-        DP__TRY(dp__grad_part(pass, r, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
+        DP__TRY(dp__grad_part(cut, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
                               &pairs[i].value));
     }
     *out = dp__dict_of(pairs, grad.count, grad.depth);
     return DP_OK;
 }
 
-/* `outs` are what the replicas put there, alike in structure, since they were gathered. */
-static dp_status dp__grad_part(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+/* `outs` are what the replicas put there, alike in structure where they were gathered. */
+static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
                                const dp__path *path, dp_value *out)
 {
     *out = grad;
@@ -2481,14 +2500,14 @@ static dp_status dp__grad_part(const dp_pass *pass, size_t r, dp_value grad, con
     case DP_FLOAT:
         return DP_OK;
     case DP_TENSOR:
-        if (outs[r].kind == DP_TENSOR)
-            return dp__grad_rows(pass, r, grad.as.t, outs, path, out);
+        if (outs[cut->index].kind == DP_TENSOR)
+            return dp__grad_tensor(cut, grad.as.t, outs, path, out);
         break;
     case DP_LIST:
     case DP_TUPLE:
-        return dp__grad_sequence(pass, r, grad, outs, path, out);
+        return dp__grad_sequence(cut, grad, outs, path, out);
     case DP_DICT:
-        return dp__grad_dict(pass, r, grad, outs, path, out);
+        return dp__grad_dict(cut, grad, outs, path, out);
     case DP_ERROR:
     case DP_BOOLEAN:
     case DP_STRING:
@@ -2497,7 +2516,7 @@ static dp_status dp__grad_part(const dp_pass *pass, size_t r, dp_value grad, con
         break;
     }
     return dp__path_error(DP_ERR_MISMATCH, path, " of the gradient is a %s, of the output a %s",
-                          dp__kind_name(grad.kind), dp__kind_name(outs[r].kind));
+                          dp__kind_name(grad.kind), dp__kind_name(outs[cut->index].kind));
 }
 
 static bool dp__is_number(dp_value value)
@@ -2505,30 +2524,45 @@ static bool dp__is_number(dp_value value)
     return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_NONE;
 }
 
-/* Each replica's gradient into its call. */
-static dp_status dp__grads_cut(dp_pass *pass, dp_value grad)
+/* Replica r's gradient into its call: of a gathered output its rows, else all of it. */
+static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+                               const dp__path *path)
 {
-    bool list = pass->keeps && !pass->alone && dp__is_sequence(grad);
+    dp_call *call = &pass->records[r].call;
+    bool criterion = !pass->alone && pass->face->kind == DP__FACE_CRITERION;
+    bool gathered = !pass->alone && !pass->keeps && !criterion;
+    const dp__grad_cut cut = {.scope = pass->scope,
+                              .device = &pass->ctx->devices[call->local_rank],
+                              .count = gathered ? pass->count : 1,
+                              .index = gathered ? r : 0,
+                              .gathered = gathered,
+                              .dim = gathered ? pass->face->how.dim : 0};
+    DP__TRY(dp__grad_part(&cut, grad, gathered ? outs : outs + r, path, &call->grad));
+    return criterion ? dp__criterion_grad(pass, r, call->grad, &call->grad) : DP_OK;
+}
+
+/* What dp_backward was given, into the calls; nothing else has happened if it does not fit. */
+static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
+{
+    bool kept = pass->keeps && !pass->alone, list = kept && dp__is_sequence(grad);
     dp_value *outs = dp__scope_bytes(pass->scope, pass->count * sizeof *outs, 8);
     if (outs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    if (kept && !list && !dp__is_number(grad))
+        return dp_error(DP_ERR_MISMATCH,
+                        "the gradient is a %s: outputs were not gathered, it takes a list with one "
+                        "a replica",
+                        dp__kind_name(grad.kind));
     if (list && grad.count != pass->count)
         return dp_error(DP_ERR_MISMATCH, "the gradient is a list of %u, there are %zu replicas",
                         (unsigned)grad.count, pass->count);
     for (size_t r = 0; r < pass->count; r++)
         outs[r] = pass->records[r].call.out;
     for (size_t r = 0; r < pass->count; r++) {
-        dp_value *own = &pass->records[r].call.grad;
-        *own = list ? grad.as.items[r] : grad;
-        if (!pass->alone && pass->face->kind == DP__FACE_CRITERION)
-            DP__TRY(dp__criterion_grad(pass, r, grad, own));
-        else if (!pass->alone && !pass->keeps)
-            DP__TRY(dp__grad_part(pass, r, grad, outs, NULL, own));
-        else if (pass->keeps && !list && !dp__is_number(grad) && !pass->alone)
-            return dp_error(DP_ERR_MISMATCH,
-                            "the gradient is a %s: outputs were not gathered, it "
-                            "takes a list with one a replica",
-                            dp__kind_name(grad.kind));
+        const dp__path place = {NULL, NULL, r};
+        if (list)
+            DP__TRY(dp__check_below(grad, grad.as.items[r]));
+        DP__TRY(dp__grad_give(pass, r, list ? grad.as.items[r] : grad, outs, list ? &place : NULL));
     }
     return DP_OK;
 }
@@ -2545,7 +2579,9 @@ static dp_value dp__at_path(dp_value root, const dp__path *path)
 
 typedef struct dp__back_gatherer {
     dp__gatherer gatherer;
-    dp_value inputs; /* as they came: a gradient goes where its input was */
+    const dp_pass *pass;
+    dp_value inputs;     /* as they came: a gradient goes where its input was */
+    const dp_value *own; /* inputs as each replica had them */
     dp__device *first;
 } dp__back_gatherer;
 
@@ -2565,23 +2601,65 @@ static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const
     return dp__of(zipper->scope, &moved, out);
 }
 
+static dp_status dp__none_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    (void)mapper;
+    *out = value.kind == DP_TENSOR ? dp_none() : value;
+    return DP_OK;
+}
+
+/* What replica r, which gave none, would have given where another one gave `model`: zeros of the
+   size of its own input, and around tensors the same structure. */
+static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_value model,
+                                const dp__path *path, dp_value *out)
+{
+    dp_scope *scope = back->pass->scope;
+    dp__mapper mapper = {.scope = scope, .leaf = dp__none_leaf};
+    const dp__device *device = &scope->ctx->devices[back->pass->records[r].call.local_rank];
+    dp_value input = dp__at_path(back->own[r], path);
+    dp_tensor zeros;
+    if (model.kind != DP_TENSOR || input.kind != DP_TENSOR) {
+        DP__TRY(dp__check_tree(model));
+        return dp__map(&mapper, model, out);
+    }
+    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)model.as.t->dtype, input.as.t->ndim,
+                            input.as.t->shape, &zeros));
+    DP__TRY(dp__zero_flat(scope->ctx, device, &zeros));
+    return dp__of(scope, &zeros, out);
+}
+
+static dp_status dp__back_fill(dp__zipper *zipper, dp_value *values, const dp__path *path)
+{
+    dp_value model = dp_none();
+    for (size_t r = 0; r < zipper->count && model.kind == DP_NONE; r++)
+        model = values[r];
+    for (size_t r = 0; r < zipper->count && model.kind != DP_NONE; r++)
+        if (values[r].kind == DP_NONE)
+            DP__TRY(dp__back_zeros((dp__back_gatherer *)zipper, r, model, path, &values[r]));
+    return DP_OK;
+}
+
 /* One gradient a replica, of one structure, becomes that of what was cut. */
-static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *parts,
-                                   dp_value *out)
+static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *own,
+                                   dp_value *grads, dp_value *out)
 {
     dp__back_gatherer back = {
         .gatherer = {.zipper = {.scope = pass->scope,
                                 .count = pass->count,
                                 .noun = "replica",
-                                .leaf = dp__back_leaf},
+                                .leaf = dp__back_leaf,
+                                .fill = dp__back_fill},
                      .ctx = pass->ctx,
                      .dim = pass->face->how.dim,
-                     .parts = dp__scope_bytes(pass->scope, pass->count * sizeof *parts, 8)},
+                     .parts = dp__scope_bytes(pass->scope, pass->count * sizeof(dp_tensor *), 8)},
+        .pass = pass,
         .inputs = inputs,
+        .own = own,
         .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
     if (back.gatherer.parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
-    return dp__zip(&back.gatherer.zipper, parts, NULL, out);
+    DP__TRY(dp__back_fill(&back.gatherer.zipper, grads, NULL));
+    return dp__zip(&back.gatherer.zipper, grads, NULL, out);
 }
 
 static dp_value *dp__values(const dp_pass *pass, size_t count)
@@ -2595,24 +2673,27 @@ static dp_value *dp__values(const dp_pass *pass, size_t count)
 static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
 {
     dp_value *args = dp__values(pass, pass->count), *kwargs = dp__values(pass, pass->count);
-    if (args == NULL || kwargs == NULL)
+    dp_value *own_args = dp__values(pass, pass->count), *own_kwargs = dp__values(pass, pass->count);
+    if (args == NULL || kwargs == NULL || own_args == NULL || own_kwargs == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t r = 0; r < pass->count; r++) {
-        args[r] = pass->records[r].call.args_grad;
-        kwargs[r] = pass->records[r].call.kwargs_grad;
+        const dp_call *call = &pass->records[r].call;
+        args[r] = call->args_grad;
+        kwargs[r] = call->kwargs_grad;
+        own_args[r] = call->args;
+        own_kwargs[r] = call->kwargs;
     }
-    DP__TRY(dp__inputs_gather(pass, pass->kwargs, kwargs, &out->kwargs));
+    DP__TRY(dp__inputs_gather(pass, pass->kwargs, own_kwargs, kwargs, &out->kwargs));
     return pass->face->kind == DP__FACE_CRITERION
-               ? dp__criterion_inputs(pass, args, &out->args)
-               : dp__inputs_gather(pass, pass->args, args, &out->args);
+               ? dp__criterion_inputs(pass, own_args, args, &out->args)
+               : dp__inputs_gather(pass, pass->args, own_args, args, &out->args);
 }
 
 /* ---- the pass -------------------------------------------------------------------------------- */
 
-static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_value grad, dp_input_grad *out)
+static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
     dp_scope *temp = NULL;
-    DP__TRY(dp__grads_cut(pass, grad));
     for (size_t r = 0; r < pass->count; r++) {
         pass->records[r].call.input_grad_wanted = out != NULL;
         pass->face->replicas[r].pass++;
@@ -2624,6 +2705,12 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_value grad,
     if (status == DP_OK && out != NULL)
         status = dp__input_grad(pass, out);
     return status;
+}
+
+/* Gradients of outputs are in the calls. */
+static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
+{
+    return pass->face != NULL ? dp__backward_face(fn, pass, out) : dp__backward_plain(pass, out);
 }
 
 static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
@@ -2666,10 +2753,11 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
     dp_input_grad inputs = {dp_none(), dp_none()};
     DP__TRY(dp__check_pass(__func__, pass));
     DP__TRY(dp__check_value(__func__, "grad", grad));
-    DP__TRY(dp__leave(__func__, pass->ctx, dp__backward_begin(pass, grad)));
-    dp_status status = pass->face != NULL
-                           ? dp__backward_face(__func__, pass, grad, out != NULL ? &inputs : NULL)
-                           : dp__backward_plain(pass, grad, out != NULL ? &inputs : NULL);
+    dp_status status = dp__grads_give(pass, grad);
+    if (status == DP_OK)
+        status = dp__backward_begin(pass, grad);
+    if (status == DP_OK)
+        status = dp__backward_run(__func__, pass, out != NULL ? &inputs : NULL);
     if (status == DP_OK && out != NULL)
         *out = inputs;
     return dp__leave(__func__, pass->ctx, status);
@@ -2912,17 +3000,21 @@ static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value gra
 
 /* As the arguments were: the list of outputs has a list of gradients, which stay where they are;
    those of targets are gathered. */
-static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *grads, dp_value *out)
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
+                                      const dp_value *grads, dp_value *out)
 {
     uint32_t targets = pass->args.count - 1;
     dp_value *outputs = dp__values(pass, pass->count), *rest = dp__values(pass, pass->count);
-    dp_value *items = dp__values(pass, pass->args.count), gathered = dp_none();
-    if (outputs == NULL || rest == NULL || items == NULL)
+    dp_value *own_rest = dp__values(pass, pass->count), *items = dp__values(pass, targets + 1);
+    dp_value gathered = dp_none(), ignored;
+    if (outputs == NULL || rest == NULL || own_rest == NULL || items == NULL)
         return DP_ERR_NO_MEMORY;
-    for (size_t r = 0; r < pass->count; r++)
+    for (size_t r = 0; r < pass->count; r++) {
+        DP__TRY(dp__criterion_split(pass, r, own[r], &ignored, &own_rest[r]));
         DP__TRY(dp__criterion_split(pass, r, grads[r], &outputs[r], &rest[r]));
+    }
     dp_value inputs = dp__sequence(DP_TUPLE, pass->args.as.items + 1, targets, pass->args.depth);
-    DP__TRY(dp__inputs_gather(pass, inputs, rest, &gathered));
+    DP__TRY(dp__inputs_gather(pass, inputs, own_rest, rest, &gathered));
     for (uint32_t i = 0; i < targets; i++)
         items[1 + i] = dp_at(gathered, i);
     items[0] = outputs[0];
@@ -3523,17 +3615,11 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 
 static dp_status dp__step_backward(dp_pass *pass, double factor)
 {
-    dp_value *grads = dp__values(pass, pass->count), grad = dp_none();
-    if (grads == NULL)
-        return DP_ERR_NO_MEMORY;
-    for (size_t r = 0; r < pass->count; r++)
-        DP__TRY(dp__step_grad(pass, r, factor, &grads[r]));
     DP__TRY(dp__check_pass("dp_train_step", pass));
     DP__TRY(dp__backward_begin(pass, dp_float(factor)));
-    if (pass->alone)
-        return dp__backward_plain(pass, grads[0], NULL);
-    DP__TRY(dp__list_out("the gradients", grads, pass->count, &grad));
-    return dp__backward_face("dp_train_step", pass, grad, NULL);
+    for (size_t r = 0; r < pass->count; r++)
+        DP__TRY(dp__step_grad(pass, r, factor, &pass->records[r].call.grad));
+    return dp__backward_run("dp_train_step", pass, NULL);
 }
 
 static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
