@@ -878,11 +878,17 @@ DP_API void *dp_grad_block(const dp_call *call);
 DP_MUST_USE DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name,
                                               dp_tensor *out);
 
-/* A tensor among kwargs, or args; what is wrong with it is said. DP_DTYPE_ANY, ndim -1: any. */
+/* A tensor among kwargs, or args, in row-major memory without gaps: what has other strides is
+   copied into call->scope. What is wrong with it is said. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype,
                                             int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
                                          int ndim, const dp_tensor **out);
+/* The same as it came, never copied: channels-last, turned, a part that was cut along dim 1. */
+DP_MUST_USE DP_API dp_status dp_call_tensor_view(const dp_call *call, const char *name,
+                                                 dp_dtype dtype, int ndim, const dp_tensor **out);
+DP_MUST_USE DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dtype,
+                                              int ndim, const dp_tensor **out);
 
 /* Run a child's method, in this replica. `child` is the name that dp_module_config gave it (without
    one: "module"; a wrapper's: the name of its function, "data_parallel"), NULL what this module
@@ -4003,26 +4009,31 @@ DP_API const char *dp_text(dp_value string)
     return string.kind == DP_STRING ? string.as.s : NULL;
 }
 
+static dp_status dp__as_tensor(const char *fn, dp_value value, const char *what, dp_dtype dtype,
+                               int ndim, const dp_tensor **out)
+{
+    DP__TRY(dp__check_pointer(fn, "out", out));
+    DP__TRY(dp__check_value(fn, what, value));
+    if (dtype != DP_DTYPE_ANY)
+        DP__TRY(dp__check_dtype(fn, dtype));
+    if (value.kind != DP_TENSOR)
+        return dp_error(DP_ERR_INVALID, "%s: %s is a %s, not a tensor", fn, what,
+                        dp__kind_name(value.kind));
+    DP__TRY(dp__check_tensor(fn, what, value.as.t));
+    if (dtype != DP_DTYPE_ANY && value.as.t->dtype != dtype)
+        return dp_error(DP_ERR_INVALID, "%s: %s is %s, not %s", fn, what,
+                        dp__dtype_names[value.as.t->dtype], dp_dtype_name(dtype));
+    if (ndim != -1 && value.as.t->ndim != ndim)
+        return dp_error(DP_ERR_INVALID, "%s: %s has %d dims, not %d", fn, what, value.as.t->ndim,
+                        ndim);
+    *out = value.as.t;
+    return DP_OK;
+}
+
 DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, int ndim,
                               const dp_tensor **out)
 {
-    what = what != NULL ? what : "value";
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__check_value(__func__, what, value));
-    if (dtype != DP_DTYPE_ANY)
-        DP__TRY(dp__check_dtype(__func__, dtype));
-    if (value.kind != DP_TENSOR)
-        return dp_error(DP_ERR_INVALID, "%s: %s is a %s, not a tensor", __func__, what,
-                        dp__kind_name(value.kind));
-    DP__TRY(dp__check_tensor(__func__, what, value.as.t));
-    if (dtype != DP_DTYPE_ANY && value.as.t->dtype != dtype)
-        return dp_error(DP_ERR_INVALID, "%s: %s is %s, not %s", __func__, what,
-                        dp__dtype_names[value.as.t->dtype], dp_dtype_name(dtype));
-    if (ndim != -1 && value.as.t->ndim != ndim)
-        return dp_error(DP_ERR_INVALID, "%s: %s has %d dims, not %d", __func__, what,
-                        value.as.t->ndim, ndim);
-    *out = value.as.t;
-    return DP_OK;
+    return dp__as_tensor(__func__, value, what != NULL ? what : "value", dtype, ndim, out);
 }
 
 /* ==== >>walk ===================================================================================

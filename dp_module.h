@@ -1718,30 +1718,76 @@ DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name, dp_tens
     return dp__leave(__func__, call->ctx, status);
 }
 
+static dp_status dp__call_kwarg(const char *fn, const dp_call *call, const char *name,
+                                dp_dtype dtype, int ndim, const dp_tensor **out)
+{
+    DP__TRY(dp__check_call(fn, call));
+    DP__TRY(dp__check_pointer(fn, "name", name));
+    const dp_pair *pair = call->kwargs.kind == DP_DICT ? dp__find(call->kwargs, name) : NULL;
+    if (pair == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: there is no argument '%s'", fn, name);
+    return dp__as_tensor(fn, pair->value, name, dtype, ndim, out);
+}
+
+static dp_status dp__call_arg(const char *fn, const dp_call *call, size_t index, dp_dtype dtype,
+                              int ndim, const dp_tensor **out)
+{
+    char what[48];
+    DP__TRY(dp__check_call(fn, call));
+    if (!dp__is_sequence(call->args) || index >= call->args.count)
+        return dp_error(DP_ERR_INVALID, "%s: argument %zu, there are %u", fn, index,
+                        dp__is_sequence(call->args) ? (unsigned)call->args.count : 0);
+    dp_value value = call->args.as.items[index];
+    if (dp__as_tensor(fn, value, "an argument", dtype, ndim, out) == DP_OK)
+        return DP_OK;
+    snprintf(what, sizeof what, "argument %zu", index);
+    return dp__as_tensor(fn, value, what, dtype, ndim, out);
+}
+
+/* The view itself if it is dense, else a copy that lasts as long as the pass. */
+static dp_status dp__call_dense(const char *fn, const dp_call *call, const dp_tensor *view,
+                                const dp_tensor **out)
+{
+    dp__device *device = NULL;
+    DP__TRY(dp__check_pointer(fn, "out", out));
+    if (dp__is_dense(view)) {
+        *out = view;
+        return DP_OK;
+    }
+    DP__TRY(dp__check_device(fn, call->ctx, view->device, &device));
+    dp_tensor *copy = dp__scope_bytes(call->scope, sizeof *copy, _Alignof(dp_tensor));
+    dp_status status = copy != NULL ? dp__contiguous(call->scope, view, copy) : dp__full(fn);
+    if (status == DP_OK)
+        *out = copy;
+    return dp__leave(fn, call->ctx, status);
+}
+
 DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype, int ndim,
                                 const dp_tensor **out)
 {
-    DP__TRY(dp__check_call(__func__, call));
-    DP__TRY(dp__check_pointer(__func__, "name", name));
-    const dp_pair *pair = call->kwargs.kind == DP_DICT ? dp__find(call->kwargs, name) : NULL;
-    if (pair == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: there is no argument '%s'", __func__, name);
-    return dp_as_tensor(pair->value, name, dtype, ndim, out);
+    const dp_tensor *view = NULL;
+    DP__TRY(dp__call_kwarg(__func__, call, name, dtype, ndim, &view));
+    return dp__call_dense(__func__, call, view, out);
+}
+
+DP_API dp_status dp_call_tensor_view(const dp_call *call, const char *name, dp_dtype dtype,
+                                     int ndim, const dp_tensor **out)
+{
+    return dp__call_kwarg(__func__, call, name, dtype, ndim, out);
 }
 
 DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype, int ndim,
                              const dp_tensor **out)
 {
-    char what[48];
-    DP__TRY(dp__check_call(__func__, call));
-    if (!dp__is_sequence(call->args) || index >= call->args.count)
-        return dp_error(DP_ERR_INVALID, "%s: argument %zu, there are %u", __func__, index,
-                        dp__is_sequence(call->args) ? (unsigned)call->args.count : 0);
-    dp_status status = dp_as_tensor(call->args.as.items[index], "an argument", dtype, ndim, out);
-    if (status == DP_OK)
-        return DP_OK;
-    snprintf(what, sizeof what, "argument %zu", index);
-    return dp_as_tensor(call->args.as.items[index], what, dtype, ndim, out);
+    const dp_tensor *view = NULL;
+    DP__TRY(dp__call_arg(__func__, call, index, dtype, ndim, &view));
+    return dp__call_dense(__func__, call, view, out);
+}
+
+DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dtype, int ndim,
+                                  const dp_tensor **out)
+{
+    return dp__call_arg(__func__, call, index, dtype, ndim, out);
 }
 
 /* `name` NULL: what the module wraps, which is its last child. */

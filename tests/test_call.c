@@ -86,6 +86,105 @@ TEST_BACKENDS(arguments_by_place_and_by_name)
                        NULL, &out, NULL));
 }
 
+enum { CUT, TURNED, LAST, DENSE, LAYOUTS }; /* how args[0], f32[rows,3] or f32[1,2,2,3], lies */
+
+static int layout;
+
+/* Elements are 0, 1, 2, ... row-major in what is dense, whatever came. */
+static dp_status look_at_layouts(dp_call *call)
+{
+    float data[12];
+    const dp_tensor *view, *dense, *named, *named_view;
+    CHECK_OK(dp_call_arg_view(call, 0, DP_F32, -1, &view));
+    CHECK_OK(dp_call_arg(call, 0, DP_F32, -1, &dense));
+    CHECK_OK(dp_call_tensor_view(call, "x", DP_F32, -1, &named_view));
+    CHECK_OK(dp_call_tensor(call, "x", DP_F32, -1, &named));
+    CHECK(view == dp_at(call->args, 0).as.t && named_view == dp_get(call->kwargs, "x").as.t);
+    CHECK(dp_is_contiguous(dense) && dp_is_contiguous(named));
+    CHECK((dense == view) == dp_is_contiguous(view)); /* copied only where it has to be */
+    CHECK((named == named_view) == dp_is_contiguous(named_view));
+    CHECK(tree_same_device(dense->device, view->device));
+    if (layout != CUT || tree_host_memory(call->ctx)) {
+        CHECK_INT(dp_is_contiguous(view), layout == DENSE);
+    }
+    for (int i = 0; i < dense->ndim; i++) {
+        CHECK_INT(dense->shape[i], view->shape[i]);
+    }
+    int64_t count = dp_tensor_count(dense);
+    const dp_tensor flat = dp_wrap(dense->data, DP_F32, 1, &count);
+    dp_tensor memory = flat;
+    memory.device = dense->device;
+    CHECK_OK(dp_read(call->ctx, &memory, data, (size_t)count * sizeof *data));
+    for (int64_t i = 0; i < count; i++) {
+        CHECK_F64(data[i], layout == CUT ? (i / 2) * 4 + (int64_t)call->replica * 2 + i % 2 : i, 0);
+    }
+    call->out = dp_none();
+    return DP_OK;
+}
+
+static dp_value lay_out(dp_scope *scope)
+{
+    static const float rows[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    static const float columns[] = {0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11};
+    static const float channels[] = {0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11};
+    dp_tensor tensor = dp_wrap_const(rows, DP_F32, DP_SHAPE(3, 4));
+    if (layout == TURNED) {
+        tensor = dp_wrap_const(columns, DP_F32, DP_SHAPE(3, 4));
+        CHECK_OK(dp_transpose(&tensor, 0, 1, &tensor));
+    } else if (layout == LAST) { /* [1,3,2,2], channels in the last place */
+        tensor = dp_wrap_const(channels, DP_F32, DP_SHAPE(1, 2, 2, 3));
+        CHECK_OK(dp_transpose(&tensor, 2, 3, &tensor));
+        CHECK_OK(dp_transpose(&tensor, 1, 2, &tensor));
+    }
+    return dp_of(scope, &tensor);
+}
+
+/* Methods get rows one behind the other, or what there is if they ask for a view. */
+TEST_BACKENDS(methods_get_dense_memory)
+{
+    dp_module *net = module_of(ctx, look_at_layouts, NULL), *par = NULL;
+    dp_value out;
+    const dp_parallel_config cut = {.local_ranks = first_ranks, .local_rank_count = 2, .dim = 1};
+    CHECK_OK(dp_data_parallel(net, &cut, &par));
+    for (layout = CUT; layout < LAYOUTS; layout++) {
+        dp_value x = lay_out(scope), args = DP_LIST_OF(scope, x), kwargs = DP_DICT(scope, {"x", x});
+        CHECK_OK(
+            dp_invoke(layout == CUT ? par : net, "forward", scope, args, kwargs, NULL, &out, NULL));
+    }
+}
+
+static dp_status look_at_lost(dp_call *call)
+{
+    const dp_tensor *tensor = NULL;
+    CHECK_ERROR(dp_call_arg(call, 0, DP_F32, 2, &tensor), DP_ERR_INVALID, "dp_call_arg: ");
+    CHECK_ERROR(dp_call_tensor(call, "x", DP_F32, 2, &tensor), DP_ERR_INVALID, "dp_call_tensor: ");
+    CHECK_ERROR(dp_call_arg(call, 0, DP_F64, 2, &tensor), DP_ERR_INVALID, "dp_call_arg: ");
+    CHECK_ERROR(dp_call_arg_view(call, 1, DP_F64, 2, &tensor), DP_ERR_INVALID,
+                "dp_call_arg_view: argument 1, there are 1");
+    CHECK_ERROR(dp_call_arg_view(call, 0, DP_F64, 2, &tensor), DP_ERR_INVALID,
+                "dp_call_arg_view: argument 0 is f32, not f64");
+    CHECK_ERROR(dp_call_arg_view(call, 0, DP_F32, 2, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_call_tensor_view(call, "y", DP_F32, 2, &tensor), DP_ERR_INVALID,
+                "dp_call_tensor_view: there is no argument 'y'");
+    CHECK_ERROR(dp_call_tensor_view(call, "x", DP_F32, 1, &tensor), DP_ERR_INVALID,
+                "dp_call_tensor_view: x has 2 dims, not 1");
+    CHECK_ERROR(dp_call_tensor_view(NULL, "x", DP_F32, 1, &tensor), DP_ERR_INVALID, "call is NULL");
+    CHECK(tensor == NULL);
+    call->out = dp_none();
+    return DP_OK;
+}
+
+TEST_BACKENDS(what_cannot_be_made_dense)
+{
+    dp_value out;
+    layout = TURNED;
+    dp_tensor lost = *lay_out(scope).as.t;
+    lost.device = (dp_device){99, 99};
+    dp_value x = dp_of(scope, &lost);
+    CHECK_OK(dp_invoke(module_of(ctx, look_at_lost, NULL), "forward", scope, DP_LIST_OF(scope, x),
+                       DP_DICT(scope, {"x", x}), NULL, &out, NULL));
+}
+
 TEST_BACKENDS(wrong_requests)
 {
     dp_module *net = module_of(ctx, look_at_none, NULL);
