@@ -7,7 +7,8 @@
        #include "dp.h"
 
    and include dp.h plainly wherever else you use it, from C or C++. It needs stb_ds.h (Debian:
-   libstb-dev, or copy it beside dp.h) and links with -lpthread -lm.
+   libstb-dev, or copy it beside dp.h) and links with -lpthread -lm. The one C file cannot be compiled
+   with -ffast-math, which loses NaN; others can.
 
    CONTENTS (search for the tag)
      >>status       what a call returns, and the sentence that goes with it
@@ -1256,6 +1257,12 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 
 #ifdef __cplusplus
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11"
+#endif
+
+/* What loses NaN or adds in another order. __FINITE_MATH_ONLY__ is always defined, as 0 or 1. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||           \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
+#error "dp.h: compile the file that defines DP_IMPLEMENTATION with -fno-fast-math: NaN gets lost"
 #endif
 
 /* ==== >>platform ===============================================================================

@@ -100,15 +100,24 @@ write late.c '#include <stdlib.h>' "$IMPLEMENT" "$DP"
 write as_cxx.cpp "$IMPLEMENT" "$DP"
 
 
+# Whatever lets a compiler take NaN for a number, or add in another order.
+FAST='error.*with -fno-fast-math: NaN gets lost'
+
 # What the implementation needs of the system's headers is asked for before the first.
 TOO_LATE='#error.*include dp.h before any other header of this file, or compile with -D_GNU_SOURCE'
 
 c_cases() {
-    local std
+    local std fast
     for std in c11 c17 gnu11 gnu17; do
         expect "$cc $std: declarations" parses -std=$std tests/compile/use.c
         expect "$cc $std: implementation" parses -std=$std $BUILD/dp.c
     done
+    for fast in -ffast-math -Ofast -ffinite-math-only; do
+        expect_error "$cc $fast says what to do" "$FAST" parses -std=c11 $fast $BUILD/dp.c
+        expect "$cc $fast: declarations" parses -std=c11 $fast tests/compile/use.c
+    done
+    expect "$cc -ffast-math -fno-fast-math: implementation" \
+        c -std=c11 -ffast-math -fno-fast-math -fsyntax-only $BUILD/dp.c
     expect "$cc: dp_cpu.h alone" parses -std=c11 $BUILD/cpu_alone.c
     expect "$cc: dp_module.h alone" parses -std=c11 $BUILD/module_alone.c
     expect "$cc: dp_module.h, dp.h, dp_cpu.h" parses -std=c11 $BUILD/module_dp.c
