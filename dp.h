@@ -7,8 +7,8 @@
        #include "dp.h"
 
    and include dp.h plainly wherever else you use it, from C or C++. It needs stb_ds.h (Debian:
-   libstb-dev, or copy it beside dp.h) and links with -lpthread -lm. The one C file cannot be compiled
-   with -ffast-math, which loses NaN; others can.
+   libstb-dev, or copy it beside dp.h) and links with -lpthread -lm. That one C file cannot be
+   compiled with -ffast-math, which loses NaN; others can.
 
    CONTENTS (search for the tag)
      >>status       what a call returns, and the sentence that goes with it
@@ -475,7 +475,9 @@ DP_MUST_USE DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out
 
 /* ==== >>tensor =================================================================================
    Views are made without a context; what touches data takes one. Work on a device is ordered on its
-   compute stream, results in host memory are complete at return.                                */
+   compute stream, results in host memory are complete at return. Memory may lie at any address, on
+   any device; aligned to its elements it is fastest: the host loses little without that, a GPU has
+   kernels for aligned memory only, and the host does their work on the rest.                    */
 
 /* Fresh memory of a local device or ({0}) of the host, row-major, not cleared. */
 DP_MUST_USE DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype,
@@ -1040,7 +1042,9 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
    After fork nothing is called in the child.
 
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
-   ranges do not overlap unless they are equal. A table enqueues and returns; only *_sync waits.
+   ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
+   and so is what is reduced among devices whose memory the host does not reach; copies take bytes
+   at any address. A table enqueues and returns; only *_sync waits.
    What fails says so with dp_error(status, sentence); a status of the JOB class fails the job.
    Methods after the bar are optional: NULL, or past `size`, means the core does without, as the
    comment says. Methods are only ever appended. */
@@ -2790,32 +2794,47 @@ static bool dp__is_update(const dp_kernel_args *args)
     return args->kernel == DP_KERNEL_SGD || args->kernel == DP_KERNEL_ADAMW;
 }
 
-/* State is f32, f64 for f64; a gate is two doubles. */
-static size_t dp__update_bytes(const dp_kernel_args *args, bool input, size_t place)
+static bool dp__makes_sums(const dp_kernel_args *args)
 {
-    dp_dtype state = args->dtype == DP_F64 ? DP_F64 : DP_F32;
-    if (place == 0)
-        return args->count * dp__dtype_sizes[args->dtype];
-    return input ? 2 * sizeof(double) : args->count * dp__dtype_sizes[state];
+    return args->kernel == DP_KERNEL_STATS || args->kernel == DP_KERNEL_TOTAL ||
+           args->kernel == DP_KERNEL_CHANNELS;
+}
+
+/* Bytes of an element. Sums and gates are f64; the state of an update is f32, f64 for f64. */
+static size_t dp__operand_size(const dp_kernel_args *args, bool input, size_t place)
+{
+    if (input ? dp__is_update(args) && place > 0 : dp__makes_sums(args))
+        return sizeof(double);
+    if (dp__is_update(args) && place > 0)
+        return args->dtype == DP_F64 ? sizeof(double) : sizeof(float);
+    return dp__dtype_sizes[input && args->kernel == DP_KERNEL_CAST ? args->in_dtype : args->dtype];
 }
 
 static size_t dp__operand_bytes(const dp_kernel_args *args, bool input, size_t place)
 {
     const int64_t *shape = input && args->kernel == DP_KERNEL_PAD ? args->in_shape : args->shape;
     const int64_t *stride = input ? args->in_stride : args->out_stride;
-    dp_dtype dtype = input && args->kernel == DP_KERNEL_CAST ? args->in_dtype : args->dtype;
-    size_t bytes = 0;
-    if (args->kernel == DP_KERNEL_STATS && !input)
-        return 2 * sizeof(double);
-    if (args->kernel == DP_KERNEL_TOTAL && !input)
-        return sizeof(double);
-    if (args->kernel == DP_KERNEL_CHANNELS && !input)
-        return 2 * (size_t)args->shape[1] * sizeof(double);
-    if (dp__is_update(args))
-        return dp__update_bytes(args, input, place);
+    size_t size = dp__operand_size(args, input, place), bytes = 0;
+    if (!input && dp__makes_sums(args))
+        return args->kernel == DP_KERNEL_STATS      ? 2 * size
+               : args->kernel == DP_KERNEL_CHANNELS ? 2 * (size_t)args->shape[1] * size
+                                                    : size;
+    if (input && dp__is_update(args) && place > 0)
+        return 2 * size;
     if (args->kernel != DP_KERNEL_COPY && args->kernel != DP_KERNEL_PAD)
-        return args->count * dp__dtype_sizes[dtype];
-    return dp__extent(args->ndim, shape, stride, dp__dtype_sizes[dtype], &bytes) ? bytes : 0;
+        return args->count * size;
+    return dp__extent(args->ndim, shape, stride, size, &bytes) ? bytes : 0;
+}
+
+/* Every operand begins at a multiple of its element's size. */
+static bool dp__operands_aligned(const dp_kernel_args *args)
+{
+    uintptr_t off = 0;
+    for (size_t i = 0; i < args->in_count; i++)
+        off |= (uintptr_t)args->in[i] % dp__operand_size(args, true, i);
+    for (size_t i = 0; i < args->out_count; i++)
+        off |= (uintptr_t)args->out[i] % dp__operand_size(args, false, i);
+    return off == 0;
 }
 
 /* Bring the operands to the host, compute there, bring the results back. Outputs come along too,
@@ -2854,7 +2873,8 @@ static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
     return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for a scope");
 }
 
-/* One kernel on a device, by the device if it can. */
+/* One kernel on a device, by the device if it can. A GPU faults where an operand is not aligned to
+   its element: only the host's own kernels are given such. */
 static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
                             const dp_kernel_args *args)
 {
@@ -2862,7 +2882,7 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
     dp_status status = DP_ERR_UNSUPPORTED;
     if (args->count == 0)
         return DP_OK;
-    if (DP_HAS(dp_device_ops, ops, kernel))
+    if (DP_HAS(dp_device_ops, ops, kernel) && dp__operands_aligned(args))
         status = ops->kernel(stream, args);
     if (status != DP_ERR_UNSUPPORTED)
         return status;
@@ -2985,10 +3005,11 @@ static dp_status dp__copy_inside(dp_ctx *ctx, const dp__device *device, dp_strea
     void *out = dst->data;
     const void *in = src->data;
     dp_kernel_args args = dp__copy_args(dst, src, &out, &in);
-    if (dp__is_host(device))
+    bool aligned = dp__operands_aligned(&args);
+    if (dp__is_host(device) || (!aligned && copy.run < DP__PACKED_RUN_BYTES))
         return dp__kernel(ctx, device, stream, &args);
     dp_status status = DP_ERR_UNSUPPORTED;
-    if (DP_HAS(dp_device_ops, device->dev->ops, kernel))
+    if (aligned && DP_HAS(dp_device_ops, device->dev->ops, kernel))
         status = device->dev->ops->kernel(stream, &args);
     return status != DP_ERR_UNSUPPORTED ? status : dp__copy_runs(&copy, dst->data, src->data);
 }

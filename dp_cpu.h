@@ -463,7 +463,9 @@ static void dp__team_close(const dp_host *host, dp__team *team)
 #include <cpuid.h>
 #endif
 
-#define DP__V(bytes)          __attribute__((vector_size(bytes), aligned(1), may_alias))
+/* Memory of the user's may lie at any address, which costs nothing where it is aligned. */
+#define DP__CPU_ANYWHERE      __attribute__((aligned(1), may_alias))
+#define DP__V(bytes)          __attribute__((vector_size(bytes))) DP__CPU_ANYWHERE
 #define DP__CPU_INLINE(isa)   DP__CPU_TARGET_##isa static inline __attribute__((always_inline))
 #define DP__CPU_FUNCTION(isa) DP__CPU_TARGET_##isa static
 #if defined(__clang__)
@@ -471,6 +473,13 @@ static void dp__team_close(const dp_host *host, dp__team *team)
 #else
 #define DP__CPU_UNROLL _Pragma("GCC unroll 16")
 #endif
+
+typedef uint8_t dp__any_u8 DP__CPU_ANYWHERE; /* the bits of any element */
+typedef uint16_t dp__any_u16 DP__CPU_ANYWHERE;
+typedef uint32_t dp__any_u32 DP__CPU_ANYWHERE;
+typedef uint64_t dp__any_u64 DP__CPU_ANYWHERE;
+typedef float dp__any_float DP__CPU_ANYWHERE;
+typedef double dp__any_double DP__CPU_ANYWHERE;
 
 /* What a set is: its target, the bytes of a vector, how many of them REDUCE takes at a time, and
    the constraint of a register. */
@@ -1041,10 +1050,12 @@ static size_t dp__cpu_share(size_t count, size_t part, size_t part_count)
     return count / part_count * part + count % part_count * part / part_count;
 }
 
-/* The same for bytes: on a line of `base`, but for the two ends. */
-static size_t dp__cpu_cut(const void *base, size_t bytes, size_t part, size_t part_count)
+/* The same for bytes: on a line of `base`, but for the two ends. Where lines begin in the middle of
+   an element, at whole elements of 64 bytes from `base` on instead. */
+static size_t dp__cpu_cut(const void *base, size_t element, size_t bytes, size_t part,
+                          size_t part_count)
 {
-    const size_t head = dp__cpu_head(base);
+    const size_t line = dp__cpu_head(base), head = line % element == 0 ? line : 0;
     if (part == 0)
         return 0;
     if (part == part_count || bytes <= head)
@@ -1109,11 +1120,6 @@ static void dp__cpu_fill(char *out, size_t bytes, uint64_t bits, size_t element)
     }
 }
 
-typedef uint8_t dp__v_any_u8 __attribute__((may_alias)); /* the bits of any element */
-typedef uint16_t dp__v_any_u16 __attribute__((may_alias));
-typedef uint32_t dp__v_any_u32 __attribute__((may_alias));
-typedef uint64_t dp__v_any_u64 __attribute__((may_alias));
-
 typedef struct dp__cpu_plane { /* strides in bytes */
     char *out;
     const char *in;
@@ -1175,8 +1181,8 @@ static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
     DP__CPU_TURN(T, V, N)                                                                          \
     static void dp__cpu_square_##T(const dp__cpu_plane *at)                                        \
     {                                                                                              \
-        const size_t bytes = sizeof(dp__v_any_##T), line = SIDE * bytes;                           \
-        char square[SIDE * SIDE * sizeof(dp__v_any_##T)];                                          \
+        const size_t bytes = sizeof(dp__any_##T), line = SIDE * bytes;                             \
+        char square[SIDE * SIDE * sizeof(dp__any_##T)];                                            \
         for (size_t c = 0; c < SIDE; c += N) {                                                     \
             for (size_t r = 0; r < SIDE; r += N) {                                                 \
                 dp__cpu_turn_##T(square + r * line + c * bytes, line,                              \
@@ -1194,13 +1200,13 @@ static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
             char *q = at->out + r * at->out_row;                                                   \
             const char *p = at->in + r * at->in_row;                                               \
             for (size_t c = 0; c < cols; ++c, q += out_col, p += in_col) {                         \
-                *(dp__v_any_##T *)(void *)q = *(const dp__v_any_##T *)(const void *)p;             \
+                *(dp__any_##T *)(void *)q = *(const dp__any_##T *)(const void *)p;                 \
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \
     static void dp__cpu_strided_##T(const dp__cpu_plane *plane)                                    \
     {                                                                                              \
-        const size_t bytes = sizeof(dp__v_any_##T);                                                \
+        const size_t bytes = sizeof(dp__any_##T);                                                  \
         const bool turned = plane->in_row == bytes && plane->out_col == bytes;                     \
         const size_t side = plane->rows < SIDE ? SIDE * SIDE / plane->rows : SIDE;                 \
         dp__cpu_plane at = *plane;                                                                 \
@@ -1337,9 +1343,9 @@ static void dp__cpu_copy(const dp_kernel_args *args, size_t part, size_t part_co
         first = dp__cpu_share(args->count / cols, part, part_count);
         last = dp__cpu_share(args->count / cols, part + 1, part_count);
     } else {
-        const size_t bytes = cols * plan.element;
-        first_col = dp__cpu_cut(args->out[0], bytes, part, part_count) / plan.element;
-        last_col = dp__cpu_cut(args->out[0], bytes, part + 1, part_count) / plan.element;
+        const size_t each = plan.element, bytes = cols * each;
+        first_col = dp__cpu_cut(args->out[0], each, bytes, part, part_count) / each;
+        last_col = dp__cpu_cut(args->out[0], each, bytes, part + 1, part_count) / each;
     }
     while (first < last && first_col < last_col) {
         dp__cpu_plane plane = dp__cpu_plan_plane(&plan, args, first / rows);
@@ -1378,7 +1384,7 @@ static void dp__cpu_axpby(const dp__simd *simd, const dp_kernel_args *args, size
 #define DP__CPU_DIVIDE(T, name, quotient)                                                          \
     static void dp__cpu_divide_##name(void *data, size_t bytes, double by)                         \
     {                                                                                              \
-        typedef T element __attribute__((may_alias));                                              \
+        typedef T element DP__CPU_ANYWHERE;                                                        \
         element *const p = data;                                                                   \
         for (size_t i = 0; i < bytes / sizeof(T); ++i) {                                           \
             p[i] = (T)(quotient);                                                                  \
@@ -1421,13 +1427,6 @@ static void dp__cpu_reduce(const dp__simd *simd, const dp_kernel_args *args, siz
 #define DP__CPU_STATS_SLOTS 64
 #define DP__CPU_STATS_CHUNK 65536
 
-static bool dp__cpu_is_finite(double x) /* by the bits, whatever -ffast-math thinks of it */
-{
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (bits >> 52 & 0x7ff) != 0x7ff;
-}
-
 static size_t dp__cpu_count_bad(const dp__simd *simd, dp_dtype dtype, const char *in, size_t count)
 {
     const size_t bytes = dp_dtype_bytes(dtype);
@@ -1437,7 +1436,7 @@ static size_t dp__cpu_count_bad(const dp__simd *simd, dp_dtype dtype, const char
         double tile[DP__CPU_TILE];
         dp__cpu_cast(simd, DP_F64, tile, dtype, in + i * bytes, n);
         for (size_t k = 0; k < n; ++k)
-            bad += !dp__cpu_is_finite(tile[k]);
+            bad += isfinite(tile[k]) ? 0 : 1;
     }
     return bad;
 }
@@ -1470,7 +1469,7 @@ static void dp__cpu_stats_chunk(const dp__simd *simd, dp_dtype dtype, const char
             lanes[i] += lanes[i + width];
     }
     out[0] += lanes[0];
-    if (!dp__cpu_is_finite(lanes[0]))
+    if (!isfinite(lanes[0]))
         out[1] += (double)dp__cpu_count_bad(simd, dtype, in, count);
 }
 
@@ -1488,21 +1487,14 @@ static void dp__simd_stats_slot(const dp__simd *simd, const dp_kernel_args *args
     }
 }
 
-static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], double out[2])
+static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], void *out)
 {
-    out[0] = out[1] = 0;
+    double sums[2] = {0, 0};
     for (int i = 0; i < DP__CPU_STATS_SLOTS; ++i) {
-        out[0] += slots[i][0];
-        out[1] += slots[i][1];
+        sums[0] += slots[i][0];
+        sums[1] += slots[i][1];
     }
-}
-
-static void dp__cpu_stats(const dp__simd *simd, const dp_kernel_args *args)
-{
-    double slots[DP__CPU_STATS_SLOTS][2];
-    for (size_t i = 0; i < DP__CPU_STATS_SLOTS; ++i)
-        dp__simd_stats_slot(simd, args, i, slots[i]);
-    dp__simd_stats_join((const double(*)[2])slots, args->out[0]);
+    memcpy(out, sums, sizeof sums);
 }
 
 /* ==== >>updates ==================================================================================
@@ -1515,10 +1507,10 @@ static void dp__cpu_stats(const dp__simd *simd, const dp_kernel_args *args)
     DP__CPU_ROUNDED(base, name)
 
 #define DP__CPU_SGD(A)                                                                             \
-    static void dp__cpu_sgd_##A(const dp_kernel_args *args, A *x, const A *grad, A *velocity,      \
-                                size_t count)                                                      \
+    static void dp__cpu_sgd_##A(const dp_kernel_args *args, dp__any_##A *x,                        \
+                                const dp__any_##A *grad, dp__any_##A *velocity, size_t count)      \
     {                                                                                              \
-        const double *gate = args->in_count > 1 ? args->in[1] : NULL;                              \
+        const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;                      \
         const A factor = gate != NULL ? (A)gate[0] : 1, lr = (A)args->numbers[0];                  \
         const A decay = (A)args->numbers[1], momentum = (A)args->numbers[2];                       \
         const A rest = (A)args->numbers[3];                                                        \
@@ -1544,10 +1536,12 @@ DP__CPU_SGD(float)
 DP__CPU_SGD(double)
 
 #define DP__CPU_ADAMW(A, root)                                                                     \
-    static void dp__cpu_adamw_##A(const dp_kernel_args *args, A *x, const A *grad, A *mean,        \
-                                  A *square, size_t count)                                         \
+    static void dp__cpu_adamw_##A(const dp_kernel_args *args, dp__any_##A *x,                      \
+                                  const dp__any_##A *grad, dp__any_##A *mean, dp__any_##A *square, \
+                                  size_t count)                                                    \
     {                                                                                              \
-        const double *gate = args->in_count > 1 ? args->in[1] : NULL, *numbers = args->numbers;    \
+        const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;                      \
+        const double *numbers = args->numbers;                                                     \
         const A factor = gate != NULL ? (A)gate[0] : 1, lr = (A)numbers[0];                        \
         const A decay = (A)numbers[1], fresh1 = (A)numbers[2], kept2 = (A)numbers[3];              \
         const A fresh2 = (A)numbers[4], bias2 = (A)numbers[5], eps = (A)numbers[6];                \
@@ -1591,7 +1585,7 @@ static void dp__cpu_update_tile(const dp_kernel_args *args, void *x, const void 
 /* Elements `at` to `end`. Halves are widened and narrowed a tile at a time. */
 static void dp__cpu_update(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
 {
-    const double *gate = args->in_count > 1 ? args->in[1] : NULL;
+    const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;
     const size_t bytes = dp_dtype_bytes(args->dtype);
     dp__cpu_tile x, grad;
     if (gate != NULL && gate[1] > 0)
@@ -1684,8 +1678,8 @@ static void dp__cpu_channel(const dp__simd *simd, const dp_kernel_args *args, si
             }
         }
     }
-    ((double *)args->out[0])[channel] = sum;
-    ((double *)args->out[0])[channels + channel] = squares;
+    ((dp__any_double *)args->out[0])[channel] = sum;
+    ((dp__any_double *)args->out[0])[channels + channel] = squares;
 }
 
 static void dp__cpu_channels(const dp__simd *simd, const dp_kernel_args *args, size_t part,
@@ -1729,15 +1723,14 @@ static bool dp__simd_has(const dp_kernel_args *args)
     return !floats || args->dtype <= DP_BF16;
 }
 
-/* Part `part` of the kernel. STATS is whole in part 0; split it by slots instead. */
+/* Part `part` of a kernel that is cut by elements. */
 static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_t part,
                          size_t part_count)
 {
     char *const out = args->out[0];
-    const size_t element = args->kernel == DP_KERNEL_STATS ? 1 : dp_dtype_bytes(args->dtype);
-    const size_t all = args->count * element;
-    const size_t first = dp__cpu_cut(out, all, part, part_count);
-    const size_t last = dp__cpu_cut(out, all, part + 1, part_count);
+    const size_t element = dp_dtype_bytes(args->dtype), all = args->count * element;
+    const size_t first = dp__cpu_cut(out, element, all, part, part_count);
+    const size_t last = dp__cpu_cut(out, element, all, part + 1, part_count);
     switch (args->kernel) {
     case DP_KERNEL_COPY:
         dp__cpu_copy(args, part, part_count);
@@ -1766,11 +1759,8 @@ static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_
     case DP_KERNEL_CHANNELS:
         dp__cpu_channels(simd, args, part, part_count);
         break;
-    case DP_KERNEL_STATS:
-        if (part == 0)
-            dp__cpu_stats(simd, args);
-        break;
-    case DP_KERNEL_PAD: /* these two are the caller's */
+    case DP_KERNEL_STATS: /* these three are the caller's */
+    case DP_KERNEL_PAD:
     case DP_KERNEL_TOTAL:
         break;
     }
@@ -1888,11 +1878,11 @@ static void dp__cpu_stats_run(const dp_host *host, dp__cpu_job *job, bool worth)
 /* Losses and the like: short, so one thread adds them up, in four lanes. */
 static void dp__cpu_total(const dp_kernel_args *args)
 {
-    const double *in = args->in[0];
+    const dp__any_double *in = args->in[0];
     double lanes[4] = {0, 0, 0, 0};
     for (size_t i = 0; i < args->count; i++)
         lanes[i % 4] += in[i];
-    *(double *)args->out[0] = args->alpha * ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+    *(dp__any_double *)args->out[0] = args->alpha * ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
 }
 
 static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kernel_args *args)
@@ -2187,8 +2177,8 @@ static void dp__cpu_move_part(int part, void *user)
 {
     const dp__cpu_move *move = user;
     size_t ranks = move->comm->rank_count;
-    size_t first = dp__cpu_cut(NULL, move->bytes, (size_t)part, move->part_count);
-    size_t bytes = dp__cpu_cut(NULL, move->bytes, (size_t)part + 1, move->part_count) - first;
+    size_t first = dp__cpu_cut(NULL, 1, move->bytes, (size_t)part, move->part_count);
+    size_t bytes = dp__cpu_cut(NULL, 1, move->bytes, (size_t)part + 1, move->part_count) - first;
     for (size_t from = 0; from < ranks && bytes > 0; from++) {
         if (move->kind == DP__MOVE_BROADCAST && from != move->root)
             continue;

@@ -6,7 +6,7 @@
 
    CONTENTS (search for the tag)
      >>reducing     the public edge of the collectives
-     >>fallbacks    collectives that a table may lack
+     >>fallbacks    collectives that a table may lack, memory that is not aligned
      >>staging      collectives by way of the host
 */
 
@@ -200,15 +200,11 @@ static dp_status dp__copy_alone(const dp__coll *coll)
 
 static dp_status dp__detour(const dp__coll *coll);
 
-static dp_status dp__collective_entered(const dp__coll *coll)
+/* By the table, of what is in ctx->parts. */
+static dp_status dp__collective_served(const dp__coll *coll)
 {
     dp_comm *comm = coll->ctx->comm;
     const dp_part *parts = coll->ctx->parts;
-    DP__TRY(dp__check_coll(coll));
-    if (coll->count == 0)
-        return DP_OK;
-    if (comm == NULL)
-        return dp__copy_alone(coll);
     switch (coll->verb) {
     case DP__ALL_REDUCE:
         return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, coll->scale);
@@ -230,6 +226,31 @@ static dp_status dp__collective_entered(const dp__coll *coll)
         break;
     }
     return dp__detour(coll);
+}
+
+/* Reductions of what is not aligned to its elements are for the host alone: see dp__kernel. */
+static bool dp__parts_reduce(const dp__coll *coll)
+{
+    uintptr_t off = 0;
+    bool host = true;
+    for (int i = 0; i < coll->ctx->info.local_count; i++) {
+        off |= dp__sends(coll, i) ? (uintptr_t)coll->local[i].send : 0;
+        off |= dp__receives(coll, i) ? (uintptr_t)coll->local[i].recv : 0;
+        host = host && dp__is_host(&coll->ctx->devices[i]);
+    }
+    return host || !dp__rules[coll->verb].reduces || off % dp__dtype_sizes[coll->dtype] == 0;
+}
+
+static dp_status dp__aligned(const dp__coll *coll);
+
+static dp_status dp__collective_entered(const dp__coll *coll)
+{
+    DP__TRY(dp__check_coll(coll));
+    if (coll->count == 0)
+        return DP_OK;
+    if (coll->ctx->comm == NULL)
+        return dp__copy_alone(coll);
+    return dp__parts_reduce(coll) ? dp__collective_served(coll) : dp__aligned(coll);
 }
 
 static dp_status dp__collective(const dp__coll *coll)
@@ -434,8 +455,9 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
 }
 
 /* ==== >>fallbacks ==============================================================================
-   Verbs that a table may lack, by those that it must have. They take device memory for a moment,
-   and wait until it is free again. */
+   Verbs that a table may lack, by those that it must have; and memory that a table cannot reduce,
+   since it is not aligned, by way of memory that is. They take device memory for a moment, and wait
+   until it is free again. */
 
 /* Elements that a rank receives on the way; 0: where the caller wanted them at once. */
 static size_t dp__detour_count(const dp__coll *coll, int local_rank)
@@ -505,12 +527,13 @@ static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
     return DP_OK;
 }
 
-static dp_status dp__detour(const dp__coll *coll)
+static dp_status dp__with_temp(const dp__coll *coll,
+                               dp_status (*run)(const dp__coll *coll, dp_scope *temp))
 {
     dp_ctx *ctx = coll->ctx;
     dp_scope *temp = NULL;
     DP__TRY(dp__temp_begin(ctx, &temp));
-    dp_status status = dp__detour_run(coll, temp);
+    dp_status status = run(coll, temp);
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_stream *stream = ctx->parts[i].stream;
         dp_status synced = stream->dev->ops->stream_sync(stream);
@@ -518,6 +541,57 @@ static dp_status dp__detour(const dp__coll *coll)
     }
     dp__scope_end(temp);
     return status;
+}
+
+static dp_status dp__detour(const dp__coll *coll)
+{
+    return dp__with_temp(coll, dp__detour_run);
+}
+
+/* A local rank's part in memory that is aligned, with a copy of what it sends. */
+static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int local_rank)
+{
+    const dp__rule *rule = &dp__rules[coll->verb];
+    const dp__device *device = &coll->ctx->devices[local_rank];
+    dp_part *part = &coll->ctx->parts[local_rank];
+    int64_t send_bytes = (int64_t)dp__blocks_bytes(coll, rule->send_all);
+    int64_t recv_bytes = (int64_t)dp__blocks_bytes(coll, rule->recv_all);
+    dp_tensor send, recv;
+    DP__TRY(dp__tensor_make(temp, device, DP_U8, 1, &send_bytes, &send));
+    DP__TRY(dp__tensor_make(temp, device, DP_U8, 1, &recv_bytes, &recv));
+    DP__TRY(dp__order_after(device, part->stream)); /* it was another's on the compute stream */
+    if (dp__sends(coll, local_rank))
+        DP__TRY(device->dev->ops->copy(part->stream, send.data, part->send, (size_t)send_bytes));
+    part->send = send.data;
+    part->recv = recv.data;
+    return DP_OK;
+}
+
+static dp_status dp__aligned_run(const dp__coll *coll, dp_scope *temp)
+{
+    dp_ctx *ctx = coll->ctx;
+    size_t count = (size_t)ctx->info.local_count;
+    size_t bytes = dp__blocks_bytes(coll, dp__rules[coll->verb].recv_all);
+    dp_part *aligned = dp__scope_bytes(temp, count * sizeof *aligned, _Alignof(dp_part));
+    dp__coll again = *coll;
+    if (aligned == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for aligned parts");
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__aligned_part(coll, temp, (int)i));
+    memcpy(aligned, ctx->parts, count * sizeof *aligned);
+    again.local = aligned;
+    DP__TRY(dp__collective_served(&again));
+    for (size_t i = 0; i < count; i++) {
+        dp_stream *stream = aligned[i].stream;
+        if (dp__receives(coll, (int)i))
+            DP__TRY(stream->dev->ops->copy(stream, coll->local[i].recv, aligned[i].recv, bytes));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__aligned(const dp__coll *coll)
+{
+    return dp__with_temp(coll, dp__aligned_run);
 }
 
 /* ==== >>staging ================================================================================

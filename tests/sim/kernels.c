@@ -53,51 +53,50 @@ static bool ends_sums(int kernel) /* what is in the scratch */
     return kernel == DP__CUDA_sums_end || kernel == DP__CUDA_channels_end;
 }
 
-static size_t strided_bytes(const params *p, const long long *shape, const long long *stride,
-                            size_t each)
+static bool steps(int kernel) /* parameter and gradient; a gate; state */
+{
+    return is_between(kernel, DP__CUDA_sgd_f32, DP__CUDA_adamw_f64);
+}
+
+static size_t strided_count(const params *p, const long long *shape, const long long *stride)
 {
     long long last = 0;
     for (int d = 0; d < p->ndim; d++)
         last += (shape[d] - 1) * stride[d];
-    return ((size_t)last + 1) * each;
+    return (size_t)last + 1;
 }
 
-static size_t moved_bytes(int kernel, const params *p, bool input)
-{
-    if (kernel == DP__CUDA_copy)
-        return strided_bytes(p, p->shape, input ? p->in_stride : p->out_stride, p->width);
-    if (kernel == DP__CUDA_pad && input)
-        return strided_bytes(p, p->in_shape, p->in_stride, p->width);
-    return (size_t)p->count * p->width;
-}
-
-/* Parameter and gradient; a gate; state. */
-static size_t step_bytes(const params *p, bool input, unsigned place)
-{
-    size_t wide = p->dtype == 1 ? sizeof(double) : sizeof(float);
-    if (place == 0)
-        return (size_t)p->count * dtype_bytes[p->dtype];
-    return input ? 2 * sizeof(double) : (size_t)p->count * wide;
-}
-
-static size_t operand_bytes(int kernel, const params *p, bool input, unsigned place)
+static size_t element_count(int kernel, const params *p, bool input, unsigned place)
 {
     if (kernel == DP__CUDA_sums_end)
-        return p->out_count * sizeof(double);
-    if (kernel == DP__CUDA_channels_end)
-        return 2 * (size_t)p->count * sizeof(double);
-    if (is_between(kernel, DP__CUDA_fill, DP__CUDA_pad))
-        return moved_bytes(kernel, p, input);
-    if (is_between(kernel, DP__CUDA_sgd_f32, DP__CUDA_adamw_f64))
-        return step_bytes(p, input, place);
-    return (size_t)p->count *
-           dtype_bytes[input && kernel == DP__CUDA_cast ? p->in_dtype : p->dtype];
+        return p->out_count;
+    if (kernel == DP__CUDA_channels_end || (steps(kernel) && input && place > 0))
+        return kernel == DP__CUDA_channels_end ? 2 * (size_t)p->count : 2;
+    if (kernel == DP__CUDA_copy)
+        return strided_count(p, p->shape, input ? p->in_stride : p->out_stride);
+    if (kernel == DP__CUDA_pad && input)
+        return strided_count(p, p->in_shape, p->in_stride);
+    return (size_t)p->count;
 }
 
-static size_t range(sim_range *out, size_t count, void *pointer, size_t bytes, bool write)
+static size_t element_bytes(int kernel, const params *p, bool input, unsigned place)
 {
-    out[count] = (sim_range){pointer, bytes, write};
-    return count + 1;
+    if (ends_sums(kernel) || (steps(kernel) && input && place > 0))
+        return sizeof(double);
+    if (steps(kernel) && place > 0)
+        return p->dtype == 1 ? sizeof(double) : sizeof(float);
+    if (is_between(kernel, DP__CUDA_fill, DP__CUDA_pad))
+        return p->width;
+    return dtype_bytes[input && kernel == DP__CUDA_cast ? p->in_dtype : p->dtype];
+}
+
+static sim_range operand_range(int kernel, const params *p, bool input, unsigned place)
+{
+    size_t each = element_bytes(kernel, p, input, place);
+    return (sim_range){.pointer = input ? (void *)(uintptr_t)p->in[place] : p->out[place],
+                       .bytes = element_count(kernel, p, input, place) * each,
+                       .align = each,
+                       .write = !input};
 }
 
 static unsigned in_count(int kernel, const params *p)
@@ -116,13 +115,14 @@ size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
     const params *p = arguments;
     size_t count = 0;
     for (unsigned k = 0; k < in_count(kernel, p); k++)
-        count = range(out, count, (void *)(uintptr_t)p->in[k], operand_bytes(kernel, p, true, k),
-                      false);
+        out[count++] = operand_range(kernel, p, true, k);
     for (unsigned k = 0; k < out_count(kernel, p); k++)
-        count = range(out, count, p->out[k], operand_bytes(kernel, p, false, k), true);
+        out[count++] = operand_range(kernel, p, false, k);
     if (makes_sums(kernel) || ends_sums(kernel))
-        count = range(out, count, p->scratch, (size_t)p->chunk_count * 2 * sizeof(double),
-                      makes_sums(kernel));
+        out[count++] = (sim_range){.pointer = p->scratch,
+                                   .bytes = (size_t)p->chunk_count * 2 * sizeof(double),
+                                   .align = sizeof(double),
+                                   .write = makes_sums(kernel)};
     return count;
 }
 

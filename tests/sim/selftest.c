@@ -259,6 +259,10 @@ static void bytes_for_elements(void)
 {
     fill(x, BYTES, a);
 }
+static void kernel_in_the_middle_of_an_element(void)
+{
+    fill(x + 2, 8, a);
+}
 static void use_after_free(void)
 {
     cudaFree(x);
@@ -598,7 +602,9 @@ static const struct program {
     PLANTED(host_reads_device_memory, "host on device"),
     PLANTED(host_writes_device_memory, "host on device"),
     PLANTED(copy_beyond_the_end, "out of bounds"), PLANTED(kernel_beyond_the_end, "out of bounds"),
-    PLANTED(bytes_for_elements, "out of bounds"), PLANTED(use_after_free, "use after free"),
+    PLANTED(bytes_for_elements, "out of bounds"),
+    PLANTED(kernel_in_the_middle_of_an_element, "misaligned"),
+    PLANTED(use_after_free, "use after free"),
     PLANTED(free_twice, "double free"), PLANTED(free_in_flight, "free in flight"),
     PLANTED(free_of_the_middle, "bad free"), PLANTED(free_of_pinned_memory, "bad free"),
     PLANTED(operand_of_another_device, "wrong device"),

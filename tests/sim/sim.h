@@ -54,7 +54,7 @@ void sim_check_leaks(void);
 
 typedef struct sim_range {
     void *pointer;
-    size_t bytes;
+    size_t bytes, align;
     bool write;
 } sim_range;
 

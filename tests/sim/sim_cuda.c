@@ -1238,6 +1238,9 @@ static bool find_operands(operand *operands, size_t count, cudaStream_t stream, 
         if (own->shadow == NULL)
             return false;
         own->device = b->device;
+        if ((uintptr_t)own->range.pointer % own->range.align != 0)
+            find("misaligned", "%s has an operand at %p, and reads %zu bytes at a time", name,
+                 own->range.pointer, own->range.align);
         if (b->device != stream->device && !reaches[stream->device][b->device])
             find("wrong device", "%s on %d has an operand on %d", name, stream->device, b->device);
     }
