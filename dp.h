@@ -39,6 +39,7 @@
      >>copy         any strides, any two devices
      >>operands     what may be read and written together
      >>compute      copy, fill, cast, axpby, statistics, read
+     >>names        where each of many names stands
      >>values       constructors and look-up
      >>walk         trees rebuilt; keep
      >>collating    groups, stacks, padding
@@ -607,9 +608,11 @@ static inline dp_value dp_cpu_only(dp_scope *scope, dp_value data)
     return dp_contain(scope, &container);
 }
 
-DP_API dp_value dp_get(dp_value dict, const char *key); /* none when absent; errors stay errors */
-DP_API dp_value dp_at(dp_value value, size_t index);    /* of a list, tuple or dict; the same */
-DP_API size_t dp_count(dp_value value); /* entries of a list, tuple or dict, else 0 */
+/* None when absent; errors stay errors. dp_get looks at one key after the other: go through a large
+   dict by index instead. */
+DP_API dp_value dp_get(dp_value dict, const char *key);
+DP_API dp_value dp_at(dp_value value, size_t index); /* of a list, tuple or dict */
+DP_API size_t dp_count(dp_value value);              /* entries of a list, tuple or dict, else 0 */
 DP_API const char *dp_key_at(dp_value dict, size_t index); /* NULL when there is none */
 DP_API const char *dp_text(dp_value string);               /* NULL when it is no string */
 
@@ -3719,6 +3722,140 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
     return DP_OK;
 }
 
+/* ==== >>names ====================================================================================
+   Where each of many names stands, so that what is done with names costs each of many as much as
+   each of a few: an index of names, and keys that are looked for one after the other.            */
+
+enum { DP__FEW_NAMES = 16 }; /* as many are compared one by one */
+
+/* A table with open addressing. The string maps of stb_ds are not for this: they crash when memory
+   runs out, and all of them write the seed of the next one to one variable, also those of two
+   contexts in two threads. */
+typedef struct dp__cell {
+    uint32_t hash, number; /* of a name, counted from 1; 0: the cell is free */
+} dp__cell;
+
+typedef struct dp__index {
+    const char *first; /* where the pointer to the first name is, */
+    size_t stride;     /* and how many bytes behind it the next one */
+    dp__cell *cells;   /* NULL: there is no index */
+    size_t cell_count; /* a power of two */
+} dp__index;
+
+/* At most two thirds of the cells are in use. */
+static size_t dp__cell_count(size_t name_count)
+{
+    size_t count = 1;
+    while (count < name_count + (name_count + 1) / 2)
+        count *= 2;
+    return count;
+}
+
+/* `cells` has room for dp__cell_count(count) of them. */
+static dp__index dp__index_begin(const void *first, size_t stride, size_t count, dp__cell *cells)
+{
+    dp__index index = {first, stride, cells, dp__cell_count(count)};
+    memset(cells, 0, index.cell_count * sizeof *cells);
+    return index;
+}
+
+/* The cell of a name, or the free one where it would be. */
+static dp__cell *dp__index_cell(const dp__index *index, const char *name, size_t length,
+                                uint32_t *out_hash)
+{
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (size_t i = 0; i < length; i++)
+        hash = (hash ^ (unsigned char)name[i]) * 1099511628211u;
+    *out_hash = (uint32_t)(hash ^ hash >> 32);
+    for (size_t at = *out_hash;; at++) {
+        dp__cell *cell = &index->cells[at & (index->cell_count - 1)];
+        if (cell->number == 0)
+            return cell;
+        const char *own = NULL;
+        memcpy(&own, index->first + (cell->number - 1) * index->stride, sizeof own);
+        if (cell->hash == *out_hash && strncmp(own, name, length) == 0 && own[length] == '\0')
+            return cell;
+    }
+}
+
+/* Name `number` joins the index; returns its own number, or that of an equal one before it. */
+static size_t dp__index_add(const dp__index *index, size_t number)
+{
+    const char *name = NULL;
+    uint32_t hash = 0;
+    memcpy(&name, index->first + number * index->stride, sizeof name);
+    dp__cell *cell = dp__index_cell(index, name, strlen(name), &hash);
+    if (cell->number == 0)
+        *cell = (dp__cell){hash, (uint32_t)number + 1};
+    return cell->number - 1;
+}
+
+static bool dp__index_find(const dp__index *index, const char *name, size_t length,
+                           size_t *out_number)
+{
+    uint32_t hash = 0;
+    const dp__cell *cell = dp__index_cell(index, name, length, &hash);
+    *out_number = cell->number - 1u;
+    return cell->number != 0;
+}
+
+static const dp_pair *dp__find(dp_value dict, const char *key)
+{
+    for (uint32_t i = 0; i < dict.count; i++)
+        if (strcmp(dict.as.pairs[i].key, key) == 0)
+            return &dict.as.pairs[i];
+    return NULL;
+}
+
+typedef struct dp__finder { /* looks for one key after the other */
+    dp_value dict;
+    uint32_t next;   /* where the next one is, if they come in the dict's own order */
+    dp__index index; /* made when they do not, and there are many */
+} dp__finder;
+
+static dp_status dp__finder_index(dp__finder *finder, dp_scope *scope)
+{
+    const dp_value dict = finder->dict;
+    dp__cell *cells = dp__scope_bytes(scope, dp__cell_count(dict.count) * sizeof *cells, 8);
+    if (cells == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to look at a dict of %u",
+                        (unsigned)dict.count);
+    finder->index = dp__index_begin(&dict.as.pairs->key, sizeof(dp_pair), dict.count, cells);
+    for (uint32_t i = 0; i < dict.count; i++)
+        (void)dp__index_add(&finder->index, i);
+    return DP_OK;
+}
+
+/* *out is NULL where there is no such key. */
+static dp_status dp__finder_find(dp__finder *finder, dp_scope *scope, const char *key,
+                                 const dp_pair **out)
+{
+    const dp_pair *pairs = finder->dict.as.pairs;
+    size_t at = finder->next;
+    bool here = at < finder->dict.count && strcmp(pairs[at].key, key) == 0;
+    *out = here ? &pairs[at] : NULL;
+    if (!here && finder->dict.count <= DP__FEW_NAMES) {
+        *out = dp__find(finder->dict, key);
+    } else if (!here) {
+        if (finder->index.cells == NULL)
+            DP__TRY(dp__finder_index(finder, scope));
+        if (dp__index_find(&finder->index, key, strlen(key), &at))
+            *out = &pairs[at];
+    }
+    if (*out != NULL)
+        finder->next = (uint32_t)(*out - pairs) + 1;
+    return DP_OK;
+}
+
+/* One for each of several values, NULL where there is no memory. */
+static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t count)
+{
+    dp__finder *finders = dp__scope_bytes(scope, count * sizeof *finders, _Alignof(dp__finder));
+    for (size_t i = 0; finders != NULL && i < count; i++)
+        finders[i] = (dp__finder){.dict = dicts[i]};
+    return finders;
+}
+
 /* ==== >>values ===================================================================================
    Constructors, look-up, deep copies. A value's depth is counted when it is made, so walks need no
    limit of their own.                                                                            */
@@ -3934,20 +4071,30 @@ DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *item
                            : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
 }
 
-static dp_status dp__check_pairs(const char *fn, const dp_pair *pairs, size_t count,
+/* The first pair with the key of pairs[last]: that one itself, or one before it. */
+static size_t dp__first_of_key(const dp_pair *pairs, size_t last)
+{
+    size_t i = 0;
+    while (i < last && strcmp(pairs[i].key, pairs[last].key) != 0)
+        i++;
+    return i;
+}
+
+/* `room` is where the copy of the pairs is going to be: until then an index has place there. */
+static dp_status dp__check_pairs(const char *fn, const dp_pair *pairs, size_t count, void *room,
                                  uint8_t *out_depth)
 {
+    _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is at most 3 n");
+    bool few = count <= DP__FEW_NAMES;
+    dp__index index = {0};
     *out_depth = 1;
-    if (count > UINT32_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %zu pairs are too many", fn, count);
-    if (count > 0)
-        DP__TRY(dp__check_pointer(fn, "pairs", pairs));
+    if (!few)
+        index = dp__index_begin(&pairs->key, sizeof *pairs, count, room);
     for (size_t i = 0; i < count; i++) {
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_INVALID, "%s: key %zu is NULL", fn, i);
-        for (size_t j = 0; j < i; j++)
-            if (strcmp(pairs[i].key, pairs[j].key) == 0)
-                return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
+        if ((few ? dp__first_of_key(pairs, i) : dp__index_add(&index, i)) != i)
+            return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
         DP__TRY(dp__check_member(fn, pairs[i].key, pairs[i].value, out_depth));
     }
     return DP_OK;
@@ -3969,10 +4116,14 @@ static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
 static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)
 {
     uint8_t depth = 1;
-    DP__TRY(dp__check_pairs("dp_dict_make", pairs, count, &depth));
+    if (count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "dp_dict_make: %zu pairs are too many", count);
+    if (count > 0)
+        DP__TRY(dp__check_pointer("dp_dict_make", "pairs", pairs));
     dp_pair *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_pair));
     if (copy == NULL)
         return dp__full("dp_dict_make");
+    DP__TRY(dp__check_pairs("dp_dict_make", pairs, count, copy, &depth));
     for (size_t i = 0; i < count; i++) {
         copy[i] = (dp_pair){dp__copy_text(scope, pairs[i].key), pairs[i].value};
         if (copy[i].key == NULL)
@@ -3990,14 +4141,6 @@ DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count
         status = dp__dict(scope, pairs, count, &value);
     return status == DP_OK ? value
                            : dp__error_value(scope, status, "dp_dict_make: no scope, or no memory");
-}
-
-static const dp_pair *dp__find(dp_value dict, const char *key)
-{
-    for (uint32_t i = 0; i < dict.count; i++)
-        if (strcmp(dict.as.pairs[i].key, key) == 0)
-            return &dict.as.pairs[i];
-    return NULL;
 }
 
 DP_API dp_value dp_get(dp_value dict, const char *key)
@@ -4196,19 +4339,36 @@ typedef struct dp__zipper {
     size_t count;
     const char *noun; /* what each tree is */
     bool lists;       /* tuples become lists */
+    dp_value *beside; /* where the walk is in other trees, as far as they go the same way */
+    size_t beside_count;
     dp_status (*leaf)(struct dp__zipper *zipper, const dp_value *values, const dp__path *path,
                       dp_value *out);
     /* Puts something in the place of values that are none; NULL: they stay so. */
-    dp_status (*fill)(struct dp__zipper *zipper, dp_value *values, const dp__path *path);
+    dp_status (*fill)(struct dp__zipper *zipper, dp_value *values);
 } dp__zipper;
 
 static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
                          dp_value *out);
 
+/* Tree i has no key that tree 0 has not. */
+static dp_status dp__zip_keys(const dp__zipper *zipper, dp__finder *first, size_t i, dp_value own,
+                              const dp__path *path)
+{
+    const dp_pair *pair = NULL;
+    for (uint32_t k = 0; k < own.count; k++) {
+        DP__TRY(dp__finder_find(first, zipper->scope, own.as.pairs[k].key, &pair));
+        if (pair == NULL)
+            return dp__path_error(DP_ERR_MISMATCH, path, " has key '%s' in %s %zu, not in %s 0",
+                                  own.as.pairs[k].key, zipper->noun, i, zipper->noun);
+    }
+    return DP_OK;
+}
+
 static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
                                const dp__path *path)
 {
     const dp_value *first = values;
+    dp__finder keys = {.dict = *first};
     for (size_t i = 0; i < zipper->count; i++) {
         const dp_value *own = &values[i];
         if (own->kind == DP_ERROR)
@@ -4219,10 +4379,9 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
             return dp__path_error(DP_ERR_MISMATCH, path, " is a %s in %s 0 and a %s in %s %zu",
                                   dp__kind_name(first->kind), zipper->noun,
                                   dp__kind_name(own->kind), zipper->noun, i);
-        for (uint32_t k = 0; own->kind == DP_DICT && k < own->count; k++)
-            if (dp__find(*first, own->as.pairs[k].key) == NULL)
-                return dp__path_error(DP_ERR_MISMATCH, path, " has key '%s' in %s %zu, not in %s 0",
-                                      own->as.pairs[k].key, zipper->noun, i, zipper->noun);
+        keys.next = 0;
+        if (own->kind == DP_DICT && i > 0)
+            DP__TRY(dp__zip_keys(zipper, &keys, i, *own, path));
         if (own->count != first->count && own->kind != DP_DICT)
             return dp__path_error(DP_ERR_MISMATCH, path, " has %u entries in %s 0 and %u in %s %zu",
                                   (unsigned)first->count, zipper->noun, (unsigned)own->count,
@@ -4231,18 +4390,42 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
     return DP_OK;
 }
 
-/* The values at one key, or else at one index, of every tree. */
-static dp_status dp__zip_column(dp__zipper *zipper, const dp_value *values, const dp__path *path,
-                                dp_value *column)
+/* The values at one index of every tree. */
+static dp_status dp__zip_items(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                               dp_value *column)
 {
     for (size_t i = 0; i < zipper->count; i++) {
-        const dp_pair *pair = path->key != NULL ? dp__find(values[i], path->key) : NULL;
-        if (path->key != NULL && pair == NULL)
-            return dp__path_error(DP_ERR_MISMATCH, path, " is missing in %s %zu", zipper->noun, i);
-        column[i] = pair != NULL ? pair->value : values[i].as.items[path->index];
+        column[i] = values[i].as.items[path->index];
         DP__TRY(dp__check_below(values[i], column[i]));
     }
-    return zipper->fill != NULL ? zipper->fill(zipper, column, path) : DP_OK;
+    return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
+}
+
+/* The values at one key of every tree. */
+static dp_status dp__zip_entries(dp__zipper *zipper, dp__finder *finders, const dp__path *path,
+                                 dp_value *column)
+{
+    const dp_pair *pair = NULL;
+    for (size_t i = 0; i < zipper->count; i++) {
+        DP__TRY(dp__finder_find(&finders[i], zipper->scope, path->key, &pair));
+        if (pair == NULL)
+            return dp__path_error(DP_ERR_MISMATCH, path, " is missing in %s %zu", zipper->noun, i);
+        column[i] = pair->value;
+        DP__TRY(dp__check_below(finders[i].dict, column[i]));
+    }
+    return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
+}
+
+/* What lies beside, at one key. */
+static dp_status dp__zip_beside(dp__zipper *zipper, dp__finder *finders, const char *key)
+{
+    for (size_t i = 0; i < zipper->beside_count; i++) {
+        const dp_pair *pair = NULL;
+        if (finders[i].dict.kind == DP_DICT)
+            DP__TRY(dp__finder_find(&finders[i], zipper->scope, key, &pair));
+        zipper->beside[i] = pair != NULL ? pair->value : dp_none();
+    }
+    return DP_OK;
 }
 
 static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, const dp__path *path,
@@ -4251,11 +4434,14 @@ static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, co
     uint32_t count = values[0].count;
     uint8_t depth = 1;
     dp_value *items = dp__scope_bytes(zipper->scope, count * sizeof *items, _Alignof(dp_value));
-    if (items == NULL)
+    dp__finder *beside = dp__finders(zipper->scope, zipper->beside, zipper->beside_count);
+    if (items == NULL || beside == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)count);
     for (uint32_t i = 0; i < count; i++) {
         dp__path inner = {path, NULL, i};
-        DP__TRY(dp__zip_column(zipper, values, &inner, column));
+        for (size_t k = 0; k < zipper->beside_count; k++)
+            zipper->beside[k] = dp_at(beside[k].dict, i);
+        DP__TRY(dp__zip_items(zipper, values, &inner, column));
         DP__TRY(dp__zip(zipper, column, &inner, &items[i]));
         DP__TRY(dp__check_member("the result", "an item", items[i], &depth));
     }
@@ -4269,11 +4455,14 @@ static dp_status dp__zip_dict(dp__zipper *zipper, const dp_value *values, const 
     uint32_t count = values[0].count;
     uint8_t depth = 1;
     dp_pair *pairs = dp__scope_bytes(zipper->scope, count * sizeof *pairs, _Alignof(dp_pair));
-    if (pairs == NULL)
+    dp__finder *finders = dp__finders(zipper->scope, values, zipper->count);
+    dp__finder *beside = dp__finders(zipper->scope, zipper->beside, zipper->beside_count);
+    if (pairs == NULL || finders == NULL || beside == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)count);
     for (uint32_t i = 0; i < count; i++) {
         dp__path inner = {path, values[0].as.pairs[i].key, 0};
-        DP__TRY(dp__zip_column(zipper, values, &inner, column));
+        DP__TRY(dp__zip_beside(zipper, beside, inner.key));
+        DP__TRY(dp__zip_entries(zipper, finders, &inner, column));
         pairs[i].key = dp__copy_text(zipper->scope, inner.key);
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");

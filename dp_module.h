@@ -2512,21 +2512,25 @@ static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const
 static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
                                const dp__path *path, dp_value *out)
 {
-    dp_value own = outs[cut->index];
     dp_value *column = dp__scope_bytes(cut->scope, cut->count * sizeof *column, 8);
     dp_pair *pairs = dp__scope_bytes(cut->scope, grad.count * sizeof *pairs, 8);
-    if (column == NULL || pairs == NULL)
+    dp__finder *finders = dp__finders(cut->scope, outs, cut->count);
+    if (column == NULL || pairs == NULL || finders == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
     for (uint32_t i = 0; i < grad.count; i++) {
         const char *key = grad.as.pairs[i].key;
-        if (own.kind != DP_DICT || dp__find(own, key) == NULL)
-            return dp__path_error(DP_ERR_MISMATCH, path,
-                                  " of the gradient has key '%s', the "
-                                  "output has not",
-                                  key);
         DP__TRY(dp__check_below(grad, grad.as.pairs[i].value));
-        for (size_t k = 0; k < cut->count; k++)
-            column[k] = dp_get(outs[k], key);
+        for (size_t k = 0; k < cut->count; k++) {
+            const dp_pair *found = NULL;
+            if (outs[k].kind == DP_DICT)
+                DP__TRY(dp__finder_find(&finders[k], cut->scope, key, &found));
+            if (found == NULL)
+                return dp__path_error(DP_ERR_MISMATCH, path,
+                                      " of the gradient has key '%s', the "
+                                      "output has not",
+                                      key);
+            column[k] = found->value;
+        }
         pairs[i].key = key;
         DP__TRY(dp__grad_part(cut, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
                               &pairs[i].value));
@@ -2615,28 +2619,18 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
 
 /* ---- gradients of inputs --------------------------------------------------------------------- */
 
-static dp_value dp__at_path(dp_value root, const dp__path *path)
-{
-    if (path == NULL)
-        return root;
-    dp_value outer = dp__at_path(root, path->outer);
-    return path->key != NULL ? dp_get(outer, path->key) : dp_at(outer, path->index);
-}
-
 typedef struct dp__back_gatherer {
-    dp__gatherer gatherer;
+    dp__gatherer gatherer; /* beside it are the inputs as they came, and as each replica had them */
     const dp_pass *pass;
-    dp_value inputs;     /* as they came: a gradient goes where its input was */
-    const dp_value *own; /* inputs as each replica had them */
     dp__device *first;
 } dp__back_gatherer;
 
-/* The gradient of a single replica is moved, not joined. */
+/* A gradient goes where its input was. That of a single replica is moved, not joined. */
 static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
                                dp_value *out)
 {
     dp__back_gatherer *back = (dp__back_gatherer *)zipper;
-    dp_value input = dp__at_path(back->inputs, path);
+    dp_value input = zipper->beside[0];
     back->gatherer.target = input.kind == DP_TENSOR
                                 ? dp__device_of(back->gatherer.ctx, input.as.t->device)
                                 : back->first;
@@ -2657,12 +2651,12 @@ static dp_status dp__none_leaf(dp__mapper *mapper, dp_value value, dp_value *out
 /* What replica r, which gave none, would have given where another one gave `model`: zeros of the
    size of its own input, and around tensors the same structure. */
 static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_value model,
-                                const dp__path *path, dp_value *out)
+                                dp_value *out)
 {
     dp_scope *scope = back->pass->scope;
     dp__mapper mapper = {.scope = scope, .leaf = dp__none_leaf};
     const dp__device *device = &scope->ctx->devices[back->pass->records[r].call.local_rank];
-    dp_value input = dp__at_path(back->own[r], path);
+    dp_value input = back->gatherer.zipper.beside[1 + r];
     dp_tensor zeros;
     if (model.kind != DP_TENSOR || input.kind != DP_TENSOR) {
         DP__TRY(dp__check_tree(model));
@@ -2674,38 +2668,15 @@ static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_valu
     return dp__of(scope, &zeros, out);
 }
 
-static dp_status dp__back_fill(dp__zipper *zipper, dp_value *values, const dp__path *path)
+static dp_status dp__back_fill(dp__zipper *zipper, dp_value *values)
 {
     dp_value model = dp_none();
     for (size_t r = 0; r < zipper->count && model.kind == DP_NONE; r++)
         model = values[r];
     for (size_t r = 0; r < zipper->count && model.kind != DP_NONE; r++)
         if (values[r].kind == DP_NONE)
-            DP__TRY(dp__back_zeros((dp__back_gatherer *)zipper, r, model, path, &values[r]));
+            DP__TRY(dp__back_zeros((dp__back_gatherer *)zipper, r, model, &values[r]));
     return DP_OK;
-}
-
-/* One gradient a replica, of one structure, becomes that of what was cut. */
-static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *own,
-                                   dp_value *grads, dp_value *out)
-{
-    dp__back_gatherer back = {
-        .gatherer = {.zipper = {.scope = pass->scope,
-                                .count = pass->count,
-                                .noun = "replica",
-                                .leaf = dp__back_leaf,
-                                .fill = dp__back_fill},
-                     .ctx = pass->ctx,
-                     .dim = pass->face->how.dim,
-                     .parts = dp__scope_bytes(pass->scope, pass->count * sizeof(dp_tensor *), 8)},
-        .pass = pass,
-        .inputs = inputs,
-        .own = own,
-        .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
-    if (back.gatherer.parts == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
-    DP__TRY(dp__back_fill(&back.gatherer.zipper, grads, NULL));
-    return dp__zip(&back.gatherer.zipper, grads, NULL, out);
 }
 
 static dp_value *dp__values(const dp_pass *pass, size_t count)
@@ -2714,6 +2685,34 @@ static dp_value *dp__values(const dp_pass *pass, size_t count)
     if (values == NULL)
         dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
     return values;
+}
+
+/* One gradient a replica, of one structure, becomes that of what was cut; own: what each had. */
+static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *own,
+                                   dp_value *grads, dp_value *out)
+{
+    dp_value *beside = dp__values(pass, pass->count + 1);
+    if (beside == NULL)
+        return DP_ERR_NO_MEMORY;
+    beside[0] = inputs;
+    memcpy(beside + 1, own, pass->count * sizeof *own);
+    dp__back_gatherer back = {
+        .gatherer = {.zipper = {.scope = pass->scope,
+                                .count = pass->count,
+                                .noun = "replica",
+                                .beside = beside,
+                                .beside_count = pass->count + 1,
+                                .leaf = dp__back_leaf,
+                                .fill = dp__back_fill},
+                     .ctx = pass->ctx,
+                     .dim = pass->face->how.dim,
+                     .parts = dp__scope_bytes(pass->scope, pass->count * sizeof(dp_tensor *), 8)},
+        .pass = pass,
+        .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
+    if (back.gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
+    DP__TRY(dp__back_fill(&back.gatherer.zipper, grads));
+    return dp__zip(&back.gatherer.zipper, grads, NULL, out);
 }
 
 static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
@@ -3499,10 +3498,12 @@ static dp_status dp__check_losses(const dp_pass *pass)
                             "forward of replica %zu returned %u losses and log entries, that of "
                             "replica 0 %u",
                             r, (unsigned)own.count, (unsigned)first.count);
+        dp__finder finder = {.dict = own};
         for (uint32_t i = 0; i < first.count; i++) {
             const dp_value *tensors = NULL;
             uint32_t count = 0, wanted = 0;
-            const dp_pair *entry = dp__find(own, first.as.pairs[i].key);
+            const dp_pair *entry = NULL;
+            DP__TRY(dp__finder_find(&finder, pass->scope, first.as.pairs[i].key, &entry));
             if (entry != NULL) {
                 DP__TRY(dp__entry_tensors(&first.as.pairs[i], &tensors, &wanted));
                 DP__TRY(dp__entry_tensors(entry, &tensors, &count));
@@ -3605,19 +3606,21 @@ static dp_status dp__log_sum(const dp_pass *pass, const dp_tensor *scalars, size
 }
 
 /* One entry over all replicas: its mean, each replica counted by its weight. */
-static dp_status dp__log_entry(const dp_pass *pass, const char *key, dp__device *device,
-                               dp_tensor *out)
+static dp_status dp__log_entry(const dp_pass *pass, dp__finder *finders, const dp_pair *entry,
+                               dp__device *device, dp_tensor *out)
 {
     const dp_value *tensors = NULL;
+    const dp_pair *own = NULL;
     uint32_t each = 0;
     size_t count = 0;
     double total = dp__weight_total(pass);
-    DP__TRY(dp__entry_tensors(dp__find(pass->records[0].losses, key), &tensors, &each));
+    DP__TRY(dp__entry_tensors(entry, &tensors, &each));
     dp_tensor *scalars = dp__scope_bytes(pass->scope, pass->count * each * sizeof *scalars, 8);
     if (scalars == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
     for (size_t r = 0; r < pass->count; r++) {
-        DP__TRY(dp__entry_tensors(dp__find(pass->records[r].losses, key), &tensors, &each));
+        DP__TRY(dp__finder_find(&finders[r], pass->scope, entry->key, &own));
+        DP__TRY(dp__entry_tensors(own, &tensors, &each));
         for (uint32_t k = 0; k < each; k++) {
             double share = dp__element_share(pass, r, tensors[k].as.t, total);
             if (share > 0)
@@ -3635,14 +3638,17 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
     dp__device *device = &pass->ctx->devices[pass->records[0].call.local_rank];
     dp_tensor *scalars = dp__scope_bytes(pass->scope, losses.count * sizeof *scalars, 8), sum;
     dp_pair *pairs = dp__scope_bytes(pass->scope, (losses.count + 1) * sizeof *pairs, 8);
-    if (scalars == NULL || pairs == NULL)
+    dp__finder *finders = dp__scope_bytes(pass->scope, pass->count * sizeof *finders, 8);
+    if (scalars == NULL || pairs == NULL || finders == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for the log");
+    for (size_t r = 0; r < pass->count; r++)
+        finders[r] = (dp__finder){.dict = pass->records[r].losses};
     if (pass->face != NULL)
         device = (dp__device *)(uintptr_t)pass->face->output;
     for (uint32_t i = 0; i < losses.count; i++) {
         const char *key = losses.as.pairs[i].key;
         dp_tensor mean;
-        DP__TRY(dp__log_entry(pass, key, device, &mean));
+        DP__TRY(dp__log_entry(pass, finders, &losses.as.pairs[i], device, &mean));
         if (dp__is_loss(key))
             scalars[loss_count++] = mean;
         if (strcmp(key, "loss") == 0)
