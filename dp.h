@@ -30,6 +30,7 @@
      >>platform     headers, stb_ds, poison
      >>state        all private structs
      >>errors       sentences, live contexts, the failure of a job
+     >>frames       which functions of the user's a thread is inside
      >>log          records
      >>host         what a backend is lent
      >>pool         blocks that are kept and reused
@@ -112,10 +113,36 @@
 
    THREADS
    One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
-   making views, beginning scopes, dp_abort. One thread at a time uses a scope. A function under
-   dp_run works on its own device and in its own scope: tensors, copies, values; it starts no
-   collective and no other dp_run. [host] marks what waits for devices; the rest returns when work
-   is in order.
+   making views, beginning scopes, dp_abort. One thread at a time uses a scope. [host] marks what
+   waits for devices; the rest returns when work is in order.
+
+   INSIDE YOUR FUNCTIONS
+   The library calls functions of yours: methods, what dp_run runs, what dp_scope_defer put off,
+   replica_create and replica_destroy, an optimizer's. They may call the library, on the thread that
+   they were called on. "Together": methods of several replicas, and functions under dp_run; each
+   works on its own device and in its own scope. "Alone": all others, so also methods of a plain
+   module, of a wrapper of one device, or when the batch made one part.
+
+                                                                  alone     together
+     values, views, scopes of its own; what reads names;          yes       yes
+     dp_param and its kin, dp_call_child, dp_call_all_reduce
+     dp_backward of what dp_call_child made                       yes       in its own backward
+     dp_tensor_new, dp_copy, dp_fill and other work on tensors    yes       on its own device
+     dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)
+     dp_params_edit, _write, _changed, dp_module_train
+     making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
+     collectives, dp_use_stream, dp_data_parallel_once
+     dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
+     dp_close                                                     no        no
+
+     (1) of a module that lies on this device with its whole tree, that the replicas do not run, and
+         that no other rank uses: a copy for each device, say
+     (2) not of what the function stands on: the scope that it was called for, or one around that;
+         the module that runs, or one that it is a part of. A function under dp_run may end its own
+         scope, or hand it over
+
+   What the table says no to is refused with DP_ERR_STATE, and changes nothing. The log function is
+   called from anywhere, and calls nothing but dp_error and dp_last_error.
 
    ERRORS
    Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
@@ -391,8 +418,8 @@ DP_API void dp_log_stderr(const dp_log_record *record, void *user); /* ready-mad
 
 /* ==== >>context ================================================================================
    One job's view: the local devices, their workers, the communicator. Several can be open at once.
-   One thread at a time calls into a context, but for what is marked [any] and for what a function
-   under dp_run does on its own device. A child of fork may only close.                          */
+   One thread at a time calls into a context, but for what is marked [any] and for what replicas and
+   functions under dp_run may do (see INSIDE YOUR FUNCTIONS). A child of fork may only close.    */
 
 DP_MUST_USE DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version,
                                       dp_ctx **out);
@@ -404,7 +431,8 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
 }
 
 /* Give everything back, scopes that are still open too. No collective runs. NULL is fine. Refused,
-   with a sentence, while a dp_run or a collective of the context is under way. */
+   with a sentence, while a dp_run or a collective of the context is under way, or a function of
+   yours that it has called. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -459,7 +487,8 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 DP_API dp_scope *dp_scope_begin(dp_ctx *ctx);      /* NULL: dp_last_error; calls report it. [any] */
 DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or earlier */
 
-/* End it and its children; waits only for copies that still read host memory. NULL is fine. */
+/* End it and its children; waits only for copies that still read host memory. NULL is fine.
+   Refused, with a sentence, inside a function that was called for this scope or one in it. */
 DP_API void dp_scope_end(dp_scope *scope);
 
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
@@ -786,7 +815,7 @@ typedef struct dp_module_config {
     size_t method_count;
     const dp_param_config *params;
     size_t param_count;
-    dp_module *const *children; /* belong to this module from now on */
+    dp_module *const *children; /* belong to this module from now on; none wraps another */
     size_t child_count;
     dp_module *wraps;  /* this one is a wrapper around that one, which stays its owner's */
     const void *state; /* all replicas read it; nobody writes it while they run */
@@ -805,7 +834,8 @@ DP_MUST_USE DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_confi
                                               dp_module **out);
 /* The same module again on any device: own memory with the same numbers, children too. */
 DP_MUST_USE DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **out);
-/* dp_close does it for all. Refused while it is somebody's child, or wrapped. NULL is fine. */
+/* dp_close does it for all. Refused while it is somebody's child, wrapped, or in use. NULL is
+   fine. */
 DP_API dp_status dp_module_destroy(dp_module *module);
 
 /* Sets dp_call.training, for the children and the wrapped too. Modules begin with true. */
@@ -899,7 +929,7 @@ DP_MUST_USE DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index,
 /* Run a child's method, in this replica. `child` is the name that dp_module_config gave it (without
    one: "module"; a wrapper's: the name of its function, "data_parallel"), NULL what this module
    wraps. The pass is for dp_backward in this method's backward; out_pass may be NULL. Inside a
-   replica, wrappers use its device alone. */
+   replica, and under dp_run, wrappers use its device alone. */
 DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method,
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
@@ -910,7 +940,8 @@ DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send,
                                                 size_t count, dp_dtype dtype, dp_op op);
 
 /* ==== >>pass ===================================================================================
-   One forward, and its backward. A pass lives as long as the scope of its dp_invoke.            */
+   One forward, and its backward. A pass lives as long as the scope of its dp_invoke, and those of
+   its replicas, which are that one's children.                                                  */
 
 typedef struct dp_pass_config {
     bool no_grad;           /* as without out_pass */
@@ -1348,7 +1379,8 @@ static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own h
 #define DP__ASAN
 #endif
 #endif
-#ifdef DP__ASAN
+#ifdef DP__ASAN /* DP__UNCHECKED: what tells a stale handle by its memory */
+#define DP__UNCHECKED __attribute__((no_sanitize("address")))
 enum { DP__RED_ZONE_BYTES = 16 };
 void __asan_poison_memory_region(void const volatile *data, size_t bytes);
 void __asan_unpoison_memory_region(void const volatile *data, size_t bytes);
@@ -1361,6 +1393,7 @@ static void dp__unpoison(const void *data, size_t bytes)
     __asan_unpoison_memory_region(data, bytes);
 }
 #else
+#define DP__UNCHECKED
 enum { DP__RED_ZONE_BYTES = 0 };
 static void dp__poison(const void *data, size_t bytes)
 {
@@ -1429,6 +1462,19 @@ typedef struct dp__deferred {
     void *user;
 } dp__deferred;
 
+enum { /* dp__pass_head.kind */
+       DP__PASS_PLAIN = 1,
+       DP__PASS_SPREAD = 2, /* parts of it lie in the scope's replicas */
+       DP__PASS_INNER = 4,  /* it is part of another pass, which may lie in the scope around */
+       DP__PASS_ANY = 7
+};
+
+typedef struct dp__pass_head { /* what a scope knows of a pass */
+    uint32_t magic;
+    unsigned kind;
+    struct dp__pass_head *next;
+} dp__pass_head;
+
 struct dp_scope {
     uint32_t magic;
     dp_ctx *ctx;
@@ -1438,7 +1484,8 @@ struct dp_scope {
     char *cursor, *limit;                         /* of the newest chunk */
     dp_scope *made_before;                        /* the context's list of all scopes */
     dp__deferred *deferred;
-    dp_scope **replicas; /* one child a local rank, made by the first dp_run */
+    dp_scope **replicas;   /* one child a local rank, made by the first dp_run */
+    dp__pass_head *passes; /* that lie in it */
 };
 
 typedef struct dp__slot { /* of one local rank under dp_run */
@@ -1465,7 +1512,8 @@ struct dp_ctx {
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be made again */
-    atomic_bool entered;     /* a dp_run or a collective is under way */
+    atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
+    atomic_int inside;       /* threads in functions of the user's, but for those under `entered` */
     atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */
     int failed_rank;
     char failed_text[DP__TEXT_BYTES];
@@ -1475,16 +1523,11 @@ _Static_assert(offsetof(struct dp_ctx, host) == 0, "dp_host is the head of a con
 /* ==== >>errors =================================================================================
    Sentences, liveness, and the one sticky failure of a job.                                     */
 
-typedef struct dp__ending { /* a scope that this thread is ending: its deferred functions run */
-    const dp_scope *scope;
-    struct dp__ending *outer;
-} dp__ending;
-
 static _Thread_local struct {
     char text[DP__TEXT_BYTES];
-    bool fresh;             /* the sentence is of the public call that is under way */
-    dp_status scope_status; /* why the last dp_scope_begin or dp_scope_child gave NULL */
-    dp__ending *ending;
+    bool fresh;                     /* the sentence is of the public call that is under way */
+    dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
+    const struct dp__frame *frames; /* the innermost; see >>frames */
 } dp__thread;
 
 /* Read without the lock, so that a stale pointer is told from a live one by its value alone. */
@@ -1699,6 +1742,106 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
         ctx->comm->ops->abort(ctx->comm);
 }
 
+/* ==== >>frames =================================================================================
+   Each call of a function of the user's leaves a frame on the stack of its thread, which says what
+   the function stands on. Whatever would pull that away looks here first. Functions that run on all
+   devices at the same time also hold ctx->entered, which every thread sees.                     */
+
+typedef struct dp__frame {
+    const char *what, *name, *method; /* "the method", its module's name, its own; NULL: none */
+    dp_ctx *ctx;
+    const dp_scope *scope;           /* has to stay as long as this runs; NULL: none */
+    const dp_module *module;         /* and so does its tree, with what it wraps; NULL: none */
+    const struct dp__record *record; /* of a method */
+    int local_rank;
+    bool together;    /* others like it run at the same time */
+    bool owns_device; /* but none of them on this device */
+    bool counted;     /* in ctx->inside */
+    bool fresh;       /* of dp__thread, to be put back */
+    char first;       /* letter of the sentence that was set aside */
+    const struct dp__frame *outer;
+} dp__frame;
+
+static void dp__frame_enter(dp__frame *frame)
+{
+    frame->outer = dp__thread.frames;
+    frame->counted = !frame->together && (frame->outer == NULL || frame->outer->ctx != frame->ctx);
+    if (frame->counted)
+        atomic_fetch_add_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
+    frame->fresh = dp__thread.fresh;
+    frame->first = dp__sentence_hide();
+    dp__thread.frames = frame;
+}
+
+/* `status` is what the function returned; back comes one of the list, with a sentence. */
+static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
+{
+    dp__thread.frames = frame->outer;
+    if (frame->counted)
+        atomic_fetch_sub_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
+    if (status == DP_OK && dp__thread.text[0] == '\0') /* an error may be on its way past this */
+        dp__thread.fresh = frame->fresh;
+    return dp__sentence_after(frame->first, status);
+}
+
+static const char *dp__frame_text(const dp__frame *frame, char *text, size_t bytes)
+{
+    if (frame->name == NULL)
+        snprintf(text, bytes, "%s", frame->what);
+    else
+        snprintf(text, bytes, "%s '%s%s%s'", frame->what, frame->name,
+                 frame->method != NULL ? "." : "", frame->method != NULL ? frame->method : "");
+    return text;
+}
+
+/* The innermost function of this context that this thread is in; NULL: none. `together`: the one
+   that runs on all devices at the same time. */
+static const dp__frame *dp__frame_of(const dp_ctx *ctx, bool together)
+{
+    const dp__frame *frame = dp__thread.frames;
+    while (frame != NULL && (frame->ctx != ctx || (together && !frame->together)))
+        frame = frame->outer;
+    return frame;
+}
+
+static dp_status dp__busy(const char *fn, const dp_ctx *ctx)
+{
+    char text[160];
+    const dp__frame *frame = dp__frame_of(ctx, true);
+    if (frame == NULL)
+        return dp_error(DP_ERR_STATE,
+                        "%s: another thread's dp_run, pass or collective is under way in this "
+                        "context",
+                        fn);
+    return dp_error(DP_ERR_STATE,
+                    "%s: %s called it on local rank %d while the other devices run too: it is for "
+                    "what runs alone",
+                    fn, dp__frame_text(frame, text, sizeof text), frame->local_rank);
+}
+
+/* For what changes things that all devices use. */
+static dp_status dp__check_alone(const char *fn, const dp_ctx *ctx)
+{
+    if (atomic_load_explicit(&ctx->entered, memory_order_relaxed))
+        return dp__busy(fn, ctx);
+    return DP_OK;
+}
+
+static dp_status dp__enter(const char *fn, dp_ctx *ctx)
+{
+    if (atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
+        return dp__busy(fn, ctx);
+    return DP_OK;
+}
+
+static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    atomic_store_explicit(&ctx->entered, false, memory_order_release);
+    if (status == DP_OK) /* the job may have failed meanwhile: what came out is void */
+        return dp__check_ctx(fn, ctx);
+    return dp__leave(fn, ctx, status);
+}
+
 /* ==== >>log ====================================================================================
    Records go to the user's function, or to stderr as $DP_DEBUG wants it.                        */
 
@@ -1740,7 +1883,10 @@ DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const cha
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     int rank = ctx->info.rank_count > 0 ? ctx->info.rank_first : -1;
+    dp__frame frame = {.what = "the log function", .ctx = (dp_ctx *)(uintptr_t)ctx};
+    dp__frame_enter(&frame);
     ctx->config.log.fn(&(dp_log_record){level, rank, text}, ctx->config.log.user);
+    (void)dp__frame_leave(&frame, DP_OK);
 }
 
 /* ==== >>host ===================================================================================
@@ -2070,6 +2216,14 @@ static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the conte
     *list = scope;
 }
 
+/* Passes of these kinds that lie in a scope are none any more. */
+static void dp__passes_end(const dp_scope *scope, unsigned kinds)
+{
+    for (dp__pass_head *pass = scope->passes; pass != NULL; pass = pass->next)
+        if (pass->kind & kinds)
+            pass->magic = 0;
+}
+
 static void dp__scope_unlink(dp_scope *scope) /* under the context's lock */
 {
     dp_scope **list = scope->parent != NULL ? &scope->parent->first_child : &scope->ctx->scopes;
@@ -2080,9 +2234,13 @@ static void dp__scope_unlink(dp_scope *scope) /* under the context's lock */
     if (scope->next != NULL)
         scope->next->prev = scope->prev;
     dp_scope **replicas = scope->parent != NULL ? scope->parent->replicas : NULL;
-    for (int i = 0; replicas != NULL && i < scope->ctx->info.local_count; i++)
-        if (replicas[i] == scope) /* dp_run makes another when it comes again */
-            replicas[i] = NULL;
+    for (int i = 0; replicas != NULL && i < scope->ctx->info.local_count; i++) {
+        if (replicas[i] != scope)
+            continue;
+        replicas[i] = NULL; /* dp_run makes another when it comes again */
+        dp__passes_end(scope->parent, DP__PASS_SPREAD);
+        dp__passes_end(scope, DP__PASS_INNER);
+    }
 }
 
 /* Idle scopes for those of `out` that are NULL, as far as there are any. */
@@ -2166,21 +2324,24 @@ static void dp__scope_wait_reads(const dp_scope *scope)
 
 static void dp__scope_run_deferred(dp_scope *scope)
 {
-    dp__ending ending = {scope, dp__thread.ending};
-    dp__thread.ending = &ending;
-    scope->magic = DP__SCOPE_ENDING;
+    dp__frame frame = {.what = "a deferred function", .ctx = scope->ctx, .scope = scope};
+    dp__frame_enter(&frame);
     while (scope->deferred != NULL) {
         dp__deferred *deferred = scope->deferred;
         scope->deferred = deferred->next;
         deferred->fn(deferred->user);
     }
-    dp__thread.ending = ending.outer;
+    (void)dp__frame_leave(&frame, DP_OK);
 }
 
 /* All that it holds, but for the blocks themselves; it has no children any more. */
 static void dp__scope_empty(dp_scope *scope)
 {
-    dp__scope_run_deferred(scope);
+    scope->magic = DP__SCOPE_ENDING;
+    dp__passes_end(scope, DP__PASS_ANY);
+    scope->passes = NULL;
+    if (scope->deferred != NULL)
+        dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
     dp__blocks_wipe(scope->ctx, scope->blocks);
     dp__blocks_wipe(scope->ctx, scope->home);
@@ -2243,19 +2404,22 @@ static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
     return scope != NULL;
 }
 
+/* That no function which this thread is in stands on the scope, or on one inside it. */
+static dp_status dp__check_scope_idle(const char *fn, const dp_scope *scope)
+{
+    char text[160];
+    for (const dp__frame *frame = dp__thread.frames; frame != NULL; frame = frame->outer)
+        if (dp__scope_is_inside(frame->scope, scope))
+            return dp_error(DP_ERR_STATE, "%s: the scope is in use by %s, which called this", fn,
+                            dp__frame_text(frame, text, sizeof text));
+    return DP_OK;
+}
+
 DP_API void dp_scope_end(dp_scope *scope)
 {
-    if (scope == NULL || dp__check_scope(__func__, scope) != DP_OK)
+    if (scope == NULL || dp__check_scope(__func__, scope) != DP_OK ||
+        dp__check_scope_idle(__func__, scope) != DP_OK)
         return;
-    for (const dp__ending *ending = dp__thread.ending; ending != NULL; ending = ending->outer) {
-        if (dp__scope_is_inside(ending->scope, scope)) {
-            dp_error(DP_ERR_STATE,
-                     "%s: a scope inside is ending, and this was called by what it "
-                     "deferred",
-                     __func__);
-            return;
-        }
-    }
     dp__scope_end(scope);
 }
 
@@ -2288,6 +2452,7 @@ DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
     DP__TRY(dp__check_scope(__func__, scope));
     if (parent->ctx != scope->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the scopes are of two contexts", __func__);
+    DP__TRY(dp__check_scope_idle(__func__, scope));
     dp__lock_enter(&parent->ctx->lock);
     bool inside = dp__scope_is_inside(parent, scope);
     if (!inside) {
@@ -6578,6 +6743,25 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     allocator.free(ctx, sizeof *ctx, allocator.user);
 }
 
+/* That nothing of the context's runs, here or in another thread; then it is entered, for good. */
+static dp_status dp__check_idle(const char *fn, dp_ctx *ctx)
+{
+    char text[160];
+    const dp__frame *frame = dp__frame_of(ctx, false);
+    if (frame != NULL)
+        return dp_error(DP_ERR_STATE, "%s: the context is in use by %s, which called this", fn,
+                        dp__frame_text(frame, text, sizeof text));
+    DP__TRY(dp__enter(fn, ctx));
+    int count = atomic_load_explicit(&ctx->inside, memory_order_relaxed);
+    if (count == 0)
+        return DP_OK;
+    atomic_store_explicit(&ctx->entered, false, memory_order_release);
+    return dp_error(DP_ERR_STATE,
+                    "%s: the context is in use: threads in methods, deferred functions and the "
+                    "like: %d",
+                    fn, count);
+}
+
 DP_API void dp_close(dp_ctx *ctx)
 {
     if (ctx == NULL)
@@ -6587,8 +6771,8 @@ DP_API void dp_close(dp_ctx *ctx)
         return;
     }
     bool forked = ctx->fork_count != dp__os_fork_count();
-    if (!forked && dp__enter("dp_close", ctx) != DP_OK)
-        return; /* what runs would lose the ground under it */
+    if (!forked && dp__check_idle("dp_close", ctx) != DP_OK)
+        return;
     dp__live_swap(ctx, NULL);
     dp__release(ctx, !forked);
 }
@@ -6641,6 +6825,7 @@ DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
 {
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    DP__TRY(dp__check_alone(__func__, ctx));
     dp__device *device = &ctx->devices[local_rank];
     stream = stream != NULL ? stream : device->own_stream;
     if (stream->dev != device->dev)
@@ -6668,9 +6853,15 @@ static void dp__run_part(int local_rank, void *user)
 {
     const dp__run *run = user;
     dp__slot *slot = &run->ctx->slots[local_rank];
-    char first = dp__sentence_hide();
+    dp__frame frame = {.what = "a function under dp_run",
+                       .ctx = run->ctx,
+                       .scope = run->scope,
+                       .local_rank = local_rank,
+                       .together = true,
+                       .owns_device = true};
+    dp__frame_enter(&frame);
     slot->status =
-        dp__sentence_after(first, run->fn(local_rank, run->scope->replicas[local_rank], run->user));
+        dp__frame_leave(&frame, run->fn(local_rank, run->scope->replicas[local_rank], run->user));
     if (slot->status != DP_OK)
         memcpy(slot->text, dp__thread.text, sizeof slot->text);
 }
@@ -6739,8 +6930,9 @@ DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
     dp__run run = {ctx, scope != NULL ? scope : own, fn, user};
     if (status == DP_OK)
         status = dp__run_all(&run);
-    dp__scope_end(own);
-    return dp__exit(__func__, ctx, status);
+    status = dp__exit(__func__, ctx, status);
+    dp__scope_end(own); /* what was deferred runs alone */
+    return status;
 }
 
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first)

@@ -7,7 +7,8 @@
    CONTENTS (search for the tag)
      >>modules      methods, parameters and children, as they are given
      >>slots        parameters as a tree sees them; modules made and destroyed
-     >>storage      blocks of parameters and gradients; what may be asked of a module
+     >>storage      blocks of parameters and gradients
+     >>keeping      what a user asks of a module, and does to it; who is in its way
      >>replicas     what a wrapper keeps for each device
      >>passes       one record: a method, its call, its backward
      >>asking       what a method may ask of its call
@@ -253,19 +254,61 @@ static dp_status dp__module_pack(dp_module *module, const dp_module_config *conf
     return DP_OK;
 }
 
+static dp_status dp__check_free(const dp_module *child)
+{
+    if (child->parent != NULL)
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is a child of '%s' already",
+                        child->name, child->parent->name);
+    return DP_OK;
+}
+
 static dp_status dp__check_child(const dp_module *module, const dp_module *child, bool wrapped)
 {
     DP__TRY(dp__check_module("dp_module_create", child));
     if (child->ctx != module->ctx)
         return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is of another context",
                         child->name);
-    if (!wrapped && child->parent != NULL)
-        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is a child of '%s' already",
-                        child->name, child->parent->name);
+    if (!wrapped)
+        DP__TRY(dp__check_free(child));
     for (size_t i = 0; i < module->child_count; i++)
         if (strcmp(module->children[i].module->name, child->name) == 0)
             return dp_error(DP_ERR_INVALID, "dp_module_create: two children are called '%s'",
                             child->name);
+    return DP_OK;
+}
+
+/* What a wrapper in `tree` wraps, however many wrappers and trees away, if that is in the tree of
+   `top`; NULL: nothing is. */
+static const dp_module *dp__wrapped_inside(const dp_module *top, const dp_module *tree)
+{
+    const dp_module *found = NULL;
+    const dp_module *home = tree->wraps != NULL ? dp__top(tree->wraps) : NULL;
+    if (home == top)
+        return tree->wraps;
+    if (home != NULL)
+        found = dp__wrapped_inside(top, home);
+    for (size_t i = 0; i < tree->child_count && found == NULL; i++)
+        if (tree->children[i].module != tree->wraps)
+            found = dp__wrapped_inside(top, tree->children[i].module);
+    return found;
+}
+
+/* A tree that wraps a part of itself would be in its own way for ever: neither has memory without
+   the other, and neither can be destroyed before the other. Asked after replica_create, which may
+   have made wrappers, and parents, of what is here. */
+static dp_status dp__check_wraps(dp_module *module, const dp_module_config *config)
+{
+    for (size_t i = 0; i < config->child_count; i++)
+        DP__TRY(dp__check_free(config->children[i]));
+    for (size_t i = 0; i < config->child_count; i++)
+        config->children[i]->parent = module;
+    const dp_module *inside = dp__wrapped_inside(module, module);
+    for (size_t i = 0; i < config->child_count; i++)
+        config->children[i]->parent = NULL; /* it may still fail */
+    if (inside != NULL)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_module_create: '%s' would hold '%s' and a wrapper around it",
+                        module->name, inside->name);
     return DP_OK;
 }
 
@@ -439,8 +482,13 @@ static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t repl
     dp__deferred *deferred = dp__scope_cut(scope, sizeof *deferred, _Alignof(dp__deferred));
     if (own == NULL || deferred == NULL)
         return dp__full("dp_module_create");
-    char before = dp__sentence_hide();
-    dp_status status = dp__sentence_after(before, module->replica_create(&info, out));
+    dp__frame frame = {.what = "replica_create of",
+                       .name = module->name,
+                       .ctx = module->ctx,
+                       .scope = scope,
+                       .module = module};
+    dp__frame_enter(&frame);
+    dp_status status = dp__frame_leave(&frame, module->replica_create(&info, out));
     if (status != DP_OK)
         return dp_error(status, "replica_create of '%s', replica %zu: %s", module->name, replica,
                         dp_last_error());
@@ -533,6 +581,8 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
     dp_status status = module->scope != NULL ? dp__module_fill(module, config)
                                              : dp__full("dp_module_create");
     if (status == DP_OK)
+        status = dp__check_wraps(module, config);
+    if (status == DP_OK)
         status = dp__check_ties(module);
     if (status != DP_OK) {
         dp__module_give(module);
@@ -552,6 +602,7 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
 DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
 {
     DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_alone(__func__, ctx));
     DP__TRY(dp__check_module_config(ctx, config));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     return dp__leave(__func__, ctx, dp__module_make(ctx, config, out));
@@ -701,7 +752,8 @@ static dp_status dp__module_ready(dp_module *module)
     return DP_OK;
 }
 
-/* ---- what a user may ask for ----------------------------------------------------------------- */
+/* ==== >>keeping ==================================================================================
+   What a user asks of a module, and does to it: each first finds out who else needs it just now. */
 
 static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
 {
@@ -715,14 +767,61 @@ static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
     return false;
 }
 
-static void dp__module_end(dp_module *module)
+/* From now on the whole tree is destroyed for everybody: replica_destroy may call anything. */
+static void dp__module_mark(dp_module *module)
+{
+    module->magic = 0;
+    for (size_t i = 0; i < module->child_count; i++)
+        if (module->children[i].module != module->wraps)
+            dp__module_mark(module->children[i].module);
+}
+
+static void dp__module_give_tree(dp_module *module)
 {
     if (module->wraps != NULL)
         module->wraps->wrapper_count--;
     for (size_t i = 0; i < module->child_count; i++)
         if (module->children[i].module != module->wraps)
-            dp__module_end(module->children[i].module);
+            dp__module_give_tree(module->children[i].module);
     dp__module_give(module);
+}
+
+static void dp__module_end(dp_module *module)
+{
+    dp__module_mark(module);
+    dp__module_give_tree(module);
+}
+
+static bool dp__tree_holds(const dp_module *tree, const dp_module *module)
+{
+    bool found = tree == module;
+    for (size_t i = 0; i < tree->child_count && !found; i++)
+        found = dp__tree_holds(tree->children[i].module, module);
+    return found;
+}
+
+/* Whether two trees have a module in common, what they wrap among them. */
+static bool dp__trees_meet(const dp_module *a, const dp_module *b)
+{
+    bool found = dp__tree_holds(b, a);
+    for (size_t i = 0; i < a->child_count && !found; i++)
+        found = dp__trees_meet(a->children[i].module, b);
+    return found;
+}
+
+/* That no function which this thread is in needs what would go with the module. What it wraps
+   would stay. */
+static dp_status dp__check_module_idle(const char *fn, const dp_module *module)
+{
+    char text[160];
+    for (const dp__frame *frame = dp__thread.frames; frame != NULL; frame = frame->outer)
+        if (frame->module != NULL && dp__tree_holds(frame->module, module))
+            return dp_error(DP_ERR_STATE, "%s: '%s' is in use by %s, which called this", fn,
+                            module->name, dp__frame_text(frame, text, sizeof text));
+    for (size_t i = 0; i < module->child_count; i++)
+        if (module->children[i].module != module->wraps)
+            DP__TRY(dp__check_module_idle(fn, module->children[i].module));
+    return DP_OK;
 }
 
 DP_API dp_status dp_module_destroy(dp_module *module)
@@ -734,6 +833,8 @@ DP_API dp_status dp_module_destroy(dp_module *module)
     if (module->magic != DP__MODULE_LIVE)
         return dp_error(DP_ERR_STATE, "%s: the module was destroyed already", __func__);
     DP__TRY(dp__check_open(__func__, module->ctx));
+    DP__TRY(dp__check_alone(__func__, module->ctx));
+    DP__TRY(dp__check_module_idle(__func__, module));
     if (module->parent != NULL)
         return dp_error(DP_ERR_STATE, "%s: '%s' is a child of '%s', and goes with it", __func__,
                         module->name, module->parent->name);
@@ -742,6 +843,29 @@ DP_API dp_status dp_module_destroy(dp_module *module)
                         wrapped->name);
     dp__module_end(module);
     return DP_OK;
+}
+
+static bool dp__lives_on(const dp_module *module, int local_rank)
+{
+    bool lives = module->local_rank == local_rank;
+    for (size_t i = 0; i < module->child_count && lives; i++)
+        lives = dp__lives_on(module->children[i].module, local_rank);
+    return lives;
+}
+
+/* While all devices run at the same time, a module is nobody else's if it lies on the device of the
+   function that asks, with its whole tree, and is not what all are running. */
+static dp_status dp__check_unshared(const char *fn, dp_module *module)
+{
+    DP__TRY(dp__check_module(fn, module));
+    if (!atomic_load_explicit(&module->ctx->entered, memory_order_relaxed))
+        return DP_OK;
+    const dp__frame *frame = dp__frame_of(module->ctx, true);
+    const dp_module *top = dp__top(module);
+    if (frame != NULL && frame->owns_device && dp__lives_on(top, frame->local_rank) &&
+        (frame->module == NULL || !dp__trees_meet(top, frame->module)))
+        return DP_OK;
+    return dp__busy(fn, module->ctx);
 }
 
 static void dp__module_train(dp_module *module, bool training)
@@ -753,7 +877,7 @@ static void dp__module_train(dp_module *module, bool training)
 
 DP_API dp_status dp_module_train(dp_module *module, bool training)
 {
-    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_unshared(__func__, module));
     dp__module_train(module, training);
     return DP_OK;
 }
@@ -779,6 +903,10 @@ static dp_status dp__check_param(const char *fn, dp_module *module, size_t param
     if (param >= module->listed_count)
         return dp_error(DP_ERR_INVALID, "%s: parameter %zu, '%s' has %zu", fn, param, module->name,
                         module->listed_count);
+    const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
+    if (module->ready || data->data != NULL || dp__count(data) == 0)
+        return DP_OK;
+    DP__TRY(dp__check_unshared(fn, module));
     return dp__leave(fn, module->ctx, dp__module_ready(module));
 }
 
@@ -819,6 +947,7 @@ DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_
                                 dp_tensor *out_grad)
 {
     DP__TRY(dp__check_param(__func__, module, param));
+    DP__TRY(dp__check_unshared(__func__, module));
     DP__TRY(dp__check_pointer(__func__, "out_data", out_data));
     const dp__param *root = dp__root(module->slots[module->listed[param]]);
     *out_data = root->data;
@@ -833,6 +962,7 @@ DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_
 DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host, size_t bytes)
 {
     DP__TRY(dp__check_param(__func__, module, param));
+    DP__TRY(dp__check_unshared(__func__, module));
     const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
     if (bytes != dp__bytes(data))
         return dp_error(DP_ERR_INVALID, "%s: '%s' has %zu bytes, not %zu", __func__,
@@ -852,7 +982,7 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
 
 DP_API dp_status dp_params_changed(dp_module *module)
 {
-    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_unshared(__func__, module));
     dp__changed(module);
     return DP_OK;
 }
@@ -877,7 +1007,7 @@ static dp_status dp__grads_zero(dp_module *module)
 
 DP_API dp_status dp_zero_grad(dp_module *module)
 {
-    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_unshared(__func__, module));
     return dp__leave(__func__, module->ctx, dp__grads_zero(module));
 }
 
@@ -951,6 +1081,7 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
     dp_scope *temp = NULL;
     dp_module *copy = NULL;
     DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_alone(__func__, module->ctx));
     DP__TRY(dp__check_rank(__func__, module->ctx, "local_rank", local_rank));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__temp_begin(module->ctx, &temp);
@@ -1000,6 +1131,7 @@ struct dp__face {
     size_t count;     /* devices, each with a replica */
     int *threads;     /* by replica: which thread runs it */
     bool own_threads; /* no two replicas on one thread */
+    bool own_devices; /* nor on one device */
     const dp__device *output;
     bool mean_of_samples;
     dp__memory *replicas;
@@ -1261,7 +1393,7 @@ static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_
    A pass is one forward and its backward: a record for each replica, in the scope of the caller.
    Here is what a single record does; >>parallel drives several of them.                         */
 
-#define DP__PASS_LIVE 0x9a550ba5u /* dp_pass.magic */
+#define DP__PASS_LIVE 0x9a550ba5u /* dp__pass_head.magic */
 
 typedef struct dp__record { /* one replica's part of a pass */
     dp_call call;
@@ -1288,7 +1420,8 @@ typedef struct dp__meet { /* where the replicas of a pass come together */
 } dp__meet;
 
 struct dp_pass {
-    uint32_t magic, serial; /* serial: the module's */
+    dp__pass_head head;
+    uint32_t serial; /* the module's */
     dp_ctx *ctx;
     dp_module *module;                  /* that was invoked */
     dp_module *runs;                    /* whose methods run: the module, or what it wraps */
@@ -1321,13 +1454,30 @@ typedef struct dp__request { /* what dp_invoke was asked */
 
 static const dp_value dp__not_set = {.kind = DP_ERROR, .status = DP_ERR_USER};
 
+static dp_status dp__record_call(dp__record *record, const dp_method *method)
+{
+    dp_call *call = &record->call;
+    const dp_pass *pass = record->pass;
+    dp__frame frame = {.what = "method",
+                       .name = call->module->name,
+                       .method = method->name,
+                       .ctx = pass->ctx,
+                       .scope = call->scope,
+                       .module = pass->module,
+                       .record = record,
+                       .local_rank = call->local_rank,
+                       .together = pass->count > 1,
+                       .owns_device = pass->count > 1 && pass->face->own_devices};
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, method->fn(call));
+}
+
 static dp_status dp__record_forward(dp__record *record, const dp_method *method)
 {
     dp_call *call = &record->call;
     call->out = dp__not_set;
     call->method = method->name;
-    char first = dp__sentence_hide();
-    dp_status status = dp__sentence_after(first, method->fn(call));
+    dp_status status = dp__record_call(record, method);
     if (status == DP_OK && call->out.kind == DP_ERROR && call->out.as.s == NULL)
         status = dp_error(DP_ERR_USER, "it returned without setting call->out (dp_none() if there "
                                        "is nothing to return)");
@@ -1343,8 +1493,7 @@ static dp_status dp__record_backward(dp__record *record)
     dp_call *call = &record->call;
     call->args_grad = call->kwargs_grad = dp_none();
     record->in_backward = true;
-    char first = dp__sentence_hide();
-    dp_status status = dp__sentence_after(first, record->pass->backward->fn(call));
+    dp_status status = dp__record_call(record, record->pass->backward);
     record->in_backward = false;
     if (status == DP_OK)
         status = dp__check_value("call->args_grad", "value", call->args_grad);
@@ -1409,7 +1558,9 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a pass");
     if (method == NULL)
         return dp_error(DP_ERR_UNSUPPORTED, "'%s' has no method '%s'", runs->name, request->method);
-    *pass = (dp_pass){.magic = DP__PASS_LIVE,
+    unsigned kind = count > 1 ? DP__PASS_SPREAD : DP__PASS_PLAIN;
+    kind |= request->outer != NULL ? DP__PASS_INNER : 0;
+    *pass = (dp_pass){.head = {DP__PASS_LIVE, kind, request->scope->passes},
                       .serial = request->module->serial,
                       .ctx = runs->ctx,
                       .module = request->module,
@@ -1431,6 +1582,7 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
         records[r].in_backward = records[r].left_behind = false;
         records[r].status = DP_OK;
     }
+    request->scope->passes = &pass->head;
     *out = pass;
     return pass->alone ? DP_OK : dp__run_scopes(request->scope);
 }
@@ -1493,10 +1645,19 @@ static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
 /* ==== >>asking ===================================================================================
    What a method may ask of its call: parameters, gradients, arguments, children.                */
 
+/* Looks at memory that may be nobody's by now; a copy of a call is none. */
+DP__UNCHECKED static bool dp__is_call(const dp_call *call)
+{
+    return (const void *)call->record == call && call->record->pass->head.magic == DP__PASS_LIVE;
+}
+
 static dp_status dp__check_call(const char *fn, const dp_call *call)
 {
     DP__TRY(dp__check_pointer(fn, "call", call));
-    return dp__check_pointer(fn, "call->record", call->record);
+    if (!dp__is_call(call))
+        return dp_error(DP_ERR_STATE, "%s: this is no call, or the scope of its pass has ended",
+                        fn);
+    return DP_OK;
 }
 
 static bool dp__call_param(const char *fn, const dp_call *call, size_t param, size_t *out_slot)
@@ -2374,12 +2535,16 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
     return DP_OK;
 }
 
-static bool dp__is_parallel(const dp__record *record)
+/* A wrapper needs its devices for itself; what runs on one may be run beside the others. */
+static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
-    for (; record != NULL; record = record->outer)
-        if (record->pass->count > 1)
-            return true;
-    return false;
+    DP__TRY(dp__check_module(fn, module));
+    bool wide = module->face != NULL && module->face->count > 1;
+    dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
+    const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
+    if (frame != NULL && frame->record != NULL)
+        return dp_error(status, "%s; dp_call_child runs a child in the replica", dp_last_error());
+    return status;
 }
 
 /* The module of a request behind a face, or by itself where that is NULL. */
@@ -2406,7 +2571,8 @@ static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_va
 static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
 {
     DP__TRY(dp__check_request(request, out));
-    bool inside = dp__is_parallel(request->outer); /* a wrapper has this replica's device alone */
+    bool inside = request->outer != NULL && /* a wrapper has this replica's device alone */
+                  dp__frame_of(request->module->ctx, true) != NULL;
     return dp__invoke_by(request, inside ? NULL : request->module->face, out, out_pass);
 }
 
@@ -2415,7 +2581,7 @@ DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scop
                            dp_pass **out_pass)
 {
     static const dp_pass_config zero;
-    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_runs(__func__, module));
     dp__request request = {.fn = __func__,
                            .module = module,
                            .method = method,
@@ -2758,6 +2924,28 @@ static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *
     return pass->face != NULL ? dp__backward_face(fn, pass, out) : dp__backward_plain(pass, out);
 }
 
+/* What dp_call_child made in a replica goes backward in it, where gradients of all are summed. */
+static dp_status dp__check_turn(const char *fn, const dp_pass *pass)
+{
+    const dp__record *record = dp__outermost(pass->records);
+    const dp__frame *frame = dp__frame_of(pass->ctx, true);
+    if (pass->count > 1)
+        return dp__check_alone(fn, pass->ctx);
+    if (record->pass->count == 1)
+        return dp__check_runs(fn, pass->module);
+    if (frame == NULL || frame->record != record || !record->in_backward)
+        return dp_error(DP_ERR_STATE,
+                        "%s: this pass of '%s' is part of replica %zu of '%s': it goes backward in "
+                        "that one's backward",
+                        fn, pass->runs->name, record->call.replica, record->call.module->name);
+    return DP_OK;
+}
+
+DP__UNCHECKED static bool dp__is_pass(const dp_pass *pass) /* as dp__is_call */
+{
+    return pass->head.magic == DP__PASS_LIVE;
+}
+
 static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
 {
     if (pass == NULL)
@@ -2765,11 +2953,12 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
                         "%s: pass is NULL: the forward was asked for none, or ran "
                         "without gradients",
                         fn);
-    if (pass->magic != DP__PASS_LIVE)
+    if (!dp__is_pass(pass))
         return dp_error(DP_ERR_STATE, "%s: this is no pass, or its scope has ended", fn);
     DP__TRY(dp__check_ctx(fn, pass->ctx));
     if (pass->module->magic != DP__MODULE_LIVE || pass->module->serial != pass->serial)
         return dp_error(DP_ERR_STATE, "%s: the module of this pass was destroyed", fn);
+    DP__TRY(dp__check_turn(fn, pass));
     if (pass->used)
         return dp_error(DP_ERR_STATE, "%s: this pass of '%s' had its backward already", fn,
                         pass->runs->name);
@@ -3077,6 +3266,7 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
     dp_scope *temp = NULL;
     dp_value sum = dp_none(), all = dp_none();
     DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_alone(__func__, ctx));
     DP__TRY(dp__check_scope_of(__func__, scope, ctx));
     DP__TRY(dp__check_list(__func__, list));
     DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
@@ -3178,6 +3368,7 @@ static void dp__face_threads(dp__face *face)
         for (size_t k = 0; k < r; k++)
             face->own_threads = face->own_threads && face->threads[k] != face->threads[r];
     }
+    face->own_devices = face->own_threads;
     if (face->own_threads)
         return;
     face->own_threads = face->count <= (size_t)threads;
@@ -3260,6 +3451,7 @@ static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
                           dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
 {
     DP__TRY(dp__check_module(fn, module));
+    DP__TRY(dp__check_alone(fn, module->ctx));
     DP__TRY(dp__check_pointer(fn, "out", out));
     dp_module *wrapper = NULL;
     dp__face *face = NULL;
@@ -3317,6 +3509,7 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
 {
     dp__face *face = NULL;
     DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_alone(__func__, module->ctx));
     dp__request request = {.fn = __func__,
                            .module = module,
                            .method = method,
@@ -3674,6 +3867,41 @@ static dp_status dp__step_backward(dp_pass *pass, double factor)
     return dp__backward_run("dp_train_step", pass, NULL);
 }
 
+/* What the optimizer's functions stand on. */
+static dp__frame dp__optim_frame(const dp__request *request, const char *method)
+{
+    return (dp__frame){.what = "the optimizer's",
+                       .name = method,
+                       .ctx = request->module->ctx,
+                       .scope = request->scope,
+                       .module = request->module};
+}
+
+static dp_status dp__optim_begin(dp_optim *optim, dp__request *request)
+{
+    dp__frame frame = dp__optim_frame(request, "begin");
+    if (!DP_HAS(dp_optim_ops, optim->ops, begin))
+        return DP_OK;
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, optim->ops->begin(optim, request->module, &request->config));
+}
+
+static dp_status dp__optim_factor(dp_optim *optim, const dp__request *request, double *out)
+{
+    dp__frame frame = dp__optim_frame(request, "loss_factor");
+    if (!DP_HAS(dp_optim_ops, optim->ops, loss_factor))
+        return DP_OK;
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, optim->ops->loss_factor(optim, out));
+}
+
+static dp_status dp__optim_update(dp_optim *optim, const dp__request *request)
+{
+    dp__frame frame = dp__optim_frame(request, "update");
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, optim->ops->update(optim, request->module));
+}
+
 static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
 {
     dp_module *module = request->module;
@@ -3681,10 +3909,10 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     dp_value losses = dp_none();
     double factor = 1;
     DP__TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
-    if (optim != NULL && DP_HAS(dp_optim_ops, optim->ops, begin))
-        DP__TRY(optim->ops->begin(optim, module, &request->config));
-    if (optim != NULL && DP_HAS(dp_optim_ops, optim->ops, loss_factor))
-        DP__TRY(optim->ops->loss_factor(optim, &factor));
+    if (optim != NULL) {
+        DP__TRY(dp__optim_begin(optim, request));
+        DP__TRY(dp__optim_factor(optim, request, &factor));
+    }
     if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
         return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
     DP__TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
@@ -3693,14 +3921,14 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     DP__TRY(dp__step_log(pass, out_log));
     if (!request->config.no_grad)
         DP__TRY(dp__step_backward(pass, factor));
-    return optim != NULL ? optim->ops->update(optim, module) : DP_OK;
+    return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
 }
 
 DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data, dp_optim *optim,
                                dp_value *out_log)
 {
     dp_value log = dp_none();
-    DP__TRY(dp__check_module(__func__, module));
+    DP__TRY(dp__check_runs(__func__, module));
     DP__TRY(dp__check_value(__func__, "data", data));
     dp__request request = {.fn = __func__,
                            .module = module,

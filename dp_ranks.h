@@ -60,24 +60,6 @@ typedef struct dp__coll { /* one call */
     int root;
 } dp__coll;
 
-static dp_status dp__enter(const char *fn, dp_ctx *ctx)
-{
-    if (!atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
-        return DP_OK;
-    return dp_error(DP_ERR_STATE,
-                    "%s: another call of this context is under way: it was called "
-                    "inside dp_run, or from two threads at once",
-                    fn);
-}
-
-static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
-{
-    atomic_store_explicit(&ctx->entered, false, memory_order_release);
-    if (status == DP_OK) /* the job may have failed meanwhile: what came out is void */
-        return dp__check_ctx(fn, ctx);
-    return dp__leave(fn, ctx, status);
-}
-
 static bool dp__sends(const dp__coll *coll, int local_rank)
 {
     return !dp__rules[coll->verb].send_at_root ||
