@@ -57,7 +57,7 @@
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
    time; what comes out is put together, gradients are summed. On CPU devices the parts are views
    and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever a
-   table of functions of yours says (examples/custom_device.c).
+   table of functions of yours says (examples/custom_device.h).
 
        dp_ctx *ctx;
        dp_open(NULL, &ctx);                                  one device a core, at most 8
@@ -147,7 +147,9 @@
    ERRORS
    Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
    names and numbers, beginning with the function's name. A wrong call changes nothing. Nothing is
-   printed, nothing exits. After a failure of the JOB class (>>status) only dp_close is left.
+   printed, nothing exits. A call that fails on a device waits for what it had enqueued. After a
+   failure of the JOB class (>>status) only dp_close is left: nothing is waited for, no memory is
+   used again, and a device may use yours until dp_close returns.
 
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
@@ -1055,7 +1057,7 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a
    function that returns a const table: nothing to register, nothing in dp.h to edit.
-   examples/custom_device.c is a whole one.
+   examples/custom_device.h is a whole one.
 
    The life of a dp_device_ops, in the order of the calls:
      count          how many devices to drive when the user asks for no number. 0, or an error: the
@@ -1078,10 +1080,44 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
    ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
    and so is what is reduced among devices whose memory the host does not reach; copies take bytes
-   at any address. A table enqueues and returns; only *_sync waits.
-   What fails says so with dp_error(status, sentence); a status of the JOB class fails the job.
-   Methods after the bar are optional: NULL, or past `size`, means the core does without, as the
-   comment says. Methods are only ever appended. */
+   at any address. Methods after the bar are optional: NULL, or past `size`, means the core does
+   without, as the comment says. Methods are only ever appended.
+
+   Order. What takes a stream enqueues and returns; only *_sync waits. A table may do the work at
+   once, and one with host_memory must, since the host does not ask before it reads. Streams, of one
+   device or of several, are ordered by events alone.
+
+   What a call is given. dp_kernel_args and the arrays in it (out, in, shape, strides) end when
+   `kernel` returns: copy what is needed later. Memory stays: the core keeps the operands, and both
+   sides of a copy, until the work is done. So nobody has to set the source of copy_in aside; the
+   core changes or frees it only behind an event or a sync.
+
+   Events. A new record takes the place of the old one. wait and sync are for the record that was
+   the newest when they were called, and are not disturbed by a later one.
+
+   The end of things. `free` and `host_free` get memory that no queued work uses. The core has
+   waited for a stream when it destroys it; a user may not have: then the work in it is done or
+   dropped, but none of it touches memory that is freed later. If a wait failed, the streams are
+   destroyed first and the memory is freed after that.
+
+   Threads. count, open and close: one thread at a time. info, alloc, free, host_alloc, host_free,
+   *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and event_wait:
+   any thread, but one a stream at a time; for several streams at once. stream_sync and event_sync:
+   any thread, also while another one uses the stream or the event; they wait for what came before.
+
+   Failures are told by dp_error(status, sentence). What they do to the context:
+     count, open, info, *_create, alloc, host_alloc
+                    nothing was made. The class is what the table says; DP_ERR_NO_MEMORY and
+                    DP_ERR_NO_DEVICE are of the PASS class: the context goes on.
+     copies, kernel, event_record, event_wait
+                    part of the work may be enqueued, what it writes is void. The class is what the
+                    table says. If the context goes on, the core waits for the streams before it
+                    gives the memory to others. DP_ERR_UNSUPPORTED of kernel and peer_copy is no
+                    failure: nothing is enqueued, and the core does without.
+     stream_sync, event_sync
+                    always of the JOB class; DP_ERR_DEVICE if the table says something else.
+   Work that fails after its call returned is reported by the syncs that wait for it, or by any
+   later call for that device. It must not get lost. */
 
 typedef enum dp_kernel {
     DP_KERNEL_COPY,   /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
@@ -1196,7 +1232,9 @@ struct dp_device_ops {
 /* The life of a dp_coll_ops: `fits` is asked table by table, the first that says yes is opened,
    with the same answer in every process. Ranks rank_first .. rank_first + local_count - 1 are
    local. Each collective gets one dp_part a local rank, with its stream filled in, and orders its
-   work on it. */
+   work on it; the array of parts ends when the call returns. One thread at a time calls, but for
+   abort. A failure may leave work in those streams, and in no others: it is waited for. Its class
+   is what the table says; with several processes it must be JOB, since the others cannot know. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
     int local_count, rank_first, rank_count;
@@ -1444,6 +1482,12 @@ typedef struct dp__pool {
     dp__block *free[DP__CLASS_COUNT];
 } dp__pool;
 
+typedef struct dp__reads {      /* copies that read host memory, on the streams of one kind */
+    dp_event *done;             /* after the last of them */
+    const dp_stream *stream;    /* on which that is */
+    atomic_uint marked, waited; /* how often it was recorded; up to which time somebody waited */
+} dp__reads;
+
 typedef struct dp__device {
     dp_dev *dev;
     dp_device id;
@@ -1451,8 +1495,7 @@ typedef struct dp__device {
     dp_device_info info;
     dp_stream *stream, *own_stream; /* in use; made by the core */
     dp_event *done;                 /* orders another stream after this one */
-    dp_event *read_done;            /* after the last copy that reads host memory */
-    atomic_bool reading;            /* that copy may not be done yet */
+    dp__reads reads[2];             /* on the compute stream; on others */
     dp__pool pool;
 } dp__device;
 
@@ -1714,6 +1757,25 @@ static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
     if (dp_status_class(status) == DP_CLASS_JOB)
         dp__job_failed(ctx, status, ctx->info.rank_first, dp_last_error());
     return status;
+}
+
+/* What came of a wait. A device that cannot be waited for is lost, whatever its table says. */
+static dp_status dp__waited(dp_status status)
+{
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    return dp_error(DP_ERR_DEVICE, "the device cannot be waited for: %s",
+                    dp__thread.fresh ? dp__thread.text : dp_status_text(status));
+}
+
+static dp_status dp__sync(dp_stream *stream)
+{
+    return dp__waited(stream->dev->ops->stream_sync(stream));
+}
+
+static bool dp__has_failed(const dp_ctx *ctx)
+{
+    return atomic_load_explicit(&ctx->failed, memory_order_acquire) != DP_OK;
 }
 
 DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
@@ -2303,23 +2365,50 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent)
     return dp__scope_try_open(__func__, parent->ctx, parent);
 }
 
+/* A copy that was enqueued on `stream` reads host memory. One event stands for all such copies of
+   the device's compute stream, another for those of other streams. */
+static dp_status dp__mark_read(dp__device *device, dp_stream *stream)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    dp__reads *reads = &device->reads[stream == device->stream ? 0 : 1];
+    bool pending = atomic_load(&reads->marked) != atomic_load(&reads->waited);
+    if (pending && reads->stream != stream) /* the event is about to leave that stream */
+        DP__TRY(ops->event_wait(stream, reads->done));
+    DP__TRY(ops->event_record(reads->done, stream));
+    reads->stream = stream;
+    atomic_fetch_add(&reads->marked, 1);
+    return DP_OK;
+}
+
+static dp_status dp__wait_marked(const dp__device *device, dp__reads *reads)
+{
+    unsigned marked = atomic_load(&reads->marked);
+    if (marked == atomic_load(&reads->waited))
+        return DP_OK;
+    DP__TRY(dp__waited(device->dev->ops->event_sync(reads->done)));
+    atomic_store(&reads->waited, marked); /* now, so that no other thread takes it for done */
+    return DP_OK;
+}
+
+static void dp__wait_reads(dp_ctx *ctx, dp__device *device)
+{
+    bool fresh = dp__thread.fresh; /* an error may be on its way out past this */
+    dp__thread.fresh = false;
+    dp_status status = dp__wait_marked(device, &device->reads[0]);
+    if (status == DP_OK)
+        status = dp__wait_marked(device, &device->reads[1]);
+    if (status == DP_OK)
+        dp__thread.fresh = fresh;
+    (void)dp__leave("dp_scope_end", ctx, status);
+}
+
 /* Host memory of the scope may be what a copy still reads. */
 static void dp__scope_wait_reads(const dp_scope *scope)
 {
     dp_ctx *ctx = scope->ctx;
     bool empty = scope->home == NULL && scope->blocks == NULL;
-    for (int i = 0; !empty && i < ctx->info.local_count; i++) {
-        dp__device *device = &ctx->devices[i];
-        if (!atomic_load_explicit(&device->reading, memory_order_relaxed) ||
-            !atomic_exchange(&device->reading, false))
-            continue;
-        bool fresh = dp__thread.fresh; /* an error may be on its way out past this */
-        dp__thread.fresh = false;
-        dp_status status = device->dev->ops->event_sync(device->read_done);
-        if (status == DP_OK)
-            dp__thread.fresh = fresh;
-        (void)dp__leave("dp_scope_end", ctx, status);
-    }
+    for (int i = 0; !empty && i < ctx->info.local_count && !dp__has_failed(ctx); i++)
+        dp__wait_reads(ctx, &ctx->devices[i]);
 }
 
 static void dp__scope_run_deferred(dp_scope *scope)
@@ -2334,7 +2423,8 @@ static void dp__scope_run_deferred(dp_scope *scope)
     (void)dp__frame_leave(&frame, DP_OK);
 }
 
-/* All that it holds, but for the blocks themselves; it has no children any more. */
+/* All that it holds, but for the blocks themselves; it has no children any more. When the job has
+   failed a device may do what was enqueued at any later time: no memory is touched then. */
 static void dp__scope_empty(dp_scope *scope)
 {
     scope->magic = DP__SCOPE_ENDING;
@@ -2343,17 +2433,20 @@ static void dp__scope_empty(dp_scope *scope)
     if (scope->deferred != NULL)
         dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
-    dp__blocks_wipe(scope->ctx, scope->blocks);
-    dp__blocks_wipe(scope->ctx, scope->home);
     scope->magic = 0;
     scope->cursor = scope->limit = NULL;
+    if (dp__has_failed(scope->ctx))
+        return;
+    dp__blocks_wipe(scope->ctx, scope->blocks);
+    dp__blocks_wipe(scope->ctx, scope->home);
     if (scope->home != NULL)
         dp__scope_cut_from(scope, scope->home);
 }
 
-static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes) /* under the context's lock */
+/* For others to use; when the job has failed dp_close finds it all. Under the context's lock. */
+static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes)
 {
-    while (scopes != NULL) {
+    while (scopes != NULL && !dp__has_failed(ctx)) {
         dp_scope *scope = scopes;
         scopes = scope->next;
         dp__blocks_give(scope->blocks);
@@ -2395,6 +2488,43 @@ static void dp__scope_end(dp_scope *scope)
     dp__scopes_give(scope->ctx, inside);
     dp__scopes_give(scope->ctx, scope);
     dp__lock_leave(&scope->ctx->lock);
+}
+
+static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
+{
+    *out = dp__scope_open(ctx, NULL);
+    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for a scope");
+}
+
+/* What fails half-way may have left work in any stream that it could use: the compute streams and
+   `stream` (or NULL). It is waited for before the memory of that work is anybody else's. A failure
+   of the JOB class waits for nothing, since no memory is used again after it. */
+static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
+{
+    dp_status synced = DP_OK;
+    bool fresh = dp__thread.fresh;
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    dp__thread.fresh = false;
+    if (stream != NULL)
+        synced = dp__sync(stream);
+    for (int i = 0; i < ctx->info.local_count && synced == DP_OK; i++)
+        synced = dp__sync(ctx->devices[i].stream);
+    if (synced != DP_OK)
+        return synced;
+    dp__thread.fresh = fresh;
+    return status;
+}
+
+/* End a temporary scope that work on the compute streams and on `stream` (or NULL) used; NULL is
+   fine. What cannot be waited for keeps its memory: the scope is left to dp_close. */
+static dp_status dp__temp_end(dp_scope *temp, dp_stream *stream, dp_status status)
+{
+    if (temp != NULL)
+        status = dp__drain(temp->ctx, stream, status);
+    if (dp_status_class(status) != DP_CLASS_JOB)
+        dp__scope_end(temp);
+    return status;
 }
 
 static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
@@ -3026,19 +3156,13 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
         DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &outs[i]));
         DP__TRY(ops->copy_out(stream, outs[i], args->out[i], bytes));
     }
-    DP__TRY(ops->stream_sync(stream));
+    DP__TRY(dp__sync(stream));
     local.in = (const void *const *)ins;
     local.out = outs;
     DP__TRY(dp__kernel_on_host(ctx, &local));
     for (size_t i = 0; i < args->out_count; i++)
         DP__TRY(ops->copy_in(stream, args->out[i], outs[i], dp__operand_bytes(args, false, i)));
-    return ops->stream_sync(stream);
-}
-
-static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
-{
-    *out = dp__scope_open(ctx, NULL);
-    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for a scope");
+    return dp__sync(stream);
 }
 
 /* One kernel on a device, by the device if it can. A GPU faults where an operand is not aligned to
@@ -3055,14 +3179,12 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
     if (status != DP_ERR_UNSUPPORTED)
         return status;
     if (dp__is_host(device)) {
-        DP__TRY(ops->stream_sync(stream));
+        DP__TRY(dp__sync(stream));
         return dp__kernel_on_host(ctx, args);
     }
     dp_scope *temp = NULL;
     DP__TRY(dp__temp_begin(ctx, &temp));
-    status = dp__kernel_bounced(ctx, temp, device, stream, args);
-    dp__scope_end(temp);
-    return status;
+    return dp__temp_end(temp, stream, dp__kernel_bounced(ctx, temp, device, stream, args));
 }
 
 typedef enum dp__way { DP__WAY_IN, DP__WAY_OUT, DP__WAY_INSIDE } dp__way;
@@ -3191,7 +3313,7 @@ static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
     DP__TRY(ops->event_record(device->done, device->stream));
     if (stream->dev->ops == ops)
         return ops->event_wait(stream, device->done);
-    return ops->event_sync(device->done);
+    return dp__waited(ops->event_sync(device->done));
 }
 
 static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
@@ -3221,9 +3343,8 @@ static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, d
         status = in ? dp__copy_inside(ctx, device, stream, dst, &packed)
                     : dp__copy_across(ctx, way, device, stream, dst, &packed);
     if (status == DP_OK && stream != device->stream)
-        status = device->dev->ops->stream_sync(stream);
-    dp__scope_end(temp);
-    return status;
+        status = dp__sync(stream);
+    return dp__temp_end(temp, stream, status);
 }
 
 static bool dp__packs(const dp__device *device, const dp_tensor *tensor, size_t run)
@@ -3256,11 +3377,10 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, d
         status = way == DP__WAY_IN ? dp__copy_runs(&copy, dst->data, packed.data)
                                    : dp__copy_runs(&copy, packed.data, src->data);
     if (status == DP_OK) /* the packed copy goes with `temp`, or is about to be read */
-        status = device->dev->ops->stream_sync(stream);
+        status = dp__sync(stream);
     if (status == DP_OK && way == DP__WAY_OUT)
         status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, dst, &packed);
-    dp__scope_end(temp);
-    return status;
+    return dp__temp_end(temp, stream, status);
 }
 
 /* Both dense. Whoever gets src's memory next comes after the copy. */
@@ -3294,9 +3414,8 @@ static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream,
     if (status == DP_OK && packs_dst)
         status = dp__copy_inside(ctx, to, stream, dst, &packed_dst);
     if (status == DP_OK && packs_dst && stream != to->stream)
-        status = to->dev->ops->stream_sync(stream);
-    dp__scope_end(temp);
-    return status;
+        status = dp__sync(stream);
+    return dp__temp_end(temp, stream, status);
 }
 
 /* From one device to another: directly if the table can, else by way of the host. */
@@ -3319,38 +3438,44 @@ static dp_status dp__copy_peer(dp_ctx *ctx, dp__device *to, dp_stream *stream, d
     if (status == DP_OK)
         status = dp__copy_across(ctx, DP__WAY_OUT, from, from->stream, &host, src);
     if (status == DP_OK)
-        status = from->dev->ops->stream_sync(from->stream);
+        status = dp__sync(from->stream);
     if (status == DP_OK)
         status = dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, &host);
     if (status == DP_OK)
-        status = to->dev->ops->stream_sync(stream);
-    dp__scope_end(temp);
-    return status;
+        status = dp__sync(stream);
+    return dp__temp_end(temp, stream, status);
 }
 
-/* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. */
-static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
-                                 dp_stream *stream)
+static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *dst,
+                             const dp_tensor *src)
 {
     dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
-    if (dp__count(dst) == 0)
-        return DP_OK;
-    if (stream == NULL)
-        stream = dp__is_host(to) && !dp__is_host(from) ? from->stream : to->stream;
     if (dp__is_host(to) && !dp__is_host(from)) {
         DP__TRY(dp__order_after(from, stream));
         DP__TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));
-        return from->dev->ops->stream_sync(stream);
+        return dp__sync(stream);
     }
     if (!dp__is_host(to) && dp__is_host(from)) {
         DP__TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
-        atomic_store_explicit(&to->reading, true, memory_order_relaxed);
-        return to->dev->ops->event_record(to->read_done, stream);
+        return dp__mark_read(to, stream);
     }
     DP__TRY(dp__order_after(from, stream));
     if (to == from || dp__is_host(to))
         return dp__copy_inside(ctx, to, stream, dst, src);
     return dp__copy_peer(ctx, to, stream, from, dst, src);
+}
+
+/* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. A
+   copy that fails leaves nothing behind that still reads or writes. */
+static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
+                                 dp_stream *stream)
+{
+    const dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    if (dp__count(dst) == 0)
+        return DP_OK;
+    if (stream == NULL)
+        stream = dp__is_host(to) && !dp__is_host(from) ? from->stream : to->stream;
+    return dp__drain(ctx, stream, dp__copy_on(ctx, stream, dst, src));
 }
 
 /* ==== >>operands =================================================================================
@@ -3640,8 +3765,7 @@ static dp_status dp__dense_end(dp_ctx *ctx, const dp_tensor *out, dp__dense *den
 {
     if (status == DP_OK && dense->out.data != out->data)
         status = dp__copy_tensor(ctx, out, &dense->out, NULL);
-    dp__scope_end(dense->temp);
-    return status;
+    return dp__temp_end(dense->temp, NULL, status);
 }
 
 static dp_status dp__check_same_device(const char *fn, const char *what, const dp_tensor *a,
@@ -3786,8 +3910,7 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
     }
     if (status == DP_OK)
         status = dp__copy_tensor(ctx, dst, &element, NULL);
-    dp__scope_end(temp);
-    return status;
+    return dp__temp_end(temp, NULL, status);
 }
 
 DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
@@ -3804,11 +3927,15 @@ DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
     return dp__leave(__func__, ctx, dp__fill_tensor(ctx, device, dst, bits));
 }
 
+/* The two sums in host memory of `temp`: not on the stack, where a device that cannot be waited for
+   might write later. */
 static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device,
-                           const dp_tensor *tensor, double *sums)
+                           const dp_tensor *tensor, const double **out)
 {
     static const int64_t two = 2;
-    dp_tensor dense, result, host = dp__tensor_like(sums, (dp_device){0, 0}, DP_F64, 1, &two);
+    dp_tensor dense, result, host;
+    DP__TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 1, &two, &host));
+    *out = host.data;
     DP__TRY(dp__contiguous(temp, tensor, &dense));
     DP__TRY(dp__tensor_make(temp, device, DP_F64, 1, &two, &result));
     const void *in = dense.data;
@@ -3826,22 +3953,22 @@ static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device
 
 DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats *out)
 {
-    double sums[2] = {0, 0};
+    const double *sums = NULL;
     dp__device *device = NULL;
     dp_scope *temp = NULL;
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_placed(__func__, ctx, "tensor", tensor, &device));
     DP__TRY(dp__check_pointer(__func__, "out", out));
-    dp_status status = DP_OK;
-    if (dp__count(tensor) > 0) {
-        status = dp__temp_begin(ctx, &temp);
-        if (status == DP_OK)
-            status = dp__stats(ctx, temp, device, tensor, sums);
-        dp__scope_end(temp);
+    if (dp__count(tensor) == 0) {
+        *out = (dp_stats){.all_finite = true};
+        return DP_OK;
     }
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__stats(ctx, temp, device, tensor, &sums);
     if (status == DP_OK)
         *out = (dp_stats){.sum_squares = sums[0], .all_finite = !(sums[1] > 0)};
-    return dp__leave(__func__, ctx, status);
+    return dp__leave(__func__, ctx, dp__temp_end(temp, NULL, status));
 }
 
 DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t bytes)
@@ -3860,25 +3987,42 @@ DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t b
     DP__TRY(dp__check_apart(__func__, &dst, src));
     dp_status status = dp__copy_tensor(ctx, &dst, src, NULL);
     if (status == DP_OK)
-        status = device->dev->ops->stream_sync(device->stream);
+        status = dp__sync(device->stream);
     return dp__leave(__func__, ctx, status);
+}
+
+static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor *tensor,
+                          double *out)
+{
+    const dp__device *host = &ctx->host_device;
+    dp_dtype dtype = (dp_dtype)tensor->dtype;
+    dp_scope *temp = NULL;
+    dp_tensor copy;
+    if (dp__is_host(device)) {
+        DP__TRY(dp__sync(device->stream));
+        return dp__cast_flat(ctx, host, out, DP_F64, tensor->data, dtype, 1);
+    }
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__tensor_make(temp, host, dtype, tensor->ndim, tensor->shape, &copy);
+    if (status == DP_OK)
+        status = dp__copy_tensor(ctx, &copy, tensor, NULL);
+    if (status == DP_OK)
+        status = dp__cast_flat(ctx, host, out, DP_F64, copy.data, dtype, 1);
+    return dp__temp_end(temp, NULL, status);
 }
 
 DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
 {
-    uint64_t bits = 0;
+    dp__device *device = NULL;
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_value(__func__, "scalar", scalar));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     if (scalar.kind == DP_TENSOR) {
-        DP__TRY(dp__check_tensor(__func__, "scalar", scalar.as.t));
+        DP__TRY(dp__check_placed(__func__, ctx, "scalar", scalar.as.t, &device));
         if (dp__count(scalar.as.t) != 1)
             return dp_error(DP_ERR_INVALID, "%s: the tensor has %lld elements", __func__,
                             (long long)dp__count(scalar.as.t));
-        DP__TRY(dp_read(ctx, scalar.as.t, &bits, dp__size_of(scalar.as.t)));
-        return dp__leave(__func__, ctx,
-                         dp__cast_flat(ctx, &ctx->host_device, out, DP_F64, &bits,
-                                       (dp_dtype)scalar.as.t->dtype, 1));
+        return dp__leave(__func__, ctx, dp__item(ctx, device, scalar.as.t, out));
     }
     if (scalar.kind != DP_INT && scalar.kind != DP_FLOAT && scalar.kind != DP_BOOLEAN)
         return dp_error(DP_ERR_INVALID, "%s: scalar is a %s", __func__, dp__kind_name(scalar.kind));
@@ -4665,7 +4809,7 @@ static dp_status dp__keep_tensor(dp_scope *to, const dp_tensor *tensor, dp_value
         dp__make_channels_last(&copy);
     DP__TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
     if (!dp__is_host(device)) /* its source may go before the copy ran */
-        DP__TRY(device->dev->ops->stream_sync(device->stream));
+        DP__TRY(dp__sync(device->stream));
     return dp__of(to, &copy, out);
 }
 
@@ -6191,7 +6335,7 @@ DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status = dp__reduce_add(scope, temp, list, device, &sum);
-    dp__scope_end(temp);
+    status = dp__temp_end(temp, NULL, status);
     if (status == DP_OK)
         *out = sum;
     return dp__leave(__func__, ctx, status);
@@ -6223,8 +6367,7 @@ DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t 
         list[i] = &parts[i];
     if (status == DP_OK)
         status = dp__add_up(ctx, temp, list, part_count, pair.to, out);
-    dp__scope_end(temp);
-    return dp__leave(__func__, ctx, status);
+    return dp__leave(__func__, ctx, dp__temp_end(temp, NULL, status));
 }
 
 #include "dp_ranks.h"
@@ -6435,21 +6578,33 @@ static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__devi
     DP__TRY(ops->stream_create(device->dev, 0, &device->own_stream));
     device->stream = device->own_stream;
     DP__TRY(ops->event_create(device->dev, &device->done));
-    return ops->event_create(device->dev, &device->read_done);
+    DP__TRY(ops->event_create(device->dev, &device->reads[0].done));
+    return ops->event_create(device->dev, &device->reads[1].done);
 }
 
-static void dp__device_close(dp__device *device)
+static bool dp__device_is_open(const dp__device *device)
 {
-    if (device->dev == NULL || device->dev->ops == NULL)
+    return device->dev != NULL && device->dev->ops != NULL;
+}
+
+static void dp__streams_close(dp__device *device)
+{
+    if (!dp__device_is_open(device))
         return;
     const dp_device_ops *ops = device->dev->ops;
-    if (device->read_done != NULL)
-        ops->event_destroy(device->read_done);
+    for (int i = 0; i < 2; i++)
+        if (device->reads[i].done != NULL)
+            ops->event_destroy(device->reads[i].done);
     if (device->done != NULL)
         ops->event_destroy(device->done);
     if (device->own_stream != NULL)
         ops->stream_destroy(device->own_stream);
-    ops->close(device->dev);
+}
+
+static void dp__device_close(dp__device *device)
+{
+    if (dp__device_is_open(device))
+        device->dev->ops->close(device->dev);
 }
 
 /* Pools point to their device, so the array must not move: it is reserved once. */
@@ -6726,11 +6881,15 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         ctx->comm->ops->close(ctx->comm);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(&ctx->host, ctx->team);
+    for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
+        dp__streams_close(&ctx->devices[i]); /* what could not be waited for still has its memory */
     dp__blocks_free(ctx, ask_devices);
     for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
         dp__device_close(&ctx->devices[i]);
-    if (ask_devices)
+    if (ask_devices) {
+        dp__streams_close(&ctx->host_device);
         dp__device_close(&ctx->host_device);
+    }
     while (ctx->all_scopes != NULL) {
         dp_scope *scope = ctx->all_scopes;
         ctx->all_scopes = scope->made_before;

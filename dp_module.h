@@ -1087,7 +1087,7 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
     dp_status status = dp__temp_begin(module->ctx, &temp);
     if (status == DP_OK)
         status = dp__copy_tree(module, local_rank, temp, &copy);
-    dp__scope_end(temp);
+    status = dp__temp_end(temp, NULL, status);
     if (status == DP_OK)
         status = dp__copy_numbers(module, copy);
     if (status == DP_OK)
@@ -1729,11 +1729,11 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         return false;
     }
     const dp__memory *memory = record->memory;
-    if (!dp__is_zeroed(memory, slot) &&
-        dp__grad_zero(call->ctx, memory, slot, call->device) != DP_OK)
-        return false;
+    dp_status status = DP_OK;
+    if (!dp__is_zeroed(memory, slot))
+        status = dp__grad_zero(call->ctx, memory, slot, call->device);
     *out = memory->grad[slot];
-    return true;
+    return dp__leave(fn, call->ctx, status) == DP_OK;
 }
 
 /* `data` as the parameter's tensor; where it was not to be had, what every check refuses. */
@@ -2097,7 +2097,7 @@ static void dp__meet_work(dp_pass *pass)
     dp_status status = dp__temp_begin(pass->ctx, &temp);
     if (status == DP_OK)
         status = dp__meet_reduce(pass, temp);
-    dp__scope_end(temp);
+    status = dp__temp_end(temp, NULL, status);
     dp__lock_enter(&meet->lock);
     meet->status = status;
     atomic_store(&meet->here, 0);
@@ -2912,7 +2912,7 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
     DP__TRY(dp__pass_run(fn, pass, dp__stage_backward));
     DP__TRY(dp__temp_begin(pass->ctx, &temp));
     dp_status status = pass->count > 1 ? dp__replicas_reduce(pass->face, temp, pass->count) : DP_OK;
-    dp__scope_end(temp);
+    status = dp__temp_end(temp, NULL, status);
     if (status == DP_OK && out != NULL)
         status = dp__input_grad(pass, out);
     return status;
@@ -3200,7 +3200,7 @@ static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value
     DP__TRY(dp__temp_begin(pass->ctx, &temp));
     dp_status status = dp__reduce_add(
         pass->scope, temp, dp__sequence(DP_LIST, items, count, list.depth), output, &sum);
-    dp__scope_end(temp);
+    status = dp__temp_end(temp, NULL, status);
     return status == DP_OK ? dp__scale(pass->scope, sum, output, 1, total, out) : status;
 }
 
@@ -3279,7 +3279,7 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
         status = dp__reduce_add(scope, temp, list, &ctx->devices[dp__rank_at(how, 0)], &sum);
     if (status == DP_OK)
         status = dp__replicate(scope, sum, how, &all);
-    dp__scope_end(temp);
+    status = dp__temp_end(temp, NULL, status);
     if (status == DP_OK)
         *out_list = all;
     return dp__leave(__func__, ctx, status);

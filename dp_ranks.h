@@ -225,14 +225,21 @@ static bool dp__parts_reduce(const dp__coll *coll)
 
 static dp_status dp__aligned(const dp__coll *coll);
 
-static dp_status dp__collective_entered(const dp__coll *coll)
+static dp_status dp__issue(const dp__coll *coll)
 {
-    DP__TRY(dp__check_coll(coll));
-    if (coll->count == 0)
-        return DP_OK;
     if (coll->ctx->comm == NULL)
         return dp__copy_alone(coll);
     return dp__parts_reduce(coll) ? dp__collective_served(coll) : dp__aligned(coll);
+}
+
+/* A collective that fails leaves nothing behind that still reads or writes. */
+static dp_status dp__collective_entered(const dp__coll *coll)
+{
+    DP__TRY(dp__check_coll(coll));
+    dp_status status = coll->count > 0 ? dp__issue(coll) : DP_OK;
+    for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
+        status = dp__drain(coll->ctx, coll->ctx->parts[i].stream, status);
+    return status;
 }
 
 static dp_status dp__collective(const dp__coll *coll)
@@ -279,7 +286,7 @@ static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, cons
 /* The sum of all ranks' weights. */
 static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *weights, double *out)
 {
-    dp_tensor sum;
+    dp_tensor sum, host;
     dp_part *parts = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *parts, 8);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d weights", ctx->info.local_count);
@@ -290,8 +297,10 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
     }
     DP__TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
                                                1, DP_F64, DP_OP_SUM, 1, 0}));
-    dp_tensor host = dp__tensor_like(out, (dp_device){0, 0}, DP_F64, 0, NULL);
-    return dp__copy_tensor(ctx, &host, &sum, NULL);
+    DP__TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 0, NULL, &host));
+    DP__TRY(dp__copy_tensor(ctx, &host, &sum, NULL));
+    *out = *(const double *)host.data;
+    return DP_OK;
 }
 
 /* recv = send * share. A part that counts for nothing is left out, whatever it is. */
@@ -349,8 +358,7 @@ DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const
         status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status = dp__weighted(&coll, temp, weights);
-    dp__scope_end(temp);
-    return dp__exit(__func__, ctx, status);
+    return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
 }
 
 DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
@@ -403,7 +411,7 @@ DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count
 static dp_status dp__sync_all(dp_ctx *ctx)
 {
     for (int i = 0; i < ctx->info.local_count; i++)
-        DP__TRY(ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream));
+        DP__TRY(dp__sync(ctx->devices[i].stream));
     if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll))
         return ctx->comm->ops->poll(ctx->comm);
     return DP_OK;
@@ -432,8 +440,7 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status = dp__barrier(ctx, temp);
-    dp__scope_end(temp);
-    return dp__exit(__func__, ctx, status);
+    return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
 }
 
 /* ==== >>fallbacks ==============================================================================
@@ -501,6 +508,7 @@ static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
         if (count == 0)
             continue;
         DP__TRY(dp__tensor_make(temp, &ctx->devices[i], coll->dtype, 1, &count, &own));
+        DP__TRY(dp__order_after(&ctx->devices[i], ctx->parts[i].stream));
         ctx->parts[i].recv = own.data;
     }
     DP__TRY(dp__detour_verb(coll, ctx->parts));
@@ -518,11 +526,9 @@ static dp_status dp__with_temp(const dp__coll *coll,
     dp_status status = run(coll, temp);
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_stream *stream = ctx->parts[i].stream;
-        dp_status synced = stream->dev->ops->stream_sync(stream);
-        status = status != DP_OK ? status : synced;
+        status = status == DP_OK ? dp__sync(stream) : dp__drain(ctx, stream, status);
     }
-    dp__scope_end(temp);
-    return status;
+    return dp__temp_end(temp, NULL, status);
 }
 
 static dp_status dp__detour(const dp__coll *coll)
@@ -594,13 +600,10 @@ static bool dp__staging_fits(const dp_comm_config *config)
     return config->bootstrap == NULL && !config->host_memory;
 }
 
+/* What it has goes with the context, after the devices: one that failed may still write there. */
 static void dp__staging_close(dp_comm *comm)
 {
-    dp__staging *staging = (dp__staging *)comm;
-    for (int i = 0; i < staging->count && staging->pieces != NULL; i++)
-        comm->host->free(comm->host, staging->pieces[i]);
-    comm->host->free(comm->host, staging->pieces);
-    comm->host->free(comm->host, staging);
+    (void)comm;
 }
 
 static dp_status dp__staging_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
@@ -616,10 +619,8 @@ static dp_status dp__staging_open(const dp_host *host, const dp_comm_config *con
         staging->pieces[i] = host->alloc(host, DP__STAGE_BYTES, 64);
         full = full || staging->pieces[i] == NULL;
     }
-    if (full) {
-        dp__staging_close(&staging->base);
+    if (full)
         return dp_error(DP_ERR_NO_MEMORY, "no memory to stage collectives");
-    }
     *out = &staging->base;
     return DP_OK;
 }
@@ -627,7 +628,7 @@ static dp_status dp__staging_open(const dp_host *host, const dp_comm_config *con
 static dp_status dp__staging_sync(const dp_part *local, int count)
 {
     for (int i = 0; i < count; i++)
-        DP__TRY(local[i].stream->dev->ops->stream_sync(local[i].stream));
+        DP__TRY(dp__sync(local[i].stream));
     return DP_OK;
 }
 
@@ -687,7 +688,7 @@ static dp_status dp__staging_broadcast(dp_comm *comm, const dp_part *local, size
     for (size_t done = 0; done < bytes; done += piece) {
         piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
         DP__TRY(dp__staging_out(&local[root], staging->pieces[0], done, piece));
-        DP__TRY(local[root].stream->dev->ops->stream_sync(local[root].stream));
+        DP__TRY(dp__sync(local[root].stream));
         for (int i = 0; i < staging->count; i++)
             DP__TRY(dp__staging_in(&local[i], done, staging->pieces[0], piece));
         DP__TRY(dp__staging_sync(local, staging->count));

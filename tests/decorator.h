@@ -61,6 +61,7 @@ typedef struct decorator {
     dp_status fail_with;
     bool fired;
     deco_method fired_in;
+    bool then_waits_fail; /* after that call every wait for a device fails too */
 
     pthread_mutex_t mutex;
     long call_count; /* of those that can fail */
@@ -228,13 +229,15 @@ static inline dp_status deco_enter(deco_method method, const dp_dev *dev, const 
     if (stream != NULL && (entry == NULL || entry->busy))
         deco_breach("%s: the stream %s", deco_name(method),
                     entry == NULL ? "does not exist" : "is in use by another thread");
+    bool waits = method == DECO_stream_sync || method == DECO_event_sync;
     bool fails = ++deco.call_count == deco.fail_at;
     if (fails) {
         deco.fired = true;
         deco.fired_in = method;
-    } else if (entry != NULL) {
-        entry->busy = true;
     }
+    fails = fails || (waits && deco.fired && deco.then_waits_fail);
+    if (entry != NULL && !fails)
+        entry->busy = true;
     pthread_mutex_unlock(&deco.mutex);
     return fails ? dp_error(deco.fail_with, "decorator: %s fails", deco_name(method)) : DP_OK;
 }
@@ -425,7 +428,7 @@ static inline dp_status deco_copy_2d(dp_stream *stream, void *dst, size_t dst_pi
 static inline dp_status deco_peer_copy(dp_stream *stream, void *dst, dp_dev *src_dev,
                                        const void *src, size_t bytes)
 {
-    deco_expect(DECO_peer_copy, src_dev != stream->dev && src_dev->ops == &deco.device, "peer");
+    deco_expect(DECO_peer_copy, src_dev != stream->dev && src_dev->ops == stream->dev->ops, "peer");
     deco_range(DECO_peer_copy, stream->dev, dst, bytes);
     deco_range(DECO_peer_copy, src_dev, src, bytes);
     dp_status status = deco_enter(DECO_peer_copy, stream->dev, stream);
@@ -566,6 +569,7 @@ static inline void deco_reset(long fail_at, dp_status fail_with)
     deco.fail_at = fail_at;
     deco.fail_with = fail_with;
     deco.fired = false;
+    deco.then_waits_fail = false;
     deco.call_count = 0;
     deco.log_count = 0;
     deco.object_count = 0;

@@ -138,6 +138,20 @@ static inline void lazy_check_free(const dp_dev *dev, const void *data, size_t b
     }
 }
 
+/* Nothing that is queued reads or writes memory of the host: what did, was waited for before that
+   memory went. */
+static inline void lazy_check_host(void)
+{
+    pthread_mutex_lock(&lazy.mutex);
+    for (const lazy_stream *s = lazy.streams; s != NULL; s = s->next)
+        for (size_t i = s->done; i < s->first + s->count; i++) {
+            deco_method method = s->queue[i - s->first].method;
+            if (method == DECO_copy_in || method == DECO_copy_out)
+                test_fail(__FILE__, __LINE__, "%s is still to be done", deco_name(method));
+        }
+    pthread_mutex_unlock(&lazy.mutex);
+}
+
 static inline dp_status lazy_put(dp_stream *base, lazy_op op)
 {
     lazy_stream *stream = (lazy_stream *)base;

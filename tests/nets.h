@@ -30,10 +30,23 @@ static inline dp_tensor net_view(const dp_call *call, const void *data, int64_t 
     return view;
 }
 
+/* By way of the call's scope: a device that fails may write there later. */
+static inline dp_status net_read_tensor(const dp_call *call, const dp_tensor *tensor, float *out)
+{
+    size_t bytes = (size_t)dp_tensor_count(tensor) * sizeof *out;
+    float *got = dp_scope_alloc(call->scope, bytes);
+    if (got == NULL)
+        return dp_error(dp_failure(call->ctx, NULL) ? DP_ERR_DEVICE : DP_ERR_NO_MEMORY,
+                        "no memory");
+    TRY(dp_read(call->ctx, tensor, got, bytes));
+    memcpy(out, got, bytes);
+    return DP_OK;
+}
+
 static inline dp_status net_read(const dp_call *call, const void *data, float *out, int64_t count)
 {
     dp_tensor view = net_view(call, data, count);
-    return dp_read(call->ctx, &view, out, (size_t)count * sizeof *out);
+    return net_read_tensor(call, &view, out);
 }
 
 /* data += what */
@@ -41,18 +54,24 @@ static inline dp_status net_add(const dp_call *call, void *data, const float *wh
 {
     float *sum = dp_scope_alloc(call->scope, (size_t)count * sizeof *sum + 1);
     dp_tensor host = dp_wrap(sum, DP_F32, 1, &count), view = net_view(call, data, count);
-    if (sum == NULL || data == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s", data == NULL ? dp_last_error() : "no memory");
+    dp_failure_info failure = {.status = DP_ERR_NO_MEMORY};
+    if (sum == NULL || data == NULL) {
+        dp_failure(call->ctx, &failure);
+        return dp_error(failure.status, "%s", data == NULL ? dp_last_error() : "no memory");
+    }
     TRY(net_read(call, data, sum, count));
     for (int64_t i = 0; i < count; i++)
         sum[i] += what[i];
     return dp_copy(call->ctx, &view, &host, NULL);
 }
 
+/* The device may read what it is given later: from the call's scope. */
 static inline dp_status net_new(dp_call *call, const float *data, int ndim, const int64_t *shape,
                                 dp_value *out)
 {
-    dp_tensor tensor, host = dp_wrap_const(data, DP_F32, ndim, shape);
+    dp_tensor tensor, given = dp_wrap_const(data, DP_F32, ndim, shape), host;
+    TRY(dp_tensor_new(call->scope, (dp_device){0, 0}, DP_F32, ndim, shape, &host));
+    TRY(dp_copy(call->ctx, &host, &given, NULL));
     TRY(dp_tensor_new(call->scope, call->device, DP_F32, ndim, shape, &tensor));
     TRY(dp_copy(call->ctx, &tensor, &host, NULL));
     *out = dp_of(call->scope, &tensor);
@@ -105,7 +124,7 @@ static inline int64_t net_rows(const dp_call *call, const dp_tensor *x)
 static inline dp_status net_load(const dp_call *call, const dp_tensor *x, float *out_x,
                                  float *out_w)
 {
-    TRY(dp_read(call->ctx, x, out_x, (size_t)dp_tensor_count(x) * sizeof *out_x));
+    TRY(net_read_tensor(call, x, out_x));
     TRY(net_read(call, dp_param(call, NET_W), out_w, NET_IN * NET_OUT));
     return net_read(call, dp_param(call, NET_B), out_w + NET_IN * NET_OUT, NET_OUT);
 }
@@ -136,7 +155,7 @@ static inline dp_status net_backward(dp_call *call)
     TRY(net_load(call, x, data, w));
     if (call->grad.kind == DP_TENSOR) {
         TRY(dp_as_tensor(call->grad, "gradient", DP_F32, 2, &g));
-        TRY(dp_read(call->ctx, g, gy, (size_t)(rows * NET_OUT) * sizeof *gy));
+        TRY(net_read_tensor(call, g, gy));
     }
     for (int64_t i = 0; call->grad.kind == DP_FLOAT && i < rows * NET_OUT; i++)
         gy[i] = (float)call->grad.as.f;

@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include "../examples/custom_device.h"
 #include "numbers.h"
 
 enum {
@@ -18,8 +19,6 @@ enum {
     LARGE = 264 << 10, /* bytes of an operand that is shared out among threads */
     SAID = 2 * 8 + 1   /* what stats and item say */
 };
-
-const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
 /* ---- a bed: memory with guards on every device, and on the host behind them ------------------ */
 

@@ -8,9 +8,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "../examples/custom_device.h"
 #include "boot_coll.h"
-
-const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
 /* ---- processes that can talk to process 0 ---------------------------------------------------- */
 

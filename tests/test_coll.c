@@ -5,13 +5,12 @@
    their work. */
 
 #include <stdlib.h>
+#include "../examples/custom_device.h"
 #include "decorator.h"
 #include "lazy.h"
 #include "numbers.h"
 
 enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
-
-const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
 /* ---- worlds ---------------------------------------------------------------------------------- */
 

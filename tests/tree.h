@@ -17,11 +17,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "../examples/custom_device.h"
 #include "test.h"
 
 enum { TREE_DEVICES = 8, TREE_ITEMS = 32, TREE_TEXT = 1 << 16 };
-
-const dp_device_ops *toy_device(void); /* examples/custom_device.c */
 
 /* ---- one test, every backend ----------------------------------------------------------------- */
 
