@@ -44,7 +44,8 @@
      >>values       constructors and look-up
      >>walk         trees rebuilt; keep
      >>collating    groups, stacks, padding
-     >>cutting      how rows fall on parts, the plan of a scatter
+     >>splitting    how rows fall on parts
+     >>cutting      the plan of a scatter
      >>scattering   the parts
      >>gathering    parts become one
      >>replicating  flat blocks, and sums of them
@@ -692,8 +693,12 @@ DP_MUST_USE DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t
                                            size_t part_count, int64_t *out_rows,
                                            size_t *out_part_count);
 
-/* A list with one value a part. Tensors are cut along dim, containers give group i to device i, the
-   rest is repeated. A part that can be seen from its device is a view, else a copy there. */
+/* A list with one value a part. Where there are containers they decide the cut: group i goes to
+   device i, and a tensor beside them is cut along dim by the samples that the groups have (rows of
+   a stacked tensor, entries of a list). Else tensors are cut along dim as `how` says. The rest is
+   repeated. One device gets everything as it is, and nothing has to agree. A container of a tensor
+   that was never collated goes to the first device whole. A part that can be seen from its device
+   is a view, else a copy there. */
 DP_MUST_USE DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
                                         const dp_scatter_config *how, dp_value *out_list);
 
@@ -974,8 +979,8 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
 
 /* ==== >>wrappers ===============================================================================
    A wrapper is a module that runs another one on several devices. It has the methods of what it
-   wraps, and no names of its own; wrappers nest. The batch is cut, every part goes through a
-   replica, and gradients of all replicas are summed into the one original.                      */
+   wraps, and no names of its own; wrappers nest. The batch is cut as by dp_scatter, every part goes
+   through a replica, and gradients of all replicas are summed into the one original.            */
 
 typedef struct
     dp_parallel_config {    /* zero: all devices, balanced along dim 0, results on the first */
@@ -5136,27 +5141,8 @@ DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t cou
     return dp__leave(__func__, scope->ctx, status);
 }
 
-/* ==== >>cutting ==================================================================================
-   How rows fall on parts, and the plan of a scatter: how many parts there are, and that nothing is
-   lost by cutting a tree so.                                                                    */
-
-typedef struct dp__plan {
-    const char *fn;
-    dp_ctx *ctx;
-    dp_scope *scope;
-    const dp_scatter_config *how;
-    size_t device_count;
-    int64_t rows;          /* for which `sizes` was worked out; -1: none yet */
-    int64_t *sizes;        /* of the parts, device_count of them */
-    size_t made;           /* parts that `sizes` has */
-    int64_t counted;       /* rows of a field of this tree that `parts` and `needed` know of */
-    const void *rows_of;   /* the tensor whose rows they are */
-    size_t parts;          /* least number over the fields so far */
-    size_t needed;         /* parts up to the last one with rows, over the fields so far */
-    const void *needed_by; /* the tensor or container that has them */
-    dp_value
-        roots[2]; /* what is scattered: leaves are looked for in them when an error names them */
-} dp__plan;
+/* ==== >>splitting ================================================================================
+   How rows fall on parts, and which devices the parts are for.                                  */
 
 static const dp_scatter_config dp__scatter_default;
 static const dp_gather_config dp__gather_default;
@@ -5318,6 +5304,30 @@ static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_sca
     return DP_OK;
 }
 
+/* ==== >>cutting ==================================================================================
+   The plan of a scatter: how many parts there are, how many rows each has, and that nothing is lost
+   by cutting a tree so.                                                                         */
+
+typedef struct dp__plan {
+    const char *fn;
+    dp_ctx *ctx;
+    dp_scope *scope;
+    const dp_scatter_config *how;
+    dp_value roots[2]; /* what is cut together; in them leaves are found that an error names */
+    size_t device_count;
+    size_t most;           /* parts that there can be: devices, or groups of the containers */
+    const void *groups_of; /* the first container; NULL: there is none */
+    const void *rows_of;   /* the container, or else the tensor, whose rows count; NULL: none has */
+    int64_t total;         /* those rows */
+    bool fixed;            /* they are samples of groups, so `sizes` is said by these */
+    int64_t rows;          /* for which `sizes` was worked out; -1: none yet */
+    int64_t *sizes;        /* of the parts, device_count of them */
+    size_t made;           /* parts that `sizes` has */
+    size_t parts;          /* least number over the fields so far */
+    size_t needed;         /* parts up to the last one with rows, over the fields so far */
+    const void *parts_by, *needed_by; /* the fields that make and need so many */
+} dp__plan;
+
 /* The place of a leaf in a tree, told by its address. */
 static bool dp__leaf_path(dp_value value, const void *leaf, const dp__path *path, char *text,
                           size_t bytes)
@@ -5344,51 +5354,36 @@ static const char *dp__plan_name(const dp__plan *plan, const void *leaf, char *t
 /* A field makes `made` parts, of which the first `needed` are not empty. */
 static void dp__plan_field(dp__plan *plan, size_t made, size_t needed, const void *leaf)
 {
-    if (made < plan->parts)
+    if (made < plan->parts) {
         plan->parts = made;
+        plan->parts_by = leaf;
+    }
     if (needed > plan->needed) {
         plan->needed = needed;
         plan->needed_by = leaf;
     }
 }
 
-static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
+/* ---- containers decide ----------------------------------------------------------------------- */
+
+/* A tensor that was never collated is the only group. */
+static size_t dp__group_count(const dp_container *container)
 {
-    if (plan->rows == rows)
-        return DP_OK;
-    DP__TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
-    plan->rows = rows;
-    return DP_OK;
+    return container->data.kind == DP_LIST ? container->data.count : 1;
 }
 
-static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
+static dp_value dp__group_at(const dp_container *container, size_t i)
 {
-    char where[160];
-    int dim = plan->how->dim;
-    if (tensor->ndim == 0)
-        return dp__path_error(DP_ERR_INVALID, path, " has 0 dims and cannot be cut: pass a number");
-    if (dim < -tensor->ndim || dim >= tensor->ndim)
-        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
-                              tensor->ndim, dim);
-    if (dp__device_of(plan->ctx, tensor->device) == NULL)
-        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
-    int64_t rows = tensor->shape[dim < 0 ? dim + tensor->ndim : dim];
-    if (plan->rows >= 0 && plan->rows != rows && plan->how->split != DP_SPLIT_CHUNK)
-        return dp__path_error(
-            DP_ERR_MISMATCH, path, " has %lld rows and %s has %lld: they cannot be cut alike",
-            (long long)rows, dp__plan_name(plan, plan->rows_of, where, sizeof where),
-            (long long)plan->rows);
-    if (plan->counted == rows) /* as a field before: it changes nothing */
-        return DP_OK;
-    if (plan->rows < 0)
-        plan->rows_of = tensor;
-    DP__TRY(dp__plan_rows(plan, rows));
-    size_t needed = plan->made;
-    while (needed > 0 && plan->sizes[needed - 1] == 0)
-        needed--;
-    dp__plan_field(plan, plan->made, needed, tensor);
-    plan->counted = rows;
-    return DP_OK;
+    return container->data.kind == DP_LIST ? container->data.as.items[i] : container->data;
+}
+
+/* Samples in a group, as collate makes it: rows of a tensor, entries of a list; -1: who knows. */
+static int64_t dp__group_rows(const dp_container *container, size_t i)
+{
+    dp_value group = dp__group_at(container, i);
+    if (container->data.kind == DP_LIST && group.kind == DP_TENSOR && group.as.t->ndim > 0)
+        return group.as.t->shape[0];
+    return group.kind == DP_LIST ? (int64_t)group.count : -1;
 }
 
 /* What a group may hold: tensors, and lists of them. */
@@ -5407,59 +5402,185 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
     return DP_OK;
 }
 
-static dp_status dp__plan_container(dp__plan *plan, const dp_container *container,
-                                    const dp__path *path)
+/* The first container whose samples can be counted says how many rows the parts have. */
+static dp_status dp__plan_decide(dp__plan *plan, const dp_container *container,
+                                 const dp__path *path)
 {
-    if (container->data.kind != DP_LIST)
-        return dp__path_error(DP_ERR_INVALID, path,
-                              " is a container of a %s, not of a list with one entry a "
-                              "device: collate makes it",
-                              dp__kind_name(container->data.kind));
-    if (container->data.count > plan->device_count)
-        return dp__path_error(DP_ERR_MISMATCH, path,
-                              " has %u groups for %zu devices: groups would be lost",
-                              (unsigned)container->data.count, plan->device_count);
-    if (!container->cpu_only)
-        DP__TRY(dp__plan_group(plan, container->data, path));
-    dp__plan_field(plan, container->data.count, container->data.count, container);
+    bool sizes = plan->how->split == DP_SPLIT_SIZES && plan->device_count > 1;
+    plan->total = 0;
+    for (size_t i = 0; i < plan->device_count; i++) {
+        plan->sizes[i] = i < plan->most ? dp__group_rows(container, i) : 0;
+        if (__builtin_add_overflow(plan->total, plan->sizes[i], &plan->total))
+            return dp__path_error(DP_ERR_INVALID, path, ": too many rows");
+        if (sizes && plan->sizes[i] != plan->how->sizes[i])
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %lld sample%s in group %zu, and sizes[%zu] is %lld",
+                                  (long long)plan->sizes[i], dp__s((size_t)plan->sizes[i]), i, i,
+                                  (long long)plan->how->sizes[i]);
+    }
+    plan->rows_of = container;
+    plan->rows = plan->total;
+    plan->made = plan->most;
+    plan->fixed = true;
     return DP_OK;
 }
 
-static dp_status dp__plan_value(dp__plan *plan, dp_value value, const dp__path *path)
+/* On one device nothing has to agree. */
+static dp_status dp__plan_samples(dp__plan *plan, const dp_container *container,
+                                  const dp__path *path)
 {
-    if (value.kind == DP_TENSOR)
-        return dp__plan_tensor(plan, value.as.t, path);
-    if (value.kind == DP_CONTAINER)
-        return dp__plan_container(plan, value.as.c, path);
+    char where[160];
+    for (size_t i = 0; i < plan->most; i++)
+        if (dp__group_rows(container, i) < 0)
+            return DP_OK;
+    if (!plan->fixed)
+        return dp__plan_decide(plan, container, path);
+    for (size_t i = 0; i < plan->most && plan->device_count > 1; i++) {
+        int64_t rows = dp__group_rows(container, i);
+        if (rows != plan->sizes[i])
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %lld sample%s in group %zu and %s has %lld: they cannot be "
+                                  "cut alike",
+                                  (long long)rows, dp__s((size_t)rows), i,
+                                  dp__plan_name(plan, plan->rows_of, where, sizeof where),
+                                  (long long)plan->sizes[i]);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__plan_container(dp__plan *plan, const dp_container *container,
+                                    const dp__path *path)
+{
+    char where[160];
+    dp_value data = container->data;
+    size_t count = dp__group_count(container);
+    if (data.kind != DP_LIST && data.kind != DP_TENSOR)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " is a container of a %s, not of a list with one entry a "
+                              "device: collate makes it",
+                              dp__kind_name(data.kind));
+    for (uint32_t i = 0; data.kind == DP_LIST && i < data.count; i++)
+        DP__TRY(dp__check_below(data, data.as.items[i]));
+    if (count > plan->device_count)
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " has %zu group%s for %zu device%s: groups would be lost", count,
+                              dp__s(count), plan->device_count, dp__s(plan->device_count));
+    if (plan->groups_of != NULL && count != plan->most)
+        return dp__path_error(
+            DP_ERR_MISMATCH, path, " has %zu group%s and %s has %zu: they cannot be cut alike",
+            count, dp__s(count), dp__plan_name(plan, plan->groups_of, where, sizeof where),
+            plan->most);
+    if (!container->cpu_only)
+        DP__TRY(dp__plan_group(plan, data, path));
+    plan->groups_of = plan->groups_of != NULL ? plan->groups_of : container;
+    plan->most = count;
+    return dp__plan_samples(plan, container, path);
+}
+
+/* ---- tensors follow, or the split decides ---------------------------------------------------- */
+
+static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
+{
+    if (plan->rows == rows)
+        return DP_OK;
+    DP__TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
+    plan->rows = rows;
+    return DP_OK;
+}
+
+/* One device takes all as it is. */
+static bool dp__plan_is_whole(const dp__plan *plan)
+{
+    return plan->device_count == 1 && plan->most == 1;
+}
+
+/* The first tensor with rows counts them, if no container does. */
+static void dp__plan_count(dp__plan *plan, const dp_tensor *tensor, int64_t rows)
+{
+    if (plan->rows_of != NULL)
+        return;
+    plan->rows_of = tensor;
+    plan->total = rows;
+}
+
+static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
+{
+    char where[160];
+    int dim = plan->how->dim;
+    bool has_dim = dim >= -tensor->ndim && dim < tensor->ndim;
+    int64_t rows = has_dim ? tensor->shape[dim < 0 ? dim + tensor->ndim : dim] : 0;
+    if (dp__device_of(plan->ctx, tensor->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    if (has_dim)
+        dp__plan_count(plan, tensor, rows);
+    if (dp__plan_is_whole(plan))
+        return DP_OK;
+    if (tensor->ndim == 0)
+        return dp__path_error(DP_ERR_INVALID, path, " has 0 dims and cannot be cut: pass a number");
+    if (!has_dim)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
+                              tensor->ndim, dim);
+    if (plan->total != rows && (plan->fixed || plan->how->split != DP_SPLIT_CHUNK))
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " has %lld row%s and %s has %lld%s: they cannot be cut alike",
+                              (long long)rows, dp__s((size_t)rows),
+                              dp__plan_name(plan, plan->rows_of, where, sizeof where),
+                              (long long)plan->total, plan->fixed ? " in its groups" : "");
+    DP__TRY(dp__plan_rows(plan, rows));
+    size_t needed = plan->made;
+    while (needed > 0 && plan->sizes[needed - 1] == 0)
+        needed--;
+    dp__plan_field(plan, plan->made, needed, tensor);
+    return DP_OK;
+}
+
+/* All leaves of a kind: containers come first. */
+static dp_status dp__plan_value(dp__plan *plan, dp_kind kind, dp_value value, const dp__path *path)
+{
+    if (value.kind == kind)
+        return kind == DP_TENSOR ? dp__plan_tensor(plan, value.as.t, path)
+                                 : dp__plan_container(plan, value.as.c, path);
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
         DP__TRY(dp__check_below(value, value.as.items[i]));
         if (!dp__is_plain(value.as.items[i]))
-            DP__TRY(dp__plan_value(plan, value.as.items[i], &(dp__path){path, NULL, i}));
+            DP__TRY(dp__plan_value(plan, kind, value.as.items[i], &(dp__path){path, NULL, i}));
     }
     for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
         const dp_pair *pair = &value.as.pairs[i];
         DP__TRY(dp__check_below(value, pair->value));
         if (!dp__is_plain(pair->value))
-            DP__TRY(dp__plan_value(plan, pair->value, &(dp__path){path, pair->key, 0}));
+            DP__TRY(dp__plan_value(plan, kind, pair->value, &(dp__path){path, pair->key, 0}));
     }
     return DP_OK;
 }
 
-/* What is cut together: the number of parts is the least over the fields; a field with rows beyond
+/* Of some of the roots: the number of parts is the least over the fields; a field with rows beyond
    would lose them. */
 static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t count)
 {
-    char where[160];
-    plan->parts = plan->device_count;
-    plan->needed = 0;
-    plan->counted = -1;
+    char needs[160], makes[160];
+    plan->parts = plan->most;
+    plan->needed = plan->groups_of != NULL ? plan->most : 0;
+    plan->parts_by = plan->needed_by = plan->groups_of;
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__plan_value(plan, values[i], NULL));
+        DP__TRY(dp__plan_value(plan, DP_TENSOR, values[i], NULL));
     if (plan->needed > plan->parts)
-        return dp_error(
-            DP_ERR_MISMATCH,
-            "%s has rows in %zu parts, another field makes %zu parts: rows would be lost",
-            dp__plan_name(plan, plan->needed_by, where, sizeof where), plan->needed, plan->parts);
+        return dp_error(DP_ERR_MISMATCH,
+                        "%s has rows in %zu parts, %s makes %zu part%s: rows would be lost",
+                        dp__plan_name(plan, plan->needed_by, needs, sizeof needs), plan->needed,
+                        dp__plan_name(plan, plan->parts_by, makes, sizeof makes), plan->parts,
+                        dp__s(plan->parts));
+    return DP_OK;
+}
+
+/* Rows of each part; NULL: there is nothing that has any. */
+static dp_status dp__plan_sizes(dp__plan *plan, int64_t **out)
+{
+    *out = plan->rows_of != NULL ? plan->sizes : NULL;
+    if (dp__plan_is_whole(plan))
+        plan->sizes[0] = plan->total;
+    else if (plan->rows_of != NULL)
+        DP__TRY(dp__plan_rows(plan, plan->total));
     return DP_OK;
 }
 
@@ -5468,11 +5589,14 @@ static dp_status dp__plan_begin(dp__plan *plan)
     DP__TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
     plan->device_count = dp__rank_count(plan->ctx, plan->how);
     DP__TRY(dp__check_split(plan->fn, plan->how, plan->device_count));
+    plan->most = plan->device_count;
     plan->rows = -1;
     plan->sizes = dp__scope_bytes(plan->scope, plan->device_count * sizeof *plan->sizes, 8);
     if (plan->sizes == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", plan->fn,
                         plan->device_count);
+    for (size_t i = 0; i < 2; i++)
+        DP__TRY(dp__plan_value(plan, DP_CONTAINER, plan->roots[i], NULL));
     return DP_OK;
 }
 
@@ -5512,13 +5636,15 @@ static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp
     dp__plan *plan = parter->plan;
     int dim = plan->how->dim < 0 ? plan->how->dim + tensor->ndim : plan->how->dim;
     int64_t first = 0;
-    DP__TRY(dp__plan_rows(plan, tensor->shape[dim]));
-    for (size_t i = 0; i < parter->index; i++)
-        first += plan->sizes[i];
     dp_tensor *part = dp__of_copy(plan->scope, tensor, out);
     if (part == NULL)
         return dp__full(plan->fn);
-    dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
+    if (!dp__plan_is_whole(plan)) {
+        DP__TRY(dp__plan_rows(plan, tensor->shape[dim]));
+        for (size_t i = 0; i < parter->index; i++)
+            first += plan->sizes[i];
+        dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
+    }
     return dp__place(plan->scope, part, parter->device);
 }
 
@@ -5544,7 +5670,7 @@ static dp_status dp__part_leaf(dp__mapper *mapper, dp_value value, dp_value *out
         *out = value;
         return DP_OK;
     }
-    dp_value group = value.as.c->data.as.items[parter->index];
+    dp_value group = dp__group_at(value.as.c, parter->index);
     if (value.as.c->cpu_only) {
         *out = group;
         return DP_OK;
@@ -5594,8 +5720,9 @@ DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
     DP__TRY(dp__check_scope_of(__func__, scope, ctx));
     DP__TRY(dp__check_value(__func__, "value", value));
     DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
-    DP__TRY(dp__plan_begin(&plan));
-    dp_status status = dp__scatter_value(&plan, value, &list);
+    dp_status status = dp__plan_begin(&plan);
+    if (status == DP_OK)
+        status = dp__scatter_value(&plan, value, &list);
     if (status == DP_OK)
         *out_list = list;
     return dp__leave(__func__, ctx, status);
@@ -5652,8 +5779,9 @@ DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, 
     if (kwargs.kind != DP_NONE && kwargs.kind != DP_DICT)
         return dp_error(DP_ERR_INVALID, "%s: kwargs is a %s, not a dict", __func__,
                         dp__kind_name(kwargs.kind));
-    DP__TRY(dp__plan_begin(&plan));
-    dp_status status = dp__scatter_both(&plan, args, kwargs, &lists[0], &lists[1]);
+    dp_status status = dp__plan_begin(&plan);
+    if (status == DP_OK)
+        status = dp__scatter_both(&plan, args, kwargs, &lists[0], &lists[1]);
     if (status == DP_OK) {
         *out_args = lists[0];
         *out_kwargs = lists[1];

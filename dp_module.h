@@ -2329,69 +2329,26 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 
 /* ---- cutting arguments ----------------------------------------------------------------------- */
 
-typedef struct dp__cut {
-    dp__plan plan;
-    dp_value both[2]; /* args, kwargs: cut as one tree, so that no replica goes without */
-} dp__cut;
-
-static dp_status dp__cut_make(dp__cut *cut, const dp__request *request, const dp__face *face,
+/* Arguments by place and by name are cut as one, so that no replica goes without. */
+static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const dp__face *face,
                               const dp_scatter_config *how)
 {
-    cut->both[0] = request->args;
-    cut->both[1] = request->kwargs;
-    cut->plan = (dp__plan){.fn = request->fn,
-                           .ctx = face->ctx,
-                           .scope = request->scope,
-                           .how = how,
-                           .roots = {request->args, request->kwargs}};
-    DP__TRY(dp__plan_begin(&cut->plan));
-    DP__TRY(dp__plan_make(&cut->plan, cut->both, 2));
+    char where[160];
     bool even = how->split == DP_SPLIT_BALANCED || how->split == DP_SPLIT_WEIGHTS;
-    if (cut->plan.counted >= 0 && even) /* parts without rows at the end get no replica */
-        cut->plan.parts = cut->plan.needed > 0 ? cut->plan.needed : 1;
+    *plan = (dp__plan){.fn = request->fn,
+                       .ctx = face->ctx,
+                       .scope = request->scope,
+                       .how = how,
+                       .roots = {request->args, request->kwargs}};
+    DP__TRY(dp__plan_begin(plan));
+    DP__TRY(dp__plan_make(plan, plan->roots, 2));
+    if (plan->parts == 0)
+        return dp_error(DP_ERR_INVALID, "%s has no groups: there is nothing to run",
+                        dp__plan_name(plan, plan->parts_by, where, sizeof where));
+    if (plan->rows_of != NULL && plan->groups_of == NULL && even)
+        plan->parts = plan->needed > 0 ? plan->needed : 1; /* the last ones have no rows */
     if (dp__is_nothing(request->args) && dp__is_nothing(request->kwargs))
-        cut->plan.parts = 1;
-    return DP_OK;
-}
-
-/* Samples in group `index` of the first container in a tree; -1: there is none. */
-static int64_t dp__group_rows(dp_value value, size_t index)
-{
-    int64_t rows = -1;
-    if (value.kind == DP_CONTAINER) {
-        dp_value group = value.as.c->data.as.items[index];
-        if (group.kind == DP_TENSOR)
-            return group.as.t->ndim > 0 ? group.as.t->shape[0] : 1;
-        return dp__is_sequence(group) ? (int64_t)group.count : 1;
-    }
-    for (uint32_t i = 0; rows < 0 && dp__is_sequence(value) && i < value.count; i++)
-        rows = dp__group_rows(value.as.items[i], index);
-    for (uint32_t i = 0; rows < 0 && value.kind == DP_DICT && i < value.count; i++)
-        rows = dp__group_rows(value.as.pairs[i].value, index);
-    return rows;
-}
-
-/* Rows of each part, as far as anything was cut; NULL: nothing was. */
-static dp_status dp__cut_rows(dp__cut *cut, int64_t **out)
-{
-    const dp__plan *plan = &cut->plan;
-    int64_t *rows = dp__scope_bytes(plan->scope, plan->parts * sizeof *rows, 8);
-    *out = NULL;
-    if (rows == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
-    const dp_tensor *first = plan->rows_of;
-    if (first != NULL) {
-        int dim = plan->how->dim < 0 ? plan->how->dim + first->ndim : plan->how->dim;
-        DP__TRY(dp__plan_rows(&cut->plan, first->shape[dim]));
-    }
-    for (size_t i = 0; i < plan->parts; i++) {
-        rows[i] = first != NULL ? plan->sizes[i] : dp__group_rows(cut->both[0], i);
-        if (rows[i] < 0)
-            rows[i] = dp__group_rows(cut->both[1], i);
-        if (rows[i] < 0)
-            return DP_OK;
-    }
-    *out = rows;
+        plan->parts = 1;
     return DP_OK;
 }
 
@@ -2433,18 +2390,18 @@ static void dp__pass_rows(dp_pass *pass, int64_t *rows)
 
 static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pass **out)
 {
-    dp__cut cut;
+    dp__plan plan;
     int64_t *rows = NULL;
     DP__TRY(dp__face_allows(face, request->method));
-    DP__TRY(dp__cut_make(&cut, request, face, &face->how));
-    DP__TRY(dp__pass_make(request, face->runs, face, cut.plan.parts, out));
+    DP__TRY(dp__cut_make(&plan, request, face, &face->how));
+    DP__TRY(dp__pass_make(request, face->runs, face, plan.parts, out));
     for (size_t r = 0; r < (*out)->count; r++) {
         dp_value args = dp_none(), kwargs = dp_none();
-        DP__TRY(dp__part_make(&cut.plan, request->args, r, &args));
-        DP__TRY(dp__part_make(&cut.plan, request->kwargs, r, &kwargs));
+        DP__TRY(dp__part_make(&plan, request->args, r, &args));
+        DP__TRY(dp__part_make(&plan, request->kwargs, r, &kwargs));
         dp__pass_record(*out, request, r, args, kwargs);
     }
-    DP__TRY(dp__cut_rows(&cut, &rows));
+    DP__TRY(dp__plan_sizes(&plan, &rows));
     dp__pass_rows(*out, rows);
     return DP_OK;
 }
@@ -3058,8 +3015,9 @@ static dp_value dp__criterion_output(const dp_pass *pass, size_t r)
 }
 
 /* Targets are cut as the outputs were, where that is known, else as the config says. */
-static dp_status dp__criterion_plan(dp__cut *cut, const dp__request *targets, const dp__face *face,
-                                    size_t count, const int64_t *rows, dp_scatter_config *how)
+static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
+                                    const dp__face *face, size_t count, const int64_t *rows,
+                                    dp_scatter_config *how)
 {
     bool nothing = dp__is_nothing(targets->args) && dp__is_nothing(targets->kwargs);
     *how = face->how;
@@ -3069,23 +3027,23 @@ static dp_status dp__criterion_plan(dp__cut *cut, const dp__request *targets, co
         how->sizes = rows;
         how->weights = NULL;
     }
-    dp_status status = dp__cut_make(cut, targets, face, how);
-    if (status == DP_ERR_INVALID && rows != NULL)
+    dp_status status = dp__cut_make(plan, targets, face, how);
+    if ((status == DP_ERR_INVALID || status == DP_ERR_MISMATCH) && rows != NULL)
         return dp_error(DP_ERR_MISMATCH, "the targets cannot be cut as the outputs were: %s",
                         dp_last_error());
-    if (status == DP_OK && cut->plan.parts < count && !nothing)
-        return dp_error(DP_ERR_MISMATCH, "the targets make %zu parts, the outputs are %zu",
-                        cut->plan.parts, count);
-    if (status == DP_OK && cut->plan.counted >= 0 && cut->plan.needed > count)
+    if (status == DP_OK && plan->parts < count && !nothing)
+        return dp_error(DP_ERR_MISMATCH, "the targets make %zu part%s, the outputs are %zu",
+                        plan->parts, dp__s(plan->parts), count);
+    if (status == DP_OK && plan->rows_of != NULL && plan->needed > count)
         return dp_error(DP_ERR_MISMATCH, "the targets have rows in %zu parts, the outputs are %zu",
-                        cut->plan.needed, count);
-    cut->plan.parts = count;
+                        plan->needed, count);
+    plan->parts = count;
     return status;
 }
 
 static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out)
 {
-    dp__cut cut;
+    dp__plan plan;
     dp_scatter_config how;
     size_t count = 0;
     int64_t *rows = NULL;
@@ -3094,17 +3052,17 @@ static dp_status dp__criterion_cut(const dp__request *request, const dp__face *f
     dp__request rest = *request; /* the targets */
     rest.args = dp__sequence(DP_TUPLE, request->args.as.items + 1, request->args.count - 1,
                              request->args.depth);
-    DP__TRY(dp__criterion_plan(&cut, &rest, face, count, rows, &how));
+    DP__TRY(dp__criterion_plan(&plan, &rest, face, count, rows, &how));
     DP__TRY(dp__pass_make(request, face->runs, face, count, out));
     for (size_t r = 0; r < count; r++) {
         dp_value args = dp_none(), kwargs = dp_none();
-        DP__TRY(dp__part_make(&cut.plan, rest.args, r, &args));
-        DP__TRY(dp__part_make(&cut.plan, rest.kwargs, r, &kwargs));
+        DP__TRY(dp__part_make(&plan, rest.args, r, &args));
+        DP__TRY(dp__part_make(&plan, rest.kwargs, r, &kwargs));
         DP__TRY(dp__criterion_args(*out, r, outputs[r], args, &args));
         dp__pass_record(*out, request, r, args, kwargs);
     }
     if (rows == NULL)
-        DP__TRY(dp__cut_rows(&cut, &rows));
+        DP__TRY(dp__plan_sizes(&plan, &rows));
     dp__pass_rows(*out, rows);
     return DP_OK;
 }

@@ -76,7 +76,7 @@ TEST_BACKENDS(containers_are_unwrapped_on_any_number_of_devices)
     CHECK_OK(dp_container_parallel(net, &two, &par));
     CHECK_OK(dp_invoke(par, "forward", scope, dp_none(),
                        tree_of(scope, "{'image': <stack: [f32[2,1], f32[1,1]=7]>, "
-                                      "'meta': <cpu: [['a'], ['b']]>}"),
+                                      "'meta': <cpu: [['a', 'b'], ['c']]>}"),
                        NULL, &out, NULL));
     CHECK_STR(tree_text(ctx, out), "f32[3,1]=0 1 7");
     CHECK_INT(atomic_load(&container_count), 0);

@@ -433,7 +433,7 @@ TEST_BACKENDS(tensors_without_dims_cannot_be_cut)
 {
     static const scatter_case table[] = {
         {"f32[]", 2, CHUNK, "0", DP_ERR_INVALID},
-        {"f32[]", 1, CHUNK, "0", DP_ERR_INVALID},
+        {"f32[]", 1, CHUNK, "[f32[]=0]", DP_OK},
         {"{'a': f32[2], 'b': [f32[]]}", 2, BALANCED, "['b'][0]", DP_ERR_INVALID},
     };
     CHECK_SCATTER(table);
@@ -650,9 +650,35 @@ TEST_BACKENDS(one_device_gets_all)
         {"(f32[3], 7)", 1, CHUNK, "[(f32[3]=0 1 2, 7)]", DP_OK},
         {"(f32[3], 7)", 1, BALANCED, "[(f32[3]=0 1 2, 7)]", DP_OK},
         {"(f32[3], f32[2])", 1, CHUNK, "[(f32[3]=0 1 2, f32[2]=0 1)]", DP_OK},
-        {"(f32[3], f32[2])", 1, BALANCED, "[1]", DP_ERR_MISMATCH},
+        {"(f32[3], f32[2])", 1, BALANCED, "[(f32[3]=0 1 2, f32[2]=0 1)]", DP_OK},
+        {"(f32[3], f32[], [f32[2,0]])", 1, BALANCED, "[(f32[3]=0 1 2, f32[]=0, [f32[2,0]=])]",
+         DP_OK},
+        {"(<stack: [f32[3]]>, f32[2], <cpu: [[1, 2]]>)", 1, BALANCED,
+         "[(f32[3]=0 1 2, f32[2]=0 1, [1, 2])]", DP_OK},
+        {"(f32[2], <: [f32[1], f32[1]]>)", 1, BALANCED,
+         "[1] has 2 groups for 1 device:", DP_ERR_MISMATCH},
     };
     CHECK_SCATTER(table);
+}
+
+/* Whole, on its device, whatever the dim and the sizes say. */
+TEST_BACKENDS(one_device_cuts_nothing)
+{
+    static const int second = 1;
+    dp_value value = tree_of(scope, "(f32[3,2], f32[2], f32[], <: [[f32[4]]]>)"), out;
+    dp_scatter_config how = {.local_ranks = &second, .local_rank_count = 1, .dim = 1};
+    CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
+    how.split = DP_SPLIT_SIZES;
+    how.sizes = (int64_t[]){7};
+    how.split_count = 1;
+    CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
+    CHECK_TREE(ctx, out, "[(f32[3,2]=0 1 2 3 4 5, f32[2]=0 1, f32[]=0, [f32[4]=0 1 2 3])]");
+    for (uint32_t i = 0; i < 3; i++) {
+        CHECK_INT(dp_at(dp_at(out, 0), i).as.t->device.index, 1);
+    }
+    dp_tensor lost = tree_lost(scope);
+    value = DP_LIST_OF(scope, dp_of(scope, &lost));
+    CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_INVALID, "[0] is on no device");
 }
 
 TEST_BACKENDS(wrong_ranks)
@@ -703,8 +729,11 @@ TEST_BACKENDS(containers_give_a_group_a_device)
         {"<cpu: [1, 2]>", 4, BALANCED, "[1, 2]", DP_OK},
         {"{'a': <stack: [f32[1], f32[2]]>, 'b': <cpu: ['x', 'y']>, 'c': 3}", 2, BALANCED,
          "[{'a': f32[1]=0, 'b': 'x', 'c': 3}, {'a': f32[2]=0 1, 'b': 'y', 'c': 3}]", DP_OK},
-        {"(<: [f32[1], f32[2]]>, f32[4])", 2, CHUNK,
-         "[(f32[1]=0, f32[2]=0 1), (f32[2]=0 1, f32[2]=2 3)]", DP_OK},
+        {"<: f32[2,1]>", 2, BALANCED, "[f32[2,1]=0 1]", DP_OK}, /* it was never collated */
+        {"<cpu: f32[2]>", 3, CHUNK, "[f32[2]=0 1]", DP_OK},
+        {"<: f32[]>", 1, BALANCED, "[f32[]=0]", DP_OK},
+        {"(<: f32[3]>, f32[1], 7)", 2, CHUNK, "[(f32[3]=0 1 2, f32[1]=0, 7)]", DP_OK},
+        {"(<: f32[3]>, f32[2])", 1, CHUNK, "[(f32[3]=0 1 2, f32[2]=0 1)]", DP_OK},
     };
     CHECK_SCATTER(table);
 }
@@ -717,7 +746,14 @@ TEST_BACKENDS(wrong_containers)
         {"(<stack: [f32[1], f32[1]]>, <cpu: [1]>)", 4, BALANCED, "[0]", DP_ERR_MISMATCH},
         {"(<cpu: [1, 2]>, <cpu: [1]>)", 2, BALANCED, "[0]", DP_ERR_MISMATCH},
         {"(f32[4], <cpu: [1]>)", 2, BALANCED, "[0]", DP_ERR_MISMATCH},
-        {"{'a': <: f32[2]>}", 2, BALANCED, "['a']", DP_ERR_INVALID},
+        {"(<cpu: [1]>, f32[4])", 2, CHUNK,
+         "[1] has rows in 2 parts, [0] makes 1 part:", DP_ERR_MISMATCH},
+        {"(f32[2], <cpu: [1, 2, 3]>)", 3, CHUNK,
+         "[1] has rows in 3 parts, [0] makes 2 parts:", DP_ERR_MISMATCH},
+        {"{'a': f32[4], 'b': <: f32[4]>}", 2, CHUNK, "['a'] has rows in 2 parts, ['b'] makes 1",
+         DP_ERR_MISMATCH},
+        {"{'a': <: f32[2]>, 'b': <: [f32[1], f32[1]]>}", 2, BALANCED,
+         "['b'] has 2 groups and ['a'] has 1:", DP_ERR_MISMATCH},
         {"{'a': <: (f32[2])>}", 2, BALANCED, "['a']", DP_ERR_INVALID},
         {"{'a': <: [[f32[2], 5]]>}", 2, BALANCED, "['a']", DP_ERR_INVALID},
         {"{'a': <: [f32[2], {'k': f32[2]}]>}", 2, BALANCED, "['a'][1]", DP_ERR_INVALID},
@@ -727,6 +763,119 @@ TEST_BACKENDS(wrong_containers)
         {"<: ['x', 'y']>", 2, BALANCED, "", DP_ERR_INVALID},
     };
     CHECK_SCATTER(table);
+}
+
+/* Tensors follow the groups, whatever the split would do: the last, shorter batch of an epoch. */
+TEST_BACKENDS(containers_decide_the_cut)
+{
+    static const char *const table[][2] = {
+        {"{'x': <stack: [f32[3,1], f32[1,1]]>, 'y': i64[4]}",
+         "[{'x': f32[3,1]=0 1 2, 'y': i64[3]=0 1 2}, {'x': f32[1,1]=0, 'y': i64[1]=3}]"},
+        {"{'y': i64[4], 'x': <: [[f32[2], f32[1], f32[0]], [f32[1]]]>, 'z': 'a'}",
+         "[{'y': i64[3]=0 1 2, 'x': [f32[2]=0 1, f32[1]=0, f32[0]=], 'z': 'a'}, "
+         "{'y': i64[1]=3, 'x': [f32[1]=0], 'z': 'a'}]"},
+        {"(<cpu: [['a', 'b'], ['c']]>, [f32[3], f32[3,1]], <stack: [i8[2], i8[1]]>)",
+         "[(['a', 'b'], [f32[2]=0 1, f32[2,1]=0 1], i8[2]=0 1), "
+         "(['c'], [f32[1]=2, f32[1,1]=2], i8[1]=0)]"},
+        {"(<cpu: ['a', 'b']>, f32[3], <cpu: [[1], [2, 3]]>)", /* 'a' may be of any number */
+         "[('a', f32[1]=0, [1]), ('b', f32[2]=1 2, [2, 3])]"},
+        {"(<cpu: [[1, 2], 'b']>, <: [f32[], f32[]]>, <: [[f32[]], [f32[]]]>, f32[2])",
+         "[([1, 2], f32[]=0, [f32[]=0], f32[1]=0), ('b', f32[]=0, [f32[]=0], f32[1]=1)]"},
+        {"(f32[2], <stack: [f32[2], f32[0]]>)", "[(f32[2]=0 1, f32[2]=0 1), (f32[0]=, f32[0]=)]"},
+        {"(f32[2], <: [[], [f32[], f32[]]]>)", "[(f32[0]=, []), (f32[2]=0 1, [f32[]=0, f32[]=0])]"},
+        {"(f32[0,2], <: []>, 7)", "[]"},
+    };
+    const dp_split splits[] = {DP_SPLIT_BALANCED, DP_SPLIT_CHUNK, DP_SPLIT_WEIGHTS};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        for (int split = 0; split < 3; split++) {
+            for (size_t devices = 2; devices <= 4; devices++) { /* more than there are groups */
+                dp_scatter_config how = over(devices, splits[split], 0);
+                dp_value out;
+                how.weights = split == 2 ? (double[]){0, 1, 7, 1} : NULL;
+                how.split_count = split == 2 ? devices : 0;
+                CHECK_OK(dp_scatter(ctx, scope, tree_of(scope, table[i][0]), &how, &out));
+                CHECK_TREE(ctx, out, table[i][1]);
+            }
+        }
+    }
+    dp_scatter_config columns = over(2, DP_SPLIT_BALANCED, -1);
+    dp_value out, value = tree_of(scope, "(<stack: [f32[2,4], f32[1,4]]>, f32[1,3])");
+    CHECK_OK(dp_scatter(ctx, scope, value, &columns, &out));
+    CHECK_TREE(ctx, dp_at(dp_at(out, 0), 1), "f32[1,2]=0 1");
+    CHECK_TREE(ctx, dp_at(dp_at(out, 1), 1), "f32[1,1]=2");
+}
+
+/* Both names and the numbers. */
+TEST_BACKENDS(fields_that_do_not_follow_containers)
+{
+    static const scatter_case table[] = {
+        {"{'x': <stack: [f32[3,1], f32[1,1]]>, 'y': i64[5]}", 2, BALANCED,
+         "['y'] has 5 rows and ['x'] has 4 in its groups", DP_ERR_MISMATCH},
+        {"{'y': i64[3], 'x': <stack: [f32[3,1], f32[1,1]]>}", 3, CHUNK,
+         "['y'] has 3 rows and ['x'] has 4 in its groups", DP_ERR_MISMATCH},
+        {"{'x': <stack: [f32[3,1], f32[1,1]]>, 'y': <: [[f32[1], f32[1]], [f32[1], f32[1]]]>}", 2,
+         BALANCED, "['y'] has 2 samples in group 0 and ['x'] has 3:", DP_ERR_MISMATCH},
+        {"[<cpu: [[1, 2], [3]]>, 5, <cpu: [[1, 2], [3, 4]]>]", 2, CHUNK,
+         "[2] has 2 samples in group 1 and [0] has 1:", DP_ERR_MISMATCH},
+        {"[<cpu: [[1, 2], [3, 4]]>, <cpu: [[1, 2], [3]]>]", 2, CHUNK,
+         "[1] has 1 sample in group 1 and [0] has 2:", DP_ERR_MISMATCH},
+        {"{'x': <cpu: [[1], [2]]>, 'y': <cpu: [[1], [2], [3]]>}", 3, BALANCED,
+         "['y'] has 3 groups and ['x'] has 2:", DP_ERR_MISMATCH},
+        {"{'x': <cpu: ['a', 'b']>, 'y': <cpu: [[1]]>}", 3, BALANCED,
+         "['y'] has 1 group and ['x'] has 2:", DP_ERR_MISMATCH},
+        {"(<stack: [f32[1], f32[1]]>, f32[])", 2, BALANCED, "[1] has 0 dims", DP_ERR_INVALID},
+        {"(<: []>, f32[1])", 1, BALANCED, "[1] has 1 row and [0] has 0 in its groups",
+         DP_ERR_MISMATCH},
+        {"(<: []>, f32[1])", 2, CHUNK, "[1] has 1 row and [0] has 0 in its groups",
+         DP_ERR_MISMATCH},
+    };
+    CHECK_SCATTER(table);
+}
+
+TEST_BACKENDS(sizes_are_those_of_the_groups)
+{
+    static const struct {
+        size_t devices;
+        int64_t sizes[4];
+        const char *want; /* NULL: it fits */
+    } table[] = {
+        {2, {3, 1}, NULL},
+        {3, {3, 1, 0}, NULL},
+        {2, {2, 2}, "['x'] has 3 samples in group 0, and sizes[0] is 2"},
+        {2, {3, 0}, "['x'] has 1 sample in group 1, and sizes[1] is 0"},
+        {3, {3, 1, 1}, "['x'] has 0 samples in group 2, and sizes[2] is 1"},
+        {1, {9}, "has 2 groups for 1 device"},
+    };
+    dp_value value = tree_of(scope, "{'y': i64[4], 'x': <: [[f32[], f32[], f32[]], [f32[]]]>}");
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        dp_scatter_config how = over(table[i].devices, DP_SPLIT_SIZES, 0);
+        dp_value out;
+        how.sizes = table[i].sizes;
+        how.split_count = table[i].devices;
+        if (table[i].want != NULL) {
+            CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_MISMATCH, table[i].want);
+            continue;
+        }
+        CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
+        CHECK_INT(out.count, 2);
+        CHECK_TREE(ctx, dp_get(dp_at(out, 0), "y"), "i64[3]=0 1 2");
+    }
+}
+
+TEST_BACKENDS(a_tensor_that_was_never_collated_goes_to_the_first_device)
+{
+    dp_value value = tree_of(scope, "(<: f32[2]>, <cpu: f32[2]>)"), out;
+    for (size_t devices = 1; devices <= 3; devices++) {
+        const dp_scatter_config how = {.local_ranks = first_ranks + 2, .local_rank_count = devices};
+        CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
+        CHECK_INT(out.count, 1);
+        CHECK(tree_same_device(dp_at(dp_at(out, 0), 0).as.t->device, dp_local_device(ctx, 2)));
+        CHECK_INT(dp_at(dp_at(out, 0), 1).as.t->device.backend, 0); /* where it was */
+    }
+    dp_tensor lost = tree_lost(scope);
+    const dp_container container = {.data = dp_of(scope, &lost)};
+    CHECK_ERROR(dp_scatter(ctx, scope, dp_contain(scope, &container), NULL, &out), DP_ERR_INVALID,
+                "is on no device");
 }
 
 /* What is cpu_only stays where it is, the rest goes to the device of its part. */
@@ -785,6 +934,13 @@ TEST_BACKENDS(kwargs_are_filled_up_as_in_torch)
         {"(f32[3])", "{'b': f32[3]}", 2, BALANCED, "[(f32[2]=0 1), (f32[1]=2)]",
          "[{'b': f32[2]=0 1}, {'b': f32[1]=2}]", DP_OK},
         {"(7)", "{'b': 3}", 2, BALANCED, "[(7), (7)]", "[{'b': 3}, {'b': 3}]", DP_OK},
+        /* containers decide for both */
+        {"(f32[3])", "{'b': <stack: [f32[1], f32[2]]>}", 3, CHUNK, "[(f32[1]=0), (f32[2]=1 2)]",
+         "[{'b': f32[1]=0}, {'b': f32[2]=0 1}]", DP_OK},
+        {"(<: [[f32[]]]>)", "{'b': 3}", 2, CHUNK, "[([f32[]=0])]", "[{'b': 3}]", DP_OK},
+        {"(<cpu: ['a']>)", "{'b': f32[1]}", 2, CHUNK, "[('a')]", "[{'b': f32[1]=0}]", DP_OK},
+        {"(f32[2])", "{'b': f32[5], 'c': f32[]}", 1, BALANCED, "[(f32[2]=0 1)]",
+         "[{'b': f32[5]=0 1 2 3 4, 'c': f32[]=0}]", DP_OK},
     };
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         check_kwargs(ctx, scope, &table[i]);
@@ -797,6 +953,12 @@ TEST_BACKENDS(wrong_kwargs)
         {"(f32[4])", "{'b': f32[1]}", 2, BALANCED, "[0]", NULL, DP_ERR_MISMATCH},
         {"(f32[4])", "{'b': f32[1]}", 2, BALANCED, "['b']", NULL, DP_ERR_MISMATCH},
         {"(f32[4], f32[1])", "{}", 2, CHUNK, "[0]", NULL, DP_ERR_MISMATCH},
+        {"(<: [[f32[]]]>)", "{'b': f32[2]}", 2, CHUNK,
+         "['b'] has 2 rows and [0] has 1 in its groups", NULL, DP_ERR_MISMATCH},
+        {"(f32[2])", "{'b': <: [[f32[]], [f32[], f32[]]]>}", 2, CHUNK,
+         "[0] has 2 rows and ['b'] has 3 in its groups", NULL, DP_ERR_MISMATCH},
+        {"(<cpu: ['a', 'b']>)", "{'b': <cpu: ['c']>}", 2, CHUNK, "['b'] has 1 group and [0] has 2",
+         NULL, DP_ERR_MISMATCH},
         {"f32[4]", "{}", 2, CHUNK, "args", NULL, DP_ERR_INVALID},
         {"{'a': f32[4]}", "{}", 2, CHUNK, "args", NULL, DP_ERR_INVALID},
         {"()", "(f32[4])", 2, CHUNK, "kwargs", NULL, DP_ERR_INVALID},
@@ -824,8 +986,8 @@ static dp_status scatter(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *ou
 
 TEST(scatter_out_of_memory)
 {
-    tree_out_of_memory(scatter, "[{'a': f32[3]}, <stack: [f32[1]=7, f32[1]=8]>]",
-                       "[[{'a': f32[2]=0 1}, f32[1]=7], [{'a': f32[1]=2}, f32[1]=8]]");
+    tree_out_of_memory(scatter, "[{'a': f32[3]}, <stack: [f32[2]=7 6, f32[1]=8]>]",
+                       "[[{'a': f32[2]=0 1}, f32[2]=7 6], [{'a': f32[1]=2}, f32[1]=8]]");
 }
 
 /* ---- into tensors of the caller's ------------------------------------------------------------ */

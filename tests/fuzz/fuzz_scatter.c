@@ -7,18 +7,43 @@ typedef enum verdict { GOOD, BAD, EITHER } verdict;
 
 typedef struct model {
     const dp_scatter_config *how;
+    size_t most;  /* parts that containers allow, or devices */
     size_t parts; /* so far the least */
-    int64_t rows; /* of the first tensor, -1 before it */
+    int64_t rows; /* of the first tensor, -1 before it; fixed: of all groups */
+    int64_t sizes[FUZZ_DEVICES];
+    bool fixed; /* containers have said how many samples each part has */
+    bool grouped;
     bool bad;
-    bool counted; /* there is a tensor or a container */
 } model;
 
-/* How the rows of a tensor fall; false when it cannot be cut. */
-static bool cut(const dp_scatter_config *how, const dp_tensor *tensor, int64_t *rows, size_t *parts)
+/* One device gets all as it is. */
+static bool is_whole(const model *m)
 {
-    int dim = how->dim < 0 ? how->dim + tensor->ndim : how->dim;
-    return dim >= 0 && dim < tensor->ndim &&
-           dp_split_rows(how, tensor->shape[dim], how->local_rank_count, rows, parts) == DP_OK;
+    return m->how->local_rank_count == 1 && m->most == 1;
+}
+
+static bool has_dim(const model *m, const dp_tensor *tensor)
+{
+    return m->how->dim >= -tensor->ndim && m->how->dim < tensor->ndim;
+}
+
+static int64_t row_count(const model *m, const dp_tensor *tensor)
+{
+    return tensor->shape[m->how->dim < 0 ? m->how->dim + tensor->ndim : m->how->dim];
+}
+
+/* How the rows of a tensor fall; false when it cannot be cut. */
+static bool cut(const model *m, const dp_tensor *tensor, int64_t *rows, size_t *parts)
+{
+    if (!has_dim(m, tensor)) {
+        return false;
+    } else if (!m->fixed) {
+        return dp_split_rows(m->how, row_count(m, tensor), m->how->local_rank_count, rows, parts) ==
+               DP_OK;
+    }
+    memcpy(rows, m->sizes, sizeof m->sizes);
+    *parts = m->most;
+    return row_count(m, tensor) == m->rows;
 }
 
 /* A group is a tensor, or a list or tuple of groups. */
@@ -31,41 +56,88 @@ static bool is_group(dp_value value)
     return good;
 }
 
+static size_t group_count(const dp_container *container)
+{
+    return container->data.kind == DP_LIST ? container->data.count : 1;
+}
+
+static dp_value group_at(const dp_container *container, size_t i)
+{
+    return container->data.kind == DP_LIST ? container->data.as.items[i] : container->data;
+}
+
+static bool group_samples(const dp_container *container, int64_t *out)
+{
+    memset(out, 0, FUZZ_DEVICES * sizeof *out);
+    for (size_t i = 0; i < group_count(container); i++) {
+        dp_value group = group_at(container, i);
+        bool rows = group.kind == DP_TENSOR && group.as.t->ndim > 0;
+        if (container->data.kind != DP_LIST || (!rows && group.kind != DP_LIST)) {
+            return false;
+        }
+        out[i] = rows ? group.as.t->shape[0] : group.count;
+    }
+    return true;
+}
+
+/* The first to count its samples decides, the others are like it. */
+static void count_samples(model *m, const int64_t *samples)
+{
+    const int64_t *others = m->how->split == DP_SPLIT_SIZES ? m->how->sizes : samples;
+    size_t devices = m->how->local_rank_count;
+    others = m->fixed ? m->sizes : others;
+    m->bad = devices > 1 && memcmp(samples, others, devices * sizeof *samples) != 0;
+    if (m->fixed) {
+        return;
+    }
+    memcpy(m->sizes, samples, sizeof m->sizes);
+    m->fixed = true;
+    m->rows = 0;
+    for (size_t i = 0; i < FUZZ_DEVICES; i++) {
+        m->rows += samples[i];
+    }
+}
+
 static void count_container(model *m, const dp_container *container)
 {
     dp_value data = container->data;
-    m->counted = true;
-    m->bad = m->bad || data.kind != DP_LIST || data.count > m->how->local_rank_count;
-    for (uint32_t i = 0; !m->bad && !container->cpu_only && i < data.count; i++) {
-        m->bad = !is_group(data.as.items[i]);
+    int64_t samples[FUZZ_DEVICES];
+    size_t count = group_count(container);
+    m->bad = m->bad || (data.kind != DP_LIST && data.kind != DP_TENSOR) ||
+             count > m->how->local_rank_count || (m->grouped && count != m->most);
+    for (size_t i = 0; !m->bad && !container->cpu_only && i < count; i++) {
+        m->bad = !is_group(group_at(container, i));
     }
-    m->parts = !m->bad && data.count < m->parts ? data.count : m->parts;
+    if (!m->bad) {
+        m->grouped = true;
+        m->most = count;
+        if (group_samples(container, samples)) {
+            count_samples(m, samples);
+        }
+    }
 }
 
 static void count_tensor(model *m, const dp_tensor *tensor)
 {
     int64_t rows[FUZZ_DEVICES];
     size_t parts = m->parts;
-    m->counted = true;
-    m->bad = m->bad || !cut(m->how, tensor, rows, &parts);
+    m->bad = m->bad || (!is_whole(m) && !cut(m, tensor, rows, &parts));
     m->parts = parts < m->parts ? parts : m->parts;
-    if (m->bad) {
-        return;
+    if (!m->bad && !is_whole(m) && !m->fixed) {
+        m->bad = m->how->split != DP_SPLIT_CHUNK && m->rows >= 0 && m->rows != row_count(m, tensor);
+        m->rows = row_count(m, tensor);
     }
-    int64_t all = tensor->shape[m->how->dim < 0 ? m->how->dim + tensor->ndim : m->how->dim];
-    m->bad = m->how->split != DP_SPLIT_CHUNK && m->rows >= 0 && m->rows != all;
-    m->rows = all;
 }
 
-static void count_parts(model *m, dp_value value)
+static void count_parts(model *m, dp_kind kind, dp_value value)
 {
-    if (value.kind == DP_TENSOR) {
+    if (value.kind == kind && kind == DP_TENSOR) {
         count_tensor(m, value.as.t);
-    } else if (value.kind == DP_CONTAINER) {
+    } else if (value.kind == kind) {
         count_container(m, value.as.c);
     }
     for (uint32_t i = 0; i < value.count; i++) {
-        count_parts(m, fuzz_child(value, i));
+        count_parts(m, kind, fuzz_child(value, i));
     }
 }
 
@@ -75,12 +147,12 @@ static bool loses(const model *m, dp_value value)
     bool lost = false;
     int64_t rows[FUZZ_DEVICES];
     size_t parts;
-    if (value.kind == DP_TENSOR && cut(m->how, value.as.t, rows, &parts)) {
+    if (value.kind == DP_TENSOR && !is_whole(m) && cut(m, value.as.t, rows, &parts)) {
         for (size_t i = m->parts; i < parts; i++) {
             lost = lost || rows[i] > 0;
         }
     } else if (value.kind == DP_CONTAINER) {
-        lost = value.as.c->data.count > m->parts;
+        lost = group_count(value.as.c) > m->parts;
     }
     for (uint32_t i = 0; i < value.count; i++) {
         lost = lost || loses(m, fuzz_child(value, i));
@@ -90,18 +162,18 @@ static bool loses(const model *m, dp_value value)
 
 /* ---- the parts, against views of the whole --------------------------------------------------- */
 
-static void check_tensor(fuzz *in, const dp_scatter_config *how, const dp_tensor *whole,
-                         const dp_value *parts, size_t count)
+static void check_tensor(fuzz *in, const model *m, const dp_tensor *whole, const dp_value *parts,
+                         size_t count)
 {
-    int64_t rows[FUZZ_DEVICES], first = 0;
-    size_t made;
-    dp_tensor want;
-    FUZZ_CHECK(cut(how, whole, rows, &made));
+    int64_t rows[FUZZ_DEVICES] = {0}, first = 0;
+    size_t made = 1;
+    dp_tensor want = *whole;
+    FUZZ_CHECK(is_whole(m) || cut(m, whole, rows, &made));
     for (size_t i = 0; i < count; i++) {
         FUZZ_CHECK(parts[i].kind == DP_TENSOR);
         const dp_tensor *part = parts[i].as.t;
-        dp_device device = dp_local_device(in->ctx, how->local_ranks[i]);
-        FUZZ_CHECK(dp_narrow(whole, how->dim, first, rows[i], &want) == DP_OK);
+        dp_device device = dp_local_device(in->ctx, m->how->local_ranks[i]);
+        FUZZ_CHECK(is_whole(m) || dp_narrow(whole, m->how->dim, first, rows[i], &want) == DP_OK);
         FUZZ_CHECK(fuzz_same_tensor(in->ctx, part, &want));
         FUZZ_CHECK(part->device.backend == device.backend && part->device.index == device.index);
         if (in->ctx == fuzz_ctx(false) && dp_tensor_count(part) > 0) {
@@ -114,17 +186,17 @@ static void check_tensor(fuzz *in, const dp_scatter_config *how, const dp_tensor
     }
 }
 
-static void check_parts(fuzz *in, const dp_scatter_config *how, dp_value whole,
-                        const dp_value *parts, size_t count)
+static void check_parts(fuzz *in, const model *m, dp_value whole, const dp_value *parts,
+                        size_t count)
 {
     dp_value children[FUZZ_DEVICES];
     if (whole.kind == DP_TENSOR) {
-        check_tensor(in, how, whole.as.t, parts, count);
+        check_tensor(in, m, whole.as.t, parts, count);
         return;
     }
     for (size_t i = 0; i < count; i++) {
         if (whole.kind == DP_CONTAINER) {
-            dp_value group = whole.as.c->data.as.items[i];
+            dp_value group = group_at(whole.as.c, i);
             FUZZ_CHECK(fuzz_same(in->ctx, parts[i], group));
             FUZZ_CHECK(!whole.as.c->cpu_only || parts[i].as.i == group.as.i);
         } else if (whole.count == 0) {
@@ -139,40 +211,40 @@ static void check_parts(fuzz *in, const dp_scatter_config *how, dp_value whole,
             FUZZ_CHECK(whole.kind != DP_DICT ||
                        strcmp(whole.as.pairs[child].key, parts[i].as.pairs[child].key) == 0);
         }
-        check_parts(in, how, fuzz_child(whole, child), children, count);
+        check_parts(in, m, fuzz_child(whole, child), children, count);
     }
 }
 
 /* ---- and back -------------------------------------------------------------------------------- */
 
 /* Tensors and nones come back; numbers cannot be joined; the groups of a container need not be of
-   one structure. */
-static verdict judge_gather(dp_value value)
+   one structure, nor does a tensor that was not cut have the dim. */
+static verdict judge_gather(const model *m, dp_value value)
 {
     verdict worst = GOOD;
-    if (value.kind == DP_CONTAINER) {
+    if (value.kind == DP_CONTAINER || (value.kind == DP_TENSOR && !has_dim(m, value.as.t))) {
         return EITHER;
     } else if (value.kind != DP_NONE && value.kind != DP_TENSOR && value.kind != DP_DICT &&
                !fuzz_is_sequence(value)) {
         return BAD;
     }
     for (uint32_t i = 0; i < value.count; i++) {
-        verdict inner = judge_gather(fuzz_child(value, i));
+        verdict inner = judge_gather(m, fuzz_child(value, i));
         worst = worst == BAD || inner == GOOD ? worst : inner;
     }
     return worst;
 }
 
-static void check_gather(fuzz *in, const dp_scatter_config *how, dp_value whole, dp_value list)
+static void check_gather(fuzz *in, const model *m, dp_value whole, dp_value list)
 {
     int rank = fuzz_next(in, FUZZ_DEVICES), host = fuzz_next(in, 2);
-    const dp_gather_config back = {.local_rank = rank, .to_host = host == 1, .dim = how->dim};
+    const dp_gather_config back = {.local_rank = rank, .to_host = host == 1, .dim = m->how->dim};
     dp_value out;
     dp_status status = dp_gather(in->ctx, in->scope, list, &back, &out);
     if (status != DP_OK) {
         fuzz_check_failure(status);
     }
-    verdict want = judge_gather(whole);
+    verdict want = judge_gather(m, whole);
     FUZZ_CHECK(want == EITHER || (want == GOOD) == (status == DP_OK));
     FUZZ_CHECK(want != GOOD || fuzz_same(in->ctx, out, whole));
 }
@@ -193,35 +265,36 @@ static void check_kwargs(fuzz *in, const dp_scatter_config *how, dp_value args, 
     }
 }
 
-static verdict judge(model *m, dp_value value)
+/* Weights are looked at before the value is. */
+static bool judge(model *m, dp_value value)
 {
     int64_t rows[FUZZ_DEVICES];
     size_t parts;
-    count_parts(m, value);
-    if (!m->counted && m->how->split == DP_SPLIT_WEIGHTS &&
-        dp_split_rows(m->how, 0, m->how->local_rank_count, rows, &parts) != DP_OK) {
-        return EITHER; /* wrong weights, and nothing to weigh */
-    }
-    return m->bad || loses(m, value) ? BAD : GOOD;
+    m->bad = m->how->split == DP_SPLIT_WEIGHTS &&
+             dp_split_rows(m->how, 0, m->how->local_rank_count, rows, &parts) != DP_OK;
+    count_parts(m, DP_CONTAINER, value);
+    m->parts = m->most;
+    count_parts(m, DP_TENSOR, value);
+    return !m->bad && !loses(m, value);
 }
 
 static void scatter(fuzz *in, const dp_scatter_config *how, int rows)
 {
     fuzz_shape shape = {.rows = rows, .odd = -1};
     dp_value value = fuzz_value(in, &shape, 0), list;
-    model m = {.how = how, .parts = how->local_rank_count, .rows = -1};
-    verdict want = judge(&m, value);
+    model m = {.how = how, .most = how->local_rank_count, .rows = -1};
+    bool good = judge(&m, value);
     dp_status status = dp_scatter(in->ctx, in->scope, value, how, &list);
-    FUZZ_CHECK(want == EITHER || (want == GOOD) == (status == DP_OK));
+    FUZZ_CHECK(good == (status == DP_OK));
     if (status != DP_OK) {
         fuzz_check_failure(status);
         return;
     }
     FUZZ_CHECK(list.kind == DP_LIST && list.count == m.parts);
-    check_parts(in, how, value, list.as.items, list.count);
+    check_parts(in, &m, value, list.as.items, list.count);
     check_kwargs(in, how, value, list);
     if (m.parts > 0) {
-        check_gather(in, how, value, list);
+        check_gather(in, &m, value, list);
     }
 }
 
