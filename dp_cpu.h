@@ -630,9 +630,11 @@ typedef struct dp__simd {
    it. */
 #define DP__CPU_EACH(N) DP__CPU_UNROLL for (size_t u = 0; u < N; ++u)
 #define DP__CPU_FETCH(p, bytes)                                                                    \
-    DP__CPU_UNROLL for (size_t line = 64; at < near && line <= (bytes); line += 64)                \
-    {                                                                                              \
-        __builtin_prefetch((const char *)(p) + DP__CPU_AHEAD + line - 64);                         \
+    if (at < near) {                                                                               \
+        DP__CPU_UNROLL for (size_t line = 64; line <= (bytes); line += 64)                         \
+        {                                                                                          \
+            __builtin_prefetch((const char *)(p) + DP__CPU_AHEAD + line - 64);                     \
+        }                                                                                          \
     }
 #define DP__CPU_FOLD(isa, T, A, N, op)                                                             \
     DP__CPU_EACH(N)                                                                                \
