@@ -102,7 +102,8 @@
      DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
-   At run time: $DP_DEBUG = error|warn|info|trace logs to stderr, $DP_DEVICES = how many devices.
+   At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
+   which: 4, or 0,1 (0,0: two on one).
 
    OWNERSHIP
    What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
@@ -364,7 +365,7 @@ typedef struct
      backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU
      colls          the tables that are compiled in
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
-     devices        0 .. device_count-1
+     devices        those of $DP_DEVICES, else 0 .. device_count-1
      thread_count   the cores of the affinity mask
      bootstrap      one process
      timeout_ms     60,000
@@ -849,6 +850,7 @@ DP_API dp_status dp_module_destroy(dp_module *module);
 DP_MUST_USE DP_API dp_status dp_module_train(dp_module *module, bool training);
 DP_API const char *dp_module_name(const dp_module *module); /* "" for what is no module */
 DP_API int dp_module_rank(const dp_module *module);         /* local rank of its device, or -1 */
+DP_API dp_ctx *dp_module_ctx(const dp_module *module); /* the context it was made in, or NULL */
 
 typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
@@ -6619,18 +6621,42 @@ static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
     return dp_error(DP_ERR_NO_DEVICE, "dp_open: no table has a device (%s)", said);
 }
 
-static dp_status dp__env_count(const char *name, int *out)
+/* Digits up to something else; false when there are none, or too many. */
+static bool dp__digits(const char **at, int *out)
 {
-    const char *text = dp__os_env(name);
+    const char *first = *at;
+    *out = 0;
+    for (; **at >= '0' && **at <= '9' && *out <= DP__DEVICES_MAX; ++*at)
+        *out = *out * 10 + (**at - '0');
+    return *at > first && *out <= DP__DEVICES_MAX;
+}
+
+/* $DP_DEVICES: "4" is a number of devices, "0,2" are their indices, and "2," is one of them. */
+static dp_status dp__env_devices(dp_ctx *ctx)
+{
+    const char *text = dp__os_env("DP_DEVICES"), *at = text;
     int count = 0;
-    for (const char *at = text; at != NULL && *at != '\0'; at++) {
-        bool digit = *at >= '0' && *at <= '9' && count <= DP__DEVICES_MAX;
-        count = digit ? count * 10 + (*at - '0') : INT_MAX;
+    if (text == NULL)
+        return DP_OK;
+    if (dp__digits(&at, &count) && *at == '\0' && count > 0) {
+        ctx->config.device_count = count;
+        return DP_OK;
     }
-    if (text != NULL && (count < 1 || count > DP__DEVICES_MAX))
-        return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a number of devices from 1 to %d",
-                        name, text, DP__DEVICES_MAX);
-    *out = count;
+    int *list = dp__host_alloc(&ctx->host, (strlen(text) + 1) * sizeof *list, sizeof *list);
+    if (list == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    bool good = true;
+    for (at = text, count = 0; good && *at != '\0'; at += *at == ',') {
+        good = dp__digits(&at, &list[count++]);
+        good = good && (*at == ',' || (*at == '\0' && count > 1));
+    }
+    if (!good)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: DP_DEVICES is '%s', neither a number of devices from 1 to %d "
+                        "nor a list of their indices, such as 0,1",
+                        text, DP__DEVICES_MAX);
+    ctx->config.devices = list;
+    ctx->config.device_count = count;
     return DP_OK;
 }
 
@@ -6638,7 +6664,7 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
 {
     dp_config *config = &ctx->config;
     if (config->device_count == 0 && config->devices == NULL)
-        DP__TRY(dp__env_count("DP_DEVICES", &config->device_count));
+        DP__TRY(dp__env_devices(ctx));
     if (config->device_count == 0 && config->devices == NULL)
         config->device_count = available;
     if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)

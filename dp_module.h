@@ -892,6 +892,11 @@ DP_API int dp_module_rank(const dp_module *module)
     return dp__check_module(__func__, module) == DP_OK ? module->local_rank : -1;
 }
 
+DP_API dp_ctx *dp_module_ctx(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->ctx : NULL;
+}
+
 DP_API size_t dp_module_param_count(const dp_module *module)
 {
     return dp__check_module(__func__, module) == DP_OK ? module->listed_count : 0;

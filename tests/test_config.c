@@ -524,6 +524,27 @@ TEST(dp_devices_sets_the_count)
     CHECK_INT(local_count(NULL), 20);
 }
 
+static void check_devices(const char *text, const int *want, int count)
+{
+    dp_ctx *ctx;
+    dp_config config;
+    set_environment("DP_DEVICES", text);
+    CHECK_OK(dp_open(NULL, &ctx));
+    CHECK_OK(dp_config_get(ctx, &config));
+    CHECK_INT(config.device_count, count);
+    CHECK_BYTES(config.devices, want, (size_t)count * sizeof *want);
+    dp_close(ctx);
+}
+
+TEST(dp_devices_names_the_devices)
+{
+    check_devices("0,0", (const int[]){0, 0}, 2);
+    check_devices("2,0,13", (const int[]){2, 0, 13}, 3);
+    check_devices("1,2,", (const int[]){1, 2}, 2);
+    check_devices("2,", (const int[]){2}, 1);
+    check_devices("2", (const int[]){0, 1}, 2);
+}
+
 TEST(the_config_wins_over_dp_devices)
 {
     set_environment("DP_DEVICES", "3");
@@ -535,8 +556,9 @@ TEST(the_config_wins_over_dp_devices)
 TEST(garbage_in_dp_devices_is_rejected)
 {
     const char *const garbage[] = {
-        "nonsense", "-1",  "0",   "3x", "3 devices", "1.5",   "0x",
-        "+",        "1e3", "2,3", " 2", "4097",      "40969", "99999999999999999999999"};
+        "nonsense", "-1",  "0",    "3x",   "3 devices", "1.5",   "0x",
+        "+",        "1e3", "2,x",  " 2",   "4097",      "40969", "99999999999999999999999",
+        ",",        ",1",  "1,,2", "1, 2", "5000,1"};
     for (size_t i = 0; i < sizeof garbage / sizeof garbage[0]; i++) {
         set_environment("DP_DEVICES", garbage[i]);
         check_rejected(NULL, DP_ERR_INVALID, "DP_DEVICES");

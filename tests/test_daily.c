@@ -647,6 +647,7 @@ TEST_BACKENDS(what_a_wrapper_says_of_itself)
     CHECK_INT(dp_module_rank(inner), 2);
     CHECK_INT(dp_module_rank(par), 2);
     CHECK_INT(dp_module_rank(NULL), -1);
+    CHECK(dp_module_ctx(par) == ctx && dp_module_ctx(NULL) == NULL);
     CHECK(dp_wrapped(par) == outer && dp_wrapped(outer) == inner && dp_wrapped(inner) == NULL);
     CHECK(dp_unwrap(par) == inner && dp_wrapped(NULL) == NULL);
     CHECK_OK(dp_wrapper_info_get(par, &info));
