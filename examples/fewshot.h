@@ -7,13 +7,6 @@
 #include "../dp.h"
 #include <math.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        dp_status status_ = (call);                                                                \
-        if (status_ != DP_OK)                                                                      \
-            return status_;                                                                        \
-    } while (0)
-
 enum { WAYS = 5, FEATURES = 16 };
 
 typedef struct shots { /* the samples of a forward; p: how likely each class is */
@@ -27,8 +20,8 @@ static dp_status read_shots(dp_call *call, shots *out)
 {
     const dp_tensor *x, *label;
     const float *w = dp_param(call, 0);
-    TRY(dp_call_tensor(call, "x", DP_F32, 2, &x));
-    TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 2, &x));
+    DP_TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
     *out = (shots){x->data, label->data, NULL, x->shape[0]};
     out->p = dp_scope_alloc(call->scope, (size_t)(out->rows * WAYS) * sizeof *out->p);
     for (int64_t i = 0; out->p != NULL && i < out->rows; i++) {
@@ -50,12 +43,12 @@ static dp_status fewshot_forward(dp_call *call)
 {
     dp_tensor out;
     shots *s = dp_scope_alloc(call->scope, sizeof *s);
-    dp_value mode = dp_get(call->kwargs, "mode");
-    bool query = mode.kind == DP_STRING && strcmp(mode.as.s, "query") == 0;
+    const char *mode = dp_text(dp_get(call->kwargs, "mode"));
+    bool query = mode != NULL && strcmp(mode, "query") == 0;
     double loss = 0, right = 0;
     if (s == NULL)
         return DP_ERR_NO_MEMORY;
-    TRY(read_shots(call, s));
+    DP_TRY(read_shots(call, s));
     for (int64_t i = 0; i < s->rows; i++) {
         const float *p = s->p + i * WAYS;
         int best = 0;
@@ -64,8 +57,8 @@ static dp_status fewshot_forward(dp_call *call)
         loss -= log((double)p[s->label[i]]) / (double)s->rows;
         right += best == s->label[i];
     }
-    TRY(dp_tensor_new(call->scope, call->device, DP_F64, 0, NULL, &out));
-    *(double *)out.data = query ? right : loss;
+    loss = query ? right : loss;
+    DP_TRY(dp_tensor_from(call->scope, call->device, &loss, DP_F64, 0, NULL, &out));
     call->saved = s;
     call->out = dp_of(call->scope, &out);
     return DP_OK;
@@ -76,7 +69,7 @@ static dp_status fewshot_backward(dp_call *call)
     const shots *s = call->saved;
     float *gw = dp_grad(call, 0);
     double each = 0;
-    TRY(dp_item(call->ctx, call->grad, &each));
+    DP_TRY(dp_item(call->ctx, call->grad, &each));
     for (int64_t i = 0; i < s->rows * WAYS; i++) {
         int64_t row = i / WAYS, c = i % WAYS;
         float d = (float)(each / (double)s->rows) * (s->p[i] - (float)(c == s->label[row]));
@@ -90,7 +83,7 @@ static dp_status fewshot_backward(dp_call *call)
 static dp_status fewshot_forget(dp_call *call)
 {
     dp_tensor w;
-    TRY(dp_params_edit(call->module, 0, &w, NULL));
+    DP_TRY(dp_params_edit(call->module, 0, &w, NULL));
     call->out = dp_none();
     return dp_fill(call->ctx, &w, dp_float(0));
 }

@@ -13,14 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        if ((call) != DP_OK) {                                                                     \
-            fprintf(stderr, "%s\n", dp_last_error());                                              \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
 /* [readme */
 enum { DEVICES = 4, ROWS = 10, COLUMNS = 3 };
 
@@ -45,11 +37,12 @@ static void add_up(dp_ctx *ctx, const float *batch, work *w)
     dp_part part[DEVICES];
     dp_tensor x = dp_wrap_const(batch, DP_F32, DP_SHAPE(ROWS, COLUMNS));
     dp_scope *step = dp_scope_begin(ctx); /* all that follows lives here, and goes in one call */
-    CHECK(dp_scatter(ctx, step, dp_of(step, &x), NULL, &w->parts)); /* views: nothing is copied */
-    CHECK(dp_run(ctx, step, add_rows, w));
+    DP_CHECK(
+        dp_scatter(ctx, step, dp_of(step, &x), NULL, &w->parts)); /* views: nothing is copied */
+    DP_CHECK(dp_run(ctx, step, add_rows, w));
     for (int rank = 0; rank < DEVICES; rank++)
         part[rank] = (dp_part){.send = w->sums[rank], .recv = w->sums[rank]};
-    CHECK(dp_all_reduce(ctx, part, COLUMNS, DP_F32, DP_OP_SUM)); /* each has the sum of all */
+    DP_CHECK(dp_all_reduce(ctx, part, COLUMNS, DP_F32, DP_OP_SUM)); /* each has the sum of all */
     dp_scope_end(step);
 }
 /* readme] */
@@ -58,7 +51,7 @@ static void show_cut(void)
 {
     int64_t rows[DEVICES], first = 0;
     size_t count;
-    CHECK(dp_split_rows(NULL, ROWS, DEVICES, rows, &count));
+    DP_CHECK(dp_split_rows(NULL, ROWS, DEVICES, rows, &count));
     for (size_t i = 0; i < count; first += rows[i++])
         printf("device %zu has rows %d to %d\n", i, (int)first, (int)(first + rows[i] - 1));
 }
@@ -70,7 +63,7 @@ int main(void)
     dp_ctx *ctx;
     for (int i = 0; i < ROWS * COLUMNS; i++)
         batch[i] = (float)(i + 1);
-    CHECK(dp_open(&(dp_config){.device_count = DEVICES}, &ctx));
+    DP_CHECK(dp_open(&(dp_config){.device_count = DEVICES}, &ctx));
     show_cut();
     add_up(ctx, batch, &w);
     for (int rank = 1; rank < DEVICES; rank++)

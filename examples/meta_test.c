@@ -14,14 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        if ((call) != DP_OK) {                                                                     \
-            fprintf(stderr, "%s\n", dp_last_error());                                              \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
 enum { DEVICES = 2, TASKS = 40, SHOTS = 5, QUERIES = 15, STEPS = 30 };
 
 typedef struct meta {
@@ -46,9 +38,8 @@ static void draw(unsigned task, int each, unsigned seed, float *x, int64_t *labe
 static dp_value samples(dp_scope *scope, const char *mode, int rows, const float *x,
                         const int64_t *label)
 {
-    dp_tensor tx = dp_wrap_const(x, DP_F32, DP_SHAPE(rows, FEATURES));
-    dp_tensor tl = dp_wrap_const(label, DP_I64, DP_SHAPE(rows));
-    return DP_DICT(scope, {"x", dp_of(scope, &tx)}, {"label", dp_of(scope, &tl)},
+    return DP_DICT(scope, {"x", dp_array(scope, x, DP_F32, DP_SHAPE(rows, FEATURES))},
+                   {"label", dp_array(scope, label, DP_I64, DP_SHAPE(rows))},
                    {"mode", dp_string(scope, mode)});
 }
 
@@ -57,10 +48,10 @@ static dp_status learn(const meta *m, dp_module *test, dp_scope *scope, dp_value
     dp_pass *pass;
     dp_value out;
     dp_tensor w, grad;
-    TRY(dp_invoke(test, "forward", scope, dp_none(), support, NULL, &out, &pass));
-    TRY(dp_backward(pass, dp_float(1), NULL));
-    TRY(dp_params_edit(test, 0, &w, &grad));
-    TRY(dp_axpby(m->ctx, 1, &w, -1, &grad, &w));
+    DP_TRY(dp_invoke(test, "forward", scope, dp_none(), support, NULL, &out, &pass));
+    DP_TRY(dp_backward(pass, dp_float(1), NULL));
+    DP_TRY(dp_params_edit(test, 0, &w, &grad));
+    DP_TRY(dp_axpby(m->ctx, 1, &w, -1, &grad, &w));
     return dp_zero_grad(test);
 }
 
@@ -74,13 +65,14 @@ static dp_status run_task(meta *m, unsigned task, dp_module *test, dp_scope *sco
         return DP_ERR_NO_MEMORY;
     draw(task, SHOTS, task, x, label);
     dp_value support = samples(scope, "support", SHOTS * WAYS, x, label);
-    TRY(dp_invoke(test, "before_forward_support", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    DP_TRY(
+        dp_invoke(test, "before_forward_support", scope, dp_none(), dp_none(), NULL, &out, NULL));
     for (int i = 0; i < STEPS; i++)
-        TRY(learn(m, test, scope, support));
+        DP_TRY(learn(m, test, scope, support));
     draw(task, QUERIES, ~task, x, label);
     dp_value query = samples(scope, "query", QUERIES * WAYS, x, label);
-    TRY(dp_invoke(test, "forward", scope, dp_none(), query, NULL, &out, NULL));
-    TRY(dp_item(m->ctx, out, &m->right[task]));
+    DP_TRY(dp_invoke(test, "forward", scope, dp_none(), query, NULL, &out, NULL));
+    DP_TRY(dp_item(m->ctx, out, &m->right[task]));
     m->right[task] /= QUERIES * WAYS;
     return DP_OK;
 }
@@ -89,7 +81,7 @@ static dp_status run_tasks(int rank, dp_scope *scope, void *user)
 {
     meta *m = user;
     for (int task = rank; task < TASKS; task += DEVICES)
-        TRY(run_task(m, (unsigned)task, m->tests[rank], scope));
+        DP_TRY(run_task(m, (unsigned)task, m->tests[rank], scope));
     return DP_OK;
 }
 /* readme-meta] */
@@ -99,14 +91,14 @@ int main(void)
     meta m = {0};
     dp_module *net, *copy;
     double mean = 0, square = 0;
-    CHECK(dp_open(&(dp_config){.device_count = DEVICES}, &m.ctx));
-    CHECK(fewshot_create(m.ctx, &net));
+    DP_CHECK(dp_open(&(dp_config){.device_count = DEVICES}, &m.ctx));
+    DP_CHECK(fewshot_create(m.ctx, &net));
     for (int rank = 0; rank < DEVICES; rank++) {
-        CHECK(dp_module_copy(net, rank, &copy));
-        CHECK(dp_meta_test_parallel(copy, &m.tests[rank]));
+        DP_CHECK(dp_module_copy(net, rank, &copy));
+        DP_CHECK(dp_meta_test_parallel(copy, &m.tests[rank]));
     }
     dp_scope *scope = dp_scope_begin(m.ctx);
-    CHECK(dp_run(m.ctx, scope, run_tasks, &m));
+    DP_CHECK(dp_run(m.ctx, scope, run_tasks, &m));
     dp_scope_end(scope);
     printf("device 0 had tasks 0 2 4 ... %d, device 1 tasks 1 3 5 ... %d\n", TASKS - 2, TASKS - 1);
     for (int task = 0; task < TASKS; task++) {

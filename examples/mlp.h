@@ -7,13 +7,6 @@
 #include "../dp.h"
 #include <math.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        dp_status status_ = (call);                                                                \
-        if (status_ != DP_OK)                                                                      \
-            return status_;                                                                        \
-    } while (0)
-
 enum { MLP_W1, MLP_B1, MLP_W2, MLP_B2 };
 
 typedef struct mlp { /* all replicas read it */
@@ -72,15 +65,15 @@ static dp_status mlp_forward(dp_call *call)
     const mlp *net = call->state;
     const dp_tensor *x, *label;
     dp_tensor h, p, loss, right;
-    TRY(dp_call_tensor(call, "image", DP_F32, 2, &x));
-    TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
+    DP_TRY(dp_call_tensor(call, "image", DP_F32, 2, &x));
+    DP_TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
     int64_t rows = x->shape[0];
     if (x->shape[1] != net->inputs || label->shape[0] != rows)
         return dp_error(DP_ERR_INVALID, "images have %d pixels, and a label each", net->inputs);
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, net->hidden), &h));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, net->classes), &p));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &loss));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &right));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, net->hidden), &h));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, net->classes), &p));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &loss));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &right));
     mlp_tape *tape = dp_scope_alloc(call->scope, sizeof *tape);
     if (tape == NULL)
         return DP_ERR_NO_MEMORY;
@@ -102,20 +95,22 @@ static dp_status mlp_forward(dp_call *call)
     return DP_OK;
 }
 
-/* grad["loss"] is a number here: every row counts alike */
+/* From the gradient of each row's loss to those of the parameters. */
 static dp_status mlp_backward(dp_call *call)
 {
     const mlp *net = call->state;
     const mlp_tape *tape = call->saved;
     const float *w2 = dp_param(call, MLP_W2);
-    double each = 0;
-    TRY(dp_item(call->ctx, dp_get(call->grad, "loss"), &each));
+    dp_tensor grad;
+    DP_TRY(dp_call_out_grad(call, "loss", &grad));
     float *dh = dp_scope_alloc(call->scope, sizeof(float) * (size_t)(tape->rows * net->hidden));
     if (dh == NULL)
         return DP_ERR_NO_MEMORY;
-    for (int64_t i = 0; i < tape->rows * net->classes; i++) /* probabilities become gradients */
-        tape->p[i] = (float)each *
-                     (tape->p[i] - (float)(i % net->classes == tape->label[i / net->classes]));
+    for (int64_t i = 0; i < tape->rows * net->classes; i++) { /* probabilities become gradients */
+        int64_t row = i / net->classes;
+        tape->p[i] -= (float)(i % net->classes == tape->label[row]);
+        tape->p[i] *= ((const float *)grad.data)[row];
+    }
     for (int64_t i = 0; i < tape->rows * net->hidden; i++) {
         const float *d = tape->p + i / net->hidden * net->classes;
         dh[i] = 0;
@@ -126,6 +121,27 @@ static dp_status mlp_backward(dp_call *call)
                    net->hidden, net->classes);
     mlp_layer_grad(dp_grad(call, MLP_W1), dp_grad(call, MLP_B1), tape->x, dh, tape->rows,
                    net->inputs, net->hidden);
+    return DP_OK;
+}
+
+/* Small random numbers in the weights; biases begin with 0. */
+static dp_status mlp_randomize(dp_module *module)
+{
+    unsigned seed = 7;
+    for (size_t i = MLP_W1; i <= MLP_W2; i += MLP_W2 - MLP_W1) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(module, i, &info));
+        size_t count = (size_t)dp_tensor_count(&info.data);
+        dp_scope *temp = dp_scope_begin(dp_module_ctx(module));
+        float *w = dp_scope_alloc(temp, count * sizeof *w);
+        for (size_t k = 0; w != NULL && k < count; k++) {
+            seed = seed * 1664525u + 1013904223u;
+            w[k] = ((float)(seed >> 8) / (1 << 24) - 0.5f) * 0.1f;
+        }
+        dp_status status = dp_params_write(module, i, w, count * sizeof *w);
+        dp_scope_end(temp);
+        DP_TRY(status);
+    }
     return DP_OK;
 }
 
@@ -143,7 +159,8 @@ static dp_status mlp_create(dp_ctx *ctx, const mlp *net, dp_module **out)
                                      .params = params,
                                      .param_count = 4,
                                      .state = net};
-    return dp_module_create(ctx, &config, out);
+    DP_TRY(dp_module_create(ctx, &config, out));
+    return mlp_randomize(*out);
 }
 
 #endif /* MLP_H */

@@ -143,7 +143,7 @@ static dp_status mlp_dense(const dp_call *call, float *out, const float *x, int 
                            int64_t rows, int m, int n)
 {
     const float *bias = dp_param(call, (size_t)weight + 1);
-    TRY(mlp_launch(call, MLP_BIAS, rows * n, (void *[]){&out, (void *)&bias, &rows, &n}));
+    DP_TRY(mlp_launch(call, MLP_BIAS, rows * n, (void *[]){&out, (void *)&bias, &rows, &n}));
     return mlp_multiply(call, out, x, false, dp_param(call, (size_t)weight), false, rows, m, n, 1);
 }
 
@@ -151,7 +151,7 @@ static dp_status mlp_dense_grad(const dp_call *call, int weight, const float *x,
                                 int64_t rows, int m, int n)
 {
     float *bias = dp_grad(call, (size_t)weight + 1);
-    TRY(mlp_launch(call, MLP_COLUMNS, n, (void *[]){&bias, (void *)&d, &rows, &n}));
+    DP_TRY(mlp_launch(call, MLP_COLUMNS, n, (void *[]){&bias, (void *)&d, &rows, &n}));
     return mlp_multiply(call, dp_grad(call, (size_t)weight), x, true, d, false, m, rows, n, 1);
 }
 
@@ -161,23 +161,23 @@ static dp_status mlp_cuda_forward(dp_call *call)
     const mlp *net = call->state;
     const dp_tensor *x, *label;
     dp_tensor h, p, loss, right;
-    TRY(dp_call_tensor(call, "image", DP_F32, 2, &x));
-    TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
+    DP_TRY(dp_call_tensor(call, "image", DP_F32, 2, &x));
+    DP_TRY(dp_call_tensor(call, "label", DP_I64, 1, &label));
     int64_t rows = x->shape[0];
     int hidden = net->hidden, classes = net->classes;
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, hidden), &h));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, classes), &p));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &loss));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &right));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, hidden), &h));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows, classes), &p));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &loss));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(rows), &right));
     mlp_tape *tape = dp_scope_alloc(call->scope, sizeof *tape);
     if (tape == NULL)
         return DP_ERR_NO_MEMORY;
     *tape = (mlp_tape){x->data, label->data, h.data, p.data, rows};
-    TRY(mlp_enter(call));
-    TRY(mlp_dense(call, tape->h, tape->x, MLP_W1, rows, net->inputs, hidden));
-    TRY(mlp_launch(call, MLP_RELU, rows * hidden, (void *[]){&h.data, &h.data, &rows, &hidden}));
-    TRY(mlp_dense(call, tape->p, tape->h, MLP_W2, rows, hidden, classes));
-    TRY(mlp_launch(
+    DP_TRY(mlp_enter(call));
+    DP_TRY(mlp_dense(call, tape->h, tape->x, MLP_W1, rows, net->inputs, hidden));
+    DP_TRY(mlp_launch(call, MLP_RELU, rows * hidden, (void *[]){&h.data, &h.data, &rows, &hidden}));
+    DP_TRY(mlp_dense(call, tape->p, tape->h, MLP_W2, rows, hidden, classes));
+    DP_TRY(mlp_launch(
         call, MLP_SOFTMAX, rows,
         (void *[]){&p.data, (void *)&tape->label, &rows, &classes, &loss.data, &right.data}));
     call->saved = tape;
@@ -194,17 +194,17 @@ static dp_status mlp_cuda_backward(dp_call *call)
     dp_tensor dh;
     double number = 0;
     int hidden = net->hidden, classes = net->classes;
-    TRY(dp_item(call->ctx, dp_get(call->grad, "loss"), &number));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(tape->rows, hidden), &dh));
+    DP_TRY(dp_item(call->ctx, dp_get(call->grad, "loss"), &number));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(tape->rows, hidden), &dh));
     float each = (float)number;
-    TRY(mlp_enter(call));
-    TRY(mlp_launch(call, MLP_LOSS_GRAD, tape->rows * classes,
-                   (void *[]){&tape->p, (void *)&tape->label, &tape->rows, &classes, &each}));
-    TRY(mlp_multiply(call, dh.data, tape->p, false, dp_param(call, MLP_W2), true, tape->rows,
-                     classes, hidden, 0));
-    TRY(mlp_launch(call, MLP_RELU_GRAD, tape->rows * hidden,
-                   (void *[]){&dh.data, &tape->h, &tape->rows, &hidden}));
-    TRY(mlp_dense_grad(call, MLP_W2, tape->h, tape->p, tape->rows, hidden, classes));
+    DP_TRY(mlp_enter(call));
+    DP_TRY(mlp_launch(call, MLP_LOSS_GRAD, tape->rows * classes,
+                      (void *[]){&tape->p, (void *)&tape->label, &tape->rows, &classes, &each}));
+    DP_TRY(mlp_multiply(call, dh.data, tape->p, false, dp_param(call, MLP_W2), true, tape->rows,
+                        classes, hidden, 0));
+    DP_TRY(mlp_launch(call, MLP_RELU_GRAD, tape->rows * hidden,
+                      (void *[]){&dh.data, &tape->h, &tape->rows, &hidden}));
+    DP_TRY(mlp_dense_grad(call, MLP_W2, tape->h, tape->p, tape->rows, hidden, classes));
     return mlp_dense_grad(call, MLP_W1, tape->x, dh.data, tape->rows, net->inputs, hidden);
 }
 
@@ -227,7 +227,8 @@ static dp_status mlp_cuda_create(dp_ctx *ctx, const mlp *net, dp_module **out)
                                      .replica_destroy = mlp_gpu_destroy};
     if (dp_cuda_ordinal(dp_local_stream(ctx, 0)) < 0)
         return mlp_create(ctx, net, out);
-    return dp_module_create(ctx, &config, out);
+    DP_TRY(dp_module_create(ctx, &config, out));
+    return mlp_randomize(*out);
 }
 
 #endif /* MLP_CUDA_H */

@@ -1,4 +1,4 @@
-/* pictures.h - data of train_data_parallel.c: Fashion-MNIST if Debian's dataset-fashion-mnist is
+/* pictures.h - data of train.c: Fashion-MNIST if Debian's dataset-fashion-mnist is
    installed, else stripes that are drawn here. */
 
 #ifndef PICTURES_H

@@ -15,14 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        if ((call) != DP_OK) {                                                                     \
-            fprintf(stderr, "%s\n", dp_last_error());                                              \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-
 enum { DEVICES = 3, IMAGES = 6 };
 
 static float colors[IMAGES * PIXELS * COLORS];
@@ -65,16 +57,16 @@ static void gathered(dp_ctx *ctx, step *s)
     dp_pass *net_pass, *loss_pass;
     dp_value out, mean;
     dp_input_grad grad;
-    CHECK(dp_data_parallel(s->net, NULL, &par));
-    CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &out, &net_pass));
+    DP_CHECK(dp_data_parallel(s->net, NULL, &par));
+    DP_CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &out, &net_pass));
     for (int i = 0; i < DEVICES; i++)
         s->bytes[i] += IMAGES / DEVICES * PIXELS * CLASSES * sizeof(float);
     count_output(s, out);
-    CHECK(dp_invoke(s->loss, "forward", s->scope, DP_LIST_OF(s->scope, out, s->target), dp_none(),
-                    NULL, &mean, &loss_pass));
-    CHECK(dp_backward(loss_pass, dp_float(1), &grad));
-    CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));
-    CHECK(dp_item(ctx, mean, &s->mean));
+    DP_CHECK(dp_invoke(s->loss, "forward", s->scope, DP_LIST_OF(s->scope, out, s->target),
+                       dp_none(), NULL, &mean, &loss_pass));
+    DP_CHECK(dp_backward(loss_pass, dp_float(1), &grad));
+    DP_CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));
+    DP_CHECK(dp_item(ctx, mean, &s->mean));
 }
 
 /* [readme-criterion */
@@ -84,14 +76,14 @@ static void left_in_place(dp_ctx *ctx, step *s)
     dp_pass *net_pass, *loss_pass;
     dp_value outs, mean;
     dp_input_grad grad;
-    CHECK(dp_model_parallel(s->net, NULL, &par));
-    CHECK(dp_criterion_parallel(s->loss, NULL, &criterion));
-    CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &outs, &net_pass));
-    CHECK(dp_invoke(criterion, "forward", s->scope, DP_LIST_OF(s->scope, outs, s->target),
-                    dp_none(), NULL, &mean, &loss_pass));
-    CHECK(dp_backward(loss_pass, dp_float(1), &grad)); /* a list again: one gradient a device */
-    CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));
-    CHECK(dp_item(ctx, mean, &s->mean));
+    DP_CHECK(dp_model_parallel(s->net, NULL, &par));
+    DP_CHECK(dp_criterion_parallel(s->loss, NULL, &criterion));
+    DP_CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &outs, &net_pass));
+    DP_CHECK(dp_invoke(criterion, "forward", s->scope, DP_LIST_OF(s->scope, outs, s->target),
+                       dp_none(), NULL, &mean, &loss_pass));
+    DP_CHECK(dp_backward(loss_pass, dp_float(1), &grad)); /* a list again: one gradient a device */
+    DP_CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));
+    DP_CHECK(dp_item(ctx, mean, &s->mean));
     for (uint32_t i = 0; i < outs.count; i++)
         count_output(s, dp_at(outs, i));
 }
@@ -105,16 +97,16 @@ static void run(const char *name, void (*way)(dp_ctx *ctx, step *s), float *grad
     dp_tensor color = dp_wrap_const(colors, DP_F32, DP_SHAPE(IMAGES, PIXELS, COLORS));
     dp_tensor target = dp_wrap_const(targets, DP_U8, DP_SHAPE(IMAGES, PIXELS));
     most_bytes = 0;
-    CHECK(dp_open(
+    DP_CHECK(dp_open(
         &(dp_config){.device_count = DEVICES, .allocator = {count_alloc, count_free, NULL}}, &ctx));
-    CHECK(segmenter_create(ctx, &s.net));
-    CHECK(loss_create(ctx, &s.loss));
+    DP_CHECK(segmenter_create(ctx, &s.net));
+    DP_CHECK(loss_create(ctx, &s.loss));
     s.scope = dp_scope_begin(ctx);
     s.batch = DP_LIST_OF(s.scope, dp_of(s.scope, &color));
     s.target = dp_of(s.scope, &target);
     way(ctx, &s);
-    CHECK(dp_params_edit(s.net, 0, &data, &own));
-    CHECK(dp_read(ctx, &own, grad, COLORS * CLASSES * sizeof *grad));
+    DP_CHECK(dp_params_edit(s.net, 0, &data, &own));
+    DP_CHECK(dp_read(ctx, &own, grad, COLORS * CLASSES * sizeof *grad));
     printf("%-14s loss %.3f, outputs on each device:", name, s.mean);
     for (int i = 0; i < DEVICES; i++)
         printf(" %.1f", s.bytes[i] / (1 << 20));

@@ -6,13 +6,6 @@
 #include "../dp.h"
 #include <math.h>
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        dp_status status_ = (call);                                                                \
-        if (status_ != DP_OK)                                                                      \
-            return status_;                                                                        \
-    } while (0)
-
 enum { COLORS = 3, CLASSES = 8, PIXELS = 256 * 512 };
 
 /* scores[image, pixel, class] = color[image, pixel, :] * weight[:, class] */
@@ -20,9 +13,9 @@ static dp_status net_forward(dp_call *call)
 {
     const dp_tensor *color;
     dp_tensor scores;
-    TRY(dp_call_arg(call, 0, DP_F32, 3, &color));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(color->shape[0], PIXELS, CLASSES),
-                      &scores));
+    DP_TRY(dp_call_arg(call, 0, DP_F32, 3, &color));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32,
+                         DP_SHAPE(color->shape[0], PIXELS, CLASSES), &scores));
     const float *x = color->data, *w = dp_param(call, 0);
     float *out = scores.data;
     for (int64_t i = 0; i < color->shape[0] * PIXELS * CLASSES; i++) {
@@ -38,7 +31,7 @@ static dp_status net_forward(dp_call *call)
 static dp_status net_backward(dp_call *call)
 {
     const dp_tensor *color = call->saved, *grad;
-    TRY(dp_as_tensor(call->grad, "gradient of the scores", DP_F32, 3, &grad));
+    DP_TRY(dp_as_tensor(call->grad, "gradient of the scores", DP_F32, 3, &grad));
     const float *x = color->data, *g = grad->data;
     double sums[COLORS * CLASSES] = {0};
     for (int64_t i = 0; i < color->shape[0] * PIXELS * CLASSES; i++)
@@ -56,9 +49,9 @@ static dp_status loss_forward(dp_call *call)
     const dp_tensor *scores, *target;
     dp_tensor loss;
     double sum = 0;
-    TRY(dp_call_arg(call, 0, DP_F32, 3, &scores));
-    TRY(dp_call_arg(call, 1, DP_U8, 2, &target));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, 0, NULL, &loss));
+    DP_TRY(dp_call_arg(call, 0, DP_F32, 3, &scores));
+    DP_TRY(dp_call_arg(call, 1, DP_U8, 2, &target));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, 0, NULL, &loss));
     const float *s = scores->data;
     const uint8_t *t = target->data;
     int64_t count = dp_tensor_count(scores);
@@ -74,10 +67,10 @@ static dp_status loss_backward(dp_call *call)
     const dp_tensor *scores, *target;
     dp_tensor grad;
     double each = 0;
-    TRY(dp_call_arg(call, 0, DP_F32, 3, &scores));
-    TRY(dp_call_arg(call, 1, DP_U8, 2, &target));
-    TRY(dp_item(call->ctx, call->grad, &each));
-    TRY(dp_tensor_new(call->scope, call->device, DP_F32, 3, scores->shape, &grad));
+    DP_TRY(dp_call_arg(call, 0, DP_F32, 3, &scores));
+    DP_TRY(dp_call_arg(call, 1, DP_U8, 2, &target));
+    DP_TRY(dp_item(call->ctx, call->grad, &each));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, 3, scores->shape, &grad));
     int64_t count = dp_tensor_count(scores);
     for (int64_t i = 0; i < count; i++)
         ((float *)grad.data)[i] = (float)(2 * each / (double)count) *

@@ -152,13 +152,13 @@ output_matches() {
 } <"$2"
 
 step_examples() {
-    local source name want got arguments
+    local source name want got devices
     build all
     for source in examples/*.c; do
         name=$(basename "$source" .c)
-        arguments=()
+        devices=
         if [ "$name" = train_cuda ]; then # two devices, also on one GPU
-            arguments=(0 0)
+            devices=0,0
             [ -x build/examples/$name ] || { skip "$source" "no cuBLAS"; continue; }
         fi
         want=$LOGS/$name.want
@@ -166,7 +166,7 @@ step_examples() {
         expected_output "$source" >"$want"
         if [ ! -s "$want" ]; then
             echo "not ok - $source says after \"Prints:\" what it prints"
-        elif ! timeout 60 "build/examples/$name" "${arguments[@]}" >"$got" 2>&1; then
+        elif ! DP_DEVICES=$devices timeout 60 "build/examples/$name" >"$got" 2>&1; then
             echo "not ok - $source # exit status not 0"
             sed 's/^/#   /' "$got"
         elif ! output_matches "$want" "$got"; then

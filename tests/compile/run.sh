@@ -163,6 +163,8 @@ cxx_cases() {
     expect "$1: object file of dp.h" "$1" -std=c11 -I. "${STB[@]}" -c $BUILD/dp.c -o "$object"
     expect "$cc: C++ program with dp.h in a C file" \
         links -std=c++11 -x c++ tests/compile/main.c -x none "$object"
+    expect "$cc: C++17 program with lambdas and RAII" \
+        links -std=c++17 tests/compile/raii.cpp "$object"
 }
 
 c_compiler() {
