@@ -1,8 +1,8 @@
 /* train_gpt.c - an existing training program (gpt.h) on every core, in two ways.
 
-   "by hand": the program keeps its loop. Every device has gradients and a tape of its own and all
-   share the parameters; dp_run computes each device's rows, one all_reduce makes the mean, and every
-   device updates its share of the block.
+   "by hand": the program keeps its loop. Every device has gradients and a tape of its own, and all
+   share the parameters; dp_run computes each device's rows, one all_reduce makes the mean, and
+   every device updates its share of the block.
 
    "as a module": two methods of a few lines call the same functions, and dp_train_step does the
    rest. This way also goes on GPUs and in any wrapper.
