@@ -943,10 +943,16 @@ DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, con
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
 
-/* recv[i] = op over the replicas of this pass of send[i]; every one of them has to enter. When one
-   fails instead, or returns, the others get an error. [host] */
+/* recv[i] = op over the replicas of this pass of send[i]. Every one of them enters, with the same
+   count, dtype and op, and gets the same status; when one fails instead, or returns, the others get
+   an error. send and recv lie in memory of call->device: a host array does on a CPU device, and is
+   a wild pointer on one with memory of its own. In place: send == recv; else what a replica
+   receives lies apart from all that is sent and received. [host] */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
+/* The same for dense tensors of one shape and dtype; where they lie is checked. */
+DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
+                                                       const dp_tensor *recv, dp_op op);
 
 /* ==== >>pass ===================================================================================
    One forward, and its backward. A pass lives as long as the scope of its dp_invoke, and those of

@@ -1417,11 +1417,14 @@ typedef struct dp__record { /* one replica's part of a pass */
 typedef struct dp__meet { /* where the replicas of a pass come together */
     bool open;            /* each replica has a thread of its own */
     atomic_size_t here;   /* replicas inside: written under the lock */
-    atomic_size_t gone;   /* replicas that have returned */
+    atomic_size_t gone;   /* 1 + the last replica that has returned; 0: none has */
     dp__lock lock;        /* of what follows, and of the records' parts */
     unsigned round;
-    dp_status status; /* why nobody can meet here any more */
-    dp__coll want;    /* what the first to come asked for */
+    dp_status result;          /* of the last round, for all who were in it */
+    dp_status status;          /* why nobody can meet here any more */
+    char text[DP__TEXT_BYTES]; /* the sentence of either */
+    dp__coll want;             /* what the first to come asked for */
+    size_t first;              /* which replica that was */
 } dp__meet;
 
 struct dp_pass {
@@ -2005,7 +2008,7 @@ static dp_status dp__meet_make(dp_pass *pass)
     atomic_init(&meet->gone, 0);
     meet->lock = (dp__lock)DP__LOCK_INITIALIZER;
     meet->round = 0;
-    meet->status = DP_OK;
+    meet->result = meet->status = DP_OK;
     pass->meet = meet;
     return DP_OK;
 }
@@ -2016,36 +2019,83 @@ static void dp__meet_wake(const dp_pass *pass)
         dp__team_wake(pass->ctx->team, pass->face->threads[r]);
 }
 
+/* Nobody can meet here any more; under the lock. */
+DP_PRINTF(3, 4)
+static void dp__meet_close(dp__meet *meet, dp_status status, const char *format, ...)
+{
+    va_list args;
+    if (meet->status != DP_OK)
+        return;
+    meet->status = status;
+    va_start(args, format);
+    vsnprintf(meet->text, sizeof meet->text, format, args);
+    va_end(args);
+}
+
 /* A replica's method has returned. Whoever waits for it would wait for ever. Where nobody has come
    to meet no lock is needed: one that comes now sees that this one is gone. */
 static void dp__meet_leave(const dp__record *record)
 {
     dp__meet *meet = record->pass->meet;
-    atomic_fetch_add(&meet->gone, 1);
+    size_t replica = (size_t)(record - record->pass->records);
+    atomic_store(&meet->gone, replica + 1);
     if (record->status == DP_OK && atomic_load(&meet->here) == 0)
         return;
     dp__lock_enter(&meet->lock);
-    bool waited_for = atomic_load(&meet->here) > 0 && meet->status == DP_OK;
-    if (waited_for || (record->status != DP_OK && meet->status == DP_OK))
-        meet->status = record->status != DP_OK ? record->status : DP_ERR_MISMATCH;
+    bool waited_for = atomic_load(&meet->here) > 0;
+    if (record->status != DP_OK)
+        dp__meet_close(meet, record->status, "replica %zu failed", replica);
+    else if (waited_for)
+        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu has returned", replica);
     dp__lock_leave(&meet->lock);
     if (waited_for)
         dp__meet_wake(record->pass);
 }
 
 /* This replica's part, under the lock. The first to come says what is to be done. */
-static dp_status dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want)
+static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want)
 {
+    size_t replica = (size_t)(record - record->pass->records);
+    const dp__coll *first = &meet->want;
     if (meet->status != DP_OK)
-        return meet->status;
-    if (atomic_load(&meet->here) == 0)
+        return;
+    if (atomic_load(&meet->here) == 0) {
         meet->want = *want;
-    else if (meet->want.count != want->count || meet->want.dtype != want->dtype ||
-             meet->want.op != want->op)
-        return DP_ERR_MISMATCH;
+        meet->first = replica;
+    } else if (first->count != want->count || first->dtype != want->dtype ||
+               first->op != want->op) {
+        dp__meet_close(meet, DP_ERR_MISMATCH,
+                       "replica %zu asks for %zu %s and dp_op %d, replica %zu for %zu %s and "
+                       "dp_op %d",
+                       meet->first, first->count, dp__dtype_names[first->dtype], (int)first->op,
+                       replica, want->count, dp__dtype_names[want->dtype], (int)want->op);
+        return;
+    }
     record->part = want->local[0];
     atomic_fetch_add(&meet->here, 1); /* before it looks who is gone: see dp__meet_leave */
-    return atomic_load(&meet->gone) == 0 ? DP_OK : DP_ERR_MISMATCH;
+    size_t gone = atomic_load(&meet->gone);
+    if (gone != 0)
+        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu has returned", gone - 1);
+}
+
+/* What one replica receives lies apart from what the others send and receive. */
+static dp_status dp__check_meet(const dp_pass *pass)
+{
+    const dp__coll *want = &pass->meet->want;
+    size_t bytes = want->count * dp__dtype_sizes[want->dtype];
+    for (size_t r = 0; r < pass->count; r++) {
+        const dp__record *to = &pass->records[r];
+        for (size_t k = 0; k < pass->count; k++) {
+            const dp__record *from = &pass->records[k];
+            bool near = dp__share_memory(pass->ctx, to->call.local_rank, from->call.local_rank);
+            if (k != r && near &&
+                (dp__ranges_overlap(to->part.recv, bytes, from->part.recv, bytes) ||
+                 dp__ranges_overlap(to->part.recv, bytes, from->part.send, bytes)))
+                return dp_error(DP_ERR_INVALID,
+                                "recv of replica %zu overlaps a buffer of replica %zu", r, k);
+        }
+    }
+    return DP_OK;
 }
 
 /* Everything that the replicas sent is reduced on the first one's device, and copied to all. */
@@ -2095,45 +2145,54 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
 }
 
 /* The last to come does the work; nobody else touches the meeting meanwhile. */
-static void dp__meet_work(dp_pass *pass)
+static dp_status dp__meet_work(dp_pass *pass)
 {
     dp__meet *meet = pass->meet;
     dp_scope *temp = NULL;
-    dp_status status = dp__temp_begin(pass->ctx, &temp);
+    dp_status status = dp__check_meet(pass);
     if (status == DP_OK)
+        status = dp__temp_begin(pass->ctx, &temp);
+    if (status == DP_OK && meet->want.count > 0)
         status = dp__meet_reduce(pass, temp);
     status = dp__temp_end(temp, NULL, status);
     dp__lock_enter(&meet->lock);
-    meet->status = status;
+    meet->result = status;
+    if (status != DP_OK)
+        memcpy(meet->text, dp__thread.text, sizeof meet->text);
     atomic_store(&meet->here, 0);
     meet->round++;
     dp__lock_leave(&meet->lock);
     dp__meet_wake(pass);
+    return status;
 }
 
-static dp_status dp__meet_wait(dp_pass *pass, int thread, unsigned round)
+/* Nobody meets any more, while this replica is here; under the lock. */
+static dp_status dp__meet_error(dp__record *record)
 {
+    record->left_behind = true;
+    return dp_error(record->pass->meet->status, "the replicas do not meet: %s",
+                    record->pass->meet->text);
+}
+
+static dp_status dp__meet_wait(dp__record *record, unsigned round)
+{
+    dp_pass *pass = record->pass;
     dp__meet *meet = pass->meet;
+    int thread = pass->face->threads[record - pass->records];
     for (;;) {
+        dp_status status = DP_OK;
         unsigned seen = dp__team_ticket(pass->ctx->team, thread);
         dp__lock_enter(&meet->lock);
         bool over = meet->round != round;
-        dp_status status = meet->status;
+        if (over && meet->result != DP_OK)
+            status = dp_error(meet->result, "%s", meet->text);
+        else if (!over && meet->status != DP_OK)
+            status = dp__meet_error(record);
         dp__lock_leave(&meet->lock);
         if (over || status != DP_OK)
-            return over ? DP_OK : status;
+            return status;
         dp__team_sleep(pass->ctx->team, thread, seen);
     }
-}
-
-/* What became of the replicas that this one wanted to meet. */
-static dp_status dp__meet_error(dp__record *record, dp_status status)
-{
-    record->left_behind = true;
-    return dp_error(status, "the replicas do not meet: %s",
-                    status == DP_ERR_MISMATCH
-                        ? "another one has returned, or asks for another count, dtype or op"
-                        : "another one failed");
 }
 
 static dp_status dp__meet_enter(dp__record *record, const dp__coll *want)
@@ -2144,20 +2203,16 @@ static dp_status dp__meet_enter(dp__record *record, const dp__coll *want)
         return dp_error(DP_ERR_UNSUPPORTED, "several replicas share a thread: a device is in the "
                                             "list twice, and cannot wait for itself");
     dp__lock_enter(&meet->lock);
-    dp_status status = dp__meet_join(meet, record, want);
+    dp__meet_join(meet, record, want);
+    dp_status status = meet->status != DP_OK ? dp__meet_error(record) : DP_OK;
     unsigned round = meet->round;
-    bool last = status == DP_OK && atomic_load(&meet->here) == pass->count;
-    if (status != DP_OK && meet->status == DP_OK)
-        meet->status = status;
+    bool last = atomic_load(&meet->here) == pass->count;
     dp__lock_leave(&meet->lock);
     if (status != DP_OK)
         dp__meet_wake(pass);
-    else if (last)
-        dp__meet_work(pass);
-    if (status == DP_OK)
-        status = last ? meet->status
-                      : dp__meet_wait(pass, pass->face->threads[record->call.replica], round);
-    return status == DP_OK ? DP_OK : dp__meet_error(record, status);
+    else
+        status = last ? dp__meet_work(pass) : dp__meet_wait(record, round);
+    return status;
 }
 
 /* The replica that a record belongs to: the outermost method's. */
@@ -2168,25 +2223,85 @@ static dp__record *dp__outermost(dp__record *record)
     return record;
 }
 
+/* Where a pointer lies only the table could say: that it is the call's device is not checked. */
+static dp_status dp__check_buffers(const dp__coll *want)
+{
+    const dp_part *part = &want->local[0];
+    size_t bytes = 0;
+    DP__TRY(dp__check_dtype(want->fn, want->dtype));
+    if ((unsigned)want->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", want->fn, (int)want->op);
+    if (!dp__mul(want->count, dp__dtype_sizes[want->dtype], &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: count %zu is more than can be counted", want->fn,
+                        want->count);
+    if (want->count > 0 && (part->send == NULL || part->recv == NULL))
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", want->fn,
+                        part->send == NULL ? "send" : "recv");
+    if (part->send != part->recv && dp__ranges_overlap(part->send, bytes, part->recv, bytes))
+        return dp_error(DP_ERR_INVALID, "%s: send and recv overlap, and are not the same",
+                        want->fn);
+    return DP_OK;
+}
+
+static dp_status dp__call_reduce(dp_call *call, const dp__coll *want)
+{
+    dp__record *record = dp__outermost(call->record);
+    const dp_part *part = &want->local[0];
+    DP__TRY(dp__check_buffers(want));
+    if (record->pass->meet != NULL)
+        return dp__leave(want->fn, call->ctx, dp__meet_enter(record, want));
+    dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;
+    from.data = (void *)(uintptr_t)part->send;
+    return dp__leave(want->fn, call->ctx,
+                     part->send != part->recv ? dp__copy_tensor(call->ctx, &to, &from, NULL)
+                                              : DP_OK);
+}
+
 DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv, size_t count,
                                     dp_dtype dtype, dp_op op)
 {
     DP__TRY(dp__check_call(__func__, call));
-    DP__TRY(dp__check_dtype(__func__, dtype));
-    dp__record *record = dp__outermost(call->record);
-    dp_part part = {send, recv, NULL};
-    dp__coll want = {
-        .fn = __func__, .ctx = call->ctx, .local = &part, .count = count, .dtype = dtype, .op = op};
-    if ((unsigned)op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", __func__, (int)op);
-    if (count > 0 && (send == NULL || recv == NULL))
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__, send == NULL ? "send" : "recv");
-    if (record->pass->meet != NULL)
-        return dp__leave(__func__, call->ctx, dp__meet_enter(record, &want));
-    dp_tensor to = dp__flat(recv, call->device, dtype, (int64_t)count), from = to;
-    from.data = (void *)(uintptr_t)send;
-    return dp__leave(__func__, call->ctx,
-                     send != recv ? dp__copy_tensor(call->ctx, &to, &from, NULL) : DP_OK);
+    const dp_part part = {send, recv, NULL};
+    return dp__call_reduce(call, &(dp__coll){.fn = __func__,
+                                             .ctx = call->ctx,
+                                             .local = &part,
+                                             .count = count,
+                                             .dtype = dtype,
+                                             .op = op});
+}
+
+/* A tensor that can stand for a buffer of a call. */
+static dp_status dp__check_call_buffer(const char *fn, const dp_call *call, const char *what,
+                                       const dp_tensor *tensor)
+{
+    dp__device *at = NULL;
+    DP__TRY(dp__check_tensor(fn, what, tensor));
+    DP__TRY(dp__check_device(fn, call->ctx, tensor->device, &at));
+    if (!dp__reaches(&call->ctx->devices[call->local_rank], at))
+        return dp_error(DP_ERR_INVALID, "%s: %s is on {%d, %d}, which local rank %d does not reach",
+                        fn, what, (int)tensor->device.backend, (int)tensor->device.index,
+                        call->local_rank);
+    if (!dp_is_contiguous(tensor))
+        return dp_error(DP_ERR_INVALID, "%s: %s has gaps, or is not row-major", fn, what);
+    return DP_OK;
+}
+
+DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
+                                           const dp_tensor *recv, dp_op op)
+{
+    DP__TRY(dp__check_call(__func__, call));
+    DP__TRY(dp__check_call_buffer(__func__, call, "send", send));
+    DP__TRY(dp__check_call_buffer(__func__, call, "recv", recv));
+    DP__TRY(dp__check_writable(__func__, "recv", recv));
+    if (send->dtype != recv->dtype || !dp__same_shape(send, recv))
+        return dp_error(DP_ERR_MISMATCH, "%s: send and recv differ in dtype or shape", __func__);
+    const dp_part part = {send->data, recv->data, NULL};
+    return dp__call_reduce(call, &(dp__coll){.fn = __func__,
+                                             .ctx = call->ctx,
+                                             .local = &part,
+                                             .count = (size_t)dp__count(send),
+                                             .dtype = (dp_dtype)send->dtype,
+                                             .op = op});
 }
 
 /* ==== >>parallel =================================================================================

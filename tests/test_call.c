@@ -836,11 +836,11 @@ TEST_BACKENDS(replicas_that_do_not_come)
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_USER, want);
         CHECK(strstr(dp_last_error(), "own.forward: the odd one") != NULL);
         par = on_devices(module_of(ctx, leave_one, NULL), 4);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "another one has returned");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "has returned");
         par = on_devices(module_of(ctx, count_one_more, NULL), 4);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "asks for another count");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "4 f32 and dp_op 0");
         par = on_devices(module_of(ctx, another_op, NULL), 4);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "op");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "and dp_op 4");
         plan.odd_one = 9; /* all is well again */
         CHECK_OK(run_on(par, scope, 4, NULL));
     }
@@ -890,6 +890,248 @@ TEST_BACKENDS(wrong_meetings)
     dp_module *net = module_of(ctx, meet_wrongly, NULL);
     CHECK_OK(run_on(net, scope, 1, NULL));
     CHECK_OK(run_on(on_devices(net, 3), scope, 3, NULL));
+}
+
+/* ---- meetings that fail ---------------------------------------------------------------------- */
+
+enum { ROUNDS = 1000 };
+
+static struct {
+    dp_device_ops ops;
+    const dp_device_ops *inner;
+    atomic_int calls; /* of the reducing kernel: every third one fails */
+} faulty;
+
+static dp_status faulty_kernel(dp_stream *stream, const dp_kernel_args *args)
+{
+    if (args->kernel == DP_KERNEL_REDUCE && atomic_fetch_add(&faulty.calls, 1) % 3 == 2) {
+        return dp_error(DP_ERR_NO_MEMORY, "the third one");
+    }
+    return DP_HAS(dp_device_ops, faulty.inner, kernel) ? faulty.inner->kernel(stream, args)
+                                                       : DP_ERR_UNSUPPORTED;
+}
+
+static dp_status faulty_open(const dp_host *host, int index, dp_dev **out)
+{
+    TRY(faulty.inner->open(host, index, out));
+    (*out)->ops = &faulty.ops;
+    return DP_OK;
+}
+
+static dp_ctx *faulty_context(const dp_device_ops *inner, int devices)
+{
+    const dp_device_ops *const backends[] = {&faulty.ops, NULL};
+    dp_ctx *ctx;
+    faulty.ops = *inner;
+    faulty.ops.size = sizeof faulty.ops;
+    faulty.ops.open = faulty_open;
+    faulty.ops.kernel = faulty_kernel;
+    faulty.inner = inner;
+    atomic_store(&faulty.calls, 0);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = devices}, &ctx));
+    return ctx;
+}
+
+static int8_t told[3][ROUNDS]; /* what each replica was told of each round */
+
+static dp_status meet_and_note(dp_call *call)
+{
+    dp_tensor part, number;
+    call->out = dp_none();
+    TRY(dp_tensor_new(call->scope, call->device, DP_F32, 0, NULL, &part));
+    for (int round = 0; round < ROUNDS; round++) {
+        double sum = 0;
+        number = part;
+        TRY(dp_fill(call->ctx, &number, dp_int(round % 7 + (int64_t)call->replica)));
+        dp_status status = dp_call_all_reduce(call, part.data, part.data, 1, DP_F32, DP_OP_SUM);
+        told[call->replica][round] = (int8_t)status;
+        if (status != DP_OK) {
+            CHECK_STR(dp_last_error(), "dp_call_all_reduce: the third one");
+            continue;
+        }
+        TRY(dp_item(call->ctx, dp_of(call->scope, &number), &sum));
+        size_t count = call->replica_count;
+        CHECK_F64(sum, (double)((size_t)(round % 7) * count + count * (count - 1) / 2), 0);
+    }
+    return DP_OK;
+}
+
+static void check_rounds(const dp_device_ops *inner)
+{
+    for (int devices = 2; devices <= 3; devices++) {
+        dp_ctx *ctx = faulty_context(inner, devices);
+        dp_scope *scope = dp_scope_begin(ctx);
+        int failed = 0;
+        CHECK_OK(run_on(on_devices(module_of(ctx, meet_and_note, NULL), (size_t)devices), scope,
+                        (size_t)devices, NULL));
+        for (int round = 0; round < ROUNDS; round++) {
+            for (int r = 1; r < devices; r++) {
+                CHECK_INT(told[r][round], told[0][round]);
+            }
+            failed += told[0][round] == DP_ERR_NO_MEMORY;
+        }
+        CHECK_INT(failed, ROUNDS / 3);
+        dp_close(ctx);
+    }
+}
+
+/* Every replica of a round is told the same, and a round that failed does not spoil the next. */
+TEST_SLOW(a_round_has_one_result_cpu, 60)
+{
+    check_rounds(dp_cpu());
+}
+
+TEST_SLOW(a_round_has_one_result_toy, 60)
+{
+    check_rounds(toy_device());
+}
+
+static dp_status meet_until(dp_call *call)
+{
+    float one = 1;
+    dp_tensor part;
+    dp_value number = dp_int(1);
+    call->out = dp_none();
+    TRY(dp_tensor_new(call->scope, call->device, DP_F32, 0, NULL, &part));
+    for (int round = 0; round < plan.rounds + 1; round++) {
+        if (call->replica == plan.odd_one && round == plan.rounds) {
+            return DP_OK;
+        }
+        TRY(dp_fill(call->ctx, &part, number));
+        dp_status status = dp_call_all_reduce(call, part.data, part.data, 1, DP_F32, DP_OP_SUM);
+        told[call->replica][round] = (int8_t)status;
+        TRY(status);
+        TRY(dp_read(call->ctx, &part, &one, sizeof one));
+        CHECK_F64(one, (double)call->replica_count, 0);
+    }
+    return DP_OK;
+}
+
+/* Up to the round that one did not come to, all have met; then nobody. */
+TEST_BACKENDS(one_leaves_between_two_rounds)
+{
+    dp_module *par = on_devices(module_of(ctx, meet_until, NULL), 3);
+    for (int i = 0; i < 200; i++) {
+        dp_scope *step = dp_scope_begin(ctx);
+        plan = (meeting){.rounds = i % 5, .odd_one = (size_t)(i % 3)};
+        memset(told, 1, sizeof told);
+        CHECK_ERROR(run_on(par, step, 3, NULL), DP_ERR_MISMATCH, "has returned");
+        for (size_t r = 0; r < 3; r++) {
+            for (int round = 0; round < plan.rounds; round++) {
+                CHECK_INT(told[r][round], DP_OK);
+            }
+            CHECK_INT(told[r][plan.rounds], r == plan.odd_one ? 1 : DP_ERR_MISMATCH);
+        }
+        dp_scope_end(step);
+    }
+}
+
+static dp_status meet_with_wrong_buffers(dp_call *call)
+{
+    dp_tensor part;
+    int64_t count = 8;
+    call->out = dp_none();
+    TRY(dp_tensor_new(call->scope, call->device, DP_F64, 1, &count, &part));
+    TRY(dp_fill(call->ctx, &part, dp_int(1)));
+    double *data = part.data;
+    CHECK_ERROR(dp_call_all_reduce(call, data, data, SIZE_MAX / 8 + 2, DP_F64, DP_OP_SUM),
+                DP_ERR_INVALID, "count 2305843009213693953 is more than can be counted");
+    CHECK_ERROR(dp_call_all_reduce(call, data, data, (size_t)INT64_MAX / 16 + 1, DP_F64, DP_OP_SUM),
+                DP_ERR_INVALID, "is more than can be counted");
+    CHECK_ERROR(dp_call_all_reduce(call, data, data + 3, 4, DP_F64, DP_OP_SUM), DP_ERR_INVALID,
+                "dp_call_all_reduce: send and recv overlap");
+    CHECK_ERROR(dp_call_all_reduce(call, data + 3, data, 4, DP_F64, DP_OP_SUM), DP_ERR_INVALID,
+                "send and recv overlap");
+    TRY(dp_call_all_reduce(call, data, data + 4, 4, DP_F64, DP_OP_SUM));
+    return dp_call_all_reduce(call, data, data, 8, DP_F64, DP_OP_MAX);
+}
+
+TEST_BACKENDS(buffers_that_overlap_or_cannot_be)
+{
+    dp_module *net = module_of(ctx, meet_with_wrong_buffers, NULL);
+    CHECK_OK(run_on(net, scope, 1, NULL));
+    CHECK_OK(run_on(on_devices(net, 1), scope, 1, NULL));
+    CHECK_OK(run_on(on_devices(net, 2), scope, 2, NULL));
+}
+
+static dp_status meet_with_tensors(dp_call *call)
+{
+    double ones[6] = {1, 1, 1, 1, 1, 1}, sums[6];
+    dp_tensor host = dp_wrap(ones, DP_F64, DP_SHAPE(2, 3)), send, recv, wrong;
+    call->out = dp_none();
+    TRY(dp_tensor_new(call->scope, call->device, DP_F64, DP_SHAPE(2, 3), &send));
+    TRY(dp_tensor_new(call->scope, call->device, DP_F64, DP_SHAPE(2, 3), &recv));
+    TRY(dp_copy(call->ctx, &send, &host, NULL));
+    TRY(dp_transpose(&recv, 0, 1, &wrong));
+    CHECK_ERROR(dp_call_all_reduce_tensor(call, &send, &wrong, DP_OP_SUM), DP_ERR_INVALID,
+                "dp_call_all_reduce_tensor: recv has gaps, or is not row-major");
+    wrong = recv;
+    wrong.read_only = true;
+    CHECK_ERROR(dp_call_all_reduce_tensor(call, &send, &wrong, DP_OP_SUM), DP_ERR_INVALID, "recv");
+    CHECK_ERROR(dp_call_all_reduce_tensor(call, NULL, &recv, DP_OP_SUM), DP_ERR_INVALID,
+                "send is NULL");
+    TRY(dp_reshape(&recv, DP_SHAPE(6), &wrong));
+    CHECK_ERROR(dp_call_all_reduce_tensor(call, &send, &wrong, DP_OP_SUM), DP_ERR_MISMATCH,
+                "send and recv differ in dtype or shape");
+    wrong = recv;
+    wrong.dtype = DP_I64;
+    CHECK_ERROR(dp_call_all_reduce_tensor(call, &send, &wrong, DP_OP_SUM), DP_ERR_MISMATCH,
+                "send and recv differ");
+    wrong.device = (dp_device){9, 9};
+    CHECK_ERROR(dp_call_all_reduce_tensor(call, &send, &wrong, DP_OP_SUM), DP_ERR_INVALID,
+                "{9, 9} is no device");
+    CHECK_ERROR(dp_call_all_reduce_tensor(NULL, &send, &recv, DP_OP_SUM), DP_ERR_INVALID,
+                "call is NULL");
+    TRY(dp_call_all_reduce_tensor(call, &send, &recv, DP_OP_SUM));
+    TRY(dp_read(call->ctx, &recv, sums, sizeof sums));
+    CHECK_F64(sums[5], (double)call->replica_count, 0);
+    if (!tree_host_memory(call->ctx)) {
+        CHECK_ERROR(dp_call_all_reduce_tensor(call, &host, &recv, DP_OP_SUM), DP_ERR_INVALID,
+                    "send is on {0, 0}, which local rank ");
+        return DP_OK;
+    }
+    TRY(dp_call_all_reduce_tensor(call, &host, &recv, DP_OP_SUM));
+    return dp_call_all_reduce_tensor(call, &recv, &host, DP_OP_MAX);
+}
+
+TEST_BACKENDS(replicas_add_up_tensors)
+{
+    dp_module *net = module_of(ctx, meet_with_tensors, NULL);
+    CHECK_OK(run_on(net, scope, 1, NULL));
+    CHECK_OK(run_on(on_devices(net, 2), scope, 2, NULL));
+    CHECK_OK(run_on(on_devices(net, 3), scope, 3, NULL));
+}
+
+static double shared[4]; /* of all replicas, on devices whose memory the host reaches */
+
+static dp_status meet_in_one_place(dp_call *call)
+{
+    double own[4] = {1, 2, 3, 4};
+    double *recv = plan.odd_one == 0 ? shared : shared + call->replica;
+    call->out = dp_none();
+    CHECK_ERROR(dp_call_all_reduce(call, own, recv, 2, DP_F64, DP_OP_SUM), DP_ERR_INVALID,
+                "recv of replica 0 overlaps a buffer of replica 1");
+    CHECK_ERROR(
+        dp_call_all_reduce(call, shared, call->replica == 0 ? own : shared, 2, DP_F64, DP_OP_SUM),
+        DP_ERR_INVALID, "recv of replica 1 overlaps a buffer of replica 0");
+    return dp_call_all_reduce(call, own, shared + 2 * call->replica, 2, DP_F64, DP_OP_SUM);
+}
+
+TEST(replicas_receive_in_places_of_their_own)
+{
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(
+        &(dp_config){.backends = (const dp_device_ops *const[]){dp_cpu(), NULL}, .device_count = 2},
+        &ctx));
+    dp_module *par = on_devices(module_of(ctx, meet_in_one_place, NULL), 2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (size_t i = 0; i < 2; i++) {
+        plan = (meeting){.odd_one = i};
+        CHECK_OK(run_on(par, scope, 2, NULL));
+        CHECK_F64(shared[0], 2, 0);
+        CHECK_F64(shared[3], 4, 0);
+    }
+    dp_close(ctx);
 }
 
 /* ---- batch statistics, from replicas that meet ----------------------------------------------- */

@@ -15,6 +15,7 @@ typedef struct stage {
     dp_scope *other[2];           /* one a rank, in nobody's use */
     dp_module *net, *par;         /* par drives net on two devices */
     dp_module *own[TREE_DEVICES]; /* one on every device, which nobody else runs */
+    dp_module *spare;             /* in nobody's use, and without memory yet */
     dp_module *held;              /* what the function stands on */
     dp_pass *early;               /* of net, and ready for its backward */
     const deed *deed;
@@ -90,6 +91,24 @@ static dp_status act_destroy(stage *s, int rank)
 {
     (void)rank;
     return dp_module_destroy(s->held);
+}
+
+static dp_status act_destroy_spare(stage *s, int rank)
+{
+    (void)rank;
+    dp_module *spare = s->spare;
+    dp_status status = dp_module_destroy(spare);
+    if (status == DP_OK)
+        s->spare = NULL;
+    return status;
+}
+
+/* Whose memory would be found now, by all at once. */
+static dp_status act_look_at_spare(stage *s, int rank)
+{
+    (void)rank;
+    dp_param_info info;
+    return dp_module_param(s->spare, NET_W, &info);
 }
 
 static dp_status act_zero(stage *s, int rank)
@@ -273,6 +292,8 @@ static const deed deeds[] = {
     {"dp_scope_attach", act_attach, STATE, STATE, true, false, false},
     {"dp_scope_attach", act_attach_outer, STATE, STATE, true, false, false},
     {"dp_module_destroy", act_destroy, STATE, STATE, false, true, false},
+    {"dp_module_destroy", act_destroy_spare, DP_OK, STATE, false, false, false},
+    {"dp_module_param", act_look_at_spare, DP_OK, STATE, false, false, false},
     {"dp_zero_grad", act_zero, DP_OK, STATE, false, false, true},
     {"dp_params_edit", act_edit, DP_OK, STATE, false, false, true},
     {"dp_params_write", act_write, DP_OK, STATE, false, false, true},
@@ -584,6 +605,11 @@ static void play_one(const place *at, const deed *what)
     now.held = now.net;
     CHECK_OK(dp_invoke(now.net, "forward", now.other[0], batch_of(now.other[0], 2), dp_none(), NULL,
                        &out, &now.early));
+    CHECK_OK(dp_module_create(
+        now.ctx,
+        &(dp_module_config){
+            .name = "spare", .params = net_params, .param_count = 2, .local_rank = 2},
+        &now.spare));
     now.deed = what;
     now.inside = at->inside;
     now.together = at->together;
@@ -597,6 +623,7 @@ static void play_one(const place *at, const deed *what)
     now.armed = 0;
     CHECK_INT(now.done, at->together ? 2 : 1);
     check_step();
+    CHECK_OK(dp_module_destroy(now.spare));
     dp_scope_end(now.outer);
     dp_scope_end(now.other[0]);
     dp_scope_end(now.other[1]);
@@ -1121,4 +1148,34 @@ TEST_BACKENDS(a_tree_cannot_wrap_a_part_of_itself)
     CHECK_OK(dp_zero_grad(two));
     CHECK_OK(dp_module_destroy(two));
     CHECK_OK(dp_module_destroy(one));
+}
+
+/* ---- errors on their way out ----------------------------------------------------------------- */
+
+static dp_status create_but_one(const dp_replica_info *info, void **own)
+{
+    *own = info->ctx;
+    return info->replica < 2 ? DP_OK : dp_error(DP_ERR_USER, "two are enough");
+}
+
+static void destroy_and_ask(void *own)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(own, &info));
+}
+
+/* What is cleaned up after an error may call what it likes: the error is still told. */
+TEST_BACKENDS(an_error_outlives_what_is_cleaned_up)
+{
+    dp_module *net = NULL, *par = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = net_methods,
+                                                  .method_count = 2,
+                                                  .replica_create = create_but_one,
+                                                  .replica_destroy = destroy_and_ask},
+                              &net));
+    CHECK_ERROR(dp_data_parallel(net, NULL, &par), DP_ERR_USER,
+                "replica_create of 'net', replica 2: two are enough");
+    CHECK_OK(dp_module_destroy(net));
 }
