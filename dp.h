@@ -803,8 +803,9 @@ typedef struct dp_param_config {
     int64_t shape[DP_MAX_DIMS];
     bool frozen; /* has no gradient */
     bool buffer; /* neither; each replica but the first gets a copy at every forward */
-    const char
-        *same_as;      /* shares that one's memory; the name may then be a child's: "child.name" */
+    /* Shares that one's memory; both names may be a child's: "child.name". The two are alike, on
+       one device, and memory that is there already, from the user or the library, is not lost. */
+    const char *same_as;
     void *data, *grad; /* yours, dense, on the module's device; NULL = the library's, all zero */
 } dp_param_config;
 

@@ -385,22 +385,22 @@ static dp__param *dp__slot_find(const dp_module *module, const char *name, size_
     return NULL;
 }
 
-/* `from` can be tied to `to` if they are alike and nobody has taken from's memory yet. */
-static dp_status dp__check_tie(const dp__param *own, const dp__param *from, const dp__param *to)
+/* What is tied is one parameter from then on. */
+static dp_status dp__check_alike(const char *from_name, const dp__param *from, const char *to_name,
+                                 const dp__param *to)
 {
     char a[96], b[96];
-    bool same = from->data.dtype == to->data.dtype && dp__same_shape(&from->data, &to->data) &&
-                from->frozen == to->frozen && from->buffer == to->buffer;
-    if (!same)
-        return dp_error(DP_ERR_INVALID,
-                        "dp_module_create: '%s' is %s (%s), same_as '%s' is %s (%s): both must be "
-                        "alike, frozen and buffer too",
-                        own->name, dp__dtype_names[from->data.dtype],
-                        dp__shape_text(&from->data, a, sizeof a), own->same_as,
-                        dp__dtype_names[to->data.dtype], dp__shape_text(&to->data, b, sizeof b));
-    if (from->data.data != NULL || from->grad.data != NULL)
-        return dp_error(DP_ERR_STATE, "dp_module_create: '%s' has memory already", own->name);
-    return DP_OK;
+    if (from->data.dtype == to->data.dtype && dp__same_shape(&from->data, &to->data) &&
+        from->frozen == to->frozen && from->buffer == to->buffer &&
+        dp__same_device(from->data.device, to->data.device))
+        return DP_OK;
+    return dp_error(
+        DP_ERR_INVALID,
+        "dp_module_create: '%s' is %s (%s) on local rank %d, same_as '%s' is %s (%s) on "
+        "local rank %d: both must be alike, frozen and buffer too",
+        from_name, dp__dtype_names[from->data.dtype], dp__shape_text(&from->data, a, sizeof a),
+        (int)from->data.device.index, to_name, dp__dtype_names[to->data.dtype],
+        dp__shape_text(&to->data, b, sizeof b), (int)to->data.device.index);
 }
 
 /* What a parameter with same_as stands for: a child's of that name, or else itself. */
@@ -410,35 +410,77 @@ static dp__param *dp__tied(const dp_module *module, dp__param *own)
     return of_child != NULL ? of_child : own;
 }
 
-static dp_status dp__check_ties(const dp_module *module)
+/* A module below that is wrapped and has this memory in its tree. Its wrapper has lists of its own
+   of what shares memory, and may outlive what is tied to. */
+static const dp_module *dp__wrapped_with(const dp_module *module, const dp__param *root)
 {
-    for (size_t i = 0; i < module->param_count; i++) {
-        dp__param *own = &module->params[i];
-        dp__param *from = dp__tied(module, own);
-        if (own->same_as == NULL && from != own)
-            return dp_error(DP_ERR_INVALID, "dp_module_create: a child has a parameter '%s' too",
-                            own->name);
-        if (own->same_as == NULL)
-            continue;
-        dp__param *to = dp__slot_find(module, own->same_as, 0);
-        if (to == NULL || to == own || to == from)
-            return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is same_as '%s': no such one",
-                            own->name, own->same_as);
-        DP__TRY(dp__check_tie(own, from, to));
+    const dp_module *found = NULL;
+    for (size_t i = 0; i < module->child_count && found == NULL; i++) {
+        const dp_module *child = module->children[i].module;
+        bool has = false;
+        for (size_t k = 0; k < child->slot_count && !has; k++)
+            has = dp__root(child->slots[k]) == root;
+        if (has && (child == module->wraps || child->wrapper_count > 0))
+            return child;
+        found = has ? dp__wrapped_with(child, root) : NULL;
     }
+    return found;
+}
+
+/* The memory of `from`, whose names are those of `own`, gives way to that of `to`: nothing may be
+   lost with it. */
+static dp_status dp__check_tie(const dp_module *module, const dp__param *own, dp__param *from,
+                               dp__param *to)
+{
+    const dp__param *root = dp__root(from);
+    const dp_module *wrapped = from != own ? dp__wrapped_with(module, root) : NULL;
+    DP__TRY(dp__check_alike(own->name, own, own->same_as, to));
+    DP__TRY(dp__check_alike(own->name, from, own->same_as, to));
+    if (root == dp__root(to))
+        return DP_OK;
+    if (root->data.data != NULL || root->grad.data != NULL)
+        return dp_error(DP_ERR_STATE,
+                        "dp_module_create: '%s' has memory already, and would lose it to '%s'",
+                        own->name, own->same_as);
+    if (wrapped != NULL)
+        return dp_error(DP_ERR_STATE,
+                        "dp_module_create: '%s' cannot be tied to '%s' any more: '%s' is wrapped",
+                        own->name, own->same_as, wrapped->name);
     return DP_OK;
 }
 
-static void dp__module_tie(dp_module *module)
+/* Ties come one by one, since each looks at memory as those before have left it. */
+static dp_status dp__tie(const dp_module *module, dp__param *own, dp__param **out_root)
 {
-    for (size_t i = 0; i < module->param_count; i++) {
-        dp__param *own = &module->params[i];
-        if (own->same_as == NULL)
-            continue;
-        dp__param *to = dp__root(dp__slot_find(module, own->same_as, 0));
-        dp__root(dp__tied(module, own))->tie = to;
-        dp__root(own)->tie = to;
-    }
+    dp__param *from = dp__tied(module, own);
+    if (own->same_as == NULL && from != own)
+        return dp_error(DP_ERR_INVALID, "dp_module_create: a child has a parameter '%s' too",
+                        own->name);
+    if (own->same_as == NULL)
+        return DP_OK;
+    dp__param *to = dp__slot_find(module, own->same_as, 0);
+    if (to == NULL || to == own || to == from)
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is same_as '%s': no such one",
+                        own->name, own->same_as);
+    DP__TRY(dp__check_tie(module, own, from, to));
+    *out_root = dp__root(from);
+    (*out_root)->tie = dp__root(to);
+    dp__root(own)->tie = dp__root(to);
+    return DP_OK;
+}
+
+/* Ties are marks on the children, which live on if one of them cannot be made. */
+static dp_status dp__module_tie(dp_module *module)
+{
+    dp__param **roots = dp__array(module->scope, module->param_count, sizeof *roots);
+    dp_status status = roots != NULL ? DP_OK : dp__full("dp_module_create");
+    size_t done = 0;
+    for (; done < module->param_count && status == DP_OK; done++)
+        status = dp__tie(module, &module->params[done], &roots[done]);
+    for (; done > 0 && status != DP_OK; done--)
+        if (roots[done - 1] != NULL)
+            roots[done - 1]->tie = roots[done - 1];
+    return status;
 }
 
 /* The user's list: each memory once, where it comes first. The children's change with ties. */
@@ -564,7 +606,7 @@ static dp_status dp__check_module_config(const dp_ctx *ctx, const dp_module_conf
     return dp__check_array("child", "children", config->children, config->child_count);
 }
 
-/* Ties and parents are marks on the children, so they come last, when nothing can fail any more. */
+/* Parents are marks on the children, so they come last, when nothing can fail any more. */
 static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
 {
     dp_module *module = dp__module_take(ctx);
@@ -583,7 +625,7 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
     if (status == DP_OK)
         status = dp__check_wraps(module, config);
     if (status == DP_OK)
-        status = dp__check_ties(module);
+        status = dp__module_tie(module);
     if (status != DP_OK) {
         dp__module_give(module);
         return status;
@@ -592,7 +634,6 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
         config->children[i]->parent = module;
     if (module->wraps != NULL)
         module->wraps->wrapper_count++;
-    dp__module_tie(module);
     dp__module_list(module);
     module->magic = DP__MODULE_LIVE;
     *out = module;

@@ -299,6 +299,161 @@ TEST_BACKENDS(wrong_ties_change_nothing)
 }
 
 /* A tied parameter's gradient is the sum over all its names, on every number of devices. */
+static dp_param_config vector(const char *name, const char *same_as, void *data)
+{
+    return (dp_param_config){
+        .name = name, .ndim = 1, .shape = {4}, .same_as = same_as, .data = data};
+}
+
+static dp_module *family(dp_ctx *ctx, const char *name, const dp_param_config *params, size_t count,
+                         dp_module *const *children, size_t child_count)
+{
+    return make(ctx, (dp_module_config){.name = name,
+                                        .params = params,
+                                        .param_count = count,
+                                        .children = children,
+                                        .child_count = child_count});
+}
+
+/* A parent of `children` with these parameters cannot be made. */
+static void refuse_ties(dp_ctx *ctx, const dp_param_config *params, size_t count,
+                        dp_module *const *children, size_t child_count, dp_status status,
+                        const char *why)
+{
+    dp_module *out = NULL;
+    const dp_module_config config = {.params = params,
+                                     .param_count = count,
+                                     .children = child_count > 0 ? children : NULL,
+                                     .child_count = child_count};
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), status, why);
+    CHECK(out == NULL);
+}
+
+/* A child's w, and t which is the same. */
+static dp_module *twins(dp_ctx *ctx, const char *name, void *data)
+{
+    const dp_param_config params[] = {vector("w", NULL, data), vector("t", "w", NULL)};
+    return family(ctx, name, params, 2, NULL, 0);
+}
+
+TEST_BACKENDS(ties_of_ties)
+{
+    static float memory[4];
+    void *own = tree_host_memory(ctx) ? memory : NULL;
+    dp_module *const children[] = {twins(ctx, "a", NULL), twins(ctx, "b", NULL),
+                                   twins(ctx, "c", own)};
+    const dp_param_config params[] = {
+        vector("u", "v", NULL),     vector("v", "a.t", NULL), /* a chain to a child's */
+        vector("b.t", "u", NULL),                             /* a child's to it */
+        vector("a.w", "c.t", NULL),                           /* all of it to another child's */
+        vector("b.w", "c.w", NULL), vector("x", "b.t", NULL)};
+    dp_module *net = family(ctx, "net", params, 6, children, 3);
+    const char *const names[] = {"u", "v", "x", "a.w", "a.t", "b.w", "b.t", "c.w", "c.t"};
+    for (size_t i = 0; i < 9; i++) {
+        CHECK(data_of(net, names[i], false) == data_of(net, "u", false));
+        CHECK(data_of(net, names[i], true) == data_of(net, "u", true));
+    }
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(data_of(children[i], "t", false) == data_of(net, "u", false));
+        CHECK_INT(dp_module_param_count(children[i]), 1);
+    }
+    CHECK(own == NULL || data_of(net, "u", false) == own);
+    CHECK_INT(dp_module_param_count(net), 1);
+}
+
+/* Through a name that has no memory of its own, to one that has. */
+TEST_BACKENDS(ties_lose_no_memory)
+{
+    static float first[4], second[4];
+    const dp_param_config one[] = {vector("v", NULL, NULL), vector("a.t", "v", NULL)};
+    const dp_param_config two[] = {vector("a.t", "b.t", NULL)};
+    const dp_param_config chain[] = {vector("c.w", "a.w", NULL), vector("c.t", "b.w", NULL)};
+    dp_module *children[] = {twins(ctx, "a", NULL), twins(ctx, "b", NULL), twins(ctx, "c", NULL)};
+    (void)data_of(children[0], "t", false); /* the library's */
+    (void)data_of(children[1], "t", false);
+    for (int own = 0; own < 2; own++) {
+        refuse_ties(ctx, one, 2, children, 1, DP_ERR_STATE,
+                    "'a.t' has memory already, and would lose it to 'v'");
+        refuse_ties(ctx, two, 1, children, 2, DP_ERR_STATE,
+                    "'a.t' has memory already, and would lose it to 'b.t'");
+        /* c.w has a's memory when c.t comes, which would lose that */
+        refuse_ties(ctx, chain, 2, children, 3, DP_ERR_STATE,
+                    "'c.t' has memory already, and would lose it to 'b.w'");
+        children[0] = twins(ctx, "a", first); /* the user's */
+        children[1] = twins(ctx, "b", second);
+    }
+    CHECK(data_of(children[2], "w", false) != data_of(children[0], "w", false)); /* as it was */
+    CHECK(data_of(children[2], "w", false) == data_of(children[2], "t", false));
+}
+
+TEST_BACKENDS(what_is_tied_is_alike)
+{
+    dp_param_config near = vector("w", NULL, NULL), far = near, cold = near, kept = near;
+    cold.frozen = kept.buffer = true;
+    dp_module *far_child = make(
+        ctx, (dp_module_config){.name = "far", .params = &far, .param_count = 1, .local_rank = 1});
+    dp_module *children[] = {family(ctx, "near", &near, 1, NULL, 0), far_child,
+                             family(ctx, "cold", &cold, 1, NULL, 0),
+                             family(ctx, "kept", &kept, 1, NULL, 0)};
+    dp_param_config own[] = {vector("v", "far.w", NULL),       vector("near.w", "far.w", NULL),
+                             vector("near.w", "cold.w", NULL), vector("near.w", "kept.w", NULL),
+                             vector("near.w", "v", NULL),      vector("far.w", "v", NULL)};
+    refuse_ties(ctx, &own[0], 1, children, 4, DP_ERR_INVALID,
+                "'v' is f32 (4) on local rank 0, same_as 'far.w' is f32 (4) on local rank 1");
+    refuse_ties(ctx, &own[1], 1, children, 4, DP_ERR_INVALID,
+                "'near.w' is f32 (4) on local rank 0");
+    refuse_ties(ctx, &own[2], 1, children, 4, DP_ERR_INVALID, "both must be alike, frozen");
+    refuse_ties(ctx, &own[3], 1, children, 4, DP_ERR_INVALID, "both must be alike, frozen");
+    const dp_param_config to_far[] = {vector("v", NULL, NULL), own[5]};
+    refuse_ties(ctx, to_far, 2, children, 4, DP_ERR_INVALID,
+                "'far.w' is f32 (4) on local rank 1, same_as 'v' is f32 (4) on local rank 0");
+    /* what a tie says of itself is looked at too */
+    dp_param_config lying[] = {vector("v", NULL, NULL), own[4]};
+    lying[1].shape[0] = 5;
+    refuse_ties(ctx, lying, 2, children, 4, DP_ERR_INVALID, "'near.w' is f32 (5)");
+    lying[1] = own[4];
+    lying[1].dtype = DP_F64;
+    refuse_ties(ctx, lying, 2, children, 4, DP_ERR_INVALID, "'near.w' is f64 (4)");
+    lying[1] = own[4];
+    dp_module *net = family(ctx, "net", lying, 2, children, 4);
+    CHECK(data_of(net, "near.w", false) == data_of(net, "v", false));
+}
+
+/* Wrappers keep lists of what shares memory; what is tied to may be gone before what is wrapped. */
+TEST_BACKENDS(what_is_wrapped_is_not_tied_any_more)
+{
+    const dp_param_config two[] = {vector("x", NULL, NULL), vector("y", NULL, NULL)};
+    dp_module *net = family(ctx, "net", two, 2, NULL, 0), *out = NULL, *user = NULL;
+    const dp_param_config inside[] = {vector("x", "y", NULL)};
+    const dp_param_config outside[] = {vector("v", NULL, NULL), vector("x", "v", NULL)};
+    const dp_param_config above[] = {vector("net.x", "net.y", NULL)};
+    const dp_param_config around[] = {vector("user.x", "user.y", NULL)};
+    const dp_param_config shared[] = {vector("v", "x", NULL)};
+    dp_module_config config = {.name = "user", .wraps = net, .params = inside, .param_count = 1};
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_STATE,
+                "'x' cannot be tied to 'y' any more: 'net' is wrapped");
+    config.params = outside;
+    config.param_count = 2;
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_STATE,
+                "'x' cannot be tied to 'v' any more: 'net' is wrapped");
+    config.params = shared; /* what is wrapped keeps its memory, and lives longer */
+    config.param_count = 1;
+    CHECK_OK(dp_module_create(ctx, &config, &user));
+    refuse_ties(ctx, above, 1, &net, 1, DP_ERR_STATE,
+                "'net.x' cannot be tied to 'net.y' any more: 'net' is wrapped");
+    refuse_ties(ctx, around, 1, &user, 1, DP_ERR_STATE,
+                "'user.x' cannot be tied to 'user.y' any more: 'net' is wrapped");
+    const dp_param_config to_it[] = {vector("u", "user.x", NULL)};
+    dp_module *top = family(ctx, "top", to_it, 1, &user, 1);
+    CHECK(data_of(top, "u", true) == data_of(net, "x", true));
+    CHECK(data_of(user, "v", false) == data_of(net, "x", false));
+    CHECK(data_of(net, "y", false) != data_of(net, "x", false));
+    CHECK_OK(dp_module_destroy(top));
+    CHECK_OK(dp_zero_grad(net));
+    const dp_param_config after[] = {vector("net.x", NULL, NULL)};
+    refuse_ties(ctx, after, 1, &net, 1, DP_ERR_INVALID, "a child has a parameter 'net.x' too");
+}
+
 static dp_status tied_backward(dp_call *call)
 {
     const float one = 1, ten = 10;
