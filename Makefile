@@ -36,15 +36,16 @@ LIBS         := -lpthread -lm
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast.
+PLAIN_TEST  = $(filter-out test_team,$(filter test_%,$*))# test_team.c holds the implementation
 VARIANTS   := gcc clang asan tsan aarch64 sim gpu
 CC_gcc     := $(CC)
 CC_clang   := $(CLANG)
 CC_asan    := $(CC)
 CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
-CFLAGS_gcc     = $(if $(filter test_%,$*),-O1,-O2) -g $(WARNINGS) $(GCC_WARNINGS)
-CFLAGS_clang   = $(if $(filter test_%,$*),-O0,-O2) -g $(WARNINGS)
-CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) -g
+CFLAGS_gcc     = $(if $(PLAIN_TEST),-O1,-O2) -g $(WARNINGS) $(GCC_WARNINGS)
+CFLAGS_clang   = $(if $(PLAIN_TEST),-O0,-O2) -g $(WARNINGS)
+CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) -g
 CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fno-omit-frame-pointer
 CFLAGS_tsan    = $(CFLAGS_checked) -fsanitize=thread

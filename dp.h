@@ -366,7 +366,7 @@ typedef struct
      colls          the tables that are compiled in
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
      devices        those of $DP_DEVICES, else 0 .. device_count-1
-     thread_count   the cores of the affinity mask
+     thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so
      bootstrap      one process
      timeout_ms     60,000
      allocator      the C library's
@@ -410,7 +410,9 @@ typedef struct dp_config {
     const dp_coll_ops *const *colls;      /* NULL-terminated; the first one that fits serves */
     int device_count;
     const int *devices; /* device_count indices; repeats make virtual devices */
-    int thread_count;   /* cores that this context may use */
+    int thread_count;   /* cores that this context may use. With more devices than that, threads
+                           that wait sleep at once; else they spin a while before they sleep,
+                           which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
     int timeout_ms; /* of everything that waits for another process */
     bool poison;    /* fill memory with 0xDD when a scope gives it back */

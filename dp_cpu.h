@@ -32,6 +32,7 @@
 #define DP_CPU_IMPLEMENTED
 
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -98,6 +99,105 @@ static int dp__os_core_count(void)
         return CPU_COUNT(&mask);
     long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t has bits */
     return online > 0 ? (int)online : 1;
+}
+
+/* "QUOTA PERIOD" in cores, 0 if it limits nothing. Rounded up: half a core's time is used by a
+   thread that gets half of it, and lost without one. */
+static int dp__quota_cores(const char *text)
+{
+    char *end, *last;
+    long long quota = strtoll(text, &end, 10), period = strtoll(end, &last, 10);
+    if (end == text || last == end || quota <= 0 || period <= 0)
+        return 0;
+    long long cores = (quota - 1) / period + 1;
+    return cores < INT_MAX ? (int)cores : 0;
+}
+
+/* Whether a list of words with commas, and a colon behind it, has this word. */
+static bool dp__quota_lists(const char *list, size_t bytes, const char *word)
+{
+    for (const char *at = list; at <= list + bytes; at += strcspn(at, ",:") + 1) {
+        if (strcspn(at, ",:") == strlen(word) && strncmp(at, word, strlen(word)) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The path of the group with this controller, in lines of "ID:CONTROLLER,CONTROLLER:PATH"; version
+   2 has one line with none. NULL: there is no such line. */
+static const char *dp__quota_group(const char *lines, const char *controller, int *out_bytes)
+{
+    for (const char *line = lines; *line != '\0'; line += *line == '\n') {
+        const char *list = line + strcspn(line, ":\n");
+        list += *list == ':';
+        size_t bytes = strcspn(list, ":\n");
+        line = list + strcspn(list, "\n");
+        if (list[bytes] == ':' && dp__quota_lists(list, bytes, controller)) {
+            *out_bytes = (int)(line - (list + bytes + 1));
+            return list + bytes + 1;
+        }
+    }
+    return NULL;
+}
+
+static bool dp__quota_read(const char *directory, const char *name, char *text, size_t room)
+{
+    char path[800];
+    bool fits = (size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path;
+    FILE *file = fits ? fopen(path, "r") : NULL;
+    size_t bytes = file != NULL ? fread(text, 1, room - 1, file) : 0;
+    text[bytes] = '\0';
+    if (file != NULL)
+        fclose(file);
+    return bytes > 0;
+}
+
+/* Version 2 has both numbers in one file, version 1 has two files. */
+static int dp__quota_here(const char *directory)
+{
+    char text[128];
+    if (!dp__quota_read(directory, "cpu.max", text, sizeof text)) {
+        dp__quota_read(directory, "cpu.cfs_quota_us", text, sizeof text / 2);
+        size_t bytes = strlen(text);
+        dp__quota_read(directory, "cpu.cfs_period_us", text + bytes, sizeof text - bytes);
+    }
+    return dp__quota_cores(text);
+}
+
+/* Of a group and all that it lies in. A container may see its own group as the root, whatever the
+   path says: what is not there is passed over. */
+static int dp__quota_least(const char *lines, const char *controller, const char *mount)
+{
+    char directory[768];
+    int bytes = 0, least = 0;
+    const char *path = dp__quota_group(lines, controller, &bytes);
+    int length =
+        snprintf(directory, sizeof directory, "%s%.*s", mount, bytes, path != NULL ? path : "");
+    if (path == NULL || length < 0 || (size_t)length >= sizeof directory)
+        return 0;
+    for (char *end = directory + length; end != NULL;
+         end = strrchr(directory + strlen(mount), '/')) {
+        *end = '\0';
+        int cores = dp__quota_here(directory);
+        least = cores > 0 && (least == 0 || cores < least) ? cores : least;
+    }
+    return least;
+}
+
+/* The cores that the quotas of groups leave this process, 0 if there are none. */
+static int dp__quota_count(const char *proc, const char *mount)
+{
+    char lines[3072], cpu[128];
+    dp__quota_read(proc, "cgroup", lines, sizeof lines);
+    snprintf(cpu, sizeof cpu, "%s/cpu", mount); /* where systemd and others have version 1 */
+    int one = dp__quota_least(lines, "cpu", cpu), two = dp__quota_least(lines, "", mount);
+    return two == 0 || (one > 0 && one < two) ? one : two;
+}
+
+static int dp__os_core_count(void)
+{
+    int cores = dp__os_affinity_count(), quota = dp__quota_count("/proc/self", "/sys/fs/cgroup");
+    return quota > 0 && quota < cores ? quota : cores;
 }
 #else
 static int dp__os_core_count(void)
