@@ -92,7 +92,7 @@ static uint64_t dp__os_memory_bytes(void)
 }
 
 #if defined(__linux__)
-static int dp__os_core_count(void)
+static int dp__os_affinity_count(void)
 {
     cpu_set_t mask;
     if (sched_getaffinity(0, sizeof mask, &mask) == 0)
@@ -267,27 +267,39 @@ static void dp__os_init(void (*before)(void), void (*after)(void))
 
 /* ==== >>team ===================================================================================
    D devices are D-1 workers and the caller. Two kinds of work: `run` (thread i does part i, every
-   part on its own thread) and `share` (parts are taken by whoever is free; a worker that wakes up
-   too late finds the job closed, and nobody waits for it). A wait spins for a while, if there is a
-   core for every thread, and then sleeps. One job at a time: dp__team_enter takes the team.
+   part on its own thread) and `share` (a thread begins with parts of its own, the same ones in
+   every call, so that it finds them in its cache, and goes on with what others have not begun; a
+   worker that wakes up too late owes nothing any more, and nobody waits for it). One job at a time:
+   dp__team_enter takes the team.
 
-   Order: the job is written before `state` or `owed` is released, and read after acquiring them. */
+   A wait spins for a while, if there is a core for every thread, and then sleeps. Where other
+   programs compute, the thread that is waited for may stand behind the very one that spins; so a
+   wait learns: see dp__gate_patience.
+
+   Order: the job is written before `owed` is released, and read after acquiring it. What is
+   written together and read together lies in one cache line: a hand-over is the time that a few
+   lines take from one core to the other. */
 
 enum {
-    DP__SPIN_NS = 100000,
-    DP__TEAM_OPEN = 1 << 30 /* in `state`: workers may join; the rest counts those inside */
+    DP__SPIN_NS = 100000, /* the most; to wake a thread that sleeps takes up to half of it */
+    DP__SPIN_QUARTERS = 3,
+    DP__SPIN_RETRY = 32 /* waits */
 };
 
-typedef struct dp__gate { /* one thread waits for the ticket to change, any thread changes it */
-    _Alignas(64) atomic_uint ticket;
+enum dp__owed { DP__OWES_NOTHING, DP__OWES_ITS_PART, DP__OWES_A_SHARE };
+
+typedef struct dp__gate { /* one thread waits for the word to change, any thread changes it */
+    atomic_uint word;
     atomic_bool asleep;
+    unsigned missed; /* spins in a row that ran out, of the thread that waits */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 } dp__gate;
 
 typedef struct dp__worker {
+    _Alignas(64) atomic_int owed; /* dp__owed */
+    atomic_int next;              /* of its own parts, the first that nobody has begun */
     dp__gate gate;
-    atomic_bool owed; /* must run part `index` of the job */
     struct dp__team *team;
     int index;
     pthread_t thread;
@@ -295,22 +307,22 @@ typedef struct dp__worker {
 
 typedef struct dp__team {
     int thread_count; /* workers and caller */
-    int share_count;  /* of them, how many have a core */
+    int share_count;  /* of the threads, how many have a core */
     bool spin;
+    atomic_bool closing;
+    _Alignas(64) atomic_bool busy;
+    int part_count;
     void (*fn)(int part, void *user);
     void *user;
-    int part_count;
-    atomic_bool busy, closing;
-    _Alignas(64) atomic_int next_part;
-    _Alignas(64) atomic_int state;
-    dp__gate done;
+    dp__gate inside;      /* its word counts the workers that owe: the caller waits for none */
     dp__worker workers[]; /* [0] is the caller's place and never started */
 } dp__team;
 
 static void dp__gate_init(dp__gate *gate)
 {
-    atomic_init(&gate->ticket, 0);
+    atomic_init(&gate->word, 0);
     atomic_init(&gate->asleep, false);
+    gate->missed = 0;
     pthread_mutex_init(&gate->mutex, NULL);
     pthread_cond_init(&gate->wake, NULL);
 }
@@ -321,73 +333,106 @@ static void dp__gate_fini(dp__gate *gate)
     pthread_cond_destroy(&gate->wake);
 }
 
-static unsigned dp__gate_ticket(dp__gate *gate)
+static unsigned dp__gate_word(dp__gate *gate)
 {
-    return atomic_load_explicit(&gate->ticket, memory_order_acquire);
+    return atomic_load_explicit(&gate->word, memory_order_acquire);
+}
+
+/* How long to spin after so many spins that ran out. Few in a row say little: on a quiet machine
+   the caller may be busy with something else. A spin that pays is believed at once, and when none
+   is left that could, one is tried now and then. (Measured: without the trials, or with half a
+   microsecond left, threads of a quiet machine that have once begun to sleep stay at it, each
+   because the other one wakes up late.) */
+static uint64_t dp__gate_patience(unsigned missed)
+{
+    const unsigned most = DP__SPIN_QUARTERS, turn = missed % DP__SPIN_RETRY;
+    return (uint64_t)DP__SPIN_NS >> 2 * (turn < most ? turn : most);
 }
 
 static bool dp__gate_spin(dp__gate *gate, unsigned seen)
 {
     uint64_t until = 0; /* the clock is not asked before it has taken a while */
     do {
-        for (int i = 0; i < 64; i++) {
-            if (dp__gate_ticket(gate) != seen)
+        for (int i = 0; i < 16; i++) {
+            if (dp__gate_word(gate) != seen) {
+                if (gate->missed != 0) /* a store takes the line from the other thread */
+                    gate->missed = 0;
                 return true;
+            }
             dp__os_pause();
         }
-        until = until != 0 ? until : dp__os_now_ns() + DP__SPIN_NS;
+        until = until != 0 ? until : dp__os_now_ns() + dp__gate_patience(gate->missed);
     } while (dp__os_now_ns() < until);
+    gate->missed++;
     return false;
 }
 
 static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
 {
-    if (dp__gate_ticket(gate) != seen || (spin && dp__gate_spin(gate, seen)))
+    if (dp__gate_word(gate) != seen || (spin && dp__gate_spin(gate, seen)))
         return;
     pthread_mutex_lock(&gate->mutex);
-    atomic_store(&gate->asleep, true); /* before the ticket is read again: see dp__gate_open */
-    while (atomic_load(&gate->ticket) == seen)
+    atomic_store(&gate->asleep, true); /* before the word is read again: see dp__gate_call */
+    while (atomic_load(&gate->word) == seen)
         pthread_cond_wait(&gate->wake, &gate->mutex);
     atomic_store(&gate->asleep, false);
     pthread_mutex_unlock(&gate->mutex);
 }
 
-/* Either the sleeper sees the new ticket, or this sees the sleeper: both are sequentially
-   ordered. */
-static void dp__gate_open(dp__gate *gate)
+/* After the word was changed. Either the sleeper sees the new one, or this sees the sleeper: both
+   are sequentially ordered. The mutex is free again when the sleeper wakes up and wants it. */
+static void dp__gate_call(dp__gate *gate)
 {
-    atomic_fetch_add(&gate->ticket, 1);
     if (!atomic_load(&gate->asleep))
         return;
     pthread_mutex_lock(&gate->mutex);
-    pthread_cond_signal(&gate->wake);
     pthread_mutex_unlock(&gate->mutex);
+    pthread_cond_signal(&gate->wake);
 }
 
-static bool dp__team_join(dp__team *team)
+static void dp__gate_open(dp__gate *gate)
 {
-    int state = atomic_load_explicit(&team->state, memory_order_relaxed);
-    while (state & DP__TEAM_OPEN)
-        if (atomic_compare_exchange_weak_explicit(&team->state, &state, state + 1,
-                                                  memory_order_acquire, memory_order_relaxed))
-            return true;
-    return false;
+    atomic_fetch_add(&gate->word, 1);
+    dp__gate_call(gate);
 }
 
 static void dp__team_leave(dp__team *team)
 {
-    if (atomic_fetch_sub_explicit(&team->state, 1, memory_order_acq_rel) == 1)
-        dp__gate_open(&team->done);
+    if (atomic_fetch_sub(&team->inside.word, 1) == 1)
+        dp__gate_call(&team->inside);
 }
 
-static void dp__team_take_parts(dp__team *team)
+/* The parts of each thread are a run of them, in order. */
+static int dp__team_first(const dp__team *team, int thread, int thread_count)
 {
-    for (;;) {
-        int part = atomic_fetch_add_explicit(&team->next_part, 1, memory_order_relaxed);
-        if (part >= team->part_count)
-            return;
-        team->fn(part, team->user);
+    return (int)((int64_t)team->part_count * thread / thread_count);
+}
+
+static int dp__team_sharers(const dp__team *team)
+{
+    return team->share_count < team->part_count ? team->share_count : team->part_count;
+}
+
+static void dp__team_take_parts(dp__team *team, int thread)
+{
+    int sharers = dp__team_sharers(team);
+    for (int i = 0; i < sharers; i++) {
+        int owner = (thread + i) % sharers, last = dp__team_first(team, owner + 1, sharers);
+        atomic_int *next = &team->workers[owner].next;
+        while (atomic_load_explicit(next, memory_order_relaxed) < last) {
+            int part = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
+            if (part < last)
+                team->fn(part, team->user);
+        }
     }
+}
+
+/* What a worker owes is claimed by itself or, a share that it comes too late for, by the caller. */
+static bool dp__team_claim(dp__worker *worker, int owed)
+{
+    return atomic_load_explicit(&worker->owed, memory_order_relaxed) == owed &&
+           atomic_compare_exchange_strong_explicit(&worker->owed, &owed, DP__OWES_NOTHING,
+                                                   memory_order_acquire, memory_order_relaxed);
 }
 
 static void *dp__worker_main(void *user)
@@ -395,14 +440,14 @@ static void *dp__worker_main(void *user)
     dp__worker *worker = user;
     dp__team *team = worker->team;
     for (;;) {
-        unsigned seen = dp__gate_ticket(&worker->gate);
+        unsigned seen = dp__gate_word(&worker->gate);
         if (atomic_load_explicit(&team->closing, memory_order_acquire))
             return NULL;
-        if (atomic_exchange_explicit(&worker->owed, false, memory_order_acquire)) {
+        if (dp__team_claim(worker, DP__OWES_ITS_PART)) {
             team->fn(worker->index, team->user);
             dp__team_leave(team);
-        } else if (dp__team_join(team)) {
-            dp__team_take_parts(team);
+        } else if (dp__team_claim(worker, DP__OWES_A_SHARE)) {
+            dp__team_take_parts(team, worker->index);
             dp__team_leave(team);
         }
         dp__gate_wait(&worker->gate, seen, team->spin);
@@ -422,10 +467,10 @@ static void dp__team_exit(dp__team *team)
 static void dp__team_drain(dp__team *team)
 {
     for (;;) {
-        unsigned seen = dp__gate_ticket(&team->done);
-        if (atomic_load_explicit(&team->state, memory_order_acquire) == 0)
+        unsigned inside = dp__gate_word(&team->inside);
+        if (inside == 0)
             return;
-        dp__gate_wait(&team->done, seen, team->spin);
+        dp__gate_wait(&team->inside, inside, team->spin);
     }
 }
 
@@ -433,7 +478,7 @@ static void dp__team_drain(dp__team *team)
    for, and sleeps until it is woken or the ticket is an old one. */
 static unsigned dp__team_ticket(dp__team *team, int thread)
 {
-    return dp__gate_ticket(&team->workers[thread].gate);
+    return dp__gate_word(&team->workers[thread].gate);
 }
 
 static void dp__team_sleep(dp__team *team, int thread, unsigned seen)
@@ -452,9 +497,9 @@ static void dp__team_run(dp__team *team, int thread_count, void (*fn)(int part, 
 {
     team->fn = fn;
     team->user = user;
-    atomic_store_explicit(&team->state, thread_count - 1, memory_order_relaxed);
+    atomic_store_explicit(&team->inside.word, (unsigned)thread_count - 1, memory_order_relaxed);
     for (int i = 1; i < thread_count; i++) {
-        atomic_store_explicit(&team->workers[i].owed, true, memory_order_release);
+        atomic_store_explicit(&team->workers[i].owed, DP__OWES_ITS_PART, memory_order_release);
         dp__gate_open(&team->workers[i].gate);
     }
     fn(0, user);
@@ -468,12 +513,19 @@ static void dp__team_share(dp__team *team, int part_count, void (*fn)(int part, 
     team->fn = fn;
     team->user = user;
     team->part_count = part_count;
-    atomic_store_explicit(&team->next_part, 0, memory_order_relaxed);
-    atomic_store_explicit(&team->state, DP__TEAM_OPEN, memory_order_release);
-    for (int i = 1; i < team->share_count && i < part_count; i++)
+    int sharers = dp__team_sharers(team);
+    atomic_store_explicit(&team->inside.word, (unsigned)sharers - 1, memory_order_relaxed);
+    for (int i = 0; i < sharers; i++)
+        atomic_store_explicit(&team->workers[i].next, dp__team_first(team, i, sharers),
+                              memory_order_relaxed);
+    for (int i = 1; i < sharers; i++) {
+        atomic_store_explicit(&team->workers[i].owed, DP__OWES_A_SHARE, memory_order_release);
         dp__gate_open(&team->workers[i].gate);
-    dp__team_take_parts(team);
-    atomic_fetch_and_explicit(&team->state, ~DP__TEAM_OPEN, memory_order_acq_rel);
+    }
+    dp__team_take_parts(team, 0);
+    for (int i = 1; i < sharers; i++)
+        if (dp__team_claim(&team->workers[i], DP__OWES_A_SHARE))
+            dp__team_leave(team);
     dp__team_drain(team);
 }
 
@@ -499,7 +551,8 @@ static void dp__team_stop(dp__team *team, int started)
         pthread_join(team->workers[i].thread, NULL);
         dp__gate_fini(&team->workers[i].gate);
     }
-    dp__gate_fini(&team->done);
+    dp__gate_fini(&team->workers[0].gate);
+    dp__gate_fini(&team->inside);
 }
 
 static dp_status dp__team_start(dp__team *team)
@@ -534,7 +587,8 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     team->thread_count = thread_count;
     team->share_count = thread_count < core_count ? thread_count : core_count;
     team->spin = thread_count <= core_count;
-    dp__gate_init(&team->done);
+    dp__gate_init(&team->inside);
+    dp__gate_init(&team->workers[0].gate);
     dp_status status = dp__team_start(team);
     if (status != DP_OK) {
         host->free(host, team);
@@ -2171,7 +2225,7 @@ typedef struct dp__cpu_comm {
     dp_comm base;
     const dp__simd *simd;
     size_t rank_count;
-    const void **in; /* rank_count of each, filled in anew by every call */
+    const void **in; /* rank_count of each, as the last call left them */
     void **out;
 } dp__cpu_comm;
 _Static_assert(offsetof(dp__cpu_comm, base) == 0, "a dp_comm is the head of its communicator");
@@ -2230,9 +2284,11 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
 {
     dp__cpu_comm *own = (dp__cpu_comm *)comm;
     dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
-    for (size_t r = 0; r < own->rank_count; r++) {
-        own->in[r] = local[r].send;
-        own->out[r] = local[r].recv;
+    for (size_t r = 0; r < own->rank_count; r++) { /* unchanged, the lines stay with the workers */
+        if (own->in[r] != local[r].send)
+            own->in[r] = local[r].send;
+        if (own->out[r] != local[r].recv)
+            own->out[r] = local[r].recv;
     }
     dp__cpu_run(comm->host, own->simd, &args);
     return DP_OK;

@@ -10,6 +10,202 @@
 #include <sys/stat.h>
 #include "test.h"
 
+/* ---- waits that learn ------------------------------------------------------------------------ */
+
+TEST(patience_shrinks_to_a_rest_and_is_tried_again)
+{
+    CHECK_INT(dp__gate_patience(0), DP__SPIN_NS);
+    CHECK_INT(dp__gate_patience(1), DP__SPIN_NS / 4);
+    CHECK_INT(dp__gate_patience(2), DP__SPIN_NS / 16);
+    for (unsigned missed = 3; missed < DP__SPIN_RETRY; missed++) {
+        CHECK_INT(dp__gate_patience(missed), DP__SPIN_NS / 64);
+    }
+    CHECK_INT(dp__gate_patience(DP__SPIN_RETRY), DP__SPIN_NS);
+    CHECK_INT(dp__gate_patience(DP__SPIN_RETRY + 1), DP__SPIN_NS / 4);
+    CHECK_INT(dp__gate_patience(UINT_MAX), DP__SPIN_NS / 64);
+}
+
+TEST(spins_that_run_out_are_counted_and_one_that_pays_ends_the_count)
+{
+    dp__gate gate;
+    dp__gate_init(&gate);
+    unsigned seen = dp__gate_word(&gate);
+    for (unsigned missed = 0; missed < DP__SPIN_RETRY + 2; missed++) {
+        CHECK_INT(gate.missed, missed);
+        uint64_t start = dp__os_now_ns(), patience = dp__gate_patience(missed);
+        CHECK(!dp__gate_spin(&gate, seen));
+        CHECK(dp__os_now_ns() - start >= patience);
+    }
+    dp__gate_open(&gate);
+    CHECK(dp__gate_spin(&gate, seen));
+    CHECK_INT(gate.missed, 0);
+    dp__gate_fini(&gate);
+}
+
+/* A gate that was opened before is no wait, so it teaches nothing. */
+TEST(an_open_gate_is_not_waited_for)
+{
+    dp__gate gate;
+    dp__gate_init(&gate);
+    unsigned seen = dp__gate_word(&gate);
+    CHECK(!dp__gate_spin(&gate, seen));
+    dp__gate_open(&gate);
+    dp__gate_wait(&gate, seen, true);
+    CHECK_INT(gate.missed, 1);
+    dp__gate_fini(&gate);
+}
+
+typedef struct sleeper {
+    dp__gate gate;
+    bool spin;
+} sleeper;
+
+static void *sleep_at(void *user)
+{
+    sleeper *s = user;
+    dp__gate_wait(&s->gate, 0, s->spin);
+    return NULL;
+}
+
+/* Opened when the other thread sleeps, so that none of its spins can have paid. */
+static unsigned missed_by_a_sleeper(bool spin)
+{
+    static sleeper s;
+    pthread_t thread;
+    s.spin = spin;
+    dp__gate_init(&s.gate);
+    CHECK_INT(pthread_create(&thread, NULL, sleep_at, &s), 0);
+    while (!atomic_load(&s.gate.asleep)) {
+        sched_yield();
+    }
+    dp__gate_open(&s.gate);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK(!atomic_load(&s.gate.asleep));
+    dp__gate_fini(&s.gate);
+    return s.gate.missed;
+}
+
+TEST(a_sleeper_is_woken_with_and_without_a_spin)
+{
+    CHECK_INT(missed_by_a_sleeper(false), 0);
+    CHECK_INT(missed_by_a_sleeper(true), 1);
+}
+
+/* ---- who takes what -------------------------------------------------------------------------- */
+
+static dp_ctx *open_team(int devices, int threads)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = devices, .thread_count = threads}, &ctx));
+    return ctx;
+}
+
+TEST(waits_spin_only_where_every_thread_has_a_core)
+{
+    for (int threads = 1; threads <= 5; threads++) {
+        dp_ctx *ctx = open_team(4, threads);
+        CHECK_INT(ctx->team->spin, threads >= 4);
+        CHECK_INT(ctx->team->share_count, threads < 4 ? threads : 4);
+        dp_close(ctx);
+    }
+}
+
+enum { PARTS = 9 };
+
+typedef struct work {
+    atomic_int begun[PARTS], done;
+    pthread_t by[PARTS];
+    int first[3]; /* of every thread */
+    int threads;
+} work;
+
+static int begun_of_firsts(work *w)
+{
+    int sum = 0;
+    for (int i = 0; i < w->threads; i++) {
+        sum += atomic_load(&w->begun[w->first[i]]);
+    }
+    return sum;
+}
+
+/* No thread goes on before each has begun its first part, and the last one's own first part lasts
+   until all others are done. */
+static void do_part(int part, void *user)
+{
+    work *w = user;
+    w->by[part] = pthread_self();
+    CHECK_INT(atomic_fetch_add(&w->begun[part], 1), 0);
+    while (begun_of_firsts(w) < w->threads) {
+        sched_yield();
+    }
+    while (part == w->first[w->threads - 1] && atomic_load(&w->done) < PARTS - 1) {
+        sched_yield();
+    }
+    atomic_fetch_add(&w->done, 1);
+}
+
+static void check_parts(int threads, int second, int third)
+{
+    work w = {.first = {0, second, third}, .threads = threads};
+    dp_ctx *ctx = open_team(threads, threads);
+    ctx->host.parallel(&ctx->host, PARTS, do_part, &w);
+    CHECK_INT(atomic_load(&w.done), PARTS);
+    CHECK(pthread_equal(w.by[0], pthread_self()));
+    for (int i = 1; i < threads; i++) {
+        CHECK(pthread_equal(w.by[w.first[i]], ctx->team->workers[i].thread));
+    }
+    for (int i = w.first[threads - 1] + 1; i < PARTS; i++) {
+        CHECK(!pthread_equal(w.by[i], ctx->team->workers[threads - 1].thread));
+    }
+    dp_close(ctx);
+}
+
+TEST(a_thread_begins_with_its_own_parts_and_takes_what_others_leave)
+{
+    check_parts(2, 4, 0);
+    check_parts(3, 3, 6);
+}
+
+static void wait_for_a_sleeping_caller(int part, void *user)
+{
+    const dp_ctx *ctx = user;
+    while (part == 1 && !atomic_load(&ctx->team->inside.asleep)) {
+        sched_yield();
+    }
+}
+
+TEST(a_caller_with_nothing_left_to_do_sleeps)
+{
+    dp_ctx *ctx = open_team(2, 2);
+    CHECK(dp__team_enter(ctx->team));
+    dp__team_run(ctx->team, 2, wait_for_a_sleeping_caller, ctx);
+    dp__team_exit(ctx->team);
+    CHECK_INT(ctx->team->inside.missed, 1);
+    dp_close(ctx);
+}
+
+static void count_part(int part, void *user)
+{
+    atomic_int *counts = user;
+    atomic_fetch_add(&counts[part], 1);
+}
+
+TEST(every_part_is_done_once_whatever_their_number)
+{
+    static atomic_int counts[40];
+    dp_ctx *ctx = open_team(4, 3);
+    for (int parts = 1; parts <= 40; parts++) {
+        for (int i = 0; i < 40; i++) {
+            atomic_store(&counts[i], 0);
+        }
+        ctx->host.parallel(&ctx->host, parts, count_part, counts);
+        for (int i = 0; i < 40; i++) {
+            CHECK_INT(atomic_load(&counts[i]), i < parts);
+        }
+    }
+    dp_close(ctx);
+}
+
 /* ---- how many cores there are ---------------------------------------------------------------- */
 
 #if defined(__linux__)
@@ -114,6 +310,13 @@ TEST(the_least_quota_of_a_group_and_those_around_it_counts)
     CHECK_INT(dp__quota_count(root, root), 1);
     snprintf(remove, sizeof remove, "rm -r %s", root);
     CHECK_INT(system(remove), 0);
+}
+
+TEST(a_file_that_is_not_there_reads_as_empty)
+{
+    char text[8] = "1 1";
+    CHECK(!dp__quota_read("/proc/self", "no such file", text, sizeof text));
+    CHECK_STR(text, "");
 }
 
 TEST(a_path_that_is_too_long_limits_nothing)
