@@ -122,6 +122,7 @@ void rows_c6(void);
 void rows_c7(void);
 void rows_c9(void);
 void rows_c12(void);
+void rows_c13(void);
 void rows_p7(void); /* of modules */
 void rows_p9(void);
 void rows_p10(void);

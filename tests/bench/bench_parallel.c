@@ -122,7 +122,7 @@ void rows_p7(void)
     open_model(&m, 2, &small);
     entrant e[] = {{.once = invoke_once, .user = &m}};
     take_turns(e, 1);
-    report_time("C7 dp_data_parallel of an empty module, 2 devices", &e[0].times, 1500);
+    report_time("C7 dp_data_parallel of an empty module, 2 devices", &e[0].times, 600);
     close_model(&m);
 }
 

@@ -54,8 +54,8 @@ void rows_c7(void)
     dp_ctx *ctx = open_devices(2);
     entrant e[] = {{.once = run_once, .user = ctx}, {.once = threads_once}};
     take_turns(e, sizeof(e) / sizeof(e[0]));
-    report_time("C7 dp_run of nothing, 2 devices", &e[0].times, 1500);
-    report_speed("C7 the same, against 2 pthreads", &e[0].times, &e[1].times, NULL, 20);
+    report_time("C7 dp_run of nothing, 2 devices", &e[0].times, 600);
+    report_speed("C7 the same, against 2 pthreads", &e[0].times, &e[1].times, NULL, 50);
     dp_close(ctx);
 }
 
