@@ -336,11 +336,11 @@ typedef struct dp_value { /* 16 bytes, immutable once made, so that replicas may
         const struct dp_pair *pairs;  /* DP_DICT */
         void *p;
     } as;
-    uint32_t count; /* of items or pairs */
-    uint8_t kind;   /* dp_kind */
-    uint8_t depth;  /* 0 for leaves; at most DP_MAX_DEPTH */
-    int8_t status;  /* DP_ERROR: the dp_status */
-    uint8_t reserved;
+    uint32_t count;   /* of items or pairs */
+    uint8_t kind;     /* dp_kind */
+    uint8_t depth;    /* 0 for leaves; at most DP_MAX_DEPTH */
+    int8_t status;    /* DP_ERROR: the dp_status; of other kinds the library's */
+    uint8_t reserved; /* the library's */
 } dp_value;
 
 typedef struct dp_pair {
@@ -580,7 +580,8 @@ DP_MUST_USE DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out);
 
 /* ==== >>value ==================================================================================
    Trees of tensors, numbers, strings, lists and dicts. Constructors copy what they are given into
-   the scope, and return an error value when they fail, which any call then reports.             */
+   the scope, and return an error value when they fail, which any call then reports. A value that
+   was made or changed by hand is looked through wherever it is passed in.                       */
 
 static inline dp_value dp__leaf(uint8_t kind)
 {
@@ -2660,12 +2661,22 @@ static dp_status dp__check_dtype(const char *fn, dp_dtype dtype)
     return DP_OK;
 }
 
+/* Bytes of a shape, in which a size of 0 counts as 1; false when they cannot be counted. */
+static bool dp__shape_bytes(int ndim, const int64_t *shape, size_t size, size_t *out)
+{
+    bool fits = true;
+    *out = size;
+    for (int i = 0; i < ndim; i++)
+        fits = fits && (shape[i] == 0 || dp__mul(*out, (size_t)shape[i], out));
+    return fits && *out <= INT64_MAX / 2;
+}
+
 /* Sizes are not negative and their bytes can be counted; out_count: elements. */
 static dp_status dp__check_shape(const char *fn, dp_dtype dtype, int ndim, const int64_t *shape,
                                  int64_t *out_count)
 {
-    size_t count = 1, bytes = dp_dtype_bytes(dtype);
-    bool empty = false, fits = true;
+    size_t bytes = 0;
+    bool empty = false;
     DP__TRY(dp__check_dtype(fn, dtype));
     if (ndim < 0 || ndim > DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
@@ -2676,11 +2687,10 @@ static dp_status dp__check_shape(const char *fn, dp_dtype dtype, int ndim, const
             return dp_error(DP_ERR_INVALID, "%s: size %lld of dim %d is negative", fn,
                             (long long)shape[i], i);
         empty |= shape[i] == 0;
-        fits = fits && (shape[i] == 0 || dp__mul(count, (size_t)shape[i], &count));
     }
-    if (!fits || !dp__mul(count, bytes, &bytes) || bytes > INT64_MAX / 2)
+    if (!dp__shape_bytes(ndim, shape, dp__dtype_sizes[dtype], &bytes))
         return dp_error(DP_ERR_INVALID, "%s: the shape has more elements than can be counted", fn);
-    *out_count = empty ? 0 : (int64_t)count;
+    *out_count = empty ? 0 : (int64_t)(bytes / dp__dtype_sizes[dtype]);
     return DP_OK;
 }
 
@@ -2704,22 +2714,22 @@ static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, si
 
 static dp_status dp__check_tensor(const char *fn, const char *what, const dp_tensor *tensor)
 {
-    int64_t count = 0;
-    size_t bytes = 0;
+    size_t bytes = 0, reach = 0;
     DP__TRY(dp__check_pointer(fn, what, tensor));
     if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: %s is no tensor (dtype %d, %d dims)", fn, what,
                         tensor->dtype, tensor->ndim);
     for (int i = 0; i < tensor->ndim; i++)
-        if (tensor->shape[i] < 0 || tensor->stride[i] < 0)
+        if ((tensor->shape[i] | tensor->stride[i]) < 0)
             return dp_error(DP_ERR_INVALID, "%s: %s has size %lld and stride %lld in dim %d", fn,
                             what, (long long)tensor->shape[i], (long long)tensor->stride[i], i);
-    DP__TRY(dp__check_shape(fn, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &count));
-    if (!dp__extent(tensor->ndim, tensor->shape, tensor->stride, dp__size_of(tensor), &bytes))
+    if (!dp__shape_bytes(tensor->ndim, tensor->shape, dp__size_of(tensor), &bytes))
+        return dp_error(DP_ERR_INVALID, "%s: %s has more elements than can be counted", fn, what);
+    if (!dp__extent(tensor->ndim, tensor->shape, tensor->stride, dp__size_of(tensor), &reach))
         return dp_error(DP_ERR_INVALID, "%s: the strides of %s reach too far", fn, what);
-    if (tensor->data == NULL && count > 0)
-        return dp_error(DP_ERR_INVALID, "%s: %s has %lld elements and no data", fn, what,
-                        (long long)count);
+    if (tensor->data == NULL && reach > 0)
+        return dp_error(DP_ERR_INVALID, "%s: %s has %zu element%s and no data", fn, what,
+                        bytes / dp__size_of(tensor), dp__s(bytes / dp__size_of(tensor)));
     return DP_OK;
 }
 
@@ -2731,21 +2741,66 @@ static dp_status dp__check_dim(const char *fn, int dim, int ndim, int *out)
     return DP_OK;
 }
 
+typedef struct dp__path { /* where a walk is, from the leaf outwards; for sentences */
+    const struct dp__path *outer;
+    const char *key; /* NULL: index */
+    size_t index;
+} dp__path;
+
+static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
+{
+    const dp__path *trail[DP_MAX_DEPTH + 2];
+    size_t depth = 0, used = 0;
+    text[0] = '\0';
+    for (; path != NULL && depth < DP_MAX_DEPTH + 2; path = path->outer)
+        trail[depth++] = path;
+    while (depth > 0 && used + 1 < bytes) {
+        const dp__path *step = trail[--depth];
+        int wrote = step->key != NULL ? snprintf(text + used, bytes - used, "['%s']", step->key)
+                                      : snprintf(text + used, bytes - used, "[%zu]", step->index);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    if (used == 0)
+        snprintf(text, bytes, "the value");
+    return text;
+}
+
+/* An error whose sentence begins with a place. */
+DP_PRINTF(3, 4)
+DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format,
+                                         ...)
+{
+    char where[160], text[DP__TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return dp_error(status, "%s%s", dp__path_text(path, where, sizeof where), text);
+}
+
+static bool dp__is_zero_or_one(const void *byte) /* as a bool must be to be read as one */
+{
+    return *(const unsigned char *)byte <= 1;
+}
+
 /* Its kind is one of those that there are, and what it points to is there. */
 static bool dp__is_whole(dp_value value)
 {
     switch ((dp_kind)value.kind) {
+    case DP_BOOLEAN:
+        return dp__is_zero_or_one(&value.as);
     case DP_STRING:
     case DP_TENSOR:
-    case DP_CONTAINER:
         return value.as.p != NULL;
+    case DP_CONTAINER:
+        return value.as.p != NULL && dp__is_zero_or_one(&value.as.c->stack) &&
+               dp__is_zero_or_one(&value.as.c->cpu_only);
     case DP_LIST:
     case DP_TUPLE:
     case DP_DICT:
         return value.as.p != NULL || value.count == 0;
     case DP_NONE:
     case DP_ERROR:
-    case DP_BOOLEAN:
     case DP_INT:
     case DP_FLOAT:
     case DP_OPAQUE:
@@ -2754,18 +2809,70 @@ static bool dp__is_whole(dp_value value)
     return false;
 }
 
+/* Containers, lists, tuples and dicts that were made by a constructor carry a mark: a flag, and
+   a number that depends on all else in the value. So one that was changed, or made by hand, is
+   known as such, whatever stands in `reserved`. */
+enum { DP__PLAIN_TREE = 1, DP__LIST_OF_OUTPUTS = 2, DP__FLAGS = 3 };
+
+static dp_value dp__marked(dp_value value, unsigned flag)
+{
+    uint64_t rest = (uint64_t)value.count << 32 | (uint64_t)value.kind << 24 |
+                    (uint64_t)value.depth << 16 | flag << 8;
+    uint64_t mix = ((uintptr_t)value.as.p + rest) * 0x9e3779b97f4a7c15u;
+    value.status = (int8_t)(mix >> 56);
+    value.reserved = (uint8_t)((mix >> 48 & 0x78) | 4 | flag); /* neither 0 nor 0xff */
+    return value;
+}
+
+static bool dp__is_marked(dp_value value)
+{
+    if (value.reserved == 0) /* as in leaves */
+        return false;
+    dp_value again = dp__marked(value, value.reserved & DP__FLAGS);
+    return again.reserved == value.reserved && again.status == value.status;
+}
+
+static bool dp__has_flag(dp_value value, unsigned flag)
+{
+    return (value.reserved & DP__FLAGS) == flag && dp__is_marked(value);
+}
+
+/* What is wrong with a value itself, whatever is in it. `path` leads to it from `what`. */
+DP__COLD static dp_status dp__value_error(const char *fn, const char *what, dp_value value,
+                                          const dp__path *path)
+{
+    char where[160], name[224];
+    dp_status status = (dp_status)value.status;
+    snprintf(name, sizeof name, "%s%s", what,
+             path != NULL ? dp__path_text(path, where, sizeof where) : "");
+    if (value.kind == DP_TENSOR && value.as.t != NULL && value.depth <= DP_MAX_DEPTH)
+        return dp__check_tensor(fn, name, value.as.t);
+    if (value.kind != DP_ERROR)
+        return dp_error(DP_ERR_INVALID, "%s: %s is no value (kind %d, depth %d)", fn, name,
+                        value.kind, value.depth);
+    if (dp_status_class(status) != DP_CLASS_CALL && status != DP_ERR_NO_MEMORY)
+        status = DP_ERR_INVALID;
+    return dp_error(status, "%s: %s: %s", fn, name,
+                    value.as.s != NULL ? value.as.s : "an error value");
+}
+
+static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
+                                  const dp__path *path);
+
+static dp_status dp__check_place(const char *fn, const char *what, dp_value value,
+                                 const dp__path *path)
+{
+    bool good = value.kind != DP_ERROR && dp__is_whole(value) && value.depth <= DP_MAX_DEPTH;
+    if (!good || (value.kind == DP_TENSOR && dp__check_tensor(fn, what, value.as.t) != DP_OK))
+        return dp__value_error(fn, what, value, path);
+    return dp__check_inside(fn, what, value, path);
+}
+
+/* The public edge of every function that takes a value. What a constructor made was looked at
+   then; what was made by hand is looked at now, to its leaves. Behind the edge values are sound. */
 static dp_status dp__check_value(const char *fn, const char *what, dp_value value)
 {
-    if (value.kind == DP_ERROR)
-        return dp_error(dp_status_class((dp_status)value.status) != DP_CLASS_CALL &&
-                                value.status != DP_ERR_NO_MEMORY
-                            ? DP_ERR_INVALID
-                            : (dp_status)value.status,
-                        "%s: %s: %s", fn, what, value.as.s != NULL ? value.as.s : "an error value");
-    if (!dp__is_whole(value) || value.depth > DP_MAX_DEPTH)
-        return dp_error(DP_ERR_INVALID, "%s: %s is no value (kind %d, depth %d)", fn, what,
-                        value.kind, value.depth);
-    return DP_OK;
+    return dp__is_marked(value) ? DP_OK : dp__check_place(fn, what, value, NULL);
 }
 
 static bool dp__same_device(dp_device a, dp_device b)
@@ -4034,7 +4141,7 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
     DP__TRY(dp__check_value(__func__, "scalar", scalar));
     DP__TRY(dp__check_pointer(__func__, "out", out));
     if (scalar.kind == DP_TENSOR) {
-        DP__TRY(dp__check_placed(__func__, ctx, "scalar", scalar.as.t, &device));
+        DP__TRY(dp__check_device(__func__, ctx, scalar.as.t->device, &device));
         if (dp__count(scalar.as.t) != 1)
             return dp_error(DP_ERR_INVALID, "%s: the tensor has %lld elements", __func__,
                             (long long)dp__count(scalar.as.t));
@@ -4280,28 +4387,63 @@ DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int 
                            : dp__error_value(scope, status, "dp_array: no scope, or no memory");
 }
 
+/* What holds values, or is to: a constructor's arguments, or a value made by hand. */
+typedef struct dp__holder {
+    const char *fn, *what;
+    const dp__path *path;
+    uint8_t limit; /* what it holds is less deep than this */
+    uint8_t depth; /* its own, as its members make it */
+} dp__holder;
+
+static dp_status dp__deepen(const char *fn, dp_value member, uint8_t limit, uint8_t *depth)
+{
+    if (member.depth >= limit)
+        return dp_error(DP_ERR_INVALID, "%s: nested deeper than %d", fn, limit);
+    if (member.depth + 1 > *depth)
+        *depth = (uint8_t)(member.depth + 1);
+    return DP_OK;
+}
+
+/* Depths go down, so walks end. */
+static dp_status dp__check_member(dp__holder *holder, dp_value value, const char *key, size_t index)
+{
+    dp__path path = {holder->path, key, index};
+    if (!dp__is_marked(value) && value.depth < holder->limit)
+        DP__TRY(dp__check_place(holder->fn, holder->what, value, &path));
+    return dp__deepen(holder->fn, value, holder->limit, &holder->depth);
+}
+
+static dp_status dp__check_items(dp__holder *holder, const dp_value *items, size_t count)
+{
+    if (count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu items are too many", holder->fn, count);
+    if (count > 0)
+        DP__TRY(dp__check_pointer(holder->fn, holder->what, items));
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__check_member(holder, items[i], NULL, i));
+    return DP_OK;
+}
+
+static dp_status dp__check_container(dp__holder *holder, const dp_container *container)
+{
+    DP__TRY(dp__check_pointer(holder->fn, holder->what, container));
+    if (container->pad_dims < DP_PAD_NONE || container->pad_dims > 3)
+        return dp_error(DP_ERR_INVALID, "%s: pad_dims is %d, not 1, 2, 3 or DP_PAD_NONE",
+                        holder->fn, container->pad_dims);
+    return dp__check_member(holder, container->data, "data", 0);
+}
+
 static dp_status dp__contain(dp_scope *scope, const dp_container *container, dp_value *out)
 {
+    dp_value value = dp__leaf(DP_CONTAINER);
     dp_container *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_container));
     if (copy == NULL)
         return dp__full("dp_contain");
     *copy = *container;
     copy->pad_dims = container->pad_dims == 0 ? 2 : container->pad_dims;
-    *out = dp__leaf(DP_CONTAINER);
-    out->as.c = copy;
-    out->depth = (uint8_t)(container->data.depth + 1);
-    return DP_OK;
-}
-
-static dp_status dp__check_container(const char *fn, const dp_container *container)
-{
-    DP__TRY(dp__check_pointer(fn, "container", container));
-    DP__TRY(dp__check_value(fn, "data", container->data));
-    if (container->pad_dims < DP_PAD_NONE || container->pad_dims > 3)
-        return dp_error(DP_ERR_INVALID, "%s: pad_dims is %d, not 1, 2, 3 or DP_PAD_NONE", fn,
-                        container->pad_dims);
-    if (container->data.depth >= DP_MAX_DEPTH)
-        return dp_error(DP_ERR_INVALID, "%s: nested deeper than %d", fn, DP_MAX_DEPTH);
+    value.as.c = copy;
+    value.depth = (uint8_t)(container->data.depth + 1);
+    *out = dp__marked(value, 0);
     return DP_OK;
 }
 
@@ -4310,50 +4452,20 @@ DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container)
     dp_value value;
     dp_status status = dp__check_scope(__func__, scope);
     if (status == DP_OK)
-        status = dp__check_container(__func__, container);
+        status = dp__check_container(
+            &(dp__holder){.fn = __func__, .what = "container", .limit = DP_MAX_DEPTH}, container);
     if (status == DP_OK)
         status = dp__contain(scope, container, &value);
     return status == DP_OK ? value
                            : dp__error_value(scope, status, "dp_contain: no scope, or no memory");
 }
 
-static dp_status dp__check_member(const char *fn, const char *what, dp_value value,
-                                  uint8_t *out_depth)
-{
-    DP__TRY(dp__check_value(fn, what, value));
-    if (value.depth >= DP_MAX_DEPTH)
-        return dp_error(DP_ERR_INVALID, "%s: nested deeper than %d", fn, DP_MAX_DEPTH);
-    if (value.depth + 1 > *out_depth)
-        *out_depth = (uint8_t)(value.depth + 1);
-    return DP_OK;
-}
-
-static dp_status dp__check_items(const char *fn, const dp_value *items, size_t count,
-                                 uint8_t *out_depth)
-{
-    char what[32];
-    *out_depth = 1;
-    if (count > UINT32_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %zu items are too many", fn, count);
-    if (count > 0)
-        DP__TRY(dp__check_pointer(fn, "items", items));
-    for (size_t i = 0; i < count; i++) {
-        if (dp__check_member(fn, "an item", items[i], out_depth) == DP_OK)
-            continue;
-        snprintf(what, sizeof what, "item %zu", i);
-        return dp__check_member(fn, what, items[i], out_depth);
-    }
-    return DP_OK;
-}
-
-#define DP__PLAIN_TREE 0x01u /* in dp_value.reserved, of a list, tuple or dict */
-
 /* Holds neither tensors nor containers. A tree that is made by hand only seems to hold some. */
 static bool dp__is_plain(dp_value value)
 {
     const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
                            1u << DP_STRING | 1u << DP_OPAQUE;
-    return (plain >> value.kind & 1) != 0 || (value.reserved & DP__PLAIN_TREE) != 0;
+    return (plain >> value.kind & 1) != 0 || dp__has_flag(value, DP__PLAIN_TREE);
 }
 
 /* The array becomes a list's; it lies in the scope already. */
@@ -4366,23 +4478,22 @@ static dp_value dp__sequence(dp_kind kind, const dp_value *items, size_t count, 
     value.as.items = items;
     value.count = (uint32_t)count;
     value.depth = depth;
-    value.reserved = plain ? DP__PLAIN_TREE : 0;
-    return value;
+    return dp__marked(value, plain ? DP__PLAIN_TREE : 0);
 }
 
 static dp_status dp__list(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count,
                           dp_value *out)
 {
-    uint8_t depth = 1;
+    dp__holder holder = {.fn = "dp_list_make", .what = "items", .limit = DP_MAX_DEPTH, .depth = 1};
     if (kind != DP_LIST && kind != DP_TUPLE)
         return dp_error(DP_ERR_INVALID, "dp_list_make: kind is neither DP_LIST nor DP_TUPLE");
-    DP__TRY(dp__check_items("dp_list_make", items, count, &depth));
+    DP__TRY(dp__check_items(&holder, items, count));
     dp_value *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_value));
     if (copy == NULL)
         return dp__full("dp_list_make");
     if (count > 0)
         memcpy(copy, items, count * sizeof *copy);
-    *out = dp__sequence(kind, copy, count, depth);
+    *out = dp__sequence(kind, copy, count, holder.depth);
     return DP_OK;
 }
 
@@ -4405,14 +4516,14 @@ static size_t dp__first_of_key(const dp_pair *pairs, size_t last)
     return i;
 }
 
-/* `room` is where the copy of the pairs is going to be: until then an index has place there. */
-static dp_status dp__check_pairs(const char *fn, const dp_pair *pairs, size_t count, void *room,
-                                 uint8_t *out_depth)
+/* `room` is where the copy of the pairs is going to be: until then an index has place there. NULL:
+   there is to be no copy, keys are compared one by one. */
+static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_t count, void *room)
 {
     _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is at most 3 n");
-    bool few = count <= DP__FEW_NAMES;
+    bool few = count <= DP__FEW_NAMES || room == NULL;
     dp__index index = {0};
-    *out_depth = 1;
+    const char *fn = holder->fn;
     if (!few)
         index = dp__index_begin(&pairs->key, sizeof *pairs, count, room);
     for (size_t i = 0; i < count; i++) {
@@ -4420,9 +4531,22 @@ static dp_status dp__check_pairs(const char *fn, const dp_pair *pairs, size_t co
             return dp_error(DP_ERR_INVALID, "%s: key %zu is NULL", fn, i);
         if ((few ? dp__first_of_key(pairs, i) : dp__index_add(&index, i)) != i)
             return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
-        DP__TRY(dp__check_member(fn, pairs[i].key, pairs[i].value, out_depth));
+        DP__TRY(dp__check_member(holder, pairs[i].value, pairs[i].key, i));
     }
     return DP_OK;
+}
+
+/* What a value made by hand holds is as a constructor would have it. */
+static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
+                                  const dp__path *path)
+{
+    dp__holder holder = {.fn = fn, .what = what, .path = path, .limit = value.depth};
+    if (value.kind == DP_CONTAINER)
+        return dp__check_container(&holder, value.as.c);
+    if (value.kind == DP_LIST || value.kind == DP_TUPLE)
+        return dp__check_items(&holder, value.as.items, value.count);
+    return value.kind == DP_DICT ? dp__check_pairs(&holder, value.as.pairs, value.count, NULL)
+                                 : DP_OK;
 }
 
 static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
@@ -4434,13 +4558,12 @@ static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
     value.as.pairs = pairs;
     value.count = (uint32_t)count;
     value.depth = depth;
-    value.reserved = plain ? DP__PLAIN_TREE : 0;
-    return value;
+    return dp__marked(value, plain ? DP__PLAIN_TREE : 0);
 }
 
 static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)
 {
-    uint8_t depth = 1;
+    dp__holder holder = {.fn = "dp_dict_make", .what = "pairs", .limit = DP_MAX_DEPTH, .depth = 1};
     if (count > UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "dp_dict_make: %zu pairs are too many", count);
     if (count > 0)
@@ -4448,13 +4571,13 @@ static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, d
     dp_pair *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_pair));
     if (copy == NULL)
         return dp__full("dp_dict_make");
-    DP__TRY(dp__check_pairs("dp_dict_make", pairs, count, copy, &depth));
+    DP__TRY(dp__check_pairs(&holder, pairs, count, copy));
     for (size_t i = 0; i < count; i++) {
         copy[i] = (dp_pair){dp__copy_text(scope, pairs[i].key), pairs[i].value};
         if (copy[i].key == NULL)
             return dp__full("dp_dict_make");
     }
-    *out = dp__dict_of(copy, count, depth);
+    *out = dp__dict_of(copy, count, holder.depth);
     return DP_OK;
 }
 
@@ -4472,6 +4595,8 @@ DP_API dp_value dp_get(dp_value dict, const char *key)
 {
     if (dict.kind == DP_ERROR)
         return dict;
+    if (dp__check_value(__func__, "dict", dict) != DP_OK)
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_get: dict is no value");
     const dp_pair *pair = dict.kind == DP_DICT && key != NULL ? dp__find(dict, key) : NULL;
     return pair != NULL ? pair->value : dp_none();
 }
@@ -4490,6 +4615,8 @@ DP_API dp_value dp_at(dp_value value, size_t index)
 {
     if (value.kind == DP_ERROR)
         return value;
+    if (dp__check_value(__func__, "value", value) != DP_OK)
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_at: the value is no value");
     if (index >= dp_count(value))
         return dp_none();
     return value.kind == DP_DICT ? value.as.pairs[index].value : value.as.items[index];
@@ -4497,7 +4624,9 @@ DP_API dp_value dp_at(dp_value value, size_t index)
 
 DP_API const char *dp_key_at(dp_value dict, size_t index)
 {
-    return dict.kind == DP_DICT && index < dict.count ? dict.as.pairs[index].key : NULL;
+    bool found = dict.kind == DP_DICT && dp__check_value(__func__, "dict", dict) == DP_OK &&
+                 index < dict.count;
+    return found ? dict.as.pairs[index].key : NULL;
 }
 
 DP_API const char *dp_text(dp_value string)
@@ -4515,7 +4644,6 @@ static dp_status dp__as_tensor(const char *fn, dp_value value, const char *what,
     if (value.kind != DP_TENSOR)
         return dp_error(DP_ERR_INVALID, "%s: %s is a %s, not a tensor", fn, what,
                         dp__kind_name(value.kind));
-    DP__TRY(dp__check_tensor(fn, what, value.as.t));
     if (dtype != DP_DTYPE_ANY && value.as.t->dtype != dtype)
         return dp_error(DP_ERR_INVALID, "%s: %s is %s, not %s", fn, what,
                         dp__dtype_names[value.as.t->dtype], dp_dtype_name(dtype));
@@ -4535,73 +4663,6 @@ DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, 
 /* ==== >>walk ===================================================================================
    Trees are rebuilt by dp__map (one tree) and dp__zip (several of one structure, side by side);
    what happens at the leaves is the caller's. dp_keep is the first of them. */
-
-typedef struct dp__path { /* where a walk is, from the leaf outwards; for sentences */
-    const struct dp__path *outer;
-    const char *key; /* NULL: index */
-    size_t index;
-} dp__path;
-
-static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
-{
-    const dp__path *trail[DP_MAX_DEPTH + 2];
-    size_t depth = 0, used = 0;
-    text[0] = '\0';
-    for (; path != NULL && depth < DP_MAX_DEPTH + 2; path = path->outer)
-        trail[depth++] = path;
-    while (depth > 0 && used + 1 < bytes) {
-        const dp__path *step = trail[--depth];
-        int wrote = step->key != NULL ? snprintf(text + used, bytes - used, "['%s']", step->key)
-                                      : snprintf(text + used, bytes - used, "[%zu]", step->index);
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    if (used == 0)
-        snprintf(text, bytes, "the value");
-    return text;
-}
-
-/* An error whose sentence begins with a place. */
-DP_PRINTF(3, 4)
-DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format,
-                                         ...)
-{
-    char where[160], text[DP__TEXT_BYTES];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return dp_error(status, "%s%s", dp__path_text(path, where, sizeof where), text);
-}
-
-/* What is inside is less deep than what it is inside of: so walks end, and need no limit of their
-   own. Constructors see to that; a value made by hand is found out here. */
-static dp_status dp__check_below(dp_value outer, dp_value inner)
-{
-    if (!dp__is_whole(inner) || inner.depth >= outer.depth)
-        return dp_error(DP_ERR_INVALID,
-                        "a value was not made by a constructor (kind %d, depth %d "
-                        "in depth %d)",
-                        inner.kind, inner.depth, outer.depth);
-    return inner.kind == DP_ERROR ? dp__check_value("a value", "inside", inner) : DP_OK;
-}
-
-/* The whole tree was made by constructors. */
-static dp_status dp__check_tree(dp_value value)
-{
-    if (value.kind == DP_CONTAINER) {
-        DP__TRY(dp__check_below(value, value.as.c->data));
-        DP__TRY(dp__check_tree(value.as.c->data));
-    }
-    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.items[i]));
-        DP__TRY(dp__check_tree(value.as.items[i]));
-    }
-    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.pairs[i].value));
-        DP__TRY(dp__check_tree(value.as.pairs[i].value));
-    }
-    return DP_OK;
-}
 
 /* Rebuild a tree that was checked: `leaf` maps what is no list, tuple or dict with something in
    it. */
@@ -4696,10 +4757,6 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
     dp__finder keys = {.dict = *first};
     for (size_t i = 0; i < zipper->count; i++) {
         const dp_value *own = &values[i];
-        if (own->kind == DP_ERROR)
-            return dp__check_value(zipper->noun, "a value", *own);
-        if (!dp__is_whole(*own) || own->depth > DP_MAX_DEPTH)
-            return dp__path_error(DP_ERR_INVALID, path, " of %s %zu is no value", zipper->noun, i);
         if (own->kind != first->kind)
             return dp__path_error(DP_ERR_MISMATCH, path, " is a %s in %s 0 and a %s in %s %zu",
                                   dp__kind_name(first->kind), zipper->noun,
@@ -4721,7 +4778,6 @@ static dp_status dp__zip_items(dp__zipper *zipper, const dp_value *values, const
 {
     for (size_t i = 0; i < zipper->count; i++) {
         column[i] = values[i].as.items[path->index];
-        DP__TRY(dp__check_below(values[i], column[i]));
     }
     return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
 }
@@ -4736,7 +4792,6 @@ static dp_status dp__zip_entries(dp__zipper *zipper, dp__finder *finders, const 
         if (pair == NULL)
             return dp__path_error(DP_ERR_MISMATCH, path, " is missing in %s %zu", zipper->noun, i);
         column[i] = pair->value;
-        DP__TRY(dp__check_below(finders[i].dict, column[i]));
     }
     return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
 }
@@ -4768,7 +4823,7 @@ static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, co
             zipper->beside[k] = dp_at(beside[k].dict, i);
         DP__TRY(dp__zip_items(zipper, values, &inner, column));
         DP__TRY(dp__zip(zipper, column, &inner, &items[i]));
-        DP__TRY(dp__check_member("the result", "an item", items[i], &depth));
+        DP__TRY(dp__deepen("the result", items[i], DP_MAX_DEPTH, &depth));
     }
     *out = dp__sequence(zipper->lists ? DP_LIST : (dp_kind)values[0].kind, items, count, depth);
     return DP_OK;
@@ -4792,7 +4847,7 @@ static dp_status dp__zip_dict(dp__zipper *zipper, const dp_value *values, const 
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
         DP__TRY(dp__zip(zipper, column, &inner, &pairs[i].value));
-        DP__TRY(dp__check_member("the result", inner.key, pairs[i].value, &depth));
+        DP__TRY(dp__deepen("the result", pairs[i].value, DP_MAX_DEPTH, &depth));
     }
     *out = dp__dict_of(pairs, count, depth);
     return DP_OK;
@@ -4838,7 +4893,7 @@ static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out
     if (value.kind != DP_CONTAINER) {
         *out = value;
         if (value.count == 0 && (dp__is_sequence(value) || value.kind == DP_DICT))
-            out->as.i = 0; /* an empty array is not worth keeping */
+            *out = dp__sequence((dp_kind)value.kind, NULL, 0, value.depth); /* without its array */
         return DP_OK;
     }
     dp_container copy = *value.as.c;
@@ -4854,9 +4909,7 @@ DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
     DP__TRY(dp__check_ctx(__func__, to->ctx));
     DP__TRY(dp__check_value(__func__, "value", value));
     DP__TRY(dp__check_pointer(__func__, "out", out));
-    dp_status status = dp__check_tree(value);
-    if (status == DP_OK)
-        status = dp__map(&mapper, value, &copy);
+    dp_status status = dp__map(&mapper, value, &copy);
     if (status == DP_OK)
         *out = copy;
     return dp__leave(__func__, to->ctx, status);
@@ -5042,7 +5095,7 @@ static dp_status dp__collate_group(const dp__collator *collator, const dp_value 
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < count; i++) {
         items[i] = column[first + i].as.c->data;
-        DP__TRY(dp__check_member("a sample", "data", items[i], &depth));
+        DP__TRY(dp__deepen("a sample", items[i], DP_MAX_DEPTH, &depth));
     }
     *out = dp__sequence(DP_LIST, items, count, depth);
     return DP_OK;
@@ -5063,10 +5116,10 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
         DP__TRY(dp__collate_group(collator, column, first,
                                   left < collator->group ? left : collator->group, path,
                                   &groups[i]));
-        DP__TRY(dp__check_member("a group", "data", groups[i], &depth));
+        DP__TRY(dp__deepen("a group", groups[i], DP_MAX_DEPTH, &depth));
     }
     batch.data = dp__sequence(DP_LIST, groups, group_count, depth);
-    DP__TRY(dp__check_container("the batch", &batch));
+    DP__TRY(dp__deepen("the batch", batch.data, DP_MAX_DEPTH, &depth));
     return dp__contain(collator->zipper.scope, &batch, out);
 }
 
@@ -5135,10 +5188,12 @@ DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t cou
 {
     DP__TRY(dp__check_scope(__func__, scope));
     DP__TRY(dp__check_ctx(__func__, scope->ctx));
-    DP__TRY(dp__check_pointer(__func__, "samples", samples));
     DP__TRY(dp__check_pointer(__func__, "out", out));
-    if (count == 0 || count > UINT32_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %zu samples", __func__, count);
+    if (count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: 0 samples", __func__);
+    DP__TRY(
+        dp__check_items(&(dp__holder){.fn = __func__, .what = "samples", .limit = DP_MAX_DEPTH + 1},
+                        samples, count));
     dp__collator collator = {.zipper = {.scope = scope,
                                         .count = count,
                                         .noun = "sample",
@@ -5407,7 +5462,6 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
                               " is a %s: only tensors go to a device, the rest is for cpu_only",
                               dp__kind_name(value.kind));
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.items[i]));
         DP__TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
     }
     return DP_OK;
@@ -5470,8 +5524,6 @@ static dp_status dp__plan_container(dp__plan *plan, const dp_container *containe
                               " is a container of a %s, not of a list with one entry a "
                               "device: collate makes it",
                               dp__kind_name(data.kind));
-    for (uint32_t i = 0; data.kind == DP_LIST && i < data.count; i++)
-        DP__TRY(dp__check_below(data, data.as.items[i]));
     if (count > plan->device_count)
         return dp__path_error(DP_ERR_MISMATCH, path,
                               " has %zu group%s for %zu device%s: groups would be lost", count,
@@ -5552,13 +5604,11 @@ static dp_status dp__plan_value(dp__plan *plan, dp_kind kind, dp_value value, co
         return kind == DP_TENSOR ? dp__plan_tensor(plan, value.as.t, path)
                                  : dp__plan_container(plan, value.as.c, path);
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
-        DP__TRY(dp__check_below(value, value.as.items[i]));
         if (!dp__is_plain(value.as.items[i]))
             DP__TRY(dp__plan_value(plan, kind, value.as.items[i], &(dp__path){path, NULL, i}));
     }
     for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
         const dp_pair *pair = &value.as.pairs[i];
-        DP__TRY(dp__check_below(value, pair->value));
         if (!dp__is_plain(pair->value))
             DP__TRY(dp__plan_value(plan, kind, pair->value, &(dp__path){path, pair->key, 0}));
     }
@@ -5701,11 +5751,13 @@ static dp_status dp__part_make(dp__plan *plan, dp_value value, size_t index, dp_
     return dp__map(&parter.mapper, value, out);
 }
 
-static dp_status dp__list_out(const char *fn, const dp_value *items, size_t count, dp_value *out)
+static dp_status dp__list_out(const char *fn, dp_kind kind, const dp_value *items, size_t count,
+                              dp_value *out)
 {
     uint8_t depth = 1;
-    DP__TRY(dp__check_items(fn, items, count, &depth));
-    *out = dp__sequence(DP_LIST, items, count, depth);
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__deepen(fn, items[i], DP_MAX_DEPTH, &depth));
+    *out = dp__sequence(kind, items, count, depth);
     return DP_OK;
 }
 
@@ -5717,7 +5769,7 @@ static dp_status dp__scatter_value(dp__plan *plan, dp_value value, dp_value *out
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
     for (size_t i = 0; i < plan->parts; i++)
         DP__TRY(dp__part_make(plan, value, i, &items[i]));
-    return dp__list_out(plan->fn, items, plan->parts, out_list);
+    return dp__list_out(plan->fn, DP_LIST, items, plan->parts, out_list);
 }
 
 DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
@@ -5754,7 +5806,7 @@ static dp_status dp__list_pad(dp__plan *plan, dp_value list, size_t count, dp_va
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", count);
     for (size_t i = 0; i < count; i++)
         items[i] = i < list.count ? list.as.items[i] : filler;
-    return dp__list_out(plan->fn, items, count, out);
+    return dp__list_out(plan->fn, DP_LIST, items, count, out);
 }
 
 static dp_status dp__scatter_both(dp__plan *plan, dp_value args, dp_value kwargs,
@@ -5943,8 +5995,6 @@ static dp_status dp__check_list(const char *fn, dp_value list)
     if (!dp__is_sequence(list) || list.count == 0)
         return dp_error(DP_ERR_INVALID, "%s: list is %s, not a list with one value a replica", fn,
                         dp__is_sequence(list) ? "empty" : dp__kind_name(list.kind));
-    for (uint32_t i = 0; i < list.count; i++)
-        DP__TRY(dp__check_below(list, list.as.items[i]));
     return DP_OK;
 }
 
@@ -6139,7 +6189,6 @@ static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value valu
                                 size_t limit_bytes)
 {
     *flats = (dp__flats){.scope = scope};
-    DP__TRY(dp__check_tree(value));
     dp__flats_collect(flats, value);
     flats->members = dp__scope_bytes(scope, flats->count * sizeof *flats->members, 8);
     flats->group_counts = dp__scope_bytes(scope, flats->count * sizeof *flats->group_counts, 8);
@@ -6283,7 +6332,7 @@ static dp_status dp__replicate(dp_scope *scope, dp_value value, const dp_scatter
                     ? dp__swap(&flats, value, NULL, device, &items[i])
                     : dp__replicate_copy(&flats, value, device, &items[i]));
     }
-    return dp__list_out("dp_replicate", items, count, out_list);
+    return dp__list_out("dp_replicate", DP_LIST, items, count, out_list);
 }
 
 DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,

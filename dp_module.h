@@ -1879,7 +1879,7 @@ DP_API void *dp_grad_block(const dp_call *call)
 static dp_status dp__out_entry(const dp_call *call, const char *name, dp_tensor *out_like,
                                dp_value *out_grad)
 {
-    const dp_tensor *tensor = NULL;
+    const dp_tensor *tensor = out_like;
     const dp_pair *pair = name != NULL && call->out.kind == DP_DICT ? dp__find(call->out, name)
                                                                     : NULL;
     if (name != NULL && pair == NULL)
@@ -2568,11 +2568,9 @@ static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pas
 }
 
 /* A list that says behind its last item how the batch was cut; see dp__pass_outputs. */
-#define DP__LIST_OF_OUTPUTS 0x80u /* in dp_value.reserved */
-
 static bool dp__is_outputs(dp_value value)
 {
-    return value.kind == DP_LIST && (value.reserved & DP__LIST_OF_OUTPUTS) != 0;
+    return dp__has_flag(value, DP__LIST_OF_OUTPUTS);
 }
 
 /* A list of what the records have, in replica order. */
@@ -2584,8 +2582,8 @@ static dp_status dp__pass_outputs(const dp_pass *pass, dp_value *out)
     for (size_t r = 0; r < pass->count; r++)
         items[r] = pass->records[r].call.out;
     items[pass->count] = dp_opaque(pass->rows); /* for a criterion: how the batch was cut */
-    DP__TRY(dp__list_out("the outputs", items, pass->count, out));
-    out->reserved |= DP__LIST_OF_OUTPUTS;
+    DP__TRY(dp__list_out("the outputs", DP_LIST, items, pass->count, out));
+    *out = dp__marked(*out, DP__LIST_OF_OUTPUTS);
     return DP_OK;
 }
 
@@ -2783,7 +2781,6 @@ static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const
                               "is a %s of %u",
                               (unsigned)grad.count, dp__kind_name(own.kind), (unsigned)own.count);
     for (uint32_t i = 0; i < grad.count; i++) {
-        DP__TRY(dp__check_below(grad, grad.as.items[i]));
         for (size_t k = 0; k < cut->count; k++)
             column[k] = outs[k].as.items[i];
         DP__TRY(
@@ -2803,7 +2800,6 @@ static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
     for (uint32_t i = 0; i < grad.count; i++) {
         const char *key = grad.as.pairs[i].key;
-        DP__TRY(dp__check_below(grad, grad.as.pairs[i].value));
         for (size_t k = 0; k < cut->count; k++) {
             const dp_pair *found = NULL;
             if (outs[k].kind == DP_DICT)
@@ -2894,8 +2890,6 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
         outs[r] = pass->records[r].call.out;
     for (size_t r = 0; r < pass->count; r++) {
         const dp__path place = {NULL, NULL, r};
-        if (list)
-            DP__TRY(dp__check_below(grad, grad.as.items[r]));
         DP__TRY(dp__grad_give(pass, r, list ? grad.as.items[r] : grad, outs, list ? &place : NULL));
     }
     return DP_OK;
@@ -2942,10 +2936,8 @@ static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_valu
     const dp__device *device = &scope->ctx->devices[back->pass->records[r].call.local_rank];
     dp_value input = back->gatherer.zipper.beside[1 + r];
     dp_tensor zeros;
-    if (model.kind != DP_TENSOR || input.kind != DP_TENSOR) {
-        DP__TRY(dp__check_tree(model));
+    if (model.kind != DP_TENSOR || input.kind != DP_TENSOR)
         return dp__map(&mapper, model, out);
-    }
     DP__TRY(dp__tensor_make(scope, device, (dp_dtype)model.as.t->dtype, input.as.t->ndim,
                             input.as.t->shape, &zeros));
     DP__TRY(dp__zero_flat(scope->ctx, device, &zeros));
@@ -3128,7 +3120,6 @@ static dp_status dp__criterion_outputs(const dp__request *request, const dp__fac
         return dp_error(DP_ERR_INVALID, "a criterion's first argument is the list of outputs");
     const dp_value *first = &args.as.items[0];
     bool ours = dp__is_outputs(*first);
-    DP__TRY(dp__check_below(args, *first));
     *out_rows = ours ? first->as.items[first->count].as.p : NULL;
     *out = first;
     *out_count = 1;
@@ -3156,16 +3147,11 @@ static dp_status dp__criterion_args(const dp_pass *pass, size_t r, dp_value outp
         .device = &pass->ctx->devices[dp__rank_at(&pass->face->how, r)]};
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)count);
-    for (uint32_t i = 0; i < count; i++) {
-        DP__TRY(dp__check_tree(outputs[i]));
+    for (uint32_t i = 0; i < count; i++)
         DP__TRY(dp__map(&parter.mapper, outputs[i], &items[i]));
-    }
     for (uint32_t i = 0; i < targets.count; i++)
         items[count + i] = targets.as.items[i];
-    uint8_t depth = 1;
-    DP__TRY(dp__check_items("args", items, count + targets.count, &depth));
-    *out = dp__sequence(DP_TUPLE, items, count + targets.count, depth);
-    return DP_OK;
+    return dp__list_out("args", DP_TUPLE, items, count + targets.count, out);
 }
 
 /* What replica r was given as the model's output. */
@@ -3291,7 +3277,6 @@ static dp_status dp__scale(dp_scope *scope, dp_value value, dp__device *device, 
                            double over, dp_value *out)
 {
     dp__scaler scaler = {{.scope = scope, .leaf = dp__scale_leaf, .plain = true}, device, by, over};
-    DP__TRY(dp__check_tree(value));
     return dp__map(&scaler.mapper, value, out);
 }
 
@@ -3372,10 +3357,8 @@ static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
         items[1 + i] = dp_at(gathered, i);
     items[0] = outputs[0];
     if (dp__is_outputs(pass->args.as.items[0]) || !pass->alone)
-        DP__TRY(dp__list_out("the gradients", outputs, pass->count, &items[0]));
-    DP__TRY(dp__list_out("the gradients", items, targets + 1, out));
-    out->kind = DP_TUPLE;
-    return DP_OK;
+        DP__TRY(dp__list_out("the gradients", DP_LIST, outputs, pass->count, &items[0]));
+    return dp__list_out("the gradients", DP_TUPLE, items, targets + 1, out);
 }
 
 DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,

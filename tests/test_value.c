@@ -491,3 +491,111 @@ TEST(keep_out_of_memory)
     static const char text[] = "[{'a': f32[2]=1 2, 'b': <cpu pad=0 dims=2: ['text']>}, i8[]=3]";
     tree_out_of_memory(keep, text, text);
 }
+
+/* ---- made by hand ---------------------------------------------------------------------------- */
+
+static dp_value by_hand(dp_kind kind, const void *at, uint32_t count, uint8_t depth)
+{
+    dp_value value = dp_opaque((void *)(uintptr_t)at);
+    value.kind = (uint8_t)kind;
+    value.count = count;
+    value.depth = depth;
+    return value;
+}
+
+/* What is right is taken, however it was made. */
+TEST_BACKENDS(values_made_by_hand)
+{
+    dp_tensor tensor = tree_tensor(scope, DP_F32, DP_SHAPE(8), 0);
+    dp_value leaf = by_hand(DP_TENSOR, &tensor, 0, 0), out;
+    dp_value items[] = {leaf, dp_int(7)};
+    dp_pair pairs[] = {{"x", by_hand(DP_LIST, items, 2, 1)}, {"y", dp_none()}};
+    dp_value dict = by_hand(DP_DICT, pairs, 2, 2);
+    CHECK_TREE(ctx, dict, "{'x': [f32[8]=0 1 2 3 4 5 6 7, 7], 'y': None}");
+    CHECK_OK(dp_scatter(ctx, scope, dict, NULL, &out));
+    CHECK_INT(out.count, TREE_DEVICES);
+    CHECK_TREE(ctx, dp_at(out, 3), "{'x': [f32[1]=3, 7], 'y': None}");
+    CHECK_OK(dp_keep(scope, dict, &out));
+    CHECK_TREE(ctx, out, "{'x': [f32[8]=0 1 2 3 4 5 6 7, 7], 'y': None}");
+    CHECK_INT(dp_get(dict, "x").kind, DP_LIST);
+    CHECK_INT(dp_at(items[0], 0).kind, DP_NONE);
+    CHECK_STR(dp_key_at(dict, 1), "y");
+}
+
+/* Each wrong value is found at the edge, at any depth, and its place is named. */
+TEST_BACKENDS(wrong_values_made_by_hand)
+{
+    dp_tensor good = tree_tensor(scope, DP_F32, DP_SHAPE(4), 0), dims = good, dtype = good;
+    dp_tensor empty = good;
+    dims.ndim = 200;
+    dtype.dtype = 99;
+    empty.data = NULL;
+    dp_container padding = {.pad_dims = 9};
+    dp_container torn = {.data = dp_int(1)};
+    *(unsigned char *)&torn.stack = 77;
+    dp_value yes = dp_bool(true), items[1] = {dp_int(1)}, itself[1];
+    *(unsigned char *)&yes.as = 77;
+    dp_pair no_key = {NULL, dp_int(1)};
+    const dp_pair twice[] = {{"k", dp_int(1)}, {"k", dp_int(2)}};
+    itself[0] = by_hand(DP_LIST, itself, 1, 1);
+    const struct {
+        dp_value value;
+        const char *want;
+    } table[] = {
+        {by_hand(DP_TENSOR, &dims, 0, 0), "value['a'][0] is no tensor (dtype 0, 200 dims)"},
+        {by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is no tensor (dtype 99, 1 dims)"},
+        {by_hand(DP_TENSOR, &empty, 0, 0), "value['a'][0] has 4 elements and no data"},
+        {by_hand(DP_TENSOR, NULL, 0, 0), "value['a'][0] is no value (kind 6, depth 0)"},
+        {by_hand(DP_STRING, NULL, 0, 0), "value['a'][0] is no value"},
+        {by_hand(DP_OPAQUE + 1, &good, 0, 0), "value['a'][0] is no value (kind 12"},
+        {by_hand(DP_LIST, NULL, 3, 1), "value['a'][0] is no value"},
+        {by_hand(DP_LIST, items, 1, 0), "nested deeper than 0"},
+        {by_hand(DP_LIST, items, 1, 200), "nested deeper than 3"},
+        {by_hand(DP_INT, items, 1, 40), "nested deeper than 3"},
+        {itself[0], "nested deeper than 1"},
+        {by_hand(DP_DICT, &no_key, 1, 1), "key 0 is NULL"},
+        {by_hand(DP_DICT, twice, 2, 1), "key 'k' is there twice"},
+        {by_hand(DP_CONTAINER, NULL, 0, 1), "value['a'][0] is no value"},
+        {by_hand(DP_CONTAINER, &padding, 0, 1), "pad_dims is 9"},
+        {by_hand(DP_CONTAINER, &torn, 0, 1), "value['a'][0] is no value"},
+        {yes, "value['a'][0] is no value (kind 2"},
+        {by_hand(DP_ERROR, "no luck", 0, 0), "value['a'][0]: no luck"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const dp_pair pair = {"a", by_hand(DP_TUPLE, &table[i].value, 1, 3)};
+        dp_value dict = by_hand(DP_DICT, &pair, 1, 4), out;
+        CHECK_ERROR(dp_scatter(ctx, scope, dict, NULL, &out), DP_ERR_INVALID, table[i].want);
+        CHECK_ERROR(dp_keep(scope, dict, &out), DP_ERR_INVALID, table[i].want);
+        CHECK_ERROR(dp_replicate(ctx, scope, dict, NULL, &out), DP_ERR_INVALID, table[i].want);
+        CHECK_ERROR(dp_collate(scope, &dict, 1, 1, &out), DP_ERR_INVALID, "dp_collate: ");
+        CHECK_INT(dp_list_make(scope, DP_LIST, &dict, 1).kind, DP_ERROR);
+        CHECK_INT(dp_dict_make(scope, &pair, 1).kind, DP_ERROR);
+        CHECK_INT(dp_contain(scope, &(dp_container){.data = dict}).kind, DP_ERROR);
+        CHECK_INT(dp_get(dict, "a").kind, DP_ERROR);
+        CHECK_INT(dp_at(dict, 0).kind, DP_ERROR);
+        CHECK(dp_key_at(dict, 0) == NULL);
+    }
+}
+
+/* A mark is believed only where nothing else was changed: garbage in its place says nothing. */
+TEST_BACKENDS(marks_of_changed_values)
+{
+    dp_value plain = tree_of(scope, "[1, 2]"), tensor = tree_of(scope, "f32[8]");
+    dp_value items[64], out;
+    int believed = 0;
+    for (size_t i = 0; i < 64; i++)
+        items[i] = tensor;
+    for (int k = 0; k < 256 + 63; k++) {
+        dp_value value = by_hand(DP_LIST, items, 1, 1);
+        value.reserved = (uint8_t)k;
+        if (k >= 256) { /* another array, and a count to go with it */
+            value = plain;
+            value.as.items = items + (k - 256);
+            value.count = 1;
+        }
+        CHECK_OK(dp_scatter(ctx, scope, value, NULL, &out));
+        believed += dp_at(dp_at(out, 0), 0).as.t->shape[0] != 1;
+        CHECK(k != 1 || believed == 0);
+    }
+    CHECK(believed <= 3);
+}
