@@ -374,7 +374,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* Integers wrap, in 64 bits and then in their own; one kernel for all of them. */
 #define DP__CUDA_REDUCE_WHOLE                                                                      \
-    DP__CUDA_DEVICE long long dp_wrapped(long long x, int dtype)                                   \
+    DP__CUDA_DEVICE long long dp_modulo(long long x, int dtype)                                    \
     {                                                                                              \
         if (dtype == 4)                                                                            \
             return x;                                                                              \
@@ -401,7 +401,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 else                                                                               \
                     v = v > w ? v : w;                                                             \
             }                                                                                      \
-            v = dp_wrapped(v, p.dtype);                                                            \
+            v = dp_modulo(v, p.dtype);                                                             \
             if (beta != 1)                                                                         \
                 v = v / beta;                                                                      \
             DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
