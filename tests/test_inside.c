@@ -1179,3 +1179,128 @@ TEST_BACKENDS(an_error_outlives_what_is_cleaned_up)
                 "replica_create of 'net', replica 2: two are enough");
     CHECK_OK(dp_module_destroy(net));
 }
+
+/* ---- what is nobody else's ------------------------------------------------------------------- */
+
+typedef struct
+    neighbours { /* modules that a function asks to be zeroed, and on which rank it may */
+    dp_module *module[3];
+    int allowed[3]; /* a rank, or -1 */
+} neighbours;
+
+static neighbours next_door;
+
+static void try_neighbours(int rank)
+{
+    for (int i = 0; i < 3; i++) {
+        if (next_door.module[i] != NULL && next_door.allowed[i] == rank) {
+            CHECK_OK(dp_zero_grad(next_door.module[i]));
+        } else if (next_door.module[i] != NULL) {
+            CHECK_ERROR(dp_zero_grad(next_door.module[i]), DP_ERR_STATE, "while the other devices");
+        }
+    }
+}
+
+static dp_status neighbour_forward(dp_call *call)
+{
+    call->out = dp_none();
+    try_neighbours(call->local_rank);
+    return DP_OK;
+}
+
+static dp_status neighbour_run(int rank, dp_scope *scope, void *user)
+{
+    (void)scope;
+    (void)user;
+    try_neighbours(rank);
+    return DP_OK;
+}
+
+static const dp_method neighbour_methods[] = {{"forward", neighbour_forward}};
+
+static dp_module *neighbour(dp_ctx *ctx, const char *name, int rank, dp_module *const *children,
+                            size_t child_count)
+{
+    dp_module *made = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = name,
+                                                  .methods = neighbour_methods,
+                                                  .method_count = 1,
+                                                  .children = children,
+                                                  .child_count = child_count,
+                                                  .local_rank = rank},
+                              &made));
+    return made;
+}
+
+static void run_neighbours(dp_module *module, dp_scope *scope, const int *ranks)
+{
+    dp_module *par = NULL;
+    dp_value out;
+    CHECK_OK(dp_data_parallel(
+        module, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 2}, &par));
+    CHECK_OK(dp_invoke(par, "forward", scope, batch_of(scope, 2), dp_none(), NULL, &out, NULL));
+}
+
+/* The whole tree has to lie on the rank's device, and no part of it may be what all are running. */
+TEST_BACKENDS(a_module_is_the_ranks_own_with_its_whole_tree)
+{
+    static const int twice[] = {0, 0};
+    dp_module *runs = neighbour(ctx, "runs", 0, NULL, 0);
+    dp_module *beside = neighbour(ctx, "beside", 0, NULL, 0);
+    dp_module *family = neighbour(ctx, "family", 0, (dp_module *[]){runs, beside}, 2);
+    dp_module *far = neighbour(ctx, "far", 0, NULL, 0);
+    dp_module *split = neighbour(ctx, "split", 1, &far, 1);
+    dp_module *own = neighbour(ctx, "own", 1, NULL, 0);
+    next_door = (neighbours){{family, beside, own}, {-1, -1, 1}};
+    run_neighbours(runs, scope, two_ranks);
+    next_door = (neighbours){{split, far, own}, {-1, -1, 1}};
+    run_neighbours(runs, scope, two_ranks);
+    CHECK_OK(dp_run(ctx, scope, neighbour_run, NULL));
+    next_door = (neighbours){{family, runs, beside}, {0, 0, 0}}; /* which nobody runs now */
+    CHECK_OK(dp_run(ctx, scope, neighbour_run, NULL));
+    next_door = (neighbours){{neighbour(ctx, "third", 0, NULL, 0)}, {-1}}; /* of two on a device */
+    run_neighbours(runs, scope, twice);
+}
+
+static dp_status outer_forward(dp_call *call)
+{
+    return dp_call_child(call, "data_parallel", "forward", call->args, dp_none(), &call->out, NULL);
+}
+
+static dp_status run_outer(int rank, dp_scope *scope, void *user)
+{
+    dp_module *const *outer = user;
+    dp_value out;
+    if (rank >= 2) {
+        return DP_OK;
+    }
+    TRY(dp_invoke(outer[rank], "forward", scope, batch_of(scope, 2), dp_none(), NULL, &out, NULL));
+    CHECK_INT(out.kind, DP_TENSOR);
+    CHECK(tree_same_device(out.as.t->device, dp_local_device(now.ctx, rank)));
+    return DP_OK;
+}
+
+/* A child that is a wrapper of two devices has the rank's alone, as in a replica. */
+TEST_BACKENDS(wrappers_under_dp_run_have_one_device)
+{
+    static const dp_method methods[] = {{"forward", outer_forward}};
+    static const int ranks[2][2] = {{0, 1}, {1, 0}};
+    dp_module *outer[2];
+    now.ctx = ctx;
+    for (int rank = 0; rank < 2; rank++) {
+        dp_module *par = NULL;
+        CHECK_OK(dp_data_parallel(
+            net_create(ctx, &stage_rows, rank),
+            &(dp_parallel_config){.local_ranks = ranks[rank], .local_rank_count = 2}, &par));
+        CHECK_OK(dp_module_create(ctx,
+                                  &(dp_module_config){.name = "outer",
+                                                      .methods = methods,
+                                                      .method_count = 1,
+                                                      .children = &par,
+                                                      .child_count = 1,
+                                                      .local_rank = rank},
+                                  &outer[rank]));
+    }
+    CHECK_OK(dp_run(ctx, scope, run_outer, outer));
+}
