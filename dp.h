@@ -1358,6 +1358,8 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION with -fno-fast-math: NaN gets lost"
 #endif
 
+_Static_assert(sizeof(size_t) == 8, "dp.h: for systems of 64 bits only: sizes are counted in them");
+
 /* ==== >>platform ===============================================================================
    Headers, stb_ds, and the few macros. dp_cpu.h comes in here: what follows makes no system
    call. */

@@ -995,10 +995,16 @@ static const dp__simd dp__cpu_base = {
 #if defined(__x86_64__)
 typedef short dp__v_short8 __attribute__((vector_size(16)));
 typedef float dp__v_float8 __attribute__((vector_size(32)));
+#if defined(__clang__) /* newer ones have no such builtin, and GCC 12 no such vectors */
+typedef __fp16 dp__v_half8 __attribute__((vector_size(16)));
+#define DP__CPU_OF_HALVES(h) __builtin_convertvector((dp__v_half8)(h), dp__v_float8)
+#else
+#define DP__CPU_OF_HALVES(h) __builtin_ia32_vcvtph2ps256((dp__v_short8)(h))
+#endif
 #define DP__CPU_F16C(isa, H, F, U, I)                                                              \
     DP__CPU_INLINE(isa) F dp__cpu_##isa##_widen_f16(H h)                                           \
     {                                                                                              \
-        return (F)__builtin_ia32_vcvtph2ps256((dp__v_short8)h);                                    \
+        return (F)DP__CPU_OF_HALVES(h);                                                            \
     }                                                                                              \
     DP__CPU_INLINE(isa) H dp__cpu_##isa##_narrow_f16(F f)                                          \
     {                                                                                              \

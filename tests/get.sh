@@ -93,13 +93,26 @@ TOOLS='g++:g++ clang:clang clang-format:clang-format qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross'
 
-install_tools() {
-    local entry packages=()
-    for entry in $TOOLS; do
-        if ! has "${entry%%:*}" && ! [ -e "${entry%%:*}" ]; then packages+=("${entry##*:}"); fi
+# The oldest and the newest compilers that there are packages of.
+compilers() {
+    local family
+    for family in gcc clang; do
+        apt-cache search --names-only "^$family-[0-9]+\$" 2>/dev/null | cut -d' ' -f1 | sort -V |
+            sed -n '1p;$p' | sed 's/.*/&:&/'
     done
+}
+
+missing() {
+    local entry
+    for entry in $TOOLS $(compilers); do
+        if ! has "${entry%%:*}" && ! [ -e "${entry%%:*}" ]; then echo "${entry##*:}"; fi
+    done
+}
+
+install_packages_of_tools() {
+    local packages
+    mapfile -t packages < <(missing)
     [ ${#packages[@]} -gt 0 ] || return 0
-    mkdir -p build/log
     if ! can_install; then
         echo "not here, and no right to install: ${packages[*]}"
         return 0
@@ -108,11 +121,26 @@ install_tools() {
     {
         update_unless_known "${packages[0]}"
         local known=() package
-        for package in "${packages[@]}"; do
+        for package in $(missing); do # with fresh lists
             if apt_lists_know "$package"; then known+=("$package"); fi
         done
         if [ ${#known[@]} -gt 0 ]; then install_packages "${known[@]}"; fi
     } >build/log/tools.log 2>&1
+}
+
+# Compiles for macOS and FreeBSD; what cannot be had quickly is left out.
+install_zig() {
+    has python3 && ! python3 -m ziglang version >/dev/null 2>&1 || return 0
+    {
+        python3 -m venv build/zig &&
+            timeout 240 build/zig/bin/pip -q --no-cache-dir --retries 1 --timeout 10 install ziglang
+    } >build/log/zig.log 2>&1 || rm -rf build/zig
+}
+
+install_tools() {
+    mkdir -p build/log
+    install_packages_of_tools
+    install_zig
 }
 
 case ${1:-} in

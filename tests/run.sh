@@ -58,6 +58,24 @@ step_clang() {
     tests clang 3
 }
 
+# The oldest and the newest one of a family, but for the version that tests everything.
+others() {
+    local usual
+    usual=$("$2" -dumpversion 2>/dev/null)
+    compgen -c | grep -xE "$1-[0-9]+" | grep -vx "$1-${usual%%.*}" | sort -uV | sed -n '1p;$p' | uniq
+}
+
+# Conversions and vectors are where compilers differ; what has threads has them from the system.
+step_compilers() {
+    local cc
+    for cc in $(others gcc "$CC") $(others clang "$CLANG"); do
+        build "build/with/$cc/tests" || continue
+        echo "ok - $cc compiles dp.h without a warning"
+        TEST_TIMEOUT_SCALE=3 "build/with/$cc/tests" "-j$JOBS" "${T:-tensor/}"
+    done
+    [ -n "${cc:-}" ] || skip "other compilers" "none installed"
+}
+
 step_asan() {
     can_sanitize address,undefined || { skip "tests under ASan" "$CC cannot"; return; }
     # Not detect_stack_use_after_return: gcc before 14 then misaligns vectors on the stack (PR 110027).

@@ -229,6 +229,26 @@ other_machine() {
     expect "$cc: implementation" parses -std=c11 $BUILD/dp.c
 }
 
+# Where there is a compiler for them; nothing runs.
+other_system() {
+    local system zig=(build/zig/bin/python -m ziglang)
+    [ -x "${zig[0]}" ] || zig=(python3 -m ziglang)
+    "${zig[@]}" version >/dev/null 2>&1 || { skip "macOS, FreeBSD" "no ziglang"; return; }
+    export ZIG_GLOBAL_CACHE_DIR=build/zig-cache ZIG_LOCAL_CACHE_DIR=build/zig-cache
+    cp "$(echo "$INCLUDE_STB" | "$GCC" -E "${STB[@]}" - | sed -nE 's/^# 1 "(.*stb_ds.h)".*/\1/p' |
+        head -n 1)" $BUILD/stb_ds.h
+    for system in x86_64-macos aarch64-macos x86_64-freebsd x86_64-linux-musl; do
+        expect "$system: implementation" "${zig[@]}" cc -target $system -std=c11 "${WARN[@]}" \
+            -Wno-frame-larger-than -I. -isystem $BUILD -c $BUILD/dp.c -o $BUILD/$system.o
+    done
+}
+
+thirty_two_bits() {
+    cc=$GCC
+    expect_error "32 bits are refused" 'dp.h: for systems of 64 bits' \
+        c -std=c11 -m32 -ffreestanding -fsyntax-only $BUILD/dp.c
+}
+
 # The groups run side by side; what they print is shown in order.
 group() { "$@" >"$BUILD/$1-$(basename "${2:-}").tap" 2>&1 & }
 
@@ -239,6 +259,8 @@ group cxx_compiler g++ "$GCC"
 group cxx_compiler clang++ "$CLANG"
 group cuda_compiler
 group other_machine
+group other_system
+group thirty_two_bits
 wait
 cat $BUILD/*.tap
 ! grep -q '^not ok' $BUILD/*.tap
