@@ -712,8 +712,10 @@ DP_MUST_USE DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_
                                                dp_value kwargs, const dp_scatter_config *how,
                                                dp_value *out_args, dp_value *out_kwargs);
 
-/* The values of a list, of one structure, become one: tensors are joined along dim in list order,
-   0-dim tensors become a vector. */
+/* The values of a list, of one structure, become one, entry by entry: tensors are joined along dim
+   in list order, 0-dim tensors become a vector, none stays none. Lists must be equally long and are
+   not appended to each other: item i of the result is made of all items i. Numbers and strings
+   cannot be joined: return tensors. */
 DP_MUST_USE DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list,
                                        const dp_gather_config *how, dp_value *out);
 
@@ -992,7 +994,24 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
 /* ==== >>wrappers ===============================================================================
    A wrapper is a module that runs another one on several devices. It has the methods of what it
    wraps, and no names of its own; wrappers nest. The batch is cut as by dp_scatter, every part goes
-   through a replica, and gradients of all replicas are summed into the one original.            */
+   through a replica, and gradients of all replicas are summed into the one original.
+
+     dp_data_parallel       outputs are gathered on one device (torch's DataParallel)
+     dp_container_parallel  the same; the module's own train_step and val_step need a single device
+                            (mmcv's MMDataParallel)
+     dp_model_parallel      outputs stay where they are: a list with one entry a replica. Choose it
+                            also for evaluation, where each replica returns a list with one entry
+                            an image, and the lists are not equally long
+     dp_criterion_parallel  takes that list, and computes losses where the outputs are (both:
+                            PyTorch-Encoding)
+     dp_meta_test_parallel  the module's own device alone (mmfewshot's MetaTestParallel)
+
+   With one device nothing is cut and nothing is gathered: a result is what the method returned.
+   With several devices dp_gather always joins, so a loss without dims comes as a vector.
+
+   The gradient of an input is where the input was. That of a container is what its groups'
+   gradients make when they are joined, on the first device; groups that were padded to different
+   sizes cannot be joined, and dp_backward says so when it is asked for them.                    */
 
 typedef struct
     dp_parallel_config {    /* zero: all devices, balanced along dim 0, results on the first */
@@ -1008,9 +1027,7 @@ typedef struct
     bool mean_of_samples; /* dp_criterion_parallel: losses count as their replicas' samples do */
 } dp_parallel_config;
 
-/* Outputs are gathered. Several devices always gather, so a 0-dim output is a vector with one entry
-   a replica; a single device runs the module as it is. Trailing parts without rows get no replica;
-   without arguments there is one. */
+/* Trailing parts without rows get no replica; without arguments there is one. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
 /* The same for one pass, without a wrapper that stays; arguments as dp_invoke has them. */
@@ -1018,20 +1035,19 @@ DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, const char
                                                    dp_scope *scope, dp_value args, dp_value kwargs,
                                                    const dp_parallel_config *config, dp_value *out,
                                                    dp_pass **out_pass);
-/* mmcv's MMDataParallel: train_step and val_step run on a single device only. */
 DP_MUST_USE DP_API dp_status dp_container_parallel(dp_module *module,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);
-/* PyTorch-Encoding's pair. The model's outputs stay where they are, as a list. The criterion takes
-   that list as its first argument, and targets that are cut as the batch was; in a replica it gets
-   (output, targets...), a tuple of outputs as so many. Its result is the mean of the losses. */
+/* The criterion takes the model's list as its first argument, and targets that are cut as the batch
+   was; in a replica it gets (output, targets...), a tuple of outputs as so many. Its result is the
+   mean of the losses. */
 DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
                                                dp_module **out);
 DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);
-/* mmfewshot's MetaTestParallel: one device, the module's, and containers unwrapped. dp_module_copy
-   makes independent modules for tasks that run side by side. */
+/* Containers are unwrapped. dp_module_copy makes independent modules for tasks that run side by
+   side. */
 DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out);
 
 /* A list of values, one a device, each becomes the sum of all; its gradient goes the same way. */
