@@ -1837,7 +1837,7 @@ DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param)
     return dp__call_view(call, param, found, data);
 }
 
-/* The first parameter with elements, where a packed module's block begins. */
+/* From *out_first on the first parameter with elements, where a packed module's block begins. */
 static bool dp__call_block(const char *fn, const dp_call *call, size_t *out_first)
 {
     if (dp__check_call(fn, call) != DP_OK)
@@ -1847,7 +1847,6 @@ static bool dp__call_block(const char *fn, const dp_call *call, size_t *out_firs
         dp_error(DP_ERR_INVALID, "%s: the parameters of '%s' are not packed", fn, module->name);
         return false;
     }
-    *out_first = 0;
     while (*out_first < module->param_count && dp__count(&module->params[*out_first].data) == 0)
         ++*out_first;
     return *out_first < module->param_count;

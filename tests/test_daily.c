@@ -3,6 +3,8 @@
    only. */
 
 #include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include "nets.h"
 
 static dp_parallel_config over(size_t devices)
@@ -209,6 +211,46 @@ TEST_BACKENDS(methods_see_tensors)
     }
 }
 
+/* Each replica's tensors are on its own device. */
+static dp_status place_forward(dp_call *call)
+{
+    dp_tensor w = dp_param_tensor(call, W), live = dp_buffer_tensor(call, LIVE), out;
+    CHECK(tree_same_device(w.device, call->device) && tree_same_device(live.device, call->device));
+    TRY(dp_fill(call->ctx, &live, dp_int(call->local_rank)));
+    TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(1), &out));
+    dp_tensor from = live;
+    TRY(dp_reshape(&from, DP_SHAPE(1), &from));
+    TRY(dp_copy(call->ctx, &out, &from, NULL));
+    call->out = dp_of(call->scope, &out);
+    return DP_OK;
+}
+
+static dp_status place_backward(dp_call *call)
+{
+    dp_tensor gw = dp_grad_tensor(call, W);
+    CHECK(tree_same_device(gw.device, call->device));
+    return DP_OK;
+}
+
+TEST_BACKENDS(tensors_of_replicas_are_on_their_devices)
+{
+    static const dp_method methods[] = {{"forward", place_forward}, {"backward", place_backward}};
+    dp_parallel_config config = over(3);
+    dp_module *net = NULL, *par = NULL;
+    dp_value out;
+    dp_pass *pass;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .methods = methods, .method_count = 2, .params = three, .param_count = PARTS},
+        &net));
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out,
+                       &pass));
+    check_floats(ctx, out.as.t, (const float[]){0, 1, 2}, 3);
+    CHECK_OK(dp_backward(pass, dp_none(), NULL));
+}
+
 static dp_status alone_forward(dp_call *call)
 {
     dp_tensor x = dp_param_tensor(call, W), y;
@@ -222,6 +264,8 @@ static dp_status alone_backward(dp_call *call)
 {
     dp_tensor g, gw = dp_grad_tensor(call, W);
     CHECK_ERROR(dp_call_out_grad(call, "sum", &g), DP_ERR_INVALID, "no key 'sum'");
+    CHECK_ERROR(dp_call_out_grad(NULL, NULL, &g), DP_ERR_INVALID, "call is NULL");
+    CHECK_ERROR(dp_call_out_grad(call, NULL, NULL), DP_ERR_INVALID, "out is NULL");
     TRY(dp_call_out_grad(call, NULL, &g));
     return dp_axpby(call->ctx, 1, &gw, 1, &g, &gw);
 }
@@ -330,6 +374,29 @@ TEST_BACKENDS(runs_need_no_scope_and_share_rows)
     }
     CHECK_INT(atomic_load(&w.ran), 3 * TREE_DEVICES * TREE_DEVICES);
     (void)scope;
+}
+
+/* What they need for a moment is given back: once warm, they allocate nothing. */
+TEST(runs_and_means_in_a_loop_allocate_nothing)
+{
+    static const double weights[3] = {1, 2, 3};
+    float numbers[3] = {1, 2, 3};
+    test_allocator counter = {0};
+    shared_work w = {.count = 9};
+    dp_part parts[3];
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 3, .allocator = test_allocator_of(&counter)}, &w.ctx));
+    for (int r = 0; r < 3; r++)
+        parts[r] = (dp_part){.send = &numbers[r], .recv = &numbers[r]};
+    size_t before = 0;
+    for (int i = 0; i < 50; i++) {
+        before = i == 10 ? counter.call_count : before;
+        CHECK_OK(dp_run(w.ctx, NULL, take_share, &w));
+        CHECK_OK(dp_all_reduce_weighted(w.ctx, parts, weights, 1, DP_F32));
+    }
+    CHECK_INT(counter.call_count, before);
+    dp_close(w.ctx);
+    CHECK_NO_LEAKS(&counter);
 }
 
 TEST_BACKENDS(wrong_shares)
@@ -534,6 +601,47 @@ TEST_BACKENDS(a_block_of_the_users)
     (void)scope;
 }
 
+/* Two blocks of one array: what lies between them is not the library's. */
+TEST_BACKENDS(what_lies_between_two_blocks_is_left_alone)
+{
+    float data[2 * BLOCK + 2] = {0}, grad[2 * BLOCK + 2] = {0};
+    dp_module *children[2], *parent = NULL, *par = NULL;
+    static const dp_method methods[] = {{"forward", place_forward}, {"backward", place_backward}};
+    static const dp_param_config own[PARTS] = {
+        {.name = "w"}, {.name = "b"}, {.name = "live", .buffer = true}};
+    dp_param_config part = {.name = "part", .ndim = 1, .shape = {BLOCK}};
+    dp_parallel_config config = over(2);
+    dp_value out;
+    dp_pass *pass;
+    if (!tree_host_memory(ctx))
+        SKIP("memory of the host's is for devices of the host");
+    for (int i = 0; i < 2; i++) {
+        dp_module_config child = {.name = i == 0 ? "a" : "b",
+                                  .params = &part,
+                                  .param_count = 1,
+                                  .packed = true,
+                                  .block = data + i * (BLOCK + 2),
+                                  .block_grad = grad + i * (BLOCK + 2)};
+        CHECK_OK(dp_module_create(ctx, &child, &children[i]));
+    }
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "parent",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = own,
+                                                  .param_count = PARTS,
+                                                  .children = children,
+                                                  .child_count = 2},
+                              &parent));
+    CHECK_OK(dp_data_parallel(parent, &config, &par));
+    grad[BLOCK] = NAN;
+    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out,
+                       &pass));
+    grad[BLOCK + 1] = -0.0f; /* which is +0 when anything is added */
+    CHECK_OK(dp_backward(pass, dp_none(), NULL));
+    CHECK(isnan(grad[BLOCK]) && signbit(grad[BLOCK + 1]) != 0);
+}
+
 static dp_status nothing_forward(dp_call *call)
 {
     CHECK(dp_param_block(call) == NULL && dp_grad_block(call) == NULL);
@@ -700,6 +808,10 @@ TEST_BACKENDS(one_pass_without_a_wrapper)
                               &ask));
     CHECK_OK(dp_data_parallel_once(ask, "ask", scope, args, dp_none(), &two, &out, NULL));
     check_floats(ctx, out.as.t, (const float[]){0, 1}, 2);
+    two.dim = 99;
+    CHECK_ERROR(dp_data_parallel_once(ask, "ask", scope, args, dp_none(), &two, &out, NULL),
+                DP_ERR_INVALID, "dp_data_parallel_once: dim is 99");
+    two.dim = 0;
     CHECK_ERROR(dp_data_parallel_once(ask, "tell", scope, args, dp_none(), &two, &out, NULL),
                 DP_ERR_UNSUPPORTED, "dp_data_parallel_once: 'module' has no method 'tell'");
     CHECK_ERROR(dp_data_parallel_once(ask, NULL, scope, args, dp_none(), &two, &out, NULL),
@@ -719,6 +831,24 @@ TEST(try_returns_what_failed)
     CHECK_INT(tries(DP_ERR_STATE), DP_ERR_STATE);
     CHECK_INT(tries(DP_OK), DP_PENDING);
     DP_CHECK(DP_OK);
+}
+
+TEST(check_says_where_and_exits)
+{
+    int ends[2], status = 0;
+    char text[256] = "";
+    CHECK_INT(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], 2);
+        DP_CHECK(dp_error(DP_ERR_USER, "%s", "what went wrong"));
+        _exit(0);
+    }
+    close(ends[1]);
+    CHECK(read(ends[0], text, sizeof text - 1) > 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    CHECK(strstr(text, "test_daily.c:") != NULL && strstr(text, ": what went wrong\n") != NULL);
 }
 
 TEST(local_ranks_have_their_count)
