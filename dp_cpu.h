@@ -413,10 +413,13 @@ static int dp__team_sharers(const dp__team *team)
     return team->share_count < team->part_count ? team->share_count : team->part_count;
 }
 
+/* Where everybody has one part, the work is short, and to look at the line of another thread is a
+   tenth of it: only the caller, who waits for all, looks whether one is late. */
 static void dp__team_take_parts(dp__team *team, int thread)
 {
     int sharers = dp__team_sharers(team);
-    for (int i = 0; i < sharers; i++) {
+    int owners = thread > 0 && team->part_count == sharers ? 1 : sharers;
+    for (int i = 0; i < owners; i++) {
         int owner = (thread + i) % sharers, last = dp__team_first(team, owner + 1, sharers);
         atomic_int *next = &team->workers[owner].next;
         while (atomic_load_explicit(next, memory_order_relaxed) < last) {
@@ -1954,23 +1957,23 @@ static int dp__cpu_count_slices(const dp_host *host, size_t bytes)
     return (int)(slices < most ? slices : most);
 }
 
-typedef struct dp__cpu_job {
-    const dp__simd *simd;
-    const dp_kernel_args *args;
+typedef struct dp__cpu_job { /* in one piece: the lines come to another core at the same time */
+    _Alignas(64) const dp__simd *simd;
     size_t part_count;
     double (*slots)[2]; /* STATS */
+    dp_kernel_args args;
 } dp__cpu_job;
 
 static void dp__cpu_job_part(int part, void *user)
 {
     const dp__cpu_job *job = user;
-    dp__simd_run(job->simd, job->args, (size_t)part, job->part_count);
+    dp__simd_run(job->simd, &job->args, (size_t)part, job->part_count);
 }
 
 static void dp__cpu_job_slot(int slot, void *user)
 {
     const dp__cpu_job *job = user;
-    dp__simd_stats_slot(job->simd, job->args, (size_t)slot, job->slots[slot]);
+    dp__simd_stats_slot(job->simd, &job->args, (size_t)slot, job->slots[slot]);
 }
 
 /* One row of a padded block: what the input has, and the padding after it. */
@@ -2034,7 +2037,7 @@ static void dp__cpu_stats_run(const dp_host *host, dp__cpu_job *job, bool worth)
         dp__cpu_job_slot(slot, job);
     if (worth)
         host->parallel(host, DP__CPU_STATS_SLOTS, dp__cpu_job_slot, job);
-    dp__simd_stats_join((const double(*)[2])slots, job->args->out[0]);
+    dp__simd_stats_join((const double(*)[2])slots, job->args.out[0]);
 }
 
 /* Losses and the like: short, so one thread adds them up, in four lanes. */
@@ -2047,20 +2050,27 @@ static void dp__cpu_total(const dp_kernel_args *args)
     *(dp__any_double *)args->out[0] = args->alpha * ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
 }
 
+static void dp__cpu_run_slices(const dp_host *host, const dp__simd *simd,
+                               const dp_kernel_args *args, int slices)
+{
+    dp__cpu_job job = {.simd = simd, .args = *args, .part_count = (size_t)slices};
+    if (args->kernel == DP_KERNEL_STATS)
+        dp__cpu_stats_run(host, &job, slices > 1);
+    else
+        host->parallel(host, slices, dp__cpu_job_part, &job);
+}
+
 static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kernel_args *args)
 {
     int slices = dp__cpu_count_slices(host, dp__simd_bytes(args));
-    dp__cpu_job job = {.simd = simd, .args = args, .part_count = (size_t)slices};
-    if (args->kernel == DP_KERNEL_STATS)
-        dp__cpu_stats_run(host, &job, slices > 1);
-    else if (args->kernel == DP_KERNEL_PAD)
+    if (args->kernel == DP_KERNEL_PAD)
         dp__cpu_pad(simd, args);
     else if (args->kernel == DP_KERNEL_TOTAL)
         dp__cpu_total(args);
-    else if (slices == 1)
+    else if (slices == 1 && args->kernel != DP_KERNEL_STATS)
         dp__simd_run(simd, args, 0, 1);
     else
-        host->parallel(host, slices, dp__cpu_job_part, &job);
+        dp__cpu_run_slices(host, simd, args, slices);
 }
 
 static dp_status dp__cpu_kernel(dp_stream *stream, const dp_kernel_args *args)
