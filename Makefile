@@ -4,6 +4,9 @@
 #   make test       everything below; ends with "N passed, N failed"
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
+#   make conform    BACKEND=path/to/its.h TABLE=function [COLL=function]: whether a table of yours keeps
+#                   to the contract in dp.h (devices, collectives, wrappers); CONFORM_FLAGS are for
+#                   its compiler, CONFORM_LIBS for its linker. Without arguments: tables of our own
 #   make sim        dp_cuda.h on the simulated CUDA; make sim-selftest: what the simulator finds
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-pack: what
 #                   to carry to a machine without packages
@@ -37,7 +40,7 @@ LIBS         := -lpthread -lm
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
 # tests themselves compile fast.
 PLAIN_TEST  = $(filter-out test_team,$(filter test_%,$*))# test_team.c holds the implementation
-VARIANTS   := gcc clang asan tsan aarch64 sim gpu
+VARIANTS   := gcc clang asan tsan aarch64 sim gpu conform
 CC_gcc     := $(CC)
 CC_clang   := $(CLANG)
 CC_asan    := $(CC)
@@ -55,6 +58,11 @@ CFLAGS_aarch64 = $(CFLAGS_checked) -static
 CC_sim     := $(CC)
 CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
 
+# The suites for all tables, to be linked with the one that is on trial.
+CC_conform     := $(CC)
+CFLAGS_conform = -O1 -g -DTEST_CONFORM
+CONFORM_TESTS  := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/test_*.c | xargs -n1 basename -s .c)
+
 # With CUDA itself, loaded when the tests run.
 CC_gpu     := $(CC)
 CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu.sh flags)
@@ -67,7 +75,7 @@ FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZ
 SOURCES  := $(sort $(wildcard *.h examples/*.[ch] \
     $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
 
-export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS
+export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS BACKEND TABLE COLL
 RUN := +@tests/run.sh
 
 all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)),$(EXAMPLES))
@@ -76,13 +84,16 @@ demo: $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
 	$(RUN) demo $^
 
 test: build/tools
-	$(RUN) steps lint compile gcc clang compilers asan tsan sim fuzz examples aarch64
+	$(RUN) steps lint compile gcc clang compilers asan tsan sim conform fuzz examples aarch64
 
 check:
 	$(RUN) steps lint gcc examples
 
 asan tsan sim fuzz lint compilers:
 	$(RUN) steps $@
+
+conform:
+	$(RUN) $(if $(BACKEND),conform,steps conform)
 
 sim-selftest: build/sim/selftest
 	@$<
@@ -105,7 +116,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim sim-selftest gpu-test gpu-bench gpu-pack fuzz fuzz-run bench lint compilers format clean
+.PHONY: all demo test check asan tsan sim conform sim-selftest gpu-test gpu-bench gpu-pack fuzz fuzz-run bench lint compilers format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -144,6 +155,16 @@ build/with/%/tests: build/with/%/dp.o $(TESTS:tests/test_%.c=build/gcc/test_%.o)
 	$(CC) $(filter-out tests/%,$^) -o $@ $(LIBS)
 
 .PRECIOUS: build/with/%/dp.o
+
+# make build/conform/NAME/tests BACKEND=header TABLE=function [COLL=function]
+CONFORM_OBJECTS := $(CONFORM_TESTS:%=build/conform/%.o)
+build/conform/%/tests: tests/conform.c $(CONFORM_OBJECTS) Makefile build/config.mk FORCE
+	@mkdir -p $(@D)
+	$(CC) -std=c11 $(CFLAGS_conform) $(TEST_DEFINES) $(STB_CFLAGS) -DCONFORM_BACKEND='"$(abspath $(BACKEND))"' \
+	    -DCONFORM_TABLE=$(TABLE) -DCONFORM_COLL='$(if $(COLL),$(COLL)(),NULL)' $(CONFORM_FLAGS) \
+	    $< $(CONFORM_OBJECTS) -o $@ $(LIBS) $(CONFORM_LIBS)
+
+FORCE:
 
 build/gpu/tests: LIBS += -ldl
 

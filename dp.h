@@ -466,7 +466,8 @@ DP_MUST_USE DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_
 DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank);
 DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank);
 
-/* Make a stream of the user's (from its backend) the compute stream; NULL = dp's own again. */
+/* Make a stream of the user's (from its backend) the compute stream; NULL = dp's own again, also
+   after a failure of the job: a stream has to be given back to its backend before dp_close. */
 DP_MUST_USE DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream);
 
 /* Wait until all local devices have done what was enqueued. [host] */
@@ -1090,7 +1091,11 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a
    function that returns a const table: nothing to register, nothing in dp.h to edit.
-   examples/custom_device.h is a whole one.
+   examples/custom_device.h is a whole one, and
+
+       make conform BACKEND=examples/custom_device.h TABLE=toy_device
+
+   says whether it keeps to what stands here.
 
    The life of a dp_device_ops, in the order of the calls:
      count          how many devices to drive when the user asks for no number. 0, or an error: the
@@ -1133,10 +1138,11 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
    dropped, but none of it touches memory that is freed later. If a wait failed, the streams are
    destroyed first and the memory is freed after that.
 
-   Threads. count, open and close: one thread at a time. info, alloc, free, host_alloc, host_free,
-   *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and event_wait:
-   any thread, but one a stream at a time; for several streams at once. stream_sync and event_sync:
-   any thread, also while another one uses the stream or the event; they wait for what came before.
+   Threads. count, open and close: one thread at a time. info, owns, alloc, free, host_alloc,
+   host_free, *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and
+   event_wait: any thread, but one a stream at a time; for several streams at once. stream_sync and
+   event_sync: any thread, also while another one uses the stream or the event; they wait for what
+   came before.
 
    Failures are told by dp_error(status, sentence). What they do to the context:
      count, open, info, *_create, alloc, host_alloc
@@ -1260,6 +1266,11 @@ struct dp_device_ops {
     /* One dp_kernel; DP_ERR_UNSUPPORTED, or without: copied to the host, done there, copied
        back. */
     dp_status (*kernel)(dp_stream *stream, const dp_kernel_args *args);
+    /* Whether work on the device may use this address (without: nobody asks). Asked for each
+       pointer of a collective and of dp_kernel_run, so that one of another memory is an error
+       instead of a stray access. Leave it out where the answer is slow: dp_cuda does, since the
+       driver would be asked every time; for dp_cpu every address is as good. */
+    bool (*owns)(dp_dev *dev, const void *data);
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, the first that says yes is opened,
@@ -2925,6 +2936,18 @@ static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, const char *w
     return DP_OK;
 }
 
+/* Of a table that can tell. NULL is for the caller to look at. */
+static dp_status dp__check_owned(const char *fn, const char *what, const dp__device *device,
+                                 const void *data)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    if (data == NULL || !DP_HAS(dp_device_ops, ops, owns) || ops->owns(device->dev, data))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID,
+                    "%s: %s of local rank %d is %p, which is no memory of that device", fn, what,
+                    device->local_rank, data);
+}
+
 /* ==== >>views ====================================================================================
    Views: arithmetic on shapes and strides. Nothing here touches data.                           */
 
@@ -3987,6 +4010,10 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
         return dp_error(DP_ERR_INVALID, "%s: kernel %d, dtype %d, %zu outputs", __func__,
                         (int)args->kernel, (int)args->dtype, args->out_count);
     const dp__device *device = &ctx->devices[local_rank];
+    for (size_t i = 0; i < args->out_count; i++)
+        DP__TRY(dp__check_owned(__func__, "an output", device, args->out[i]));
+    for (size_t i = 0; i < args->in_count; i++)
+        DP__TRY(dp__check_owned(__func__, "an input", device, args->in[i]));
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 
@@ -4139,10 +4166,8 @@ static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor
     dp_dtype dtype = (dp_dtype)tensor->dtype;
     dp_scope *temp = NULL;
     dp_tensor copy;
-    if (dp__is_host(device)) {
-        DP__TRY(dp__sync(device->stream));
+    if (dp__is_host(device))
         return dp__cast_flat(ctx, host, out, DP_F64, tensor->data, dtype, 1);
-    }
     DP__TRY(dp__temp_begin(ctx, &temp));
     dp_status status = dp__tensor_make(temp, host, dtype, tensor->ndim, tensor->shape, &copy);
     if (status == DP_OK)
@@ -7212,10 +7237,14 @@ DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank)
 
 DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(stream != NULL ? dp__check_ctx(__func__, ctx) : dp__check_open(__func__, ctx));
     DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
     DP__TRY(dp__check_alone(__func__, ctx));
     dp__device *device = &ctx->devices[local_rank];
+    if (dp__has_failed(ctx)) { /* the user has to destroy theirs before dp_close */
+        device->stream = device->own_stream;
+        return DP_OK;
+    }
     stream = stream != NULL ? stream : device->own_stream;
     if (stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,

@@ -2287,7 +2287,12 @@ static dp_status dp__call_reduce(dp_call *call, const dp__coll *want)
 {
     dp__record *record = dp__outermost(call->record);
     const dp_part *part = &want->local[0];
+    const dp__device *device = &call->ctx->devices[call->local_rank];
     DP__TRY(dp__check_buffers(want));
+    if (want->count > 0)
+        DP__TRY(dp__check_owned(want->fn, "send", device, part->send));
+    if (want->count > 0)
+        DP__TRY(dp__check_owned(want->fn, "recv", device, part->recv));
     if (record->pass->meet != NULL)
         return dp__leave(want->fn, call->ctx, dp__meet_enter(record, want));
     dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;

@@ -119,6 +119,10 @@ static dp_status dp__check_part(const dp__coll *coll, int local_rank)
         return dp_error(DP_ERR_INVALID, "%s: send of local rank %d is NULL", coll->fn, local_rank);
     if (coll->count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
         return dp_error(DP_ERR_INVALID, "%s: recv of local rank %d is NULL", coll->fn, local_rank);
+    if (coll->count > 0 && dp__sends(coll, local_rank))
+        DP__TRY(dp__check_owned(coll->fn, "send", device, part->send));
+    if (coll->count > 0 && dp__receives(coll, local_rank))
+        DP__TRY(dp__check_owned(coll->fn, "recv", device, part->recv));
     if (part->stream != NULL && part->stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream of local rank %d is of another device",
                         coll->fn, local_rank);

@@ -3,7 +3,10 @@
    Its addresses have a bit set which no address of the host has, so a stray access faults on the
    spot; only the toy's own copies know where the bytes are. This is what the contract in dp.h asks
    for and no more: there is no kernel and no table of collectives, so dp.h computes on the host.
-   For a backend of yours put your driver's calls into the bodies. */
+   For a backend of yours put your driver's calls into the bodies, and see whether it keeps to the
+   contract:
+
+       make conform BACKEND=examples/custom_device.h TABLE=toy_device */
 
 #ifndef CUSTOM_DEVICE_H
 #define CUSTOM_DEVICE_H

@@ -473,6 +473,11 @@ static inline dp_status deco_kernel(dp_stream *stream, const dp_kernel_args *arg
     return status != DP_OK ? status : deco_leave(stream, deco.inner->kernel(stream, args));
 }
 
+static inline bool deco_owns(dp_dev *dev, const void *data)
+{
+    return deco.inner->owns(dev, data);
+}
+
 /* ---- dp_coll_ops ----------------------------------------------------------------------------- */
 
 static inline bool deco_coll_fits(const dp_comm_config *config)
@@ -605,6 +610,7 @@ static inline const dp_device_ops *decorate_device(const dp_device_ops *inner)
         .copy_2d = DP_HAS(dp_device_ops, inner, copy_2d) ? deco_copy_2d : NULL,
         .peer_copy = DP_HAS(dp_device_ops, inner, peer_copy) ? deco_peer_copy : NULL,
         .kernel = DP_HAS(dp_device_ops, inner, kernel) ? deco_kernel : NULL,
+        .owns = DP_HAS(dp_device_ops, inner, owns) ? deco_owns : NULL,
     };
     deco_reset(0, DP_OK);
     return &deco.device;

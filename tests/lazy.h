@@ -41,6 +41,13 @@ struct lazy_stream {
     lazy_stream *next;
 };
 
+typedef struct lazy_block {
+    const dp_dev *dev;
+    const void *data;
+    size_t bytes;
+    struct lazy_block *next;
+} lazy_block;
+
 typedef struct lazy_event {
     dp_event base;
     lazy_stream *stream; /* NULL = never recorded */
@@ -50,6 +57,7 @@ typedef struct lazy_event {
 static struct {
     dp_device_ops ops;
     const dp_device_ops *inner;
+    lazy_block *blocks;
     lazy_stream *streams; /* destroyed ones too, until their device is closed: events know them */
     pthread_mutex_t mutex;
 } lazy = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -194,12 +202,54 @@ static inline void lazy_close(dp_dev *dev)
     lazy.inner->close(dev);
 }
 
+static inline dp_status lazy_alloc(dp_dev *dev, size_t bytes, void **out)
+{
+    dp_status status = lazy.inner->alloc(dev, bytes, out);
+    lazy_block *block = malloc(sizeof(*block));
+    CHECK(block != NULL);
+    if (status != DP_OK) {
+        free(block);
+        return status;
+    }
+    pthread_mutex_lock(&lazy.mutex);
+    *block = (lazy_block){dev, *out, bytes, lazy.blocks};
+    lazy.blocks = block;
+    pthread_mutex_unlock(&lazy.mutex);
+    return DP_OK;
+}
+
 static inline void lazy_free(dp_dev *dev, void *data, size_t bytes)
 {
     pthread_mutex_lock(&lazy.mutex);
     lazy_check_free(dev, data, bytes);
+    for (lazy_block **at = &lazy.blocks; *at != NULL; at = &(*at)->next) {
+        lazy_block *block = *at;
+        if (block->dev == dev && block->data == data) {
+            *at = block->next;
+            free(block);
+            break;
+        }
+    }
     pthread_mutex_unlock(&lazy.mutex);
     lazy.inner->free(dev, data, bytes);
+}
+
+static inline bool lazy_one_memory(dp_dev *a, dp_dev *b)
+{
+    dp_device_info of_a = {0}, of_b = {0};
+    return a == b || (lazy.inner->info(a, &of_a) == DP_OK && lazy.inner->info(b, &of_b) == DP_OK &&
+                      of_a.memory > 0 && of_a.memory == of_b.memory);
+}
+
+static inline bool lazy_owns(dp_dev *dev, const void *data)
+{
+    bool found = false;
+    pthread_mutex_lock(&lazy.mutex);
+    for (const lazy_block *block = lazy.blocks; block != NULL && !found; block = block->next)
+        found = (uintptr_t)data - (uintptr_t)block->data < block->bytes &&
+                lazy_one_memory(dev, (dp_dev *)(uintptr_t)block->dev);
+    pthread_mutex_unlock(&lazy.mutex);
+    return found;
 }
 
 static inline dp_status lazy_stream_create(dp_dev *dev, int priority, dp_stream **out)
@@ -318,9 +368,13 @@ static inline dp_status lazy_copy_2d(dp_stream *stream, void *dst, size_t dst_pi
                                       .rows = rows});
 }
 
-/* The arguments die when the call returns. */
+/* The arguments die when the call returns, and what is not to be had must be refused by then: all
+   but what numbers.h computes. */
 static inline dp_status lazy_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
+    if (args->kernel > DP_KERNEL_TOTAL || args->flags != 0)
+        return dp_error(DP_ERR_UNSUPPORTED, "lazy: no kernel %d of flags %u", (int)args->kernel,
+                        args->flags);
     const int64_t *const dims[] = {args->shape, args->out_stride, args->in_shape, args->in_stride};
     lazy_args *kernel = calloc(1, sizeof(*kernel));
     CHECK(kernel != NULL && args->out_count <= LAZY_OPERANDS && args->in_count <= LAZY_OPERANDS);
@@ -339,9 +393,12 @@ static inline const dp_device_ops *lazy_device(const dp_device_ops *inner)
 {
     lazy.inner = inner;
     lazy.ops = *inner;
+    lazy.ops.size = sizeof(lazy.ops);
     lazy.ops.open = lazy_open;
     lazy.ops.close = lazy_close;
+    lazy.ops.alloc = lazy_alloc;
     lazy.ops.free = lazy_free;
+    lazy.ops.owns = lazy_owns;
     lazy.ops.stream_create = lazy_stream_create;
     lazy.ops.stream_destroy = lazy_stream_destroy;
     lazy.ops.stream_sync = lazy_stream_sync;

@@ -68,7 +68,7 @@ static inline dp_status reluctant_kernel(dp_stream *stream, const dp_kernel_args
     size_t in_bytes = deco_operand(args, true), out_bytes = deco_operand(args, false);
     dp_kernel_args staged = *args;
     void *in[MOST], *out[MOST];
-    if (!(reluctant_serves >> args->kernel & 1)) {
+    if (!(reluctant_serves >> args->kernel & 1) || args->flags != 0) {
         return dp_error(DP_ERR_UNSUPPORTED, "reluctant: no kernel %d", (int)args->kernel);
     }
     CHECK(args->in_count <= MOST && args->out_count <= MOST);

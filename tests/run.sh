@@ -3,6 +3,7 @@
 #
 #   run.sh steps STEP...     run the steps, show what failed, end with "N passed, N failed"
 #   run.sh demo PROGRAM...   run the examples
+#   run.sh conform           try the table that $BACKEND and $TABLE name, and $COLL
 #   run.sh fuzz_more SECONDS PROGRAM...   let fuzzers look for new inputs
 #
 # A step is a function step_NAME here that prints TAP. Its log is build/log/NAME.tap.
@@ -101,6 +102,41 @@ step_sim() {
     fi
     T=${T:-cuda} TEST_GPUS=8 tests sim 6
     T=${T:-cuda} TEST_GPUS=1 SIM_SEED=${SIM_SEED:-1} tests sim 6
+}
+
+# conform_with NAME BACKEND TABLE [COLL]: the binary that tries a table; prints where it is
+conform_with() {
+    local name=build/conform/$1/tests
+    build "$name" BACKEND="$2" TABLE="$3" COLL="${4:-}" || return 1
+}
+
+# A table of somebody else's: its TAP as it comes.
+conform() {
+    local name
+    name=$(basename "$TABLE")
+    conform_with "$name" "$BACKEND" "$TABLE" "${COLL:-}" || return 1
+    TEST_TIMEOUT_SCALE=3 "build/conform/$name/tests" "-j$JOBS" ${T:+"$T"}
+}
+
+# Every bug of tests/conform_tables.h is found by the test that it names.
+conform_broken() {
+    local bug test
+    conform_with broken tests/conform_tables.h broken_table broken_coll || return 1
+    while read -r bug test; do
+        if CONFORM_BUG=$bug build/conform/broken/tests "-j$JOBS" "$test" 2>&1 |
+            grep -q "^not ok [0-9]* - $test\>"; then
+            echo "ok - $test finds that $bug"
+        else
+            echo "not ok - $test finds that $bug"
+        fi
+    done < <(sed -n 's/^ *X(\(\w*\), "\(.*\)").*/\1 \2/p' tests/conform_tables.h)
+}
+
+step_conform() {
+    BACKEND=examples/custom_device.h TABLE=toy_device conform
+    BACKEND=tests/conform_tables.h TABLE=lazy_table conform
+    BACKEND=tests/conform_tables.h TABLE=shared_table conform
+    conform_broken
 }
 
 # Emulation is slow: it gets a minute, and what it did not reach by then was not tested.
@@ -241,7 +277,7 @@ steps() {
 }
 
 case ${1:-} in
-steps | demo | fuzz_more) "$@" ;;
+steps | demo | conform | fuzz_more) "$@" ;;
 *)
     sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
     exit 2

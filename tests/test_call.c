@@ -2,6 +2,7 @@
    replicas of its pass; and what dp_invoke and dp_backward make of wrong requests. */
 
 #include <stdatomic.h>
+#include "lazy.h"
 #include "nets.h"
 
 static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -881,6 +882,13 @@ static dp_status meet_wrongly(dp_call *call)
                 "77");
     CHECK_ERROR(dp_call_all_reduce(call, data, data, 1, DP_F32, (dp_op)77), DP_ERR_INVALID,
                 "77 is no dp_op");
+    if (DP_HAS(dp_device_ops, call->stream->dev->ops, owns)) {
+        float lost = 0;
+        CHECK_ERROR(dp_call_all_reduce(call, &lost, data, 1, DP_F32, DP_OP_SUM), DP_ERR_INVALID,
+                    "dp_call_all_reduce: send of local rank");
+        CHECK_ERROR(dp_call_all_reduce(call, data, &lost, 1, DP_F32, DP_OP_SUM), DP_ERR_INVALID,
+                    "dp_call_all_reduce: recv of local rank");
+    }
     return dp_call_all_reduce(call, NULL, NULL, 0, DP_F32, DP_OP_SUM);
 }
 
@@ -890,6 +898,12 @@ TEST_BACKENDS(wrong_meetings)
     dp_module *net = module_of(ctx, meet_wrongly, NULL);
     CHECK_OK(run_on(net, scope, 1, NULL));
     CHECK_OK(run_on(on_devices(net, 3), scope, 3, NULL));
+}
+
+/* Of a table that tells whose memory it is. */
+TEST(meetings_in_lost_memory)
+{
+    tree_run(tree_body_wrong_meetings, lazy_device(toy_device()));
 }
 
 /* ---- meetings that fail ---------------------------------------------------------------------- */

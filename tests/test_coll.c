@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include "../examples/custom_device.h"
+#include "conform.h"
 #include "decorator.h"
 #include "lazy.h"
 #include "numbers.h"
@@ -71,6 +72,17 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
 }
 
 /* One test, worlds of every size. */
+#if defined(TEST_CONFORM)
+#define WORLD_TEST(name)                                                                           \
+    static void name(world *w);                                                                    \
+    TEST_OF_TABLE(name, 120)                                                                       \
+    {                                                                                              \
+        const dp_coll_ops *const *own = conform_colls();                                           \
+        every_size(name, decorate_device(conform_device(MOST_RANKS)),                              \
+                   own != NULL ? decorate_coll(own[0]) : dp_cpu_coll());                           \
+    }                                                                                              \
+    static void name(world *w)
+#else
 #define WORLD_TEST(name)                                                                           \
     static void name(world *w);                                                                    \
     TEST_SLOW(name##_cpu, 60)                                                                      \
@@ -86,6 +98,7 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
         every_size(name, decorate_device(lazy_device(toy_device())), dp_cpu_coll());               \
     }                                                                                              \
     static void name(world *w)
+#endif
 
 /* Also with tables that lack what is optional: it is NULL, or past the end. */
 #define FALLBACK_TEST(name)                                                                        \

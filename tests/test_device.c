@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "conform.h"
 #include "lazy.h"
 #include "reluctant.h"
 
@@ -34,6 +35,14 @@ enum { DEVICES = 3 };
 #define TEST_TABLE_CUDA(name, run)
 #endif
 
+#if defined(TEST_CONFORM)
+#define EVERY_TABLE(name, run)                                                                     \
+    TEST_OF_TABLE(name, 60)                                                                        \
+    {                                                                                              \
+        run(name, decorate_device(conform_device(DEVICES)));                                       \
+        CHECK_DECORATOR();                                                                         \
+    }
+#else
 #define EVERY_TABLE(name, run)                                                                     \
     TEST_SLOW(name##_cpu, 30)                                                                      \
     {                                                                                              \
@@ -69,6 +78,7 @@ enum { DEVICES = 3 };
         CHECK_DECORATOR();                                                                         \
     }                                                                                              \
     TEST_TABLE_CUDA(name, run)
+#endif
 
 /* Bits are the same, but that one NaN is as good as another. */
 static void check_numbers(const char *what, dp_dtype dtype, const void *got, const void *want,
@@ -168,9 +178,20 @@ typedef struct bare {
     dp_device_info info;
 } bare;
 
+#if defined(TEST_CONFORM)
+#define TABLE_TESTS(name)                                                                          \
+    TEST_OF_TABLE(name, 60)                                                                        \
+    {                                                                                              \
+        run_bare(name, decorate_device(conform_table()));                                          \
+        CHECK_DECORATOR();                                                                         \
+    }
+#else
+#define TABLE_TESTS(name) EVERY_TABLE(name, run_bare)
+#endif
+
 #define TABLE_TEST(name)                                                                           \
     static void name(bare *b);                                                                     \
-    EVERY_TABLE(name, run_bare)                                                                    \
+    TABLE_TESTS(name)                                                                              \
     static void name(bare *b)
 
 static void run_bare(void (*body)(bare *b), const dp_device_ops *ops)
@@ -370,6 +391,124 @@ TABLE_TEST(streams_of_many_threads)
     }
 }
 
+/* Who gave the source of copy_in may change it once a sync says that the copy is done. */
+TABLE_TEST(sources_end_with_a_sync)
+{
+    enum { BYTES = 100 };
+    unsigned char in[BYTES], want[BYTES], got[BYTES];
+    dp_event *event = NULL;
+    void *x = bare_alloc(b, 0, BYTES);
+    CHECK_OK(b->ops->event_create(b->dev[0], &event));
+    for (int round = 0; round < 4; round++) {
+        memset(in, 10 + round, BYTES);
+        memcpy(want, in, BYTES);
+        CHECK_OK(b->ops->copy_in(b->stream[0], x, in, BYTES));
+        if (round % 2 == 0) {
+            CHECK_OK(b->ops->stream_sync(b->stream[0]));
+        } else {
+            CHECK_OK(b->ops->event_record(event, b->stream[0]));
+            CHECK_OK(b->ops->event_sync(event));
+        }
+        memset(in, 0, BYTES);
+        bare_read(b, 0, got, x, BYTES);
+        CHECK_BYTES(got, want, BYTES);
+    }
+    b->ops->event_destroy(event);
+    b->ops->free(b->dev[0], x, BYTES);
+}
+
+/* An event that is recorded again still stands for the old point where it is waited for already:
+   two streams that take turns would wait for each other. */
+TABLE_TEST(events_are_recorded_again)
+{
+    dp_stream *const own = b->stream[0];
+    dp_stream *other = NULL;
+    dp_event *event = NULL, *back = NULL;
+    int in[2] = {1, 2}, got[2] = {0};
+    int *x = bare_alloc(b, 0, sizeof(in)), *y = bare_alloc(b, 0, sizeof(in));
+    CHECK_OK(b->ops->stream_create(b->dev[0], 1, &other));
+    CHECK_OK(b->ops->event_create(b->dev[0], &event));
+    CHECK_OK(b->ops->event_create(b->dev[0], &back));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(b->ops->copy_in(own, x + i, &in[i], sizeof(int)));
+        CHECK_OK(b->ops->event_record(event, own));
+        CHECK_OK(b->ops->event_wait(other, event));
+        CHECK_OK(b->ops->copy(other, y + i, x + i, sizeof(int)));
+        CHECK_OK(b->ops->event_record(back, other));
+        CHECK_OK(b->ops->event_wait(own, back));
+    }
+    CHECK_OK(b->ops->event_record(event, own));
+    CHECK_OK(b->ops->event_sync(event));
+    bare_read(b, 0, got, y, sizeof(got));
+    CHECK_BYTES(got, in, sizeof(in));
+    CHECK_OK(b->ops->stream_sync(other));
+    b->ops->event_destroy(event);
+    b->ops->event_destroy(back);
+    b->ops->stream_destroy(other);
+    b->ops->free(b->dev[0], x, sizeof(in));
+    b->ops->free(b->dev[0], y, sizeof(in));
+}
+
+/* A stream of a user's may end with work in it: done or dropped, but never after its memory. */
+TABLE_TEST(streams_end_with_work_in_them)
+{
+    enum { BYTES = 1 << 16 };
+    static unsigned char in[BYTES];
+    dp_stream *other = NULL;
+    for (int round = 0; round < 4; round++) {
+        void *x = bare_alloc(b, 0, BYTES);
+        CHECK_OK(b->ops->stream_create(b->dev[0], 1, &other));
+        CHECK_OK(b->ops->copy_in(other, x, in, BYTES));
+        b->ops->stream_destroy(other);
+        b->ops->free(b->dev[0], x, BYTES);
+    }
+}
+
+/* Where the host reaches the memory there is nothing to wait for. */
+TABLE_TEST(host_memory_is_at_hand)
+{
+    int in = 1, got = 0;
+    if (!b->info.host_memory) {
+        SKIP("the host does not reach it");
+    }
+    int *x = bare_alloc(b, 0, sizeof(in));
+    CHECK_OK(b->ops->copy_in(b->stream[0], x, &in, sizeof(in)));
+    CHECK_INT(*x, 1);
+    *x = 2;
+    CHECK_OK(b->ops->copy_out(b->stream[0], &got, x, sizeof(in)));
+    CHECK_INT(got, 2);
+    b->ops->free(b->dev[0], x, sizeof(in));
+}
+
+/* Devices with the same number in info.memory read and write each other's blocks. */
+TABLE_TEST(one_memory_is_shared)
+{
+    enum { BYTES = 1000 };
+    unsigned char in[BYTES], got[BYTES];
+    dp_dev *last = NULL;
+    dp_stream *stream = NULL;
+    dp_device_info info = {0};
+    int count = 0;
+    CHECK_OK(b->ops->count(&host_of_tests, &count));
+    CHECK_OK(b->ops->open(&host_of_tests, count - 1, &last));
+    CHECK_OK(b->ops->info(last, &info));
+    if (info.memory == 0 || info.memory != b->info.memory) {
+        b->ops->close(last);
+        SKIP("each has its own");
+    }
+    memset(in, 3, BYTES);
+    CHECK_OK(b->ops->stream_create(last, 0, &stream));
+    void *x = bare_block(b, 0, in, BYTES), *y = bare_alloc(b, 0, BYTES);
+    CHECK_OK(b->ops->copy(stream, y, x, BYTES));
+    CHECK_OK(b->ops->stream_sync(stream));
+    bare_read(b, 0, got, y, BYTES);
+    CHECK_BYTES(got, in, BYTES);
+    b->ops->free(b->dev[0], x, BYTES);
+    b->ops->free(b->dev[0], y, BYTES);
+    b->ops->stream_destroy(stream);
+    b->ops->close(last);
+}
+
 /* ---- optional methods, called directly ------------------------------------------------------- */
 
 TABLE_TEST(host_memory_is_the_hosts)
@@ -429,6 +568,21 @@ TABLE_TEST(devices_copy_from_each_other)
     b->ops->free(b->dev[1], y, sizeof(got));
 }
 
+TABLE_TEST(owns_what_it_gave)
+{
+    int of_the_host = 0;
+    if (!DP_HAS(dp_device_ops, b->ops, owns)) {
+        SKIP("no owns");
+    }
+    char *x = bare_alloc(b, 0, 1000), *y = bare_alloc(b, 1, 1000);
+    CHECK(b->ops->owns(b->dev[0], x) && b->ops->owns(b->dev[0], x + 999));
+    CHECK(b->ops->owns(b->dev[1], y));
+    CHECK(b->info.memory > 0 || b->info.host_memory || !b->ops->owns(b->dev[0], y));
+    CHECK(b->info.host_memory || !b->ops->owns(b->dev[0], &of_the_host));
+    b->ops->free(b->dev[0], x, 1000);
+    b->ops->free(b->dev[1], y, 1000);
+}
+
 /* ---- kernels, called directly: as numbers.h says, or DP_ERR_UNSUPPORTED ---------------------- */
 
 enum { BLOCKS = 6, BLOCK_COUNT = 300, BLOCK_BYTES = BLOCK_COUNT * 8 };
@@ -448,6 +602,34 @@ static void check_stats(const char *got, const char *want)
     memcpy(w, want, sizeof(w));
     CHECK_F64(g[0], w[0], 1e-12 * w[0]);
     CHECK_F64(g[1], w[1], 0);
+}
+
+/* All that the table is given ends with the call. */
+static dp_status brief_kernel(bare *b, const dp_kernel_args *lasting, const void *const *in,
+                              void *const *out)
+{
+    static dp_kernel_args args; /* whose last state no compiler leaves out, as on the stack */
+    static const void *ins[BLOCKS];
+    static void *outs[BLOCKS];
+    static int64_t dims[4][DP_MAX_DIMS];
+    args = *lasting;
+    const int64_t **brief[] = {&args.shape, &args.out_stride, &args.in_shape, &args.in_stride};
+    for (int i = 0; i < 4; i++) {
+        if (*brief[i] != NULL) {
+            memcpy(dims[i], *brief[i], (size_t)args.ndim * sizeof(int64_t));
+            *brief[i] = dims[i];
+        }
+    }
+    memcpy(ins, in, sizeof(ins));
+    memcpy(outs, out, sizeof(outs));
+    args.in = ins;
+    args.out = outs;
+    dp_status status = b->ops->kernel(b->stream[0], &args);
+    memset(ins, 0xdd, sizeof(ins));
+    memset(outs, 0xdd, sizeof(outs));
+    memset(dims, 0xdd, sizeof(dims));
+    memset(&args, 0xdd, sizeof(args));
+    return status;
 }
 
 /* The kernel on blocks of the device against the kernel by the book, with all that lies around. */
@@ -471,9 +653,7 @@ static void check_kernel(bare *b, const char *what, kernel_case *c, blocks start
         book_out[i] = want[c->out[i]] + out_skip;
     }
     memcpy(want, start, sizeof(want));
-    c->args.in = in;
-    c->args.out = out;
-    dp_status status = b->ops->kernel(b->stream[0], &c->args);
+    dp_status status = brief_kernel(b, &c->args, in, out);
     if (status != DP_ERR_UNSUPPORTED) {
         CHECK_OK(status);
         args.in = book_in;
@@ -737,6 +917,7 @@ static void rig_open(rig *r, const dp_device_ops *ops)
     const dp_device_ops *const backends[] = {ops, NULL};
     *r = (rig){.place = {{0, 0}}};
     const dp_config config = {.backends = backends,
+                              .colls = conform_colls(),
                               .device_count = DEVICES,
                               .poison = true,
                               .allocator = test_allocator_of(&r->counter)};
@@ -1043,6 +1224,46 @@ DEVICE_TEST(close_with_work_under_way)
     dp_tensor a = tensor_at(r, r->scope, 1, DP_F32, 1, shape, in);
     dp_tensor b = tensor_at(r, r->scope, 2, DP_F32, 1, shape, in);
     CHECK_OK(dp_copy(r->ctx, &a, &b, NULL));
+}
+
+/* Of a table that can tell. */
+DEVICE_TEST(foreign_memory_is_refused)
+{
+    float own[DEVICES][4] = {{0}};
+    dp_part parts[DEVICES];
+    dp_tensor on[DEVICES];
+    const dp_device_ops *ops = dp_local_stream(r->ctx, 0)->dev->ops;
+    if (!DP_HAS(dp_device_ops, ops, owns)) {
+        SKIP("no owns");
+    }
+    for (int i = 0; i < DEVICES; i++) {
+        on[i] = tensor_at(r, r->scope, 1 + i, DP_F32, 1, (int64_t[]){4}, own[i]);
+        parts[i] = (dp_part){.send = on[i].data, .recv = on[i].data};
+    }
+    CHECK_OK(dp_all_reduce(r->ctx, parts, 4, DP_F32, DP_OP_SUM));
+    CHECK_OK(dp_wait(r->ctx));
+    parts[1].send = own[1];
+    CHECK_ERROR(dp_all_reduce(r->ctx, parts, 4, DP_F32, DP_OP_SUM), DP_ERR_INVALID,
+                "dp_all_reduce: send of local rank 1");
+    parts[1].recv = own[1];
+    parts[1].send = on[1].data;
+    CHECK_ERROR(dp_all_gather(r->ctx, parts, 1, DP_F32), DP_ERR_INVALID, "recv of local rank 1");
+    CHECK_OK(dp_all_reduce(r->ctx, parts, 0, DP_F32, DP_OP_SUM)); /* nobody looks */
+    CHECK_OK(dp_reduce_to(r->ctx, parts, 4, DP_F32, DP_OP_SUM, 0));
+    const void *in = on[0].data;
+    void *out = own[0];
+    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                           .dtype = DP_F32,
+                           .in_dtype = DP_F32,
+                           .count = 4,
+                           .out = &out,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1};
+    CHECK_ERROR(dp_kernel_run(r->ctx, 0, &args), DP_ERR_INVALID, "an output of local rank 0");
+    out = on[0].data;
+    in = own[0];
+    CHECK_ERROR(dp_kernel_run(r->ctx, 0, &args), DP_ERR_INVALID, "an input of local rank 0");
 }
 
 DEVICE_TEST(wrong_copies)
@@ -1862,7 +2083,8 @@ static bool job_with_fault(const dp_config *config, long n, dp_status fault)
 static void every_call_fails(const dp_device_ops *ops, dp_status fault)
 {
     const dp_device_ops *const backends[] = {decorate_device(ops), NULL};
-    const dp_coll_ops *const colls[] = {decorate_coll(dp_cpu_coll()), NULL};
+    const dp_coll_ops *own = conform_colls() != NULL ? conform_colls()[0] : dp_cpu_coll();
+    const dp_coll_ops *const colls[] = {decorate_coll(own), NULL};
     const dp_config config = {.backends = backends, .colls = colls, .device_count = DEVICES};
     long n = 1;
     while (job_with_fault(&config, n, fault)) {
@@ -1870,6 +2092,18 @@ static void every_call_fails(const dp_device_ops *ops, dp_status fault)
     }
     CHECK(n > 60);
 }
+
+#if defined(TEST_CONFORM)
+TEST_OF_TABLE(every_call_fails_this_pass, 60)
+{
+    every_call_fails(conform_device(DEVICES), DP_ERR_NO_MEMORY);
+}
+
+TEST_OF_TABLE(every_call_fails_the_job, 60)
+{
+    every_call_fails(conform_device(DEVICES), DP_ERR_DEVICE);
+}
+#endif
 
 TEST_SLOW(every_call_fails_this_pass_cpu, 60)
 {
@@ -1927,6 +2161,14 @@ static void every_allocation_fails(const dp_device_ops *ops, bool keep_failing)
     } while (counter.fail_count > 0);
     CHECK(n > 30);
 }
+
+#if defined(TEST_CONFORM)
+TEST_OF_TABLE(every_allocation_fails, 60)
+{
+    every_allocation_fails(conform_device(DEVICES), false);
+    every_allocation_fails(conform_device(DEVICES), true);
+}
+#endif
 
 TEST_SLOW(every_allocation_fails_cpu, 60)
 {

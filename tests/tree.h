@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "../examples/custom_device.h"
+#include "conform.h"
 #include "test.h"
 
 enum { TREE_DEVICES = 8, TREE_ITEMS = 32, TREE_TEXT = 1 << 16 };
@@ -26,6 +27,24 @@ enum { TREE_DEVICES = 8, TREE_ITEMS = 32, TREE_TEXT = 1 << 16 };
 
 /* The body runs once a backend, on TREE_DEVICES of its devices: tests name_cpu and name_toy, and
    name_cuda where there are GPUs, or simulated ones. */
+#if defined(TEST_CONFORM)
+#define TREE_TESTS(name)                                                                           \
+    TEST_OF_TABLE(name, 30)                                                                        \
+    {                                                                                              \
+        tree_run(tree_body_##name, conform_device(TREE_DEVICES));                                  \
+    }
+#else
+#define TREE_TESTS(name)                                                                           \
+    TEST(name##_cpu)                                                                               \
+    {                                                                                              \
+        tree_run(tree_body_##name, dp_cpu());                                                      \
+    }                                                                                              \
+    TEST(name##_toy)                                                                               \
+    {                                                                                              \
+        tree_run(tree_body_##name, toy_device());                                                  \
+    }                                                                                              \
+    TREE_TEST_CUDA(name)
+#endif
 #if defined(TEST_CUDA)
 #include "cuda_device.h"
 #define TREE_TEST_CUDA(name)                                                                       \
@@ -39,15 +58,7 @@ enum { TREE_DEVICES = 8, TREE_ITEMS = 32, TREE_TEXT = 1 << 16 };
 #define TREE_UNUSED __attribute__((unused))
 #define TEST_BACKENDS(name)                                                                        \
     static void tree_body_##name(dp_ctx *ctx, dp_scope *scope);                                    \
-    TEST(name##_cpu)                                                                               \
-    {                                                                                              \
-        tree_run(tree_body_##name, dp_cpu());                                                      \
-    }                                                                                              \
-    TEST(name##_toy)                                                                               \
-    {                                                                                              \
-        tree_run(tree_body_##name, toy_device());                                                  \
-    }                                                                                              \
-    TREE_TEST_CUDA(name)                                                                           \
+    TREE_TESTS(name)                                                                               \
     static void tree_body_##name(TREE_UNUSED dp_ctx *ctx, TREE_UNUSED dp_scope *scope)
 
 typedef void (*tree_body)(dp_ctx *ctx, dp_scope *scope);
@@ -57,6 +68,7 @@ static inline void tree_run(tree_body body, const dp_device_ops *ops)
     const dp_device_ops *const backends[] = {ops, NULL};
     test_allocator counter = {0};
     const dp_config config = {.backends = backends,
+                              .colls = conform_colls(),
                               .device_count = TREE_DEVICES,
                               .poison = true,
                               .allocator = test_allocator_of(&counter)};

@@ -1,0 +1,19 @@
+/* conform.c - the library with a table of somebody else's, as a user's file has it: CONFORM_BACKEND
+   is the header, CONFORM_TABLE a function of it, CONFORM_COLL a call of another one, or NULL. */
+
+#define DP_IMPLEMENTATION
+#include "../dp.h"
+#include CONFORM_BACKEND
+
+const dp_device_ops *conform_table(void);
+const dp_coll_ops *conform_coll(void);
+
+const dp_device_ops *conform_table(void)
+{
+    return CONFORM_TABLE();
+}
+
+const dp_coll_ops *conform_coll(void)
+{
+    return CONFORM_COLL;
+}
