@@ -1318,8 +1318,8 @@ struct dp_coll_ops {
     ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method != NULL)
 
 /* One kernel of the contract on the compute stream of a device, or by the host where the device has
-   none of this kind: what dp_train.h is made of. Operands are dense memory of that device; that is
-   not checked. */
+   none of this kind: what dp_train.h is made of. Operands are memory of that device, which is not
+   checked; all else is. */
 DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args);
 
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
@@ -3802,6 +3802,180 @@ static dp_status dp__check_copy(const char *fn, dp_ctx *ctx, dp__pair *pair)
     return dp__check_apart(fn, pair->dst, pair->src);
 }
 
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+typedef struct dp__kernel_rule { /* what a kernel takes */
+    const char *name;
+    size_t out_least, out_most, in_least, in_most;
+    unsigned flags;             /* that it knows */
+    int number_count;           /* of dp_kernel_args.numbers; all are finite */
+    bool floats, doubles;       /* only of these dtypes */
+    bool in_place;              /* an output may be an input */
+    bool out_shaped, in_shaped; /* by ndim, shape and strides */
+} dp__kernel_rule;
+
+static const dp__kernel_rule dp__kernel_rules[] = {
+    [DP_KERNEL_COPY] = {"COPY", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
+    [DP_KERNEL_FILL] = {"FILL", 1, 1, 0, 0},
+    [DP_KERNEL_CAST] = {"CAST", 1, 1, 1, 1, .in_place = true},
+    [DP_KERNEL_AXPBY] = {"AXPBY", 1, 1, 1, 2, .floats = true, .in_place = true},
+    [DP_KERNEL_REDUCE] = {"REDUCE", 1, INT_MAX, 1, INT_MAX, DP_KERNEL_TREE, .in_place = true},
+    [DP_KERNEL_STATS] = {"STATS", 1, 1, 1, 1},
+    [DP_KERNEL_PAD] = {"PAD", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
+    [DP_KERNEL_TOTAL] = {"TOTAL", 1, 1, 1, 1, .doubles = true},
+    [DP_KERNEL_SGD] = {"SGD", 1, 2, 1, 2, DP_KERNEL_NESTEROV | DP_KERNEL_FIRST | DP_KERNEL_MAXIMIZE,
+                       4, .floats = true},
+    [DP_KERNEL_ADAMW] = {"ADAMW", 3, 3, 1, 2, DP_KERNEL_L2 | DP_KERNEL_MAXIMIZE, 7, .floats = true},
+    [DP_KERNEL_CHANNELS] = {"CHANNELS", 1, 1, 1, 1, .floats = true, .in_shaped = true}};
+
+static dp_status dp__check_operands(const char *fn, const dp__kernel_rule *rule, const char *what,
+                                    const void *array, size_t count, bool input)
+{
+    size_t least = input ? rule->in_least : rule->out_least;
+    size_t most = input ? rule->in_most : rule->out_most;
+    if (count < least || count > most)
+        return dp_error(DP_ERR_INVALID, "%s: %s_count of %s is %zu, not %zu to %zu", fn, what,
+                        rule->name, count, least, most);
+    return count > 0 ? dp__check_pointer(fn, what, array) : DP_OK;
+}
+
+static dp_status dp__check_kernel_dtype(const char *fn, const dp__kernel_rule *rule,
+                                        const dp_kernel_args *args)
+{
+    DP_TRY(dp__check_dtype(fn, args->dtype));
+    if (args->kernel == DP_KERNEL_CAST)
+        DP_TRY(dp__check_dtype(fn, args->in_dtype));
+    if ((rule->floats && !dp__is_float(args->dtype)) || (rule->doubles && args->dtype != DP_F64))
+        return dp_error(DP_ERR_INVALID, "%s: %s is not for %s", fn, rule->name,
+                        dp__dtype_names[args->dtype]);
+    if ((args->flags & ~rule->flags) != 0)
+        return dp_error(DP_ERR_INVALID, "%s: %s has no flags 0x%x", fn, rule->name,
+                        args->flags & ~rule->flags);
+    return DP_OK;
+}
+
+static dp_status dp__check_kernel_numbers(const char *fn, const dp__kernel_rule *rule,
+                                          const dp_kernel_args *args)
+{
+    double alpha = args->alpha, beta = args->beta;
+    bool floats = dp__is_float(args->dtype), sum = args->op == DP_OP_SUM;
+    for (int i = 0; i < rule->number_count; i++)
+        if (!isfinite(args->numbers[i]))
+            return dp_error(DP_ERR_INVALID, "%s: numbers[%d] of %s is %g", fn, i, rule->name,
+                            args->numbers[i]);
+    if (args->kernel == DP_KERNEL_SGD && args->out_count == 1 && fabs(args->numbers[2]) > 0)
+        return dp_error(DP_ERR_INVALID, "%s: the momentum of SGD is %g, and out_count is 1", fn,
+                        args->numbers[2]);
+    if (args->kernel != DP_KERNEL_REDUCE)
+        return DP_OK;
+    if ((unsigned)args->op > DP_OP_MAX || args->op == DP_OP_MEAN)
+        return dp_error(DP_ERR_INVALID, "%s: op of REDUCE is %d", fn, (int)args->op);
+    if ((args->flags & DP_KERNEL_TREE) != 0 && !(floats && sum))
+        return dp_error(DP_ERR_INVALID, "%s: DP_KERNEL_TREE is for sums of floating dtypes", fn);
+    bool whole = !(alpha < 1) && !(alpha > 1) && !(fabs(beta) < 1) && fabs(beta) < 0x1p63 &&
+                 !(floor(beta) < beta);
+    if (!isfinite(alpha) || !isfinite(beta) || !(fabs(beta) > 0) || (!floats && !whole))
+        return dp_error(DP_ERR_INVALID,
+                        "%s: REDUCE of %s times alpha %g, divided by beta %g: beta is not 0, and "
+                        "for integers alpha is 1 and beta whole",
+                        fn, dp__dtype_names[args->dtype], alpha, beta);
+    return DP_OK;
+}
+
+/* One operand as a tensor; without strides it is dense. */
+static dp_status dp__kernel_view(const char *fn, const char *what, const dp_kernel_args *args,
+                                 const void *data, const int64_t *shape, const int64_t *stride,
+                                 dp_tensor *out)
+{
+    int64_t count = 0;
+    DP_TRY(dp__check_shape(fn, args->dtype, args->ndim, shape, &count));
+    *out =
+        dp__tensor_like((void *)(uintptr_t)data, (dp_device){0, 0}, args->dtype, args->ndim, shape);
+    if (stride != NULL)
+        memcpy(out->stride, stride, (size_t)args->ndim * sizeof *stride);
+    return dp__check_tensor(fn, what, out);
+}
+
+/* The operands of COPY, PAD and CHANNELS have a shape, of which count is the product. */
+static dp_status dp__check_kernel_shapes(const char *fn, const dp__kernel_rule *rule,
+                                         const dp_kernel_args *args)
+{
+    bool pad = args->kernel == DP_KERNEL_PAD, copy = args->kernel == DP_KERNEL_COPY;
+    const int64_t *in_shape = pad ? args->in_shape : args->shape;
+    dp_tensor in = {0}, out = {0};
+    if (!rule->in_shaped)
+        return DP_OK;
+    if (args->kernel == DP_KERNEL_CHANNELS && args->ndim != 3)
+        return dp_error(DP_ERR_INVALID, "%s: ndim of CHANNELS is %d, not 3", fn, args->ndim);
+    if (rule->out_shaped && args->ndim > 0)
+        DP_TRY(dp__check_pointer(fn, "in_stride", args->in_stride));
+    if (copy && args->ndim > 0)
+        DP_TRY(dp__check_pointer(fn, "out_stride", args->out_stride));
+    DP_TRY(dp__kernel_view(fn, "in[0]", args, args->in[0], in_shape,
+                           rule->out_shaped ? args->in_stride : NULL, &in));
+    if (rule->out_shaped)
+        DP_TRY(dp__kernel_view(fn, "out[0]", args, args->out[0], args->shape,
+                               copy ? args->out_stride : NULL, &out));
+    int64_t count = dp__count(rule->out_shaped ? &out : &in);
+    if ((uint64_t)count != args->count)
+        return dp_error(DP_ERR_INVALID, "%s: count is %zu, shape has %lld element%s", fn,
+                        args->count, (long long)count, dp__s((size_t)count));
+    for (int i = 0; pad && i < args->ndim; i++)
+        if (in_shape[i] > args->shape[i])
+            return dp_error(DP_ERR_INVALID, "%s: in_shape[%d] is %lld, shape[%d] is %lld", fn, i,
+                            (long long)in_shape[i], i, (long long)args->shape[i]);
+    if (!copy)
+        return DP_OK;
+    DP_TRY(dp__check_writable(fn, "out[0]", &out));
+    return dp__check_apart(fn, &out, &in);
+}
+
+/* No output overlaps another, nor an input, unless it is that input and may be. */
+static dp_status dp__check_kernel_apart(const char *fn, const dp__kernel_rule *rule,
+                                        const dp_kernel_args *args)
+{
+    for (size_t i = 0; i < args->out_count; i++) {
+        size_t bytes = dp__operand_bytes(args, false, i);
+        for (size_t k = 0; k < i; k++)
+            if (dp__ranges_overlap(args->out[i], bytes, args->out[k],
+                                   dp__operand_bytes(args, false, k)))
+                return dp_error(DP_ERR_INVALID, "%s: out[%zu] overlaps out[%zu]", fn, i, k);
+        for (size_t k = 0; k < args->in_count; k++) {
+            size_t in_bytes = dp__operand_bytes(args, true, k);
+            bool same = rule->in_place && args->out[i] == args->in[k] && bytes == in_bytes;
+            if (!same && dp__ranges_overlap(args->out[i], bytes, args->in[k], in_bytes))
+                return dp_error(DP_ERR_INVALID, "%s: out[%zu] overlaps in[%zu]", fn, i, k);
+        }
+    }
+    return DP_OK;
+}
+
+/* All but where the operands lie. */
+static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
+{
+    size_t kinds = sizeof dp__kernel_rules / sizeof dp__kernel_rules[0], bytes = 0;
+    if ((size_t)args->kernel >= kinds)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no kernel", fn, (int)args->kernel);
+    const dp__kernel_rule *rule = &dp__kernel_rules[args->kernel];
+    DP_TRY(dp__check_kernel_dtype(fn, rule, args));
+    DP_TRY(dp__check_operands(fn, rule, "out", args->out, args->out_count, false));
+    DP_TRY(dp__check_operands(fn, rule, "in", args->in, args->in_count, true));
+    DP_TRY(dp__check_kernel_numbers(fn, rule, args));
+    if (!dp__mul(args->count, sizeof(double), &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: count is %zu, more than can be counted", fn,
+                        args->count);
+    for (size_t i = 0; args->count > 0 && i < args->out_count + args->in_count; i++) {
+        bool input = i >= args->out_count;
+        size_t place = input ? i - args->out_count : i;
+        if ((input ? args->in[place] : args->out[place]) == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: %s[%zu] is NULL", fn, input ? "in" : "out", place);
+    }
+    DP_TRY(dp__check_kernel_shapes(fn, rule, args));
+    return args->count == 0 || args->kernel == DP_KERNEL_COPY
+               ? DP_OK
+               : dp__check_kernel_apart(fn, rule, args);
+}
+
 /* ==== >>compute ==================================================================================
    What touches data, at the public edge: copy, fill, cast, axpby, statistics, read.             */
 
@@ -4005,10 +4179,7 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
     DP__TRY(dp__check_ctx(__func__, ctx));
     DP__TRY(dp__check_pointer(__func__, "args", args));
     DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
-    if ((unsigned)args->kernel > DP_KERNEL_CHANNELS || (unsigned)args->dtype >= DP_DTYPE_COUNT ||
-        args->out == NULL || args->out_count == 0)
-        return dp_error(DP_ERR_INVALID, "%s: kernel %d, dtype %d, %zu outputs", __func__,
-                        (int)args->kernel, (int)args->dtype, args->out_count);
+    DP__TRY(dp__check_kernel(__func__, args));
     const dp__device *device = &ctx->devices[local_rank];
     for (size_t i = 0; i < args->out_count; i++)
         DP__TRY(dp__check_owned(__func__, "an output", device, args->out[i]));

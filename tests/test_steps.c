@@ -389,14 +389,166 @@ TEST_BACKENDS(kernels_that_are_none)
     CHECK_ERROR(dp_kernel_run(ctx, -1, &args), DP_ERR_INVALID, "local_rank is -1, the context has");
     CHECK_ERROR(dp_kernel_run(ctx, 1000, &args), DP_ERR_INVALID, "local_rank is 1000");
     args.kernel = (dp_kernel)99;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &args), DP_ERR_INVALID, "kernel 99");
-    args.kernel = DP_KERNEL_SGD;
-    args.dtype = DP_I32;
-    args.count = 1;
-    args.in = (const void *const[]){NULL};
-    args.in_count = 0;
-    args.out = (void *const[]){put(ctx, scope, DP_I32, (double[]){7}, 1)};
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &args), DP_ERR_UNSUPPORTED, "no kernel");
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &args), DP_ERR_INVALID, "99 is no kernel");
+}
+
+/* A right call of each kernel on 4 elements, of which each check changes one thing. */
+typedef struct right_call {
+    dp_ctx *ctx;
+    void *out[3];
+    const void *in[2];
+} right_call;
+
+static const int64_t flat[] = {2, 2, 1}, rows[] = {2, 1, 1};
+
+static right_call right_operands(dp_ctx *ctx, dp_scope *scope)
+{
+    static numbers_of zeros;
+    right_call right = {.ctx = ctx};
+    for (int i = 0; i < 3; i++)
+        right.out[i] = put(ctx, scope, DP_F64, zeros, 16);
+    for (int i = 0; i < 2; i++)
+        right.in[i] = put(ctx, scope, DP_F64, zeros, 16);
+    return right;
+}
+
+static dp_kernel_args right_args(const right_call *right, dp_kernel kernel)
+{
+    bool total = kernel == DP_KERNEL_TOTAL;
+    return (dp_kernel_args){.kernel = kernel,
+                            .dtype = total ? DP_F64 : DP_F32,
+                            .in_dtype = DP_F32,
+                            .count = 4,
+                            .out = right->out,
+                            .in = right->in,
+                            .out_count = kernel == DP_KERNEL_ADAMW ? 3
+                                         : kernel == DP_KERNEL_SGD ? 2
+                                                                   : 1,
+                            .in_count = kernel != DP_KERNEL_FILL,
+                            .alpha = 1,
+                            .beta = 1,
+                            .ndim = kernel == DP_KERNEL_CHANNELS ? 3 : 2,
+                            .shape = flat,
+                            .out_stride = rows,
+                            .in_shape = flat,
+                            .in_stride = rows,
+                            .numbers = {0.1, 0.1, 0.5, 0.5, 0.5, 1, 0.1}};
+}
+
+static void check_kernel(int line, const right_call *right, const dp_kernel_args *args,
+                         const char *want)
+{
+    dp_status status = dp_kernel_run(right->ctx, 0, args);
+    if (want == NULL ? status != DP_OK
+                     : status != DP_ERR_INVALID || strstr(dp_last_error(), want) == NULL ||
+                           strncmp(dp_last_error(), "dp_kernel_run: ", 15) != 0)
+        test_fail(__FILE__, line, "%s (%s), wanted: %s", dp_status_name(status), dp_last_error(),
+                  want != NULL ? want : "no error");
+}
+
+/* `want` NULL: it is right. The changes are made to `a`. */
+#define CHECK_KERNEL(name, want, ...)                                                              \
+    do {                                                                                           \
+        dp_kernel_args a = right_args(&right, DP_KERNEL_##name);                                   \
+        __VA_ARGS__;                                                                               \
+        check_kernel(__LINE__, &right, &a, want);                                                  \
+    } while (0)
+
+TEST_BACKENDS(kernels_know_what_they_take)
+{
+    right_call right = right_operands(ctx, scope);
+    for (int kernel = 0; kernel <= DP_KERNEL_CHANNELS; kernel++) {
+        dp_kernel_args args = right_args(&right, (dp_kernel)kernel);
+        check_kernel(__LINE__, &right, &args, NULL);
+    }
+    CHECK_KERNEL(FILL, "77 is no dtype", a.dtype = (dp_dtype)77);
+    CHECK_KERNEL(FILL, "in_count of FILL is 1, not 0 to 0", a.in_count = 1);
+    CHECK_KERNEL(FILL, "out_count of FILL is 0, not 1 to 1", a.out_count = 0);
+    CHECK_KERNEL(FILL, "out_count of FILL is", a.out_count = SIZE_MAX);
+    CHECK_KERNEL(FILL, "FILL has no flags 0x1", a.flags = 1);
+    CHECK_KERNEL(FILL, "more than can be counted", a.count = SIZE_MAX / 4);
+    CHECK_KERNEL(CAST, "77 is no dtype", a.in_dtype = (dp_dtype)77);
+    CHECK_KERNEL(CAST, "in_count of CAST is 2, not 1 to 1", a.in_count = 2);
+    CHECK_KERNEL(AXPBY, "AXPBY is not for i32", a.dtype = DP_I32);
+    CHECK_KERNEL(AXPBY, "in_count of AXPBY is 3, not 1 to 2", a.in_count = 3);
+    CHECK_KERNEL(AXPBY, NULL, a.in_count = 2);
+    CHECK_KERNEL(TOTAL, "TOTAL is not for f32", a.dtype = DP_F32);
+    CHECK_KERNEL(SGD, "SGD is not for i32", a.dtype = DP_I32);
+    CHECK_KERNEL(SGD, "in_count of SGD is 0, not 1 to 2", a.in_count = 0);
+    CHECK_KERNEL(SGD, "out_count of SGD is 3, not 1 to 2", a.out_count = 3);
+    CHECK_KERNEL(SGD, "the momentum of SGD is 0.5, and out_count is 1", a.out_count = 1);
+    CHECK_KERNEL(SGD, NULL, (a.out_count = 1, a.numbers[2] = 0));
+    CHECK_KERNEL(SGD, "numbers[3] of SGD is nan", a.numbers[3] = (double)NAN);
+    CHECK_KERNEL(SGD, NULL, a.numbers[4] = (double)NAN);
+    CHECK_KERNEL(ADAMW, "out_count of ADAMW is 2, not 3 to 3", a.out_count = 2);
+    CHECK_KERNEL(ADAMW, "numbers[6] of ADAMW is inf", a.numbers[6] = (double)INFINITY);
+    CHECK_KERNEL(ADAMW, "ADAMW has no flags 0x2", a.flags = DP_KERNEL_NESTEROV);
+    CHECK_KERNEL(CHANNELS, "CHANNELS is not for i8", a.dtype = DP_I8);
+    CHECK_KERNEL(REDUCE, "op of REDUCE is 1", a.op = DP_OP_MEAN);
+    CHECK_KERNEL(REDUCE, "op of REDUCE is 9", a.op = (dp_op)9);
+    CHECK_KERNEL(REDUCE, "in_count of REDUCE is 0", a.in_count = 0);
+    CHECK_KERNEL(REDUCE, "REDUCE has no flags 0x8", a.flags = DP_KERNEL_L2);
+    CHECK_KERNEL(REDUCE, "TREE is for sums", (a.flags = DP_KERNEL_TREE, a.op = DP_OP_MAX));
+    CHECK_KERNEL(REDUCE, "TREE is for sums", (a.flags = DP_KERNEL_TREE, a.dtype = DP_U8));
+}
+
+TEST_BACKENDS(kernels_know_what_they_divide_by)
+{
+    right_call right = right_operands(ctx, scope);
+    CHECK_KERNEL(REDUCE, NULL, a.beta = -0.5);
+    CHECK_KERNEL(REDUCE, "beta is not 0", a.beta = 0);
+    CHECK_KERNEL(REDUCE, "beta nan", a.beta = (double)NAN);
+    CHECK_KERNEL(REDUCE, "alpha inf", a.alpha = (double)INFINITY);
+    CHECK_KERNEL(REDUCE, NULL, (a.dtype = DP_I64, a.beta = -2));
+    CHECK_KERNEL(REDUCE, "beta 0:", (a.dtype = DP_I32, a.beta = 0));
+    CHECK_KERNEL(REDUCE, "beta 1.5", (a.dtype = DP_I32, a.beta = 1.5));
+    CHECK_KERNEL(REDUCE, "beta -1.5", (a.dtype = DP_I32, a.beta = -1.5));
+    CHECK_KERNEL(REDUCE, "beta 9.22337e+18", (a.dtype = DP_I64, a.beta = 0x1p63));
+    CHECK_KERNEL(REDUCE, "alpha 2", (a.dtype = DP_U8, a.alpha = 2));
+    CHECK_KERNEL(REDUCE, "alpha 0.5", (a.dtype = DP_U8, a.alpha = 0.5));
+}
+
+TEST_BACKENDS(kernels_know_shapes_and_places)
+{
+    static const int64_t below[] = {2, -1}, apart[] = {0, 1}, far[] = {INT64_MAX / 2, 1};
+    static const int64_t longer[] = {3, 2};
+    static void *nothing[3];
+    right_call right = right_operands(ctx, scope);
+    const void *const same[] = {right.out[0]}, *const last[] = {right.out[1]};
+    const void *const shifted[] = {(const char *)right.out[0] + 4};
+    void *const twice[] = {right.out[0], (char *)right.out[0] + 8};
+    CHECK_KERNEL(FILL, "out is NULL", a.out = NULL);
+    CHECK_KERNEL(FILL, "out[0] is NULL", a.out = nothing);
+    CHECK_KERNEL(FILL, NULL, (a.out = nothing, a.count = 0));
+    CHECK_KERNEL(CAST, "in is NULL", a.in = NULL);
+    CHECK_KERNEL(CAST, "in[0] is NULL", a.in = (const void *const *)nothing);
+    CHECK_KERNEL(CAST, NULL, a.in = same);
+    CHECK_KERNEL(CAST, "out[0] overlaps in[0]", (a.in = same, a.in_dtype = DP_F64));
+    CHECK_KERNEL(CAST, "out[0] overlaps in[0]", a.in = shifted);
+    CHECK_KERNEL(STATS, "out[0] overlaps in[0]", a.in = same);
+    CHECK_KERNEL(PAD, "out[0] overlaps in[0]", a.in = same);
+    CHECK_KERNEL(SGD, "out[0] overlaps in[0]", a.in = same);
+    CHECK_KERNEL(SGD, "out[1] overlaps in[0]", a.in = last);
+    CHECK_KERNEL(SGD, "out[1] overlaps out[0]", a.out = twice);
+    CHECK_KERNEL(COPY, "9 dims", a.ndim = 9);
+    CHECK_KERNEL(COPY, "-1 dims", a.ndim = -1);
+    CHECK_KERNEL(COPY, "shape is NULL", a.shape = NULL);
+    CHECK_KERNEL(COPY, "in_stride is NULL", a.in_stride = NULL);
+    CHECK_KERNEL(COPY, "out_stride is NULL", a.out_stride = NULL);
+    CHECK_KERNEL(COPY, NULL, (a.ndim = 0, a.count = 1, a.out_stride = a.in_stride = NULL));
+    CHECK_KERNEL(COPY, "size -1 of dim 1 is negative", a.shape = below);
+    CHECK_KERNEL(COPY, "in[0] has size 2 and stride -1", a.in_stride = below);
+    CHECK_KERNEL(COPY, "the strides of in[0] reach too far", a.in_stride = far);
+    CHECK_KERNEL(COPY, "elements of out[0] share a place", a.out_stride = apart);
+    CHECK_KERNEL(COPY, NULL, a.in_stride = apart);
+    CHECK_KERNEL(COPY, "count is 5, shape has 4 elements", a.count = 5);
+    CHECK_KERNEL(COPY, "what is written overlaps what is read", a.in = shifted);
+    CHECK_KERNEL(PAD, "shape is NULL", a.in_shape = NULL);
+    CHECK_KERNEL(PAD, "in_stride is NULL", a.in_stride = NULL);
+    CHECK_KERNEL(PAD, "in_shape[0] is 3, shape[0] is 2", a.in_shape = longer);
+    CHECK_KERNEL(PAD, "count is 2, shape has 4 elements", a.count = 2);
+    CHECK_KERNEL(CHANNELS, "ndim of CHANNELS is 2, not 3", a.ndim = 2);
+    CHECK_KERNEL(CHANNELS, "count is 3, shape has 4 elements", a.count = 3);
 }
 
 TEST_BACKENDS(large_steps)
