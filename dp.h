@@ -2649,9 +2649,9 @@ DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
 #define DP__DTYPE_BYTES(name, text, bytes) bytes,
 static const char *const dp__dtype_names[] = {DP_DTYPE_LIST(DP__DTYPE_NAME)};
 static const uint8_t dp__dtype_sizes[] = {DP_DTYPE_LIST(DP__DTYPE_BYTES)};
-static const char *const dp__kind_names[] = {"none",  "error",  "bool",   "int",
-                                             "float", "string", "tensor", "container",
-                                             "list",  "tuple",  "dict",   "opaque"};
+static const char *const dp__kinds[] = {"none",    "an error", "a bool",   "an int",
+                                        "a float", "a string", "a tensor", "a container",
+                                        "a list",  "a tuple",  "a dict",   "an opaque pointer"};
 
 DP_API const char *dp_dtype_name(dp_dtype dtype)
 {
@@ -2663,9 +2663,9 @@ DP_API size_t dp_dtype_bytes(dp_dtype dtype)
     return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_sizes[dtype] : 0;
 }
 
-static const char *dp__kind_name(uint8_t kind)
+static const char *dp__a_kind(uint8_t kind)
 {
-    return kind <= DP_OPAQUE ? dp__kind_names[kind] : "no kind";
+    return kind <= DP_OPAQUE ? dp__kinds[kind] : "of no kind";
 }
 
 static bool dp__is_float(dp_dtype dtype)
@@ -2678,9 +2678,60 @@ static size_t dp__size_of(const dp_tensor *tensor)
     return dp__dtype_sizes[tensor->dtype];
 }
 
+/* "a list of 3", "an int" */
+DP__COLD static const char *dp__value_text(dp_value value, char *text, size_t bytes)
+{
+    if (value.kind == DP_LIST || value.kind == DP_TUPLE || value.kind == DP_DICT)
+        snprintf(text, bytes, "%s of %u", dp__a_kind(value.kind), (unsigned)value.count);
+    else
+        snprintf(text, bytes, "%s", dp__a_kind(value.kind));
+    return text;
+}
+
 static const char *dp__s(size_t count) /* of a plural */
 {
     return count == 1 ? "" : "s";
+}
+
+typedef struct dp__names { /* a list of them in a sentence, as long as it fits */
+    char text[192];
+    size_t used, count, shown;
+} dp__names;
+
+DP__COLD static void dp__names_add(dp__names *names, const char *name)
+{
+    size_t room = sizeof names->text - names->used;
+    int wrote =
+        snprintf(names->text + names->used, room, "%s'%s'", names->count > 0 ? ", " : "", name);
+    bool fits = wrote > 0 && (size_t)wrote < room && names->shown == names->count;
+    names->used += fits ? (size_t)wrote : 0;
+    names->shown += fits;
+    names->count++;
+    names->text[names->used] = '\0';
+}
+
+DP__COLD static dp__names dp__keys_of(dp_value dict)
+{
+    dp__names names = {.count = 0};
+    for (uint32_t i = 0; dict.kind == DP_DICT && i < dict.count; i++)
+        dp__names_add(&names, dict.as.pairs[i].key);
+    return names;
+}
+
+/* Something of a name is missing: the sentence ends with what there is. */
+DP_PRINTF(3, 4)
+DP__COLD static dp_status dp__no_such(dp_status status, const dp__names *names, const char *format,
+                                      ...)
+{
+    char text[DP__TEXT_BYTES], more[48] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (names->count > names->shown)
+        snprintf(more, sizeof more, " and %zu more", names->count - names->shown);
+    return dp_error(status, "%s; there %s %s%s", text, names->count == 1 ? "is" : "are",
+                    names->count > 0 ? names->text : "none", more);
 }
 
 static dp_status dp__check_dtype(const char *fn, dp_dtype dtype)
@@ -2746,8 +2797,8 @@ static dp_status dp__check_tensor(const char *fn, const char *what, const dp_ten
     size_t bytes = 0, reach = 0;
     DP__TRY(dp__check_pointer(fn, what, tensor));
     if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
-        return dp_error(DP_ERR_INVALID, "%s: %s is no tensor (dtype %d, %d dims)", fn, what,
-                        tensor->dtype, tensor->ndim);
+        return dp_error(DP_ERR_INVALID, "%s: %s is no tensor (dtype %d, %d dim%s)", fn, what,
+                        tensor->dtype, tensor->ndim, dp__s(tensor->ndim));
     for (int i = 0; i < tensor->ndim; i++)
         if ((tensor->shape[i] | tensor->stride[i]) < 0)
             return dp_error(DP_ERR_INVALID, "%s: %s has size %lld and stride %lld in dim %d", fn,
@@ -2765,7 +2816,8 @@ static dp_status dp__check_tensor(const char *fn, const char *what, const dp_ten
 static dp_status dp__check_dim(const char *fn, int dim, int ndim, int *out)
 {
     if (dim < -ndim || dim >= ndim)
-        return dp_error(DP_ERR_INVALID, "%s: dim %d is out of range for %d dims", fn, dim, ndim);
+        return dp_error(DP_ERR_INVALID, "%s: dim %d is out of range for %d dim%s", fn, dim, ndim,
+                        dp__s((size_t)ndim));
     *out = dim < 0 ? dim + ndim : dim;
     return DP_OK;
 }
@@ -3139,8 +3191,8 @@ static dp_status dp__infer_shape(const char *fn, const dp_tensor *tensor, int nd
     if (open >= 0 && known > 0 && count % known == 0)
         out_shape[open] = count / known;
     else if (open >= 0 || known != count)
-        return dp_error(DP_ERR_INVALID, "%s: %lld elements do not fill the new shape", fn,
-                        (long long)count);
+        return dp_error(DP_ERR_INVALID, "%s: %lld element%s cannot fill the new shape", fn,
+                        (long long)count, dp__s((size_t)count));
     return DP_OK;
 }
 
@@ -3863,9 +3915,6 @@ static dp_status dp__check_kernel_numbers(const char *fn, const dp__kernel_rule 
         if (!isfinite(args->numbers[i]))
             return dp_error(DP_ERR_INVALID, "%s: numbers[%d] of %s is %g", fn, i, rule->name,
                             args->numbers[i]);
-    if (args->kernel == DP_KERNEL_SGD && args->out_count == 1 && fabs(args->numbers[2]) > 0)
-        return dp_error(DP_ERR_INVALID, "%s: the momentum of SGD is %g, and out_count is 1", fn,
-                        args->numbers[2]);
     if (args->kernel != DP_KERNEL_REDUCE)
         return DP_OK;
     if ((unsigned)args->op > DP_OP_MAX || args->op == DP_OP_MEAN)
@@ -4198,7 +4247,7 @@ static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, d
     const dp__device *host = &ctx->host_device;
     bool whole = number.kind == DP_INT || number.kind == DP_BOOLEAN;
     if (!whole && number.kind != DP_FLOAT)
-        return dp_error(DP_ERR_INVALID, "%s: number is a %s", fn, dp__kind_name(number.kind));
+        return dp_error(DP_ERR_INVALID, "%s: number is %s", fn, dp__a_kind(number.kind));
     as_i64 = number.kind == DP_BOOLEAN ? number.as.b : number.as.i;
     as_f64 = number.as.f;
     *out = 0;
@@ -4362,7 +4411,7 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
         return dp__leave(__func__, ctx, dp__item(ctx, device, scalar.as.t, out));
     }
     if (scalar.kind != DP_INT && scalar.kind != DP_FLOAT && scalar.kind != DP_BOOLEAN)
-        return dp_error(DP_ERR_INVALID, "%s: scalar is a %s", __func__, dp__kind_name(scalar.kind));
+        return dp_error(DP_ERR_INVALID, "%s: scalar is %s", __func__, dp__a_kind(scalar.kind));
     *out = scalar.kind == DP_FLOAT ? scalar.as.f
                                    : (double)(scalar.kind == DP_INT ? scalar.as.i : scalar.as.b);
     return DP_OK;
@@ -4856,14 +4905,14 @@ static dp_status dp__as_tensor(const char *fn, dp_value value, const char *what,
     if (dtype != DP_DTYPE_ANY)
         DP__TRY(dp__check_dtype(fn, dtype));
     if (value.kind != DP_TENSOR)
-        return dp_error(DP_ERR_INVALID, "%s: %s is a %s, not a tensor", fn, what,
-                        dp__kind_name(value.kind));
+        return dp_error(DP_ERR_INVALID, "%s: %s is %s, not a tensor", fn, what,
+                        dp__a_kind(value.kind));
     if (dtype != DP_DTYPE_ANY && value.as.t->dtype != dtype)
         return dp_error(DP_ERR_INVALID, "%s: %s is %s, not %s", fn, what,
                         dp__dtype_names[value.as.t->dtype], dp_dtype_name(dtype));
     if (ndim != -1 && value.as.t->ndim != ndim)
-        return dp_error(DP_ERR_INVALID, "%s: %s has %d dims, not %d", fn, what, value.as.t->ndim,
-                        ndim);
+        return dp_error(DP_ERR_INVALID, "%s: %s has %d dim%s, not %d", fn, what, value.as.t->ndim,
+                        dp__s(value.as.t->ndim), ndim);
     *out = value.as.t;
     return DP_OK;
 }
@@ -4972,9 +5021,9 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
     for (size_t i = 0; i < zipper->count; i++) {
         const dp_value *own = &values[i];
         if (own->kind != first->kind)
-            return dp__path_error(DP_ERR_MISMATCH, path, " is a %s in %s 0 and a %s in %s %zu",
-                                  dp__kind_name(first->kind), zipper->noun,
-                                  dp__kind_name(own->kind), zipper->noun, i);
+            return dp__path_error(DP_ERR_MISMATCH, path, " is %s in %s 0 and %s in %s %zu",
+                                  dp__a_kind(first->kind), zipper->noun, dp__a_kind(own->kind),
+                                  zipper->noun, i);
         keys.next = 0;
         if (own->kind == DP_DICT && i > 0)
             DP__TRY(dp__zip_keys(zipper, &keys, i, *own, path));
@@ -5246,8 +5295,8 @@ static dp_status dp__stack_make(const dp__collator *collator, const dp_value *sa
                               head->ndim);
     if (pad_dims != DP_PAD_NONE && head->ndim <= pad_dims)
         return dp__path_error(DP_ERR_INVALID, path,
-                              " of sample %zu has %d dims, pad_dims %d needs more", first,
-                              head->ndim, pad_dims);
+                              " of sample %zu has %d dim%s, pad_dims %d needs more", first,
+                              head->ndim, dp__s(head->ndim), pad_dims);
     for (size_t i = 0; i < count; i++)
         DP__TRY(dp__stack_fit(head, dp__sample_tensor(samples[i]), pad_dims, first + i, path,
                               shape + 1));
@@ -5290,8 +5339,8 @@ static dp_status dp__collate_check(const dp__collator *collator, const dp_value 
                                   i);
         if (first->stack && !first->cpu_only && own->data.kind != DP_TENSOR)
             return dp__path_error(DP_ERR_INVALID, path,
-                                  " of sample %zu is to be stacked and holds a %s", i,
-                                  dp__kind_name(own->data.kind));
+                                  " of sample %zu is to be stacked and holds %s", i,
+                                  dp__a_kind(own->data.kind));
     }
     return DP_OK;
 }
@@ -5394,7 +5443,7 @@ static dp_status dp__collate_leaf(dp__zipper *zipper, const dp_value *column, co
         break;
     }
     return dp__path_error(DP_ERR_INVALID, path, " is %s: put it in a container that is cpu_only",
-                          dp__kind_name(column[0].kind));
+                          dp__a_kind(column[0].kind));
 }
 
 DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
@@ -5503,13 +5552,13 @@ static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t r
     int64_t left = rows;
     for (size_t i = 0; i < count; i++) {
         if (sizes[i] > left)
-            return dp_error(DP_ERR_INVALID, "%s: the sizes add up to more than the %lld rows", fn,
-                            (long long)rows);
+            return dp_error(DP_ERR_INVALID, "%s: the sizes add up to more than the %lld row%s", fn,
+                            (long long)rows, dp__s((size_t)rows));
         left -= sizes[i];
     }
     if (left != 0)
-        return dp_error(DP_ERR_INVALID, "%s: the sizes leave %lld of %lld rows out", fn,
-                        (long long)left, (long long)rows);
+        return dp_error(DP_ERR_INVALID, "%s: the sizes leave %lld of %lld row%s out", fn,
+                        (long long)left, (long long)rows, dp__s((size_t)rows));
     return DP_OK;
 }
 
@@ -5673,8 +5722,8 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
         return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
     if (value.kind != DP_TENSOR && !dp__is_sequence(value))
         return dp__path_error(DP_ERR_INVALID, path,
-                              " is a %s: only tensors go to a device, the rest is for cpu_only",
-                              dp__kind_name(value.kind));
+                              " is %s: only tensors go to a device, the rest is for cpu_only",
+                              dp__a_kind(value.kind));
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
         DP__TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
     }
@@ -5735,9 +5784,9 @@ static dp_status dp__plan_container(dp__plan *plan, const dp_container *containe
     size_t count = dp__group_count(container);
     if (data.kind != DP_LIST && data.kind != DP_TENSOR)
         return dp__path_error(DP_ERR_INVALID, path,
-                              " is a container of a %s, not of a list with one entry a "
+                              " is a container of %s, not of a list with one entry a "
                               "device: collate makes it",
-                              dp__kind_name(data.kind));
+                              dp__a_kind(data.kind));
     if (count > plan->device_count)
         return dp__path_error(DP_ERR_MISMATCH, path,
                               " has %zu group%s for %zu device%s: groups would be lost", count,
@@ -5795,8 +5844,8 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
     if (tensor->ndim == 0)
         return dp__path_error(DP_ERR_INVALID, path, " has 0 dims and cannot be cut: pass a number");
     if (!has_dim)
-        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
-                              tensor->ndim, dim);
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dim%s, dim %d is out of range",
+                              tensor->ndim, dp__s(tensor->ndim), dim);
     if (plan->total != rows && (plan->fixed || plan->how->split != DP_SPLIT_CHUNK))
         return dp__path_error(DP_ERR_MISMATCH, path,
                               " has %lld row%s and %s has %lld%s: they cannot be cut alike",
@@ -6051,11 +6100,11 @@ DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, 
     DP__TRY(dp__check_pointer(__func__, "out_args", out_args));
     DP__TRY(dp__check_pointer(__func__, "out_kwargs", out_kwargs));
     if (args.kind != DP_NONE && !dp__is_sequence(args))
-        return dp_error(DP_ERR_INVALID, "%s: args is a %s, not a tuple", __func__,
-                        dp__kind_name(args.kind));
+        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", __func__,
+                        dp__a_kind(args.kind));
     if (kwargs.kind != DP_NONE && kwargs.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "%s: kwargs is a %s, not a dict", __func__,
-                        dp__kind_name(kwargs.kind));
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", __func__,
+                        dp__a_kind(kwargs.kind));
     dp_status status = dp__plan_begin(&plan);
     if (status == DP_OK)
         status = dp__scatter_both(&plan, args, kwargs, &lists[0], &lists[1]);
@@ -6150,8 +6199,8 @@ static dp_status dp__gather_look(dp__gatherer *gatherer, const dp_value *values,
         const dp_tensor *part = gatherer->parts[i] = values[i].as.t;
         if (part->ndim != values[0].as.t->ndim)
             return dp__path_error(DP_ERR_MISMATCH, path,
-                                  " has %d dims in replica 0 and %d in replica %zu",
-                                  values[0].as.t->ndim, part->ndim, i);
+                                  " has %d dim%s in replica 0 and %d in replica %zu",
+                                  values[0].as.t->ndim, dp__s(values[0].as.t->ndim), part->ndim, i);
         if (dp__device_of(gatherer->ctx, part->device) == NULL)
             return dp__path_error(DP_ERR_INVALID, path,
                                   " of replica %zu is on no device of this context", i);
@@ -6170,8 +6219,8 @@ static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *valu
     DP__TRY(dp__gather_look(gatherer, values, path, &channels_last));
     dp_tensor joined = *gatherer->parts[0];
     if (dim < -joined.ndim || dim >= joined.ndim)
-        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, dim %d is out of range",
-                              joined.ndim, dim);
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dim%s, dim %d is out of range",
+                              joined.ndim, dp__s(joined.ndim), dim);
     dim = dim < 0 ? dim + joined.ndim : dim;
     int64_t unused = 0;
     DP__TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
@@ -6188,8 +6237,8 @@ static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *valu
 
 static dp_status dp__refuse_leaf(dp_value value, const dp__path *path, const char *verb)
 {
-    return dp__path_error(DP_ERR_INVALID, path, " is a %s, which cannot be %s: return a tensor",
-                          dp__kind_name(value.kind), verb);
+    return dp__path_error(DP_ERR_INVALID, path, " is %s, which cannot be %s: return a tensor",
+                          dp__a_kind(value.kind), verb);
 }
 
 static dp_status dp__gather_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
@@ -6208,7 +6257,7 @@ static dp_status dp__check_list(const char *fn, dp_value list)
     DP__TRY(dp__check_value(fn, "list", list));
     if (!dp__is_sequence(list) || list.count == 0)
         return dp_error(DP_ERR_INVALID, "%s: list is %s, not a list with one value a replica", fn,
-                        dp__is_sequence(list) ? "empty" : dp__kind_name(list.kind));
+                        dp__is_sequence(list) ? "empty" : dp__a_kind(list.kind));
     return DP_OK;
 }
 
@@ -6284,8 +6333,9 @@ static dp_status dp__check_whole(const char *fn, dp_ctx *ctx, const dp_tensor *p
             rows = -1;
     }
     if (rows != whole->shape[*dim])
-        return dp_error(DP_ERR_INVALID, "%s: the parts have %lld rows along dim %d, %s has %lld",
-                        fn, (long long)rows, *dim, name, (long long)whole->shape[*dim]);
+        return dp_error(DP_ERR_INVALID, "%s: the parts have %lld row%s along dim %d, %s has %lld",
+                        fn, (long long)rows, dp__s((size_t)rows), *dim, name,
+                        (long long)whole->shape[*dim]);
     return DP_OK;
 }
 

@@ -146,6 +146,15 @@ static dp_status dp__module_methods(dp_module *module, const dp_module_config *c
     return DP_OK;
 }
 
+DP__COLD static dp_status dp__no_method(dp_status status, const char *fn, const dp_module *module,
+                                        const char *name)
+{
+    dp__names names = {.count = 0};
+    for (size_t i = 0; i < module->method_count; i++)
+        dp__names_add(&names, module->methods[i].name);
+    return dp__no_such(status, &names, "%s: '%s' has no method '%s'", fn, module->name, name);
+}
+
 static const dp_method *dp__find_method(const dp_module *module, const char *name)
 {
     for (size_t i = 0; i < module->method_count; i++)
@@ -449,6 +458,15 @@ static dp_status dp__check_tie(const dp_module *module, const dp__param *own, dp
     return DP_OK;
 }
 
+/* Each memory by its first name. */
+DP__COLD static dp__names dp__slot_names(const dp_module *module)
+{
+    dp__names names = {.count = 0};
+    for (size_t i = 0; i < module->slot_count; i++)
+        dp__names_add(&names, module->names[i]);
+    return names;
+}
+
 /* Ties come one by one, since each looks at memory as those before have left it. */
 static dp_status dp__tie(const dp_module *module, dp__param *own, dp__param **out_root)
 {
@@ -459,9 +477,12 @@ static dp_status dp__tie(const dp_module *module, dp__param *own, dp__param **ou
     if (own->same_as == NULL)
         return DP_OK;
     dp__param *to = dp__slot_find(module, own->same_as, 0);
-    if (to == NULL || to == own || to == from)
-        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is same_as '%s': no such one",
-                        own->name, own->same_as);
+    if (to == NULL || to == own || to == from) {
+        dp__names names = dp__slot_names(module);
+        return dp__no_such(DP_ERR_INVALID, &names,
+                           "dp_module_create: '%s' is same_as '%s': no such one", own->name,
+                           own->same_as);
+    }
     DP__TRY(dp__check_tie(module, own, from, to));
     *out_root = dp__root(from);
     (*out_root)->tie = dp__root(to);
@@ -978,7 +999,9 @@ DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_
             return DP_OK;
         }
     }
-    return dp_error(DP_ERR_INVALID, "%s: '%s' has no parameter '%s'", __func__, module->name, name);
+    dp__names names = dp__slot_names(module);
+    return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no parameter '%s'", __func__,
+                       module->name, name);
 }
 
 /* Whoever holds replicas of a tree compares the sum of its versions. */
@@ -1606,7 +1629,7 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
     if (pass == NULL || records == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a pass");
     if (method == NULL)
-        return dp_error(DP_ERR_UNSUPPORTED, "'%s' has no method '%s'", runs->name, request->method);
+        return dp__no_method(DP_ERR_UNSUPPORTED, request->fn, runs, request->method);
     unsigned kind = count > 1 ? DP__PASS_SPREAD : DP__PASS_PLAIN;
     kind |= request->outer != NULL ? DP__PASS_INNER : 0;
     *pass = (dp_pass){.head = {DP__PASS_LIVE, kind, request->scope->passes},
@@ -1881,8 +1904,11 @@ static dp_status dp__out_entry(const dp_call *call, const char *name, dp_tensor 
     const dp_tensor *tensor = out_like;
     const dp_pair *pair = name != NULL && call->out.kind == DP_DICT ? dp__find(call->out, name)
                                                                     : NULL;
-    if (name != NULL && pair == NULL)
-        return dp_error(DP_ERR_INVALID, "dp_call_out_grad: the output has no key '%s'", name);
+    if (name != NULL && pair == NULL) {
+        dp__names names = dp__keys_of(call->out);
+        return dp__no_such(DP_ERR_INVALID, &names, "dp_call_out_grad: the output has no key '%s'",
+                           name);
+    }
     dp_value value = pair != NULL ? pair->value : call->out;
     bool whole = name == NULL || call->grad.kind != DP_DICT; /* a number stands for all entries */
     *out_grad = whole ? call->grad : dp_get(call->grad, name);
@@ -1933,8 +1959,10 @@ static dp_status dp__call_kwarg(const char *fn, const dp_call *call, const char 
     DP__TRY(dp__check_call(fn, call));
     DP__TRY(dp__check_pointer(fn, "name", name));
     const dp_pair *pair = call->kwargs.kind == DP_DICT ? dp__find(call->kwargs, name) : NULL;
-    if (pair == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: there is no argument '%s'", fn, name);
+    if (pair == NULL) {
+        dp__names names = dp__keys_of(call->kwargs);
+        return dp__no_such(DP_ERR_INVALID, &names, "%s: there is no argument '%s'", fn, name);
+    }
     return dp__as_tensor(fn, pair->value, name, dtype, ndim, out);
 }
 
@@ -2018,9 +2046,13 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
     if (found == NULL && child == NULL)
         return dp_error(DP_ERR_INVALID, "%s: child is NULL, and '%s' wraps nothing", __func__,
                         call->module->name);
-    if (found == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: '%s' has no child '%s'", __func__, call->module->name,
-                        child);
+    if (found == NULL) {
+        dp__names names = {.count = 0};
+        for (size_t i = 0; i < call->module->child_count; i++)
+            dp__names_add(&names, call->module->children[i].module->name);
+        return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no child '%s'", __func__,
+                           call->module->name, child);
+    }
     dp__request request = {.fn = __func__,
                            .module = found->module,
                            .method = method,
@@ -2645,11 +2677,11 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
     DP__TRY(dp__check_value(fn, "kwargs", request->kwargs));
     DP__TRY(dp__check_pointer(fn, "out", out));
     if (request->args.kind != DP_NONE && !dp__is_sequence(request->args))
-        return dp_error(DP_ERR_INVALID, "%s: args is a %s, not a tuple", fn,
-                        dp__kind_name(request->args.kind));
+        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", fn,
+                        dp__a_kind(request->args.kind));
     if (request->kwargs.kind != DP_NONE && request->kwargs.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "%s: kwargs is a %s, not a dict", fn,
-                        dp__kind_name(request->kwargs.kind));
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", fn,
+                        dp__a_kind(request->kwargs.kind));
     if ((unsigned)request->config.compute_dtype >= DP_DTYPE_COUNT)
         return dp__check_dtype(fn, request->config.compute_dtype);
     return DP_OK;
@@ -2774,6 +2806,7 @@ static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_
 static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
                                    const dp__path *path, dp_value *out)
 {
+    char text[32];
     dp_value own = outs[cut->index];
     dp_value *column = dp__scope_bytes(cut->scope, cut->count * sizeof *column, 8);
     dp_value *items = dp__scope_bytes(cut->scope, grad.count * sizeof *items, 8);
@@ -2781,9 +2814,9 @@ static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
     if (!dp__is_sequence(own) || own.count != grad.count)
         return dp__path_error(DP_ERR_MISMATCH, path,
-                              " of the gradient has %u entries, the output "
-                              "is a %s of %u",
-                              (unsigned)grad.count, dp__kind_name(own.kind), (unsigned)own.count);
+                              " of the gradient has %u entr%s, the output is %s",
+                              (unsigned)grad.count, grad.count == 1 ? "y" : "ies",
+                              dp__value_text(own, text, sizeof text));
     for (uint32_t i = 0; i < grad.count; i++) {
         for (size_t k = 0; k < cut->count; k++)
             column[k] = outs[k].as.items[i];
@@ -2808,11 +2841,13 @@ static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_
             const dp_pair *found = NULL;
             if (outs[k].kind == DP_DICT)
                 DP__TRY(dp__finder_find(&finders[k], cut->scope, key, &found));
-            if (found == NULL)
-                return dp__path_error(DP_ERR_MISMATCH, path,
-                                      " of the gradient has key '%s', the "
-                                      "output has not",
-                                      key);
+            if (found == NULL) {
+                dp__names names = dp__keys_of(outs[k]);
+                char where[160];
+                return dp__no_such(DP_ERR_MISMATCH, &names,
+                                   "%s of the gradient has key '%s', the output has not",
+                                   dp__path_text(path, where, sizeof where), key);
+            }
             column[k] = found->value;
         }
         pairs[i].key = key;
@@ -2849,8 +2884,8 @@ static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_
     case DP_OPAQUE:
         break;
     }
-    return dp__path_error(DP_ERR_MISMATCH, path, " of the gradient is a %s, of the output a %s",
-                          dp__kind_name(grad.kind), dp__kind_name(outs[cut->index].kind));
+    return dp__path_error(DP_ERR_MISMATCH, path, " of the gradient is %s, of the output %s",
+                          dp__a_kind(grad.kind), dp__a_kind(outs[cut->index].kind));
 }
 
 static bool dp__is_number(dp_value value)
@@ -2884,12 +2919,12 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
     if (kept && !list && !dp__is_number(grad))
         return dp_error(DP_ERR_MISMATCH,
-                        "the gradient is a %s: outputs were not gathered, it takes a list with one "
+                        "the gradient is %s: outputs were not gathered, it takes a list with one "
                         "a replica",
-                        dp__kind_name(grad.kind));
+                        dp__a_kind(grad.kind));
     if (list && grad.count != pass->count)
-        return dp_error(DP_ERR_MISMATCH, "the gradient is a list of %u, there are %zu replicas",
-                        (unsigned)grad.count, pass->count);
+        return dp_error(DP_ERR_MISMATCH, "the gradient is a list of %u, the pass has %zu replica%s",
+                        (unsigned)grad.count, pass->count, dp__s(pass->count));
     for (size_t r = 0; r < pass->count; r++)
         outs[r] = pass->records[r].call.out;
     for (size_t r = 0; r < pass->count; r++) {
@@ -3077,8 +3112,7 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
         return dp_error(DP_ERR_STATE, "%s: this pass of '%s' had its backward already", fn,
                         pass->runs->name);
     if (pass->backward == NULL)
-        return dp_error(DP_ERR_UNSUPPORTED, "%s: '%s' has no method 'backward'", fn,
-                        pass->runs->name);
+        return dp__no_method(DP_ERR_UNSUPPORTED, fn, pass->runs, "backward");
     return DP_OK;
 }
 
@@ -3087,8 +3121,8 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
 static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
 {
     if (pass->runs->mean_grads && !dp__is_number(grad))
-        return dp_error(DP_ERR_INVALID, "'%s' has mean_grads: its gradient is a number, not a %s",
-                        pass->runs->name, dp__kind_name(grad.kind));
+        return dp_error(DP_ERR_INVALID, "'%s' has mean_grads: its gradient is a number, not %s",
+                        pass->runs->name, dp__a_kind(grad.kind));
     pass->used = true;
     if (!pass->runs->mean_grads)
         return DP_OK;
@@ -3119,6 +3153,7 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
 static dp_status dp__criterion_outputs(const dp__request *request, const dp__face *face,
                                        const dp_value **out, size_t *out_count, int64_t **out_rows)
 {
+    char text[32];
     dp_value args = request->args;
     if (!dp__is_sequence(args) || args.count == 0)
         return dp_error(DP_ERR_INVALID, "a criterion's first argument is the list of outputs");
@@ -3130,8 +3165,9 @@ static dp_status dp__criterion_outputs(const dp__request *request, const dp__fac
     if (face->count == 1 && !ours)
         return DP_OK;
     if (first->kind != DP_LIST || first->count == 0 || first->count > face->count)
-        return dp_error(DP_ERR_MISMATCH, "the outputs are a %s of %u, there are %zu devices",
-                        dp__kind_name(first->kind), (unsigned)first->count, face->count);
+        return dp_error(DP_ERR_MISMATCH, "the outputs are %s, there %s %zu device%s",
+                        dp__value_text(*first, text, sizeof text), face->count == 1 ? "is" : "are",
+                        face->count, dp__s(face->count));
     *out = first->as.items;
     *out_count = first->count;
     return DP_OK;
@@ -3324,6 +3360,7 @@ static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad
 static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value grads,
                                      dp_value *out_output, dp_value *out_targets)
 {
+    char text[32];
     const dp_call *call = &pass->records[r].call;
     uint32_t targets = pass->args.count - 1, outputs = call->args.count - targets;
     bool many = dp__criterion_output(pass, r).kind == DP_TUPLE;
@@ -3331,9 +3368,8 @@ static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value gra
     if (grads.kind == DP_NONE)
         return DP_OK;
     if (!dp__is_sequence(grads) || grads.count != call->args.count)
-        return dp_error(
-            DP_ERR_MISMATCH, "args_grad of replica %zu is a %s of %u, there are %u arguments", r,
-            dp__kind_name(grads.kind), (unsigned)grads.count, (unsigned)call->args.count);
+        return dp_error(DP_ERR_MISMATCH, "args_grad of replica %zu is %s, it had %u arguments", r,
+                        dp__value_text(grads, text, sizeof text), (unsigned)call->args.count);
     *out_output = many ? dp__sequence(DP_TUPLE, grads.as.items, outputs, grads.depth)
                        : grads.as.items[0];
     *out_targets = dp__sequence(DP_TUPLE, grads.as.items + outputs, targets, grads.depth);
@@ -3378,8 +3414,9 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
     DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
     DP__TRY(dp__check_ranks(__func__, ctx, how));
     if (list.count != dp__rank_count(ctx, how))
-        return dp_error(DP_ERR_MISMATCH, "%s: a list of %u for %zu devices", __func__,
-                        (unsigned)list.count, dp__rank_count(ctx, how));
+        return dp_error(DP_ERR_MISMATCH, "%s: a list of %u for %zu device%s", __func__,
+                        (unsigned)list.count, dp__rank_count(ctx, how),
+                        dp__s(dp__rank_count(ctx, how)));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status = dp__reduce_add(scope, temp, list, &ctx->devices[dp__rank_at(how, 0)], &sum);
@@ -3543,7 +3580,7 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
     while (face->runs->face != NULL)
         face->runs = face->runs->wraps;
     if (dp__find_method(face->runs, "forward") == NULL)
-        return dp_error(DP_ERR_INVALID, "'%s' has no method 'forward'", face->runs->name);
+        return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
     DP__TRY(dp__face_ranks(fn, face, config));
     DP__TRY(dp__face_output(fn, face, config));
     DP__TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
@@ -3672,8 +3709,8 @@ static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, 
 {
     *args = *kwargs = dp_none();
     if (data.kind != DP_DICT && !dp__is_sequence(data))
-        return dp_error(DP_ERR_INVALID, "%s is a %s, not a dict, a list or a tuple", from,
-                        dp__kind_name(data.kind));
+        return dp_error(DP_ERR_INVALID, "%s is %s, not a dict, a list or a tuple", from,
+                        dp__a_kind(data.kind));
     *(data.kind == DP_DICT ? kwargs : args) = data;
     return DP_OK;
 }
@@ -3737,9 +3774,9 @@ static dp_status dp__record_losses(dp__record *record)
     bool bare = call->out.kind == DP_TENSOR || dp__is_scalar(call->out);
     if (!bare && call->out.kind != DP_DICT)
         return dp_error(DP_ERR_INVALID,
-                        "%s.forward returned a %s; the step needs a dict with a key that holds "
+                        "%s.forward returned %s; the step needs a dict with a key that holds "
                         "'loss', or a loss",
-                        call->module->name, dp__kind_name(call->out.kind));
+                        call->module->name, dp__a_kind(call->out.kind));
     uint32_t count = bare ? 1 : call->out.count;
     const dp_pair *from = bare ? &alone : call->out.as.pairs;
     dp_pair *pairs = dp__scope_bytes(call->scope, count * sizeof *pairs, _Alignof(dp_pair));
@@ -3813,7 +3850,10 @@ static dp_status dp__check_losses(const dp_pass *pass)
             any = any || dp__is_loss(first.as.pairs[i].key);
         }
     }
-    return any ? DP_OK : dp_error(DP_ERR_INVALID, "no key of what forward returned holds 'loss'");
+    dp__names names = dp__keys_of(first);
+    return any ? DP_OK
+               : dp__no_such(DP_ERR_INVALID, &names,
+                             "no key of what forward returned holds 'loss'");
 }
 
 /* What each element of a tensor of replica r counts for in the mean over all. */

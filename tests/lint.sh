@@ -17,7 +17,7 @@ MAX_COLUMNS=100
 MAX_SECTION=450
 MAX_FUNCTION=60
 MAX_NESTING=4
-MAX_OBJECT_KIB=460
+MAX_OBJECT_KIB=480
 
 failed=0
 
@@ -182,9 +182,9 @@ check_readme() {
 # ---- the API is tested ---------------------------------------------------------------------------
 
 public_functions() {
-    awk '/^#if.*_IMPLEMENTATION/ { exit }
+    awk '/^#if.*!defined\(DP_IMPLEMENTED\)/ { exit }
          /^ *#/ { next }
-         /DP_API |^static inline / { declaration = 1 }
+         /DP_API |static inline / { declaration = 1 }
          declaration {
              text = text " " $0
              if (match(text, /dp_[a-z0-9_]+\(/)) {

@@ -345,7 +345,7 @@ TEST_BACKENDS(none_for_what_is_no_tensor_is_a_mismatch)
     CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4], 7)"), dp_none(), NULL, &out,
                        &pass));
     CHECK_ERROR(dp_backward(pass, dp_none(), &grads), DP_ERR_MISMATCH,
-                "[1] is a none in replica 0 and a tensor in replica 1");
+                "[1] is none in replica 0 and a tensor in replica 1");
 }
 
 static dp_status loss_of(dp_call *call)

@@ -58,7 +58,7 @@ static dp_status look_at_arguments(dp_call *call)
     CHECK_ERROR(dp_call_tensor(call, "mask", DP_F32, 1, &tensor), DP_ERR_INVALID, "mask");
     CHECK_ERROR(dp_call_tensor(call, "size", DP_F32, 1, &tensor), DP_ERR_INVALID, "size");
     CHECK_ERROR(dp_call_tensor(call, "face", DP_F32, 1, &tensor), DP_ERR_INVALID,
-                "no argument 'face'");
+                "no argument 'face'; there are '");
     CHECK_ERROR(dp_call_tensor(call, NULL, DP_F32, 1, &tensor), DP_ERR_INVALID, "name is NULL");
     CHECK_ERROR(dp_call_tensor(NULL, "mask", DP_F32, 1, &tensor), DP_ERR_INVALID, "call is NULL");
     CHECK_ERROR(dp_call_arg(NULL, 0, DP_F32, 1, &tensor), DP_ERR_INVALID, "call is NULL");
@@ -72,7 +72,7 @@ static dp_status look_at_none(dp_call *call)
     CHECK_ERROR(dp_call_arg(call, 0, DP_F32, 1, &tensor), DP_ERR_INVALID,
                 "argument 0, there are 0");
     CHECK_ERROR(dp_call_tensor(call, "mask", DP_F32, 1, &tensor), DP_ERR_INVALID,
-                "no argument 'mask'");
+                "no argument 'mask'; there are none");
     call->out = dp_none();
     return DP_OK;
 }
@@ -201,7 +201,7 @@ TEST_BACKENDS(wrong_requests)
     CHECK_ERROR(dp_invoke(net, "forward", scope, none, none, NULL, NULL, NULL), DP_ERR_INVALID,
                 "out is NULL");
     CHECK_ERROR(dp_invoke(net, "forward", scope, dp_int(3), none, NULL, &out, NULL), DP_ERR_INVALID,
-                "args is a int, not a tuple");
+                "args is an int, not a tuple");
     CHECK_ERROR(dp_invoke(net, "forward", scope, none, tree_of(scope, "[1]"), NULL, &out, NULL),
                 DP_ERR_INVALID, "kwargs is a list, not a dict");
     CHECK_ERROR(dp_invoke(net, "forward", scope, bad, none, NULL, &out, NULL), DP_ERR_INVALID,
@@ -209,7 +209,7 @@ TEST_BACKENDS(wrong_requests)
     CHECK_ERROR(dp_invoke(net, "forward", scope, none, none, &odd, &out, NULL), DP_ERR_INVALID,
                 "99");
     CHECK_ERROR(dp_invoke(net, "backwards", scope, none, none, NULL, &out, &pass),
-                DP_ERR_UNSUPPORTED, "'own' has no method 'backwards'");
+                DP_ERR_UNSUPPORTED, "'own' has no method 'backwards'; there is 'forward'");
     CHECK(pass == NULL);
     CHECK_OK(dp_invoke(net, "forward", scope, none, none, NULL, &out, NULL));
     CHECK_OK(dp_module_destroy(net));
@@ -587,7 +587,7 @@ static dp_status ask_for_nobody(dp_call *call)
 {
     dp_value out = dp_none(), none = dp_none();
     CHECK_ERROR(dp_call_child(call, "third", "forward", none, none, &out, NULL), DP_ERR_INVALID,
-                "'chain' has no child 'third'");
+                "'chain' has no child 'third'; there is 'first'");
     CHECK_ERROR(dp_call_child(call, NULL, "forward", none, none, &out, NULL), DP_ERR_INVALID,
                 "child is NULL");
     CHECK_ERROR(dp_call_child(NULL, "first", "forward", none, none, &out, NULL), DP_ERR_INVALID,
@@ -599,7 +599,7 @@ static dp_status ask_for_nobody(dp_call *call)
     CHECK_ERROR(dp_call_child(call, "first", "sleep", none, none, &out, NULL), DP_ERR_UNSUPPORTED,
                 "'first' has no method 'sleep'");
     CHECK_ERROR(dp_call_child(call, "first", "forward", dp_int(1), none, &out, NULL),
-                DP_ERR_INVALID, "args is a int");
+                DP_ERR_INVALID, "args is an int");
     return dp_call_child(call, "first", "fail", none, none, &call->out, NULL);
 }
 

@@ -350,7 +350,7 @@ TEST_BACKENDS(gradients_of_outputs_in_place_are_a_list)
     CHECK_ERROR(dp_backward(pass, x, NULL), DP_ERR_MISMATCH, "a list with one a replica");
     CHECK_OK(dp_invoke(model, "forward", scope, args, dp_none(), NULL, &outs, &pass));
     CHECK_ERROR(dp_backward(pass, DP_LIST_OF(scope, x, x, x), NULL), DP_ERR_MISMATCH,
-                "a list of 3, there are 2 replicas");
+                "a list of 3, the pass has 2 replicas");
 }
 
 static dp_value grads_seen[TREE_DEVICES];
@@ -773,9 +773,10 @@ TEST_BACKENDS(wrong_steps)
          "odd.forward returned a list; the step needs a dict with a key that holds 'loss', or a"},
         {"{'give': {'loss': 'text'}}", "'loss' is not a tensor or list of tensors"},
         {"{'give': {'loss': [f32[4], 'x']}}", "'loss' is not a tensor or list of tensors"},
-        {"{'give': {'acc': f32[4]}}", "no key of what forward returned holds 'loss'"},
+        {"{'give': {'acc': f32[4]}}",
+         "no key of what forward returned holds 'loss'; there is 'acc'"},
         {"{'mode': 'x'}", "the data has a key 'mode'"},
-        {"7", "data is a int, not a dict"},
+        {"7", "data is an int, not a dict"},
         {"'text'", "data is a string, not a dict"},
     };
     dp_parallel_config config = over(2);

@@ -67,7 +67,8 @@ TEST_BACKENDS(names_are_paths)
     CHECK_OK(dp_module_find(par, "head.weight", &found));
     CHECK_INT(found, 3);
     CHECK_ERROR(dp_module_find(net, "tail", &found), DP_ERR_INVALID,
-                "'net' has no parameter 'tail'");
+                "'net' has no parameter 'tail'; there are 'body.w', 'body.b', "
+                "'body.layer1.weight', 'head.weight'");
     CHECK_STR(dp_module_name(net), "net");
 }
 
@@ -95,6 +96,25 @@ TEST(what_a_config_points_to_is_copied)
 }
 
 /* Each can be counted, their sum cannot: it wrapped to 0, and parameters had no memory. */
+/* A sentence has room for some names, and counts the others. */
+TEST_BACKENDS(as_many_names_as_fit)
+{
+    enum { COUNT = 40 };
+    static char names[COUNT][16];
+    static dp_param_config params[COUNT];
+    size_t found;
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(names[i], sizeof names[i], i == 18 ? "p" : "weight.%02d", i);
+        params[i] = (dp_param_config){.name = names[i]};
+    }
+    dp_module *net =
+        make(ctx, (dp_module_config){.name = "net", .params = params, .param_count = COUNT});
+    CHECK_ERROR(
+        dp_module_find(net, "bias", &found), DP_ERR_INVALID,
+        "dp_module_find: 'net' has no parameter 'bias'; there are 'weight.00', 'weight.01'");
+    CHECK_ERROR(dp_module_find(net, "bias", &found), DP_ERR_INVALID, "'weight.13' and 26 more");
+}
+
 TEST_BACKENDS(parameters_of_more_bytes_than_there_are)
 {
     enum { COUNT = 4 };
@@ -151,7 +171,7 @@ TEST_BACKENDS(wrong_modules)
         {{.params = bad_shape, .param_count = 1}, "size -1"},
         {{.params = same, .param_count = 2}, "parameter 'w' is there twice"},
         {{.params = unnamed, .param_count = 1}, "a parameter has no name"},
-        {{.params = tied, .param_count = 1}, "'w' is same_as 'v': no such one"},
+        {{.params = tied, .param_count = 1}, "'w' is same_as 'v': no such one; there is 'w'"},
         {{.params = to_itself, .param_count = 1}, "no such one"},
         {{.params = owned, .param_count = 2}, "'w' has same_as and memory of its own"},
         {{.params = frozen, .param_count = 1}, "'w' is frozen, or a buffer"},

@@ -464,7 +464,7 @@ TEST_BACKENDS(one_call_without_a_wrapper)
     check_text(ctx, out, "f32[2]=0 1");
     CHECK_ERROR(
         dp_data_parallel_once(net, "forward", scope, dp_int(1), dp_none(), &two, &out, NULL),
-        DP_ERR_INVALID, "dp_data_parallel_once: args is a int");
+        DP_ERR_INVALID, "dp_data_parallel_once: args is an int");
     CHECK(!dp_is_wrapper(net));
     CHECK_OK(dp_module_destroy(net));
 }
@@ -704,7 +704,7 @@ TEST_BACKENDS(a_failing_replica_is_named)
                 "replica 0");
     par = wrap(one_method(ctx, give_by_replica), 2, DP_SPLIT_BALANCED, 0);
     CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL),
-                DP_ERR_MISMATCH, "is a none in replica 0 and a dict in replica 1");
+                DP_ERR_MISMATCH, "is none in replica 0 and a dict in replica 1");
     CHECK_ERROR(dp_invoke(par, "fly", scope, args, dp_none(), NULL, &out, NULL), DP_ERR_UNSUPPORTED,
                 "'own' has no method 'fly'");
     par = wrap(one_method(ctx, give_scalar), 4, DP_SPLIT_BALANCED, 0); /* all is well again */
@@ -734,7 +734,7 @@ TEST_BACKENDS(wrong_gradients)
     static const char *const table[][2] = {
         {"f32[4,3]", "f32 (4,3), of the output f32 (4,2)"},
         {"f64[4,2]", "is f64"},
-        {"[f32[4,2]]", "1 entries"},
+        {"[f32[4,2]]", "1 entry"},
         {"{'loss': 1.0}", "key 'loss'"},
         {"'text'", "is a string"},
     };
@@ -788,7 +788,8 @@ TEST_BACKENDS(wrong_wrappers)
     config.split = (dp_split)9;
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "9 is no split");
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "bare"}, &bare));
-    CHECK_ERROR(dp_data_parallel(bare, NULL, &par), DP_ERR_INVALID, "'bare' has no method");
+    CHECK_ERROR(dp_data_parallel(bare, NULL, &par), DP_ERR_INVALID,
+                "'bare' has no method 'forward'; there are none");
     CHECK_OK(dp_module_destroy(bare));
     CHECK_OK(dp_module_destroy(net)); /* no wrapper was left behind */
     CHECK(par == NULL);

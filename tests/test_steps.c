@@ -476,8 +476,7 @@ TEST_BACKENDS(kernels_know_what_they_take)
     CHECK_KERNEL(SGD, "SGD is not for i32", a.dtype = DP_I32);
     CHECK_KERNEL(SGD, "in_count of SGD is 0, not 1 to 2", a.in_count = 0);
     CHECK_KERNEL(SGD, "out_count of SGD is 3, not 1 to 2", a.out_count = 3);
-    CHECK_KERNEL(SGD, "the momentum of SGD is 0.5, and out_count is 1", a.out_count = 1);
-    CHECK_KERNEL(SGD, NULL, (a.out_count = 1, a.numbers[2] = 0));
+    CHECK_KERNEL(SGD, NULL, a.out_count = 1);
     CHECK_KERNEL(SGD, "numbers[3] of SGD is nan", a.numbers[3] = (double)NAN);
     CHECK_KERNEL(SGD, NULL, a.numbers[4] = (double)NAN);
     CHECK_KERNEL(ADAMW, "out_count of ADAMW is 2, not 3 to 3", a.out_count = 2);

@@ -543,7 +543,7 @@ TEST_BACKENDS(wrong_values_made_by_hand)
         const char *want;
     } table[] = {
         {by_hand(DP_TENSOR, &dims, 0, 0), "value['a'][0] is no tensor (dtype 0, 200 dims)"},
-        {by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is no tensor (dtype 99, 1 dims)"},
+        {by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is no tensor (dtype 99, 1 dim)"},
         {by_hand(DP_TENSOR, &empty, 0, 0), "value['a'][0] has 4 elements and no data"},
         {by_hand(DP_TENSOR, NULL, 0, 0), "value['a'][0] is no value (kind 6, depth 0)"},
         {by_hand(DP_STRING, NULL, 0, 0), "value['a'][0] is no value"},
