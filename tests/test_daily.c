@@ -539,10 +539,31 @@ static dp_module *block_create(dp_ctx *ctx, float *block, float *block_grad)
     return net;
 }
 
+typedef struct block_optim { /* has a factor, and changes nothing */
+    dp_optim base;
+    double factor;
+} block_optim;
+
+static dp_status block_factor(dp_optim *optim, double *out)
+{
+    *out = ((block_optim *)optim)->factor;
+    return DP_OK;
+}
+
+static dp_status block_update(dp_optim *optim, dp_module *module)
+{
+    (void)optim;
+    (void)module;
+    return DP_OK;
+}
+
 /* The gradient after a step over `rows` rows on `devices` devices, times `factor`. */
 static void block_step(dp_ctx *ctx, dp_module *net, dp_module *run, int64_t rows, double factor,
                        bool step)
 {
+    static const dp_optim_ops ops = {
+        .size = sizeof ops, .loss_factor = block_factor, .update = block_update};
+    block_optim optim = {{&ops}, factor};
     float x[64], got[BLOCK], want[BLOCK] = {0};
     dp_value out;
     dp_pass *pass;
@@ -554,7 +575,7 @@ static void block_step(dp_ctx *ctx, dp_module *net, dp_module *run, int64_t rows
     }
     dp_value data = DP_DICT(scope, {"x", dp_array(scope, x, DP_F32, DP_SHAPE(rows, COLUMNS))});
     if (step)
-        CHECK_OK(dp_train_step(run, scope, data, NULL, &out));
+        CHECK_OK(dp_train_step(run, scope, data, factor < 1 ? &optim.base : NULL, &out));
     else {
         CHECK_OK(dp_invoke(run, "forward", scope, dp_none(), data, NULL, &out, &pass));
         CHECK_OK(dp_backward(pass, dp_float(factor), NULL));
@@ -574,7 +595,8 @@ TEST_BACKENDS(one_block_and_means_of_its_own)
             CHECK_OK(dp_data_parallel(net, &config, &par));
         for (int64_t rows = 1; rows < 8; rows++) {
             block_step(ctx, net, par, rows, 1, true);
-            block_step(ctx, net, par, rows, 1, true); /* of this step alone */
+            block_step(ctx, net, par, rows, 1, true);   /* of this step alone */
+            block_step(ctx, net, par, rows, 0.5, true); /* by the optimizer's factor */
             block_step(ctx, net, par, rows, 3, false);
         }
         if (devices > 0)
