@@ -3221,7 +3221,7 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
     if (status == DP_OK && plan->parts < count && !nothing)
         return dp_error(DP_ERR_MISMATCH, "the targets make %zu part%s, the outputs are %zu",
                         plan->parts, dp__s(plan->parts), count);
-    if (status == DP_OK && plan->rows_of != NULL && plan->needed > count)
+    if (status == DP_OK && plan->needed > count)
         return dp_error(DP_ERR_MISMATCH, "the targets have rows in %zu parts, the outputs are %zu",
                         plan->needed, count);
     plan->parts = count;

@@ -402,3 +402,48 @@ TEST_BACKENDS(none_of_a_criterions_target_is_zeros)
     CHECK_OK(dp_backward(pass, dp_float(1), &grads));
     CHECK_TREE(ctx, grads.args, "([f32[2]=1 1, f32[2]=2 2, f32[2]=3 3], f64[7]=0 0 0 2 2 3 3)");
 }
+
+static dp_status nested_loss(dp_call *call)
+{
+    const float zero = 0;
+    dp_value loss;
+    TRY(net_new(call, &zero, 0, NULL, &loss));
+    call->out = DP_DICT(call->scope, {"a", DP_LIST_OF(call->scope, loss)});
+    return DP_OK;
+}
+
+/* One pass of a criterion over (y, target), and the gradients of these. */
+static dp_status criterion_pass(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *out)
+{
+    static const dp_method methods[] = {{"forward", nested_loss}, {"backward", give_target}};
+    const dp_module_config config = {.name = "own", .methods = methods, .method_count = 2};
+    static const float number = 1;
+    const dp_parallel_config two = over(2);
+    dp_module *net = NULL, *par = NULL;
+    dp_pass *pass = NULL;
+    dp_input_grad grads = {dp_none(), dp_none()};
+    dp_status status = dp_module_create(ctx, &config, &net);
+    if (status == DP_OK) {
+        status = dp_criterion_parallel(net, &two, &par);
+    }
+    if (status == DP_OK) {
+        dp_value outs = DP_LIST_OF(scope, dp_at(in, 0), dp_at(in, 0));
+        status = dp_invoke(par, "forward", scope, DP_LIST_OF(scope, outs, dp_at(in, 1)), dp_none(),
+                           NULL, out, &pass);
+    }
+    if (status == DP_OK) {
+        const dp_tensor one = dp_wrap_const(&number, DP_F32, 0, NULL);
+        dp_value loss = DP_LIST_OF(scope, dp_of(scope, &one));
+        status = dp_backward(pass, DP_DICT(scope, {"a", loss}), &grads);
+        *out = grads.args;
+    }
+    CHECK_OK(dp_module_destroy(par));
+    CHECK_OK(dp_module_destroy(net));
+    return status;
+}
+
+TEST(backward_out_of_memory)
+{
+    tree_out_of_memory(criterion_pass, 200, "[f32[1], f64[3]]",
+                       "([f32[1]=1, f32[1]=2], f64[3]=0 0 2)");
+}

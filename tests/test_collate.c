@@ -414,7 +414,7 @@ static dp_status collate(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *ou
 
 TEST(collate_out_of_memory)
 {
-    tree_out_of_memory(collate,
+    tree_out_of_memory(collate, 30,
                        "[{'a': 1, 'b': 'x', 'c': <stack dims=1: f32[1,1]=2>, 'd': <cpu: &>}, "
                        "{'a': 3, 'b': 'y', 'c': <stack dims=1: f32[1,2]=4 5>, 'd': <cpu: &>}]",
                        "{'a': i64[2]=1 3, 'b': ['x', 'y'], 'c': <stack pad=0 dims=1: "

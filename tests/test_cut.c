@@ -212,6 +212,23 @@ TEST_BACKENDS(targets_follow_the_groups_of_the_batch)
     }
 }
 
+/* Outputs that know nothing of a cut: targets in more parts than there are outputs would be lost. */
+TEST_BACKENDS(targets_for_more_devices_than_outputs)
+{
+    const dp_parallel_config config = over(3);
+    dp_module *criterion = NULL;
+    dp_value loss, x = tree_of(scope, "f32[2]"), outs = DP_LIST_OF(scope, x, x);
+    CHECK_OK(dp_criterion_parallel(module_of(ctx, compare), &config, &criterion));
+    CHECK_ERROR(dp_invoke(criterion, "forward", scope,
+                          DP_LIST_OF(scope, outs, tree_of(scope, "i64[5]")), dp_none(), NULL, &loss,
+                          NULL),
+                DP_ERR_MISMATCH, "the targets have rows in 3 parts, the outputs are 2");
+    CHECK_ERROR(dp_invoke(criterion, "forward", scope,
+                          DP_LIST_OF(scope, outs, tree_of(scope, "<cpu: [1, 2, 3]>")), dp_none(),
+                          NULL, &loss, NULL),
+                DP_ERR_MISMATCH, "the targets have rows in 3 parts, the outputs are 2");
+}
+
 /* ---- gradients and training ------------------------------------------------------------------ */
 
 /* loss = mean of img * label, as an entry; w counts how often it was called */

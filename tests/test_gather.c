@@ -372,7 +372,8 @@ static dp_status gather(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *out
 
 TEST(gather_out_of_memory)
 {
-    tree_out_of_memory(gather, "[{'a': f32[1]=1, 'b': [i8[]=2]}, {'a': f32[2]=3 4, 'b': [i8[]=5]}]",
+    tree_out_of_memory(gather, 30,
+                       "[{'a': f32[1]=1, 'b': [i8[]=2]}, {'a': f32[2]=3 4, 'b': [i8[]=5]}]",
                        "{'a': f32[3]=1 3 4, 'b': [i8[2]=2 5]}");
 }
 

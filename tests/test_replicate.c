@@ -213,7 +213,7 @@ static dp_status replicate(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *
 
 TEST(replicate_out_of_memory)
 {
-    tree_out_of_memory(replicate, "[{'a': f32[2]=1 2}, [i8[]=3, f32[1]=4]]",
+    tree_out_of_memory(replicate, 30, "[{'a': f32[2]=1 2}, [i8[]=3, f32[1]=4]]",
                        "[[{'a': f32[2]=1 2}, [i8[]=3, f32[1]=4]], "
                        "[{'a': f32[2]=1 2}, [i8[]=3, f32[1]=4]]]");
 }
@@ -476,7 +476,7 @@ static dp_status reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value 
 
 TEST(reduce_add_out_of_memory)
 {
-    tree_out_of_memory(reduce_add,
+    tree_out_of_memory(reduce_add, 30,
                        "[{'a': f32[2]=1 2, 'b': f16[]=3}, {'a': f32[2]=4 5, 'b': f16[]=6}]",
                        "{'a': f32[2]=5 7, 'b': f16[]=9}");
 }

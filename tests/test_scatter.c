@@ -986,7 +986,7 @@ static dp_status scatter(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *ou
 
 TEST(scatter_out_of_memory)
 {
-    tree_out_of_memory(scatter, "[{'a': f32[3]}, <stack: [f32[2]=7 6, f32[1]=8]>]",
+    tree_out_of_memory(scatter, 30, "[{'a': f32[3]}, <stack: [f32[2]=7 6, f32[1]=8]>]",
                        "[[{'a': f32[2]=0 1}, f32[2]=7 6], [{'a': f32[1]=2}, f32[1]=8]]");
 }
 

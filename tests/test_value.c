@@ -489,7 +489,7 @@ static dp_status keep(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *out)
 TEST(keep_out_of_memory)
 {
     static const char text[] = "[{'a': f32[2]=1 2, 'b': <cpu pad=0 dims=2: ['text']>}, i8[]=3]";
-    tree_out_of_memory(keep, text, text);
+    tree_out_of_memory(keep, 30, text, text);
 }
 
 /* ---- made by hand ---------------------------------------------------------------------------- */

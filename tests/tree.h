@@ -570,6 +570,7 @@ typedef struct tree_scenario {
     const dp_device_ops *ops;
     tree_call call;
     const char *in, *want;
+    size_t pieces; /* small ones that a call cuts from its scope, at most */
     test_allocator counter;
 } tree_scenario;
 
@@ -636,7 +637,7 @@ static inline void tree_fail_small(tree_scenario *scenario)
     dp_ctx *ctx = tree_open(scenario);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value in = tree_spread(ctx, scope, scenario->in);
-    for (size_t left = 0; left < 30; left++) {
+    for (size_t left = 0; left < scenario->pieces; left++) {
         dp_scope *results = dp_scope_begin(ctx);
         tree_cut(results, &scenario->counter, SIZE_MAX); /* what is free from earlier goes first */
         size_t pieces = tree_cut(results, &scenario->counter, SIZE_MAX);
@@ -648,9 +649,11 @@ static inline void tree_fail_small(tree_scenario *scenario)
     CHECK_NO_LEAKS(&scenario->counter);
 }
 
-static inline void tree_out_of_memory(tree_call call, const char *in, const char *want)
+static inline void tree_out_of_memory(tree_call call, size_t pieces, const char *in,
+                                      const char *want)
 {
-    tree_scenario scenario = {.ops = dp_cpu(), .call = call, .in = in, .want = want};
+    tree_scenario scenario = {
+        .ops = dp_cpu(), .call = call, .in = in, .want = want, .pieces = pieces};
     tree_fail_each(&scenario);
     tree_fail_small(&scenario);
     scenario.ops = toy_device();
