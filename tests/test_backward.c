@@ -348,30 +348,6 @@ TEST_BACKENDS(none_for_what_is_no_tensor_is_a_mismatch)
                 "[1] is none in replica 0 and a tensor in replica 1");
 }
 
-static dp_status give_endless(dp_call *call)
-{
-    dp_value *self = dp_scope_alloc(call->scope, sizeof *self);
-    *self = DP_LIST_OF(call->scope, dp_at(call->args, 0));
-    self->as.items = self;
-    call->args_grad = call->replica == 1 ? *self : dp_none();
-    return DP_OK;
-}
-
-/* A list that is made by hand, and holds itself. */
-TEST_BACKENDS(none_beside_what_was_not_made_by_a_constructor)
-{
-    const dp_parallel_config config = over(2);
-    dp_module *par = NULL;
-    dp_value out;
-    dp_pass *pass;
-    dp_input_grad grads;
-    CHECK_OK(dp_data_parallel(two_ways(ctx, "own", echo, give_endless), &config, &par));
-    CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out,
-                       &pass));
-    CHECK_ERROR(dp_backward(pass, dp_none(), &grads), DP_ERR_INVALID,
-                "a value was not made by a constructor");
-}
-
 static dp_status loss_of(dp_call *call)
 {
     const float zero = 0;
@@ -442,7 +418,7 @@ static dp_status criterion_pass(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_va
     return status;
 }
 
-TEST(backward_out_of_memory)
+TEST_SLOW(backward_out_of_memory, 30)
 {
     tree_out_of_memory(criterion_pass, 200, "[f32[1], f64[3]]",
                        "([f32[1]=1, f32[1]=2], f64[3]=0 0 2)");

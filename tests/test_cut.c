@@ -34,7 +34,9 @@ static dp_status note_part(dp_call *call)
 {
     parts[call->replica] =
         (part){call->kwargs, call->row_first, call->row_count, call->row_total, call->weight};
-    part_count = call->replica_count;
+    if (call->replica == 0) {
+        part_count = call->replica_count;
+    }
     call->out = dp_none();
     return DP_OK;
 }
