@@ -214,7 +214,7 @@ TEST_BACKENDS(targets_follow_the_groups_of_the_batch)
     }
 }
 
-/* Outputs that know nothing of a cut: targets in more parts than there are outputs would be lost. */
+/* Outputs that know nothing of a cut: targets in more parts than there are outputs are lost. */
 TEST_BACKENDS(targets_for_more_devices_than_outputs)
 {
     const dp_parallel_config config = over(3);
