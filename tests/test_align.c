@@ -165,7 +165,8 @@ static void bed_open(bed *b, const dp_device_ops *ops, const dp_coll_ops *coll, 
     const dp_device_ops *const backends[] = {ops, NULL};
     const dp_coll_ops *const colls[] = {coll, NULL};
     static char *host;
-    *b = (bed){.devices = devices};
+    memset(b, 0, sizeof *b); /* a literal of this size would stand on the stack */
+    b->devices = devices;
     CHECK_OK(dp_open(&(dp_config){.backends = backends,
                                   .colls = coll != NULL ? colls : NULL,
                                   .device_count = devices,

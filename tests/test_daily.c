@@ -464,7 +464,7 @@ TEST_BACKENDS(wrong_weights)
     weights[1] = -1;
     CHECK_ERROR(dp_all_reduce_weighted(ctx, parts, weights, 2, DP_F32), DP_ERR_INVALID,
                 "weight 1 is -1");
-    weights[1] = INFINITY;
+    weights[1] = (double)INFINITY;
     CHECK_ERROR(dp_all_reduce_weighted(ctx, parts, weights, 2, DP_F32), DP_ERR_INVALID, "weight 1");
     weights[1] = 1;
     CHECK_ERROR(dp_all_reduce_weighted(ctx, parts, weights, 2, DP_I32), DP_ERR_INVALID, "i32");
