@@ -3868,11 +3868,11 @@ typedef struct dp__kernel_rule { /* what a kernel takes */
 
 static const dp__kernel_rule dp__kernel_rules[] = {
     [DP_KERNEL_COPY] = {"COPY", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
-    [DP_KERNEL_FILL] = {"FILL", 1, 1, 0, 0},
+    [DP_KERNEL_FILL] = {"FILL", 1, 1, 0, 0, .flags = 0},
     [DP_KERNEL_CAST] = {"CAST", 1, 1, 1, 1, .in_place = true},
     [DP_KERNEL_AXPBY] = {"AXPBY", 1, 1, 1, 2, .floats = true, .in_place = true},
     [DP_KERNEL_REDUCE] = {"REDUCE", 1, INT_MAX, 1, INT_MAX, DP_KERNEL_TREE, .in_place = true},
-    [DP_KERNEL_STATS] = {"STATS", 1, 1, 1, 1},
+    [DP_KERNEL_STATS] = {"STATS", 1, 1, 1, 1, .flags = 0},
     [DP_KERNEL_PAD] = {"PAD", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
     [DP_KERNEL_TOTAL] = {"TOTAL", 1, 1, 1, 1, .doubles = true},
     [DP_KERNEL_SGD] = {"SGD", 1, 2, 1, 2, DP_KERNEL_NESTEROV | DP_KERNEL_FIRST | DP_KERNEL_MAXIMIZE,

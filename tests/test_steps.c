@@ -449,7 +449,8 @@ static void check_kernel(int line, const right_call *right, const dp_kernel_args
 /* `want` NULL: it is right. The changes are made to `a`. */
 #define CHECK_KERNEL(name, want, ...)                                                              \
     do {                                                                                           \
-        dp_kernel_args a = right_args(&right, DP_KERNEL_##name);                                   \
+        static dp_kernel_args a; /* many of them would be a large frame */                         \
+        a = right_args(&right, DP_KERNEL_##name);                                                  \
         __VA_ARGS__;                                                                               \
         check_kernel(__LINE__, &right, &a, want);                                                  \
     } while (0)
