@@ -2257,10 +2257,10 @@ static void dp__scope_cut_from(dp_scope *scope, const dp__block *chunk)
     dp__poison(chunk->data, chunk->bytes);
 }
 
-static dp_status dp__scope_chunk(dp_scope *scope)
+static dp_status dp__scope_chunk(dp_scope *scope, size_t bytes)
 {
     dp__block *chunk = NULL;
-    DP__TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, DP__CHUNK_BYTES, &chunk));
+    DP__TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, bytes, &chunk));
     if (scope->home == NULL) {
         scope->home = chunk;
     } else {
@@ -2282,7 +2282,7 @@ static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
     char *data = (char *)dp__align_up((uintptr_t)scope->cursor, align);
     if (scope->cursor == NULL || bytes > (size_t)(scope->limit - scope->cursor) ||
         data + bytes > scope->limit) {
-        if (dp__scope_chunk(scope) != DP_OK)
+        if (dp__scope_chunk(scope, DP__CHUNK_BYTES) != DP_OK)
             return NULL;
         data = scope->cursor; /* chunks are 64-byte aligned */
     }
@@ -4421,37 +4421,62 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
    Where each of many names stands, so that what is done with names costs each of many as much as
    each of a few: an index of names, and keys that are looked for one after the other.            */
 
-enum { DP__FEW_NAMES = 16 }; /* as many are compared one by one */
+enum { DP__FEW_NAMES = 16 }; /* so many are compared one by one */
 
-/* A table with open addressing. The string maps of stb_ds are not for this: they crash when memory
-   runs out, and all of them write the seed of the next one to one variable, also those of two
-   contexts in two threads. */
+/* Of few names only where they are, of many a table with open addressing. The string maps of stb_ds
+   are not for this: they crash when memory runs out, and all of them write the seed of the next one
+   to one variable, also those of two contexts in two threads. */
 typedef struct dp__cell {
     uint32_t hash, number; /* of a name, counted from 1; 0: the cell is free */
 } dp__cell;
 
 typedef struct dp__index {
-    const char *first; /* where the pointer to the first name is, */
+    const char *names; /* where the pointer to the first one is, */
     size_t stride;     /* and how many bytes behind it the next one */
-    dp__cell *cells;   /* NULL: there is no index */
+    size_t count;      /* of those that have joined */
+    dp__cell *cells;   /* NULL: there are few */
     size_t cell_count; /* a power of two */
 } dp__index;
 
-/* At most two thirds of the cells are in use. */
+/* How many cells the index of so many names needs: at most two thirds of them will be in use. */
 static size_t dp__cell_count(size_t name_count)
 {
     size_t count = 1;
-    while (count < name_count + (name_count + 1) / 2)
+    while (count < name_count + name_count / 2)
         count *= 2;
-    return count;
+    return name_count > DP__FEW_NAMES ? count : 0;
 }
 
-/* `cells` has room for dp__cell_count(count) of them. */
-static dp__index dp__index_begin(const void *first, size_t stride, size_t count, dp__cell *cells)
+/* An index of no names yet. `room` is for dp__cell_count(count) cells; NULL: it is as for few. */
+static dp__index dp__index_in(void *room, const void *names, size_t stride, size_t count)
 {
-    dp__index index = {first, stride, cells, dp__cell_count(count)};
-    memset(cells, 0, index.cell_count * sizeof *cells);
+    dp__index index = {.names = names, .stride = stride, .cell_count = dp__cell_count(count)};
+    if (room != NULL && index.cell_count > 0)
+        index.cells = memset(room, 0, index.cell_count * sizeof *index.cells);
     return index;
+}
+
+/* False: there is no memory. */
+static bool dp__index_make(dp_scope *scope, const void *names, size_t stride, size_t count,
+                           dp__index *out)
+{
+    void *room = dp__scope_bytes(scope, dp__cell_count(count) * sizeof(dp__cell), 8);
+    if (room != NULL)
+        *out = dp__index_in(room, names, stride, count);
+    return room != NULL;
+}
+
+static const char *dp__index_name(const dp__index *index, size_t number)
+{
+    const char *name = NULL;
+    memcpy(&name, index->names + number * index->stride, sizeof name);
+    return name;
+}
+
+static bool dp__index_is(const dp__index *index, size_t number, const char *name, size_t length)
+{
+    const char *own = dp__index_name(index, number);
+    return strncmp(own, name, length) == 0 && own[length] == '\0';
 }
 
 /* The cell of a name, or the free one where it would be. */
@@ -4464,34 +4489,44 @@ static dp__cell *dp__index_cell(const dp__index *index, const char *name, size_t
     *out_hash = (uint32_t)(hash ^ hash >> 32);
     for (size_t at = *out_hash;; at++) {
         dp__cell *cell = &index->cells[at & (index->cell_count - 1)];
-        if (cell->number == 0)
-            return cell;
-        const char *own = NULL;
-        memcpy(&own, index->first + (cell->number - 1) * index->stride, sizeof own);
-        if (cell->hash == *out_hash && strncmp(own, name, length) == 0 && own[length] == '\0')
+        if (cell->number == 0 ||
+            (cell->hash == *out_hash && dp__index_is(index, cell->number - 1, name, length)))
             return cell;
     }
-}
-
-/* Name `number` joins the index; returns its own number, or that of an equal one before it. */
-static size_t dp__index_add(const dp__index *index, size_t number)
-{
-    const char *name = NULL;
-    uint32_t hash = 0;
-    memcpy(&name, index->first + number * index->stride, sizeof name);
-    dp__cell *cell = dp__index_cell(index, name, strlen(name), &hash);
-    if (cell->number == 0)
-        *cell = (dp__cell){hash, (uint32_t)number + 1};
-    return cell->number - 1;
 }
 
 static bool dp__index_find(const dp__index *index, const char *name, size_t length,
                            size_t *out_number)
 {
     uint32_t hash = 0;
-    const dp__cell *cell = dp__index_cell(index, name, length, &hash);
-    *out_number = cell->number - 1u;
-    return cell->number != 0;
+    size_t number = 0;
+    if (index->cells != NULL) {
+        const dp__cell *cell = dp__index_cell(index, name, length, &hash);
+        *out_number = cell->number - 1u;
+        return cell->number != 0;
+    }
+    while (number < index->count && !dp__index_is(index, number, name, length))
+        number++;
+    *out_number = number;
+    return number < index->count;
+}
+
+/* The next name joins; false: an equal one has joined before. */
+static bool dp__index_add(dp__index *index)
+{
+    uint32_t hash = 0;
+    const char *name = dp__index_name(index, index->count);
+    for (size_t i = 0; index->cells == NULL && i < index->count; i++)
+        if (strcmp(dp__index_name(index, i), name) == 0)
+            return false;
+    if (index->cells != NULL) {
+        dp__cell *cell = dp__index_cell(index, name, strlen(name), &hash);
+        if (cell->number != 0)
+            return false;
+        *cell = (dp__cell){hash, (uint32_t)index->count + 1};
+    }
+    index->count++;
+    return true;
 }
 
 static const dp_pair *dp__find(dp_value dict, const char *key)
@@ -4505,19 +4540,17 @@ static const dp_pair *dp__find(dp_value dict, const char *key)
 typedef struct dp__finder { /* looks for one key after the other */
     dp_value dict;
     uint32_t next;   /* where the next one is, if they come in the dict's own order */
-    dp__index index; /* made when they do not, and there are many */
+    dp__index index; /* made when they do not */
 } dp__finder;
 
 static dp_status dp__finder_index(dp__finder *finder, dp_scope *scope)
 {
     const dp_value dict = finder->dict;
-    dp__cell *cells = dp__scope_bytes(scope, dp__cell_count(dict.count) * sizeof *cells, 8);
-    if (cells == NULL)
+    if (!dp__index_make(scope, dict.as.pairs, sizeof(dp_pair), dict.count, &finder->index))
         return dp_error(DP_ERR_NO_MEMORY, "no memory to look at a dict of %u",
                         (unsigned)dict.count);
-    finder->index = dp__index_begin(&dict.as.pairs->key, sizeof(dp_pair), dict.count, cells);
     for (uint32_t i = 0; i < dict.count; i++)
-        (void)dp__index_add(&finder->index, i);
+        (void)dp__index_add(&finder->index);
     return DP_OK;
 }
 
@@ -4528,17 +4561,13 @@ static dp_status dp__finder_find(dp__finder *finder, dp_scope *scope, const char
     const dp_pair *pairs = finder->dict.as.pairs;
     size_t at = finder->next;
     bool here = at < finder->dict.count && strcmp(pairs[at].key, key) == 0;
+    if (!here && finder->index.names == NULL)
+        DP__TRY(dp__finder_index(finder, scope));
+    if (!here)
+        here = dp__index_find(&finder->index, key, strlen(key), &at);
     *out = here ? &pairs[at] : NULL;
-    if (!here && finder->dict.count <= DP__FEW_NAMES) {
-        *out = dp__find(finder->dict, key);
-    } else if (!here) {
-        if (finder->index.cells == NULL)
-            DP__TRY(dp__finder_index(finder, scope));
-        if (dp__index_find(&finder->index, key, strlen(key), &at))
-            *out = &pairs[at];
-    }
-    if (*out != NULL)
-        finder->next = (uint32_t)(*out - pairs) + 1;
+    if (here)
+        finder->next = (uint32_t)at + 1;
     return DP_OK;
 }
 
@@ -4770,29 +4799,18 @@ DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *item
                            : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
 }
 
-/* The first pair with the key of pairs[last]: that one itself, or one before it. */
-static size_t dp__first_of_key(const dp_pair *pairs, size_t last)
-{
-    size_t i = 0;
-    while (i < last && strcmp(pairs[i].key, pairs[last].key) != 0)
-        i++;
-    return i;
-}
-
 /* `room` is where the copy of the pairs is going to be: until then an index has place there. NULL:
    there is to be no copy, keys are compared one by one. */
 static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_t count, void *room)
 {
-    _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is at most 3 n");
-    bool few = count <= DP__FEW_NAMES || room == NULL;
-    dp__index index = {0};
+    _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is below 3 n");
+    _Static_assert(offsetof(dp_pair, key) == 0, "an index reads the key first");
     const char *fn = holder->fn;
-    if (!few)
-        index = dp__index_begin(&pairs->key, sizeof *pairs, count, room);
+    dp__index index = dp__index_in(room, pairs, sizeof *pairs, count);
     for (size_t i = 0; i < count; i++) {
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_INVALID, "%s: key %zu is NULL", fn, i);
-        if ((few ? dp__first_of_key(pairs, i) : dp__index_add(&index, i)) != i)
+        if (!dp__index_add(&index))
             return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
         DP__TRY(dp__check_member(holder, pairs[i].value, pairs[i].key, i));
     }

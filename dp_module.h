@@ -33,25 +33,36 @@
    root, and one home in the list that the user sees. All of a module lies in a scope of its own. */
 
 #define DP__MODULE_LIVE 0x30d01e0bu /* dp_module.magic */
+#define DP__NO_SLOT     SIZE_MAX
 
 typedef struct dp__param {
     const char *name, *same_as;
+    dp_module *owner;
     dp_tensor data, grad;  /* views of its memory; .data is NULL until there is some */
     struct dp__param *tie; /* whose memory it shares; its own: itself */
+    size_t home;           /* a guess, which dp__module_list proves */
     bool frozen, buffer;
     bool foreign, foreign_grad; /* memory of the user's */
 } dp__param;
 
 typedef struct dp__child {
+    const char *name; /* the module's */
     dp_module *module;
     size_t slot_first, place_first; /* of its slots and modules in those of the tree */
 } dp__child;
 
+typedef struct dp__patch { /* gradients of a replica that lie together, and are zeroed together */
+    struct dp__patch *next;
+    unsigned pass; /* in which it was last zeroed */
+    dp_tensor flat;
+} dp__patch;
+
 typedef struct dp__memory { /* what one replica of a tree has of its own */
-    const dp_module *tree;
-    void **data, **grad;    /* by slot */
-    void **own;             /* by place: replica_create's results */
-    unsigned *zeroed, pass; /* the pass in which a gradient was last zeroed; NULL: the original */
+    void **data, **grad; /* by slot */
+    void **own;          /* by place: replica_create's results */
+    dp__patch **patches; /* by slot; NULL: the original, which nobody zeroes */
+    dp__patch *all_patches;
+    unsigned pass;
 } dp__memory;
 
 typedef struct dp__face dp__face;
@@ -68,10 +79,12 @@ struct dp_module {
     dp__param *params;
     dp__child *children;
     size_t method_count, param_count, child_count; /* the wrapped one is a child here */
+    dp__index param_names, child_names;
     dp_module *wraps;
     dp__param **slots;
     const char **names; /* of the slots */
     size_t *homes;      /* of the slots: index into `listed` */
+    size_t *twins;      /* of the slots: the next one of the same memory, or DP__NO_SLOT */
     size_t *listed;     /* the first slot of each memory */
     size_t slot_count, listed_count, place_count;
     dp__memory memory; /* the original's */
@@ -96,7 +109,7 @@ static dp_status dp__check_module(const char *fn, const dp_module *module)
 /* An array in the module's scope, all zero. */
 static void *dp__array(dp_scope *scope, size_t count, size_t bytes)
 {
-    void *array = dp__scope_bytes(scope, count * bytes, 64);
+    void *array = dp__scope_bytes(scope, count * bytes, _Alignof(max_align_t));
     return array != NULL ? memset(array, 0, count * bytes) : NULL;
 }
 
@@ -179,6 +192,7 @@ static dp_status dp__module_param(dp_module *module, const dp_param_config *conf
                         "gradient",
                         config->name);
     *out = (dp__param){.name = dp__copy_text(module->scope, config->name),
+                       .owner = module,
                        .tie = out,
                        .frozen = config->frozen,
                        .buffer = config->buffer,
@@ -199,14 +213,14 @@ static dp_status dp__module_params(dp_module *module, const dp_module_config *co
 {
     module->params = dp__array(module->scope, config->param_count, sizeof *module->params);
     module->param_count = config->param_count;
-    if (module->params == NULL)
+    if (module->params == NULL || !dp__index_make(module->scope, module->params, sizeof(dp__param),
+                                                  config->param_count, &module->param_names))
         return dp__full("dp_module_create");
     for (size_t i = 0; i < config->param_count; i++) {
         DP__TRY(dp__module_param(module, &config->params[i], &module->params[i]));
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(module->params[k].name, module->params[i].name) == 0)
-                return dp_error(DP_ERR_INVALID, "dp_module_create: parameter '%s' is there twice",
-                                module->params[i].name);
+        if (!dp__index_add(&module->param_names))
+            return dp_error(DP_ERR_INVALID, "dp_module_create: parameter '%s' is there twice",
+                            module->params[i].name);
     }
     return DP_OK;
 }
@@ -279,10 +293,6 @@ static dp_status dp__check_child(const dp_module *module, const dp_module *child
                         child->name);
     if (!wrapped)
         DP__TRY(dp__check_free(child));
-    for (size_t i = 0; i < module->child_count; i++)
-        if (strcmp(module->children[i].module->name, child->name) == 0)
-            return dp_error(DP_ERR_INVALID, "dp_module_create: two children are called '%s'",
-                            child->name);
     return DP_OK;
 }
 
@@ -327,13 +337,18 @@ static dp_status dp__module_children(dp_module *module, const dp_module_config *
     module->children = dp__array(module->scope, count, sizeof *module->children);
     module->slot_count = module->param_count;
     module->place_count = 1;
-    if (module->children == NULL)
+    if (module->children == NULL || !dp__index_make(module->scope, module->children,
+                                                    sizeof(dp__child), count, &module->child_names))
         return dp__full("dp_module_create");
     for (size_t i = 0; i < count; i++) {
         bool wrapped = i == config->child_count;
         dp_module *child = wrapped ? config->wraps : config->children[i];
         DP__TRY(dp__check_child(module, child, wrapped));
-        module->children[i] = (dp__child){child, module->slot_count, module->place_count};
+        module->children[i] =
+            (dp__child){child->name, child, module->slot_count, module->place_count};
+        if (!dp__index_add(&module->child_names))
+            return dp_error(DP_ERR_INVALID, "dp_module_create: two children are called '%s'",
+                            child->name);
         module->child_count++;
         module->slot_count += child->slot_count;
         module->place_count += child->place_count;
@@ -365,9 +380,10 @@ static dp_status dp__module_slots(dp_module *module)
     module->slots = dp__array(module->scope, module->slot_count, sizeof *module->slots);
     module->names = dp__array(module->scope, module->slot_count, sizeof *module->names);
     module->homes = dp__array(module->scope, module->slot_count, sizeof *module->homes);
+    module->twins = dp__array(module->scope, module->slot_count, sizeof *module->twins);
     module->listed = dp__array(module->scope, module->slot_count, sizeof *module->listed);
     if (module->slots == NULL || module->names == NULL || module->homes == NULL ||
-        module->listed == NULL)
+        module->twins == NULL || module->listed == NULL)
         return dp__full("dp_module_create");
     for (size_t i = 0; i < module->param_count; i++) {
         module->slots[i] = &module->params[i];
@@ -386,12 +402,33 @@ static dp_status dp__module_slots(dp_module *module)
     return DP_OK;
 }
 
+/* The slot of a name, on its way from child to child; own ones are looked at if `with_own`. */
+static bool dp__slot_named(const dp_module *module, const char *name, bool with_own,
+                           size_t *out_slot)
+{
+    size_t at = 0;
+    const char *dot = strchr(name, '.');
+    const dp__child *child = NULL;
+    if (with_own && dp__index_find(&module->param_names, name, strlen(name), out_slot))
+        return true;
+    if (dot != NULL && dp__index_find(&module->child_names, name, (size_t)(dot - name), &at))
+        child = &module->children[at];
+    bool found = child != NULL && child->module != module->wraps &&
+                 dp__slot_named(child->module, dot + 1, true, out_slot);
+    if (!found && module->wraps != NULL) { /* it adds nothing to names */
+        child = &module->children[module->child_count - 1];
+        found = dp__slot_named(module->wraps, name, true, out_slot);
+    }
+    if (found)
+        *out_slot += child->slot_first;
+    return found;
+}
+
+/* Among the slots from `first` on: 0, or those of children. */
 static dp__param *dp__slot_find(const dp_module *module, const char *name, size_t first)
 {
-    for (size_t i = first; i < module->slot_count; i++)
-        if (strcmp(module->names[i], name) == 0)
-            return module->slots[i];
-    return NULL;
+    size_t slot = 0;
+    return dp__slot_named(module, name, first == 0, &slot) ? module->slots[slot] : NULL;
 }
 
 /* What is tied is one parameter from then on. */
@@ -436,13 +473,22 @@ static const dp_module *dp__wrapped_with(const dp_module *module, const dp__para
     return found;
 }
 
+static bool dp__wraps_below(const dp_module *module)
+{
+    bool found = module->wraps != NULL;
+    for (size_t i = 0; i < module->child_count && !found; i++)
+        found = module->children[i].module->wrapper_count > 0 ||
+                dp__wraps_below(module->children[i].module);
+    return found;
+}
+
 /* The memory of `from`, whose names are those of `own`, gives way to that of `to`: nothing may be
    lost with it. */
-static dp_status dp__check_tie(const dp_module *module, const dp__param *own, dp__param *from,
-                               dp__param *to)
+static dp_status dp__check_tie(const dp_module *module, bool wraps_below, const dp__param *own,
+                               dp__param *from, dp__param *to)
 {
     const dp__param *root = dp__root(from);
-    const dp_module *wrapped = from != own ? dp__wrapped_with(module, root) : NULL;
+    const dp_module *wrapped = wraps_below && from != own ? dp__wrapped_with(module, root) : NULL;
     DP__TRY(dp__check_alike(own->name, own, own->same_as, to));
     DP__TRY(dp__check_alike(own->name, from, own->same_as, to));
     if (root == dp__root(to))
@@ -468,7 +514,8 @@ DP__COLD static dp__names dp__slot_names(const dp_module *module)
 }
 
 /* Ties come one by one, since each looks at memory as those before have left it. */
-static dp_status dp__tie(const dp_module *module, dp__param *own, dp__param **out_root)
+static dp_status dp__tie(const dp_module *module, bool wraps_below, dp__param *own,
+                         dp__param **out_root)
 {
     dp__param *from = dp__tied(module, own);
     if (own->same_as == NULL && from != own)
@@ -483,7 +530,7 @@ static dp_status dp__tie(const dp_module *module, dp__param *own, dp__param **ou
                            "dp_module_create: '%s' is same_as '%s': no such one", own->name,
                            own->same_as);
     }
-    DP__TRY(dp__check_tie(module, own, from, to));
+    DP__TRY(dp__check_tie(module, wraps_below, own, from, to));
     *out_root = dp__root(from);
     (*out_root)->tie = dp__root(to);
     dp__root(own)->tie = dp__root(to);
@@ -495,31 +542,64 @@ static dp_status dp__module_tie(dp_module *module)
 {
     dp__param **roots = dp__array(module->scope, module->param_count, sizeof *roots);
     dp_status status = roots != NULL ? DP_OK : dp__full("dp_module_create");
+    bool wraps_below = dp__wraps_below(module);
     size_t done = 0;
     for (; done < module->param_count && status == DP_OK; done++)
-        status = dp__tie(module, &module->params[done], &roots[done]);
+        status = dp__tie(module, wraps_below, &module->params[done], &roots[done]);
     for (; done > 0 && status != DP_OK; done--)
         if (roots[done - 1] != NULL)
             roots[done - 1]->tie = roots[done - 1];
     return status;
 }
 
-/* The user's list: each memory once, where it comes first. The children's change with ties. */
+/* The way to the root, made shorter for those that come after. */
+static dp__param *dp__root_ahead(dp__param *param)
+{
+    for (; param->tie != param; param = param->tie)
+        param->tie = param->tie->tie;
+    return param;
+}
+
+/* The user's list: each memory once, where it comes first. A root's home may be that of another
+   list: it counts if this one has the root there. */
 static void dp__module_list(dp_module *module)
 {
     module->listed_count = 0;
-    for (size_t i = 0; i < module->child_count; i++)
-        if (module->children[i].module != module->wraps)
-            dp__module_list(module->children[i].module);
     for (size_t i = 0; i < module->slot_count; i++) {
-        const dp__param *root = dp__root(module->slots[i]);
-        size_t home = 0;
-        while (home < module->listed_count && dp__root(module->slots[module->listed[home]]) != root)
-            home++;
-        if (home == module->listed_count)
-            module->listed[module->listed_count++] = i;
-        module->homes[i] = home;
+        dp__param *root = dp__root_ahead(module->slots[i]);
+        if (root->home >= module->listed_count ||
+            dp__root(module->slots[module->listed[root->home]]) != root) {
+            root->home = module->listed_count++;
+            module->listed[root->home] = i;
+        }
+        module->homes[i] = root->home;
     }
+    for (size_t home = 0; home < module->listed_count; home++)
+        module->listed[home] = DP__NO_SLOT;
+    for (size_t i = module->slot_count; i-- > 0;) {
+        size_t *first = &module->listed[module->homes[i]];
+        module->twins[i] = *first;
+        *first = i;
+    }
+}
+
+/* Ties change the lists of children too. */
+static void dp__children_list(dp_module *module)
+{
+    for (size_t i = 0; i < module->child_count; i++) {
+        if (module->children[i].module == module->wraps)
+            continue;
+        dp__children_list(module->children[i].module);
+        dp__module_list(module->children[i].module);
+    }
+}
+
+static bool dp__has_ties(const dp_module *module)
+{
+    size_t i = 0;
+    while (i < module->param_count && module->params[i].same_as == NULL)
+        i++;
+    return i < module->param_count;
 }
 
 typedef struct dp__own { /* what has to be destroyed with a scope */
@@ -627,13 +707,26 @@ static dp_status dp__check_module_config(const dp_ctx *ctx, const dp_module_conf
     return dp__check_array("child", "children", config->children, config->child_count);
 }
 
+/* A scope whose first chunk is as large as this module needs: there may be thousands. */
+static dp_scope *dp__module_scope(dp_ctx *ctx, const dp_module_config *config)
+{
+    size_t bytes = 1024 + config->param_count * (sizeof(dp__param) + 128) +
+                   config->child_count * (sizeof(dp__child) + 128);
+    bool small = config->wraps == NULL && bytes < DP__CHUNK_BYTES;
+    dp_scope *scope = dp__scope_open(ctx, NULL);
+    if (scope == NULL || scope->home != NULL || !small || dp__scope_chunk(scope, bytes) == DP_OK)
+        return scope;
+    dp__scope_end(scope);
+    return NULL;
+}
+
 /* Parents are marks on the children, so they come last, when nothing can fail any more. */
 static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
 {
     dp_module *module = dp__module_take(ctx);
     if (module == NULL)
         return dp__full("dp_module_create");
-    module->scope = dp__scope_open(ctx, NULL);
+    module->scope = dp__module_scope(ctx, config);
     module->local_rank = config->local_rank;
     module->state = config->state;
     module->replica_create = config->replica_create;
@@ -655,6 +748,8 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
         config->children[i]->parent = module;
     if (module->wraps != NULL)
         module->wraps->wrapper_count++;
+    if (dp__has_ties(module))
+        dp__children_list(module);
     dp__module_list(module);
     module->magic = DP__MODULE_LIVE;
     *out = module;
@@ -675,7 +770,10 @@ DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config, d
    the same order: the last parameter first, as backward produces them. Memory is found when it is
    first needed, for the whole tree under the topmost module, and never moves.                   */
 
-enum { DP__PARAM_ALIGN = 64 };
+enum {
+    DP__PARAM_ALIGN = 64,
+    DP__PATCH_BYTES = 128 << 10 /* stays in a cache until it is used */
+};
 
 typedef enum dp__sort { DP__PARAMS, DP__GRADS, DP__BUFFERS, DP__SORT_COUNT } dp__sort;
 
@@ -717,42 +815,67 @@ static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_
     return dp__zero_flat(scope->ctx, device, out);
 }
 
-/* Whether this slot's memory of a sort is still to be found, and is of this kind. */
-static bool dp__is_homeless(const dp_module *top, size_t home, dp__sort sort, int rank,
-                            dp_dtype dtype)
+typedef struct dp__settling { /* memory of one sort, device and dtype: a block */
+    size_t bytes;
+    char *at; /* where the next parameter's begins */
+} dp__settling;
+
+/* The block in which a parameter is to have memory; NULL: it has some, or wants none. */
+static dp__settling *dp__settling_of(const dp_module *top, dp__settling *blocks, dp__param *root,
+                                     int sort)
 {
-    dp__param *param = dp__root(top->slots[top->listed[home]]);
-    const dp_tensor *view = dp__view_of(param, sort);
-    return dp__is_of_sort(param, sort) && view->data == NULL && view->device.index == rank &&
-           view->dtype == dtype;
+    const dp_tensor *view = dp__view_of(root, (dp__sort)sort);
+    int block = sort * top->ctx->info.local_count + view->device.index;
+    if (!dp__is_of_sort(root, (dp__sort)sort) || view->data != NULL)
+        return NULL;
+    return &blocks[(size_t)block * DP_DTYPE_COUNT + view->dtype];
 }
 
-/* One block for all of one sort, device and dtype. */
-static dp_status dp__settle_block(dp_module *top, dp__sort sort, int rank, dp_dtype dtype)
+static dp_status dp__settle_count(const dp_module *top, dp__settling *blocks)
 {
-    dp_tensor block;
-    size_t bytes = 0;
     for (size_t home = 0; home < top->listed_count; home++) {
-        const dp_tensor *view = dp__view_of(dp__root(top->slots[top->listed[home]]), sort);
-        if (dp__is_homeless(top, home, sort, rank, dtype) && bytes <= INT64_MAX / 2)
-            bytes += dp__align_up(dp__bytes(view), DP__PARAM_ALIGN);
+        dp__param *root = dp__root(top->slots[top->listed[home]]);
+        for (int sort = 0; sort < DP__SORT_COUNT; sort++) {
+            dp__settling *block = dp__settling_of(top, blocks, root, sort);
+            if (block == NULL)
+                continue;
+            block->bytes += dp__align_up(dp__bytes(&root->data), DP__PARAM_ALIGN);
+            if (block->bytes > INT64_MAX / 2)
+                return dp_error(DP_ERR_NO_MEMORY,
+                                "the parameters of '%s' have more bytes than can be "
+                                "counted",
+                                top->name);
+        }
     }
-    if (bytes == 0)
-        return DP_OK;
-    if (bytes > INT64_MAX / 2)
-        return dp_error(DP_ERR_NO_MEMORY,
-                        "the parameters of '%s' have more bytes than can be "
-                        "counted",
-                        top->name);
-    DP__TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], bytes, &block));
-    char *at = block.data;
+    return DP_OK;
+}
+
+static void dp__settle_views(const dp_module *top, dp__settling *blocks)
+{
     for (size_t home = top->listed_count; home-- > 0;) {
-        dp_tensor *view = dp__view_of(dp__root(top->slots[top->listed[home]]), sort);
-        if (!dp__is_homeless(top, home, sort, rank, dtype))
-            continue;
-        view->data = at;
-        at += dp__align_up(dp__bytes(view), DP__PARAM_ALIGN);
+        dp__param *root = dp__root(top->slots[top->listed[home]]);
+        for (int sort = 0; sort < DP__SORT_COUNT; sort++) {
+            dp__settling *block = dp__settling_of(top, blocks, root, sort);
+            if (block == NULL)
+                continue;
+            dp__view_of(root, (dp__sort)sort)->data = block->at;
+            block->at += dp__align_up(dp__bytes(&root->data), DP__PARAM_ALIGN);
+        }
     }
+}
+
+static dp_status dp__settle_blocks(const dp_module *top, dp__settling *blocks, size_t count)
+{
+    dp_tensor made;
+    DP__TRY(dp__settle_count(top, blocks));
+    for (size_t i = 0; i < count; i++) {
+        size_t rank = i / DP_DTYPE_COUNT % (size_t)top->ctx->info.local_count;
+        if (blocks[i].bytes == 0)
+            continue;
+        DP__TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], blocks[i].bytes, &made));
+        blocks[i].at = made.data;
+    }
+    dp__settle_views(top, blocks);
     return DP_OK;
 }
 
@@ -770,17 +893,20 @@ static dp_status dp__settle_wrapped(dp_module *module)
 
 static dp_status dp__settle(dp_module *top)
 {
+    dp_scope *temp = NULL;
+    size_t count = DP__SORT_COUNT * (size_t)top->ctx->info.local_count * DP_DTYPE_COUNT;
     DP__TRY(dp__settle_wrapped(top));
-    for (int sort = 0; sort < DP__SORT_COUNT; sort++)
-        for (int rank = 0; rank < top->ctx->info.local_count; rank++)
-            for (int dtype = 0; dtype < DP_DTYPE_COUNT; dtype++)
-                DP__TRY(dp__settle_block(top, (dp__sort)sort, rank, (dp_dtype)dtype));
-    return DP_OK;
+    DP__TRY(dp__temp_begin(top->ctx, &temp));
+    dp__settling *blocks = dp__array(temp, count, sizeof *blocks);
+    dp_status status = blocks != NULL
+                           ? dp__settle_blocks(top, blocks, count)
+                           : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu blocks", count);
+    dp__scope_end(temp);
+    return status;
 }
 
 static dp_status dp__memory_make(dp_scope *scope, const dp_module *module, dp__memory *out)
 {
-    out->tree = module;
     out->data = dp__array(scope, module->slot_count, sizeof *out->data);
     out->grad = dp__array(scope, module->slot_count, sizeof *out->grad);
     out->own = dp__array(scope, module->place_count, sizeof *out->own);
@@ -993,11 +1119,10 @@ DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_
     DP__TRY(dp__check_module(__func__, module));
     DP__TRY(dp__check_pointer(__func__, "name", name));
     DP__TRY(dp__check_pointer(__func__, "out_param", out_param));
-    for (size_t i = 0; i < module->slot_count; i++) {
-        if (strcmp(module->names[i], name) == 0) {
-            *out_param = module->homes[i];
-            return DP_OK;
-        }
+    size_t slot = 0;
+    if (dp__slot_named(module, name, true, &slot)) {
+        *out_param = module->homes[slot];
+        return DP_OK;
     }
     dp__names names = dp__slot_names(module);
     return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no parameter '%s'", __func__,
@@ -1012,6 +1137,13 @@ static void dp__changed(dp_module *module)
         dp__changed(module->children[i].module);
 }
 
+/* One parameter only, in all modules of the tree that have it. */
+static void dp__param_changed(dp_module *module, size_t param)
+{
+    for (size_t slot = module->listed[param]; slot != DP__NO_SLOT; slot = module->twins[slot])
+        module->slots[slot]->owner->version++;
+}
+
 DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
                                 dp_tensor *out_grad)
 {
@@ -1024,7 +1156,7 @@ DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_
         *out_grad = root->grad;
     else if (out_grad != NULL)
         *out_grad = dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
-    dp__changed(module);
+    dp__param_changed(module, param);
     return DP_OK;
 }
 
@@ -1042,7 +1174,7 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
     dp_tensor src = *data;
     src.device = (dp_device){0, 0};
     memcpy(&src.data, &host, sizeof host); /* only read */
-    dp__changed(module);
+    dp__param_changed(module, param);
     dp_status status = dp__copy_tensor(module->ctx, data, &src, NULL);
     if (status == DP_OK && !dp__is_host(&module->ctx->devices[data->device.index]))
         status = dp__sync_all(module->ctx); /* the caller may reuse its memory */
@@ -1056,21 +1188,37 @@ DP_API dp_status dp_params_changed(dp_module *module)
     return DP_OK;
 }
 
-static dp_tensor dp__grad_flat(const dp__param *root)
+/* The run of gradients that begins with parameter *home: neighbours in memory, and what pads them.
+   *home goes behind it. False: there are no more. */
+static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
 {
-    return dp__flat(root->grad.data, root->grad.device, (dp_dtype)root->grad.dtype,
-                    dp__count(&root->grad));
+    char *begin = NULL, *end = NULL;
+    for (; *home < module->listed_count; ++*home) {
+        const dp__param *root = dp__root(module->slots[module->listed[*home]]);
+        const dp_tensor *grad = &root->grad;
+        size_t bytes = dp__is_of_sort(root, DP__GRADS) ? dp__bytes(grad) : 0;
+        size_t padded = root->foreign_grad ? bytes : dp__align_up(bytes, DP__PARAM_ALIGN);
+        char *at = grad->data;
+        if (bytes == 0)
+            continue;
+        bool alike = begin != NULL && grad->dtype == out->dtype &&
+                     dp__same_device(grad->device, out->device);
+        if (begin != NULL && !(alike && (at + bytes == begin || at + padded == begin || at == end)))
+            break;
+        end = begin == NULL || at == end ? at + bytes : end;
+        begin = begin == NULL || at < begin ? at : begin;
+        *out = dp__flat(begin, grad->device, (dp_dtype)grad->dtype,
+                        (end - begin) / dp__dtype_sizes[grad->dtype]);
+    }
+    return begin != NULL;
 }
 
 static dp_status dp__grads_zero(dp_module *module)
 {
+    dp_tensor run;
     DP__TRY(dp__module_ready(module));
-    for (size_t i = 0; i < module->listed_count; i++) {
-        const dp__param *root = dp__root(module->slots[module->listed[i]]);
-        dp_tensor flat = dp__grad_flat(root);
-        if (dp__is_of_sort(root, DP__GRADS))
-            DP__TRY(dp__zero_flat(module->ctx, &module->ctx->devices[flat.device.index], &flat));
-    }
+    for (size_t home = 0; dp__grads_run(module, &home, &run);)
+        DP__TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
     return DP_OK;
 }
 
@@ -1210,8 +1358,8 @@ struct dp__face {
 };
 
 typedef struct dp__lot { /* one parameter that is laid out */
-    dp__param *root;
-    size_t home;
+    dp_dtype dtype;
+    size_t bytes, home;
     char *at;      /* in the original */
     bool foreign;  /* that is the user's memory: what lies in a gap is not ours */
     size_t offset; /* in a replica's block of its dtype */
@@ -1220,44 +1368,40 @@ typedef struct dp__lot { /* one parameter that is laid out */
 static int dp__lot_order(const void *a, const void *b)
 {
     const dp__lot *x = a, *y = b;
-    if (x->root->data.dtype != y->root->data.dtype)
-        return x->root->data.dtype < y->root->data.dtype ? -1 : 1;
+    if (x->dtype != y->dtype)
+        return x->dtype < y->dtype ? -1 : 1;
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Whether only padding, or nothing, lies between a lot and the end of the one before. */
-static bool dp__lot_follows(const dp__lot *lot, const dp__lot *before, const char *end)
+/* Whether only padding, or nothing, lies between a lot and the one before. */
+static bool dp__lot_follows(const dp__lot *lot, const dp__lot *before)
 {
     bool padded = !lot->foreign && !before->foreign;
-    return lot->at == end || (padded && lot->at > end && lot->at < end + DP__PARAM_ALIGN);
+    const char *end = before->at + before->bytes;
+    return lot->dtype == before->dtype &&
+           (lot->at == end || (padded && lot->at > end && lot->at < end + DP__PARAM_ALIGN));
 }
 
-/* A replica's block keeps the gaps of the original, where they are small: so runs stay runs. */
-static size_t dp__lots_place(dp__lot *lots, size_t first, size_t count)
+/* A replica's block of a dtype keeps the gaps of the original, where they are small: so runs stay
+   runs. */
+static void dp__lots_place(dp__lot *lots, size_t count)
 {
-    size_t end = 0;
-    for (size_t i = first; i < count; i++) {
-        if (lots[i].root->data.dtype != lots[first].root->data.dtype)
-            break;
-        size_t bytes = dp__bytes(&lots[i].root->data);
-        const char *after = i > first ? lots[i - 1].at + dp__bytes(&lots[i - 1].root->data) : NULL;
-        bool near = i > first && dp__lot_follows(&lots[i], &lots[i - 1], after);
-        lots[i].offset = near ? end + (size_t)(lots[i].at - after)
-                              : dp__align_up(end, DP__PARAM_ALIGN);
-        end = lots[i].offset + bytes;
+    for (size_t i = 0; i < count; i++) {
+        const dp__lot *before = i > 0 && lots[i - 1].dtype == lots[i].dtype ? &lots[i - 1] : NULL;
+        if (before == NULL)
+            lots[i].offset = 0;
+        else if (dp__lot_follows(&lots[i], before))
+            lots[i].offset = before->offset + (size_t)(lots[i].at - before->at);
+        else
+            lots[i].offset = dp__align_up(before->offset + before->bytes, DP__PARAM_ALIGN);
     }
-    return end;
 }
 
 /* How many lots from `first` on make one run, in the original as in the replicas. */
 static size_t dp__lots_run(const dp__lot *lots, size_t first, size_t count)
 {
     size_t last = first;
-    while (last + 1 < count &&
-           dp__lot_follows(&lots[last + 1], &lots[last],
-                           lots[last].at + dp__bytes(&lots[last].root->data)) &&
-           (size_t)(lots[last + 1].at - lots[first].at) ==
-               lots[last + 1].offset - lots[first].offset)
+    while (last + 1 < count && dp__lot_follows(&lots[last + 1], &lots[last]))
         last++;
     return last - first + 1;
 }
@@ -1276,15 +1420,42 @@ static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r, co
 {
     const dp_module *inner = face->inner;
     void **by_slot = sort == DP__GRADS ? face->replicas[r].grad : face->replicas[r].data;
-    for (size_t slot = inner->listed[lot->home]; slot < inner->slot_count; slot++)
-        if (inner->homes[slot] == lot->home)
-            by_slot[slot] = at;
+    for (size_t slot = inner->listed[lot->home]; slot != DP__NO_SLOT; slot = inner->twins[slot])
+        by_slot[slot] = at;
+}
+
+/* Gradients that lie together become patches of at most DP__PATCH_BYTES, or of one gradient. */
+static dp_status dp__replica_patches(const dp__face *face, size_t r, const dp__lot *lots,
+                                     size_t count, char *block)
+{
+    const dp_module *inner = face->inner;
+    dp__memory *memory = &face->replicas[r];
+    dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    size_t begin = 0, end = 0, size = dp__dtype_sizes[lots[0].dtype];
+    for (size_t i = 0; i < count; i++) {
+        end = lots[i].offset + lots[i].bytes;
+        if (i == 0 || end - begin > DP__PATCH_BYTES) {
+            dp__patch *patch = dp__scope_cut(face->scope, sizeof *patch, 64); /* of one thread */
+            if (patch == NULL)
+                return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
+            *patch = (dp__patch){.next = memory->all_patches};
+            memory->all_patches = patch;
+            begin = lots[i].offset;
+        }
+        memory->all_patches->flat =
+            dp__flat(block + begin, device, lots[0].dtype, (int64_t)((end - begin) / size));
+        size_t slot = inner->listed[lots[i].home];
+        for (; slot != DP__NO_SLOT; slot = inner->twins[slot])
+            memory->patches[slot] = memory->all_patches;
+    }
+    return DP_OK;
 }
 
 static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r,
-                                   const dp__lot *lots, size_t count, size_t bytes, char **out)
+                                   const dp__lot *lots, size_t count, char **out)
 {
     const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
+    size_t bytes = lots[count - 1].offset + lots[count - 1].bytes;
     dp_tensor block;
     *out = NULL;
     if (sort == DP__PARAMS && dp__replica_sees(face, r)) {
@@ -1296,20 +1467,20 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
     *out = block.data;
     for (size_t i = 0; i < count; i++)
         dp__replica_assign(face, sort, r, &lots[i], *out + lots[i].offset);
-    return DP_OK;
+    return sort == DP__GRADS ? dp__replica_patches(face, r, lots, count, *out) : DP_OK;
 }
 
 /* The replicas' memory for lots[0 .. count-1], all of one dtype, and the ranges that they make. */
-static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, dp__lot *lots, size_t count)
+static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lots, size_t count)
 {
     dp__ranges *ranges = &face->ranges[sort];
-    size_t bytes = dp__lots_place(lots, 0, count), first_range = ranges->count;
+    size_t first_range = ranges->count;
     for (size_t i = 0, run = 0; i < count; i += run) {
         run = dp__lots_run(lots, i, count);
         const dp__lot *last = &lots[i + run - 1];
-        size_t span = (size_t)(last->at - lots[i].at) + dp__bytes(&last->root->data);
+        size_t span = (size_t)(last->at - lots[i].at) + last->bytes;
         dp__range *range = &ranges->items[ranges->count++];
-        range->dtype = (dp_dtype)lots[i].root->data.dtype;
+        range->dtype = lots[i].dtype;
         range->count = (int64_t)(span / dp__dtype_sizes[range->dtype]);
         range->at = dp__array(face->scope, face->count, sizeof *range->at);
         if (range->at == NULL)
@@ -1318,38 +1489,65 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, dp__lot *lots, siz
     }
     for (size_t r = 1; r < face->count; r++) {
         char *block = NULL;
-        DP__TRY(dp__replica_block(face, sort, r, lots, count, bytes, &block));
+        DP__TRY(dp__replica_block(face, sort, r, lots, count, &block));
         for (size_t i = 0, k = first_range; i < count; i += dp__lots_run(lots, i, count), k++)
             ranges->items[k].at[r] = block != NULL ? block + lots[i].offset : lots[i].at;
     }
     return DP_OK;
 }
 
-static dp_status dp__lay_sort(dp__face *face, dp__sort sort)
+/* Parameters lie in their blocks the last one first, so they mostly come in order. */
+static size_t dp__lots_collect(const dp_module *inner, dp__sort sort, dp__lot *lots)
 {
-    const dp_module *inner = face->inner;
     size_t count = 0;
-    dp__lot *lots = dp__array(face->scope, inner->listed_count, sizeof *lots);
-    dp__ranges *ranges = &face->ranges[sort];
-    ranges->items = dp__array(face->scope, inner->listed_count, sizeof *ranges->items);
-    if (lots == NULL || ranges->items == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", inner->listed_count);
-    for (size_t home = 0; home < inner->listed_count; home++) {
+    bool in_order = true;
+    for (size_t home = inner->listed_count; home-- > 0;) {
         dp__param *root = dp__root(inner->slots[inner->listed[home]]);
-        if (dp__is_of_sort(root, sort) && dp__count(&root->data) > 0)
-            lots[count++] =
-                (dp__lot){.root = root,
-                          .home = home,
-                          .at = dp__view_of(root, sort)->data,
-                          .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
+        if (!dp__is_of_sort(root, sort) || dp__count(&root->data) == 0)
+            continue;
+        lots[count] = (dp__lot){.dtype = (dp_dtype)root->data.dtype,
+                                .bytes = dp__bytes(&root->data),
+                                .home = home,
+                                .at = dp__view_of(root, sort)->data,
+                                .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
+        in_order = in_order && (count == 0 || dp__lot_order(&lots[count - 1], &lots[count]) <= 0);
+        count++;
     }
-    qsort(lots, count, sizeof *lots, dp__lot_order);
+    if (!in_order)
+        qsort(lots, count, sizeof *lots, dp__lot_order);
+    return count;
+}
+
+/* `lots` has room for all that the module lists. */
+static dp_status dp__lay_sort(dp__face *face, dp__sort sort, dp__lot *lots)
+{
+    size_t count = dp__lots_collect(face->inner, sort, lots), runs = 0;
+    dp__lots_place(lots, count);
+    for (size_t i = 0; i < count; i += dp__lots_run(lots, i, count))
+        runs++;
+    face->ranges[sort].items = dp__array(face->scope, runs, sizeof *face->ranges[sort].items);
+    if (face->ranges[sort].items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
     for (size_t first = 0, last = 0; first < count; first = last) {
-        while (last < count && lots[last].root->data.dtype == lots[first].root->data.dtype)
+        while (last < count && lots[last].dtype == lots[first].dtype)
             last++;
         DP__TRY(dp__lay_dtype(face, sort, lots + first, last - first));
     }
     return DP_OK;
+}
+
+static dp_status dp__lay(dp__face *face)
+{
+    size_t count = face->inner->listed_count;
+    dp_scope *temp = NULL;
+    DP__TRY(dp__temp_begin(face->ctx, &temp));
+    dp__lot *lots = dp__scope_bytes(temp, count * sizeof *lots, _Alignof(dp__lot));
+    dp_status status =
+        lots != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
+    for (int sort = 0; sort < DP__SORT_COUNT && status == DP_OK; sort++)
+        status = dp__lay_sort(face, (dp__sort)sort, lots);
+    dp__scope_end(temp);
+    return status;
 }
 
 /* States of their own, child after child, as the modules stand in the tree. */
@@ -1373,14 +1571,12 @@ static dp_status dp__replicas_make(dp__face *face)
     for (size_t r = 1; r < face->count; r++) {
         dp__memory *memory = &face->replicas[r];
         DP__TRY(dp__memory_make(face->scope, face->inner, memory));
-        memory->zeroed = dp__array(face->scope, face->inner->slot_count, sizeof *memory->zeroed);
-        if (memory->zeroed == NULL)
+        memory->patches = dp__array(face->scope, face->inner->slot_count, sizeof(dp__patch *));
+        if (memory->patches == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
         DP__TRY(dp__replica_owns(face, face->inner, r, memory->own));
     }
-    for (int sort = 0; sort < DP__SORT_COUNT && face->count > 1; sort++)
-        DP__TRY(dp__lay_sort(face, (dp__sort)sort));
-    return DP_OK;
+    return face->count > 1 ? dp__lay(face) : DP_OK;
 }
 
 static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size_t r)
@@ -1690,7 +1886,7 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
         record->place = outer->place + request->child->place_first +
                         dp__layers(request->child->module, runs);
     }
-    bool apart = outer != NULL && outer->memory->zeroed != NULL; /* in a replica, on its device */
+    bool apart = outer != NULL && outer->memory->patches != NULL; /* in a replica, on its device */
     int rank = apart ? outer->call.local_rank : runs->local_rank;
     dp__call_begin(record, request, runs, &ctx->devices[rank]);
     *out_pass = pass;
@@ -1765,24 +1961,14 @@ static bool dp__call_buffer(const char *fn, const dp_call *call, size_t param, v
     return false;
 }
 
-static bool dp__is_zeroed(const dp__memory *memory, size_t slot)
+/* A replica's gradients are zeroed when the first one of a patch is asked for in a pass: they are
+   about to be used, and by this thread. */
+static dp_status dp__patch_zero(dp_ctx *ctx, const dp__memory *memory, dp__patch *patch)
 {
-    return memory->zeroed == NULL || memory->zeroed[slot] == memory->pass;
-}
-
-/* A replica's gradient is zeroed when it is first asked for in a pass: it is about to be used, and
-   by this thread. */
-static dp_status dp__grad_zero(dp_ctx *ctx, const dp__memory *memory, size_t slot, dp_device device)
-{
-    const dp_module *tree = memory->tree;
-    size_t home = tree->homes[slot];
-    dp__param *root = dp__root(tree->slots[slot]);
-    dp_tensor flat =
-        dp__flat(memory->grad[slot], device, (dp_dtype)root->grad.dtype, dp__count(&root->grad));
-    for (size_t i = tree->listed[home]; i < tree->slot_count; i++)
-        if (tree->homes[i] == home)
-            memory->zeroed[i] = memory->pass;
-    return dp__zero_flat(ctx, &ctx->devices[device.index], &flat);
+    if (patch->pass == memory->pass)
+        return DP_OK;
+    patch->pass = memory->pass;
+    return dp__zero_flat(ctx, &ctx->devices[patch->flat.device.index], &patch->flat);
 }
 
 static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, void **out)
@@ -1801,9 +1987,8 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         return false;
     }
     const dp__memory *memory = record->memory;
-    dp_status status = DP_OK;
-    if (!dp__is_zeroed(memory, slot))
-        status = dp__grad_zero(call->ctx, memory, slot, call->device);
+    dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
+    dp_status status = patch != NULL ? dp__patch_zero(call->ctx, memory, patch) : DP_OK;
     *out = memory->grad[slot];
     return dp__leave(fn, call->ctx, status) == DP_OK;
 }
@@ -2032,10 +2217,9 @@ static const dp__child *dp__child_find(const dp_module *module, const char *name
 {
     if (name == NULL)
         return module->wraps != NULL ? &module->children[module->child_count - 1] : NULL;
-    for (size_t i = 0; i < module->child_count; i++)
-        if (strcmp(module->children[i].module->name, name) == 0)
-            return &module->children[i];
-    return NULL;
+    size_t at = 0;
+    bool found = dp__index_find(&module->child_names, name, strlen(name), &at);
+    return found ? &module->children[at] : NULL;
 }
 
 DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
@@ -2420,6 +2604,7 @@ static dp_status dp__record_weigh(const dp__record *record)
     const dp_pass *pass = record->pass;
     double total = dp__weight_total(pass), over = total > 0 ? total : 1;
     double by = pass->count > 1 ? pass->factor * record->call.weight : pass->factor * over;
+    dp_tensor run;
     if (!(by < over) && !(by > over))
         return DP_OK;
     for (size_t i = 0; pass->count > 1 && i < pass->face->ranges[DP__GRADS].count; i++) {
@@ -2427,12 +2612,8 @@ static dp_status dp__record_weigh(const dp__record *record)
         dp_tensor flat = dp__range_of(pass->face, range, record->call.replica);
         DP__TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
     }
-    for (size_t i = 0; pass->count == 1 && i < pass->runs->listed_count; i++) {
-        const dp__param *root = dp__root(pass->runs->slots[pass->runs->listed[i]]);
-        dp_tensor flat = dp__grad_flat(root);
-        if (dp__is_of_sort(root, DP__GRADS) && dp__count(&flat) > 0)
-            DP__TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
-    }
+    for (size_t home = 0; pass->count == 1 && dp__grads_run(pass->runs, &home, &run);)
+        DP__TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
     return DP_OK;
 }
 
@@ -2441,11 +2622,9 @@ static void dp__stage_backward(dp__record *record)
 {
     const dp__memory *memory = record->memory;
     record->status = dp__record_backward(record);
-    for (size_t i = 0; i < memory->tree->listed_count && memory->zeroed != NULL; i++) {
-        size_t slot = memory->tree->listed[i];
-        if (record->status == DP_OK && memory->grad[slot] != NULL && !dp__is_zeroed(memory, slot))
-            record->status = dp__grad_zero(record->call.ctx, memory, slot, record->call.device);
-    }
+    for (dp__patch *patch = memory->all_patches; patch != NULL; patch = patch->next)
+        if (record->status == DP_OK)
+            record->status = dp__patch_zero(record->call.ctx, memory, patch);
     if (record->status == DP_OK && record->call.module->mean_grads)
         record->status = dp__record_weigh(record);
 }
