@@ -123,6 +123,7 @@ void rows_c7(void);
 void rows_c9(void);
 void rows_c12(void);
 void rows_c13(void);
+void rows_c17(void);
 void rows_p7(void); /* of modules */
 void rows_p9(void);
 void rows_p10(void);
