@@ -58,9 +58,9 @@ typedef struct dp__patch { /* gradients of a replica that lie together, and are 
 } dp__patch;
 
 typedef struct dp__memory { /* what one replica of a tree has of its own */
-    void **data, **grad; /* by slot */
-    void **own;          /* by place: replica_create's results */
-    dp__patch **patches; /* by slot; NULL: the original, which nobody zeroes */
+    void **data, **grad;    /* by slot */
+    void **own;             /* by place: replica_create's results */
+    dp__patch **patches;    /* by slot; NULL: the original, which nobody zeroes */
     dp__patch *all_patches;
     unsigned pass;
 } dp__memory;

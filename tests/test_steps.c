@@ -447,10 +447,15 @@ static void check_kernel(int line, const right_call *right, const dp_kernel_args
 }
 
 /* `want` NULL: it is right. The changes are made to `a`. */
+static void set_right_args(right_call *right, dp_kernel kernel, dp_kernel_args *out)
+{
+    *out = right_args(right, kernel);
+}
+
 #define CHECK_KERNEL(name, want, ...)                                                              \
     do {                                                                                           \
         static dp_kernel_args a; /* many of them would be a large frame */                         \
-        a = right_args(&right, DP_KERNEL_##name);                                                  \
+        set_right_args(&right, DP_KERNEL_##name, &a);                                              \
         __VA_ARGS__;                                                                               \
         check_kernel(__LINE__, &right, &a, want);                                                  \
     } while (0)
