@@ -338,6 +338,9 @@ static void play(int rank)
         if (sentence_says(fn) == DP_OK || !said) {
             test_fail(__FILE__, __LINE__, "%s inside %s: %s", fn, now.inside, dp_last_error());
         }
+        if (now.deed->act == act_invoke && now.held != NULL) { /* a method: it has another way */
+            CHECK(strstr(dp_last_error(), "dp_call_child runs a child in the replica") != NULL);
+        }
     }
     playing = false;
     atomic_fetch_add(&now.done, 1);
@@ -800,7 +803,8 @@ TEST(the_log_function_cannot_close)
     to_close = ctx;
     CHECK_OK(dp_data_parallel(stage_module(ctx, "net", 0, true), NULL, &par));
     CHECK(to_close == NULL);
-    dp_close(ctx);
+    dp_close(ctx); /* nobody is inside any more */
+    CHECK_ERROR(dp_wait(ctx), DP_ERR_STATE, "the context is closed");
 }
 
 /* ---- passes and calls that are over ---------------------------------------------------------- */
@@ -835,7 +839,7 @@ static dp_module *keeper(dp_ctx *ctx, bool parallel)
     return par;
 }
 
-TEST_BACKENDS(a_pass_ends_with_its_scope)
+static void check_passes_end(dp_ctx *ctx, dp_scope *scope)
 {
     for (int parallel = 0; parallel < 2; parallel++) {
         dp_module *net = keeper(ctx, parallel);
@@ -855,6 +859,20 @@ TEST_BACKENDS(a_pass_ends_with_its_scope)
         CHECK_OK(dp_backward(lasting, dp_none(), NULL));
         dp_scope_end(other);
     }
+}
+
+TEST_BACKENDS(a_pass_ends_with_its_scope)
+{
+    check_passes_end(ctx, scope);
+}
+
+/* Also where its memory stays as it was. */
+TEST(a_pass_ends_with_its_scope_unpoisoned)
+{
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    check_passes_end(ctx, dp_scope_begin(ctx));
+    dp_close(ctx);
 }
 
 static dp_status hand_over(int rank, dp_scope *scope, void *user)
@@ -1079,6 +1097,16 @@ static dp_status give_child_away(const dp_replica_info *info, void **own)
         &thief);
 }
 
+static int create_calls;
+
+static dp_status count_creates(const dp_replica_info *info, void **own)
+{
+    (void)info;
+    *own = NULL;
+    create_calls++;
+    return DP_OK;
+}
+
 TEST_BACKENDS(a_child_has_one_parent)
 {
     dp_module *child = net_create(ctx, &stage_rows, 0), *net = NULL;
@@ -1091,6 +1119,15 @@ TEST_BACKENDS(a_child_has_one_parent)
                                  &net),
                 DP_ERR_INVALID, "'net' is a child of 'thief' already");
     CHECK_OK(dp_zero_grad(child));
+    create_calls = 0; /* and nothing is called for what cannot be made */
+    CHECK_ERROR(dp_module_create(ctx,
+                                 &(dp_module_config){.name = "late",
+                                                     .children = &child,
+                                                     .child_count = 1,
+                                                     .replica_create = count_creates},
+                                 &net),
+                DP_ERR_INVALID, "is a child of");
+    CHECK_INT(create_calls, 0);
 }
 
 static dp_module *tree_with(dp_ctx *ctx, const char *name, dp_module *first, dp_module *second,
@@ -1122,6 +1159,29 @@ static void check_no_tree(dp_ctx *ctx, dp_module *first, dp_module *second, dp_m
                                  &made),
                 DP_ERR_INVALID, want);
     CHECK(made == NULL);
+}
+
+static dp_module *whole;
+
+static dp_status destroy_whole(dp_call *call)
+{
+    call->out = dp_none();
+    CHECK_ERROR(dp_module_destroy(whole), DP_ERR_STATE,
+                "dp_module_destroy: 'part' is in use by method 'part.forward', which called this");
+    return DP_OK;
+}
+
+/* A part that runs by itself keeps the whole. */
+TEST_BACKENDS(what_runs_keeps_what_it_is_a_part_of)
+{
+    static const dp_method methods[] = {{"forward", destroy_whole}};
+    dp_module *part = NULL;
+    dp_value out;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "part", .methods = methods, .method_count = 1}, &part));
+    whole = tree_with(ctx, "whole", part, NULL, NULL);
+    CHECK_OK(dp_invoke(part, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_module_destroy(whole));
 }
 
 /* Neither could be destroyed before the other, and each would wait for the other's memory. */
