@@ -648,6 +648,25 @@ TEST(what_is_kept_needs_its_source_no_more)
     CHECK_DECORATOR();
 }
 
+/* Without a word to a table that may not answer any more. */
+TEST(a_stream_is_taken_back_after_the_job_failed)
+{
+    test_allocator counter;
+    work w = {.ctx = open_with(decorate_device(lazy_device(toy_device())), &counter)};
+    with_streams(&w, true);
+    dp_stream *own = dp_local_stream(w.ctx, 1);
+    CHECK_OK(dp_use_stream(w.ctx, 1, w.streams[1]));
+    dp_abort(w.ctx, DP_ERR_DEVICE, "lost");
+    size_t calls = deco.log_count;
+    CHECK_ERROR(dp_use_stream(w.ctx, 0, w.streams[0]), DP_ERR_DEVICE, "lost");
+    CHECK_OK(dp_use_stream(w.ctx, 1, NULL));
+    CHECK_INT(deco.log_count, calls);
+    CHECK(dp_local_stream(w.ctx, 1) == own);
+    with_streams(&w, false);
+    dp_close(w.ctx);
+    CHECK_DECORATOR();
+}
+
 /* What a collective lacks goes through temporary memory, which was another's on the compute
    stream: the stream that the caller named comes after that. */
 TEST(a_detour_on_a_named_stream_is_ordered)
