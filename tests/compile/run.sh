@@ -69,6 +69,7 @@ DP='#include "dp.h"'
 CPU='#include "dp_cpu.h"'
 MODULE='#include "dp_module.h"'
 RANKS='#include "dp_ranks.h"'
+VALUE='#include "dp_value.h"'
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
 INCLUDE_STB='#if __has_include(<stb/stb_ds.h>)
 #include <stb/stb_ds.h>
@@ -87,6 +88,8 @@ write cpu_alone.c "$CPU"
 write module_alone.c "$MODULE"
 write module_dp.c "$IMPLEMENT" "$MODULE" "$DP" "$CPU"
 write ranks_alone.c "$RANKS"
+write value_alone.c "$VALUE"
+write value_dp.c "$IMPLEMENT" "$VALUE" "$DP" "$RANKS"
 write ranks_dp.c "$IMPLEMENT" "$RANKS" "$DP" "$MODULE"
 write static_a.c '#define DP_STATIC' "$IMPLEMENT" "$MAIN"
 write static_b.c '#define DP_STATIC' '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
@@ -121,6 +124,8 @@ c_cases() {
     expect "$cc: dp_cpu.h alone" parses -std=c11 $BUILD/cpu_alone.c
     expect "$cc: dp_module.h alone" parses -std=c11 $BUILD/module_alone.c
     expect "$cc: dp_module.h, dp.h, dp_cpu.h" parses -std=c11 $BUILD/module_dp.c
+    expect "$cc: dp_value.h alone" parses -std=c11 $BUILD/value_alone.c
+    expect "$cc: dp_value.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/value_dp.c
     expect "$cc: dp_ranks.h alone" parses -std=c11 $BUILD/ranks_alone.c
     expect "$cc: dp_ranks.h, dp.h, dp_module.h" parses -std=c11 $BUILD/ranks_dp.c
     expect "$cc: included twice" parses -std=c11 $BUILD/twice.c

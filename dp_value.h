@@ -1,0 +1,2304 @@
+/* dp_value.h - v0.1.0 - values of dp.h: trees that are cut, joined and copied - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call. It holds what is done to whole trees of tensors: they are made, looked at,
+   kept, collated from samples, scattered over devices, gathered, replicated and added up.
+
+   CONTENTS (search for the tag)
+     >>values       constructors and look-up
+     >>walk         trees rebuilt; keep
+     >>collating    groups, stacks, padding
+     >>splitting    how rows fall on parts
+     >>cutting      the plan of a scatter
+     >>scattering   the parts
+     >>gathering    parts become one
+     >>replicating  flat blocks, and sums of them
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_VALUE_IMPLEMENTED)
+#define DP_VALUE_IMPLEMENTED
+
+/* ==== >>values ===================================================================================
+   Constructors, look-up, deep copies. A value's depth is counted when it is made, so walks need no
+   limit of their own.                                                                            */
+
+static char *dp__copy_text(dp_scope *scope, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = dp__scope_bytes(scope, bytes, 1);
+    return copy != NULL ? memcpy(copy, text, bytes) : NULL;
+}
+
+/* An error value with this thread's sentence, kept in the scope; `lost` stands in where that cannot
+   be. */
+static dp_value dp__error_value(dp_scope *scope, dp_status status, const char *lost)
+{
+    dp_value value = dp__leaf(DP_ERROR);
+    const char *text = NULL;
+    if (scope != NULL && scope->magic == DP__SCOPE_LIVE && status != DP_ERR_NO_MEMORY)
+        text = dp__copy_text(scope, dp__thread.text);
+    value.as.s = text != NULL ? text : lost;
+    value.status = (int8_t)status;
+    return value;
+}
+
+static dp_status dp__full(const char *fn)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "%s: out of memory", fn);
+}
+
+static dp_status dp__string(dp_scope *scope, const char *text, dp_value *out)
+{
+    const char *copy = dp__copy_text(scope, text);
+    if (copy == NULL)
+        return dp__full("dp_string");
+    *out = dp__leaf(DP_STRING);
+    out->as.s = copy;
+    return DP_OK;
+}
+
+DP_API dp_value dp_string(dp_scope *scope, const char *text)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_pointer(__func__, "text", text);
+    if (status == DP_OK)
+        status = dp__string(scope, text, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_string: no scope, or no memory");
+}
+
+/* A copy in the scope, and a value of it; the copy may still be changed. NULL: no memory. */
+static dp_tensor *dp__of_copy(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
+{
+    dp_tensor *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_tensor));
+    if (copy == NULL)
+        return NULL;
+    *copy = *tensor;
+    *out = dp__leaf(DP_TENSOR);
+    out->as.t = copy;
+    return copy;
+}
+
+static dp_status dp__of(dp_scope *scope, const dp_tensor *tensor, dp_value *out)
+{
+    return dp__of_copy(scope, tensor, out) != NULL ? DP_OK : dp__full("dp_of");
+}
+
+DP_API dp_value dp_of(dp_scope *scope, const dp_tensor *tensor)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_tensor(__func__, "tensor", tensor);
+    if (status == DP_OK)
+        status = dp__of(scope, tensor, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_of: no scope, or no memory");
+}
+
+DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int ndim,
+                         const int64_t *shape)
+{
+    dp_value value;
+    dp_tensor tensor;
+    int64_t count = 0;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_shape(__func__, dtype, ndim, shape, &count);
+    if (status == DP_OK) {
+        tensor = dp_wrap_const(data, dtype, ndim, shape);
+        status = dp__check_tensor(__func__, "data", &tensor);
+    }
+    if (status == DP_OK)
+        status = dp__of(scope, &tensor, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_array: no scope, or no memory");
+}
+
+/* What holds values, or is to: a constructor's arguments, or a value made by hand. */
+typedef struct dp__holder {
+    const char *fn, *what;
+    const dp__path *path;
+    uint8_t limit; /* what it holds is less deep than this */
+    uint8_t depth; /* its own, as its members make it */
+} dp__holder;
+
+static dp_status dp__deepen(const char *fn, dp_value member, uint8_t limit, uint8_t *depth)
+{
+    if (member.depth >= limit)
+        return dp_error(DP_ERR_INVALID, "%s: nested deeper than %d", fn, limit);
+    if (member.depth + 1 > *depth)
+        *depth = (uint8_t)(member.depth + 1);
+    return DP_OK;
+}
+
+/* Depths go down, so walks end. */
+static dp_status dp__check_member(dp__holder *holder, dp_value value, const char *key, size_t index)
+{
+    dp__path path = {holder->path, key, index};
+    if (!dp__is_marked(value) && value.depth < holder->limit)
+        DP__TRY(dp__check_place(holder->fn, holder->what, value, &path));
+    return dp__deepen(holder->fn, value, holder->limit, &holder->depth);
+}
+
+static dp_status dp__check_items(dp__holder *holder, const dp_value *items, size_t count)
+{
+    if (count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu items are too many", holder->fn, count);
+    if (count > 0)
+        DP__TRY(dp__check_pointer(holder->fn, holder->what, items));
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__check_member(holder, items[i], NULL, i));
+    return DP_OK;
+}
+
+static dp_status dp__check_container(dp__holder *holder, const dp_container *container)
+{
+    DP__TRY(dp__check_pointer(holder->fn, holder->what, container));
+    if (container->pad_dims < DP_PAD_NONE || container->pad_dims > 3)
+        return dp_error(DP_ERR_INVALID, "%s: pad_dims is %d, not 1, 2, 3 or DP_PAD_NONE",
+                        holder->fn, container->pad_dims);
+    return dp__check_member(holder, container->data, "data", 0);
+}
+
+static dp_status dp__contain(dp_scope *scope, const dp_container *container, dp_value *out)
+{
+    dp_value value = dp__leaf(DP_CONTAINER);
+    dp_container *copy = dp__scope_cut(scope, sizeof *copy, _Alignof(dp_container));
+    if (copy == NULL)
+        return dp__full("dp_contain");
+    *copy = *container;
+    copy->pad_dims = container->pad_dims == 0 ? 2 : container->pad_dims;
+    value.as.c = copy;
+    value.depth = (uint8_t)(container->data.depth + 1);
+    *out = dp__marked(value, 0);
+    return DP_OK;
+}
+
+DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__check_container(
+            &(dp__holder){.fn = __func__, .what = "container", .limit = DP_MAX_DEPTH}, container);
+    if (status == DP_OK)
+        status = dp__contain(scope, container, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_contain: no scope, or no memory");
+}
+
+/* Holds neither tensors nor containers. A tree that is made by hand only seems to hold some. */
+static bool dp__is_plain(dp_value value)
+{
+    const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
+                           1u << DP_STRING | 1u << DP_OPAQUE;
+    return (plain >> value.kind & 1) != 0 || dp__has_flag(value, DP__PLAIN_TREE);
+}
+
+/* The array becomes a list's; it lies in the scope already. */
+static dp_value dp__sequence(dp_kind kind, const dp_value *items, size_t count, uint8_t depth)
+{
+    dp_value value = dp__leaf((uint8_t)kind);
+    bool plain = true;
+    for (size_t i = 0; i < count && plain; i++)
+        plain = dp__is_plain(items[i]);
+    value.as.items = items;
+    value.count = (uint32_t)count;
+    value.depth = depth;
+    return dp__marked(value, plain ? DP__PLAIN_TREE : 0);
+}
+
+static dp_status dp__list(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count,
+                          dp_value *out)
+{
+    dp__holder holder = {.fn = "dp_list_make", .what = "items", .limit = DP_MAX_DEPTH, .depth = 1};
+    if (kind != DP_LIST && kind != DP_TUPLE)
+        return dp_error(DP_ERR_INVALID, "dp_list_make: kind is neither DP_LIST nor DP_TUPLE");
+    DP__TRY(dp__check_items(&holder, items, count));
+    dp_value *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_value));
+    if (copy == NULL)
+        return dp__full("dp_list_make");
+    if (count > 0)
+        memcpy(copy, items, count * sizeof *copy);
+    *out = dp__sequence(kind, copy, count, holder.depth);
+    return DP_OK;
+}
+
+DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *items, size_t count)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__list(scope, kind, items, count, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
+}
+
+/* `room` is where the copy of the pairs is going to be: until then an index has place there. NULL:
+   there is to be no copy, keys are compared one by one. */
+static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_t count, void *room)
+{
+    _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is below 3 n");
+    _Static_assert(offsetof(dp_pair, key) == 0, "an index reads the key first");
+    const char *fn = holder->fn;
+    dp__index index = dp__index_in(room, pairs, sizeof *pairs, count);
+    for (size_t i = 0; i < count; i++) {
+        if (pairs[i].key == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: key %zu is NULL", fn, i);
+        if (!dp__index_add(&index))
+            return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
+        DP__TRY(dp__check_member(holder, pairs[i].value, pairs[i].key, i));
+    }
+    return DP_OK;
+}
+
+/* What a value made by hand holds is as a constructor would have it. */
+static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
+                                  const dp__path *path)
+{
+    dp__holder holder = {.fn = fn, .what = what, .path = path, .limit = value.depth};
+    if (value.kind == DP_CONTAINER)
+        return dp__check_container(&holder, value.as.c);
+    if (value.kind == DP_LIST || value.kind == DP_TUPLE)
+        return dp__check_items(&holder, value.as.items, value.count);
+    return value.kind == DP_DICT ? dp__check_pairs(&holder, value.as.pairs, value.count, NULL)
+                                 : DP_OK;
+}
+
+static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
+{
+    dp_value value = dp__leaf(DP_DICT);
+    bool plain = true;
+    for (size_t i = 0; i < count && plain; i++)
+        plain = dp__is_plain(pairs[i].value);
+    value.as.pairs = pairs;
+    value.count = (uint32_t)count;
+    value.depth = depth;
+    return dp__marked(value, plain ? DP__PLAIN_TREE : 0);
+}
+
+static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)
+{
+    dp__holder holder = {.fn = "dp_dict_make", .what = "pairs", .limit = DP_MAX_DEPTH, .depth = 1};
+    if (count > UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "dp_dict_make: %zu pairs are too many", count);
+    if (count > 0)
+        DP__TRY(dp__check_pointer("dp_dict_make", "pairs", pairs));
+    dp_pair *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_pair));
+    if (copy == NULL)
+        return dp__full("dp_dict_make");
+    DP__TRY(dp__check_pairs(&holder, pairs, count, copy));
+    for (size_t i = 0; i < count; i++) {
+        copy[i] = (dp_pair){dp__copy_text(scope, pairs[i].key), pairs[i].value};
+        if (copy[i].key == NULL)
+            return dp__full("dp_dict_make");
+    }
+    *out = dp__dict_of(copy, count, holder.depth);
+    return DP_OK;
+}
+
+DP_API dp_value dp_dict_make(dp_scope *scope, const dp_pair *pairs, size_t count)
+{
+    dp_value value;
+    dp_status status = dp__check_scope(__func__, scope);
+    if (status == DP_OK)
+        status = dp__dict(scope, pairs, count, &value);
+    return status == DP_OK ? value
+                           : dp__error_value(scope, status, "dp_dict_make: no scope, or no memory");
+}
+
+DP_API dp_value dp_get(dp_value dict, const char *key)
+{
+    if (dict.kind == DP_ERROR)
+        return dict;
+    if (dp__check_value(__func__, "dict", dict) != DP_OK)
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_get: dict is no value");
+    const dp_pair *pair = dict.kind == DP_DICT && key != NULL ? dp__find(dict, key) : NULL;
+    return pair != NULL ? pair->value : dp_none();
+}
+
+static bool dp__is_sequence(dp_value value)
+{
+    return value.kind == DP_LIST || value.kind == DP_TUPLE;
+}
+
+DP_API size_t dp_count(dp_value value)
+{
+    return dp__is_sequence(value) || value.kind == DP_DICT ? value.count : 0;
+}
+
+DP_API dp_value dp_at(dp_value value, size_t index)
+{
+    if (value.kind == DP_ERROR)
+        return value;
+    if (dp__check_value(__func__, "value", value) != DP_OK)
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_at: the value is no value");
+    if (index >= dp_count(value))
+        return dp_none();
+    return value.kind == DP_DICT ? value.as.pairs[index].value : value.as.items[index];
+}
+
+DP_API const char *dp_key_at(dp_value dict, size_t index)
+{
+    bool found = dict.kind == DP_DICT && dp__check_value(__func__, "dict", dict) == DP_OK &&
+                 index < dict.count;
+    return found ? dict.as.pairs[index].key : NULL;
+}
+
+DP_API const char *dp_text(dp_value string)
+{
+    return string.kind == DP_STRING ? string.as.s : NULL;
+}
+
+static dp_status dp__as_tensor(const char *fn, dp_value value, const char *what, dp_dtype dtype,
+                               int ndim, const dp_tensor **out)
+{
+    DP__TRY(dp__check_pointer(fn, "out", out));
+    DP__TRY(dp__check_value(fn, what, value));
+    if (dtype != DP_DTYPE_ANY)
+        DP__TRY(dp__check_dtype(fn, dtype));
+    if (value.kind != DP_TENSOR)
+        return dp_error(DP_ERR_INVALID, "%s: %s is %s, not a tensor", fn, what,
+                        dp__a_kind(value.kind));
+    if (dtype != DP_DTYPE_ANY && value.as.t->dtype != dtype)
+        return dp_error(DP_ERR_INVALID, "%s: %s is %s, not %s", fn, what,
+                        dp__dtype_names[value.as.t->dtype], dp_dtype_name(dtype));
+    if (ndim != -1 && value.as.t->ndim != ndim)
+        return dp_error(DP_ERR_INVALID, "%s: %s has %d dim%s, not %d", fn, what, value.as.t->ndim,
+                        dp__s(value.as.t->ndim), ndim);
+    *out = value.as.t;
+    return DP_OK;
+}
+
+DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, int ndim,
+                              const dp_tensor **out)
+{
+    return dp__as_tensor(__func__, value, what != NULL ? what : "value", dtype, ndim, out);
+}
+
+/* ==== >>walk ===================================================================================
+   Trees are rebuilt by dp__map (one tree) and dp__zip (several of one structure, side by side);
+   what happens at the leaves is the caller's. dp_keep is the first of them. */
+
+/* Rebuild a tree that was checked: `leaf` maps what is no list, tuple or dict with something in
+   it. */
+typedef struct dp__mapper {
+    dp_scope *scope;
+    dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
+    bool plain; /* `leaf` sees what is plain too, else it stays as it is */
+    bool keys;  /* are copied, else they stay the source's */
+} dp__mapper;
+
+static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out);
+
+static dp_status dp__map_sequence(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp_value *items =
+        dp__scope_bytes(mapper->scope, value.count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)value.count);
+    for (uint32_t i = 0; i < value.count; i++) {
+        items[i] = value.as.items[i];
+        if (mapper->plain || !dp__is_plain(items[i]))
+            DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
+    }
+    *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
+    return DP_OK;
+}
+
+static dp_status dp__map_dict(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp_pair *pairs = dp__scope_bytes(mapper->scope, value.count * sizeof *pairs, _Alignof(dp_pair));
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)value.count);
+    for (uint32_t i = 0; i < value.count; i++) {
+        pairs[i].key = value.as.pairs[i].key;
+        if (mapper->keys)
+            pairs[i].key = dp__copy_text(mapper->scope, pairs[i].key);
+        if (pairs[i].key == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
+        pairs[i].value = value.as.pairs[i].value;
+        if (mapper->plain || !dp__is_plain(pairs[i].value))
+            DP__TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
+    }
+    *out = dp__dict_of(pairs, value.count, value.depth);
+    return DP_OK;
+}
+
+static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    if (dp__is_sequence(value) && value.count > 0)
+        return dp__map_sequence(mapper, value, out);
+    if (value.kind == DP_DICT && value.count > 0)
+        return dp__map_dict(mapper, value, out);
+    return mapper->leaf(mapper, value, out);
+}
+
+/* Several trees of one structure, side by side, become one: `leaf` joins what is no list, tuple or
+   dict. A difference is a MISMATCH that names the place and the tree. */
+typedef struct dp__zipper {
+    dp_scope *scope;
+    size_t count;
+    const char *noun; /* what each tree is */
+    bool lists;       /* tuples become lists */
+    dp_value *beside; /* where the walk is in other trees, as far as they go the same way */
+    size_t beside_count;
+    dp_status (*leaf)(struct dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                      dp_value *out);
+    /* Puts something in the place of values that are none; NULL: they stay so. */
+    dp_status (*fill)(struct dp__zipper *zipper, dp_value *values);
+} dp__zipper;
+
+static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                         dp_value *out);
+
+/* Tree i has no key that tree 0 has not. */
+static dp_status dp__zip_keys(const dp__zipper *zipper, dp__finder *first, size_t i, dp_value own,
+                              const dp__path *path)
+{
+    const dp_pair *pair = NULL;
+    for (uint32_t k = 0; k < own.count; k++) {
+        DP__TRY(dp__finder_find(first, zipper->scope, own.as.pairs[k].key, &pair));
+        if (pair == NULL)
+            return dp__path_error(DP_ERR_MISMATCH, path, " has key '%s' in %s %zu, not in %s 0",
+                                  own.as.pairs[k].key, zipper->noun, i, zipper->noun);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
+                               const dp__path *path)
+{
+    const dp_value *first = values;
+    dp__finder keys = {.dict = *first};
+    for (size_t i = 0; i < zipper->count; i++) {
+        const dp_value *own = &values[i];
+        if (own->kind != first->kind)
+            return dp__path_error(DP_ERR_MISMATCH, path, " is %s in %s 0 and %s in %s %zu",
+                                  dp__a_kind(first->kind), zipper->noun, dp__a_kind(own->kind),
+                                  zipper->noun, i);
+        keys.next = 0;
+        if (own->kind == DP_DICT && i > 0)
+            DP__TRY(dp__zip_keys(zipper, &keys, i, *own, path));
+        if (own->count != first->count && own->kind != DP_DICT)
+            return dp__path_error(DP_ERR_MISMATCH, path, " has %u entries in %s 0 and %u in %s %zu",
+                                  (unsigned)first->count, zipper->noun, (unsigned)own->count,
+                                  zipper->noun, i);
+    }
+    return DP_OK;
+}
+
+/* The values at one index of every tree. */
+static dp_status dp__zip_items(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                               dp_value *column)
+{
+    for (size_t i = 0; i < zipper->count; i++) {
+        column[i] = values[i].as.items[path->index];
+    }
+    return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
+}
+
+/* The values at one key of every tree. */
+static dp_status dp__zip_entries(dp__zipper *zipper, dp__finder *finders, const dp__path *path,
+                                 dp_value *column)
+{
+    const dp_pair *pair = NULL;
+    for (size_t i = 0; i < zipper->count; i++) {
+        DP__TRY(dp__finder_find(&finders[i], zipper->scope, path->key, &pair));
+        if (pair == NULL)
+            return dp__path_error(DP_ERR_MISMATCH, path, " is missing in %s %zu", zipper->noun, i);
+        column[i] = pair->value;
+    }
+    return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
+}
+
+/* What lies beside, at one key. */
+static dp_status dp__zip_beside(dp__zipper *zipper, dp__finder *finders, const char *key)
+{
+    for (size_t i = 0; i < zipper->beside_count; i++) {
+        const dp_pair *pair = NULL;
+        if (finders[i].dict.kind == DP_DICT)
+            DP__TRY(dp__finder_find(&finders[i], zipper->scope, key, &pair));
+        zipper->beside[i] = pair != NULL ? pair->value : dp_none();
+    }
+    return DP_OK;
+}
+
+static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                                  dp_value *column, dp_value *out)
+{
+    uint32_t count = values[0].count;
+    uint8_t depth = 1;
+    dp_value *items = dp__scope_bytes(zipper->scope, count * sizeof *items, _Alignof(dp_value));
+    dp__finder *beside = dp__finders(zipper->scope, zipper->beside, zipper->beside_count);
+    if (items == NULL || beside == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a list of %u", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        dp__path inner = {path, NULL, i};
+        for (size_t k = 0; k < zipper->beside_count; k++)
+            zipper->beside[k] = dp_at(beside[k].dict, i);
+        DP__TRY(dp__zip_items(zipper, values, &inner, column));
+        DP__TRY(dp__zip(zipper, column, &inner, &items[i]));
+        DP__TRY(dp__deepen("the result", items[i], DP_MAX_DEPTH, &depth));
+    }
+    *out = dp__sequence(zipper->lists ? DP_LIST : (dp_kind)values[0].kind, items, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__zip_dict(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                              dp_value *column, dp_value *out)
+{
+    uint32_t count = values[0].count;
+    uint8_t depth = 1;
+    dp_pair *pairs = dp__scope_bytes(zipper->scope, count * sizeof *pairs, _Alignof(dp_pair));
+    dp__finder *finders = dp__finders(zipper->scope, values, zipper->count);
+    dp__finder *beside = dp__finders(zipper->scope, zipper->beside, zipper->beside_count);
+    if (pairs == NULL || finders == NULL || beside == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        dp__path inner = {path, values[0].as.pairs[i].key, 0};
+        DP__TRY(dp__zip_beside(zipper, beside, inner.key));
+        DP__TRY(dp__zip_entries(zipper, finders, &inner, column));
+        pairs[i].key = dp__copy_text(zipper->scope, inner.key);
+        if (pairs[i].key == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
+        DP__TRY(dp__zip(zipper, column, &inner, &pairs[i].value));
+        DP__TRY(dp__deepen("the result", pairs[i].value, DP_MAX_DEPTH, &depth));
+    }
+    *out = dp__dict_of(pairs, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                         dp_value *out)
+{
+    DP__TRY(dp__zip_check(zipper, values, path));
+    bool sequence = dp__is_sequence(values[0]), dict = values[0].kind == DP_DICT;
+    if (!sequence && !dict)
+        return zipper->leaf(zipper, values, path, out);
+    dp_value *column =
+        dp__scope_bytes(zipper->scope, zipper->count * sizeof *column, _Alignof(dp_value));
+    if (column == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a column of %zu", zipper->count);
+    return sequence ? dp__zip_sequence(zipper, values, path, column, out)
+                    : dp__zip_dict(zipper, values, path, column, out);
+}
+
+static dp_status dp__keep_tensor(dp_scope *to, const dp_tensor *tensor, dp_value *out)
+{
+    dp_tensor copy;
+    const dp__device *device = dp__device_of(to->ctx, tensor->device);
+    if (device == NULL)
+        return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
+    DP__TRY(
+        dp__tensor_make(to, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &copy));
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&copy);
+    DP__TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
+    if (!dp__is_host(device)) /* its source may go before the copy ran */
+        DP__TRY(dp__sync(device->stream));
+    return dp__of(to, &copy, out);
+}
+
+static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    if (value.kind == DP_TENSOR)
+        return dp__keep_tensor(mapper->scope, value.as.t, out);
+    if (value.kind == DP_STRING)
+        return dp__string(mapper->scope, value.as.s, out);
+    if (value.kind != DP_CONTAINER) {
+        *out = value;
+        if (value.count == 0 && (dp__is_sequence(value) || value.kind == DP_DICT))
+            *out = dp__sequence((dp_kind)value.kind, NULL, 0, value.depth); /* without its array */
+        return DP_OK;
+    }
+    dp_container copy = *value.as.c;
+    DP__TRY(dp__map(mapper, value.as.c->data, &copy.data));
+    return dp__contain(mapper->scope, &copy, out);
+}
+
+DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
+{
+    dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .plain = true, .keys = true};
+    dp_value copy;
+    DP__TRY(dp__check_scope(__func__, to));
+    DP__TRY(dp__check_ctx(__func__, to->ctx));
+    DP__TRY(dp__check_value(__func__, "value", value));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_status status = dp__map(&mapper, value, &copy);
+    if (status == DP_OK)
+        *out = copy;
+    return dp__leave(__func__, to->ctx, status);
+}
+
+/* ==== >>collating ================================================================================
+   Samples become a batch. A column is one field of all samples; a group is what one device gets. */
+
+typedef struct dp__collator {
+    dp__zipper zipper;
+    size_t group; /* samples in one */
+} dp__collator;
+
+typedef struct dp__stack { /* tensors that become one, padded at the end of their last dims */
+    dp_ctx *ctx;
+    const dp__device *device;
+    const dp_value *samples; /* tensors, or containers of one */
+    const uint64_t *pad_bits;
+    dp_tensor out;
+    atomic_int status;
+} dp__stack;
+
+static const dp_tensor *dp__sample_tensor(dp_value sample)
+{
+    return sample.kind == DP_CONTAINER ? sample.as.c->data.as.t : sample.as.t;
+}
+
+static void dp__stack_sample(int sample, void *user)
+{
+    dp__stack *stack = user;
+    const dp_tensor *src = dp__sample_tensor(stack->samples[sample]);
+    dp_tensor dst = dp__narrow(&stack->out, 0, sample, 1);
+    const void *in = src->data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_PAD,
+                           .dtype = (dp_dtype)dst.dtype,
+                           .in_dtype = (dp_dtype)dst.dtype,
+                           .count = (size_t)dp__count(&dst),
+                           .out = &dst.data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .fill_bits = stack->pad_bits[sample],
+                           .ndim = dst.ndim - 1,
+                           .shape = dst.shape + 1,
+                           .out_stride = dst.stride + 1,
+                           .in_shape = src->shape,
+                           .in_stride = src->stride};
+    dp_status status = dp__is_host(stack->device)
+                           ? (args.count > 0 ? dp__kernel_on_host(stack->ctx, &args) : DP_OK)
+                           : dp__kernel(stack->ctx, stack->device, stack->device->stream, &args);
+    if (status != DP_OK)
+        atomic_store(&stack->status, (int)status);
+}
+
+static dp_status dp__stack_run(dp__stack *stack, size_t count)
+{
+    const dp_host *host = &stack->ctx->host;
+    bool worth = dp__bytes(&stack->out) >= DP__CPU_SLICE_BYTES && count <= INT_MAX;
+    atomic_init(&stack->status, DP_OK);
+    if (dp__is_host(stack->device) && worth && count >= (size_t)host->thread_count(host))
+        host->parallel(host, (int)count, dp__stack_sample, stack);
+    else
+        for (size_t i = 0; i < count; i++)
+            dp__stack_sample((int)i, stack);
+    return (dp_status)atomic_load(&stack->status);
+}
+
+/* See that a sample can be stacked with the first of its group, and let `shape` grow to hold it. */
+static dp_status dp__stack_fit(const dp_tensor *first, const dp_tensor *tensor, int pad_dims,
+                               size_t sample, const dp__path *path, int64_t *shape)
+{
+    char a[96], b[96];
+    int kept = pad_dims == DP_PAD_NONE ? first->ndim : first->ndim - pad_dims;
+    bool same = tensor->dtype == first->dtype && tensor->ndim == first->ndim &&
+                dp__same_device(tensor->device, first->device);
+    for (int i = 0; same && i < kept; i++)
+        same = tensor->shape[i] == first->shape[i];
+    if (!same)
+        return dp__path_error(
+            DP_ERR_MISMATCH, path,
+            " of sample %zu is %s (%s), which does not stack with %s "
+            "(%s)%s",
+            sample, dp__dtype_names[tensor->dtype], dp__shape_text(tensor, a, sizeof a),
+            dp__dtype_names[first->dtype], dp__shape_text(first, b, sizeof b),
+            dp__same_device(tensor->device, first->device) ? "" : ", on another device");
+    for (int i = kept; i < first->ndim; i++)
+        if (tensor->shape[i] > shape[i])
+            shape[i] = tensor->shape[i];
+    return DP_OK;
+}
+
+static dp_status dp__stack_pads(const dp__stack *stack, size_t count, size_t first,
+                                uint64_t *pad_bits)
+{
+    for (size_t i = 0; i < count; i++) {
+        const dp_tensor *tensor = dp__sample_tensor(stack->samples[i]);
+        pad_bits[i] = 0;
+        if (stack->samples[i].kind != DP_CONTAINER ||
+            memcmp(tensor->shape, stack->out.shape + 1, sizeof(int64_t) * tensor->ndim) == 0)
+            continue;
+        char what[64];
+        snprintf(what, sizeof what, "padding_value of sample %zu", first + i);
+        DP__TRY(dp__number_bits(stack->ctx, what, dp_float(stack->samples[i].as.c->padding_value),
+                                (dp_dtype)tensor->dtype, &pad_bits[i]));
+    }
+    return DP_OK;
+}
+
+/* `samples` are `count` tensors, or containers of tensors; `first` is the number of the first
+   one. */
+static dp_status dp__stack_make(const dp__collator *collator, const dp_value *samples, size_t count,
+                                size_t first, int pad_dims, const dp__path *path, dp_value *out)
+{
+    const dp_tensor *head = dp__sample_tensor(samples[0]);
+    dp__stack stack = {.ctx = collator->zipper.scope->ctx, .samples = samples};
+    int64_t shape[DP_MAX_DIMS + 1] = {(int64_t)count}, unused = 0;
+    memcpy(shape + 1, head->shape, sizeof head->shape[0] * head->ndim);
+    if (head->ndim == DP_MAX_DIMS)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dims, a stack would have one too many",
+                              head->ndim);
+    if (pad_dims != DP_PAD_NONE && head->ndim <= pad_dims)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " of sample %zu has %d dim%s, pad_dims %d needs more", first,
+                              head->ndim, dp__s(head->ndim), pad_dims);
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__stack_fit(head, dp__sample_tensor(samples[i]), pad_dims, first + i, path,
+                              shape + 1));
+    DP__TRY(dp__check_shape("the stack", (dp_dtype)head->dtype, head->ndim + 1, shape, &unused));
+    stack.device = dp__device_of(collator->zipper.scope->ctx, head->device);
+    if (stack.device == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    DP__TRY(dp__tensor_make(collator->zipper.scope, stack.device, (dp_dtype)head->dtype,
+                            head->ndim + 1, shape, &stack.out));
+    uint64_t *pad_bits = dp__scope_bytes(collator->zipper.scope, count * sizeof *pad_bits, 8);
+    if (pad_bits == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a group of %zu", count);
+    DP__TRY(dp__stack_pads(&stack, count, first, pad_bits));
+    stack.pad_bits = pad_bits;
+    DP__TRY(dp__stack_run(&stack, count));
+    return dp__of(collator->zipper.scope, &stack.out, out);
+}
+
+static dp_value *dp__collate_array(const dp__collator *collator, size_t count)
+{
+    dp_value *array =
+        dp__scope_bytes(collator->zipper.scope, count * sizeof *array, _Alignof(dp_value));
+    if (array == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
+    return array;
+}
+
+/* Containers of one column must want the same, and hold tensors if they are to be stacked. */
+static dp_status dp__collate_check(const dp__collator *collator, const dp_value *column,
+                                   const dp__path *path)
+{
+    const dp_container *first = column[0].as.c;
+    for (size_t i = 0; i < collator->zipper.count; i++) {
+        const dp_container *own = column[i].as.c;
+        if (own->stack != first->stack || own->cpu_only != first->cpu_only ||
+            own->pad_dims != first->pad_dims)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  ": samples 0 and %zu differ in stack, cpu_only or "
+                                  "pad_dims",
+                                  i);
+        if (first->stack && !first->cpu_only && own->data.kind != DP_TENSOR)
+            return dp__path_error(DP_ERR_INVALID, path,
+                                  " of sample %zu is to be stacked and holds %s", i,
+                                  dp__a_kind(own->data.kind));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__collate_group(const dp__collator *collator, const dp_value *column,
+                                   size_t first, size_t count, const dp__path *path, dp_value *out)
+{
+    const dp_container *head = column[0].as.c;
+    int pad_dims = head->pad_dims == 0 ? 2 : head->pad_dims;
+    uint8_t depth = 1;
+    if (head->stack && !head->cpu_only)
+        return dp__stack_make(collator, column + first, count, first, pad_dims, path, out);
+    dp_value *items = dp__collate_array(collator, count);
+    if (items == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t i = 0; i < count; i++) {
+        items[i] = column[first + i].as.c->data;
+        DP__TRY(dp__deepen("a sample", items[i], DP_MAX_DEPTH, &depth));
+    }
+    *out = dp__sequence(DP_LIST, items, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__collate_containers(const dp__collator *collator, const dp_value *column,
+                                        const dp__path *path, dp_value *out)
+{
+    size_t group_count = (collator->zipper.count - 1) / collator->group + 1;
+    dp_container batch = *column[0].as.c;
+    uint8_t depth = 1;
+    DP__TRY(dp__collate_check(collator, column, path));
+    dp_value *groups = dp__collate_array(collator, group_count);
+    if (groups == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t i = 0; i < group_count; i++) {
+        size_t first = i * collator->group, left = collator->zipper.count - first;
+        DP__TRY(dp__collate_group(collator, column, first,
+                                  left < collator->group ? left : collator->group, path,
+                                  &groups[i]));
+        DP__TRY(dp__deepen("a group", groups[i], DP_MAX_DEPTH, &depth));
+    }
+    batch.data = dp__sequence(DP_LIST, groups, group_count, depth);
+    DP__TRY(dp__deepen("the batch", batch.data, DP_MAX_DEPTH, &depth));
+    return dp__contain(collator->zipper.scope, &batch, out);
+}
+
+/* Numbers become a tensor of as many elements. */
+static dp_status dp__collate_numbers(const dp__collator *collator, const dp_value *column,
+                                     dp_value *out)
+{
+    int64_t count = (int64_t)collator->zipper.count;
+    uint8_t kind = column[0].kind;
+    dp_dtype dtype = kind == DP_INT ? DP_I64 : kind == DP_FLOAT ? DP_F64 : DP_BOOL;
+    dp_tensor tensor;
+    DP__TRY(dp__tensor_make(collator->zipper.scope, &collator->zipper.scope->ctx->host_device,
+                            dtype, 1, &count, &tensor));
+    for (size_t i = 0; i < collator->zipper.count; i++) {
+        if (kind == DP_INT)
+            ((int64_t *)tensor.data)[i] = column[i].as.i;
+        else if (kind == DP_FLOAT)
+            ((double *)tensor.data)[i] = column[i].as.f;
+        else
+            ((bool *)tensor.data)[i] = column[i].as.b;
+    }
+    return dp__of(collator->zipper.scope, &tensor, out);
+}
+
+static dp_status dp__collate_strings(const dp__collator *collator, const dp_value *column,
+                                     dp_value *out)
+{
+    dp_value *items = dp__collate_array(collator, collator->zipper.count);
+    if (items == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t i = 0; i < collator->zipper.count; i++)
+        DP__TRY(dp__string(collator->zipper.scope, column[i].as.s, &items[i]));
+    *out = dp__sequence(DP_LIST, items, collator->zipper.count, 1);
+    return DP_OK;
+}
+
+static dp_status dp__collate_leaf(dp__zipper *zipper, const dp_value *column, const dp__path *path,
+                                  dp_value *out)
+{
+    const dp__collator *collator = (const dp__collator *)zipper;
+    switch ((dp_kind)column[0].kind) {
+    case DP_CONTAINER:
+        return dp__collate_containers(collator, column, path, out);
+    case DP_TENSOR:
+        return dp__stack_make(collator, column, zipper->count, 0, DP_PAD_NONE, path, out);
+    case DP_BOOLEAN:
+    case DP_INT:
+    case DP_FLOAT:
+        return dp__collate_numbers(collator, column, out);
+    case DP_STRING:
+        return dp__collate_strings(collator, column, out);
+    case DP_NONE:
+    case DP_OPAQUE:
+    case DP_ERROR:
+    case DP_LIST:
+    case DP_TUPLE:
+    case DP_DICT:
+        break;
+    }
+    return dp__path_error(DP_ERR_INVALID, path, " is %s: put it in a container that is cpu_only",
+                          dp__a_kind(column[0].kind));
+}
+
+DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                            size_t samples_per_device, dp_value *out)
+{
+    DP__TRY(dp__check_scope(__func__, scope));
+    DP__TRY(dp__check_ctx(__func__, scope->ctx));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    if (count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: 0 samples", __func__);
+    DP__TRY(
+        dp__check_items(&(dp__holder){.fn = __func__, .what = "samples", .limit = DP_MAX_DEPTH + 1},
+                        samples, count));
+    dp__collator collator = {.zipper = {.scope = scope,
+                                        .count = count,
+                                        .noun = "sample",
+                                        .lists = true,
+                                        .leaf = dp__collate_leaf},
+                             .group = samples_per_device > 0 ? samples_per_device : 1};
+    dp_value batch = dp_none();
+    dp_status status = dp__zip(&collator.zipper, samples, NULL, &batch);
+    if (status == DP_OK)
+        *out = batch;
+    return dp__leave(__func__, scope->ctx, status);
+}
+
+/* ==== >>splitting ================================================================================
+   How rows fall on parts, and which devices the parts are for.                                  */
+
+static const dp_scatter_config dp__scatter_default;
+static const dp_gather_config dp__gather_default;
+
+/* n * weight / total, rounded down; what is left goes to the largest remainders, lower parts
+   first. */
+static void dp__split_weights(const double *weights, int64_t rows, size_t count, int64_t *out)
+{
+    double total = 0;
+    int64_t left = rows;
+    for (size_t i = 0; i < count; i++)
+        total += weights[i];
+    for (size_t i = 0; i < count; i++) {
+        double share = floor((double)rows * (weights[i] / total));
+        out[i] = share < (double)left ? (int64_t)share : left; /* rounding must not give too much */
+        left -= out[i];
+    }
+    for (; left > 0; left--) {
+        size_t best = 0;
+        double most = -1;
+        for (size_t i = 0; i < count; i++) {
+            double rest = (double)rows * (weights[i] / total) - (double)out[i];
+            if (weights[i] > 0 && rest > most) {
+                most = rest;
+                best = i;
+            }
+        }
+        out[best]++;
+    }
+}
+
+static dp_status dp__check_weights(const char *fn, const double *weights, size_t count)
+{
+    double total = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (!(weights[i] >= 0) || !isfinite(weights[i]))
+            return dp_error(DP_ERR_INVALID, "%s: weights[%zu] is %g", fn, i, weights[i]);
+        total += weights[i];
+    }
+    if (!(total > 0) || !isfinite(total))
+        return dp_error(DP_ERR_INVALID, "%s: the weights add up to %g", fn, total);
+    return DP_OK;
+}
+
+/* The split is one that there is, and has what it needs: an entry for each of `count` parts. */
+static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, size_t count)
+{
+    bool sizes = how->split == DP_SPLIT_SIZES, weights = how->split == DP_SPLIT_WEIGHTS;
+    if ((unsigned)how->split > DP_SPLIT_WEIGHTS)
+        return dp_error(DP_ERR_INVALID, "%s: %d is no split", fn, (int)how->split);
+    if ((how->sizes != NULL && !sizes) || (how->weights != NULL && !weights))
+        return dp_error(DP_ERR_INVALID, "%s: %s is given, and split is not DP_SPLIT_%s", fn,
+                        sizes || how->sizes == NULL ? "weights" : "sizes",
+                        sizes || how->sizes == NULL ? "WEIGHTS" : "SIZES");
+    if (sizes)
+        DP__TRY(dp__check_pointer(fn, "sizes", how->sizes));
+    if (weights)
+        DP__TRY(dp__check_pointer(fn, "weights", how->weights));
+    if (!sizes && !weights && how->split_count != 0)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: split_count is %zu, and neither sizes nor weights is given", fn,
+                        how->split_count);
+    if ((sizes || weights) && how->split_count != count)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: split_count is %zu, %s has an entry for each of %zu "
+                        "part%s",
+                        fn, how->split_count, sizes ? "sizes" : "weights", count, dp__s(count));
+    for (size_t i = 0; sizes && i < count; i++)
+        if (how->sizes[i] < 0)
+            return dp_error(DP_ERR_INVALID, "%s: sizes[%zu] is %lld", fn, i,
+                            (long long)how->sizes[i]);
+    return weights ? dp__check_weights(fn, how->weights, count) : DP_OK;
+}
+
+/* None of the sizes is negative. */
+static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t rows, size_t count)
+{
+    int64_t left = rows;
+    for (size_t i = 0; i < count; i++) {
+        if (sizes[i] > left)
+            return dp_error(DP_ERR_INVALID, "%s: the sizes add up to more than the %lld row%s", fn,
+                            (long long)rows, dp__s((size_t)rows));
+        left -= sizes[i];
+    }
+    if (left != 0)
+        return dp_error(DP_ERR_INVALID, "%s: the sizes leave %lld of %lld row%s out", fn,
+                        (long long)left, (long long)rows, dp__s((size_t)rows));
+    return DP_OK;
+}
+
+/* `how` was checked for `count` parts. */
+static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t rows, size_t count,
+                           int64_t *out, size_t *out_made)
+{
+    int64_t parts = (int64_t)count, chunk = rows / parts + (rows % parts != 0), left = rows;
+    *out_made = count;
+    switch (how->split) {
+    case DP_SPLIT_BALANCED:
+        for (int64_t i = 0; i < parts; i++)
+            out[i] = rows / parts + (i < rows % parts);
+        return DP_OK;
+    case DP_SPLIT_CHUNK:
+        for (int64_t i = 0; i < parts; left -= out[i++])
+            out[i] = left < chunk ? left : chunk;
+        *out_made = rows > 0 ? (size_t)((rows - 1) / chunk + 1) : count;
+        return DP_OK;
+    case DP_SPLIT_SIZES:
+        DP__TRY(dp__check_sizes(fn, how->sizes, rows, count));
+        memcpy(out, how->sizes, count * sizeof *out);
+        return DP_OK;
+    case DP_SPLIT_WEIGHTS:
+        dp__split_weights(how->weights, rows, count, out);
+        break;
+    }
+    return DP_OK;
+}
+
+DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows, size_t part_count,
+                               int64_t *out_rows, size_t *out_part_count)
+{
+    size_t made = 0;
+    how = how != NULL ? how : &dp__scatter_default;
+    if (rows < 0)
+        return dp_error(DP_ERR_INVALID, "%s: %lld rows", __func__, (long long)rows);
+    if (part_count == 0 || part_count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
+    DP__TRY(dp__check_pointer(__func__, "out_rows", out_rows));
+    DP__TRY(dp__check_pointer(__func__, "out_part_count", out_part_count));
+    DP__TRY(dp__check_split(__func__, how, part_count));
+    DP__TRY(dp__split(__func__, how, rows, part_count, out_rows, &made));
+    *out_part_count = made;
+    return DP_OK;
+}
+
+static size_t dp__rank_count(const dp_ctx *ctx, const dp_scatter_config *how)
+{
+    return how->local_ranks != NULL ? how->local_rank_count : (size_t)ctx->info.local_count;
+}
+
+static int dp__rank_at(const dp_scatter_config *how, size_t i)
+{
+    return how->local_ranks != NULL ? how->local_ranks[i] : (int)i;
+}
+
+static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_scatter_config *how)
+{
+    size_t count = dp__rank_count(ctx, how);
+    if (how->local_ranks == NULL && how->local_rank_count != 0 && how->local_rank_count != count)
+        return dp_error(DP_ERR_INVALID, "%s: local_rank_count is %zu and local_ranks is NULL", fn,
+                        how->local_rank_count);
+    if (count == 0 || count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: local_ranks is given and local_rank_count is %zu", fn,
+                        count);
+    for (size_t i = 0; how->local_ranks != NULL && i < count; i++) {
+        char what[48];
+        snprintf(what, sizeof what, "local_ranks[%zu]", i);
+        DP__TRY(dp__check_rank(fn, ctx, what, how->local_ranks[i]));
+    }
+    return DP_OK;
+}
+
+/* ==== >>cutting ==================================================================================
+   The plan of a scatter: how many parts there are, how many rows each has, and that nothing is lost
+   by cutting a tree so.                                                                         */
+
+typedef struct dp__plan {
+    const char *fn;
+    dp_ctx *ctx;
+    dp_scope *scope;
+    const dp_scatter_config *how;
+    dp_value roots[2]; /* what is cut together; in them leaves are found that an error names */
+    size_t device_count;
+    size_t most;           /* parts that there can be: devices, or groups of the containers */
+    const void *groups_of; /* the first container; NULL: there is none */
+    const void *rows_of;   /* the container, or else the tensor, whose rows count; NULL: none has */
+    int64_t total;         /* those rows */
+    bool fixed;            /* they are samples of groups, so `sizes` is said by these */
+    int64_t rows;          /* for which `sizes` was worked out; -1: none yet */
+    int64_t *sizes;        /* of the parts, device_count of them */
+    size_t made;           /* parts that `sizes` has */
+    size_t parts;          /* least number over the fields so far */
+    size_t needed;         /* parts up to the last one with rows, over the fields so far */
+    const void *parts_by, *needed_by; /* the fields that make and need so many */
+} dp__plan;
+
+/* The place of a leaf in a tree, told by its address. */
+static bool dp__leaf_path(dp_value value, const void *leaf, const dp__path *path, char *text,
+                          size_t bytes)
+{
+    bool found = (value.kind == DP_TENSOR || value.kind == DP_CONTAINER) && value.as.p == leaf;
+    if (found)
+        dp__path_text(path, text, bytes);
+    for (uint32_t i = 0; !found && dp__is_sequence(value) && i < value.count; i++)
+        found = dp__leaf_path(value.as.items[i], leaf, &(dp__path){path, NULL, i}, text, bytes);
+    for (uint32_t i = 0; !found && value.kind == DP_DICT && i < value.count; i++)
+        found = dp__leaf_path(value.as.pairs[i].value, leaf,
+                              &(dp__path){path, value.as.pairs[i].key, 0}, text, bytes);
+    return found;
+}
+
+static const char *dp__plan_name(const dp__plan *plan, const void *leaf, char *text, size_t bytes)
+{
+    if (!dp__leaf_path(plan->roots[0], leaf, NULL, text, bytes) &&
+        !dp__leaf_path(plan->roots[1], leaf, NULL, text, bytes))
+        snprintf(text, bytes, "a field");
+    return text;
+}
+
+/* A field makes `made` parts, of which the first `needed` are not empty. */
+static void dp__plan_field(dp__plan *plan, size_t made, size_t needed, const void *leaf)
+{
+    if (made < plan->parts) {
+        plan->parts = made;
+        plan->parts_by = leaf;
+    }
+    if (needed > plan->needed) {
+        plan->needed = needed;
+        plan->needed_by = leaf;
+    }
+}
+
+/* ---- containers decide ----------------------------------------------------------------------- */
+
+/* A tensor that was never collated is the only group. */
+static size_t dp__group_count(const dp_container *container)
+{
+    return container->data.kind == DP_LIST ? container->data.count : 1;
+}
+
+static dp_value dp__group_at(const dp_container *container, size_t i)
+{
+    return container->data.kind == DP_LIST ? container->data.as.items[i] : container->data;
+}
+
+/* Samples in a group, as collate makes it: rows of a tensor, entries of a list; -1: who knows. */
+static int64_t dp__group_rows(const dp_container *container, size_t i)
+{
+    dp_value group = dp__group_at(container, i);
+    if (container->data.kind == DP_LIST && group.kind == DP_TENSOR && group.as.t->ndim > 0)
+        return group.as.t->shape[0];
+    return group.kind == DP_LIST ? (int64_t)group.count : -1;
+}
+
+/* What a group may hold: tensors, and lists of them. */
+static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__path *path)
+{
+    if (value.kind == DP_TENSOR && dp__device_of(plan->ctx, value.as.t->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    if (value.kind != DP_TENSOR && !dp__is_sequence(value))
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " is %s: only tensors go to a device, the rest is for cpu_only",
+                              dp__a_kind(value.kind));
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+        DP__TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
+    }
+    return DP_OK;
+}
+
+/* The first container whose samples can be counted says how many rows the parts have. */
+static dp_status dp__plan_decide(dp__plan *plan, const dp_container *container,
+                                 const dp__path *path)
+{
+    bool sizes = plan->how->split == DP_SPLIT_SIZES && plan->device_count > 1;
+    plan->total = 0;
+    for (size_t i = 0; i < plan->device_count; i++) {
+        plan->sizes[i] = i < plan->most ? dp__group_rows(container, i) : 0;
+        if (__builtin_add_overflow(plan->total, plan->sizes[i], &plan->total))
+            return dp__path_error(DP_ERR_INVALID, path, ": too many rows");
+        if (sizes && plan->sizes[i] != plan->how->sizes[i])
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %lld sample%s in group %zu, and sizes[%zu] is %lld",
+                                  (long long)plan->sizes[i], dp__s((size_t)plan->sizes[i]), i, i,
+                                  (long long)plan->how->sizes[i]);
+    }
+    plan->rows_of = container;
+    plan->rows = plan->total;
+    plan->made = plan->most;
+    plan->fixed = true;
+    return DP_OK;
+}
+
+/* On one device nothing has to agree. */
+static dp_status dp__plan_samples(dp__plan *plan, const dp_container *container,
+                                  const dp__path *path)
+{
+    char where[160];
+    for (size_t i = 0; i < plan->most; i++)
+        if (dp__group_rows(container, i) < 0)
+            return DP_OK;
+    if (!plan->fixed)
+        return dp__plan_decide(plan, container, path);
+    for (size_t i = 0; i < plan->most && plan->device_count > 1; i++) {
+        int64_t rows = dp__group_rows(container, i);
+        if (rows != plan->sizes[i])
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %lld sample%s in group %zu and %s has %lld: they cannot be "
+                                  "cut alike",
+                                  (long long)rows, dp__s((size_t)rows), i,
+                                  dp__plan_name(plan, plan->rows_of, where, sizeof where),
+                                  (long long)plan->sizes[i]);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__plan_container(dp__plan *plan, const dp_container *container,
+                                    const dp__path *path)
+{
+    char where[160];
+    dp_value data = container->data;
+    size_t count = dp__group_count(container);
+    if (data.kind != DP_LIST && data.kind != DP_TENSOR)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " is a container of %s, not of a list with one entry a "
+                              "device: collate makes it",
+                              dp__a_kind(data.kind));
+    if (count > plan->device_count)
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " has %zu group%s for %zu device%s: groups would be lost", count,
+                              dp__s(count), plan->device_count, dp__s(plan->device_count));
+    if (plan->groups_of != NULL && count != plan->most)
+        return dp__path_error(
+            DP_ERR_MISMATCH, path, " has %zu group%s and %s has %zu: they cannot be cut alike",
+            count, dp__s(count), dp__plan_name(plan, plan->groups_of, where, sizeof where),
+            plan->most);
+    if (!container->cpu_only)
+        DP__TRY(dp__plan_group(plan, data, path));
+    plan->groups_of = plan->groups_of != NULL ? plan->groups_of : container;
+    plan->most = count;
+    return dp__plan_samples(plan, container, path);
+}
+
+/* ---- tensors follow, or the split decides ---------------------------------------------------- */
+
+static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
+{
+    if (plan->rows == rows)
+        return DP_OK;
+    DP__TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
+    plan->rows = rows;
+    return DP_OK;
+}
+
+/* One device takes all as it is. */
+static bool dp__plan_is_whole(const dp__plan *plan)
+{
+    return plan->device_count == 1 && plan->most == 1;
+}
+
+/* The first tensor with rows counts them, if no container does. */
+static void dp__plan_count(dp__plan *plan, const dp_tensor *tensor, int64_t rows)
+{
+    if (plan->rows_of != NULL)
+        return;
+    plan->rows_of = tensor;
+    plan->total = rows;
+}
+
+static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
+{
+    char where[160];
+    int dim = plan->how->dim;
+    bool has_dim = dim >= -tensor->ndim && dim < tensor->ndim;
+    int64_t rows = has_dim ? tensor->shape[dim < 0 ? dim + tensor->ndim : dim] : 0;
+    if (dp__device_of(plan->ctx, tensor->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
+    if (has_dim)
+        dp__plan_count(plan, tensor, rows);
+    if (dp__plan_is_whole(plan))
+        return DP_OK;
+    if (tensor->ndim == 0)
+        return dp__path_error(DP_ERR_INVALID, path, " has 0 dims and cannot be cut: pass a number");
+    if (!has_dim)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dim%s, dim %d is out of range",
+                              tensor->ndim, dp__s(tensor->ndim), dim);
+    if (plan->total != rows && (plan->fixed || plan->how->split != DP_SPLIT_CHUNK))
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " has %lld row%s and %s has %lld%s: they cannot be cut alike",
+                              (long long)rows, dp__s((size_t)rows),
+                              dp__plan_name(plan, plan->rows_of, where, sizeof where),
+                              (long long)plan->total, plan->fixed ? " in its groups" : "");
+    DP__TRY(dp__plan_rows(plan, rows));
+    size_t needed = plan->made;
+    while (needed > 0 && plan->sizes[needed - 1] == 0)
+        needed--;
+    dp__plan_field(plan, plan->made, needed, tensor);
+    return DP_OK;
+}
+
+/* All leaves of a kind: containers come first. */
+static dp_status dp__plan_value(dp__plan *plan, dp_kind kind, dp_value value, const dp__path *path)
+{
+    if (value.kind == kind)
+        return kind == DP_TENSOR ? dp__plan_tensor(plan, value.as.t, path)
+                                 : dp__plan_container(plan, value.as.c, path);
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
+        if (!dp__is_plain(value.as.items[i]))
+            DP__TRY(dp__plan_value(plan, kind, value.as.items[i], &(dp__path){path, NULL, i}));
+    }
+    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
+        const dp_pair *pair = &value.as.pairs[i];
+        if (!dp__is_plain(pair->value))
+            DP__TRY(dp__plan_value(plan, kind, pair->value, &(dp__path){path, pair->key, 0}));
+    }
+    return DP_OK;
+}
+
+/* Of some of the roots: the number of parts is the least over the fields; a field with rows beyond
+   would lose them. */
+static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t count)
+{
+    char needs[160], makes[160];
+    plan->parts = plan->most;
+    plan->needed = plan->groups_of != NULL ? plan->most : 0;
+    plan->parts_by = plan->needed_by = plan->groups_of;
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__plan_value(plan, DP_TENSOR, values[i], NULL));
+    if (plan->needed > plan->parts)
+        return dp_error(DP_ERR_MISMATCH,
+                        "%s has rows in %zu parts, %s makes %zu part%s: rows would be lost",
+                        dp__plan_name(plan, plan->needed_by, needs, sizeof needs), plan->needed,
+                        dp__plan_name(plan, plan->parts_by, makes, sizeof makes), plan->parts,
+                        dp__s(plan->parts));
+    return DP_OK;
+}
+
+/* Rows of each part; NULL: there is nothing that has any. */
+static dp_status dp__plan_sizes(dp__plan *plan, int64_t **out)
+{
+    *out = plan->rows_of != NULL ? plan->sizes : NULL;
+    if (dp__plan_is_whole(plan))
+        plan->sizes[0] = plan->total;
+    else if (plan->rows_of != NULL)
+        DP__TRY(dp__plan_rows(plan, plan->total));
+    return DP_OK;
+}
+
+static dp_status dp__plan_begin(dp__plan *plan)
+{
+    DP__TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
+    plan->device_count = dp__rank_count(plan->ctx, plan->how);
+    DP__TRY(dp__check_split(plan->fn, plan->how, plan->device_count));
+    plan->most = plan->device_count;
+    plan->rows = -1;
+    plan->sizes = dp__scope_bytes(plan->scope, plan->device_count * sizeof *plan->sizes, 8);
+    if (plan->sizes == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", plan->fn,
+                        plan->device_count);
+    for (size_t i = 0; i < 2; i++)
+        DP__TRY(dp__plan_value(plan, DP_CONTAINER, plan->roots[i], NULL));
+    return DP_OK;
+}
+
+/* ==== >>scattering ===============================================================================
+   Each part of a planned tree is built by itself. On devices that the host reaches a part is a
+   view; elsewhere it is copied there.                                                           */
+
+/* Make a tensor seen from a device: a view where the host reaches both, else a copy. */
+static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *device)
+{
+    const dp__device *from = dp__device_of(scope->ctx, tensor->device);
+    dp_tensor copy;
+    if (from == NULL)
+        return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
+    if (from == device || (dp__is_host(from) && dp__is_host(device))) {
+        tensor->device = device->id;
+        return DP_OK;
+    }
+    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                            &copy));
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&copy);
+    DP__TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
+    *tensor = copy;
+    return DP_OK;
+}
+
+typedef struct dp__parter { /* maps a tree to its part `index` */
+    dp__mapper mapper;
+    dp__plan *plan;
+    size_t index;
+    dp__device *device;
+} dp__parter;
+
+static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp_value *out)
+{
+    dp__plan *plan = parter->plan;
+    int dim = plan->how->dim < 0 ? plan->how->dim + tensor->ndim : plan->how->dim;
+    int64_t first = 0;
+    dp_tensor *part = dp__of_copy(plan->scope, tensor, out);
+    if (part == NULL)
+        return dp__full(plan->fn);
+    if (!dp__plan_is_whole(plan)) {
+        DP__TRY(dp__plan_rows(plan, tensor->shape[dim]));
+        for (size_t i = 0; i < parter->index; i++)
+            first += plan->sizes[i];
+        dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
+    }
+    return dp__place(plan->scope, part, parter->device);
+}
+
+/* Inside a group: tensors go to the device whole, lists of them too. */
+static dp_status dp__part_group_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__parter *parter = (dp__parter *)mapper;
+    *out = value;
+    if (value.kind != DP_TENSOR) /* an empty list */
+        return DP_OK;
+    dp_tensor *part = dp__of_copy(parter->plan->scope, value.as.t, out);
+    if (part == NULL)
+        return dp__full(parter->plan->fn);
+    return dp__place(parter->plan->scope, part, parter->device);
+}
+
+static dp_status dp__part_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__parter *parter = (dp__parter *)mapper;
+    if (value.kind == DP_TENSOR)
+        return dp__part_tensor(parter, value.as.t, out);
+    if (value.kind != DP_CONTAINER) {
+        *out = value;
+        return DP_OK;
+    }
+    dp_value group = dp__group_at(value.as.c, parter->index);
+    if (value.as.c->cpu_only) {
+        *out = group;
+        return DP_OK;
+    }
+    dp__parter inner = *parter;
+    inner.mapper.leaf = dp__part_group_leaf;
+    return dp__map(&inner.mapper, group, out);
+}
+
+static dp_status dp__part_make(dp__plan *plan, dp_value value, size_t index, dp_value *out)
+{
+    dp__device *device = &plan->ctx->devices[dp__rank_at(plan->how, index)];
+    dp__parter parter = {.mapper = {.scope = plan->scope, .leaf = dp__part_leaf},
+                         .plan = plan,
+                         .index = index,
+                         .device = device};
+    return dp__map(&parter.mapper, value, out);
+}
+
+static dp_status dp__list_out(const char *fn, dp_kind kind, const dp_value *items, size_t count,
+                              dp_value *out)
+{
+    uint8_t depth = 1;
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__deepen(fn, items[i], DP_MAX_DEPTH, &depth));
+    *out = dp__sequence(kind, items, count, depth);
+    return DP_OK;
+}
+
+static dp_status dp__scatter_value(dp__plan *plan, dp_value value, dp_value *out_list)
+{
+    DP__TRY(dp__plan_make(plan, &value, 1));
+    dp_value *items = dp__scope_bytes(plan->scope, plan->parts * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
+    for (size_t i = 0; i < plan->parts; i++)
+        DP__TRY(dp__part_make(plan, value, i, &items[i]));
+    return dp__list_out(plan->fn, DP_LIST, items, plan->parts, out_list);
+}
+
+DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                            const dp_scatter_config *how, dp_value *out_list)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp__plan plan = {
+        .fn = __func__, .ctx = ctx, .scope = scope, .how = how, .roots = {value, dp_none()}};
+    dp_value list = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_value(__func__, "value", value));
+    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
+    dp_status status = dp__plan_begin(&plan);
+    if (status == DP_OK)
+        status = dp__scatter_value(&plan, value, &list);
+    if (status == DP_OK)
+        *out_list = list;
+    return dp__leave(__func__, ctx, status);
+}
+
+static bool dp__is_nothing(dp_value value)
+{
+    return value.kind == DP_NONE ||
+           (value.count == 0 && (dp__is_sequence(value) || value.kind == DP_DICT));
+}
+
+/* Entries of a list, filled up with `filler` to `count`. */
+static dp_status dp__list_pad(dp__plan *plan, dp_value list, size_t count, dp_value filler,
+                              dp_value *out)
+{
+    dp_value *items = dp__scope_bytes(plan->scope, count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", count);
+    for (size_t i = 0; i < count; i++)
+        items[i] = i < list.count ? list.as.items[i] : filler;
+    return dp__list_out(plan->fn, DP_LIST, items, count, out);
+}
+
+static dp_status dp__scatter_both(dp__plan *plan, dp_value args, dp_value kwargs,
+                                  dp_value *out_args, dp_value *out_kwargs)
+{
+    dp_value list_args = dp__sequence(DP_LIST, NULL, 0, 1), list_kwargs = list_args;
+    if (!dp__is_nothing(args))
+        DP__TRY(dp__scatter_value(plan, args, &list_args));
+    if (!dp__is_nothing(kwargs))
+        DP__TRY(dp__scatter_value(plan, kwargs, &list_kwargs));
+    size_t count = list_args.count > list_kwargs.count ? list_args.count : list_kwargs.count;
+    DP__TRY(dp__list_pad(plan, list_args, count, dp__sequence(DP_TUPLE, NULL, 0, 1), out_args));
+    return dp__list_pad(plan, list_kwargs, count, dp__dict_of(NULL, 0, 1), out_kwargs);
+}
+
+DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, dp_value kwargs,
+                                   const dp_scatter_config *how, dp_value *out_args,
+                                   dp_value *out_kwargs)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp__plan plan = {
+        .fn = __func__, .ctx = ctx, .scope = scope, .how = how, .roots = {args, kwargs}};
+    dp_value lists[2] = {dp_none(), dp_none()};
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_value(__func__, "args", args));
+    DP__TRY(dp__check_value(__func__, "kwargs", kwargs));
+    DP__TRY(dp__check_pointer(__func__, "out_args", out_args));
+    DP__TRY(dp__check_pointer(__func__, "out_kwargs", out_kwargs));
+    if (args.kind != DP_NONE && !dp__is_sequence(args))
+        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", __func__,
+                        dp__a_kind(args.kind));
+    if (kwargs.kind != DP_NONE && kwargs.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", __func__,
+                        dp__a_kind(kwargs.kind));
+    dp_status status = dp__plan_begin(&plan);
+    if (status == DP_OK)
+        status = dp__scatter_both(&plan, args, kwargs, &lists[0], &lists[1]);
+    if (status == DP_OK) {
+        *out_args = lists[0];
+        *out_kwargs = lists[1];
+    }
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>gathering ================================================================================
+   The other way: several become one. Also the forms that fill tensors of the caller's.          */
+
+static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const char *what,
+                                  const dp_gather_config *how, dp__device **out)
+{
+    *out = &ctx->host_device;
+    if (how->to_host)
+        return DP_OK;
+    DP__TRY(dp__check_rank(fn, ctx, what, how->local_rank));
+    *out = &ctx->devices[how->local_rank];
+    return DP_OK;
+}
+
+/* That tensors can be joined along `dim`; out_rows: what they have together there. */
+static dp_status dp__check_join(const dp__path *path, const dp_tensor *const *parts, size_t count,
+                                int dim, int64_t *out_rows)
+{
+    char a[96], b[96];
+    int64_t rows = 0;
+    for (size_t i = 0; i < count; i++) {
+        const dp_tensor *first = parts[0], *part = parts[i];
+        bool same = part->dtype == first->dtype;
+        for (int k = 0; same && k < first->ndim; k++)
+            same = k == dim || part->shape[k] == first->shape[k];
+        if (!same)
+            return dp__path_error(
+                DP_ERR_MISMATCH, path, " is %s (%s) in replica 0 and %s (%s) in replica %zu",
+                dp__dtype_names[first->dtype], dp__shape_text(first, a, sizeof a),
+                dp__dtype_names[part->dtype], dp__shape_text(part, b, sizeof b), i);
+        if (__builtin_add_overflow(rows, part->shape[dim], &rows))
+            return dp__path_error(DP_ERR_INVALID, path, ": too many rows");
+    }
+    *out_rows = rows;
+    return DP_OK;
+}
+
+/* One part's rows of the whole, in or out; *first moves on. */
+static dp_status dp__copy_rows(dp_ctx *ctx, const dp_tensor *whole, int dim, const dp_tensor *part,
+                               bool into_whole, int64_t *first)
+{
+    dp_tensor view = dp__narrow(whole, dim, *first, part->shape[dim]);
+    *first += part->shape[dim];
+    return into_whole ? dp__copy_tensor(ctx, &view, part, NULL)
+                      : dp__copy_tensor(ctx, part, &view, NULL);
+}
+
+typedef struct dp__gatherer {
+    dp__zipper zipper;
+    dp_ctx *ctx;
+    dp__device *target;
+    int dim;
+    const dp_tensor **parts; /* of the leaf at hand */
+} dp__gatherer;
+
+/* 0-dim tensors are joined as if they had one dim of size 1. */
+static dp_status dp__gather_scalars(dp__gatherer *gatherer, const dp__path *path)
+{
+    if (gatherer->dim != 0 && gatherer->dim != -1)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " has 0 dims and can be gathered along dim 0 only, not %d",
+                              gatherer->dim);
+    dp_tensor *vectors =
+        dp__scope_bytes(gatherer->zipper.scope, gatherer->zipper.count * sizeof *vectors, 8);
+    if (vectors == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu scalars", gatherer->zipper.count);
+    for (size_t i = 0; i < gatherer->zipper.count; i++) {
+        vectors[i] = *gatherer->parts[i];
+        vectors[i].ndim = 1;
+        vectors[i].shape[0] = vectors[i].stride[0] = 1;
+        gatherer->parts[i] = &vectors[i];
+    }
+    return DP_OK;
+}
+
+/* Look at the tensors of a leaf: whether all are channels-last, or without dims. */
+static dp_status dp__gather_look(dp__gatherer *gatherer, const dp_value *values,
+                                 const dp__path *path, bool *channels_last)
+{
+    *channels_last = true;
+    for (size_t i = 0; i < gatherer->zipper.count; i++) {
+        const dp_tensor *part = gatherer->parts[i] = values[i].as.t;
+        if (part->ndim != values[0].as.t->ndim)
+            return dp__path_error(DP_ERR_MISMATCH, path,
+                                  " has %d dim%s in replica 0 and %d in replica %zu",
+                                  values[0].as.t->ndim, dp__s(values[0].as.t->ndim), part->ndim, i);
+        if (dp__device_of(gatherer->ctx, part->device) == NULL)
+            return dp__path_error(DP_ERR_INVALID, path,
+                                  " of replica %zu is on no device of this context", i);
+        *channels_last = *channels_last && dp__is_channels_last(part);
+    }
+    return values[0].as.t->ndim == 0 ? dp__gather_scalars(gatherer, path) : DP_OK;
+}
+
+static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *values,
+                                    const dp__path *path, dp_value *out)
+{
+    dp_scope *scope = gatherer->zipper.scope;
+    bool channels_last = false;
+    int64_t first = 0;
+    int dim = gatherer->dim;
+    DP__TRY(dp__gather_look(gatherer, values, path, &channels_last));
+    dp_tensor joined = *gatherer->parts[0];
+    if (dim < -joined.ndim || dim >= joined.ndim)
+        return dp__path_error(DP_ERR_INVALID, path, " has %d dim%s, dim %d is out of range",
+                              joined.ndim, dp__s(joined.ndim), dim);
+    dim = dim < 0 ? dim + joined.ndim : dim;
+    int64_t unused = 0;
+    DP__TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
+    DP__TRY(
+        dp__check_shape("the result", (dp_dtype)joined.dtype, joined.ndim, joined.shape, &unused));
+    DP__TRY(dp__tensor_make(scope, gatherer->target, (dp_dtype)joined.dtype, joined.ndim,
+                            joined.shape, &joined));
+    if (channels_last)
+        dp__make_channels_last(&joined);
+    for (size_t i = 0; i < gatherer->zipper.count; i++)
+        DP__TRY(dp__copy_rows(gatherer->ctx, &joined, dim, gatherer->parts[i], true, &first));
+    return dp__of(scope, &joined, out);
+}
+
+static dp_status dp__refuse_leaf(dp_value value, const dp__path *path, const char *verb)
+{
+    return dp__path_error(DP_ERR_INVALID, path, " is %s, which cannot be %s: return a tensor",
+                          dp__a_kind(value.kind), verb);
+}
+
+static dp_status dp__gather_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                                 dp_value *out)
+{
+    if (values[0].kind == DP_TENSOR)
+        return dp__gather_tensors((dp__gatherer *)zipper, values, path, out);
+    if (values[0].kind != DP_NONE)
+        return dp__refuse_leaf(values[0], path, "gathered");
+    *out = dp_none();
+    return DP_OK;
+}
+
+static dp_status dp__check_list(const char *fn, dp_value list)
+{
+    DP__TRY(dp__check_value(fn, "list", list));
+    if (!dp__is_sequence(list) || list.count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: list is %s, not a list with one value a replica", fn,
+                        dp__is_sequence(list) ? "empty" : dp__a_kind(list.kind));
+    return DP_OK;
+}
+
+DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp_gather_config *how,
+                           dp_value *out)
+{
+    how = how != NULL ? how : &dp__gather_default;
+    dp__device *target = NULL;
+    dp_value result = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_list(__func__, list));
+    DP__TRY(dp__check_output(__func__, ctx, "local_rank", how, &target));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp__gatherer gatherer = {
+        .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__gather_leaf},
+        .ctx = ctx,
+        .target = target,
+        .dim = how->dim,
+        .parts = dp__scope_bytes(scope, list.count * sizeof *gatherer.parts, 8)};
+    if (gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %u parts", __func__,
+                        (unsigned)list.count);
+    dp_status status = dp__zip(&gatherer.zipper, list.as.items, NULL, &result);
+    if (status == DP_OK)
+        *out = result;
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ---- into tensors of the caller's ------------------------------------------------------------ */
+
+/* The last of outs[0 .. last] overlaps none of the others. */
+static dp_status dp__check_outs_apart(const char *fn, const dp_tensor *outs, size_t last)
+{
+    for (size_t i = 0; i < last; i++)
+        if (dp__overlap(&outs[i], &outs[last]))
+            return dp_error(DP_ERR_INVALID, "%s: out %zu overlaps out %zu", fn, last, i);
+    return DP_OK;
+}
+
+/* Parts and the whole they make along dim: `whole_is_out` says which of them is written. */
+static dp_status dp__check_whole(const char *fn, dp_ctx *ctx, const dp_tensor *parts, size_t count,
+                                 int *dim, const dp_tensor *whole, bool whole_is_out)
+{
+    char what[32], a[96], b[96];
+    const char *name = whole_is_out ? "out" : "src";
+    int64_t rows = 0;
+    dp__device *device = NULL;
+    if (count == 0 || count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu tensors", fn, count);
+    DP__TRY(dp__check_pointer(fn, whole_is_out ? "parts" : "outs", parts));
+    DP__TRY(dp__check_placed(fn, ctx, name, whole, &device));
+    DP__TRY(dp__check_dim(fn, *dim, whole->ndim, dim));
+    if (whole_is_out)
+        DP__TRY(dp__check_writable(fn, name, whole));
+    for (size_t i = 0; i < count; i++) {
+        snprintf(what, sizeof what, "%s %zu", whole_is_out ? "part" : "out", i);
+        DP__TRY(dp__check_placed(fn, ctx, what, &parts[i], &device));
+        if (!whole_is_out) {
+            DP__TRY(dp__check_writable(fn, what, &parts[i]));
+            DP__TRY(dp__check_outs_apart(fn, parts, i));
+        }
+        dp_tensor like = *whole;
+        like.shape[*dim] = parts[i].ndim == whole->ndim ? parts[i].shape[*dim] : 0;
+        if (parts[i].dtype != whole->dtype || !dp__same_shape(&like, &parts[i]))
+            return dp_error(DP_ERR_INVALID, "%s: %s is %s (%s), %s is %s (%s)", fn, what,
+                            dp__dtype_names[parts[i].dtype], dp__shape_text(&parts[i], a, sizeof a),
+                            name, dp__dtype_names[whole->dtype],
+                            dp__shape_text(whole, b, sizeof b));
+        if (dp__overlap(&parts[i], whole))
+            return dp_error(DP_ERR_INVALID, "%s: %s overlaps %s", fn, what, name);
+        if (__builtin_add_overflow(rows, parts[i].shape[*dim], &rows))
+            rows = -1;
+    }
+    if (rows != whole->shape[*dim])
+        return dp_error(DP_ERR_INVALID, "%s: the parts have %lld row%s along dim %d, %s has %lld",
+                        fn, (long long)rows, dp__s((size_t)rows), *dim, name,
+                        (long long)whole->shape[*dim]);
+    return DP_OK;
+}
+
+DP_API dp_status dp_scatter_into(dp_ctx *ctx, const dp_tensor *src, int dim, const dp_tensor *outs,
+                                 size_t out_count)
+{
+    int64_t first = 0;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_whole(__func__, ctx, outs, out_count, &dim, src, false));
+    dp_status status = DP_OK;
+    for (size_t i = 0; i < out_count && status == DP_OK; i++)
+        status = dp__copy_rows(ctx, src, dim, &outs[i], false, &first);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_gather_into(dp_ctx *ctx, const dp_tensor *parts, size_t part_count, int dim,
+                                const dp_tensor *out)
+{
+    int64_t first = 0;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_whole(__func__, ctx, parts, part_count, &dim, out, true));
+    dp_status status = DP_OK;
+    for (size_t i = 0; i < part_count && status == DP_OK; i++)
+        status = dp__copy_rows(ctx, out, dim, &parts[i], true, &first);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_replicate_into(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                   size_t out_count)
+{
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    if (out_count == 0 || out_count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu tensors", __func__, out_count);
+    DP__TRY(dp__check_pointer(__func__, "outs", outs));
+    for (size_t i = 0; i < out_count; i++) {
+        char name[32];
+        dp__pair pair = {.dst_name = name, .src_name = "src", .dst = &outs[i], .src = src};
+        snprintf(name, sizeof name, "out %zu", i);
+        DP__TRY(dp__check_copy(__func__, ctx, &pair));
+        DP__TRY(dp__check_same_dtype(__func__, name, &outs[i], "src", src));
+        DP__TRY(dp__check_outs_apart(__func__, outs, i));
+    }
+    dp_status status = DP_OK;
+    for (size_t i = 0; i < out_count && status == DP_OK; i++)
+        if (outs[i].data != src->data)
+            status = dp__copy_tensor(ctx, &outs[i], src, NULL);
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>replicating ==============================================================================
+   Whole values to several devices, and sums of them back. Tensors of one dtype and device travel as
+   one flat block (up to DP__COALESCE_BYTES), of which the results are views.                    */
+
+typedef struct dp__member { /* one tensor of a tree, and its place in a flat block */
+    const dp_tensor *tensor;
+    size_t group;
+    int64_t offset; /* elements */
+} dp__member;
+
+typedef struct dp__flats {
+    dp_scope *scope;
+    dp__member *members; /* in the order of the walk */
+    size_t count, group_count;
+    int64_t *group_counts; /* elements of each group */
+    size_t next;           /* member that a walk comes to next */
+} dp__flats;
+
+/* Count the tensors of a tree, and list them if there is somewhere to. */
+static void dp__flats_collect(dp__flats *flats, dp_value value)
+{
+    if (value.kind == DP_TENSOR && flats->members != NULL)
+        flats->members[flats->count].tensor = value.as.t;
+    flats->count += value.kind == DP_TENSOR;
+    if (value.kind == DP_CONTAINER)
+        dp__flats_collect(flats, value.as.c->data);
+    for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++)
+        dp__flats_collect(flats, value.as.items[i]);
+    for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++)
+        dp__flats_collect(flats, value.as.pairs[i].value);
+}
+
+/* The open group for tensors like this one: the newest of its dtype and device. */
+static bool dp__flats_open(const dp__flats *flats, size_t upto, size_t *out_group)
+{
+    const dp_tensor *tensor = flats->members[upto].tensor;
+    for (size_t i = upto; i > 0; i--) {
+        const dp__member *earlier = &flats->members[i - 1];
+        if (earlier->tensor->dtype == tensor->dtype &&
+            dp__same_device(earlier->tensor->device, tensor->device)) {
+            *out_group = earlier->group;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A group that would grow beyond the limit is closed first; a larger tensor goes alone. */
+static void dp__flats_group(dp__flats *flats, size_t limit_bytes)
+{
+    for (size_t i = 0; i < flats->count; i++) {
+        dp__member *member = &flats->members[i];
+        size_t size = dp__size_of(member->tensor), bytes = dp__bytes(member->tensor);
+        bool open = dp__flats_open(flats, i, &member->group);
+        size_t used = open ? (size_t)flats->group_counts[member->group] * size : 0;
+        if (!open || (used > 0 && (bytes > limit_bytes || used > limit_bytes - bytes))) {
+            member->group = flats->group_count++;
+            flats->group_counts[member->group] = 0;
+        }
+        member->offset = flats->group_counts[member->group];
+        flats->group_counts[member->group] += dp__count(member->tensor);
+    }
+}
+
+static dp_status dp__flats_make(dp__flats *flats, dp_scope *scope, dp_value value,
+                                size_t limit_bytes)
+{
+    *flats = (dp__flats){.scope = scope};
+    dp__flats_collect(flats, value);
+    flats->members = dp__scope_bytes(scope, flats->count * sizeof *flats->members, 8);
+    flats->group_counts = dp__scope_bytes(scope, flats->count * sizeof *flats->group_counts, 8);
+    if (flats->members == NULL || flats->group_counts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu tensors", flats->count);
+    flats->count = 0;
+    dp__flats_collect(flats, value);
+    for (size_t i = 0; i < flats->count; i++)
+        if (dp__device_of(scope->ctx, flats->members[i].tensor->device) == NULL)
+            return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
+    dp__flats_group(flats, limit_bytes);
+    return DP_OK;
+}
+
+static dp_tensor dp__flat_view(const dp_tensor *flat, const dp__member *member)
+{
+    const dp_tensor *tensor = member->tensor;
+    dp_tensor view =
+        dp__tensor_like((char *)flat->data + (size_t)member->offset * dp__size_of(flat),
+                        flat->device, (dp_dtype)flat->dtype, tensor->ndim, tensor->shape);
+    if (dp__is_channels_last(tensor))
+        dp__make_channels_last(&view);
+    return view;
+}
+
+static dp_status dp__flat_new(const dp__flats *flats, size_t group, dp_dtype dtype,
+                              const dp__device *device, dp_tensor *out)
+{
+    return dp__tensor_make(flats->scope, device, dtype, 1, &flats->group_counts[group], out);
+}
+
+/* Where all tensors of a group are; NULL when they are not in one place. */
+static const dp__device *dp__flat_place(const dp__flats *flats, size_t group)
+{
+    const dp__device *place = NULL;
+    for (size_t i = 0; i < flats->count; i++) {
+        const dp__member *member = &flats->members[i];
+        const dp__device *own = dp__device_of(flats->scope->ctx, member->tensor->device);
+        if (member->group == group && place != NULL && own != place)
+            return NULL;
+        place = member->group == group ? own : place;
+    }
+    return place;
+}
+
+/* Fill the flat block of one group on `device`: packed where its tensors are and sent in one piece,
+   or tensor by tensor if the device can read them, or if they are in several places. */
+static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_tensor *flat,
+                               const dp__device *device)
+{
+    dp_ctx *ctx = flats->scope->ctx;
+    dp_tensor packed = *flat;
+    const dp__device *from = dp__flat_place(flats, group);
+    bool near = from == NULL || from == device || (dp__is_host(from) && dp__is_host(device));
+    if (!near)
+        DP__TRY(dp__flat_new(flats, group, (dp_dtype)flat->dtype, from, &packed));
+    for (size_t i = 0; i < flats->count; i++) {
+        const dp__member *member = &flats->members[i];
+        dp_tensor view = dp__flat_view(&packed, member);
+        if (member->group == group)
+            DP__TRY(dp__copy_tensor(ctx, &view, member->tensor, NULL));
+    }
+    return near ? DP_OK : dp__copy_tensor(ctx, flat, &packed, NULL);
+}
+
+typedef struct dp__swapper { /* puts something else in every tensor's place */
+    dp__mapper mapper;
+    dp__flats *flats;
+    const dp_tensor *flat;    /* one a group: their views; or NULL: the tensors themselves, as */
+    const dp__device *device; /* this device sees them */
+} dp__swapper;
+
+static dp_status dp__swap_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__swapper *swapper = (dp__swapper *)mapper;
+    *out = value;
+    if (value.kind == DP_CONTAINER) {
+        dp_container copy = *value.as.c;
+        DP__TRY(dp__map(mapper, value.as.c->data, &copy.data));
+        return dp__contain(mapper->scope, &copy, out);
+    }
+    if (value.kind != DP_TENSOR)
+        return DP_OK;
+    const dp__member *member = &swapper->flats->members[swapper->flats->next++];
+    dp_tensor view = *value.as.t;
+    if (swapper->flat != NULL)
+        view = dp__flat_view(&swapper->flat[member->group], member);
+    view.device = swapper->device->id;
+    return dp__of(mapper->scope, &view, out);
+}
+
+static dp_status dp__swap(dp__flats *flats, dp_value value, const dp_tensor *flat,
+                          const dp__device *device, dp_value *out)
+{
+    dp__swapper swapper = {{.scope = flats->scope, .leaf = dp__swap_leaf}, flats, flat, device};
+    flats->next = 0;
+    return dp__map(&swapper.mapper, value, out);
+}
+
+static dp_status dp__replicate_copy(dp__flats *flats, dp_value value, const dp__device *device,
+                                    dp_value *out)
+{
+    dp_tensor *flat = dp__scope_bytes(flats->scope, flats->group_count * sizeof *flat, 8);
+    if (flat == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu blocks", flats->group_count);
+    for (size_t group = 0; group < flats->group_count; group++) {
+        size_t first = 0;
+        while (flats->members[first].group != group)
+            first++;
+        DP__TRY(dp__flat_new(flats, group, (dp_dtype)flats->members[first].tensor->dtype, device,
+                             &flat[group]));
+        DP__TRY(dp__flat_fill(flats, group, &flat[group], device));
+    }
+    return dp__swap(flats, value, flat, device, out);
+}
+
+/* Whether the first device may simply use the tensors as they are. */
+static bool dp__flats_near(const dp__flats *flats, const dp__device *device)
+{
+    for (size_t i = 0; i < flats->count; i++) {
+        const dp__device *from = dp__device_of(flats->scope->ctx, flats->members[i].tensor->device);
+        if (from != device && !(dp__is_host(from) && dp__is_host(device)))
+            return false;
+    }
+    return true;
+}
+
+static dp_status dp__replicate(dp_scope *scope, dp_value value, const dp_scatter_config *how,
+                               dp_value *out_list)
+{
+    dp_ctx *ctx = scope->ctx;
+    dp__flats flats;
+    size_t count = dp__rank_count(ctx, how);
+    DP__TRY(dp__flats_make(&flats, scope, value, DP__COALESCE_BYTES));
+    dp_value *items = dp__scope_bytes(scope, count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
+    for (size_t i = 0; i < count; i++) {
+        const dp__device *device = &ctx->devices[dp__rank_at(how, i)];
+        DP__TRY(i == 0 && dp__flats_near(&flats, device)
+                    ? dp__swap(&flats, value, NULL, device, &items[i])
+                    : dp__replicate_copy(&flats, value, device, &items[i]));
+    }
+    return dp__list_out("dp_replicate", DP_LIST, items, count, out_list);
+}
+
+DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                              const dp_scatter_config *how, dp_value *out_list)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp_value list = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_value(__func__, "value", value));
+    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP__TRY(dp__check_ranks(__func__, ctx, how));
+    dp_status status = dp__replicate(scope, value, how, &list);
+    if (status == DP_OK)
+        *out_list = list;
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* out = the sum of the parts, in their order; all are dense and where `device` can read them. */
+static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *const *parts,
+                         size_t count, const dp_tensor *out)
+{
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = (dp_dtype)out->dtype,
+                           .in_dtype = (dp_dtype)out->dtype,
+                           .count = (size_t)dp__count(out),
+                           .out = &out->data,
+                           .in = parts,
+                           .out_count = 1,
+                           .in_count = count,
+                           .alpha = 1,
+                           .beta = 1};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
+/* The part as something dense that `device` can read: itself, until dp__give_back, or a copy in
+   `temp`. */
+static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *device,
+                           const void **out)
+{
+    const dp__device *from = dp__device_of(temp->ctx, part->device);
+    dp_tensor dense;
+    DP__TRY(dp__contiguous(temp, part, &dense));
+    if (from != NULL && dp__reaches(device, from))
+        DP__TRY(dp__is_host(from) ? DP_OK : dp__order_after(from, device->stream));
+    else
+        DP__TRY(dp__place(temp, &dense, device));
+    *out = dense.data;
+    return DP_OK;
+}
+
+/* What the part's own device does next comes after what `device` did with it. */
+static dp_status dp__give_back(dp_ctx *ctx, const dp_tensor *part, const dp__device *device)
+{
+    const dp__device *from = dp__device_of(ctx, part->device);
+    bool shared = dp__reaches(device, from) && !dp__is_host(from);
+    return shared ? dp__order_after(device, from->stream) : DP_OK;
+}
+
+static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const *parts,
+                            size_t count, dp__device *device, const dp_tensor *out)
+{
+    dp_tensor dense = *out;
+    const void **in = dp__scope_bytes(temp, count * sizeof *in, 8);
+    if (in == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", count);
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__bring(temp, parts[i], device, &in[i]));
+    if (!dp__is_dense(out))
+        DP__TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
+    DP__TRY(dp__sum(ctx, device, in, count, &dense));
+    for (size_t i = 0; i < count; i++)
+        DP__TRY(dp__give_back(ctx, parts[i], device));
+    return dense.data != out->data ? dp__copy_tensor(ctx, out, &dense, NULL) : DP_OK;
+}
+
+typedef struct dp__adder { /* collects the leaves; each result is filled in afterwards */
+    dp__zipper zipper;     /* its scope is the results' */
+    dp_scope *temp;
+    const dp_tensor **parts; /* `count` of each leaf, leaf after leaf */
+    dp_tensor **results;
+    size_t leaf_count;
+} dp__adder;
+
+static dp_status dp__add_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                              dp_value *out)
+{
+    dp__adder *adder = (dp__adder *)zipper;
+    char a[96], b[96];
+    *out = dp_none();
+    if (values[0].kind == DP_NONE)
+        return DP_OK;
+    if (values[0].kind != DP_TENSOR)
+        return dp__refuse_leaf(values[0], path, "added");
+    const dp_tensor *first = values[0].as.t;
+    for (size_t i = 0; i < zipper->count; i++) {
+        const dp_tensor *part = values[i].as.t;
+        if (part->dtype != first->dtype || !dp__same_shape(part, first))
+            return dp__path_error(
+                DP_ERR_MISMATCH, path, " is %s (%s) in replica 0 and %s (%s) in replica %zu",
+                dp__dtype_names[first->dtype], dp__shape_text(first, a, sizeof a),
+                dp__dtype_names[part->dtype], dp__shape_text(part, b, sizeof b), i);
+        if (dp__device_of(zipper->scope->ctx, part->device) == NULL)
+            return dp__path_error(DP_ERR_INVALID, path,
+                                  " of replica %zu is on no device of this context", i);
+        adder->parts[adder->leaf_count * zipper->count + i] = part;
+    }
+    DP__TRY(dp__of(zipper->scope, first, out));
+    adder->results[adder->leaf_count++] = (dp_tensor *)(uintptr_t)out->as.t;
+    return DP_OK;
+}
+
+/* Where the host reaches all, each leaf is added by itself: packing would only cost. */
+static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
+{
+    for (size_t leaf = 0; leaf < adder->leaf_count; leaf++) {
+        dp_tensor *result = adder->results[leaf];
+        DP__TRY(dp__tensor_make(adder->zipper.scope, device, (dp_dtype)result->dtype, result->ndim,
+                                result->shape, result));
+        DP__TRY(dp__add_up(ctx, adder->temp, &adder->parts[leaf * adder->zipper.count],
+                           adder->zipper.count, device, result));
+    }
+    return DP_OK;
+}
+
+/* One flat block a replica and group, added in one go; the results are views of the sum. */
+static dp_status dp__add_flats(dp__adder *adder, dp_ctx *ctx, dp__device *device, dp__flats *flats)
+{
+    size_t replicas = adder->zipper.count;
+    const void **in = dp__scope_bytes(adder->temp, replicas * sizeof *in, 8);
+    if (in == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", replicas);
+    for (size_t group = 0; group < flats->group_count; group++) {
+        size_t leaf = 0;
+        dp_tensor sum, part;
+        while (flats->members[leaf].group != group)
+            leaf++;
+        dp_dtype dtype = (dp_dtype)flats->members[leaf].tensor->dtype;
+        DP__TRY(dp__tensor_make(adder->zipper.scope, device, dtype, 1, &flats->group_counts[group],
+                                &sum));
+        for (size_t i = 0; i < replicas; i++) {
+            for (size_t k = 0; k < flats->count; k++)
+                flats->members[k].tensor = adder->parts[k * replicas + i];
+            DP__TRY(dp__flat_new(flats, group, dtype, device, &part));
+            DP__TRY(dp__flat_fill(flats, group, &part, device));
+            in[i] = part.data;
+        }
+        DP__TRY(dp__sum(ctx, device, in, replicas, &sum));
+        for (size_t k = leaf; k < flats->count; k++)
+            if (flats->members[k].group == group)
+                *adder->results[k] = dp__flat_view(&sum, &flats->members[k]);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__reduce_add(dp_scope *scope, dp_scope *temp, dp_value list, dp__device *device,
+                                dp_value *out)
+{
+    dp__flats flats;
+    dp__adder adder = {
+        .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__add_leaf},
+        .temp = temp};
+    DP__TRY(dp__flats_make(&flats, temp, list.as.items[0], DP__COALESCE_BYTES));
+    adder.parts = dp__scope_bytes(temp, flats.count * list.count * sizeof *adder.parts, 8);
+    adder.results = dp__scope_bytes(temp, flats.count * sizeof *adder.results, 8);
+    if (adder.parts == NULL || adder.results == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu tensors", flats.count);
+    DP__TRY(dp__zip(&adder.zipper, list.as.items, NULL, out));
+    return dp__is_host(device) ? dp__add_each(&adder, scope->ctx, device)
+                               : dp__add_flats(&adder, scope->ctx, device, &flats);
+}
+
+DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                               const dp_gather_config *how, dp_value *out)
+{
+    how = how != NULL ? how : &dp__gather_default;
+    dp__device *device = NULL;
+    dp_scope *temp = NULL;
+    dp_value sum = dp_none();
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP__TRY(dp__check_list(__func__, list));
+    DP__TRY(dp__check_output(__func__, ctx, "local_rank", how, &device));
+    DP__TRY(dp__check_pointer(__func__, "out", out));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__reduce_add(scope, temp, list, device, &sum);
+    status = dp__temp_end(temp, NULL, status);
+    if (status == DP_OK)
+        *out = sum;
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t part_count,
+                                    const dp_tensor *out)
+{
+    dp__pair pair = {.dst_name = "out", .dst = out};
+    dp_scope *temp = NULL;
+    DP__TRY(dp__check_ctx(__func__, ctx));
+    if (part_count == 0 || part_count > INT_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
+    DP__TRY(dp__check_pointer(__func__, "parts", parts));
+    for (size_t i = 0; i < part_count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "part %zu", i);
+        pair.src_name = name;
+        pair.src = &parts[i];
+        DP__TRY(dp__check_copy(__func__, ctx, &pair));
+        DP__TRY(dp__check_same_dtype(__func__, name, &parts[i], "out", out));
+    }
+    if (dp__count(out) == 0)
+        return DP_OK;
+    DP__TRY(dp__temp_begin(ctx, &temp));
+    const dp_tensor **list = dp__scope_bytes(temp, part_count * sizeof *list, 8);
+    dp_status status = list != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory");
+    for (size_t i = 0; list != NULL && i < part_count; i++)
+        list[i] = &parts[i];
+    if (status == DP_OK)
+        status = dp__add_up(ctx, temp, list, part_count, pair.to, out);
+    return dp__leave(__func__, ctx, dp__temp_end(temp, NULL, status));
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_VALUE_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
