@@ -3087,17 +3087,23 @@ static void dp__make_channels_last(dp_tensor *tensor)
     }
 }
 
-DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape)
+static dp_tensor dp__wrap_host(const char *fn, void *data, dp_dtype dtype, int ndim,
+                               const int64_t *shape)
 {
     int64_t count = 0;
-    if (dp__check_shape(__func__, dtype, ndim, shape, &count) != DP_OK)
+    if (dp__check_shape(fn, dtype, ndim, shape, &count) != DP_OK)
         return (dp_tensor){.dtype = DP_DTYPE_ANY}; /* which every check refuses */
     return dp__tensor_like(data, (dp_device){0, 0}, dtype, ndim, shape);
 }
 
+DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape)
+{
+    return dp__wrap_host(__func__, data, dtype, ndim, shape);
+}
+
 DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const int64_t *shape)
 {
-    dp_tensor tensor = dp_wrap((void *)(uintptr_t)data, dtype, ndim, shape);
+    dp_tensor tensor = dp__wrap_host(__func__, (void *)(uintptr_t)data, dtype, ndim, shape);
     tensor.read_only = true;
     return tensor;
 }

@@ -200,6 +200,9 @@ check_tested() {
     local tests=(tests/*.[ch] tests/fuzz/*.[ch])
     grep -ohwE 'dp_[a-z0-9_]+' "${tests[@]}" /dev/null | sort -u >$BUILD/used
     check "every public function is named in a test" "$(comm -23 <(public_functions) $BUILD/used)"
+    grep -ohwE 'dp_[a-z0-9_]+' tests/test_sweep.c | sort -u >$BUILD/swept
+    check "every public function is fed wrong arguments by test_sweep.c" \
+        "$(comm -23 <(public_functions) $BUILD/swept)"
 }
 
 # The table of other systems' rules names tests that exist.
