@@ -172,12 +172,14 @@
 #if defined(__GNUC__)
 #define DP_MUST_USE       __attribute__((warn_unused_result))
 #define DP_PRINTF(fmt, a) __attribute__((format(printf, fmt, a)))
-#define DP__COLD          __attribute__((cold)) /* what leads to it is seldom taken */
+#define DP__COLD          __attribute__((cold))     /* what leads to it is seldom taken */
+#define DP__APART         __attribute__((noinline)) /* called in so many places that copies cost */
 #define DP__MAYBE_UNUSED  __attribute__((unused))
 #else
 #define DP_MUST_USE
 #define DP_PRINTF(fmt, a)
 #define DP__COLD
+#define DP__APART
 #define DP__MAYBE_UNUSED
 #endif
 
@@ -1756,7 +1758,7 @@ static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
     return DP_OK;
 }
 
-static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
+DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
 {
     DP__TRY(dp__check_open(fn, ctx));
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
@@ -1765,7 +1767,7 @@ static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
     return DP_OK;
 }
 
-static dp_status dp__check_pointer(const char *fn, const char *what, const void *pointer)
+DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, const void *pointer)
 {
     if (pointer == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, what);
@@ -1785,7 +1787,7 @@ static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *
 
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
    failures of the JOB class stick. */
-static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
+DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
 {
     if (status == DP_OK)
         return DP_OK;
@@ -1807,7 +1809,7 @@ static dp_status dp__waited(dp_status status)
                     dp__thread.fresh ? dp__thread.text : dp_status_text(status));
 }
 
-static dp_status dp__sync(dp_stream *stream)
+DP__APART static dp_status dp__sync(dp_stream *stream)
 {
     return dp__waited(stream->dev->ops->stream_sync(stream));
 }
@@ -2223,7 +2225,7 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
    scopes are under the context's lock, since children may be used by other threads than their
    parent.                                                                                       */
 
-static dp_status dp__check_scope(const char *fn, const dp_scope *scope)
+DP__APART static dp_status dp__check_scope(const char *fn, const dp_scope *scope)
 {
     if (scope == NULL && dp__thread.scope_status == DP_ERR_NO_MEMORY)
         return dp_error(DP_ERR_NO_MEMORY, "%s: scope is NULL, there was no memory to begin it", fn);
@@ -2557,7 +2559,7 @@ static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 
 /* End a temporary scope that work on the compute streams and on `stream` (or NULL) used; NULL is
    fine. What cannot be waited for keeps its memory: the scope is left to dp_close. */
-static dp_status dp__temp_end(dp_scope *temp, dp_stream *stream, dp_status status)
+DP__APART static dp_status dp__temp_end(dp_scope *temp, dp_stream *stream, dp_status status)
 {
     if (temp != NULL)
         status = dp__drain(temp->ctx, stream, status);
@@ -2955,7 +2957,7 @@ static bool dp__same_device(dp_device a, dp_device b)
 }
 
 /* The device that a tensor names: the host, or a local one. */
-static dp__device *dp__device_of(dp_ctx *ctx, dp_device id)
+DP__APART static dp__device *dp__device_of(dp_ctx *ctx, dp_device id)
 {
     if (dp__same_device(id, ctx->host_device.id))
         return &ctx->host_device;
@@ -2964,7 +2966,8 @@ static dp__device *dp__device_of(dp_ctx *ctx, dp_device id)
     return id.backend == ctx->devices[0].id.backend ? &ctx->devices[id.index] : NULL;
 }
 
-static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_device id, dp__device **out)
+DP__APART static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_device id,
+                                            dp__device **out)
 {
     *out = dp__device_of(ctx, id);
     if (*out == NULL)
@@ -2973,7 +2976,8 @@ static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_device id, dp_
     return DP_OK;
 }
 
-static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, const char *what, int local_rank)
+DP__APART static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, const char *what,
+                                          int local_rank)
 {
     if (local_rank < 0 || local_rank >= ctx->info.local_count)
         return dp_error(DP_ERR_INVALID, "%s: %s is %d, the context has %d device%s", fn, what,
@@ -3005,8 +3009,8 @@ static void dp__row_major(dp_tensor *tensor)
     }
 }
 
-static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtype dtype, int ndim,
-                                 const int64_t *shape)
+DP__APART static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtype dtype, int ndim,
+                                           const int64_t *shape)
 {
     dp_tensor tensor = {
         .data = data, .device = device, .dtype = (uint8_t)dtype, .ndim = (uint8_t)ndim};
@@ -3016,7 +3020,7 @@ static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtype dtype, i
     return tensor;
 }
 
-static int64_t dp__count(const dp_tensor *tensor)
+DP__APART static int64_t dp__count(const dp_tensor *tensor)
 {
     int64_t count = 1;
     for (int i = 0; i < tensor->ndim; i++)
@@ -3043,7 +3047,7 @@ DP_API int64_t dp_tensor_count(const dp_tensor *tensor)
 }
 
 /* Whether walking the dims in this order meets the elements one after another. */
-static bool dp__is_dense_in(const dp_tensor *tensor, const int *order)
+DP__APART static bool dp__is_dense_in(const dp_tensor *tensor, const int *order)
 {
     int64_t step = 1;
     for (int i = tensor->ndim - 1; i >= 0; i--) {
@@ -4078,8 +4082,9 @@ DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tens
     return dp__leave(__func__, scope->ctx, dp__contiguous(scope, tensor, out));
 }
 
-static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst, dp_dtype dtype,
-                               const void *src, dp_dtype src_dtype, size_t count)
+DP__APART static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst,
+                                         dp_dtype dtype, const void *src, dp_dtype src_dtype,
+                                         size_t count)
 {
     dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
                            .dtype = dtype,

@@ -98,7 +98,7 @@ struct dp_module {
     dp__face *face; /* of the library's wrappers */
 };
 
-static dp_status dp__check_module(const char *fn, const dp_module *module)
+DP__APART static dp_status dp__check_module(const char *fn, const dp_module *module)
 {
     DP__TRY(dp__check_pointer(fn, "module", module));
     if (module->magic != DP__MODULE_LIVE)
@@ -107,7 +107,7 @@ static dp_status dp__check_module(const char *fn, const dp_module *module)
 }
 
 /* An array in the module's scope, all zero. */
-static void *dp__array(dp_scope *scope, size_t count, size_t bytes)
+DP__APART static void *dp__array(dp_scope *scope, size_t count, size_t bytes)
 {
     void *array = dp__scope_bytes(scope, count * bytes, _Alignof(max_align_t));
     return array != NULL ? memset(array, 0, count * bytes) : NULL;

@@ -24,7 +24,7 @@
    Constructors, look-up, deep copies. A value's depth is counted when it is made, so walks need no
    limit of their own.                                                                            */
 
-static char *dp__copy_text(dp_scope *scope, const char *text)
+DP__APART static char *dp__copy_text(dp_scope *scope, const char *text)
 {
     size_t bytes = strlen(text) + 1;
     char *copy = dp__scope_bytes(scope, bytes, 1);
