@@ -1448,8 +1448,6 @@ static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own h
 #undef STB_DS_IMPLEMENTATION
 #undef DP__EMIT_STB_DS
 
-#define DP__TRY DP_TRY
-
 /* Memory that is in nobody's hands is poisoned under AddressSanitizer. */
 #if defined(__SANITIZE_ADDRESS__)
 #define DP__ASAN
@@ -1760,7 +1758,7 @@ static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
 
 DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
 {
-    DP__TRY(dp__check_open(fn, ctx));
+    DP_TRY(dp__check_open(fn, ctx));
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
     if (failed != DP_OK)
         return dp_error((dp_status)failed, "%s: the job failed: %s", fn, ctx->failed_text);
@@ -2121,9 +2119,9 @@ static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes,
     if (pool->device == NULL)
         *out = dp__raw_alloc(ctx, bytes, 64);
     else if (pool->pinned)
-        DP__TRY(pool->device->dev->ops->host_alloc(pool->device->dev, bytes, out));
+        DP_TRY(pool->device->dev->ops->host_alloc(pool->device->dev, bytes, out));
     else
-        DP__TRY(pool->device->dev->ops->alloc(pool->device->dev, bytes, out));
+        DP_TRY(pool->device->dev->ops->alloc(pool->device->dev, bytes, out));
     return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
 }
 
@@ -2239,7 +2237,7 @@ DP__APART static dp_status dp__check_scope(const char *fn, const dp_scope *scope
 
 static dp_status dp__check_scope_of(const char *fn, const dp_scope *scope, const dp_ctx *ctx)
 {
-    DP__TRY(dp__check_scope(fn, scope));
+    DP_TRY(dp__check_scope(fn, scope));
     if (scope->ctx != ctx)
         return dp_error(DP_ERR_INVALID, "%s: the scope is of another context", fn);
     return DP_OK;
@@ -2255,7 +2253,7 @@ static void dp__scope_cut_from(dp_scope *scope, const dp__block *chunk)
 static dp_status dp__scope_chunk(dp_scope *scope, size_t bytes)
 {
     dp__block *chunk = NULL;
-    DP__TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, bytes, &chunk));
+    DP_TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, bytes, &chunk));
     if (scope->home == NULL) {
         scope->home = chunk;
     } else {
@@ -2291,7 +2289,7 @@ static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
 {
     dp__block *block = NULL;
-    DP__TRY(dp__block_take(scope->ctx, pool, bytes, &block));
+    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
     block->next = scope->blocks;
     scope->blocks = block;
     if (dp__pool_is_host(pool))
@@ -2414,8 +2412,8 @@ static dp_status dp__mark_read(dp__device *device, dp_stream *stream)
     dp__reads *reads = &device->reads[stream == device->stream ? 0 : 1];
     bool pending = atomic_load(&reads->marked) != atomic_load(&reads->waited);
     if (pending && reads->stream != stream) /* the event is about to leave that stream */
-        DP__TRY(ops->event_wait(stream, reads->done));
-    DP__TRY(ops->event_record(reads->done, stream));
+        DP_TRY(ops->event_wait(stream, reads->done));
+    DP_TRY(ops->event_record(reads->done, stream));
     reads->stream = stream;
     atomic_fetch_add(&reads->marked, 1);
     return DP_OK;
@@ -2426,7 +2424,7 @@ static dp_status dp__wait_marked(const dp__device *device, dp__reads *reads)
     unsigned marked = atomic_load(&reads->marked);
     if (marked == atomic_load(&reads->waited))
         return DP_OK;
-    DP__TRY(dp__waited(device->dev->ops->event_sync(reads->done)));
+    DP_TRY(dp__waited(device->dev->ops->event_sync(reads->done)));
     atomic_store(&reads->waited, marked); /* now, so that no other thread takes it for done */
     return DP_OK;
 }
@@ -2606,7 +2604,7 @@ DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes)
 
 DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *user)
 {
-    DP__TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope(__func__, scope));
     if (fn == NULL)
         return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
     dp__deferred *deferred = dp__scope_cut(scope, sizeof *deferred, _Alignof(dp__deferred));
@@ -2619,11 +2617,11 @@ DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *u
 
 DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
 {
-    DP__TRY(dp__check_scope(__func__, parent));
-    DP__TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_scope(__func__, parent));
+    DP_TRY(dp__check_scope(__func__, scope));
     if (parent->ctx != scope->ctx)
         return dp_error(DP_ERR_INVALID, "%s: the scopes are of two contexts", __func__);
-    DP__TRY(dp__check_scope_idle(__func__, scope));
+    DP_TRY(dp__check_scope_idle(__func__, scope));
     dp__lock_enter(&parent->ctx->lock);
     bool inside = dp__scope_is_inside(parent, scope);
     if (!inside) {
@@ -2752,11 +2750,11 @@ static dp_status dp__check_shape(const char *fn, dp_dtype dtype, int ndim, const
 {
     size_t bytes = 0;
     bool empty = false;
-    DP__TRY(dp__check_dtype(fn, dtype));
+    DP_TRY(dp__check_dtype(fn, dtype));
     if (ndim < 0 || ndim > DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
     if (ndim > 0)
-        DP__TRY(dp__check_pointer(fn, "shape", shape));
+        DP_TRY(dp__check_pointer(fn, "shape", shape));
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
             return dp_error(DP_ERR_INVALID, "%s: size %lld of dim %d is negative", fn,
@@ -2790,7 +2788,7 @@ static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, si
 static dp_status dp__check_tensor(const char *fn, const char *what, const dp_tensor *tensor)
 {
     size_t bytes = 0, reach = 0;
-    DP__TRY(dp__check_pointer(fn, what, tensor));
+    DP_TRY(dp__check_pointer(fn, what, tensor));
     if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: %s is no tensor (dtype %d, %d dim%s)", fn, what,
                         tensor->dtype, tensor->ndim, dp__s(tensor->ndim));
@@ -3130,9 +3128,9 @@ static dp_tensor dp__narrow(const dp_tensor *tensor, int dim, int64_t first, int
 DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first, int64_t count,
                            dp_tensor *out)
 {
-    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
     if (first < 0 || count < 0 || first > tensor->shape[dim] || count > tensor->shape[dim] - first)
         return dp_error(DP_ERR_INVALID, "%s: %lld elements from %lld on, dim %d has %lld", __func__,
                         (long long)count, (long long)first, dim, (long long)tensor->shape[dim]);
@@ -3142,9 +3140,9 @@ DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first, int6
 
 DP_API dp_status dp_select(const dp_tensor *tensor, int dim, int64_t index, dp_tensor *out)
 {
-    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
     if (index < 0 || index >= tensor->shape[dim])
         return dp_error(DP_ERR_INVALID, "%s: index %lld, dim %d has %lld", __func__,
                         (long long)index, dim, (long long)tensor->shape[dim]);
@@ -3161,10 +3159,10 @@ DP_API dp_status dp_select(const dp_tensor *tensor, int dim, int64_t index, dp_t
 
 DP_API dp_status dp_transpose(const dp_tensor *tensor, int dim_a, int dim_b, dp_tensor *out)
 {
-    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__check_dim(__func__, dim_a, tensor->ndim, &dim_a));
-    DP__TRY(dp__check_dim(__func__, dim_b, tensor->ndim, &dim_b));
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_dim(__func__, dim_a, tensor->ndim, &dim_a));
+    DP_TRY(dp__check_dim(__func__, dim_b, tensor->ndim, &dim_b));
     dp_tensor view = *tensor;
     view.shape[dim_a] = tensor->shape[dim_b];
     view.shape[dim_b] = tensor->shape[dim_a];
@@ -3183,14 +3181,14 @@ static dp_status dp__infer_shape(const char *fn, const dp_tensor *tensor, int nd
     if (ndim < 0 || ndim > DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
     if (ndim > 0)
-        DP__TRY(dp__check_pointer(fn, "shape", shape));
+        DP_TRY(dp__check_pointer(fn, "shape", shape));
     for (int i = 0; i < ndim; i++) {
         if (shape[i] == -1 && open >= 0)
             return dp_error(DP_ERR_INVALID, "%s: dims %d and %d are both -1", fn, open, i);
         out_shape[i] = shape[i] == -1 ? 1 : shape[i];
         open = shape[i] == -1 ? i : open;
     }
-    DP__TRY(dp__check_shape(fn, (dp_dtype)tensor->dtype, ndim, out_shape, &known));
+    DP_TRY(dp__check_shape(fn, (dp_dtype)tensor->dtype, ndim, out_shape, &known));
     if (open >= 0 && known > 0 && count % known == 0)
         out_shape[open] = count / known;
     else if (open >= 0 || known != count)
@@ -3235,9 +3233,9 @@ static bool dp__restride(const dp_tensor *tensor, dp_tensor *view)
 DP_API dp_status dp_reshape(const dp_tensor *tensor, int ndim, const int64_t *shape, dp_tensor *out)
 {
     int64_t sizes[DP_MAX_DIMS] = {0};
-    DP__TRY(dp__check_tensor(__func__, "tensor", tensor));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__infer_shape(__func__, tensor, ndim, shape, sizes));
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__infer_shape(__func__, tensor, ndim, shape, sizes));
     dp_tensor view =
         dp__tensor_like(tensor->data, tensor->device, (dp_dtype)tensor->dtype, ndim, sizes);
     view.read_only = tensor->read_only;
@@ -3263,7 +3261,7 @@ static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_d
         if (tensor.data == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
     } else {
-        DP__TRY(dp__scope_block(scope, pool, bytes, &tensor.data));
+        DP_TRY(dp__scope_block(scope, pool, bytes, &tensor.data));
     }
     *out = tensor;
     return DP_OK;
@@ -3274,11 +3272,11 @@ DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype
 {
     int64_t count = 0;
     dp__device *owner = NULL;
-    DP__TRY(dp__check_scope(__func__, scope));
-    DP__TRY(dp__check_ctx(__func__, scope->ctx));
-    DP__TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__check_device(__func__, scope->ctx, device, &owner));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_device(__func__, scope->ctx, device, &owner));
     return dp__leave(__func__, scope->ctx, dp__tensor_make(scope, owner, dtype, ndim, shape, out));
 }
 
@@ -3367,20 +3365,20 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
         return dp_error(DP_ERR_NO_MEMORY, "no memory to compute on the host");
     for (size_t i = 0; i < args->in_count; i++) {
         size_t bytes = dp__operand_bytes(args, true, i);
-        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &ins[i]));
-        DP__TRY(ops->copy_out(stream, ins[i], args->in[i], bytes));
+        DP_TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &ins[i]));
+        DP_TRY(ops->copy_out(stream, ins[i], args->in[i], bytes));
     }
     for (size_t i = 0; i < args->out_count; i++) {
         size_t bytes = dp__operand_bytes(args, false, i);
-        DP__TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &outs[i]));
-        DP__TRY(ops->copy_out(stream, outs[i], args->out[i], bytes));
+        DP_TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &outs[i]));
+        DP_TRY(ops->copy_out(stream, outs[i], args->out[i], bytes));
     }
-    DP__TRY(dp__sync(stream));
+    DP_TRY(dp__sync(stream));
     local.in = (const void *const *)ins;
     local.out = outs;
-    DP__TRY(dp__kernel_on_host(ctx, &local));
+    DP_TRY(dp__kernel_on_host(ctx, &local));
     for (size_t i = 0; i < args->out_count; i++)
-        DP__TRY(ops->copy_in(stream, args->out[i], outs[i], dp__operand_bytes(args, false, i)));
+        DP_TRY(ops->copy_in(stream, args->out[i], outs[i], dp__operand_bytes(args, false, i)));
     return dp__sync(stream);
 }
 
@@ -3398,11 +3396,11 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
     if (status != DP_ERR_UNSUPPORTED)
         return status;
     if (dp__is_host(device)) {
-        DP__TRY(dp__sync(stream));
+        DP_TRY(dp__sync(stream));
         return dp__kernel_on_host(ctx, args);
     }
     dp_scope *temp = NULL;
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     return dp__temp_end(temp, stream, dp__kernel_bounced(ctx, temp, device, stream, args));
 }
 
@@ -3471,7 +3469,7 @@ static dp_status dp__copy_runs(const dp__copy *copy, char *dst, const char *src)
                             (size_t)copy->shape[0]);
     for (;;) {
         int dim = copy->ndim - 1;
-        DP__TRY(dp__copy_run(copy, dst, src));
+        DP_TRY(dp__copy_run(copy, dst, src));
         for (; dim >= 0; dim--) {
             dst += copy->dst_step[dim];
             src += copy->src_step[dim];
@@ -3529,7 +3527,7 @@ static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
     const dp_device_ops *ops = device->dev->ops;
     if (device->stream == stream)
         return DP_OK;
-    DP__TRY(ops->event_record(device->done, device->stream));
+    DP_TRY(ops->event_record(device->done, device->stream));
     if (stream->dev->ops == ops)
         return ops->event_wait(stream, device->done);
     return dp__waited(ops->event_sync(device->done));
@@ -3542,7 +3540,7 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, d
 static dp_status dp__packed_make(dp_scope *temp, dp__device *device, dp_stream *stream,
                                  const dp_tensor *tensor, dp_tensor *out)
 {
-    DP__TRY(dp__order_after(device, stream)); /* the memory was another's on the compute stream */
+    DP_TRY(dp__order_after(device, stream)); /* the memory was another's on the compute stream */
     return dp__tensor_make(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out);
 }
 
@@ -3553,7 +3551,7 @@ static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, d
     bool in = way == DP__WAY_IN;
     dp_scope *temp = NULL;
     dp_tensor packed;
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = dp__packed_make(temp, device, stream, dst, &packed);
     if (status == DP_OK)
         status = in ? dp__copy_across(ctx, way, device, stream, &packed, src)
@@ -3586,7 +3584,7 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, d
         return dp__copy_runs(&copy, dst->data, src->data);
     dp_scope *temp = NULL;
     dp_tensor packed;
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)host->dtype, host->ndim,
                                        host->shape, &packed);
     dp__copy_merge(&copy, way == DP__WAY_IN ? dst : &packed, way == DP__WAY_IN ? &packed : src);
@@ -3607,9 +3605,9 @@ static dp_status dp__peer_dense(const dp__device *to, dp_stream *stream, const d
                                 const dp_tensor *dst, const dp_tensor *src)
 {
     const dp_device_ops *ops = to->dev->ops;
-    DP__TRY(dp__order_after(from, stream));
-    DP__TRY(ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src)));
-    DP__TRY(ops->event_record(to->done, stream));
+    DP_TRY(dp__order_after(from, stream));
+    DP_TRY(ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src)));
+    DP_TRY(ops->event_record(to->done, stream));
     return ops->event_wait(from->stream, to->done);
 }
 
@@ -3620,7 +3618,7 @@ static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream,
     dp_scope *temp = NULL;
     dp_tensor packed_dst = *dst, packed_src = *src;
     bool packs_dst = !dp__is_dense(dst), packs_src = !dp__is_dense(src);
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = DP_OK;
     if (packs_src)
         status = dp__packed_make(temp, from, from->stream, src, &packed_src);
@@ -3651,7 +3649,7 @@ static dp_status dp__copy_peer(dp_ctx *ctx, dp__device *to, dp_stream *stream, d
         if (status != DP_ERR_UNSUPPORTED)
             return status;
     }
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)src->dtype, src->ndim,
                                        src->shape, &host);
     if (status == DP_OK)
@@ -3670,15 +3668,15 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
 {
     dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
     if (dp__is_host(to) && !dp__is_host(from)) {
-        DP__TRY(dp__order_after(from, stream));
-        DP__TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));
+        DP_TRY(dp__order_after(from, stream));
+        DP_TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));
         return dp__sync(stream);
     }
     if (!dp__is_host(to) && dp__is_host(from)) {
-        DP__TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
+        DP_TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
         return dp__mark_read(to, stream);
     }
-    DP__TRY(dp__order_after(from, stream));
+    DP_TRY(dp__order_after(from, stream));
     if (to == from || dp__is_host(to))
         return dp__copy_inside(ctx, to, stream, dst, src);
     return dp__copy_peer(ctx, to, stream, from, dst, src);
@@ -3704,7 +3702,7 @@ static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_ten
 static dp_status dp__check_placed(const char *fn, dp_ctx *ctx, const char *what,
                                   const dp_tensor *tensor, dp__device **out)
 {
-    DP__TRY(dp__check_tensor(fn, what, tensor));
+    DP_TRY(dp__check_tensor(fn, what, tensor));
     return dp__check_device(fn, ctx, tensor->device, out);
 }
 
@@ -3850,10 +3848,10 @@ typedef struct dp__pair { /* what is written and what is read, as the caller cal
 
 static dp_status dp__check_copy(const char *fn, dp_ctx *ctx, dp__pair *pair)
 {
-    DP__TRY(dp__check_placed(fn, ctx, pair->dst_name, pair->dst, &pair->to));
-    DP__TRY(dp__check_placed(fn, ctx, pair->src_name, pair->src, &pair->from));
-    DP__TRY(dp__check_writable(fn, pair->dst_name, pair->dst));
-    DP__TRY(dp__check_same_shape(fn, pair->dst_name, pair->dst, pair->src_name, pair->src));
+    DP_TRY(dp__check_placed(fn, ctx, pair->dst_name, pair->dst, &pair->to));
+    DP_TRY(dp__check_placed(fn, ctx, pair->src_name, pair->src, &pair->from));
+    DP_TRY(dp__check_writable(fn, pair->dst_name, pair->dst));
+    DP_TRY(dp__check_same_shape(fn, pair->dst_name, pair->dst, pair->src_name, pair->src));
     return dp__check_apart(fn, pair->dst, pair->src);
 }
 
@@ -4047,9 +4045,9 @@ static bool dp__may_order(const dp_ctx *ctx, const dp_stream *stream, const dp__
 DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src, dp_stream *stream)
 {
     dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_copy(__func__, ctx, &pair));
-    DP__TRY(dp__check_same_dtype(__func__, "dst", dst, "src", src));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_copy(__func__, ctx, &pair));
+    DP_TRY(dp__check_same_dtype(__func__, "dst", dst, "src", src));
     if (stream != NULL && !dp__may_order(ctx, stream, &pair))
         return dp_error(DP_ERR_INVALID, "%s: the stream is of another device than the tensors",
                         __func__);
@@ -4065,9 +4063,9 @@ static dp_status dp__contiguous(dp_scope *scope, const dp_tensor *tensor, dp_ten
         *out = *tensor;
         return DP_OK;
     }
-    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
-                            &copy));
-    DP__TRY(dp__copy_tensor(ctx, &copy, tensor, NULL));
+    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                           &copy));
+    DP_TRY(dp__copy_tensor(ctx, &copy, tensor, NULL));
     *out = copy;
     return DP_OK;
 }
@@ -4075,10 +4073,10 @@ static dp_status dp__contiguous(dp_scope *scope, const dp_tensor *tensor, dp_ten
 DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tensor *out)
 {
     dp__device *device = NULL;
-    DP__TRY(dp__check_scope(__func__, scope));
-    DP__TRY(dp__check_ctx(__func__, scope->ctx));
-    DP__TRY(dp__check_placed(__func__, scope->ctx, "tensor", tensor, &device));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_placed(__func__, scope->ctx, "tensor", tensor, &device));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     return dp__leave(__func__, scope->ctx, dp__contiguous(scope, tensor, out));
 }
 
@@ -4103,13 +4101,13 @@ static dp_status dp__tensor_from(dp_scope *scope, const dp__device *device, cons
 {
     dp_tensor tensor, staged = *src;
     dp_dtype dtype = (dp_dtype)src->dtype;
-    DP__TRY(dp__tensor_make(scope, device, dtype, src->ndim, src->shape, &tensor));
+    DP_TRY(dp__tensor_make(scope, device, dtype, src->ndim, src->shape, &tensor));
     if (!dp__is_host(device)) {
         const dp__device *host = &scope->ctx->host_device;
-        DP__TRY(dp__tensor_make(scope, host, dtype, src->ndim, src->shape, &staged));
-        DP__TRY(dp__copy_tensor(scope->ctx, &staged, src, NULL));
+        DP_TRY(dp__tensor_make(scope, host, dtype, src->ndim, src->shape, &staged));
+        DP_TRY(dp__copy_tensor(scope->ctx, &staged, src, NULL));
     }
-    DP__TRY(dp__copy_tensor(scope->ctx, &tensor, &staged, NULL));
+    DP_TRY(dp__copy_tensor(scope->ctx, &tensor, &staged, NULL));
     *out = tensor;
     return DP_OK;
 }
@@ -4119,13 +4117,13 @@ DP_API dp_status dp_tensor_from(dp_scope *scope, dp_device device, const void *h
 {
     int64_t count = 0;
     dp__device *owner = NULL;
-    DP__TRY(dp__check_scope(__func__, scope));
-    DP__TRY(dp__check_ctx(__func__, scope->ctx));
-    DP__TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
-    DP__TRY(dp__check_device(__func__, scope->ctx, device, &owner));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_device(__func__, scope->ctx, device, &owner));
     if (count > 0)
-        DP__TRY(dp__check_pointer(__func__, "host", host));
+        DP_TRY(dp__check_pointer(__func__, "host", host));
     dp_tensor src = dp_wrap_const(host, dtype, ndim, shape);
     return dp__leave(__func__, scope->ctx, dp__tensor_from(scope, owner, &src, out));
 }
@@ -4140,7 +4138,7 @@ static dp_status dp__dense_begin(dp_ctx *ctx, const dp_tensor *out, const dp_ten
                                  int in_count, dp__dense *dense)
 {
     const dp__device *device = dp__device_of(ctx, out->device);
-    DP__TRY(dp__temp_begin(ctx, &dense->temp));
+    DP_TRY(dp__temp_begin(ctx, &dense->temp));
     dp_status status = DP_OK;
     for (int i = 0; i < in_count && status == DP_OK; i++)
         status = dp__contiguous(dense->temp, in[i], &dense->in[i]);
@@ -4173,9 +4171,9 @@ DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src
 {
     dp__dense dense = {0};
     dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_copy(__func__, ctx, &pair));
-    DP__TRY(dp__check_same_device(__func__, "src", src, dst));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_copy(__func__, ctx, &pair));
+    DP_TRY(dp__check_same_device(__func__, "src", src, dst));
     if (dp__count(dst) == 0)
         return DP_OK;
     dp_status status = dp__dense_begin(ctx, dst, &src, 1, &dense);
@@ -4193,16 +4191,16 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
     int operand_count = y != NULL ? 2 : 1;
     dp__device *device = NULL;
     dp__dense dense = {0};
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_placed(__func__, ctx, "out", out, &device));
-    DP__TRY(dp__check_writable(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "out", out, &device));
+    DP_TRY(dp__check_writable(__func__, "out", out));
     for (int i = 0; i < operand_count; i++) {
         const char *what = i == 0 ? "x" : "y";
-        DP__TRY(dp__check_tensor(__func__, what, operands[i]));
-        DP__TRY(dp__check_same_device(__func__, what, operands[i], out));
-        DP__TRY(dp__check_same_dtype(__func__, what, operands[i], "out", out));
-        DP__TRY(dp__check_same_shape(__func__, what, operands[i], "out", out));
-        DP__TRY(dp__check_apart(__func__, out, operands[i]));
+        DP_TRY(dp__check_tensor(__func__, what, operands[i]));
+        DP_TRY(dp__check_same_device(__func__, what, operands[i], out));
+        DP_TRY(dp__check_same_dtype(__func__, what, operands[i], "out", out));
+        DP_TRY(dp__check_same_shape(__func__, what, operands[i], "out", out));
+        DP_TRY(dp__check_apart(__func__, out, operands[i]));
     }
     if (!dp__is_float((dp_dtype)out->dtype))
         return dp_error(DP_ERR_INVALID, "%s: %s is no floating dtype", __func__,
@@ -4229,15 +4227,15 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
 
 DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_pointer(__func__, "args", args));
-    DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
-    DP__TRY(dp__check_kernel(__func__, args));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "args", args));
+    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    DP_TRY(dp__check_kernel(__func__, args));
     const dp__device *device = &ctx->devices[local_rank];
     for (size_t i = 0; i < args->out_count; i++)
-        DP__TRY(dp__check_owned(__func__, "an output", device, args->out[i]));
+        DP_TRY(dp__check_owned(__func__, "an output", device, args->out[i]));
     for (size_t i = 0; i < args->in_count; i++)
-        DP__TRY(dp__check_owned(__func__, "an input", device, args->in[i]));
+        DP_TRY(dp__check_owned(__func__, "an input", device, args->in[i]));
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 
@@ -4256,16 +4254,16 @@ static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, d
     as_f64 = number.as.f;
     *out = 0;
     if (whole) {
-        DP__TRY(dp__cast_flat(ctx, host, out, dtype, &as_i64, DP_I64, 1));
-        DP__TRY(dp__cast_flat(ctx, host, &back_i64, DP_I64, out, dtype, 1));
-        DP__TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
+        DP_TRY(dp__cast_flat(ctx, host, out, dtype, &as_i64, DP_I64, 1));
+        DP_TRY(dp__cast_flat(ctx, host, &back_i64, DP_I64, out, dtype, 1));
+        DP_TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
         if (dp__is_float(dtype) ? isfinite(back) != 0 : back_i64 == as_i64)
             return DP_OK;
         return dp_error(DP_ERR_INVALID, "%s: %lld does not fit %s", fn, (long long)as_i64,
                         dp__dtype_names[dtype]);
     }
-    DP__TRY(dp__cast_flat(ctx, host, out, dtype, &as_f64, DP_F64, 1));
-    DP__TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
+    DP_TRY(dp__cast_flat(ctx, host, out, dtype, &as_f64, DP_F64, 1));
+    DP_TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
     bool same = !(back < as_f64) && !(back > as_f64) && isfinite(as_f64) &&
                 as_f64 < 9223372036854775808.0; /* 2^63, to which INT64_MAX is rounded */
     if (dp__is_float(dtype) ? isfinite(back) || !isfinite(as_f64) : same)
@@ -4289,7 +4287,7 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
                            .fill_bits = bits};
     if (dp__is_dense(dst) || dp__is_channels_last(dst))
         return dp__kernel(ctx, device, device->stream, &args);
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status =
         dp__tensor_make(temp, device, (dp_dtype)dst->dtype, dst->ndim, one, &element);
     args.count = 1;
@@ -4309,11 +4307,11 @@ DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
 {
     dp__device *device = NULL;
     uint64_t bits = 0;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_placed(__func__, ctx, "dst", dst, &device));
-    DP__TRY(dp__check_writable(__func__, "dst", dst));
-    DP__TRY(dp__check_value(__func__, "number", number));
-    DP__TRY(dp__number_bits(ctx, __func__, number, (dp_dtype)dst->dtype, &bits));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "dst", dst, &device));
+    DP_TRY(dp__check_writable(__func__, "dst", dst));
+    DP_TRY(dp__check_value(__func__, "number", number));
+    DP_TRY(dp__number_bits(ctx, __func__, number, (dp_dtype)dst->dtype, &bits));
     if (dp__count(dst) == 0)
         return DP_OK;
     return dp__leave(__func__, ctx, dp__fill_tensor(ctx, device, dst, bits));
@@ -4326,10 +4324,10 @@ static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device
 {
     static const int64_t two = 2;
     dp_tensor dense, result, host;
-    DP__TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 1, &two, &host));
+    DP_TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 1, &two, &host));
     *out = host.data;
-    DP__TRY(dp__contiguous(temp, tensor, &dense));
-    DP__TRY(dp__tensor_make(temp, device, DP_F64, 1, &two, &result));
+    DP_TRY(dp__contiguous(temp, tensor, &dense));
+    DP_TRY(dp__tensor_make(temp, device, DP_F64, 1, &two, &result));
     const void *in = dense.data;
     dp_kernel_args args = {.kernel = DP_KERNEL_STATS,
                            .dtype = (dp_dtype)tensor->dtype,
@@ -4339,7 +4337,7 @@ static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device
                            .in = &in,
                            .out_count = 1,
                            .in_count = 1};
-    DP__TRY(dp__kernel(ctx, device, device->stream, &args));
+    DP_TRY(dp__kernel(ctx, device, device->stream, &args));
     return dp__copy_tensor(ctx, &host, &result, NULL);
 }
 
@@ -4348,9 +4346,9 @@ DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats 
     const double *sums = NULL;
     dp__device *device = NULL;
     dp_scope *temp = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_placed(__func__, ctx, "tensor", tensor, &device));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "tensor", tensor, &device));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp__count(tensor) == 0) {
         *out = (dp_stats){.all_finite = true};
         return DP_OK;
@@ -4366,17 +4364,17 @@ DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats 
 DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t bytes)
 {
     dp__device *device = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_placed(__func__, ctx, "src", src, &device));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "src", src, &device));
     if (bytes != dp__bytes(src))
         return dp_error(DP_ERR_INVALID, "%s: the tensor has %zu bytes, not %zu", __func__,
                         dp__bytes(src), bytes);
     if (bytes == 0)
         return DP_OK;
-    DP__TRY(dp__check_pointer(__func__, "host", host));
+    DP_TRY(dp__check_pointer(__func__, "host", host));
     dp_tensor dst =
         dp__tensor_like(host, (dp_device){0, 0}, (dp_dtype)src->dtype, src->ndim, src->shape);
-    DP__TRY(dp__check_apart(__func__, &dst, src));
+    DP_TRY(dp__check_apart(__func__, &dst, src));
     dp_status status = dp__copy_tensor(ctx, &dst, src, NULL);
     if (status == DP_OK)
         status = dp__sync(device->stream);
@@ -4392,7 +4390,7 @@ static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor
     dp_tensor copy;
     if (dp__is_host(device))
         return dp__cast_flat(ctx, host, out, DP_F64, tensor->data, dtype, 1);
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = dp__tensor_make(temp, host, dtype, tensor->ndim, tensor->shape, &copy);
     if (status == DP_OK)
         status = dp__copy_tensor(ctx, &copy, tensor, NULL);
@@ -4404,11 +4402,11 @@ static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor
 DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
 {
     dp__device *device = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_value(__func__, "scalar", scalar));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_value(__func__, "scalar", scalar));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (scalar.kind == DP_TENSOR) {
-        DP__TRY(dp__check_device(__func__, ctx, scalar.as.t->device, &device));
+        DP_TRY(dp__check_device(__func__, ctx, scalar.as.t->device, &device));
         if (dp__count(scalar.as.t) != 1)
             return dp_error(DP_ERR_INVALID, "%s: the tensor has %lld elements", __func__,
                             (long long)dp__count(scalar.as.t));
@@ -4566,7 +4564,7 @@ static dp_status dp__finder_find(dp__finder *finder, dp_scope *scope, const char
     size_t at = finder->next;
     bool here = at < finder->dict.count && strcmp(pairs[at].key, key) == 0;
     if (!here && finder->index.names == NULL)
-        DP__TRY(dp__finder_index(finder, scope));
+        DP_TRY(dp__finder_index(finder, scope));
     if (!here)
         here = dp__index_find(&finder->index, key, strlen(key), &at);
     *out = here ? &pairs[at] : NULL;
@@ -4676,11 +4674,11 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     if (config->colls == NULL)
         config->colls = colls;
     for (size_t i = 0; config->backends[i] != NULL; i++)
-        DP__TRY(dp__check_device_table(config->backends[i]));
+        DP_TRY(dp__check_device_table(config->backends[i]));
     for (size_t i = 0; config->colls[i] != NULL; i++)
-        DP__TRY(dp__check_coll_table(config->colls[i]));
-    DP__TRY(dp__copy_list(ctx, (const void *const *)config->backends,
-                          (const void *const **)&config->backends));
+        DP_TRY(dp__check_coll_table(config->colls[i]));
+    DP_TRY(dp__copy_list(ctx, (const void *const *)config->backends,
+                         (const void *const **)&config->backends));
     return dp__copy_list(ctx, (const void *const *)config->colls,
                          (const void *const **)&config->colls);
 }
@@ -4750,7 +4748,7 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
 {
     dp_config *config = &ctx->config;
     if (config->device_count == 0 && config->devices == NULL)
-        DP__TRY(dp__env_devices(ctx));
+        DP_TRY(dp__env_devices(ctx));
     if (config->device_count == 0 && config->devices == NULL)
         config->device_count = available;
     if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
@@ -4809,16 +4807,16 @@ static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__devi
                                  dp_device id, int index)
 {
     *device = (dp__device){.id = id, .local_rank = id.backend != 0 ? id.index : -1};
-    DP__TRY(ops->open(&ctx->host, index, &device->dev));
+    DP_TRY(ops->open(&ctx->host, index, &device->dev));
     if (device->dev == NULL || device->dev->ops == NULL)
         return dp_error(DP_ERR_INTERNAL, "dp_open: '%s' opened a device without ops", ops->name);
     ops = device->dev->ops;
     device->pool.device = device;
-    DP__TRY(ops->info(device->dev, &device->info));
-    DP__TRY(ops->stream_create(device->dev, 0, &device->own_stream));
+    DP_TRY(ops->info(device->dev, &device->info));
+    DP_TRY(ops->stream_create(device->dev, 0, &device->own_stream));
     device->stream = device->own_stream;
-    DP__TRY(ops->event_create(device->dev, &device->done));
-    DP__TRY(ops->event_create(device->dev, &device->reads[0].done));
+    DP_TRY(ops->event_create(device->dev, &device->done));
+    DP_TRY(ops->event_create(device->dev, &device->reads[0].done));
     return ops->event_create(device->dev, &device->reads[1].done);
 }
 
@@ -4852,7 +4850,7 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
 {
     const dp_device_ops *ops = ctx->config.backends[place];
     int count = ctx->config.device_count;
-    DP__TRY(dp__device_open(ctx, dp_cpu(), &ctx->host_device, (dp_device){0, 0}, 0));
+    DP_TRY(dp__device_open(ctx, dp_cpu(), &ctx->host_device, (dp_device){0, 0}, 0));
     stbds_arrsetcap(ctx->devices, (size_t)count);
     if (dp__list_failed(ctx->devices)) {
         ctx->devices = NULL;
@@ -4860,8 +4858,8 @@ static dp_status dp__devices_open(dp_ctx *ctx, int place)
     }
     for (int i = 0; i < count; i++) {
         stbds_arrput(ctx->devices, (dp__device){0});
-        DP__TRY(dp__device_open(ctx, ops, &ctx->devices[i], (dp_device){place + 1, i},
-                                ctx->config.devices[i]));
+        DP_TRY(dp__device_open(ctx, ops, &ctx->devices[i], (dp_device){place + 1, i},
+                               ctx->config.devices[i]));
     }
     ctx->info.local_count = ctx->info.rank_count = count;
     ctx->info.device_backend = ops->name;
@@ -4996,7 +4994,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {
         meeting->own.coll = place;
-        DP__TRY(dp__agree(meeting, status));
+        DP_TRY(dp__agree(meeting, status));
     }
     if (status == DP_OK)
         status = dp__comm_open(ctx, &config, place);
@@ -5008,12 +5006,12 @@ static dp_status dp__open_local(dp_ctx *ctx)
     int place = 0, available = 0;
     ctx->info.coll_backend = "none";
     ctx->info.process = ctx->config.bootstrap.process;
-    DP__TRY(dp__resolve_numbers(ctx));
+    DP_TRY(dp__resolve_numbers(ctx));
     ctx->info.process_count = ctx->config.bootstrap.process_count;
-    DP__TRY(dp__resolve_tables(ctx));
-    DP__TRY(dp__choose_backend(ctx, &place, &available));
-    DP__TRY(dp__resolve_devices(ctx, available));
-    DP__TRY(dp__devices_open(ctx, place));
+    DP_TRY(dp__resolve_tables(ctx));
+    DP_TRY(dp__choose_backend(ctx, &place, &available));
+    DP_TRY(dp__resolve_devices(ctx, available));
+    DP_TRY(dp__devices_open(ctx, place));
     return dp__threads_open(ctx);
 }
 
@@ -5081,14 +5079,14 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
 {
     static const dp_config zero;
     dp_ctx *ctx = NULL;
-    DP__TRY(dp__check_pointer("dp_open", "out", out));
+    DP_TRY(dp__check_pointer("dp_open", "out", out));
     if (config_bytes != sizeof(dp_config) || version != DP_VERSION)
         return dp_error(DP_ERR_INVALID,
                         "dp_open: the caller was compiled with another dp.h (version %d, config of "
                         "%zu bytes) than the implementation (%d, %zu)",
                         version, config_bytes, DP_VERSION, sizeof(dp_config));
     config = config != NULL ? config : &zero;
-    DP__TRY(dp__check_config(config));
+    DP_TRY(dp__check_config(config));
     dp__meeting meeting = {.boot = &config->bootstrap, .own = {.version = DP_VERSION, .coll = -1}};
     bool alone = meeting.boot->all_gather == NULL || meeting.boot->process_count == 1;
     if (!alone) /* not by the allocator's hooks: a process without memory still has to say so */
@@ -5100,7 +5098,7 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     dp_status status = dp__open_ctx(config, alone ? NULL : &meeting, &ctx);
     if (!alone)
         dp__os_free(meeting.all, 0, NULL);
-    DP__TRY(status);
+    DP_TRY(status);
     dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
             ctx->info.local_count, ctx->info.device_backend, ctx->info.core_count,
             ctx->info.threads_per_device, ctx->info.rank_count, ctx->info.coll_backend);
@@ -5150,7 +5148,7 @@ static dp_status dp__check_idle(const char *fn, dp_ctx *ctx)
     if (frame != NULL)
         return dp_error(DP_ERR_STATE, "%s: the context is in use by %s, which called this", fn,
                         dp__frame_text(frame, text, sizeof text));
-    DP__TRY(dp__enter(fn, ctx));
+    DP_TRY(dp__enter(fn, ctx));
     int count = atomic_load_explicit(&ctx->inside, memory_order_relaxed);
     if (count == 0)
         return DP_OK;
@@ -5181,25 +5179,25 @@ DP_API void dp_close(dp_ctx *ctx)
 
 DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out)
 {
-    DP__TRY(dp__check_open(__func__, ctx));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_open(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = ctx->info;
     return DP_OK;
 }
 
 DP_API dp_status dp_config_get(const dp_ctx *ctx, dp_config *out)
 {
-    DP__TRY(dp__check_open(__func__, ctx));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_open(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     *out = ctx->config;
     return DP_OK;
 }
 
 DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_device_info *out)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_dev *dev = ctx->devices[local_rank].dev;
     return dp__leave(__func__, ctx, dev->ops->info(dev, out));
 }
@@ -5222,9 +5220,9 @@ DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank)
 
 DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
 {
-    DP__TRY(stream != NULL ? dp__check_ctx(__func__, ctx) : dp__check_open(__func__, ctx));
-    DP__TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
-    DP__TRY(dp__check_alone(__func__, ctx));
+    DP_TRY(stream != NULL ? dp__check_ctx(__func__, ctx) : dp__check_open(__func__, ctx));
+    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    DP_TRY(dp__check_alone(__func__, ctx));
     dp__device *device = &ctx->devices[local_rank];
     if (dp__has_failed(ctx)) { /* the user has to destroy theirs before dp_close */
         device->stream = device->own_stream;
@@ -5234,14 +5232,14 @@ DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
     if (stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
                         local_rank);
-    DP__TRY(dp__leave(__func__, ctx, dp__order_after(device, stream)));
+    DP_TRY(dp__leave(__func__, ctx, dp__order_after(device, stream)));
     device->stream = stream;
     return DP_OK;
 }
 
 DP_API dp_status dp_wait(dp_ctx *ctx)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_ctx(__func__, ctx));
     return dp__leave(__func__, ctx, dp__sync_all(ctx));
 }
 
@@ -5308,7 +5306,7 @@ static dp_status dp__run_result(const dp_ctx *ctx)
 static dp_status dp__run_all(dp__run *run)
 {
     dp_ctx *ctx = run->ctx;
-    DP__TRY(dp__run_scopes(run->scope));
+    DP_TRY(dp__run_scopes(run->scope));
     if (ctx->team == NULL) {
         dp__run_part(0, run);
         return dp__run_result(ctx);
@@ -5323,12 +5321,12 @@ static dp_status dp__run_all(dp__run *run)
 DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
 {
     dp_scope *own = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_ctx(__func__, ctx));
     if (scope != NULL)
-        DP__TRY(dp__check_scope_of(__func__, scope, ctx));
+        DP_TRY(dp__check_scope_of(__func__, scope, ctx));
     if (fn == NULL)
         return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
-    DP__TRY(dp__enter(__func__, ctx));
+    DP_TRY(dp__enter(__func__, ctx));
     dp_status status = scope == NULL ? dp__temp_begin(ctx, &own) : DP_OK;
     dp__run run = {ctx, scope != NULL ? scope : own, fn, user};
     if (status == DP_OK)

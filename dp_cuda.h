@@ -856,7 +856,7 @@ static dp_status dp__cuda_ready(void)
     if (dp__cuda.has_driver)
         return DP_OK;
     if (!dp__cuda.bound)
-        DP__TRY(dp__cuda_bind());
+        DP_TRY(dp__cuda_bind());
     if (dp__cuda.cudaDriverGetVersion(&version) != cudaSuccess || version == 0)
         return dp_error(DP_ERR_NO_DEVICE, "there is no driver for NVIDIA GPUs");
     if (version < DP__CUDA_FLOOR)
@@ -986,12 +986,12 @@ static dp_status dp__cuda_image(const dp_host *host, nvrtcProgram program, int a
     snprintf(option, sizeof option, "--gpu-architecture=%s_%d", text ? "compute" : "sm",
              text ? newest : arch);
     const char *const options[] = {option, "--fmad=false"};
-    DP__TRY(dp__cuda_compile_check(host, dp__cuda.nvrtcCompileProgram(program, 2, options), program,
-                                   "nvrtcCompileProgram"));
-    DP__TRY(dp__cuda_compile_check(host,
-                                   text ? dp__cuda.nvrtcGetPTXSize(program, &bytes)
-                                        : dp__cuda.nvrtcGetCUBINSize(program, &bytes),
-                                   program, "the size of the kernels"));
+    DP_TRY(dp__cuda_compile_check(host, dp__cuda.nvrtcCompileProgram(program, 2, options), program,
+                                  "nvrtcCompileProgram"));
+    DP_TRY(dp__cuda_compile_check(host,
+                                  text ? dp__cuda.nvrtcGetPTXSize(program, &bytes)
+                                       : dp__cuda.nvrtcGetCUBINSize(program, &bytes),
+                                  program, "the size of the kernels"));
     *out = host->alloc(host, bytes, 16);
     if (*out == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
@@ -1055,9 +1055,9 @@ static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
 static dp_status dp__cuda_load(const dp_host *host, dp__cuda_gpu *gpu)
 {
     struct cudaFuncAttributes attributes;
-    DP__TRY(dp__cuda_code_use(host, gpu));
+    DP_TRY(dp__cuda_code_use(host, gpu));
     for (int i = 0; i < DP__CUDA_KERNEL_COUNT; i++)
-        DP__TRY(dp__cuda_check(
+        DP_TRY(dp__cuda_check(
             dp__cuda_names[i], gpu->ordinal,
             dp__cuda.cudaFuncGetAttributes(&attributes, (const void *)gpu->code->kernels[i])));
     return DP_OK;
@@ -1066,10 +1066,10 @@ static dp_status dp__cuda_load(const dp_host *host, dp__cuda_gpu *gpu)
 static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
 {
     int major = 0, minor = 0, pitch = 0, ordinal = gpu->ordinal;
-    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMajor, &major));
-    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMinor, &minor));
-    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrMultiProcessorCount, &gpu->multiprocessors));
-    DP__TRY(dp__cuda_attribute(ordinal, cudaDevAttrMaxPitch, &pitch));
+    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMajor, &major));
+    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMinor, &minor));
+    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMultiProcessorCount, &gpu->multiprocessors));
+    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMaxPitch, &pitch));
     gpu->arch = major * 10 + minor;
     gpu->pitch_max = (size_t)pitch;
     if (gpu->arch < 75)
@@ -1096,13 +1096,13 @@ static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
 
 static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
 {
-    DP__TRY(dp__cuda_driver_check("cuDeviceGet", gpu->ordinal,
-                                  dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
-    DP__TRY(dp__cuda_gpu_look(gpu));
-    DP__TRY(
+    DP_TRY(dp__cuda_driver_check("cuDeviceGet", gpu->ordinal,
+                                 dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
+    DP_TRY(dp__cuda_gpu_look(gpu));
+    DP_TRY(
         dp__cuda_driver_check("cuDevicePrimaryCtxRetain", gpu->ordinal,
                               dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device)));
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, dp__cuda_load(host, gpu), "", cudaSuccess);
 }
 
@@ -1113,7 +1113,7 @@ static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream
     void *arguments[] = {params};
     dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
     dim3 block = {DP__CUDA_LANES, 1, 1};
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
                           dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
                                                     block, arguments, 0, stream));
@@ -1134,7 +1134,7 @@ static dp_status dp__cuda_launch_sums_on(const dp__cuda_gpu *gpu, cudaStream_t s
     const uint64_t least = 64 << 10, all = DP__CUDA_CHUNKS * least;
     params->chunk = (params->count + all - 1) / all * least;
     params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
-    DP__TRY(dp__cuda_launch_on(gpu, stream, kernel, params->chunk_count, params));
+    DP_TRY(dp__cuda_launch_on(gpu, stream, kernel, params->chunk_count, params));
     return dp__cuda_launch_on(gpu, stream, DP__CUDA_sums_end, 1, params);
 }
 
@@ -1142,8 +1142,8 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
 {
     int count = 0;
     dp__cuda_gpu *gpu = &dp__cuda_gpus[ordinal];
-    DP__TRY(dp__cuda_ready());
-    DP__TRY(dp__cuda_check("cudaGetDeviceCount", ordinal, dp__cuda.cudaGetDeviceCount(&count)));
+    DP_TRY(dp__cuda_ready());
+    DP_TRY(dp__cuda_check("cudaGetDeviceCount", ordinal, dp__cuda.cudaGetDeviceCount(&count)));
     if (ordinal >= count)
         return dp_error(DP_ERR_NO_DEVICE, "cuda: no GPU %d, there are %d", ordinal, count);
     if (gpu->users == 0) {
@@ -1256,7 +1256,7 @@ static dp_status dp__cuda_cut(dp__cuda_dev *dev, size_t bytes, void **out)
     while (slab != NULL && slab->bytes - slab->used < bytes)
         slab = slab->next;
     if (slab == NULL)
-        DP__TRY(dp__cuda_slab_make(
+        DP_TRY(dp__cuda_slab_make(
             dev, bytes > DP__CUDA_SLAB_BYTES / 4 ? bytes : DP__CUDA_SLAB_BYTES, &slab));
     *out = slab->data + slab->used;
     slab->used += bytes;
@@ -1292,7 +1292,7 @@ static void dp__cuda_free(dp_dev *dev, void *data, size_t bytes)
 static dp_status dp__cuda_host_alloc(dp_dev *dev, size_t bytes, void **out)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaHostAlloc",
                           dp__cuda.cudaHostAlloc(out, bytes, cudaHostAllocPortable));
 }
@@ -1357,8 +1357,8 @@ static dp_status dp__cuda_slot_take(dp__cuda_dev *dev, dp__cuda_slot **out)
 {
     dp__cuda_slot *slot = &dev->slots[dev->next_slot];
     if (slot->busy)
-        DP__TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
-                               dp__cuda.cudaEventSynchronize(slot->done)));
+        DP_TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
+                              dp__cuda.cudaEventSynchronize(slot->done)));
     slot->busy = false;
     dev->next_slot = (dev->next_slot + 1) % DP__CUDA_SLOTS;
     *out = slot;
@@ -1393,11 +1393,11 @@ static dp_status dp__cuda_stage_in(dp__cuda_dev *dev, char *dst, const char *hos
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
         size_t piece = dp__cuda_piece(bytes - at);
         dp__cuda_slot *slot = NULL;
-        DP__TRY(dp__cuda_slot_take(dev, &slot));
+        DP_TRY(dp__cuda_slot_take(dev, &slot));
         dp__cuda_fill_all(dev->base.host, slot->data, host + at, piece);
         dp_status status =
             dp__cuda_move(dev->gpu, dst + at, slot->data, piece, cudaMemcpyHostToDevice, stream);
-        DP__TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
+        DP_TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
     }
     return DP_OK;
 }
@@ -1414,19 +1414,19 @@ static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *s
             size_t at = (i - DP__CUDA_SLOTS) * DP__CUDA_SLOT_BYTES;
             if (at >= bytes)
                 continue;
-            DP__TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
-                                   dp__cuda.cudaEventSynchronize((*place)->done)));
+            DP_TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
+                                  dp__cuda.cudaEventSynchronize((*place)->done)));
             (*place)->busy = false;
             dp__cuda_fill_all(dev->base.host, host + at, (*place)->data,
                               dp__cuda_piece(bytes - at));
         }
         if (i < pieces) {
             size_t at = i * DP__CUDA_SLOT_BYTES;
-            DP__TRY(dp__cuda_slot_take(dev, place));
+            DP_TRY(dp__cuda_slot_take(dev, place));
             dp_status status = dp__cuda_move(dev->gpu, (*place)->data, src + at,
                                              dp__cuda_piece(bytes - at), cudaMemcpyDeviceToHost,
                                              stream);
-            DP__TRY(dp__cuda_slot_use(dev->gpu, *place, status, stream));
+            DP_TRY(dp__cuda_slot_use(dev->gpu, *place, status, stream));
         }
     }
     return DP_OK;
@@ -1447,7 +1447,7 @@ static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char
                                      const char *src, size_t bytes, cudaStream_t stream)
 {
     dp__cuda_slot *slot = NULL;
-    DP__TRY(dp__cuda_slot_take(dev, &slot));
+    DP_TRY(dp__cuda_slot_take(dev, &slot));
     dp_status status =
         dp__cuda_move(from->gpu, slot->data, src, bytes, cudaMemcpyDeviceToHost, from->out);
     if (status == DP_OK)
@@ -1462,9 +1462,9 @@ static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char
 static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
                                      const char *src, size_t bytes, cudaStream_t stream)
 {
-    DP__TRY(dp__cuda_follow(dev->gpu, from->out, dev->mark, stream));
+    DP_TRY(dp__cuda_follow(dev->gpu, from->out, dev->mark, stream));
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES)
-        DP__TRY(
+        DP_TRY(
             dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece(bytes - at), stream));
     return DP_OK;
 }
@@ -1552,11 +1552,11 @@ static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 {
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         void *data = NULL;
-        DP__TRY(dp__cuda_check(
+        DP_TRY(dp__cuda_check(
             "cudaHostAlloc", dev->gpu->ordinal,
             dp__cuda.cudaHostAlloc(&data, DP__CUDA_SLOT_BYTES, cudaHostAllocPortable)));
         dev->slots[i].data = data;
-        DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].done));
+        DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].done));
     }
     return DP_OK;
 }
@@ -1564,8 +1564,8 @@ static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
 {
     dp__cuda_policy before;
-    DP__TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
-    DP__TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
+    DP_TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
+    DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
     bool near = dp__cuda_near_begin(dp__cuda_node(dev->gpu), &before);
     dp_status status = dp__cuda_ring_fill(dev);
     if (near)
@@ -1614,9 +1614,9 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
     size_t scratch = 2 * sizeof(double) * DP__CUDA_CHUNKS;
     int ordinal = side->gpu->ordinal;
     void *block = NULL;
-    DP__TRY(dp__cuda_native_stream(ordinal, 0, &side->stream));
-    DP__TRY(dp__cuda_native_event(ordinal, &side->event));
-    DP__TRY(dp__cuda_check(
+    DP_TRY(dp__cuda_native_stream(ordinal, 0, &side->stream));
+    DP_TRY(dp__cuda_native_event(ordinal, &side->event));
+    DP_TRY(dp__cuda_check(
         "cudaMalloc", ordinal,
         dp__cuda.cudaMalloc(&block, words + scratch + DP__CUDA_RESULTS * sizeof(double))));
     side->words = block;
@@ -1674,14 +1674,14 @@ static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_
                                      .out_stride = {1},
                                      .alpha = 1};
     const dp__cuda_gpu *gpu = reader->gpu;
-    DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill, &params));
+    DP_TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill, &params));
     if (by_kernel)
-        DP__TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_copy, &params));
+        DP_TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_copy, &params));
     else
-        DP__TRY(dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
-                               dp__cuda.cudaMemcpyPeerAsync(
-                                   reader->words, gpu->ordinal, from->words, from->gpu->ordinal,
-                                   (size_t)DP__CUDA_CHECK_COUNT * 4, reader->stream)));
+        DP_TRY(dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
+                              dp__cuda.cudaMemcpyPeerAsync(
+                                  reader->words, gpu->ordinal, from->words, from->gpu->ordinal,
+                                  (size_t)DP__CUDA_CHECK_COUNT * 4, reader->stream)));
     params.in[0] = reader->words;
     params.out[0] = reader->results + by_kernel;
     params.fill = seed;
@@ -1695,16 +1695,16 @@ static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cud
 {
     struct dp__cuda_params params = {
         .out = {from->words}, .out_count = 1, .count = DP__CUDA_CHECK_COUNT, .fill = seed};
-    DP__TRY(dp__cuda_launch_each_on(from->gpu, from->stream, DP__CUDA_pattern, &params));
-    DP__TRY(dp__cuda_follow(from->gpu, reader->stream, from->event, from->stream));
-    DP__TRY(dp__cuda_read_over(reader, from, false, seed));
-    DP__TRY(dp__cuda_read_over(reader, from, true, seed));
-    DP__TRY(dp__cuda_move(reader->gpu, wrong, reader->results, DP__CUDA_RESULTS * sizeof *wrong,
-                          cudaMemcpyDeviceToHost, reader->stream));
-    DP__TRY(dp__cuda_check("cudaEventRecord", reader->gpu->ordinal,
-                           dp__cuda.cudaEventRecord(reader->event, reader->stream)));
-    DP__TRY(dp__cuda_poll(reader));
-    DP__TRY(dp__cuda_follow(reader->gpu, from->stream, reader->event, reader->stream));
+    DP_TRY(dp__cuda_launch_each_on(from->gpu, from->stream, DP__CUDA_pattern, &params));
+    DP_TRY(dp__cuda_follow(from->gpu, reader->stream, from->event, from->stream));
+    DP_TRY(dp__cuda_read_over(reader, from, false, seed));
+    DP_TRY(dp__cuda_read_over(reader, from, true, seed));
+    DP_TRY(dp__cuda_move(reader->gpu, wrong, reader->results, DP__CUDA_RESULTS * sizeof *wrong,
+                         cudaMemcpyDeviceToHost, reader->stream));
+    DP_TRY(dp__cuda_check("cudaEventRecord", reader->gpu->ordinal,
+                          dp__cuda.cudaEventRecord(reader->event, reader->stream)));
+    DP_TRY(dp__cuda_poll(reader));
+    DP_TRY(dp__cuda_follow(reader->gpu, from->stream, reader->event, reader->stream));
     if (wrong[0] > 0 || wrong[1] > 0)
         return dp_error(DP_ERR_DEVICE, "%.0f of %d words arrive wrong", wrong[wrong[0] > 0 ? 0 : 1],
                         DP__CUDA_CHECK_COUNT);
@@ -1715,10 +1715,10 @@ static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cud
 static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
 {
     void *wrong = NULL;
-    DP__TRY(dp__cuda_side_open(reader));
-    DP__TRY(dp__cuda_enter(from->gpu));
-    DP__TRY(dp__cuda_leave(from->gpu, dp__cuda_side_open(from), "", cudaSuccess));
-    DP__TRY(dp__cuda_check(
+    DP_TRY(dp__cuda_side_open(reader));
+    DP_TRY(dp__cuda_enter(from->gpu));
+    DP_TRY(dp__cuda_leave(from->gpu, dp__cuda_side_open(from), "", cudaSuccess));
+    DP_TRY(dp__cuda_check(
         "cudaHostAlloc", reader->gpu->ordinal,
         dp__cuda.cudaHostAlloc(&wrong, DP__CUDA_RESULTS * sizeof(double), cudaHostAllocPortable)));
     dp_status status = DP_OK;
@@ -1736,11 +1736,11 @@ static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_g
 {
     int can = 0;
     dp__cuda_side sides[2] = {{.gpu = reader}, {.gpu = from}};
-    DP__TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->ordinal,
-                           dp__cuda.cudaDeviceCanAccessPeer(&can, reader->ordinal, from->ordinal)));
+    DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->ordinal,
+                          dp__cuda.cudaDeviceCanAccessPeer(&can, reader->ordinal, from->ordinal)));
     if (!can)
         return dp_error(DP_ERR_UNSUPPORTED, "the driver says so");
-    DP__TRY(dp__cuda_enter(reader));
+    DP_TRY(dp__cuda_enter(reader));
     cudaError_t enabled = dp__cuda.cudaDeviceEnablePeerAccess(from->ordinal, 0);
     dp_status status = DP_OK;
     if (enabled != cudaErrorPeerAccessAlreadyEnabled)
@@ -1749,7 +1749,7 @@ static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_g
         (void)dp__cuda.cudaGetLastError();
     if (status == DP_OK)
         status = dp__cuda_check_pair(&sides[0], &sides[1]);
-    DP__TRY(dp__cuda_leave(reader, DP_OK, "", cudaSuccess));
+    DP_TRY(dp__cuda_leave(reader, DP_OK, "", cudaSuccess));
     dp__cuda_side_close(&sides[0], status == DP_ERR_TIMEOUT);
     dp__cuda_side_close(&sides[1], status == DP_ERR_TIMEOUT);
     if (status != DP_OK && enabled == cudaSuccess && dp__cuda_enter(reader) == DP_OK)
@@ -1797,7 +1797,7 @@ static dp_status dp__cuda_plain(dp_stream *stream, void *dst, const void *src, s
                                 enum cudaMemcpyKind kind)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(
         gpu, DP_OK, "cudaMemcpyAsync",
         dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, dp__cuda_stream_of(stream)->native));
@@ -1810,7 +1810,7 @@ static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, 
                                  dp__cuda_stage_fn *stage)
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
-    DP__TRY(dp__cuda_enter(dev->gpu));
+    DP_TRY(dp__cuda_enter(dev->gpu));
     dp__lock_enter(&dev->lock);
     dp_status status = stage(dev, dst, src, bytes, dp__cuda_stream_of(stream)->native);
     dp__lock_leave(&dev->lock);
@@ -1844,7 +1844,7 @@ static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev
     bool reader_first = (uintptr_t)dev < (uintptr_t)from;
     dp__lock *first = reader_first ? &dev->lock : &from->lock;
     dp__lock *second = reader_first ? &from->lock : &dev->lock;
-    DP__TRY(dp__cuda_enter(dev->gpu));
+    DP_TRY(dp__cuda_enter(dev->gpu));
     dp__lock_enter(first);
     dp__lock_enter(second);
     dp_status status =
@@ -1862,7 +1862,7 @@ static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_de
         return dp__cuda_copy(stream, dst, src, bytes);
     if (!dp__cuda_reaches(dp__cuda_dev_of(stream->dev), from))
         return dp__cuda_staged_over(stream, dst, dp__cuda_dev_of(src_dev), src, bytes);
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaMemcpyPeerAsync",
                           dp__cuda.cudaMemcpyPeerAsync(dst, gpu->ordinal, src, from->ordinal, bytes,
                                                        dp__cuda_stream_of(stream)->native));
@@ -1930,8 +1930,8 @@ static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const i
     params->scratch = dp__cuda_stream_of(stream)->scratch;
     for (int d = 0; d < 3; d++)
         params->shape[d] = shape[d];
-    DP__TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                               kernel, params->chunk_count, params));
+    DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                              kernel, params->chunk_count, params));
     params->count = channels;
     return dp__cuda_launch_each(stream, DP__CUDA_channels_end, params);
 }
@@ -2013,7 +2013,7 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
         params.out_stride[1] = params.in_stride[1] = 1;
         return dp__cuda_launch_each(stream, DP__CUDA_copy, &params);
     }
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaMemcpy2DAsync",
                           dp__cuda.cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes,
                                                      rows, cudaMemcpyDeviceToDevice,
@@ -2091,15 +2091,15 @@ static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     size_t bytes_free = 0, bytes_total = 0;
     *out = (dp_device_info){.compute_units = gpu->multiprocessors, .memory = gpu->ordinal + 1};
-    DP__TRY(dp__cuda_driver_check(
+    DP_TRY(dp__cuda_driver_check(
         "cuDeviceGetName", gpu->ordinal,
         dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
-    DP__TRY(dp__cuda_check(
+    DP_TRY(dp__cuda_check(
         "cudaDeviceGetPCIBusId", gpu->ordinal,
         dp__cuda.cudaDeviceGetPCIBusId(out->bus_id, (int)sizeof out->bus_id, gpu->ordinal)));
-    DP__TRY(dp__cuda_enter(gpu));
-    DP__TRY(dp__cuda_leave(gpu, DP_OK, "cudaMemGetInfo",
-                           dp__cuda.cudaMemGetInfo(&bytes_free, &bytes_total)));
+    DP_TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaMemGetInfo",
+                          dp__cuda.cudaMemGetInfo(&bytes_free, &bytes_total)));
     out->bytes_free = bytes_free;
     out->bytes_total = bytes_total;
     return DP_OK;
@@ -2110,9 +2110,13 @@ static void dp__cuda_stream_destroy(dp_stream *stream)
     dp__cuda_stream *own = (dp__cuda_stream *)stream;
     const dp_host *host = stream->dev->host;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    if (own->native != NULL && !own->adopted && dp__cuda_enter(gpu) == DP_OK)
+    if (own->native != NULL && !own->adopted && dp__cuda_enter(gpu) == DP_OK) {
+        if (!host->aborted(
+                host)) /* cudaStreamDestroy lets work go on; its memory may be freed now */
+            (void)dp__cuda.cudaStreamSynchronize(own->native);
         (void)dp__cuda_leave(gpu, DP_OK, "cudaStreamDestroy",
                              dp__cuda.cudaStreamDestroy(own->native));
+    }
     if (own->scratch != NULL)
         dp__cuda_free(stream->dev, own->scratch, 0);
     host->free(host, own);
@@ -2155,7 +2159,7 @@ static dp_status dp__cuda_stream_create(dp_dev *dev, int priority, dp_stream **o
 static dp_status dp__cuda_stream_sync(dp_stream *stream)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaStreamSynchronize",
                           dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native));
 }
@@ -2193,8 +2197,8 @@ static dp_status dp__cuda_event_record(dp_event *event, dp_stream *stream)
 {
     dp__cuda_event *own = (dp__cuda_event *)event;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    DP__TRY(dp__cuda_enter(gpu));
-    DP__TRY(
+    DP_TRY(dp__cuda_enter(gpu));
+    DP_TRY(
         dp__cuda_leave(gpu, DP_OK, "cudaEventRecord",
                        dp__cuda.cudaEventRecord(own->native, dp__cuda_stream_of(stream)->native)));
     atomic_store(&own->recorded, true);
@@ -2207,7 +2211,7 @@ static dp_status dp__cuda_event_wait(dp_stream *stream, dp_event *event)
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     if (!atomic_load(&own->recorded))
         return DP_OK;
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(
         gpu, DP_OK, "cudaStreamWaitEvent",
         dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(stream)->native, own->native, 0));
@@ -2219,7 +2223,7 @@ static dp_status dp__cuda_event_sync(dp_event *event)
     if (!atomic_load(&own->recorded))
         return DP_OK;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(event->dev);
-    DP__TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize",
                           dp__cuda.cudaEventSynchronize(own->native));
 }
@@ -2289,8 +2293,8 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
     if (native == NULL || out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         native == NULL ? "native" : "out");
-    DP__TRY(dp__cuda_check("cudaStreamGetDevice", ordinal,
-                           dp__cuda.cudaStreamGetDevice(native, &place)));
+    DP_TRY(dp__cuda_check("cudaStreamGetDevice", ordinal,
+                          dp__cuda.cudaStreamGetDevice(native, &place)));
     if (place != ordinal)
         return dp_error(DP_ERR_INVALID, "%s: the stream is of GPU %d, local rank %d is GPU %d",
                         __func__, place, local_rank, ordinal);
@@ -2357,10 +2361,10 @@ static dp_status dp__cuda_rank_open(dp__cuda_comm *comm, int i)
     dp__cuda_rank *rank = &comm->ranks[i];
     const dp__cuda_gpu *gpu = rank->dev->gpu;
     void *lobby = NULL;
-    DP__TRY(dp__cuda_enter(gpu));
-    DP__TRY(dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess));
+    DP_TRY(dp__cuda_enter(gpu));
+    DP_TRY(dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess));
     if (comm->gpu_count > 1)
-        DP__TRY(
+        DP_TRY(
             dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_LOBBY_BYTES, &lobby));
     rank->lobby = lobby;
     return DP_OK;
@@ -2394,7 +2398,7 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
 
 static dp_status dp__cuda_mark(const dp__cuda_rank *rank, const dp_part *part)
 {
-    DP__TRY(dp__cuda_enter(rank->dev->gpu));
+    DP_TRY(dp__cuda_enter(rank->dev->gpu));
     return dp__cuda_leave(
         rank->dev->gpu, DP_OK, "cudaEventRecord",
         dp__cuda.cudaEventRecord(rank->mark, dp__cuda_stream_of(part->stream)->native));
@@ -2403,7 +2407,7 @@ static dp_status dp__cuda_mark(const dp__cuda_rank *rank, const dp_part *part)
 static dp_status dp__cuda_heed(const dp__cuda_rank *rank, const dp_part *part,
                                const dp__cuda_rank *other)
 {
-    DP__TRY(dp__cuda_enter(rank->dev->gpu));
+    DP_TRY(dp__cuda_enter(rank->dev->gpu));
     return dp__cuda_leave(
         rank->dev->gpu, DP_OK, "cudaStreamWaitEvent",
         dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(part->stream)->native, other->mark, 0));
@@ -2414,8 +2418,8 @@ static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local, int 
 {
     for (int i = 0; i < comm->count; i++)
         if (i != hub) {
-            DP__TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
-            DP__TRY(dp__cuda_heed(&comm->ranks[hub], &local[hub], &comm->ranks[i]));
+            DP_TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
+            DP_TRY(dp__cuda_heed(&comm->ranks[hub], &local[hub], &comm->ranks[i]));
         }
     return DP_OK;
 }
@@ -2423,16 +2427,16 @@ static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local, int 
 /* What all do next comes after what the hub has done. */
 static dp_status dp__cuda_fan_out(dp__cuda_comm *comm, const dp_part *local, int hub)
 {
-    DP__TRY(dp__cuda_mark(&comm->ranks[hub], &local[hub]));
+    DP_TRY(dp__cuda_mark(&comm->ranks[hub], &local[hub]));
     for (int i = 0; i < comm->count; i++)
         if (i != hub)
-            DP__TRY(dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[hub]));
+            DP_TRY(dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[hub]));
     return DP_OK;
 }
 
 static dp_status dp__cuda_meet(dp__cuda_comm *comm, const dp_part *local)
 {
-    DP__TRY(dp__cuda_fan_in(comm, local, 0));
+    DP_TRY(dp__cuda_fan_in(comm, local, 0));
     return dp__cuda_fan_out(comm, local, 0);
 }
 
@@ -2475,8 +2479,8 @@ static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, int rank, void *const 
         if (dp__cuda_near(comm, i, rank))
             continue;
         char *lobby = comm->ranks[rank].lobby + (size_t)i * DP__CUDA_LOBBY_BYTES;
-        DP__TRY(dp__cuda_peer_copy(stream, lobby, &comm->ranks[i].dev->base, in[i],
-                                   sum->count * sum->size));
+        DP_TRY(dp__cuda_peer_copy(stream, lobby, &comm->ranks[i].dev->base, in[i],
+                                  sum->count * sum->size));
         in[i] = lobby;
     }
     return dp__cuda_kernel(stream, &args);
@@ -2491,16 +2495,16 @@ static dp_status dp__cuda_reduce_piece(const dp__cuda_sum *sum, int lead)
     for (int i = lead; i < comm->count; i++)
         if (dp__cuda_near(comm, i, lead))
             out[out_count++] = (char *)sum->local[i].recv + at;
-    DP__TRY(dp__cuda_sum_up(sum, lead, out, out_count));
+    DP_TRY(dp__cuda_sum_up(sum, lead, out, out_count));
     if (comm->gpu_count == 1)
         return DP_OK;
-    DP__TRY(dp__cuda_mark(&comm->ranks[lead], &sum->local[lead]));
+    DP_TRY(dp__cuda_mark(&comm->ranks[lead], &sum->local[lead]));
     for (int i = 0; i < comm->count; i++)
         if (!dp__cuda_near(comm, i, lead)) {
-            DP__TRY(dp__cuda_heed(&comm->ranks[i], &sum->local[i], &comm->ranks[lead]));
-            DP__TRY(dp__cuda_peer_copy(sum->local[i].stream, (char *)sum->local[i].recv + at,
-                                       &comm->ranks[lead].dev->base, out[0],
-                                       sum->count * sum->size));
+            DP_TRY(dp__cuda_heed(&comm->ranks[i], &sum->local[i], &comm->ranks[lead]));
+            DP_TRY(dp__cuda_peer_copy(sum->local[i].stream, (char *)sum->local[i].recv + at,
+                                      &comm->ranks[lead].dev->base, out[0],
+                                      sum->count * sum->size));
         }
     return DP_OK;
 }
@@ -2520,7 +2524,7 @@ static dp_status dp__cuda_reduce_slices(dp__cuda_sum *sum, size_t count)
             sum->offset = begin;
             sum->count = begin < end && end - begin > piece ? piece : end - begin;
             if (begin < end)
-                DP__TRY(dp__cuda_reduce_piece(sum, lead));
+                DP_TRY(dp__cuda_reduce_piece(sum, lead));
             begin += each;
         }
     }
@@ -2539,12 +2543,12 @@ static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t
                         .op = op,
                         .scale = scale};
     if (own->gpu_count == 1) {
-        DP__TRY(dp__cuda_fan_in(own, local, 0));
-        DP__TRY(dp__cuda_reduce_piece(&sum, 0));
+        DP_TRY(dp__cuda_fan_in(own, local, 0));
+        DP_TRY(dp__cuda_reduce_piece(&sum, 0));
         return dp__cuda_fan_out(own, local, 0);
     }
-    DP__TRY(dp__cuda_meet(own, local));
-    DP__TRY(dp__cuda_reduce_slices(&sum, count));
+    DP_TRY(dp__cuda_meet(own, local));
+    DP_TRY(dp__cuda_reduce_slices(&sum, count));
     return dp__cuda_meet(own, local);
 }
 
@@ -2553,11 +2557,11 @@ static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t 
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
     dp_dev *from = &own->ranks[root].dev->base;
-    DP__TRY(dp__cuda_fan_out(own, local, root));
+    DP_TRY(dp__cuda_fan_out(own, local, root));
     for (int i = 0; i < own->count; i++)
         if (local[i].recv != local[root].send)
-            DP__TRY(dp__cuda_peer_copy(local[i].stream, local[i].recv, from, local[root].send,
-                                       count * dp_dtype_bytes(dtype)));
+            DP_TRY(dp__cuda_peer_copy(local[i].stream, local[i].recv, from, local[root].send,
+                                      count * dp_dtype_bytes(dtype)));
     return dp__cuda_fan_in(own, local, root);
 }
 
@@ -2565,15 +2569,15 @@ static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t 
 static dp_status dp__cuda_fetch(dp_comm *comm, const dp_part *local, size_t bytes, bool from_own)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    DP__TRY(dp__cuda_meet(own, local));
+    DP_TRY(dp__cuda_meet(own, local));
     for (int i = 0; i < own->count; i++)
         for (int k = 0; k < own->count; k++) {
             int from = (i + k) % own->count; /* not all from the same one at the same time */
             char *to = (char *)local[i].recv + (size_t)from * bytes;
             const char *send = (const char *)local[from].send + (from_own ? (size_t)i * bytes : 0);
             if (to != send)
-                DP__TRY(dp__cuda_peer_copy(local[i].stream, to, &own->ranks[from].dev->base, send,
-                                           bytes));
+                DP_TRY(dp__cuda_peer_copy(local[i].stream, to, &own->ranks[from].dev->base, send,
+                                          bytes));
         }
     return dp__cuda_meet(own, local);
 }
@@ -2601,13 +2605,13 @@ static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, si
                         .op = op,
                         .scale = scale};
     size_t piece = own->gpu_count > 1 ? DP__CUDA_LOBBY_BYTES / sum.size : count_each;
-    DP__TRY(dp__cuda_meet(own, local));
+    DP_TRY(dp__cuda_meet(own, local));
     for (size_t at = 0; at < count_each; at += piece)
         for (int i = 0; i < own->count; i++) {
             void *out = (char *)local[i].recv + at * sum.size;
             sum.offset = (size_t)i * count_each + at;
             sum.count = count_each - at < piece ? count_each - at : piece;
-            DP__TRY(dp__cuda_sum_up(&sum, i, &out, 1));
+            DP_TRY(dp__cuda_sum_up(&sum, i, &out, 1));
         }
     return dp__cuda_meet(own, local);
 }

@@ -100,7 +100,7 @@ struct dp_module {
 
 DP__APART static dp_status dp__check_module(const char *fn, const dp_module *module)
 {
-    DP__TRY(dp__check_pointer(fn, "module", module));
+    DP_TRY(dp__check_pointer(fn, "module", module));
     if (module->magic != DP__MODULE_LIVE)
         return dp_error(DP_ERR_STATE, "%s: the module was destroyed", fn);
     return dp__check_ctx(fn, module->ctx);
@@ -141,7 +141,7 @@ static dp_status dp__module_methods(dp_module *module, const dp_module_config *c
     if (methods == NULL)
         return dp__full("dp_module_create");
     for (size_t i = 0; i < config->method_count; i++) {
-        DP__TRY(dp__check_name("dp_module_create", "a method", config->methods[i].name));
+        DP_TRY(dp__check_name("dp_module_create", "a method", config->methods[i].name));
         if (config->methods[i].fn == NULL)
             return dp_error(DP_ERR_INVALID, "dp_module_create: method '%s' has no function",
                             config->methods[i].name);
@@ -180,9 +180,8 @@ static dp_status dp__module_param(dp_module *module, const dp_param_config *conf
 {
     int64_t count = 0;
     const dp__device *device = &module->ctx->devices[module->local_rank];
-    DP__TRY(dp__check_name("dp_module_create", "a parameter", config->name));
-    DP__TRY(
-        dp__check_shape("dp_module_create", config->dtype, config->ndim, config->shape, &count));
+    DP_TRY(dp__check_name("dp_module_create", "a parameter", config->name));
+    DP_TRY(dp__check_shape("dp_module_create", config->dtype, config->ndim, config->shape, &count));
     if (config->same_as != NULL && (config->data != NULL || config->grad != NULL))
         return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' has same_as and memory of its own",
                         config->name);
@@ -217,7 +216,7 @@ static dp_status dp__module_params(dp_module *module, const dp_module_config *co
                                                   config->param_count, &module->param_names))
         return dp__full("dp_module_create");
     for (size_t i = 0; i < config->param_count; i++) {
-        DP__TRY(dp__module_param(module, &config->params[i], &module->params[i]));
+        DP_TRY(dp__module_param(module, &config->params[i], &module->params[i]));
         if (!dp__index_add(&module->param_names))
             return dp_error(DP_ERR_INVALID, "dp_module_create: parameter '%s' is there twice",
                             module->params[i].name);
@@ -260,11 +259,11 @@ static dp_status dp__module_pack(dp_module *module, const dp_module_config *conf
                         "dp_module_create: there is a block, and packed is not set");
     if (!config->packed)
         return DP_OK;
-    DP__TRY(dp__check_packed(module, &bytes));
+    DP_TRY(dp__check_packed(module, &bytes));
     if (data.data == NULL)
-        DP__TRY(dp__block_zero(module->scope, device, bytes, &data));
+        DP_TRY(dp__block_zero(module->scope, device, bytes, &data));
     if (grad.data == NULL)
-        DP__TRY(dp__block_zero(module->scope, device, bytes, &grad));
+        DP_TRY(dp__block_zero(module->scope, device, bytes, &grad));
     for (size_t i = 0; i < module->param_count; i++) {
         dp__param *param = &module->params[i];
         param->data.data = (char *)data.data + offset;
@@ -287,12 +286,12 @@ static dp_status dp__check_free(const dp_module *child)
 
 static dp_status dp__check_child(const dp_module *module, const dp_module *child, bool wrapped)
 {
-    DP__TRY(dp__check_module("dp_module_create", child));
+    DP_TRY(dp__check_module("dp_module_create", child));
     if (child->ctx != module->ctx)
         return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is of another context",
                         child->name);
     if (!wrapped)
-        DP__TRY(dp__check_free(child));
+        DP_TRY(dp__check_free(child));
     return DP_OK;
 }
 
@@ -318,7 +317,7 @@ static const dp_module *dp__wrapped_inside(const dp_module *top, const dp_module
 static dp_status dp__check_wraps(dp_module *module, const dp_module_config *config)
 {
     for (size_t i = 0; i < config->child_count; i++)
-        DP__TRY(dp__check_free(config->children[i]));
+        DP_TRY(dp__check_free(config->children[i]));
     for (size_t i = 0; i < config->child_count; i++)
         config->children[i]->parent = module;
     const dp_module *inside = dp__wrapped_inside(module, module);
@@ -343,7 +342,7 @@ static dp_status dp__module_children(dp_module *module, const dp_module_config *
     for (size_t i = 0; i < count; i++) {
         bool wrapped = i == config->child_count;
         dp_module *child = wrapped ? config->wraps : config->children[i];
-        DP__TRY(dp__check_child(module, child, wrapped));
+        DP_TRY(dp__check_child(module, child, wrapped));
         module->children[i] =
             (dp__child){child->name, child, module->slot_count, module->place_count};
         if (!dp__index_add(&module->child_names))
@@ -489,8 +488,8 @@ static dp_status dp__check_tie(const dp_module *module, bool wraps_below, const 
 {
     const dp__param *root = dp__root(from);
     const dp_module *wrapped = wraps_below && from != own ? dp__wrapped_with(module, root) : NULL;
-    DP__TRY(dp__check_alike(own->name, own, own->same_as, to));
-    DP__TRY(dp__check_alike(own->name, from, own->same_as, to));
+    DP_TRY(dp__check_alike(own->name, own, own->same_as, to));
+    DP_TRY(dp__check_alike(own->name, from, own->same_as, to));
     if (root == dp__root(to))
         return DP_OK;
     if (root->data.data != NULL || root->grad.data != NULL)
@@ -530,7 +529,7 @@ static dp_status dp__tie(const dp_module *module, bool wraps_below, dp__param *o
                            "dp_module_create: '%s' is same_as '%s': no such one", own->name,
                            own->same_as);
     }
-    DP__TRY(dp__check_tie(module, wraps_below, own, from, to));
+    DP_TRY(dp__check_tie(module, wraps_below, own, from, to));
     *out_root = dp__root(from);
     (*out_root)->tie = dp__root(to);
     dp__root(own)->tie = dp__root(to);
@@ -652,11 +651,11 @@ static dp_status dp__module_fill(dp_module *module, const dp_module_config *conf
     if (name[0] == '\0' || strchr(name, '.') != NULL)
         return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is no name: empty, or with a dot",
                         name);
-    DP__TRY(dp__module_methods(module, config));
-    DP__TRY(dp__module_params(module, config));
-    DP__TRY(dp__module_pack(module, config));
-    DP__TRY(dp__module_children(module, config));
-    DP__TRY(dp__module_slots(module));
+    DP_TRY(dp__module_methods(module, config));
+    DP_TRY(dp__module_params(module, config));
+    DP_TRY(dp__module_pack(module, config));
+    DP_TRY(dp__module_children(module, config));
+    DP_TRY(dp__module_slots(module));
     return dp__replica_own(module, module->scope, 0, module->ctx->devices[module->local_rank].id,
                            &module->own);
 }
@@ -700,10 +699,10 @@ static dp_status dp__check_array(const char *one, const char *all, const void *a
 
 static dp_status dp__check_module_config(const dp_ctx *ctx, const dp_module_config *config)
 {
-    DP__TRY(dp__check_pointer("dp_module_create", "config", config));
-    DP__TRY(dp__check_rank("dp_module_create", ctx, "local_rank", config->local_rank));
-    DP__TRY(dp__check_array("method", "methods", config->methods, config->method_count));
-    DP__TRY(dp__check_array("param", "params", config->params, config->param_count));
+    DP_TRY(dp__check_pointer("dp_module_create", "config", config));
+    DP_TRY(dp__check_rank("dp_module_create", ctx, "local_rank", config->local_rank));
+    DP_TRY(dp__check_array("method", "methods", config->methods, config->method_count));
+    DP_TRY(dp__check_array("param", "params", config->params, config->param_count));
     return dp__check_array("child", "children", config->children, config->child_count);
 }
 
@@ -758,10 +757,10 @@ static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp
 
 DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_alone(__func__, ctx));
-    DP__TRY(dp__check_module_config(ctx, config));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_alone(__func__, ctx));
+    DP_TRY(dp__check_module_config(ctx, config));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     return dp__leave(__func__, ctx, dp__module_make(ctx, config, out));
 }
 
@@ -811,7 +810,7 @@ static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_
                                 dp_tensor *out)
 {
     int64_t count = (int64_t)bytes;
-    DP__TRY(dp__tensor_make(scope, device, DP_U8, 1, &count, out));
+    DP_TRY(dp__tensor_make(scope, device, DP_U8, 1, &count, out));
     return dp__zero_flat(scope->ctx, device, out);
 }
 
@@ -867,12 +866,12 @@ static void dp__settle_views(const dp_module *top, dp__settling *blocks)
 static dp_status dp__settle_blocks(const dp_module *top, dp__settling *blocks, size_t count)
 {
     dp_tensor made;
-    DP__TRY(dp__settle_count(top, blocks));
+    DP_TRY(dp__settle_count(top, blocks));
     for (size_t i = 0; i < count; i++) {
         size_t rank = i / DP_DTYPE_COUNT % (size_t)top->ctx->info.local_count;
         if (blocks[i].bytes == 0)
             continue;
-        DP__TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], blocks[i].bytes, &made));
+        DP_TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], blocks[i].bytes, &made));
         blocks[i].at = made.data;
     }
     dp__settle_views(top, blocks);
@@ -886,7 +885,7 @@ static dp_status dp__settle_wrapped(dp_module *module)
 {
     for (size_t i = 0; i < module->child_count; i++) {
         dp_module *child = module->children[i].module;
-        DP__TRY(child == module->wraps ? dp__module_ready(child) : dp__settle_wrapped(child));
+        DP_TRY(child == module->wraps ? dp__module_ready(child) : dp__settle_wrapped(child));
     }
     return DP_OK;
 }
@@ -895,8 +894,8 @@ static dp_status dp__settle(dp_module *top)
 {
     dp_scope *temp = NULL;
     size_t count = DP__SORT_COUNT * (size_t)top->ctx->info.local_count * DP_DTYPE_COUNT;
-    DP__TRY(dp__settle_wrapped(top));
-    DP__TRY(dp__temp_begin(top->ctx, &temp));
+    DP_TRY(dp__settle_wrapped(top));
+    DP_TRY(dp__temp_begin(top->ctx, &temp));
     dp__settling *blocks = dp__array(temp, count, sizeof *blocks);
     dp_status status = blocks != NULL
                            ? dp__settle_blocks(top, blocks, count)
@@ -928,8 +927,8 @@ static dp_status dp__module_ready(dp_module *module)
 {
     if (module->ready)
         return DP_OK;
-    DP__TRY(dp__settle(dp__top(module)));
-    DP__TRY(dp__memory_make(module->scope, module, &module->memory));
+    DP_TRY(dp__settle(dp__top(module)));
+    DP_TRY(dp__memory_make(module->scope, module, &module->memory));
     for (size_t i = 0; i < module->slot_count; i++) {
         const dp__param *root = dp__root(module->slots[i]);
         module->memory.data[i] = root->data.data;
@@ -1008,7 +1007,7 @@ static dp_status dp__check_module_idle(const char *fn, const dp_module *module)
                             module->name, dp__frame_text(frame, text, sizeof text));
     for (size_t i = 0; i < module->child_count; i++)
         if (module->children[i].module != module->wraps)
-            DP__TRY(dp__check_module_idle(fn, module->children[i].module));
+            DP_TRY(dp__check_module_idle(fn, module->children[i].module));
     return DP_OK;
 }
 
@@ -1017,12 +1016,12 @@ DP_API dp_status dp_module_destroy(dp_module *module)
     const dp_module *wrapped = NULL;
     if (module == NULL)
         return DP_OK;
-    DP__TRY(dp__check_pointer(__func__, "module", module));
+    DP_TRY(dp__check_pointer(__func__, "module", module));
     if (module->magic != DP__MODULE_LIVE)
         return dp_error(DP_ERR_STATE, "%s: the module was destroyed already", __func__);
-    DP__TRY(dp__check_open(__func__, module->ctx));
-    DP__TRY(dp__check_alone(__func__, module->ctx));
-    DP__TRY(dp__check_module_idle(__func__, module));
+    DP_TRY(dp__check_open(__func__, module->ctx));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_module_idle(__func__, module));
     if (module->parent != NULL)
         return dp_error(DP_ERR_STATE, "%s: '%s' is a child of '%s', and goes with it", __func__,
                         module->name, module->parent->name);
@@ -1045,7 +1044,7 @@ static bool dp__lives_on(const dp_module *module, int local_rank)
    function that asks, with its whole tree, and is not what all are running. */
 static dp_status dp__check_unshared(const char *fn, dp_module *module)
 {
-    DP__TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_module(fn, module));
     if (!atomic_load_explicit(&module->ctx->entered, memory_order_relaxed))
         return DP_OK;
     const dp__frame *frame = dp__frame_of(module->ctx, true);
@@ -1065,7 +1064,7 @@ static void dp__module_train(dp_module *module, bool training)
 
 DP_API dp_status dp_module_train(dp_module *module, bool training)
 {
-    DP__TRY(dp__check_unshared(__func__, module));
+    DP_TRY(dp__check_unshared(__func__, module));
     dp__module_train(module, training);
     return DP_OK;
 }
@@ -1092,21 +1091,21 @@ DP_API size_t dp_module_param_count(const dp_module *module)
 
 static dp_status dp__check_param(const char *fn, dp_module *module, size_t param)
 {
-    DP__TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_module(fn, module));
     if (param >= module->listed_count)
         return dp_error(DP_ERR_INVALID, "%s: parameter %zu, '%s' has %zu", fn, param, module->name,
                         module->listed_count);
     const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
     if (module->ready || data->data != NULL || dp__count(data) == 0)
         return DP_OK;
-    DP__TRY(dp__check_unshared(fn, module));
+    DP_TRY(dp__check_unshared(fn, module));
     return dp__leave(fn, module->ctx, dp__module_ready(module));
 }
 
 DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out)
 {
-    DP__TRY(dp__check_param(__func__, module, param));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_param(__func__, module, param));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     size_t slot = module->listed[param];
     const dp__param *root = dp__root(module->slots[slot]);
     *out = (dp_param_info){module->names[slot], root->frozen, root->buffer, root->data};
@@ -1116,9 +1115,9 @@ DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info 
 
 DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_t *out_param)
 {
-    DP__TRY(dp__check_module(__func__, module));
-    DP__TRY(dp__check_pointer(__func__, "name", name));
-    DP__TRY(dp__check_pointer(__func__, "out_param", out_param));
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_pointer(__func__, "name", name));
+    DP_TRY(dp__check_pointer(__func__, "out_param", out_param));
     size_t slot = 0;
     if (dp__slot_named(module, name, true, &slot)) {
         *out_param = module->homes[slot];
@@ -1147,9 +1146,9 @@ static void dp__param_changed(dp_module *module, size_t param)
 DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
                                 dp_tensor *out_grad)
 {
-    DP__TRY(dp__check_param(__func__, module, param));
-    DP__TRY(dp__check_unshared(__func__, module));
-    DP__TRY(dp__check_pointer(__func__, "out_data", out_data));
+    DP_TRY(dp__check_param(__func__, module, param));
+    DP_TRY(dp__check_unshared(__func__, module));
+    DP_TRY(dp__check_pointer(__func__, "out_data", out_data));
     const dp__param *root = dp__root(module->slots[module->listed[param]]);
     *out_data = root->data;
     if (out_grad != NULL && dp__is_of_sort(root, DP__GRADS))
@@ -1162,15 +1161,15 @@ DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_
 
 DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host, size_t bytes)
 {
-    DP__TRY(dp__check_param(__func__, module, param));
-    DP__TRY(dp__check_unshared(__func__, module));
+    DP_TRY(dp__check_param(__func__, module, param));
+    DP_TRY(dp__check_unshared(__func__, module));
     const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
     if (bytes != dp__bytes(data))
         return dp_error(DP_ERR_INVALID, "%s: '%s' has %zu bytes, not %zu", __func__,
                         module->names[module->listed[param]], dp__bytes(data), bytes);
     if (bytes == 0)
         return DP_OK;
-    DP__TRY(dp__check_pointer(__func__, "host", host));
+    DP_TRY(dp__check_pointer(__func__, "host", host));
     dp_tensor src = *data;
     src.device = (dp_device){0, 0};
     memcpy(&src.data, &host, sizeof host); /* only read */
@@ -1183,7 +1182,7 @@ DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *ho
 
 DP_API dp_status dp_params_changed(dp_module *module)
 {
-    DP__TRY(dp__check_unshared(__func__, module));
+    DP_TRY(dp__check_unshared(__func__, module));
     dp__changed(module);
     return DP_OK;
 }
@@ -1216,15 +1215,15 @@ static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
 static dp_status dp__grads_zero(dp_module *module)
 {
     dp_tensor run;
-    DP__TRY(dp__module_ready(module));
+    DP_TRY(dp__module_ready(module));
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
-        DP__TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
+        DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
     return DP_OK;
 }
 
 DP_API dp_status dp_zero_grad(dp_module *module)
 {
-    DP__TRY(dp__check_unshared(__func__, module));
+    DP_TRY(dp__check_unshared(__func__, module));
     return dp__leave(__func__, module->ctx, dp__grads_zero(module));
 }
 
@@ -1259,7 +1258,7 @@ static dp_status dp__copy_config(const dp_module *module, int local_rank, dp_sco
                                .local_rank = local_rank,
                                .packed = module->packed,
                                .mean_grads = module->mean_grads};
-    DP__TRY(dp__module_make(module->ctx, &config, out));
+    DP_TRY(dp__module_make(module->ctx, &config, out));
     (*out)->training = module->training;
     return DP_OK;
 }
@@ -1285,11 +1284,11 @@ static dp_status dp__copy_tree(const dp_module *module, int local_rank, dp_scope
 
 static dp_status dp__copy_numbers(dp_module *from, dp_module *to)
 {
-    DP__TRY(dp__module_ready(from));
-    DP__TRY(dp__module_ready(to));
+    DP_TRY(dp__module_ready(from));
+    DP_TRY(dp__module_ready(to));
     for (size_t i = 0; i < from->listed_count; i++)
-        DP__TRY(dp__copy_tensor(from->ctx, &dp__root(to->slots[to->listed[i]])->data,
-                                &dp__root(from->slots[from->listed[i]])->data, NULL));
+        DP_TRY(dp__copy_tensor(from->ctx, &dp__root(to->slots[to->listed[i]])->data,
+                               &dp__root(from->slots[from->listed[i]])->data, NULL));
     return DP_OK;
 }
 
@@ -1297,10 +1296,10 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
 {
     dp_scope *temp = NULL;
     dp_module *copy = NULL;
-    DP__TRY(dp__check_module(__func__, module));
-    DP__TRY(dp__check_alone(__func__, module->ctx));
-    DP__TRY(dp__check_rank(__func__, module->ctx, "local_rank", local_rank));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_rank(__func__, module->ctx, "local_rank", local_rank));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__temp_begin(module->ctx, &temp);
     if (status == DP_OK)
         status = dp__copy_tree(module, local_rank, temp, &copy);
@@ -1463,7 +1462,7 @@ static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r
             dp__replica_assign(face, sort, r, &lots[i], lots[i].at);
         return DP_OK;
     }
-    DP__TRY(dp__block_zero(face->scope, device, bytes, &block));
+    DP_TRY(dp__block_zero(face->scope, device, bytes, &block));
     *out = block.data;
     for (size_t i = 0; i < count; i++)
         dp__replica_assign(face, sort, r, &lots[i], *out + lots[i].offset);
@@ -1489,7 +1488,7 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lot
     }
     for (size_t r = 1; r < face->count; r++) {
         char *block = NULL;
-        DP__TRY(dp__replica_block(face, sort, r, lots, count, &block));
+        DP_TRY(dp__replica_block(face, sort, r, lots, count, &block));
         for (size_t i = 0, k = first_range; i < count; i += dp__lots_run(lots, i, count), k++)
             ranges->items[k].at[r] = block != NULL ? block + lots[i].offset : lots[i].at;
     }
@@ -1531,7 +1530,7 @@ static dp_status dp__lay_sort(dp__face *face, dp__sort sort, dp__lot *lots)
     for (size_t first = 0, last = 0; first < count; first = last) {
         while (last < count && lots[last].dtype == lots[first].dtype)
             last++;
-        DP__TRY(dp__lay_dtype(face, sort, lots + first, last - first));
+        DP_TRY(dp__lay_dtype(face, sort, lots + first, last - first));
     }
     return DP_OK;
 }
@@ -1540,7 +1539,7 @@ static dp_status dp__lay(dp__face *face)
 {
     size_t count = face->inner->listed_count;
     dp_scope *temp = NULL;
-    DP__TRY(dp__temp_begin(face->ctx, &temp));
+    DP_TRY(dp__temp_begin(face->ctx, &temp));
     dp__lot *lots = dp__scope_bytes(temp, count * sizeof *lots, _Alignof(dp__lot));
     dp_status status =
         lots != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
@@ -1554,27 +1553,27 @@ static dp_status dp__lay(dp__face *face)
 static dp_status dp__replica_owns(dp__face *face, dp_module *module, size_t r, void **own)
 {
     dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
-    DP__TRY(dp__replica_own(module, face->scope, r, device, own));
+    DP_TRY(dp__replica_own(module, face->scope, r, device, own));
     for (size_t i = 0; i < module->child_count; i++)
-        DP__TRY(dp__replica_owns(face, module->children[i].module, r,
-                                 own + module->children[i].place_first));
+        DP_TRY(dp__replica_owns(face, module->children[i].module, r,
+                                own + module->children[i].place_first));
     return DP_OK;
 }
 
 static dp_status dp__replicas_make(dp__face *face)
 {
-    DP__TRY(dp__module_ready(face->inner));
+    DP_TRY(dp__module_ready(face->inner));
     face->replicas = dp__array(face->scope, face->count, sizeof *face->replicas);
     if (face->replicas == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
     face->replicas[0] = face->inner->memory;
     for (size_t r = 1; r < face->count; r++) {
         dp__memory *memory = &face->replicas[r];
-        DP__TRY(dp__memory_make(face->scope, face->inner, memory));
+        DP_TRY(dp__memory_make(face->scope, face->inner, memory));
         memory->patches = dp__array(face->scope, face->inner->slot_count, sizeof(dp__patch *));
         if (memory->patches == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
-        DP__TRY(dp__replica_owns(face, face->inner, r, memory->own));
+        DP_TRY(dp__replica_owns(face, face->inner, r, memory->own));
     }
     return face->count > 1 ? dp__lay(face) : DP_OK;
 }
@@ -1594,7 +1593,7 @@ static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t c
         for (size_t r = 1; r < count; r++) {
             dp_tensor to = dp__range_of(face, range, r);
             if (to.data != from.data)
-                DP__TRY(dp__copy_tensor(face->ctx, &to, &from, NULL));
+                DP_TRY(dp__copy_tensor(face->ctx, &to, &from, NULL));
         }
     }
     return DP_OK;
@@ -1616,7 +1615,7 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
     for (size_t r = 1; r < face->count; r++)
         apart = apart || !dp__replica_sees(face, r);
     if (apart && (face->foreign || face->version != dp__version(face->inner) + 1)) {
-        DP__TRY(dp__replicas_send(face, DP__PARAMS, face->count));
+        DP_TRY(dp__replicas_send(face, DP__PARAMS, face->count));
         face->version = dp__version(face->inner) + 1; /* 0: never */
     }
     return dp__replicas_send(face, DP__BUFFERS, count);
@@ -1630,8 +1629,8 @@ static dp_status dp__replicas_order(const dp__face *face, size_t count, bool bef
     for (size_t r = 1; r < count && !dp__is_host(first); r++) {
         const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
         if (dp__replica_sees(face, r))
-            DP__TRY(before ? dp__order_after(first, device->stream)
-                           : dp__order_after(device, first->stream));
+            DP_TRY(before ? dp__order_after(first, device->stream)
+                          : dp__order_after(device, first->stream));
     }
     return DP_OK;
 }
@@ -1649,7 +1648,7 @@ static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_
             views[r] = dp__range_of(face, &face->ranges[DP__GRADS].items[i], r);
             parts[r] = &views[r];
         }
-        DP__TRY(dp__add_up(face->ctx, temp, parts, count, first, &views[0]));
+        DP_TRY(dp__add_up(face->ctx, temp, parts, count, first, &views[0]));
     }
     return DP_OK;
 }
@@ -1872,13 +1871,13 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     dp_pass *pass = NULL;
     dp__record *outer = request->outer;
     if (outer == NULL) /* else it is ready, and replicas are here at the same time */
-        DP__TRY(dp__module_ready(runs));
+        DP_TRY(dp__module_ready(runs));
     if (outer != NULL && runs->mean_grads && request->wants_pass)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "'%s' has mean_grads, and is run by a method of '%s': the gradients of "
                         "others are added up beside its own, and none of them counted by samples",
                         runs->name, outer->call.module->name);
-    DP__TRY(dp__pass_make(request, runs, NULL, 1, &pass));
+    DP_TRY(dp__pass_make(request, runs, NULL, 1, &pass));
     dp__record *record = pass->records;
     record->memory = outer != NULL ? outer->memory : &runs->memory;
     if (outer != NULL) {
@@ -1890,7 +1889,7 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     int rank = apart ? outer->call.local_rank : runs->local_rank;
     dp__call_begin(record, request, runs, &ctx->devices[rank]);
     *out_pass = pass;
-    DP__TRY(request->loss ? dp__record_loss(record) : dp__record_forward(record, pass->method));
+    DP_TRY(request->loss ? dp__record_loss(record) : dp__record_forward(record, pass->method));
     *out = record->call.out;
     return DP_OK;
 }
@@ -1902,9 +1901,9 @@ static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
     dp__record *record = pass->records;
     dp_call *call = &record->call;
     call->input_grad_wanted = out != NULL;
-    DP__TRY(dp__record_backward(record));
+    DP_TRY(dp__record_backward(record));
     if (pass->runs->mean_grads)
-        DP__TRY(dp__record_weigh(record));
+        DP_TRY(dp__record_weigh(record));
     if (out != NULL)
         *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
     return DP_OK;
@@ -1921,7 +1920,7 @@ DP__UNCHECKED static bool dp__is_call(const dp_call *call)
 
 static dp_status dp__check_call(const char *fn, const dp_call *call)
 {
-    DP__TRY(dp__check_pointer(fn, "call", call));
+    DP_TRY(dp__check_pointer(fn, "call", call));
     if (!dp__is_call(call))
         return dp_error(DP_ERR_STATE, "%s: this is no call, or the scope of its pass has ended",
                         fn);
@@ -2100,7 +2099,7 @@ static dp_status dp__out_entry(const dp_call *call, const char *name, dp_tensor 
     *out_like = dp__tensor_like(NULL, call->device, DP_F64, 0, NULL);
     if (value.kind == DP_INT || value.kind == DP_FLOAT)
         return DP_OK;
-    DP__TRY(dp_as_tensor(value, name != NULL ? name : "the output", DP_DTYPE_ANY, -1, &tensor));
+    DP_TRY(dp_as_tensor(value, name != NULL ? name : "the output", DP_DTYPE_ANY, -1, &tensor));
     *out_like =
         dp__tensor_like(NULL, call->device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape);
     return DP_OK;
@@ -2113,13 +2112,13 @@ static dp_status dp__out_grad(const dp_call *call, const dp_tensor *like, dp_val
     dp__device *device = &call->ctx->devices[call->local_rank];
     if (grad.kind == DP_TENSOR) {
         dp_tensor own = *grad.as.t;
-        DP__TRY(dp__check_same_shape("dp_call_out_grad", "the gradient", &own, "the output", like));
-        DP__TRY(dp__place(call->scope, &own, device));
+        DP_TRY(dp__check_same_shape("dp_call_out_grad", "the gradient", &own, "the output", like));
+        DP_TRY(dp__place(call->scope, &own, device));
         return dp__contiguous(call->scope, &own, out);
     }
     if (grad.kind != DP_NONE)
-        DP__TRY(dp__number_bits(call->ctx, "dp_call_out_grad", grad, (dp_dtype)like->dtype, &bits));
-    DP__TRY(
+        DP_TRY(dp__number_bits(call->ctx, "dp_call_out_grad", grad, (dp_dtype)like->dtype, &bits));
+    DP_TRY(
         dp__tensor_make(call->scope, device, (dp_dtype)like->dtype, like->ndim, like->shape, out));
     return dp__count(out) > 0 ? dp__fill_tensor(call->ctx, device, out, bits) : DP_OK;
 }
@@ -2128,8 +2127,8 @@ DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name, dp_tens
 {
     dp_tensor like;
     dp_value grad = dp_none();
-    DP__TRY(dp__check_call(__func__, call));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_call(__func__, call));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (!call->record->in_backward)
         return dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
     dp_status status = dp__out_entry(call, name, &like, &grad);
@@ -2141,8 +2140,8 @@ DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name, dp_tens
 static dp_status dp__call_kwarg(const char *fn, const dp_call *call, const char *name,
                                 dp_dtype dtype, int ndim, const dp_tensor **out)
 {
-    DP__TRY(dp__check_call(fn, call));
-    DP__TRY(dp__check_pointer(fn, "name", name));
+    DP_TRY(dp__check_call(fn, call));
+    DP_TRY(dp__check_pointer(fn, "name", name));
     const dp_pair *pair = call->kwargs.kind == DP_DICT ? dp__find(call->kwargs, name) : NULL;
     if (pair == NULL) {
         dp__names names = dp__keys_of(call->kwargs);
@@ -2155,7 +2154,7 @@ static dp_status dp__call_arg(const char *fn, const dp_call *call, size_t index,
                               int ndim, const dp_tensor **out)
 {
     char what[48];
-    DP__TRY(dp__check_call(fn, call));
+    DP_TRY(dp__check_call(fn, call));
     if (!dp__is_sequence(call->args) || index >= call->args.count)
         return dp_error(DP_ERR_INVALID, "%s: argument %zu, there are %u", fn, index,
                         dp__is_sequence(call->args) ? (unsigned)call->args.count : 0);
@@ -2171,12 +2170,12 @@ static dp_status dp__call_dense(const char *fn, const dp_call *call, const dp_te
                                 const dp_tensor **out)
 {
     dp__device *device = NULL;
-    DP__TRY(dp__check_pointer(fn, "out", out));
+    DP_TRY(dp__check_pointer(fn, "out", out));
     if (dp__is_dense(view)) {
         *out = view;
         return DP_OK;
     }
-    DP__TRY(dp__check_device(fn, call->ctx, view->device, &device));
+    DP_TRY(dp__check_device(fn, call->ctx, view->device, &device));
     dp_tensor *copy = dp__scope_bytes(call->scope, sizeof *copy, _Alignof(dp_tensor));
     dp_status status = copy != NULL ? dp__contiguous(call->scope, view, copy) : dp__full(fn);
     if (status == DP_OK)
@@ -2188,7 +2187,7 @@ DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype 
                                 const dp_tensor **out)
 {
     const dp_tensor *view = NULL;
-    DP__TRY(dp__call_kwarg(__func__, call, name, dtype, ndim, &view));
+    DP_TRY(dp__call_kwarg(__func__, call, name, dtype, ndim, &view));
     return dp__call_dense(__func__, call, view, out);
 }
 
@@ -2202,7 +2201,7 @@ DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype, 
                              const dp_tensor **out)
 {
     const dp_tensor *view = NULL;
-    DP__TRY(dp__call_arg(__func__, call, index, dtype, ndim, &view));
+    DP_TRY(dp__call_arg(__func__, call, index, dtype, ndim, &view));
     return dp__call_dense(__func__, call, view, out);
 }
 
@@ -2225,7 +2224,7 @@ static const dp__child *dp__child_find(const dp_module *module, const char *name
 DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
                                dp_value kwargs, dp_value *out, dp_pass **out_pass)
 {
-    DP__TRY(dp__check_call(__func__, call));
+    DP_TRY(dp__check_call(__func__, call));
     const dp__child *found = dp__child_find(call->module, child);
     if (found == NULL && child == NULL)
         return dp_error(DP_ERR_INVALID, "%s: child is NULL, and '%s' wraps nothing", __func__,
@@ -2369,13 +2368,13 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
         dp_tensor part = dp__flat((void *)(uintptr_t)pass->records[r].part.send,
                                   pass->records[r].call.device, meet->want.dtype,
                                   (int64_t)meet->want.count);
-        DP__TRY(dp__bring(temp, &part, first, &in[r]));
+        DP_TRY(dp__bring(temp, &part, first, &in[r]));
         out[r] = pass->records[r].part.recv;
         near = near && dp__reaches(first, &pass->ctx->devices[pass->records[r].call.local_rank]);
     }
     if (!near) {
-        DP__TRY(dp__tensor_make(temp, first, meet->want.dtype, 1,
-                                &(int64_t){(int64_t)meet->want.count}, &sum));
+        DP_TRY(dp__tensor_make(temp, first, meet->want.dtype, 1,
+                               &(int64_t){(int64_t)meet->want.count}, &sum));
         out[0] = sum.data;
     }
     bool mean = meet->want.op == DP_OP_MEAN;
@@ -2390,12 +2389,12 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
                            .in_count = pass->count,
                            .alpha = 1,
                            .beta = mean ? (double)pass->count : 1};
-    DP__TRY(dp__kernel(pass->ctx, first, first->stream, &args));
+    DP_TRY(dp__kernel(pass->ctx, first, first->stream, &args));
     for (size_t r = 0; r < pass->count; r++) {
         dp_tensor part = dp__flat(pass->records[r].part.recv, pass->records[r].call.device,
                                   meet->want.dtype, (int64_t)meet->want.count);
-        DP__TRY(near ? dp__give_back(pass->ctx, &part, first)
-                     : dp__copy_tensor(pass->ctx, &part, &sum, NULL));
+        DP_TRY(near ? dp__give_back(pass->ctx, &part, first)
+                    : dp__copy_tensor(pass->ctx, &part, &sum, NULL));
     }
     return DP_OK;
 }
@@ -2484,7 +2483,7 @@ static dp_status dp__check_buffers(const dp__coll *want)
 {
     const dp_part *part = &want->local[0];
     size_t bytes = 0;
-    DP__TRY(dp__check_dtype(want->fn, want->dtype));
+    DP_TRY(dp__check_dtype(want->fn, want->dtype));
     if ((unsigned)want->op > DP_OP_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", want->fn, (int)want->op);
     if (!dp__mul(want->count, dp__dtype_sizes[want->dtype], &bytes) || bytes > INT64_MAX / 2)
@@ -2504,11 +2503,11 @@ static dp_status dp__call_reduce(dp_call *call, const dp__coll *want)
     dp__record *record = dp__outermost(call->record);
     const dp_part *part = &want->local[0];
     const dp__device *device = &call->ctx->devices[call->local_rank];
-    DP__TRY(dp__check_buffers(want));
+    DP_TRY(dp__check_buffers(want));
     if (want->count > 0)
-        DP__TRY(dp__check_owned(want->fn, "send", device, part->send));
+        DP_TRY(dp__check_owned(want->fn, "send", device, part->send));
     if (want->count > 0)
-        DP__TRY(dp__check_owned(want->fn, "recv", device, part->recv));
+        DP_TRY(dp__check_owned(want->fn, "recv", device, part->recv));
     if (record->pass->meet != NULL)
         return dp__leave(want->fn, call->ctx, dp__meet_enter(record, want));
     dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;
@@ -2521,7 +2520,7 @@ static dp_status dp__call_reduce(dp_call *call, const dp__coll *want)
 DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv, size_t count,
                                     dp_dtype dtype, dp_op op)
 {
-    DP__TRY(dp__check_call(__func__, call));
+    DP_TRY(dp__check_call(__func__, call));
     const dp_part part = {send, recv, NULL};
     return dp__call_reduce(call, &(dp__coll){.fn = __func__,
                                              .ctx = call->ctx,
@@ -2536,8 +2535,8 @@ static dp_status dp__check_call_buffer(const char *fn, const dp_call *call, cons
                                        const dp_tensor *tensor)
 {
     dp__device *at = NULL;
-    DP__TRY(dp__check_tensor(fn, what, tensor));
-    DP__TRY(dp__check_device(fn, call->ctx, tensor->device, &at));
+    DP_TRY(dp__check_tensor(fn, what, tensor));
+    DP_TRY(dp__check_device(fn, call->ctx, tensor->device, &at));
     if (!dp__reaches(&call->ctx->devices[call->local_rank], at))
         return dp_error(DP_ERR_INVALID, "%s: %s is on {%d, %d}, which local rank %d does not reach",
                         fn, what, (int)tensor->device.backend, (int)tensor->device.index,
@@ -2550,10 +2549,10 @@ static dp_status dp__check_call_buffer(const char *fn, const dp_call *call, cons
 DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
                                            const dp_tensor *recv, dp_op op)
 {
-    DP__TRY(dp__check_call(__func__, call));
-    DP__TRY(dp__check_call_buffer(__func__, call, "send", send));
-    DP__TRY(dp__check_call_buffer(__func__, call, "recv", recv));
-    DP__TRY(dp__check_writable(__func__, "recv", recv));
+    DP_TRY(dp__check_call(__func__, call));
+    DP_TRY(dp__check_call_buffer(__func__, call, "send", send));
+    DP_TRY(dp__check_call_buffer(__func__, call, "recv", recv));
+    DP_TRY(dp__check_writable(__func__, "recv", recv));
     if (send->dtype != recv->dtype || !dp__same_shape(send, recv))
         return dp_error(DP_ERR_MISMATCH, "%s: send and recv differ in dtype or shape", __func__);
     const dp_part part = {send->data, recv->data, NULL};
@@ -2610,10 +2609,10 @@ static dp_status dp__record_weigh(const dp__record *record)
     for (size_t i = 0; pass->count > 1 && i < pass->face->ranges[DP__GRADS].count; i++) {
         const dp__range *range = &pass->face->ranges[DP__GRADS].items[i];
         dp_tensor flat = dp__range_of(pass->face, range, record->call.replica);
-        DP__TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
+        DP_TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
     }
     for (size_t home = 0; pass->count == 1 && dp__grads_run(pass->runs, &home, &run);)
-        DP__TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
+        DP_TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
     return DP_OK;
 }
 
@@ -2685,8 +2684,8 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
         dp__record_run(pass->records, stage);
         return dp__pass_result(pass);
     }
-    DP__TRY(dp__meet_make(pass));
-    DP__TRY(dp__enter(fn, ctx));
+    DP_TRY(dp__meet_make(pass));
+    DP_TRY(dp__enter(fn, ctx));
     dp_status ordered = dp__replicas_order(pass->face, pass->count, true);
     if (ordered != DP_OK)
         return dp__exit(fn, ctx, ordered);
@@ -2716,8 +2715,8 @@ static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const 
                        .scope = request->scope,
                        .how = how,
                        .roots = {request->args, request->kwargs}};
-    DP__TRY(dp__plan_begin(plan));
-    DP__TRY(dp__plan_make(plan, plan->roots, 2));
+    DP_TRY(dp__plan_begin(plan));
+    DP_TRY(dp__plan_make(plan, plan->roots, 2));
     if (plan->parts == 0)
         return dp_error(DP_ERR_INVALID, "%s has no groups: there is nothing to run",
                         dp__plan_name(plan, plan->parts_by, where, sizeof where));
@@ -2768,16 +2767,16 @@ static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pas
 {
     dp__plan plan;
     int64_t *rows = NULL;
-    DP__TRY(dp__face_allows(face, request->method));
-    DP__TRY(dp__cut_make(&plan, request, face, &face->how));
-    DP__TRY(dp__pass_make(request, face->runs, face, plan.parts, out));
+    DP_TRY(dp__face_allows(face, request->method));
+    DP_TRY(dp__cut_make(&plan, request, face, &face->how));
+    DP_TRY(dp__pass_make(request, face->runs, face, plan.parts, out));
     for (size_t r = 0; r < (*out)->count; r++) {
         dp_value args = dp_none(), kwargs = dp_none();
-        DP__TRY(dp__part_make(&plan, request->args, r, &args));
-        DP__TRY(dp__part_make(&plan, request->kwargs, r, &kwargs));
+        DP_TRY(dp__part_make(&plan, request->args, r, &args));
+        DP_TRY(dp__part_make(&plan, request->kwargs, r, &kwargs));
         dp__pass_record(*out, request, r, args, kwargs);
     }
-    DP__TRY(dp__plan_sizes(&plan, &rows));
+    DP_TRY(dp__plan_sizes(&plan, &rows));
     dp__pass_rows(*out, rows);
     return DP_OK;
 }
@@ -2797,7 +2796,7 @@ static dp_status dp__pass_outputs(const dp_pass *pass, dp_value *out)
     for (size_t r = 0; r < pass->count; r++)
         items[r] = pass->records[r].call.out;
     items[pass->count] = dp_opaque(pass->rows); /* for a criterion: how the batch was cut */
-    DP__TRY(dp__list_out("the outputs", DP_LIST, items, pass->count, out));
+    DP_TRY(dp__list_out("the outputs", DP_LIST, items, pass->count, out));
     *out = dp__marked(*out, DP__LIST_OF_OUTPUTS);
     return DP_OK;
 }
@@ -2825,7 +2824,7 @@ static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
         *out = pass->records[0].call.out;
         return DP_OK;
     }
-    DP__TRY(dp__pass_outputs(pass, &list));
+    DP_TRY(dp__pass_outputs(pass, &list));
     if (pass->keeps) {
         *out = list;
         return DP_OK;
@@ -2838,23 +2837,23 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
                                  dp_pass **out_pass)
 {
     dp_pass *pass = NULL;
-    DP__TRY(face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
-                                             : dp__pass_cut(request, face, &pass));
+    DP_TRY(face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
+                                            : dp__pass_cut(request, face, &pass));
     pass->keeps = request->keeps || face->kind == DP__FACE_MODEL;
-    DP__TRY(dp__replicas_update(face, pass->count));
+    DP_TRY(dp__replicas_update(face, pass->count));
     *out_pass = pass;
-    DP__TRY(dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward));
+    DP_TRY(dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward));
     return dp__pass_out(pass, out);
 }
 
 static dp_status dp__check_request(const dp__request *request, const dp_value *out)
 {
     const char *fn = request->fn;
-    DP__TRY(dp__check_pointer(fn, "method", request->method));
-    DP__TRY(dp__check_scope_of(fn, request->scope, request->module->ctx));
-    DP__TRY(dp__check_value(fn, "args", request->args));
-    DP__TRY(dp__check_value(fn, "kwargs", request->kwargs));
-    DP__TRY(dp__check_pointer(fn, "out", out));
+    DP_TRY(dp__check_pointer(fn, "method", request->method));
+    DP_TRY(dp__check_scope_of(fn, request->scope, request->module->ctx));
+    DP_TRY(dp__check_value(fn, "args", request->args));
+    DP_TRY(dp__check_value(fn, "kwargs", request->kwargs));
+    DP_TRY(dp__check_pointer(fn, "out", out));
     if (request->args.kind != DP_NONE && !dp__is_sequence(request->args))
         return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", fn,
                         dp__a_kind(request->args.kind));
@@ -2869,7 +2868,7 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
 /* A wrapper needs its devices for itself; what runs on one may be run beside the others. */
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
-    DP__TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_module(fn, module));
     bool wide = module->face != NULL && module->face->count > 1;
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
@@ -2901,7 +2900,7 @@ static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_va
 
 static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
 {
-    DP__TRY(dp__check_request(request, out));
+    DP_TRY(dp__check_request(request, out));
     bool inside = request->outer != NULL && /* a wrapper has this replica's device alone */
                   dp__frame_of(request->module->ctx, true) != NULL;
     return dp__invoke_by(request, inside ? NULL : request->module->face, out, out_pass);
@@ -2912,7 +2911,7 @@ DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scop
                            dp_pass **out_pass)
 {
     static const dp_pass_config zero;
-    DP__TRY(dp__check_runs(__func__, module));
+    DP_TRY(dp__check_runs(__func__, module));
     dp__request request = {.fn = __func__,
                            .module = module,
                            .method = method,
@@ -2975,7 +2974,7 @@ static dp_status dp__grad_tensor(const dp__grad_cut *cut, const dp_tensor *grad,
     if (cut->gathered)
         dp__narrow_here(&part, dim, first, own->ndim > 0 ? own->shape[dim] : 1);
     part.ndim = own->ndim;
-    DP__TRY(dp__place(cut->scope, &part, cut->device));
+    DP_TRY(dp__place(cut->scope, &part, cut->device));
     return dp__of(cut->scope, &part, out);
 }
 
@@ -2999,8 +2998,7 @@ static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const
     for (uint32_t i = 0; i < grad.count; i++) {
         for (size_t k = 0; k < cut->count; k++)
             column[k] = outs[k].as.items[i];
-        DP__TRY(
-            dp__grad_part(cut, grad.as.items[i], column, &(dp__path){path, NULL, i}, &items[i]));
+        DP_TRY(dp__grad_part(cut, grad.as.items[i], column, &(dp__path){path, NULL, i}, &items[i]));
     }
     *out = dp__sequence((dp_kind)grad.kind, items, grad.count, grad.depth);
     return DP_OK;
@@ -3019,7 +3017,7 @@ static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_
         for (size_t k = 0; k < cut->count; k++) {
             const dp_pair *found = NULL;
             if (outs[k].kind == DP_DICT)
-                DP__TRY(dp__finder_find(&finders[k], cut->scope, key, &found));
+                DP_TRY(dp__finder_find(&finders[k], cut->scope, key, &found));
             if (found == NULL) {
                 dp__names names = dp__keys_of(outs[k]);
                 char where[160];
@@ -3030,8 +3028,8 @@ static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_
             column[k] = found->value;
         }
         pairs[i].key = key;
-        DP__TRY(dp__grad_part(cut, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
-                              &pairs[i].value));
+        DP_TRY(dp__grad_part(cut, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
+                             &pairs[i].value));
     }
     *out = dp__dict_of(pairs, grad.count, grad.depth);
     return DP_OK;
@@ -3085,7 +3083,7 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
                               .index = gathered ? r : 0,
                               .gathered = gathered,
                               .dim = gathered ? pass->face->how.dim : 0};
-    DP__TRY(dp__grad_part(&cut, grad, gathered ? outs : outs + r, path, &call->grad));
+    DP_TRY(dp__grad_part(&cut, grad, gathered ? outs : outs + r, path, &call->grad));
     return criterion ? dp__criterion_grad(pass, r, call->grad, &call->grad) : DP_OK;
 }
 
@@ -3108,7 +3106,7 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
         outs[r] = pass->records[r].call.out;
     for (size_t r = 0; r < pass->count; r++) {
         const dp__path place = {NULL, NULL, r};
-        DP__TRY(dp__grad_give(pass, r, list ? grad.as.items[r] : grad, outs, list ? &place : NULL));
+        DP_TRY(dp__grad_give(pass, r, list ? grad.as.items[r] : grad, outs, list ? &place : NULL));
     }
     return DP_OK;
 }
@@ -3133,7 +3131,7 @@ static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const
     if (zipper->count > 1 || values[0].kind != DP_TENSOR)
         return dp__gather_leaf(zipper, values, path, out);
     dp_tensor moved = *values[0].as.t;
-    DP__TRY(dp__place(zipper->scope, &moved, back->gatherer.target));
+    DP_TRY(dp__place(zipper->scope, &moved, back->gatherer.target));
     return dp__of(zipper->scope, &moved, out);
 }
 
@@ -3156,9 +3154,9 @@ static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_valu
     dp_tensor zeros;
     if (model.kind != DP_TENSOR || input.kind != DP_TENSOR)
         return dp__map(&mapper, model, out);
-    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)model.as.t->dtype, input.as.t->ndim,
-                            input.as.t->shape, &zeros));
-    DP__TRY(dp__zero_flat(scope->ctx, device, &zeros));
+    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)model.as.t->dtype, input.as.t->ndim,
+                           input.as.t->shape, &zeros));
+    DP_TRY(dp__zero_flat(scope->ctx, device, &zeros));
     return dp__of(scope, &zeros, out);
 }
 
@@ -3169,7 +3167,7 @@ static dp_status dp__back_fill(dp__zipper *zipper, dp_value *values)
         model = values[r];
     for (size_t r = 0; r < zipper->count && model.kind != DP_NONE; r++)
         if (values[r].kind == DP_NONE)
-            DP__TRY(dp__back_zeros((dp__back_gatherer *)zipper, r, model, &values[r]));
+            DP_TRY(dp__back_zeros((dp__back_gatherer *)zipper, r, model, &values[r]));
     return DP_OK;
 }
 
@@ -3205,7 +3203,7 @@ static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const d
         .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
     if (back.gatherer.parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
-    DP__TRY(dp__back_fill(&back.gatherer.zipper, grads));
+    DP_TRY(dp__back_fill(&back.gatherer.zipper, grads));
     return dp__zip(&back.gatherer.zipper, grads, NULL, out);
 }
 
@@ -3222,7 +3220,7 @@ static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
         own_args[r] = call->args;
         own_kwargs[r] = call->kwargs;
     }
-    DP__TRY(dp__inputs_gather(pass, pass->kwargs, own_kwargs, kwargs, &out->kwargs));
+    DP_TRY(dp__inputs_gather(pass, pass->kwargs, own_kwargs, kwargs, &out->kwargs));
     return pass->face->kind == DP__FACE_CRITERION
                ? dp__criterion_inputs(pass, own_args, args, &out->args)
                : dp__inputs_gather(pass, pass->args, own_args, args, &out->args);
@@ -3237,8 +3235,8 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
         pass->records[r].call.input_grad_wanted = out != NULL;
         pass->face->replicas[r].pass++;
     }
-    DP__TRY(dp__pass_run(fn, pass, dp__stage_backward));
-    DP__TRY(dp__temp_begin(pass->ctx, &temp));
+    DP_TRY(dp__pass_run(fn, pass, dp__stage_backward));
+    DP_TRY(dp__temp_begin(pass->ctx, &temp));
     dp_status status = pass->count > 1 ? dp__replicas_reduce(pass->face, temp, pass->count) : DP_OK;
     status = dp__temp_end(temp, NULL, status);
     if (status == DP_OK && out != NULL)
@@ -3283,10 +3281,10 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
                         fn);
     if (!dp__is_pass(pass))
         return dp_error(DP_ERR_STATE, "%s: this is no pass, or its scope has ended", fn);
-    DP__TRY(dp__check_ctx(fn, pass->ctx));
+    DP_TRY(dp__check_ctx(fn, pass->ctx));
     if (pass->module->magic != DP__MODULE_LIVE || pass->module->serial != pass->serial)
         return dp_error(DP_ERR_STATE, "%s: the module of this pass was destroyed", fn);
-    DP__TRY(dp__check_turn(fn, pass));
+    DP_TRY(dp__check_turn(fn, pass));
     if (pass->used)
         return dp_error(DP_ERR_STATE, "%s: this pass of '%s' had its backward already", fn,
                         pass->runs->name);
@@ -3312,8 +3310,8 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
 DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
 {
     dp_input_grad inputs = {dp_none(), dp_none()};
-    DP__TRY(dp__check_pass(__func__, pass));
-    DP__TRY(dp__check_value(__func__, "grad", grad));
+    DP_TRY(dp__check_pass(__func__, pass));
+    DP_TRY(dp__check_value(__func__, "grad", grad));
     dp_status status = dp__grads_give(pass, grad);
     if (status == DP_OK)
         status = dp__backward_begin(pass, grad);
@@ -3367,7 +3365,7 @@ static dp_status dp__criterion_args(const dp_pass *pass, size_t r, dp_value outp
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)count);
     for (uint32_t i = 0; i < count; i++)
-        DP__TRY(dp__map(&parter.mapper, outputs[i], &items[i]));
+        DP_TRY(dp__map(&parter.mapper, outputs[i], &items[i]));
     for (uint32_t i = 0; i < targets.count; i++)
         items[count + i] = targets.as.items[i];
     return dp__list_out("args", DP_TUPLE, items, count + targets.count, out);
@@ -3414,21 +3412,21 @@ static dp_status dp__criterion_cut(const dp__request *request, const dp__face *f
     size_t count = 0;
     int64_t *rows = NULL;
     const dp_value *outputs = NULL;
-    DP__TRY(dp__criterion_outputs(request, face, &outputs, &count, &rows));
+    DP_TRY(dp__criterion_outputs(request, face, &outputs, &count, &rows));
     dp__request rest = *request; /* the targets */
     rest.args = dp__sequence(DP_TUPLE, request->args.as.items + 1, request->args.count - 1,
                              request->args.depth);
-    DP__TRY(dp__criterion_plan(&plan, &rest, face, count, rows, &how));
-    DP__TRY(dp__pass_make(request, face->runs, face, count, out));
+    DP_TRY(dp__criterion_plan(&plan, &rest, face, count, rows, &how));
+    DP_TRY(dp__pass_make(request, face->runs, face, count, out));
     for (size_t r = 0; r < count; r++) {
         dp_value args = dp_none(), kwargs = dp_none();
-        DP__TRY(dp__part_make(&plan, rest.args, r, &args));
-        DP__TRY(dp__part_make(&plan, rest.kwargs, r, &kwargs));
-        DP__TRY(dp__criterion_args(*out, r, outputs[r], args, &args));
+        DP_TRY(dp__part_make(&plan, rest.args, r, &args));
+        DP_TRY(dp__part_make(&plan, rest.kwargs, r, &kwargs));
+        DP_TRY(dp__criterion_args(*out, r, outputs[r], args, &args));
         dp__pass_record(*out, request, r, args, kwargs);
     }
     if (rows == NULL)
-        DP__TRY(dp__plan_sizes(&plan, &rows));
+        DP_TRY(dp__plan_sizes(&plan, &rows));
     dp__pass_rows(*out, rows);
     return DP_OK;
 }
@@ -3484,11 +3482,11 @@ static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *ou
     if (value.kind != DP_TENSOR)
         return DP_OK;
     dp_tensor from = *value.as.t, to;
-    DP__TRY(dp__place(mapper->scope, &from, scaler->device));
-    DP__TRY(dp__contiguous(mapper->scope, &from, &from));
-    DP__TRY(dp__tensor_make(mapper->scope, scaler->device, (dp_dtype)from.dtype, from.ndim,
-                            from.shape, &to));
-    DP__TRY(dp__scale_flat(ctx, &from, scaler->by, scaler->over, &to));
+    DP_TRY(dp__place(mapper->scope, &from, scaler->device));
+    DP_TRY(dp__contiguous(mapper->scope, &from, &from));
+    DP_TRY(dp__tensor_make(mapper->scope, scaler->device, (dp_dtype)from.dtype, from.ndim,
+                           from.shape, &to));
+    DP_TRY(dp__scale_flat(ctx, &from, scaler->by, scaler->over, &to));
     return dp__of(mapper->scope, &to, out);
 }
 
@@ -3515,12 +3513,12 @@ static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value
         double weight = dp__criterion_weight(pass, r, &total);
         items[count] = list.as.items[r];
         if (pass->face->mean_of_samples && weight > 0)
-            DP__TRY(dp__scale(pass->scope, list.as.items[r],
-                              &pass->ctx->devices[pass->records[r].call.local_rank], weight, 1,
-                              &items[count]));
+            DP_TRY(dp__scale(pass->scope, list.as.items[r],
+                             &pass->ctx->devices[pass->records[r].call.local_rank], weight, 1,
+                             &items[count]));
         count += weight > 0;
     }
-    DP__TRY(dp__temp_begin(pass->ctx, &temp));
+    DP_TRY(dp__temp_begin(pass->ctx, &temp));
     dp_status status = dp__reduce_add(
         pass->scope, temp, dp__sequence(DP_LIST, items, count, list.depth), output, &sum);
     status = dp__temp_end(temp, NULL, status);
@@ -3567,16 +3565,16 @@ static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
     if (outputs == NULL || rest == NULL || own_rest == NULL || items == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t r = 0; r < pass->count; r++) {
-        DP__TRY(dp__criterion_split(pass, r, own[r], &ignored, &own_rest[r]));
-        DP__TRY(dp__criterion_split(pass, r, grads[r], &outputs[r], &rest[r]));
+        DP_TRY(dp__criterion_split(pass, r, own[r], &ignored, &own_rest[r]));
+        DP_TRY(dp__criterion_split(pass, r, grads[r], &outputs[r], &rest[r]));
     }
     dp_value inputs = dp__sequence(DP_TUPLE, pass->args.as.items + 1, targets, pass->args.depth);
-    DP__TRY(dp__inputs_gather(pass, inputs, own_rest, rest, &gathered));
+    DP_TRY(dp__inputs_gather(pass, inputs, own_rest, rest, &gathered));
     for (uint32_t i = 0; i < targets; i++)
         items[1 + i] = dp_at(gathered, i);
     items[0] = outputs[0];
     if (dp__is_outputs(pass->args.as.items[0]) || !pass->alone)
-        DP__TRY(dp__list_out("the gradients", DP_LIST, outputs, pass->count, &items[0]));
+        DP_TRY(dp__list_out("the gradients", DP_LIST, outputs, pass->count, &items[0]));
     return dp__list_out("the gradients", DP_TUPLE, items, targets + 1, out);
 }
 
@@ -3586,12 +3584,12 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
     how = how != NULL ? how : &dp__scatter_default;
     dp_scope *temp = NULL;
     dp_value sum = dp_none(), all = dp_none();
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_alone(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP__TRY(dp__check_list(__func__, list));
-    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
-    DP__TRY(dp__check_ranks(__func__, ctx, how));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_alone(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_list(__func__, list));
+    DP_TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP_TRY(dp__check_ranks(__func__, ctx, how));
     if (list.count != dp__rank_count(ctx, how))
         return dp_error(DP_ERR_MISMATCH, "%s: a list of %u for %zu device%s", __func__,
                         (unsigned)list.count, dp__rank_count(ctx, how),
@@ -3656,9 +3654,9 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
                              .sizes = config->sizes,
                              .weights = config->weights,
                              .split_count = config->split_count};
-    DP__TRY(dp__check_ranks(fn, face->ctx, &how));
+    DP_TRY(dp__check_ranks(fn, face->ctx, &how));
     face->count = dp__rank_count(face->ctx, &how);
-    DP__TRY(dp__check_split(fn, &how, face->count));
+    DP_TRY(dp__check_split(fn, &how, face->count));
     if (how.dim < -DP_MAX_DIMS || how.dim >= DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "%s: dim is %d, a tensor has at most %d dims", fn, how.dim,
                         DP_MAX_DIMS);
@@ -3706,7 +3704,7 @@ static dp_status dp__face_output(const char *fn, dp__face *face, const dp_parall
     bool listed = config->output_to_host;
     if (config->output_rank != NULL)
         how.local_rank = *config->output_rank;
-    DP__TRY(dp__check_output(fn, face->ctx, "output_rank", &how, &output));
+    DP_TRY(dp__check_output(fn, face->ctx, "output_rank", &how, &output));
     for (size_t r = 0; r < face->count; r++)
         listed = listed || dp__rank_at(&face->how, r) == how.local_rank;
     if (face->kind == DP__FACE_CRITERION && !listed)
@@ -3726,7 +3724,7 @@ static dp_status dp__check_home(const dp_module *module, int first)
                         "'%s' is on local rank %d, the first of the devices is local rank %d",
                         module->name, module->local_rank, first);
     for (size_t i = 0; i < module->child_count; i++)
-        DP__TRY(dp__check_home(module->children[i].module, first));
+        DP_TRY(dp__check_home(module->children[i].module, first));
     return DP_OK;
 }
 
@@ -3760,11 +3758,11 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
         face->runs = face->runs->wraps;
     if (dp__find_method(face->runs, "forward") == NULL)
         return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
-    DP__TRY(dp__face_ranks(fn, face, config));
-    DP__TRY(dp__face_output(fn, face, config));
-    DP__TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
+    DP_TRY(dp__face_ranks(fn, face, config));
+    DP_TRY(dp__face_output(fn, face, config));
+    DP_TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
     dp__face_threads(face);
-    DP__TRY(dp__replicas_make(face));
+    DP_TRY(dp__replicas_make(face));
     *out = face;
     return DP_OK;
 }
@@ -3772,9 +3770,9 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
 static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
                           dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
 {
-    DP__TRY(dp__check_module(fn, module));
-    DP__TRY(dp__check_alone(fn, module->ctx));
-    DP__TRY(dp__check_pointer(fn, "out", out));
+    DP_TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_alone(fn, module->ctx));
+    DP_TRY(dp__check_pointer(fn, "out", out));
     dp_module *wrapper = NULL;
     dp__face *face = NULL;
     dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
@@ -3819,7 +3817,7 @@ DP_API dp_status dp_criterion_parallel(dp_module *criterion, const dp_parallel_c
 
 DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out)
 {
-    DP__TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_module(__func__, module));
     dp_parallel_config config = {.local_ranks = &module->local_rank, .local_rank_count = 1};
     return dp__wrap(__func__, "meta_test_parallel", module, DP__FACE_META, &config, out);
 }
@@ -3830,8 +3828,8 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
                                        dp_pass **out_pass)
 {
     dp__face *face = NULL;
-    DP__TRY(dp__check_module(__func__, module));
-    DP__TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
     dp__request request = {.fn = __func__,
                            .module = module,
                            .method = method,
@@ -3839,7 +3837,7 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
                            .args = args,
                            .kwargs = kwargs,
                            .wants_pass = out_pass != NULL};
-    DP__TRY(dp__check_request(&request, out));
+    DP_TRY(dp__check_request(&request, out));
     dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, &face);
     if (status != DP_OK)
         return dp__leave(__func__, module->ctx, status);
@@ -3848,8 +3846,8 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
 
 DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *out)
 {
-    DP__TRY(dp__check_module(__func__, wrapper));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_module(__func__, wrapper));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (wrapper->face == NULL)
         return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper of the library's", __func__,
                         wrapper->name);
@@ -3926,7 +3924,7 @@ static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
     double number = value.kind == DP_FLOAT ? value.as.f
                     : value.kind == DP_INT ? (double)value.as.i
                                            : (double)value.as.b;
-    DP__TRY(dp__tensor_make(scope, &scope->ctx->host_device, DP_F64, 0, NULL, &tensor));
+    DP_TRY(dp__tensor_make(scope, &scope->ctx->host_device, DP_F64, 0, NULL, &tensor));
     memcpy(tensor.data, &number, sizeof number);
     return dp__of(scope, &tensor, out);
 }
@@ -3939,7 +3937,7 @@ static dp_status dp__loss_entry(dp_scope *scope, dp_value value, dp_value *out)
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)value.count);
     for (uint32_t i = 0; i < value.count; i++)
-        DP__TRY(dp__loss_leaf(scope, value.as.items[i], &items[i]));
+        DP_TRY(dp__loss_leaf(scope, value.as.items[i], &items[i]));
     *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
     return DP_OK;
 }
@@ -3963,7 +3961,7 @@ static dp_status dp__record_losses(dp__record *record)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)count);
     for (uint32_t i = 0; i < count; i++) {
         pairs[i].key = from[i].key;
-        DP__TRY(dp__loss_entry(call->scope, from[i].value, &pairs[i].value));
+        DP_TRY(dp__loss_entry(call->scope, from[i].value, &pairs[i].value));
     }
     record->losses = dp__dict_of(pairs, count, bare ? 1 : call->out.depth);
     return DP_OK;
@@ -3975,12 +3973,12 @@ static dp_status dp__record_loss(dp__record *record)
     dp_call *call = &record->call;
     const dp_method *method = dp__find_method(call->module, "preprocess");
     if (method != NULL) {
-        DP__TRY(dp__record_forward(record, method));
+        DP_TRY(dp__record_forward(record, method));
         call->saved = NULL;
-        DP__TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
+        DP_TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
     }
-    DP__TRY(dp__step_mode(call->scope, call->kwargs, &call->kwargs));
-    DP__TRY(dp__record_forward(record, record->pass->method));
+    DP_TRY(dp__step_mode(call->scope, call->kwargs, &call->kwargs));
+    DP_TRY(dp__record_forward(record, record->pass->method));
     return dp__record_losses(record);
 }
 
@@ -4018,10 +4016,10 @@ static dp_status dp__check_losses(const dp_pass *pass)
             const dp_value *tensors = NULL;
             uint32_t count = 0, wanted = 0;
             const dp_pair *entry = NULL;
-            DP__TRY(dp__finder_find(&finder, pass->scope, first.as.pairs[i].key, &entry));
+            DP_TRY(dp__finder_find(&finder, pass->scope, first.as.pairs[i].key, &entry));
             if (entry != NULL) {
-                DP__TRY(dp__entry_tensors(&first.as.pairs[i], &tensors, &wanted));
-                DP__TRY(dp__entry_tensors(entry, &tensors, &count));
+                DP_TRY(dp__entry_tensors(&first.as.pairs[i], &tensors, &wanted));
+                DP_TRY(dp__entry_tensors(entry, &tensors, &count));
             }
             if (entry == NULL || count != wanted)
                 return dp_error(DP_ERR_MISMATCH, "'%s' of replica %zu is not as in replica 0",
@@ -4056,7 +4054,7 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
         const dp_pair *entry = &losses.as.pairs[i];
         const dp_value *tensors = NULL;
         uint32_t count = 0;
-        DP__TRY(dp__entry_tensors(entry, &tensors, &count));
+        DP_TRY(dp__entry_tensors(entry, &tensors, &count));
         dp_value *items = dp__scope_bytes(pass->scope, count * sizeof *items, 8);
         if (items == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)count);
@@ -4090,11 +4088,11 @@ static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *t
     dp_tensor dense, wide;
     if (device == NULL)
         return dp_error(DP_ERR_INVALID, "a loss of replica %zu is on no device of this context", r);
-    DP__TRY(dp__contiguous(pass->scope, tensor, &dense));
-    DP__TRY(dp__tensor_make(pass->scope, device, DP_F64, dense.ndim, dense.shape, &wide));
-    DP__TRY(dp__log_scalar(pass->scope, device, out));
-    DP__TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
-                          (size_t)dp__count(&dense)));
+    DP_TRY(dp__contiguous(pass->scope, tensor, &dense));
+    DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, dense.ndim, dense.shape, &wide));
+    DP_TRY(dp__log_scalar(pass->scope, device, out));
+    DP_TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
+                         (size_t)dp__count(&dense)));
     const void *in = wide.data;
     dp_kernel_args args = {.kernel = DP_KERNEL_TOTAL,
                            .dtype = DP_F64,
@@ -4115,7 +4113,7 @@ static dp_status dp__log_sum(const dp_pass *pass, const dp_tensor *scalars, size
     const dp_tensor **parts = dp__scope_bytes(pass->scope, count * sizeof *parts, 8);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", count);
-    DP__TRY(dp__log_scalar(pass->scope, device, out));
+    DP_TRY(dp__log_scalar(pass->scope, device, out));
     if (count == 0)
         return dp__fill_tensor(pass->ctx, device, out, 0);
     for (size_t i = 0; i < count; i++)
@@ -4132,17 +4130,17 @@ static dp_status dp__log_entry(const dp_pass *pass, dp__finder *finders, const d
     uint32_t each = 0;
     size_t count = 0;
     double total = dp__weight_total(pass);
-    DP__TRY(dp__entry_tensors(entry, &tensors, &each));
+    DP_TRY(dp__entry_tensors(entry, &tensors, &each));
     dp_tensor *scalars = dp__scope_bytes(pass->scope, pass->count * each * sizeof *scalars, 8);
     if (scalars == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
     for (size_t r = 0; r < pass->count; r++) {
-        DP__TRY(dp__finder_find(&finders[r], pass->scope, entry->key, &own));
-        DP__TRY(dp__entry_tensors(own, &tensors, &each));
+        DP_TRY(dp__finder_find(&finders[r], pass->scope, entry->key, &own));
+        DP_TRY(dp__entry_tensors(own, &tensors, &each));
         for (uint32_t k = 0; k < each; k++) {
             double share = dp__element_share(pass, r, tensors[k].as.t, total);
             if (share > 0)
-                DP__TRY(dp__log_share(pass, r, tensors[k].as.t, share, &scalars[count++]));
+                DP_TRY(dp__log_share(pass, r, tensors[k].as.t, share, &scalars[count++]));
         }
     }
     return dp__log_sum(pass, scalars, count, device, out);
@@ -4166,17 +4164,17 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
     for (uint32_t i = 0; i < losses.count; i++) {
         const char *key = losses.as.pairs[i].key;
         dp_tensor mean;
-        DP__TRY(dp__log_entry(pass, finders, &losses.as.pairs[i], device, &mean));
+        DP_TRY(dp__log_entry(pass, finders, &losses.as.pairs[i], device, &mean));
         if (dp__is_loss(key))
             scalars[loss_count++] = mean;
         if (strcmp(key, "loss") == 0)
             continue;
         pairs[pair_count].key = key;
-        DP__TRY(dp__of(pass->scope, &mean, &pairs[pair_count++].value));
+        DP_TRY(dp__of(pass->scope, &mean, &pairs[pair_count++].value));
     }
-    DP__TRY(dp__log_sum(pass, scalars, loss_count, device, &sum));
+    DP_TRY(dp__log_sum(pass, scalars, loss_count, device, &sum));
     pairs[0].key = "loss";
-    DP__TRY(dp__of(pass->scope, &sum, &pairs[0].value));
+    DP_TRY(dp__of(pass->scope, &sum, &pairs[0].value));
     *out = dp__dict_of(pairs, pair_count, 1);
     return DP_OK;
 }
@@ -4185,10 +4183,10 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 
 static dp_status dp__step_backward(dp_pass *pass, double factor)
 {
-    DP__TRY(dp__check_pass("dp_train_step", pass));
-    DP__TRY(dp__backward_begin(pass, dp_float(factor)));
+    DP_TRY(dp__check_pass("dp_train_step", pass));
+    DP_TRY(dp__backward_begin(pass, dp_float(factor)));
     for (size_t r = 0; r < pass->count; r++)
-        DP__TRY(dp__step_grad(pass, r, factor, &pass->records[r].call.grad));
+        DP_TRY(dp__step_grad(pass, r, factor, &pass->records[r].call.grad));
     return dp__backward_run("dp_train_step", pass, NULL);
 }
 
@@ -4233,19 +4231,19 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     dp_pass *pass = NULL;
     dp_value losses = dp_none();
     double factor = 1;
-    DP__TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
+    DP_TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
     if (optim != NULL) {
-        DP__TRY(dp__optim_begin(optim, request));
-        DP__TRY(dp__optim_factor(optim, request, &factor));
+        DP_TRY(dp__optim_begin(optim, request));
+        DP_TRY(dp__optim_factor(optim, request, &factor));
     }
     if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
         return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
-    DP__TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
-                                 : dp__invoke_plain(request, module, &losses, &pass));
-    DP__TRY(dp__check_losses(pass));
-    DP__TRY(dp__step_log(pass, out_log));
+    DP_TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
+                                : dp__invoke_plain(request, module, &losses, &pass));
+    DP_TRY(dp__check_losses(pass));
+    DP_TRY(dp__step_log(pass, out_log));
     if (!request->config.no_grad)
-        DP__TRY(dp__step_backward(pass, factor));
+        DP_TRY(dp__step_backward(pass, factor));
     return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
 }
 
@@ -4253,8 +4251,8 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
                                dp_value *out_log)
 {
     dp_value log = dp_none();
-    DP__TRY(dp__check_runs(__func__, module));
-    DP__TRY(dp__check_value(__func__, "data", data));
+    DP_TRY(dp__check_runs(__func__, module));
+    DP_TRY(dp__check_value(__func__, "data", data));
     dp__request request = {.fn = __func__,
                            .module = module,
                            .method = "forward",
@@ -4264,7 +4262,7 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
                            .wants_pass = true,
                            .keeps = true,
                            .loss = true};
-    DP__TRY(dp__check_request(&request, out_log));
+    DP_TRY(dp__check_request(&request, out_log));
     if (optim != NULL && (optim->ops == NULL || !DP_HAS(dp_optim_ops, optim->ops, update)))
         return dp_error(DP_ERR_INVALID, "%s: optim has no update", __func__);
     dp_status status = dp__step(&request, data, optim, &log);

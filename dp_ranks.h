@@ -120,9 +120,9 @@ static dp_status dp__check_part(const dp__coll *coll, int local_rank)
     if (coll->count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
         return dp_error(DP_ERR_INVALID, "%s: recv of local rank %d is NULL", coll->fn, local_rank);
     if (coll->count > 0 && dp__sends(coll, local_rank))
-        DP__TRY(dp__check_owned(coll->fn, "send", device, part->send));
+        DP_TRY(dp__check_owned(coll->fn, "send", device, part->send));
     if (coll->count > 0 && dp__receives(coll, local_rank))
-        DP__TRY(dp__check_owned(coll->fn, "recv", device, part->recv));
+        DP_TRY(dp__check_owned(coll->fn, "recv", device, part->recv));
     if (part->stream != NULL && part->stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream of local rank %d is of another device",
                         coll->fn, local_rank);
@@ -137,8 +137,8 @@ static dp_status dp__check_coll(const dp__coll *coll)
     const dp_ctx *ctx = coll->ctx;
     const dp__rule *rule = &dp__rules[coll->verb];
     size_t bytes = 0;
-    DP__TRY(dp__check_pointer(coll->fn, "local", coll->local));
-    DP__TRY(dp__check_dtype(coll->fn, coll->dtype));
+    DP_TRY(dp__check_pointer(coll->fn, "local", coll->local));
+    DP_TRY(dp__check_dtype(coll->fn, coll->dtype));
     if (rule->reduces && (unsigned)coll->op > DP_OP_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", coll->fn, (int)coll->op);
     if (coll->root < 0 || coll->root >= ctx->info.rank_count)
@@ -148,7 +148,7 @@ static dp_status dp__check_coll(const dp__coll *coll)
         !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
         return dp_error(DP_ERR_INVALID, "%s: more elements than can be counted", coll->fn);
     for (int i = 0; i < ctx->info.local_count; i++)
-        DP__TRY(dp__check_part(coll, i));
+        DP_TRY(dp__check_part(coll, i));
     for (int i = 0; i < ctx->info.local_count; i++)
         for (int k = 0; k < ctx->info.local_count; k++)
             if (!dp__parts_apart(coll, i, k))
@@ -239,7 +239,7 @@ static dp_status dp__issue(const dp__coll *coll)
 /* A collective that fails leaves nothing behind that still reads or writes. */
 static dp_status dp__collective_entered(const dp__coll *coll)
 {
-    DP__TRY(dp__check_coll(coll));
+    DP_TRY(dp__check_coll(coll));
     dp_status status = coll->count > 0 ? dp__issue(coll) : DP_OK;
     for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
         status = dp__drain(coll->ctx, coll->ctx->parts[i].stream, status);
@@ -248,8 +248,8 @@ static dp_status dp__collective_entered(const dp__coll *coll)
 
 static dp_status dp__collective(const dp__coll *coll)
 {
-    DP__TRY(dp__check_ctx(coll->fn, coll->ctx));
-    DP__TRY(dp__enter(coll->fn, coll->ctx));
+    DP_TRY(dp__check_ctx(coll->fn, coll->ctx));
+    DP_TRY(dp__enter(coll->fn, coll->ctx));
     return dp__exit(coll->fn, coll->ctx, dp__collective_entered(coll));
 }
 
@@ -262,7 +262,7 @@ DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, 
 
 static dp_status dp__check_float(const char *fn, dp_dtype dtype)
 {
-    DP__TRY(dp__check_dtype(fn, dtype));
+    DP_TRY(dp__check_dtype(fn, dtype));
     if (!dp__is_float(dtype))
         return dp_error(DP_ERR_INVALID, "%s: %s would be cut to whole numbers", fn,
                         dp__dtype_names[dtype]);
@@ -272,15 +272,15 @@ static dp_status dp__check_float(const char *fn, dp_dtype dtype)
 DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
                                       dp_dtype dtype, dp_op op, double scale)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_float(__func__, dtype));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_float(__func__, dtype));
     return dp__collective(
         &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0});
 }
 
 static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, const double *weights)
 {
-    DP__TRY(dp__check_pointer(fn, "weights", weights));
+    DP_TRY(dp__check_pointer(fn, "weights", weights));
     for (int i = 0; i < ctx->info.local_count; i++)
         if (!(weights[i] >= 0) || !isfinite(weights[i]))
             return dp_error(DP_ERR_INVALID, "%s: weight %d is %g", fn, i, weights[i]);
@@ -296,13 +296,13 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d weights", ctx->info.local_count);
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor own = dp_wrap_const(&weights[i], DP_F64, 0, NULL);
-        DP__TRY(dp__tensor_from(temp, &ctx->devices[i], &own, &sum));
+        DP_TRY(dp__tensor_from(temp, &ctx->devices[i], &own, &sum));
         parts[i] = (dp_part){.send = sum.data, .recv = sum.data};
     }
-    DP__TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
-                                               1, DP_F64, DP_OP_SUM, 1, 0}));
-    DP__TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 0, NULL, &host));
-    DP__TRY(dp__copy_tensor(ctx, &host, &sum, NULL));
+    DP_TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
+                                              1, DP_F64, DP_OP_SUM, 1, 0}));
+    DP_TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 0, NULL, &host));
+    DP_TRY(dp__copy_tensor(ctx, &host, &sum, NULL));
     *out = *(const double *)host.data;
     return DP_OK;
 }
@@ -335,12 +335,12 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
     dp_part *parts = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *parts, 8);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d parts", ctx->info.local_count);
-    DP__TRY(dp__weights_total(ctx, temp, weights, &total));
+    DP_TRY(dp__weights_total(ctx, temp, weights, &total));
     if (!(total > 0) || !isfinite(total))
         return dp_error(DP_ERR_INVALID, "%s: the weights of all ranks add up to %g", coll->fn,
                         total);
     for (int i = 0; i < ctx->info.local_count; i++) {
-        DP__TRY(dp__weigh_part(coll, i, weights[i] / total));
+        DP_TRY(dp__weigh_part(coll, i, weights[i] / total));
         parts[i] = coll->local[i];
         parts[i].send = parts[i].recv;
     }
@@ -353,10 +353,10 @@ DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const
 {
     dp__coll coll = {__func__, ctx, DP__ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0};
     dp_scope *temp = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_float(__func__, dtype));
-    DP__TRY(dp__check_local_weights(__func__, ctx, weights));
-    DP__TRY(dp__enter(__func__, ctx));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_float(__func__, dtype));
+    DP_TRY(dp__check_local_weights(__func__, ctx, weights));
+    DP_TRY(dp__enter(__func__, ctx));
     dp_status status = dp__check_coll(&coll);
     if (status == DP_OK)
         status = dp__temp_begin(ctx, &temp);
@@ -415,7 +415,7 @@ DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count
 static dp_status dp__sync_all(dp_ctx *ctx)
 {
     for (int i = 0; i < ctx->info.local_count; i++)
-        DP__TRY(dp__sync(ctx->devices[i].stream));
+        DP_TRY(dp__sync(ctx->devices[i].stream));
     if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll))
         return ctx->comm->ops->poll(ctx->comm);
     return DP_OK;
@@ -426,19 +426,19 @@ static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
 {
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor byte;
-        DP__TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
-        DP__TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
+        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
+        DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
         ctx->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
     }
-    DP__TRY(ctx->comm->ops->all_reduce(ctx->comm, ctx->parts, 1, DP_BOOL, DP_OP_MAX, 1));
+    DP_TRY(ctx->comm->ops->all_reduce(ctx->comm, ctx->parts, 1, DP_BOOL, DP_OP_MAX, 1));
     return dp__sync_all(ctx);
 }
 
 DP_API dp_status dp_barrier(dp_ctx *ctx)
 {
     dp_scope *temp = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__enter(__func__, ctx));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__enter(__func__, ctx));
     if (ctx->comm == NULL)
         return dp__exit(__func__, ctx, dp__sync_all(ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
@@ -497,9 +497,9 @@ static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int 
     if (coll->verb == DP__REDUCE_TO || coll->verb == DP__GATHER_TO)
         return DP_OK;
     for (size_t from = 0; from < from_count; from++)
-        DP__TRY(part->stream->dev->ops->copy(part->stream,
-                                             (char *)coll->local[local_rank].recv + from * bytes,
-                                             (const char *)part->recv + from * all + own, bytes));
+        DP_TRY(part->stream->dev->ops->copy(part->stream,
+                                            (char *)coll->local[local_rank].recv + from * bytes,
+                                            (const char *)part->recv + from * all + own, bytes));
     return DP_OK;
 }
 
@@ -511,13 +511,13 @@ static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
         dp_tensor own;
         if (count == 0)
             continue;
-        DP__TRY(dp__tensor_make(temp, &ctx->devices[i], coll->dtype, 1, &count, &own));
-        DP__TRY(dp__order_after(&ctx->devices[i], ctx->parts[i].stream));
+        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], coll->dtype, 1, &count, &own));
+        DP_TRY(dp__order_after(&ctx->devices[i], ctx->parts[i].stream));
         ctx->parts[i].recv = own.data;
     }
-    DP__TRY(dp__detour_verb(coll, ctx->parts));
+    DP_TRY(dp__detour_verb(coll, ctx->parts));
     for (int i = 0; i < ctx->info.local_count; i++)
-        DP__TRY(dp__detour_take(coll, &ctx->parts[i], i));
+        DP_TRY(dp__detour_take(coll, &ctx->parts[i], i));
     return DP_OK;
 }
 
@@ -526,7 +526,7 @@ static dp_status dp__with_temp(const dp__coll *coll,
 {
     dp_ctx *ctx = coll->ctx;
     dp_scope *temp = NULL;
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = run(coll, temp);
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_stream *stream = ctx->parts[i].stream;
@@ -549,11 +549,11 @@ static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int loca
     int64_t send_bytes = (int64_t)dp__blocks_bytes(coll, rule->send_all);
     int64_t recv_bytes = (int64_t)dp__blocks_bytes(coll, rule->recv_all);
     dp_tensor send, recv;
-    DP__TRY(dp__tensor_make(temp, device, DP_U8, 1, &send_bytes, &send));
-    DP__TRY(dp__tensor_make(temp, device, DP_U8, 1, &recv_bytes, &recv));
-    DP__TRY(dp__order_after(device, part->stream)); /* it was another's on the compute stream */
+    DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &send_bytes, &send));
+    DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &recv_bytes, &recv));
+    DP_TRY(dp__order_after(device, part->stream)); /* it was another's on the compute stream */
     if (dp__sends(coll, local_rank))
-        DP__TRY(device->dev->ops->copy(part->stream, send.data, part->send, (size_t)send_bytes));
+        DP_TRY(device->dev->ops->copy(part->stream, send.data, part->send, (size_t)send_bytes));
     part->send = send.data;
     part->recv = recv.data;
     return DP_OK;
@@ -569,14 +569,14 @@ static dp_status dp__aligned_run(const dp__coll *coll, dp_scope *temp)
     if (aligned == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for aligned parts");
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__aligned_part(coll, temp, (int)i));
+        DP_TRY(dp__aligned_part(coll, temp, (int)i));
     memcpy(aligned, ctx->parts, count * sizeof *aligned);
     again.local = aligned;
-    DP__TRY(dp__collective_served(&again));
+    DP_TRY(dp__collective_served(&again));
     for (size_t i = 0; i < count; i++) {
         dp_stream *stream = aligned[i].stream;
         if (dp__receives(coll, (int)i))
-            DP__TRY(stream->dev->ops->copy(stream, coll->local[i].recv, aligned[i].recv, bytes));
+            DP_TRY(stream->dev->ops->copy(stream, coll->local[i].recv, aligned[i].recv, bytes));
     }
     return DP_OK;
 }
@@ -632,7 +632,7 @@ static dp_status dp__staging_open(const dp_host *host, const dp_comm_config *con
 static dp_status dp__staging_sync(const dp_part *local, int count)
 {
     for (int i = 0; i < count; i++)
-        DP__TRY(dp__sync(local[i].stream));
+        DP_TRY(dp__sync(local[i].stream));
     return DP_OK;
 }
 
@@ -654,12 +654,12 @@ static dp_status dp__staging_reduce_piece(dp__staging *staging, const dp_part *l
     size_t bytes = args->count * dp__dtype_sizes[args->dtype];
     void *out = staging->pieces[0];
     for (int i = 0; i < staging->count; i++)
-        DP__TRY(dp__staging_out(&local[i], staging->pieces[i], offset, bytes));
-    DP__TRY(dp__staging_sync(local, staging->count));
+        DP_TRY(dp__staging_out(&local[i], staging->pieces[i], offset, bytes));
+    DP_TRY(dp__staging_sync(local, staging->count));
     args->out = &out;
-    DP__TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), args));
+    DP_TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), args));
     for (int i = 0; i < staging->count; i++)
-        DP__TRY(dp__staging_in(&local[i], offset, out, bytes));
+        DP_TRY(dp__staging_in(&local[i], offset, out, bytes));
     return dp__staging_sync(local, staging->count);
 }
 
@@ -679,7 +679,7 @@ static dp_status dp__staging_all_reduce(dp_comm *comm, const dp_part *local, siz
                            .beta = op == DP_OP_MEAN ? staging->count : 1};
     for (size_t done = 0; done < count; done += args.count) {
         args.count = count - done < most ? count - done : most;
-        DP__TRY(dp__staging_reduce_piece(staging, local, &args, done * size));
+        DP_TRY(dp__staging_reduce_piece(staging, local, &args, done * size));
     }
     return DP_OK;
 }
@@ -691,11 +691,11 @@ static dp_status dp__staging_broadcast(dp_comm *comm, const dp_part *local, size
     size_t bytes = count * dp__dtype_sizes[dtype], piece = 0;
     for (size_t done = 0; done < bytes; done += piece) {
         piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
-        DP__TRY(dp__staging_out(&local[root], staging->pieces[0], done, piece));
-        DP__TRY(dp__sync(local[root].stream));
+        DP_TRY(dp__staging_out(&local[root], staging->pieces[0], done, piece));
+        DP_TRY(dp__sync(local[root].stream));
         for (int i = 0; i < staging->count; i++)
-            DP__TRY(dp__staging_in(&local[i], done, staging->pieces[0], piece));
-        DP__TRY(dp__staging_sync(local, staging->count));
+            DP_TRY(dp__staging_in(&local[i], done, staging->pieces[0], piece));
+        DP_TRY(dp__staging_sync(local, staging->count));
     }
     return DP_OK;
 }
@@ -708,13 +708,13 @@ static dp_status dp__staging_all_gather(dp_comm *comm, const dp_part *local, siz
     for (size_t done = 0; done < bytes; done += piece) {
         piece = bytes - done < DP__STAGE_BYTES ? bytes - done : DP__STAGE_BYTES;
         for (int i = 0; i < staging->count; i++)
-            DP__TRY(dp__staging_out(&local[i], staging->pieces[i], done, piece));
-        DP__TRY(dp__staging_sync(local, staging->count));
+            DP_TRY(dp__staging_out(&local[i], staging->pieces[i], done, piece));
+        DP_TRY(dp__staging_sync(local, staging->count));
         for (int i = 0; i < staging->count; i++)
             for (int from = 0; from < staging->count; from++)
-                DP__TRY(dp__staging_in(&local[i], (size_t)from * bytes + done,
-                                       staging->pieces[from], piece));
-        DP__TRY(dp__staging_sync(local, staging->count));
+                DP_TRY(dp__staging_in(&local[i], (size_t)from * bytes + done, staging->pieces[from],
+                                      piece));
+        DP_TRY(dp__staging_sync(local, staging->count));
     }
     return DP_OK;
 }

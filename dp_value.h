@@ -141,7 +141,7 @@ static dp_status dp__check_member(dp__holder *holder, dp_value value, const char
 {
     dp__path path = {holder->path, key, index};
     if (!dp__is_marked(value) && value.depth < holder->limit)
-        DP__TRY(dp__check_place(holder->fn, holder->what, value, &path));
+        DP_TRY(dp__check_place(holder->fn, holder->what, value, &path));
     return dp__deepen(holder->fn, value, holder->limit, &holder->depth);
 }
 
@@ -150,15 +150,15 @@ static dp_status dp__check_items(dp__holder *holder, const dp_value *items, size
     if (count > UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %zu items are too many", holder->fn, count);
     if (count > 0)
-        DP__TRY(dp__check_pointer(holder->fn, holder->what, items));
+        DP_TRY(dp__check_pointer(holder->fn, holder->what, items));
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__check_member(holder, items[i], NULL, i));
+        DP_TRY(dp__check_member(holder, items[i], NULL, i));
     return DP_OK;
 }
 
 static dp_status dp__check_container(dp__holder *holder, const dp_container *container)
 {
-    DP__TRY(dp__check_pointer(holder->fn, holder->what, container));
+    DP_TRY(dp__check_pointer(holder->fn, holder->what, container));
     if (container->pad_dims < DP_PAD_NONE || container->pad_dims > 3)
         return dp_error(DP_ERR_INVALID, "%s: pad_dims is %d, not 1, 2, 3 or DP_PAD_NONE",
                         holder->fn, container->pad_dims);
@@ -219,7 +219,7 @@ static dp_status dp__list(dp_scope *scope, dp_kind kind, const dp_value *items, 
     dp__holder holder = {.fn = "dp_list_make", .what = "items", .limit = DP_MAX_DEPTH, .depth = 1};
     if (kind != DP_LIST && kind != DP_TUPLE)
         return dp_error(DP_ERR_INVALID, "dp_list_make: kind is neither DP_LIST nor DP_TUPLE");
-    DP__TRY(dp__check_items(&holder, items, count));
+    DP_TRY(dp__check_items(&holder, items, count));
     dp_value *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_value));
     if (copy == NULL)
         return dp__full("dp_list_make");
@@ -252,7 +252,7 @@ static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_
             return dp_error(DP_ERR_INVALID, "%s: key %zu is NULL", fn, i);
         if (!dp__index_add(&index))
             return dp_error(DP_ERR_INVALID, "%s: key '%s' is there twice", fn, pairs[i].key);
-        DP__TRY(dp__check_member(holder, pairs[i].value, pairs[i].key, i));
+        DP_TRY(dp__check_member(holder, pairs[i].value, pairs[i].key, i));
     }
     return DP_OK;
 }
@@ -288,11 +288,11 @@ static dp_status dp__dict(dp_scope *scope, const dp_pair *pairs, size_t count, d
     if (count > UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "dp_dict_make: %zu pairs are too many", count);
     if (count > 0)
-        DP__TRY(dp__check_pointer("dp_dict_make", "pairs", pairs));
+        DP_TRY(dp__check_pointer("dp_dict_make", "pairs", pairs));
     dp_pair *copy = dp__scope_bytes(scope, count * sizeof *copy, _Alignof(dp_pair));
     if (copy == NULL)
         return dp__full("dp_dict_make");
-    DP__TRY(dp__check_pairs(&holder, pairs, count, copy));
+    DP_TRY(dp__check_pairs(&holder, pairs, count, copy));
     for (size_t i = 0; i < count; i++) {
         copy[i] = (dp_pair){dp__copy_text(scope, pairs[i].key), pairs[i].value};
         if (copy[i].key == NULL)
@@ -358,10 +358,10 @@ DP_API const char *dp_text(dp_value string)
 static dp_status dp__as_tensor(const char *fn, dp_value value, const char *what, dp_dtype dtype,
                                int ndim, const dp_tensor **out)
 {
-    DP__TRY(dp__check_pointer(fn, "out", out));
-    DP__TRY(dp__check_value(fn, what, value));
+    DP_TRY(dp__check_pointer(fn, "out", out));
+    DP_TRY(dp__check_value(fn, what, value));
     if (dtype != DP_DTYPE_ANY)
-        DP__TRY(dp__check_dtype(fn, dtype));
+        DP_TRY(dp__check_dtype(fn, dtype));
     if (value.kind != DP_TENSOR)
         return dp_error(DP_ERR_INVALID, "%s: %s is %s, not a tensor", fn, what,
                         dp__a_kind(value.kind));
@@ -405,7 +405,7 @@ static dp_status dp__map_sequence(dp__mapper *mapper, dp_value value, dp_value *
     for (uint32_t i = 0; i < value.count; i++) {
         items[i] = value.as.items[i];
         if (mapper->plain || !dp__is_plain(items[i]))
-            DP__TRY(dp__map(mapper, value.as.items[i], &items[i]));
+            DP_TRY(dp__map(mapper, value.as.items[i], &items[i]));
     }
     *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
     return DP_OK;
@@ -424,7 +424,7 @@ static dp_status dp__map_dict(dp__mapper *mapper, dp_value value, dp_value *out)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
         pairs[i].value = value.as.pairs[i].value;
         if (mapper->plain || !dp__is_plain(pairs[i].value))
-            DP__TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
+            DP_TRY(dp__map(mapper, value.as.pairs[i].value, &pairs[i].value));
     }
     *out = dp__dict_of(pairs, value.count, value.depth);
     return DP_OK;
@@ -463,7 +463,7 @@ static dp_status dp__zip_keys(const dp__zipper *zipper, dp__finder *first, size_
 {
     const dp_pair *pair = NULL;
     for (uint32_t k = 0; k < own.count; k++) {
-        DP__TRY(dp__finder_find(first, zipper->scope, own.as.pairs[k].key, &pair));
+        DP_TRY(dp__finder_find(first, zipper->scope, own.as.pairs[k].key, &pair));
         if (pair == NULL)
             return dp__path_error(DP_ERR_MISMATCH, path, " has key '%s' in %s %zu, not in %s 0",
                                   own.as.pairs[k].key, zipper->noun, i, zipper->noun);
@@ -484,7 +484,7 @@ static dp_status dp__zip_check(const dp__zipper *zipper, const dp_value *values,
                                   zipper->noun, i);
         keys.next = 0;
         if (own->kind == DP_DICT && i > 0)
-            DP__TRY(dp__zip_keys(zipper, &keys, i, *own, path));
+            DP_TRY(dp__zip_keys(zipper, &keys, i, *own, path));
         if (own->count != first->count && own->kind != DP_DICT)
             return dp__path_error(DP_ERR_MISMATCH, path, " has %u entries in %s 0 and %u in %s %zu",
                                   (unsigned)first->count, zipper->noun, (unsigned)own->count,
@@ -509,7 +509,7 @@ static dp_status dp__zip_entries(dp__zipper *zipper, dp__finder *finders, const 
 {
     const dp_pair *pair = NULL;
     for (size_t i = 0; i < zipper->count; i++) {
-        DP__TRY(dp__finder_find(&finders[i], zipper->scope, path->key, &pair));
+        DP_TRY(dp__finder_find(&finders[i], zipper->scope, path->key, &pair));
         if (pair == NULL)
             return dp__path_error(DP_ERR_MISMATCH, path, " is missing in %s %zu", zipper->noun, i);
         column[i] = pair->value;
@@ -523,7 +523,7 @@ static dp_status dp__zip_beside(dp__zipper *zipper, dp__finder *finders, const c
     for (size_t i = 0; i < zipper->beside_count; i++) {
         const dp_pair *pair = NULL;
         if (finders[i].dict.kind == DP_DICT)
-            DP__TRY(dp__finder_find(&finders[i], zipper->scope, key, &pair));
+            DP_TRY(dp__finder_find(&finders[i], zipper->scope, key, &pair));
         zipper->beside[i] = pair != NULL ? pair->value : dp_none();
     }
     return DP_OK;
@@ -542,9 +542,9 @@ static dp_status dp__zip_sequence(dp__zipper *zipper, const dp_value *values, co
         dp__path inner = {path, NULL, i};
         for (size_t k = 0; k < zipper->beside_count; k++)
             zipper->beside[k] = dp_at(beside[k].dict, i);
-        DP__TRY(dp__zip_items(zipper, values, &inner, column));
-        DP__TRY(dp__zip(zipper, column, &inner, &items[i]));
-        DP__TRY(dp__deepen("the result", items[i], DP_MAX_DEPTH, &depth));
+        DP_TRY(dp__zip_items(zipper, values, &inner, column));
+        DP_TRY(dp__zip(zipper, column, &inner, &items[i]));
+        DP_TRY(dp__deepen("the result", items[i], DP_MAX_DEPTH, &depth));
     }
     *out = dp__sequence(zipper->lists ? DP_LIST : (dp_kind)values[0].kind, items, count, depth);
     return DP_OK;
@@ -562,13 +562,13 @@ static dp_status dp__zip_dict(dp__zipper *zipper, const dp_value *values, const 
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a dict of %u", (unsigned)count);
     for (uint32_t i = 0; i < count; i++) {
         dp__path inner = {path, values[0].as.pairs[i].key, 0};
-        DP__TRY(dp__zip_beside(zipper, beside, inner.key));
-        DP__TRY(dp__zip_entries(zipper, finders, &inner, column));
+        DP_TRY(dp__zip_beside(zipper, beside, inner.key));
+        DP_TRY(dp__zip_entries(zipper, finders, &inner, column));
         pairs[i].key = dp__copy_text(zipper->scope, inner.key);
         if (pairs[i].key == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for a key");
-        DP__TRY(dp__zip(zipper, column, &inner, &pairs[i].value));
-        DP__TRY(dp__deepen("the result", pairs[i].value, DP_MAX_DEPTH, &depth));
+        DP_TRY(dp__zip(zipper, column, &inner, &pairs[i].value));
+        DP_TRY(dp__deepen("the result", pairs[i].value, DP_MAX_DEPTH, &depth));
     }
     *out = dp__dict_of(pairs, count, depth);
     return DP_OK;
@@ -577,7 +577,7 @@ static dp_status dp__zip_dict(dp__zipper *zipper, const dp_value *values, const 
 static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
                          dp_value *out)
 {
-    DP__TRY(dp__zip_check(zipper, values, path));
+    DP_TRY(dp__zip_check(zipper, values, path));
     bool sequence = dp__is_sequence(values[0]), dict = values[0].kind == DP_DICT;
     if (!sequence && !dict)
         return zipper->leaf(zipper, values, path, out);
@@ -595,13 +595,13 @@ static dp_status dp__keep_tensor(dp_scope *to, const dp_tensor *tensor, dp_value
     const dp__device *device = dp__device_of(to->ctx, tensor->device);
     if (device == NULL)
         return dp_error(DP_ERR_INVALID, "a tensor is on no device of this context");
-    DP__TRY(
+    DP_TRY(
         dp__tensor_make(to, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &copy));
     if (dp__is_channels_last(tensor))
         dp__make_channels_last(&copy);
-    DP__TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
+    DP_TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
     if (!dp__is_host(device)) /* its source may go before the copy ran */
-        DP__TRY(dp__sync(device->stream));
+        DP_TRY(dp__sync(device->stream));
     return dp__of(to, &copy, out);
 }
 
@@ -618,7 +618,7 @@ static dp_status dp__keep_leaf(dp__mapper *mapper, dp_value value, dp_value *out
         return DP_OK;
     }
     dp_container copy = *value.as.c;
-    DP__TRY(dp__map(mapper, value.as.c->data, &copy.data));
+    DP_TRY(dp__map(mapper, value.as.c->data, &copy.data));
     return dp__contain(mapper->scope, &copy, out);
 }
 
@@ -626,10 +626,10 @@ DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out)
 {
     dp__mapper mapper = {.scope = to, .leaf = dp__keep_leaf, .plain = true, .keys = true};
     dp_value copy;
-    DP__TRY(dp__check_scope(__func__, to));
-    DP__TRY(dp__check_ctx(__func__, to->ctx));
-    DP__TRY(dp__check_value(__func__, "value", value));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_scope(__func__, to));
+    DP_TRY(dp__check_ctx(__func__, to->ctx));
+    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__map(&mapper, value, &copy);
     if (status == DP_OK)
         *out = copy;
@@ -733,8 +733,8 @@ static dp_status dp__stack_pads(const dp__stack *stack, size_t count, size_t fir
             continue;
         char what[64];
         snprintf(what, sizeof what, "padding_value of sample %zu", first + i);
-        DP__TRY(dp__number_bits(stack->ctx, what, dp_float(stack->samples[i].as.c->padding_value),
-                                (dp_dtype)tensor->dtype, &pad_bits[i]));
+        DP_TRY(dp__number_bits(stack->ctx, what, dp_float(stack->samples[i].as.c->padding_value),
+                               (dp_dtype)tensor->dtype, &pad_bits[i]));
     }
     return DP_OK;
 }
@@ -756,20 +756,20 @@ static dp_status dp__stack_make(const dp__collator *collator, const dp_value *sa
                               " of sample %zu has %d dim%s, pad_dims %d needs more", first,
                               head->ndim, dp__s(head->ndim), pad_dims);
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__stack_fit(head, dp__sample_tensor(samples[i]), pad_dims, first + i, path,
-                              shape + 1));
-    DP__TRY(dp__check_shape("the stack", (dp_dtype)head->dtype, head->ndim + 1, shape, &unused));
+        DP_TRY(dp__stack_fit(head, dp__sample_tensor(samples[i]), pad_dims, first + i, path,
+                             shape + 1));
+    DP_TRY(dp__check_shape("the stack", (dp_dtype)head->dtype, head->ndim + 1, shape, &unused));
     stack.device = dp__device_of(collator->zipper.scope->ctx, head->device);
     if (stack.device == NULL)
         return dp__path_error(DP_ERR_INVALID, path, " is on no device of this context");
-    DP__TRY(dp__tensor_make(collator->zipper.scope, stack.device, (dp_dtype)head->dtype,
-                            head->ndim + 1, shape, &stack.out));
+    DP_TRY(dp__tensor_make(collator->zipper.scope, stack.device, (dp_dtype)head->dtype,
+                           head->ndim + 1, shape, &stack.out));
     uint64_t *pad_bits = dp__scope_bytes(collator->zipper.scope, count * sizeof *pad_bits, 8);
     if (pad_bits == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a group of %zu", count);
-    DP__TRY(dp__stack_pads(&stack, count, first, pad_bits));
+    DP_TRY(dp__stack_pads(&stack, count, first, pad_bits));
     stack.pad_bits = pad_bits;
-    DP__TRY(dp__stack_run(&stack, count));
+    DP_TRY(dp__stack_run(&stack, count));
     return dp__of(collator->zipper.scope, &stack.out, out);
 }
 
@@ -816,7 +816,7 @@ static dp_status dp__collate_group(const dp__collator *collator, const dp_value 
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < count; i++) {
         items[i] = column[first + i].as.c->data;
-        DP__TRY(dp__deepen("a sample", items[i], DP_MAX_DEPTH, &depth));
+        DP_TRY(dp__deepen("a sample", items[i], DP_MAX_DEPTH, &depth));
     }
     *out = dp__sequence(DP_LIST, items, count, depth);
     return DP_OK;
@@ -828,19 +828,19 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
     size_t group_count = (collator->zipper.count - 1) / collator->group + 1;
     dp_container batch = *column[0].as.c;
     uint8_t depth = 1;
-    DP__TRY(dp__collate_check(collator, column, path));
+    DP_TRY(dp__collate_check(collator, column, path));
     dp_value *groups = dp__collate_array(collator, group_count);
     if (groups == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < group_count; i++) {
         size_t first = i * collator->group, left = collator->zipper.count - first;
-        DP__TRY(dp__collate_group(collator, column, first,
-                                  left < collator->group ? left : collator->group, path,
-                                  &groups[i]));
-        DP__TRY(dp__deepen("a group", groups[i], DP_MAX_DEPTH, &depth));
+        DP_TRY(dp__collate_group(collator, column, first,
+                                 left < collator->group ? left : collator->group, path,
+                                 &groups[i]));
+        DP_TRY(dp__deepen("a group", groups[i], DP_MAX_DEPTH, &depth));
     }
     batch.data = dp__sequence(DP_LIST, groups, group_count, depth);
-    DP__TRY(dp__deepen("the batch", batch.data, DP_MAX_DEPTH, &depth));
+    DP_TRY(dp__deepen("the batch", batch.data, DP_MAX_DEPTH, &depth));
     return dp__contain(collator->zipper.scope, &batch, out);
 }
 
@@ -852,8 +852,8 @@ static dp_status dp__collate_numbers(const dp__collator *collator, const dp_valu
     uint8_t kind = column[0].kind;
     dp_dtype dtype = kind == DP_INT ? DP_I64 : kind == DP_FLOAT ? DP_F64 : DP_BOOL;
     dp_tensor tensor;
-    DP__TRY(dp__tensor_make(collator->zipper.scope, &collator->zipper.scope->ctx->host_device,
-                            dtype, 1, &count, &tensor));
+    DP_TRY(dp__tensor_make(collator->zipper.scope, &collator->zipper.scope->ctx->host_device, dtype,
+                           1, &count, &tensor));
     for (size_t i = 0; i < collator->zipper.count; i++) {
         if (kind == DP_INT)
             ((int64_t *)tensor.data)[i] = column[i].as.i;
@@ -872,7 +872,7 @@ static dp_status dp__collate_strings(const dp__collator *collator, const dp_valu
     if (items == NULL)
         return DP_ERR_NO_MEMORY;
     for (size_t i = 0; i < collator->zipper.count; i++)
-        DP__TRY(dp__string(collator->zipper.scope, column[i].as.s, &items[i]));
+        DP_TRY(dp__string(collator->zipper.scope, column[i].as.s, &items[i]));
     *out = dp__sequence(DP_LIST, items, collator->zipper.count, 1);
     return DP_OK;
 }
@@ -907,12 +907,12 @@ static dp_status dp__collate_leaf(dp__zipper *zipper, const dp_value *column, co
 DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
                             size_t samples_per_device, dp_value *out)
 {
-    DP__TRY(dp__check_scope(__func__, scope));
-    DP__TRY(dp__check_ctx(__func__, scope->ctx));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (count == 0)
         return dp_error(DP_ERR_INVALID, "%s: 0 samples", __func__);
-    DP__TRY(
+    DP_TRY(
         dp__check_items(&(dp__holder){.fn = __func__, .what = "samples", .limit = DP_MAX_DEPTH + 1},
                         samples, count));
     dp__collator collator = {.zipper = {.scope = scope,
@@ -985,9 +985,9 @@ static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, s
                         sizes || how->sizes == NULL ? "weights" : "sizes",
                         sizes || how->sizes == NULL ? "WEIGHTS" : "SIZES");
     if (sizes)
-        DP__TRY(dp__check_pointer(fn, "sizes", how->sizes));
+        DP_TRY(dp__check_pointer(fn, "sizes", how->sizes));
     if (weights)
-        DP__TRY(dp__check_pointer(fn, "weights", how->weights));
+        DP_TRY(dp__check_pointer(fn, "weights", how->weights));
     if (!sizes && !weights && how->split_count != 0)
         return dp_error(DP_ERR_INVALID,
                         "%s: split_count is %zu, and neither sizes nor weights is given", fn,
@@ -1037,7 +1037,7 @@ static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t
         *out_made = rows > 0 ? (size_t)((rows - 1) / chunk + 1) : count;
         return DP_OK;
     case DP_SPLIT_SIZES:
-        DP__TRY(dp__check_sizes(fn, how->sizes, rows, count));
+        DP_TRY(dp__check_sizes(fn, how->sizes, rows, count));
         memcpy(out, how->sizes, count * sizeof *out);
         return DP_OK;
     case DP_SPLIT_WEIGHTS:
@@ -1056,10 +1056,10 @@ DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows, size_
         return dp_error(DP_ERR_INVALID, "%s: %lld rows", __func__, (long long)rows);
     if (part_count == 0 || part_count > INT_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
-    DP__TRY(dp__check_pointer(__func__, "out_rows", out_rows));
-    DP__TRY(dp__check_pointer(__func__, "out_part_count", out_part_count));
-    DP__TRY(dp__check_split(__func__, how, part_count));
-    DP__TRY(dp__split(__func__, how, rows, part_count, out_rows, &made));
+    DP_TRY(dp__check_pointer(__func__, "out_rows", out_rows));
+    DP_TRY(dp__check_pointer(__func__, "out_part_count", out_part_count));
+    DP_TRY(dp__check_split(__func__, how, part_count));
+    DP_TRY(dp__split(__func__, how, rows, part_count, out_rows, &made));
     *out_part_count = made;
     return DP_OK;
 }
@@ -1086,7 +1086,7 @@ static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_sca
     for (size_t i = 0; how->local_ranks != NULL && i < count; i++) {
         char what[48];
         snprintf(what, sizeof what, "local_ranks[%zu]", i);
-        DP__TRY(dp__check_rank(fn, ctx, what, how->local_ranks[i]));
+        DP_TRY(dp__check_rank(fn, ctx, what, how->local_ranks[i]));
     }
     return DP_OK;
 }
@@ -1183,7 +1183,7 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
                               " is %s: only tensors go to a device, the rest is for cpu_only",
                               dp__a_kind(value.kind));
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
-        DP__TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
+        DP_TRY(dp__plan_group(plan, value.as.items[i], &(dp__path){path, NULL, i}));
     }
     return DP_OK;
 }
@@ -1255,7 +1255,7 @@ static dp_status dp__plan_container(dp__plan *plan, const dp_container *containe
             count, dp__s(count), dp__plan_name(plan, plan->groups_of, where, sizeof where),
             plan->most);
     if (!container->cpu_only)
-        DP__TRY(dp__plan_group(plan, data, path));
+        DP_TRY(dp__plan_group(plan, data, path));
     plan->groups_of = plan->groups_of != NULL ? plan->groups_of : container;
     plan->most = count;
     return dp__plan_samples(plan, container, path);
@@ -1267,7 +1267,7 @@ static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
 {
     if (plan->rows == rows)
         return DP_OK;
-    DP__TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
+    DP_TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
     plan->rows = rows;
     return DP_OK;
 }
@@ -1310,7 +1310,7 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
                               (long long)rows, dp__s((size_t)rows),
                               dp__plan_name(plan, plan->rows_of, where, sizeof where),
                               (long long)plan->total, plan->fixed ? " in its groups" : "");
-    DP__TRY(dp__plan_rows(plan, rows));
+    DP_TRY(dp__plan_rows(plan, rows));
     size_t needed = plan->made;
     while (needed > 0 && plan->sizes[needed - 1] == 0)
         needed--;
@@ -1326,12 +1326,12 @@ static dp_status dp__plan_value(dp__plan *plan, dp_kind kind, dp_value value, co
                                  : dp__plan_container(plan, value.as.c, path);
     for (uint32_t i = 0; dp__is_sequence(value) && i < value.count; i++) {
         if (!dp__is_plain(value.as.items[i]))
-            DP__TRY(dp__plan_value(plan, kind, value.as.items[i], &(dp__path){path, NULL, i}));
+            DP_TRY(dp__plan_value(plan, kind, value.as.items[i], &(dp__path){path, NULL, i}));
     }
     for (uint32_t i = 0; value.kind == DP_DICT && i < value.count; i++) {
         const dp_pair *pair = &value.as.pairs[i];
         if (!dp__is_plain(pair->value))
-            DP__TRY(dp__plan_value(plan, kind, pair->value, &(dp__path){path, pair->key, 0}));
+            DP_TRY(dp__plan_value(plan, kind, pair->value, &(dp__path){path, pair->key, 0}));
     }
     return DP_OK;
 }
@@ -1345,7 +1345,7 @@ static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t co
     plan->needed = plan->groups_of != NULL ? plan->most : 0;
     plan->parts_by = plan->needed_by = plan->groups_of;
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__plan_value(plan, DP_TENSOR, values[i], NULL));
+        DP_TRY(dp__plan_value(plan, DP_TENSOR, values[i], NULL));
     if (plan->needed > plan->parts)
         return dp_error(DP_ERR_MISMATCH,
                         "%s has rows in %zu parts, %s makes %zu part%s: rows would be lost",
@@ -1362,15 +1362,15 @@ static dp_status dp__plan_sizes(dp__plan *plan, int64_t **out)
     if (dp__plan_is_whole(plan))
         plan->sizes[0] = plan->total;
     else if (plan->rows_of != NULL)
-        DP__TRY(dp__plan_rows(plan, plan->total));
+        DP_TRY(dp__plan_rows(plan, plan->total));
     return DP_OK;
 }
 
 static dp_status dp__plan_begin(dp__plan *plan)
 {
-    DP__TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
+    DP_TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
     plan->device_count = dp__rank_count(plan->ctx, plan->how);
-    DP__TRY(dp__check_split(plan->fn, plan->how, plan->device_count));
+    DP_TRY(dp__check_split(plan->fn, plan->how, plan->device_count));
     plan->most = plan->device_count;
     plan->rows = -1;
     plan->sizes = dp__scope_bytes(plan->scope, plan->device_count * sizeof *plan->sizes, 8);
@@ -1378,7 +1378,7 @@ static dp_status dp__plan_begin(dp__plan *plan)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", plan->fn,
                         plan->device_count);
     for (size_t i = 0; i < 2; i++)
-        DP__TRY(dp__plan_value(plan, DP_CONTAINER, plan->roots[i], NULL));
+        DP_TRY(dp__plan_value(plan, DP_CONTAINER, plan->roots[i], NULL));
     return DP_OK;
 }
 
@@ -1397,11 +1397,11 @@ static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *devic
         tensor->device = device->id;
         return DP_OK;
     }
-    DP__TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
-                            &copy));
+    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                           &copy));
     if (dp__is_channels_last(tensor))
         dp__make_channels_last(&copy);
-    DP__TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
+    DP_TRY(dp__copy_tensor(scope->ctx, &copy, tensor, NULL));
     *tensor = copy;
     return DP_OK;
 }
@@ -1422,7 +1422,7 @@ static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp
     if (part == NULL)
         return dp__full(plan->fn);
     if (!dp__plan_is_whole(plan)) {
-        DP__TRY(dp__plan_rows(plan, tensor->shape[dim]));
+        DP_TRY(dp__plan_rows(plan, tensor->shape[dim]));
         for (size_t i = 0; i < parter->index; i++)
             first += plan->sizes[i];
         dp__narrow_here(part, dim, first, plan->sizes[parter->index]);
@@ -1477,19 +1477,19 @@ static dp_status dp__list_out(const char *fn, dp_kind kind, const dp_value *item
 {
     uint8_t depth = 1;
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__deepen(fn, items[i], DP_MAX_DEPTH, &depth));
+        DP_TRY(dp__deepen(fn, items[i], DP_MAX_DEPTH, &depth));
     *out = dp__sequence(kind, items, count, depth);
     return DP_OK;
 }
 
 static dp_status dp__scatter_value(dp__plan *plan, dp_value value, dp_value *out_list)
 {
-    DP__TRY(dp__plan_make(plan, &value, 1));
+    DP_TRY(dp__plan_make(plan, &value, 1));
     dp_value *items = dp__scope_bytes(plan->scope, plan->parts * sizeof *items, _Alignof(dp_value));
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", plan->parts);
     for (size_t i = 0; i < plan->parts; i++)
-        DP__TRY(dp__part_make(plan, value, i, &items[i]));
+        DP_TRY(dp__part_make(plan, value, i, &items[i]));
     return dp__list_out(plan->fn, DP_LIST, items, plan->parts, out_list);
 }
 
@@ -1500,10 +1500,10 @@ DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
     dp__plan plan = {
         .fn = __func__, .ctx = ctx, .scope = scope, .how = how, .roots = {value, dp_none()}};
     dp_value list = dp_none();
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP__TRY(dp__check_value(__func__, "value", value));
-    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp__check_pointer(__func__, "out_list", out_list));
     dp_status status = dp__plan_begin(&plan);
     if (status == DP_OK)
         status = dp__scatter_value(&plan, value, &list);
@@ -1535,11 +1535,11 @@ static dp_status dp__scatter_both(dp__plan *plan, dp_value args, dp_value kwargs
 {
     dp_value list_args = dp__sequence(DP_LIST, NULL, 0, 1), list_kwargs = list_args;
     if (!dp__is_nothing(args))
-        DP__TRY(dp__scatter_value(plan, args, &list_args));
+        DP_TRY(dp__scatter_value(plan, args, &list_args));
     if (!dp__is_nothing(kwargs))
-        DP__TRY(dp__scatter_value(plan, kwargs, &list_kwargs));
+        DP_TRY(dp__scatter_value(plan, kwargs, &list_kwargs));
     size_t count = list_args.count > list_kwargs.count ? list_args.count : list_kwargs.count;
-    DP__TRY(dp__list_pad(plan, list_args, count, dp__sequence(DP_TUPLE, NULL, 0, 1), out_args));
+    DP_TRY(dp__list_pad(plan, list_args, count, dp__sequence(DP_TUPLE, NULL, 0, 1), out_args));
     return dp__list_pad(plan, list_kwargs, count, dp__dict_of(NULL, 0, 1), out_kwargs);
 }
 
@@ -1551,12 +1551,12 @@ DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, 
     dp__plan plan = {
         .fn = __func__, .ctx = ctx, .scope = scope, .how = how, .roots = {args, kwargs}};
     dp_value lists[2] = {dp_none(), dp_none()};
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP__TRY(dp__check_value(__func__, "args", args));
-    DP__TRY(dp__check_value(__func__, "kwargs", kwargs));
-    DP__TRY(dp__check_pointer(__func__, "out_args", out_args));
-    DP__TRY(dp__check_pointer(__func__, "out_kwargs", out_kwargs));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_value(__func__, "args", args));
+    DP_TRY(dp__check_value(__func__, "kwargs", kwargs));
+    DP_TRY(dp__check_pointer(__func__, "out_args", out_args));
+    DP_TRY(dp__check_pointer(__func__, "out_kwargs", out_kwargs));
     if (args.kind != DP_NONE && !dp__is_sequence(args))
         return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", __func__,
                         dp__a_kind(args.kind));
@@ -1582,7 +1582,7 @@ static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const char *what,
     *out = &ctx->host_device;
     if (how->to_host)
         return DP_OK;
-    DP__TRY(dp__check_rank(fn, ctx, what, how->local_rank));
+    DP_TRY(dp__check_rank(fn, ctx, what, how->local_rank));
     *out = &ctx->devices[how->local_rank];
     return DP_OK;
 }
@@ -1674,22 +1674,22 @@ static dp_status dp__gather_tensors(dp__gatherer *gatherer, const dp_value *valu
     bool channels_last = false;
     int64_t first = 0;
     int dim = gatherer->dim;
-    DP__TRY(dp__gather_look(gatherer, values, path, &channels_last));
+    DP_TRY(dp__gather_look(gatherer, values, path, &channels_last));
     dp_tensor joined = *gatherer->parts[0];
     if (dim < -joined.ndim || dim >= joined.ndim)
         return dp__path_error(DP_ERR_INVALID, path, " has %d dim%s, dim %d is out of range",
                               joined.ndim, dp__s(joined.ndim), dim);
     dim = dim < 0 ? dim + joined.ndim : dim;
     int64_t unused = 0;
-    DP__TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
-    DP__TRY(
+    DP_TRY(dp__check_join(path, gatherer->parts, gatherer->zipper.count, dim, &joined.shape[dim]));
+    DP_TRY(
         dp__check_shape("the result", (dp_dtype)joined.dtype, joined.ndim, joined.shape, &unused));
-    DP__TRY(dp__tensor_make(scope, gatherer->target, (dp_dtype)joined.dtype, joined.ndim,
-                            joined.shape, &joined));
+    DP_TRY(dp__tensor_make(scope, gatherer->target, (dp_dtype)joined.dtype, joined.ndim,
+                           joined.shape, &joined));
     if (channels_last)
         dp__make_channels_last(&joined);
     for (size_t i = 0; i < gatherer->zipper.count; i++)
-        DP__TRY(dp__copy_rows(gatherer->ctx, &joined, dim, gatherer->parts[i], true, &first));
+        DP_TRY(dp__copy_rows(gatherer->ctx, &joined, dim, gatherer->parts[i], true, &first));
     return dp__of(scope, &joined, out);
 }
 
@@ -1712,7 +1712,7 @@ static dp_status dp__gather_leaf(dp__zipper *zipper, const dp_value *values, con
 
 static dp_status dp__check_list(const char *fn, dp_value list)
 {
-    DP__TRY(dp__check_value(fn, "list", list));
+    DP_TRY(dp__check_value(fn, "list", list));
     if (!dp__is_sequence(list) || list.count == 0)
         return dp_error(DP_ERR_INVALID, "%s: list is %s, not a list with one value a replica", fn,
                         dp__is_sequence(list) ? "empty" : dp__a_kind(list.kind));
@@ -1725,11 +1725,11 @@ DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp
     how = how != NULL ? how : &dp__gather_default;
     dp__device *target = NULL;
     dp_value result = dp_none();
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP__TRY(dp__check_list(__func__, list));
-    DP__TRY(dp__check_output(__func__, ctx, "local_rank", how, &target));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_list(__func__, list));
+    DP_TRY(dp__check_output(__func__, ctx, "local_rank", how, &target));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp__gatherer gatherer = {
         .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__gather_leaf},
         .ctx = ctx,
@@ -1766,17 +1766,17 @@ static dp_status dp__check_whole(const char *fn, dp_ctx *ctx, const dp_tensor *p
     dp__device *device = NULL;
     if (count == 0 || count > INT_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %zu tensors", fn, count);
-    DP__TRY(dp__check_pointer(fn, whole_is_out ? "parts" : "outs", parts));
-    DP__TRY(dp__check_placed(fn, ctx, name, whole, &device));
-    DP__TRY(dp__check_dim(fn, *dim, whole->ndim, dim));
+    DP_TRY(dp__check_pointer(fn, whole_is_out ? "parts" : "outs", parts));
+    DP_TRY(dp__check_placed(fn, ctx, name, whole, &device));
+    DP_TRY(dp__check_dim(fn, *dim, whole->ndim, dim));
     if (whole_is_out)
-        DP__TRY(dp__check_writable(fn, name, whole));
+        DP_TRY(dp__check_writable(fn, name, whole));
     for (size_t i = 0; i < count; i++) {
         snprintf(what, sizeof what, "%s %zu", whole_is_out ? "part" : "out", i);
-        DP__TRY(dp__check_placed(fn, ctx, what, &parts[i], &device));
+        DP_TRY(dp__check_placed(fn, ctx, what, &parts[i], &device));
         if (!whole_is_out) {
-            DP__TRY(dp__check_writable(fn, what, &parts[i]));
-            DP__TRY(dp__check_outs_apart(fn, parts, i));
+            DP_TRY(dp__check_writable(fn, what, &parts[i]));
+            DP_TRY(dp__check_outs_apart(fn, parts, i));
         }
         dp_tensor like = *whole;
         like.shape[*dim] = parts[i].ndim == whole->ndim ? parts[i].shape[*dim] : 0;
@@ -1801,8 +1801,8 @@ DP_API dp_status dp_scatter_into(dp_ctx *ctx, const dp_tensor *src, int dim, con
                                  size_t out_count)
 {
     int64_t first = 0;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_whole(__func__, ctx, outs, out_count, &dim, src, false));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_whole(__func__, ctx, outs, out_count, &dim, src, false));
     dp_status status = DP_OK;
     for (size_t i = 0; i < out_count && status == DP_OK; i++)
         status = dp__copy_rows(ctx, src, dim, &outs[i], false, &first);
@@ -1813,8 +1813,8 @@ DP_API dp_status dp_gather_into(dp_ctx *ctx, const dp_tensor *parts, size_t part
                                 const dp_tensor *out)
 {
     int64_t first = 0;
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_whole(__func__, ctx, parts, part_count, &dim, out, true));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_whole(__func__, ctx, parts, part_count, &dim, out, true));
     dp_status status = DP_OK;
     for (size_t i = 0; i < part_count && status == DP_OK; i++)
         status = dp__copy_rows(ctx, out, dim, &parts[i], true, &first);
@@ -1824,17 +1824,17 @@ DP_API dp_status dp_gather_into(dp_ctx *ctx, const dp_tensor *parts, size_t part
 DP_API dp_status dp_replicate_into(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
                                    size_t out_count)
 {
-    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_ctx(__func__, ctx));
     if (out_count == 0 || out_count > INT_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %zu tensors", __func__, out_count);
-    DP__TRY(dp__check_pointer(__func__, "outs", outs));
+    DP_TRY(dp__check_pointer(__func__, "outs", outs));
     for (size_t i = 0; i < out_count; i++) {
         char name[32];
         dp__pair pair = {.dst_name = name, .src_name = "src", .dst = &outs[i], .src = src};
         snprintf(name, sizeof name, "out %zu", i);
-        DP__TRY(dp__check_copy(__func__, ctx, &pair));
-        DP__TRY(dp__check_same_dtype(__func__, name, &outs[i], "src", src));
-        DP__TRY(dp__check_outs_apart(__func__, outs, i));
+        DP_TRY(dp__check_copy(__func__, ctx, &pair));
+        DP_TRY(dp__check_same_dtype(__func__, name, &outs[i], "src", src));
+        DP_TRY(dp__check_outs_apart(__func__, outs, i));
     }
     dp_status status = DP_OK;
     for (size_t i = 0; i < out_count && status == DP_OK; i++)
@@ -1966,12 +1966,12 @@ static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_te
     const dp__device *from = dp__flat_place(flats, group);
     bool near = from == NULL || from == device || (dp__is_host(from) && dp__is_host(device));
     if (!near)
-        DP__TRY(dp__flat_new(flats, group, (dp_dtype)flat->dtype, from, &packed));
+        DP_TRY(dp__flat_new(flats, group, (dp_dtype)flat->dtype, from, &packed));
     for (size_t i = 0; i < flats->count; i++) {
         const dp__member *member = &flats->members[i];
         dp_tensor view = dp__flat_view(&packed, member);
         if (member->group == group)
-            DP__TRY(dp__copy_tensor(ctx, &view, member->tensor, NULL));
+            DP_TRY(dp__copy_tensor(ctx, &view, member->tensor, NULL));
     }
     return near ? DP_OK : dp__copy_tensor(ctx, flat, &packed, NULL);
 }
@@ -1989,7 +1989,7 @@ static dp_status dp__swap_leaf(dp__mapper *mapper, dp_value value, dp_value *out
     *out = value;
     if (value.kind == DP_CONTAINER) {
         dp_container copy = *value.as.c;
-        DP__TRY(dp__map(mapper, value.as.c->data, &copy.data));
+        DP_TRY(dp__map(mapper, value.as.c->data, &copy.data));
         return dp__contain(mapper->scope, &copy, out);
     }
     if (value.kind != DP_TENSOR)
@@ -2020,9 +2020,9 @@ static dp_status dp__replicate_copy(dp__flats *flats, dp_value value, const dp__
         size_t first = 0;
         while (flats->members[first].group != group)
             first++;
-        DP__TRY(dp__flat_new(flats, group, (dp_dtype)flats->members[first].tensor->dtype, device,
-                             &flat[group]));
-        DP__TRY(dp__flat_fill(flats, group, &flat[group], device));
+        DP_TRY(dp__flat_new(flats, group, (dp_dtype)flats->members[first].tensor->dtype, device,
+                            &flat[group]));
+        DP_TRY(dp__flat_fill(flats, group, &flat[group], device));
     }
     return dp__swap(flats, value, flat, device, out);
 }
@@ -2044,15 +2044,15 @@ static dp_status dp__replicate(dp_scope *scope, dp_value value, const dp_scatter
     dp_ctx *ctx = scope->ctx;
     dp__flats flats;
     size_t count = dp__rank_count(ctx, how);
-    DP__TRY(dp__flats_make(&flats, scope, value, DP__COALESCE_BYTES));
+    DP_TRY(dp__flats_make(&flats, scope, value, DP__COALESCE_BYTES));
     dp_value *items = dp__scope_bytes(scope, count * sizeof *items, _Alignof(dp_value));
     if (items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", count);
     for (size_t i = 0; i < count; i++) {
         const dp__device *device = &ctx->devices[dp__rank_at(how, i)];
-        DP__TRY(i == 0 && dp__flats_near(&flats, device)
-                    ? dp__swap(&flats, value, NULL, device, &items[i])
-                    : dp__replicate_copy(&flats, value, device, &items[i]));
+        DP_TRY(i == 0 && dp__flats_near(&flats, device)
+                   ? dp__swap(&flats, value, NULL, device, &items[i])
+                   : dp__replicate_copy(&flats, value, device, &items[i]));
     }
     return dp__list_out("dp_replicate", DP_LIST, items, count, out_list);
 }
@@ -2062,11 +2062,11 @@ DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
 {
     how = how != NULL ? how : &dp__scatter_default;
     dp_value list = dp_none();
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP__TRY(dp__check_value(__func__, "value", value));
-    DP__TRY(dp__check_pointer(__func__, "out_list", out_list));
-    DP__TRY(dp__check_ranks(__func__, ctx, how));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_value(__func__, "value", value));
+    DP_TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP_TRY(dp__check_ranks(__func__, ctx, how));
     dp_status status = dp__replicate(scope, value, how, &list);
     if (status == DP_OK)
         *out_list = list;
@@ -2100,11 +2100,11 @@ static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *de
 {
     const dp__device *from = dp__device_of(temp->ctx, part->device);
     dp_tensor dense;
-    DP__TRY(dp__contiguous(temp, part, &dense));
+    DP_TRY(dp__contiguous(temp, part, &dense));
     if (from != NULL && dp__reaches(device, from))
-        DP__TRY(dp__is_host(from) ? DP_OK : dp__order_after(from, device->stream));
+        DP_TRY(dp__is_host(from) ? DP_OK : dp__order_after(from, device->stream));
     else
-        DP__TRY(dp__place(temp, &dense, device));
+        DP_TRY(dp__place(temp, &dense, device));
     *out = dense.data;
     return DP_OK;
 }
@@ -2125,12 +2125,12 @@ static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const 
     if (in == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", count);
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__bring(temp, parts[i], device, &in[i]));
+        DP_TRY(dp__bring(temp, parts[i], device, &in[i]));
     if (!dp__is_dense(out))
-        DP__TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
-    DP__TRY(dp__sum(ctx, device, in, count, &dense));
+        DP_TRY(dp__tensor_make(temp, device, (dp_dtype)out->dtype, out->ndim, out->shape, &dense));
+    DP_TRY(dp__sum(ctx, device, in, count, &dense));
     for (size_t i = 0; i < count; i++)
-        DP__TRY(dp__give_back(ctx, parts[i], device));
+        DP_TRY(dp__give_back(ctx, parts[i], device));
     return dense.data != out->data ? dp__copy_tensor(ctx, out, &dense, NULL) : DP_OK;
 }
 
@@ -2165,7 +2165,7 @@ static dp_status dp__add_leaf(dp__zipper *zipper, const dp_value *values, const 
                                   " of replica %zu is on no device of this context", i);
         adder->parts[adder->leaf_count * zipper->count + i] = part;
     }
-    DP__TRY(dp__of(zipper->scope, first, out));
+    DP_TRY(dp__of(zipper->scope, first, out));
     adder->results[adder->leaf_count++] = (dp_tensor *)(uintptr_t)out->as.t;
     return DP_OK;
 }
@@ -2175,10 +2175,10 @@ static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
 {
     for (size_t leaf = 0; leaf < adder->leaf_count; leaf++) {
         dp_tensor *result = adder->results[leaf];
-        DP__TRY(dp__tensor_make(adder->zipper.scope, device, (dp_dtype)result->dtype, result->ndim,
-                                result->shape, result));
-        DP__TRY(dp__add_up(ctx, adder->temp, &adder->parts[leaf * adder->zipper.count],
-                           adder->zipper.count, device, result));
+        DP_TRY(dp__tensor_make(adder->zipper.scope, device, (dp_dtype)result->dtype, result->ndim,
+                               result->shape, result));
+        DP_TRY(dp__add_up(ctx, adder->temp, &adder->parts[leaf * adder->zipper.count],
+                          adder->zipper.count, device, result));
     }
     return DP_OK;
 }
@@ -2196,16 +2196,16 @@ static dp_status dp__add_flats(dp__adder *adder, dp_ctx *ctx, dp__device *device
         while (flats->members[leaf].group != group)
             leaf++;
         dp_dtype dtype = (dp_dtype)flats->members[leaf].tensor->dtype;
-        DP__TRY(dp__tensor_make(adder->zipper.scope, device, dtype, 1, &flats->group_counts[group],
-                                &sum));
+        DP_TRY(dp__tensor_make(adder->zipper.scope, device, dtype, 1, &flats->group_counts[group],
+                               &sum));
         for (size_t i = 0; i < replicas; i++) {
             for (size_t k = 0; k < flats->count; k++)
                 flats->members[k].tensor = adder->parts[k * replicas + i];
-            DP__TRY(dp__flat_new(flats, group, dtype, device, &part));
-            DP__TRY(dp__flat_fill(flats, group, &part, device));
+            DP_TRY(dp__flat_new(flats, group, dtype, device, &part));
+            DP_TRY(dp__flat_fill(flats, group, &part, device));
             in[i] = part.data;
         }
-        DP__TRY(dp__sum(ctx, device, in, replicas, &sum));
+        DP_TRY(dp__sum(ctx, device, in, replicas, &sum));
         for (size_t k = leaf; k < flats->count; k++)
             if (flats->members[k].group == group)
                 *adder->results[k] = dp__flat_view(&sum, &flats->members[k]);
@@ -2220,12 +2220,12 @@ static dp_status dp__reduce_add(dp_scope *scope, dp_scope *temp, dp_value list, 
     dp__adder adder = {
         .zipper = {.scope = scope, .count = list.count, .noun = "replica", .leaf = dp__add_leaf},
         .temp = temp};
-    DP__TRY(dp__flats_make(&flats, temp, list.as.items[0], DP__COALESCE_BYTES));
+    DP_TRY(dp__flats_make(&flats, temp, list.as.items[0], DP__COALESCE_BYTES));
     adder.parts = dp__scope_bytes(temp, flats.count * list.count * sizeof *adder.parts, 8);
     adder.results = dp__scope_bytes(temp, flats.count * sizeof *adder.results, 8);
     if (adder.parts == NULL || adder.results == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu tensors", flats.count);
-    DP__TRY(dp__zip(&adder.zipper, list.as.items, NULL, out));
+    DP_TRY(dp__zip(&adder.zipper, list.as.items, NULL, out));
     return dp__is_host(device) ? dp__add_each(&adder, scope->ctx, device)
                                : dp__add_flats(&adder, scope->ctx, device, &flats);
 }
@@ -2237,11 +2237,11 @@ DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
     dp__device *device = NULL;
     dp_scope *temp = NULL;
     dp_value sum = dp_none();
-    DP__TRY(dp__check_ctx(__func__, ctx));
-    DP__TRY(dp__check_scope_of(__func__, scope, ctx));
-    DP__TRY(dp__check_list(__func__, list));
-    DP__TRY(dp__check_output(__func__, ctx, "local_rank", how, &device));
-    DP__TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_list(__func__, list));
+    DP_TRY(dp__check_output(__func__, ctx, "local_rank", how, &device));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
         status = dp__reduce_add(scope, temp, list, device, &sum);
@@ -2256,21 +2256,21 @@ DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t 
 {
     dp__pair pair = {.dst_name = "out", .dst = out};
     dp_scope *temp = NULL;
-    DP__TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_ctx(__func__, ctx));
     if (part_count == 0 || part_count > INT_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
-    DP__TRY(dp__check_pointer(__func__, "parts", parts));
+    DP_TRY(dp__check_pointer(__func__, "parts", parts));
     for (size_t i = 0; i < part_count; i++) {
         char name[32];
         snprintf(name, sizeof name, "part %zu", i);
         pair.src_name = name;
         pair.src = &parts[i];
-        DP__TRY(dp__check_copy(__func__, ctx, &pair));
-        DP__TRY(dp__check_same_dtype(__func__, name, &parts[i], "out", out));
+        DP_TRY(dp__check_copy(__func__, ctx, &pair));
+        DP_TRY(dp__check_same_dtype(__func__, name, &parts[i], "out", out));
     }
     if (dp__count(out) == 0)
         return DP_OK;
-    DP__TRY(dp__temp_begin(ctx, &temp));
+    DP_TRY(dp__temp_begin(ctx, &temp));
     const dp_tensor **list = dp__scope_bytes(temp, part_count * sizeof *list, 8);
     dp_status status = list != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory");
     for (size_t i = 0; list != NULL && i < part_count; i++)
