@@ -938,3 +938,52 @@ TEST(a_weak_device_is_named_once)
     CHECK_INT(warnings_of(100, 74, 1), 1);
     CHECK(strstr(warning, "memory") != NULL);
 }
+
+/* ---- what was written reaches every replica -------------------------------------------------- */
+
+/* The parameter and the buffer as this replica has them. */
+static dp_status show_both(dp_call *call)
+{
+    float both[2];
+    dp_tensor w = dp_param_tensor(call, 0), live = dp_buffer_tensor(call, 1), out;
+    TRY(dp_read(call->ctx, &w, &both[0], sizeof both[0]));
+    TRY(dp_read(call->ctx, &live, &both[1], sizeof both[1]));
+    TRY(dp_tensor_from(call->scope, call->device, both, DP_F32, DP_SHAPE(1, 2), &out));
+    call->out = dp_of(call->scope, &out);
+    return DP_OK;
+}
+
+static void check_shown(dp_ctx *ctx, dp_scope *scope, dp_module *par, float w, float live)
+{
+    float got[6];
+    dp_value out;
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[3],)"), dp_none(), NULL, &out, NULL));
+    CHECK_OK(dp_read(ctx, out.as.t, got, sizeof got));
+    for (int r = 0; r < 3; r++) {
+        CHECK_F64(got[2 * r], w, 0);
+        CHECK_F64(got[2 * r + 1], live, 0);
+    }
+}
+
+TEST_BACKENDS(what_is_written_reaches_every_replica)
+{
+    static const dp_method methods[] = {{"forward", show_both}};
+    static const dp_param_config params[] = {{.name = "w"}, {.name = "live", .buffer = true}};
+    dp_module *net = NULL;
+    dp_tensor w;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .methods = methods, .method_count = 1, .params = params, .param_count = 2},
+        &net));
+    dp_module *par = wrap(net, 3, DP_SPLIT_BALANCED, 0);
+    check_shown(ctx, scope, par, 0, 0);
+    CHECK_OK(dp_params_write(net, 1, &(float){5}, sizeof(float)));
+    check_shown(ctx, scope, par, 0, 5);
+    CHECK_OK(dp_params_write(net, 0, &(float){7}, sizeof(float)));
+    check_shown(ctx, scope, par, 7, 5);
+    CHECK_OK(dp_params_edit(net, 0, &w, NULL));
+    CHECK_OK(dp_fill(ctx, &w, dp_int(9)));
+    check_shown(ctx, scope, par, 9, 5);
+}
