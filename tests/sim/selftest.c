@@ -524,6 +524,8 @@ static void transitive(void)
 /* The same bugs seen another way: with work that is done later, in any order that is allowed, what
    nothing orders shows as a wrong number with some seed, and what is right never does. The findings
    are not asked. */
+enum { TWICE = 3 }; /* no bug: records of one event on two streams, reached in any order */
+
 static bool wrong_number(bool waits, int bug)
 {
     memset(pinned, 1, BYTES);
@@ -535,11 +537,17 @@ static bool wrong_number(bool waits, int bug)
     record(bug == 1 ? b : a);
     if (waits || bug == 1)
         wait_on(b);
+    if (bug == TWICE) {
+        record(a);
+        record(b);
+        wait_on(a);
+    }
     inside(y, x, b);
     if (bug == 2)
         fill(x, 8, a);
     cudaStreamSynchronize(a);
     cudaStreamSynchronize(b);
+    memset(pinned, 0, BYTES);
     out(y, b);
     cudaStreamSynchronize(b);
     return pinned[0] != 7 || pinned[BYTES - 1] != 7;
@@ -581,6 +589,11 @@ static void deferred_overwritten_too_early(void)
 static void deferred_in_order(void)
 {
     if (shows(true, 0))
+        fprintf(stderr, "sim: wrong number: though all is ordered\n");
+}
+static void deferred_recorded_on_two_streams(void)
+{
+    if (shows(true, TWICE))
         fprintf(stderr, "sim: wrong number: though all is ordered\n");
 }
 
@@ -630,6 +643,7 @@ static const struct program {
     CORRECT(by_an_event), CORRECT(readers_together), CORRECT(apart_in_one_block),
     CORRECT(kernels_in_order), CORRECT(over_two_devices), CORRECT(ring_of_slots),
     CORRECT(transitive), CORRECT(peers), CORRECT(captured), CORRECT(deferred_in_order),
+    CORRECT(deferred_recorded_on_two_streams),
 };
 /* clang-format on */
 

@@ -248,8 +248,7 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
     size_t operand_count;
     struct operand *operands;
     void *params;
-    struct CUevent_st *event; /* RECORD, WAIT */
-    uint64_t serial;
+    uint64_t serial; /* RECORD, WAIT: which record */
 } work;
 
 struct CUstream_st {
@@ -264,7 +263,7 @@ struct CUevent_st {
     uint32_t magic;
     int device;
     bool recorded, hangs;
-    uint64_t serial, done; /* of records: the newest, and the newest that was reached */
+    uint64_t serial; /* of the newest record */
     clock_of clock;
     struct CUevent_st *next;
 };
@@ -569,6 +568,25 @@ enum { FENCE = 64, FENCE_BYTE = 0x5e };
 
 static uint64_t seed; /* 0: nothing is deferred */
 
+/* Records are numbered from 1 on. Two of one event, on two streams, are reached in any order. */
+static uint64_t record_count, record_room;
+static bool *reached;
+
+static uint64_t record_new(void)
+{
+    if (++record_count >= record_room) {
+        record_room = 2 * record_count + 1024;
+        reached = realloc(reached, record_room * sizeof *reached);
+    }
+    reached[record_count] = false;
+    return record_count;
+}
+
+static bool is_reached(uint64_t serial)
+{
+    return serial == 0 || reached[serial];
+}
+
 __attribute__((constructor)) static void begin_with_seed(void)
 {
     const char *text = getenv("SIM_SEED");
@@ -652,7 +670,7 @@ static void perform(const work *w)
         run_kernel(w);
         break;
     case RECORD:
-        w->event->done = w->serial;
+        reached[w->serial] = true;
         break;
     case WAIT:
         break;
@@ -661,7 +679,7 @@ static void perform(const work *w)
 
 static bool is_ready(const struct CUstream_st *s)
 {
-    return s->todo != NULL && (s->todo->kind != WAIT || s->todo->event->done >= s->todo->serial);
+    return s->todo != NULL && (s->todo->kind != WAIT || is_reached(s->todo->serial));
 }
 
 /* One piece of work of any stream that has some ready; false: there is none. */
@@ -707,12 +725,16 @@ static void finish_stream(const struct CUstream_st *stream)
 {
     while (stream->todo != NULL && run_some())
         continue;
+    if (stream->todo != NULL)
+        find("never done", "a stream is waited for that does not come to its end");
 }
 
 static void finish_event(const struct CUevent_st *event)
 {
-    while (event->done < event->serial && run_some())
+    while (!is_reached(event->serial) && run_some())
         continue;
+    if (!is_reached(event->serial))
+        find("never done", "an event is waited for that no stream comes to");
 }
 
 static void finish_all(void)
@@ -993,7 +1015,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
         join(&stream->clock, &event->clock);
-        submit(stream, (work){.kind = WAIT, .event = event, .serial = event->serial});
+        submit(stream, (work){.kind = WAIT, .serial = event->serial});
         stream->hangs = stream->hangs || event->hangs;
     }
     return leave(code);
@@ -1037,7 +1059,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         event->clock = stream->clock;
         join(&event->clock, &host);
         event->recorded = true;
-        submit(stream, (work){.kind = RECORD, .event = event, .serial = ++event->serial});
+        event->serial = record_new();
+        submit(stream, (work){.kind = RECORD, .serial = event->serial});
         event->hangs = stream->hangs;
     }
     return leave(code);
