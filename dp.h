@@ -4205,8 +4205,6 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
     if (!dp__is_float((dp_dtype)out->dtype))
         return dp_error(DP_ERR_INVALID, "%s: %s is no floating dtype", __func__,
                         dp__dtype_names[out->dtype]);
-    if (dp__count(out) == 0)
-        return DP_OK;
     dp_status status = dp__dense_begin(ctx, out, operands, operand_count, &dense);
     const void *in[2] = {dense.in[0].data, dense.in[1].data};
     dp_kernel_args args = {.kernel = DP_KERNEL_AXPBY,
@@ -4276,7 +4274,7 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
                                  uint64_t bits)
 {
     static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
-    dp_tensor element = *dst;
+    dp_tensor element, everywhere = *dst;
     dp_scope *temp = NULL;
     void *out = dst->data;
     dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
@@ -4294,12 +4292,10 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
     out = element.data;
     if (status == DP_OK)
         status = dp__kernel(ctx, device, device->stream, &args);
-    for (int i = 0; i < dst->ndim; i++) {
-        element.shape[i] = dst->shape[i];
-        element.stride[i] = 0;
-    }
+    everywhere.data = out;
+    memset(everywhere.stride, 0, sizeof everywhere.stride);
     if (status == DP_OK)
-        status = dp__copy_tensor(ctx, dst, &element, NULL);
+        status = dp__copy_tensor(ctx, dst, &everywhere, NULL);
     return dp__temp_end(temp, NULL, status);
 }
 

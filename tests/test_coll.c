@@ -491,7 +491,7 @@ WORLD_TEST(rank_r_is_added_rth)
 {
     static data d;
     uint64_t state = test_seed();
-    for (int i = 0; i < 4 * 3; i++) {
+    for (int i = 0; i < 4 * 3; i += test_stride()) {
         static const dp_op ops[] = {DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD};
         send_digits(&d, floats[i % 4], ops[i / 4], w->ranks, 1, &state);
         check_form(w, ALL_REDUCE, floats[i % 4], ops[i / 4], &d);

@@ -606,6 +606,51 @@ TEST_BACKENDS(one_block_and_means_of_its_own)
     (void)scope;
 }
 
+static dp_status wide_forward(dp_call *call)
+{
+    call->out = dp_none();
+    return DP_OK;
+}
+
+enum { WIDE = 50000 }; /* of two such parameters each is zeroed by itself */
+
+static dp_status wide_backward(dp_call *call)
+{
+    static const float ones[2 * WIDE] = {[0] = 1, [WIDE - 1] = 1, [WIDE] = 1, [2 * WIDE - 1] = 1};
+    dp_tensor grad = dp_wrap(dp_grad_block(call), DP_F32, DP_SHAPE(2 * WIDE)), more;
+    grad.device = call->device;
+    TRY(dp_tensor_from(call->scope, call->device, ones, DP_F32, DP_SHAPE(2 * WIDE), &more));
+    return dp_axpby(call->ctx, 1, &grad, 1, &more, &grad);
+}
+
+TEST_BACKENDS(a_block_is_zeroed_whole)
+{
+    static const dp_method methods[] = {{"forward", wide_forward}, {"backward", wide_backward}};
+    static const dp_param_config params[] = {{.name = "a", .ndim = 1, .shape = {WIDE}},
+                                             {.name = "b", .ndim = 1, .shape = {WIDE}}};
+    static float got[2 * WIDE];
+    const dp_module_config wide = {.name = "wide",
+                                   .methods = methods,
+                                   .method_count = 2,
+                                   .params = params,
+                                   .param_count = 2,
+                                   .packed = true};
+    dp_module *net = NULL, *par = NULL;
+    dp_parallel_config config = over(2);
+    dp_value out;
+    dp_pass *pass = NULL;
+    CHECK_OK(dp_module_create(ctx, &wide, &net));
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    for (int step = 1; step <= 3; step++) {
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_OK(dp_backward(pass, dp_none(), NULL));
+        net_numbers(ctx, net, true, got);
+        CHECK_F64(got[0] + got[WIDE - 1], 4 * step, 0);
+        CHECK_F64(got[WIDE] + got[2 * WIDE - 1], 4 * step, 0);
+    }
+}
+
 TEST_BACKENDS(a_block_of_the_users)
 {
     float data[BLOCK] = {1, 2, 3, 4, 5, 6}, grad[BLOCK] = {0}, got[BLOCK];

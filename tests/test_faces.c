@@ -765,6 +765,39 @@ static dp_status no_backward(dp_call *call)
     return DP_OK;
 }
 
+/* What replica 0 is given as 'first', the others as 'rest'. */
+static dp_status different_losses(dp_call *call)
+{
+    call->out = dp_get(call->kwargs, call->replica == 0 ? "first" : "rest");
+    return DP_OK;
+}
+
+TEST_BACKENDS(replicas_return_the_same_losses)
+{
+    static const dp_method methods[] = {{"forward", different_losses}, {"backward", no_backward}};
+    static const char *const table[][2] = {
+        {"{'first': {'loss': f32[4]}, 'rest': {'lost': f32[4]}}",
+         "'loss' of replica 1 is not as in"},
+        {"{'first': {'loss': f32[4]}, 'rest': {'loss': [f32[4], f32[4]]}}",
+         "'loss' of replica 1 is not as in replica 0"},
+        {"{'first': {'loss': [f32[4], f32[4]]}, 'rest': {'loss': [f32[4]]}}",
+         "'loss' of replica 1 is not as in replica 0"},
+        {"{'first': {'loss': f32[4]}, 'rest': {'loss': f32[4], 'acc': f32[4]}}",
+         "forward of replica 1 returned 2 losses and log entries, that of replica 0 1"},
+    };
+    dp_parallel_config config = over(2);
+    dp_module *net = create(ctx, "different", methods, 2, NULL), *par = NULL;
+    dp_value log = dp_int(9);
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        CHECK_ERROR(dp_train_step(par, scope, tree_of(scope, table[i][0]), NULL, &log),
+                    DP_ERR_MISMATCH, table[i][1]);
+    CHECK_INT(log.as.i, 9);
+    CHECK_OK(dp_train_step(par, scope,
+                           tree_of(scope, "{'first': {'loss': f32[4]}, 'rest': {'loss': f32[4]}}"),
+                           NULL, &log));
+}
+
 TEST_BACKENDS(wrong_steps)
 {
     static const dp_method methods[] = {{"forward", odd_losses}, {"backward", no_backward}};

@@ -667,6 +667,43 @@ TEST_BACKENDS(what_is_in_use_is_not_destroyed)
     CHECK_OK(dp_module_destroy(NULL));
 }
 
+static dp_module *doomed[3]; /* a parent and its children */
+
+static dp_status doom(const dp_replica_info *info, void **own)
+{
+    *own = (void *)(uintptr_t)info->state;
+    return DP_OK;
+}
+
+static void look_at_the_doomed(void *own)
+{
+    ++*(int *)own;
+    for (int i = 0; i < 3; i++) {
+        CHECK(dp_module_name(doomed[i])[0] == '\0');
+        CHECK_ERROR(dp_module_train(doomed[i], true), DP_ERR_STATE, "the module was destroyed");
+    }
+}
+
+/* The whole tree is gone for whom its end calls. */
+TEST_BACKENDS(a_tree_ends_at_once)
+{
+    int ends = 0;
+    dp_module_config config = {.name = "child",
+                               .state = &ends,
+                               .replica_create = doom,
+                               .replica_destroy = look_at_the_doomed};
+    (void)scope;
+    doomed[1] = make(ctx, config);
+    config.name = "sister";
+    doomed[2] = make(ctx, config);
+    config.name = "parent";
+    config.children = &doomed[1];
+    config.child_count = 2;
+    doomed[0] = make(ctx, config);
+    CHECK_OK(dp_module_destroy(doomed[0]));
+    CHECK_INT(ends, 3);
+}
+
 TEST(closing_ends_modules_and_wrappers)
 {
     test_allocator counter = {0};
