@@ -757,6 +757,30 @@ TEST_BACKENDS(replicas_meet_many_times)
     CHECK_OK(run_on(module_of(ctx, meet, NULL), scope, 1, NULL));
 }
 
+/* On devices whose memory is the allocator's as well. */
+TEST(meetings_take_no_more_memory)
+{
+    const dp_device_ops *const backends[] = {toy_device(), NULL};
+    test_allocator counter = {0};
+    size_t calls = 0;
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends,
+                                  .device_count = 3,
+                                  .allocator = test_allocator_of(&counter)},
+                     &ctx));
+    dp_module *par = on_devices(module_of(ctx, meet, NULL), 3);
+    plan = (meeting){.count = 1000, .rounds = 20};
+    for (int i = 0; i < 10; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        CHECK_OK(run_on(par, scope, 3, NULL));
+        dp_scope_end(scope);
+        calls = i == 2 ? counter.call_count : calls;
+    }
+    CHECK_INT(counter.call_count, calls);
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
 static dp_status meet_in_backward(dp_call *call)
 {
     dp_value none = call->out;

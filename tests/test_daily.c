@@ -716,9 +716,20 @@ static dp_status nothing_forward(dp_call *call)
     return DP_OK;
 }
 
+static dp_status empty_forward(dp_call *call)
+{
+    (void)dp_error(DP_ERR_USER, "nothing is wrong");
+    CHECK(dp_param_block(call) == NULL);
+    CHECK_STR(dp_last_error(), "nothing is wrong");
+    call->out = dp_none();
+    return DP_OK;
+}
+
 TEST_BACKENDS(wrong_blocks)
 {
     static const dp_method methods[] = {{"forward", nothing_forward}};
+    static const dp_method of_nothing[] = {{"forward", empty_forward}};
+    static const dp_param_config none = {.name = "none", .ndim = 1, .shape = {0}};
     float memory[4];
     dp_param_config a = {.name = "a", .ndim = 1, .shape = {2}}, b[2] = {a, a};
     dp_module *net = NULL;
@@ -745,6 +756,11 @@ TEST_BACKENDS(wrong_blocks)
     config.packed = true;
     config.param_count = 0;
     config.params = NULL;
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    config.param_count = 1;
+    config.params = &none;
+    config.methods = of_nothing;
     CHECK_OK(dp_module_create(ctx, &config, &net));
     CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
 }
