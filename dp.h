@@ -546,8 +546,9 @@ DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *ten
 DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
 
 /* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
-   device that writes (the host: of the one that reads). Host memory that a device reads may change
-   again after dp_wait. */
+   device that writes (the host: of the one that reads). On a stream of yours the copy comes after
+   what is on the compute streams of both by now, and it is yours to order what follows, the end of
+   a scope included. Host memory that a device reads may change again after dp_wait. */
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
@@ -3667,6 +3668,8 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
                              const dp_tensor *src)
 {
     dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    if (!dp__is_host(to)) /* whose memory may have been another's, with work left to do */
+        DP_TRY(dp__order_after(to, stream));
     if (dp__is_host(to) && !dp__is_host(from)) {
         DP_TRY(dp__order_after(from, stream));
         DP_TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));

@@ -100,8 +100,9 @@ step_sim() {
     else
         echo "not ok - gpu-bench runs (log: $LOGS/sim-bench.txt)"
     fi
+    export SIM_SEED=${SIM_SEED:-1}
     T=${T:-cuda} TEST_GPUS=8 tests sim 6
-    T=${T:-cuda} TEST_GPUS=1 SIM_SEED=${SIM_SEED:-1} tests sim 6
+    T=${T:-cuda} TEST_GPUS=1 tests sim 6
 }
 
 # conform_with NAME BACKEND TABLE [COLL]: the binary that tries a table; prints where it is
