@@ -410,7 +410,8 @@ typedef struct dp_config {
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
     int timeout_ms; /* of everything that waits for another process */
-    bool poison;    /* fill memory with 0xDD when a scope gives it back */
+    bool poison;    /* to find what uses memory that it must not: each piece of a scope has a block
+                       of its own, which is filled with 0xDD when the scope gives it back */
     dp_allocator allocator;
     dp_log log;
 } dp_config;
@@ -2270,9 +2271,26 @@ static size_t dp__align_up(size_t bytes, size_t align)
     return (bytes + align - 1) & ~(align - 1);
 }
 
-/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. */
+static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
+{
+    dp__block *block = NULL;
+    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
+    block->next = scope->blocks;
+    scope->blocks = block;
+    if (dp__pool_is_host(pool))
+        dp__unpoison(block->data, bytes);
+    *out = block->data;
+    return DP_OK;
+}
+
+/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. Who looks for
+   what writes to wrong places has a block for each. */
 static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 {
+    void *block = NULL;
+    if (scope->ctx->config.poison)
+        return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &block) == DP_OK ? block
+                                                                                      : NULL;
     char *data = (char *)dp__align_up((uintptr_t)scope->cursor, align);
     if (scope->cursor == NULL || bytes > (size_t)(scope->limit - scope->cursor) ||
         data + bytes > scope->limit) {
@@ -2285,18 +2303,6 @@ static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
     scope->cursor = room ? scope->cursor + DP__RED_ZONE_BYTES : scope->limit;
     dp__unpoison(data, bytes);
     return data;
-}
-
-static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
-{
-    dp__block *block = NULL;
-    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
-    block->next = scope->blocks;
-    scope->blocks = block;
-    if (dp__pool_is_host(pool))
-        dp__unpoison(block->data, bytes);
-    *out = block->data;
-    return DP_OK;
 }
 
 static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)

@@ -774,13 +774,14 @@ static dp_status whole_life(dp_ctx *ctx, dp_scope *scope)
     return status == DP_ERR_INVALID ? DP_OK : status;
 }
 
-TEST_SLOW(every_allocation_may_fail, 60)
+static void every_allocation_fails(bool poison)
 {
     size_t calls = SIZE_MAX;
-    for (size_t at = 1; at <= calls; at++) {
+    for (size_t at = 1; at <= calls; at += (size_t)test_stride()) {
         test_allocator counter = {.fail_at = at};
         dp_ctx *ctx = NULL;
-        const dp_config config = {.device_count = 2, .allocator = test_allocator_of(&counter)};
+        const dp_config config = {
+            .device_count = 2, .poison = poison, .allocator = test_allocator_of(&counter)};
         dp_status status = dp_open(&config, &ctx);
         if (status == DP_OK) {
             dp_scope *scope = dp_scope_begin(ctx);
@@ -796,4 +797,15 @@ TEST_SLOW(every_allocation_may_fail, 60)
         CHECK_NO_LEAKS(&counter);
         calls = counter.fail_count > 0 ? calls : 0;
     }
+}
+
+TEST_SLOW(every_allocation_may_fail, 60)
+{
+    every_allocation_fails(false);
+}
+
+/* Then each piece of a scope is an allocation. */
+TEST_SLOW(every_allocation_may_fail_in_poison, 60)
+{
+    every_allocation_fails(true);
 }

@@ -571,6 +571,7 @@ typedef struct tree_scenario {
     tree_call call;
     const char *in, *want;
     size_t pieces; /* small ones that a call cuts from its scope, at most */
+    bool poison;   /* each of them an allocation */
     test_allocator counter;
 } tree_scenario;
 
@@ -581,6 +582,7 @@ static inline dp_ctx *tree_open(tree_scenario *scenario)
     scenario->counter = (test_allocator){0};
     const dp_config config = {.backends = backends,
                               .device_count = 2,
+                              .poison = scenario->poison,
                               .allocator = test_allocator_of(&scenario->counter)};
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
@@ -659,6 +661,8 @@ static inline void tree_out_of_memory(tree_call call, size_t pieces, const char 
     scenario.ops = toy_device();
     tree_fail_each(&scenario);
     tree_fail_small(&scenario);
+    scenario.poison = true;
+    tree_fail_each(&scenario);
 }
 
 #endif /* TREE_H */
