@@ -96,7 +96,8 @@
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
-   which: 4, or 0,1 (0,0: two on one).
+   which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base keeps the CPU's kernels to instructions that
+   all its relatives have.
 
    OWNERSHIP
    What you pass in stays yours; what a function gives out belongs to the scope you named, or to the

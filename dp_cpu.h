@@ -1023,18 +1023,31 @@ static const dp__simd dp__cpu_avx2 = {.name = "avx2",
                                       DP__CPU_TABLE_PAIRS(avx2),
                                       DP__CPU_TABLE_SQUARES(avx2)};
 
-static const dp__simd *dp__simd_choose(void)
+static const dp__simd *dp__simd_best(void)
 {
     unsigned a = 0, b = 0, c = 0, d = 0; /* clang 14 does not know "f16c" */
     const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
     return __builtin_cpu_supports("avx2") && f16c ? &dp__cpu_avx2 : &dp__cpu_base;
 }
 #else
-static const dp__simd *dp__simd_choose(void)
+static const dp__simd *dp__simd_best(void)
 {
     return &dp__cpu_base;
 }
 #endif
+
+/* $DP_SIMD = base: what every machine of this kind has, and no more. */
+static dp_status dp__simd_choose(const dp__simd **out)
+{
+    const dp__simd *best = dp__simd_best();
+    const char *name = dp__os_env("DP_SIMD");
+    *out = name != NULL && strcmp(name, dp__cpu_base.name) == 0 ? &dp__cpu_base : best;
+    if (name != NULL && strcmp(name, (*out)->name) != 0)
+        return dp_error(DP_ERR_INVALID, "cpu: DP_SIMD is '%s'; this machine has base%s%s", name,
+                        best != &dp__cpu_base ? " and " : "",
+                        best != &dp__cpu_base ? best->name : "");
+    return DP_OK;
+}
 
 /* ==== >>cast ====================================================================================
    A conversion of any pair is at most three steps over a tile: narrow types widen to f32 or i32, a
@@ -1246,23 +1259,6 @@ static void dp__cpu_copy_rows(char *dst, size_t dst_pitch, const char *src, size
     dp__cpu_stream_end();
 }
 
-static void dp__simd_copy_2d(const dp__simd *simd, void *dst, size_t dst_pitch, const void *src,
-                             size_t src_pitch, size_t row_bytes, size_t rows)
-{
-    (void)simd;
-    const bool stream = row_bytes * rows >= DP__CPU_STREAM_BYTES;
-    if (row_bytes == dst_pitch && row_bytes == src_pitch)
-        memcpy(dst, src, row_bytes * rows);
-    else
-        dp__cpu_copy_rows(dst, dst_pitch, src, src_pitch, row_bytes, rows, stream);
-}
-
-static void dp__simd_copy_bytes(const dp__simd *simd, void *dst, const void *src, size_t bytes)
-{
-    dp__simd_copy_2d(simd, dst, bytes, src, bytes, bytes, 1);
-}
-
-/* The pattern is repeated up to a line, then what is written is copied on. */
 static void dp__cpu_fill(char *out, size_t bytes, uint64_t bits, size_t element)
 {
     size_t done = bytes < 64 ? bytes : 64;
@@ -2115,12 +2111,14 @@ static dp_status dp__cpu_count(const dp_host *host, int *out)
 
 static dp_status dp__cpu_open(const dp_host *host, int index, dp_dev **out)
 {
+    const dp__simd *simd = NULL;
     if (index < 0)
         return dp_error(DP_ERR_NO_DEVICE, "cpu: index %d is negative", index);
+    DP_TRY(dp__simd_choose(&simd));
     dp__cpu_dev *cpu = host->alloc(host, sizeof *cpu, _Alignof(dp__cpu_dev));
     if (cpu == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for device %d", index);
-    *cpu = (dp__cpu_dev){.base = {dp_cpu(), host, index}, .simd = dp__simd_choose()};
+    *cpu = (dp__cpu_dev){.base = {dp_cpu(), host, index}, .simd = simd};
     *out = &cpu->base;
     return DP_OK;
 }
@@ -2263,11 +2261,13 @@ static void dp__cpu_comm_close(dp_comm *comm)
 static dp_status dp__cpu_comm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     size_t bytes = (size_t)config->rank_count * sizeof(void *);
+    const dp__simd *simd = NULL;
+    DP_TRY(dp__simd_choose(&simd));
     dp__cpu_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__cpu_comm));
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for a communicator");
     *comm = (dp__cpu_comm){.base = {dp_cpu_coll(), host},
-                           .simd = dp__simd_choose(),
+                           .simd = simd,
                            .rank_count = (size_t)config->rank_count,
                            .in = host->alloc(host, bytes, _Alignof(void *)),
                            .out = host->alloc(host, bytes, _Alignof(void *))};
@@ -2343,7 +2343,7 @@ static void dp__cpu_move_block(const dp__cpu_move *move, size_t from, size_t to,
     const char *src = (const char *)move->local[from].send + send + first;
     char *dst = (char *)move->local[to].recv + recv + first;
     if (dst != src)
-        dp__simd_copy_bytes(move->comm->simd, dst, src, bytes);
+        memcpy(dst, src, bytes);
 }
 
 /* A slice of every block. A broadcast reads it once and has it in its cache for all receivers. */

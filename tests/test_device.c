@@ -1808,6 +1808,17 @@ TEST_SLOW(optional_methods_one_by_one, 60)
     }
 }
 
+/* What machines without wide vectors compute with. */
+TEST_SLOW(kernels_without_wide_vectors, 60)
+{
+    CHECK_INT(setenv("DP_SIMD", "base", 1), 0);
+    check_all(dp_cpu());
+    CHECK_INT(setenv("DP_SIMD", "sixteen", 1), 0);
+    dp_ctx *ctx = NULL;
+    CHECK_ERROR(dp_open(NULL, &ctx), DP_ERR_INVALID, "cpu: DP_SIMD is 'sixteen'; this machine has");
+    CHECK_INT(unsetenv("DP_SIMD"), 0);
+}
+
 TEST_SLOW(kernels_one_by_one, 60)
 {
     for (int kernel = DP_KERNEL_COPY; kernel <= DP_KERNEL_TOTAL; kernel += test_stride()) {
