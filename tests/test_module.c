@@ -190,7 +190,17 @@ TEST_BACKENDS(wrong_modules)
     const dp_module_config other = {.name = "other", .children = &child, .child_count = 1};
     CHECK_ERROR(dp_module_create(ctx, &other, &out), DP_ERR_INVALID,
                 "'child' is a child of 'module' already");
+    dp_ctx *elsewhere = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &elsewhere));
+    CHECK_ERROR(dp_module_create(elsewhere, &other, &out), DP_ERR_INVALID,
+                "'child' is of another context");
     CHECK_OK(dp_module_destroy(parent));
+    dp_close(elsewhere);
+    static const dp_param_config huge[] = {{.name = "a", .ndim = 1, .shape = {INT64_MAX / 8}},
+                                           {.name = "b", .ndim = 1, .shape = {INT64_MAX / 8}}};
+    const dp_module_config block = {.params = huge, .param_count = 2, .packed = true};
+    CHECK_ERROR(dp_module_create(ctx, &block, &out), DP_ERR_INVALID,
+                "the block is larger than can be counted");
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -636,6 +646,27 @@ TEST_BACKENDS(every_replica_has_a_state_of_its_own)
     CHECK_INT(all.live, 1);
     CHECK_OK(dp_module_destroy(net));
     CHECK_INT(all.live, 0);
+}
+
+/* What was copied before the part that cannot be is gone again. */
+TEST_BACKENDS(a_copy_is_whole_or_not_there)
+{
+    dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL, *copy = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    owner all = {0};
+    dp_module *children[] = {make(ctx, (dp_module_config){.name = "first",
+                                                          .state = &all,
+                                                          .replica_create = own_create,
+                                                          .replica_destroy = own_destroy}),
+                             par};
+    dp_module *outer =
+        make(ctx, (dp_module_config){.name = "outer", .children = children, .child_count = 2});
+    (void)scope;
+    CHECK_INT(all.live, 1);
+    CHECK_ERROR(dp_module_copy(outer, 1, &copy), DP_ERR_UNSUPPORTED, "is a wrapper");
+    CHECK_INT(all.created, 2);
+    CHECK_INT(all.live, 1);
+    CHECK(copy == NULL);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
