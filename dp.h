@@ -2284,8 +2284,8 @@ static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, 
     return DP_OK;
 }
 
-/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. Who looks for
-   what writes to wrong places has a block for each. */
+/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison
+   each has a block of its own. */
 static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 {
     void *block = NULL;

@@ -190,11 +190,17 @@ TEST_BACKENDS(wrong_modules)
     const dp_module_config other = {.name = "other", .children = &child, .child_count = 1};
     CHECK_ERROR(dp_module_create(ctx, &other, &out), DP_ERR_INVALID,
                 "'child' is a child of 'module' already");
+    CHECK_OK(dp_module_destroy(parent));
+}
+
+TEST_BACKENDS(modules_of_two_contexts_and_too_large_ones)
+{
+    dp_module *child = leaf(ctx, "child", "w", 2), *out = NULL;
+    const dp_module_config other = {.name = "other", .children = &child, .child_count = 1};
     dp_ctx *elsewhere = NULL;
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &elsewhere));
     CHECK_ERROR(dp_module_create(elsewhere, &other, &out), DP_ERR_INVALID,
                 "'child' is of another context");
-    CHECK_OK(dp_module_destroy(parent));
     dp_close(elsewhere);
     static const dp_param_config huge[] = {{.name = "a", .ndim = 1, .shape = {INT64_MAX / 8}},
                                            {.name = "b", .ndim = 1, .shape = {INT64_MAX / 8}}};
