@@ -1,0 +1,183 @@
+/* meeting.h - jobs of several processes on one machine, which meet through dp_config.bootstrap: all
+   talk to process 0 by sockets. A context may open two communicators, and use them at the same time:
+   each has sockets of its own. */
+
+#ifndef MEETING_H
+#define MEETING_H
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "boot_coll.h"
+
+enum { PATIENCE_MS = 5000 };
+
+typedef struct meeting {
+    int process, process_count;
+    int ends[BOOT_PROCESSES][2]; /* of process p: the hub's end, its own end */
+    struct meeting *second;      /* for the second communicator of a context */
+} meeting;
+
+static inline dp_status meeting_send(int fd, const void *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t wrote = send(fd, (const char *)data + done, bytes - done, MSG_NOSIGNAL);
+        if (wrote < 0 && errno != EINTR) {
+            return dp_error(DP_ERR_REMOTE, "meeting: a process has left");
+        }
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return DP_OK;
+}
+
+static inline dp_status meeting_receive(int fd, void *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        if (poll(&ready, 1, PATIENCE_MS) == 0) {
+            return dp_error(DP_ERR_TIMEOUT, "meeting: a process does not come");
+        }
+        ssize_t got = read(fd, (char *)data + done, bytes - done);
+        if (got == 0 || (got < 0 && errno != EINTR)) {
+            return dp_error(DP_ERR_REMOTE, "meeting: a process has left");
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return DP_OK;
+}
+
+/* All go to the hub, which is process 0, and come back together. */
+static inline dp_status meeting_all_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    const meeting *m = user;
+    char *all = out;
+    dp_status status = DP_OK;
+    if (m->process != 0) {
+        status = meeting_send(m->ends[m->process][1], in, bytes_each);
+        return status != DP_OK ? status
+                               : meeting_receive(m->ends[m->process][1], out,
+                                                 bytes_each * (size_t)m->process_count);
+    }
+    memcpy(all, in, bytes_each);
+    for (int p = 1; p < m->process_count && status == DP_OK; p++) {
+        status = meeting_receive(m->ends[p][0], all + (size_t)p * bytes_each, bytes_each);
+    }
+    for (int p = 1; p < m->process_count && status == DP_OK; p++) {
+        status = meeting_send(m->ends[p][0], out, bytes_each * (size_t)m->process_count);
+    }
+    return status;
+}
+
+/* Only what a process needs stays open, so that the others see when it ends. */
+static inline void meeting_enter(meeting *m, int process)
+{
+    m->process = process;
+    for (int p = 1; p < m->process_count; p++) {
+        if (process != 0) {
+            close(m->ends[p][0]);
+        }
+        if (process != p) {
+            close(m->ends[p][1]);
+        }
+    }
+}
+
+/* Run `body` in so many processes; each must end well. */
+static inline void in_processes(int process_count, void (*body)(meeting *m))
+{
+    meeting second = {.process_count = process_count};
+    meeting m = {.process_count = process_count, .second = &second};
+    pid_t pids[BOOT_PROCESSES];
+    for (int p = 1; p < process_count; p++) {
+        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, m.ends[p]), 0);
+        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, second.ends[p]), 0);
+    }
+    for (int p = 0; p < process_count; p++) {
+        pids[p] = fork();
+        CHECK(pids[p] >= 0);
+        if (pids[p] == 0) {
+            meeting_enter(&m, p);
+            meeting_enter(&second, p);
+            body(&m);
+            exit(EXIT_SUCCESS);
+        }
+    }
+    meeting_enter(&m, process_count);
+    meeting_enter(&second, process_count);
+    for (int p = 0; p < process_count; p++) {
+        int status = 0;
+        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS) {
+            test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p,
+                      process_count, (unsigned)status);
+        }
+    }
+}
+
+/* boot_coll() with a meeting of its own for each of a context's communicators. */
+static const dp_host *meeting_met; /* the context that has its first one */
+
+static inline const dp_coll_ops *meeting_coll(void);
+
+static inline dp_status meeting_coll_open(const dp_host *host, const dp_comm_config *config,
+                                          dp_comm **out)
+{
+    const meeting *m = config->bootstrap->user;
+    dp_comm_config own = *config;
+    dp_bootstrap boot = *config->bootstrap;
+    if (host == meeting_met) {
+        boot.user = m->second;
+    }
+    meeting_met = host;
+    own.bootstrap = &boot;
+    dp_status status = boot_open(host, &own, out);
+    if (status == DP_OK) {
+        (*out)->ops = meeting_coll();
+    }
+    return status;
+}
+
+static inline void meeting_coll_close(dp_comm *comm)
+{
+    meeting_met = NULL;
+    boot_close(comm);
+}
+
+static inline const dp_coll_ops *meeting_coll(void)
+{
+    static dp_coll_ops ops;
+    if (ops.size == 0) {
+        ops = *boot_coll();
+        ops.open = meeting_coll_open;
+        ops.close = meeting_coll_close;
+    }
+    return &ops;
+}
+
+static inline dp_config config_of(meeting *m, int device_count)
+{
+    static const dp_coll_ops *colls[2];
+    colls[0] = meeting_coll();
+    return (dp_config){.colls = colls,
+                       .device_count = device_count,
+                       .bootstrap = {.all_gather = meeting_all_gather,
+                                     .user = m,
+                                     .process = m->process,
+                                     .process_count = m->process_count}};
+}
+
+static inline dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops *ops)
+{
+    static const dp_device_ops *backends[2];
+    dp_config config = config_of(m, device_count);
+    dp_ctx *ctx = NULL;
+    backends[0] = ops;
+    config.backends = backends;
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+#endif /* MEETING_H */
