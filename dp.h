@@ -1,7 +1,7 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h and dp_cpu.h into your project. In one C file,
-   before any other header:
+   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_reduce.h and dp_cpu.h into your project. In
+   one C file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -21,6 +21,7 @@
      >>collate      samples become a batch
      >>primitives   scatter, gather, replicate, reduce values
      >>collectives  all_reduce and its kin on plain memory
+     >>reducer      gradients made equal on all ranks, while backward still runs
      >>module       a model: methods, parameters, children
      >>call         what a method gets
      >>pass         a forward, and its backward
@@ -44,8 +45,8 @@
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
-   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, modules and
-   wrappers in dp_module.h
+   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, the reducer
+   in dp_reduce.h, modules and wrappers in dp_module.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -81,6 +82,8 @@
      container a field that says itself how it is collated and scattered.
      scope     a lifetime. What a function makes goes into the scope that it is given.
      module    a model: methods (functions of yours), parameters and children, all by name.
+     unit      what becomes ready at once for a reducer: a layer, a parameter.
+     bucket    units whose gradients travel together.
      replica   a module on one device, for one part of a batch. Replica 0 is the module itself.
      pass      one forward, and the backward that may follow it.
      wrapper   a module that runs another one on several devices.
@@ -109,8 +112,8 @@
 
    THREADS
    One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
-   making views, beginning scopes, dp_abort. One thread at a time uses a scope. [host] marks what
-   waits for devices; the rest returns when work is in order.
+   making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses a scope.
+   [host] marks what waits for devices; the rest returns when work is in order.
 
    INSIDE YOUR FUNCTIONS
    The library calls functions of yours: methods, what dp_run runs, what dp_scope_defer put off,
@@ -121,13 +124,15 @@
 
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
-     dp_param and its kin, dp_call_child, dp_call_all_reduce
+     dp_param and its kin, dp_call_child, dp_call_all_reduce,
+     dp_reducer_ready
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors    yes       on its own device
      dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)
      dp_params_edit, _write, _changed, dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
-     collectives, dp_use_stream, dp_data_parallel_once
+     collectives, dp_use_stream, dp_data_parallel_once,
+     reducers but for dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
@@ -150,7 +155,7 @@
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices */
+            dp_cuda.h: GPUs as devices; the reducer */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -785,6 +790,106 @@ DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, 
                                              dp_dtype dtype, int root);
 /* Return when every rank has entered. [host] */
 DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
+
+/* ==== >>reducer ================================================================================
+   Gradients that lie in memory of yours become the same on all ranks. You say which parts of it
+   become ready together (units), and report each unit as soon as backward has its gradient; units
+   travel in buckets, strictly one after the other. With several processes of CPU devices a thread
+   of its own carries a bucket as soon as all local ranks have it, while backward goes on; one
+   process adds all up in one pass over memory at the end, and so do devices with memory of their
+   own. With one rank there is nothing to do.
+
+       dp_reducer_create(ctx, &config, &reducer);
+       dp_reducer_begin(reducer, NULL);                      at the forward
+       dp_reducer_ready(reducer, 0, layer, NULL);            in backward, layer by layer
+       dp_reducer_finish(reducer);                           gradients are equal now
+
+   Every process makes the same calls in the same order, but for dp_reducer_ready. Several reducers
+   may have passes at the same time: the one that begins first travels early, the others are reduced
+   when they finish.                                                                             */
+
+typedef enum dp_reduction { /* 0: not said, which is an error */
+                            DP_SUM = 1,
+                            DP_MEAN_RANKS,  /* the sum over ranks, divided by their number */
+                            DP_MEAN_SAMPLES /* divided by the samples of all ranks since the last
+                                               reduction: for gradients that are sums over samples
+                                             */
+} dp_reduction;
+
+typedef struct dp_block { /* memory on every rank */
+    dp_dtype dtype;
+    size_t count;
+    void *const *local; /* one pointer a local rank; blocks lie apart */
+} dp_block;
+
+typedef struct dp_range { /* a part of a block; no two overlap */
+    uint32_t block, unit; /* units are numbered without gaps */
+    size_t first, count;  /* elements */
+} dp_range;
+
+typedef struct dp_reducer_config {
+    const char *name; /* for sentences; NULL = "" */
+    const dp_block *blocks;
+    size_t block_count;
+    const dp_range *ranges; /* NULL = each block is one unit */
+    size_t range_count;
+    const char *const *unit_names; /* for sentences; NULL = none */
+    dp_reduction reduction;
+    size_t first_bucket_bytes; /* a bucket is full when it has so many; 0 = 1 MiB */
+    size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
+    /* Units may be left out: one that no rank has reported since the last reduction keeps what it
+       holds, everywhere. Not set, a unit that a rank does not report is an error. */
+    bool unused_units;
+} dp_reducer_config;
+
+typedef struct dp_reduce_pass { /* NULL = all zero */
+    bool no_sync;               /* gradients stay local: add to them, and reduce in a later pass */
+    const double *samples;      /* DP_MEAN_SAMPLES: one number a local rank, 0 is one too */
+} dp_reduce_pass;
+
+typedef struct dp_reducer dp_reducer;
+
+typedef struct dp_reducer_info {
+    const char *name;
+    size_t unit_count, bucket_count;
+    size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
+                           last reduced pass, or so far in the open one */
+    bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
+} dp_reducer_info;
+
+typedef struct dp_bucket_info {
+    dp_dtype dtype;
+    size_t bytes;
+    const uint32_t *units; /* the reducer's, until the next dp_reducer_finish */
+    size_t unit_count;
+} dp_bucket_info;
+
+/* Arrays and strings are copied. All ranks must say the same, which is compared. It goes with the
+   context, or by dp_reducer_destroy. [host] */
+DP_MUST_USE DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
+                                               dp_reducer **out);
+/* Refused in an open pass. NULL is fine. */
+DP_API dp_status dp_reducer_destroy(dp_reducer *reducer);
+
+/* Open a pass. With DP_MEAN_SAMPLES all ranks tell each other how many samples they have; elsewhere
+   samples do not matter. */
+DP_MUST_USE DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pass);
+
+/* The gradient of a unit is complete on a local rank: by what is on `stream` by now (NULL = its
+   compute stream), which must stay until the pass is finished. Each unit once a pass. [any] */
+DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,
+                                              dp_stream *stream);
+
+/* End the pass: gradients are reduced, in order on the compute streams (CPU devices: done). What
+   was not reported is reduced too, so that no rank waits for ever, and then every rank gets a
+   MISMATCH (see unused_units) that names the unit and the rank: gradients are void, the next pass
+   works. A collective that fails is the job's failure. */
+DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
+
+/* How it works at present; buckets in the order in which they travel. */
+DP_MUST_USE DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info *out);
+DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
+                                                   dp_bucket_info *out);
 
 /* ==== >>module =================================================================================
    A model: methods, parameters and children, all by name. A method is a function of yours that gets
@@ -1590,10 +1695,14 @@ struct dp_ctx {
     dp__pool host_pool, pinned_pool;
     dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
-    dp_comm *comm;    /* NULL in a world of one */
-    dp_part *parts;   /* local ranks, streams filled in */
-    dp_scope *scopes; /* live ones without a parent */
-    dp_scope *idle;   /* ended ones */
+    dp_comm *comm;         /* NULL in a world of one */
+    dp_part *parts;        /* local ranks, streams filled in */
+    dp_comm *courier_comm; /* its own; NULL where nothing travels while the caller computes */
+    dp__courier *courier;  /* started by the first reducer */
+    dp_part *courier_parts;
+    dp_reducer *riding; /* whose buckets the courier carries; under the lock, with its pass */
+    dp_scope *scopes;   /* live ones without a parent */
+    dp_scope *idle;     /* ended ones */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be made again */
@@ -1613,6 +1722,7 @@ static _Thread_local struct {
     bool fresh;                     /* the sentence is of the public call that is under way */
     dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
     const struct dp__frame *frames; /* the innermost; see >>frames */
+    bool courier;                   /* it works alone: workers are the caller's */
 } dp__thread;
 
 /* Read without the lock, so that a stale pointer is told from a live one by its value alone. */
@@ -1783,7 +1893,10 @@ static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *
         snprintf(ctx->failed_text, sizeof ctx->failed_text, "%s", text);
         atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
     }
+    dp__courier *courier = ctx->courier;
     dp__lock_leave(&ctx->lock);
+    if (courier != NULL) /* somebody may wait for news of it */
+        dp__courier_report(courier);
 }
 
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
@@ -1830,6 +1943,12 @@ DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
     return failed != DP_OK;
 }
 
+static void dp__comm_abort(dp_comm *comm)
+{
+    if (comm != NULL && DP_HAS(dp_coll_ops, comm->ops, abort))
+        comm->ops->abort(comm);
+}
+
 DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
 {
     char text[DP__TEXT_BYTES];
@@ -1842,8 +1961,8 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
     dp__job_failed(ctx, why, ctx->info.rank_first, text);
-    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
-        ctx->comm->ops->abort(ctx->comm);
+    dp__comm_abort(ctx->comm);
+    dp__comm_abort(ctx->courier_comm);
 }
 
 /* ==== >>frames =================================================================================
@@ -2066,7 +2185,7 @@ static void dp__host_parallel(const dp_host *host, int part_count, void (*fn)(in
                               void *user)
 {
     dp_ctx *ctx = dp__ctx_of(host);
-    if (ctx->team == NULL || part_count < 2 || !dp__team_enter(ctx->team)) {
+    if (ctx->team == NULL || part_count < 2 || dp__thread.courier || !dp__team_enter(ctx->team)) {
         for (int part = 0; part < part_count; part++)
             fn(part, user);
         return;
@@ -4592,6 +4711,8 @@ static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t co
 
 #include "dp_ranks.h"
 
+#include "dp_reduce.h"
+
 /* ==== >>resolve ==================================================================================
    What a config means: tables are complete, zero becomes the default, lists are copied.         */
 
@@ -4900,7 +5021,8 @@ static dp_status dp__threads_open(dp_ctx *ctx)
 typedef struct dp__hello { /* what every process tells the others while it opens */
     int32_t version, status;
     int32_t local_count;
-    int32_t coll; /* place of the table that it chose; -1: none yet */
+    int32_t coll;        /* place of the table that it chose; -1: none yet */
+    int32_t host_memory; /* of all its devices */
 } dp__hello;
 
 typedef struct dp__meeting { /* the processes of a job */
@@ -4975,12 +5097,23 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
     return DP_OK;
 }
 
-static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int place)
+static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int place, dp_comm **out)
 {
     const dp_coll_ops *coll = ctx->config.colls[place];
     coll = coll != NULL ? coll : &dp__staging_ops;
     ctx->info.coll_backend = coll->name;
-    return coll->open(&ctx->host, config, &ctx->comm);
+    return coll->open(&ctx->host, config, out);
+}
+
+/* The courier's collectives must not mix with those of the user's threads: where all processes can
+   have a courier, it has a communicator of its own. */
+static dp_status dp__courier_comm_open(dp_ctx *ctx, dp__meeting *meeting,
+                                       const dp_comm_config *config, int place)
+{
+    for (int i = 0; i < meeting->boot->process_count; i++)
+        if (!meeting->all[i].host_memory)
+            return DP_OK;
+    return dp__agree(meeting, dp__comm_open(ctx, config, place, &ctx->courier_comm));
 }
 
 /* Ranks of the whole job and the communicator, unless this is all there is. With other processes
@@ -5000,11 +5133,15 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {
         meeting->own.coll = place;
+        meeting->own.host_memory = config.host_memory;
         DP_TRY(dp__agree(meeting, status));
     }
     if (status == DP_OK)
-        status = dp__comm_open(ctx, &config, place);
-    return meeting != NULL ? dp__agree(meeting, status) : status;
+        status = dp__comm_open(ctx, &config, place, &ctx->comm);
+    if (meeting == NULL)
+        return status;
+    DP_TRY(dp__agree(meeting, status));
+    return dp__courier_comm_open(ctx, meeting, &config, place);
 }
 
 static dp_status dp__open_local(dp_ctx *ctx)
@@ -5116,6 +5253,8 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
    untouched. */
 static void dp__release(dp_ctx *ctx, bool ask_devices)
 {
+    if (ask_devices)
+        dp__courier_end(ctx);
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
     for (int i = 0; ask_devices && i < ctx->info.local_count; i++) /* what is freed is in use by

@@ -6,7 +6,7 @@
 
    CONTENTS (search for the tag)
      >>os           memory, environment, cores, fork, locks
-     >>team         the workers of a context: persistent threads, run and shared out
+     >>team         the workers of a context: persistent threads, run and shared out; the courier
      >>simd         vectors of any width from one text
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
@@ -24,6 +24,7 @@
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
      dp__team, dp__team_*         threads
+     dp__courier, dp__courier_*   one more, beside the caller
      dp_cpu, dp_cpu_coll          the two tables                                                  */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -541,6 +542,17 @@ static void dp__team_signal_mask(sigset_t *out)
         sigdelset(out, raised[i]);
 }
 
+/* 0, or why it did not start. */
+static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
+{
+    sigset_t mask, before;
+    dp__team_signal_mask(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &before);
+    int failed = pthread_create(out, NULL, fn, user);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
 static size_t dp__team_bytes(int thread_count)
 {
     return sizeof(dp__team) + (size_t)thread_count * sizeof(dp__worker);
@@ -560,19 +572,15 @@ static void dp__team_stop(dp__team *team, int started)
 
 static dp_status dp__team_start(dp__team *team)
 {
-    sigset_t mask, before;
     int failed = 0, i = 1;
-    dp__team_signal_mask(&mask);
-    pthread_sigmask(SIG_SETMASK, &mask, &before);
     for (; i < team->thread_count && failed == 0; i++) {
         dp__worker *worker = &team->workers[i];
         *worker = (dp__worker){.team = team, .index = i};
         dp__gate_init(&worker->gate);
-        failed = pthread_create(&worker->thread, NULL, dp__worker_main, worker);
+        failed = dp__thread_start(&worker->thread, dp__worker_main, worker);
         if (failed != 0)
             dp__gate_fini(&worker->gate);
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed == 0)
         return DP_OK;
     dp__team_stop(team, i - 1);
@@ -605,6 +613,82 @@ static void dp__team_close(const dp_host *host, dp__team *team)
 {
     dp__team_stop(team, team->thread_count);
     host->free(host, team);
+}
+
+/* A thread beside the caller, for what has to go on while the caller computes. It calls `fn`, and
+   again after each call of dp__courier_wake; what `fn` has done it tells by dp__courier_report to
+   the one thread that waits. */
+typedef struct dp__courier {
+    dp__gate work, news; /* it waits for the one, the caller for the other */
+    bool spin;
+    atomic_bool closing;
+    void (*fn)(void *user);
+    void *user;
+    pthread_t thread;
+} dp__courier;
+
+static void *dp__courier_main(void *user)
+{
+    dp__courier *courier = user;
+    for (;;) {
+        unsigned seen = dp__gate_word(&courier->work);
+        if (atomic_load_explicit(&courier->closing, memory_order_acquire))
+            return NULL;
+        courier->fn(courier->user);
+        dp__gate_wait(&courier->work, seen, courier->spin);
+    }
+}
+
+static void dp__courier_wake(dp__courier *courier)
+{
+    dp__gate_open(&courier->work);
+}
+
+static void dp__courier_report(dp__courier *courier)
+{
+    dp__gate_open(&courier->news);
+}
+
+/* To wait for news: note the ticket, look whether all is there, sleep until it is an old one. */
+static unsigned dp__courier_ticket(dp__courier *courier)
+{
+    return dp__gate_word(&courier->news);
+}
+
+static void dp__courier_await(dp__courier *courier, unsigned seen)
+{
+    dp__gate_wait(&courier->news, seen, courier->spin);
+}
+
+/* spin: there is a core for it. */
+static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(void *user),
+                                  void *user, dp__courier **out)
+{
+    dp__courier *courier = host->alloc(host, sizeof *courier, 64);
+    if (courier == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a courier");
+    *courier = (dp__courier){.spin = spin, .fn = fn, .user = user};
+    dp__gate_init(&courier->work);
+    dp__gate_init(&courier->news);
+    int failed = dp__thread_start(&courier->thread, dp__courier_main, courier);
+    if (failed == 0) {
+        *out = courier;
+        return DP_OK;
+    }
+    dp__gate_fini(&courier->work);
+    dp__gate_fini(&courier->news);
+    host->free(host, courier);
+    return dp_error(DP_ERR_NO_MEMORY, "cannot start a courier: %s", strerror(failed));
+}
+
+static void dp__courier_close(const dp_host *host, dp__courier *courier)
+{
+    atomic_store_explicit(&courier->closing, true, memory_order_release);
+    dp__courier_wake(courier);
+    pthread_join(courier->thread, NULL);
+    dp__gate_fini(&courier->work);
+    dp__gate_fini(&courier->news);
+    host->free(host, courier);
 }
 
 /* ==== >>simd ====================================================================================

@@ -1,0 +1,1162 @@
+/* dp_reduce.h - v0.1.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call.
+
+   CONTENTS (search for the tag)
+     >>layout       what a config says, checked; ranges, units, and what they are made of
+     >>buckets      which units travel together, and in which order
+     >>courier      buckets travel while the caller computes
+     >>reducer      made, compared, destroyed; what ranks tell each other
+     >>passes       begin, ready, finish
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_REDUCE_IMPLEMENTED)
+#define DP_REDUCE_IMPLEMENTED
+
+/* ==== >>layout =================================================================================
+   Blocks are cut into ranges, ranges belong to units. A unit with memory of several dtypes has a
+   piece of each, since what travels together has one dtype. All memory of a reducer lies in a scope
+   of its own, taken when it is created: a pass allocates nothing.                               */
+
+#define DP__REDUCER_LIVE 0x4edc0de5u /* dp_reducer.magic */
+
+enum { DP__FIRST_BUCKET_BYTES = 1 << 20, DP__BUCKET_BYTES = 25 << 20 };
+
+enum {                   /* dp_reducer.marks */
+       DP__REPORTED = 1, /* in this pass */
+       DP__USED = 2      /* since the last reduction */
+};
+
+typedef struct dp__slice { /* a range, in the order of memory */
+    uint32_t block, unit, piece;
+    size_t first, count;
+} dp__slice;
+
+typedef struct dp__piece { /* what a unit has of one dtype */
+    dp_dtype dtype;
+    uint32_t unit, bucket;
+    size_t bytes;
+} dp__piece;
+
+typedef struct dp__bucket {
+    dp_bucket_info info;
+    const uint32_t *slices; /* in the order of memory */
+    uint32_t slice_count;
+    uint32_t made, last; /* when it was begun, when it got its last piece */
+    uint32_t owed;       /* pieces that are not complete yet; under the context's lock */
+} dp__bucket;
+
+struct dp_reducer {
+    uint32_t magic;
+    bool full; /* there was no memory for something */
+    dp_ctx *ctx;
+    dp_scope *scope;
+    char *name, **unit_names;
+    dp_reduction reduction;
+    bool unused_units, regrouped;
+    size_t caps[2];
+    dp_block *blocks;
+    dp__slice *slices;
+    dp__piece *pieces;     /* unit after unit */
+    uint32_t *unit_pieces; /* where those of a unit begin, and behind the last one */
+    dp__bucket *buckets;
+    size_t block_count, slice_count, unit_count, piece_count, bucket_count;
+    uint32_t *order;                        /* of units */
+    uint32_t *bucket_units, *bucket_slices; /* bucket after bucket */
+    uint32_t *places;                       /* of buckets, by dp__bucket.made */
+    dp_part *parts, *wires;                 /* wires: room for what ranks tell each other */
+    double *samples, *totals;               /* local ranks: since the last reduction; now */
+    double scale;                           /* of this reduction */
+    uint8_t *unused;                        /* units that no rank uses in this reduction */
+    dp_stream **streams;                    /* local ranks by units: where they were reported */
+    /* The rest is under the context's lock. */
+    bool open, sync;
+    bool released;     /* finish has come: what was not reported travels too */
+    uint8_t *marks;    /* local ranks by units */
+    uint32_t *owed;    /* local ranks that have not reported a unit */
+    uint32_t *arrival; /* units as rank 0 reported them */
+    size_t arrived;
+    size_t next, done, early; /* buckets: to travel next; arrived; so before finish */
+};
+
+static void *dp__room(dp_reducer *reducer, size_t count, size_t bytes_each)
+{
+    void *data = reducer->full ? NULL : dp__scope_bytes(reducer->scope, count * bytes_each, 64);
+    reducer->full = data == NULL;
+    return data != NULL ? memset(data, 0, count * bytes_each) : NULL;
+}
+
+static char *dp__room_text(dp_reducer *reducer, const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = dp__room(reducer, bytes, 1);
+    return copy != NULL ? memcpy(copy, text, bytes) : NULL;
+}
+
+static dp_status dp__check_room(const char *fn, const dp_reducer *reducer)
+{
+    if (reducer->full)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu units of %zu ranges", fn,
+                        reducer->unit_count, reducer->slice_count);
+    return DP_OK;
+}
+
+/* "unit 3 'h.3'" */
+static const char *dp__unit_text(const dp_reducer *reducer, uint32_t unit, char *text, size_t bytes)
+{
+    if (reducer->unit_names != NULL)
+        snprintf(text, bytes, "unit %u '%s'", (unsigned)unit, reducer->unit_names[unit]);
+    else
+        snprintf(text, bytes, "unit %u", (unsigned)unit);
+    return text;
+}
+
+/* The memory of a block on local ranks is theirs, and lies apart. */
+static dp_status dp__check_block_memory(const char *fn, const dp_ctx *ctx, const dp_block *block,
+                                        size_t index)
+{
+    size_t bytes = block->count * dp__dtype_sizes[block->dtype];
+    char what[48];
+    snprintf(what, sizeof what, "block %zu", index);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        if (block->local[i] == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: block %zu of local rank %d is NULL", fn, index, i);
+        DP_TRY(dp__check_owned(fn, what, &ctx->devices[i], block->local[i]));
+        for (int k = 0; k < i; k++)
+            if (dp__share_memory(ctx, i, k) &&
+                dp__ranges_overlap(block->local[i], bytes, block->local[k], bytes))
+                return dp_error(DP_ERR_INVALID,
+                                "%s: block %zu of local rank %d overlaps that of local rank %d", fn,
+                                index, i, k);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__check_block(const char *fn, const dp_ctx *ctx, const dp_reducer_config *config,
+                                 size_t index)
+{
+    const dp_block *block = &config->blocks[index];
+    size_t bytes = 0;
+    DP_TRY(dp__check_dtype(fn, block->dtype));
+    if (config->reduction != DP_SUM && !dp__is_float(block->dtype))
+        return dp_error(DP_ERR_INVALID, "%s: block %zu is %s: a mean would be cut to whole numbers",
+                        fn, index, dp__dtype_names[block->dtype]);
+    if (!dp__mul(block->count, dp__dtype_sizes[block->dtype], &bytes) ||
+        !dp__mul(bytes, (size_t)ctx->info.rank_count, &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: block %zu has more elements than can be counted", fn,
+                        index);
+    if (block->count == 0)
+        return DP_OK;
+    if (block->local == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: block %zu: local is NULL", fn, index);
+    return dp__check_block_memory(fn, ctx, block, index);
+}
+
+static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
+                                          const dp_reducer_config *config)
+{
+    DP_TRY(dp__check_pointer(fn, "config", config));
+    if (config->reduction != DP_SUM && config->reduction != DP_MEAN_RANKS &&
+        config->reduction != DP_MEAN_SAMPLES)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
+                        (int)config->reduction);
+    if (config->block_count >= UINT32_MAX || config->range_count >= UINT32_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: more blocks or ranges than can be counted", fn);
+    if (config->block_count > 0)
+        DP_TRY(dp__check_pointer(fn, "blocks", config->blocks));
+    if (config->range_count > 0)
+        DP_TRY(dp__check_pointer(fn, "ranges", config->ranges));
+    for (size_t i = 0; i < config->block_count; i++)
+        DP_TRY(dp__check_block(fn, ctx, config, i));
+    return DP_OK;
+}
+
+static int dp__slice_order(const void *a, const void *b)
+{
+    const dp__slice *x = a, *y = b;
+    if (x->block != y->block)
+        return x->block < y->block ? -1 : 1;
+    if (x->first != y->first)
+        return x->first < y->first ? -1 : 1;
+    return (x->count > y->count) - (x->count < y->count);
+}
+
+static dp_status dp__check_slices(const char *fn, const dp_reducer *reducer)
+{
+    for (size_t i = 1; i < reducer->slice_count; i++) {
+        const dp__slice *a = &reducer->slices[i - 1], *b = &reducer->slices[i];
+        if (a->block == b->block && a->first + a->count > b->first)
+            return dp_error(DP_ERR_INVALID,
+                            "%s: in block %u the range of unit %u at %zu overlaps that of unit %u "
+                            "at %zu",
+                            fn, (unsigned)a->block, (unsigned)a->unit, a->first, (unsigned)b->unit,
+                            b->first);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__slices_of_ranges(const char *fn, dp_reducer *reducer,
+                                      const dp_reducer_config *config)
+{
+    for (size_t i = 0; i < config->range_count; i++) {
+        const dp_range *range = &config->ranges[i];
+        if (range->block >= config->block_count)
+            return dp_error(DP_ERR_INVALID, "%s: range %zu is of block %u, there are %zu", fn, i,
+                            (unsigned)range->block, config->block_count);
+        size_t room = config->blocks[range->block].count;
+        if (range->first > room || range->count > room - range->first)
+            return dp_error(DP_ERR_INVALID,
+                            "%s: range %zu, %zu elements from %zu on, goes beyond block %u, which "
+                            "has %zu",
+                            fn, i, range->count, range->first, (unsigned)range->block, room);
+        if (range->unit >= config->range_count)
+            return dp_error(
+                DP_ERR_INVALID, "%s: range %zu is of unit %u: with %zu range%s some unit has none",
+                fn, i, (unsigned)range->unit, config->range_count, dp__s(config->range_count));
+        reducer->slices[i] = (dp__slice){range->block, range->unit, 0, range->first, range->count};
+        size_t units = (size_t)range->unit + 1;
+        reducer->unit_count = units > reducer->unit_count ? units : reducer->unit_count;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__slices_make(const char *fn, dp_reducer *reducer,
+                                 const dp_reducer_config *config)
+{
+    bool whole = config->ranges == NULL;
+    reducer->slice_count = whole ? config->block_count : config->range_count;
+    reducer->slices = dp__room(reducer, reducer->slice_count, sizeof *reducer->slices);
+    DP_TRY(dp__check_room(fn, reducer));
+    for (size_t i = 0; whole && i < config->block_count; i++)
+        reducer->slices[i] = (dp__slice){(uint32_t)i, (uint32_t)i, 0, 0, config->blocks[i].count};
+    if (whole)
+        reducer->unit_count = config->block_count;
+    else
+        DP_TRY(dp__slices_of_ranges(fn, reducer, config));
+    if (reducer->slice_count > 0)
+        qsort(reducer->slices, reducer->slice_count, sizeof *reducer->slices, dp__slice_order);
+    return dp__check_slices(fn, reducer);
+}
+
+static unsigned dp__bits(unsigned mask)
+{
+    unsigned count = 0;
+    for (; mask != 0; mask &= mask - 1)
+        count++;
+    return count;
+}
+
+/* Which dtypes each unit has: its pieces, in the order of dtypes. */
+static dp_status dp__pieces_make(const char *fn, dp_reducer *reducer)
+{
+    unsigned *masks = dp__room(reducer, reducer->unit_count, sizeof *masks);
+    reducer->unit_pieces = dp__room(reducer, reducer->unit_count + 1, sizeof(uint32_t));
+    DP_TRY(dp__check_room(fn, reducer));
+    for (size_t i = 0; i < reducer->slice_count; i++)
+        masks[reducer->slices[i].unit] |= 1u << reducer->blocks[reducer->slices[i].block].dtype;
+    for (size_t unit = 0; unit < reducer->unit_count; unit++) {
+        if (masks[unit] == 0)
+            return dp_error(DP_ERR_INVALID, "%s: unit %zu has no range, unit %zu has", fn, unit,
+                            reducer->unit_count - 1);
+        reducer->unit_pieces[unit + 1] = reducer->unit_pieces[unit] + dp__bits(masks[unit]);
+    }
+    reducer->piece_count = reducer->unit_pieces[reducer->unit_count];
+    reducer->pieces = dp__room(reducer, reducer->piece_count, sizeof *reducer->pieces);
+    DP_TRY(dp__check_room(fn, reducer));
+    for (size_t i = 0; i < reducer->slice_count; i++) {
+        dp__slice *slice = &reducer->slices[i];
+        dp_dtype dtype = reducer->blocks[slice->block].dtype;
+        unsigned before = masks[slice->unit] & ((1u << dtype) - 1);
+        slice->piece = reducer->unit_pieces[slice->unit] + dp__bits(before);
+        dp__piece *piece = &reducer->pieces[slice->piece];
+        piece->dtype = dtype;
+        piece->unit = slice->unit;
+        piece->bytes += slice->count * dp__dtype_sizes[dtype];
+    }
+    return DP_OK;
+}
+
+static dp_status dp__names_copy(const char *fn, dp_reducer *reducer,
+                                const dp_reducer_config *config)
+{
+    reducer->name = dp__room_text(reducer, config->name != NULL ? config->name : "");
+    if (config->unit_names == NULL)
+        return DP_OK;
+    reducer->unit_names = dp__room(reducer, reducer->unit_count, sizeof *reducer->unit_names);
+    for (size_t i = 0; i < reducer->unit_count && !reducer->full; i++) {
+        if (config->unit_names[i] == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: unit_names[%zu] is NULL", fn, i);
+        reducer->unit_names[i] = dp__room_text(reducer, config->unit_names[i]);
+    }
+    return DP_OK;
+}
+
+static void dp__blocks_copy(dp_reducer *reducer, const dp_reducer_config *config)
+{
+    size_t locals = (size_t)reducer->ctx->info.local_count;
+    reducer->block_count = config->block_count;
+    reducer->blocks = dp__room(reducer, config->block_count, sizeof *reducer->blocks);
+    for (size_t i = 0; i < config->block_count && !reducer->full; i++) {
+        void **local = dp__room(reducer, locals, sizeof *local);
+        if (local != NULL && config->blocks[i].count > 0)
+            memcpy(local, config->blocks[i].local, locals * sizeof *local);
+        reducer->blocks[i] = (dp_block){config->blocks[i].dtype, config->blocks[i].count, local};
+    }
+}
+
+/* Room for what a pass keeps, so that a pass needs none. */
+static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
+{
+    size_t units = reducer->unit_count, locals = (size_t)reducer->ctx->info.local_count;
+    size_t pieces = reducer->piece_count;
+    int64_t wire = (int64_t)(sizeof(int64_t) + units * sizeof(uint32_t));
+    reducer->buckets = dp__room(reducer, pieces, sizeof *reducer->buckets);
+    reducer->places = dp__room(reducer, pieces, sizeof(uint32_t));
+    reducer->bucket_units = dp__room(reducer, pieces, sizeof(uint32_t));
+    reducer->bucket_slices = dp__room(reducer, reducer->slice_count, sizeof(uint32_t));
+    reducer->order = dp__room(reducer, units, sizeof(uint32_t));
+    reducer->owed = dp__room(reducer, units, sizeof(uint32_t));
+    reducer->arrival = dp__room(reducer, units, sizeof(uint32_t));
+    reducer->unused = dp__room(reducer, units, 1);
+    reducer->marks = dp__room(reducer, units * locals, 1);
+    reducer->streams = dp__room(reducer, units * locals, sizeof *reducer->streams);
+    reducer->samples = dp__room(reducer, locals, sizeof(double));
+    reducer->totals = dp__room(reducer, locals, sizeof(double));
+    reducer->parts = dp__room(reducer, locals, sizeof(dp_part));
+    reducer->wires = dp__room(reducer, locals, sizeof(dp_part));
+    DP_TRY(dp__check_room(fn, reducer));
+    for (size_t i = 0; i < locals; i++) {
+        dp_tensor tensor;
+        DP_TRY(
+            dp__tensor_make(reducer->scope, &reducer->ctx->devices[i], DP_U8, 1, &wire, &tensor));
+        reducer->wires[i] = (dp_part){.send = tensor.data, .recv = tensor.data};
+    }
+    return DP_OK;
+}
+
+static uint64_t dp__mix(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * 1099511628211u;
+    return hash ^ hash >> 29;
+}
+
+/* Of all that has to be the same on all ranks. */
+static uint64_t dp__layout_hash(const dp_reducer *reducer)
+{
+    uint64_t hash = dp__mix(14695981039346656037u, (uint64_t)reducer->reduction);
+    hash = dp__mix(hash, reducer->unused_units);
+    hash = dp__mix(dp__mix(hash, reducer->caps[0]), reducer->caps[1]);
+    for (size_t i = 0; i < reducer->block_count; i++)
+        hash = dp__mix(dp__mix(hash, reducer->blocks[i].dtype), reducer->blocks[i].count);
+    for (size_t i = 0; i < reducer->slice_count; i++) {
+        const dp__slice *slice = &reducer->slices[i];
+        hash = dp__mix(dp__mix(hash, slice->block), slice->unit);
+        hash = dp__mix(dp__mix(hash, slice->first), slice->count);
+    }
+    return hash;
+}
+
+/* ==== >>buckets ================================================================================
+   Units in a given order are cut into buckets; a bucket is full as soon as it has as many bytes as
+   its cap. Each dtype has a bucket of its own open at a time, so buckets travel in the order in
+   which they got their last piece: that is when they can.                                       */
+
+static int dp__bucket_order(const void *a, const void *b)
+{
+    const dp__bucket *x = a, *y = b;
+    return (x->last > y->last) - (x->last < y->last);
+}
+
+/* Give each piece its bucket, as dp__bucket.made counts them. */
+static void dp__pieces_deal(dp_reducer *reducer)
+{
+    bool open[DP_DTYPE_COUNT] = {false}, later[DP_DTYPE_COUNT] = {false};
+    uint32_t now[DP_DTYPE_COUNT] = {0}, position = 0;
+    reducer->bucket_count = 0;
+    for (size_t i = 0; i < reducer->unit_count; i++) {
+        uint32_t unit = reducer->order[i];
+        for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++) {
+            dp__piece *piece = &reducer->pieces[p];
+            dp_dtype dtype = piece->dtype;
+            if (!open[dtype]) {
+                now[dtype] = (uint32_t)reducer->bucket_count++;
+                reducer->buckets[now[dtype]] =
+                    (dp__bucket){.info.dtype = dtype, .made = now[dtype]};
+            }
+            dp__bucket *bucket = &reducer->buckets[now[dtype]];
+            piece->bucket = now[dtype];
+            bucket->last = position++;
+            bucket->info.bytes += piece->bytes;
+            bucket->info.unit_count++;
+            open[dtype] = bucket->info.bytes < reducer->caps[later[dtype]];
+            later[dtype] = later[dtype] || !open[dtype];
+        }
+    }
+}
+
+/* The lists of each bucket: units as they come, slices as they lie in memory. */
+static void dp__buckets_fill(dp_reducer *reducer)
+{
+    uint32_t *units = reducer->bucket_units, *slices = reducer->bucket_slices;
+    for (size_t i = 0; i < reducer->slice_count; i++)
+        reducer->buckets[reducer->pieces[reducer->slices[i].piece].bucket].slice_count++;
+    for (size_t b = 0; b < reducer->bucket_count; b++) {
+        dp__bucket *bucket = &reducer->buckets[b];
+        bucket->info.units = units;
+        bucket->slices = slices;
+        units += bucket->info.unit_count;
+        slices += bucket->slice_count;
+        bucket->info.unit_count = bucket->slice_count = 0;
+    }
+    for (size_t i = 0; i < reducer->unit_count; i++) {
+        uint32_t unit = reducer->order[i];
+        for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++) {
+            dp_bucket_info *info = &reducer->buckets[reducer->pieces[p].bucket].info;
+            reducer
+                ->bucket_units[info->units - reducer->bucket_units + (ptrdiff_t)info->unit_count] =
+                unit;
+            info->unit_count++;
+        }
+    }
+    for (size_t i = 0; i < reducer->slice_count; i++) {
+        dp__bucket *bucket = &reducer->buckets[reducer->pieces[reducer->slices[i].piece].bucket];
+        reducer->bucket_slices[bucket->slices - reducer->bucket_slices + bucket->slice_count] =
+            (uint32_t)i;
+        bucket->slice_count++;
+    }
+}
+
+/* Of units in reducer->order. */
+static void dp__buckets_make(dp_reducer *reducer)
+{
+    dp__pieces_deal(reducer);
+    if (reducer->bucket_count > 0)
+        qsort(reducer->buckets, reducer->bucket_count, sizeof *reducer->buckets, dp__bucket_order);
+    for (size_t b = 0; b < reducer->bucket_count; b++)
+        reducer->places[reducer->buckets[b].made] = (uint32_t)b;
+    for (size_t p = 0; p < reducer->piece_count; p++)
+        reducer->pieces[p].bucket = reducer->places[reducer->pieces[p].bucket];
+    dp__buckets_fill(reducer);
+}
+
+typedef struct dp__spans { /* what is reduced, in as few spans as memory allows */
+    const dp_reducer *reducer;
+    const uint32_t *list; /* of slices; NULL = all */
+    size_t count, at;
+    bool skips;           /* units that nobody uses */
+    uint32_t block;       /* of the span */
+    size_t first, length; /* its elements */
+} dp__spans;
+
+static const dp__slice *dp__spans_look(const dp__spans *spans)
+{
+    size_t place = spans->list != NULL ? spans->list[spans->at] : spans->at;
+    return &spans->reducer->slices[place];
+}
+
+/* The next span; false when there are no more. */
+static bool dp__spans_next(dp__spans *spans)
+{
+    spans->length = 0;
+    for (; spans->at < spans->count; spans->at++) {
+        const dp__slice *slice = dp__spans_look(spans);
+        if (slice->count == 0 || (spans->skips && spans->reducer->unused[slice->unit]))
+            continue;
+        if (spans->length == 0) {
+            spans->block = slice->block;
+            spans->first = slice->first;
+        } else if (slice->block != spans->block || slice->first != spans->first + spans->length) {
+            return true;
+        }
+        spans->length += slice->count;
+    }
+    return spans->length > 0;
+}
+
+/* The span on every local rank, in place; streams stay as they are. */
+static void dp__span_parts(const dp__spans *spans, dp_part *parts)
+{
+    const dp_block *block = &spans->reducer->blocks[spans->block];
+    size_t offset = spans->first * dp__dtype_sizes[block->dtype];
+    for (int i = 0; i < spans->reducer->ctx->info.local_count; i++)
+        parts[i].send = parts[i].recv = (char *)block->local[i] + offset;
+}
+
+static dp_op dp__reduction_op(const dp_reducer *reducer)
+{
+    return reducer->reduction == DP_MEAN_RANKS ? DP_OP_MEAN : DP_OP_SUM;
+}
+
+/* ==== >>courier ================================================================================
+   A thread of its own carries the buckets of one reducer, strictly in their order, each as soon as
+   all local ranks have reported what is in it. It has a communicator of its own and streams of its
+   own, and leaves the workers to the caller.
+
+   Which reducer rides is decided by begin and finish alone, which every process calls in the same
+   order: the first to begin, until it has finished. Others are reduced when they finish, by the
+   caller, over the communicator of the caller's: so no order depends on time.                   */
+
+typedef struct dp__errand {
+    dp_reducer *reducer;
+    size_t bucket;
+    bool released;
+} dp__errand;
+
+/* What there is to carry now. The pass cannot end before what is given out here has arrived. */
+static bool dp__errand_take(dp_ctx *ctx, dp__errand *out)
+{
+    dp__lock_enter(&ctx->lock);
+    dp_reducer *reducer = ctx->riding;
+    bool some = reducer != NULL && reducer->next < reducer->bucket_count &&
+                (reducer->released || reducer->buckets[reducer->next].owed == 0);
+    if (some)
+        *out = (dp__errand){reducer, reducer->next++, reducer->released};
+    dp__lock_leave(&ctx->lock);
+    return some && !dp__has_failed(ctx);
+}
+
+/* Before finish has come a bucket is complete, so all of it is used: what nobody uses is known, and
+   left out, in those that travel later. */
+static dp_status dp__errand_run(const dp__errand *errand)
+{
+    const dp_reducer *reducer = errand->reducer;
+    const dp__bucket *bucket = &reducer->buckets[errand->bucket];
+    dp_ctx *ctx = reducer->ctx;
+    dp_comm *comm = ctx->courier_comm;
+    dp__spans spans = {.reducer = reducer,
+                       .list = bucket->slices,
+                       .count = bucket->slice_count,
+                       .skips = errand->released};
+    while (dp__spans_next(&spans)) {
+        dp__span_parts(&spans, ctx->courier_parts);
+        DP_TRY(comm->ops->all_reduce(comm, ctx->courier_parts, spans.length, bucket->info.dtype,
+                                     dp__reduction_op(reducer), reducer->scale));
+    }
+    for (int i = 0; i < ctx->info.local_count; i++)
+        DP_TRY(dp__sync(ctx->courier_parts[i].stream));
+    return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
+}
+
+/* What fails here while other processes take part is the job's failure, whatever its class: they
+   cannot know of it. */
+static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
+{
+    if (status != DP_OK && !dp__thread.fresh)
+        dp_error(status, "%s", dp_status_text(status));
+    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+}
+
+static void dp__courier_carry(void *user)
+{
+    dp_ctx *ctx = user;
+    dp__errand errand;
+    dp__thread.courier = true;
+    while (dp__errand_take(ctx, &errand)) {
+        dp__thread.fresh = false;
+        dp_status status = dp__shared_failure(ctx, dp__errand_run(&errand));
+        if (status != DP_OK) {
+            dp__job_failed(ctx, status, ctx->info.rank_first, dp__thread.text);
+            return;
+        }
+        dp__lock_enter(&ctx->lock);
+        errand.reducer->done++;
+        dp__lock_leave(&ctx->lock);
+        dp__courier_report(ctx->courier);
+    }
+}
+
+/* Streams and thread, for the first reducer; nothing where nobody can ride. */
+static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
+{
+    size_t count = (size_t)ctx->info.local_count;
+    dp__courier *courier = NULL;
+    if (ctx->courier_comm == NULL || ctx->courier != NULL)
+        return DP_OK;
+    if (ctx->courier_parts == NULL) {
+        ctx->courier_parts = dp__host_alloc(&ctx->host, count * sizeof(dp_part), 64);
+        if (ctx->courier_parts == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, count);
+        memset(ctx->courier_parts, 0, count * sizeof(dp_part));
+    }
+    for (size_t i = 0; i < count; i++) {
+        dp_dev *dev = ctx->devices[i].dev;
+        if (ctx->courier_parts[i].stream == NULL)
+            DP_TRY(dev->ops->stream_create(dev, 0, &ctx->courier_parts[i].stream));
+    }
+    bool spin = ctx->config.thread_count > ctx->info.local_count;
+    DP_TRY(dp__courier_open(&ctx->host, spin, dp__courier_carry, ctx, &courier));
+    dp__lock_enter(&ctx->lock);
+    ctx->courier = courier;
+    dp__lock_leave(&ctx->lock);
+    return DP_OK;
+}
+
+/* When a context closes. A pass that is still open will not be finished: what the courier is in
+   must not wait for others, and they must not wait for it. */
+static void dp__courier_end(dp_ctx *ctx)
+{
+    if (ctx->riding != NULL) {
+        dp__job_failed(ctx, DP_ERR_ABORTED, ctx->info.rank_first, "dp_close: in an open pass");
+        dp__comm_abort(ctx->courier_comm);
+    }
+    if (ctx->courier != NULL)
+        dp__courier_close(&ctx->host, ctx->courier);
+    ctx->courier = NULL;
+    for (int i = 0; ctx->courier_parts != NULL && i < ctx->info.local_count; i++)
+        if (ctx->courier_parts[i].stream != NULL)
+            ctx->devices[i].dev->ops->stream_destroy(ctx->courier_parts[i].stream);
+    if (ctx->courier_comm != NULL)
+        ctx->courier_comm->ops->close(ctx->courier_comm);
+}
+
+/* ==== >>reducer ================================================================================
+   Reducers are made, compared with those of other ranks, asked, destroyed. What ranks have to tell
+   each other they do on the caller's thread, over the communicator of the caller's.             */
+
+DP__UNCHECKED static bool dp__is_reducer(const dp_reducer *reducer)
+{
+    return reducer->magic == DP__REDUCER_LIVE;
+}
+
+/* One that is there, whatever became of its job. */
+static dp_status dp__check_reducer_open(const char *fn, const dp_reducer *reducer)
+{
+    DP_TRY(dp__check_pointer(fn, "reducer", reducer));
+    if (!dp__is_reducer(reducer))
+        return dp_error(DP_ERR_STATE, "%s: the reducer was destroyed already", fn);
+    return dp__check_open(fn, reducer->ctx);
+}
+
+static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
+{
+    DP_TRY(dp__check_reducer_open(fn, reducer));
+    return dp__check_ctx(fn, reducer->ctx);
+}
+
+static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
+{
+    DP_TRY(dp__check_reducer(fn, reducer));
+    return dp__enter(fn, reducer->ctx);
+}
+
+/* What goes over the wire of a local rank, as a tensor. */
+static dp_tensor dp__wire(const dp_ctx *ctx, const dp_part *wires, int local_rank,
+                          const dp_tensor *like)
+{
+    dp_tensor wire = *like;
+    wire.device = ctx->devices[local_rank].id;
+    wire.data = wires[local_rank].recv;
+    return wire;
+}
+
+static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t stride)
+{
+    dp_ctx *ctx = coll->ctx;
+    int64_t count = (int64_t)coll->count;
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_tensor own = dp_wrap((char *)data + (size_t)i * stride, coll->dtype, 1, &count);
+        dp_tensor wire = dp__wire(ctx, coll->local, i, &own);
+        DP_TRY(dp__copy_tensor(ctx, &wire, &own, NULL));
+    }
+    DP_TRY(dp__collective_entered(coll));
+    dp_tensor own = dp_wrap(data, coll->dtype, 1, &count);
+    dp_tensor wire = dp__wire(ctx, coll->local, 0, &own);
+    return dp__copy_tensor(ctx, &own, &wire, NULL);
+}
+
+/* All ranks tell each other something small by a collective: `data` holds that of local rank i at
+   i * stride bytes, and gets what the first of them received. */
+static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
+                              size_t stride)
+{
+    coll.ctx = ctx;
+    coll.local = wires;
+    coll.scale = 1;
+    return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
+}
+
+static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
+                                  const dp_reducer_config *config)
+{
+    reducer->reduction = config->reduction;
+    reducer->unused_units = config->unused_units;
+    reducer->caps[0] = config->first_bucket_bytes > 0 ? config->first_bucket_bytes
+                                                      : DP__FIRST_BUCKET_BYTES;
+    reducer->caps[1] = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
+    dp__blocks_copy(reducer, config);
+    DP_TRY(dp__slices_make(fn, reducer, config));
+    DP_TRY(dp__pieces_make(fn, reducer));
+    DP_TRY(dp__names_copy(fn, reducer, config));
+    DP_TRY(dp__pass_room(fn, reducer));
+    for (size_t i = 0; i < reducer->unit_count; i++)
+        reducer->order[i] = (uint32_t)i;
+    dp__buckets_make(reducer);
+    return dp__courier_begin(fn, reducer->ctx);
+}
+
+static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
+                                  dp_scope *scope, dp_reducer **out)
+{
+    DP_TRY(dp__check_pointer(fn, "out", out));
+    DP_TRY(dp__check_reducer_config(fn, ctx, config));
+    dp_reducer *reducer = dp__scope_bytes(scope, sizeof *reducer, _Alignof(dp_reducer));
+    if (reducer == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a reducer", fn);
+    *reducer = (dp_reducer){.ctx = ctx, .scope = scope};
+    DP_TRY(dp__reducer_fill(fn, reducer, config));
+    *out = reducer;
+    return DP_OK;
+}
+
+/* With other processes all learn whether every rank made the same reducer. */
+static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
+                                   const dp_reducer *made, dp_status status)
+{
+    const int64_t differs = (int64_t)1 << 32;
+    int64_t own = made != NULL ? (int64_t)(dp__layout_hash(made) >> 1) : -1, hash = own;
+    int64_t key = INT64_MAX, one = 1;
+    dp_part *wires = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *wires, 8);
+    if (wires == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to agree", fn);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_tensor wire;
+        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], DP_I64, 1, &one, &wire));
+        wires[i] = (dp_part){.send = wire.data, .recv = wire.data};
+    }
+    dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+    DP_TRY(dp__exchange(ctx, wires, coll, &hash, 0));
+    if (status != DP_OK || own != hash)
+        key = ctx->info.rank_first + (status == DP_OK ? differs : 0);
+    char text[DP__TEXT_BYTES];
+    memcpy(text, dp__thread.text, sizeof text);
+    coll = (dp__coll){.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
+    DP_TRY(dp__exchange(ctx, wires, coll, &key, 0));
+    if (status != DP_OK)
+        return dp_error(status, "%s", text);
+    if (key < differs)
+        return dp_error(DP_ERR_MISMATCH, "%s: rank %d could not create it", fn, (int)key);
+    if (key < INT64_MAX)
+        return dp_error(DP_ERR_MISMATCH,
+                        "%s: rank %d has other blocks, ranges, caps or another reduction than "
+                        "rank 0",
+                        fn, (int)(key - differs));
+    return DP_OK;
+}
+
+static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
+                                    dp_scope *scope, dp_reducer **out)
+{
+    dp_reducer *made = NULL;
+    dp_scope *temp = NULL;
+    dp_status status = dp__reducer_make(fn, ctx, config, scope, out != NULL ? &made : NULL);
+    if (ctx->info.process_count > 1) {
+        DP_TRY(dp__temp_begin(ctx, &temp));
+        status = dp__temp_end(temp, NULL, dp__reducer_agree(fn, ctx, temp, made, status));
+    }
+    DP_TRY(status);
+    made->magic = DP__REDUCER_LIVE;
+    *out = made;
+    return DP_OK;
+}
+
+DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config, dp_reducer **out)
+{
+    dp_scope *scope = NULL;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__enter(__func__, ctx));
+    dp_status status = dp__temp_begin(ctx, &scope);
+    if (status == DP_OK)
+        status = dp__reducer_create(__func__, ctx, config, scope, out);
+    if (status != DP_OK)
+        status = dp__temp_end(scope, NULL, status);
+    return dp__exit(__func__, ctx, status);
+}
+
+DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
+{
+    if (reducer == NULL)
+        return DP_OK;
+    DP_TRY(dp__check_reducer_open(__func__, reducer));
+    dp_ctx *ctx = reducer->ctx;
+    DP_TRY(dp__check_alone(__func__, ctx));
+    if (reducer->open && !dp__has_failed(ctx))
+        return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: dp_reducer_finish comes first",
+                        __func__, reducer->name);
+    reducer->magic = 0;
+    if (!dp__has_failed(ctx)) /* else the courier may be in it still: dp_close has it */
+        dp__scope_end(reducer->scope);
+    return DP_OK;
+}
+
+DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info *out)
+{
+    DP_TRY(dp__check_reducer_open(__func__, reducer));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    dp__lock_enter(&reducer->ctx->lock);
+    bool travels = reducer->open && reducer->sync;
+    *out = (dp_reducer_info){.name = reducer->name,
+                             .unit_count = reducer->unit_count,
+                             .bucket_count = reducer->bucket_count,
+                             .early_count = travels ? reducer->done : reducer->early,
+                             .regrouped = reducer->regrouped};
+    dp__lock_leave(&reducer->ctx->lock);
+    return DP_OK;
+}
+
+DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
+                                       dp_bucket_info *out)
+{
+    DP_TRY(dp__check_reducer_open(__func__, reducer));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (bucket >= reducer->bucket_count)
+        return dp_error(DP_ERR_INVALID, "%s: bucket %zu, '%s' has %zu", __func__, bucket,
+                        reducer->name, reducer->bucket_count);
+    *out = reducer->buckets[bucket].info;
+    return DP_OK;
+}
+
+/* ==== >>passes =================================================================================
+   A pass is opened, units are reported from any thread, and finish sees to it that all is reduced.
+   Ranks tell each other their samples when a pass begins, what was not reported when it ends, and
+   once the order of units.                                                                      */
+
+/* Adds the pass' samples to those of passes without sync. */
+static dp_status dp__samples_add(const char *fn, dp_reducer *reducer, const dp_reduce_pass *pass)
+{
+    DP_TRY(dp__check_pointer(fn, "samples", pass->samples));
+    for (int i = 0; i < reducer->ctx->info.local_count; i++) {
+        double samples = pass->samples[i];
+        if (!(samples >= 0) || !isfinite(samples))
+            return dp_error(DP_ERR_INVALID, "%s: local rank %d has %g samples", fn, i, samples);
+        reducer->totals[i] = reducer->samples[i] + samples;
+    }
+    return DP_OK;
+}
+
+/* Those of all ranks. One that passed in wrong numbers takes part, so that nobody waits for it. */
+static dp_status dp__samples_all(const char *fn, dp_reducer *reducer, dp_status own, double *out)
+{
+    dp_ctx *ctx = reducer->ctx;
+    for (int i = 1; i < ctx->info.local_count; i++) {
+        reducer->totals[0] += reducer->totals[i];
+        reducer->totals[i] = 0;
+    }
+    if (ctx->info.process_count > 1) {
+        dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_F64, .op = DP_OP_SUM};
+        char text[DP__TEXT_BYTES];
+        memcpy(text, dp__thread.text, sizeof text);
+        reducer->totals[0] = own == DP_OK ? reducer->totals[0] : (double)NAN;
+        DP_TRY(dp__exchange(ctx, reducer->wires, coll, reducer->totals, sizeof(double)));
+        if (own != DP_OK)
+            return dp_error(own, "%s", text);
+    }
+    DP_TRY(own);
+    *out = reducer->totals[0];
+    if (isnan(*out))
+        return dp_error(DP_ERR_MISMATCH, "%s: another rank's samples are wrong", fn);
+    if (!(*out > 0) || !isfinite(*out))
+        return dp_error(DP_ERR_INVALID, "%s: all ranks together have %g samples", fn, *out);
+    return DP_OK;
+}
+
+static dp_status dp__samples_begin(const char *fn, dp_reducer *reducer, const dp_reduce_pass *pass)
+{
+    size_t bytes = (size_t)reducer->ctx->info.local_count * sizeof(double);
+    double all = 0;
+    dp_status status = dp__samples_add(fn, reducer, pass);
+    if (pass->no_sync) {
+        DP_TRY(status);
+        memcpy(reducer->samples, reducer->totals, bytes);
+        return DP_OK;
+    }
+    DP_TRY(dp__samples_all(fn, reducer, status, &all));
+    memset(reducer->samples, 0, bytes);
+    reducer->scale = 1 / all;
+    return DP_OK;
+}
+
+static void dp__pass_open(dp_reducer *reducer, bool sync)
+{
+    dp_ctx *ctx = reducer->ctx;
+    size_t locals = (size_t)ctx->info.local_count;
+    dp__lock_enter(&ctx->lock);
+    for (size_t i = 0; i < reducer->unit_count * locals; i++) {
+        reducer->marks[i] &= DP__USED;
+        reducer->streams[i] = NULL;
+    }
+    for (size_t i = 0; i < reducer->unit_count; i++)
+        reducer->owed[i] = (uint32_t)locals;
+    for (size_t i = 0; i < reducer->bucket_count; i++)
+        reducer->buckets[i].owed = (uint32_t)reducer->buckets[i].info.unit_count;
+    reducer->open = true;
+    reducer->sync = sync;
+    reducer->released = false;
+    reducer->arrived = reducer->next = reducer->done = 0;
+    if (sync && ctx->courier != NULL && ctx->riding == NULL)
+        ctx->riding = reducer;
+    dp__lock_leave(&ctx->lock);
+}
+
+static dp_status dp__pass_begin(const char *fn, dp_reducer *reducer, const dp_reduce_pass *pass)
+{
+    static const dp_reduce_pass zero;
+    pass = pass != NULL ? pass : &zero;
+    if (reducer->open)
+        return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: dp_reducer_finish comes first",
+                        fn, reducer->name);
+    reducer->scale = 1;
+    if (reducer->reduction == DP_MEAN_SAMPLES)
+        DP_TRY(dp__samples_begin(fn, reducer, pass));
+    dp__pass_open(reducer, !pass->no_sync);
+    return DP_OK;
+}
+
+DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pass)
+{
+    DP_TRY(dp__reducer_enter(__func__, reducer));
+    return dp__exit(__func__, reducer->ctx, dp__pass_begin(__func__, reducer, pass));
+}
+
+/* Under the context's lock. out_full: some bucket has all that goes into it. */
+static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_rank, uint32_t unit,
+                               dp_stream *stream, bool *out_full)
+{
+    size_t at = (size_t)local_rank * reducer->unit_count + unit;
+    char text[160];
+    if (!reducer->open)
+        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: dp_reducer_begin comes first",
+                        fn, reducer->name);
+    if ((reducer->marks[at] & DP__REPORTED) != 0)
+        return dp_error(DP_ERR_STATE, "%s: local rank %d reported %s twice in this pass", fn,
+                        local_rank, dp__unit_text(reducer, unit, text, sizeof text));
+    reducer->marks[at] = DP__REPORTED | DP__USED;
+    reducer->streams[at] = stream;
+    if (reducer->sync && reducer->ctx->info.rank_first + local_rank == 0)
+        reducer->arrival[reducer->arrived++] = unit;
+    if (--reducer->owed[unit] > 0)
+        return DP_OK;
+    for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++)
+        *out_full = --reducer->buckets[reducer->pieces[p].bucket].owed == 0 || *out_full;
+    return DP_OK;
+}
+
+DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,
+                                  dp_stream *stream)
+{
+    bool full = false;
+    DP_TRY(dp__check_reducer(__func__, reducer));
+    dp_ctx *ctx = reducer->ctx;
+    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    const dp__device *device = &ctx->devices[local_rank];
+    if (unit >= reducer->unit_count)
+        return dp_error(DP_ERR_INVALID, "%s: unit %u, '%s' has %zu", __func__, (unsigned)unit,
+                        reducer->name, reducer->unit_count);
+    if (stream != NULL && stream->dev != device->dev)
+        return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
+                        local_rank);
+    if (ctx->courier != NULL) /* it knows nothing of streams */
+        DP_TRY(dp__leave(__func__, ctx, dp__sync(stream != NULL ? stream : device->stream)));
+    dp__lock_enter(&ctx->lock);
+    dp_status status = dp__unit_mark(__func__, reducer, local_rank, unit, stream, &full);
+    full = full && ctx->riding == reducer;
+    dp__lock_leave(&ctx->lock);
+    if (full)
+        dp__courier_wake(ctx->courier);
+    return status;
+}
+
+/* Unit and rank of the first report that this process misses, in one number; INT64_MAX: none. */
+static int64_t dp__missing_here(const dp_reducer *reducer)
+{
+    const dp_info *info = &reducer->ctx->info;
+    for (size_t unit = 0; unit < reducer->unit_count; unit++)
+        for (int i = 0; i < info->local_count; i++)
+            if ((reducer->marks[(size_t)i * reducer->unit_count + unit] & DP__REPORTED) == 0)
+                return (int64_t)unit * info->rank_count + info->rank_first + i;
+    return INT64_MAX;
+}
+
+/* The same of all ranks. */
+static dp_status dp__missing_anywhere(const char *fn, const dp_reducer *reducer, int64_t *out)
+{
+    dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
+    *out = dp__missing_here(reducer);
+    if (reducer->ctx->info.process_count == 1)
+        return DP_OK;
+    return dp__exchange(reducer->ctx, reducer->wires, coll, out, 0);
+}
+
+/* reducer->unused: units that no rank has reported since the last reduction. */
+static dp_status dp__unused_find(const char *fn, dp_reducer *reducer)
+{
+    size_t units = reducer->unit_count;
+    dp__coll coll = {.fn = fn, .count = units, .dtype = DP_U8, .op = DP_OP_MAX};
+    memset(reducer->unused, 0, units);
+    for (size_t i = 0; i < units * (size_t)reducer->ctx->info.local_count; i++)
+        reducer->unused[i % units] |= (reducer->marks[i] & DP__USED) != 0;
+    if (reducer->ctx->info.process_count > 1 && units > 0)
+        DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->unused, 0));
+    for (size_t i = 0; i < units; i++)
+        reducer->unused[i] = !reducer->unused[i];
+    return DP_OK;
+}
+
+/* Compute streams come after the streams on which units were reported. */
+static dp_status dp__streams_join(const dp_reducer *reducer)
+{
+    for (int i = 0; i < reducer->ctx->info.local_count; i++) {
+        const dp__device *device = &reducer->ctx->devices[i];
+        const dp_device_ops *ops = device->dev->ops;
+        dp_stream *joined = device->stream;
+        for (size_t unit = 0; unit < reducer->unit_count; unit++) {
+            dp_stream *stream = reducer->streams[(size_t)i * reducer->unit_count + unit];
+            if (stream == NULL || stream == joined || stream == device->stream)
+                continue;
+            DP_TRY(ops->event_record(device->done, stream));
+            DP_TRY(ops->event_wait(device->stream, device->done));
+            joined = stream;
+        }
+    }
+    return DP_OK;
+}
+
+/* All at once, by the caller: as few spans as there can be. */
+static dp_status dp__reduce_all(const char *fn, dp_reducer *reducer)
+{
+    dp_ctx *ctx = reducer->ctx;
+    dp__spans spans = {
+        .reducer = reducer, .count = reducer->slice_count, .skips = reducer->unused_units};
+    DP_TRY(dp__streams_join(reducer));
+    if (ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
+        return DP_OK;
+    while (dp__spans_next(&spans)) {
+        dp__span_parts(&spans, reducer->parts);
+        dp__coll coll = {.fn = fn,
+                         .ctx = ctx,
+                         .local = reducer->parts,
+                         .count = spans.length,
+                         .dtype = reducer->blocks[spans.block].dtype,
+                         .op = dp__reduction_op(reducer),
+                         .scale = reducer->scale};
+        DP_TRY(dp__collective_entered(&coll));
+    }
+    return DP_OK;
+}
+
+/* By the courier: everything may travel now, and is waited for. */
+static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
+{
+    dp_ctx *ctx = reducer->ctx;
+    dp__lock_enter(&ctx->lock);
+    reducer->released = true;
+    dp__lock_leave(&ctx->lock);
+    dp__courier_wake(ctx->courier);
+    for (bool all = false; !all;) {
+        unsigned seen = dp__courier_ticket(ctx->courier);
+        dp__lock_enter(&ctx->lock);
+        all = reducer->done == reducer->bucket_count;
+        ctx->riding = all ? NULL : reducer;
+        dp__lock_leave(&ctx->lock);
+        DP_TRY(dp__check_ctx(fn, ctx));
+        if (!all)
+            dp__courier_await(ctx->courier, seen);
+    }
+    return DP_OK;
+}
+
+/* Once: buckets as rank 0 reported units, what it did not report last. */
+static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
+{
+    size_t count = reducer->arrived, units = reducer->unit_count;
+    dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = units, .dtype = DP_I32};
+    if (reducer->regrouped || units == 0)
+        return DP_OK;
+    memcpy(reducer->order, reducer->arrival, count * sizeof *reducer->order);
+    for (size_t unit = 0; unit < units && count < units; unit++)
+        if ((reducer->marks[unit] & DP__REPORTED) == 0 || reducer->arrived == 0)
+            reducer->order[count++] = (uint32_t)unit;
+    if (reducer->ctx->info.process_count > 1)
+        DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->order, 0));
+    dp__buckets_make(reducer);
+    reducer->regrouped = true;
+    return DP_OK;
+}
+
+static dp_status dp__missing_error(const char *fn, const dp_reducer *reducer, int64_t missing)
+{
+    char text[160];
+    int ranks = reducer->ctx->info.rank_count;
+    return dp_error(DP_ERR_MISMATCH,
+                    "%s: rank %d did not report %s of '%s' in this pass: all gradients are void "
+                    "(unused_units = true allows it)",
+                    fn, (int)(missing % ranks),
+                    dp__unit_text(reducer, (uint32_t)(missing / ranks), text, sizeof text),
+                    reducer->name);
+}
+
+static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
+{
+    int64_t missing = INT64_MAX;
+    bool rides = reducer->ctx->riding == reducer;
+    if (reducer->unused_units)
+        DP_TRY(dp__unused_find(fn, reducer));
+    else
+        DP_TRY(dp__missing_anywhere(fn, reducer, &missing));
+    DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_all(fn, reducer));
+    if (missing != INT64_MAX)
+        return dp__missing_error(fn, reducer, missing);
+    return dp__regroup(fn, reducer);
+}
+
+static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
+{
+    dp_ctx *ctx = reducer->ctx;
+    dp__lock_enter(&ctx->lock);
+    bool was_open = reducer->open, sync = reducer->sync;
+    reducer->open = false;
+    reducer->early = was_open && sync ? reducer->done : reducer->early;
+    dp__lock_leave(&ctx->lock);
+    if (!was_open)
+        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: dp_reducer_begin comes first",
+                        fn, reducer->name);
+    if (!sync)
+        return DP_OK;
+    dp_status status = dp__pass_reduce(fn, reducer);
+    memset(reducer->marks, 0, reducer->unit_count * (size_t)ctx->info.local_count);
+    return status;
+}
+
+DP_API dp_status dp_reducer_finish(dp_reducer *reducer)
+{
+    DP_TRY(dp__reducer_enter(__func__, reducer));
+    return dp__exit(__func__, reducer->ctx, dp__pass_finish(__func__, reducer));
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_REDUCE_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
