@@ -1,6 +1,6 @@
 /* meeting.h - jobs of several processes on one machine, which meet through dp_config.bootstrap: all
-   talk to process 0 by sockets. A context may open two communicators, and use them at the same time:
-   each has sockets of its own. */
+   talk to process 0 by sockets. A context may open two communicators, and use them at the same
+   time: each has sockets of its own. */
 
 #ifndef MEETING_H
 #define MEETING_H

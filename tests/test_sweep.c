@@ -22,6 +22,9 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     dp_param_info param;
     dp_wrapper_info wrapper;
     dp_input_grad grads;
+    dp_reducer_info reducer_info;
+    dp_bucket_info bucket;
+    dp_reducer *reducer;
     dp_module *module;
     dp_pass *pass;
     dp_ctx *ctx;
@@ -35,6 +38,7 @@ typedef struct args { /* one of each kind */
     dp_scope *scope;
     dp_module *module, *wrapper;
     dp_pass *pass;
+    dp_reducer *reducer;
     dp_call *call;
     dp_value value, tuple, dict, list, number;
     const dp_tensor *a, *b, *out;
@@ -52,6 +56,7 @@ typedef struct args { /* one of each kind */
     const dp_config *config;
     const dp_module_config *create;
     const dp_kernel_args *kernel;
+    const dp_reducer_config *reduce;
     struct outs *outs;
 } args;
 
@@ -75,6 +80,7 @@ static struct kit {
     dp_scope *scope, *ended, *elsewhere;
     dp_module *net, *par, *destroyed;
     dp_pass *used, *stale;
+    dp_reducer *finished; /* destroyed */
     dp_tensor a, b, out;
     args good;
     int devices;
@@ -97,6 +103,9 @@ static void end_something(void)
     dp_scope_end(kit.ended);
     if (dp_module_create(kit.ctx, &(dp_module_config){.name = "ended"}, &kit.destroyed) == DP_OK)
         (void)dp_module_destroy(kit.destroyed);
+    if (dp_reducer_create(kit.ctx, &(dp_reducer_config){.reduction = DP_SUM}, &kit.finished) ==
+        DP_OK)
+        (void)dp_reducer_destroy(kit.finished);
 }
 
 static dp_tensor forged_tensor(dp_tensor t, int n)
@@ -359,6 +368,25 @@ static bool spoil_kernel(const dp_kernel_args **kernel, int n)
     return n < 7;
 }
 
+static bool spoil_reducer_config(const dp_reducer_config **config, int n)
+{
+    static const dp_range far[] = {{.block = NOBODY}};
+    static dp_reducer_config wrong[8];
+    for (int i = 0; i < 8; i++)
+        wrong[i] = **config;
+    wrong[0].reduction = (dp_reduction)0;
+    wrong[1].reduction = (dp_reduction)77;
+    wrong[2].blocks = NULL;
+    wrong[3].block_count = SIZE_MAX;
+    wrong[4].range_count = 1;
+    wrong[5].ranges = far;
+    wrong[5].range_count = 1;
+    wrong[6].ranges = far;
+    wrong[6].range_count = SIZE_MAX;
+    *config = n < 7 ? &wrong[n] : NULL;
+    return n < 8;
+}
+
 static bool spoil_handle(args *a, char kind, int n)
 {
     static uint64_t zeros[512];
@@ -368,6 +396,7 @@ static bool spoil_handle(args *a, char kind, int n)
     const void *const scopes[] = {kit.ended, NULL, kit.elsewhere};
     const void *const modules[] = {kit.destroyed, NULL};
     const void *const passes[] = {kit.used, kit.stale, NULL};
+    const void *const reducers[] = {kit.finished, NULL};
     const void *const calls[] = {&no_call, NULL};
     const void *wrong = NULL;
     bool some = false, is_scope = strchr("sSTx", kind) != NULL;
@@ -379,6 +408,8 @@ static bool spoil_handle(args *a, char kind, int n)
         some = spoil_pointer(scopes, kind == 's' ? 3 : kind == 'T' ? 2 : 1, n, &wrong);
     else if (kind == 'm' || kind == 'M')
         some = spoil_pointer(modules, kind == 'm' ? 2 : 1, n, &wrong);
+    else if (kind == 'j' || kind == 'J')
+        some = spoil_pointer(reducers, kind == 'j' ? 2 : 1, n, &wrong);
     else
         some = kind == 'p' ? spoil_pointer(passes, 3, n, &wrong)
                            : spoil_pointer(calls, 2, n, &wrong);
@@ -389,6 +420,8 @@ static bool spoil_handle(args *a, char kind, int n)
         a->scope = handle;
     else if (kind == 'm' || kind == 'M')
         a->module = a->wrapper = handle;
+    else if (kind == 'j' || kind == 'J')
+        a->reducer = handle;
     else if (kind == 'p')
         a->pass = handle;
     else
@@ -482,9 +515,11 @@ static bool spoil(args *a, char kind, int n)
         return spoil_module_config(&a->create, n);
     case 'X':
         return spoil_kernel(&a->kernel, n);
+    case 'V':
+        return spoil_reducer_config(&a->reduce, n);
     default:
-        return strchr("cCsSTxmMpk", kind) != NULL ? spoil_handle(a, kind, n)
-                                                  : spoil_plain(a, kind, n);
+        return strchr("cCsSTxmMpkjJ", kind) != NULL ? spoil_handle(a, kind, n)
+                                                    : spoil_plain(a, kind, n);
     }
 }
 
@@ -620,6 +655,13 @@ CALL(dp_reduce_to, a->ctx, a->parts, a->count, a->dtype, a->op, a->root)
 CALL(dp_gather_to, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_scatter_from, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_barrier, a->ctx)
+CALL(dp_reducer_create, a->ctx, a->reduce, OUT(reducer))
+CALL(dp_reducer_destroy, a->reducer)
+CALL(dp_reducer_begin, a->reducer, NULL)
+CALL(dp_reducer_ready, a->reducer, a->rank, (uint32_t)a->index, NULL)
+CALL(dp_reducer_finish, a->reducer)
+CALL(dp_reducer_info_get, a->reducer, OUT(reducer_info))
+CALL(dp_reducer_bucket_get, a->reducer, a->index, OUT(bucket))
 CALL(dp_module_create, a->ctx, a->create, OUT(module))
 CALL(dp_module_copy, a->module, a->rank, OUT(module))
 CALL(dp_module_destroy, a->module)
@@ -718,7 +760,11 @@ static const row table[] = {
     ROW(dp_broadcast, "cPzeR", 0), ROW(dp_all_gather, "cPze", 0),
     ROW(dp_reduce_scatter, "cPzef", 0), ROW(dp_all_to_all, "cPze", 0),
     ROW(dp_reduce_to, "cPzefR", 0), ROW(dp_gather_to, "cPzeR", 0), ROW(dp_scatter_from, "cPzeR", 0),
-    ROW(dp_barrier, "c", 0), ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
+    ROW(dp_barrier, "c", 0), ROW(dp_reducer_create, "cVO", 0),
+    ROW(dp_reducer_destroy, "J", NOT_RIGHTLY), ROW(dp_reducer_begin, "j", 0),
+    ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_finish, "j", 0),
+    ROW(dp_reducer_info_get, "jO", GOES_ON), ROW(dp_reducer_bucket_get, "jiO", GOES_ON),
+    ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
     ROW(dp_module_destroy, "M", NOT_RIGHTLY), ROW(dp_module_train, "m", 0),
     ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", 0),
     ROW(dp_module_param_count, "m", 0), ROW(dp_module_param, "miO", 0),
@@ -866,6 +912,17 @@ static dp_tensor on_device(int rank, int64_t count)
     return tensor;
 }
 
+static const dp_reducer_config *reduce_config(void)
+{
+    static void *grads[TREE_DEVICES];
+    static dp_block block = {DP_F32, ROWS, grads};
+    static const dp_reducer_config config = {
+        .blocks = &block, .block_count = 1, .reduction = DP_SUM, .unused_units = true};
+    for (int r = 0; r < kit.devices; r++)
+        grads[r] = on_device(r, ROWS).data;
+    return &config;
+}
+
 static void make_args(void)
 {
     static dp_part parts[TREE_DEVICES];
@@ -916,6 +973,7 @@ static void make_args(void)
                       .config = &config,
                       .create = &create,
                       .kernel = &kernel,
+                      .reduce = reduce_config(),
                       .outs = &outs};
 }
 
@@ -933,6 +991,7 @@ static void make_kit(const dp_config *config)
     kit.out = on_device(0, ROWS);
     make_modules();
     make_args();
+    CHECK_OK(dp_reducer_create(kit.ctx, kit.good.reduce, &kit.good.reducer));
     kit.used = one_pass(kit.scope);
     CHECK_OK(dp_backward(kit.used, dp_float(1), NULL));
 }
@@ -973,7 +1032,7 @@ TEST(after_the_job_failed)
     kit.failed = true;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         const row *r = &table[i];
-        if (strpbrk(r->kinds, "cTSsmMp") == NULL || (r->how & (INSIDE | LAST | NOT_RIGHTLY)) != 0)
+        if (strpbrk(r->kinds, "cTSsmMpj") == NULL || (r->how & (INSIDE | LAST | NOT_RIGHTLY)) != 0)
             continue;
         arm();
         dp_status status = r->call(&a);

@@ -1,0 +1,1462 @@
+/* test_reducer.c - gradients of the user's made equal on all ranks, of one process or several. */
+
+#include <pthread.h>
+#include <time.h>
+#include "../examples/custom_device.h"
+#include "lazy.h"
+#include "meeting.h"
+
+enum { RANKS = 8 };
+
+/* ---- a reducer over one f32 block a rank ----------------------------------------------------- */
+
+typedef struct grads { /* of the local ranks */
+    dp_ctx *ctx;
+    dp_info info;
+    dp_reducer *reducer;
+    float *local[RANKS];
+    dp_tensor own[RANKS]; /* devices with memory of their own: what `local` is a copy of */
+    bool has_own;
+    size_t count;
+} grads;
+
+static void grads_push(const grads *g)
+{
+    const int64_t shape = (int64_t)g->count;
+    for (int i = 0; i < g->info.local_count && g->has_own; i++) {
+        dp_tensor host = dp_wrap(g->local[i], DP_F32, 1, &shape);
+        CHECK_OK(dp_copy(g->ctx, &g->own[i], &host, NULL));
+    }
+}
+
+static void grads_pull(const grads *g)
+{
+    for (int i = 0; i < g->info.local_count && g->has_own; i++) {
+        CHECK_OK(dp_read(g->ctx, &g->own[i], g->local[i], g->count * sizeof(float)));
+    }
+}
+
+static void grads_begin(grads *g, dp_ctx *ctx, size_t count)
+{
+    const int64_t shape = (int64_t)count;
+    dp_device_info device;
+    memset(g, 0, sizeof *g);
+    g->ctx = ctx;
+    g->count = count;
+    CHECK_OK(dp_info_get(ctx, &g->info));
+    CHECK_OK(dp_device_info_get(ctx, 0, &device));
+    g->has_own = !device.host_memory;
+    dp_scope *scope = dp_scope_begin(ctx); /* ends with the context */
+    for (int i = 0; i < g->info.local_count; i++) {
+        g->local[i] = calloc(count + 1, sizeof(float));
+        CHECK(g->local[i] != NULL);
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 1, &shape, &g->own[i]));
+    }
+    grads_push(g);
+}
+
+static void grads_create(grads *g, dp_reducer_config config)
+{
+    void *local[RANKS];
+    for (int i = 0; i < g->info.local_count; i++) {
+        local[i] = g->has_own ? g->own[i].data : g->local[i];
+    }
+    dp_block block = {DP_F32, g->count, local};
+    config.blocks = &block;
+    config.block_count = 1;
+    CHECK_OK(dp_reducer_create(g->ctx, &config, &g->reducer));
+    memset(local, 0, sizeof local); /* it was copied */
+}
+
+static void grads_end(grads *g)
+{
+    CHECK_OK(dp_reducer_destroy(g->reducer));
+    dp_close(g->ctx);
+    for (int i = 0; i < g->info.local_count; i++) {
+        free(g->local[i]);
+    }
+}
+
+/* Add value * (rank + 1) to every element: what backward of such a loss does. */
+static void grads_add(const grads *g, float value)
+{
+    grads_pull(g);
+    for (int i = 0; i < g->info.local_count; i++) {
+        for (size_t k = 0; k < g->count; k++) {
+            g->local[i][k] += value * (float)(g->info.rank_first + i + 1);
+        }
+    }
+    grads_push(g);
+}
+
+static void grads_fill(const grads *g, float value)
+{
+    for (int i = 0; i < g->info.local_count; i++) {
+        for (size_t k = 0; k < g->count; k++) {
+            g->local[i][k] = value;
+        }
+    }
+    grads_push(g);
+}
+
+static void check_all(const grads *g, double want)
+{
+    grads_pull(g);
+    for (int i = 0; i < g->info.local_count; i++) {
+        for (size_t k = 0; k < g->count; k++) {
+            CHECK_F64(g->local[i][k], want, fabs(want) * 1e-6);
+        }
+    }
+}
+
+static void report(const grads *g, uint32_t unit)
+{
+    for (int i = 0; i < g->info.local_count; i++) {
+        CHECK_OK(dp_reducer_ready(g->reducer, i, unit, NULL));
+    }
+}
+
+static dp_reducer_info info_of(const dp_reducer *reducer)
+{
+    dp_reducer_info info;
+    CHECK_OK(dp_reducer_info_get(reducer, &info));
+    return info;
+}
+
+/* "7 6 5 | 4 3 2 1 0" */
+static void check_buckets(const dp_reducer *reducer, const char *want)
+{
+    char text[256] = "";
+    dp_bucket_info bucket;
+    for (size_t b = 0; b < info_of(reducer).bucket_count; b++) {
+        CHECK_OK(dp_reducer_bucket_get(reducer, b, &bucket));
+        for (size_t i = 0; i < bucket.unit_count; i++) {
+            size_t used = strlen(text);
+            snprintf(text + used, sizeof text - used, "%s%s%u", b > 0 && i == 0 ? " | " : "",
+                     i > 0 ? " " : "", (unsigned)bucket.units[i]);
+        }
+    }
+    CHECK_STR(text, want);
+}
+
+static dp_ctx *open_here(int device_count)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = device_count}, &ctx));
+    return ctx;
+}
+
+/* ---- worked values --------------------------------------------------------------------------- */
+
+/* torch: loss sum*(rank+1), then 10*(rank+1) without sync, then 100*(rank+1). */
+static void steps_of_torch(dp_ctx *ctx)
+{
+    const dp_reduce_pass local = {.no_sync = true};
+    grads g;
+    grads_begin(&g, ctx, 37);
+    grads_create(&g, (dp_reducer_config){.name = "net", .reduction = DP_MEAN_RANKS});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    grads_add(&g, 1);
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 1.5);
+    CHECK_OK(dp_reducer_begin(g.reducer, &local));
+    grads_add(&g, 10);
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    grads_pull(&g);
+    for (int i = 0; i < g.info.local_count; i++) {
+        CHECK_F64(g.local[i][36], g.info.rank_first + i == 0 ? 11.5 : 21.5, 0);
+    }
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    grads_add(&g, 100);
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 166.5);
+    grads_end(&g);
+}
+
+static void torch_in_processes(meeting *m)
+{
+    steps_of_torch(open_job(m, 1, dp_cpu()));
+}
+
+static void torch_on_toys(meeting *m)
+{
+    steps_of_torch(open_job(m, 1, toy_device()));
+}
+
+TEST(worked_values_in_one_process)
+{
+    steps_of_torch(open_here(2));
+}
+
+TEST(worked_values_in_two_processes)
+{
+    in_processes(2, torch_in_processes);
+    in_processes(2, torch_on_toys);
+}
+
+/* 2^15 twice is more than f16 has; its mean is not. */
+static void halves_stay_finite(dp_ctx *ctx)
+{
+    uint16_t data[RANKS][3];
+    void *local[RANKS];
+    dp_reducer *reducer;
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    for (int i = 0; i < info.local_count; i++) {
+        data[i][0] = data[i][1] = data[i][2] = 0x7800;
+        local[i] = data[i];
+    }
+    CHECK_OK(dp_reducer_create(ctx,
+                               &(dp_reducer_config){.blocks = &(dp_block){DP_F16, 3, local},
+                                                    .block_count = 1,
+                                                    .reduction = DP_MEAN_RANKS},
+                               &reducer));
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    for (int i = 0; i < info.local_count; i++) {
+        CHECK_OK(dp_reducer_ready(reducer, i, 0, NULL));
+    }
+    CHECK_OK(dp_reducer_finish(reducer));
+    for (int i = 0; i < info.local_count; i++) {
+        CHECK_INT(data[i][2], 0x7800);
+    }
+    dp_close(ctx); /* and the reducer with it */
+}
+
+static void halves_in_processes(meeting *m)
+{
+    halves_stay_finite(open_job(m, 1, dp_cpu()));
+}
+
+TEST(f16_does_not_overflow)
+{
+    halves_stay_finite(open_here(2));
+    in_processes(2, halves_in_processes);
+}
+
+TEST(a_sum_is_a_sum)
+{
+    grads g;
+    grads_begin(&g, open_here(3), 1001);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    grads_add(&g, 1);
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 6);
+    grads_end(&g);
+}
+
+/* ---- samples --------------------------------------------------------------------------------- */
+
+/* Rank r has r samples in the first two passes, of which only the second is reduced. */
+static void uneven_samples(dp_ctx *ctx)
+{
+    double samples[RANKS];
+    grads g;
+    grads_begin(&g, ctx, 5);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES});
+    double all = g.info.rank_count * (g.info.rank_count - 1) / 2;
+    for (int i = 0; i < g.info.local_count; i++) {
+        samples[i] = g.info.rank_first + i;
+    }
+    for (int step = 0; step < 3; step++) { /* each begins to count anew */
+        grads_fill(&g, (float)all);
+        CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){true, samples}));
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){false, samples}));
+        report(&g, 0);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, g.info.rank_count / 2.0);
+        CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){false, samples}));
+        grads_fill(&g, (float)all);
+        report(&g, 0);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, g.info.rank_count);
+    }
+    grads_end(&g);
+}
+
+static void samples_in_processes(meeting *m)
+{
+    uneven_samples(open_job(m, 1 + m->process % 2, dp_cpu()));
+}
+
+TEST(samples_of_all_ranks_divide)
+{
+    uneven_samples(open_here(2));
+    uneven_samples(open_here(5));
+    in_processes(2, samples_in_processes);
+}
+
+TEST(samples_in_a_world_of_one)
+{
+    const double samples = 8;
+    grads g;
+    grads_begin(&g, open_here(1), 9);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES});
+    CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){false, &samples}));
+    grads_add(&g, 4);
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 0.5);
+    grads_end(&g);
+}
+
+TEST(wrong_samples)
+{
+    const double below[] = {1, -1}, none[] = {0, 0}, nan[] = {NAN, 1}, huge[] = {INFINITY, 1};
+    const double good[] = {3, 1}, most[] = {1e308, 1e308};
+    grads g;
+    grads_begin(&g, open_here(2), 1);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES});
+    for (int no_sync = 0; no_sync < 2; no_sync++) {
+        const char *fn = "dp_reducer_begin: local rank 0 has ";
+        CHECK_ERROR(dp_reducer_begin(g.reducer, &(dp_reduce_pass){no_sync, NULL}), DP_ERR_INVALID,
+                    "dp_reducer_begin: samples is NULL");
+        CHECK_ERROR(dp_reducer_begin(g.reducer, &(dp_reduce_pass){no_sync, below}), DP_ERR_INVALID,
+                    "dp_reducer_begin: local rank 1 has -1 samples");
+        CHECK_ERROR(dp_reducer_begin(g.reducer, &(dp_reduce_pass){no_sync, nan}), DP_ERR_INVALID,
+                    fn);
+        CHECK_ERROR(dp_reducer_begin(g.reducer, &(dp_reduce_pass){no_sync, huge}), DP_ERR_INVALID,
+                    fn);
+    }
+    CHECK_ERROR(dp_reducer_begin(g.reducer, NULL), DP_ERR_INVALID, "samples is NULL");
+    CHECK_ERROR(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.samples = none}), DP_ERR_INVALID,
+                "dp_reducer_begin: all ranks together have 0 samples");
+    CHECK_ERROR(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.samples = most}), DP_ERR_INVALID,
+                "dp_reducer_begin: all ranks together have inf samples");
+    grads_fill(&g, 8);
+    CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.samples = good}));
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 4); /* nothing of the wrong calls was counted */
+    grads_end(&g);
+}
+
+static void one_has_wrong_samples(meeting *m)
+{
+    const double wrong = -3, good = 2;
+    const dp_reduce_pass pass = {.samples = m->process == 1 ? &wrong : &good};
+    grads g;
+    grads_begin(&g, open_job(m, 1, dp_cpu()), 1);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES});
+    if (m->process == 1) {
+        CHECK_ERROR(dp_reducer_begin(g.reducer, &pass), DP_ERR_INVALID, "has -3 samples");
+    } else {
+        CHECK_ERROR(dp_reducer_begin(g.reducer, &pass), DP_ERR_MISMATCH, "another rank's samples");
+    }
+    CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.samples = &good}));
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    grads_end(&g);
+}
+
+TEST(wrong_samples_of_one_process_are_known_to_all)
+{
+    in_processes(3, one_has_wrong_samples);
+}
+
+/* ---- buckets --------------------------------------------------------------------------------- */
+
+enum { LAYERS = 8, LAYER = 90000 };
+
+static const dp_range *layers(size_t count)
+{
+    static dp_range ranges[LAYERS];
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        ranges[i] = (dp_range){.unit = i, .first = i * count, .count = count};
+    }
+    return ranges;
+}
+
+static void layers_begin(grads *g, dp_ctx *ctx, size_t count, dp_reducer_config config)
+{
+    grads_begin(g, ctx, LAYERS * count);
+    config.ranges = layers(count);
+    config.range_count = LAYERS;
+    config.reduction = DP_MEAN_RANKS;
+    grads_create(g, config);
+}
+
+static void backward(const grads *g)
+{
+    for (uint32_t unit = LAYERS; unit-- > 0;) {
+        report(g, unit);
+    }
+}
+
+static void one_pass(const grads *g)
+{
+    CHECK_OK(dp_reducer_begin(g->reducer, NULL));
+    backward(g);
+    CHECK_OK(dp_reducer_finish(g->reducer));
+}
+
+static void regrouped_once(dp_ctx *ctx)
+{
+    grads g;
+    dp_bucket_info bucket;
+    layers_begin(&g, ctx, LAYER, (dp_reducer_config){0});
+    check_buckets(g.reducer, "0 1 2 | 3 4 5 6 7");
+    CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.no_sync = true}));
+    backward(&g);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    CHECK(!info_of(g.reducer).regrouped);
+    one_pass(&g);
+    CHECK(info_of(g.reducer).regrouped);
+    check_buckets(g.reducer, "7 6 5 | 4 3 2 1 0");
+    CHECK_OK(dp_reducer_bucket_get(g.reducer, 0, &bucket));
+    CHECK_INT(bucket.bytes, 1080000);
+    CHECK_INT(bucket.dtype, DP_F32);
+    CHECK_OK(dp_reducer_bucket_get(g.reducer, 1, &bucket));
+    CHECK_INT(bucket.bytes, 1800000);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    for (uint32_t unit = 0; unit < LAYERS; unit++) {
+        report(&g, unit);
+    }
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_buckets(g.reducer, "7 6 5 | 4 3 2 1 0");
+    grads_end(&g);
+}
+
+TEST(buckets_follow_the_first_reduced_pass)
+{
+    regrouped_once(open_here(2));
+    regrouped_once(open_here(1));
+}
+
+/* All other ranks report in another order: rank 0's counts. */
+static void rank_0_decides(meeting *m)
+{
+    grads g;
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.first_bucket_bytes = 1000, .bucket_bytes = 801});
+    check_buckets(g.reducer, "0 1 2 | 3 4 5 | 6 7");
+    for (int pass = 0; pass < 3; pass++) {
+        grads_fill(&g, 0);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        grads_add(&g, 1);
+        for (uint32_t i = 0; i < LAYERS; i++) {
+            report(&g, m->process == 0 ? LAYERS - 1 - i : (i * 3 + (uint32_t)m->process) % LAYERS);
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, (g.info.rank_count + 1) / 2.0);
+    }
+    check_buckets(g.reducer, "7 6 5 | 4 3 2 | 1 0");
+    grads_end(&g);
+}
+
+TEST(reports_in_different_orders)
+{
+    in_processes(2, rank_0_decides);
+    in_processes(4, rank_0_decides);
+}
+
+TEST(caps)
+{
+    const struct {
+        size_t first, other;
+        const char *want;
+    } cases[] = {{1, 1, "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7"},
+                 {400, 400, "0 | 1 | 2 | 3 | 4 | 5 | 6 | 7"},
+                 {401, 800, "0 1 | 2 3 | 4 5 | 6 7"},
+                 {400, 1200, "0 | 1 2 3 | 4 5 6 | 7"},
+                 {0, 1, "0 1 2 3 4 5 6 7"},
+                 {1, 0, "0 | 1 2 3 4 5 6 7"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        grads g;
+        layers_begin(&g, open_here(1), 100,
+                     (dp_reducer_config){.first_bucket_bytes = cases[i].first,
+                                         .bucket_bytes = cases[i].other});
+        check_buckets(g.reducer, cases[i].want);
+        grads_end(&g);
+    }
+}
+
+/* ---- overlap --------------------------------------------------------------------------------- */
+
+/* A bucket is reduced while this thread, which has not finished, only looks at it. */
+static void first_bucket_travels_early(meeting *m)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    grads g;
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+    one_pass(&g);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    grads_fill(&g, (float)m->process);
+    for (uint32_t unit = LAYERS; unit-- > LAYERS / 2;) {
+        report(&g, unit);
+    }
+    dp_reducer_info info = info_of(g.reducer);
+    for (int ms = 0; ms < PATIENCE_MS && info.early_count < LAYERS / 2; ms++) {
+        nanosleep(&pause, NULL);
+        info = info_of(g.reducer);
+    }
+    CHECK_INT(info.early_count, LAYERS / 2);
+    for (uint32_t unit = LAYERS / 2; unit-- > 0;) {
+        report(&g, unit);
+    }
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    CHECK(info_of(g.reducer).early_count >= LAYERS / 2);
+    check_all(&g, (m->process_count - 1) / 2.0);
+    grads_end(&g);
+}
+
+TEST(buckets_travel_before_finish)
+{
+    in_processes(2, first_bucket_travels_early);
+    in_processes(4, first_bucket_travels_early);
+}
+
+/* Collectives of the user's, and work of all devices, while the courier is at work. */
+static dp_status nothing(int rank, dp_scope *scope, void *user)
+{
+    (void)rank, (void)scope, (void)user;
+    return DP_OK;
+}
+
+static void others_work_meanwhile(meeting *m)
+{
+    float ones[2] = {1, 1};
+    const dp_part parts[] = {{.send = &ones[0], .recv = &ones[0]},
+                             {.send = &ones[1], .recv = &ones[1]}};
+    grads g;
+    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000,
+                 (dp_reducer_config){.first_bucket_bytes = 1, .bucket_bytes = 1});
+    for (int pass = 0; pass < 3; pass++) {
+        ones[0] = ones[1] = 1;
+        grads_fill(&g, 3);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (uint32_t unit = LAYERS; unit-- > 0;) {
+            report(&g, unit);
+            CHECK_OK(dp_run(g.ctx, NULL, nothing, NULL));
+            CHECK_OK(dp_all_reduce(g.ctx, parts, 1, DP_F32, DP_OP_MEAN));
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, 3);
+        CHECK_F64(ones[1], 1, 0);
+    }
+    grads_end(&g);
+}
+
+TEST(the_courier_leaves_workers_and_collectives_to_the_caller)
+{
+    in_processes(2, others_work_meanwhile);
+}
+
+/* The second one to begin is reduced when it finishes, in whatever order they do. */
+static void two_at_once(meeting *m)
+{
+    static const int orders[][2] = {{0, 1}, {1, 0}};
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    grads g[2];
+    for (int i = 0; i < 2; i++) {
+        layers_begin(&g[i], ctx, 50,
+                     (dp_reducer_config){.first_bucket_bytes = 200, .bucket_bytes = 400});
+    }
+    for (int order = 0; order < 2; order++) {
+        for (int i = 0; i < 2; i++) {
+            grads_fill(&g[i], 0);
+            grads_add(&g[i], (float)i + 1);
+            CHECK_OK(dp_reducer_begin(g[i].reducer, NULL));
+        }
+        for (uint32_t unit = LAYERS; unit-- > 0;) {
+            report(&g[m->process], unit);
+            report(&g[!m->process], unit);
+        }
+        CHECK_OK(dp_reducer_finish(g[orders[order][0]].reducer));
+        CHECK_OK(dp_reducer_finish(g[orders[order][1]].reducer));
+        check_all(&g[0], 1.5);
+        check_all(&g[1], 3);
+        CHECK_INT(info_of(g[1].reducer).early_count, 0);
+    }
+    CHECK_OK(dp_reducer_destroy(g[1].reducer));
+    free(g[1].local[0]);
+    grads_end(&g[0]);
+}
+
+TEST(two_reducers_at_the_same_time)
+{
+    in_processes(2, two_at_once);
+}
+
+/* ---- layouts --------------------------------------------------------------------------------- */
+
+enum { KINDS = 3, DEEP = 4 };
+
+/* Layers that interleave, as in llm.c: tensor after tensor, each with a slice of every layer; the
+   embeddings come first in memory and last in backward. */
+static size_t interleaved(dp_range *ranges)
+{
+    static const size_t counts[KINDS] = {3, 17, 1};
+    size_t n = 0, at = 11;
+    ranges[n++] = (dp_range){.unit = DEEP, .count = 11};
+    for (size_t kind = 0; kind < KINDS; at += counts[kind++] * DEEP) {
+        for (uint32_t layer = 0; layer < DEEP; layer++) {
+            ranges[n++] = (dp_range){
+                .unit = layer, .first = at + layer * counts[kind], .count = counts[kind]};
+        }
+    }
+    CHECK_INT(at, 95);
+    return n;
+}
+
+static void one_block_of_many_layers(dp_ctx *ctx)
+{
+    dp_range ranges[1 + KINDS * DEEP];
+    grads g;
+    grads_begin(&g, ctx, 95);
+    grads_create(&g, (dp_reducer_config){.ranges = ranges,
+                                         .range_count = interleaved(ranges),
+                                         .reduction = DP_MEAN_RANKS,
+                                         .first_bucket_bytes = 100,
+                                         .bucket_bytes = 168});
+    check_buckets(g.reducer, "0 1 | 2 3 | 4");
+    for (int pass = 0; pass < 3; pass++) {
+        grads_fill(&g, 0);
+        grads_add(&g, 2);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (uint32_t layer = DEEP; layer-- > 0;) {
+            report(&g, layer);
+        }
+        report(&g, DEEP);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, g.info.rank_count + 1);
+        check_buckets(g.reducer, "3 2 | 1 0 | 4");
+    }
+    grads_end(&g);
+}
+
+static void many_layers_in_processes(meeting *m)
+{
+    one_block_of_many_layers(open_job(m, 1 + m->process, dp_cpu()));
+}
+
+static void many_layers_on_toys(meeting *m)
+{
+    one_block_of_many_layers(open_job(m, 2, m->process == 0 ? dp_cpu() : toy_device()));
+}
+
+TEST(layers_interleave_as_in_llm_c)
+{
+    one_block_of_many_layers(open_here(1));
+    one_block_of_many_layers(open_here(3));
+    in_processes(2, many_layers_in_processes);
+    in_processes(2, many_layers_on_toys);
+}
+
+/* Units with memory of several dtypes: what travels together has one. */
+typedef struct mixture {
+    float f32[7];
+    double f64[5];
+    int32_t i32[4];
+} mixture;
+
+static void several_dtypes(dp_ctx *ctx)
+{
+    static mixture data[RANKS];
+    void *f32[RANKS], *f64[RANKS], *i32[RANKS];
+    const dp_block blocks[] = {{DP_F32, 7, f32}, {DP_F64, 5, f64}, {DP_I32, 4, i32}, {0}};
+    const dp_range ranges[] = {{1, 1, 3, 2}, {0, 1, 0, 4}, {1, 0, 0, 3}, {2, 2, 1, 3},
+                               {0, 0, 4, 3}, {2, 1, 0, 1}, {3, 3, 0, 0}, {1, 3, 5, 0}};
+    dp_reducer *reducer;
+    dp_bucket_info bucket;
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    for (int i = 0; i < info.local_count; i++) {
+        f32[i] = data[i].f32;
+        f64[i] = data[i].f64;
+        i32[i] = data[i].i32;
+    }
+    CHECK_OK(dp_reducer_create(ctx,
+                               &(dp_reducer_config){.blocks = blocks,
+                                                    .block_count = 4,
+                                                    .ranges = ranges,
+                                                    .range_count = 8,
+                                                    .reduction = DP_SUM},
+                               &reducer));
+    CHECK_INT(info_of(reducer).unit_count, 4);
+    check_buckets(reducer, "1 2 | 0 1 3 | 0 1 3");
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < info.local_count; i++) {
+            for (int k = 0; k < 7; k++) {
+                data[i].f32[k] = 0.5f;
+                data[i].f64[k % 5] = 0.25;
+                data[i].i32[k % 4] = 3;
+            }
+        }
+        CHECK_OK(dp_reducer_begin(reducer, NULL));
+        for (uint32_t unit = 4; unit-- > 0;) {
+            for (int i = 0; i < info.local_count; i++) {
+                CHECK_OK(dp_reducer_ready(reducer, i, unit, NULL));
+            }
+        }
+        CHECK_OK(dp_reducer_finish(reducer));
+        for (int i = 0; i < info.local_count; i++) {
+            for (int k = 0; k < 7; k++) {
+                CHECK_F64(data[i].f32[k], 0.5 * info.rank_count, 0);
+                CHECK_F64(data[i].f64[k % 5], 0.25 * info.rank_count, 0);
+                CHECK_INT(data[i].i32[k % 4], 3 * info.rank_count);
+            }
+        }
+    }
+    CHECK_OK(dp_reducer_bucket_get(reducer, 0, &bucket));
+    CHECK_INT(bucket.dtype, DP_I32);
+    CHECK_INT(bucket.bytes, 16);
+    dp_close(ctx);
+}
+
+static void dtypes_in_processes(meeting *m)
+{
+    several_dtypes(open_job(m, 1, dp_cpu()));
+    (void)m;
+}
+
+TEST(units_of_several_dtypes)
+{
+    several_dtypes(open_here(2));
+    in_processes(2, dtypes_in_processes);
+}
+
+static void no_units_at_all(dp_ctx *ctx)
+{
+    dp_reducer *reducer;
+    dp_bucket_info bucket;
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_MEAN_RANKS}, &reducer));
+    CHECK_INT(info_of(reducer).bucket_count, 0);
+    for (int pass = 0; pass < 2; pass++) {
+        CHECK_OK(dp_reducer_begin(reducer, NULL));
+        CHECK_ERROR(dp_reducer_ready(reducer, 0, 0, NULL), DP_ERR_INVALID, "unit 0, '' has 0");
+        CHECK_OK(dp_reducer_finish(reducer));
+    }
+    CHECK_ERROR(dp_reducer_bucket_get(reducer, 0, &bucket), DP_ERR_INVALID, "has 0");
+    CHECK_OK(dp_reducer_destroy(reducer));
+    dp_close(ctx);
+}
+
+static void no_units_in_processes(meeting *m)
+{
+    no_units_at_all(open_job(m, 1, dp_cpu()));
+}
+
+TEST(no_units)
+{
+    no_units_at_all(open_here(1));
+    no_units_at_all(open_here(2));
+    in_processes(2, no_units_in_processes);
+}
+
+/* Memory between ranges belongs to nobody, and stays as it is. */
+TEST(gaps_are_left_alone)
+{
+    const dp_range ranges[] = {{.unit = 0, .first = 1, .count = 2},
+                               {.unit = 1, .first = 5, .count = 1}};
+    grads g;
+    grads_begin(&g, open_here(2), 7);
+    grads_create(&g, (dp_reducer_config){.ranges = ranges, .range_count = 2, .reduction = DP_SUM});
+    grads_add(&g, 1);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 1);
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    const float want[] = {2, 3, 3, 2, 2, 3, 2};
+    CHECK_BYTES(g.local[1], want, sizeof want);
+    grads_end(&g);
+}
+
+/* ---- devices with memory of their own -------------------------------------------------------- */
+
+static void on_devices(const dp_device_ops *ops)
+{
+    const dp_device_ops *const backends[] = {ops, NULL};
+    const int64_t count = 1000;
+    dp_tensor tensors[3];
+    void *local[3];
+    dp_stream *streams[3];
+    dp_reducer *reducer;
+    dp_ctx *ctx;
+    static float got[1000];
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 1, &count, &tensors[i]));
+        local[i] = tensors[i].data;
+        dp_dev *dev = dp_local_stream(ctx, i)->dev;
+        CHECK_OK(dev->ops->stream_create(dev, 0, &streams[i]));
+    }
+    const dp_range ranges[] = {{.unit = 0, .count = 333}, {.unit = 1, .first = 333, .count = 667}};
+    CHECK_OK(dp_reducer_create(ctx,
+                               &(dp_reducer_config){.blocks = &(dp_block){DP_F32, 1000, local},
+                                                    .block_count = 1,
+                                                    .ranges = ranges,
+                                                    .range_count = 2,
+                                                    .reduction = DP_MEAN_RANKS},
+                               &reducer));
+    for (int pass = 0; pass < 3; pass++) {
+        CHECK_OK(dp_reducer_begin(reducer, NULL));
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
+            CHECK_OK(dp_reducer_ready(reducer, i, 1, NULL));
+            CHECK_OK(dp_reducer_ready(reducer, i, 0, streams[i]));
+        }
+        CHECK_OK(dp_reducer_finish(reducer));
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(dp_read(ctx, &tensors[i], got, sizeof got));
+            CHECK_F64(got[332], 2, 0);
+            CHECK_F64(got[999], 2, 0);
+        }
+    }
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    CHECK_ERROR(dp_reducer_ready(reducer, 0, 0, streams[1]), DP_ERR_INVALID,
+                "the stream is not of local rank 0");
+    for (int i = 0; i < 3; i++) {
+        streams[i]->dev->ops->stream_destroy(streams[i]);
+    }
+    dp_close(ctx);
+}
+
+TEST(devices_with_memory_of_their_own)
+{
+    on_devices(toy_device());
+    on_devices(lazy_device(toy_device()));
+}
+
+/* ---- from many threads ----------------------------------------------------------------------- */
+
+typedef struct reporter {
+    const grads *g;
+    int local_rank;
+    uint64_t seed;
+} reporter;
+
+/* All units of a local rank, in an order of its own, each just after it was written to. */
+static void report_shuffled(const grads *g, int local_rank, uint64_t seed)
+{
+    uint32_t units[LAYERS];
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        uint32_t k = (uint32_t)(test_random(&seed) % (i + 1));
+        units[i] = units[k];
+        units[k] = i;
+    }
+    for (int i = 0; i < LAYERS; i++) {
+        size_t each = g->count / LAYERS;
+        float *data = g->local[local_rank] + units[i] * each;
+        for (size_t k = 0; k < each; k++) {
+            data[k] = (float)(g->info.rank_first + local_rank + 1);
+        }
+        CHECK_OK(dp_reducer_ready(g->reducer, local_rank, units[i], NULL));
+    }
+}
+
+static void *reporter_main(void *user)
+{
+    const reporter *r = user;
+    report_shuffled(r->g, r->local_rank, r->seed);
+    return NULL;
+}
+
+static void report_from_threads(const grads *g, uint64_t seed)
+{
+    pthread_t threads[RANKS];
+    reporter reporters[RANKS];
+    for (int i = 0; i < g->info.local_count; i++) {
+        reporters[i] = (reporter){g, i, seed + (uint64_t)i};
+        CHECK_INT(pthread_create(&threads[i], NULL, reporter_main, &reporters[i]), 0);
+    }
+    for (int i = 0; i < g->info.local_count; i++) {
+        pthread_join(threads[i], NULL);
+    }
+}
+
+static dp_status report_in_run(int local_rank, dp_scope *scope, void *user)
+{
+    (void)scope;
+    report_shuffled(user, local_rank, test_seed());
+    return DP_OK;
+}
+
+static void many_threads(dp_ctx *ctx)
+{
+    grads g;
+    layers_begin(&g, ctx, 60, (dp_reducer_config){.first_bucket_bytes = 1, .bucket_bytes = 500});
+    for (int pass = 0; pass < 10; pass++) {
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        if (pass % 2 == 0) {
+            report_from_threads(&g, test_seed() + (uint64_t)pass);
+        } else {
+            CHECK_OK(dp_run(ctx, NULL, report_in_run, &g));
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, (g.info.rank_count + 1) / 2.0);
+    }
+    grads_end(&g);
+}
+
+static void many_threads_in_processes(meeting *m)
+{
+    many_threads(open_job(m, 3, dp_cpu()));
+}
+
+TEST_SLOW(ready_from_many_threads, 30)
+{
+    many_threads(open_here(RANKS)); /* more than there are cores, on most machines */
+    in_processes(2, many_threads_in_processes);
+}
+
+static dp_status backward_method(dp_call *call)
+{
+    const grads *g = call->state;
+    report_shuffled(g, call->local_rank, test_seed());
+    return DP_OK;
+}
+
+static dp_status forward_method(dp_call *call)
+{
+    call->out = dp_at(call->args, 0);
+    return DP_OK;
+}
+
+TEST(ready_from_methods)
+{
+    const dp_method methods[] = {{"forward", forward_method}, {"backward", backward_method}};
+    const float x[4] = {1, 2, 3, 4};
+    grads g;
+    dp_module *net, *par;
+    dp_pass *pass;
+    dp_value out;
+    layers_begin(&g, open_here(2), 10, (dp_reducer_config){0});
+    dp_module_config config = {.name = "net", .methods = methods, .method_count = 2, .state = &g};
+    CHECK_OK(dp_module_create(g.ctx, &config, &net));
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    dp_scope *scope = dp_scope_begin(g.ctx);
+    dp_value batch = dp_array(scope, x, DP_F32, DP_SHAPE(4));
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, batch), dp_none(), NULL, &out, &pass));
+    CHECK_OK(dp_backward(pass, dp_float(1), NULL));
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 1.5);
+    grads_end(&g);
+}
+
+/* ---- what is not reported -------------------------------------------------------------------- */
+
+static const char *const names[LAYERS] = {"h.0", "h.1", "h.2", "h.3", "h.4", "h.5", "h.6", "h.7"};
+
+static void report_but(const grads *g, uint32_t from, uint32_t to, int rank)
+{
+    for (int i = 0; i < g->info.local_count; i++) {
+        for (uint32_t unit = 0; unit < LAYERS; unit++) {
+            bool left_out = unit >= from && unit < to && g->info.rank_first + i == rank;
+            if (!left_out) {
+                CHECK_OK(dp_reducer_ready(g->reducer, i, unit, NULL));
+            }
+        }
+    }
+}
+
+static void a_missing_report(dp_ctx *ctx)
+{
+    grads g;
+    layers_begin(&g, ctx, 10,
+                 (dp_reducer_config){.name = "gpt", .unit_names = names, .first_bucket_bytes = 40});
+    for (int again = 0; again < 2; again++) {
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report_but(&g, 2, 5, 1);
+        CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH,
+                    "dp_reducer_finish: rank 1 did not report unit 2 'h.2' of 'gpt'");
+        CHECK(info_of(g.reducer).regrouped == (again > 0));
+        grads_fill(&g, 0);
+        grads_add(&g, 1);
+        one_pass(&g);
+        check_all(&g, (g.info.rank_count + 1) / 2.0);
+    }
+    grads_end(&g);
+}
+
+static void a_missing_report_in_processes(meeting *m)
+{
+    a_missing_report(open_job(m, 1 + m->process % 2, dp_cpu()));
+}
+
+TEST(a_unit_that_a_rank_does_not_report)
+{
+    a_missing_report(open_here(2));
+    in_processes(2, a_missing_report_in_processes);
+    in_processes(4, a_missing_report_in_processes);
+}
+
+static void check_unit(const grads *g, uint32_t unit, double want_of_0, double step)
+{
+    size_t each = g->count / LAYERS;
+    grads_pull(g);
+    for (int i = 0; i < g->info.local_count; i++) {
+        double want = want_of_0 + step * (g->info.rank_first + i);
+        for (size_t k = 0; k < each; k++) {
+            CHECK_F64(g->local[i][unit * each + k], want, 1e-6);
+        }
+    }
+}
+
+/* Unit 3 is reported by nobody, unit 5 not by rank 1. */
+static void units_may_be_left_out(dp_ctx *ctx)
+{
+    const dp_reduce_pass local = {.no_sync = true};
+    grads g;
+    layers_begin(
+        &g, ctx, 10,
+        (dp_reducer_config){.unused_units = true, .first_bucket_bytes = 100, .bucket_bytes = 120});
+    double mean = (g.info.rank_count + 1) / 2.0;
+    for (int pass = 0; pass < 3; pass++) {
+        grads_fill(&g, 0);
+        grads_add(&g, 1);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (int i = 0; i < g.info.local_count; i++) {
+            for (uint32_t unit = LAYERS; unit-- > 0;) {
+                if (unit != 3 && (unit != 5 || g.info.rank_first + i != 1)) {
+                    CHECK_OK(dp_reducer_ready(g.reducer, i, unit, NULL));
+                }
+            }
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        for (uint32_t unit = 0; unit < LAYERS; unit++) {
+            check_unit(&g, unit, unit == 3 ? 1 : mean, unit == 3);
+        }
+    }
+    check_buckets(g.reducer, "7 6 5 | 4 2 1 | 0 3");
+    grads_fill(&g, 0); /* a report without sync counts in the next reduction */
+    grads_add(&g, 1);
+    CHECK_OK(dp_reducer_begin(g.reducer, &local));
+    report(&g, 3);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_unit(&g, 3, mean, 0);
+    check_unit(&g, 4, 1, 1);
+    grads_fill(&g, 0);
+    grads_add(&g, 1);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL)); /* but not in the one after that */
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_unit(&g, 3, 1, 1);
+    grads_end(&g);
+}
+
+static void left_out_in_processes(meeting *m)
+{
+    units_may_be_left_out(open_job(m, 1, dp_cpu()));
+}
+
+static void left_out_on_toys(meeting *m)
+{
+    units_may_be_left_out(open_job(m, 1 + m->process, toy_device()));
+}
+
+TEST(units_that_nobody_reports_stay)
+{
+    units_may_be_left_out(open_here(2));
+    in_processes(2, left_out_in_processes);
+    in_processes(3, left_out_in_processes);
+    in_processes(2, left_out_on_toys);
+}
+
+/* ---- misuse ---------------------------------------------------------------------------------- */
+
+TEST(calls_in_the_wrong_order)
+{
+    grads g;
+    dp_reducer_info info;
+    layers_begin(&g, open_here(2), 1, (dp_reducer_config){.name = "net", .unit_names = names});
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 0, 0, NULL), DP_ERR_STATE,
+                "dp_reducer_ready: no pass of 'net' is open");
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_STATE,
+                "dp_reducer_finish: no pass of 'net' is open");
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    CHECK_ERROR(dp_reducer_begin(g.reducer, NULL), DP_ERR_STATE,
+                "dp_reducer_begin: a pass of 'net' is open");
+    CHECK_ERROR(dp_reducer_destroy(g.reducer), DP_ERR_STATE,
+                "dp_reducer_destroy: a pass of 'net' is open");
+    CHECK_OK(dp_reducer_ready(g.reducer, 1, 3, NULL));
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 1, 3, NULL), DP_ERR_STATE,
+                "dp_reducer_ready: local rank 1 reported unit 3 'h.3' twice");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 2, 3, NULL), DP_ERR_INVALID, "local_rank is 2");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, -1, 3, NULL), DP_ERR_INVALID, "local_rank is -1");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 0, LAYERS, NULL), DP_ERR_INVALID, "unit 8, 'net' has");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 0, 1, dp_local_stream(g.ctx, 1)), DP_ERR_INVALID,
+                "stream is not of local rank 0");
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 0, 0, NULL), DP_ERR_STATE, "no pass");
+    one_pass(&g);
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    CHECK_ERROR(dp_reducer_destroy(g.reducer), DP_ERR_STATE,
+                "dp_reducer_destroy: the reducer was destroyed already");
+    CHECK_ERROR(dp_reducer_begin(g.reducer, NULL), DP_ERR_STATE, "destroyed already");
+    CHECK_ERROR(dp_reducer_ready(g.reducer, 0, 0, NULL), DP_ERR_STATE, "destroyed already");
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_STATE, "destroyed already");
+    CHECK_ERROR(dp_reducer_info_get(g.reducer, &info), DP_ERR_STATE, "destroyed already");
+    CHECK_OK(dp_reducer_destroy(NULL));
+    g.reducer = NULL;
+    grads_end(&g);
+}
+
+typedef struct misplaced {
+    grads g;
+    const dp_reducer_config *config;
+    dp_reducer *other;
+} misplaced;
+
+static dp_status call_from_inside(int local_rank, dp_scope *scope, void *user)
+{
+    misplaced *m = user;
+    dp_reducer *other = NULL;
+    (void)scope;
+    CHECK_ERROR(dp_reducer_begin(m->other, NULL), DP_ERR_STATE,
+                "dp_reducer_begin: a function under dp_run");
+    CHECK_ERROR(dp_reducer_finish(m->g.reducer), DP_ERR_STATE,
+                "dp_reducer_finish: a function under dp_run");
+    CHECK_ERROR(dp_reducer_destroy(m->other), DP_ERR_STATE,
+                "dp_reducer_destroy: a function under dp_run");
+    CHECK_ERROR(dp_reducer_create(m->g.ctx, m->config, &other), DP_ERR_STATE,
+                "dp_reducer_create: a function under dp_run");
+    CHECK(other == NULL);
+    return dp_reducer_ready(m->g.reducer, local_rank, 0, NULL);
+}
+
+TEST(calls_in_the_wrong_place)
+{
+    const dp_reducer_config config = {.reduction = DP_SUM};
+    misplaced m = {.config = &config};
+    grads_begin(&m.g, open_here(2), 5);
+    grads_create(&m.g, config);
+    CHECK_OK(dp_reducer_create(m.g.ctx, &config, &m.other));
+    CHECK_OK(dp_reducer_begin(m.g.reducer, NULL));
+    grads_fill(&m.g, 1);
+    CHECK_OK(dp_run(m.g.ctx, NULL, call_from_inside, &m));
+    CHECK_OK(dp_reducer_finish(m.g.reducer));
+    check_all(&m.g, 2);
+    grads_end(&m.g);
+}
+
+static void check_refused(dp_ctx *ctx, dp_reducer_config config, const char *part)
+{
+    dp_reducer *reducer = NULL;
+    CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_INVALID, part);
+    CHECK(strncmp(dp_last_error(), "dp_reducer_create: ", 19) == 0);
+    CHECK(reducer == NULL);
+}
+
+static dp_reducer_config with_ranges(const dp_block *blocks, const dp_range *ranges, size_t count)
+{
+    return (dp_reducer_config){.blocks = blocks,
+                               .block_count = 2,
+                               .ranges = ranges,
+                               .range_count = count,
+                               .reduction = DP_MEAN_RANKS};
+}
+
+TEST(wrong_ranges)
+{
+    float a[2][6], b[2][3];
+    const dp_block blocks[] = {{DP_F32, 6, (void *[]){a[0], a[1]}},
+                               {DP_F32, 3, (void *[]){b[0], b[1]}}};
+    const struct {
+        dp_range ranges[3];
+        const char *part;
+    } cases[] = {
+        {{{0, 0, 0, 6}, {1, 1, 0, 4}, {0}}, "range 1, 4 elements from 0 on, goes beyond block 1"},
+        {{{0, 0, 7, 0}, {0}, {0}}, "range 0, 0 elements from 7 on"},
+        {{{0, 0, 2, SIZE_MAX}, {0}, {0}}, "goes beyond block 0, which has 6"},
+        {{{2, 0, 0, 1}, {0}, {0}}, "range 0 is of block 2, there are 2"},
+        {{{0, 1, 2, 2}, {0, 0, 0, 3}, {1, 2, 0, 1}}, "unit 0 at 0 overlaps that of unit 1 at 2"},
+        {{{0, 0, 1, 2}, {0, 0, 1, 2}, {1, 1, 0, 1}}, "at 1 overlaps that of unit 0 at 1"},
+        {{{0, 0, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}}, "unit 1 has no range, unit 2 has"},
+        {{{0, 3, 0, 1}, {0}, {0}}, "range 0 is of unit 3"}};
+    dp_ctx *ctx = open_here(2);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        check_refused(ctx, with_ranges(blocks, cases[i].ranges, 3), cases[i].part);
+    }
+    check_refused(ctx, with_ranges(blocks, NULL, 3), "ranges is NULL");
+    check_refused(ctx, with_ranges(blocks, cases[0].ranges, SIZE_MAX), "than can be counted");
+    check_refused(ctx, with_ranges(NULL, cases[0].ranges, 3), "blocks is NULL");
+    dp_close(ctx);
+}
+
+TEST(wrong_blocks)
+{
+    float a[6];
+    void *apart[] = {a, a + 3}, *same[] = {a, a + 2}, *none[] = {a, NULL};
+    const char *const unit_names[] = {NULL};
+    dp_block block = {DP_F32, 3, apart};
+    dp_reducer_config config = {.blocks = &block, .block_count = 1, .reduction = DP_SUM};
+    dp_ctx *ctx = open_here(2);
+    dp_reducer *reducer = NULL;
+    block.dtype = (dp_dtype)77;
+    check_refused(ctx, config, "77 is no dtype");
+    block = (dp_block){DP_F32, 3, same};
+    check_refused(ctx, config, "block 0 of local rank 1 overlaps that of local rank 0");
+    block.local = none;
+    check_refused(ctx, config, "block 0 of local rank 1 is NULL");
+    block.local = NULL;
+    check_refused(ctx, config, "block 0: local is NULL");
+    block = (dp_block){DP_F32, SIZE_MAX / 4, apart};
+    check_refused(ctx, config, "more elements than can be counted");
+    block = (dp_block){DP_I32, 3, apart};
+    config.unit_names = unit_names;
+    check_refused(ctx, config, "unit_names[0] is NULL");
+    config.unit_names = NULL;
+    config.reduction = DP_MEAN_SAMPLES;
+    check_refused(ctx, config, "block 0 is i32: a mean would be cut");
+    config.reduction = DP_MEAN_RANKS;
+    check_refused(ctx, config, "block 0 is i32: a mean would be cut");
+    for (int reduction = -1; reduction <= 4; reduction += reduction < 0 ? 1 : 4) {
+        config.reduction = (dp_reduction)reduction;
+        check_refused(ctx, config, "say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES");
+    }
+    config.reduction = DP_SUM;
+    CHECK_ERROR(dp_reducer_create(ctx, NULL, &reducer), DP_ERR_INVALID, "config is NULL");
+    CHECK_ERROR(dp_reducer_create(ctx, &config, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
+    dp_close(ctx);
+}
+
+/* ---- ranks that disagree --------------------------------------------------------------------- */
+
+static void create_another(meeting *m, dp_ctx *ctx, int difference)
+{
+    static float data[8];
+    const bool odd = m->process == 1;
+    const dp_block block = {odd && difference == 0 ? DP_F16 : DP_F32,
+                            odd && difference == 1 ? 7u : 8u, (void *[]){data}};
+    const dp_range ranges[] = {{0, 0, 0, odd && difference == 2 ? 2u : 3u},
+                               {0, odd && difference == 3 ? 0u : 1u, 5, 2},
+                               {0, 1, 4, 1}};
+    const dp_reducer_config config = {.blocks = &block,
+                                      .block_count = 1,
+                                      .ranges = ranges,
+                                      .range_count = 3,
+                                      .reduction = odd && difference == 4 ? DP_SUM : DP_MEAN_RANKS,
+                                      .first_bucket_bytes = odd && difference == 5 ? 3 : 0,
+                                      .bucket_bytes = odd && difference == 6 ? 3 : 0,
+                                      .unused_units = odd && difference == 7};
+    dp_reducer *reducer = NULL;
+    if (difference == 8) {
+        CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
+        CHECK_OK(dp_reducer_destroy(reducer));
+        return;
+    }
+    CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_MISMATCH,
+                "dp_reducer_create: rank 1 has other blocks");
+    CHECK(reducer == NULL);
+}
+
+static void another_reducer(meeting *m)
+{
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    for (int difference = 0; difference < 9; difference++) {
+        create_another(m, ctx, difference);
+    }
+    dp_close(ctx);
+}
+
+static void a_wrong_reducer(meeting *m)
+{
+    const dp_reducer_config config = {.reduction = DP_SUM,
+                                      .range_count = m->process == m->process_count - 1};
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    dp_reducer *reducer = NULL;
+    if (m->process == m->process_count - 1) {
+        CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_INVALID, "ranges is NULL");
+    } else {
+        char want[64];
+        snprintf(want, sizeof want, "rank %d could not create it", m->process_count - 1);
+        CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_MISMATCH, want);
+    }
+    dp_close(ctx);
+}
+
+TEST(ranks_create_different_reducers)
+{
+    in_processes(2, another_reducer);
+    in_processes(3, another_reducer);
+    in_processes(2, a_wrong_reducer);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+/* The others fail in the bucket that they wait for, and say so from then on. */
+static void one_leaves(meeting *m)
+{
+    grads g;
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 10, (dp_reducer_config){0});
+    one_pass(&g);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    if (m->process != 1) {
+        backward(&g);
+        dp_status status = dp_reducer_finish(g.reducer);
+        CHECK_INT(status, DP_ERR_REMOTE);
+        CHECK(strstr(dp_last_error(), "has left") != NULL);
+        CHECK(dp_failure(g.ctx, NULL));
+        CHECK_STATUS(dp_reducer_begin(g.reducer, NULL), DP_ERR_REMOTE);
+        CHECK_STATUS(dp_reducer_ready(g.reducer, 0, 0, NULL), DP_ERR_REMOTE);
+    }
+    dp_close(g.ctx); /* process 1 in an open pass */
+    free(g.local[0]);
+}
+
+TEST(a_process_closes_in_an_open_pass)
+{
+    in_processes(2, one_leaves);
+}
+
+/* What the courier fails with, finish returns. */
+static dp_status fail_to_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
+                                dp_op op, double scale)
+{
+    if (count == 77) {
+        return dp_error(DP_ERR_NO_MEMORY, "no buffer for %zu", count);
+    }
+    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+}
+
+static dp_status failing_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    static dp_coll_ops ops;
+    dp_status status = meeting_coll()->open(host, config, out);
+    ops = *meeting_coll();
+    ops.all_reduce = fail_to_reduce;
+    if (status == DP_OK) {
+        (*out)->ops = &ops;
+    }
+    return status;
+}
+
+static void a_bucket_fails(meeting *m)
+{
+    dp_coll_ops ops = *meeting_coll();
+    const dp_coll_ops *const colls[] = {&ops, NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx;
+    grads g;
+    ops.open = failing_open;
+    config.colls = colls;
+    CHECK_OK(dp_open(&config, &ctx));
+    grads_begin(&g, ctx, 77);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 0);
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_INTERNAL, "no buffer for 77");
+    CHECK(dp_failure(ctx, NULL));
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    dp_close(ctx);
+    free(g.local[0]);
+}
+
+TEST(a_bucket_that_fails_is_the_jobs_failure)
+{
+    in_processes(2, a_bucket_fails);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static dp_status create_and_use(dp_ctx *ctx)
+{
+    static float data[2][95];
+    dp_range ranges[1 + KINDS * DEEP];
+    const dp_block block = {DP_F32, 95, (void *[]){data[0], data[1]}};
+    const dp_reducer_config config = {.name = "net",
+                                      .blocks = &block,
+                                      .block_count = 1,
+                                      .ranges = ranges,
+                                      .range_count = interleaved(ranges),
+                                      .unit_names = names,
+                                      .reduction = DP_MEAN_RANKS};
+    dp_reducer *reducer = NULL;
+    dp_status status = dp_reducer_create(ctx, &config, &reducer);
+    CHECK((status == DP_OK) == (reducer != NULL));
+    if (status != DP_OK) {
+        return status;
+    }
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    for (uint32_t unit = 0; unit <= DEEP; unit++) {
+        CHECK_OK(dp_reducer_ready(reducer, 0, unit, NULL));
+        CHECK_OK(dp_reducer_ready(reducer, 1, unit, NULL));
+    }
+    CHECK_OK(dp_reducer_finish(reducer));
+    return dp_reducer_destroy(reducer);
+}
+
+/* With poison each piece of a scope has a block of its own, so that many can fail. */
+TEST(every_allocation_fails_once)
+{
+    size_t failures = 0;
+    for (int poison = 0; poison < 2; poison++) {
+        for (bool failed = true; failed; failures += failed) {
+            test_allocator counter = {0};
+            dp_ctx *ctx = NULL;
+            CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+                                          .poison = poison,
+                                          .allocator = test_allocator_of(&counter)},
+                             &ctx));
+            counter.fail_at = counter.call_count + 1 + failures % 1000;
+            failed = create_and_use(ctx) == DP_ERR_NO_MEMORY;
+            CHECK(failed == (counter.fail_count > 0));
+            CHECK_OK(create_and_use(ctx));
+            dp_close(ctx);
+            CHECK_NO_LEAKS(&counter);
+        }
+        CHECK(failures > 0);
+        failures = 1000;
+    }
+}
+
+static void steady_passes(dp_ctx *ctx, test_allocator *counter)
+{
+    size_t calls = 0;
+    grads g;
+    layers_begin(&g, ctx, 500,
+                 (dp_reducer_config){.first_bucket_bytes = 2000, .unused_units = true});
+    for (int pass = 0; pass < 6; pass++) {
+        calls = pass == 3 ? counter->call_count : calls;
+        one_pass(&g);
+    }
+    CHECK_INT(counter->call_count, calls);
+    grads_end(&g);
+    CHECK_NO_LEAKS(counter);
+}
+
+static void steady_in_processes(meeting *m)
+{
+    test_allocator counter = {0};
+    dp_config config = config_of(m, 2);
+    dp_ctx *ctx;
+    config.allocator = test_allocator_of(&counter);
+    CHECK_OK(dp_open(&config, &ctx));
+    steady_passes(ctx, &counter);
+}
+
+TEST(a_steady_pass_allocates_nothing)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx;
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 3, .allocator = test_allocator_of(&counter)}, &ctx));
+    steady_passes(ctx, &counter);
+    in_processes(2, steady_in_processes);
+}
+
+/* A world of one has no courier, and nothing to wait for. */
+TEST(a_world_of_one_only_keeps_count)
+{
+    grads g;
+    layers_begin(&g, open_here(1), 10, (dp_reducer_config){0});
+    grads_fill(&g, 7);
+    one_pass(&g);
+    check_all(&g, 7);
+    CHECK_INT(info_of(g.reducer).early_count, 0);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
+    grads_end(&g);
+}
