@@ -31,6 +31,8 @@ typedef struct gpt {
     float *d, *d_norm, *d_wide, *d_mixed; /* gradients on their way back */
     int rows;                             /* of the last forward */
     const uint8_t *tokens, *targets;
+    void (*layer_done)(void *user, int layer); /* NULL, or told when backward has its gradients */
+    void *user;
 } gpt;
 
 static size_t gpt_count(const gpt_shape *s, int tensor)
@@ -302,12 +304,17 @@ static void gpt_backward(gpt *g)
         }
     }
     gpt_norm_back(g->d, g->d_norm, g->last_norm, g->last, n, c);
-    for (int l = g->shape.layers - 1; l >= 0; l--)
+    for (int l = g->shape.layers - 1; l >= 0; l--) {
         gpt_layer_backward(g, l);
+        if (g->layer_done != NULL)
+            g->layer_done(g->user, l);
+    }
     for (int i = 0; i < n * c; i++) {
         g->grads[GPT_EMBED][g->tokens[i / c] * c + i % c] += g->d[i];
         g->grads[GPT_PLACE][i / c % T * c + i % c] += g->d[i];
     }
+    if (g->layer_done != NULL) /* the embeddings stand for one more layer */
+        g->layer_done(g->user, g->shape.layers);
 }
 
 /* Elements first .. first + count - 1 of the block take a step. */
