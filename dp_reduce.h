@@ -1108,7 +1108,8 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
         DP_TRY(dp__unused_find(fn, reducer));
     else
         DP_TRY(dp__missing_anywhere(fn, reducer, &missing));
-    DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_all(fn, reducer));
+    DP_TRY(rides ? dp__ride_out(fn, reducer)
+                 : dp__shared_failure(reducer->ctx, dp__reduce_all(fn, reducer)));
     if (missing != INT64_MAX)
         return dp__missing_error(fn, reducer, missing);
     return dp__regroup(fn, reducer);

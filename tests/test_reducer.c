@@ -307,7 +307,8 @@ TEST(samples_in_a_world_of_one)
 
 TEST(wrong_samples)
 {
-    const double below[] = {1, -1}, none[] = {0, 0}, nan[] = {NAN, 1}, huge[] = {INFINITY, 1};
+    const double below[] = {1, -1}, none[] = {0, 0}, nan[] = {(double)NAN, 1};
+    const double huge[] = {(double)INFINITY, 1};
     const double good[] = {3, 1}, most[] = {1e308, 1e308};
     grads g;
     grads_begin(&g, open_here(2), 1);
@@ -774,7 +775,7 @@ static void on_devices(const dp_device_ops *ops)
 {
     const dp_device_ops *const backends[] = {ops, NULL};
     const int64_t count = 1000;
-    dp_tensor tensors[3];
+    dp_tensor tensors[3], fresh[3];
     void *local[3];
     dp_stream *streams[3];
     dp_reducer *reducer;
@@ -784,6 +785,7 @@ static void on_devices(const dp_device_ops *ops)
     dp_scope *scope = dp_scope_begin(ctx);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 1, &count, &tensors[i]));
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 1, &count, &fresh[i]));
         local[i] = tensors[i].data;
         dp_dev *dev = dp_local_stream(ctx, i)->dev;
         CHECK_OK(dev->ops->stream_create(dev, 0, &streams[i]));
@@ -799,9 +801,10 @@ static void on_devices(const dp_device_ops *ops)
     for (int pass = 0; pass < 3; pass++) {
         CHECK_OK(dp_reducer_begin(reducer, NULL));
         for (int i = 0; i < 3; i++) {
-            CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
+            CHECK_OK(dp_fill(ctx, &fresh[i], dp_float(i + 1)));
+            CHECK_OK(dp_copy(ctx, &tensors[i], &fresh[i], streams[i]));
             CHECK_OK(dp_reducer_ready(reducer, i, 1, NULL));
-            CHECK_OK(dp_reducer_ready(reducer, i, 0, streams[i]));
+            CHECK_OK(dp_reducer_ready(reducer, i, 0, streams[i])); /* and so unit 1 */
         }
         CHECK_OK(dp_reducer_finish(reducer));
         for (int i = 0; i < 3; i++) {
@@ -1312,10 +1315,16 @@ TEST(a_process_closes_in_an_open_pass)
 }
 
 /* What the courier fails with, finish returns. */
+enum { COUNT_FAILS = 77, COUNT_IS_SLOW = 78 };
+static bool is_slow;
+
 static dp_status fail_to_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                                 dp_op op, double scale)
 {
-    if (count == 77) {
+    if (count == COUNT_IS_SLOW && is_slow) {
+        nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+    }
+    if (count == COUNT_FAILS) {
         return dp_error(DP_ERR_NO_MEMORY, "no buffer for %zu", count);
     }
     return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
@@ -1333,30 +1342,70 @@ static dp_status failing_open(const dp_host *host, const dp_comm_config *config,
     return status;
 }
 
-static void a_bucket_fails(meeting *m)
+static dp_ctx *open_failing(meeting *m)
 {
     dp_coll_ops ops = *meeting_coll();
     const dp_coll_ops *const colls[] = {&ops, NULL};
     dp_config config = config_of(m, 1);
-    dp_ctx *ctx;
-    grads g;
+    dp_ctx *ctx = NULL;
     ops.open = failing_open;
     config.colls = colls;
     CHECK_OK(dp_open(&config, &ctx));
-    grads_begin(&g, ctx, 77);
+    return ctx;
+}
+
+static void a_bucket_fails(meeting *m)
+{
+    grads g;
+    grads_begin(&g, open_failing(m), COUNT_FAILS);
     grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_INTERNAL, "no buffer for 77");
-    CHECK(dp_failure(ctx, NULL));
-    CHECK_OK(dp_reducer_destroy(g.reducer));
-    dp_close(ctx);
-    free(g.local[0]);
+    CHECK(dp_failure(g.ctx, NULL));
+    grads_end(&g);
 }
 
 TEST(a_bucket_that_fails_is_the_jobs_failure)
 {
     in_processes(2, a_bucket_fails);
+}
+
+static void *abort_soon(void *user)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    dp_abort(user, DP_ERR_ABORTED, "by another thread");
+    return NULL;
+}
+
+/* The courier of process 0 waits for a slow one; who waits for it need not. */
+static void abort_while_a_bucket_travels(meeting *m)
+{
+    struct timespec start, end;
+    pthread_t thread;
+    grads g;
+    is_slow = m->process == 1;
+    grads_begin(&g, open_failing(m), COUNT_IS_SLOW);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 0);
+    if (m->process == 0) {
+        clock_gettime(CLOCK_MONOTONIC, &start);
+        CHECK_INT(pthread_create(&thread, NULL, abort_soon, g.ctx), 0);
+        CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_ABORTED, "by another thread");
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        pthread_join(thread, NULL);
+        CHECK(end.tv_sec - start.tv_sec < 2);
+    } else {
+        dp_status status = dp_reducer_finish(g.reducer);
+        CHECK(status == DP_OK || status == DP_ERR_REMOTE);
+    }
+    grads_end(&g);
+}
+
+TEST(abort_releases_who_waits_for_the_courier)
+{
+    in_processes(2, abort_while_a_bucket_travels);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
