@@ -1,5 +1,6 @@
 /* test_reducer.c - gradients of the user's made equal on all ranks, of one process or several. */
 
+#include <dirent.h>
 #include <pthread.h>
 #include <time.h>
 #include "../examples/custom_device.h"
@@ -1312,6 +1313,61 @@ static void one_leaves(meeting *m)
 TEST(a_process_closes_in_an_open_pass)
 {
     in_processes(2, one_leaves);
+}
+
+static int count_threads(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int count = 0;
+    if (tasks == NULL) {
+        SKIP("threads can only be counted on Linux");
+    }
+    for (const struct dirent *entry = readdir(tasks); entry != NULL; entry = readdir(tasks)) {
+        count += entry->d_name[0] != '.';
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* One that was joined may be seen for a moment longer. */
+static void check_threads(int want)
+{
+    for (int ms = 0; ms < PATIENCE_MS && count_threads() > want; ms++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    CHECK_INT(count_threads(), want);
+}
+
+/* A courier comes with the first reducer and goes with the context. */
+static void one_courier(meeting *m)
+{
+    int before = count_threads(), open;
+    dp_ctx *ctx = open_job(m, 2, dp_cpu());
+    dp_reducer *reducers[2];
+    open = count_threads();
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &reducers[i]));
+        CHECK_INT(count_threads(), open + 1);
+    }
+    dp_close(ctx);
+    check_threads(before);
+}
+
+static void no_courier(int device_count)
+{
+    dp_ctx *ctx = open_here(device_count);
+    dp_reducer *reducer;
+    int before = count_threads();
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &reducer));
+    CHECK_INT(count_threads(), before);
+    dp_close(ctx);
+}
+
+TEST(a_courier_for_several_processes_only)
+{
+    no_courier(1);
+    no_courier(2);
+    in_processes(2, one_courier);
 }
 
 /* What the courier fails with, finish returns. */
