@@ -1,7 +1,7 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h and dp_cpu.h into your project. In one C file,
-   before any other header:
+   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_launch.h and dp_cpu.h into your project. In
+   one C file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -15,6 +15,7 @@
      >>types        dtypes, devices, tensors, values, containers
      >>config       what can be set, and what zero means
      >>context      open devices, run on them, close
+     >>launch       several processes: who starts them, how they meet
      >>scope        memory that goes in one call
      >>tensor       views and the work on them
      >>value        trees of tensors, numbers, strings, lists, dicts
@@ -44,8 +45,8 @@
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
-   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, modules and
-   wrappers in dp_module.h
+   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, launch in
+   dp_launch.h, modules and wrappers in dp_module.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -96,7 +97,7 @@
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
-   which: 4, or 0,1 (0,0: two on one).
+   which: 4, or 0,1 (0,0: two on one); $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
@@ -362,7 +363,8 @@ typedef struct
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
      devices        those of $DP_DEVICES, else 0 .. device_count-1
      thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so
-     bootstrap      one process
+     bootstrap      the processes that a launcher has started (>>launch), else this one alone
+     job            "": contexts of several processes meet under one name
      timeout_ms     60,000
      allocator      the C library's
      log            silent, or what $DP_DEBUG = error|warn|info|trace says, to stderr           */
@@ -409,8 +411,10 @@ typedef struct dp_config {
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
-    int timeout_ms; /* of everything that waits for another process */
-    bool poison;    /* fill memory with 0xDD when a scope gives it back */
+    bool local_only; /* this process alone, whatever started it */
+    const char *job; /* tells contexts apart that meet other processes; the same in all of these */
+    int timeout_ms;  /* of everything that waits for another process */
+    bool poison;     /* fill memory with 0xDD when a scope gives it back */
     dp_allocator allocator;
     dp_log log;
 } dp_config;
@@ -443,6 +447,8 @@ typedef struct dp_info {
     int core_count;             /* cores that this context may use */
     int threads_per_device;     /* what a method may use, for OpenMP: core_count / local_count */
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
+    const char *launcher; /* as DP_LAUNCH has it; "none", or "bootstrap" for the config's own */
+    int machine_process, machine_process_count; /* among the processes of this machine */
 } dp_info;
 
 typedef struct dp_device_info {
@@ -479,6 +485,51 @@ DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, 
    first count % D of D devices one more): how many, and in out_first from where. -1: dp_last_error.
    [any] */
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first);
+
+/* ==== >>launch =================================================================================
+   Several processes, on one machine or many, are one job: its ranks are the devices of all. Whoever
+   starts them says in the environment which process each is, and dp_open meets the others; every
+   process calls it, as often and in the same order. The first set of variables that is there
+   counts, and has to be complete:
+
+     DP_LAUNCH=  which of how many                    on its machine              where process 0 is
+     dp          DP_PROCESS, DP_PROCESS_COUNT         DP_LOCAL_PROCESS, _COUNT    DP_ADDR
+     torchrun    RANK, WORLD_SIZE                     LOCAL_RANK, LOCAL_WORLD_SIZE  MASTER_ADDR,
+                                                                                  MASTER_PORT
+     openmpi     OMPI_COMM_WORLD_RANK, _SIZE          ..._LOCAL_RANK, _LOCAL_SIZE   -
+     mpich       PMI_RANK, PMI_SIZE                   MPI_LOCALRANKID, MPI_LOCALNRANKS  -
+     slurm       SLURM_PROCID, SLURM_NTASKS           SLURM_LOCALID    SLURM_STEP_NODELIST
+
+   A world of one opens no connection. $DP_LAUNCH = none, or the name of a set that is to be used, or
+   to be missed. Slurm's variables count inside a step, which srun makes: under salloc and sbatch
+   alone a program is one process.
+
+   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is taken,
+   the next seven are tried. With torchrun the first is MASTER_PORT + 1, as its own store may sit on
+   the other. mpirun says no address: its processes meet inside their machine, by a name that is made
+   from the job's; so does $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps others
+   out: without it, whoever knows the launcher's job can come in.
+
+   By hand, in two terminals:
+
+     DP_PROCESS=0 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
+     DP_PROCESS=1 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
+
+   The processes of a machine divide it: with equal affinity masks they share the cores out, and
+   process i of L takes its run of the devices that there are. A launcher that has bound them to
+   cores has divided these already. config.thread_count, device_count, devices and $DP_DEVICES say
+   otherwise.
+
+   A process that does not come within timeout_ms of the first is named by all that did; so is one
+   that ends early. The tree of connections by which they met stays until dp_close, which waits for
+   nobody.                                                                                       */
+
+/* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. Each finds
+   itself in its environment, so its dp_open needs no config; it ends when fn returns, and nothing
+   that was registered by atexit runs in it. The first that fails or dies ends the others, and its
+   sentence is this call's. Ctrl-C ends all; none of them outlives this process. STATE while a
+   context is open, and in a process that a launcher has started. */
+DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope goes in one call, on error paths too. Blocks are kept and
@@ -1587,10 +1638,11 @@ struct dp_ctx {
     dp__pool host_pool, pinned_pool;
     dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
-    dp_comm *comm;    /* NULL in a world of one */
-    dp_part *parts;   /* local ranks, streams filled in */
-    dp_scope *scopes; /* live ones without a parent */
-    dp_scope *idle;   /* ended ones */
+    dp_comm *comm;         /* NULL in a world of one */
+    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
+    dp_part *parts;        /* local ranks, streams filled in */
+    dp_scope *scopes;      /* live ones without a parent */
+    dp_scope *idle;        /* ended ones */
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be made again */
@@ -4586,6 +4638,8 @@ static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t co
 
 #include "dp_ranks.h"
 
+#include "dp_launch.h"
+
 /* ==== >>resolve ==================================================================================
    What a config means: tables are complete, zero becomes the default, lists are copied.         */
 
@@ -4655,6 +4709,18 @@ static dp_status dp__copy_list(dp_ctx *ctx, const void *const *list, const void 
     if (copy == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
     memcpy(copy, list, (count + 1) * sizeof *copy);
+    *out = copy;
+    return DP_OK;
+}
+
+static dp_status dp__copy_job(dp_ctx *ctx, const char *text, const char **out)
+{
+    size_t bytes = text != NULL ? strlen(text) + 1 : 0;
+    char *copy = bytes != 0 ? dp__host_alloc(&ctx->host, bytes, 1) : NULL;
+    if (bytes != 0 && copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    if (bytes != 0)
+        memcpy(copy, text, bytes);
     *out = copy;
     return DP_OK;
 }
@@ -4744,13 +4810,27 @@ static dp_status dp__env_devices(dp_ctx *ctx)
     return DP_OK;
 }
 
-static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
+/* Of the devices that there are, this process' run of them; where processes are more, several have
+   the same one. CPU devices are as many as one likes: no more than its cores are of use. */
+static int dp__device_share(const dp_ctx *ctx, const dp_device_ops *ops, int available,
+                            int *out_first)
+{
+    int64_t place = ctx->info.machine_process, count = ctx->info.machine_process_count;
+    int first = (int)(place * available / count), last = (int)((place + 1) * available / count);
+    if (ops == dp_cpu())
+        return ctx->config.thread_count < available ? ctx->config.thread_count : available;
+    *out_first = first;
+    return last > first ? last - first : 1;
+}
+
+static dp_status dp__resolve_devices(dp_ctx *ctx, int place, int available)
 {
     dp_config *config = &ctx->config;
+    int first = 0;
     if (config->device_count == 0 && config->devices == NULL)
         DP_TRY(dp__env_devices(ctx));
     if (config->device_count == 0 && config->devices == NULL)
-        config->device_count = available;
+        config->device_count = dp__device_share(ctx, config->backends[place], available, &first);
     if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
         return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d%s",
                         config->device_count, DP__DEVICES_MAX,
@@ -4760,12 +4840,20 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
     if (devices == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
     for (int i = 0; i < config->device_count; i++)
-        devices[i] = config->devices != NULL ? config->devices[i] : i;
+        devices[i] = config->devices != NULL ? config->devices[i] : first + i;
     config->devices = devices;
     return DP_OK;
 }
 
-static dp_status dp__resolve_numbers(dp_ctx *ctx)
+/* Cores that processes with one affinity mask may use, divided among them. */
+static int dp__core_share(dp__share among)
+{
+    int cores = dp__os_core_count(), each = cores / among.count;
+    each += among.place < cores % among.count;
+    return each > 0 ? each : 1;
+}
+
+static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
 {
     dp_config *config = &ctx->config;
     if (config->thread_count < 0 || config->timeout_ms < 0 || config->device_count < 0)
@@ -4776,12 +4864,12 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx)
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     if (config->thread_count == 0)
-        config->thread_count = dp__os_core_count();
+        config->thread_count = dp__core_share(cores);
     if (config->timeout_ms == 0)
         config->timeout_ms = DP__TIMEOUT_MS;
     config->bootstrap.process_count =
         config->bootstrap.all_gather != NULL ? config->bootstrap.process_count : 1;
-    return DP_OK;
+    return dp__copy_job(ctx, config->job, &config->job);
 }
 
 /* $DP_DEBUG counts where no log was asked for; a word that it does not know is not passed over. */
@@ -4900,6 +4988,8 @@ typedef struct dp__hello { /* what every process tells the others while it opens
 typedef struct dp__meeting { /* the processes of a job */
     const dp_bootstrap *boot;
     dp__hello own, *all;
+    const char *launcher;
+    dp__neighbours near;
 } dp__meeting;
 
 /* Every process takes part each time, also one that failed: so all fail together, and nobody
@@ -4907,14 +4997,13 @@ typedef struct dp__meeting { /* the processes of a job */
 static dp_status dp__agree(dp__meeting *meeting, dp_status own)
 {
     const dp_bootstrap *boot = meeting->boot;
+    char said[DP__TEXT_BYTES]; /* the others' failure is not the reason of one's own */
+    memcpy(said, dp_last_error(), sizeof said);
     meeting->own.status = (int32_t)own;
-    dp_status status =
-        boot->all_gather(&meeting->own, meeting->all, sizeof meeting->own, boot->user);
+    dp_status status = dp__exchange(boot, &meeting->own, meeting->all, sizeof meeting->own);
     if (own != DP_OK)
-        return own;
-    if (status != DP_OK)
-        return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s",
-                        dp_status_text(status));
+        return dp_error(own, "%s", said);
+    DP_TRY(status);
     for (int i = 0; i < boot->process_count; i++) {
         const dp__hello *other = &meeting->all[i];
         if (other->version != DP_VERSION)
@@ -5001,16 +5090,19 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     return meeting != NULL ? dp__agree(meeting, status) : status;
 }
 
-static dp_status dp__open_local(dp_ctx *ctx)
+static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
 {
     int place = 0, available = 0;
     ctx->info.coll_backend = "none";
+    ctx->info.launcher = meeting->launcher;
+    ctx->info.machine_process = meeting->near.machine.place;
+    ctx->info.machine_process_count = meeting->near.machine.count;
     ctx->info.process = ctx->config.bootstrap.process;
-    DP_TRY(dp__resolve_numbers(ctx));
+    DP_TRY(dp__resolve_numbers(ctx, meeting->near.cores));
     ctx->info.process_count = ctx->config.bootstrap.process_count;
     DP_TRY(dp__resolve_tables(ctx));
     DP_TRY(dp__choose_backend(ctx, &place, &available));
-    DP_TRY(dp__resolve_devices(ctx, available));
+    DP_TRY(dp__resolve_devices(ctx, place, available));
     DP_TRY(dp__devices_open(ctx, place));
     return dp__threads_open(ctx);
 }
@@ -5036,17 +5128,17 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
     return ctx;
 }
 
-/* `meeting` is NULL where this process is alone. */
 static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
 {
     dp_ctx *ctx = dp__ctx_new(config);
-    dp_status status = ctx != NULL ? dp__open_local(ctx) : DP_ERR_NO_MEMORY;
-    if (meeting != NULL) {
+    dp__meeting *others = meeting->all != NULL ? meeting : NULL;
+    dp_status status = ctx != NULL ? dp__open_local(ctx, meeting) : DP_ERR_NO_MEMORY;
+    if (others != NULL) {
         meeting->own.local_count = ctx != NULL ? ctx->info.local_count : 0;
         status = dp__agree(meeting, status);
     }
     if (status == DP_OK)
-        status = dp__job_open(ctx, meeting);
+        status = dp__job_open(ctx, others);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
             dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);
@@ -5072,7 +5164,33 @@ static dp_status dp__check_config(const dp_config *config)
                         "dp_open: bootstrap.process_count is %d and "
                         "bootstrap.all_gather is NULL",
                         boot->process_count);
+    if (boot->all_gather != NULL && config->local_only)
+        return dp_error(DP_ERR_INVALID, "dp_open: local_only is set, and bootstrap is given");
     return DP_OK;
+}
+
+/* Meet the other processes, and find out which of them are near. What goes wrong before that they
+   learn by missing this one; what goes wrong later, by being told. */
+static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp_ctx **out)
+{
+    const dp_bootstrap *boot = &config->bootstrap;
+    dp__meeting meeting = {.boot = boot,
+                           .own = {.version = DP_VERSION, .coll = -1},
+                           .launcher = launch->name,
+                           .near = {{0, 1}, {0, 1}}};
+    if (boot->all_gather == NULL || boot->process_count == 1)
+        return dp__open_ctx(config, &meeting, out);
+    /* not by the allocator's hooks: a process without memory still has to say so */
+    meeting.all =
+        dp__os_alloc((size_t)boot->process_count * sizeof *meeting.all, _Alignof(dp__hello), NULL);
+    if (meeting.all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
+                        boot->process_count);
+    dp_status status = dp__find_neighbours(boot, launch, &meeting.near);
+    if (status == DP_OK)
+        status = dp__open_ctx(config, &meeting, out);
+    dp__os_free(meeting.all, 0, NULL);
+    return status;
 }
 
 DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version, dp_ctx **out)
@@ -5087,18 +5205,18 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
                         version, config_bytes, DP_VERSION, sizeof(dp_config));
     config = config != NULL ? config : &zero;
     DP_TRY(dp__check_config(config));
-    dp__meeting meeting = {.boot = &config->bootstrap, .own = {.version = DP_VERSION, .coll = -1}};
-    bool alone = meeting.boot->all_gather == NULL || meeting.boot->process_count == 1;
-    if (!alone) /* not by the allocator's hooks: a process without memory still has to say so */
-        meeting.all = dp__os_alloc((size_t)meeting.boot->process_count * sizeof *meeting.all,
-                                   _Alignof(dp__hello), NULL);
-    if (!alone && meeting.all == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
-                        meeting.boot->process_count);
-    dp_status status = dp__open_ctx(config, alone ? NULL : &meeting, &ctx);
-    if (!alone)
-        dp__os_free(meeting.all, 0, NULL);
+    dp_config joined = *config;
+    dp__launch launch;
+    dp__tree *tree;
+    DP_TRY(dp__join(&joined, &launch, &tree));
+    dp_status status = dp__open_job(&joined, &launch, &ctx);
+    if (status != DP_OK)
+        dp__tree_close(tree, true);
     DP_TRY(status);
+    ctx->tree = tree;
+    dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
+            ctx->info.launcher, ctx->info.process, ctx->info.process_count,
+            ctx->info.machine_process, ctx->info.machine_process_count);
     dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
             ctx->info.local_count, ctx->info.device_backend, ctx->info.core_count,
             ctx->info.threads_per_device, ctx->info.rank_count, ctx->info.coll_backend);
@@ -5117,6 +5235,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
+    dp__tree_close(ctx->tree, ask_devices);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(&ctx->host, ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)

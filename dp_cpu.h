@@ -6,6 +6,8 @@
 
    CONTENTS (search for the tag)
      >>os           memory, environment, cores, fork, locks
+     >>sockets      connections to other processes
+     >>processes    who this process is among others, and processes of our own
      >>team         the workers of a context: persistent threads, run and shared out
      >>simd         vectors of any width from one text
      >>cast         from any dtype to any other
@@ -23,6 +25,10 @@
      dp__os_init                  what to call around a fork
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
+     dp__os_address, _watch, and what takes them: sockets
+     dp__os_machine, _affinity, _user, _parent   who this process is
+     dp__os_child, and what takes it             processes of our own
+     dp__os_random, dp__os_sleep_ms, dp__os_env_set
      dp__team, dp__team_*         threads
      dp_cpu, dp_cpu_coll          the two tables                                                  */
 
@@ -32,8 +38,13 @@
 #define DP_CPU_IMPLEMENTED
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -41,8 +52,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 
 #if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
 #error "dp_cpu.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
@@ -263,6 +281,479 @@ static void dp__os_init(void (*before)(void), void (*after)(void))
         pthread_atfork(before, after, dp__os_in_child);
     }
     dp__lock_leave(&once);
+}
+
+/* ==== >>sockets ================================================================================
+   Connections to other processes, over a network or inside this machine. Nothing here waits, but
+   for dp__os_poll: what cannot be done now says so. No descriptor outlives exec, and a connection
+   that the other side has closed never raises SIGPIPE.                                          */
+
+typedef struct dp__os_address {
+    struct sockaddr_storage at;
+    socklen_t bytes;
+} dp__os_address;
+
+typedef struct pollfd dp__os_watch; /* fd, what to wait for, what there is */
+
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
+#endif
+
+static void dp__os_close(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Wait until one of them can be read, or written, or has ended; how many can. */
+static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
+{
+    int ready = poll(list, (nfds_t)count, timeout_ms);
+    return ready > 0 ? ready : 0; /* a signal is as good as nothing: the caller looks at the time */
+}
+
+static void dp__os_option(int fd, int level, int option, int value)
+{
+    (void)setsockopt(fd, level, option, &value, sizeof value); /* none of them is vital */
+}
+
+#if defined(SO_NOSIGPIPE)
+static void dp__os_no_signal(int fd)
+{
+    dp__os_option(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
+}
+#else
+static void dp__os_no_signal(int fd)
+{
+    (void)fd;
+}
+#endif
+
+/* What every connection of ours has: small messages leave at once, and a machine that has gone
+   without a word is noticed some day. */
+static void dp__os_prepare(int fd, int family)
+{
+    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    dp__os_no_signal(fd);
+    if (family != AF_UNIX) {
+        dp__os_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+        dp__os_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    }
+}
+
+static int dp__os_socket(int family)
+{
+    int fd = socket(family, SOCK_STREAM, 0);
+    if (fd >= 0)
+        dp__os_prepare(fd, family);
+    return fd;
+}
+
+#if defined(__linux__)
+/* A name that is no file: it goes with the last descriptor, whatever happens to the process. */
+static size_t dp__os_path(const char *name, char *path, size_t room)
+{
+    int bytes = snprintf(path + 1, room - 1, "%s", name);
+    path[0] = '\0';
+    return 1 + (size_t)bytes;
+}
+
+static void dp__os_forget(const dp__os_address *address)
+{
+    (void)address;
+}
+
+/* Whether the process at the other end of a connection inside this machine is of this user. */
+static bool dp__os_same_user(int fd)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
+}
+#else
+static size_t dp__os_path(const char *name, char *path, size_t room)
+{
+    const char *directory = dp__os_env("TMPDIR");
+    snprintf(path, room, "%s/%s", directory != NULL ? directory : P_tmpdir, name);
+    return strlen(path) + 1;
+}
+
+static void dp__os_forget(const dp__os_address *address)
+{
+    struct sockaddr_un at;
+    if (address->at.ss_family != AF_UNIX)
+        return;
+    memcpy(&at, &address->at, sizeof at);
+    unlink(at.sun_path);
+}
+
+static bool dp__os_same_user(int fd)
+{
+    uid_t user;
+    gid_t group;
+    return getpeereid(fd, &user, &group) == 0 && user == geteuid();
+}
+#endif
+
+/* A meeting place inside this machine. */
+static dp__os_address dp__os_local(const char *name)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    dp__os_address address = {.bytes = 0};
+    size_t bytes = dp__os_path(name, at.sun_path, sizeof at.sun_path);
+    memcpy(&address.at, &at, sizeof at);
+    address.bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes);
+    return address;
+}
+
+/* All addresses of a host, at most `room`; 0 with a reason when it has none. */
+static int dp__os_resolve(const char *host, int port, dp__os_address *out, int room,
+                          const char **out_why)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
+    char service[16];
+    int count = 0;
+    snprintf(service, sizeof service, "%d", port);
+    int failed = getaddrinfo(host, service, &hints, &found);
+    if (failed != 0) {
+        *out_why = gai_strerror(failed);
+        return 0;
+    }
+    for (const struct addrinfo *at = found; at != NULL && count < room; at = at->ai_next) {
+        memcpy(&out[count].at, at->ai_addr, at->ai_addrlen);
+        out[count++].bytes = at->ai_addrlen;
+    }
+    freeaddrinfo(found);
+    return count;
+}
+
+/* All interfaces of this machine: first for both families, then for machines without IPv6. */
+static int dp__os_everywhere(int port, dp__os_address out[2])
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    memcpy(&out[0].at, &six, sizeof six);
+    memcpy(&out[1].at, &four, sizeof four);
+    out[0].bytes = sizeof six;
+    out[1].bytes = sizeof four;
+    return 2;
+}
+
+/* -1: the address is taken, or not of this machine. */
+static int dp__os_listen(const dp__os_address *address)
+{
+    int fd = dp__os_socket(address->at.ss_family);
+    if (fd < 0)
+        return -1;
+    if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
+        dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->at.ss_family == AF_INET6)
+        dp__os_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
+        listen(fd, SOMAXCONN) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static int dp__os_port(int fd)
+{
+    struct sockaddr_storage at;
+    struct sockaddr_in6 six;
+    socklen_t bytes = sizeof at;
+    memset(&at, 0, sizeof at);
+    if (getsockname(fd, (struct sockaddr *)&at, &bytes) != 0)
+        return 0;
+    memcpy(&six, &at, sizeof six); /* the port lies in the same place in both families */
+    return ntohs(six.sin6_port);
+}
+
+/* -1: nobody calls, or there is no descriptor left: out_full says which. */
+static int dp__os_accept(int listener, bool *out_full)
+{
+    struct sockaddr_storage from;
+    socklen_t bytes = sizeof from;
+    int fd = accept(listener, (struct sockaddr *)&from, &bytes);
+    *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+    if (fd >= 0)
+        dp__os_prepare(fd, from.ss_family);
+    return fd;
+}
+
+/* A connection that is under way: it is there once it can be written to and dp__os_connected says
+   so. -1: refused at once. */
+static int dp__os_connect(const dp__os_address *to)
+{
+    int fd = dp__os_socket(to->at.ss_family);
+    if (fd < 0)
+        return -1;
+    if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
+        errno == EINTR)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool dp__os_connected(int fd)
+{
+    int failed = 0;
+    socklen_t bytes = sizeof failed;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0 && failed == 0;
+}
+
+/* How many bytes went: 0 when none can now, -1 when none ever will. */
+static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
+{
+    ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+    if (sent < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    return sent;
+}
+
+/* How many bytes came: 0 when none has yet, -1 at the end. */
+static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
+{
+    ssize_t got = recv(fd, data, bytes, 0);
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    return got > 0 ? got : -1;
+}
+
+/* The address of who is at the other end, as text that dp__os_resolve takes; "" inside the machine,
+   where it would mean something else to a third one. */
+static void dp__os_peer(int fd, char *text, size_t room)
+{
+    struct sockaddr_storage at;
+    socklen_t bytes = sizeof at;
+    text[0] = '\0';
+    if (getpeername(fd, (struct sockaddr *)&at, &bytes) != 0 || at.ss_family == AF_UNIX ||
+        getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
+                    NI_NUMERICHOST) != 0)
+        text[0] = '\0';
+    if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 in the clothes of IPv6 */
+        memmove(text, text + 7, strlen(text + 7) + 1);
+    if (strncmp(text, "127.", 4) == 0 || strcmp(text, "::1") == 0)
+        text[0] = '\0';
+}
+
+/* ==== >>processes ==============================================================================
+   Who this process is among others, and processes of our own: started, ended and waited for.    */
+
+static uint64_t dp__os_mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 0x100000001b3u;
+    return hash;
+}
+
+#if defined(__linux__)
+/* What tells one start of one machine from all others. */
+static void dp__os_boot(char *text, size_t room)
+{
+    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, room);
+}
+
+/* The cores that this process may run on, as one number. */
+static uint64_t dp__os_affinity(void)
+{
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__os_mix(1, &mask, sizeof mask) : 0;
+}
+#else
+static void dp__os_boot(char *text, size_t room)
+{
+    if (gethostname(text, room) != 0)
+        text[0] = '\0';
+    text[room - 1] = '\0';
+}
+
+static uint64_t dp__os_affinity(void)
+{
+    return 0;
+}
+#endif
+
+/* Processes with the same number can share memory. Containers may run on one kernel and have a
+   /dev/shm each: then they cannot. DP_MACHINE makes strangers of processes, as tests want. */
+static uint64_t dp__os_machine(void)
+{
+    const char *other = dp__os_env("DP_MACHINE");
+    char boot[256] = "";
+    struct stat shared;
+    uint64_t hash = 0xcbf29ce484222325u;
+    dp__os_boot(boot, sizeof boot);
+    hash = dp__os_mix(hash, boot, strlen(boot));
+    if (stat("/dev/shm", &shared) == 0)
+        hash = dp__os_mix(hash, &shared.st_dev, sizeof shared.st_dev);
+    return other != NULL ? dp__os_mix(hash, other, strlen(other)) : hash;
+}
+
+static uint64_t dp__os_random(void)
+{
+    uint64_t number = 0;
+    FILE *file = fopen("/dev/urandom", "rb");
+    bool got = file != NULL && fread(&number, sizeof number, 1, file) == 1;
+    if (file != NULL)
+        fclose(file);
+    return got ? number : dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
+}
+
+static uint64_t dp__os_user(void)
+{
+    return (uint64_t)geteuid();
+}
+
+static uint64_t dp__os_parent(void)
+{
+    return (uint64_t)getppid();
+}
+
+static void dp__os_sleep_ms(int ms)
+{
+    (void)poll(NULL, 0, ms);
+}
+
+static void dp__os_env_set(const char *name, const char *text)
+{
+    setenv(name, text, 1);
+}
+
+typedef struct dp__os_child {
+    pid_t pid;           /* 0: there is none, or it was waited for */
+    int pipe;            /* what it says before it ends; in the child, where it says it */
+    int code, by_signal; /* how it ended */
+} dp__os_child;
+
+/* While there are children, SIGINT and SIGTERM are noted here. */
+static volatile sig_atomic_t dp__os_signal;
+static struct sigaction dp__os_signal_before[2];
+static const int dp__os_signals[2] = {SIGINT, SIGTERM};
+
+static void dp__os_on_signal(int number)
+{
+    dp__os_signal = number;
+}
+
+/* Those that the program ignores stay ignored. */
+static void dp__os_signals_take(void)
+{
+    struct sigaction ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_handler = dp__os_on_signal;
+    sigemptyset(&ours.sa_mask);
+    dp__os_signal = 0;
+    for (int i = 0; i < 2; i++) {
+        sigaction(dp__os_signals[i], NULL, &dp__os_signal_before[i]);
+        if (dp__os_signal_before[i].sa_handler != SIG_IGN)
+            sigaction(dp__os_signals[i], &ours, NULL);
+    }
+}
+
+static void dp__os_signals_give_back(void)
+{
+    for (int i = 0; i < 2; i++)
+        sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
+}
+
+/* What came meanwhile is for who had the signal before: by default it ends this process. */
+static void dp__os_signal_again(void)
+{
+    if (dp__os_signal != 0)
+        raise(dp__os_signal);
+}
+
+#if defined(__linux__)
+static void dp__os_die_with(pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) /* it died before that */
+        _exit(EXIT_FAILURE);
+}
+#else
+static void *dp__os_watch_parent(void *user)
+{
+    pid_t parent = (pid_t)(intptr_t)user;
+    while (getppid() == parent)
+        dp__os_sleep_ms(200);
+    _exit(EXIT_FAILURE);
+}
+
+static void dp__os_die_with(pid_t parent)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, dp__os_watch_parent, (void *)(intptr_t)parent) == 0)
+        pthread_detach(thread);
+}
+#endif
+
+/* 1 in the parent, 0 in the child, -1 when there is none. A signal that comes in between reaches
+   the child with its own handlers. */
+static int dp__os_fork(dp__os_child *child)
+{
+    int ends[2];
+    sigset_t all, before;
+    pid_t parent = getpid();
+    if (pipe(ends) != 0)
+        return -1;
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    fflush(NULL); /* what is in a buffer would be written by both */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    child->pid = fork();
+    if (child->pid == 0)
+        dp__os_signals_give_back();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    child->pipe = ends[child->pid == 0];
+    close(ends[child->pid != 0]);
+    if (child->pid == 0)
+        dp__os_die_with(parent);
+    if (child->pid < 0) {
+        close(child->pipe);
+        child->pid = 0;
+        return -1;
+    }
+    return child->pid != 0;
+}
+
+/* The end of a child: its last words, and nothing that the parent has registered for its own. */
+static _Noreturn void dp__os_leave(const dp__os_child *child, const void *words, size_t bytes,
+                                   bool good)
+{
+    fflush(NULL);
+    ssize_t said = write(child->pipe, words, bytes); /* shorter than what a pipe takes at once */
+    _exit(good && said >= 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+static bool dp__os_words(const dp__os_child *child, void *words, size_t bytes)
+{
+    ssize_t got;
+    do
+        got = read(child->pipe, words, bytes);
+    while (got < 0 && errno == EINTR);
+    return got == (ssize_t)bytes;
+}
+
+/* Whether it has ended; then there is no more of it than its words. */
+static bool dp__os_ended(dp__os_child *child)
+{
+    int status = 0;
+    pid_t ended = waitpid(child->pid, &status, WNOHANG);
+    if (ended == 0 || (ended < 0 && errno == EINTR))
+        return false;
+    child->pid = 0;
+    child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    child->code = ended > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return true;
+}
+
+static void dp__os_end(const dp__os_child *child, bool at_once)
+{
+    if (child->pid > 0)
+        kill(child->pid, at_once ? SIGKILL : SIGTERM);
 }
 
 /* ==== >>team ===================================================================================
