@@ -8,8 +8,8 @@
    CONTENTS (search for the tag)
      >>launchers    what the environment says
      >>wire         bytes on a connection, and who may speak
-     >>door         who comes in, and who does not
      >>tree         lasting connections: all_gather, failures, closing
+     >>door         who comes in, and who does not
      >>meeting      from the environment to a tree
      >>spawn        processes without a launcher
 */
@@ -490,45 +490,13 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
     return dp_error(dp__is_failure(status) ? status : DP_ERR_REMOTE, "%s", text);
 }
 
-/* ==== >>door ===================================================================================
-   Who comes in. A guest says who it is and proves it; then it has a seat, and its connection stays.
-   Guests are many and may be anybody: what is no knock ends its connection, what says nothing loses
-   its place to who comes later, and none of them is waited for.                                 */
+/* ==== >>tree ===================================================================================
+   The connections of a job while it lasts: a parent and at most log2 of the job children, so that
+   what all say goes up and down in as many steps. A process that fails says so to its neighbours,
+   they to theirs: all have the first sentence. One that closes says good-bye, and is missed only by
+   who still needs it.                                                                           */
 
-enum { DP__GUESTS = 64, DP__GUEST_MS = 5000, DP__SAID_BYTES = 192 };
-
-typedef struct dp__guest {
-    int fd;
-    bool asked; /* it has knocked, and owes an answer */
-    size_t got; /* bytes of what it says now */
-    unsigned char said[sizeof(dp__knock)];
-    dp__knock knock;
-    uint64_t nonce, came_ns;
-} dp__guest;
-
-typedef struct dp__seat { /* of one process */
-    int fd;               /* -1: it is not here */
-    uint64_t listens;
-    char host[DP__PLACE_BYTES];
-} dp__seat;
-
-typedef struct dp__door {
-    int process, process_count;
-    bool all; /* everybody comes to process 0, else those that are right behind it in the tree */
-    dp__key key;
-    int listener;
-    dp__os_address at;
-    dp__seat *seats; /* of the processes behind this one, in order */
-    int seat_count, taken, expected;
-    dp__guest *guests;
-    int guest_count, guest_room;
-    dp__os_watch *watch;
-    uint64_t opened_ns, until_ns;
-    int strangers;             /* guests that proved nothing */
-    char said[DP__SAID_BYTES]; /* to the last one that was refused */
-} dp__door;
-
-/* The tree: behind process p are those up to the next multiple of its lowest bit, so that the part
+/* Behind process p are those up to the next multiple of its lowest bit, so that the part
    of each child is a run of them. */
 static int dp__parent(int process)
 {
@@ -549,6 +517,255 @@ static int dp__child_count(int process, int process_count)
     return count;
 }
 
+enum { DP__LINKS_MAX = 1 + 20 };
+
+typedef struct dp__link {
+    int fd, process;
+    bool left;  /* said good-bye */
+    size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
+    dp__note note;
+} dp__link;
+
+typedef struct dp__tree {
+    int process, process_count, timeout_ms;
+    int first_child, link_count; /* the parent's link is before, unless this is process 0 */
+    dp__link links[DP__LINKS_MAX];
+    dp_status failed; /* once and for all */
+    char text[DP__TEXT_BYTES];
+} dp__tree;
+
+/* The parent first, children in order. */
+static void dp__tree_link(dp__tree *tree, int fd, int process)
+{
+    int place = tree->link_count++;
+    for (; place > 0 && tree->links[place - 1].process > process; place--)
+        tree->links[place] = tree->links[place - 1];
+    tree->links[place] = (dp__link){.fd = fd, .process = process};
+}
+
+/* The first failure stays, and goes on to all but the one that told it. */
+static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
+                               int process)
+{
+    if (tree->failed != DP_OK)
+        return dp_error(tree->failed, "%s", tree->text);
+    tree->failed = status;
+    snprintf(tree->text, sizeof tree->text, "%s", dp_last_error());
+    for (int i = 0; i < tree->link_count; i++)
+        if (&tree->links[i] != teller && !tree->links[i].left)
+            dp__note_failure(tree->links[i].fd, status, process, tree->text);
+    return status;
+}
+
+/* What makes no sense to wait for: `why` is said of the process at the other end. */
+static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status, const char *why)
+{
+    if (status == DP_ERR_TIMEOUT)
+        dp_error(status, "process %d of %d %s within %.3g s", link->process, tree->process_count,
+                 why, tree->timeout_ms * 1e-3);
+    else
+        dp_error(status, "process %d of %d %s", link->process, tree->process_count, why);
+    link->left = link->left || status == DP_ERR_REMOTE;
+    return dp__tree_fail(tree, link, status, link->process);
+}
+
+/* As much of a note as there is. A failure and a good-bye are dealt with here. */
+static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
+{
+    dp__note *note = &link->note;
+    ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
+    if (got < 0)
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has ended, or the connection to it");
+    link->got += (size_t)got;
+    if (link->got < sizeof *note)
+        return DP_OK;
+    if (!dp__note_is_sound(note))
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "sent what no process of a job sends");
+    if (note->kind == DP__FAILED) {
+        dp_status status = dp__failure_receive(link->fd, note, dp__after_ms(DP__GRACE_MS));
+        return dp__tree_fail(tree, link, status, note->process);
+    }
+    if (note->kind == DP__BYE) {
+        link->left = true;
+        link->got = 0;
+    }
+    return DP_OK;
+}
+
+/* Links that may say something new, for dp__os_poll; how many. */
+static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
+{
+    int count = 0;
+    for (int i = 0; i < tree->link_count; i++)
+        if (!tree->links[i].left && tree->links[i].got < sizeof(dp__note))
+            watch[count++] = (dp__os_watch){.fd = tree->links[i].fd, .events = POLLIN};
+    return count;
+}
+
+static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, int count)
+{
+    for (int i = 0, k = 0; i < tree->link_count && k < count; i++) {
+        dp__link *link = &tree->links[i];
+        if (link->fd != watch[k].fd)
+            continue;
+        if (watch[k++].revents != 0)
+            DP_TRY(dp__tree_hear(tree, link));
+    }
+    return DP_OK;
+}
+
+/* Until the note of one link is there; meanwhile the others may fail. */
+static dp_status dp__tree_await(dp__tree *tree, dp__link *link, uint64_t until_ns)
+{
+    dp__os_watch watch[DP__LINKS_MAX];
+    while (link->got < sizeof link->note) {
+        int count = dp__tree_watch(tree, watch), ms = dp__ms_until(until_ns);
+        if (link->left)
+            return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
+        if (ms == 0)
+            return dp__tree_lost(tree, link, DP_ERR_TIMEOUT, "did not come");
+        dp__os_poll(watch, count, ms);
+        DP_TRY(dp__tree_hear_all(tree, watch, count));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
+                               size_t bytes, uint64_t until_ns)
+{
+    DP_TRY(dp__tree_await(tree, link, until_ns));
+    if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
+        dp_error(DP_ERR_REMOTE,
+                 "process %d of %d gives %llu bytes where process %d wants %zu: they are in "
+                 "different calls",
+                 link->process, tree->process_count, (unsigned long long)link->note.bytes,
+                 tree->process, bytes);
+        return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
+    }
+    link->got = 0;
+    dp_status status = dp__wire_receive(link->fd, data, bytes, until_ns);
+    return status == DP_OK ? DP_OK
+                           : dp__tree_lost(tree, link, status,
+                                           status == DP_ERR_TIMEOUT ? "did not say all"
+                                                                    : "ended while it spoke");
+}
+
+static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
+                               size_t bytes, uint64_t until_ns)
+{
+    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
+    if (link->left)
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
+    dp_status status = dp__note_send(link->fd, &note, data, until_ns);
+    if (status == DP_OK)
+        return DP_OK;
+    if (status == DP_ERR_REMOTE && link->got < sizeof link->note)
+        DP_TRY(dp__tree_hear(tree, link)); /* it may have said why */
+    return dp__tree_lost(tree, link, status,
+                         status == DP_ERR_TIMEOUT ? "did not listen" : "has ended");
+}
+
+/* How long to wait, `steps` away from who may be missing: who is next to it gives up first, and
+   names it to all the others. */
+static uint64_t dp__tree_until(const dp__tree *tree, int steps)
+{
+    int step = tree->timeout_ms / 16;
+    step = step < 50 ? 50 : step > 500 ? 500 : step;
+    return dp__after_ms((int64_t)tree->timeout_ms + (int64_t)steps * step);
+}
+
+static int dp__bits(int number)
+{
+    int count = 0;
+    for (; number != 0; number &= number - 1)
+        count++;
+    return count;
+}
+
+/* dp_bootstrap.all_gather. The part of each child is one run, so it lies where it belongs. */
+static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    dp__tree *tree = user;
+    char *all = out, *own = all + (size_t)tree->process * bytes_each;
+    size_t bytes = (size_t)tree->process_count * bytes_each;
+    int height = dp__child_count(0, tree->process_count);
+    if (tree->failed != DP_OK)
+        return dp_error(tree->failed, "%s", tree->text);
+    memmove(own, in, bytes_each);
+    for (int i = tree->first_child; i < tree->link_count; i++) {
+        dp__link *child = &tree->links[i];
+        size_t part = (size_t)dp__behind(child->process, tree->process_count) * bytes_each;
+        DP_TRY(dp__tree_take(
+            tree, child, DP__GATHER, all + (size_t)child->process * bytes_each, part,
+            dp__tree_until(tree, 1 + dp__child_count(child->process, tree->process_count))));
+    }
+    if (tree->process != 0) {
+        uint64_t until = dp__tree_until(tree, height + 1 + dp__bits(tree->process));
+        size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
+        DP_TRY(dp__tree_give(tree, &tree->links[0], DP__GATHER, own, part, until));
+        DP_TRY(dp__tree_take(tree, &tree->links[0], DP__SPREAD, all, bytes, until));
+    }
+    for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
+        DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes,
+                             dp__tree_until(tree, height)));
+    return DP_OK;
+}
+
+/* Nobody is waited for. A child of fork closes its copies without a word: they are the parent's. */
+static void dp__tree_close(dp__tree *tree, bool politely)
+{
+    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, 0, 0};
+    if (tree == NULL)
+        return;
+    bye.process = tree->process;
+    for (int i = 0; i < tree->link_count; i++) {
+        if (politely && !tree->links[i].left)
+            (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
+        dp__os_close(tree->links[i].fd);
+    }
+    dp__os_free(tree, 0, NULL);
+}
+
+/* ==== >>door ===================================================================================
+   Who comes in. A guest says who it is and proves it; then it has a seat, and its connection stays.
+   Guests are many and may be anybody: what is no knock ends its connection, what says nothing loses
+   its place to who comes later, and none of them is waited for.                                 */
+
+enum { DP__GUESTS = 64, DP__GUEST_MS = 5000, DP__SAID_BYTES = 192 };
+
+typedef struct dp__guest {
+    int fd;
+    bool asked; /* it has knocked, and owes an answer */
+    size_t got; /* bytes of what it says now */
+    unsigned char said[sizeof(dp__knock)];
+    dp__knock knock;
+    uint64_t nonce, came_ns;
+} dp__guest;
+
+typedef struct dp__seat { /* of one process */
+    bool taken;
+    int fd; /* -1: it is the tree's, or of nobody */
+    uint64_t listens;
+    char host[DP__PLACE_BYTES];
+} dp__seat;
+
+typedef struct dp__door {
+    int process, process_count;
+    bool all; /* everybody comes to process 0, else those that are right behind it in the tree */
+    dp__tree *tree; /* theirs from then on */
+    dp__key key;
+    int listener;
+    dp__os_address at;
+    dp__seat *seats; /* of the processes behind this one, in order */
+    int seat_count, taken, expected;
+    dp__guest *guests;
+    int guest_count, guest_room;
+    dp__os_watch *watch;
+    uint64_t opened_ns, until_ns;
+    int strangers;             /* guests that proved nothing */
+    char said[DP__SAID_BYTES]; /* to the last one that was refused */
+} dp__door;
+
 static dp_status dp__door_open(dp__door *door)
 {
     door->seat_count = dp__behind(door->process, door->process_count) - 1;
@@ -558,7 +775,8 @@ static dp_status dp__door_open(dp__door *door)
     size_t seats = (size_t)door->seat_count, guests = (size_t)door->guest_room;
     door->seats = dp__os_alloc(seats * sizeof *door->seats, 64, NULL);
     door->guests = dp__os_alloc(guests * sizeof *door->guests, 64, NULL);
-    door->watch = dp__os_alloc((1 + seats + guests) * sizeof *door->watch, 64, NULL);
+    door->watch =
+        dp__os_alloc((1 + seats + guests + DP__LINKS_MAX) * sizeof *door->watch, 64, NULL);
     if (door->seats == NULL || door->guests == NULL || door->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", door->process_count);
     for (size_t i = 0; i < seats; i++)
@@ -597,7 +815,7 @@ static bool dp__door_admits(dp__door *door, const dp__knock *knock)
              (!door->all && dp__parent(who) != door->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  door->process);
-    else if (door->seats[seat].fd >= 0)
+    else if (door->seats[seat].taken)
         snprintf(said, DP__SAID_BYTES,
                  "process %d of %d is here already: two processes have the same number", who,
                  door->process_count);
@@ -631,13 +849,17 @@ static dp__heard dp__guest_hear(const dp__door *door, dp__guest *guest)
     return guest->knock.magic == DP__KNOCK_MAGIC ? DP__KNOCKED : DP__NOISE;
 }
 
-/* The connection is the seat's from now on. Who has come first has waited longest: what is left of
+/* The connection is the seat's from now on, or one of the tree. Who has come first has waited longest: what is left of
    its time is what all have. */
 static void dp__door_seat(dp__door *door, const dp__guest *guest)
 {
     dp__seat *seat = &door->seats[guest->knock.process - door->process - 1];
     uint64_t until = dp__after_ms(guest->knock.patience_ms);
-    seat->fd = guest->fd;
+    seat->taken = true;
+    if (door->all)
+        seat->fd = guest->fd;
+    else
+        dp__tree_link(door->tree, guest->fd, guest->knock.process);
     seat->listens = guest->knock.listens;
     dp__os_peer(guest->fd, seat->host, sizeof seat->host);
     door->until_ns = until < door->until_ns ? until : door->until_ns;
@@ -722,7 +944,7 @@ static void dp__door_name_missing(const dp__door *door, char *text, size_t room)
     size_t used = (size_t)snprintf(text, room, missing == 1 ? "process" : "processes");
     for (int i = 0; i < door->seat_count && named < missing; i++) {
         int process = door->process + 1 + i;
-        if (door->seats[i].fd >= 0 || (!door->all && dp__parent(process) != door->process))
+        if (door->seats[i].taken || (!door->all && dp__parent(process) != door->process))
             continue;
         const char *before = named == 0 ? "" : named + 1 == missing ? " and" : ",";
         if (named == 8 && missing > 9) {
@@ -755,26 +977,45 @@ static dp_status dp__door_left(const dp__door *door, int seat)
                     door->process + 1 + seat, door->process_count);
 }
 
+/* Processes that have come, before all have: those at process 0 are silent, those in the tree may
+   tell what has failed behind them. */
+static int dp__door_watch_seats(const dp__door *door, dp__os_watch *watch)
+{
+    int count = 0;
+    if (!door->all)
+        return dp__tree_watch(door->tree, watch);
+    for (int i = 0; i < door->seat_count; i++)
+        if (door->seats[i].taken)
+            watch[count++] = (dp__os_watch){.fd = door->seats[i].fd, .events = POLLIN};
+    return count;
+}
+
+static dp_status dp__door_hear_seats(dp__door *door, const dp__os_watch *watch, int count)
+{
+    if (!door->all)
+        return dp__tree_hear_all(door->tree, watch, count);
+    for (int i = 0, k = 0; i < door->seat_count && k < count; i++)
+        if (door->seats[i].taken && watch[k++].revents != 0)
+            return dp__door_left(door, i);
+    return DP_OK;
+}
+
 /* Everything that has happened, once. Guests are gone through backwards, as the last one takes the
    place of one that goes. */
 static dp_status dp__door_look(dp__door *door)
 {
-    int count = 0, seats = 0;
-    door->watch[count++] = (dp__os_watch){.fd = door->listener, .events = POLLIN};
-    for (int i = 0; i < door->seat_count; i++)
-        if (door->seats[i].fd >= 0)
-            door->watch[count++] = (dp__os_watch){.fd = door->seats[i].fd, .events = POLLIN};
-    seats = count;
+    dp__os_watch *seats = door->watch + 1;
+    int seat_count = dp__door_watch_seats(door, seats), ms = dp__ms_until(door->until_ns);
+    dp__os_watch *guests = seats + seat_count;
+    door->watch[0] = (dp__os_watch){.fd = door->listener, .events = POLLIN};
     for (int i = 0; i < door->guest_count; i++)
-        door->watch[count++] = (dp__os_watch){.fd = door->guests[i].fd, .events = POLLIN};
-    int ms = dp__ms_until(door->until_ns);
-    dp__os_poll(door->watch, count, ms < DP__GUEST_MS ? ms : DP__GUEST_MS);
-    for (int i = 0, at = 1; i < door->seat_count && at < seats; i++)
-        if (door->seats[i].fd >= 0 && door->watch[at++].revents != 0)
-            return dp__door_left(door, i);
+        guests[i] = (dp__os_watch){.fd = door->guests[i].fd, .events = POLLIN};
+    dp__os_poll(door->watch, 1 + seat_count + door->guest_count,
+                ms < DP__GUEST_MS ? ms : DP__GUEST_MS);
+    DP_TRY(dp__door_hear_seats(door, seats, seat_count));
     for (int i = door->guest_count; i-- > 0;)
-        if (door->watch[seats + i].revents != 0 ? !dp__door_listen(door, &door->guests[i])
-                                                : !dp__door_bears(&door->guests[i]))
+        if (guests[i].revents != 0 ? !dp__door_listen(door, &door->guests[i])
+                                   : !dp__door_bears(&door->guests[i]))
             door->guests[i] = door->guests[--door->guest_count];
     return door->watch[0].revents != 0 ? dp__door_accept(door) : DP_OK;
 }
@@ -786,208 +1027,12 @@ static dp_status dp__door_wait(dp__door *door)
     door->opened_ns = dp__os_now_ns();
     while (door->taken < door->expected && status == DP_OK)
         status = dp__ms_until(door->until_ns) == 0 ? dp__door_late(door) : dp__door_look(door);
+    if (status != DP_OK && !door->all)
+        return dp__tree_fail(door->tree, NULL, status, door->process);
     for (int i = 0; status != DP_OK && i < door->seat_count; i++)
-        if (door->seats[i].fd >= 0)
+        if (door->seats[i].taken)
             dp__note_failure(door->seats[i].fd, status, door->process, dp_last_error());
     return status;
-}
-
-/* ==== >>tree ===================================================================================
-   The connections of a job while it lasts: a parent and at most log2 of the job children, so that
-   what all say goes up and down in as many steps. A process that fails says so to its neighbours,
-   they to theirs: all have the first sentence. One that closes says good-bye, and is missed only by
-   who still needs it.                                                                           */
-
-enum { DP__LINKS_MAX = 1 + 20 };
-
-typedef struct dp__link {
-    int fd, process;
-    bool left;  /* said good-bye */
-    size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
-    dp__note note;
-} dp__link;
-
-typedef struct dp__tree {
-    int process, process_count, timeout_ms;
-    int first_child, link_count; /* the parent's link is before, unless this is process 0 */
-    dp__link links[DP__LINKS_MAX];
-    dp_status failed; /* once and for all */
-    char text[DP__TEXT_BYTES];
-} dp__tree;
-
-static void dp__tree_link(dp__tree *tree, int fd, int process)
-{
-    tree->links[tree->link_count++] = (dp__link){.fd = fd, .process = process};
-}
-
-/* The first failure stays, and goes on to all but the one that told it. */
-static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
-                               int process)
-{
-    if (tree->failed != DP_OK)
-        return dp_error(tree->failed, "%s", tree->text);
-    tree->failed = status;
-    snprintf(tree->text, sizeof tree->text, "%s", dp_last_error());
-    for (int i = 0; i < tree->link_count; i++)
-        if (&tree->links[i] != teller && !tree->links[i].left)
-            dp__note_failure(tree->links[i].fd, status, process, tree->text);
-    return status;
-}
-
-/* What makes no sense to wait for: `why` is said of the process at the other end. */
-static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status, const char *why)
-{
-    if (status == DP_ERR_TIMEOUT)
-        dp_error(status, "process %d of %d %s within %.3g s", link->process, tree->process_count,
-                 why, tree->timeout_ms * 1e-3);
-    else
-        dp_error(status, "process %d of %d %s", link->process, tree->process_count, why);
-    link->left = link->left || status == DP_ERR_REMOTE;
-    return dp__tree_fail(tree, link, status, link->process);
-}
-
-/* As much of a note as there is. A failure and a good-bye are dealt with here. */
-static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
-{
-    dp__note *note = &link->note;
-    ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
-    if (got < 0)
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has ended, or the connection to it");
-    link->got += (size_t)got;
-    if (link->got < sizeof *note)
-        return DP_OK;
-    if (!dp__note_is_sound(note))
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "sent what no process of a job sends");
-    if (note->kind == DP__FAILED) {
-        dp_status status = dp__failure_receive(link->fd, note, dp__after_ms(DP__GRACE_MS));
-        return dp__tree_fail(tree, link, status, note->process);
-    }
-    if (note->kind == DP__BYE) {
-        link->left = true;
-        link->got = 0;
-    }
-    return DP_OK;
-}
-
-/* Until the note of one link is there; meanwhile the others may fail. */
-static dp_status dp__tree_await(dp__tree *tree, dp__link *link, uint64_t until_ns)
-{
-    dp__os_watch watch[DP__LINKS_MAX];
-    while (link->got < sizeof link->note) {
-        int count = 0, ms = dp__ms_until(until_ns);
-        dp__link *heard[DP__LINKS_MAX];
-        if (link->left)
-            return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
-        if (ms == 0)
-            return dp__tree_lost(tree, link, DP_ERR_TIMEOUT, "did not come");
-        for (int i = 0; i < tree->link_count; i++) {
-            dp__link *other = &tree->links[i];
-            if (other->left || other->got == sizeof other->note)
-                continue;
-            watch[count] = (dp__os_watch){.fd = other->fd, .events = POLLIN};
-            heard[count++] = other;
-        }
-        dp__os_poll(watch, count, ms);
-        for (int i = 0; i < count; i++)
-            if (watch[i].revents != 0)
-                DP_TRY(dp__tree_hear(tree, heard[i]));
-    }
-    return DP_OK;
-}
-
-static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
-                               size_t bytes, uint64_t until_ns)
-{
-    DP_TRY(dp__tree_await(tree, link, until_ns));
-    if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
-        dp_error(DP_ERR_REMOTE,
-                 "process %d of %d gives %llu bytes where process %d wants %zu: they are in "
-                 "different calls",
-                 link->process, tree->process_count, (unsigned long long)link->note.bytes,
-                 tree->process, bytes);
-        return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
-    }
-    link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, until_ns);
-    return status == DP_OK ? DP_OK
-                           : dp__tree_lost(tree, link, status,
-                                           status == DP_ERR_TIMEOUT ? "did not say all"
-                                                                    : "ended while it spoke");
-}
-
-static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
-                               size_t bytes, uint64_t until_ns)
-{
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
-    if (link->left)
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
-    dp_status status = dp__note_send(link->fd, &note, data, until_ns);
-    if (status == DP_OK)
-        return DP_OK;
-    if (status == DP_ERR_REMOTE && link->got < sizeof link->note)
-        DP_TRY(dp__tree_hear(tree, link)); /* it may have said why */
-    return dp__tree_lost(tree, link, status,
-                         status == DP_ERR_TIMEOUT ? "did not listen" : "has ended");
-}
-
-/* How long to wait, `steps` away from who may be missing: who is next to it gives up first, and
-   names it to all the others. */
-static uint64_t dp__tree_until(const dp__tree *tree, int steps)
-{
-    int step = tree->timeout_ms / 16;
-    step = step < 50 ? 50 : step > 500 ? 500 : step;
-    return dp__after_ms((int64_t)tree->timeout_ms + (int64_t)steps * step);
-}
-
-static int dp__bits(int number)
-{
-    int count = 0;
-    for (; number != 0; number &= number - 1)
-        count++;
-    return count;
-}
-
-/* dp_bootstrap.all_gather. The part of each child is one run, so it lies where it belongs. */
-static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_each, void *user)
-{
-    dp__tree *tree = user;
-    char *all = out, *own = all + (size_t)tree->process * bytes_each;
-    size_t bytes = (size_t)tree->process_count * bytes_each;
-    int height = dp__child_count(0, tree->process_count);
-    if (tree->failed != DP_OK)
-        return dp_error(tree->failed, "%s", tree->text);
-    memmove(own, in, bytes_each);
-    for (int i = tree->first_child; i < tree->link_count; i++) {
-        dp__link *child = &tree->links[i];
-        size_t part = (size_t)dp__behind(child->process, tree->process_count) * bytes_each;
-        DP_TRY(dp__tree_take(tree, child, DP__GATHER, all + (size_t)child->process * bytes_each,
-                             part, dp__tree_until(tree, 1 + i - tree->first_child)));
-    }
-    if (tree->process != 0) {
-        uint64_t until = dp__tree_until(tree, height + 1 + dp__bits(tree->process));
-        size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
-        DP_TRY(dp__tree_give(tree, &tree->links[0], DP__GATHER, own, part, until));
-        DP_TRY(dp__tree_take(tree, &tree->links[0], DP__SPREAD, all, bytes, until));
-    }
-    for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
-        DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes,
-                             dp__tree_until(tree, height)));
-    return DP_OK;
-}
-
-/* Nobody is waited for. A child of fork closes its copies without a word: they are the parent's. */
-static void dp__tree_close(dp__tree *tree, bool politely)
-{
-    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, 0, 0};
-    if (tree == NULL)
-        return;
-    bye.process = tree->process;
-    for (int i = 0; i < tree->link_count; i++) {
-        if (politely && !tree->links[i].left)
-            (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
-        dp__os_close(tree->links[i].fd);
-    }
-    dp__os_free(tree, 0, NULL);
 }
 
 /* ==== >>meeting ================================================================================
@@ -1247,13 +1292,7 @@ static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch, dp__d
         DP_TRY(dp__meet_parent(tree, launch, &welcome, door->key, &knock, door->until_ns));
     }
     tree->first_child = 1;
-    status = dp__door_wait(door);
-    for (int i = 0; i < door->seat_count; i++) {
-        if (door->seats[i].fd >= 0)
-            dp__tree_link(tree, door->seats[i].fd, tree->process + 1 + i);
-        door->seats[i].fd = -1;
-    }
-    return status == DP_OK ? DP_OK : dp__tree_fail(tree, NULL, status, tree->process);
+    return dp__door_wait(door);
 }
 
 static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
@@ -1266,6 +1305,7 @@ static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tre
                      .until_ns = dp__after_ms(timeout_ms)};
     if (tree == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", launch->process_count);
+    door.tree = tree;
     *tree = (dp__tree){.process = launch->process,
                        .process_count = launch->process_count,
                        .timeout_ms = timeout_ms};
