@@ -70,7 +70,7 @@
        dp_all_reduce(ctx, grads, count, DP_F32, DP_OP_MEAN); one pass over memory
 
    WHAT IT IS NOT
-   No layers, no autograd, no launcher, no file formats. It does not split a model over devices.
+   No layers, no autograd, no file formats. It does not split a model over devices.
 
    WORDS
      context   one job's view of its devices. Several can be open; they share nothing.
@@ -150,7 +150,7 @@
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices */
+            dp_cuda.h: GPUs as devices; several processes, dp_spawn */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -360,9 +360,11 @@ typedef struct
      field          zero means
      backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU
      colls          the tables that are compiled in
-     device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
-     devices        those of $DP_DEVICES, else 0 .. device_count-1
-     thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so
+     device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8), or this process'
+                    share of them where several are on a machine (>>launch)
+     devices        those of $DP_DEVICES, else a run of device_count, from 0 on
+     thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so; shared
+                    out among processes of a machine with the same mask
      bootstrap      the processes that a launcher has started (>>launch), else this one alone
      job            "": contexts of several processes meet under one name
      timeout_ms     60,000
@@ -492,13 +494,16 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    process calls it, as often and in the same order. The first set of variables that is there
    counts, and has to be complete:
 
-     DP_LAUNCH=  which of how many                    on its machine              where process 0 is
-     dp          DP_PROCESS, DP_PROCESS_COUNT         DP_LOCAL_PROCESS, _COUNT    DP_ADDR
-     torchrun    RANK, WORLD_SIZE                     LOCAL_RANK, LOCAL_WORLD_SIZE  MASTER_ADDR,
-                                                                                  MASTER_PORT
-     openmpi     OMPI_COMM_WORLD_RANK, _SIZE          ..._LOCAL_RANK, _LOCAL_SIZE   -
-     mpich       PMI_RANK, PMI_SIZE                   MPI_LOCALRANKID, MPI_LOCALNRANKS  -
-     slurm       SLURM_PROCID, SLURM_NTASKS           SLURM_LOCALID    SLURM_STEP_NODELIST
+     DP_LAUNCH  which of how many        on its machine           where process 0 is
+     dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
+     torchrun   RANK, WORLD_SIZE         LOCAL_RANK,              MASTER_ADDR, MASTER_PORT
+                                         LOCAL_WORLD_SIZE
+     openmpi    OMPI_COMM_WORLD_RANK,    .._LOCAL_RANK,           -
+                OMPI_COMM_WORLD_SIZE     .._LOCAL_SIZE
+     mpich      PMI_RANK, PMI_SIZE       MPI_LOCALRANKID,         -
+                                         MPI_LOCALNRANKS
+     slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
+                SLURM_NTASKS
 
    A world of one opens no connection. $DP_LAUNCH = none, or the name of a set that is to be used, or
    to be missed. Slurm's variables count inside a step, which srun makes: under salloc and sbatch

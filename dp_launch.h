@@ -160,7 +160,8 @@ static dp_status dp__half_a_set(const char *there, const char *missing)
 }
 
 /* Two variables, of which both are there or none: which of how many. */
-static dp_status dp__env_place(const char *place, const char *count, int *out_place, int *out_count)
+DP__COLD static dp_status dp__env_place(const char *place, const char *count, int *out_place,
+                                        int *out_count)
 {
     bool has_place = dp__os_env(place) != NULL, has_count = dp__os_env(count) != NULL;
     if (!has_place && !has_count)
@@ -188,7 +189,7 @@ static bool dp__launcher_ran(const dp__launcher *launcher)
 }
 
 /* NULL when no launcher started this process, or DP_LAUNCH says so. */
-static dp_status dp__launcher_find(const dp__launcher **out)
+DP__COLD static dp_status dp__launcher_find(const dp__launcher **out)
 {
     const char *only = dp__os_env("DP_LAUNCH");
     *out = NULL;
@@ -292,7 +293,7 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
     return DP_OK;
 }
 
-static dp_status dp__launch_where(dp__launch *launch, const dp__launcher *launcher)
+DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launcher *launcher)
 {
     const char *address = dp__os_env("DP_ADDR");
     if (address != NULL)
@@ -313,7 +314,7 @@ static dp_status dp__launch_where(dp__launch *launch, const dp__launcher *launch
 }
 
 /* Which process of which job this is. A world of one needs no address. */
-static dp_status dp__launch_read(const char *job, dp__launch *out)
+DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 {
     const dp__launcher *launcher;
     *out = (dp__launch){.name = "none", .process_count = 1};
@@ -544,8 +545,8 @@ static void dp__tree_link(dp__tree *tree, int fd, int process)
 }
 
 /* The first failure stays, and goes on to all but the one that told it. */
-static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
-                               int process)
+DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
+                                        int process)
 {
     if (tree->failed != DP_OK)
         return dp_error(tree->failed, "%s", tree->text);
@@ -615,7 +616,7 @@ static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, in
 }
 
 /* Until the note of one link is there; meanwhile the others may fail. */
-static dp_status dp__tree_await(dp__tree *tree, dp__link *link, uint64_t until_ns)
+DP__COLD static dp_status dp__tree_await(dp__tree *tree, dp__link *link, uint64_t until_ns)
 {
     dp__os_watch watch[DP__LINKS_MAX];
     while (link->got < sizeof link->note) {
@@ -849,8 +850,8 @@ static dp__heard dp__guest_hear(const dp__door *door, dp__guest *guest)
     return guest->knock.magic == DP__KNOCK_MAGIC ? DP__KNOCKED : DP__NOISE;
 }
 
-/* The connection is the seat's from now on, or one of the tree. Who has come first has waited longest: what is left of
-   its time is what all have. */
+/* The connection is the seat's from now on, or the tree's. Who has come first has waited longest:
+   what is left of its time is what all have. */
 static void dp__door_seat(dp__door *door, const dp__guest *guest)
 {
     dp__seat *seat = &door->seats[guest->knock.process - door->process - 1];
@@ -1021,7 +1022,7 @@ static dp_status dp__door_look(dp__door *door)
 }
 
 /* Until all are here. When they are not, those that are learn it, with the same sentence. */
-static dp_status dp__door_wait(dp__door *door)
+DP__COLD static dp_status dp__door_wait(dp__door *door)
 {
     dp_status status = DP_OK;
     door->opened_ns = dp__os_now_ns();
@@ -1177,8 +1178,8 @@ static dp_status dp__knock_in_vain(const dp__target *target, int process, const 
                     why != NULL ? why : "");
 }
 
-static dp_status dp__knock_until(const dp__target *target, int process, dp__key key,
-                                 dp__knock *knock, uint64_t until_ns, int *out_fd)
+DP__COLD static dp_status dp__knock_until(const dp__target *target, int process, dp__key key,
+                                          dp__knock *knock, uint64_t until_ns, int *out_fd)
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL;
@@ -1241,7 +1242,7 @@ static void dp__welcome_all(dp__tree *tree, dp__door *door)
 }
 
 /* As process 0. */
-static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launch, dp__door *door)
+DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launch, dp__door *door)
 {
     door->all = true;
     DP_TRY(dp__door_open(door));
@@ -1267,7 +1268,7 @@ static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const
 }
 
 /* As any other. */
-static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch, dp__door *door)
+DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch, dp__door *door)
 {
     dp__knock knock = {.magic = DP__KNOCK_MAGIC,
                        .version = DP_VERSION,
@@ -1295,7 +1296,7 @@ static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch, dp__d
     return dp__door_wait(door);
 }
 
-static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
+DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
 {
     dp__tree *tree = dp__os_alloc(sizeof *tree, 64, NULL);
     dp__door door = {.process = launch->process,
@@ -1367,8 +1368,8 @@ typedef struct dp__whereabouts {
 /* Who is on this machine, and who of them may run on the same cores: a launcher that has bound its
    processes to different ones has divided them already. Its word on a place counts, as it may know
    of a machine what containers hide. */
-static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp__launch *launch,
-                                     dp__neighbours *out)
+DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp__launch *launch,
+                                              dp__neighbours *out)
 {
     dp__whereabouts own = {dp__os_machine(), dp__os_affinity()};
     size_t count = (size_t)boot->process_count;
@@ -1498,7 +1499,7 @@ static void dp__spawn_wait(dp__spawned *all)
     }
 }
 
-static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *user), void *user)
+DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *user), void *user)
 {
     char secret[36];
     snprintf(secret, sizeof secret, "%016llx%016llx", (unsigned long long)dp__os_random(),
@@ -1539,7 +1540,7 @@ static dp_status dp__spawn_check(int count, dp_status (*fn)(void *user))
     return DP_OK;
 }
 
-DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user)
+DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user)
 {
     DP_TRY(dp__spawn_check(count, fn));
     size_t bytes = (size_t)count * sizeof(dp__os_child);

@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.." || exit
 JOBS=$(nproc 2>/dev/null || echo 2)
 LOGS=build/log
 unset "${!DP_@}" # what the user debugs with must not change what the tests see
+export DP_LAUNCH=none # nor what has started make: mpirun, a step of Slurm
 
 has() { command -v "$1" >/dev/null 2>&1; }
 

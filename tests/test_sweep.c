@@ -528,6 +528,12 @@ static void release(void *user)
     (void)user;
 }
 
+static dp_status spawn_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
 #define HOST ((dp_device){0, 0})
 
 FAILS(dp_version, dp_version() != DP_VERSION)
@@ -543,6 +549,9 @@ FAILS(dp_dtype_bytes, dp_dtype_bytes((dp_dtype)NOBODY) != 0)
 FAILS(dp_log_stderr, (dp_log_stderr(NULL, NULL), false))
 CALL(dp_open, a->config, OUT(ctx))
 FAILS(dp_close, (dp_close(a->ctx), has_spoken()))
+FAILS(dp_spawn, dp_spawn(0, spawn_nothing, NULL) != DP_ERR_INVALID ||
+                    dp_spawn(1, NULL, NULL) != DP_ERR_INVALID ||
+                    dp_spawn(1, spawn_nothing, NULL) != DP_ERR_STATE)
 CALL(dp_info_get, a->ctx, OUT(info))
 CALL(dp_config_get, a->ctx, OUT(config))
 CALL(dp_device_info_get, a->ctx, a->rank, OUT(device))
@@ -687,7 +696,8 @@ static const row table[] = {
     ROW(dp_version, "", 0), ROW(dp_status_name, "", 0), ROW(dp_status_text, "", 0),
     ROW(dp_status_class, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
     ROW(dp_failure, "c", 0), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
-    ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_info_get, "cO", 0),
+    ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
+    ROW(dp_info_get, "cO", 0),
     ROW(dp_config_get, "cO", 0), ROW(dp_device_info_get, "crO", 0), ROW(dp_local_device, "cr", 0),
     ROW(dp_local_stream, "cr", 0), ROW(dp_use_stream, "cr", 0), ROW(dp_wait, "c", 0),
     ROW(dp_run, "cx", 0), ROW(dp_local_share, "cr", 0),
