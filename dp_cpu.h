@@ -662,7 +662,7 @@ static void dp__os_signals_give_back(void)
 static void dp__os_signal_again(void)
 {
     if (dp__os_signal != 0)
-        raise(dp__os_signal);
+        raise((int)dp__os_signal);
 }
 
 #if defined(__linux__)

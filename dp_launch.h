@@ -485,10 +485,13 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
 {
     char text[DP__TEXT_BYTES] = "";
     dp_status status = (dp_status)note->status;
-    if (dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
-        return dp_error(DP_ERR_REMOTE, "process %d failed, and could not say why", note->process);
+    if (!dp__is_failure(status))
+        status = DP_ERR_REMOTE;
+    if (note->bytes == 0 || dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
+        return dp_error(DP_ERR_REMOTE, "process %d failed, and could not say why",
+                        (int)note->process);
     text[note->bytes] = '\0';
-    return dp_error(dp__is_failure(status) ? status : DP_ERR_REMOTE, "%s", text);
+    return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
 }
 
 /* ==== >>tree ===================================================================================
@@ -584,6 +587,7 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "sent what no process of a job sends");
     if (note->kind == DP__FAILED) {
         dp_status status = dp__failure_receive(link->fd, note, dp__after_ms(DP__GRACE_MS));
+        status = dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
         return dp__tree_fail(tree, link, status, note->process);
     }
     if (note->kind == DP__BYE) {
