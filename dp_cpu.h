@@ -371,6 +371,14 @@ static bool dp__os_same_user(int fd)
     socklen_t bytes = sizeof peer;
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
+
+/* The process that has made this pair of connections, 0 when it is none. */
+static uint64_t dp__os_maker(int fd)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? (uint64_t)peer.pid : 0;
+}
 #else
 static size_t dp__os_path(const char *name, char *path, size_t room)
 {
@@ -393,6 +401,12 @@ static bool dp__os_same_user(int fd)
     uid_t user;
     gid_t group;
     return getpeereid(fd, &user, &group) == 0 && user == geteuid();
+}
+
+static uint64_t dp__os_maker(int fd)
+{
+    (void)fd;
+    return 0;
 }
 #endif
 

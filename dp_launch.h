@@ -33,11 +33,12 @@ enum {
 };
 
 typedef struct dp__launcher {
-    const char *name;                  /* in DP_LAUNCH and dp_info */
-    const char *process, *count;       /* variables: which of how many this is */
-    const char *local, *local_count;   /* among those of its machine; NULL: it does not say */
-    const char *host, *port;           /* of process 0, where the launcher says it */
-    const char *job[3];                /* what tells this run from all others */
+    const char *name;                /* in DP_LAUNCH and dp_info */
+    const char *process, *count;     /* variables: which of how many this is */
+    const char *local, *local_count; /* among those of its machine; NULL: it does not say */
+    const char *host, *port;         /* of process 0, where the launcher says it */
+    const char *job[3];              /* what tells this run from all others */
+    const char *channel; /* a descriptor that the launcher left to each of its processes */
     const char *step, *pseudo_step[2]; /* without it, or with one of these, it started nothing */
 } dp__launcher;
 
@@ -68,7 +69,8 @@ static const dp__launcher dp__launchers[] = {
      .count = "PMI_SIZE",
      .local = "MPI_LOCALRANKID",
      .local_count = "MPI_LOCALNRANKS",
-     .job = {"PMI_JOBID"}},
+     .job = {"PMI_JOBID"},
+     .channel = "PMI_FD"},
     {.name = "slurm",
      .process = "SLURM_PROCID",
      .count = "SLURM_NTASKS",
@@ -136,6 +138,13 @@ static dp__key dp__key_with(dp__key key, const char *text)
     size_t bytes = text != NULL ? strlen(text) : 0;
     dp__key turned = {~key.high, key.low};
     return (dp__key){dp__sip(key, text, bytes), dp__sip(turned, text, bytes)};
+}
+
+static dp__key dp__key_of_run(dp__key key, uint64_t run)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)run);
+    return dp__key_with(key, text);
 }
 
 static dp_status dp__env_number(const char *variable, int least, int most, int *out)
@@ -265,6 +274,18 @@ static void dp__first_host(const char *list, char *out, size_t room)
     out[bytes] = '\0';
 }
 
+/* The launcher itself is what its processes have in common: it has made the connections that it
+   left to them, also where a shell stands between; else it is taken to be the parent. */
+static uint64_t dp__launcher_id(const dp__launcher *launcher)
+{
+    int fd = -1;
+    uint64_t maker = 0;
+    if (launcher->channel != NULL && dp__os_env(launcher->channel) != NULL &&
+        dp__env_number(launcher->channel, 0, INT_MAX - 1, &fd) == DP_OK)
+        maker = dp__os_maker(fd);
+    return maker != 0 ? maker : dp__os_parent();
+}
+
 /* Where nobody says an address: the machines of a Slurm step have names; else all have to be on one
    machine, and the job's key is the name of the place. */
 static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launcher)
@@ -273,7 +294,6 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
                *list = dp__os_env("SLURM_STEP_NODELIST");
     bool far = launch->local_count != 0 && launch->local_count < launch->process_count;
     bool known = false;
-    char number[32];
     if (launcher->step != NULL && list != NULL && (nodes == NULL || strcmp(nodes, "1") != 0)) {
         dp__first_host(list, launch->host, sizeof launch->host);
         launch->port = 20000 + (int)(dp__sip(launch->key, "port", 4) % 10000);
@@ -287,9 +307,8 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
                         launcher->name, launch->local_count, launch->process_count);
     for (int i = 0; i < 3 && launcher->job[i] != NULL; i++)
         known = known || dp__os_env(launcher->job[i]) != NULL;
-    snprintf(number, sizeof number, "%llu", (unsigned long long)dp__os_parent());
-    if (!known) /* the launcher itself is what its processes have in common */
-        launch->key = dp__key_with(launch->key, number);
+    if (!known)
+        launch->key = dp__key_of_run(launch->key, dp__launcher_id(launcher));
     return DP_OK;
 }
 
@@ -1215,13 +1234,6 @@ static dp_status dp__await_welcome(int fd, uint64_t until_ns, dp__welcome *out)
     if (status == DP_ERR_REMOTE)
         return dp_error(status, "process 0 has ended before all were here");
     return status;
-}
-
-static dp__key dp__key_of_run(dp__key key, uint64_t run)
-{
-    char text[24];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)run);
-    return dp__key_with(key, text);
 }
 
 /* All are here. Those right behind process 0 stay, the others learn where to go; one that has ended

@@ -1,16 +1,22 @@
 /* test_launch.c - what launchers say, how processes meet, and dp_spawn: all with real processes. */
 
+#if defined(__linux__)
+#define _GNU_SOURCE /* affinity masks */
+#endif
+
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,6 +52,7 @@ static const char *const all_variables[] = {
     "PMI_RANK",
     "PMI_SIZE",
     "PMI_JOBID",
+    "PMI_FD",
     "MPI_LOCALRANKID",
     "MPI_LOCALNRANKS",
     "SLURM_PROCID",
@@ -307,6 +314,48 @@ TEST(a_config_may_want_no_other_process)
     dp_close(ctx);
 }
 
+static dp_status gather_nothing(const void *in, void *out, size_t bytes_each, void *user)
+{
+    (void)in, (void)out, (void)bytes_each, (void)user;
+    return DP_ERR_USER;
+}
+
+TEST(a_bootstrap_of_ones_own_wins)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    dp_config config = {.device_count = 1,
+                        .bootstrap = {.all_gather = gather_nothing, .process_count = 1}};
+    nobody_launched_us();
+    launched_by(&launchers[0], 1, 4);
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.launcher, "bootstrap");
+    CHECK_INT(info.process_count, 1);
+    dp_close(ctx);
+    config.local_only = true;
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_INVALID, "local_only");
+}
+
+static void keep_verdict(const dp_log_record *record, void *user)
+{
+    if (strncmp(record->text, "launcher: ", 10) == 0) {
+        snprintf(user, 100, "%s", record->text);
+    }
+}
+
+TEST(the_verdict_is_logged)
+{
+    char verdict[100] = "";
+    dp_ctx *ctx;
+    const dp_config config = {.device_count = 1, .log = {.fn = keep_verdict, .user = verdict}};
+    nobody_launched_us();
+    launched_by(&launchers[3], 0, 1);
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_STR(verdict, "launcher: mpich, process 0 of 1, 0 of 1 on this machine");
+    dp_close(ctx);
+}
+
 /* ---- worlds of several processes ------------------------------------------------------------- */
 
 enum { MOST = 16 };
@@ -414,10 +463,10 @@ static void run_world(int count, void (*body)(void))
 
 static dp_status open_world(int timeout_ms, const char *job, dp_ctx **out)
 {
-    static const dp_coll_ops *colls[2];
-    colls[0] = boot_coll();
-    return dp_open(
-        &(dp_config){.colls = colls, .device_count = 1, .job = job, .timeout_ms = timeout_ms}, out);
+    const dp_coll_ops *const colls[] = {boot_coll(), NULL};
+    const dp_config config = {
+        .colls = colls, .device_count = 1, .job = job, .timeout_ms = timeout_ms};
+    return dp_open(&config, out);
 }
 
 static void check_sum(dp_ctx *ctx)
@@ -483,6 +532,26 @@ static void meet_under_a_name_of_localhost(void)
 TEST(names_and_numbers_of_a_host_are_one)
 {
     run_world(3, meet_under_a_name_of_localhost);
+}
+
+static void meet_over_ipv6(void)
+{
+    char address[40];
+    use_tcp();
+    snprintf(address, sizeof address, "[::1]:%d", port);
+    set("DP_ADDR", address);
+    check_world("dp", NULL);
+}
+
+TEST(addresses_with_colons_have_brackets)
+{
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) != 0) {
+        SKIP("no IPv6 on this machine");
+    }
+    close(fd);
+    run_world(3, meet_over_ipv6);
 }
 
 static void meet_on_all_interfaces(void)
@@ -572,6 +641,35 @@ TEST(mpirun_and_srun_say_no_address)
     run_world(4, meet_as_mpich);
     run_world(4, meet_as_slurm);
     run_world(3, meet_as_slurm_on_a_list);
+}
+
+/* Each behind a shell, as it were; what they have in common is who made their connections. */
+static void meet_behind_a_shell(void)
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        meet_as_mpich();
+        exit(EXIT_SUCCESS);
+    }
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_INT(status, 0);
+}
+
+TEST(mpich_starts_shells_too)
+{
+    int fds[2];
+    pid_t pids[3];
+    nobody_launched_us();
+    world = 3;
+    CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    set_number("PMI_FD", fds[0]);
+    for (int p = 0; p < world; p++) {
+        pids[p] = start(p, meet_behind_a_shell);
+    }
+    for (int p = 0; p < world; p++) {
+        finish(pids[p], p);
+    }
 }
 
 /* ---- several contexts ------------------------------------------------------------------------ */
@@ -852,6 +950,29 @@ TEST(strangers_disturb_nobody)
     waitpid(strangers, NULL, 0);
 }
 
+static void on_alarm(int n)
+{
+    (void)n;
+}
+
+/* A signal a millisecond, and no call goes on after it. */
+static void meet_under_signals(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_alarm;
+    CHECK_INT(sigaction(SIGALRM, &action, NULL), 0);
+    const struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &often, NULL);
+    meet_over_tcp();
+    setitimer(ITIMER_REAL, &never, NULL);
+}
+
+TEST(signals_disturb_nobody)
+{
+    run_world(5, meet_under_signals);
+}
+
 /* ---- who ends -------------------------------------------------------------------------------- */
 
 /* Process 2 dies while the others still wait for process 3. */
@@ -1112,6 +1233,39 @@ TEST(processes_of_a_machine_share_its_cores)
     run_world(3, share_cores);
 }
 
+#if defined(__linux__)
+/* As mpirun does it: each process has been given a core. */
+static void keep_own_core(void)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)me, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) {
+        exit(EXIT_SUCCESS); /* that core is not ours */
+    }
+    use_name();
+    unsetenv("DP_LOCAL_PROCESS");
+    unsetenv("DP_LOCAL_PROCESS_COUNT");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.core_count, 1);
+    dp_close(ctx);
+}
+
+TEST(processes_that_are_bound_keep_their_cores)
+{
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    CHECK_INT(sched_getaffinity(0, sizeof all, &all), 0);
+    if (!CPU_ISSET(0, &all) || !CPU_ISSET(1, &all)) {
+        SKIP("cores 0 and 1 are not both ours");
+    }
+    run_world(2, keep_own_core);
+}
+#endif
+
 /* Strangers share no memory; the launcher's word on their places still counts. */
 static void be_strangers(void)
 {
@@ -1168,6 +1322,33 @@ TEST(processes_of_a_machine_share_its_devices)
     run_world(2, share_devices);
     run_world(3, share_devices);
     run_world(8, share_devices);
+}
+
+/* ---- under a launcher that is there ---------------------------------------------------------- */
+
+/* The test starts itself: its copies find themselves in the world that mpirun names. */
+TEST_SLOW(under_mpirun, 30)
+{
+    if (getenv("TEST_UNDER_MPIRUN") != NULL) {
+        bool open = getenv("OMPI_COMM_WORLD_RANK") != NULL;
+        me = atoi(getenv(open ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK"));
+        world = 3;
+        check_world(open ? "openmpi" : "mpich", NULL);
+        return;
+    }
+    if (system("command -v mpirun >/dev/null") != 0) {
+        SKIP("mpirun is not installed");
+    }
+    char command[400], self[200];
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(bytes > 0);
+    self[bytes] = '\0';
+    bool open = system("mpirun --version | grep -q 'Open MPI'") == 0;
+    snprintf(command, sizeof command, "mpirun %s -np 3 %s launch/under_mpirun",
+             open ? "--allow-run-as-root --oversubscribe" : "", self);
+    unsetenv("DP_LAUNCH");
+    set("TEST_UNDER_MPIRUN", "1");
+    CHECK_INT(system(command), 0);
 }
 
 /* ---- many processes -------------------------------------------------------------------------- */
