@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -362,26 +363,38 @@ enum { MOST = 16 };
 
 static int me, world, port; /* set in every process of a world */
 
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t bytes = sizeof at;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&at, bytes) == 0);
-    CHECK_INT(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-    close(fd);
-    return ntohs(at.sin_port) < 65500 ? ntohs(at.sin_port) : 20000;
-}
-
 static int listen_at(int n)
 {
     struct sockaddr_in at = {.sin_family = AF_INET,
                              .sin_port = htons((uint16_t)n),
                              .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK_INT(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
-    CHECK_INT(listen(fd, 16), 0);
-    return fd;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+    CHECK(fd >= 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 16) == 0) {
+        return fd;
+    }
+    close(fd);
+    return -1;
+}
+
+/* The first of ten that nobody has, below those that the system gives out. */
+static int free_port(void)
+{
+    static uint64_t seed;
+    int first = 0, count = 0;
+    seed = seed != 0 ? seed : (uint64_t)getpid();
+    while (count < 10) {
+        first = 12000 + (int)(test_random(&seed) % 20000);
+        for (count = 0; count < 10; count++) {
+            int fd = listen_at(first + count);
+            if (fd < 0) {
+                break;
+            }
+            close(fd);
+        }
+    }
+    return first;
 }
 
 /* -1: nobody is there yet */
@@ -672,6 +685,96 @@ TEST(mpich_starts_shells_too)
     }
 }
 
+/* ---- two machines ---------------------------------------------------------------------------- */
+
+#if defined(__linux__)
+static char hosts[2][24]; /* network namespaces, each of which stands for a machine */
+
+DP_PRINTF(1, 2) static bool run_ip(const char *format, ...)
+{
+    char command[200], words[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(words, sizeof words, format, args);
+    va_end(args);
+    snprintf(command, sizeof command, "ip %s 2>/dev/null", words);
+    return system(command) == 0;
+}
+
+static bool make_hosts(void)
+{
+    for (int i = 0; i < 2; i++) {
+        snprintf(hosts[i], sizeof hosts[i], "dp%c%d", 'a' + i, (int)getpid());
+        if (!run_ip("netns add %s", hosts[i]) || !run_ip("-n %s link set lo up", hosts[i])) {
+            return false;
+        }
+    }
+    return run_ip("link add v netns %s type veth peer name v netns %s", hosts[0], hosts[1]) &&
+           run_ip("-n %s addr add 10.79.0.1/24 dev v", hosts[0]) &&
+           run_ip("-n %s addr add 10.79.0.2/24 dev v", hosts[1]) &&
+           run_ip("-n %s link set v up", hosts[0]) && run_ip("-n %s link set v up", hosts[1]);
+}
+
+static void enter_host(int host)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/run/netns/%s", hosts[host]);
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && setns(fd, CLONE_NEWNET) == 0);
+    close(fd);
+    set("DP_MACHINE", hosts[host]);
+}
+
+/* Processes take turns, so that parents and children in the tree are on different machines. */
+static void meet_across(void)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    enter_host(me % 2);
+    launched_by(&launchers[1], me, world);
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    set("MASTER_ADDR", "10.79.0.1");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.machine_process, me / 2);
+    CHECK_INT(info.machine_process_count, (world + 1 - me % 2) / 2);
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+static void meet_in_vain(void)
+{
+    dp_ctx *ctx;
+    enter_host(me % 2);
+    use_name();
+    if (me == 1) {
+        CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "DP_ADDR=host:port");
+    }
+}
+
+static void run_across(void)
+{
+    run_world(7, meet_across);
+    run_world(2, meet_in_vain);
+}
+
+TEST(two_machines)
+{
+    int status = -1;
+    if (geteuid() != 0 || !make_hosts()) {
+        run_ip("netns del %s", hosts[0]);
+        run_ip("netns del %s", hosts[1]);
+        SKIP("network namespaces want root, and ip");
+    }
+    pid_t pid = start(0, run_across); /* apart, so that the namespaces go whatever happens */
+    waitpid(pid, &status, 0);
+    run_ip("netns del %s", hosts[0]);
+    run_ip("netns del %s", hosts[1]);
+    CHECK_INT(status, 0);
+}
+#endif
+
 /* ---- several contexts ------------------------------------------------------------------------ */
 
 static void *open_second(void *user)
@@ -890,8 +993,22 @@ static void one_is_of_another_run(void)
     check_world("torchrun", NULL);
 }
 
+static void one_is_process_0_too(void)
+{
+    dp_ctx *ctx;
+    use_name();
+    if (me == 3) {
+        poll(NULL, 0, 200);
+        set("DP_PROCESS", "0");
+        CHECK_ERROR(open_world(2000, NULL, &ctx), DP_ERR_MISMATCH, "another process 0");
+        set("DP_PROCESS", "3");
+    }
+    check_world("dp", NULL);
+}
+
 TEST(processes_that_do_not_belong_there)
 {
+    run_world(4, one_is_process_0_too);
     run_world(4, one_is_there_twice);
     run_world(4, one_counts_wrong);
     run_world(4, one_has_another_secret);
