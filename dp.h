@@ -505,15 +505,15 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
      slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
                 SLURM_NTASKS
 
-   A world of one opens no connection. $DP_LAUNCH = none, or the name of a set that is to be used, or
-   to be missed. Slurm's variables count inside a step, which srun makes: under salloc and sbatch
-   alone a program is one process.
+   A world of one opens no connection. $DP_LAUNCH = none says that there is no launcher, and a name
+   that this set is to be used. Slurm's variables count inside a step, which srun makes: under
+   salloc and sbatch alone a program is one process.
 
-   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is taken,
-   the next seven are tried. With torchrun the first is MASTER_PORT + 1, as its own store may sit on
-   the other. mpirun says no address: its processes meet inside their machine, by a name that is made
-   from the job's; so does $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps others
-   out: without it, whoever knows the launcher's job can come in.
+   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is
+   taken, the next seven are tried. With torchrun the first is MASTER_PORT + 1, as its own store may
+   sit on the other. mpirun says no address: its processes meet inside their machine, by a name that
+   is made from the job's; so does $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps
+   others out: without it, whoever knows the launcher's job can come in.
 
    By hand, in two terminals:
 
@@ -530,10 +530,11 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    nobody.                                                                                       */
 
 /* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. Each finds
-   itself in its environment, so its dp_open needs no config; it ends when fn returns, and nothing
-   that was registered by atexit runs in it. The first that fails or dies ends the others, and its
-   sentence is this call's. Ctrl-C ends all; none of them outlives this process. STATE while a
-   context is open, and in a process that a launcher has started. */
+   itself in its environment, so its dp_open needs no config. It begins with a copy of this process'
+   memory and with no other thread of it, and ends when fn returns, without what atexit was told.
+   The first that fails or dies ends the others, and its sentence is this call's. Ctrl-C ends all;
+   none of them outlives this process. STATE while a context is open, and in a process that a
+   launcher has started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 /* ==== >>scope ==================================================================================
