@@ -738,10 +738,9 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
 /* Nobody is waited for. A child of fork closes its copies without a word: they are the parent's. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {
-    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, 0, 0};
     if (tree == NULL)
         return;
-    bye.process = tree->process;
+    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, tree->process, 0};
     for (int i = 0; i < tree->link_count; i++) {
         if (politely && !tree->links[i].left)
             (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);

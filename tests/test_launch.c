@@ -158,6 +158,9 @@ TEST(every_launcher_is_recognized)
         nobody_launched_us();
         launched_by(&launchers[i], 0, 1);
         check_launcher(launchers[i].name);
+        unsetenv("DP_ADDR"); /* who is alone needs to know of no address */
+        unsetenv("MASTER_ADDR");
+        check_launcher(launchers[i].name);
     }
 }
 
