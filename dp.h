@@ -5124,7 +5124,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
     if (ask_devices && ctx->team != NULL)
-        dp__team_close(&ctx->host, ctx->team);
+        dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
         dp__streams_close(&ctx->devices[i]); /* what could not be waited for still has its memory */
     dp__blocks_free(ctx, ask_devices);

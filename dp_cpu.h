@@ -601,10 +601,10 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     return DP_OK;
 }
 
-static void dp__team_close(const dp_host *host, dp__team *team)
+/* Its memory goes with the context. */
+static void dp__team_close(dp__team *team)
 {
     dp__team_stop(team, team->thread_count);
-    host->free(host, team);
 }
 
 /* ==== >>simd ====================================================================================
