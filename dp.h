@@ -751,7 +751,9 @@ typedef struct dp_part { /* one a local rank */
 } dp_part;
 
 /* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32; integers wrap and their mean
-   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. */
+   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. A
+   local rank whose recv is NULL takes part and wants no result: where several devices have one
+   owner, one of them receives for all. */
 DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count,
                                            dp_dtype dtype, dp_op op);
 /* The same times `scale`, in the same pass; floating dtypes. */
@@ -1296,7 +1298,8 @@ struct dp_coll_ops {
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
-    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale */
+    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale. f16 and bf16
+       are rounded once, at the end. A rank whose recv is NULL gives, and wants nothing. */
     dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,

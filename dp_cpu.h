@@ -2303,10 +2303,12 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
     for (size_t r = 0; r < own->rank_count; r++) { /* unchanged, the lines stay with the workers */
         if (own->in[r] != local[r].send)
             own->in[r] = local[r].send;
-        if (own->out[r] != local[r].recv)
-            own->out[r] = local[r].recv;
+        if (local[r].recv != NULL && *out != local[r].recv)
+            *out = local[r].recv;
+        args.out_count += local[r].recv != NULL;
     }
-    dp__cpu_run(comm->host, own->simd, &args);
+    if (args.out_count > 0)
+        dp__cpu_run(comm->host, own->simd, &args);
     return DP_OK;
 }
 
@@ -2441,3 +2443,5 @@ DP_API const dp_coll_ops *dp_cpu_coll(void)
    DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
    ---------------------------------------------------------------------------------------------- */
+    args.out_count = 0;
+        void **out = &own->out[args.out_count];

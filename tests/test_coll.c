@@ -581,6 +581,62 @@ WORLD_TEST(whole_numbers)
 {
     static data d;
     uint64_t state = test_seed();
+/* Rank r wants the result where bit r of `wanted` is set; the others' buffers stay as they were. */
+static void check_wanted(world *w, const call *c, const data *d, unsigned wanted, size_t off)
+{
+    static char got[CAPACITY], want[CAPACITY];
+    size_t bytes = c->count * dp_dtype_bytes(c->dtype);
+    dp_part parts[MOST_RANKS];
+    memset(got, 0x5a, bytes + PAD);
+    for (int r = 0; r < w->ranks; r++) {
+        put(w, &w->b[r], 0, got, bytes + PAD);
+        sent_by(c, d, w, r, want);
+        put(w, &w->a[r], off, want, bytes);
+        parts[r] = (dp_part){.send = (char *)w->a[r].data + off};
+        if (wanted >> r & 1) {
+            parts[r].recv = (char *)w->b[r].data + off;
+        }
+    }
+    CHECK_OK(issue(w, c, parts));
+    for (int r = 0; r < w->ranks; r++) {
+        memset(want, 0x5a, bytes + PAD);
+        if (wanted >> r & 1) {
+            lay_out(want + off, d->reduced, 0, c->count, dp_dtype_bytes(c->dtype));
+        }
+        get(w, &w->b[r], 0, got, bytes + PAD);
+        check_bytes(c, "recv", r, got, want, bytes + PAD);
+    }
+}
+
+WORLD_TEST(who_gives_no_recv_wants_no_result)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_BF16, DP_I8};
+    static data d;
+    uint64_t state = test_seed();
+    unsigned all = (1u << w->ranks) - 1;
+    const unsigned wanted[] = {1, 1u << (w->ranks - 1), 0x5a5a5a & all, 0, all};
+    for (int i = 0; i < 3 * 3 * 5; i++) {
+        call c = {ALL_REDUCE, dtypes[i % 3], DP_OP_MEAN, counts[i / 3 % 3 * 3], 0, false};
+        send_small(&d, c.dtype, c.op, w->ranks, &state);
+        check_wanted(w, &c, &d, wanted[i / 9], 0);
+        check_wanted(w, &c, &d, wanted[i / 9], 1);
+    }
+}
+
+/* A mean by weights goes through every rank's recv. */
+WORLD_TEST(a_weighted_mean_needs_every_recv)
+{
+    const double weights[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    dp_part parts[MOST_RANKS];
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = (dp_part){.send = w->a[r].data, .recv = w->b[r].data};
+    }
+    parts[w->ranks - 1].recv = NULL;
+    CHECK_ERROR(dp_all_reduce_weighted(w->ctx, parts, weights, 4, DP_F32), DP_ERR_INVALID,
+                "recv of local rank");
+    CHECK_OK(dp_all_reduce_weighted(w->ctx, parts, weights, 0, DP_F32));
+}
+
     for (dp_dtype dtype = DP_I64; dtype <= DP_U8; dtype++) {
         for (int r = 0; r < w->ranks; r++) {
             for (size_t i = 0; i < PERIOD * dp_dtype_bytes(dtype); i++) {
@@ -699,7 +755,9 @@ FALLBACK_TEST(wrong_arguments)
         CHECK_ERROR(issue(w, &c, parts), invalid, "send");
         parts_of(w, parts);
         parts[0].recv = NULL;
-        CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
+        if (c.verb != ALL_REDUCE) {
+            CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
+        }
         parts_of(w, parts);
         if (f->sends_at_root || f->receives_at_root) {
             c.root = -1;
