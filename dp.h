@@ -1,7 +1,7 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h and dp_cpu.h into your project. In one C file,
-   before any other header:
+   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_shm.h and dp_cpu.h into your project. In one C
+   file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -44,8 +44,8 @@
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
-   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, modules and
-   wrappers in dp_module.h
+   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
+   processes of one machine in dp_shm.h, modules and wrappers in dp_module.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -150,7 +150,7 @@
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices */
+            dp_cuda.h: GPUs as devices; dp_shm.h: CPU devices of several processes */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1278,13 +1278,16 @@ struct dp_device_ops {
    local. Each collective gets one dp_part a local rank, with its stream filled in, and orders its
    work on it; the array of parts ends when the call returns. One thread at a time calls, but for
    abort. A failure may leave work in those streams, and in no others: it is waited for. Its class
-   is what the table says; with several processes it must be JOB, since the others cannot know. */
+   is what the table says; with several processes it must be JOB, since the others cannot know. No
+   wait for another process is longer than timeout_ms, and a sentence that names the rank that did
+   not come is worth more than the time. close runs no collective: it may come at any time. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
     int local_count, rank_first, rank_count;
     int timeout_ms;
     bool host_memory;              /* of all local devices */
     const dp_bootstrap *bootstrap; /* NULL = one process */
+    bool one_machine;              /* all processes see the same memory and the same processes */
 } dp_comm_config;
 
 typedef struct dp_comm {
@@ -1325,6 +1328,7 @@ DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp
 
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
 DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory the host reaches */
+DP_API const dp_coll_ops *dp_shm_coll(void); /* dp_shm.h: the same, of processes of one machine */
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -4595,6 +4599,8 @@ static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t co
 
 #include "dp_ranks.h"
 
+#include "dp_shm.h"
+
 /* ==== >>resolve ==================================================================================
    What a config means: tables are complete, zero becomes the default, lists are copied.         */
 
@@ -4676,7 +4682,8 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *const colls[] = {dp_cpu_coll(), cuda ? dp__backend_cuda_coll() : NULL, NULL};
+    const dp_coll_ops *const colls[] = {dp_cpu_coll(), dp_shm_coll(),
+                                        cuda ? dp__backend_cuda_coll() : NULL, NULL};
     dp_config *config = &ctx->config;
     if (config->backends == NULL)
         config->backends = devices;
@@ -4901,6 +4908,7 @@ static dp_status dp__threads_open(dp_ctx *ctx)
 }
 
 typedef struct dp__hello { /* what every process tells the others while it opens */
+    uint64_t machine;
     int32_t version, status;
     int32_t local_count;
     int32_t coll; /* place of the table that it chose; -1: none yet */
@@ -4941,7 +4949,15 @@ static dp_status dp__agree(dp__meeting *meeting, dp_status own)
     return DP_OK;
 }
 
-static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
+static bool dp__one_machine(const dp__meeting *meeting)
+{
+    bool one = true;
+    for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++)
+        one = one && meeting->all[i].machine == meeting->own.machine;
+    return one;
+}
+
+static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_comm_config *out)
 {
     int count = ctx->info.local_count;
     dp_dev **local = dp__host_alloc(&ctx->host, (size_t)count * sizeof *local, sizeof *local);
@@ -4954,7 +4970,8 @@ static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
                          .rank_count = ctx->info.rank_count,
                          .timeout_ms = ctx->config.timeout_ms,
                          .host_memory = true,
-                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL};
+                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL,
+                         .one_machine = dp__one_machine(meeting)};
     for (int i = 0; i < count; i++) {
         local[i] = ctx->devices[i].dev;
         out->host_memory = out->host_memory && dp__is_host(&ctx->devices[i]);
@@ -4971,9 +4988,11 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
         place++;
     if (colls[place] == NULL && !dp__staging_fits(config))
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "dp_open: no table of collectives serves '%s' devices "
-                        "of %d processes",
-                        ctx->info.device_backend, ctx->info.process_count);
+                        "dp_open: no table of collectives serves '%s' devices of %d processes%s",
+                        ctx->info.device_backend, ctx->info.process_count,
+                        config->host_memory && !config->one_machine
+                            ? " on several machines: between machines MPI carries the bytes"
+                            : "");
     *out_place = place;
     return DP_OK;
 }
@@ -4998,7 +5017,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     }
     if (ctx->info.rank_count == 1)
         return DP_OK;
-    dp_status status = dp__comm_config(ctx, &config);
+    dp_status status = dp__comm_config(ctx, meeting, &config);
     if (status == DP_OK)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {
@@ -5096,7 +5115,8 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
                         version, config_bytes, DP_VERSION, sizeof(dp_config));
     config = config != NULL ? config : &zero;
     DP_TRY(dp__check_config(config));
-    dp__meeting meeting = {.boot = &config->bootstrap, .own = {.version = DP_VERSION, .coll = -1}};
+    dp__meeting meeting = {.boot = &config->bootstrap,
+                           .own = {.machine = dp__os_machine(), .version = DP_VERSION, .coll = -1}};
     bool alone = meeting.boot->all_gather == NULL || meeting.boot->process_count == 1;
     if (!alone) /* not by the allocator's hooks: a process without memory still has to say so */
         meeting.all = dp__os_alloc((size_t)meeting.boot->process_count * sizeof *meeting.all,

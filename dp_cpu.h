@@ -7,6 +7,7 @@
    CONTENTS (search for the tag)
      >>os           memory, environment, cores, fork, locks
      >>team         the workers of a context: persistent threads, run and shared out
+     >>shared       memory between processes, words to wait for in it, who is alive
      >>simd         vectors of any width from one text
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
@@ -24,6 +25,11 @@
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
      dp__team, dp__team_*         threads
+     dp__os_machine               whether two processes are of one machine
+     dp__os_shared_*              memory between them, and who of them is alive
+     dp__os_word_*                to wait for a word in it
+     dp__os_cores                 which cores this process may use
+     dp__os_process_id            its number
      dp_cpu, dp_cpu_coll          the two tables                                                  */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -32,6 +38,7 @@
 #define DP_CPU_IMPLEMENTED
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
@@ -41,8 +48,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 #if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
 #error "dp_cpu.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
@@ -605,6 +619,280 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
 static void dp__team_close(dp__team *team)
 {
     dp__team_stop(team, team->thread_count);
+}
+
+/* ==== >>shared =================================================================================
+   What the processes of one machine share: a piece of memory, words in it that can be waited for,
+   and locks on its file, which the kernel takes from a process that ends, however it ends.
+
+   The memory has no name where that is possible (Linux: a memfd, which the others open by way of
+   the process that made it), so that nothing is left behind, whoever dies, and the size of /dev/shm
+   does not matter. Else it has one for as long as it takes the others to open it. */
+
+enum { DP__SHARED_CPU_WORDS = 16 };
+
+typedef struct dp__shared {
+    void *data;
+    size_t bytes;
+    int fd; /* open as long as the memory is used: the locks hang on it */
+} dp__shared;
+
+typedef struct dp__shared_name { /* by which other processes find it */
+    uint64_t device, inode;
+    int32_t process_id, fd;
+    char path[40]; /* "" where it has none */
+} dp__shared_name;
+
+static uint64_t dp__os_hash(uint64_t hash, const char *text)
+{
+    for (; *text != '\0'; text++)
+        hash = (hash ^ (unsigned char)*text) * 0x100000001b3u;
+    return hash;
+}
+
+static int dp__os_process_id(void)
+{
+    return (int)getpid();
+}
+
+#if defined(__linux__)
+/* Equal in processes that can share memory: of one boot of a kernel, and in one space of process
+   ids, which is what tells containers apart. $DP_MACHINE makes strangers of processes. */
+static uint64_t dp__os_machine(void)
+{
+    char text[64] = "";
+    const char *other = dp__os_env("DP_MACHINE");
+    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, sizeof text);
+    uint64_t hash = dp__os_hash(0xcbf29ce484222325u, text);
+    ssize_t bytes = readlink("/proc/self/ns/pid", text, sizeof text - 1);
+    text[bytes > 0 ? bytes : 0] = '\0';
+    hash = dp__os_hash(hash, text);
+    return dp__os_hash(hash, other != NULL ? other : "");
+}
+
+static int dp__shared_anonymous(void)
+{
+    return memfd_create("dp", MFD_CLOEXEC);
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    return open(whole, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    unlink(whole);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
+    return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+}
+
+/* Pages that are not there when they are written to would be a SIGBUS. They come from the memory
+   near the core that asks. */
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    int failed;
+    do
+        failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
+    while (failed == EINTR);
+    return failed;
+}
+
+/* The cores that this process may run on, a bit each. */
+static void dp__os_cores(uint64_t *out)
+{
+    cpu_set_t mask;
+    _Static_assert(sizeof mask == DP__SHARED_CPU_WORDS * sizeof *out, "one bit a core");
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+        memset(&mask, 0xff, sizeof mask);
+    memcpy(out, &mask, sizeof mask);
+}
+
+/* Until the word is another one, somebody wakes, or the time is over: which, the caller looks. */
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static uint64_t dp__os_machine(void)
+{
+    char text[256] = "";
+    const char *other = dp__os_env("DP_MACHINE");
+    gethostname(text, sizeof text - 1);
+    return dp__os_hash(dp__os_hash(0xcbf29ce484222325u, text), other != NULL ? other : "");
+}
+
+static int dp__shared_anonymous(void)
+{
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    return shm_open(path, flags, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    shm_unlink(path);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    (void)name;
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    (void)fd, (void)first, (void)bytes;
+    return 0;
+}
+
+static void dp__os_cores(uint64_t *out)
+{
+    memset(out, 0, DP__SHARED_CPU_WORDS * sizeof *out);
+    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__SHARED_CPU_WORDS * 64; i++)
+        out[i / 64] |= (uint64_t)1 << i % 64;
+}
+
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec rest = {.tv_nsec = ns < 100000 ? (long)ns : 100000};
+    if (atomic_load(word) == seen)
+        nanosleep(&rest, NULL);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    (void)word;
+}
+#endif
+
+static void dp__os_shared_close(dp__shared *shared)
+{
+    if (shared->data != NULL)
+        munmap(shared->data, shared->bytes);
+    if (shared->fd >= 0)
+        close(shared->fd);
+    *shared = (dp__shared){.fd = -1};
+}
+
+static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shared->fd, 0);
+    if (data == MAP_FAILED)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
+                        strerror(errno));
+    shared->data = data;
+    shared->bytes = bytes;
+    return DP_OK;
+}
+
+/* The pages of this part, for sure. */
+static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
+{
+    struct statvfs room;
+    int failed = dp__shared_pages(shared->fd, first, bytes);
+    if (failed == 0)
+        return DP_OK;
+    if (fstatvfs(shared->fd, &room) != 0 || room.f_blocks == 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu KiB: %s", bytes >> 10,
+                        strerror(failed));
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "shared memory: /dev/shm has %llu KiB, of which %llu are free; all processes "
+                    "together need %zu, and this one asked for %zu: %s",
+                    (unsigned long long)room.f_blocks * room.f_frsize >> 10,
+                    (unsigned long long)room.f_bavail * room.f_frsize >> 10, shared->bytes >> 10,
+                    bytes >> 10, strerror(failed));
+}
+
+/* A name that nobody else has: O_EXCL would show it. */
+static int dp__shared_named(char *path, size_t room)
+{
+    int fd = -1;
+    for (int i = 0; i < 100 && fd < 0 && (i == 0 || errno == EEXIST); i++) {
+        unsigned long long mix = dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (unsigned)getpid();
+        snprintf(path, room, "/dp-%llx", mix);
+        fd = dp__shared_open(path, O_RDWR | O_CREAT | O_EXCL);
+    }
+    if (fd < 0)
+        path[0] = '\0';
+    return fd;
+}
+
+/* Make it, and say by which name others may open it. */
+static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
+                                    dp__shared_name *out_name)
+{
+    struct stat file;
+    dp__shared_name name = {.process_id = (int32_t)getpid()};
+    out->fd = named ? dp__shared_named(name.path, sizeof name.path) : dp__shared_anonymous();
+    name.fd = out->fd;
+    *out_name = name;
+    if (out->fd < 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: none can be made%s: %s",
+                        named ? " in /dev/shm" : "", strerror(errno));
+    if (ftruncate(out->fd, (off_t)bytes) != 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes: %s", bytes,
+                        strerror(errno));
+    out_name->device = (uint64_t)file.st_dev;
+    out_name->inode = (uint64_t)file.st_ino;
+    return dp__shared_map(out, bytes);
+}
+
+/* What another process has made; nothing else that may have taken its place. */
+static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
+{
+    struct stat file;
+    bool named = name->path[0] != '\0';
+    out->fd = named ? dp__shared_open(name->path, O_RDWR) : dp__shared_of_process(name);
+    if (out->fd < 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory of process id %d cannot be opened: %s",
+                        (int)name->process_id, strerror(errno));
+    if ((uint64_t)file.st_dev != name->device || (uint64_t)file.st_ino != name->inode ||
+        (size_t)file.st_size != bytes)
+        return dp_error(DP_ERR_NO_MEMORY,
+                        "shared memory of process id %d: another file is in its place",
+                        (int)name->process_id);
+    return dp__shared_map(out, bytes);
+}
+
+/* From now on others see that this process is alive: the kernel drops the lock when it ends, before
+   anybody has waited for it. Each process has a place of its own. */
+static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    if (fcntl(shared->fd, F_SETLK, &lock) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: its file cannot be locked: %s",
+                        strerror(errno));
+    return DP_OK;
+}
+
+/* Whether the process that held it is alive. Where the system does not say, it is. */
+static bool dp__os_shared_held(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 /* ==== >>simd ====================================================================================
@@ -2300,7 +2588,9 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
 {
     dp__cpu_comm *own = (dp__cpu_comm *)comm;
     dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
+    args.out_count = 0;
     for (size_t r = 0; r < own->rank_count; r++) { /* unchanged, the lines stay with the workers */
+        void **out = &own->out[args.out_count];
         if (own->in[r] != local[r].send)
             own->in[r] = local[r].send;
         if (local[r].recv != NULL && *out != local[r].recv)
@@ -2443,5 +2733,3 @@ DP_API const dp_coll_ops *dp_cpu_coll(void)
    DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
    ---------------------------------------------------------------------------------------------- */
-    args.out_count = 0;
-        void **out = &own->out[args.out_count];

@@ -137,7 +137,7 @@ check_top_level() {
     local file extra=""
     for file in *; do
         case $file in
-        dp.h | dp_value.h | dp_module.h | dp_ranks.h | dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_mpi.h | dp_train.h) ;;
+        dp.h | dp_value.h | dp_module.h | dp_ranks.h | dp_shm.h | dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_mpi.h | dp_train.h) ;;
         tests | examples | Makefile | README.md | LICENSE | CHANGES.md | build) ;;
         *) extra+="$file"$'\n' ;;
         esac

@@ -1,8 +1,8 @@
 /* test_coll.c - what every dp_coll_ops must do, through the public collectives.
 
    Worlds of one to eight ranks: CPU devices with their table; the same with optional methods hidden
-   or past the end of the table; toys, which the core serves through the host; toys that put off
-   their work. */
+   or past the end of the table; CPU devices that are dealt out as if to processes of one machine;
+   toys, which the core serves through the host; toys that put off their work. */
 
 #include <stdlib.h>
 #include "../examples/custom_device.h"
@@ -10,6 +10,7 @@
 #include "decorator.h"
 #include "lazy.h"
 #include "numbers.h"
+#include "split_coll.h"
 
 enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
 
@@ -96,6 +97,10 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     TEST_SLOW(name##_lazy_toy, 60)                                                                 \
     {                                                                                              \
         every_size(name, decorate_device(lazy_device(toy_device())), dp_cpu_coll());               \
+    }                                                                                              \
+    TEST_SLOW(name##_shm, 60)                                                                      \
+    {                                                                                              \
+        every_size(name, dp_cpu(), decorate_coll(split_coll(2)));                                  \
     }                                                                                              \
     static void name(world *w)
 #endif
@@ -576,11 +581,6 @@ WORLD_TEST(scale)
     }
 }
 
-/* A sum that overflows wraps; a mean is cut towards zero. */
-WORLD_TEST(whole_numbers)
-{
-    static data d;
-    uint64_t state = test_seed();
 /* Rank r wants the result where bit r of `wanted` is set; the others' buffers stay as they were. */
 static void check_wanted(world *w, const call *c, const data *d, unsigned wanted, size_t off)
 {
@@ -637,6 +637,11 @@ WORLD_TEST(a_weighted_mean_needs_every_recv)
     CHECK_OK(dp_all_reduce_weighted(w->ctx, parts, weights, 0, DP_F32));
 }
 
+/* A sum that overflows wraps; a mean is cut towards zero. */
+WORLD_TEST(whole_numbers)
+{
+    static data d;
+    uint64_t state = test_seed();
     for (dp_dtype dtype = DP_I64; dtype <= DP_U8; dtype++) {
         for (int r = 0; r < w->ranks; r++) {
             for (size_t i = 0; i < PERIOD * dp_dtype_bytes(dtype); i++) {

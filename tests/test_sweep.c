@@ -668,6 +668,7 @@ CALL(dp_train_step, a->module, a->scope, a->dict, NULL, OUT(value))
 CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
+FAILS(dp_shm_coll, dp_shm_coll() == NULL)
 
 static dp_status call_wrapper_invoke(const args *a)
 {
@@ -739,8 +740,8 @@ static const row table[] = {
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
-    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_abort, "c", LAST),
-    ROW(dp_close, "C", LAST)};
+    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0),
+    ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
 
 /* ---- the sweep ------------------------------------------------------------------------------- */
