@@ -35,12 +35,13 @@
    ranks over the bandwidth of memory. What goes through the desks comes on top of it, but a slot is
    read soon after it was written, so it stays in the caches where they are shared. */
 
+/* Sizes were tried on 2 cores: half or twice as much makes little difference. */
 enum {
-    DP__SHM_LEAF_BYTES = 64 << 10, /* measured on 2 cores: above it, pieces are faster */
+    DP__SHM_LEAF_BYTES = 64 << 10,
     DP__SHM_SLOT_BYTES =
         256 << 10, /* a piece at most: with its operands it fits into an L2 cache */
-    DP__SHM_PIECE_BYTES = 16 << 10, /* and at least: a step costs as much as to read 5 KiB */
-    DP__SHM_PIECES = 16,            /* are made of what is large, so that all have work early */
+    DP__SHM_PIECE_BYTES = 32 << 10, /* and at least: a step has to be worth a look at other lines */
+    DP__SHM_PIECES = 8,             /* are made of what is large, so that all have work early */
     DP__SHM_SLOTS = 4,
     DP__SHM_LAG = 2, /* pieces that a process makes before it takes what became of the first */
     DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
@@ -587,7 +588,7 @@ static dp_status dp__shm_begin(const dp__shm_call *call)
     return dp__shm_meet(call);
 }
 
-/* A piece is a part of what is large, and in whole elements of 64 bytes at most. */
+/* Bytes of a piece, a multiple of every element. */
 static size_t dp__shm_piece(size_t bytes)
 {
     size_t piece = bytes / DP__SHM_PIECES / 4096 * 4096;
