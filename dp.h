@@ -740,7 +740,11 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    Over all ranks of the job. One host thread names the buffers of all local ranks in one call, in
    memory of the ranks' devices; any owner. Every process makes the same calls in the same order.
    They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
-   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.      */
+   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
+
+   CPU devices of several processes of one machine meet in shared memory. Where a process dies, stops,
+   or issues another collective, all others fail with one sentence, which names its rank, the
+   collective, and what the rank did last. Nobody waits for another process longer than timeout_ms. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -1301,8 +1305,8 @@ struct dp_coll_ops {
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
-    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale. f16 and bf16
-       are rounded once, at the end. A rank whose recv is NULL gives, and wants nothing. */
+    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale; f16 and
+       bf16 are rounded once, at the end. A rank whose recv is NULL gives, and wants nothing. */
     dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
@@ -1314,7 +1318,9 @@ struct dp_coll_ops {
                                 dp_dtype dtype, dp_op op, double scale);
     /* (without: all_gather into a temporary, then the own parts) */
     dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
-    void (*abort)(dp_comm *comm); /* release those who wait, from any thread (without: time-out) */
+    /* The job has failed here: release those who wait, in other processes too, and tell them why.
+       From any thread, more than once (without: time-out). */
+    void (*abort)(dp_comm *comm);
     dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
 };
 
@@ -1793,8 +1799,15 @@ static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *
     dp__lock_leave(&ctx->lock);
 }
 
+/* Who waits for this process, here or elsewhere, waits in vain. */
+static void dp__job_abort(dp_ctx *ctx)
+{
+    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
+        ctx->comm->ops->abort(ctx->comm);
+}
+
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
-   failures of the JOB class stick. */
+   failures of the JOB class stick, for the other processes too. */
 DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
 {
     if (status == DP_OK)
@@ -1803,8 +1816,10 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
         dp_error(status, "%s: %s", fn, dp_status_text(status));
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
-    if (dp_status_class(status) == DP_CLASS_JOB)
+    if (dp_status_class(status) == DP_CLASS_JOB) {
         dp__job_failed(ctx, status, ctx->info.rank_first, dp_last_error());
+        dp__job_abort(ctx);
+    }
     return status;
 }
 
@@ -1849,8 +1864,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
     dp__job_failed(ctx, why, ctx->info.rank_first, text);
-    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
-        ctx->comm->ops->abort(ctx->comm);
+    dp__job_abort(ctx);
 }
 
 /* ==== >>frames =================================================================================

@@ -20,8 +20,8 @@
 #define DP_SHM_IMPLEMENTED
 
 /* ==== >>hall ===================================================================================
-   Every process has a seat in the hall: a few lines that it alone writes, and a desk, memory through
-   which its bytes go to the others. Lines that are written at different times lie apart.
+   Every process has a seat in the hall, a few lines that it alone writes, and a desk, memory
+   through which its bytes go to others. Lines that are written at different times lie apart.
 
    A collective begins with a note on every seat, which says what it is: nobody goes on before all
    have written the same. The notes are two, taken in turn, for a process may begin the next
@@ -300,10 +300,11 @@ static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int p
 static void dp__shm_pass_on(const dp__shm_comm *comm)
 {
     char who[DP__SHM_WORDS_BYTES];
-    dp_failure_info why;
-    if (dp_failure(dp__ctx_of(comm->base.host), &why))
-        dp__shm_fail(comm, why.status, "%s failed: %s", dp__shm_who(comm, comm->process, who),
-                     why.text);
+    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        dp__shm_fail(comm, (dp_status)failed, "%s failed: %s",
+                     dp__shm_who(comm, comm->process, who), ctx->failed_text);
 }
 
 /* ==== >>waiting ================================================================================

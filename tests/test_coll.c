@@ -98,7 +98,7 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     {                                                                                              \
         every_size(name, decorate_device(lazy_device(toy_device())), dp_cpu_coll());               \
     }                                                                                              \
-    TEST_SLOW(name##_shm, 60)                                                                      \
+    TEST_SLOW(name##_shm, 120)                                                                     \
     {                                                                                              \
         every_size(name, dp_cpu(), decorate_coll(split_coll(2)));                                  \
     }                                                                                              \

@@ -587,6 +587,35 @@ static void one_aborts_alone(meeting *m)
     dp_close(ctx);
 }
 
+/* A device that is lost ends the job for all, and nobody has to wait for the time-out. */
+static dp_status lost_sync(dp_stream *stream)
+{
+    (void)stream;
+    return dp_error(DP_ERR_DEVICE, "the cable is out");
+}
+
+static void one_loses_its_device(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, 30000);
+    dp_device_ops lost = *dp_cpu();
+    dp_stream *stream = dp_local_stream(ctx, 0);
+    CHECK_OK(sum_up(ctx, COUNT));
+    if (m->process == 1) {
+        lost.stream_sync = lost_sync;
+        stream->dev->ops = &lost;
+        CHECK_ERROR(dp_wait(ctx), DP_ERR_DEVICE, "the cable is out");
+        stream->dev->ops = dp_cpu();
+        dp_close(ctx);
+    } else {
+        check_named(ctx, once, "rank 1 (process 1", "the cable is out", 1500);
+    }
+}
+
+TEST_SLOW(a_failure_reaches_all, 60)
+{
+    in_processes(3, one_loses_its_device);
+}
+
 TEST_SLOW(an_abort_reaches_all, 60)
 {
     in_processes(2, one_aborts);

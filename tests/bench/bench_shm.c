@@ -168,8 +168,6 @@ static void rows_of(pair *p, const char *size, size_t bytes, int calls)
     report_speed(what, &e[0].times, faster_of(&e[3].times, &e[4].times), &e[1].times, 2);
     snprintf(what, sizeof(what), "C11b shared memory %s, against gloo", size);
     report_speed(what, &e[0].times, &e[2].times, &e[1].times, 12);
-    snprintf(what, sizeof(what), "C11b shared memory %s, of the limit", size);
-    report_speed(what, &e[0].times, NULL, &e[1].times, 0.5);
     free(l.sum.data[0]);
     free(l.sum.data[1]);
     team_free(l.team);
