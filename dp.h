@@ -742,9 +742,10 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
    rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
 
-   CPU devices of several processes of one machine meet in shared memory. Where a process dies, stops,
-   or issues another collective, all others fail with one sentence, which names its rank, the
-   collective, and what the rank did last. Nobody waits for another process longer than timeout_ms. */
+   CPU devices of several processes of one machine meet in shared memory. Where a process dies,
+   stops, or issues another collective, all others fail with one sentence, which names its rank, the
+   collective, and what the rank did last. Nobody waits for another process longer than
+   timeout_ms. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
