@@ -568,7 +568,7 @@ static void dp__shm_pack(const dp__shm_call *call, size_t first, size_t bytes, c
     for (size_t done = 0, run; done < bytes; done += run) {
         size_t block = (first + done) / each, at = (first + done) % each;
         run = each - at < bytes - done ? each - at : bytes - done;
-        dp__simd_copy_bytes(call->comm->simd, out + done, dp__shm_source(call, block) + at, run);
+        memcpy(out + done, dp__shm_source(call, block) + at, run);
     }
 }
 
@@ -767,8 +767,7 @@ static void dp__shm_fold_out(const dp__shm_fold *fold, size_t step)
         size_t base = whole ? 0 : (size_t)(comm->rank_first + i) * block;
         size_t from = base > first ? base : first, to = base + block < end ? base + block : end;
         if (from < to && call->local[i].recv != NULL)
-            dp__simd_copy_bytes(comm->simd, (char *)call->local[i].recv + (from - base),
-                                slot + (from - first), to - from);
+            memcpy((char *)call->local[i].recv + (from - base), slot + (from - first), to - from);
     }
 }
 
@@ -865,7 +864,7 @@ static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block,
         at += ((size_t)comm->firsts[process] + from) * each;
     for (int i = 0; i < comm->local_count; i++)
         if (call->verb != DP__ALL_TO_ALL || to == (size_t)(comm->rank_first + i))
-            dp__simd_copy_bytes(comm->simd, (char *)call->local[i].recv + at, data, bytes);
+            memcpy((char *)call->local[i].recv + at, data, bytes);
 }
 
 static void dp__shm_unpack(const dp__shm_call *call, int process, size_t first, size_t bytes,
@@ -895,7 +894,7 @@ static void dp__shm_move_here(const dp__shm_call *call)
             if (call->verb != DP__BROADCAST)
                 to += (size_t)(comm->rank_first + i) * each;
             if (from != to)
-                dp__simd_copy_bytes(comm->simd, to, from, each);
+                memcpy(to, from, each);
         }
 }
 
@@ -1056,12 +1055,14 @@ static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, 
 {
     size_t ranks = (size_t)config->rank_count, local = (size_t)config->local_count;
     size_t processes = (size_t)config->bootstrap->process_count;
+    const dp__simd *simd = NULL;
+    DP_TRY(dp__simd_choose(&simd));
     dp__shm_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__shm_comm));
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
     *comm =
         (dp__shm_comm){.base = {dp_shm_coll(), host},
-                       .simd = dp__simd_choose(),
+                       .simd = simd,
                        .shared = {.fd = -1},
                        .process = config->bootstrap->process,
                        .process_count = config->bootstrap->process_count,

@@ -104,6 +104,15 @@ static int names_in_shm(void)
     return count;
 }
 
+/* Tests beside this one have names for a moment; what is left behind stays. */
+static void check_names(int before)
+{
+    const struct timespec a_while = {.tv_nsec = 10000000};
+    for (int i = 0; i < 300 && names_in_shm() > before; i++)
+        nanosleep(&a_while, NULL);
+    CHECK(names_in_shm() <= before);
+}
+
 static int open_files(void)
 {
     int count = 0;
@@ -169,7 +178,7 @@ TEST_SLOW(every_system_call_fails_once, 60)
         for (int at = 1; at <= 16; at++) {
             next = (fault){.at = at, .error = errors[at % 3], .no_memfd = i / 2};
             in_processes(2, open_with_fault);
-            CHECK_INT(names_in_shm(), before);
+            check_names(before);
         }
     }
 }
@@ -185,7 +194,7 @@ TEST(without_memfd_a_name_serves)
 {
     int before = names_in_shm();
     in_processes(3, open_without_memfd);
-    CHECK_INT(names_in_shm(), before);
+    check_names(before);
 }
 
 /* The pages are asked for again when a signal came in between. */
