@@ -3,6 +3,7 @@
 #ifndef MEETING_H
 #define MEETING_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "boot_coll.h"
 
@@ -123,6 +125,29 @@ static inline void in_processes_but(int process_count, int victim, void (*body)(
 static inline void in_processes(int process_count, void (*body)(meeting *m))
 {
     in_processes_but(process_count, -1, body);
+}
+
+/* ---- names in /dev/shm ----------------------------------------------------------------------- */
+
+static inline int names_in_shm(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/dev/shm");
+    if (directory == NULL)
+        return 0;
+    for (const struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory))
+        count += strncmp(entry->d_name, "dp-", 3) == 0;
+    closedir(directory);
+    return count;
+}
+
+/* Tests beside this one have names for a moment; what is left behind stays. */
+static inline void check_names(int before)
+{
+    const struct timespec a_while = {.tv_nsec = 10000000};
+    for (int i = 0; i < 300 && names_in_shm() > before; i++)
+        nanosleep(&a_while, NULL);
+    CHECK(names_in_shm() <= before);
 }
 
 #endif /* MEETING_H */

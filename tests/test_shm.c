@@ -624,25 +624,13 @@ TEST_SLOW(an_abort_reaches_all, 60)
 
 /* ---- what stays ------------------------------------------------------------------------------ */
 
-static int names_in_shm(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/dev/shm");
-    if (directory == NULL)
-        return 0;
-    for (const struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory))
-        count += strncmp(entry->d_name, "dp-", 3) == 0;
-    closedir(directory);
-    return count;
-}
-
 TEST_SLOW(nothing_is_left_behind, 60)
 {
     int before = names_in_shm();
     in_processes(2, all_close);
     moment = 20000;
     in_processes_but(3, 1, one_is_killed);
-    CHECK_INT(names_in_shm(), before);
+    check_names(before);
 }
 
 /* A child may only close, and its end is not its parent's. */

@@ -93,26 +93,6 @@ static int faulty_fcntl(int fd, int command, struct flock *lock)
 
 #include "meeting.h"
 
-static int names_in_shm(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/dev/shm");
-    CHECK(directory != NULL);
-    for (const struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory))
-        count += strncmp(entry->d_name, "dp-", 3) == 0;
-    closedir(directory);
-    return count;
-}
-
-/* Tests beside this one have names for a moment; what is left behind stays. */
-static void check_names(int before)
-{
-    const struct timespec a_while = {.tv_nsec = 10000000};
-    for (int i = 0; i < 300 && names_in_shm() > before; i++)
-        nanosleep(&a_while, NULL);
-    CHECK(names_in_shm() <= before);
-}
-
 static int open_files(void)
 {
     int count = 0;
