@@ -1,7 +1,7 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_launch.h and dp_cpu.h into your project. In
-   one C file, before any other header:
+   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_launch.h, dp_shm.h and dp_cpu.h into your
+   project. In one C file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -45,8 +45,8 @@
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
-   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, launch in
-   dp_launch.h, modules and wrappers in dp_module.h
+   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
+   processes of one machine in dp_shm.h, launch in dp_launch.h, modules and wrappers in dp_module.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -97,7 +97,8 @@
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
-   which: 4, or 0,1 (0,0: two on one); $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
+   which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base keeps the CPU's kernels to instructions that
+   all its relatives have; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
@@ -150,7 +151,7 @@
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices; several processes, dp_spawn */
+            dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -416,7 +417,8 @@ typedef struct dp_config {
     bool local_only; /* this process alone, whatever started it */
     const char *job; /* tells contexts apart that meet other processes; the same in all of these */
     int timeout_ms;  /* of everything that waits for another process */
-    bool poison;     /* fill memory with 0xDD when a scope gives it back */
+    bool poison;     /* to find what uses memory that it must not: each piece of a scope has a block
+                        of its own, which is filled with 0xDD when the scope gives it back */
     dp_allocator allocator;
     dp_log log;
 } dp_config;
@@ -603,8 +605,9 @@ DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *ten
 DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
 
 /* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
-   device that writes (the host: of the one that reads). Host memory that a device reads may change
-   again after dp_wait. */
+   device that writes (the host: of the one that reads). On a stream of yours the copy comes after
+   what is on the compute streams of both by now, and it is yours to order what follows, the end of
+   a scope included. Host memory that a device reads may change again after dp_wait. */
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
@@ -794,7 +797,12 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    Over all ranks of the job. One host thread names the buffers of all local ranks in one call, in
    memory of the ranks' devices; any owner. Every process makes the same calls in the same order.
    They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
-   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.      */
+   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
+
+   CPU devices of several processes of one machine meet in shared memory. Where a process dies,
+   stops, or issues another collective, all others fail with one sentence, which names its rank, the
+   collective, and what the rank did last. Nobody waits for another process longer than
+   timeout_ms. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -805,7 +813,9 @@ typedef struct dp_part { /* one a local rank */
 } dp_part;
 
 /* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32; integers wrap and their mean
-   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. */
+   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. A
+   local rank whose recv is NULL takes part and wants no result: where several devices have one
+   owner, one of them receives for all. */
 DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count,
                                            dp_dtype dtype, dp_op op);
 /* The same times `scale`, in the same pass; floating dtypes. */
@@ -1330,13 +1340,16 @@ struct dp_device_ops {
    local. Each collective gets one dp_part a local rank, with its stream filled in, and orders its
    work on it; the array of parts ends when the call returns. One thread at a time calls, but for
    abort. A failure may leave work in those streams, and in no others: it is waited for. Its class
-   is what the table says; with several processes it must be JOB, since the others cannot know. */
+   is what the table says; with several processes it must be JOB, since the others cannot know. No
+   wait for another process is longer than timeout_ms, and a sentence that names the rank that did
+   not come is worth more than the time. close runs no collective: it may come at any time. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
     int local_count, rank_first, rank_count;
     int timeout_ms;
     bool host_memory;              /* of all local devices */
     const dp_bootstrap *bootstrap; /* NULL = one process */
+    bool one_machine;              /* all processes see the same memory and the same processes */
 } dp_comm_config;
 
 typedef struct dp_comm {
@@ -1350,7 +1363,8 @@ struct dp_coll_ops {
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
-    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale */
+    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale; f16 and
+       bf16 are rounded once, at the end. A rank whose recv is NULL gives, and wants nothing. */
     dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
@@ -1362,7 +1376,9 @@ struct dp_coll_ops {
                                 dp_dtype dtype, dp_op op, double scale);
     /* (without: all_gather into a temporary, then the own parts) */
     dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
-    void (*abort)(dp_comm *comm); /* release those who wait, from any thread (without: time-out) */
+    /* The job has failed here: release those who wait, in other processes too, and tell them why.
+       From any thread, more than once (without: time-out). */
+    void (*abort)(dp_comm *comm);
     dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
 };
 
@@ -1376,6 +1392,7 @@ DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp
 
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
 DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory the host reaches */
+DP_API const dp_coll_ops *dp_shm_coll(void); /* dp_shm.h: the same, of processes of one machine */
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -1841,8 +1858,15 @@ static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *
     dp__lock_leave(&ctx->lock);
 }
 
+/* Who waits for this process, here or elsewhere, waits in vain. */
+static void dp__job_abort(dp_ctx *ctx)
+{
+    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
+        ctx->comm->ops->abort(ctx->comm);
+}
+
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
-   failures of the JOB class stick. */
+   failures of the JOB class stick, for the other processes too. */
 DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
 {
     if (status == DP_OK)
@@ -1851,8 +1875,10 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
         dp_error(status, "%s: %s", fn, dp_status_text(status));
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
-    if (dp_status_class(status) == DP_CLASS_JOB)
+    if (dp_status_class(status) == DP_CLASS_JOB) {
         dp__job_failed(ctx, status, ctx->info.rank_first, dp_last_error());
+        dp__job_abort(ctx);
+    }
     return status;
 }
 
@@ -1897,8 +1923,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
     dp__job_failed(ctx, why, ctx->info.rank_first, text);
-    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, abort))
-        ctx->comm->ops->abort(ctx->comm);
+    dp__job_abort(ctx);
 }
 
 /* ==== >>frames =================================================================================
@@ -2327,9 +2352,26 @@ static size_t dp__align_up(size_t bytes, size_t align)
     return (bytes + align - 1) & ~(align - 1);
 }
 
-/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. */
+static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
+{
+    dp__block *block = NULL;
+    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
+    block->next = scope->blocks;
+    scope->blocks = block;
+    if (dp__pool_is_host(pool))
+        dp__unpoison(block->data, bytes);
+    *out = block->data;
+    return DP_OK;
+}
+
+/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison
+   each has a block of its own. */
 static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 {
+    void *block = NULL;
+    if (scope->ctx->config.poison)
+        return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &block) == DP_OK ? block
+                                                                                      : NULL;
     char *data = (char *)dp__align_up((uintptr_t)scope->cursor, align);
     if (scope->cursor == NULL || bytes > (size_t)(scope->limit - scope->cursor) ||
         data + bytes > scope->limit) {
@@ -2342,18 +2384,6 @@ static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
     scope->cursor = room ? scope->cursor + DP__RED_ZONE_BYTES : scope->limit;
     dp__unpoison(data, bytes);
     return data;
-}
-
-static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
-{
-    dp__block *block = NULL;
-    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
-    block->next = scope->blocks;
-    scope->blocks = block;
-    if (dp__pool_is_host(pool))
-        dp__unpoison(block->data, bytes);
-    *out = block->data;
-    return DP_OK;
 }
 
 static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)
@@ -3725,6 +3755,8 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
                              const dp_tensor *src)
 {
     dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    if (!dp__is_host(to)) /* whose memory may have been another's, with work left to do */
+        DP_TRY(dp__order_after(to, stream));
     if (dp__is_host(to) && !dp__is_host(from)) {
         DP_TRY(dp__order_after(from, stream));
         DP_TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));
@@ -4263,8 +4295,6 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
     if (!dp__is_float((dp_dtype)out->dtype))
         return dp_error(DP_ERR_INVALID, "%s: %s is no floating dtype", __func__,
                         dp__dtype_names[out->dtype]);
-    if (dp__count(out) == 0)
-        return DP_OK;
     dp_status status = dp__dense_begin(ctx, out, operands, operand_count, &dense);
     const void *in[2] = {dense.in[0].data, dense.in[1].data};
     dp_kernel_args args = {.kernel = DP_KERNEL_AXPBY,
@@ -4334,7 +4364,7 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
                                  uint64_t bits)
 {
     static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
-    dp_tensor element = *dst;
+    dp_tensor element, everywhere = *dst;
     dp_scope *temp = NULL;
     void *out = dst->data;
     dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
@@ -4352,12 +4382,10 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
     out = element.data;
     if (status == DP_OK)
         status = dp__kernel(ctx, device, device->stream, &args);
-    for (int i = 0; i < dst->ndim; i++) {
-        element.shape[i] = dst->shape[i];
-        element.stride[i] = 0;
-    }
+    everywhere.data = out;
+    memset(everywhere.stride, 0, sizeof everywhere.stride);
     if (status == DP_OK)
-        status = dp__copy_tensor(ctx, dst, &element, NULL);
+        status = dp__copy_tensor(ctx, dst, &everywhere, NULL);
     return dp__temp_end(temp, NULL, status);
 }
 
@@ -4646,6 +4674,8 @@ static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t co
 
 #include "dp_launch.h"
 
+#include "dp_shm.h"
+
 /* ==== >>resolve ==================================================================================
    What a config means: tables are complete, zero becomes the default, lists are copied.         */
 
@@ -4739,7 +4769,8 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *const colls[] = {dp_cpu_coll(), cuda ? dp__backend_cuda_coll() : NULL, NULL};
+    const dp_coll_ops *const colls[] = {dp_cpu_coll(), dp_shm_coll(),
+                                        cuda ? dp__backend_cuda_coll() : NULL, NULL};
     dp_config *config = &ctx->config;
     if (config->backends == NULL)
         config->backends = devices;
@@ -4986,6 +5017,7 @@ static dp_status dp__threads_open(dp_ctx *ctx)
 }
 
 typedef struct dp__hello { /* what every process tells the others while it opens */
+    uint64_t machine;
     int32_t version, status;
     int32_t local_count;
     int32_t coll; /* place of the table that it chose; -1: none yet */
@@ -5027,7 +5059,15 @@ static dp_status dp__agree(dp__meeting *meeting, dp_status own)
     return DP_OK;
 }
 
-static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
+static bool dp__one_machine(const dp__meeting *meeting)
+{
+    bool one = true;
+    for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++)
+        one = one && meeting->all[i].machine == meeting->own.machine;
+    return one;
+}
+
+static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_comm_config *out)
 {
     int count = ctx->info.local_count;
     dp_dev **local = dp__host_alloc(&ctx->host, (size_t)count * sizeof *local, sizeof *local);
@@ -5040,7 +5080,8 @@ static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
                          .rank_count = ctx->info.rank_count,
                          .timeout_ms = ctx->config.timeout_ms,
                          .host_memory = true,
-                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL};
+                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL,
+                         .one_machine = dp__one_machine(meeting)};
     for (int i = 0; i < count; i++) {
         local[i] = ctx->devices[i].dev;
         out->host_memory = out->host_memory && dp__is_host(&ctx->devices[i]);
@@ -5057,9 +5098,11 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
         place++;
     if (colls[place] == NULL && !dp__staging_fits(config))
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "dp_open: no table of collectives serves '%s' devices "
-                        "of %d processes",
-                        ctx->info.device_backend, ctx->info.process_count);
+                        "dp_open: no table of collectives serves '%s' devices of %d processes%s",
+                        ctx->info.device_backend, ctx->info.process_count,
+                        config->host_memory && !config->one_machine
+                            ? " on several machines: between machines MPI carries the bytes"
+                            : "");
     *out_place = place;
     return DP_OK;
 }
@@ -5084,7 +5127,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     }
     if (ctx->info.rank_count == 1)
         return DP_OK;
-    dp_status status = dp__comm_config(ctx, &config);
+    dp_status status = dp__comm_config(ctx, meeting, &config);
     if (status == DP_OK)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {
@@ -5181,7 +5224,7 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
 {
     const dp_bootstrap *boot = &config->bootstrap;
     dp__meeting meeting = {.boot = boot,
-                           .own = {.version = DP_VERSION, .coll = -1},
+                           .own = {.machine = dp__os_machine(), .version = DP_VERSION, .coll = -1},
                            .launcher = launch->name,
                            .near = {{0, 1}, {0, 1}}};
     if (boot->all_gather == NULL || boot->process_count == 1)
@@ -5243,7 +5286,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         ctx->comm->ops->close(ctx->comm);
     dp__tree_close(ctx->tree, ask_devices);
     if (ask_devices && ctx->team != NULL)
-        dp__team_close(&ctx->host, ctx->team);
+        dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
         dp__streams_close(&ctx->devices[i]); /* what could not be waited for still has its memory */
     dp__blocks_free(ctx, ask_devices);

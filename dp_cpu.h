@@ -9,6 +9,7 @@
      >>sockets      connections to other processes
      >>processes    who this process is among others, and processes of our own
      >>team         the workers of a context: persistent threads, run and shared out
+     >>shared       memory between processes, words to wait for in it, who is alive
      >>simd         vectors of any width from one text
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
@@ -30,6 +31,10 @@
      dp__os_child, and what takes it             processes of our own
      dp__os_random, dp__os_sleep_ms, dp__os_env_set
      dp__team, dp__team_*         threads
+     dp__os_shared_*              memory between them, and who of them is alive
+     dp__os_word_*                to wait for a word in it
+     dp__os_cores                 which cores this process may use
+     dp__os_process_id            its number
      dp_cpu, dp_cpu_coll          the two tables                                                  */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -52,14 +57,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #endif
 
 #if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
@@ -563,12 +572,6 @@ static uint64_t dp__os_mix(uint64_t hash, const void *data, size_t bytes) /* FNV
 }
 
 #if defined(__linux__)
-/* What tells one start of one machine from all others. */
-static void dp__os_boot(char *text, size_t room)
-{
-    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, room);
-}
-
 /* The cores that this process may run on, as one number. */
 static uint64_t dp__os_affinity(void)
 {
@@ -577,31 +580,37 @@ static uint64_t dp__os_affinity(void)
     return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__os_mix(1, &mask, sizeof mask) : 0;
 }
 #else
-static void dp__os_boot(char *text, size_t room)
-{
-    if (gethostname(text, room) != 0)
-        text[0] = '\0';
-    text[room - 1] = '\0';
-}
-
 static uint64_t dp__os_affinity(void)
 {
     return 0;
 }
 #endif
 
-/* Processes with the same number can share memory. Containers may run on one kernel and have a
-   /dev/shm each: then they cannot. DP_MACHINE makes strangers of processes, as tests want. */
+/* What tells one start of one machine from all others, and containers in it from each other. */
+#if defined(__linux__)
+static void dp__os_whereabouts(char *text, size_t room)
+{
+    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, room / 2);
+    size_t used = strlen(text);
+    ssize_t bytes = readlink("/proc/self/ns/pid", text + used, room - used - 1);
+    text[used + (bytes > 0 ? (size_t)bytes : 0)] = '\0';
+}
+#else
+static void dp__os_whereabouts(char *text, size_t room)
+{
+    if (gethostname(text, room) != 0)
+        text[0] = '\0';
+    text[room - 1] = '\0';
+}
+#endif
+
+/* Equal in processes that can share memory. $DP_MACHINE makes strangers of processes. */
 static uint64_t dp__os_machine(void)
 {
     const char *other = dp__os_env("DP_MACHINE");
-    char boot[256] = "";
-    struct stat shared;
-    uint64_t hash = 0xcbf29ce484222325u;
-    dp__os_boot(boot, sizeof boot);
-    hash = dp__os_mix(hash, boot, strlen(boot));
-    if (stat("/dev/shm", &shared) == 0)
-        hash = dp__os_mix(hash, &shared.st_dev, sizeof shared.st_dev);
+    char text[256] = "";
+    dp__os_whereabouts(text, sizeof text);
+    uint64_t hash = dp__os_mix(0xcbf29ce484222325u, text, strlen(text));
     return other != NULL ? dp__os_mix(hash, other, strlen(other)) : hash;
 }
 
@@ -1106,10 +1115,255 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     return DP_OK;
 }
 
-static void dp__team_close(const dp_host *host, dp__team *team)
+/* Its memory goes with the context. */
+static void dp__team_close(dp__team *team)
 {
     dp__team_stop(team, team->thread_count);
-    host->free(host, team);
+}
+
+/* ==== >>shared =================================================================================
+   What the processes of one machine share: a piece of memory, words in it that can be waited for,
+   and locks on its file, which the kernel takes from a process that ends, however it ends.
+
+   The memory has no name where that is possible (Linux: a memfd, which the others open by way of
+   the process that made it), so that nothing is left behind, whoever dies, and the size of /dev/shm
+   does not matter. Else it has one for as long as it takes the others to open it. */
+
+enum { DP__SHARED_CPU_WORDS = 16 };
+
+typedef struct dp__shared {
+    void *data;
+    size_t bytes;
+    int fd; /* open as long as the memory is used: the locks hang on it */
+} dp__shared;
+
+typedef struct dp__shared_name { /* by which other processes find it */
+    uint64_t device, inode;
+    int32_t process_id, fd;
+    char path[40]; /* "" where it has none */
+} dp__shared_name;
+
+static int dp__os_process_id(void)
+{
+    return (int)getpid();
+}
+
+#if defined(__linux__)
+static int dp__shared_anonymous(void)
+{
+    return memfd_create("dp", MFD_CLOEXEC);
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    return open(whole, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    unlink(whole);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
+    return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+}
+
+/* Pages that are not there when they are written to would be a SIGBUS. They come from the memory
+   near the core that asks. */
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    int failed;
+    do
+        failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
+    while (failed == EINTR);
+    return failed;
+}
+
+/* The cores that this process may run on, a bit each. */
+static void dp__os_cores(uint64_t *out)
+{
+    cpu_set_t mask;
+    _Static_assert(sizeof mask == DP__SHARED_CPU_WORDS * sizeof *out, "one bit a core");
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+        memset(&mask, 0xff, sizeof mask);
+    memcpy(out, &mask, sizeof mask);
+}
+
+/* Until the word is another one, somebody wakes, or the time is over: which, the caller looks. */
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static int dp__shared_anonymous(void)
+{
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    return shm_open(path, flags, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    shm_unlink(path);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    (void)name;
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    (void)fd, (void)first, (void)bytes;
+    return 0;
+}
+
+static void dp__os_cores(uint64_t *out)
+{
+    memset(out, 0, DP__SHARED_CPU_WORDS * sizeof *out);
+    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__SHARED_CPU_WORDS * 64; i++)
+        out[i / 64] |= (uint64_t)1 << i % 64;
+}
+
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec rest = {.tv_nsec = ns < 100000 ? (long)ns : 100000};
+    if (atomic_load(word) == seen)
+        nanosleep(&rest, NULL);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    (void)word;
+}
+#endif
+
+static void dp__os_shared_close(dp__shared *shared)
+{
+    if (shared->data != NULL)
+        munmap(shared->data, shared->bytes);
+    if (shared->fd >= 0)
+        close(shared->fd);
+    *shared = (dp__shared){.fd = -1};
+}
+
+static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shared->fd, 0);
+    if (data == MAP_FAILED)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
+                        strerror(errno));
+    shared->data = data;
+    shared->bytes = bytes;
+    return DP_OK;
+}
+
+/* The pages of this part, for sure. */
+static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
+{
+    struct statvfs room;
+    int failed = dp__shared_pages(shared->fd, first, bytes);
+    if (failed == 0)
+        return DP_OK;
+    if (fstatvfs(shared->fd, &room) != 0 || room.f_blocks == 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu KiB: %s", bytes >> 10,
+                        strerror(failed));
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "shared memory: /dev/shm has %llu KiB, of which %llu are free; all processes "
+                    "together need %zu, and this one asked for %zu: %s",
+                    (unsigned long long)room.f_blocks * room.f_frsize >> 10,
+                    (unsigned long long)room.f_bavail * room.f_frsize >> 10, shared->bytes >> 10,
+                    bytes >> 10, strerror(failed));
+}
+
+/* A name that nobody else has: O_EXCL would show it. */
+static int dp__shared_named(char *path, size_t room)
+{
+    int fd = -1;
+    for (int i = 0; i < 100 && fd < 0 && (i == 0 || errno == EEXIST); i++) {
+        unsigned long long mix = dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (unsigned)getpid();
+        snprintf(path, room, "/dp-%llx", mix);
+        fd = dp__shared_open(path, O_RDWR | O_CREAT | O_EXCL);
+    }
+    if (fd < 0)
+        path[0] = '\0';
+    return fd;
+}
+
+/* Make it, and say by which name others may open it. */
+static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
+                                    dp__shared_name *out_name)
+{
+    struct stat file;
+    dp__shared_name name = {.process_id = (int32_t)getpid()};
+    out->fd = named ? dp__shared_named(name.path, sizeof name.path) : dp__shared_anonymous();
+    name.fd = out->fd;
+    *out_name = name;
+    if (out->fd < 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: none can be made%s: %s",
+                        named ? " in /dev/shm" : "", strerror(errno));
+    if (ftruncate(out->fd, (off_t)bytes) != 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes: %s", bytes,
+                        strerror(errno));
+    out_name->device = (uint64_t)file.st_dev;
+    out_name->inode = (uint64_t)file.st_ino;
+    return dp__shared_map(out, bytes);
+}
+
+/* What another process has made; nothing else that may have taken its place. */
+static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
+{
+    struct stat file;
+    bool named = name->path[0] != '\0';
+    out->fd = named ? dp__shared_open(name->path, O_RDWR) : dp__shared_of_process(name);
+    if (out->fd < 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory of process id %d cannot be opened: %s",
+                        (int)name->process_id, strerror(errno));
+    if ((uint64_t)file.st_dev != name->device || (uint64_t)file.st_ino != name->inode ||
+        (size_t)file.st_size != bytes)
+        return dp_error(DP_ERR_NO_MEMORY,
+                        "shared memory of process id %d: another file is in its place",
+                        (int)name->process_id);
+    return dp__shared_map(out, bytes);
+}
+
+/* From now on others see that this process is alive: the kernel drops the lock when it ends, before
+   anybody has waited for it. Each process has a place of its own. */
+static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    if (fcntl(shared->fd, F_SETLK, &lock) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: its file cannot be locked: %s",
+                        strerror(errno));
+    return DP_OK;
+}
+
+/* Whether the process that held it is alive. Where the system does not say, it is. */
+static bool dp__os_shared_held(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 /* ==== >>simd ====================================================================================
@@ -1528,18 +1782,31 @@ static const dp__simd dp__cpu_avx2 = {.name = "avx2",
                                       DP__CPU_TABLE_PAIRS(avx2),
                                       DP__CPU_TABLE_SQUARES(avx2)};
 
-static const dp__simd *dp__simd_choose(void)
+static const dp__simd *dp__simd_best(void)
 {
     unsigned a = 0, b = 0, c = 0, d = 0; /* clang 14 does not know "f16c" */
     const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
     return __builtin_cpu_supports("avx2") && f16c ? &dp__cpu_avx2 : &dp__cpu_base;
 }
 #else
-static const dp__simd *dp__simd_choose(void)
+static const dp__simd *dp__simd_best(void)
 {
     return &dp__cpu_base;
 }
 #endif
+
+/* $DP_SIMD = base: what every machine of this kind has, and no more. */
+static dp_status dp__simd_choose(const dp__simd **out)
+{
+    const dp__simd *best = dp__simd_best();
+    const char *name = dp__os_env("DP_SIMD");
+    *out = name != NULL && strcmp(name, dp__cpu_base.name) == 0 ? &dp__cpu_base : best;
+    if (name != NULL && strcmp(name, (*out)->name) != 0)
+        return dp_error(DP_ERR_INVALID, "cpu: DP_SIMD is '%s'; this machine has base%s%s", name,
+                        best != &dp__cpu_base ? " and " : "",
+                        best != &dp__cpu_base ? best->name : "");
+    return DP_OK;
+}
 
 /* ==== >>cast ====================================================================================
    A conversion of any pair is at most three steps over a tile: narrow types widen to f32 or i32, a
@@ -1751,23 +2018,6 @@ static void dp__cpu_copy_rows(char *dst, size_t dst_pitch, const char *src, size
     dp__cpu_stream_end();
 }
 
-static void dp__simd_copy_2d(const dp__simd *simd, void *dst, size_t dst_pitch, const void *src,
-                             size_t src_pitch, size_t row_bytes, size_t rows)
-{
-    (void)simd;
-    const bool stream = row_bytes * rows >= DP__CPU_STREAM_BYTES;
-    if (row_bytes == dst_pitch && row_bytes == src_pitch)
-        memcpy(dst, src, row_bytes * rows);
-    else
-        dp__cpu_copy_rows(dst, dst_pitch, src, src_pitch, row_bytes, rows, stream);
-}
-
-static void dp__simd_copy_bytes(const dp__simd *simd, void *dst, const void *src, size_t bytes)
-{
-    dp__simd_copy_2d(simd, dst, bytes, src, bytes, bytes, 1);
-}
-
-/* The pattern is repeated up to a line, then what is written is copied on. */
 static void dp__cpu_fill(char *out, size_t bytes, uint64_t bits, size_t element)
 {
     size_t done = bytes < 64 ? bytes : 64;
@@ -2620,12 +2870,14 @@ static dp_status dp__cpu_count(const dp_host *host, int *out)
 
 static dp_status dp__cpu_open(const dp_host *host, int index, dp_dev **out)
 {
+    const dp__simd *simd = NULL;
     if (index < 0)
         return dp_error(DP_ERR_NO_DEVICE, "cpu: index %d is negative", index);
+    DP_TRY(dp__simd_choose(&simd));
     dp__cpu_dev *cpu = host->alloc(host, sizeof *cpu, _Alignof(dp__cpu_dev));
     if (cpu == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for device %d", index);
-    *cpu = (dp__cpu_dev){.base = {dp_cpu(), host, index}, .simd = dp__simd_choose()};
+    *cpu = (dp__cpu_dev){.base = {dp_cpu(), host, index}, .simd = simd};
     *out = &cpu->base;
     return DP_OK;
 }
@@ -2768,11 +3020,13 @@ static void dp__cpu_comm_close(dp_comm *comm)
 static dp_status dp__cpu_comm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     size_t bytes = (size_t)config->rank_count * sizeof(void *);
+    const dp__simd *simd = NULL;
+    DP_TRY(dp__simd_choose(&simd));
     dp__cpu_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__cpu_comm));
     if (comm == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cpu: no memory for a communicator");
     *comm = (dp__cpu_comm){.base = {dp_cpu_coll(), host},
-                           .simd = dp__simd_choose(),
+                           .simd = simd,
                            .rank_count = (size_t)config->rank_count,
                            .in = host->alloc(host, bytes, _Alignof(void *)),
                            .out = host->alloc(host, bytes, _Alignof(void *))};
@@ -2805,13 +3059,17 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
 {
     dp__cpu_comm *own = (dp__cpu_comm *)comm;
     dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
+    args.out_count = 0;
     for (size_t r = 0; r < own->rank_count; r++) { /* unchanged, the lines stay with the workers */
+        void **out = &own->out[args.out_count];
         if (own->in[r] != local[r].send)
             own->in[r] = local[r].send;
-        if (own->out[r] != local[r].recv)
-            own->out[r] = local[r].recv;
+        if (local[r].recv != NULL && *out != local[r].recv)
+            *out = local[r].recv;
+        args.out_count += local[r].recv != NULL;
     }
-    dp__cpu_run(comm->host, own->simd, &args);
+    if (args.out_count > 0)
+        dp__cpu_run(comm->host, own->simd, &args);
     return DP_OK;
 }
 
@@ -2848,7 +3106,7 @@ static void dp__cpu_move_block(const dp__cpu_move *move, size_t from, size_t to,
     const char *src = (const char *)move->local[from].send + send + first;
     char *dst = (char *)move->local[to].recv + recv + first;
     if (dst != src)
-        dp__simd_copy_bytes(move->comm->simd, dst, src, bytes);
+        memcpy(dst, src, bytes);
 }
 
 /* A slice of every block. A broadcast reads it once and has it in its cache for all receivers. */

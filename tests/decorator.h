@@ -483,6 +483,9 @@ static inline bool deco_owns(dp_dev *dev, const void *data)
 static inline bool deco_coll_fits(const dp_comm_config *config)
 {
     deco_note(DECO_coll_fits);
+    for (int i = 0; i < config->local_count; i++)
+        deco_expect(DECO_coll_fits, config->local[i] != NULL && config->local[i]->ops != NULL,
+                    "no device of a local rank");
     return deco.inner_coll->fits(config);
 }
 

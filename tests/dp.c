@@ -5,3 +5,6 @@
 #define DP_USE_CUDA
 #endif
 #include "../dp.h"
+#if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
+#include "team.h"
+#endif

@@ -1,116 +1,10 @@
 /* test_bootstrap.c - jobs of several processes, which meet through dp_config.bootstrap alone. */
 
-#include <errno.h>
-#include <poll.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 #include "../examples/custom_device.h"
 #include "boot_coll.h"
-
-/* ---- processes that can talk to process 0 ---------------------------------------------------- */
-
-enum { PATIENCE_MS = 5000 };
-
-typedef struct meeting {
-    int process, process_count;
-    int ends[BOOT_PROCESSES][2]; /* of process p: the hub's end, its own end */
-} meeting;
-
-static dp_status meeting_send(int fd, const void *data, size_t bytes)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t wrote = send(fd, (const char *)data + done, bytes - done, MSG_NOSIGNAL);
-        if (wrote < 0 && errno != EINTR) {
-            return dp_error(DP_ERR_REMOTE, "meeting: a process has left");
-        }
-        done += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return DP_OK;
-}
-
-static dp_status meeting_receive(int fd, void *data, size_t bytes)
-{
-    for (size_t done = 0; done < bytes;) {
-        struct pollfd ready = {.fd = fd, .events = POLLIN};
-        if (poll(&ready, 1, PATIENCE_MS) == 0) {
-            return dp_error(DP_ERR_TIMEOUT, "meeting: a process does not come");
-        }
-        ssize_t got = read(fd, (char *)data + done, bytes - done);
-        if (got == 0 || (got < 0 && errno != EINTR)) {
-            return dp_error(DP_ERR_REMOTE, "meeting: a process has left");
-        }
-        done += got > 0 ? (size_t)got : 0;
-    }
-    return DP_OK;
-}
-
-/* All go to the hub, which is process 0, and come back together. */
-static dp_status meeting_all_gather(const void *in, void *out, size_t bytes_each, void *user)
-{
-    const meeting *m = user;
-    char *all = out;
-    dp_status status = DP_OK;
-    if (m->process != 0) {
-        status = meeting_send(m->ends[m->process][1], in, bytes_each);
-        return status != DP_OK ? status
-                               : meeting_receive(m->ends[m->process][1], out,
-                                                 bytes_each * (size_t)m->process_count);
-    }
-    memcpy(all, in, bytes_each);
-    for (int p = 1; p < m->process_count && status == DP_OK; p++) {
-        status = meeting_receive(m->ends[p][0], all + (size_t)p * bytes_each, bytes_each);
-    }
-    for (int p = 1; p < m->process_count && status == DP_OK; p++) {
-        status = meeting_send(m->ends[p][0], out, bytes_each * (size_t)m->process_count);
-    }
-    return status;
-}
-
-/* Only what a process needs stays open, so that the others see when it ends. */
-static void meeting_enter(meeting *m, int process)
-{
-    m->process = process;
-    for (int p = 1; p < m->process_count; p++) {
-        if (process != 0) {
-            close(m->ends[p][0]);
-        }
-        if (process != p) {
-            close(m->ends[p][1]);
-        }
-    }
-}
-
-/* Run `body` in so many processes; each must end well. */
-static void in_processes(int process_count, void (*body)(meeting *m))
-{
-    meeting m = {.process_count = process_count};
-    pid_t pids[BOOT_PROCESSES];
-    for (int p = 1; p < process_count; p++) {
-        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, m.ends[p]), 0);
-    }
-    for (int p = 0; p < process_count; p++) {
-        pids[p] = fork();
-        CHECK(pids[p] >= 0);
-        if (pids[p] == 0) {
-            meeting_enter(&m, p);
-            body(&m);
-            exit(EXIT_SUCCESS);
-        }
-    }
-    meeting_enter(&m, process_count);
-    for (int p = 0; p < process_count; p++) {
-        int status = 0;
-        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS) {
-            test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p,
-                      process_count, (unsigned)status);
-        }
-    }
-}
+#include "meeting.h"
 
 static dp_config config_of(meeting *m, int device_count)
 {
@@ -435,13 +329,27 @@ TEST(one_process_has_no_table)
     in_processes(2, one_has_no_table);
 }
 
-/* The default tables serve one process. */
+/* The default tables serve the processes of one machine. */
 static void nobody_has_a_table(meeting *m)
 {
     dp_config config = config_of(m, 1 + m->process % 2);
     dp_ctx *ctx = NULL;
+    CHECK_INT(setenv("DP_MACHINE", m->process == 1 ? "another" : "this", 1), 0);
     config.colls = NULL;
-    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_UNSUPPORTED, "processes");
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_UNSUPPORTED, "between machines MPI");
+    CHECK(ctx == NULL);
+}
+
+/* Nor do they serve devices whose memory the host does not reach. */
+static void nobody_serves_toys(meeting *m)
+{
+    const dp_device_ops *const backends[] = {m->process == 0 ? dp_cpu() : toy_device(), NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    config.backends = backends;
+    config.colls = NULL;
+    dp_status status = dp_open(&config, &ctx);
+    CHECK(status == DP_ERR_UNSUPPORTED || status == DP_ERR_REMOTE);
     CHECK(ctx == NULL);
 }
 
@@ -449,6 +357,7 @@ TEST(no_table_serves_several_processes)
 {
     in_processes(2, nobody_has_a_table);
     in_processes(3, nobody_has_a_table);
+    in_processes(2, nobody_serves_toys);
 }
 
 static dp_status gather_nothing(const void *in, void *out, size_t bytes_each, void *user)

@@ -2,6 +2,7 @@
    replicas of its pass; and what dp_invoke and dp_backward make of wrong requests. */
 
 #include <stdatomic.h>
+#include <time.h>
 #include "lazy.h"
 #include "nets.h"
 
@@ -665,7 +666,8 @@ typedef struct meeting { /* what the replicas of a test ask for; one a test */
     size_t count;
     bool in_place;
     int rounds;
-    size_t odd_one; /* the replica that does something else */
+    size_t odd_one; /* the replica that does something else, */
+    bool late;      /* when the others wait already */
 } meeting;
 
 static meeting plan;
@@ -757,6 +759,30 @@ TEST_BACKENDS(replicas_meet_many_times)
     CHECK_OK(run_on(module_of(ctx, meet, NULL), scope, 1, NULL));
 }
 
+/* On devices whose memory is the allocator's as well. */
+TEST(meetings_take_no_more_memory)
+{
+    const dp_device_ops *const backends[] = {toy_device(), NULL};
+    test_allocator counter = {0};
+    size_t calls = 0;
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends,
+                                  .device_count = 3,
+                                  .allocator = test_allocator_of(&counter)},
+                     &ctx));
+    dp_module *par = on_devices(module_of(ctx, meet, NULL), 3);
+    plan = (meeting){.count = 1000, .rounds = 20};
+    for (int i = 0; i < 10; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        CHECK_OK(run_on(par, scope, 3, NULL));
+        dp_scope_end(scope);
+        calls = i == 2 ? counter.call_count : calls;
+    }
+    CHECK_INT(counter.call_count, calls);
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
 static dp_status meet_in_backward(dp_call *call)
 {
     dp_value none = call->out;
@@ -794,18 +820,31 @@ TEST_BACKENDS(children_meet_for_their_replica)
     CHECK_OK(run_on(net, scope, 1, NULL));
 }
 
+static atomic_int others; /* replicas that are about to meet */
+
+/* The odd one comes to its end at once, or when the others have been waiting for it for a while. */
+static bool is_odd(dp_call *call)
+{
+    const struct timespec a_while = {.tv_nsec = 3000000};
+    if (call->replica != plan.odd_one) {
+        atomic_fetch_add(&others, 1);
+        return false;
+    }
+    while (plan.late && atomic_load(&others) + 1 < (int)call->replica_count) {
+    }
+    nanosleep(plan.late ? &a_while : &(struct timespec){0}, NULL);
+    return true;
+}
+
 static dp_status fail_one(dp_call *call)
 {
-    if (call->replica == plan.odd_one) {
-        return dp_error(DP_ERR_USER, "the odd one");
-    }
-    return meet(call);
+    return is_odd(call) ? dp_error(DP_ERR_USER, "the odd one") : meet(call);
 }
 
 static dp_status leave_one(dp_call *call)
 {
     call->out = dp_none();
-    return call->replica == plan.odd_one ? DP_OK : meet(call);
+    return is_odd(call) ? DP_OK : meet(call);
 }
 
 static dp_status count_one_more(dp_call *call)
@@ -830,13 +869,16 @@ static dp_status another_op(dp_call *call)
 TEST_BACKENDS(replicas_that_do_not_come)
 {
     char want[64];
-    for (size_t odd = 0; odd < 4; odd++) {
-        plan = (meeting){.count = 4, .rounds = 2, .odd_one = odd};
+    for (size_t i = 0; i < 8; i++) {
+        size_t odd = i % 4;
+        plan = (meeting){.count = 4, .rounds = 2, .odd_one = odd, .late = i / 4 == 1};
         dp_module *par = on_devices(module_of(ctx, fail_one, NULL), 4);
+        atomic_store(&others, 0);
         snprintf(want, sizeof want, "replica %zu on ", odd);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_USER, want);
         CHECK(strstr(dp_last_error(), "own.forward: the odd one") != NULL);
         par = on_devices(module_of(ctx, leave_one, NULL), 4);
+        atomic_store(&others, 0);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "has returned");
         par = on_devices(module_of(ctx, count_one_more, NULL), 4);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "4 f32 and dp_op 0");

@@ -443,6 +443,78 @@ TEST(coll_tables_without_what_is_required_are_rejected)
     check_coll_table_rejected(&bad, "name");
 }
 
+static dp_status open_nothing(const dp_host *host, int index, dp_dev **out)
+{
+    static dp_dev hollow;
+    (void)host;
+    host->log(host, DP_LOG_WARN, "a hollow device");
+    *out = index < 0 ? NULL : &hollow;
+    return DP_OK;
+}
+
+static void keep_record(const dp_log_record *record, void *user)
+{
+    snprintf(user, 64, "%s", record->text);
+}
+
+TEST(a_device_needs_a_table)
+{
+    dp_device_ops hollow;
+    dp_coll_ops coll;
+    char said[64] = "";
+    copy_tables(&hollow, &coll);
+    hollow.name = "hollow";
+    hollow.open = open_nothing;
+    const dp_device_ops *list[] = {&hollow, NULL};
+    check_rejected(
+        &(dp_config){.backends = list, .device_count = 2, .log = {.fn = keep_record, .user = said}},
+        DP_ERR_INTERNAL, "'hollow' opened a device without ops");
+    CHECK(strstr(said, "a hollow device") != NULL);
+}
+
+static int aborted;
+
+static void note_abort(dp_comm *comm)
+{
+    CHECK(comm != NULL);
+    aborted++;
+}
+
+static dp_status poll_says(dp_comm *comm)
+{
+    CHECK(comm != NULL);
+    return aborted == 0 ? DP_OK : dp_error(DP_ERR_REMOTE, "a link is down");
+}
+
+static dp_coll_ops watched;
+
+static dp_status open_watched(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_status status = dp_cpu_coll()->open(host, config, out);
+    if (status == DP_OK)
+        (*out)->ops = &watched;
+    return status;
+}
+
+TEST(a_table_is_told_of_an_abort_and_asked_what_went_wrong)
+{
+    const dp_coll_ops *list[] = {&watched, NULL};
+    watched = *dp_cpu_coll();
+    watched.open = open_watched;
+    watched.abort = note_abort;
+    watched.poll = poll_says;
+    aborted = 0;
+    dp_ctx *ctx = open_ctx(&(dp_config){.colls = list, .device_count = 2});
+    CHECK_OK(dp_wait(ctx));
+    dp_abort(ctx, DP_ERR_ABORTED, "enough");
+    CHECK_INT(aborted, 1);
+    dp_close(ctx);
+    ctx = open_ctx(&(dp_config){.colls = list, .device_count = 2});
+    CHECK_ERROR(dp_wait(ctx), DP_ERR_REMOTE, "a link is down");
+    CHECK(dp_failure(ctx, NULL));
+    dp_close(ctx);
+}
+
 static dp_status count_none(const dp_host *host, int *out)
 {
     (void)host;

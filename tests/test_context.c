@@ -519,7 +519,9 @@ TEST(a_child_of_fork_may_only_close)
     test_allocator counter = {0};
     dp_ctx *ctx = open_counted(3, &counter);
     dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *net = NULL;
     dp_tensor tensor;
+    CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "net"}, &net));
     CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, 1, (int64_t[]){999}, &tensor));
     check_works(ctx, 3);
     for (int round = 0; round < 3; round++) {
@@ -527,6 +529,7 @@ TEST(a_child_of_fork_may_only_close)
         if (child == 0) {
             check_all_refused(ctx, scope);
             check_scope_refused(scope);
+            CHECK_ERROR(dp_module_destroy(net), DP_ERR_STATE, "dp_module_destroy: ");
             dp_close(ctx);
             CHECK_NO_LEAKS(&counter);
             check_all_refused(ctx, NULL);

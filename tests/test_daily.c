@@ -606,6 +606,51 @@ TEST_BACKENDS(one_block_and_means_of_its_own)
     (void)scope;
 }
 
+static dp_status wide_forward(dp_call *call)
+{
+    call->out = dp_none();
+    return DP_OK;
+}
+
+enum { WIDE = 50000 }; /* of two such parameters each is zeroed by itself */
+
+static dp_status wide_backward(dp_call *call)
+{
+    static const float ones[2 * WIDE] = {[0] = 1, [WIDE - 1] = 1, [WIDE] = 1, [2 * WIDE - 1] = 1};
+    dp_tensor grad = dp_wrap(dp_grad_block(call), DP_F32, DP_SHAPE(2 * WIDE)), more;
+    grad.device = call->device;
+    TRY(dp_tensor_from(call->scope, call->device, ones, DP_F32, DP_SHAPE(2 * WIDE), &more));
+    return dp_axpby(call->ctx, 1, &grad, 1, &more, &grad);
+}
+
+TEST_BACKENDS(a_block_is_zeroed_whole)
+{
+    static const dp_method methods[] = {{"forward", wide_forward}, {"backward", wide_backward}};
+    static const dp_param_config params[] = {{.name = "a", .ndim = 1, .shape = {WIDE}},
+                                             {.name = "b", .ndim = 1, .shape = {WIDE}}};
+    static float got[2 * WIDE];
+    const dp_module_config wide = {.name = "wide",
+                                   .methods = methods,
+                                   .method_count = 2,
+                                   .params = params,
+                                   .param_count = 2,
+                                   .packed = true};
+    dp_module *net = NULL, *par = NULL;
+    dp_parallel_config config = over(2);
+    dp_value out;
+    dp_pass *pass = NULL;
+    CHECK_OK(dp_module_create(ctx, &wide, &net));
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    for (int step = 1; step <= 3; step++) {
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_OK(dp_backward(pass, dp_none(), NULL));
+        net_numbers(ctx, net, true, got);
+        CHECK_F64(got[0] + got[WIDE - 1], 4 * step, 0);
+        CHECK_F64(got[WIDE] + got[2 * WIDE - 1], 4 * step, 0);
+    }
+}
+
 TEST_BACKENDS(a_block_of_the_users)
 {
     float data[BLOCK] = {1, 2, 3, 4, 5, 6}, grad[BLOCK] = {0}, got[BLOCK];
@@ -671,9 +716,20 @@ static dp_status nothing_forward(dp_call *call)
     return DP_OK;
 }
 
+static dp_status empty_forward(dp_call *call)
+{
+    (void)dp_error(DP_ERR_USER, "nothing is wrong");
+    CHECK(dp_param_block(call) == NULL);
+    CHECK_STR(dp_last_error(), "nothing is wrong");
+    call->out = dp_none();
+    return DP_OK;
+}
+
 TEST_BACKENDS(wrong_blocks)
 {
     static const dp_method methods[] = {{"forward", nothing_forward}};
+    static const dp_method of_nothing[] = {{"forward", empty_forward}};
+    static const dp_param_config none = {.name = "none", .ndim = 1, .shape = {0}};
     float memory[4];
     dp_param_config a = {.name = "a", .ndim = 1, .shape = {2}}, b[2] = {a, a};
     dp_module *net = NULL;
@@ -700,6 +756,11 @@ TEST_BACKENDS(wrong_blocks)
     config.packed = true;
     config.param_count = 0;
     config.params = NULL;
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    config.param_count = 1;
+    config.params = &none;
+    config.methods = of_nothing;
     CHECK_OK(dp_module_create(ctx, &config, &net));
     CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
 }

@@ -1136,6 +1136,34 @@ DEVICE_TEST(copies_on_a_named_stream)
     }
 }
 
+/* Memory that was just handed out may still be written by what is on the compute stream. */
+DEVICE_TEST(copies_into_fresh_memory_on_a_stream_of_ones_own)
+{
+    const int64_t shape[] = {1000};
+    int16_t in[1000];
+    for (int i = 0; i < 1000; i++)
+        in[i] = (int16_t)(i * 31);
+    for (int i = 0; i < DEVICES * PLACES; i++) {
+        dp_device to = r->place[i / PLACES + 1];
+        dp_dev *dev = dp_local_stream(r->ctx, i / PLACES)->dev;
+        dp_scope *first = dp_scope_child(r->scope), *second;
+        dp_stream *stream = NULL;
+        dp_tensor before, after;
+        dp_tensor from = tensor_at(r, r->scope, i % PLACES, DP_I16, 1, shape, in);
+        CHECK_OK(dev->ops->stream_create(dev, 0, &stream));
+        CHECK_OK(dp_tensor_new(first, to, DP_I16, 1, shape, &before));
+        CHECK_OK(dp_fill(r->ctx, &before, dp_int(7)));
+        dp_scope_end(first);
+        second = dp_scope_child(r->scope);
+        CHECK_OK(dp_tensor_new(second, to, DP_I16, 1, shape, &after));
+        CHECK_OK(dp_copy(r->ctx, &after, &from, stream));
+        CHECK_OK(dev->ops->stream_sync(stream));
+        check_tensor(r, "fresh memory", &after, in);
+        dp_scope_end(second);
+        dev->ops->stream_destroy(stream);
+    }
+}
+
 /* From thousands of rows to bytes that no power of two divides. */
 DEVICE_TEST(large_copies)
 {
@@ -1756,6 +1784,7 @@ static void check_all(const dp_device_ops *ops)
     static void (*const bodies[])(rig * r) = {
         copies_of_every_rank,
         copies_on_a_named_stream,
+        copies_into_fresh_memory_on_a_stream_of_ones_own,
         fill_every_dtype,
         cast_every_pair,
         axpby_rounds_each_step,
@@ -1777,6 +1806,17 @@ TEST_SLOW(optional_methods_one_by_one, 60)
         check_all(decorate_device(reluctant_device(methods, ALL_KERNELS)));
         CHECK_DECORATOR();
     }
+}
+
+/* What machines without wide vectors compute with. */
+TEST_SLOW(kernels_without_wide_vectors, 60)
+{
+    CHECK_INT(setenv("DP_SIMD", "base", 1), 0);
+    check_all(dp_cpu());
+    CHECK_INT(setenv("DP_SIMD", "sixteen", 1), 0);
+    dp_ctx *ctx = NULL;
+    CHECK_ERROR(dp_open(NULL, &ctx), DP_ERR_INVALID, "cpu: DP_SIMD is 'sixteen'; this machine has");
+    CHECK_INT(unsetenv("DP_SIMD"), 0);
 }
 
 TEST_SLOW(kernels_one_by_one, 60)

@@ -240,6 +240,45 @@ static double encoding_loss(dp_ctx *ctx, size_t devices, bool of_samples, bool t
     return value;
 }
 
+static dp_status one_gradient_too_many(dp_call *call)
+{
+    dp_value items[3] = {dp_none(), dp_none(), dp_none()};
+    call->args_grad = dp_list_make(call->scope, DP_TUPLE, items, 3);
+    return DP_OK;
+}
+
+static dp_status no_gradient_at_all(dp_call *call)
+{
+    call->args_grad = dp_none();
+    return DP_OK;
+}
+
+/* What a criterion says of its inputs: one gradient an argument, or nothing. */
+TEST_BACKENDS(a_criterions_gradients_are_those_of_its_arguments)
+{
+    dp_method methods[] = {{"forward", mse_forward}, {"backward", one_gradient_too_many}};
+    dp_parallel_config config = over(2);
+    dp_module *model = NULL, *criterion = NULL;
+    dp_pass *loss;
+    dp_value outs, mean;
+    dp_input_grad grads;
+    CHECK_OK(dp_model_parallel(times(ctx, 1, false), &config, &model));
+    dp_value x = floats(scope, one_to_five, DP_SHAPE(5)), t = floats(scope, zeros, DP_SHAPE(5));
+    CHECK_OK(
+        dp_invoke(model, "forward", scope, DP_LIST_OF(scope, x), dp_none(), NULL, &outs, NULL));
+    for (int i = 0; i < 2; i++) {
+        methods[1].fn = i == 0 ? one_gradient_too_many : no_gradient_at_all;
+        CHECK_OK(dp_criterion_parallel(create(ctx, "mse", methods, 2, NULL), &config, &criterion));
+        CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, t), dp_none(), NULL,
+                           &mean, &loss));
+        if (i == 0)
+            CHECK_ERROR(dp_backward(loss, dp_float(1), &grads), DP_ERR_MISMATCH,
+                        "args_grad of replica 0 is a tuple of 3, it had 2 arguments");
+        else
+            CHECK_OK(dp_backward(loss, dp_float(1), &grads));
+    }
+}
+
 /* d/dw of mean((w x)^2) is 2 mean(x^2), of the mean of the parts' means likewise. */
 TEST_BACKENDS(the_mean_of_losses_is_that_of_devices_or_of_samples)
 {
@@ -763,6 +802,39 @@ static dp_status no_backward(dp_call *call)
 {
     (void)call;
     return DP_OK;
+}
+
+/* What replica 0 is given as 'first', the others as 'rest'. */
+static dp_status different_losses(dp_call *call)
+{
+    call->out = dp_get(call->kwargs, call->replica == 0 ? "first" : "rest");
+    return DP_OK;
+}
+
+TEST_BACKENDS(replicas_return_the_same_losses)
+{
+    static const dp_method methods[] = {{"forward", different_losses}, {"backward", no_backward}};
+    static const char *const table[][2] = {
+        {"{'first': {'loss': f32[4]}, 'rest': {'lost': f32[4]}}",
+         "'loss' of replica 1 is not as in"},
+        {"{'first': {'loss': f32[4]}, 'rest': {'loss': [f32[4], f32[4]]}}",
+         "'loss' of replica 1 is not as in replica 0"},
+        {"{'first': {'loss': [f32[4], f32[4]]}, 'rest': {'loss': [f32[4]]}}",
+         "'loss' of replica 1 is not as in replica 0"},
+        {"{'first': {'loss': f32[4]}, 'rest': {'loss': f32[4], 'acc': f32[4]}}",
+         "forward of replica 1 returned 2 losses and log entries, that of replica 0 1"},
+    };
+    dp_parallel_config config = over(2);
+    dp_module *net = create(ctx, "different", methods, 2, NULL), *par = NULL;
+    dp_value log = dp_int(9);
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        CHECK_ERROR(dp_train_step(par, scope, tree_of(scope, table[i][0]), NULL, &log),
+                    DP_ERR_MISMATCH, table[i][1]);
+    CHECK_INT(log.as.i, 9);
+    CHECK_OK(dp_train_step(par, scope,
+                           tree_of(scope, "{'first': {'loss': f32[4]}, 'rest': {'loss': f32[4]}}"),
+                           NULL, &log));
 }
 
 TEST_BACKENDS(wrong_steps)

@@ -726,6 +726,55 @@ TEST_BACKENDS(another_thread_cannot_close)
     }
 }
 
+static dp_coll_ops still_coll;
+
+static dp_status still_all_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
+                                  dp_op op, double scale)
+{
+    stand_still();
+    return dp_cpu_coll()->all_reduce(comm, local, count, dtype, op, scale);
+}
+
+static void *reduce_slowly(void *user)
+{
+    float numbers[2] = {1, 2};
+    dp_part parts[2] = {{&numbers[0], &numbers[0], NULL}, {&numbers[1], &numbers[1], NULL}};
+    CHECK_OK(dp_all_reduce(user, parts, 1, DP_F32, DP_OP_SUM));
+    CHECK_F64(numbers[0], 3, 0);
+    return NULL;
+}
+
+static dp_status still_coll_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_status status = dp_cpu_coll()->open(host, config, out);
+    if (status == DP_OK)
+        (*out)->ops = &still_coll;
+    return status;
+}
+
+/* Nor while one is in a collective. */
+TEST(a_collective_in_another_thread_is_in_the_way_of_close)
+{
+    const dp_coll_ops *const colls[] = {&still_coll, NULL};
+    dp_ctx *ctx = NULL;
+    pthread_t thread;
+    still_coll = *dp_cpu_coll();
+    still_coll.all_reduce = still_all_reduce;
+    still_coll.open = still_coll_open;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2, .colls = colls}, &ctx));
+    waiting = (post){0};
+    CHECK_INT(pthread_create(&thread, NULL, reduce_slowly, ctx), 0);
+    while (!atomic_load(&waiting.inside)) {
+    }
+    expect_no_sentence();
+    dp_close(ctx);
+    CHECK(strstr(dp_last_error(), "dp_close: ") == dp_last_error());
+    atomic_store(&waiting.tried, 1);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
 /* A thread that is inside nothing, while a run is under way. */
 static dp_status still_run(int rank, dp_scope *scope, void *user)
 {

@@ -136,7 +136,9 @@ double test_timeout_scale(void)
 #endif
 
 #if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
-enum { STRIDE = 5 };
+enum { STRIDE = 11 };
+#elif defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
+enum { STRIDE = 3 };
 #else
 enum { STRIDE = 1 };
 #endif

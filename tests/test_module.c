@@ -193,6 +193,22 @@ TEST_BACKENDS(wrong_modules)
     CHECK_OK(dp_module_destroy(parent));
 }
 
+TEST_BACKENDS(modules_of_two_contexts_and_too_large_ones)
+{
+    dp_module *child = leaf(ctx, "child", "w", 2), *out = NULL;
+    const dp_module_config other = {.name = "other", .children = &child, .child_count = 1};
+    dp_ctx *elsewhere = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &elsewhere));
+    CHECK_ERROR(dp_module_create(elsewhere, &other, &out), DP_ERR_INVALID,
+                "'child' is of another context");
+    dp_close(elsewhere);
+    static const dp_param_config huge[] = {{.name = "a", .ndim = 1, .shape = {INT64_MAX / 8}},
+                                           {.name = "b", .ndim = 1, .shape = {INT64_MAX / 8}}};
+    const dp_module_config block = {.params = huge, .param_count = 2, .packed = true};
+    CHECK_ERROR(dp_module_create(ctx, &block, &out), DP_ERR_INVALID,
+                "the block is larger than can be counted");
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static char *data_of(dp_module *module, const char *name, bool grad)
@@ -638,6 +654,27 @@ TEST_BACKENDS(every_replica_has_a_state_of_its_own)
     CHECK_INT(all.live, 0);
 }
 
+/* What was copied before the part that cannot be is gone again. */
+TEST_BACKENDS(a_copy_is_whole_or_not_there)
+{
+    dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL, *copy = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    owner all = {0};
+    dp_module *children[] = {make(ctx, (dp_module_config){.name = "first",
+                                                          .state = &all,
+                                                          .replica_create = own_create,
+                                                          .replica_destroy = own_destroy}),
+                             par};
+    dp_module *outer =
+        make(ctx, (dp_module_config){.name = "outer", .children = children, .child_count = 2});
+    (void)scope;
+    CHECK_INT(all.live, 1);
+    CHECK_ERROR(dp_module_copy(outer, 1, &copy), DP_ERR_UNSUPPORTED, "is a wrapper");
+    CHECK_INT(all.created, 2);
+    CHECK_INT(all.live, 1);
+    CHECK(copy == NULL);
+}
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 TEST_BACKENDS(what_is_in_use_is_not_destroyed)
@@ -665,6 +702,43 @@ TEST_BACKENDS(what_is_in_use_is_not_destroyed)
     CHECK_INT(dp_module_param_count(net), 0);
     CHECK_STR(dp_module_name(net), "");
     CHECK_OK(dp_module_destroy(NULL));
+}
+
+static dp_module *doomed[3]; /* a parent and its children */
+
+static dp_status doom(const dp_replica_info *info, void **own)
+{
+    *own = (void *)(uintptr_t)info->state;
+    return DP_OK;
+}
+
+static void look_at_the_doomed(void *own)
+{
+    ++*(int *)own;
+    for (int i = 0; i < 3; i++) {
+        CHECK(dp_module_name(doomed[i])[0] == '\0');
+        CHECK_ERROR(dp_module_train(doomed[i], true), DP_ERR_STATE, "the module was destroyed");
+    }
+}
+
+/* The whole tree is gone for whom its end calls. */
+TEST_BACKENDS(a_tree_ends_at_once)
+{
+    int ends = 0;
+    dp_module_config config = {.name = "child",
+                               .state = &ends,
+                               .replica_create = doom,
+                               .replica_destroy = look_at_the_doomed};
+    (void)scope;
+    doomed[1] = make(ctx, config);
+    config.name = "sister";
+    doomed[2] = make(ctx, config);
+    config.name = "parent";
+    config.children = &doomed[1];
+    config.child_count = 2;
+    doomed[0] = make(ctx, config);
+    CHECK_OK(dp_module_destroy(doomed[0]));
+    CHECK_INT(ends, 3);
 }
 
 TEST(closing_ends_modules_and_wrappers)
@@ -737,13 +811,14 @@ static dp_status whole_life(dp_ctx *ctx, dp_scope *scope)
     return status == DP_ERR_INVALID ? DP_OK : status;
 }
 
-TEST_SLOW(every_allocation_may_fail, 60)
+static void every_allocation_fails(bool poison)
 {
     size_t calls = SIZE_MAX;
-    for (size_t at = 1; at <= calls; at++) {
+    for (size_t at = 1; at <= calls; at += (size_t)test_stride()) {
         test_allocator counter = {.fail_at = at};
         dp_ctx *ctx = NULL;
-        const dp_config config = {.device_count = 2, .allocator = test_allocator_of(&counter)};
+        const dp_config config = {
+            .device_count = 2, .poison = poison, .allocator = test_allocator_of(&counter)};
         dp_status status = dp_open(&config, &ctx);
         if (status == DP_OK) {
             dp_scope *scope = dp_scope_begin(ctx);
@@ -759,4 +834,15 @@ TEST_SLOW(every_allocation_may_fail, 60)
         CHECK_NO_LEAKS(&counter);
         calls = counter.fail_count > 0 ? calls : 0;
     }
+}
+
+TEST_SLOW(every_allocation_may_fail, 60)
+{
+    every_allocation_fails(false);
+}
+
+/* Then each piece of a scope is an allocation. */
+TEST_SLOW(every_allocation_may_fail_in_poison, 60)
+{
+    every_allocation_fails(true);
 }

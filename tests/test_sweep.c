@@ -63,10 +63,11 @@ typedef struct row {
 } row;
 
 enum {
-    NEUTRAL = 1,    /* wrong arguments give something harmless, and no sentence */
-    INSIDE = 2,     /* called in a method's backward */
-    LAST = 4,       /* called rightly, nothing works any more */
-    NOT_RIGHTLY = 8 /* a right call is made elsewhere */
+    NEUTRAL = 1,     /* wrong arguments give something harmless, and no sentence */
+    INSIDE = 2,      /* called in a method's backward */
+    LAST = 4,        /* called rightly, nothing works any more */
+    NOT_RIGHTLY = 8, /* a right call is made elsewhere */
+    GOES_ON = 16     /* also when the job has failed */
 };
 
 static struct kit {
@@ -77,6 +78,7 @@ static struct kit {
     dp_tensor a, b, out;
     args good;
     int devices;
+    bool failed;
     const row *inside;
 } kit;
 
@@ -542,7 +544,7 @@ FAILS(dp_status_text, strcmp(dp_status_text((dp_status)-77), "unknown status") !
 FAILS(dp_status_class, dp_status_class((dp_status)77) != DP_CLASS_JOB)
 FAILS(dp_last_error, dp_last_error() == NULL)
 FAILS(dp_error, dp_error(DP_ERR_USER, "%s", "") != DP_ERR_USER)
-FAILS(dp_failure, dp_failure(a->ctx, OUT(failure)) || has_spoken())
+FAILS(dp_failure, dp_failure(a->ctx, OUT(failure)) != kit.failed || has_spoken())
 FAILS(dp_abort, (dp_abort(a->ctx, (dp_status)77, "enough"), has_spoken()))
 FAILS(dp_dtype_name, strcmp(dp_dtype_name((dp_dtype)-1), "no dtype") != 0)
 FAILS(dp_dtype_bytes, dp_dtype_bytes((dp_dtype)NOBODY) != 0)
@@ -675,6 +677,7 @@ CALL(dp_train_step, a->module, a->scope, a->dict, NULL, OUT(value))
 CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
+FAILS(dp_shm_coll, dp_shm_coll() == NULL)
 
 static dp_status call_wrapper_invoke(const args *a)
 {
@@ -695,51 +698,50 @@ static dp_status call_wrapper_step(const args *a)
 static const row table[] = {
     ROW(dp_version, "", 0), ROW(dp_status_name, "", 0), ROW(dp_status_text, "", 0),
     ROW(dp_status_class, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
-    ROW(dp_failure, "c", 0), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
+    ROW(dp_failure, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
     ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
-    ROW(dp_info_get, "cO", 0),
-    ROW(dp_config_get, "cO", 0), ROW(dp_device_info_get, "crO", 0), ROW(dp_local_device, "cr", 0),
-    ROW(dp_local_stream, "cr", 0), ROW(dp_use_stream, "cr", 0), ROW(dp_wait, "c", 0),
-    ROW(dp_run, "cx", 0), ROW(dp_local_share, "cr", 0),
-    ROW(dp_scope_begin, "c", 0), ROW(dp_scope_child, "T", 0), ROW(dp_scope_end, "S", NOT_RIGHTLY),
-    ROW(dp_scope_alloc, "Tz", 0), ROW(dp_scope_defer, "T", 0), ROW(dp_scope_attach, "T", 0),
-    ROW(dp_keep, "TvO", 0), ROW(dp_tensor_new, "TehO", 0), ROW(dp_tensor_from, "TeHhO", 0),
-    ROW(dp_wrap, "eh", 0), ROW(dp_wrap_const, "eh", 0), ROW(dp_tensor_count, "A", 0),
-    ROW(dp_is_contiguous, "A", 0), ROW(dp_narrow, "ADO", 0), ROW(dp_select, "ADO", 0),
-    ROW(dp_transpose, "ADO", 0), ROW(dp_reshape, "AO", 0), ROW(dp_contiguous, "TaO", 0),
-    ROW(dp_fill, "con", 0), ROW(dp_copy, "coa", 0), ROW(dp_cast, "coa", 0),
-    ROW(dp_axpby, "cabo", 0), ROW(dp_tensor_stats, "caO", 0), ROW(dp_read, "caO", 0),
-    ROW(dp_item, "cnO", 0),
-    ROW(dp_none, "", 0), ROW(dp_bool, "", 0), ROW(dp_int, "", 0), ROW(dp_float, "", 0),
-    ROW(dp_opaque, "", 0), ROW(dp_string, "TN", 0), ROW(dp_of, "TA", 0), ROW(dp_array, "TeHh", 0),
-    ROW(dp_contain, "Tv", 0), ROW(dp_stacked, "Tv", 0), ROW(dp_cpu_only, "Tv", 0),
-    ROW(dp_list_make, "Tvz", 0), ROW(dp_dict_make, "Tvz", 0), ROW(dp_get, "d", 0),
+    ROW(dp_info_get, "cO", GOES_ON),
+    ROW(dp_config_get, "cO", GOES_ON), ROW(dp_device_info_get, "crO", 0),
+    ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),
+    ROW(dp_use_stream, "cr", GOES_ON), ROW(dp_wait, "c", 0), ROW(dp_run, "cx", 0),
+    ROW(dp_local_share, "cr", GOES_ON), ROW(dp_scope_begin, "c", 0),
+    ROW(dp_scope_child, "T", GOES_ON), ROW(dp_scope_end, "S", NOT_RIGHTLY),
+    ROW(dp_scope_alloc, "Tz", GOES_ON), ROW(dp_scope_defer, "T", GOES_ON),
+    ROW(dp_scope_attach, "T", GOES_ON), ROW(dp_keep, "TvO", 0), ROW(dp_tensor_new, "TehO", 0),
+    ROW(dp_tensor_from, "TeHhO", 0), ROW(dp_wrap, "eh", 0), ROW(dp_wrap_const, "eh", 0),
+    ROW(dp_tensor_count, "A", 0), ROW(dp_is_contiguous, "A", 0), ROW(dp_narrow, "ADO", 0),
+    ROW(dp_select, "ADO", 0), ROW(dp_transpose, "ADO", 0), ROW(dp_reshape, "AO", 0),
+    ROW(dp_contiguous, "TaO", 0), ROW(dp_fill, "con", 0), ROW(dp_copy, "coa", 0),
+    ROW(dp_cast, "coa", 0), ROW(dp_axpby, "cabo", 0), ROW(dp_tensor_stats, "caO", 0),
+    ROW(dp_read, "caO", 0), ROW(dp_item, "cnO", 0), ROW(dp_none, "", 0), ROW(dp_bool, "", 0),
+    ROW(dp_int, "", 0), ROW(dp_float, "", 0), ROW(dp_opaque, "", 0), ROW(dp_string, "TN", GOES_ON),
+    ROW(dp_of, "TA", GOES_ON), ROW(dp_array, "TeHh", GOES_ON), ROW(dp_contain, "Tv", GOES_ON),
+    ROW(dp_stacked, "Tv", GOES_ON), ROW(dp_cpu_only, "Tv", GOES_ON),
+    ROW(dp_list_make, "Tvz", GOES_ON), ROW(dp_dict_make, "Tvz", GOES_ON), ROW(dp_get, "d", 0),
     ROW(dp_at, "l", 0), ROW(dp_count, "", 0), ROW(dp_key_at, "d", 0),
     ROW(dp_text, "v", NEUTRAL | NOT_RIGHTLY), ROW(dp_as_tensor, "vEO", 0),
     ROW(dp_collate, "TvzZO", 0), ROW(dp_split_rows, "wzZO", 0), ROW(dp_scatter, "csvWO", 0),
     ROW(dp_scatter_kwargs, "cstdWO", 0), ROW(dp_gather, "cslgO", 0), ROW(dp_replicate, "csvuO", 0),
     ROW(dp_reduce_add, "cslgO", 0), ROW(dp_scatter_into, "caoDzZ", 0),
     ROW(dp_gather_into, "caoDzZ", 0), ROW(dp_replicate_into, "caozZ", 0),
-    ROW(dp_reduce_add_into, "caozZ", 0),
-    ROW(dp_all_reduce, "cPzef", 0), ROW(dp_all_reduce_scaled, "cPzef", 0),
-    ROW(dp_all_reduce_weighted, "cPzeH", 0), ROW(dp_broadcast, "cPzeR", 0),
-    ROW(dp_all_gather, "cPze", 0), ROW(dp_reduce_scatter, "cPzef", 0),
-    ROW(dp_all_to_all, "cPze", 0), ROW(dp_reduce_to, "cPzefR", 0), ROW(dp_gather_to, "cPzeR", 0),
-    ROW(dp_scatter_from, "cPzeR", 0), ROW(dp_barrier, "c", 0),
-    ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
+    ROW(dp_reduce_add_into, "caozZ", 0), ROW(dp_all_reduce, "cPzef", 0),
+    ROW(dp_all_reduce_scaled, "cPzef", 0), ROW(dp_all_reduce_weighted, "cPzeH", 0),
+    ROW(dp_broadcast, "cPzeR", 0), ROW(dp_all_gather, "cPze", 0),
+    ROW(dp_reduce_scatter, "cPzef", 0), ROW(dp_all_to_all, "cPze", 0),
+    ROW(dp_reduce_to, "cPzefR", 0), ROW(dp_gather_to, "cPzeR", 0), ROW(dp_scatter_from, "cPzeR", 0),
+    ROW(dp_barrier, "c", 0), ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
     ROW(dp_module_destroy, "M", NOT_RIGHTLY), ROW(dp_module_train, "m", 0),
     ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", 0),
     ROW(dp_module_param_count, "m", 0), ROW(dp_module_param, "miO", 0),
     ROW(dp_module_find, "mKO", 0), ROW(dp_params_edit, "miO", 0), ROW(dp_params_write, "miH", 0),
-    ROW(dp_params_changed, "m", 0), ROW(dp_zero_grad, "m", 0),
-    ROW(dp_param, "ki", INSIDE), ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE),
-    ROW(dp_param_tensor, "ki", INSIDE), ROW(dp_buffer_tensor, "ki", INSIDE),
-    ROW(dp_grad_tensor, "ki", INSIDE), ROW(dp_param_block, "k", INSIDE | NOT_RIGHTLY),
-    ROW(dp_grad_block, "k", INSIDE | NOT_RIGHTLY), ROW(dp_call_out_grad, "kO", INSIDE),
-    ROW(dp_call_tensor, "kKEO", INSIDE), ROW(dp_call_arg, "kiEO", INSIDE),
-    ROW(dp_call_tensor_view, "kKEO", INSIDE), ROW(dp_call_arg_view, "kiEO", INSIDE),
-    ROW(dp_call_child, "kKtdO", INSIDE), ROW(dp_call_all_reduce, "kzef", INSIDE),
-    ROW(dp_call_all_reduce_tensor, "kaof", INSIDE),
+    ROW(dp_params_changed, "m", 0), ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
+    ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
+    ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),
+    ROW(dp_param_block, "k", INSIDE | NOT_RIGHTLY), ROW(dp_grad_block, "k", INSIDE | NOT_RIGHTLY),
+    ROW(dp_call_out_grad, "kO", INSIDE), ROW(dp_call_tensor, "kKEO", INSIDE),
+    ROW(dp_call_arg, "kiEO", INSIDE), ROW(dp_call_tensor_view, "kKEO", INSIDE),
+    ROW(dp_call_arg_view, "kiEO", INSIDE), ROW(dp_call_child, "kKtdO", INSIDE),
+    ROW(dp_call_all_reduce, "kzef", INSIDE), ROW(dp_call_all_reduce_tensor, "kaof", INSIDE),
     ROW(dp_invoke, "msNtdO", 0), {"dp_invoke", "msNtdO", call_wrapper_invoke, 0},
     ROW(dp_backward, "pn", 0), ROW(dp_data_parallel, "mqO", 0),
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
@@ -748,7 +750,7 @@ static const row table[] = {
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
-    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0),
+    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0),
     ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
 
@@ -969,6 +971,34 @@ static void sweep(const dp_device_ops *ops, int devices)
     dp_scope_end(kit.elsewhere);
     dp_close(kit.other);
     CHECK_NO_LEAKS(&counter);
+}
+
+/* Every call that a context is behind returns the job's failure and writes nothing, but for those
+   that only look, or make values. */
+TEST(after_the_job_failed)
+{
+    make_kit(&(dp_config){.device_count = 2});
+    args a = kit.good;
+    a.pass = one_pass(kit.scope);
+    dp_abort(kit.ctx, DP_ERR_REMOTE, "rank 7 is gone");
+    kit.failed = true;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const row *r = &table[i];
+        if (strpbrk(r->kinds, "cTSsmMp") == NULL || (r->how & (INSIDE | LAST | NOT_RIGHTLY)) != 0)
+            continue;
+        arm();
+        dp_status status = r->call(&a);
+        if ((r->how & GOES_ON) != 0)
+            CHECK_OK(status);
+        else if (status == DP_OK ||
+                 strstr(dp_last_error(), ": the job failed: rank 7 is gone") == NULL ||
+                 !begins_with(r->fn))
+            test_fail(__FILE__, __LINE__, "%s: %s, \"%s\"", r->fn, dp_status_name(status),
+                      dp_last_error());
+    }
+    dp_scope_end(kit.elsewhere);
+    dp_close(kit.other);
+    dp_close(kit.ctx);
 }
 
 TEST_SLOW(cpu_alone, 60)

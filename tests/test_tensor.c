@@ -782,6 +782,33 @@ static void check_random_copy(dp_ctx *ctx, dp_scope *scope, uint64_t *random, dp
     CHECK_BYTES(dst.data, want, ROOM * bytes);
 }
 
+/* Rows that are streamed past the caches: large ones of a large block, at odd places. */
+TEST(long_rows_of_large_blocks)
+{
+    enum { ROWS = 300, COLUMNS = 65536, GAP = 37, BYTES = ROWS * (COLUMNS + GAP) };
+    dp_ctx *ctx = NULL;
+    dp_tensor from, to;
+    unsigned char *in = malloc(ROWS * COLUMNS), *out = malloc(BYTES);
+    CHECK(in != NULL && out != NULL);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    for (size_t i = 0; i < ROWS * COLUMNS; i++)
+        in[i] = (unsigned char)(i * 2654435761u >> 13);
+    memset(out, 0xa5, BYTES);
+    from = dp_wrap_const(in, DP_U8, DP_SHAPE(ROWS, COLUMNS));
+    to = dp_wrap(out, DP_U8, DP_SHAPE(ROWS, COLUMNS + GAP));
+    CHECK_OK(dp_narrow(&to, 1, GAP / 2, COLUMNS, &to));
+    CHECK_OK(dp_copy(ctx, &to, &from, NULL));
+    for (size_t r = 0; r < ROWS; r++) {
+        const unsigned char *row = out + r * (COLUMNS + GAP);
+        CHECK(memcmp(row + GAP / 2, in + r * COLUMNS, COLUMNS) == 0);
+        for (size_t i = 0; i < GAP / 2; i++)
+            CHECK(row[i] == 0xa5 && row[COLUMNS + GAP / 2 + i] == 0xa5);
+    }
+    dp_close(ctx);
+    free(in);
+    free(out);
+}
+
 TEST_SLOW(copy_takes_any_strides_between_any_devices, 20)
 {
     dp_ctx *ctx = open_devices(3);

@@ -340,6 +340,32 @@ TEST_SLOW(scopes_are_handed_over_through_a_queue, 30)
     dp_close(q.ctx);
 }
 
+static void *attach_scopes(void *user)
+{
+    const worker *w = user;
+    for (int i = 0; i < rounds(20000); i++) {
+        dp_scope *outer = dp_scope_begin(w->ctx), *inner = dp_scope_begin(w->ctx);
+        CHECK_OK(dp_scope_attach(outer, inner));
+        dp_scope_end(outer);
+    }
+    return NULL;
+}
+
+TEST_SLOW(scopes_are_attached_in_many_threads, 30)
+{
+    worker workers[4];
+    pthread_t threads[4];
+    dp_ctx *ctx = open_devices(2, 2);
+    for (int i = 0; i < 4; i++) {
+        workers[i] = (worker){ctx, i + 1};
+        threads[i] = start(attach_scopes, &workers[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        join(threads[i]);
+    }
+    dp_close(ctx);
+}
+
 /* ---- errors and abort ------------------------------------------------------------------------ */
 
 static void *make_errors(void *user)

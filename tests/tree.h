@@ -571,6 +571,7 @@ typedef struct tree_scenario {
     tree_call call;
     const char *in, *want;
     size_t pieces; /* small ones that a call cuts from its scope, at most */
+    bool poison;   /* each of them an allocation */
     test_allocator counter;
 } tree_scenario;
 
@@ -581,6 +582,7 @@ static inline dp_ctx *tree_open(tree_scenario *scenario)
     scenario->counter = (test_allocator){0};
     const dp_config config = {.backends = backends,
                               .device_count = 2,
+                              .poison = scenario->poison,
                               .allocator = test_allocator_of(&scenario->counter)};
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
@@ -610,7 +612,7 @@ static inline bool tree_fails(tree_scenario *scenario, dp_ctx *ctx, dp_scope *sc
 static inline void tree_fail_each(tree_scenario *scenario)
 {
     bool failed = true;
-    for (size_t n = 1; failed; n++) {
+    for (size_t n = 1; failed; n += (size_t)test_stride()) {
         dp_ctx *ctx = tree_open(scenario);
         dp_scope *scope = dp_scope_begin(ctx), *results = dp_scope_begin(ctx);
         dp_value in = tree_spread(ctx, scope, scenario->in);
@@ -637,7 +639,7 @@ static inline void tree_fail_small(tree_scenario *scenario)
     dp_ctx *ctx = tree_open(scenario);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value in = tree_spread(ctx, scope, scenario->in);
-    for (size_t left = 0; left < scenario->pieces; left++) {
+    for (size_t left = 0; left < scenario->pieces; left += (size_t)test_stride()) {
         dp_scope *results = dp_scope_begin(ctx);
         tree_cut(results, &scenario->counter, SIZE_MAX); /* what is free from earlier goes first */
         size_t pieces = tree_cut(results, &scenario->counter, SIZE_MAX);
@@ -659,6 +661,8 @@ static inline void tree_out_of_memory(tree_call call, size_t pieces, const char 
     scenario.ops = toy_device();
     tree_fail_each(&scenario);
     tree_fail_small(&scenario);
+    scenario.poison = true;
+    tree_fail_each(&scenario);
 }
 
 #endif /* TREE_H */

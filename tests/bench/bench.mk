@@ -36,7 +36,7 @@ $(BENCH)/limit.o: BENCH_TUNING = -O3 $(BENCH_TUNED)
 # The library itself is compiled as a user would.
 $(BENCH)/dp.o: tests/dp.c
 	@mkdir -p $(@D)
-	@$(CC) -std=c11 -O2 -g $(STB_CFLAGS) -MMD -MP -c $< -o $@
+	@$(CC) -std=c11 -O2 -g -DTEST_ALONE $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 # ---- peers ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ mkdir -p build/bench
 has() { command -v "$1" >/dev/null 2>&1; }
 
 compile() { # shellcheck disable=SC2086
-    "$1" -std=c11 -O2 ${STB_CFLAGS:-} "${@:2}" -c tests/dp.c -o $OBJECT 2>&1
+    "$1" -std=c11 -O2 ${STB_CFLAGS:-} -DTEST_ALONE "${@:2}" -c tests/dp.c -o $OBJECT 2>&1
 }
 
 # Of the processor, so that others who use it do not count; the best of three.

@@ -1,11 +1,5 @@
-/* test_team.c - the inner parts of dp_cpu.h that no public function shows: waits that learn, who
-   takes which part of the work, and how many cores there are. The implementation is in this file
-   once more, static. */
-
-#define DP_STATIC
-#define DP_NO_STB_DS_IMPLEMENTATION
-#define DP_IMPLEMENTATION
-#include "../dp.h"
+/* team.h - tests of inner parts of dp_cpu.h that no public function shows: waits that learn, who
+   takes which part of the work, and how many cores there are. In dp.c, after the implementation. */
 
 #include <sys/stat.h>
 #include "test.h"

@@ -1,0 +1,153 @@
+/* meeting.h - processes of a test, which can talk to process 0: forks and pairs of sockets. */
+
+#ifndef MEETING_H
+#define MEETING_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "boot_coll.h"
+
+enum { PATIENCE_MS = 5000 };
+
+typedef struct meeting {
+    int process, process_count;
+    int ends[BOOT_PROCESSES][2]; /* of process p: the hub's end, its own end */
+} meeting;
+
+static inline dp_status meeting_send(int fd, const void *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t wrote = send(fd, (const char *)data + done, bytes - done, MSG_NOSIGNAL);
+        if (wrote < 0 && errno != EINTR) {
+            return dp_error(DP_ERR_REMOTE, "meeting: a process has left");
+        }
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return DP_OK;
+}
+
+static inline dp_status meeting_receive(int fd, void *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        struct pollfd ready = {.fd = fd, .events = POLLIN};
+        if (poll(&ready, 1, PATIENCE_MS) == 0) {
+            return dp_error(DP_ERR_TIMEOUT, "meeting: a process does not come");
+        }
+        ssize_t got = read(fd, (char *)data + done, bytes - done);
+        if (got == 0 || (got < 0 && errno != EINTR)) {
+            return dp_error(DP_ERR_REMOTE, "meeting: a process has left");
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return DP_OK;
+}
+
+/* All go to the hub, which is process 0, and come back together. */
+static inline dp_status meeting_all_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    const meeting *m = user;
+    char *all = out;
+    dp_status status = DP_OK;
+    if (m->process != 0) {
+        status = meeting_send(m->ends[m->process][1], in, bytes_each);
+        return status != DP_OK ? status
+                               : meeting_receive(m->ends[m->process][1], out,
+                                                 bytes_each * (size_t)m->process_count);
+    }
+    memcpy(all, in, bytes_each);
+    for (int p = 1; p < m->process_count && status == DP_OK; p++) {
+        status = meeting_receive(m->ends[p][0], all + (size_t)p * bytes_each, bytes_each);
+    }
+    for (int p = 1; p < m->process_count && status == DP_OK; p++) {
+        status = meeting_send(m->ends[p][0], out, bytes_each * (size_t)m->process_count);
+    }
+    return status;
+}
+
+/* Only what a process needs stays open, so that the others see when it ends. */
+static inline void meeting_enter(meeting *m, int process)
+{
+    m->process = process;
+    for (int p = 1; p < m->process_count; p++) {
+        if (process != 0) {
+            close(m->ends[p][0]);
+        }
+        if (process != p) {
+            close(m->ends[p][1]);
+        }
+    }
+}
+
+/* Process `victim` need not end well: it may be killed, or stopped for good. -1: all must. */
+static inline void in_processes_but(int process_count, int victim, void (*body)(meeting *m))
+{
+    meeting m = {.process_count = process_count};
+    pid_t pids[BOOT_PROCESSES];
+    for (int p = 1; p < process_count; p++) {
+        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, m.ends[p]), 0);
+    }
+    for (int p = 0; p < process_count; p++) {
+        pids[p] = fork();
+        CHECK(pids[p] >= 0);
+        if (pids[p] == 0) {
+            meeting_enter(&m, p);
+            body(&m);
+            exit(EXIT_SUCCESS);
+        }
+    }
+    meeting_enter(&m, process_count);
+    for (int p = 0; p < process_count; p++) {
+        int status = 0;
+        if (p == victim) {
+            continue;
+        }
+        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS) {
+            test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p,
+                      process_count, (unsigned)status);
+        }
+    }
+    if (victim >= 0) { /* until now it was a zombie, or still there */
+        kill(pids[victim], SIGKILL);
+        CHECK_INT(waitpid(pids[victim], NULL, 0), pids[victim]);
+    }
+}
+
+/* Run `body` in so many processes; each must end well. */
+static inline void in_processes(int process_count, void (*body)(meeting *m))
+{
+    in_processes_but(process_count, -1, body);
+}
+
+/* ---- names in /dev/shm ----------------------------------------------------------------------- */
+
+static inline int names_in_shm(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/dev/shm");
+    if (directory == NULL)
+        return 0;
+    for (const struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory))
+        count += strncmp(entry->d_name, "dp-", 3) == 0;
+    closedir(directory);
+    return count;
+}
+
+/* Tests beside this one have names for a moment; what is left behind stays. */
+static inline void check_names(int before)
+{
+    const struct timespec a_while = {.tv_nsec = 10000000};
+    for (int i = 0; i < 300 && names_in_shm() > before; i++)
+        nanosleep(&a_while, NULL);
+    CHECK(names_in_shm() <= before);
+}
+
+#endif /* MEETING_H */
