@@ -916,6 +916,7 @@ static bool dp__door_listen(dp__door *door, dp__guest *guest)
     ptrdiff_t got =
         dp__os_receive(guest->fd, guest->said + guest->got, dp__guest_bytes(guest) - guest->got);
     if (got < 0) {
+        door->strangers += guest->asked; /* it saw a proof that is not its own, and went */
         dp__os_close(guest->fd);
         return false;
     }
@@ -1137,7 +1138,7 @@ static dp_status dp__listen_behind(dp__door *door, const dp__launch *launch, uin
 
 /* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. */
 static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *knock,
-                              uint64_t until_ns, int *out_fd)
+                              uint64_t until_ns, int *out_fd, const char **out_why)
 {
     int fd = dp__os_connect(at);
     dp__challenge challenge;
@@ -1150,8 +1151,11 @@ static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *
                 (at->at.ss_family != AF_UNIX || dp__os_same_user(fd)) &&
                 dp__wire_send(fd, knock, sizeof *knock, until_ns) == DP_OK &&
                 dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
-                challenge.magic == DP__CHALLENGE_MAGIC &&
-                challenge.proof == dp__proof(key, knock, challenge.nonce, false);
+                challenge.magic == DP__CHALLENGE_MAGIC;
+    if (good && challenge.proof != dp__proof(key, knock, challenge.nonce, false)) {
+        *out_why = "who answers is of another job, or has another DP_SECRET";
+        good = false;
+    }
     if (good) {
         uint64_t proof = dp__proof(key, knock, challenge.nonce, true);
         good = dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK;
@@ -1172,13 +1176,13 @@ static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__kno
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         list[0] = dp__os_local(target->place);
-        return dp__knock_at(&list[0], key, knock, until_ns, out_fd);
+        return dp__knock_at(&list[0], key, knock, until_ns, out_fd, out_why);
     }
     for (int i = 0; i < target->port_count && status == DP_PENDING; i++) {
         int count = dp__os_resolve(target->host, target->port + i, list, 8, out_why);
         for (int k = 0; k < count && status == DP_PENDING && rest > 0; k++) {
             uint64_t until = dp__after_ms(patience < rest ? patience : rest);
-            status = dp__knock_at(&list[k], key, knock, until, out_fd);
+            status = dp__knock_at(&list[k], key, knock, until, out_fd, out_why);
             rest = dp__ms_until(until_ns);
         }
     }

@@ -977,9 +977,20 @@ static void one_has_another_secret(void)
     if (me == 3) {
         set("DP_SECRET", "foe");
         CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "process 0 of 4 did not answer");
+        CHECK(strstr(dp_last_error(), "is of another job, or has another DP_SECRET") != NULL);
         set("DP_SECRET", "friend");
     }
     check_world("dp", NULL);
+}
+
+static void nobody_has_the_secret(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_SECRET", me == 0 ? "friend" : "foe");
+    CHECK_ERROR(open_world(700, NULL, &ctx), DP_ERR_TIMEOUT,
+                me == 0 ? "; of another job, or with another DP_SECRET, came "
+                        : "is of another job, or has another DP_SECRET");
 }
 
 static void one_is_of_another_run(void)
@@ -1015,6 +1026,7 @@ TEST(processes_that_do_not_belong_there)
     run_world(4, one_is_there_twice);
     run_world(4, one_counts_wrong);
     run_world(4, one_has_another_secret);
+    run_world(2, nobody_has_the_secret);
     run_world(4, one_is_of_another_run);
 }
 
