@@ -1732,6 +1732,7 @@ static void check_signal(int n)
     nobody_launched_us();
     pid_t parent = fork();
     if (parent == 0) {
+        signal(n, SIG_DFL); /* who runs the tests in the background may have it ignored */
         dp_status spawned = dp_spawn(3, wait_for_the_end, all);
         _exit(spawned == DP_OK ? EXIT_SUCCESS : EXIT_FAILURE);
     }
@@ -1751,6 +1752,32 @@ TEST(ctrl_c_ends_all)
 {
     check_signal(SIGINT);
     check_signal(SIGTERM);
+}
+
+static dp_status rest_a_while(void *user)
+{
+    shared *all = user;
+    all->seen[atoi(getenv("DP_PROCESS"))] = 1;
+    poll(NULL, 0, 300);
+    return DP_OK;
+}
+
+/* As under nohup. */
+TEST(a_signal_that_is_ignored_ends_nothing)
+{
+    shared *all = share_memory();
+    int status = 0;
+    nobody_launched_us();
+    pid_t parent = fork();
+    if (parent == 0) {
+        signal(SIGINT, SIG_IGN);
+        _exit(dp_spawn(2, rest_a_while, all) == DP_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    while (*(volatile int *)&all->seen[0] == 0 || *(volatile int *)&all->seen[1] == 0)
+        poll(NULL, 0, 5);
+    kill(parent, SIGINT);
+    CHECK_INT(waitpid(parent, &status, 0), parent);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
 }
 
 TEST(spawned_processes_end_with_their_parent)
