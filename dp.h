@@ -1,7 +1,7 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_reduce.h and dp_cpu.h into your project. In
-   one C file, before any other header:
+   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_reduce.h, dp_launch.h, dp_shm.h and dp_cpu.h
+   into your project. In one C file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -15,6 +15,7 @@
      >>types        dtypes, devices, tensors, values, containers
      >>config       what can be set, and what zero means
      >>context      open devices, run on them, close
+     >>launch       several processes: who starts them, how they meet
      >>scope        memory that goes in one call
      >>tensor       views and the work on them
      >>value        trees of tensors, numbers, strings, lists, dicts
@@ -45,8 +46,9 @@
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
-   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, the reducer
-   in dp_reduce.h, modules and wrappers in dp_module.h
+   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
+   processes of one machine in dp_shm.h, the reducer in dp_reduce.h, launch in dp_launch.h, modules
+   and wrappers in dp_module.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -70,7 +72,7 @@
        dp_all_reduce(ctx, grads, count, DP_F32, DP_OP_MEAN); one pass over memory
 
    WHAT IT IS NOT
-   No layers, no autograd, no launcher, no file formats. It does not split a model over devices.
+   No layers, no autograd, no file formats. It does not split a model over devices.
 
    WORDS
      context   one job's view of its devices. Several can be open; they share nothing.
@@ -100,7 +102,7 @@
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base keeps the CPU's kernels to instructions that
-   all its relatives have.
+   all its relatives have; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
@@ -155,7 +157,7 @@
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices; the reducer */
+            dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -365,10 +367,13 @@ typedef struct
      field          zero means
      backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU
      colls          the tables that are compiled in
-     device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8)
-     devices        those of $DP_DEVICES, else 0 .. device_count-1
-     thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so
-     bootstrap      one process
+     device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8), or this process'
+                    share of them where several are on a machine (>>launch)
+     devices        those of $DP_DEVICES, else a run of device_count, from 0 on
+     thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so; shared
+                    out among processes of a machine with the same mask
+     bootstrap      the processes that a launcher has started (>>launch), else this one alone
+     job            "": contexts of several processes meet under one name
      timeout_ms     60,000
      allocator      the C library's
      log            silent, or what $DP_DEBUG = error|warn|info|trace says, to stderr           */
@@ -415,9 +420,11 @@ typedef struct dp_config {
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
-    int timeout_ms; /* of everything that waits for another process */
-    bool poison;    /* to find what uses memory that it must not: each piece of a scope has a block
-                       of its own, which is filled with 0xDD when the scope gives it back */
+    bool local_only; /* this process alone, whatever started it */
+    const char *job; /* tells contexts apart that meet other processes; the same in all of these */
+    int timeout_ms;  /* of everything that waits for another process */
+    bool poison;     /* to find what uses memory that it must not: each piece of a scope has a block
+                        of its own, which is filled with 0xDD when the scope gives it back */
     dp_allocator allocator;
     dp_log log;
 } dp_config;
@@ -450,6 +457,8 @@ typedef struct dp_info {
     int core_count;             /* cores that this context may use */
     int threads_per_device;     /* what a method may use, for OpenMP: core_count / local_count */
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
+    const char *launcher; /* as DP_LAUNCH has it; "none", or "bootstrap" for the config's own */
+    int machine_process, machine_process_count; /* among the processes of this machine */
 } dp_info;
 
 typedef struct dp_device_info {
@@ -486,6 +495,55 @@ DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, 
    first count % D of D devices one more): how many, and in out_first from where. -1: dp_last_error.
    [any] */
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first);
+
+/* ==== >>launch =================================================================================
+   Several processes, on one machine or many, are one job: its ranks are the devices of all. Whoever
+   starts them says in the environment which process each is, and dp_open meets the others; every
+   process calls it, as often and in the same order. The first set of variables that is there
+   counts, and has to be complete:
+
+     DP_LAUNCH  which of how many        on its machine           where process 0 is
+     dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
+     torchrun   RANK, WORLD_SIZE         LOCAL_RANK,              MASTER_ADDR, MASTER_PORT
+                                         LOCAL_WORLD_SIZE
+     openmpi    OMPI_COMM_WORLD_RANK,    .._LOCAL_RANK,           -
+                OMPI_COMM_WORLD_SIZE     .._LOCAL_SIZE
+     mpich      PMI_RANK, PMI_SIZE       MPI_LOCALRANKID,         -
+                                         MPI_LOCALNRANKS
+     slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
+                SLURM_NTASKS
+
+   A world of one opens no connection. $DP_LAUNCH = none says that there is no launcher, and a name
+   that this set is to be used. Slurm's variables count inside a step, which srun makes: under
+   salloc and sbatch alone a program is one process.
+
+   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is
+   taken, the next seven are tried. With torchrun the first is MASTER_PORT + 1, as its own store may
+   sit on the other. mpirun says no address: its processes meet inside their machine, by a name that
+   is made from the job's; so does $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps
+   others out: without it, whoever knows the launcher's job can come in.
+
+   By hand, in two terminals:
+
+     DP_PROCESS=0 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
+     DP_PROCESS=1 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
+
+   The processes of a machine divide it: with equal affinity masks they share the cores out, and
+   process i of L takes its run of the devices that there are. A launcher that has bound them to
+   cores has divided these already. config.thread_count, device_count, devices and $DP_DEVICES say
+   otherwise.
+
+   A process that does not come within timeout_ms of the first is named by all that did; so is one
+   that ends early. The tree of connections by which they met stays until dp_close, which waits for
+   nobody.                                                                                       */
+
+/* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. Each finds
+   itself in its environment, so its dp_open needs no config. It begins with a copy of this process'
+   memory and with no other thread of it, and ends when fn returns, without what atexit was told.
+   The first that fails or dies ends the others, and its sentence is this call's. Ctrl-C ends all;
+   none of them outlives this process. STATE while a context is open, and in a process that a
+   launcher has started. */
+DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 /* ==== >>scope ==================================================================================
    A lifetime: what is made in a scope goes in one call, on error paths too. Blocks are kept and
@@ -745,7 +803,12 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    Over all ranks of the job. One host thread names the buffers of all local ranks in one call, in
    memory of the ranks' devices; any owner. Every process makes the same calls in the same order.
    They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
-   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.      */
+   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
+
+   CPU devices of several processes of one machine meet in shared memory. Where a process dies,
+   stops, or issues another collective, all others fail with one sentence, which names its rank, the
+   collective, and what the rank did last. Nobody waits for another process longer than
+   timeout_ms. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -756,7 +819,9 @@ typedef struct dp_part { /* one a local rank */
 } dp_part;
 
 /* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32; integers wrap and their mean
-   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. */
+   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. A
+   local rank whose recv is NULL takes part and wants no result: where several devices have one
+   owner, one of them receives for all. */
 DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count,
                                            dp_dtype dtype, dp_op op);
 /* The same times `scale`, in the same pass; floating dtypes. */
@@ -1381,13 +1446,16 @@ struct dp_device_ops {
    local. Each collective gets one dp_part a local rank, with its stream filled in, and orders its
    work on it; the array of parts ends when the call returns. One thread at a time calls, but for
    abort. A failure may leave work in those streams, and in no others: it is waited for. Its class
-   is what the table says; with several processes it must be JOB, since the others cannot know. */
+   is what the table says; with several processes it must be JOB, since the others cannot know. No
+   wait for another process is longer than timeout_ms, and a sentence that names the rank that did
+   not come is worth more than the time. close runs no collective: it may come at any time. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
     int local_count, rank_first, rank_count;
     int timeout_ms;
     bool host_memory;              /* of all local devices */
     const dp_bootstrap *bootstrap; /* NULL = one process */
+    bool one_machine;              /* all processes see the same memory and the same processes */
 } dp_comm_config;
 
 typedef struct dp_comm {
@@ -1401,7 +1469,8 @@ struct dp_coll_ops {
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
-    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale */
+    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale; f16 and
+       bf16 are rounded once, at the end. A rank whose recv is NULL gives, and wants nothing. */
     dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
@@ -1413,7 +1482,9 @@ struct dp_coll_ops {
                                 dp_dtype dtype, dp_op op, double scale);
     /* (without: all_gather into a temporary, then the own parts) */
     dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
-    void (*abort)(dp_comm *comm); /* release those who wait, from any thread (without: time-out) */
+    /* The job has failed here: release those who wait, in other processes too, and tell them why.
+       From any thread, more than once (without: time-out). */
+    void (*abort)(dp_comm *comm);
     dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
 };
 
@@ -1427,6 +1498,7 @@ DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp
 
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
 DP_API const dp_coll_ops *dp_cpu_coll(void); /* dp_cpu.h: devices whose memory the host reaches */
+DP_API const dp_coll_ops *dp_shm_coll(void); /* dp_shm.h: the same, of processes of one machine */
 
 #ifdef __cplusplus
 } /* extern "C" */
@@ -1697,6 +1769,7 @@ struct dp_ctx {
     dp__slot *slots;
     dp_comm *comm;         /* NULL in a world of one */
     dp_part *parts;        /* local ranks, streams filled in */
+    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
     dp_comm *courier_comm; /* its own; NULL where nothing travels while the caller computes */
     dp__courier *courier;  /* started by the first reducer */
     dp_part *courier_parts;
@@ -1899,8 +1972,21 @@ static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *
         dp__courier_report(courier);
 }
 
+static void dp__comm_abort(dp_comm *comm)
+{
+    if (comm != NULL && DP_HAS(dp_coll_ops, comm->ops, abort))
+        comm->ops->abort(comm);
+}
+
+/* Who waits for this process, here or elsewhere, waits in vain. */
+static void dp__job_abort(dp_ctx *ctx)
+{
+    dp__comm_abort(ctx->comm);
+    dp__comm_abort(ctx->courier_comm);
+}
+
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
-   failures of the JOB class stick. */
+   failures of the JOB class stick, for the other processes too. */
 DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
 {
     if (status == DP_OK)
@@ -1909,8 +1995,10 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
         dp_error(status, "%s: %s", fn, dp_status_text(status));
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
-    if (dp_status_class(status) == DP_CLASS_JOB)
+    if (dp_status_class(status) == DP_CLASS_JOB) {
         dp__job_failed(ctx, status, ctx->info.rank_first, dp_last_error());
+        dp__job_abort(ctx);
+    }
     return status;
 }
 
@@ -1943,12 +2031,6 @@ DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
     return failed != DP_OK;
 }
 
-static void dp__comm_abort(dp_comm *comm)
-{
-    if (comm != NULL && DP_HAS(dp_coll_ops, comm->ops, abort))
-        comm->ops->abort(comm);
-}
-
 DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
 {
     char text[DP__TEXT_BYTES];
@@ -1961,8 +2043,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
     dp__job_failed(ctx, why, ctx->info.rank_first, text);
-    dp__comm_abort(ctx->comm);
-    dp__comm_abort(ctx->courier_comm);
+    dp__job_abort(ctx);
 }
 
 /* ==== >>frames =================================================================================
@@ -2806,6 +2887,14 @@ DP__COLD static const char *dp__value_text(dp_value value, char *text, size_t by
     else
         snprintf(text, bytes, "%s", dp__a_kind(value.kind));
     return text;
+}
+
+static unsigned dp__bits(unsigned mask)
+{
+    unsigned count = 0;
+    for (; mask != 0; mask &= mask - 1)
+        count++;
+    return count;
 }
 
 static const char *dp__s(size_t count) /* of a plural */
@@ -4713,6 +4802,10 @@ static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t co
 
 #include "dp_reduce.h"
 
+#include "dp_launch.h"
+
+#include "dp_shm.h"
+
 /* ==== >>resolve ==================================================================================
    What a config means: tables are complete, zero becomes the default, lists are copied.         */
 
@@ -4786,6 +4879,18 @@ static dp_status dp__copy_list(dp_ctx *ctx, const void *const *list, const void 
     return DP_OK;
 }
 
+static dp_status dp__copy_job(dp_ctx *ctx, const char *text, const char **out)
+{
+    size_t bytes = text != NULL ? strlen(text) + 1 : 0;
+    char *copy = bytes != 0 ? dp__host_alloc(&ctx->host, bytes, 1) : NULL;
+    if (bytes != 0 && copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    if (bytes != 0)
+        memcpy(copy, text, bytes);
+    *out = copy;
+    return DP_OK;
+}
+
 static const dp_device_ops *(*dp__backend_cuda)(void); /* dp_cuda.h defines them */
 static const dp_coll_ops *(*dp__backend_cuda_coll)(void);
 
@@ -4794,7 +4899,8 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *const colls[] = {dp_cpu_coll(), cuda ? dp__backend_cuda_coll() : NULL, NULL};
+    const dp_coll_ops *const colls[] = {dp_cpu_coll(), dp_shm_coll(),
+                                        cuda ? dp__backend_cuda_coll() : NULL, NULL};
     dp_config *config = &ctx->config;
     if (config->backends == NULL)
         config->backends = devices;
@@ -4871,13 +4977,27 @@ static dp_status dp__env_devices(dp_ctx *ctx)
     return DP_OK;
 }
 
-static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
+/* Of the devices that there are, this process' run of them; where processes are more, several have
+   the same one. CPU devices are as many as one likes: no more than its cores are of use. */
+static int dp__device_share(const dp_ctx *ctx, const dp_device_ops *ops, int available,
+                            int *out_first)
+{
+    int64_t place = ctx->info.machine_process, count = ctx->info.machine_process_count;
+    int first = (int)(place * available / count), last = (int)((place + 1) * available / count);
+    if (ops == dp_cpu())
+        return ctx->config.thread_count < available ? ctx->config.thread_count : available;
+    *out_first = first;
+    return last > first ? last - first : 1;
+}
+
+static dp_status dp__resolve_devices(dp_ctx *ctx, int place, int available)
 {
     dp_config *config = &ctx->config;
+    int first = 0;
     if (config->device_count == 0 && config->devices == NULL)
         DP_TRY(dp__env_devices(ctx));
     if (config->device_count == 0 && config->devices == NULL)
-        config->device_count = available;
+        config->device_count = dp__device_share(ctx, config->backends[place], available, &first);
     if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
         return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d%s",
                         config->device_count, DP__DEVICES_MAX,
@@ -4887,12 +5007,20 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int available)
     if (devices == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
     for (int i = 0; i < config->device_count; i++)
-        devices[i] = config->devices != NULL ? config->devices[i] : i;
+        devices[i] = config->devices != NULL ? config->devices[i] : first + i;
     config->devices = devices;
     return DP_OK;
 }
 
-static dp_status dp__resolve_numbers(dp_ctx *ctx)
+/* Cores that processes with one affinity mask may use, divided among them. */
+static int dp__core_share(dp__share among)
+{
+    int cores = dp__os_core_count(), each = cores / among.count;
+    each += among.place < cores % among.count;
+    return each > 0 ? each : 1;
+}
+
+static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
 {
     dp_config *config = &ctx->config;
     if (config->thread_count < 0 || config->timeout_ms < 0 || config->device_count < 0)
@@ -4903,12 +5031,12 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx)
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     if (config->thread_count == 0)
-        config->thread_count = dp__os_core_count();
+        config->thread_count = dp__core_share(cores);
     if (config->timeout_ms == 0)
         config->timeout_ms = DP__TIMEOUT_MS;
     config->bootstrap.process_count =
         config->bootstrap.all_gather != NULL ? config->bootstrap.process_count : 1;
-    return DP_OK;
+    return dp__copy_job(ctx, config->job, &config->job);
 }
 
 /* $DP_DEBUG counts where no log was asked for; a word that it does not know is not passed over. */
@@ -5019,6 +5147,7 @@ static dp_status dp__threads_open(dp_ctx *ctx)
 }
 
 typedef struct dp__hello { /* what every process tells the others while it opens */
+    uint64_t machine;
     int32_t version, status;
     int32_t local_count;
     int32_t coll;        /* place of the table that it chose; -1: none yet */
@@ -5028,6 +5157,8 @@ typedef struct dp__hello { /* what every process tells the others while it opens
 typedef struct dp__meeting { /* the processes of a job */
     const dp_bootstrap *boot;
     dp__hello own, *all;
+    const char *launcher;
+    dp__neighbours near;
 } dp__meeting;
 
 /* Every process takes part each time, also one that failed: so all fail together, and nobody
@@ -5035,14 +5166,13 @@ typedef struct dp__meeting { /* the processes of a job */
 static dp_status dp__agree(dp__meeting *meeting, dp_status own)
 {
     const dp_bootstrap *boot = meeting->boot;
+    char said[DP__TEXT_BYTES]; /* the others' failure is not the reason of one's own */
+    memcpy(said, dp_last_error(), sizeof said);
     meeting->own.status = (int32_t)own;
-    dp_status status =
-        boot->all_gather(&meeting->own, meeting->all, sizeof meeting->own, boot->user);
+    dp_status status = dp__boot_gather(boot, &meeting->own, meeting->all, sizeof meeting->own);
     if (own != DP_OK)
-        return own;
-    if (status != DP_OK)
-        return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s",
-                        dp_status_text(status));
+        return dp_error(own, "%s", said);
+    DP_TRY(status);
     for (int i = 0; i < boot->process_count; i++) {
         const dp__hello *other = &meeting->all[i];
         if (other->version != DP_VERSION)
@@ -5060,7 +5190,15 @@ static dp_status dp__agree(dp__meeting *meeting, dp_status own)
     return DP_OK;
 }
 
-static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
+static bool dp__one_machine(const dp__meeting *meeting)
+{
+    bool one = true;
+    for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++)
+        one = one && meeting->all[i].machine == meeting->own.machine;
+    return one;
+}
+
+static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_comm_config *out)
 {
     int count = ctx->info.local_count;
     dp_dev **local = dp__host_alloc(&ctx->host, (size_t)count * sizeof *local, sizeof *local);
@@ -5073,7 +5211,8 @@ static dp_status dp__comm_config(dp_ctx *ctx, dp_comm_config *out)
                          .rank_count = ctx->info.rank_count,
                          .timeout_ms = ctx->config.timeout_ms,
                          .host_memory = true,
-                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL};
+                         .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL,
+                         .one_machine = dp__one_machine(meeting)};
     for (int i = 0; i < count; i++) {
         local[i] = ctx->devices[i].dev;
         out->host_memory = out->host_memory && dp__is_host(&ctx->devices[i]);
@@ -5090,9 +5229,11 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
         place++;
     if (colls[place] == NULL && !dp__staging_fits(config))
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "dp_open: no table of collectives serves '%s' devices "
-                        "of %d processes",
-                        ctx->info.device_backend, ctx->info.process_count);
+                        "dp_open: no table of collectives serves '%s' devices of %d processes%s",
+                        ctx->info.device_backend, ctx->info.process_count,
+                        config->host_memory && !config->one_machine
+                            ? " on several machines: between machines MPI carries the bytes"
+                            : "");
     *out_place = place;
     return DP_OK;
 }
@@ -5128,7 +5269,7 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     }
     if (ctx->info.rank_count == 1)
         return DP_OK;
-    dp_status status = dp__comm_config(ctx, &config);
+    dp_status status = dp__comm_config(ctx, meeting, &config);
     if (status == DP_OK)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {
@@ -5144,16 +5285,19 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     return dp__courier_comm_open(ctx, meeting, &config, place);
 }
 
-static dp_status dp__open_local(dp_ctx *ctx)
+static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
 {
     int place = 0, available = 0;
     ctx->info.coll_backend = "none";
+    ctx->info.launcher = meeting->launcher;
+    ctx->info.machine_process = meeting->near.machine.place;
+    ctx->info.machine_process_count = meeting->near.machine.count;
     ctx->info.process = ctx->config.bootstrap.process;
-    DP_TRY(dp__resolve_numbers(ctx));
+    DP_TRY(dp__resolve_numbers(ctx, meeting->near.cores));
     ctx->info.process_count = ctx->config.bootstrap.process_count;
     DP_TRY(dp__resolve_tables(ctx));
     DP_TRY(dp__choose_backend(ctx, &place, &available));
-    DP_TRY(dp__resolve_devices(ctx, available));
+    DP_TRY(dp__resolve_devices(ctx, place, available));
     DP_TRY(dp__devices_open(ctx, place));
     return dp__threads_open(ctx);
 }
@@ -5179,17 +5323,17 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
     return ctx;
 }
 
-/* `meeting` is NULL where this process is alone. */
 static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_ctx **out)
 {
     dp_ctx *ctx = dp__ctx_new(config);
-    dp_status status = ctx != NULL ? dp__open_local(ctx) : DP_ERR_NO_MEMORY;
-    if (meeting != NULL) {
+    dp__meeting *others = meeting->all != NULL ? meeting : NULL;
+    dp_status status = ctx != NULL ? dp__open_local(ctx, meeting) : DP_ERR_NO_MEMORY;
+    if (others != NULL) {
         meeting->own.local_count = ctx != NULL ? ctx->info.local_count : 0;
         status = dp__agree(meeting, status);
     }
     if (status == DP_OK)
-        status = dp__job_open(ctx, meeting);
+        status = dp__job_open(ctx, others);
     if (status == DP_OK && !dp__live_swap(NULL, ctx))
         status =
             dp_error(DP_ERR_UNSUPPORTED, "dp_open: more than %d contexts at once", DP__LIVE_MAX);
@@ -5215,7 +5359,33 @@ static dp_status dp__check_config(const dp_config *config)
                         "dp_open: bootstrap.process_count is %d and "
                         "bootstrap.all_gather is NULL",
                         boot->process_count);
+    if (boot->all_gather != NULL && config->local_only)
+        return dp_error(DP_ERR_INVALID, "dp_open: local_only is set, and bootstrap is given");
     return DP_OK;
+}
+
+/* Meet the other processes, and find out which of them are near. What goes wrong before that they
+   learn by missing this one; what goes wrong later, by being told. */
+static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp_ctx **out)
+{
+    const dp_bootstrap *boot = &config->bootstrap;
+    dp__meeting meeting = {.boot = boot,
+                           .own = {.machine = dp__os_machine(), .version = DP_VERSION, .coll = -1},
+                           .launcher = launch->name,
+                           .near = {{0, 1}, {0, 1}}};
+    if (boot->all_gather == NULL || boot->process_count == 1)
+        return dp__open_ctx(config, &meeting, out);
+    /* not by the allocator's hooks: a process without memory still has to say so */
+    meeting.all =
+        dp__os_alloc((size_t)boot->process_count * sizeof *meeting.all, _Alignof(dp__hello), NULL);
+    if (meeting.all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
+                        boot->process_count);
+    dp_status status = dp__find_neighbours(boot, launch, &meeting.near);
+    if (status == DP_OK)
+        status = dp__open_ctx(config, &meeting, out);
+    dp__os_free(meeting.all, 0, NULL);
+    return status;
 }
 
 DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version, dp_ctx **out)
@@ -5230,18 +5400,18 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
                         version, config_bytes, DP_VERSION, sizeof(dp_config));
     config = config != NULL ? config : &zero;
     DP_TRY(dp__check_config(config));
-    dp__meeting meeting = {.boot = &config->bootstrap, .own = {.version = DP_VERSION, .coll = -1}};
-    bool alone = meeting.boot->all_gather == NULL || meeting.boot->process_count == 1;
-    if (!alone) /* not by the allocator's hooks: a process without memory still has to say so */
-        meeting.all = dp__os_alloc((size_t)meeting.boot->process_count * sizeof *meeting.all,
-                                   _Alignof(dp__hello), NULL);
-    if (!alone && meeting.all == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d processes",
-                        meeting.boot->process_count);
-    dp_status status = dp__open_ctx(config, alone ? NULL : &meeting, &ctx);
-    if (!alone)
-        dp__os_free(meeting.all, 0, NULL);
+    dp_config joined = *config;
+    dp__launch launch;
+    dp__tree *tree;
+    DP_TRY(dp__join(&joined, &launch, &tree));
+    dp_status status = dp__open_job(&joined, &launch, &ctx);
+    if (status != DP_OK)
+        dp__tree_close(tree, true);
     DP_TRY(status);
+    ctx->tree = tree;
+    dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
+            ctx->info.launcher, ctx->info.process, ctx->info.process_count,
+            ctx->info.machine_process, ctx->info.machine_process_count);
     dp__log(ctx, DP_LOG_INFO, "%d x %s on %d cores, %d threads a device, %d ranks, collectives: %s",
             ctx->info.local_count, ctx->info.device_backend, ctx->info.core_count,
             ctx->info.threads_per_device, ctx->info.rank_count, ctx->info.coll_backend);
@@ -5262,8 +5432,9 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
+    dp__tree_close(ctx->tree, ask_devices);
     if (ask_devices && ctx->team != NULL)
-        dp__team_close(&ctx->host, ctx->team);
+        dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
         dp__streams_close(&ctx->devices[i]); /* what could not be waited for still has its memory */
     dp__blocks_free(ctx, ask_devices);

@@ -6,7 +6,10 @@
 
    CONTENTS (search for the tag)
      >>os           memory, environment, cores, fork, locks
+     >>sockets      connections to other processes
+     >>processes    who this process is among others, and processes of our own
      >>team         the workers of a context: persistent threads, run and shared out; the courier
+     >>shared       memory between processes, words to wait for in it, who is alive
      >>simd         vectors of any width from one text
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
@@ -23,8 +26,16 @@
      dp__os_init                  what to call around a fork
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
+     dp__os_address, _watch, and what takes them: sockets
+     dp__os_machine, _affinity, _user, _parent   who this process is
+     dp__os_child, and what takes it             processes of our own
+     dp__os_random, dp__os_sleep_ms, dp__os_env_set
      dp__team, dp__team_*         threads
      dp__courier, dp__courier_*   one more, beside the caller
+     dp__os_shared_*              memory between them, and who of them is alive
+     dp__os_word_*                to wait for a word in it
+     dp__os_cores                 which cores this process may use
+     dp__os_process_id            its number
      dp_cpu, dp_cpu_coll          the two tables                                                  */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -33,8 +44,13 @@
 #define DP_CPU_IMPLEMENTED
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -42,8 +58,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
 
 #if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
 #error "dp_cpu.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
@@ -195,7 +222,7 @@ static int dp__quota_count(const char *proc, const char *mount)
     return two == 0 || (one > 0 && one < two) ? one : two;
 }
 
-static int dp__os_core_count(void)
+DP__APART static int dp__os_core_count(void)
 {
     int cores = dp__os_affinity_count(), quota = dp__quota_count("/proc/self", "/sys/fs/cgroup");
     return quota > 0 && quota < cores ? quota : cores;
@@ -264,6 +291,493 @@ static void dp__os_init(void (*before)(void), void (*after)(void))
         pthread_atfork(before, after, dp__os_in_child);
     }
     dp__lock_leave(&once);
+}
+
+/* ==== >>sockets ================================================================================
+   Connections to other processes, over a network or inside this machine. Nothing here waits, but
+   for dp__os_poll: what cannot be done now says so. No descriptor outlives exec, and a connection
+   that the other side has closed never raises SIGPIPE.                                          */
+
+typedef struct dp__os_address {
+    struct sockaddr_storage at;
+    socklen_t bytes;
+} dp__os_address;
+
+typedef struct pollfd dp__os_watch; /* fd, what to wait for, what there is */
+
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
+#endif
+
+static void dp__os_close(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Wait until one of them can be read, or written, or has ended; how many can. */
+static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
+{
+    int ready = poll(list, (nfds_t)count, timeout_ms);
+    return ready > 0 ? ready : 0; /* a signal is as good as nothing: the caller looks at the time */
+}
+
+static void dp__os_option(int fd, int level, int option, int value)
+{
+    (void)setsockopt(fd, level, option, &value, sizeof value); /* none of them is vital */
+}
+
+#if defined(SO_NOSIGPIPE)
+static void dp__os_no_signal(int fd)
+{
+    dp__os_option(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
+}
+#else
+static void dp__os_no_signal(int fd)
+{
+    (void)fd;
+}
+#endif
+
+/* What every connection of ours has: small messages leave at once, and a machine that has gone
+   without a word is noticed some day. */
+static void dp__os_prepare(int fd, int family)
+{
+    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    dp__os_no_signal(fd);
+    if (family != AF_UNIX) {
+        dp__os_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+        dp__os_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    }
+}
+
+static int dp__os_socket(int family)
+{
+    int fd = socket(family, SOCK_STREAM, 0);
+    if (fd >= 0)
+        dp__os_prepare(fd, family);
+    return fd;
+}
+
+#if defined(__linux__)
+/* A name that is no file: it goes with the last descriptor, whatever happens to the process. */
+static size_t dp__os_path(const char *name, char *path, size_t room)
+{
+    int bytes = snprintf(path + 1, room - 1, "%s", name);
+    path[0] = '\0';
+    return 1 + (size_t)bytes;
+}
+
+static void dp__os_forget(const dp__os_address *address)
+{
+    (void)address;
+}
+
+/* Whether the process at the other end of a connection inside this machine is of this user. */
+static bool dp__os_same_user(int fd)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
+}
+
+/* The process that has made this pair of connections, 0 when it is none. */
+static uint64_t dp__os_maker(int fd)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? (uint64_t)peer.pid : 0;
+}
+#else
+static size_t dp__os_path(const char *name, char *path, size_t room)
+{
+    const char *directory = dp__os_env("TMPDIR");
+    snprintf(path, room, "%s/%s", directory != NULL ? directory : P_tmpdir, name);
+    return strlen(path) + 1;
+}
+
+static void dp__os_forget(const dp__os_address *address)
+{
+    struct sockaddr_un at;
+    if (address->at.ss_family != AF_UNIX)
+        return;
+    memcpy(&at, &address->at, sizeof at);
+    unlink(at.sun_path);
+}
+
+static bool dp__os_same_user(int fd)
+{
+    uid_t user;
+    gid_t group;
+    return getpeereid(fd, &user, &group) == 0 && user == geteuid();
+}
+
+static uint64_t dp__os_maker(int fd)
+{
+    (void)fd;
+    return 0;
+}
+#endif
+
+/* A meeting place inside this machine. */
+static dp__os_address dp__os_local(const char *name)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    dp__os_address address = {.bytes = 0};
+    size_t bytes = dp__os_path(name, at.sun_path, sizeof at.sun_path);
+    memcpy(&address.at, &at, sizeof at);
+    address.bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes);
+    return address;
+}
+
+/* All addresses of a host, at most `room`; 0 with a reason when it has none. */
+static int dp__os_resolve(const char *host, int port, dp__os_address *out, int room,
+                          const char **out_why)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
+    char service[16];
+    int count = 0;
+    snprintf(service, sizeof service, "%d", port);
+    int failed = getaddrinfo(host, service, &hints, &found);
+    if (failed != 0) {
+        *out_why = gai_strerror(failed);
+        return 0;
+    }
+    for (const struct addrinfo *at = found; at != NULL && count < room; at = at->ai_next) {
+        memcpy(&out[count].at, at->ai_addr, at->ai_addrlen);
+        out[count++].bytes = at->ai_addrlen;
+    }
+    freeaddrinfo(found);
+    return count;
+}
+
+/* All interfaces of this machine: first for both families, then for machines without IPv6. */
+static int dp__os_everywhere(int port, dp__os_address out[2])
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    memcpy(&out[0].at, &six, sizeof six);
+    memcpy(&out[1].at, &four, sizeof four);
+    out[0].bytes = sizeof six;
+    out[1].bytes = sizeof four;
+    return 2;
+}
+
+/* -1: the address is taken, or not of this machine. */
+static int dp__os_listen(const dp__os_address *address)
+{
+    int fd = dp__os_socket(address->at.ss_family);
+    if (fd < 0)
+        return -1;
+    if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
+        dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->at.ss_family == AF_INET6)
+        dp__os_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
+        listen(fd, SOMAXCONN) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static int dp__os_port(int fd)
+{
+    struct sockaddr_storage at;
+    struct sockaddr_in6 six;
+    socklen_t bytes = sizeof at;
+    memset(&at, 0, sizeof at);
+    if (getsockname(fd, (struct sockaddr *)&at, &bytes) != 0)
+        return 0;
+    memcpy(&six, &at, sizeof six); /* the port lies in the same place in both families */
+    return ntohs(six.sin6_port);
+}
+
+/* -1: nobody calls, or there is no descriptor left: out_full says which. */
+static int dp__os_accept(int listener, bool *out_full)
+{
+    struct sockaddr_storage from;
+    socklen_t bytes = sizeof from;
+    int fd = accept(listener, (struct sockaddr *)&from, &bytes);
+    *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+    if (fd >= 0)
+        dp__os_prepare(fd, from.ss_family);
+    return fd;
+}
+
+/* A connection that is under way: it is there once it can be written to and dp__os_connected says
+   so. -1: refused at once. */
+static int dp__os_connect(const dp__os_address *to)
+{
+    int fd = dp__os_socket(to->at.ss_family);
+    if (fd < 0)
+        return -1;
+    if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
+        errno == EINTR)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool dp__os_connected(int fd)
+{
+    int failed = 0;
+    socklen_t bytes = sizeof failed;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0 && failed == 0;
+}
+
+/* How many bytes went: 0 when none can now, -1 when none ever will. */
+static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
+{
+    ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+    if (sent < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    return sent;
+}
+
+/* How many bytes came: 0 when none has yet, -1 at the end. */
+static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
+{
+    ssize_t got = recv(fd, data, bytes, 0);
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    return got > 0 ? got : -1;
+}
+
+/* The address of who is at the other end, as text that dp__os_resolve takes; "" inside the machine,
+   where it would mean something else to a third one. */
+static void dp__os_peer(int fd, char *text, size_t room)
+{
+    struct sockaddr_storage at;
+    socklen_t bytes = sizeof at;
+    text[0] = '\0';
+    if (getpeername(fd, (struct sockaddr *)&at, &bytes) != 0 || at.ss_family == AF_UNIX ||
+        getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
+                    NI_NUMERICHOST) != 0)
+        text[0] = '\0';
+    if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 in the clothes of IPv6 */
+        memmove(text, text + 7, strlen(text + 7) + 1);
+    if (strncmp(text, "127.", 4) == 0 || strcmp(text, "::1") == 0)
+        text[0] = '\0';
+}
+
+/* ==== >>processes ==============================================================================
+   Who this process is among others, and processes of our own: started, ended and waited for.    */
+
+static uint64_t dp__os_mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 0x100000001b3u;
+    return hash;
+}
+
+#if defined(__linux__)
+/* The cores that this process may run on, as one number. */
+static uint64_t dp__os_affinity(void)
+{
+    cpu_set_t mask;
+    CPU_ZERO(&mask);
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__os_mix(1, &mask, sizeof mask) : 0;
+}
+#else
+static uint64_t dp__os_affinity(void)
+{
+    return 0;
+}
+#endif
+
+/* What tells one start of one machine from all others, and containers in it from each other. */
+#if defined(__linux__)
+static void dp__os_whereabouts(char *text, size_t room)
+{
+    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, room / 2);
+    size_t used = strlen(text);
+    ssize_t bytes = readlink("/proc/self/ns/pid", text + used, room - used - 1);
+    text[used + (bytes > 0 ? (size_t)bytes : 0)] = '\0';
+}
+#else
+static void dp__os_whereabouts(char *text, size_t room)
+{
+    if (gethostname(text, room) != 0)
+        text[0] = '\0';
+    text[room - 1] = '\0';
+}
+#endif
+
+/* Equal in processes that can share memory. $DP_MACHINE makes strangers of processes. */
+static uint64_t dp__os_machine(void)
+{
+    const char *other = dp__os_env("DP_MACHINE");
+    char text[256] = "";
+    dp__os_whereabouts(text, sizeof text);
+    uint64_t hash = dp__os_mix(0xcbf29ce484222325u, text, strlen(text));
+    return other != NULL ? dp__os_mix(hash, other, strlen(other)) : hash;
+}
+
+static uint64_t dp__os_random(void)
+{
+    uint64_t number = 0;
+    FILE *file = fopen("/dev/urandom", "rb");
+    bool got = file != NULL && fread(&number, sizeof number, 1, file) == 1;
+    if (file != NULL)
+        fclose(file);
+    return got ? number : dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
+}
+
+static uint64_t dp__os_user(void)
+{
+    return (uint64_t)geteuid();
+}
+
+static uint64_t dp__os_parent(void)
+{
+    return (uint64_t)getppid();
+}
+
+static void dp__os_sleep_ms(int ms)
+{
+    (void)poll(NULL, 0, ms);
+}
+
+static void dp__os_env_set(const char *name, const char *text)
+{
+    setenv(name, text, 1);
+}
+
+typedef struct dp__os_child {
+    pid_t pid;           /* 0: there is none, or it was waited for */
+    int pipe;            /* what it says before it ends; in the child, where it says it */
+    int code, by_signal; /* how it ended */
+} dp__os_child;
+
+/* While there are children, SIGINT and SIGTERM are noted here. */
+static volatile sig_atomic_t dp__os_signal;
+static struct sigaction dp__os_signal_before[2];
+static const int dp__os_signals[2] = {SIGINT, SIGTERM};
+
+static void dp__os_on_signal(int number)
+{
+    dp__os_signal = number;
+}
+
+/* Those that the program ignores stay ignored. */
+static void dp__os_signals_take(void)
+{
+    struct sigaction ours;
+    memset(&ours, 0, sizeof ours);
+    ours.sa_handler = dp__os_on_signal;
+    sigemptyset(&ours.sa_mask);
+    dp__os_signal = 0;
+    for (int i = 0; i < 2; i++) {
+        sigaction(dp__os_signals[i], NULL, &dp__os_signal_before[i]);
+        if (dp__os_signal_before[i].sa_handler != SIG_IGN)
+            sigaction(dp__os_signals[i], &ours, NULL);
+    }
+}
+
+static void dp__os_signals_give_back(void)
+{
+    for (int i = 0; i < 2; i++)
+        sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
+}
+
+/* What came meanwhile is for who had the signal before: by default it ends this process. */
+static void dp__os_signal_again(void)
+{
+    if (dp__os_signal != 0)
+        raise((int)dp__os_signal);
+}
+
+#if defined(__linux__)
+static void dp__os_die_with(pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) /* it died before that */
+        _exit(EXIT_FAILURE);
+}
+#else
+static void *dp__os_watch_parent(void *user)
+{
+    pid_t parent = (pid_t)(intptr_t)user;
+    while (getppid() == parent)
+        dp__os_sleep_ms(200);
+    _exit(EXIT_FAILURE);
+}
+
+static void dp__os_die_with(pid_t parent)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, dp__os_watch_parent, (void *)(intptr_t)parent) == 0)
+        pthread_detach(thread);
+}
+#endif
+
+/* 1 in the parent, 0 in the child, -1 when there is none. A signal that comes in between reaches
+   the child with its own handlers. */
+static int dp__os_fork(dp__os_child *child)
+{
+    int ends[2];
+    sigset_t all, before;
+    pid_t parent = getpid();
+    if (pipe(ends) != 0)
+        return -1;
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    fflush(NULL); /* what is in a buffer would be written by both */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    child->pid = fork();
+    if (child->pid == 0)
+        dp__os_signals_give_back();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    child->pipe = ends[child->pid == 0];
+    close(ends[child->pid != 0]);
+    if (child->pid == 0)
+        dp__os_die_with(parent);
+    if (child->pid < 0) {
+        close(child->pipe);
+        child->pid = 0;
+        return -1;
+    }
+    return child->pid != 0;
+}
+
+/* The end of a child: its last words, and nothing that the parent has registered for its own. */
+static _Noreturn void dp__os_leave(const dp__os_child *child, const void *words, size_t bytes,
+                                   bool good)
+{
+    fflush(NULL);
+    ssize_t said = write(child->pipe, words, bytes); /* shorter than what a pipe takes at once */
+    _exit(good && said >= 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+static bool dp__os_words(const dp__os_child *child, void *words, size_t bytes)
+{
+    ssize_t got;
+    do
+        got = read(child->pipe, words, bytes);
+    while (got < 0 && errno == EINTR);
+    return got == (ssize_t)bytes;
+}
+
+/* Whether it has ended; then there is no more of it than its words. */
+static bool dp__os_ended(dp__os_child *child)
+{
+    int status = 0;
+    pid_t ended = waitpid(child->pid, &status, WNOHANG);
+    if (ended == 0 || (ended < 0 && errno == EINTR))
+        return false;
+    child->pid = 0;
+    child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    child->code = ended > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return true;
+}
+
+static void dp__os_end(const dp__os_child *child, bool at_once)
+{
+    if (child->pid > 0)
+        kill(child->pid, at_once ? SIGKILL : SIGTERM);
 }
 
 /* ==== >>team ===================================================================================
@@ -609,10 +1123,255 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     return DP_OK;
 }
 
-static void dp__team_close(const dp_host *host, dp__team *team)
+/* Its memory goes with the context. */
+static void dp__team_close(dp__team *team)
 {
     dp__team_stop(team, team->thread_count);
-    host->free(host, team);
+}
+
+/* ==== >>shared =================================================================================
+   What the processes of one machine share: a piece of memory, words in it that can be waited for,
+   and locks on its file, which the kernel takes from a process that ends, however it ends.
+
+   The memory has no name where that is possible (Linux: a memfd, which the others open by way of
+   the process that made it), so that nothing is left behind, whoever dies, and the size of /dev/shm
+   does not matter. Else it has one for as long as it takes the others to open it. */
+
+enum { DP__SHARED_CPU_WORDS = 16 };
+
+typedef struct dp__shared {
+    void *data;
+    size_t bytes;
+    int fd; /* open as long as the memory is used: the locks hang on it */
+} dp__shared;
+
+typedef struct dp__shared_name { /* by which other processes find it */
+    uint64_t device, inode;
+    int32_t process_id, fd;
+    char path[40]; /* "" where it has none */
+} dp__shared_name;
+
+static int dp__os_process_id(void)
+{
+    return (int)getpid();
+}
+
+#if defined(__linux__)
+static int dp__shared_anonymous(void)
+{
+    return memfd_create("dp", MFD_CLOEXEC);
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    return open(whole, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    unlink(whole);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
+    return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+}
+
+/* Pages that are not there when they are written to would be a SIGBUS. They come from the memory
+   near the core that asks. */
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    int failed;
+    do
+        failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
+    while (failed == EINTR);
+    return failed;
+}
+
+/* The cores that this process may run on, a bit each. */
+static void dp__os_cores(uint64_t *out)
+{
+    cpu_set_t mask;
+    _Static_assert(sizeof mask == DP__SHARED_CPU_WORDS * sizeof *out, "one bit a core");
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+        memset(&mask, 0xff, sizeof mask);
+    memcpy(out, &mask, sizeof mask);
+}
+
+/* Until the word is another one, somebody wakes, or the time is over: which, the caller looks. */
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static int dp__shared_anonymous(void)
+{
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    return shm_open(path, flags, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    shm_unlink(path);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    (void)name;
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    (void)fd, (void)first, (void)bytes;
+    return 0;
+}
+
+static void dp__os_cores(uint64_t *out)
+{
+    memset(out, 0, DP__SHARED_CPU_WORDS * sizeof *out);
+    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__SHARED_CPU_WORDS * 64; i++)
+        out[i / 64] |= (uint64_t)1 << i % 64;
+}
+
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec rest = {.tv_nsec = ns < 100000 ? (long)ns : 100000};
+    if (atomic_load(word) == seen)
+        nanosleep(&rest, NULL);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    (void)word;
+}
+#endif
+
+static void dp__os_shared_close(dp__shared *shared)
+{
+    if (shared->data != NULL)
+        munmap(shared->data, shared->bytes);
+    if (shared->fd >= 0)
+        close(shared->fd);
+    *shared = (dp__shared){.fd = -1};
+}
+
+static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shared->fd, 0);
+    if (data == MAP_FAILED)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
+                        strerror(errno));
+    shared->data = data;
+    shared->bytes = bytes;
+    return DP_OK;
+}
+
+/* The pages of this part, for sure. */
+static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
+{
+    struct statvfs room;
+    int failed = dp__shared_pages(shared->fd, first, bytes);
+    if (failed == 0)
+        return DP_OK;
+    if (fstatvfs(shared->fd, &room) != 0 || room.f_blocks == 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu KiB: %s", bytes >> 10,
+                        strerror(failed));
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "shared memory: /dev/shm has %llu KiB, of which %llu are free; all processes "
+                    "together need %zu, and this one asked for %zu: %s",
+                    (unsigned long long)room.f_blocks * room.f_frsize >> 10,
+                    (unsigned long long)room.f_bavail * room.f_frsize >> 10, shared->bytes >> 10,
+                    bytes >> 10, strerror(failed));
+}
+
+/* A name that nobody else has: O_EXCL would show it. */
+static int dp__shared_named(char *path, size_t room)
+{
+    int fd = -1;
+    for (int i = 0; i < 100 && fd < 0 && (i == 0 || errno == EEXIST); i++) {
+        unsigned long long mix = dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (unsigned)getpid();
+        snprintf(path, room, "/dp-%llx", mix);
+        fd = dp__shared_open(path, O_RDWR | O_CREAT | O_EXCL);
+    }
+    if (fd < 0)
+        path[0] = '\0';
+    return fd;
+}
+
+/* Make it, and say by which name others may open it. */
+static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
+                                    dp__shared_name *out_name)
+{
+    struct stat file;
+    dp__shared_name name = {.process_id = (int32_t)getpid()};
+    out->fd = named ? dp__shared_named(name.path, sizeof name.path) : dp__shared_anonymous();
+    name.fd = out->fd;
+    *out_name = name;
+    if (out->fd < 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: none can be made%s: %s",
+                        named ? " in /dev/shm" : "", strerror(errno));
+    if (ftruncate(out->fd, (off_t)bytes) != 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes: %s", bytes,
+                        strerror(errno));
+    out_name->device = (uint64_t)file.st_dev;
+    out_name->inode = (uint64_t)file.st_ino;
+    return dp__shared_map(out, bytes);
+}
+
+/* What another process has made; nothing else that may have taken its place. */
+static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
+{
+    struct stat file;
+    bool named = name->path[0] != '\0';
+    out->fd = named ? dp__shared_open(name->path, O_RDWR) : dp__shared_of_process(name);
+    if (out->fd < 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory of process id %d cannot be opened: %s",
+                        (int)name->process_id, strerror(errno));
+    if ((uint64_t)file.st_dev != name->device || (uint64_t)file.st_ino != name->inode ||
+        (size_t)file.st_size != bytes)
+        return dp_error(DP_ERR_NO_MEMORY,
+                        "shared memory of process id %d: another file is in its place",
+                        (int)name->process_id);
+    return dp__shared_map(out, bytes);
+}
+
+/* From now on others see that this process is alive: the kernel drops the lock when it ends, before
+   anybody has waited for it. Each process has a place of its own. */
+static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    if (fcntl(shared->fd, F_SETLK, &lock) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: its file cannot be locked: %s",
+                        strerror(errno));
+    return DP_OK;
+}
+
+/* Whether the process that held it is alive. Where the system does not say, it is. */
+static bool dp__os_shared_held(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 /* A thread beside the caller, for what has to go on while the caller computes. It calls `fn`, and
@@ -2384,13 +3143,17 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
 {
     dp__cpu_comm *own = (dp__cpu_comm *)comm;
     dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
+    args.out_count = 0;
     for (size_t r = 0; r < own->rank_count; r++) { /* unchanged, the lines stay with the workers */
+        void **out = &own->out[args.out_count];
         if (own->in[r] != local[r].send)
             own->in[r] = local[r].send;
-        if (own->out[r] != local[r].recv)
-            own->out[r] = local[r].recv;
+        if (local[r].recv != NULL && *out != local[r].recv)
+            *out = local[r].recv;
+        args.out_count += local[r].recv != NULL;
     }
-    dp__cpu_run(comm->host, own->simd, &args);
+    if (args.out_count > 0)
+        dp__cpu_run(comm->host, own->simd, &args);
     return DP_OK;
 }
 

@@ -2486,6 +2486,15 @@ static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, int rank, void *const 
     return dp__cuda_kernel(stream, &args);
 }
 
+/* Whether a rank on this one's GPU wants the result. */
+static bool dp__cuda_wants(const dp__cuda_sum *sum, int rank)
+{
+    bool wants = false;
+    for (int i = 0; i < sum->comm->count; i++)
+        wants = wants || (dp__cuda_near(sum->comm, i, rank) && sum->local[i].recv != NULL);
+    return wants;
+}
+
 /* The lead sums up for all ranks on its GPU; the others fetch it from there. */
 static dp_status dp__cuda_reduce_piece(const dp__cuda_sum *sum, int lead)
 {
@@ -2493,14 +2502,14 @@ static dp_status dp__cuda_reduce_piece(const dp__cuda_sum *sum, int lead)
     void *out[DP__CUDA_OPERANDS];
     size_t out_count = 0, at = sum->offset * sum->size;
     for (int i = lead; i < comm->count; i++)
-        if (dp__cuda_near(comm, i, lead))
+        if (dp__cuda_near(comm, i, lead) && sum->local[i].recv != NULL)
             out[out_count++] = (char *)sum->local[i].recv + at;
     DP_TRY(dp__cuda_sum_up(sum, lead, out, out_count));
     if (comm->gpu_count == 1)
         return DP_OK;
     DP_TRY(dp__cuda_mark(&comm->ranks[lead], &sum->local[lead]));
     for (int i = 0; i < comm->count; i++)
-        if (!dp__cuda_near(comm, i, lead)) {
+        if (!dp__cuda_near(comm, i, lead) && sum->local[i].recv != NULL) {
             DP_TRY(dp__cuda_heed(&comm->ranks[i], &sum->local[i], &comm->ranks[lead]));
             DP_TRY(dp__cuda_peer_copy(sum->local[i].stream, (char *)sum->local[i].recv + at,
                                       &comm->ranks[lead].dev->base, out[0],
@@ -2509,16 +2518,23 @@ static dp_status dp__cuda_reduce_piece(const dp__cuda_sum *sum, int lead)
     return DP_OK;
 }
 
-/* A slice a GPU, a piece of each in turn, so that all GPUs are busy. */
+static bool dp__cuda_sums(const dp__cuda_sum *sum, int rank)
+{
+    return sum->comm->ranks[rank].lead == rank && dp__cuda_wants(sum, rank);
+}
+
+/* A slice for each GPU that wants the result, a piece of each in turn, so that all are busy. */
 static dp_status dp__cuda_reduce_slices(dp__cuda_sum *sum, size_t count)
 {
     const dp__cuda_comm *comm = sum->comm;
-    size_t gpus = (size_t)comm->gpu_count, piece = DP__CUDA_LOBBY_BYTES / sum->size;
-    size_t each = ((count + gpus - 1) / gpus + 63) / 64 * 64;
+    size_t gpus = 0, piece = DP__CUDA_LOBBY_BYTES / sum->size;
+    for (int i = 0; i < comm->count; i++)
+        gpus += dp__cuda_sums(sum, i);
+    size_t each = gpus > 0 ? ((count + gpus - 1) / gpus + 63) / 64 * 64 : 0;
     for (size_t at = 0; at < each; at += piece) {
         size_t begin = at;
         for (int lead = 0; lead < comm->count; lead++) {
-            if (comm->ranks[lead].lead != lead)
+            if (!dp__cuda_sums(sum, lead))
                 continue;
             size_t end = begin - at + each < count ? begin - at + each : count;
             sum->offset = begin;
@@ -2544,7 +2560,8 @@ static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t
                         .scale = scale};
     if (own->gpu_count == 1) {
         DP_TRY(dp__cuda_fan_in(own, local, 0));
-        DP_TRY(dp__cuda_reduce_piece(&sum, 0));
+        if (dp__cuda_wants(&sum, 0))
+            DP_TRY(dp__cuda_reduce_piece(&sum, 0));
         return dp__cuda_fan_out(own, local, 0);
     }
     DP_TRY(dp__cuda_meet(own, local));

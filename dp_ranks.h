@@ -36,10 +36,11 @@ typedef struct dp__rule {
     bool send_at_root, recv_at_root; /* matters there only */
     bool reduces;
     bool in_place; /* send's block may be recv's: the own one where there is one for every rank */
+    bool recv_optional; /* a rank that gives none wants none */
 } dp__rule;
 
 static const dp__rule dp__rules[] = {
-    [DP__ALL_REDUCE] = {.reduces = true, .in_place = true},
+    [DP__ALL_REDUCE] = {.reduces = true, .in_place = true, .recv_optional = true},
     [DP__BROADCAST] = {.send_at_root = true, .in_place = true},
     [DP__ALL_GATHER] = {.recv_all = true, .in_place = true},
     [DP__REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true},
@@ -68,8 +69,10 @@ static bool dp__sends(const dp__coll *coll, int local_rank)
 
 static bool dp__receives(const dp__coll *coll, int local_rank)
 {
-    return !dp__rules[coll->verb].recv_at_root ||
-           coll->ctx->info.rank_first + local_rank == coll->root;
+    const dp__rule *rule = &dp__rules[coll->verb];
+    if (rule->recv_optional && coll->local[local_rank].recv == NULL)
+        return false;
+    return !rule->recv_at_root || coll->ctx->info.rank_first + local_rank == coll->root;
 }
 
 /* Bytes of all blocks, or of one. */
@@ -176,6 +179,8 @@ static dp_status dp__copy_alone(const dp__coll *coll)
                            .in_count = 1,
                            .alpha = coll->scale,
                            .beta = 1};
+    if (!dp__receives(coll, 0))
+        return DP_OK;
     if (!plain)
         return dp__kernel(ctx, &ctx->devices[0], part->stream, &args);
     if (part->send == part->recv)
@@ -358,6 +363,9 @@ DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const
     DP_TRY(dp__check_local_weights(__func__, ctx, weights));
     DP_TRY(dp__enter(__func__, ctx));
     dp_status status = dp__check_coll(&coll);
+    for (int i = 0; i < ctx->info.local_count && count > 0 && status == DP_OK; i++)
+        if (local[i].recv == NULL)
+            status = dp_error(DP_ERR_INVALID, "%s: recv of local rank %d is NULL", __func__, i);
     if (status == DP_OK)
         status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
@@ -549,13 +557,14 @@ static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int loca
     int64_t send_bytes = (int64_t)dp__blocks_bytes(coll, rule->send_all);
     int64_t recv_bytes = (int64_t)dp__blocks_bytes(coll, rule->recv_all);
     dp_tensor send, recv;
+    bool wants = !rule->recv_optional || dp__receives(coll, local_rank);
     DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &send_bytes, &send));
     DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &recv_bytes, &recv));
     DP_TRY(dp__order_after(device, part->stream)); /* it was another's on the compute stream */
     if (dp__sends(coll, local_rank))
         DP_TRY(device->dev->ops->copy(part->stream, send.data, part->send, (size_t)send_bytes));
     part->send = send.data;
-    part->recv = recv.data;
+    part->recv = wants ? recv.data : NULL;
     return DP_OK;
 }
 
@@ -659,7 +668,8 @@ static dp_status dp__staging_reduce_piece(dp__staging *staging, const dp_part *l
     args->out = &out;
     DP_TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), args));
     for (int i = 0; i < staging->count; i++)
-        DP_TRY(dp__staging_in(&local[i], offset, out, bytes));
+        if (local[i].recv != NULL)
+            DP_TRY(dp__staging_in(&local[i], offset, out, bytes));
     return dp__staging_sync(local, staging->count);
 }
 

@@ -242,14 +242,6 @@ static dp_status dp__slices_make(const char *fn, dp_reducer *reducer,
     return dp__check_slices(fn, reducer);
 }
 
-static unsigned dp__bits(unsigned mask)
-{
-    unsigned count = 0;
-    for (; mask != 0; mask &= mask - 1)
-        count++;
-    return count;
-}
-
 /* Which dtypes each unit has: its pieces, in the order of dtypes. */
 static dp_status dp__pieces_make(const char *fn, dp_reducer *reducer)
 {

@@ -87,6 +87,8 @@ static inline dp_status boot_deliver(const boot_comm *comm, const dp_part *local
 {
     for (int i = 0; i < comm->local_count; i++) {
         const dp_device_ops *ops = local[i].stream->dev->ops;
+        if (local[i].recv == NULL)
+            continue;
         dp_status status =
             ops->copy_in(local[i].stream, (char *)local[i].recv + first, data, bytes);
         status = status == DP_OK ? ops->stream_sync(local[i].stream) : status;

@@ -5,11 +5,15 @@
 #ifndef MEETING_H
 #define MEETING_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "boot_coll.h"
 
@@ -85,8 +89,8 @@ static inline void meeting_enter(meeting *m, int process)
     }
 }
 
-/* Run `body` in so many processes; each must end well. */
-static inline void in_processes(int process_count, void (*body)(meeting *m))
+/* Process `victim` need not end well: it may be killed, or stopped for good. -1: all must. */
+static inline void in_processes_but(int process_count, int victim, void (*body)(meeting *m))
 {
     meeting second = {.process_count = process_count};
     meeting m = {.process_count = process_count, .second = &second};
@@ -109,12 +113,25 @@ static inline void in_processes(int process_count, void (*body)(meeting *m))
     meeting_enter(&second, process_count);
     for (int p = 0; p < process_count; p++) {
         int status = 0;
+        if (p == victim) {
+            continue;
+        }
         CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS) {
             test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", p,
                       process_count, (unsigned)status);
         }
     }
+    if (victim >= 0) { /* until now it was a zombie, or still there */
+        kill(pids[victim], SIGKILL);
+        CHECK_INT(waitpid(pids[victim], NULL, 0), pids[victim]);
+    }
+}
+
+/* Run `body` in so many processes; each must end well. */
+static inline void in_processes(int process_count, void (*body)(meeting *m))
+{
+    in_processes_but(process_count, -1, body);
 }
 
 /* boot_coll() with a meeting of its own for each of a context's communicators. */
@@ -178,6 +195,29 @@ static inline dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops
     config.backends = backends;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
+}
+
+/* ---- names in /dev/shm ----------------------------------------------------------------------- */
+
+static inline int names_in_shm(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/dev/shm");
+    if (directory == NULL)
+        return 0;
+    for (const struct dirent *entry = readdir(directory); entry != NULL; entry = readdir(directory))
+        count += strncmp(entry->d_name, "dp-", 3) == 0;
+    closedir(directory);
+    return count;
+}
+
+/* Tests beside this one have names for a moment; what is left behind stays. */
+static inline void check_names(int before)
+{
+    const struct timespec a_while = {.tv_nsec = 10000000};
+    for (int i = 0; i < 300 && names_in_shm() > before; i++)
+        nanosleep(&a_while, NULL);
+    CHECK(names_in_shm() <= before);
 }
 
 #endif /* MEETING_H */

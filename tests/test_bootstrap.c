@@ -305,13 +305,27 @@ TEST(one_process_has_no_table)
     in_processes(2, one_has_no_table);
 }
 
-/* The default tables serve one process. */
+/* The default tables serve the processes of one machine. */
 static void nobody_has_a_table(meeting *m)
 {
     dp_config config = config_of(m, 1 + m->process % 2);
     dp_ctx *ctx = NULL;
+    CHECK_INT(setenv("DP_MACHINE", m->process == 1 ? "another" : "this", 1), 0);
     config.colls = NULL;
-    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_UNSUPPORTED, "processes");
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_UNSUPPORTED, "between machines MPI");
+    CHECK(ctx == NULL);
+}
+
+/* Nor do they serve devices whose memory the host does not reach. */
+static void nobody_serves_toys(meeting *m)
+{
+    const dp_device_ops *const backends[] = {m->process == 0 ? dp_cpu() : toy_device(), NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    config.backends = backends;
+    config.colls = NULL;
+    dp_status status = dp_open(&config, &ctx);
+    CHECK(status == DP_ERR_UNSUPPORTED || status == DP_ERR_REMOTE);
     CHECK(ctx == NULL);
 }
 
@@ -319,6 +333,7 @@ TEST(no_table_serves_several_processes)
 {
     in_processes(2, nobody_has_a_table);
     in_processes(3, nobody_has_a_table);
+    in_processes(2, nobody_serves_toys);
 }
 
 static dp_status gather_nothing(const void *in, void *out, size_t bytes_each, void *user)

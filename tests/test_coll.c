@@ -1,8 +1,8 @@
 /* test_coll.c - what every dp_coll_ops must do, through the public collectives.
 
    Worlds of one to eight ranks: CPU devices with their table; the same with optional methods hidden
-   or past the end of the table; toys, which the core serves through the host; toys that put off
-   their work. */
+   or past the end of the table; CPU devices that are dealt out as if to processes of one machine;
+   toys, which the core serves through the host; toys that put off their work. */
 
 #include <stdlib.h>
 #include "../examples/custom_device.h"
@@ -10,6 +10,7 @@
 #include "decorator.h"
 #include "lazy.h"
 #include "numbers.h"
+#include "split_coll.h"
 
 enum { MOST_RANKS = 8, PERIOD = 251, PAD = 16, CAPACITY = (65537 * 2 + PAD) * 8 };
 
@@ -96,6 +97,10 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     TEST_SLOW(name##_lazy_toy, 60)                                                                 \
     {                                                                                              \
         every_size(name, decorate_device(lazy_device(toy_device())), dp_cpu_coll());               \
+    }                                                                                              \
+    TEST_SLOW(name##_shm, 120)                                                                     \
+    {                                                                                              \
+        every_size(name, dp_cpu(), decorate_coll(split_coll(2)));                                  \
     }                                                                                              \
     static void name(world *w)
 #endif
@@ -576,6 +581,62 @@ WORLD_TEST(scale)
     }
 }
 
+/* Rank r wants the result where bit r of `wanted` is set; the others' buffers stay as they were. */
+static void check_wanted(world *w, const call *c, const data *d, unsigned wanted, size_t off)
+{
+    static char got[CAPACITY], want[CAPACITY];
+    size_t bytes = c->count * dp_dtype_bytes(c->dtype);
+    dp_part parts[MOST_RANKS];
+    memset(got, 0x5a, bytes + PAD);
+    for (int r = 0; r < w->ranks; r++) {
+        put(w, &w->b[r], 0, got, bytes + PAD);
+        sent_by(c, d, w, r, want);
+        put(w, &w->a[r], off, want, bytes);
+        parts[r] = (dp_part){.send = (char *)w->a[r].data + off};
+        if (wanted >> r & 1) {
+            parts[r].recv = (char *)w->b[r].data + off;
+        }
+    }
+    CHECK_OK(issue(w, c, parts));
+    for (int r = 0; r < w->ranks; r++) {
+        memset(want, 0x5a, bytes + PAD);
+        if (wanted >> r & 1) {
+            lay_out(want + off, d->reduced, 0, c->count, dp_dtype_bytes(c->dtype));
+        }
+        get(w, &w->b[r], 0, got, bytes + PAD);
+        check_bytes(c, "recv", r, got, want, bytes + PAD);
+    }
+}
+
+WORLD_TEST(who_gives_no_recv_wants_no_result)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_BF16, DP_I8};
+    static data d;
+    uint64_t state = test_seed();
+    unsigned all = (1u << w->ranks) - 1;
+    const unsigned wanted[] = {1, 1u << (w->ranks - 1), 0x5a5a5a & all, 0, all};
+    for (int i = 0; i < 3 * 3 * 5; i++) {
+        call c = {ALL_REDUCE, dtypes[i % 3], DP_OP_MEAN, counts[i / 3 % 3 * 3], 0, false};
+        send_small(&d, c.dtype, c.op, w->ranks, &state);
+        check_wanted(w, &c, &d, wanted[i / 9], 0);
+        check_wanted(w, &c, &d, wanted[i / 9], 1);
+    }
+}
+
+/* A mean by weights goes through every rank's recv. */
+WORLD_TEST(a_weighted_mean_needs_every_recv)
+{
+    const double weights[MOST_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    dp_part parts[MOST_RANKS];
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = (dp_part){.send = w->a[r].data, .recv = w->b[r].data};
+    }
+    parts[w->ranks - 1].recv = NULL;
+    CHECK_ERROR(dp_all_reduce_weighted(w->ctx, parts, weights, 4, DP_F32), DP_ERR_INVALID,
+                "recv of local rank");
+    CHECK_OK(dp_all_reduce_weighted(w->ctx, parts, weights, 0, DP_F32));
+}
+
 /* A sum that overflows wraps; a mean is cut towards zero. */
 WORLD_TEST(whole_numbers)
 {
@@ -699,7 +760,9 @@ FALLBACK_TEST(wrong_arguments)
         CHECK_ERROR(issue(w, &c, parts), invalid, "send");
         parts_of(w, parts);
         parts[0].recv = NULL;
-        CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
+        if (c.verb != ALL_REDUCE) {
+            CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
+        }
         parts_of(w, parts);
         if (f->sends_at_root || f->receives_at_root) {
             c.root = -1;

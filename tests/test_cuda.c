@@ -285,6 +285,42 @@ static dp_status add_up(dp_ctx *ctx, int64_t count)
     return status;
 }
 
+/* Rank r wants the sum where bit r of `wanted` is set; the others' memory stays as it was. */
+static void check_wanted(dp_ctx *ctx, int count, unsigned wanted)
+{
+    enum { MOST = 300000 };
+    static float got[MOST];
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor send[3], recv[3];
+    dp_part parts[3];
+    const int64_t shape[] = {MOST};
+    for (int r = 0; r < count; r++) {
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, r), DP_F32, 1, shape, &send[r]));
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, r), DP_F32, 1, shape, &recv[r]));
+        CHECK_OK(dp_fill(ctx, &send[r], dp_float(1 << r)));
+        CHECK_OK(dp_fill(ctx, &recv[r], dp_float(-1)));
+        parts[r] = (dp_part){send[r].data, wanted >> r & 1 ? recv[r].data : NULL, NULL};
+    }
+    CHECK_OK(dp_all_reduce(ctx, parts, MOST, DP_F32, DP_OP_SUM));
+    for (int r = 0; r < count; r++) {
+        CHECK_OK(dp_read(ctx, &recv[r], got, sizeof got));
+        for (int i = 0; i < MOST; i += 997)
+            CHECK_F64(got[i], wanted >> r & 1 ? (1 << count) - 1 : -1, 0);
+    }
+    dp_scope_end(scope);
+}
+
+TEST_SLOW(a_gpu_that_gives_no_recv_wants_no_sum, 60)
+{
+    static const int places[][3] = {{0, 0, 0}, {0, 1, 1}, {0, 1, 2}};
+    for (int i = 0; i < 3; i++) {
+        dp_ctx *ctx = open_cuda(3, places[i], 3);
+        for (unsigned wanted = 0; wanted < 8; wanted++)
+            check_wanted(ctx, 3, wanted);
+        dp_close(ctx);
+    }
+}
+
 TEST(gpus_copy_directly_after_a_check)
 {
     dp_ctx *ctx = open_pair();

@@ -1158,7 +1158,6 @@ static void reject_null_parts(int device_count)
     for (int i = 0; i < device_count; i++) {
         dp_part parts[3] = {k.parts[0], k.parts[1], k.parts[2]};
         parts[i].recv = NULL;
-        REJECT(dp_all_reduce, k.ctx, parts, 4, DP_F32, DP_OP_SUM);
         REJECT(dp_broadcast, k.ctx, parts, 4, DP_F32, 0);
         REJECT(dp_all_gather, k.ctx, parts, 1, DP_F32);
         REJECT(dp_reduce_scatter, k.ctx, parts, 1, DP_F32, DP_OP_SUM);

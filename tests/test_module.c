@@ -659,7 +659,8 @@ TEST_BACKENDS(a_copy_is_whole_or_not_there)
 {
     dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL, *copy = NULL;
     CHECK_OK(dp_data_parallel(net, NULL, &par));
-    owner all = {0};
+    static owner all; /* lives as long as the context */
+    all = (owner){0};
     dp_module *children[] = {make(ctx, (dp_module_config){.name = "first",
                                                           .state = &all,
                                                           .replica_create = own_create,

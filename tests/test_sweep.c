@@ -565,6 +565,12 @@ static void release(void *user)
     (void)user;
 }
 
+static dp_status spawn_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
 #define HOST ((dp_device){0, 0})
 
 FAILS(dp_version, dp_version() != DP_VERSION)
@@ -580,6 +586,9 @@ FAILS(dp_dtype_bytes, dp_dtype_bytes((dp_dtype)NOBODY) != 0)
 FAILS(dp_log_stderr, (dp_log_stderr(NULL, NULL), false))
 CALL(dp_open, a->config, OUT(ctx))
 FAILS(dp_close, (dp_close(a->ctx), has_spoken()))
+FAILS(dp_spawn, dp_spawn(0, spawn_nothing, NULL) != DP_ERR_INVALID ||
+                    dp_spawn(1, NULL, NULL) != DP_ERR_INVALID ||
+                    dp_spawn(1, spawn_nothing, NULL) != DP_ERR_STATE)
 CALL(dp_info_get, a->ctx, OUT(info))
 CALL(dp_config_get, a->ctx, OUT(config))
 CALL(dp_device_info_get, a->ctx, a->rank, OUT(device))
@@ -710,6 +719,7 @@ CALL(dp_train_step, a->module, a->scope, a->dict, NULL, OUT(value))
 CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
+FAILS(dp_shm_coll, dp_shm_coll() == NULL)
 
 static dp_status call_wrapper_invoke(const args *a)
 {
@@ -731,7 +741,8 @@ static const row table[] = {
     ROW(dp_version, "", 0), ROW(dp_status_name, "", 0), ROW(dp_status_text, "", 0),
     ROW(dp_status_class, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
     ROW(dp_failure, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
-    ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_info_get, "cO", GOES_ON),
+    ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
+    ROW(dp_info_get, "cO", GOES_ON),
     ROW(dp_config_get, "cO", GOES_ON), ROW(dp_device_info_get, "crO", 0),
     ROW(dp_local_device, "cr", GOES_ON), ROW(dp_local_stream, "cr", GOES_ON),
     ROW(dp_use_stream, "cr", GOES_ON), ROW(dp_wait, "c", 0), ROW(dp_run, "cx", 0),
@@ -785,8 +796,8 @@ static const row table[] = {
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
-    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_abort, "c", LAST),
-    ROW(dp_close, "C", LAST)};
+    ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0),
+    ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
 /* clang-format on */
 
 /* ---- the sweep ------------------------------------------------------------------------------- */

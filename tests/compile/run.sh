@@ -70,6 +70,8 @@ CPU='#include "dp_cpu.h"'
 MODULE='#include "dp_module.h"'
 RANKS='#include "dp_ranks.h"'
 REDUCE='#include "dp_reduce.h"'
+LAUNCH='#include "dp_launch.h"'
+SHM='#include "dp_shm.h"'
 VALUE='#include "dp_value.h"'
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
 INCLUDE_STB='#if __has_include(<stb/stb_ds.h>)
@@ -89,11 +91,15 @@ write cpu_alone.c "$CPU"
 write module_alone.c "$MODULE"
 write module_dp.c "$IMPLEMENT" "$MODULE" "$DP" "$CPU"
 write ranks_alone.c "$RANKS"
+write shm_alone.c "$SHM"
+write shm_dp.c "$IMPLEMENT" "$SHM" "$DP" "$RANKS"
 write value_alone.c "$VALUE"
 write value_dp.c "$IMPLEMENT" "$VALUE" "$DP" "$RANKS"
 write ranks_dp.c "$IMPLEMENT" "$RANKS" "$DP" "$MODULE"
 write reduce_alone.c "$REDUCE"
 write reduce_dp.c "$IMPLEMENT" "$REDUCE" "$DP" "$RANKS"
+write launch_alone.c "$LAUNCH"
+write launch_dp.c "$IMPLEMENT" "$LAUNCH" "$DP" "$RANKS"
 write static_a.c '#define DP_STATIC' "$IMPLEMENT" "$MAIN"
 write static_b.c '#define DP_STATIC' '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
 write stb_user.c "$EMIT_STB" "$INCLUDE_STB"
@@ -130,9 +136,13 @@ c_cases() {
     expect "$cc: dp_value.h alone" parses -std=c11 $BUILD/value_alone.c
     expect "$cc: dp_value.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/value_dp.c
     expect "$cc: dp_ranks.h alone" parses -std=c11 $BUILD/ranks_alone.c
+    expect "$cc: dp_shm.h alone" parses -std=c11 $BUILD/shm_alone.c
+    expect "$cc: dp_shm.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/shm_dp.c
     expect "$cc: dp_ranks.h, dp.h, dp_module.h" parses -std=c11 $BUILD/ranks_dp.c
     expect "$cc: dp_reduce.h alone" parses -std=c11 $BUILD/reduce_alone.c
     expect "$cc: dp_reduce.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/reduce_dp.c
+    expect "$cc: dp_launch.h alone" parses -std=c11 $BUILD/launch_alone.c
+    expect "$cc: dp_launch.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/launch_dp.c
     expect "$cc: included twice" parses -std=c11 $BUILD/twice.c
     expect "$cc: dp.h, dp_cpu.h" parses -std=c11 $BUILD/dp_cpu.c
     expect "$cc: dp_cpu.h, dp.h" parses -std=c11 $BUILD/cpu_dp.c

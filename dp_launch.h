@@ -1,0 +1,1595 @@
+/* dp_launch.h - v0.1.0 - how the processes of a job find each other, for dp.h - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call. A launcher says in the environment which process this is and how many there
+   are; process 0 listens, the others come to it, and all end up as a tree of connections that stays
+   open as long as the context. dp_spawn is the launcher for one machine.
+
+   CONTENTS (search for the tag)
+     >>launchers    what the environment says
+     >>wire         bytes on a connection, and who may speak
+     >>tree         lasting connections: all_gather, failures, closing
+     >>door         who comes in, and who does not
+     >>meeting      from the environment to a tree
+     >>spawn        processes without a launcher
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_LAUNCH_IMPLEMENTED)
+#define DP_LAUNCH_IMPLEMENTED
+
+/* ==== >>launchers ==============================================================================
+   One table of what launchers set, the first of them whose variables are there decides. A set is
+   complete or an error: half of one means that something is lost, and every process would train
+   for itself and overwrite what the others write.                                               */
+
+enum {
+    DP__PROCESSES_MAX = 1 << 20,
+    DP__PORT_MAX = 65535,
+    DP__PORTS = 8, /* from the first on, where another program may have the first */
+    DP__HOST_BYTES = 256,
+    DP__PLACE_BYTES = 64
+};
+
+typedef struct dp__launcher {
+    const char *name;                /* in DP_LAUNCH and dp_info */
+    const char *process, *count;     /* variables: which of how many this is */
+    const char *local, *local_count; /* among those of its machine; NULL: it does not say */
+    const char *host, *port;         /* of process 0, where the launcher says it */
+    const char *job[3];              /* what tells this run from all others */
+    const char *channel; /* a descriptor that the launcher left to each of its processes */
+    const char *step, *pseudo_step[2]; /* without it, or with one of these, it started nothing */
+} dp__launcher;
+
+/* Slurm sets its variables for salloc and sbatch too, where one shell runs: only what srun starts
+   has a step. The steps in which those shells themselves run have numbers of their own. */
+static const dp__launcher dp__launchers[] = {
+    {.name = "dp",
+     .process = "DP_PROCESS",
+     .count = "DP_PROCESS_COUNT",
+     .local = "DP_LOCAL_PROCESS",
+     .local_count = "DP_LOCAL_PROCESS_COUNT"},
+    {.name = "torchrun",
+     .process = "RANK",
+     .count = "WORLD_SIZE",
+     .local = "LOCAL_RANK",
+     .local_count = "LOCAL_WORLD_SIZE",
+     .host = "MASTER_ADDR",
+     .port = "MASTER_PORT",
+     .job = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"}},
+    {.name = "openmpi",
+     .process = "OMPI_COMM_WORLD_RANK",
+     .count = "OMPI_COMM_WORLD_SIZE",
+     .local = "OMPI_COMM_WORLD_LOCAL_RANK",
+     .local_count = "OMPI_COMM_WORLD_LOCAL_SIZE",
+     .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+    {.name = "mpich",
+     .process = "PMI_RANK",
+     .count = "PMI_SIZE",
+     .local = "MPI_LOCALRANKID",
+     .local_count = "MPI_LOCALNRANKS",
+     .job = {"PMI_JOBID"},
+     .channel = "PMI_FD"},
+    {.name = "slurm",
+     .process = "SLURM_PROCID",
+     .count = "SLURM_NTASKS",
+     .local = "SLURM_LOCALID",
+     .job = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"},
+     .step = "SLURM_STEP_ID",
+     .pseudo_step = {"4294967290", "4294967291"}}};
+
+enum { DP__LAUNCHERS = sizeof dp__launchers / sizeof dp__launchers[0] };
+
+typedef struct dp__key { /* what only processes of one job know */
+    uint64_t low, high;
+} dp__key;
+
+typedef struct dp__launch { /* what was found */
+    const char *name;
+    int process, process_count;
+    int local, local_count;    /* local_count 0: the launcher does not say */
+    char host[DP__HOST_BYTES]; /* of process 0; "": all meet at a place inside this machine */
+    int port, port_count;
+    char place[DP__PLACE_BYTES];
+    dp__key key;
+} dp__launch;
+
+static uint64_t dp__rotated(uint64_t word, int bits)
+{
+    return word << bits | word >> (64 - bits);
+}
+
+static void dp__sip_rounds(uint64_t v[4], int count)
+{
+    for (int i = 0; i < count; i++) {
+        v[0] += v[1], v[2] += v[3];
+        v[1] = dp__rotated(v[1], 13) ^ v[0], v[3] = dp__rotated(v[3], 16) ^ v[2];
+        v[0] = dp__rotated(v[0], 32);
+        v[2] += v[1], v[0] += v[3];
+        v[1] = dp__rotated(v[1], 17) ^ v[2], v[3] = dp__rotated(v[3], 21) ^ v[0];
+        v[2] = dp__rotated(v[2], 32);
+    }
+}
+
+/* SipHash-2-4: whoever does not have the key cannot make the number, whatever they have heard. */
+static uint64_t dp__sip(dp__key key, const void *data, size_t bytes)
+{
+    const unsigned char *in = data;
+    uint64_t v[4] = {key.low ^ 0x736f6d6570736575u, key.high ^ 0x646f72616e646f6du,
+                     key.low ^ 0x6c7967656e657261u, key.high ^ 0x7465646279746573u};
+    for (size_t at = 0; at <= bytes; at += 8) {
+        bool last = bytes - at < 8;
+        uint64_t word = last ? (uint64_t)bytes << 56 : 0;
+        for (size_t i = 0; i < (last ? bytes - at : 8); i++)
+            word |= (uint64_t)in[at + i] << 8 * i;
+        v[3] ^= word;
+        dp__sip_rounds(v, 2);
+        v[0] ^= word;
+    }
+    v[2] ^= 0xff;
+    dp__sip_rounds(v, 4);
+    return v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* The key of those who know the old one and this text. */
+static dp__key dp__key_with(dp__key key, const char *text)
+{
+    size_t bytes = text != NULL ? strlen(text) : 0;
+    dp__key turned = {~key.high, key.low};
+    return (dp__key){dp__sip(key, text, bytes), dp__sip(turned, text, bytes)};
+}
+
+static dp__key dp__key_of_run(dp__key key, uint64_t run)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)run);
+    return dp__key_with(key, text);
+}
+
+static dp_status dp__env_number(const char *variable, int least, int most, int *out)
+{
+    const char *set = dp__os_env(variable), *text = set != NULL ? set : "", *at = text;
+    int64_t number = 0;
+    for (; *at >= '0' && *at <= '9' && number <= most; at++)
+        number = number * 10 + (*at - '0');
+    if (at == text || *at != '\0' || number < least || number > most)
+        return dp_error(DP_ERR_INVALID, "dp_open: %s is '%s', not a whole number from %d to %d",
+                        variable, text, least, most);
+    *out = (int)number;
+    return DP_OK;
+}
+
+static dp_status dp__half_a_set(const char *there, const char *missing)
+{
+    return dp_error(DP_ERR_INVALID,
+                    "dp_open: %s is '%s' and %s is not set: a launcher sets both. If there is "
+                    "none, DP_LAUNCH=none says so",
+                    there, dp__os_env(there), missing);
+}
+
+/* Two variables, of which both are there or none: which of how many. */
+DP__COLD static dp_status dp__env_place(const char *place, const char *count, int *out_place,
+                                        int *out_count)
+{
+    bool has_place = dp__os_env(place) != NULL, has_count = dp__os_env(count) != NULL;
+    if (!has_place && !has_count)
+        return DP_OK;
+    if (has_place != has_count)
+        return dp__half_a_set(has_place ? place : count, has_place ? count : place);
+    DP_TRY(dp__env_number(count, 1, DP__PROCESSES_MAX, out_count));
+    DP_TRY(dp__env_number(place, 0, DP__PROCESSES_MAX, out_place));
+    if (*out_place >= *out_count)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: %s is %d and %s is %d: they contradict each other, as the first "
+                        "one counts from 0",
+                        place, *out_place, count, *out_count);
+    return DP_OK;
+}
+
+static bool dp__launcher_ran(const dp__launcher *launcher)
+{
+    const char *step = launcher->step != NULL ? dp__os_env(launcher->step) : NULL;
+    if (launcher->step == NULL)
+        return dp__os_env(launcher->process) != NULL || dp__os_env(launcher->count) != NULL ||
+               dp__os_env(launcher->local) != NULL || dp__os_env(launcher->local_count) != NULL;
+    return step != NULL && strcmp(step, launcher->pseudo_step[0]) != 0 &&
+           strcmp(step, launcher->pseudo_step[1]) != 0;
+}
+
+/* NULL when no launcher started this process, or DP_LAUNCH says so. */
+DP__COLD static dp_status dp__launcher_find(const dp__launcher **out)
+{
+    const char *only = dp__os_env("DP_LAUNCH");
+    *out = NULL;
+    if (only != NULL && strcmp(only, "none") == 0)
+        return DP_OK;
+    for (int i = 0; i < DP__LAUNCHERS && *out == NULL; i++) {
+        const dp__launcher *launcher = &dp__launchers[i];
+        if (only != NULL ? strcmp(only, launcher->name) == 0 : dp__launcher_ran(launcher))
+            *out = launcher;
+    }
+    if (only != NULL && *out == NULL)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: DP_LAUNCH is '%s', not none, dp, torchrun, openmpi, mpich or "
+                        "slurm",
+                        only);
+    return DP_OK;
+}
+
+/* "HOST:PORT", "[HOST]:PORT" where the host has colons itself, or "@NAME" for a place inside this
+   machine. */
+static dp_status dp__launch_address(dp__launch *launch, const char *text)
+{
+    const char *colon = strrchr(text, ':'), *at = colon != NULL ? colon + 1 : "";
+    bool bracket = colon != NULL && text[0] == '[' && colon[-1] == ']';
+    size_t bytes = colon != NULL ? (size_t)(colon - text) - (bracket ? 2 : 0) : 0;
+    int port = 0;
+    if (text[0] == '@' && text[1] != '\0') {
+        launch->key = dp__key_with(launch->key, text);
+        return DP_OK;
+    }
+    for (; *at >= '0' && *at <= '9' && port <= DP__PORT_MAX; at++)
+        port = port * 10 + (*at - '0');
+    if (bytes == 0 || bytes >= DP__HOST_BYTES || *at != '\0' || port < 1 || port > DP__PORT_MAX)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: DP_ADDR is '%s', not host:port with a port from 1 to %d, nor "
+                        "@name",
+                        text, DP__PORT_MAX);
+    memcpy(launch->host, text + bracket, bytes);
+    launch->host[bytes] = '\0';
+    launch->port = port;
+    return DP_OK;
+}
+
+/* torchrun's own store may sit on its port: the first that is ours is the next one. */
+static dp_status dp__launch_master(dp__launch *launch, const dp__launcher *launcher)
+{
+    const char *host = dp__os_env(launcher->host);
+    bool has_port = dp__os_env(launcher->port) != NULL;
+    if (host == NULL || !has_port)
+        return dp__half_a_set(launcher->count, host == NULL ? launcher->host : launcher->port);
+    if (strlen(host) >= DP__HOST_BYTES)
+        return dp_error(DP_ERR_INVALID, "dp_open: %s is longer than the name of any host: '%.64s'",
+                        launcher->host, host);
+    strcpy(launch->host, host);
+    DP_TRY(dp__env_number(launcher->port, 1, DP__PORT_MAX - 1, &launch->port));
+    launch->port++;
+    return DP_OK;
+}
+
+/* The first name of a list like "node[01-03,7],other". */
+static void dp__first_host(const char *list, char *out, size_t room)
+{
+    size_t bytes = 0;
+    bool skips = false, inside = false;
+    for (; *list != '\0' && (inside || *list != ',') && bytes + 1 < room; list++) {
+        if (*list == '[' || *list == ']')
+            inside = *list == '[', skips = false;
+        else if (inside && (*list == '-' || *list == ','))
+            skips = true;
+        else if (!skips)
+            out[bytes++] = *list;
+    }
+    out[bytes] = '\0';
+}
+
+/* The launcher itself is what its processes have in common: it has made the connections that it
+   left to them, also where a shell stands between; else it is taken to be the parent. */
+static uint64_t dp__launcher_id(const dp__launcher *launcher)
+{
+    int fd = -1;
+    uint64_t maker = 0;
+    if (launcher->channel != NULL && dp__os_env(launcher->channel) != NULL &&
+        dp__env_number(launcher->channel, 0, INT_MAX - 1, &fd) == DP_OK)
+        maker = dp__os_maker(fd);
+    return maker != 0 ? maker : dp__os_parent();
+}
+
+/* Where nobody says an address: the machines of a Slurm step have names; else all have to be on one
+   machine, and the job's key is the name of the place. */
+static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launcher)
+{
+    const char *nodes = dp__os_env("SLURM_STEP_NUM_NODES"),
+               *list = dp__os_env("SLURM_STEP_NODELIST");
+    bool far = launch->local_count != 0 && launch->local_count < launch->process_count;
+    bool known = false;
+    if (launcher->step != NULL && list != NULL && (nodes == NULL || strcmp(nodes, "1") != 0)) {
+        dp__first_host(list, launch->host, sizeof launch->host);
+        launch->port = 20000 + (int)(dp__sip(launch->key, "port", 4) % 10000);
+        return DP_OK;
+    }
+    if (far)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "dp_open: %s says that %d of %d processes are on this machine, and not "
+                        "where process 0 is: set DP_ADDR=host:port, the host where process 0 runs "
+                        "and a port that is free there",
+                        launcher->name, launch->local_count, launch->process_count);
+    for (int i = 0; i < 3 && launcher->job[i] != NULL; i++)
+        known = known || dp__os_env(launcher->job[i]) != NULL;
+    if (!known)
+        launch->key = dp__key_of_run(launch->key, dp__launcher_id(launcher));
+    return DP_OK;
+}
+
+DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launcher *launcher)
+{
+    const char *address = dp__os_env("DP_ADDR");
+    if (address != NULL)
+        DP_TRY(dp__launch_address(launch, address));
+    else if (launcher->host != NULL)
+        DP_TRY(dp__launch_master(launch, launcher));
+    else if (launcher == &dp__launchers[0])
+        return dp__half_a_set(launcher->count, "DP_ADDR");
+    else
+        DP_TRY(dp__launch_place(launch, launcher));
+    launch->port_count = DP__PORT_MAX - launch->port + 1;
+    if (launch->port_count > DP__PORTS)
+        launch->port_count = DP__PORTS;
+    snprintf(launch->place, sizeof launch->place, "dp-%llu-%016llx",
+             (unsigned long long)dp__os_user(),
+             (unsigned long long)dp__sip(launch->key, "place", 5));
+    return DP_OK;
+}
+
+/* Which process of which job this is. A world of one needs no address. */
+DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
+{
+    const dp__launcher *launcher;
+    *out = (dp__launch){.name = "none", .process_count = 1};
+    DP_TRY(dp__launcher_find(&launcher));
+    if (launcher == NULL)
+        return DP_OK;
+    out->name = launcher->name;
+    out->process_count = 0;
+    DP_TRY(dp__env_place(launcher->process, launcher->count, &out->process, &out->process_count));
+    if (out->process_count == 0)
+        return dp_error(DP_ERR_INVALID, "dp_open: %s and %s are not set", launcher->process,
+                        launcher->count);
+    if (launcher->local_count != NULL)
+        DP_TRY(
+            dp__env_place(launcher->local, launcher->local_count, &out->local, &out->local_count));
+    else if (dp__os_env(launcher->local) != NULL)
+        DP_TRY(dp__env_number(launcher->local, 0, out->process_count - 1, &out->local));
+    if (out->local_count > out->process_count)
+        return dp_error(
+            DP_ERR_INVALID, "dp_open: %s is %d and %s is %d: more on this machine than in all",
+            launcher->local_count, out->local_count, launcher->count, out->process_count);
+    if (out->process_count == 1)
+        return DP_OK;
+    out->key = dp__key_with(dp__key_with(out->key, dp__os_env("DP_SECRET")), launcher->name);
+    for (int i = 0; i < 3 && launcher->job[i] != NULL; i++)
+        out->key = dp__key_with(out->key, dp__os_env(launcher->job[i]));
+    out->key = dp__key_with(out->key, job);
+    return dp__launch_where(out, launcher);
+}
+
+/* ==== >>wire ===================================================================================
+   Bytes on a connection, each wait with an end. Who calls says a nonce, who listens answers with
+   one of its own and a proof that it has the job's key, and the caller proves the same: neither
+   speaks to a stranger, a process of another job or run is one, and what was heard cannot be said
+   again. Nothing is taken at its word before that.                                              */
+
+enum {
+    DP__KNOCK_MAGIC = 0x31706b64,
+    DP__CHALLENGE_MAGIC = 0x31706364,
+    DP__NOTE_MAGIC = 0x31706e64,
+    DP__GRACE_MS = 1000 /* how much later a process gives up that expects to be told why */
+};
+
+typedef struct dp__knock { /* a process that comes in */
+    uint32_t magic;
+    int32_t version;
+    uint64_t nonce;
+    int32_t process, process_count;
+    uint64_t listens; /* where those come in that are behind it: a port, or a number in a name */
+    uint32_t patience_ms, reserved;
+} dp__knock;
+
+typedef struct dp__challenge {
+    uint32_t magic;
+    int32_t version;
+    uint64_t nonce, proof;
+} dp__challenge;
+
+typedef struct dp__oath { /* what a proof is made from */
+    dp__knock knock;
+    uint64_t nonce, side;
+} dp__oath;
+
+typedef enum dp__kind {
+    DP__WELCOME, /* dp__welcome: all are here */
+    DP__FAILED,  /* a sentence: the job has failed */
+    DP__GATHER,  /* up the tree, of a process and all behind it */
+    DP__SPREAD,  /* down the tree, of all */
+    DP__BYE,     /* closed in good order */
+    DP__KINDS
+} dp__kind;
+
+typedef struct dp__note { /* before everything that travels between processes of a job */
+    uint32_t magic, kind;
+    int32_t status, process; /* of what failed, and where */
+    uint64_t bytes;          /* that follow */
+} dp__note;
+
+typedef struct dp__welcome {
+    uint64_t run; /* of this meeting: mixed into the key, so that an earlier one is a stranger */
+    uint64_t listens;           /* the parent's */
+    char host[DP__PLACE_BYTES]; /* "": where process 0 is */
+} dp__welcome;
+
+_Static_assert(sizeof(dp__knock) == 40 && sizeof(dp__challenge) == 24 && sizeof(dp__note) == 24 &&
+                   sizeof(dp__oath) == 56 && sizeof(dp__welcome) == 80,
+               "what travels has no gaps");
+
+static uint64_t dp__after_ms(int64_t ms)
+{
+    return dp__os_now_ns() + (uint64_t)ms * 1000000u;
+}
+
+static int dp__ms_until(uint64_t when_ns)
+{
+    uint64_t now = dp__os_now_ns();
+    uint64_t ms = now < when_ns ? (when_ns - now + 999999u) / 1000000u : 0;
+    return ms < INT_MAX ? (int)ms : INT_MAX;
+}
+
+static uint64_t dp__proof(dp__key key, const dp__knock *knock, uint64_t nonce, bool of_caller)
+{
+    dp__oath oath = {.knock = *knock, .nonce = nonce, .side = of_caller};
+    return dp__sip(key, &oath, sizeof oath);
+}
+
+/* TIMEOUT: not in time. REMOTE: the connection is at its end. Neither leaves a sentence. */
+static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t until_ns)
+{
+    for (size_t done = 0; done < bytes;) {
+        ptrdiff_t sent = dp__os_send(fd, (const char *)data + done, bytes - done);
+        if (sent < 0)
+            return DP_ERR_REMOTE;
+        done += (size_t)sent;
+        dp__os_watch watch = {.fd = fd, .events = POLLOUT};
+        if (sent == 0 && dp__ms_until(until_ns) == 0)
+            return DP_ERR_TIMEOUT;
+        if (sent == 0)
+            dp__os_poll(&watch, 1, dp__ms_until(until_ns));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__wire_receive(int fd, void *data, size_t bytes, uint64_t until_ns)
+{
+    for (size_t done = 0; done < bytes;) {
+        ptrdiff_t got = dp__os_receive(fd, (char *)data + done, bytes - done);
+        if (got < 0)
+            return DP_ERR_REMOTE;
+        done += (size_t)got;
+        dp__os_watch watch = {.fd = fd, .events = POLLIN};
+        if (got == 0 && dp__ms_until(until_ns) == 0)
+            return DP_ERR_TIMEOUT;
+        if (got == 0)
+            dp__os_poll(&watch, 1, dp__ms_until(until_ns));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__note_send(int fd, const dp__note *note, const void *data, uint64_t until_ns)
+{
+    dp_status status = dp__wire_send(fd, note, sizeof *note, until_ns);
+    return status == DP_OK ? dp__wire_send(fd, data, note->bytes, until_ns) : status;
+}
+
+/* Tell somebody that it is over, and why; nobody waits long for one that does not listen. */
+static void dp__note_failure(int fd, dp_status status, int process, const char *text)
+{
+    dp__note note = {DP__NOTE_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
+    (void)dp__note_send(fd, &note, text, dp__after_ms(100));
+}
+
+/* What may stand in front of something: other sizes than these come from no process of ours, and
+   decide about no memory. */
+static bool dp__note_is_sound(const dp__note *note)
+{
+    if (note->magic != DP__NOTE_MAGIC || note->kind >= DP__KINDS)
+        return false;
+    return note->kind == DP__WELCOME  ? note->bytes == sizeof(dp__welcome)
+           : note->kind == DP__FAILED ? note->bytes < DP__TEXT_BYTES
+           : note->kind == DP__BYE    ? note->bytes == 0
+                                      : true;
+}
+
+/* The sentence of a failure that somebody tells; its status, which is of the JOB class unless this
+   process was not let in at all. */
+static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t until_ns)
+{
+    char text[DP__TEXT_BYTES] = "";
+    dp_status status = (dp_status)note->status;
+    if (!dp__is_failure(status))
+        status = DP_ERR_REMOTE;
+    if (note->bytes == 0 || dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
+        return dp_error(DP_ERR_REMOTE, "process %d failed, and could not say why",
+                        (int)note->process);
+    text[note->bytes] = '\0';
+    return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
+}
+
+/* ==== >>tree ===================================================================================
+   The connections of a job while it lasts: a parent and at most log2 of the job children, so that
+   what all say goes up and down in as many steps. A process that fails says so to its neighbours,
+   they to theirs: all have the first sentence. One that closes says good-bye, and is missed only by
+   who still needs it.                                                                           */
+
+/* Behind process p are those up to the next multiple of its lowest bit, so that the part
+   of each child is a run of them. */
+static int dp__parent(int process)
+{
+    return process & (process - 1);
+}
+
+static int dp__behind(int process, int process_count) /* it and all behind it */
+{
+    int span = process == 0 ? process_count : process & -process;
+    return span < process_count - process ? span : process_count - process;
+}
+
+static int dp__child_count(int process, int process_count)
+{
+    int count = 0;
+    for (int step = 1; step < dp__behind(process, process_count); step *= 2)
+        count++;
+    return count;
+}
+
+enum { DP__LINKS_MAX = 1 + 20 };
+
+typedef struct dp__link {
+    int fd, process;
+    bool left;  /* said good-bye */
+    size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
+    dp__note note;
+} dp__link;
+
+typedef struct dp__tree {
+    int process, process_count, timeout_ms;
+    int first_child, link_count; /* the parent's link is before, unless this is process 0 */
+    dp__link links[DP__LINKS_MAX];
+    dp_status failed; /* once and for all */
+    char text[DP__TEXT_BYTES];
+} dp__tree;
+
+/* The parent first, children in order. */
+static void dp__tree_link(dp__tree *tree, int fd, int process)
+{
+    int place = tree->link_count++;
+    for (; place > 0 && tree->links[place - 1].process > process; place--)
+        tree->links[place] = tree->links[place - 1];
+    tree->links[place] = (dp__link){.fd = fd, .process = process};
+}
+
+/* The first failure stays, and goes on to all but the one that told it. */
+DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
+                                        int process)
+{
+    if (tree->failed != DP_OK)
+        return dp_error(tree->failed, "%s", tree->text);
+    tree->failed = status;
+    snprintf(tree->text, sizeof tree->text, "%s", dp_last_error());
+    for (int i = 0; i < tree->link_count; i++)
+        if (&tree->links[i] != teller && !tree->links[i].left)
+            dp__note_failure(tree->links[i].fd, status, process, tree->text);
+    return status;
+}
+
+/* What makes no sense to wait for: `why` is said of the process at the other end. */
+static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status, const char *why)
+{
+    if (status == DP_ERR_TIMEOUT)
+        dp_error(status, "process %d of %d %s within %.3g s", link->process, tree->process_count,
+                 why, tree->timeout_ms * 1e-3);
+    else
+        dp_error(status, "process %d of %d %s", link->process, tree->process_count, why);
+    link->left = link->left || status == DP_ERR_REMOTE;
+    return dp__tree_fail(tree, link, status, link->process);
+}
+
+/* As much of a note as there is. A failure and a good-bye are dealt with here. */
+static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
+{
+    dp__note *note = &link->note;
+    ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
+    if (got < 0)
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has ended, or the connection to it");
+    link->got += (size_t)got;
+    if (link->got < sizeof *note)
+        return DP_OK;
+    if (!dp__note_is_sound(note))
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "sent what no process of a job sends");
+    if (note->kind == DP__FAILED) {
+        dp_status status = dp__failure_receive(link->fd, note, dp__after_ms(DP__GRACE_MS));
+        status = dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
+        return dp__tree_fail(tree, link, status, note->process);
+    }
+    if (note->kind == DP__BYE) {
+        link->left = true;
+        link->got = 0;
+    }
+    return DP_OK;
+}
+
+/* Links that may say something new, for dp__os_poll; how many. */
+static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
+{
+    int count = 0;
+    for (int i = 0; i < tree->link_count; i++)
+        if (!tree->links[i].left && tree->links[i].got < sizeof(dp__note))
+            watch[count++] = (dp__os_watch){.fd = tree->links[i].fd, .events = POLLIN};
+    return count;
+}
+
+static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, int count)
+{
+    for (int i = 0, k = 0; i < tree->link_count && k < count; i++) {
+        dp__link *link = &tree->links[i];
+        if (link->fd != watch[k].fd)
+            continue;
+        if (watch[k++].revents != 0)
+            DP_TRY(dp__tree_hear(tree, link));
+    }
+    return DP_OK;
+}
+
+/* Until the note of one link is there; meanwhile the others may fail. */
+DP__COLD static dp_status dp__tree_await(dp__tree *tree, dp__link *link, uint64_t until_ns)
+{
+    dp__os_watch watch[DP__LINKS_MAX];
+    while (link->got < sizeof link->note) {
+        int count = dp__tree_watch(tree, watch), ms = dp__ms_until(until_ns);
+        if (link->left)
+            return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
+        if (ms == 0)
+            return dp__tree_lost(tree, link, DP_ERR_TIMEOUT, "did not come");
+        dp__os_poll(watch, count, ms);
+        DP_TRY(dp__tree_hear_all(tree, watch, count));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
+                               size_t bytes, uint64_t until_ns)
+{
+    DP_TRY(dp__tree_await(tree, link, until_ns));
+    if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
+        dp_error(DP_ERR_REMOTE,
+                 "process %d of %d gives %llu bytes where process %d wants %zu: they are in "
+                 "different calls",
+                 link->process, tree->process_count, (unsigned long long)link->note.bytes,
+                 tree->process, bytes);
+        return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
+    }
+    link->got = 0;
+    dp_status status = dp__wire_receive(link->fd, data, bytes, until_ns);
+    return status == DP_OK ? DP_OK
+                           : dp__tree_lost(tree, link, status,
+                                           status == DP_ERR_TIMEOUT ? "did not say all"
+                                                                    : "ended while it spoke");
+}
+
+static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
+                               size_t bytes, uint64_t until_ns)
+{
+    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
+    if (link->left)
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
+    dp_status status = dp__note_send(link->fd, &note, data, until_ns);
+    if (status == DP_OK)
+        return DP_OK;
+    if (status == DP_ERR_REMOTE && link->got < sizeof link->note)
+        DP_TRY(dp__tree_hear(tree, link)); /* it may have said why */
+    return dp__tree_lost(tree, link, status,
+                         status == DP_ERR_TIMEOUT ? "did not listen" : "has ended");
+}
+
+/* How long to wait, `steps` away from who may be missing: who is next to it gives up first, and
+   names it to all the others. */
+static uint64_t dp__tree_until(const dp__tree *tree, int steps)
+{
+    int step = tree->timeout_ms / 16;
+    step = step < 50 ? 50 : step > 500 ? 500 : step;
+    return dp__after_ms((int64_t)tree->timeout_ms + (int64_t)steps * step);
+}
+
+/* dp_bootstrap.all_gather. The part of each child is one run, so it lies where it belongs. */
+static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    dp__tree *tree = user;
+    char *all = out, *own = all + (size_t)tree->process * bytes_each;
+    size_t bytes = (size_t)tree->process_count * bytes_each;
+    int height = dp__child_count(0, tree->process_count);
+    if (tree->failed != DP_OK)
+        return dp_error(tree->failed, "%s", tree->text);
+    memmove(own, in, bytes_each);
+    for (int i = tree->first_child; i < tree->link_count; i++) {
+        dp__link *child = &tree->links[i];
+        size_t part = (size_t)dp__behind(child->process, tree->process_count) * bytes_each;
+        DP_TRY(dp__tree_take(
+            tree, child, DP__GATHER, all + (size_t)child->process * bytes_each, part,
+            dp__tree_until(tree, 1 + dp__child_count(child->process, tree->process_count))));
+    }
+    if (tree->process != 0) {
+        uint64_t until = dp__tree_until(tree, height + 1 + (int)dp__bits((unsigned)tree->process));
+        size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
+        DP_TRY(dp__tree_give(tree, &tree->links[0], DP__GATHER, own, part, until));
+        DP_TRY(dp__tree_take(tree, &tree->links[0], DP__SPREAD, all, bytes, until));
+    }
+    for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
+        DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes,
+                             dp__tree_until(tree, height)));
+    return DP_OK;
+}
+
+/* Nobody is waited for. A child of fork closes its copies without a word: they are the parent's. */
+static void dp__tree_close(dp__tree *tree, bool politely)
+{
+    if (tree == NULL)
+        return;
+    dp__note bye = {DP__NOTE_MAGIC, DP__BYE, DP_OK, tree->process, 0};
+    for (int i = 0; i < tree->link_count; i++) {
+        if (politely && !tree->links[i].left)
+            (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
+        dp__os_close(tree->links[i].fd);
+    }
+    dp__os_free(tree, 0, NULL);
+}
+
+/* ==== >>door ===================================================================================
+   Who comes in. A guest says who it is and proves it; then it has a seat, and its connection stays.
+   Guests are many and may be anybody: what is no knock ends its connection, what says nothing loses
+   its place to who comes later, and none of them is waited for.                                 */
+
+enum { DP__GUESTS = 64, DP__GUEST_MS = 5000, DP__SAID_BYTES = 192 };
+
+typedef struct dp__guest {
+    int fd;
+    bool asked; /* it has knocked, and owes an answer */
+    size_t got; /* bytes of what it says now */
+    unsigned char said[sizeof(dp__knock)];
+    dp__knock knock;
+    uint64_t nonce, came_ns;
+} dp__guest;
+
+typedef struct dp__seat { /* of one process */
+    bool taken;
+    int fd; /* -1: it is the tree's, or of nobody */
+    uint64_t listens;
+    char host[DP__PLACE_BYTES];
+} dp__seat;
+
+typedef struct dp__door {
+    int process, process_count;
+    bool all; /* everybody comes to process 0, else those that are right behind it in the tree */
+    dp__tree *tree; /* theirs from then on */
+    dp__key key;
+    int listener;
+    dp__os_address at;
+    dp__seat *seats; /* of the processes behind this one, in order */
+    int seat_count, taken, expected;
+    dp__guest *guests;
+    int guest_count, guest_room;
+    dp__os_watch *watch;
+    uint64_t opened_ns, until_ns;
+    int strangers;             /* guests that proved nothing */
+    char said[DP__SAID_BYTES]; /* to the last one that was refused */
+} dp__door;
+
+static dp_status dp__door_open(dp__door *door)
+{
+    door->seat_count = dp__behind(door->process, door->process_count) - 1;
+    door->expected = door->all ? door->seat_count
+                               : dp__child_count(door->process, door->process_count);
+    door->guest_room = DP__GUESTS + door->expected;
+    size_t seats = (size_t)door->seat_count, guests = (size_t)door->guest_room;
+    door->seats = dp__os_alloc(seats * sizeof *door->seats, 64, NULL);
+    door->guests = dp__os_alloc(guests * sizeof *door->guests, 64, NULL);
+    door->watch =
+        dp__os_alloc((1 + seats + guests + DP__LINKS_MAX) * sizeof *door->watch, 64, NULL);
+    if (door->seats == NULL || door->guests == NULL || door->watch == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", door->process_count);
+    for (size_t i = 0; i < seats; i++)
+        door->seats[i] = (dp__seat){.fd = -1};
+    return DP_OK;
+}
+
+/* Seats that somebody else has taken over are empty by then. */
+static void dp__door_close(dp__door *door)
+{
+    for (int i = 0; door->seats != NULL && i < door->seat_count; i++)
+        dp__os_close(door->seats[i].fd);
+    for (int i = 0; door->guests != NULL && i < door->guest_count; i++)
+        dp__os_close(door->guests[i].fd);
+    if (door->listener >= 0)
+        dp__os_forget(&door->at);
+    dp__os_close(door->listener);
+    dp__os_free(door->seats, 0, NULL);
+    dp__os_free(door->guests, 0, NULL);
+    dp__os_free(door->watch, 0, NULL);
+}
+
+/* Whether a process that has proved that it is of this job can come in; why not goes to door->said,
+   as it is no failure of this process. */
+static bool dp__door_admits(dp__door *door, const dp__knock *knock)
+{
+    int who = knock->process, seat = who - door->process - 1;
+    char *said = door->said;
+    if (knock->version != DP_VERSION)
+        snprintf(said, DP__SAID_BYTES, "process %d has dp.h %d, process %d has %d", who,
+                 (int)knock->version, door->process, DP_VERSION);
+    else if (knock->process_count != door->process_count)
+        snprintf(said, DP__SAID_BYTES, "process %d counts %d processes, process %d counts %d", who,
+                 (int)knock->process_count, door->process, door->process_count);
+    else if (who <= door->process || seat >= door->seat_count ||
+             (!door->all && dp__parent(who) != door->process))
+        snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
+                 door->process);
+    else if (door->seats[seat].taken)
+        snprintf(said, DP__SAID_BYTES,
+                 "process %d of %d is here already: two processes have the same number", who,
+                 door->process_count);
+    else
+        return true;
+    return false;
+}
+
+typedef enum dp__heard { DP__MORE, DP__KNOCKED, DP__PROVED, DP__NOISE } dp__heard;
+
+/* What a guest is to say next, in full. */
+static size_t dp__guest_bytes(const dp__guest *guest)
+{
+    return guest->asked ? sizeof(uint64_t) : sizeof(dp__knock);
+}
+
+/* After guest->got bytes of it: nothing in them has been believed before. */
+static dp__heard dp__guest_hear(const dp__door *door, dp__guest *guest)
+{
+    uint64_t proof;
+    if (guest->got < dp__guest_bytes(guest))
+        return DP__MORE;
+    guest->got = 0;
+    if (guest->asked) {
+        memcpy(&proof, guest->said, sizeof proof);
+        return proof == dp__proof(door->key, &guest->knock, guest->nonce, true) ? DP__PROVED
+                                                                                : DP__NOISE;
+    }
+    memcpy(&guest->knock, guest->said, sizeof guest->knock);
+    guest->asked = true;
+    return guest->knock.magic == DP__KNOCK_MAGIC ? DP__KNOCKED : DP__NOISE;
+}
+
+/* The connection is the seat's from now on, or the tree's. Who has come first has waited longest:
+   what is left of its time is what all have. */
+static void dp__door_seat(dp__door *door, const dp__guest *guest)
+{
+    dp__seat *seat = &door->seats[guest->knock.process - door->process - 1];
+    uint64_t until = dp__after_ms(guest->knock.patience_ms);
+    seat->taken = true;
+    if (door->all)
+        seat->fd = guest->fd;
+    else
+        dp__tree_link(door->tree, guest->fd, guest->knock.process);
+    seat->listens = guest->knock.listens;
+    dp__os_peer(guest->fd, seat->host, sizeof seat->host);
+    door->until_ns = until < door->until_ns ? until : door->until_ns;
+    door->taken++;
+}
+
+/* false: the guest is gone, or has a seat. */
+static bool dp__door_answer(dp__door *door, dp__guest *guest, dp__heard heard)
+{
+    if (heard == DP__KNOCKED) {
+        guest->nonce = dp__os_random();
+        dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, guest->nonce,
+                                   dp__proof(door->key, &guest->knock, guest->nonce, false)};
+        if (dp__os_send(guest->fd, &challenge, sizeof challenge) == (ptrdiff_t)sizeof challenge)
+            return true;
+    } else if (heard == DP__PROVED) {
+        if (dp__door_admits(door, &guest->knock)) {
+            dp__door_seat(door, guest);
+            return false;
+        }
+        dp__note_failure(guest->fd, DP_ERR_MISMATCH, door->process, door->said);
+    }
+    door->strangers += heard == DP__NOISE && guest->asked;
+    dp__os_close(guest->fd);
+    return false;
+}
+
+/* Take what a guest says; false: it is none any more. */
+static bool dp__door_listen(dp__door *door, dp__guest *guest)
+{
+    ptrdiff_t got =
+        dp__os_receive(guest->fd, guest->said + guest->got, dp__guest_bytes(guest) - guest->got);
+    if (got < 0) {
+        door->strangers += guest->asked; /* it saw a proof that is not its own, and went */
+        dp__os_close(guest->fd);
+        return false;
+    }
+    guest->got += (size_t)got;
+    dp__heard heard = dp__guest_hear(door, guest);
+    return heard == DP__MORE || dp__door_answer(door, guest, heard);
+}
+
+static bool dp__door_bears(const dp__guest *guest)
+{
+    if (dp__os_now_ns() - guest->came_ns < DP__GUEST_MS * (uint64_t)1000000)
+        return true;
+    dp__os_close(guest->fd);
+    return false;
+}
+
+/* Who calls now; where there is no place left, instead of who has been silent for longest. */
+static dp_status dp__door_accept(dp__door *door)
+{
+    bool full = false;
+    int fd = dp__os_accept(door->listener, &full);
+    for (; fd >= 0; fd = dp__os_accept(door->listener, &full)) {
+        int place = door->guest_count;
+        for (int i = 0; door->guest_count == door->guest_room && i < door->guest_room; i++)
+            if (place == door->guest_room || door->guests[i].came_ns < door->guests[place].came_ns)
+                place = i;
+        if (place == door->guest_count)
+            door->guest_count++;
+        else
+            dp__os_close(door->guests[place].fd);
+        door->guests[place] = (dp__guest){.fd = fd, .came_ns = dp__os_now_ns()};
+        if (door->at.at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
+            dp__os_close(fd);
+            door->guests[place] = door->guests[--door->guest_count];
+        }
+    }
+    if (!full)
+        return DP_OK;
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "process %d has %d of %d connections and may open no more files: "
+                    "ulimit -n says how many",
+                    door->process, door->taken, door->expected);
+}
+
+/* "process 3", "processes 3 and 7", "processes 1, 2 and 40 more" */
+static void dp__door_name_missing(const dp__door *door, char *text, size_t room)
+{
+    int missing = door->expected - door->taken, named = 0;
+    size_t used = (size_t)snprintf(text, room, missing == 1 ? "process" : "processes");
+    for (int i = 0; i < door->seat_count && named < missing; i++) {
+        int process = door->process + 1 + i;
+        if (door->seats[i].taken || (!door->all && dp__parent(process) != door->process))
+            continue;
+        const char *before = named == 0 ? "" : named + 1 == missing ? " and" : ",";
+        if (named == 8 && missing > 9) {
+            snprintf(text + used, room - used, " and %d more", missing - named);
+            return;
+        }
+        used += (size_t)snprintf(text + used, room - used, "%s %d", before, process);
+        named++;
+    }
+}
+
+static dp_status dp__door_late(const dp__door *door)
+{
+    char missing[160], strangers[80] = "";
+    double seconds = (double)(door->until_ns - door->opened_ns) * 1e-9;
+    dp__door_name_missing(door, missing, sizeof missing);
+    if (door->strangers > 0)
+        snprintf(strangers, sizeof strangers,
+                 "; of another job, or with another DP_SECRET, came %d", door->strangers);
+    return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
+                    door->process_count, seconds, strangers, door->said[0] != '\0' ? " (" : "",
+                    door->said, door->said[0] != '\0' ? ", and was refused)" : "");
+}
+
+/* A process that has a seat says nothing before all are here, so what is heard of it is its end. */
+static dp_status dp__door_left(const dp__door *door, int seat)
+{
+    return dp_error(DP_ERR_REMOTE,
+                    "process %d of %d came, and ended before all the others were here",
+                    door->process + 1 + seat, door->process_count);
+}
+
+/* Processes that have come, before all have: those at process 0 are silent, those in the tree may
+   tell what has failed behind them. */
+static int dp__door_watch_seats(const dp__door *door, dp__os_watch *watch)
+{
+    int count = 0;
+    if (!door->all)
+        return dp__tree_watch(door->tree, watch);
+    for (int i = 0; i < door->seat_count; i++)
+        if (door->seats[i].taken)
+            watch[count++] = (dp__os_watch){.fd = door->seats[i].fd, .events = POLLIN};
+    return count;
+}
+
+static dp_status dp__door_hear_seats(dp__door *door, const dp__os_watch *watch, int count)
+{
+    if (!door->all)
+        return dp__tree_hear_all(door->tree, watch, count);
+    for (int i = 0, k = 0; i < door->seat_count && k < count; i++)
+        if (door->seats[i].taken && watch[k++].revents != 0)
+            return dp__door_left(door, i);
+    return DP_OK;
+}
+
+/* Everything that has happened, once. Guests are gone through backwards, as the last one takes the
+   place of one that goes. */
+static dp_status dp__door_look(dp__door *door)
+{
+    dp__os_watch *seats = door->watch + 1;
+    int seat_count = dp__door_watch_seats(door, seats), ms = dp__ms_until(door->until_ns);
+    dp__os_watch *guests = seats + seat_count;
+    door->watch[0] = (dp__os_watch){.fd = door->listener, .events = POLLIN};
+    for (int i = 0; i < door->guest_count; i++)
+        guests[i] = (dp__os_watch){.fd = door->guests[i].fd, .events = POLLIN};
+    dp__os_poll(door->watch, 1 + seat_count + door->guest_count,
+                ms < DP__GUEST_MS ? ms : DP__GUEST_MS);
+    DP_TRY(dp__door_hear_seats(door, seats, seat_count));
+    for (int i = door->guest_count; i-- > 0;)
+        if (guests[i].revents != 0 ? !dp__door_listen(door, &door->guests[i])
+                                   : !dp__door_bears(&door->guests[i]))
+            door->guests[i] = door->guests[--door->guest_count];
+    return door->watch[0].revents != 0 ? dp__door_accept(door) : DP_OK;
+}
+
+/* Until all are here. When they are not, those that are learn it, with the same sentence. */
+DP__COLD static dp_status dp__door_wait(dp__door *door)
+{
+    dp_status status = DP_OK;
+    door->opened_ns = dp__os_now_ns();
+    while (door->taken < door->expected && status == DP_OK)
+        status = dp__ms_until(door->until_ns) == 0 ? dp__door_late(door) : dp__door_look(door);
+    if (status != DP_OK && !door->all)
+        return dp__tree_fail(door->tree, NULL, status, door->process);
+    for (int i = 0; status != DP_OK && i < door->seat_count; i++)
+        if (door->seats[i].taken)
+            dp__note_failure(door->seats[i].fd, status, door->process, dp_last_error());
+    return status;
+}
+
+/* ==== >>meeting ================================================================================
+   Process 0 listens where the launcher says; each of the others comes to it, says where it listens
+   itself, and learns when all are there who its parent is. Then the tree is made from the top.  */
+
+typedef struct dp__target { /* where somebody listens */
+    const char *host;       /* "": inside this machine, at `place` */
+    int port, port_count;
+    char place[DP__PLACE_BYTES];
+} dp__target;
+
+static bool dp__is_loopback(const char *host)
+{
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
+           strcmp(host, "::1") == 0;
+}
+
+/* Whoever sits at that place already answers at once. What a dead process has left does not. */
+static bool dp__listen_here(dp__door *door, const char *place)
+{
+    door->at = dp__os_local(place);
+    int fd = dp__os_connect(&door->at);
+    if (fd < 0) {
+        dp__os_forget(&door->at);
+        door->listener = dp__os_listen(&door->at);
+    }
+    dp__os_close(fd);
+    return door->listener >= 0;
+}
+
+/* On all interfaces, as the name of a host may mean another address on the host itself; where it
+   says that all are on this machine, nobody else can come. */
+static bool dp__listen_on(dp__door *door, const char *host, int port)
+{
+    dp__os_address list[8];
+    const char *why;
+    int count = dp__is_loopback(host) ? dp__os_resolve(host, port, list, 8, &why)
+                                      : dp__os_everywhere(port, list);
+    for (int i = 0; i < count && door->listener < 0; i++) {
+        door->at = list[i];
+        door->listener = dp__os_listen(&list[i]);
+    }
+    return door->listener >= 0;
+}
+
+static dp_status dp__listen_first(dp__door *door, const dp__launch *launch)
+{
+    if (launch->host[0] == '\0') {
+        if (dp__listen_here(door, launch->place))
+            return DP_OK;
+        return dp_error(DP_ERR_MISMATCH, "another process 0 of this job is being met just now");
+    }
+    for (int i = 0; i < launch->port_count; i++)
+        if (dp__listen_on(door, launch->host, launch->port + i))
+            return DP_OK;
+    return dp_error(
+        DP_ERR_INVALID,
+        "process 0 cannot listen at %s: its ports %d to %d are taken; DP_ADDR=host:port "
+        "names others",
+        launch->host, launch->port, launch->port + launch->port_count - 1);
+}
+
+/* Where those that come after this process find it; it has a port of its own. */
+static dp_status dp__listen_behind(dp__door *door, const dp__launch *launch, uint64_t *out_listens)
+{
+    char place[DP__PLACE_BYTES + 24];
+    *out_listens = dp__os_random() | 1;
+    snprintf(place, sizeof place, "%s-%016llx", launch->place, (unsigned long long)*out_listens);
+    if (launch->host[0] != '\0' ? dp__listen_on(door, launch->host, 0)
+                                : dp__listen_here(door, place)) {
+        if (launch->host[0] != '\0')
+            *out_listens = (uint64_t)dp__os_port(door->listener);
+        return DP_OK;
+    }
+    return dp_error(DP_ERR_NO_MEMORY, "process %d can open no port, or no more files",
+                    door->process);
+}
+
+/* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. */
+static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *knock,
+                              uint64_t until_ns, int *out_fd, const char **out_why)
+{
+    int fd = dp__os_connect(at);
+    dp__challenge challenge;
+    dp__os_watch watch = {.fd = fd, .events = POLLOUT};
+    if (fd < 0)
+        return DP_PENDING;
+    dp__os_poll(&watch, 1, dp__ms_until(until_ns));
+    knock->nonce = dp__os_random();
+    bool good = watch.revents != 0 && dp__os_connected(fd) &&
+                (at->at.ss_family != AF_UNIX || dp__os_same_user(fd)) &&
+                dp__wire_send(fd, knock, sizeof *knock, until_ns) == DP_OK &&
+                dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
+                challenge.magic == DP__CHALLENGE_MAGIC;
+    if (good && challenge.proof != dp__proof(key, knock, challenge.nonce, false)) {
+        *out_why = "who answers is of another job, or has another DP_SECRET";
+        good = false;
+    }
+    if (good) {
+        uint64_t proof = dp__proof(key, knock, challenge.nonce, true);
+        good = dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK;
+    }
+    *out_fd = good ? fd : -1;
+    if (!good)
+        dp__os_close(fd);
+    return good ? DP_OK : DP_PENDING;
+}
+
+/* Every address and port once. Who is silent there is given more time every round: it may be busy,
+   and it may be a program that knows nothing of us. */
+static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__knock *knock,
+                                  int round, uint64_t until_ns, int *out_fd, const char **out_why)
+{
+    dp__os_address list[8];
+    int patience = 1000 << (round < 5 ? round : 5), rest = dp__ms_until(until_ns);
+    dp_status status = DP_PENDING;
+    if (target->host[0] == '\0') {
+        list[0] = dp__os_local(target->place);
+        return dp__knock_at(&list[0], key, knock, until_ns, out_fd, out_why);
+    }
+    for (int i = 0; i < target->port_count && status == DP_PENDING; i++) {
+        int count = dp__os_resolve(target->host, target->port + i, list, 8, out_why);
+        for (int k = 0; k < count && status == DP_PENDING && rest > 0; k++) {
+            uint64_t until = dp__after_ms(patience < rest ? patience : rest);
+            status = dp__knock_at(&list[k], key, knock, until, out_fd, out_why);
+            rest = dp__ms_until(until_ns);
+        }
+    }
+    return status;
+}
+
+static dp_status dp__knock_in_vain(const dp__target *target, int process, const dp__knock *knock,
+                                   double seconds, const char *why)
+{
+    if (target->host[0] == '\0')
+        return dp_error(DP_ERR_TIMEOUT,
+                        "process %d of %d was not found on this machine within %.3g s. If it is on "
+                        "another one, DP_ADDR=host:port has to say where process 0 is",
+                        process, (int)knock->process_count, seconds);
+    return dp_error(DP_ERR_TIMEOUT,
+                    "process %d of %d did not answer at %s, ports %d to %d, within %.3g s%s%s",
+                    process, (int)knock->process_count, target->host, target->port,
+                    target->port + target->port_count - 1, seconds, why != NULL ? ": " : "",
+                    why != NULL ? why : "");
+}
+
+DP__COLD static dp_status dp__knock_until(const dp__target *target, int process, dp__key key,
+                                          dp__knock *knock, uint64_t until_ns, int *out_fd)
+{
+    uint64_t begin = dp__os_now_ns();
+    const char *why = NULL;
+    for (int round = 0; dp__ms_until(until_ns) > 0; round++) {
+        knock->patience_ms = (uint32_t)dp__ms_until(until_ns);
+        if (dp__knock_around(target, key, knock, round, until_ns, out_fd, &why) == DP_OK)
+            return DP_OK;
+        int pause = round < 4 ? 10 << round : 100, rest = dp__ms_until(until_ns);
+        dp__os_sleep_ms(pause < rest ? pause : rest);
+    }
+    return dp__knock_in_vain(target, process, knock, (double)(dp__os_now_ns() - begin) * 1e-9, why);
+}
+
+/* Process 0 says when all are here, or why not. */
+static dp_status dp__await_welcome(int fd, uint64_t until_ns, dp__welcome *out)
+{
+    dp__note note;
+    dp_status status = dp__wire_receive(fd, &note, sizeof note, until_ns);
+    if (status == DP_OK &&
+        (!dp__note_is_sound(&note) || (note.kind != DP__WELCOME && note.kind != DP__FAILED)))
+        status = DP_ERR_REMOTE;
+    if (status == DP_OK && note.kind == DP__FAILED)
+        return dp__failure_receive(fd, &note, until_ns);
+    if (status == DP_OK)
+        status = dp__wire_receive(fd, out, sizeof *out, until_ns);
+    out->host[DP__PLACE_BYTES - 1] = '\0';
+    if (status == DP_ERR_TIMEOUT)
+        return dp_error(status, "process 0 did not say in time whether all are here");
+    if (status == DP_ERR_REMOTE)
+        return dp_error(status, "process 0 has ended before all were here");
+    return status;
+}
+
+/* All are here. Those right behind process 0 stay, the others learn where to go; one that has ended
+   meanwhile is missed there. */
+static void dp__welcome_all(dp__tree *tree, dp__door *door)
+{
+    dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
+    dp__welcome welcome = {.run = dp__os_random()};
+    for (int process = 1; process < tree->process_count; process++) {
+        int parent = dp__parent(process);
+        bool stays = parent == 0;
+        dp__seat *seat = &door->seats[process - 1];
+        const dp__seat *next = stays ? seat : &door->seats[parent - 1];
+        welcome.listens = next->listens;
+        memcpy(welcome.host, next->host, sizeof welcome.host);
+        (void)dp__note_send(seat->fd, &note, &welcome, door->until_ns);
+        if (!stays)
+            continue;
+        dp__tree_link(tree, seat->fd, process);
+        seat->fd = -1;
+    }
+}
+
+/* As process 0. */
+DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launch, dp__door *door)
+{
+    door->all = true;
+    DP_TRY(dp__door_open(door));
+    DP_TRY(dp__listen_first(door, launch));
+    DP_TRY(dp__door_wait(door));
+    dp__welcome_all(tree, door);
+    return DP_OK;
+}
+
+/* To the parent, when that is not process 0, where this process is already. */
+static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
+                                 dp__key key, dp__knock *knock, uint64_t until_ns)
+{
+    int fd = -1, parent = dp__parent(tree->process);
+    dp__target target = {.host = to->host[0] != '\0' ? to->host : launch->host,
+                         .port = (int)(to->listens & DP__PORT_MAX),
+                         .port_count = 1};
+    snprintf(target.place, sizeof target.place, "%.40s-%016llx", launch->place,
+             (unsigned long long)to->listens);
+    DP_TRY(dp__knock_until(&target, parent, key, knock, until_ns, &fd));
+    dp__tree_link(tree, fd, parent);
+    return DP_OK;
+}
+
+/* As any other. */
+DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch, dp__door *door)
+{
+    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
+                       .version = DP_VERSION,
+                       .process = tree->process,
+                       .process_count = tree->process_count};
+    dp__target first = {launch->host, launch->port, launch->port_count, ""};
+    dp__welcome welcome = {0};
+    int fd = -1;
+    DP_TRY(dp__door_open(door));
+    if (door->expected > 0)
+        DP_TRY(dp__listen_behind(door, launch, &knock.listens));
+    memcpy(first.place, launch->place, sizeof first.place);
+    DP_TRY(dp__knock_until(&first, 0, launch->key, &knock, door->until_ns, &fd));
+    dp_status status =
+        dp__await_welcome(fd, door->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome);
+    door->key = dp__key_of_run(launch->key, welcome.run);
+    if (status == DP_OK && dp__parent(tree->process) == 0) {
+        dp__tree_link(tree, fd, 0);
+    } else {
+        dp__os_close(fd);
+        DP_TRY(status);
+        DP_TRY(dp__meet_parent(tree, launch, &welcome, door->key, &knock, door->until_ns));
+    }
+    tree->first_child = 1;
+    return dp__door_wait(door);
+}
+
+DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
+{
+    dp__tree *tree = dp__os_alloc(sizeof *tree, 64, NULL);
+    dp__door door = {.process = launch->process,
+                     .process_count = launch->process_count,
+                     .key = launch->key,
+                     .listener = -1,
+                     .until_ns = dp__after_ms(timeout_ms)};
+    if (tree == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", launch->process_count);
+    door.tree = tree;
+    *tree = (dp__tree){.process = launch->process,
+                       .process_count = launch->process_count,
+                       .timeout_ms = timeout_ms};
+    dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &door)
+                                            : dp__meet_others(tree, launch, &door);
+    dp__door_close(&door);
+    if (status != DP_OK) {
+        dp__tree_close(tree, true);
+        return status;
+    }
+    *out = tree;
+    return DP_OK;
+}
+
+/* The world that the environment names, unless the config has another, or wants none. */
+static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out)
+{
+    int timeout_ms = config->timeout_ms > 0 ? config->timeout_ms : DP__TIMEOUT_MS;
+    bool own = config->bootstrap.all_gather != NULL;
+    *out = NULL;
+    *launch = (dp__launch){.name = own ? "bootstrap" : "none", .process_count = 1};
+    if (own || config->local_only)
+        return DP_OK;
+    DP_TRY(dp__launch_read(config->job, launch));
+    if (launch->process_count == 1)
+        return DP_OK;
+    dp_status status = dp__tree_open(launch, timeout_ms, out);
+    if (status != DP_OK && strncmp(dp_last_error(), "dp_open: ", 9) != 0)
+        dp_error(status, "dp_open: %s", dp_last_error());
+    config->bootstrap =
+        (dp_bootstrap){dp__tree_all_gather, *out, launch->process, launch->process_count};
+    return status;
+}
+
+/* One round of the bootstrap. What fails in it is a failure of the job, whoever wrote it. */
+static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void *all, size_t bytes)
+{
+    char first = dp__sentence_hide();
+    dp_status status = dp__sentence_after(first, boot->all_gather(own, all, bytes, boot->user));
+    if (status == DP_OK)
+        return DP_OK;
+    if (boot->all_gather == dp__tree_all_gather)
+        return dp_error(status, "dp_open: %s", dp_last_error());
+    return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s", dp_last_error());
+}
+
+typedef struct dp__share { /* a part of something that `count` processes divide */
+    int place, count;
+} dp__share;
+
+typedef struct dp__neighbours { /* on the machine of a process */
+    dp__share machine, cores;
+} dp__neighbours;
+
+typedef struct dp__whereabouts {
+    uint64_t machine, cores;
+} dp__whereabouts;
+
+/* Who is on this machine, and who of them may run on the same cores: a launcher that has bound its
+   processes to different ones has divided them already. Its word on a place counts, as it may know
+   of a machine what containers hide. */
+DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp__launch *launch,
+                                              dp__neighbours *out)
+{
+    dp__whereabouts own = {dp__os_machine(), dp__os_affinity()};
+    size_t count = (size_t)boot->process_count;
+    dp__whereabouts *all = dp__os_alloc(count * sizeof own, _Alignof(dp__whereabouts), NULL);
+    if (all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
+    dp_status status = dp__boot_gather(boot, &own, all, sizeof own);
+    *out = (dp__neighbours){{0, 0}, {0, 0}};
+    for (int i = 0; i < boot->process_count && status == DP_OK; i++) {
+        bool near = all[i].machine == own.machine, same = near && all[i].cores == own.cores;
+        out->machine.place += near && i < boot->process;
+        out->machine.count += near;
+        out->cores.place += same && i < boot->process;
+        out->cores.count += same;
+    }
+    dp__os_free(all, 0, NULL);
+    if (launch->local_count > 0)
+        out->machine = (dp__share){launch->local, launch->local_count};
+    return status;
+}
+
+/* ==== >>spawn ==================================================================================
+   The launcher for one machine: it forks, says to each child by the usual variables which process
+   of how many it is, and waits for all. The first that fails ends the others.                   */
+
+enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
+
+typedef struct dp__last_words { /* of a child */
+    int32_t status;
+    char text[DP__TEXT_BYTES];
+} dp__last_words;
+
+typedef struct dp__spawned {
+    int count, left;
+    dp__os_child *children;
+    bool ending;       /* they were told to end */
+    uint64_t until_ns; /* then they are told, or made to; 0: nobody has failed */
+    dp_status status;
+    char text[DP__TEXT_BYTES + 64];
+} dp__spawned;
+
+static atomic_bool dp__spawning; /* signals belong to the whole process */
+
+static void dp__env_set_number(const char *name, int number)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    dp__os_env_set(name, text);
+}
+
+static _Noreturn void dp__spawn_run(const dp__os_child *child, int process, int count,
+                                    const char *secret, dp_status (*fn)(void *user), void *user)
+{
+    dp__last_words words = {DP_OK, ""};
+    char place[40];
+    snprintf(place, sizeof place, "@%s", secret);
+    dp__os_env_set("DP_LAUNCH", dp__launchers[0].name);
+    dp__env_set_number("DP_PROCESS", process);
+    dp__env_set_number("DP_PROCESS_COUNT", count);
+    dp__env_set_number("DP_LOCAL_PROCESS", process);
+    dp__env_set_number("DP_LOCAL_PROCESS_COUNT", count);
+    dp__os_env_set("DP_ADDR", place);
+    dp__os_env_set("DP_SECRET", secret);
+    atomic_store(&dp__spawning, false);
+    dp__thread.text[0] = '\0';
+    words.status = (int32_t)dp__sentence_after('\0', fn(user));
+    if (words.status != DP_OK)
+        memcpy(words.text, dp__thread.text, sizeof words.text);
+    dp__os_leave(child, &words, sizeof words, words.status == DP_OK);
+}
+
+/* Whether one that has ended failed, and if so, as the first or as the cause of that: a failure of
+   another process is only the echo of one. */
+static void dp__spawn_judge(dp__spawned *all, int process)
+{
+    const dp__os_child *child = &all->children[process];
+    dp__last_words words = {DP_OK, ""};
+    bool spoke = dp__os_words(child, &words, sizeof words), echo;
+    if (!spoke && (child->by_signal != 0 || child->code != 0)) {
+        words.status = DP_ERR_USER;
+        snprintf(words.text, sizeof words.text, "%s %d",
+                 child->by_signal != 0 ? "it was ended by signal" : "it ended with exit status",
+                 child->by_signal != 0 ? child->by_signal : child->code);
+    }
+    words.text[sizeof words.text - 1] = '\0';
+    if (words.status == DP_OK || (all->ending && !spoke))
+        return;
+    echo = words.status == DP_ERR_REMOTE || words.status == DP_ERR_TIMEOUT;
+    if (all->status != DP_OK && (echo || dp_status_class(all->status) != DP_CLASS_JOB))
+        return;
+    all->status = (dp_status)words.status;
+    snprintf(all->text, sizeof all->text, "process %d of %d: %s", process, all->count, words.text);
+    if (!all->ending)
+        all->until_ns = dp__after_ms(echo ? 300 : 0);
+}
+
+/* Tell all to end, and those that do not, make them. */
+static void dp__spawn_end(dp__spawned *all)
+{
+    if (all->until_ns == 0 || dp__ms_until(all->until_ns) > 0)
+        return;
+    for (int i = 0; i < all->count; i++)
+        dp__os_end(&all->children[i], all->ending);
+    all->ending = true;
+    all->until_ns = dp__after_ms(DP__SPAWN_GRACE_MS);
+}
+
+static void dp__spawn_wait(dp__spawned *all)
+{
+    while (all->left > 0) {
+        for (int i = 0; i < all->count; i++) {
+            dp__os_child *child = &all->children[i];
+            if (child->pid == 0 || !dp__os_ended(child))
+                continue;
+            dp__spawn_judge(all, i);
+            dp__os_close(child->pipe);
+            all->left--;
+        }
+        if (dp__os_signal != 0 && all->status == DP_OK) {
+            all->status = DP_ERR_ABORTED;
+            snprintf(all->text, sizeof all->text, "ended by signal %d", (int)dp__os_signal);
+            all->until_ns = dp__os_now_ns();
+        }
+        dp__spawn_end(all);
+        if (all->left > 0)
+            dp__os_sleep_ms(2 + all->count / 8);
+    }
+}
+
+DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *user), void *user)
+{
+    char secret[36];
+    snprintf(secret, sizeof secret, "%016llx%016llx", (unsigned long long)dp__os_random(),
+             (unsigned long long)dp__os_random());
+    for (int i = 0; i < all->count && all->status == DP_OK; i++) {
+        int forked = dp__os_fork(&all->children[i]);
+        if (forked == 0)
+            dp__spawn_run(&all->children[i], i, all->count, secret, fn, user);
+        all->left += forked > 0;
+        if (forked < 0) {
+            all->status = DP_ERR_NO_MEMORY;
+            snprintf(all->text, sizeof all->text, "the system has no room for %d processes",
+                     all->count);
+            all->until_ns = dp__os_now_ns();
+        }
+    }
+    dp__spawn_wait(all);
+    return all->status == DP_OK ? DP_OK : dp_error(all->status, "dp_spawn: %s", all->text);
+}
+
+static dp_status dp__spawn_check(int count, dp_status (*fn)(void *user))
+{
+    const dp__launcher *launcher;
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "dp_spawn: fn is NULL");
+    if (count < 1 || count > DP__SPAWN_MAX)
+        return dp_error(DP_ERR_INVALID, "dp_spawn: count is %d, not 1 to %d", count, DP__SPAWN_MAX);
+    for (int i = 0; i < DP__LIVE_MAX; i++) {
+        const dp_ctx *ctx = atomic_load(&dp__live[i]);
+        if (ctx != NULL && ctx->fork_count == dp__os_fork_count())
+            return dp_error(DP_ERR_STATE, "dp_spawn: a context is open, and its threads would not "
+                                          "be in the new processes: close it before");
+    }
+    if (dp__launcher_find(&launcher) == DP_OK && launcher != NULL)
+        return dp_error(DP_ERR_STATE,
+                        "dp_spawn: this process is one of several already: '%s' has started it",
+                        launcher->name);
+    return DP_OK;
+}
+
+DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user)
+{
+    DP_TRY(dp__spawn_check(count, fn));
+    size_t bytes = (size_t)count * sizeof(dp__os_child);
+    dp__spawned all = {.count = count, .children = dp__os_alloc(bytes, 64, NULL)};
+    if (all.children == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_spawn: no memory for %d processes", count);
+    memset(all.children, 0, bytes);
+    if (atomic_exchange(&dp__spawning, true)) {
+        dp__os_free(all.children, bytes, NULL);
+        return dp_error(DP_ERR_STATE, "dp_spawn: another thread is inside dp_spawn");
+    }
+    dp__os_signals_take();
+    dp_status status = dp__spawn_all(&all, fn, user);
+    dp__os_signals_give_back();
+    dp__os_free(all.children, bytes, NULL);
+    atomic_store(&dp__spawning, false);
+    dp__os_signal_again();
+    return status;
+}
+#endif /* DP_IMPLEMENTATION && !DP_LAUNCH_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,1245 @@
+/* dp_shm.h - v0.1.0 - collectives between processes of one machine, for dp.h - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call. It holds the table dp_shm_coll(): all ranks are CPU devices of processes of
+   one machine. What it asks of the system stands in dp_cpu.h.
+
+   CONTENTS (search for the tag)
+     >>hall       the memory that the processes share, and how they meet in it
+     >>failing    the first failure, in words, for all
+     >>waiting    for another process, but not for one that is gone
+     >>meeting    that all issue the same collective
+     >>folding    reductions
+     >>moving     broadcast, all_gather, all_to_all
+     >>joining    from a config to a communicator, and the table
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_SHM_IMPLEMENTED)
+#define DP_SHM_IMPLEMENTED
+
+/* ==== >>hall ===================================================================================
+   Every process has a seat in the hall, a few lines that it alone writes, and a desk, memory
+   through which its bytes go to others. Lines that are written at different times lie apart.
+
+   A collective begins with a note on every seat, which says what it is: nobody goes on before all
+   have written the same. The notes are two, taken in turn, for a process may begin the next
+   collective while another still reads this one's; but not the one after that, since it would have
+   to meet the slow one first. For the same reason each desk has two leaves for what is small: that
+   is laid there before the note is written, and needs no other step. What is large goes by pieces
+   through the slots of the desk, which are all free when a collective begins. `made` and `taken`
+   count pieces, of all collectives, and never go back.
+
+   The limit. An all-reduce of N bytes reads and writes every rank's buffer once: 2 N R bytes of R
+   ranks over the bandwidth of memory. What goes through the desks comes on top of it, but a slot is
+   read soon after it was written, so it stays in the caches where they are shared. */
+
+/* Sizes were tried on 2 cores. With 4 slots and a lag of 2, what has a MiB takes twice as long: a
+   process that is disturbed for a moment stops all others. */
+enum {
+    DP__SHM_LEAF_BYTES = 64 << 10,
+    DP__SHM_SLOT_BYTES = 64 << 10, /* a piece at most: with its operands it fits into an L2 cache */
+    DP__SHM_PIECE_BYTES = 32 << 10, /* and at least: a step has to be worth a look at other lines */
+    DP__SHM_PIECES = 8,             /* are made of what is large, so that all have work early */
+    DP__SHM_SLOTS = 8,
+    DP__SHM_LAG = 3, /* pieces that a process makes before it takes what became of the first */
+    DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
+};
+
+typedef enum dp__shm_word {
+    DP__SHM_NOTE_0,
+    DP__SHM_NOTE_1,
+    DP__SHM_MADE,
+    DP__SHM_TAKEN
+} dp__shm_word;
+
+typedef struct dp__shm_note {     /* what a process begins */
+    _Alignas(64) atomic_uint seq; /* written last */
+    int32_t verb, dtype, op, root;
+    uint64_t count;
+    double scale;
+} dp__shm_note;
+
+typedef enum dp__shm_state { DP__SHM_OUTSIDE, DP__SHM_INSIDE, DP__SHM_LEFT } dp__shm_state;
+
+typedef struct dp__shm_seat {
+    dp__shm_note notes[2];
+    _Alignas(128) atomic_uint made; /* neighbours of a line are fetched with it */
+    _Alignas(128) atomic_uint taken;
+    _Alignas(128) atomic_uint done; /* the last collective that it has finished */
+    atomic_int state;
+    atomic_int process_id;
+    atomic_int waits_for, waits_word; /* while it sleeps; -1: it does not */
+    atomic_uint waits_value;
+} dp__shm_seat;
+
+typedef struct dp__shm_hall {
+    _Alignas(128) atomic_uint sleepers; /* more than there are, once one has died in its sleep */
+    _Alignas(128) atomic_uint failed;   /* 1: the text is being written, 2: it is there */
+    int32_t status;
+    char text[DP__TEXT_BYTES];
+    dp__shm_seat seats[];
+} dp__shm_hall;
+
+typedef struct dp__shm_comm {
+    dp_comm base;
+    const dp__simd *simd;
+    dp__shared shared;
+    dp__shm_hall *hall;
+    int process, process_count;
+    int rank_first, local_count, rank_count;
+    int *firsts;     /* of every process, the first rank; and behind the last, rank_count */
+    unsigned seq;    /* collectives so far */
+    unsigned steps;  /* pieces of all of them, of the process that had the most */
+    unsigned missed; /* spins in a row that ran out */
+    bool spin;
+    int timeout_ms;
+    const void **in; /* rank_count + 1 */
+    void **out;
+    float *wide; /* a slot for each local rank: halves on the way, in f32 */
+} dp__shm_comm;
+_Static_assert(offsetof(dp__shm_comm, base) == 0, "a dp_comm is the head of its communicator");
+
+typedef struct dp__shm_call { /* one collective */
+    dp__shm_comm *comm;
+    const dp_part *local;
+    dp__verb verb;
+    size_t count, size; /* elements of a block, bytes of an element */
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+    int root;
+} dp__shm_call;
+
+static size_t dp__shm_pages(size_t bytes)
+{
+    return (bytes + DP__SHM_PAGES - 1) / DP__SHM_PAGES * DP__SHM_PAGES;
+}
+
+static size_t dp__shm_hall_bytes(int process_count)
+{
+    return dp__shm_pages(sizeof(dp__shm_hall) + (size_t)process_count * sizeof(dp__shm_seat));
+}
+
+static size_t dp__shm_desk_bytes(void)
+{
+    return dp__shm_pages(2 * DP__SHM_LEAF_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES);
+}
+
+static size_t dp__shm_bytes(int process_count)
+{
+    return dp__shm_hall_bytes(process_count) + (size_t)process_count * dp__shm_desk_bytes();
+}
+
+static char *dp__shm_desk(const dp__shm_comm *comm, int process)
+{
+    return (char *)comm->hall + dp__shm_hall_bytes(comm->process_count) +
+           (size_t)process * dp__shm_desk_bytes();
+}
+
+/* For what is small, of the collective that is under way. */
+static char *dp__shm_leaf(const dp__shm_comm *comm, int process)
+{
+    return dp__shm_desk(comm, process) + comm->seq % 2 * DP__SHM_LEAF_BYTES;
+}
+
+static char *dp__shm_slot(const dp__shm_comm *comm, int process, size_t piece)
+{
+    return dp__shm_desk(comm, process) + 2 * DP__SHM_LEAF_BYTES +
+           piece % DP__SHM_SLOTS * DP__SHM_SLOT_BYTES;
+}
+
+static dp__shm_comm *dp__shm_of(dp_comm *comm)
+{
+    return (dp__shm_comm *)comm;
+}
+
+static dp__shm_seat *dp__shm_own(const dp__shm_comm *comm)
+{
+    return &comm->hall->seats[comm->process];
+}
+
+static int dp__shm_ranks(const dp__shm_comm *comm, int process)
+{
+    return comm->firsts[process + 1] - comm->firsts[process];
+}
+
+static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int word)
+{
+    dp__shm_seat *seat = &comm->hall->seats[process];
+    if (word == DP__SHM_MADE)
+        return &seat->made;
+    return word == DP__SHM_TAKEN ? &seat->taken : &seat->notes[word == DP__SHM_NOTE_1].seq;
+}
+
+/* A word counts up. Who sleeps is counted before it looks at the word for the last time, and the
+   count is read after the word was written: one of both sees the other. */
+static void dp__shm_tell(const dp__shm_comm *comm, atomic_uint *word, unsigned value)
+{
+    atomic_store(word, value);
+    if (atomic_load(&comm->hall->sleepers) != 0)
+        dp__os_word_wake(word);
+}
+
+/* ==== >>failing ================================================================================
+   Who finds that something is wrong first says what, for all: in the hall, so that every process
+   returns the same sentence. It names the rank that is to blame, the collective, and what that rank
+   did last. */
+
+static const char *const dp__shm_verbs[] = {[DP__ALL_REDUCE] = "all_reduce",
+                                            [DP__BROADCAST] = "broadcast",
+                                            [DP__ALL_GATHER] = "all_gather",
+                                            [DP__REDUCE_SCATTER] = "reduce_scatter",
+                                            [DP__ALL_TO_ALL] = "all_to_all"};
+static const char *const dp__shm_ops[] = {"sum", "mean", "prod", "min", "max"};
+
+enum { DP__SHM_WORDS_BYTES = 96 };
+
+/* "all_reduce of 25 f32 (sum)" */
+static const char *dp__shm_note_text(const dp__shm_note *note, char *text)
+{
+    int used = snprintf(text, DP__SHM_WORDS_BYTES, "%s of %llu %s", dp__shm_verbs[note->verb],
+                        (unsigned long long)note->count, dp_dtype_name((dp_dtype)note->dtype));
+    size_t room = DP__SHM_WORDS_BYTES - (size_t)used;
+    if (note->verb == DP__BROADCAST)
+        snprintf(text + used, room, " (root %d)", (int)note->root);
+    else if (!dp__rules[note->verb].reduces)
+        text[used] = '\0';
+    else if (note->scale < 1 || note->scale > 1)
+        snprintf(text + used, room, " (%s times %g)", dp__shm_ops[note->op], note->scale);
+    else
+        snprintf(text + used, room, " (%s)", dp__shm_ops[note->op]);
+    return text;
+}
+
+/* "rank 3 (process 1, pid 4242)" */
+static const char *dp__shm_who(const dp__shm_comm *comm, int process, char *text)
+{
+    int first = comm->firsts[process], last = comm->firsts[process + 1] - 1, used = 0;
+    int pid = atomic_load(&comm->hall->seats[process].process_id);
+    if (first == last)
+        used = snprintf(text, DP__SHM_WORDS_BYTES, "rank %d", first);
+    else
+        used = snprintf(text, DP__SHM_WORDS_BYTES, "ranks %d to %d", first, last);
+    snprintf(text + used, DP__SHM_WORDS_BYTES - (size_t)used, " (process %d, pid %d)", process,
+             pid);
+    return text;
+}
+
+/* The note of the collective that a process has begun last. */
+static const dp__shm_note *dp__shm_last_note(const dp__shm_seat *seat)
+{
+    unsigned a = atomic_load(&seat->notes[0].seq), b = atomic_load(&seat->notes[1].seq);
+    return &seat->notes[(int)(b - a) > 0];
+}
+
+/* "it is in collective 7, all_reduce of 25 f32 (sum)" */
+static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text, size_t room)
+{
+    char words[DP__SHM_WORDS_BYTES];
+    const dp__shm_seat *seat = &comm->hall->seats[process];
+    const dp__shm_note *note = dp__shm_last_note(seat);
+    unsigned seq = atomic_load(&note->seq);
+    bool done = atomic_load(&seat->done) == seq;
+    if (seq == 0)
+        snprintf(text, room, "it has begun none");
+    else
+        snprintf(text, room, "%s %u, %s", done ? "its last one was" : "it is in", seq,
+                 dp__shm_note_text(note, words));
+}
+
+static dp_status dp__shm_failed(const dp__shm_comm *comm)
+{
+    dp__shm_hall *hall = comm->hall;
+    for (int i = 0; i < 100 && atomic_load(&hall->failed) != 2; i++)
+        dp__os_word_wait(&hall->failed, 1, 2000000);
+    if (atomic_load(&hall->failed) != 2)
+        return dp_error(DP_ERR_REMOTE, "another process failed, and died while it said why");
+    return dp_error((dp_status)hall->status, "%s", hall->text);
+}
+
+static void dp__shm_wake_all(const dp__shm_comm *comm)
+{
+    dp__os_word_wake(&comm->hall->failed);
+    for (int p = 0; p < comm->process_count; p++)
+        for (int word = DP__SHM_NOTE_0; word <= DP__SHM_TAKEN; word++)
+            dp__os_word_wake(dp__shm_word_of(comm, p, word));
+}
+
+/* Unless another was first. */
+DP_PRINTF(3, 4)
+static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, const char *format, ...)
+{
+    dp__shm_hall *hall = comm->hall;
+    unsigned none = 0;
+    va_list args;
+    if (!atomic_compare_exchange_strong(&hall->failed, &none, 1))
+        return;
+    va_start(args, format);
+    vsnprintf(hall->text, sizeof hall->text, format, args);
+    va_end(args);
+    hall->status = status;
+    atomic_store(&hall->failed, 2);
+    dp__shm_wake_all(comm);
+}
+
+/* "collective 8, all_reduce of 25 f32 (sum): rank 1 (process 1, pid 4242) died; ..." */
+static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int process,
+                               const char *what)
+{
+    char own[DP__SHM_WORDS_BYTES], who[DP__SHM_WORDS_BYTES], last[DP__SHM_WORDS_BYTES + 48];
+    const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
+    dp__shm_last_text(comm, process, last, sizeof last);
+    dp__shm_fail(comm, status, "collective %u, %s: %s %s; %s", comm->seq,
+                 dp__shm_note_text(note, own), dp__shm_who(comm, process, who), what, last);
+    return dp__shm_failed(comm);
+}
+
+/* This process' own job has failed, by dp_abort or otherwise: the others hear why. */
+static void dp__shm_pass_on(const dp__shm_comm *comm)
+{
+    char who[DP__SHM_WORDS_BYTES];
+    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        dp__shm_fail(comm, (dp_status)failed, "%s failed: %s",
+                     dp__shm_who(comm, comm->process, who), ctx->failed_text);
+}
+
+/* ==== >>waiting ================================================================================
+   A wait spins while there is a core for every thread of all the processes, and sleeps else; as in
+   a team, it learns how long. Who sleeps wakes up every few milliseconds and looks whether it still
+   makes sense to wait. Time that this process was stopped for itself does not count. */
+
+enum {
+    DP__SHM_LOOK_NS = 4000000,
+    DP__SHM_LATE_NS = 100000000 /* the most that one sleep counts for */
+};
+
+typedef struct dp__shm_need {
+    int process;
+    int word; /* dp__shm_word, at least `value` */
+    unsigned value;
+} dp__shm_need;
+
+static bool dp__shm_reached(const dp__shm_comm *comm, const dp__shm_need *need)
+{
+    const atomic_uint *word = dp__shm_word_of(comm, need->process, need->word);
+    return (int)(atomic_load_explicit(word, memory_order_acquire) - need->value) >= 0;
+}
+
+static bool dp__shm_spin(dp__shm_comm *comm, const dp__shm_need *need)
+{
+    uint64_t until = 0;
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (dp__shm_reached(comm, need)) {
+                comm->missed = 0;
+                return true;
+            }
+            dp__os_pause();
+        }
+        until = until != 0 ? until : dp__os_now_ns() + dp__gate_patience(comm->missed);
+    } while (dp__os_now_ns() < until);
+    comm->missed++;
+    return false;
+}
+
+/* Whom all wait for in the end: who waits for nobody, or could go on and does not. */
+static int dp__shm_culprit(const dp__shm_comm *comm, int process)
+{
+    int at = process;
+    for (int hops = 0; hops < comm->process_count; hops++) {
+        const dp__shm_seat *seat = &comm->hall->seats[at];
+        dp__shm_need need = {atomic_load(&seat->waits_for), atomic_load(&seat->waits_word),
+                             atomic_load(&seat->waits_value)};
+        if (need.process < 0 || dp__shm_reached(comm, &need))
+            return at;
+        at = need.process;
+    }
+    return process;
+}
+
+/* A process id of its own is alive, and so is one that has left its lock with another context. */
+static bool dp__shm_alive(const dp__shm_comm *comm, int process)
+{
+    int pid = atomic_load(&comm->hall->seats[process].process_id);
+    for (int p = 0; p < comm->process_count; p++) {
+        const dp__shm_seat *seat = &comm->hall->seats[p];
+        bool twin = p == comm->process || atomic_load(&seat->state) == DP__SHM_LEFT;
+        if (p != process && twin && atomic_load(&seat->process_id) == pid)
+            return true;
+    }
+    return dp__os_shared_held(&comm->shared, process);
+}
+
+/* Whether it makes sense to go on waiting. */
+static dp_status dp__shm_look(const dp__shm_comm *comm, const dp__shm_need *need, uint64_t waited)
+{
+    char text[64];
+    bool left = atomic_load(&comm->hall->seats[need->process].state) == DP__SHM_LEFT;
+    bool dead = !left && !dp__shm_alive(comm, need->process);
+    if (dp__shm_reached(comm, need)) /* it did so before it went */
+        return DP_OK;
+    if (comm->base.host->aborted(comm->base.host))
+        dp__shm_pass_on(comm);
+    if (atomic_load(&comm->hall->failed) != 0)
+        return dp__shm_failed(comm);
+    if (left)
+        return dp__shm_blame(comm, DP_ERR_REMOTE, need->process, "has closed its context");
+    if (dead)
+        return dp__shm_blame(comm, DP_ERR_REMOTE, need->process, "has died");
+    if (waited < (uint64_t)comm->timeout_ms * 1000000)
+        return DP_OK;
+    snprintf(text, sizeof text, "did not come within %d ms", comm->timeout_ms);
+    return dp__shm_blame(comm, DP_ERR_TIMEOUT, dp__shm_culprit(comm, need->process), text);
+}
+
+static void dp__shm_say_wait(const dp__shm_comm *comm, const dp__shm_need *need)
+{
+    dp__shm_seat *seat = dp__shm_own(comm);
+    atomic_store(&seat->waits_for, -1);
+    atomic_store(&seat->waits_word, need->word);
+    atomic_store(&seat->waits_value, need->value);
+    atomic_store(&seat->waits_for, need->process);
+}
+
+static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *need)
+{
+    atomic_uint *word = dp__shm_word_of(comm, need->process, need->word);
+    uint64_t waited = 0, last = dp__os_now_ns();
+    dp_status status = DP_OK;
+    dp__shm_say_wait(comm, need);
+    atomic_fetch_add(&comm->hall->sleepers, 1);
+    while (status == DP_OK) {
+        unsigned seen = atomic_load(word);
+        if (dp__shm_reached(comm, need))
+            break;
+        dp__os_word_wait(word, seen, DP__SHM_LOOK_NS);
+        uint64_t now = dp__os_now_ns(), slept = now - last;
+        if (slept < DP__SHM_LOOK_NS / 2)
+            continue;
+        waited += slept < DP__SHM_LATE_NS ? slept : DP__SHM_LATE_NS;
+        last = now;
+        status = dp__shm_look(comm, need, waited);
+    }
+    atomic_fetch_sub(&comm->hall->sleepers, 1);
+    atomic_store(&dp__shm_own(comm)->waits_for, -1);
+    return status;
+}
+
+static dp_status dp__shm_wait(dp__shm_comm *comm, int process, int word, unsigned value)
+{
+    const dp__shm_need need = {process, word, value};
+    if (dp__shm_reached(comm, &need) || (comm->spin && dp__shm_spin(comm, &need)))
+        return DP_OK;
+    return dp__shm_sleep(comm, &need);
+}
+
+/* For all other processes. */
+static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
+{
+    for (int i = 1; i < comm->process_count; i++)
+        DP_TRY(dp__shm_wait(comm, (comm->process + i) % comm->process_count, word, value));
+    return DP_OK;
+}
+
+/* ==== >>meeting ================================================================================
+   A collective in its outline: what is small is laid on the leaf, the note is written, and when all
+   have written theirs they are compared. After that every process knows that all do the same. */
+
+static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
+{
+    return a->verb == b->verb && a->dtype == b->dtype && a->op == b->op && a->root == b->root &&
+           a->count == b->count && memcmp(&a->scale, &b->scale, sizeof a->scale) == 0;
+}
+
+static const dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
+{
+    return &comm->hall->seats[process].notes[comm->seq % 2];
+}
+
+/* How many ranks have written what this process has. */
+static int dp__shm_votes(const dp__shm_comm *comm, int process)
+{
+    int votes = 0;
+    for (int p = 0; p < comm->process_count; p++)
+        if (dp__shm_same(dp__shm_note_of(comm, p), dp__shm_note_of(comm, process)))
+            votes += dp__shm_ranks(comm, p);
+    return votes;
+}
+
+/* To blame is the first one that does not do what most do. */
+static dp_status dp__shm_differs(const dp__shm_comm *comm)
+{
+    char who[2][DP__SHM_WORDS_BYTES], what[2][DP__SHM_WORDS_BYTES];
+    int most = 0, odd = 0;
+    for (int p = 1; p < comm->process_count; p++)
+        if (dp__shm_votes(comm, p) > dp__shm_votes(comm, most))
+            most = p;
+    while (dp__shm_same(dp__shm_note_of(comm, odd), dp__shm_note_of(comm, most)))
+        odd++;
+    dp__shm_fail(comm, DP_ERR_REMOTE,
+                 "collective %u: %s has issued %s, and %s %s: all must make the same calls in the "
+                 "same order",
+                 comm->seq, dp__shm_who(comm, odd, who[0]),
+                 dp__shm_note_text(dp__shm_note_of(comm, odd), what[0]),
+                 dp__shm_who(comm, most, who[1]),
+                 dp__shm_note_text(dp__shm_note_of(comm, most), what[1]));
+    return dp__shm_failed(comm);
+}
+
+/* Until all have begun this collective; DP_OK: it is the same one. */
+static dp_status dp__shm_meet(const dp__shm_call *call)
+{
+    dp__shm_comm *comm = call->comm;
+    dp__shm_seat *seat = dp__shm_own(comm);
+    int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
+    dp__shm_note *note = &seat->notes[comm->seq % 2];
+    bool same = true;
+    note->verb = (int32_t)call->verb;
+    note->dtype = (int32_t)call->dtype;
+    note->op = (int32_t)call->op;
+    note->root = call->root;
+    note->count = call->count;
+    note->scale = call->scale;
+    dp__shm_tell(comm, &note->seq, comm->seq);
+    DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
+    for (int p = 0; p < comm->process_count; p++)
+        same = same && dp__shm_same(note, dp__shm_note_of(comm, p));
+    return same ? DP_OK : dp__shm_differs(comm);
+}
+
+/* What a process has for the others is a row of blocks. */
+static size_t dp__shm_block_bytes(const dp__shm_call *call)
+{
+    size_t blocks = call->verb == DP__REDUCE_SCATTER ? (size_t)call->comm->rank_count : 1;
+    return call->count * call->size * blocks;
+}
+
+static size_t dp__shm_blocks(const dp__shm_call *call, int process)
+{
+    const dp__shm_comm *comm = call->comm;
+    size_t ranks = (size_t)dp__shm_ranks(comm, process);
+    if (call->verb == DP__BROADCAST)
+        return call->root >= comm->firsts[process] && call->root < comm->firsts[process + 1];
+    if (call->verb == DP__ALL_TO_ALL)
+        return ranks * ((size_t)comm->rank_count - ranks);
+    return ranks;
+}
+
+/* Bytes of the process that has the most. */
+static size_t dp__shm_most_bytes(const dp__shm_call *call)
+{
+    size_t most = 0;
+    for (int p = 0; p < call->comm->process_count; p++) {
+        size_t blocks = dp__shm_blocks(call, p);
+        most = blocks > most ? blocks : most;
+    }
+    return most * dp__shm_block_bytes(call);
+}
+
+/* Of an all_to_all: from which local rank of `process` block `block` is, and for which rank. */
+static void dp__shm_address(const dp__shm_call *call, int process, size_t block, size_t *out_from,
+                            size_t *out_to)
+{
+    const dp__shm_comm *comm = call->comm;
+    size_t ranks = (size_t)dp__shm_ranks(comm, process);
+    size_t others = (size_t)comm->rank_count - ranks, first = (size_t)comm->firsts[process];
+    *out_from = block / others;
+    *out_to = block % others + (block % others >= first ? ranks : 0);
+}
+
+static const char *dp__shm_source(const dp__shm_call *call, size_t block)
+{
+    size_t from = block, to = 0;
+    if (call->verb == DP__BROADCAST)
+        from = (size_t)(call->root - call->comm->rank_first);
+    if (call->verb == DP__ALL_TO_ALL)
+        dp__shm_address(call, call->comm->process, block, &from, &to);
+    return (const char *)call->local[from].send + to * dp__shm_block_bytes(call);
+}
+
+/* Bytes first .. first + bytes - 1 of this process' row. */
+static void dp__shm_pack(const dp__shm_call *call, size_t first, size_t bytes, char *out)
+{
+    size_t each = dp__shm_block_bytes(call);
+    for (size_t done = 0, run; done < bytes; done += run) {
+        size_t block = (first + done) / each, at = (first + done) % each;
+        run = each - at < bytes - done ? each - at : bytes - done;
+        memcpy(out + done, dp__shm_source(call, block) + at, run);
+    }
+}
+
+static bool dp__shm_is_small(const dp__shm_call *call)
+{
+    return dp__shm_most_bytes(call) <= DP__SHM_LEAF_BYTES;
+}
+
+static dp_status dp__shm_begin(const dp__shm_call *call)
+{
+    dp__shm_comm *comm = call->comm;
+    if (atomic_load(&comm->hall->failed) != 0)
+        return dp__shm_failed(comm);
+    comm->seq++;
+    size_t own = dp__shm_blocks(call, comm->process) * dp__shm_block_bytes(call);
+    if (dp__shm_is_small(call))
+        dp__shm_pack(call, 0, own, dp__shm_leaf(comm, comm->process));
+    return dp__shm_meet(call);
+}
+
+/* Bytes of a piece, a multiple of every element. */
+static size_t dp__shm_piece(size_t bytes)
+{
+    size_t piece = bytes / DP__SHM_PIECES / 4096 * 4096;
+    if (piece < DP__SHM_PIECE_BYTES)
+        return DP__SHM_PIECE_BYTES;
+    return piece < DP__SHM_SLOT_BYTES ? piece : DP__SHM_SLOT_BYTES;
+}
+
+/* Whoever had fewer pieces than others catches up: words that stay behind for long would look as if
+   they were ahead, once the count has gone round. */
+static void dp__shm_end(const dp__shm_call *call, size_t steps)
+{
+    dp__shm_comm *comm = call->comm;
+    dp__shm_seat *seat = dp__shm_own(comm);
+    comm->steps += (unsigned)steps;
+    atomic_store_explicit(&seat->done, comm->seq, memory_order_relaxed);
+    if (steps > 0) {
+        atomic_store_explicit(&seat->made, comm->steps, memory_order_release);
+        atomic_store_explicit(&seat->taken, comm->steps, memory_order_release);
+    }
+}
+
+/* ==== >>folding ================================================================================
+   Reductions add rank r as the r-th, in any number of processes, so the bits do not depend on how
+   the ranks are spread. What is small is read by every process from all leaves. What is large goes
+   through the processes in rank order, a piece at a time: each adds its local ranks to what the one
+   before has made, all in one pass; the last one has the result, which the others copy from its
+   desk. All work at the same time on different pieces, and each reads and writes a piece as often
+   as if it had a slice of its own to add up: once what the others made, once the result.
+
+   Halves are f32 between the processes, so that they are rounded once. */
+
+static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, size_t count, bool last)
+{
+    const dp__shm_comm *comm = call->comm;
+    return (dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                            .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
+                            .dtype = call->dtype,
+                            .in_dtype = call->dtype,
+                            .count = count,
+                            .out = comm->out,
+                            .in = comm->in,
+                            .alpha = last ? call->scale : 1,
+                            .beta = last && call->op == DP_OP_MEAN ? comm->rank_count : 1};
+}
+
+static void dp__shm_run(const dp__shm_comm *comm, const dp_kernel_args *args)
+{
+    dp__cpu_run(comm->base.host, comm->simd, args);
+}
+
+/* The places of the local ranks that want a result, `at` bytes further on; how many there are. */
+static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
+{
+    size_t count = 0;
+    for (int i = 0; i < call->comm->local_count; i++)
+        if (call->local[i].recv != NULL)
+            call->comm->out[count++] = (char *)call->local[i].recv + at;
+    return count;
+}
+
+/* From the leaves: `at` bytes further on, of what every rank has sent. */
+static void dp__shm_reduce_leaves(const dp__shm_call *call, size_t at, size_t out_count)
+{
+    dp__shm_comm *comm = call->comm;
+    dp_kernel_args args = dp__shm_reduction(call, call->count, true);
+    size_t each = dp__shm_block_bytes(call);
+    for (int p = 0; p < comm->process_count; p++)
+        for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
+            comm->in[r] = dp__shm_leaf(comm, p) + (size_t)(r - comm->firsts[p]) * each + at;
+    args.in_count = (size_t)comm->rank_count;
+    args.out_count = out_count;
+    if (out_count > 0)
+        dp__shm_run(comm, &args);
+}
+
+static void dp__shm_reduce_small(const dp__shm_call *call)
+{
+    dp__shm_comm *comm = call->comm;
+    if (call->verb == DP__ALL_REDUCE) {
+        dp__shm_reduce_leaves(call, 0, dp__shm_wanted(call, 0));
+        return;
+    }
+    for (int i = 0; i < comm->local_count; i++) {
+        comm->out[0] = call->local[i].recv;
+        dp__shm_reduce_leaves(call, (size_t)(comm->rank_first + i) * call->count * call->size, 1);
+    }
+}
+
+typedef struct dp__shm_fold { /* a large reduction */
+    const dp__shm_call *call;
+    size_t count, piece; /* elements: of all, of a piece */
+    size_t steps;
+    bool wide; /* halves */
+    bool last; /* of the processes */
+} dp__shm_fold;
+
+static size_t dp__shm_fold_count(const dp__shm_fold *fold, size_t step)
+{
+    size_t left = fold->count - step * fold->piece;
+    return left < fold->piece ? left : fold->piece;
+}
+
+/* What the local ranks send, as f32. */
+static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count, size_t place)
+{
+    const dp__shm_comm *comm = fold->call->comm;
+    for (int i = 0; i < comm->local_count; i++) {
+        const void *in = (const char *)fold->call->local[i].send + at;
+        void *out = comm->wide + (size_t)i * (DP__SHM_SLOT_BYTES / sizeof(float));
+        dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                               .dtype = DP_F32,
+                               .in_dtype = fold->call->dtype,
+                               .count = count,
+                               .out = &out,
+                               .in = &in,
+                               .out_count = 1,
+                               .in_count = 1};
+        dp__shm_run(comm, &args);
+        comm->in[place + (size_t)i] = out;
+    }
+}
+
+static void dp__shm_narrow(const dp__shm_fold *fold, size_t count, void *out)
+{
+    const void *in = fold->call->comm->wide;
+    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                           .dtype = fold->call->dtype,
+                           .in_dtype = DP_F32,
+                           .count = count,
+                           .out = &out,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1};
+    dp__shm_run(fold->call->comm, &args);
+}
+
+/* What the process before has made and what the local ranks send become this process' slot; in the
+   last one, the result. */
+static void dp__shm_fold_piece(const dp__shm_fold *fold, size_t step)
+{
+    const dp__shm_call *call = fold->call;
+    dp__shm_comm *comm = call->comm;
+    size_t count = dp__shm_fold_count(fold, step), at = step * fold->piece * call->size;
+    void *slot = dp__shm_slot(comm, comm->process, step);
+    dp_kernel_args args = dp__shm_reduction(call, count, fold->last);
+    if (comm->process > 0)
+        comm->in[args.in_count++] = dp__shm_slot(comm, comm->process - 1, step);
+    for (int i = 0; i < comm->local_count; i++)
+        comm->in[args.in_count + (size_t)i] = (const char *)call->local[i].send + at;
+    if (fold->wide)
+        dp__shm_widen(fold, at, count, args.in_count);
+    args.in_count += (size_t)comm->local_count;
+    if (fold->last && !fold->wide && call->verb == DP__ALL_REDUCE)
+        args.out_count = dp__shm_wanted(call, at);
+    comm->out[args.out_count++] = fold->wide && fold->last ? comm->wide : slot;
+    if (fold->wide)
+        args.dtype = args.in_dtype = DP_F32;
+    dp__shm_run(comm, &args);
+    if (fold->wide && fold->last)
+        dp__shm_narrow(fold, count, slot);
+}
+
+/* Of a piece of the result, what the local ranks want. */
+static void dp__shm_fold_out(const dp__shm_fold *fold, size_t step)
+{
+    const dp__shm_call *call = fold->call;
+    const dp__shm_comm *comm = call->comm;
+    const char *slot = dp__shm_slot(comm, comm->process_count - 1, step);
+    size_t first = step * fold->piece * call->size;
+    size_t end = first + dp__shm_fold_count(fold, step) * call->size;
+    for (int i = 0; i < comm->local_count; i++) {
+        bool whole = call->verb == DP__ALL_REDUCE;
+        size_t block = whole ? end : call->count * call->size;
+        size_t base = whole ? 0 : (size_t)(comm->rank_first + i) * block;
+        size_t from = base > first ? base : first, to = base + block < end ? base + block : end;
+        if (from < to && call->local[i].recv != NULL)
+            memcpy((char *)call->local[i].recv + (from - base), slot + (from - first), to - from);
+    }
+}
+
+/* This process' part in a piece, when it may have it. */
+static dp_status dp__shm_fold_make(const dp__shm_fold *fold, size_t step)
+{
+    dp__shm_comm *comm = fold->call->comm;
+    unsigned now = comm->steps + (unsigned)step + 1, freed = now - DP__SHM_SLOTS;
+    if (comm->process > 0)
+        DP_TRY(dp__shm_wait(comm, comm->process - 1, DP__SHM_MADE, now));
+    if (step >= DP__SHM_SLOTS && fold->last)
+        DP_TRY(dp__shm_wait_all(comm, DP__SHM_TAKEN, freed));
+    else if (step >= DP__SHM_SLOTS)
+        DP_TRY(dp__shm_wait(comm, comm->process + 1, DP__SHM_MADE, freed));
+    dp__shm_fold_piece(fold, step);
+    dp__shm_tell(comm, &dp__shm_own(comm)->made, now);
+    if (fold->last && (fold->wide || fold->call->verb != DP__ALL_REDUCE))
+        dp__shm_fold_out(fold, step);
+    return DP_OK;
+}
+
+static dp_status dp__shm_fold_take(const dp__shm_fold *fold, size_t step)
+{
+    dp__shm_comm *comm = fold->call->comm;
+    unsigned now = comm->steps + (unsigned)step + 1;
+    if (fold->last)
+        return DP_OK;
+    DP_TRY(dp__shm_wait(comm, comm->process_count - 1, DP__SHM_MADE, now));
+    dp__shm_fold_out(fold, step);
+    dp__shm_tell(comm, &dp__shm_own(comm)->taken, now);
+    return DP_OK;
+}
+
+static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_steps)
+{
+    const dp__shm_comm *comm = call->comm;
+    dp__shm_fold fold = {.call = call,
+                         .count = dp__shm_block_bytes(call) / call->size,
+                         .wide = call->dtype == DP_F16 || call->dtype == DP_BF16,
+                         .last = comm->process == comm->process_count - 1};
+    size_t size = fold.wide ? sizeof(float) : call->size;
+    fold.piece = dp__shm_piece(fold.count * size) / size;
+    fold.steps = (fold.count + fold.piece - 1) / fold.piece;
+    for (size_t i = 0; i < fold.steps + DP__SHM_LAG; i++) {
+        if (i < fold.steps)
+            DP_TRY(dp__shm_fold_make(&fold, i));
+        if (i >= DP__SHM_LAG)
+            DP_TRY(dp__shm_fold_take(&fold, i - DP__SHM_LAG));
+    }
+    *out_steps = fold.steps;
+    return DP_OK;
+}
+
+static dp_status dp__shm_reduce(const dp__shm_call *call)
+{
+    size_t steps = 0;
+    DP_TRY(dp__shm_begin(call));
+    if (dp__shm_is_small(call))
+        dp__shm_reduce_small(call);
+    else
+        DP_TRY(dp__shm_reduce_large(call, &steps));
+    dp__shm_end(call, steps);
+    return DP_OK;
+}
+
+static dp_status dp__shm_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                    dp_dtype dtype, dp_op op, double scale)
+{
+    return dp__shm_reduce(&(dp__shm_call){dp__shm_of(comm), local, DP__ALL_REDUCE, count,
+                                          dp_dtype_bytes(dtype), dtype, op, scale, 0});
+}
+
+static dp_status dp__shm_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                        dp_dtype dtype, dp_op op, double scale)
+{
+    return dp__shm_reduce(&(dp__shm_call){dp__shm_of(comm), local, DP__REDUCE_SCATTER, count_each,
+                                          dp_dtype_bytes(dtype), dtype, op, scale, 0});
+}
+
+/* ==== >>moving =================================================================================
+   The other collectives move bytes. Every process writes the row of blocks that others want, once,
+   and each takes from the rows of the others what is for its ranks. What stays in a process goes
+   from buffer to buffer. */
+
+/* Bytes of block `block` of a process' row, from `at` on, to the local ranks that want them. */
+static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block, size_t at,
+                            const char *data, size_t bytes)
+{
+    const dp__shm_comm *comm = call->comm;
+    size_t each = dp__shm_block_bytes(call), from = block, to = 0;
+    if (call->verb == DP__ALL_TO_ALL)
+        dp__shm_address(call, process, block, &from, &to);
+    if (call->verb != DP__BROADCAST)
+        at += ((size_t)comm->firsts[process] + from) * each;
+    for (int i = 0; i < comm->local_count; i++)
+        if (call->verb != DP__ALL_TO_ALL || to == (size_t)(comm->rank_first + i))
+            memcpy((char *)call->local[i].recv + at, data, bytes);
+}
+
+static void dp__shm_unpack(const dp__shm_call *call, int process, size_t first, size_t bytes,
+                           const char *data)
+{
+    size_t each = dp__shm_block_bytes(call);
+    for (size_t done = 0, run; done < bytes; done += run) {
+        size_t block = (first + done) / each, at = (first + done) % each;
+        run = each - at < bytes - done ? each - at : bytes - done;
+        dp__shm_deliver(call, process, block, at, data + done, run);
+    }
+}
+
+/* From the local ranks to the local ranks. */
+static void dp__shm_move_here(const dp__shm_call *call)
+{
+    const dp__shm_comm *comm = call->comm;
+    size_t each = dp__shm_block_bytes(call);
+    for (int i = 0; i < comm->local_count; i++)
+        for (int k = 0; k < comm->local_count; k++) {
+            const char *from = call->local[i].send;
+            char *to = call->local[k].recv;
+            if (call->verb == DP__BROADCAST && call->root != comm->rank_first + i)
+                continue;
+            if (call->verb == DP__ALL_TO_ALL)
+                from += (size_t)(comm->rank_first + k) * each;
+            if (call->verb != DP__BROADCAST)
+                to += (size_t)(comm->rank_first + i) * each;
+            if (from != to)
+                memcpy(to, from, each);
+        }
+}
+
+typedef struct dp__shm_rows {
+    const dp__shm_call *call;
+    size_t piece;
+} dp__shm_rows;
+
+/* Bytes of a process' piece, 0 behind its end. */
+static size_t dp__shm_row_bytes(const dp__shm_rows *rows, int process, size_t step)
+{
+    size_t all = dp__shm_blocks(rows->call, process) * dp__shm_block_bytes(rows->call);
+    size_t first = step * rows->piece;
+    if (first >= all)
+        return 0;
+    return all - first < rows->piece ? all - first : rows->piece;
+}
+
+static dp_status dp__shm_give(const dp__shm_rows *rows, size_t step)
+{
+    dp__shm_comm *comm = rows->call->comm;
+    unsigned now = comm->steps + (unsigned)step + 1;
+    size_t bytes = dp__shm_row_bytes(rows, comm->process, step);
+    if (bytes == 0)
+        return DP_OK;
+    if (step >= DP__SHM_SLOTS)
+        DP_TRY(dp__shm_wait_all(comm, DP__SHM_TAKEN, now - DP__SHM_SLOTS));
+    dp__shm_pack(rows->call, step * rows->piece, bytes, dp__shm_slot(comm, comm->process, step));
+    dp__shm_tell(comm, &dp__shm_own(comm)->made, now);
+    return DP_OK;
+}
+
+/* From all others, each beginning with the one behind it: not all read from the same one. */
+static dp_status dp__shm_take(const dp__shm_rows *rows, size_t step)
+{
+    dp__shm_comm *comm = rows->call->comm;
+    unsigned now = comm->steps + (unsigned)step + 1;
+    for (int i = 1; i < comm->process_count; i++) {
+        int from = (comm->process + i) % comm->process_count;
+        size_t bytes = dp__shm_row_bytes(rows, from, step);
+        if (bytes == 0)
+            continue;
+        DP_TRY(dp__shm_wait(comm, from, DP__SHM_MADE, now));
+        dp__shm_unpack(rows->call, from, step * rows->piece, bytes, dp__shm_slot(comm, from, step));
+    }
+    dp__shm_tell(comm, &dp__shm_own(comm)->taken, now);
+    return DP_OK;
+}
+
+static dp_status dp__shm_move_large(const dp__shm_call *call, size_t *out_steps)
+{
+    size_t most = dp__shm_most_bytes(call);
+    dp__shm_rows rows = {call, dp__shm_piece(most)};
+    size_t steps = (most + rows.piece - 1) / rows.piece;
+    for (size_t i = 0; i < steps + DP__SHM_LAG; i++) {
+        if (i < steps)
+            DP_TRY(dp__shm_give(&rows, i));
+        if (i >= DP__SHM_LAG)
+            DP_TRY(dp__shm_take(&rows, i - DP__SHM_LAG));
+    }
+    *out_steps = steps;
+    return DP_OK;
+}
+
+static void dp__shm_move_small(const dp__shm_call *call)
+{
+    const dp__shm_comm *comm = call->comm;
+    for (int p = 0; p < comm->process_count; p++)
+        if (p != comm->process)
+            dp__shm_unpack(call, p, 0, dp__shm_blocks(call, p) * dp__shm_block_bytes(call),
+                           dp__shm_leaf(comm, p));
+}
+
+static dp_status dp__shm_move(const dp__shm_call *call)
+{
+    size_t steps = 0;
+    DP_TRY(dp__shm_begin(call));
+    dp__shm_move_here(call);
+    if (dp__shm_is_small(call))
+        dp__shm_move_small(call);
+    else
+        DP_TRY(dp__shm_move_large(call, &steps));
+    dp__shm_end(call, steps);
+    return DP_OK;
+}
+
+static dp_status dp__shm_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                   dp_dtype dtype, int root)
+{
+    return dp__shm_move(&(dp__shm_call){dp__shm_of(comm), local, DP__BROADCAST, count,
+                                        dp_dtype_bytes(dtype), dtype, DP_OP_SUM, 1, root});
+}
+
+static dp_status dp__shm_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                    dp_dtype dtype)
+{
+    return dp__shm_move(&(dp__shm_call){dp__shm_of(comm), local, DP__ALL_GATHER, count_each,
+                                        dp_dtype_bytes(dtype), dtype, DP_OP_SUM, 1, 0});
+}
+
+static dp_status dp__shm_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                    dp_dtype dtype)
+{
+    return dp__shm_move(&(dp__shm_call){dp__shm_of(comm), local, DP__ALL_TO_ALL, count_each,
+                                        dp_dtype_bytes(dtype), dtype, DP_OP_SUM, 1, 0});
+}
+
+/* ==== >>joining ================================================================================
+   From a config to a communicator. Every step is agreed upon by all processes, also by those that
+   failed in it, so that all fail together. */
+
+typedef struct dp__shm_card { /* what a process tells the others */
+    uint64_t cores[DP__SHARED_CPU_WORDS];
+    dp__shared_name name;
+    int32_t status, local_count;
+    char text[200];
+} dp__shm_card;
+
+typedef struct dp__shm_join {
+    const dp_bootstrap *boot;
+    dp__shm_comm *comm;
+    dp__shm_card own, *all;
+} dp__shm_join;
+
+static bool dp__shm_fits(const dp_comm_config *config)
+{
+    return config->bootstrap != NULL && config->host_memory && config->one_machine;
+}
+
+static dp_status dp__shm_agree(dp__shm_join *join, dp_status own)
+{
+    const dp_bootstrap *boot = join->boot;
+    join->own.status = (int32_t)own;
+    snprintf(join->own.text, sizeof join->own.text, "%.199s", own != DP_OK ? dp_last_error() : "");
+    dp_status status = boot->all_gather(&join->own, join->all, sizeof join->own, boot->user);
+    if (own != DP_OK)
+        return dp_error(own, "%s", join->own.text);
+    if (status != DP_OK)
+        return dp_error(DP_ERR_REMOTE, "bootstrap.all_gather failed: %s", dp_status_text(status));
+    for (int p = 0; p < boot->process_count; p++)
+        if (join->all[p].status != DP_OK)
+            return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, join->all[p].text);
+    return DP_OK;
+}
+
+static void dp__shm_free(dp__shm_comm *comm)
+{
+    const dp_host *host = comm->base.host;
+    dp__os_shared_close(&comm->shared);
+    host->free(host, comm->firsts);
+    host->free(host, comm->in);
+    host->free(host, comm->out);
+    host->free(host, comm->wide);
+    host->free(host, comm);
+}
+
+static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, dp__shm_comm **out)
+{
+    size_t ranks = (size_t)config->rank_count, local = (size_t)config->local_count;
+    size_t processes = (size_t)config->bootstrap->process_count;
+    const dp__simd *simd = NULL;
+    DP_TRY(dp__simd_choose(&simd));
+    dp__shm_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__shm_comm));
+    if (comm == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
+    *comm =
+        (dp__shm_comm){.base = {dp_shm_coll(), host},
+                       .simd = simd,
+                       .shared = {.fd = -1},
+                       .process = config->bootstrap->process,
+                       .process_count = config->bootstrap->process_count,
+                       .rank_first = config->rank_first,
+                       .local_count = config->local_count,
+                       .rank_count = config->rank_count,
+                       .timeout_ms = config->timeout_ms,
+                       .firsts = host->alloc(host, (processes + 1) * sizeof(int), _Alignof(int)),
+                       .in = host->alloc(host, (ranks + 1) * sizeof(void *), _Alignof(void *)),
+                       .out = host->alloc(host, (local + 1) * sizeof(void *), _Alignof(void *)),
+                       .wide = host->alloc(host, local * DP__SHM_SLOT_BYTES, 64)};
+    if (comm->firsts == NULL || comm->in == NULL || comm->out == NULL || comm->wide == NULL) {
+        dp__shm_free(comm);
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
+    }
+    *out = comm;
+    return DP_OK;
+}
+
+static int dp__shm_count_bits(const uint64_t *words)
+{
+    int count = 0;
+    for (int i = 0; i < DP__SHARED_CPU_WORDS; i++)
+        for (uint64_t left = words[i]; left != 0; left &= left - 1)
+            count++;
+    return count;
+}
+
+/* From what all have told: who has which ranks, and whether there is a core for every thread. Where
+   a quota leaves this process fewer cores than its mask, it leaves them to all together. */
+static void dp__shm_learn(const dp__shm_join *join)
+{
+    dp__shm_comm *comm = join->comm;
+    uint64_t cores[DP__SHARED_CPU_WORDS] = {0};
+    int first = 0, quota = dp__os_core_count(), threads = 0;
+    for (int p = 0; p < comm->process_count; p++) {
+        comm->firsts[p] = first;
+        first += join->all[p].local_count;
+        threads += join->all[p].local_count;
+        for (int i = 0; i < DP__SHARED_CPU_WORDS; i++)
+            cores[i] |= join->all[p].cores[i];
+    }
+    comm->firsts[comm->process_count] = first;
+    bool own = comm->base.host->thread_count(comm->base.host) >= comm->local_count;
+    bool limited = quota < dp__shm_count_bits(join->own.cores) && threads > quota;
+    comm->spin = own && !limited && threads <= dp__shm_count_bits(cores);
+}
+
+static void dp__shm_sit(dp__shm_comm *comm)
+{
+    comm->hall = comm->shared.data;
+    dp__shm_seat *seat = dp__shm_own(comm);
+    atomic_store(&seat->waits_for, -1);
+    atomic_store(&seat->process_id, dp__os_process_id());
+    atomic_store(&seat->state, DP__SHM_INSIDE);
+}
+
+/* Each process asks for the pages of its own desk: they are near it. */
+static dp_status dp__shm_enter(dp__shm_join *join, bool named, bool made)
+{
+    dp__shm_comm *comm = join->comm;
+    size_t hall = dp__shm_hall_bytes(comm->process_count), desk = dp__shm_desk_bytes();
+    size_t all = dp__shm_bytes(comm->process_count);
+    if (made && comm->process == 0) {
+        DP_TRY(dp__os_shared_make(named, all, &comm->shared, &join->own.name));
+        return dp__os_shared_reserve(&comm->shared, 0, hall);
+    }
+    if (made)
+        return DP_OK;
+    if (comm->process != 0)
+        DP_TRY(dp__os_shared_find(&join->all[0].name, all, &comm->shared));
+    DP_TRY(dp__os_shared_hold(&comm->shared, comm->process));
+    DP_TRY(dp__os_shared_reserve(&comm->shared, hall + (size_t)comm->process * desk, desk));
+    dp__shm_sit(comm);
+    return DP_OK;
+}
+
+/* One way to come by shared memory: the first process makes it, the others open it. */
+static dp_status dp__shm_try(dp__shm_join *join, bool named)
+{
+    join->own.name = (dp__shared_name){.fd = -1};
+    dp_status status = dp__shm_agree(join, dp__shm_enter(join, named, true));
+    if (status == DP_OK)
+        status = dp__shm_agree(join, dp__shm_enter(join, named, false));
+    if (join->own.name.path[0] != '\0')
+        dp__os_shared_unlink(join->own.name.path);
+    if (status != DP_OK)
+        dp__os_shared_close(&join->comm->shared);
+    return status;
+}
+
+static dp_status dp__shm_join_all(dp__shm_join *join, const dp_host *host,
+                                  const dp_comm_config *config)
+{
+    join->own.local_count = config->local_count;
+    dp__os_cores(join->own.cores);
+    DP_TRY(dp__shm_agree(join, dp__shm_new(host, config, &join->comm)));
+    dp__shm_learn(join);
+    dp_status status = dp__shm_try(join, false);
+    if (status == DP_OK)
+        return DP_OK;
+    host->log(host, DP_LOG_INFO, dp_last_error());
+    return dp__shm_try(join, true);
+}
+
+static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp__shm_join join = {.boot = config->bootstrap};
+    size_t bytes = (size_t)config->bootstrap->process_count * sizeof *join.all;
+    join.all = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL); /* to tell that there is none */
+    if (join.all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory to ask the others");
+    dp_status status = dp__shm_join_all(&join, host, config);
+    dp__os_free(join.all, bytes, NULL);
+    if (status == DP_OK)
+        *out = &join.comm->base;
+    else if (join.comm != NULL)
+        dp__shm_free(join.comm);
+    return status;
+}
+
+/* Others may still read what this process has made: the memory is theirs too. */
+static void dp__shm_close(dp_comm *comm)
+{
+    dp__shm_comm *own = dp__shm_of(comm);
+    atomic_store(&dp__shm_own(own)->state, DP__SHM_LEFT);
+    dp__shm_wake_all(own);
+    dp__shm_free(own);
+}
+
+static void dp__shm_abort(dp_comm *comm)
+{
+    dp__shm_pass_on(dp__shm_of(comm));
+}
+
+static dp_status dp__shm_poll(dp_comm *comm)
+{
+    const dp__shm_comm *own = dp__shm_of(comm);
+    return atomic_load(&own->hall->failed) != 0 ? dp__shm_failed(own) : DP_OK;
+}
+
+DP_API const dp_coll_ops *dp_shm_coll(void)
+{
+    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+                                    .name = "shared memory",
+                                    .fits = dp__shm_fits,
+                                    .open = dp__shm_open,
+                                    .close = dp__shm_close,
+                                    .all_reduce = dp__shm_all_reduce,
+                                    .broadcast = dp__shm_broadcast,
+                                    .all_gather = dp__shm_all_gather,
+                                    .reduce_scatter = dp__shm_reduce_scatter,
+                                    .all_to_all = dp__shm_all_to_all,
+                                    .abort = dp__shm_abort,
+                                    .poll = dp__shm_poll};
+    return &ops;
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_SHM_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,45 @@
+/* spawn.c - four processes on one machine, without a launcher: each opens the job it is part of.
+
+   The same `work` runs on many machines if a launcher starts the program there, and main calls it
+   instead: mpirun, srun, torchrun --no-python.
+
+   Build: cc -std=c11 examples/spawn.c -o spawn -lpthread -lm
+   Prints:
+   process 0 of 4: the sum over all ranks is 10
+   one that fails: dp_spawn: process 2 of 4: no more paper */
+
+#define DP_IMPLEMENTATION
+#include "../dp.h"
+#include <stdio.h>
+
+static dp_status work(void *user) /* in a process of its own */
+{
+    dp_ctx *ctx;
+    dp_info info;
+    (void)user;
+    DP_TRY(dp_open(&(dp_config){.device_count = 1}, &ctx)); /* its environment says who it is */
+    DP_TRY(dp_info_get(ctx, &info));
+    float number = (float)(info.process + 1);
+    dp_part part = {.send = &number, .recv = &number};
+    DP_TRY(dp_all_reduce(ctx, &part, 1, DP_F32, DP_OP_SUM));
+    if (info.process == 0)
+        printf("process 0 of %d: the sum over all ranks is %g\n", info.process_count,
+               (double)number);
+    dp_close(ctx);
+    return DP_OK;
+}
+
+static dp_status print(void *user)
+{
+    const char *process = getenv("DP_PROCESS");
+    (void)user;
+    return strcmp(process, "2") == 0 ? dp_error(DP_ERR_USER, "no more paper") : DP_OK;
+}
+
+int main(void)
+{
+    DP_CHECK(dp_spawn(4, work, NULL));
+    if (dp_spawn(4, print, NULL) != DP_OK)
+        printf("one that fails: %s\n", dp_last_error());
+    return 0;
+}

@@ -1,0 +1,211 @@
+/* split_coll.h - the table dp_shm_coll() on trial in one process: the ranks of a context are dealt
+   out to members, each of which is a thread with a communicator of its own, as a process would be.
+   So every suite for tables runs over it. */
+
+#ifndef SPLIT_COLL_H
+#define SPLIT_COLL_H
+
+#include <pthread.h>
+#include <string.h>
+#include "test.h"
+
+enum { SPLIT_MEMBERS = 8, SPLIT_CARD = 1024 };
+
+typedef struct split_comm split_comm;
+
+typedef struct split_member {
+    split_comm *all;
+    int place, first, count; /* its ranks */
+    dp_comm_config config;
+    dp_bootstrap boot;
+    dp_comm *comm;
+    const dp_part *local;
+    pthread_t thread;
+    dp_status status;
+    char text[512];
+} split_member;
+
+struct split_comm {
+    dp_comm base;
+    int members;
+    split_member member[SPLIT_MEMBERS];
+    char cards[SPLIT_MEMBERS * SPLIT_CARD];
+    pthread_barrier_t meet;
+    dp_status (*run)(split_member *m); /* what the members do */
+    int verb, root;
+    size_t count;
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+};
+
+static int split_ranks_each = 2; /* the first member has one */
+
+static inline const dp_coll_ops *split_coll(int ranks_each);
+
+static inline dp_status split_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    const split_member *m = user;
+    CHECK(bytes_each <= SPLIT_CARD);
+    memcpy(m->all->cards + (size_t)m->place * bytes_each, in, bytes_each);
+    pthread_barrier_wait(&m->all->meet);
+    memcpy(out, m->all->cards, bytes_each * (size_t)m->all->members);
+    pthread_barrier_wait(&m->all->meet);
+    return DP_OK;
+}
+
+static inline void *split_main(void *user)
+{
+    split_member *m = user;
+    m->status = m->all->run(m);
+    if (m->status != DP_OK)
+        strncpy(m->text, dp_last_error(), sizeof m->text - 1);
+    return NULL;
+}
+
+static inline dp_status split_run(split_comm *all, dp_status (*run)(split_member *m))
+{
+    all->run = run;
+    for (int i = 1; i < all->members; i++)
+        CHECK_INT(pthread_create(&all->member[i].thread, NULL, split_main, &all->member[i]), 0);
+    split_main(&all->member[0]);
+    for (int i = 1; i < all->members; i++)
+        CHECK_INT(pthread_join(all->member[i].thread, NULL), 0);
+    for (int i = 0; i < all->members; i++)
+        if (all->member[i].status != DP_OK)
+            return dp_error(all->member[i].status, "%s", all->member[i].text);
+    return DP_OK;
+}
+
+static inline dp_status split_open_one(split_member *m)
+{
+    return dp_shm_coll()->open(m->all->base.host, &m->config, &m->comm);
+}
+
+static inline void split_close(dp_comm *comm)
+{
+    split_comm *all = (split_comm *)comm;
+    for (int i = 0; i < all->members; i++)
+        if (all->member[i].comm != NULL)
+            dp_shm_coll()->close(all->member[i].comm);
+    pthread_barrier_destroy(&all->meet);
+    comm->host->free(comm->host, comm);
+}
+
+static inline bool split_fits(const dp_comm_config *config)
+{
+    return config->bootstrap == NULL && config->host_memory;
+}
+
+static inline dp_status split_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    split_comm *all = host->alloc(host, sizeof(*all), _Alignof(split_comm));
+    if (all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "split: no memory");
+    memset(all, 0, sizeof(*all));
+    all->base = (dp_comm){split_coll(split_ranks_each), host};
+    for (int first = 0, count; first < config->local_count; first += count) {
+        split_member *m = &all->member[all->members];
+        int left = config->local_count - first;
+        count = first == 0 ? 1 : left < split_ranks_each ? left : split_ranks_each;
+        *m = (split_member){.all = all, .place = all->members++, .first = first, .count = count};
+    }
+    for (int i = 0; i < all->members; i++) {
+        split_member *m = &all->member[i];
+        m->boot = (dp_bootstrap){split_gather, m, i, all->members};
+        m->config = *config;
+        m->config.local = config->local + m->first;
+        m->config.local_count = m->count;
+        m->config.rank_first = m->first;
+        m->config.bootstrap = &m->boot;
+    }
+    pthread_barrier_init(&all->meet, NULL, (unsigned)all->members);
+    dp_status status = split_run(all, split_open_one);
+    *out = &all->base;
+    if (status != DP_OK)
+        split_close(&all->base);
+    return status;
+}
+
+static inline dp_status split_one(split_member *m)
+{
+    const split_comm *all = m->all;
+    const dp_part *local = m->local;
+    switch (all->verb) {
+    case 0:
+        return m->comm->ops->all_reduce(m->comm, local, all->count, all->dtype, all->op,
+                                        all->scale);
+    case 1:
+        return m->comm->ops->broadcast(m->comm, local, all->count, all->dtype, all->root);
+    case 2:
+        return m->comm->ops->all_gather(m->comm, local, all->count, all->dtype);
+    case 3:
+        return m->comm->ops->reduce_scatter(m->comm, local, all->count, all->dtype, all->op,
+                                            all->scale);
+    default:
+        return m->comm->ops->all_to_all(m->comm, local, all->count, all->dtype);
+    }
+}
+
+static inline dp_status split_verb(dp_comm *comm, const dp_part *local, int verb, size_t count,
+                                   dp_dtype dtype, dp_op op, double scale, int root)
+{
+    split_comm *all = (split_comm *)comm;
+    for (int i = 0; i < all->members; i++)
+        all->member[i].local = local + all->member[i].first;
+    all->verb = verb;
+    all->count = count;
+    all->dtype = dtype;
+    all->op = op;
+    all->scale = scale;
+    all->root = root;
+    return split_run(all, split_one);
+}
+
+static inline dp_status split_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                         dp_dtype dtype, dp_op op, double scale)
+{
+    return split_verb(comm, local, 0, count, dtype, op, scale, 0);
+}
+
+static inline dp_status split_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                        dp_dtype dtype, int root)
+{
+    return split_verb(comm, local, 1, count, dtype, DP_OP_SUM, 1, root);
+}
+
+static inline dp_status split_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                         dp_dtype dtype)
+{
+    return split_verb(comm, local, 2, count_each, dtype, DP_OP_SUM, 1, 0);
+}
+
+static inline dp_status split_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                             dp_dtype dtype, dp_op op, double scale)
+{
+    return split_verb(comm, local, 3, count_each, dtype, op, scale, 0);
+}
+
+static inline dp_status split_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                         dp_dtype dtype)
+{
+    return split_verb(comm, local, 4, count_each, dtype, DP_OP_SUM, 1, 0);
+}
+
+static inline const dp_coll_ops *split_coll(int ranks_each)
+{
+    static const dp_coll_ops ops = {.size = sizeof(ops),
+                                    .name = "split",
+                                    .fits = split_fits,
+                                    .open = split_open,
+                                    .close = split_close,
+                                    .all_reduce = split_all_reduce,
+                                    .broadcast = split_broadcast,
+                                    .all_gather = split_all_gather,
+                                    .reduce_scatter = split_reduce_scatter,
+                                    .all_to_all = split_all_to_all};
+    split_ranks_each = ranks_each;
+    return &ops;
+}
+
+#endif /* SPLIT_COLL_H */

@@ -1,0 +1,1786 @@
+/* test_launch.c - what launchers say, how processes meet, and dp_spawn: all with real processes. */
+
+#if defined(__linux__)
+#define _GNU_SOURCE /* affinity masks */
+#endif
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "../examples/custom_device.h"
+#include "boot_coll.h"
+
+/* ---- the environment ------------------------------------------------------------------------- */
+
+static const char *const all_variables[] = {
+    "DP_LAUNCH",
+    "DP_PROCESS",
+    "DP_PROCESS_COUNT",
+    "DP_LOCAL_PROCESS",
+    "DP_LOCAL_PROCESS_COUNT",
+    "DP_ADDR",
+    "DP_SECRET",
+    "DP_MACHINE",
+    "DP_DEVICES",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "OMPI_MCA_ess_base_jobid",
+    "PMIX_NAMESPACE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_JOBID",
+    "PMI_FD",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NODELIST",
+    "SLURM_RESTART_COUNT",
+};
+
+/* Whatever started the tests is none of theirs. */
+static void nobody_launched_us(void)
+{
+    for (size_t i = 0; i < sizeof all_variables / sizeof all_variables[0]; i++) {
+        unsetenv(all_variables[i]);
+    }
+}
+
+static void set(const char *name, const char *text)
+{
+    CHECK_INT(setenv(name, text, 1), 0);
+}
+
+static void set_number(const char *name, int n)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", n);
+    set(name, text);
+}
+
+typedef struct launcher {
+    const char *name, *process, *count, *local, *local_count;
+} launcher;
+
+static const launcher launchers[] = {
+    {"dp", "DP_PROCESS", "DP_PROCESS_COUNT", "DP_LOCAL_PROCESS", "DP_LOCAL_PROCESS_COUNT"},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
+};
+
+enum { LAUNCHERS = sizeof launchers / sizeof launchers[0] };
+
+/* As the launcher would: with addresses that are there, and nobody at them. */
+static void launched_by(const launcher *by, int process, int count)
+{
+    set_number(by->process, process);
+    set_number(by->count, count);
+    set_number(by->local, process);
+    if (by->local_count != NULL) {
+        set_number(by->local_count, count);
+    }
+    if (strcmp(by->name, "dp") == 0) {
+        set("DP_ADDR", "@nobody");
+    }
+    if (strcmp(by->name, "torchrun") == 0) {
+        set("MASTER_ADDR", "localhost");
+        set("MASTER_PORT", "29500");
+    }
+    if (strcmp(by->name, "slurm") == 0) {
+        set("SLURM_JOB_ID", "77");
+        set("SLURM_STEP_ID", "0");
+    }
+}
+
+static void check_launcher(const char *name)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.launcher, name);
+    CHECK_INT(info.process, 0);
+    CHECK_INT(info.process_count, 1);
+    CHECK_INT(info.machine_process, 0);
+    CHECK_INT(info.machine_process_count, 1);
+    dp_close(ctx);
+}
+
+static void check_refused(dp_status status, const char *part, const char *more)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 200}, &ctx), status, part);
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 200}, &ctx), status, more);
+    CHECK(strncmp(dp_last_error(), "dp_open: ", 9) == 0);
+    CHECK(ctx == NULL);
+}
+
+TEST(without_a_launcher_a_process_is_alone)
+{
+    nobody_launched_us();
+    check_launcher("none");
+}
+
+TEST(every_launcher_is_recognized)
+{
+    for (int i = 0; i < LAUNCHERS; i++) {
+        nobody_launched_us();
+        launched_by(&launchers[i], 0, 1);
+        check_launcher(launchers[i].name);
+        unsetenv("DP_ADDR"); /* who is alone needs to know of no address */
+        unsetenv("MASTER_ADDR");
+        check_launcher(launchers[i].name);
+    }
+}
+
+TEST(the_first_of_the_table_decides)
+{
+    nobody_launched_us();
+    for (int i = LAUNCHERS; i-- > 0;) {
+        launched_by(&launchers[i], 0, 1);
+        check_launcher(launchers[i].name);
+    }
+    set("DP_LAUNCH", "mpich");
+    check_launcher("mpich");
+    set("DP_LAUNCH", "none");
+    check_launcher("none");
+}
+
+/* Of those behind it nothing is even read. */
+TEST(what_does_not_decide_may_say_anything)
+{
+    nobody_launched_us();
+    launched_by(&launchers[0], 0, 1);
+    set("WORLD_SIZE", "many");
+    set("PMI_SIZE", "-3");
+    check_launcher("dp");
+}
+
+TEST(launch_says_what_it_knows)
+{
+    nobody_launched_us();
+    set("DP_LAUNCH", "mpirun");
+    check_refused(DP_ERR_INVALID, "DP_LAUNCH", "'mpirun'");
+    set("DP_LAUNCH", "torchrun");
+    check_refused(DP_ERR_INVALID, "RANK", "WORLD_SIZE");
+}
+
+TEST(numbers_that_are_none)
+{
+    static const char *const bad[] = {"-1", "x", "1x", " 1", "+1", "1.0", "99999999999999999999"};
+    for (int i = 0; i < LAUNCHERS; i++) {
+        const launcher *by = &launchers[i];
+        const char *const names[] = {by->process, by->count, by->local, by->local_count};
+        for (int n = 0; n < 4 && names[n] != NULL; n++) {
+            for (size_t b = 0; b < sizeof bad / sizeof bad[0]; b++) {
+                char quoted[40];
+                nobody_launched_us();
+                launched_by(by, 0, 2);
+                set(names[n], bad[b]);
+                snprintf(quoted, sizeof quoted, "'%s'", bad[b]);
+                check_refused(DP_ERR_INVALID, names[n], quoted);
+            }
+        }
+        nobody_launched_us();
+        launched_by(by, 0, 2);
+        set(by->count, "0");
+        check_refused(DP_ERR_INVALID, by->count, "'0'");
+    }
+}
+
+TEST(half_a_set)
+{
+    for (int i = 0; i < LAUNCHERS; i++) {
+        const launcher *by = &launchers[i];
+        const char *const names[] = {by->process, by->count, by->local, by->local_count};
+        for (int n = 0; n < 4; n++) {
+            if (names[n] == NULL || names[n ^ 1] == NULL) {
+                continue; /* Slurm does not say how many are on a machine */
+            }
+            nobody_launched_us();
+            launched_by(by, 0, 2);
+            unsetenv(names[n]);
+            check_refused(DP_ERR_INVALID, names[n], names[n ^ 1]);
+            set(names[n], ""); /* as good as nothing */
+            check_refused(DP_ERR_INVALID, names[n], names[n ^ 1]);
+        }
+    }
+}
+
+TEST(numbers_that_contradict_each_other)
+{
+    for (int i = 0; i < LAUNCHERS; i++) {
+        const launcher *by = &launchers[i];
+        nobody_launched_us();
+        launched_by(by, 2, 2);
+        check_refused(DP_ERR_INVALID, by->process, by->count);
+        nobody_launched_us();
+        launched_by(by, 0, 2);
+        set(by->local, "2");
+        check_refused(DP_ERR_INVALID, by->local, "2");
+        if (by->local_count != NULL) {
+            set(by->local_count, "3");
+            check_refused(DP_ERR_INVALID, by->local_count, by->count);
+        }
+    }
+}
+
+TEST(addresses_that_are_none)
+{
+    static const char *const bad[] = {"host",   "host:",     ":80",    "host:0", "host:65536",
+                                      "host:x", "host:80 ",  "[::1]",  "[]:80",  "@",
+                                      "::",     "host:80:x", "host:-1"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        nobody_launched_us();
+        launched_by(&launchers[0], 0, 2);
+        set("DP_ADDR", bad[i]);
+        check_refused(DP_ERR_INVALID, "DP_ADDR", bad[i]);
+    }
+    unsetenv("DP_ADDR");
+    check_refused(DP_ERR_INVALID, "DP_ADDR", "is not set");
+    nobody_launched_us();
+    launched_by(&launchers[1], 0, 2);
+    set("MASTER_PORT", "65535"); /* the next one is no port */
+    check_refused(DP_ERR_INVALID, "MASTER_PORT", "65535");
+    unsetenv("MASTER_PORT");
+    check_refused(DP_ERR_INVALID, "MASTER_PORT", "is not set");
+    set("MASTER_PORT", "29500");
+    unsetenv("MASTER_ADDR");
+    check_refused(DP_ERR_INVALID, "MASTER_ADDR", "is not set");
+}
+
+/* mpirun over several machines does not say where process 0 is. */
+TEST(several_machines_want_an_address)
+{
+    for (int i = 2; i < 4; i++) {
+        nobody_launched_us();
+        launched_by(&launchers[i], 0, 4);
+        set(launchers[i].local_count, "2");
+        check_refused(DP_ERR_UNSUPPORTED, "DP_ADDR=host:port", launchers[i].name);
+    }
+}
+
+/* salloc and sbatch set all but the step; the steps in which their own shells run are numbered
+   from the end. */
+TEST(slurm_without_a_step_is_no_launcher)
+{
+    nobody_launched_us();
+    launched_by(&launchers[4], 0, 4);
+    unsetenv("SLURM_STEP_ID");
+    check_launcher("none");
+    set("SLURM_STEP_ID", "4294967290");
+    check_launcher("none");
+    set("SLURM_STEP_ID", "4294967291");
+    check_launcher("none");
+}
+
+TEST(a_config_may_want_no_other_process)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    nobody_launched_us();
+    launched_by(&launchers[0], 1, 4);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .local_only = true}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.launcher, "none");
+    CHECK_INT(info.process_count, 1);
+    dp_close(ctx);
+}
+
+static dp_status gather_nothing(const void *in, void *out, size_t bytes_each, void *user)
+{
+    (void)in, (void)out, (void)bytes_each, (void)user;
+    return DP_ERR_USER;
+}
+
+TEST(a_bootstrap_of_ones_own_wins)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    dp_config config = {.device_count = 1,
+                        .bootstrap = {.all_gather = gather_nothing, .process_count = 1}};
+    nobody_launched_us();
+    launched_by(&launchers[0], 1, 4);
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.launcher, "bootstrap");
+    CHECK_INT(info.process_count, 1);
+    dp_close(ctx);
+    config.local_only = true;
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_INVALID, "local_only");
+}
+
+static void keep_verdict(const dp_log_record *record, void *user)
+{
+    if (strncmp(record->text, "launcher: ", 10) == 0) {
+        snprintf(user, 100, "%s", record->text);
+    }
+}
+
+TEST(the_verdict_is_logged)
+{
+    char verdict[100] = "";
+    dp_ctx *ctx;
+    const dp_config config = {.device_count = 1, .log = {.fn = keep_verdict, .user = verdict}};
+    nobody_launched_us();
+    launched_by(&launchers[3], 0, 1);
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_STR(verdict, "launcher: mpich, process 0 of 1, 0 of 1 on this machine");
+    dp_close(ctx);
+}
+
+/* ---- worlds of several processes ------------------------------------------------------------- */
+
+enum { MOST = 16 };
+
+static int me, world, port; /* set in every process of a world */
+
+static int listen_at(int n)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)n),
+                             .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+    CHECK(fd >= 0);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    if (bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 16) == 0) {
+        return fd;
+    }
+    close(fd);
+    return -1;
+}
+
+/* The first of ten that nobody has, below those that the system gives out. */
+static int free_port(void)
+{
+    static uint64_t seed;
+    int first = 0, count = 0;
+    seed = seed != 0 ? seed : (uint64_t)getpid();
+    while (count < 10) {
+        first = 12000 + (int)(test_random(&seed) % 20000);
+        for (count = 0; count < 10; count++) {
+            int fd = listen_at(first + count);
+            if (fd < 0) {
+                break;
+            }
+            close(fd);
+        }
+    }
+    return first;
+}
+
+/* -1: nobody is there yet */
+static int call(int n)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)n),
+                             .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0) {
+        return fd;
+    }
+    close(fd);
+    return -1;
+}
+
+static int call_patiently(int n)
+{
+    int fd = call(n);
+    for (int i = 0; i < 500 && fd < 0; i++) {
+        poll(NULL, 0, 10);
+        fd = call(n);
+    }
+    CHECK(fd >= 0);
+    return fd;
+}
+
+static void use_tcp(void)
+{
+    char address[40];
+    snprintf(address, sizeof address, "127.0.0.1:%d", port);
+    launched_by(&launchers[0], me, world);
+    set("DP_ADDR", address);
+}
+
+static void use_name(void)
+{
+    char address[40];
+    snprintf(address, sizeof address, "@test-%d", (int)getppid());
+    launched_by(&launchers[0], me, world);
+    set("DP_ADDR", address);
+}
+
+static pid_t start(int process, void (*body)(void))
+{
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        me = process;
+        body();
+        exit(EXIT_SUCCESS);
+    }
+    return pid;
+}
+
+static void finish(pid_t pid, int process)
+{
+    int status = 0;
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != EXIT_SUCCESS) {
+        test_fail(__FILE__, __LINE__, "process %d of %d ended with status 0x%x", process, world,
+                  (unsigned)status);
+    }
+}
+
+static void run_world(int count, void (*body)(void))
+{
+    pid_t pids[MOST];
+    nobody_launched_us();
+    world = count;
+    port = free_port();
+    for (int p = 0; p < count; p++) {
+        pids[p] = start(p, body);
+    }
+    for (int p = 0; p < count; p++) {
+        finish(pids[p], p);
+    }
+}
+
+static dp_status open_world(int timeout_ms, const char *job, dp_ctx **out)
+{
+    const dp_coll_ops *const colls[] = {boot_coll(), NULL};
+    const dp_config config = {
+        .colls = colls, .device_count = 1, .job = job, .timeout_ms = timeout_ms};
+    return dp_open(&config, out);
+}
+
+static void check_sum(dp_ctx *ctx)
+{
+    int32_t n = me + 1;
+    dp_part part = {.send = &n, .recv = &n};
+    CHECK_OK(dp_all_reduce(ctx, &part, 1, DP_I32, DP_OP_SUM));
+    CHECK_INT(n, world * (world + 1) / 2);
+}
+
+static void check_world(const char *launched, const char *job)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    CHECK_OK(open_world(0, job, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.launcher, launched);
+    CHECK_INT(info.process, me);
+    CHECK_INT(info.process_count, world);
+    CHECK_INT(info.rank_first, me);
+    CHECK_INT(info.rank_count, world);
+    CHECK_INT(info.machine_process, me);
+    CHECK_INT(info.machine_process_count, world);
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+static void meet_over_tcp(void)
+{
+    use_tcp();
+    check_world("dp", NULL);
+}
+
+static void meet_by_name(void)
+{
+    use_name();
+    check_world("dp", NULL);
+}
+
+TEST(processes_meet_over_tcp)
+{
+    for (int count = 2; count <= 8; count += count < 5 ? 1 : 3) {
+        run_world(count, meet_over_tcp);
+    }
+}
+
+TEST(processes_meet_by_name)
+{
+    for (int count = 2; count <= 8; count += count < 5 ? 1 : 3) {
+        run_world(count, meet_by_name);
+    }
+}
+
+static void meet_under_a_name_of_localhost(void)
+{
+    char address[40];
+    use_tcp();
+    snprintf(address, sizeof address, me % 2 ? "localhost:%d" : "127.0.0.1:%d", port);
+    set("DP_ADDR", address);
+    check_world("dp", NULL);
+}
+
+TEST(names_and_numbers_of_a_host_are_one)
+{
+    run_world(3, meet_under_a_name_of_localhost);
+}
+
+static void meet_over_ipv6(void)
+{
+    char address[40];
+    use_tcp();
+    snprintf(address, sizeof address, "[::1]:%d", port);
+    set("DP_ADDR", address);
+    check_world("dp", NULL);
+}
+
+TEST(addresses_with_colons_have_brackets)
+{
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) != 0) {
+        SKIP("no IPv6 on this machine");
+    }
+    close(fd);
+    run_world(3, meet_over_ipv6);
+}
+
+static void meet_on_all_interfaces(void)
+{
+    char host[200], address[240];
+    use_tcp();
+    if (gethostname(host, sizeof host) == 0) {
+        snprintf(address, sizeof address, "%.190s:%d", host, port);
+        set("DP_ADDR", address);
+    }
+    check_world("dp", NULL);
+}
+
+TEST(a_host_has_a_name)
+{
+    char host[200];
+    CHECK_INT(gethostname(host, sizeof host), 0);
+    run_world(4, meet_on_all_interfaces);
+}
+
+/* ---- as launchers start them ----------------------------------------------------------------- */
+
+static void meet_as_torchrun(void)
+{
+    launched_by(&launchers[1], me, world);
+    set_number("MASTER_PORT", port);
+    set("TORCHELASTIC_RUN_ID", "none");
+    check_world("torchrun", NULL);
+}
+
+/* Its own store sits on the port, and something else that never answers on the next one. */
+TEST(torchrun_keeps_its_port)
+{
+    nobody_launched_us();
+    port = free_port();
+    int store = listen_at(port), other = listen_at(port + 1), kept = port;
+    pid_t pids[2];
+    world = 2;
+    for (int p = 0; p < world; p++) {
+        port = kept;
+        pids[p] = start(p, meet_as_torchrun);
+    }
+    for (int p = 0; p < world; p++) {
+        finish(pids[p], p);
+    }
+    CHECK_INT(poll(&(struct pollfd){.fd = store, .events = POLLIN}, 1, 0), 0); /* nobody called */
+    close(store);
+    close(other);
+}
+
+static void meet_as_openmpi(void)
+{
+    launched_by(&launchers[2], me, world);
+    set_number("PMIX_NAMESPACE", port);
+    check_world("openmpi", NULL);
+}
+
+/* Nothing in the environment tells two runs apart: the launcher's own n does. */
+static void meet_as_mpich(void)
+{
+    launched_by(&launchers[3], me, world);
+    check_world("mpich", NULL);
+}
+
+static void meet_as_slurm(void)
+{
+    launched_by(&launchers[4], me, world);
+    set_number("SLURM_JOB_ID", port);
+    set("SLURM_STEP_NUM_NODES", "1");
+    set("SLURM_STEP_NODELIST", "node17");
+    check_world("slurm", NULL);
+}
+
+/* Its list of machines names the first host. */
+static void meet_as_slurm_on_a_list(void)
+{
+    launched_by(&launchers[4], me, world);
+    set_number("SLURM_JOB_ID", port);
+    set("SLURM_STEP_NUM_NODES", "2");
+    set("SLURM_STEP_NODELIST", "local[host-zone,far],elsewhere");
+    check_world("slurm", NULL);
+}
+
+TEST(mpirun_and_srun_say_no_address)
+{
+    run_world(4, meet_as_openmpi);
+    run_world(4, meet_as_mpich);
+    run_world(4, meet_as_slurm);
+    run_world(3, meet_as_slurm_on_a_list);
+}
+
+/* Each behind a shell, as it were; what they have in common is who made their connections. */
+static void meet_behind_a_shell(void)
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        meet_as_mpich();
+        exit(EXIT_SUCCESS);
+    }
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_INT(status, 0);
+}
+
+TEST(mpich_starts_shells_too)
+{
+    int fds[2];
+    pid_t pids[3];
+    nobody_launched_us();
+    world = 3;
+    CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    set_number("PMI_FD", fds[0]);
+    for (int p = 0; p < world; p++) {
+        pids[p] = start(p, meet_behind_a_shell);
+    }
+    for (int p = 0; p < world; p++) {
+        finish(pids[p], p);
+    }
+}
+
+/* ---- two machines ---------------------------------------------------------------------------- */
+
+#if defined(__linux__)
+static char hosts[2][24]; /* network namespaces, each of which stands for a machine */
+
+DP_PRINTF(1, 2) static bool run_ip(const char *format, ...)
+{
+    char command[200], words[160];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(words, sizeof words, format, args);
+    va_end(args);
+    snprintf(command, sizeof command, "ip %s 2>/dev/null", words);
+    return system(command) == 0;
+}
+
+static bool make_hosts(void)
+{
+    for (int i = 0; i < 2; i++) {
+        snprintf(hosts[i], sizeof hosts[i], "dp%c%d", 'a' + i, (int)getpid());
+        if (!run_ip("netns add %s", hosts[i]) || !run_ip("-n %s link set lo up", hosts[i])) {
+            return false;
+        }
+    }
+    return run_ip("link add v netns %s type veth peer name v netns %s", hosts[0], hosts[1]) &&
+           run_ip("-n %s addr add 10.79.0.1/24 dev v", hosts[0]) &&
+           run_ip("-n %s addr add 10.79.0.2/24 dev v", hosts[1]) &&
+           run_ip("-n %s link set v up", hosts[0]) && run_ip("-n %s link set v up", hosts[1]);
+}
+
+static void enter_host(int host)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/run/netns/%s", hosts[host]);
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && setns(fd, CLONE_NEWNET) == 0);
+    close(fd);
+    set("DP_MACHINE", hosts[host]);
+}
+
+/* Processes take turns, so that parents and children in the tree are on different machines. */
+static void meet_across(void)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    enter_host(me % 2);
+    launched_by(&launchers[1], me, world);
+    unsetenv("LOCAL_RANK");
+    unsetenv("LOCAL_WORLD_SIZE");
+    set("MASTER_ADDR", "10.79.0.1");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.machine_process, me / 2);
+    CHECK_INT(info.machine_process_count, (world + 1 - me % 2) / 2);
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+static void meet_in_vain(void)
+{
+    dp_ctx *ctx;
+    enter_host(me % 2);
+    use_name();
+    if (me == 1) {
+        CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "DP_ADDR=host:port");
+    }
+}
+
+static void run_across(void)
+{
+    run_world(7, meet_across);
+    run_world(2, meet_in_vain);
+}
+
+TEST(two_machines)
+{
+    int status = -1;
+    if (geteuid() != 0 || !make_hosts()) {
+        run_ip("netns del %s", hosts[0]);
+        run_ip("netns del %s", hosts[1]);
+        SKIP("network namespaces want root, and ip");
+    }
+    pid_t pid = start(0, run_across); /* apart, so that the namespaces go whatever happens */
+    waitpid(pid, &status, 0);
+    run_ip("netns del %s", hosts[0]);
+    run_ip("netns del %s", hosts[1]);
+    CHECK_INT(status, 0);
+}
+#endif
+
+/* ---- several contexts ------------------------------------------------------------------------ */
+
+static void *open_second(void *user)
+{
+    (void)user;
+    check_world("dp", "second");
+    return NULL;
+}
+
+static void meet_in_two_threads(void)
+{
+    pthread_t thread;
+    use_tcp();
+    CHECK_INT(pthread_create(&thread, NULL, open_second, NULL), 0);
+    check_world("dp", "first");
+    pthread_join(thread, NULL);
+}
+
+static void meet_twice_and_keep_both(void)
+{
+    dp_ctx *first, *second;
+    use_tcp();
+    CHECK_OK(open_world(0, "first", &first));
+    CHECK_OK(open_world(0, "second", &second));
+    check_sum(second);
+    check_sum(first);
+    dp_close(me % 2 ? first : second); /* in any order */
+    dp_close(me % 2 ? second : first);
+}
+
+static void meet_many_times(void)
+{
+    use_name();
+    for (int i = 0; i < 20; i++) {
+        check_world("dp", NULL);
+    }
+}
+
+TEST(contexts_of_two_jobs)
+{
+    run_world(3, meet_twice_and_keep_both);
+    run_world(3, meet_in_two_threads);
+}
+
+TEST(one_context_after_the_other)
+{
+    run_world(4, meet_many_times);
+}
+
+static void read_back_the_job(void)
+{
+    char job[] = "mine";
+    dp_ctx *ctx;
+    dp_config config;
+    use_name();
+    CHECK_OK(open_world(0, job, &ctx));
+    job[0] = 'x';
+    CHECK_OK(dp_config_get(ctx, &config));
+    CHECK_STR(config.job, "mine");
+    CHECK_INT(config.bootstrap.process, me);
+    CHECK(config.bootstrap.all_gather != NULL);
+    dp_close(ctx);
+}
+
+TEST(a_config_tells_what_became_of_it)
+{
+    run_world(2, read_back_the_job);
+}
+
+/* ---- who does not come ----------------------------------------------------------------------- */
+
+static void wait_for_others(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 1 || me == 4 || me == 5) {
+        return;
+    }
+    CHECK_ERROR(open_world(700, NULL, &ctx), DP_ERR_TIMEOUT,
+                "processes 1, 4 and 5 of 7 did not come within 0.");
+}
+
+TEST(who_is_missing_is_named_everywhere)
+{
+    run_world(7, wait_for_others);
+}
+
+static void wait_for_the_first(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me != 0) {
+        CHECK_ERROR(open_world(400, NULL, &ctx), DP_ERR_TIMEOUT,
+                    "process 0 of 3 did not answer at");
+        CHECK(strstr(dp_last_error(), "127.0.0.1") != NULL);
+    }
+}
+
+static void wait_for_a_name(void)
+{
+    dp_ctx *ctx;
+    use_name();
+    if (me != 0) {
+        CHECK_ERROR(open_world(400, NULL, &ctx), DP_ERR_TIMEOUT, "DP_ADDR=host:port");
+    }
+}
+
+TEST(process_0_is_missing)
+{
+    run_world(3, wait_for_the_first);
+    run_world(3, wait_for_a_name);
+}
+
+static void look_for_a_host(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_ADDR", "no-such-host.invalid:7000");
+    if (me != 0) {
+        CHECK_ERROR(open_world(300, NULL, &ctx), DP_ERR_TIMEOUT, "no-such-host.invalid");
+    }
+}
+
+TEST(a_host_that_is_not_known)
+{
+    run_world(2, look_for_a_host);
+}
+
+static void come_late(void)
+{
+    poll(NULL, 0, 150 * ((me * 5) % world));
+    use_tcp();
+    check_world("dp", NULL);
+}
+
+TEST(late_processes_are_waited_for)
+{
+    run_world(6, come_late);
+}
+
+static void take_all_ports(void)
+{
+    int fds[8];
+    dp_ctx *ctx;
+    use_tcp();
+    for (int i = 0; i < 8; i++) {
+        fds[i] = listen_at(port + i);
+    }
+    CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_INVALID, "are taken");
+    for (int i = 0; i < 8; i++) {
+        close(fds[i]);
+    }
+}
+
+TEST(ports_that_are_taken)
+{
+    nobody_launched_us();
+    world = 2;
+    port = free_port();
+    finish(start(0, take_all_ports), 0);
+}
+
+/* ---- who should not come --------------------------------------------------------------------- */
+
+/* Process 3 of 4 says that it is another one, of another world, of another job. */
+static void one_is_there_twice(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 3) {
+        poll(NULL, 0, 200);
+        set("DP_PROCESS", "1");
+        CHECK_ERROR(open_world(2000, NULL, &ctx), DP_ERR_MISMATCH,
+                    "process 1 of 4 is here already");
+        set("DP_PROCESS", "3");
+    }
+    check_world("dp", NULL);
+}
+
+static void one_counts_wrong(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 3) {
+        set("DP_PROCESS_COUNT", "5");
+        CHECK_ERROR(open_world(2000, NULL, &ctx), DP_ERR_MISMATCH, "process 3 counts 5 processes");
+        set("DP_PROCESS_COUNT", "4");
+    }
+    check_world("dp", NULL);
+}
+
+static void one_has_another_secret(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_SECRET", "friend");
+    if (me == 3) {
+        set("DP_SECRET", "foe");
+        CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "process 0 of 4 did not answer");
+        CHECK(strstr(dp_last_error(), "is of another job, or has another DP_SECRET") != NULL);
+        set("DP_SECRET", "friend");
+    }
+    check_world("dp", NULL);
+}
+
+static void nobody_has_the_secret(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    set("DP_SECRET", me == 0 ? "friend" : "foe");
+    CHECK_ERROR(open_world(700, NULL, &ctx), DP_ERR_TIMEOUT,
+                me == 0 ? "; of another job, or with another DP_SECRET, came "
+                        : "is of another job, or has another DP_SECRET");
+}
+
+static void one_is_of_another_run(void)
+{
+    dp_ctx *ctx;
+    launched_by(&launchers[1], me, world);
+    set_number("MASTER_PORT", port);
+    set("TORCHELASTIC_RESTART_COUNT", "2");
+    if (me == 3) {
+        set("TORCHELASTIC_RESTART_COUNT", "1");
+        CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "process 0 of 4 did not answer");
+        set("TORCHELASTIC_RESTART_COUNT", "2");
+    }
+    check_world("torchrun", NULL);
+}
+
+static void one_is_process_0_too(void)
+{
+    dp_ctx *ctx;
+    use_name();
+    if (me == 3) {
+        poll(NULL, 0, 200);
+        set("DP_PROCESS", "0");
+        CHECK_ERROR(open_world(2000, NULL, &ctx), DP_ERR_MISMATCH, "another process 0");
+        set("DP_PROCESS", "3");
+    }
+    check_world("dp", NULL);
+}
+
+TEST(processes_that_do_not_belong_there)
+{
+    run_world(4, one_is_process_0_too);
+    run_world(4, one_is_there_twice);
+    run_world(4, one_counts_wrong);
+    run_world(4, one_has_another_secret);
+    run_world(2, nobody_has_the_secret);
+    run_world(4, one_is_of_another_run);
+}
+
+/* Bytes that no process of a job sends, connections that say nothing or one byte now and then, more
+   of them than there are places. */
+static void disturb(void)
+{
+    int silent[100];
+    uint64_t seed = test_seed();
+    char noise[256];
+    for (int i = 0; i < 100; i++) {
+        silent[i] = call_patiently(port);
+    }
+    for (int i = 0; i < 40; i++) {
+        int fd = call_patiently(port);
+        size_t bytes = (size_t)(test_random(&seed) % sizeof noise);
+        for (size_t k = 0; k < bytes; k++) {
+            noise[k] = (char)test_random(&seed);
+        }
+        if (i % 2) {
+            memcpy(noise, "dkp1", 4); /* what a knock begins with */
+        }
+        send(fd, noise, bytes, MSG_NOSIGNAL);
+        send(silent[i], noise, 1, MSG_NOSIGNAL);
+        close(fd);
+    }
+    pause();
+}
+
+static void meet_disturbed(void)
+{
+    use_tcp();
+    if (me != 0) {
+        poll(NULL, 0, 300 + 100 * me);
+    }
+    check_world("dp", NULL);
+}
+
+TEST(strangers_disturb_nobody)
+{
+    nobody_launched_us();
+    world = 1;
+    port = free_port();
+    pid_t strangers = start(0, disturb), pids[4];
+    world = 4;
+    for (int p = 0; p < world; p++) {
+        pids[p] = start(p, meet_disturbed);
+    }
+    for (int p = 0; p < world; p++) {
+        finish(pids[p], p);
+    }
+    kill(strangers, SIGKILL);
+    waitpid(strangers, NULL, 0);
+}
+
+static void on_alarm(int n)
+{
+    (void)n;
+}
+
+/* A signal a millisecond, and no call goes on after it. */
+static void meet_under_signals(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on_alarm;
+    CHECK_INT(sigaction(SIGALRM, &action, NULL), 0);
+    const struct itimerval often = {{0, 1000}, {0, 1000}}, never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &often, NULL);
+    meet_over_tcp();
+    setitimer(ITIMER_REAL, &never, NULL);
+}
+
+TEST(signals_disturb_nobody)
+{
+    run_world(5, meet_under_signals);
+}
+
+/* ---- who ends -------------------------------------------------------------------------------- */
+
+/* Process 2 dies while the others still wait for process 3. */
+static void one_dies_before_all_are_there(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    if (me == 2) {
+        alarm(1);
+        signal(SIGALRM, SIG_DFL);
+        if (fork() == 0) {
+            alarm(0);
+            raise(SIGKILL);
+        }
+        if (open_world(0, NULL, &ctx) == DP_OK) {
+            abort();
+        }
+    } else if (me != 3) {
+        CHECK_ERROR(open_world(5000, NULL, &ctx), DP_ERR_REMOTE, "process 2 of 4 came, and ended");
+    }
+}
+
+TEST(one_that_dies_early_is_named)
+{
+    nobody_launched_us();
+    world = 4;
+    port = free_port();
+    pid_t pids[4];
+    for (int p = 0; p < world; p++) {
+        pids[p] = start(p, one_dies_before_all_are_there);
+    }
+    for (int p = 0; p < world; p++) {
+        int status = 0;
+        if (p != 2) {
+            finish(pids[p], p);
+            continue;
+        }
+        CHECK_INT(waitpid(pids[p], &status, 0), pids[p]);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+    }
+}
+
+/* Each of the others learns who it was, whoever it was and wherever it stands in the tree. */
+static int victim, how;
+
+static void one_dies_later(void)
+{
+    dp_ctx *ctx;
+    dp_failure_info failure;
+    char who[32];
+    int32_t n = 1;
+    dp_part part = {.send = &n, .recv = &n};
+    use_tcp();
+    CHECK_OK(open_world(2000, NULL, &ctx));
+    check_sum(ctx);
+    if (me == victim) {
+        raise(how);
+        exit(EXIT_SUCCESS);
+    }
+    snprintf(who, sizeof who, "process %d of %d", victim, world);
+    CHECK_INT(dp_all_reduce(ctx, &part, 1, DP_I32, DP_OP_SUM),
+              how == SIGSTOP ? DP_ERR_TIMEOUT : DP_ERR_REMOTE);
+    CHECK(strstr(dp_last_error(), who) != NULL);
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_STATUS(dp_barrier(ctx), failure.status);
+    dp_close(ctx);
+}
+
+static void run_with_a_victim(int count, int process, int n)
+{
+    pid_t pids[MOST];
+    nobody_launched_us();
+    world = count;
+    victim = process;
+    how = n;
+    port = free_port();
+    for (int p = 0; p < count; p++) {
+        pids[p] = start(p, one_dies_later);
+    }
+    for (int p = 0; p < count; p++) {
+        if (p != victim) {
+            finish(pids[p], p);
+        }
+    }
+    kill(pids[victim], SIGKILL);
+    CHECK_INT(waitpid(pids[victim], NULL, 0), pids[victim]);
+}
+
+TEST_SLOW(one_that_dies_is_named_everywhere, 30)
+{
+    for (int process = 0; process < 8; process++) {
+        run_with_a_victim(8, process, SIGKILL);
+    }
+}
+
+TEST_SLOW(one_that_stops_is_named_everywhere, 60)
+{
+    for (int process = 0; process < 8; process += 1 + process % 3) {
+        run_with_a_victim(8, process, SIGSTOP);
+    }
+}
+
+static void one_closes_early(void)
+{
+    dp_ctx *ctx;
+    int32_t n = 1;
+    dp_part part = {.send = &n, .recv = &n};
+    use_tcp();
+    CHECK_OK(open_world(2000, NULL, &ctx));
+    if (me == 1) {
+        dp_close(ctx);
+        return;
+    }
+    CHECK_ERROR(dp_all_reduce(ctx, &part, 1, DP_I32, DP_OP_SUM), DP_ERR_REMOTE,
+                "process 1 of 3 has closed its context");
+    dp_close(ctx);
+}
+
+TEST(one_that_closes_is_missed_by_who_needs_it)
+{
+    run_world(3, one_closes_early);
+}
+
+static void close_at_any_time(void)
+{
+    dp_ctx *ctx;
+    use_tcp();
+    CHECK_OK(open_world(0, NULL, &ctx));
+    check_sum(ctx);
+    poll(NULL, 0, 30 * ((me * 3) % world));
+    dp_close(ctx);
+}
+
+TEST(closing_waits_for_nobody)
+{
+    run_world(8, close_at_any_time);
+}
+
+/* One cannot open, and says why; the others say who. */
+static void one_cannot_open(void)
+{
+    static const dp_coll_ops *colls[2];
+    dp_ctx *ctx;
+    colls[0] = boot_coll();
+    use_tcp();
+    dp_config config = {.colls = colls, .device_count = 1, .thread_count = me == 2 ? -1 : 0};
+    if (me == 2) {
+        CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_INVALID, "thread_count");
+    } else {
+        CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_REMOTE, "process 2 of 5 failed");
+    }
+}
+
+TEST(one_process_has_a_bad_config)
+{
+    run_world(5, one_cannot_open);
+}
+
+static void fork_after_open(void)
+{
+    dp_ctx *ctx;
+    int status = 0;
+    use_tcp();
+    CHECK_OK(open_world(0, NULL, &ctx));
+    pid_t child = fork();
+    if (child == 0) {
+        if (dp_barrier(ctx) != DP_ERR_STATE) {
+            _exit(EXIT_FAILURE);
+        }
+        dp_close(ctx); /* its copy: nobody else learns of it */
+        _exit(EXIT_SUCCESS);
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
+TEST(a_child_of_fork_closes_its_copy)
+{
+    run_world(3, fork_after_open);
+}
+
+/* ---- nothing is left ------------------------------------------------------------------------- */
+
+static int count_files(void)
+{
+    DIR *directory = opendir("/proc/self/fd");
+    int count = 0;
+    if (directory == NULL) {
+        return 0;
+    }
+    while (readdir(directory) != NULL) {
+        count++;
+    }
+    closedir(directory);
+    return count;
+}
+
+static void leave_nothing(void)
+{
+    dp_ctx *ctx;
+    int before = count_files();
+    use_tcp();
+    CHECK_OK(open_world(0, NULL, &ctx));
+    int most = count_files();
+    CHECK(before == 0 || (most > before && most <= before + 3)); /* log2 of 8 */
+    dp_close(ctx);
+    CHECK_INT(count_files(), before);
+    if (me < 4) { /* and after a meeting that failed */
+        CHECK_ERROR(open_world(300, NULL, &ctx), DP_ERR_TIMEOUT, "processes 4, 5, 6 and 7 of 8");
+        CHECK_INT(count_files(), before);
+    }
+}
+
+TEST(no_descriptor_is_left)
+{
+    run_world(8, leave_nothing);
+}
+
+TEST(a_world_of_one_opens_no_socket)
+{
+    dp_ctx *ctx;
+    nobody_launched_us();
+    int before = count_files();
+    launched_by(&launchers[0], 0, 1);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_INT(count_files(), before);
+    dp_close(ctx);
+}
+
+/* ---- a share of the machine ------------------------------------------------------------------ */
+
+static void share_cores(void)
+{
+    static const dp_coll_ops *colls[2];
+    dp_config config = {.colls = colls}, resolved;
+    dp_ctx *ctx, *alone;
+    dp_info info, all;
+    colls[0] = boot_coll();
+    use_name();
+    CHECK_OK(dp_open(&(dp_config){.local_only = true, .device_count = 1}, &alone));
+    CHECK_OK(dp_info_get(alone, &all));
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    int share = all.core_count / world + (me < all.core_count % world);
+    CHECK_INT(info.core_count, share > 0 ? share : 1);
+    CHECK(info.local_count <= info.core_count);
+    CHECK_OK(dp_config_get(ctx, &resolved));
+    CHECK_INT(resolved.thread_count, info.core_count);
+    dp_close(ctx);
+    dp_close(alone);
+}
+
+TEST(processes_of_a_machine_share_its_cores)
+{
+    run_world(2, share_cores);
+    run_world(3, share_cores);
+}
+
+#if defined(__linux__)
+/* As mpirun does it: each process has been given a core. */
+static void keep_own_core(void)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)me, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) {
+        exit(EXIT_SUCCESS); /* that core is not ours */
+    }
+    use_name();
+    unsetenv("DP_LOCAL_PROCESS");
+    unsetenv("DP_LOCAL_PROCESS_COUNT");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.core_count, 1);
+    dp_close(ctx);
+}
+
+TEST(processes_that_are_bound_keep_their_cores)
+{
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    CHECK_INT(sched_getaffinity(0, sizeof all, &all), 0);
+    if (!CPU_ISSET(0, &all) || !CPU_ISSET(1, &all)) {
+        SKIP("cores 0 and 1 are not both ours");
+    }
+    run_world(2, keep_own_core);
+}
+#endif
+
+/* Strangers share no memory; the launcher's word on their places still counts. */
+static void be_strangers(void)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    use_name();
+    unsetenv("DP_LOCAL_PROCESS");
+    unsetenv("DP_LOCAL_PROCESS_COUNT");
+    set("DP_MACHINE", me < 2 ? "a" : "b");
+    CHECK_OK(open_world(0, NULL, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.machine_process, me < 2 ? me : me - 2);
+    CHECK_INT(info.machine_process_count, me < 2 ? 2 : 3);
+    dp_close(ctx);
+}
+
+TEST(machines_are_told_apart)
+{
+    run_world(5, be_strangers);
+}
+
+/* The example's table has so many devices: each process takes its run of them. */
+static void share_devices(void)
+{
+    const dp_device_ops *const backends[] = {toy_device(), NULL};
+    const dp_coll_ops *const colls[] = {boot_coll(), NULL};
+    dp_config config = {.backends = backends, .colls = colls}, resolved;
+    dp_ctx *ctx, *alone;
+    dp_info info, all;
+    config.local_only = true;
+    use_name();
+    CHECK_OK(dp_open(&config, &alone));
+    CHECK_OK(dp_info_get(alone, &all));
+    dp_close(alone);
+    config.local_only = false;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_OK(dp_config_get(ctx, &resolved));
+    int first = me * all.local_count / world, last = (me + 1) * all.local_count / world;
+    CHECK_INT(info.local_count, last > first ? last - first : 1);
+    for (int i = 0; i < info.local_count; i++) {
+        CHECK_INT(resolved.devices[i], first + i);
+    }
+    dp_close(ctx);
+    config.device_count = 1;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_config_get(ctx, &resolved));
+    CHECK_INT(resolved.devices[0], 0);
+    dp_close(ctx);
+}
+
+TEST(processes_of_a_machine_share_its_devices)
+{
+    run_world(2, share_devices);
+    run_world(3, share_devices);
+    run_world(8, share_devices);
+}
+
+/* ---- under a launcher that is there ---------------------------------------------------------- */
+
+/* The test starts itself: its copies find themselves in the world that mpirun names. */
+TEST_SLOW(under_mpirun, 30)
+{
+    if (getenv("TEST_UNDER_MPIRUN") != NULL) {
+        bool open = getenv("OMPI_COMM_WORLD_RANK") != NULL;
+        me = atoi(getenv(open ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK"));
+        world = 3;
+        check_world(open ? "openmpi" : "mpich", NULL);
+        return;
+    }
+    if (system("command -v mpirun >/dev/null") != 0) {
+        SKIP("mpirun is not installed");
+    }
+    char command[400], self[200];
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(bytes > 0);
+    self[bytes] = '\0';
+    bool open = system("mpirun --version | grep -q 'Open MPI'") == 0;
+    snprintf(command, sizeof command, "mpirun %s -np 3 %s launch/under_mpirun",
+             open ? "--allow-run-as-root --oversubscribe" : "", self);
+    unsetenv("DP_LAUNCH");
+    set("TEST_UNDER_MPIRUN", "1");
+    CHECK_INT(system(command), 0);
+}
+
+/* ---- many processes -------------------------------------------------------------------------- */
+
+static bool stub_fits(const dp_comm_config *config)
+{
+    return config->rank_count > 0;
+}
+
+static dp_status stub_open(const dp_host *host, const dp_comm_config *config, dp_comm **out);
+
+static void stub_close(dp_comm *comm)
+{
+    comm->host->free(comm->host, comm);
+}
+
+/* What all processes need to open, and no more: here they only meet. */
+static const dp_coll_ops *stub_coll(void)
+{
+    static dp_coll_ops ops;
+    ops = *boot_coll();
+    ops.fits = stub_fits;
+    ops.open = stub_open;
+    ops.close = stub_close;
+    return &ops;
+}
+
+static dp_status stub_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    (void)config;
+    dp_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp_comm));
+    CHECK(comm != NULL);
+    *comm = (dp_comm){stub_coll(), host};
+    *out = comm;
+    return DP_OK;
+}
+
+static double now(void)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
+}
+
+static double begun;
+
+static void meet_in_a_crowd(void)
+{
+    const dp_coll_ops *const colls[] = {stub_coll(), NULL};
+    dp_ctx *ctx;
+    dp_info info;
+    int before = count_files();
+    use_tcp();
+    CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process, me);
+    CHECK_INT(info.rank_count, world);
+    CHECK(count_files() <= before + 9);
+    if (me == 0) {
+        printf("%d processes met in %.2f s\n", world, now() - begun);
+        CHECK(now() - begun <= 10 * test_timeout_scale());
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(hundreds_of_processes_meet_in_seconds, 60)
+{
+    enum { CROWD = 512 };
+    static pid_t pids[CROWD];
+    nobody_launched_us();
+    world = CROWD / test_stride();
+    port = free_port();
+    begun = now();
+    for (int p = 0; p < world; p++) {
+        pids[p] = start(p, meet_in_a_crowd);
+    }
+    for (int p = 0; p < world; p++) {
+        finish(pids[p], p);
+    }
+}
+
+/* ---- dp_spawn -------------------------------------------------------------------------------- */
+
+typedef struct shared { /* memory of all processes */
+    pid_t pids[MOST];
+    int seen[MOST];
+} shared;
+
+static shared *share_memory(void)
+{
+    int zeros = open("/dev/zero", O_RDWR);
+    shared *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, zeros, 0);
+    CHECK(all != MAP_FAILED);
+    close(zeros);
+    return all;
+}
+
+static dp_status spawned_sum(void *user)
+{
+    shared *all = user;
+    dp_ctx *ctx;
+    dp_info info;
+    DP_TRY(open_world(0, NULL, &ctx));
+    DP_TRY(dp_info_get(ctx, &info));
+    me = info.process;
+    world = info.process_count;
+    all->seen[me]++;
+    CHECK_INT(info.machine_process, me);
+    CHECK_INT(info.machine_process_count, world);
+    check_sum(ctx);
+    dp_close(ctx);
+    return DP_OK;
+}
+
+static void check_no_child(void)
+{
+    CHECK_INT(waitpid(-1, NULL, WNOHANG), -1);
+    CHECK_INT(errno, ECHILD);
+}
+
+TEST(spawned_processes_are_a_job)
+{
+    shared *all = share_memory();
+    nobody_launched_us();
+    int before = count_files();
+    CHECK_OK(dp_spawn(4, spawned_sum, all));
+    CHECK_OK(dp_spawn(1, spawned_sum, all));
+    for (int p = 0; p < 4; p++) {
+        CHECK_INT(all->seen[p], p == 0 ? 2 : 1);
+    }
+    CHECK(getenv("DP_PROCESS") == NULL);
+    CHECK_INT(count_files(), before);
+    check_no_child();
+    set("DP_LAUNCH", "none"); /* of this process: those that it starts are started on purpose */
+    CHECK_OK(dp_spawn(3, spawned_sum, all));
+}
+
+static dp_status second_fails(void *user)
+{
+    dp_ctx *ctx;
+    (void)user;
+    DP_TRY(open_world(0, NULL, &ctx));
+    if (strcmp(getenv("DP_PROCESS"), "2") == 0) {
+        return dp_error(DP_ERR_NO_DEVICE, "the disk is full");
+    }
+    return dp_barrier(ctx);
+}
+
+static dp_status second_dies(void *user)
+{
+    dp_ctx *ctx;
+    DP_TRY(open_world(0, NULL, &ctx));
+    if (strcmp(getenv("DP_PROCESS"), "2") == 0) {
+        raise(*(int *)user);
+    }
+    return dp_barrier(ctx);
+}
+
+static dp_status second_exits(void *user)
+{
+    (void)user;
+    if (strcmp(getenv("DP_PROCESS"), "2") == 0) {
+        exit(3);
+    }
+    for (;;) {
+        pause();
+    }
+}
+
+TEST(a_spawned_process_that_fails_ends_the_others)
+{
+    int number_nine = SIGKILL;
+    nobody_launched_us();
+    CHECK_ERROR(dp_spawn(4, second_fails, NULL), DP_ERR_NO_DEVICE,
+                "dp_spawn: process 2 of 4: the disk is full");
+    check_no_child();
+    CHECK_ERROR(dp_spawn(4, second_dies, &number_nine), DP_ERR_USER,
+                "dp_spawn: process 2 of 4: it was ended by signal 9");
+    check_no_child();
+    CHECK_ERROR(dp_spawn(4, second_exits, NULL), DP_ERR_USER,
+                "dp_spawn: process 2 of 4: it ended with exit status 3");
+    check_no_child();
+}
+
+static dp_status be_stubborn(void *user)
+{
+    (void)user;
+    signal(SIGTERM, SIG_IGN);
+    return second_exits(NULL);
+}
+
+TEST(a_spawned_process_that_does_not_listen_is_killed)
+{
+    nobody_launched_us();
+    CHECK_ERROR(dp_spawn(3, be_stubborn, NULL), DP_ERR_USER, "process 2 of 3");
+    check_no_child();
+}
+
+static dp_status spawn_again(void *user)
+{
+    (void)user;
+    CHECK_ERROR(dp_spawn(2, second_exits, NULL), DP_ERR_STATE, "'dp' has started it");
+    return DP_OK;
+}
+
+TEST(wrong_spawns)
+{
+    dp_ctx *ctx;
+    nobody_launched_us();
+    CHECK_ERROR(dp_spawn(0, spawn_again, NULL), DP_ERR_INVALID, "dp_spawn: count is 0");
+    CHECK_ERROR(dp_spawn(-1, spawn_again, NULL), DP_ERR_INVALID, "dp_spawn: count is -1");
+    CHECK_ERROR(dp_spawn(100000, spawn_again, NULL), DP_ERR_INVALID, "dp_spawn: count is 100000");
+    CHECK_ERROR(dp_spawn(2, NULL, NULL), DP_ERR_INVALID, "dp_spawn: fn is NULL");
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_ERROR(dp_spawn(2, spawn_again, NULL), DP_ERR_STATE, "dp_spawn: a context is open");
+    dp_close(ctx);
+    CHECK_OK(dp_spawn(2, spawn_again, NULL));
+    launched_by(&launchers[2], 0, 2);
+    CHECK_ERROR(dp_spawn(2, spawn_again, NULL), DP_ERR_STATE, "'openmpi' has started it");
+}
+
+static _Noreturn dp_status wait_for_the_end(void *user)
+{
+    shared *all = user;
+    int process = atoi(getenv("DP_PROCESS"));
+    all->pids[process] = getpid();
+    all->seen[process] = 1;
+    for (;;) {
+        pause();
+    }
+}
+
+/* Whether these processes end, soon, and nobody has to wait for them. */
+static void check_gone(const shared *all, int count)
+{
+    for (int p = 0; p < count; p++) {
+        for (int i = 0; i < 500 && kill(all->pids[p], 0) == 0; i++) {
+            poll(NULL, 0, 10);
+        }
+        CHECK(kill(all->pids[p], 0) != 0);
+    }
+}
+
+/* A process that spawns three gets a signal; as if it had been alone, it ends by it. */
+static void check_signal(int n)
+{
+    shared *all = share_memory();
+    int status = 0;
+    nobody_launched_us();
+    pid_t parent = fork();
+    if (parent == 0) {
+        signal(n, SIG_DFL); /* who runs the tests in the background may have it ignored */
+        dp_status spawned = dp_spawn(3, wait_for_the_end, all);
+        _exit(spawned == DP_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    for (int p = 0; p < 3; p++) {
+        while (*(volatile int *)&all->seen[p] == 0) {
+            poll(NULL, 0, 5);
+        }
+    }
+    kill(parent, n);
+    CHECK_INT(waitpid(parent, &status, 0), parent);
+    CHECK(WIFSIGNALED(status));
+    CHECK_INT(WTERMSIG(status), n);
+    check_gone(all, 3);
+}
+
+TEST(ctrl_c_ends_all)
+{
+    check_signal(SIGINT);
+    check_signal(SIGTERM);
+}
+
+static dp_status rest_a_while(void *user)
+{
+    shared *all = user;
+    all->seen[atoi(getenv("DP_PROCESS"))] = 1;
+    poll(NULL, 0, 300);
+    return DP_OK;
+}
+
+/* As under nohup. */
+TEST(a_signal_that_is_ignored_ends_nothing)
+{
+    shared *all = share_memory();
+    int status = 0;
+    nobody_launched_us();
+    pid_t parent = fork();
+    if (parent == 0) {
+        signal(SIGINT, SIG_IGN);
+        _exit(dp_spawn(2, rest_a_while, all) == DP_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    while (*(volatile int *)&all->seen[0] == 0 || *(volatile int *)&all->seen[1] == 0)
+        poll(NULL, 0, 5);
+    kill(parent, SIGINT);
+    CHECK_INT(waitpid(parent, &status, 0), parent);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+}
+
+TEST(spawned_processes_end_with_their_parent)
+{
+    check_signal(SIGKILL);
+}

@@ -1,0 +1,676 @@
+/* test_shm.c - collectives between processes of one machine: what they compute, and who is named
+   when one of the processes dies, stops, or does something else. That the table is a table like any
+   other is tested in test_coll.c. */
+
+#include <dirent.h>
+#include <pthread.h>
+#include <time.h>
+#include "meeting.h"
+#include "numbers.h"
+
+enum { TIMEOUT_MS = 2000, PERIOD = 251, MOST = 9 };
+
+static dp_ctx *shm_open_with(meeting *m, int device_count, int timeout_ms)
+{
+    static const dp_coll_ops *colls[2];
+    colls[0] = dp_shm_coll();
+    dp_ctx *ctx = NULL;
+    dp_info info;
+    CHECK_OK(
+        dp_open(&(dp_config){.colls = colls,
+                             .device_count = device_count,
+                             .timeout_ms = timeout_ms,
+                             .bootstrap = {meeting_all_gather, m, m->process, m->process_count}},
+                &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.coll_backend, "shared memory");
+    return ctx;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static void rest(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* ---- what is computed: element i of rank r is sent[r][i % PERIOD] ---------------------------- */
+
+typedef enum verb { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, VERBS } verb;
+
+typedef struct call {
+    verb verb;
+    dp_dtype dtype;
+    dp_op op;
+    size_t count, off; /* bytes that all buffers lie off */
+    int root;
+    bool in_place;
+    double scale;
+} call;
+
+typedef struct world {
+    meeting *m;
+    dp_ctx *ctx;
+    dp_info info;
+    char sent[MOST][PERIOD * 8], reduced[PERIOD * 8];
+    char *send[MOST], *recv[MOST];
+    size_t room;
+} world;
+
+static void world_open(world *w, meeting *m, int device_count, size_t room)
+{
+    memset(w, 0, sizeof(*w));
+    w->m = m;
+    w->ctx = shm_open_with(m, device_count, 0);
+    CHECK_OK(dp_info_get(w->ctx, &w->info));
+    CHECK(w->info.rank_count <= MOST);
+    w->room = room;
+    for (int i = 0; i < device_count; i++) {
+        w->send[i] = malloc(room);
+        w->recv[i] = malloc(room);
+        CHECK(w->send[i] != NULL && w->recv[i] != NULL);
+    }
+}
+
+static void world_close(world *w)
+{
+    for (int i = 0; i < w->info.local_count; i++) {
+        free(w->send[i]);
+        free(w->recv[i]);
+    }
+    dp_close(w->ctx);
+}
+
+static void lay_out(char *out, const char *period, size_t first, size_t count, size_t size)
+{
+    for (size_t done = 0, run; done < count; done += run) {
+        size_t at = (first + done) % PERIOD;
+        run = PERIOD - at < count - done ? PERIOD - at : count - done;
+        memcpy(out + done * size, period + at * size, run * size);
+    }
+}
+
+/* Digits that do not fit, so that the bits tell in which order they were added. */
+static void make_numbers(world *w, const call *c, uint64_t state)
+{
+    const void *in[MOST];
+    void *out = w->reduced;
+    for (int r = 0; r < w->info.rank_count; r++) {
+        in[r] = w->sent[r];
+        for (size_t i = 0; i < PERIOD; i++) {
+            uint64_t u = test_random(&state);
+            number n = c->dtype <= DP_BF16   ? ldexpl((number)(int64_t)u, (int)(u % 5) - 63)
+                       : c->dtype == DP_BOOL ? (number)(u & 1)
+                                             : (number)(u % 50);
+            number_put(c->dtype, w->sent[r], i, n);
+        }
+    }
+    if (c->verb == ALL_REDUCE || c->verb == REDUCE_SCATTER)
+        number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                        .op = c->op == DP_OP_MEAN ? DP_OP_SUM : c->op,
+                                        .dtype = c->dtype,
+                                        .count = PERIOD,
+                                        .out = &out,
+                                        .in = in,
+                                        .out_count = 1,
+                                        .in_count = (size_t)w->info.rank_count,
+                                        .alpha = c->scale,
+                                        .beta = c->op == DP_OP_MEAN ? w->info.rank_count : 1});
+}
+
+static dp_status issue(const world *w, const call *c, const dp_part *parts)
+{
+    switch (c->verb) {
+    case ALL_REDUCE:
+        if (c->scale < 1)
+            return dp_all_reduce_scaled(w->ctx, parts, c->count, c->dtype, c->op, c->scale);
+        return dp_all_reduce(w->ctx, parts, c->count, c->dtype, c->op);
+    case BROADCAST:
+        return dp_broadcast(w->ctx, parts, c->count, c->dtype, c->root);
+    case ALL_GATHER:
+        return dp_all_gather(w->ctx, parts, c->count, c->dtype);
+    case REDUCE_SCATTER:
+        return dp_reduce_scatter(w->ctx, parts, c->count, c->dtype, c->op);
+    case ALL_TO_ALL:
+    case VERBS:
+        break;
+    }
+    return dp_all_to_all(w->ctx, parts, c->count, c->dtype);
+}
+
+static dp_part part_of(world *w, const call *c, int i)
+{
+    size_t size = dp_dtype_bytes(c->dtype), rank = (size_t)(w->info.rank_first + i);
+    size_t ranks = (size_t)w->info.rank_count, own = rank * c->count * size;
+    bool many = c->verb == REDUCE_SCATTER || c->verb == ALL_TO_ALL;
+    dp_part part = {.send = w->send[i] + c->off, .recv = w->recv[i] + c->off};
+    CHECK((many || c->verb == ALL_GATHER ? ranks : 1) * c->count * size + c->off <= w->room);
+    if (c->in_place && c->verb != ALL_TO_ALL) {
+        part.recv = w->send[i] + c->off + (c->verb == REDUCE_SCATTER ? own : 0);
+        part.send = w->send[i] + c->off + (c->verb == ALL_GATHER ? own : 0);
+    }
+    if (c->verb != BROADCAST || c->root == w->info.rank_first + i)
+        lay_out((char *)(uintptr_t)part.send, w->sent[rank], 0, (many ? ranks : 1) * c->count,
+                size);
+    return part;
+}
+
+static void check_part(const world *w, const call *c, int i, const dp_part *part, char *want)
+{
+    size_t size = dp_dtype_bytes(c->dtype), rank = (size_t)(w->info.rank_first + i);
+    size_t block = c->count * size, count = c->count;
+    if (c->verb == ALL_REDUCE)
+        lay_out(want, w->reduced, 0, count, size);
+    else if (c->verb == REDUCE_SCATTER)
+        lay_out(want, w->reduced, rank * count, count, size);
+    else if (c->verb == BROADCAST)
+        lay_out(want, w->sent[c->root], 0, count, size);
+    for (int r = 0; r < w->info.rank_count && (c->verb == ALL_GATHER || c->verb == ALL_TO_ALL); r++)
+        lay_out(want + (size_t)r * block, w->sent[r], c->verb == ALL_TO_ALL ? rank * count : 0,
+                count, size);
+    size_t blocks = c->verb == ALL_GATHER || c->verb == ALL_TO_ALL ? (size_t)w->info.rank_count : 1;
+    if (memcmp(part->recv, want, blocks * block) == 0)
+        return;
+    size_t k = 0;
+    while (((const char *)part->recv)[k] == want[k])
+        k++;
+    test_fail(__FILE__, __LINE__,
+              "verb %d, %s, op %d, count %zu, root %d, off %zu, in place %d: rank %zu of %d, "
+              "element %zu is %.17Lg, wanted %.17Lg",
+              (int)c->verb, dp_dtype_name(c->dtype), (int)c->op, c->count, c->root, c->off,
+              c->in_place, rank, w->info.rank_count, k / size,
+              number_get(c->dtype, part->recv, k / size), number_get(c->dtype, want, k / size));
+}
+
+static void check_call(world *w, const call *c, uint64_t state)
+{
+    dp_part parts[MOST];
+    char *want = malloc(w->room);
+    CHECK(want != NULL);
+    make_numbers(w, c, state);
+    for (int i = 0; i < w->info.local_count; i++)
+        parts[i] = part_of(w, c, i);
+    CHECK_OK(issue(w, c, parts));
+    for (int i = 0; i < w->info.local_count; i++)
+        check_part(w, c, i, &parts[i], want);
+    free(want);
+}
+
+static const size_t small_counts[] = {0, 1, 3, 64, 1001};
+
+static void every_form(meeting *m, int device_count)
+{
+    static world w;
+    world_open(&w, m, device_count, (1001 * MOST + 8) * 8);
+    for (int v = 0; v < VERBS; v++) {
+        bool reduces = v == ALL_REDUCE || v == REDUCE_SCATTER;
+        for (int i = 0; i < DP_DTYPE_COUNT * 5 * 5; i++) {
+            call c = {.verb = (verb)v,
+                      .dtype = (dp_dtype)(i % DP_DTYPE_COUNT),
+                      .op = (dp_op)(i / DP_DTYPE_COUNT % 5),
+                      .count = small_counts[i / DP_DTYPE_COUNT / 5],
+                      .off = (size_t)i % 3,
+                      .root = i % w.info.rank_count,
+                      .in_place = i / 7 % 2 == 1,
+                      .scale = 1};
+            if ((reduces || c.op == DP_OP_SUM) && (c.dtype != DP_BOOL || c.op != DP_OP_MEAN))
+                check_call(&w, &c, test_seed() + (uint64_t)i);
+        }
+    }
+    world_close(&w);
+}
+
+static void one_each(meeting *m)
+{
+    every_form(m, 1);
+}
+
+static void two_each(meeting *m)
+{
+    every_form(m, 2);
+}
+
+static void one_two_three(meeting *m)
+{
+    every_form(m, 1 + m->process);
+}
+
+TEST_SLOW(every_form_between_processes_of_one_device, 60)
+{
+    in_processes(2, one_each);
+    in_processes(4, one_each);
+}
+
+TEST_SLOW(every_form_between_processes_of_two_devices, 60)
+{
+    in_processes(2, two_each);
+}
+
+TEST_SLOW(every_form_between_processes_of_one_two_and_three_devices, 60)
+{
+    in_processes(3, one_two_three);
+}
+
+/* Counts at the borders: of what goes at once, of the smallest and the largest pieces, of all
+   slots; and large and small ones in turn, so that what one left behind meets the next. */
+static void every_border(meeting *m, int device_count)
+{
+    static const size_t borders[] = {65536, 65536 / 3, 98304, 262144, 1048576, 3000000};
+    static world w;
+    world_open(&w, m, device_count, ((size_t)6 << 20) + 8);
+    uint64_t state = test_seed();
+    for (int i = 0; i < 120 / test_stride(); i++) {
+        uint64_t u = test_random(&state);
+        call c = {.verb = (verb)(u % VERBS),
+                  .dtype = (dp_dtype)(u / 7 % DP_DTYPE_COUNT),
+                  .op = (dp_op)(u / 71 % 5),
+                  .off = u / 357 % 2,
+                  .root = (int)(u / 715 % (unsigned)w.info.rank_count),
+                  .in_place = u / 7151 % 2,
+                  .scale = 1};
+        size_t bytes = borders[u / 14303 % 6], size = dp_dtype_bytes(c.dtype);
+        c.count = bytes / size + u / 91003 % 3 - 1;
+        if (c.verb > BROADCAST)
+            c.count /= (size_t)w.info.rank_count;
+        if (i % 3 == 2)
+            c.count = u % 300;
+        if (c.dtype == DP_BOOL && c.op == DP_OP_MEAN)
+            c.op = DP_OP_MAX;
+        if (c.verb == ALL_REDUCE && c.dtype <= DP_BF16 && u / 11 % 2)
+            c.scale = 0.25;
+        check_call(&w, &c, u);
+    }
+    world_close(&w);
+}
+
+static void borders_one(meeting *m)
+{
+    every_border(m, 1);
+}
+
+static void borders_two(meeting *m)
+{
+    every_border(m, 2);
+}
+
+static void borders_mixed(meeting *m)
+{
+    every_border(m, 3 - m->process);
+}
+
+TEST_SLOW(pieces_end_where_they_should_2x1, 60)
+{
+    in_processes(2, borders_one);
+}
+
+TEST_SLOW(pieces_end_where_they_should_4x1, 60)
+{
+    in_processes(4, borders_one);
+}
+
+TEST_SLOW(pieces_end_where_they_should_2x2, 60)
+{
+    in_processes(2, borders_two);
+}
+
+TEST_SLOW(pieces_end_where_they_should_3_2_1, 60)
+{
+    in_processes(3, borders_mixed);
+}
+
+/* ---- who is named ---------------------------------------------------------------------------- */
+
+enum { COUNT = 25, LARGE = 700000 };
+
+static float numbers[LARGE], others[LARGE];
+
+static dp_status sum_up(dp_ctx *ctx, size_t count)
+{
+    const dp_part part = {.send = numbers, .recv = numbers};
+    return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
+}
+
+/* It fails soon, in a way that ends the job, and names the rank; and so does all that follows. */
+static void check_named(dp_ctx *ctx, dp_status (*work)(dp_ctx *ctx), const char *who,
+                        const char *what, int most_ms)
+{
+    dp_failure_info failure;
+    uint64_t start = now_ms();
+    dp_status status = work(ctx);
+    uint64_t spent = now_ms() - start;
+    if (dp_status_class(status) != DP_CLASS_JOB || strstr(dp_last_error(), who) == NULL ||
+        strstr(dp_last_error(), what) == NULL)
+        test_fail(__FILE__, __LINE__, "%s: '%s'", dp_status_name(status), dp_last_error());
+    CHECK((double)spent < most_ms * test_timeout_scale());
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.status, status);
+    CHECK(strstr(failure.text, who) != NULL);
+    CHECK_STATUS(dp_barrier(ctx), status);
+    CHECK_STATUS(dp_wait(ctx), status);
+    dp_close(ctx);
+}
+
+static dp_status go_on(dp_ctx *ctx)
+{
+    dp_status status = DP_OK;
+    for (int i = 0; i < 100000 && status == DP_OK; i++)
+        status = sum_up(ctx, i % 20 == 19 ? LARGE : COUNT);
+    return status;
+}
+
+static dp_status once(dp_ctx *ctx)
+{
+    return sum_up(ctx, COUNT);
+}
+
+static int moment; /* of what happens, in microseconds */
+
+static void *after_a_moment(void *user)
+{
+    nanosleep(&(struct timespec){.tv_nsec = moment * 1000L}, NULL);
+    raise(*(const int *)user);
+    return NULL;
+}
+
+/* The signal comes at any point of what it does. */
+static void one_gets(meeting *m, int signal, const char *what, int most_ms)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    pthread_t thread;
+    if (m->process == 1)
+        CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
+    check_named(ctx, go_on, "rank 1 (process 1", what, most_ms);
+}
+
+static void one_is_killed(meeting *m)
+{
+    one_gets(m, SIGKILL, "has died", 1500);
+}
+
+static void one_is_stopped(meeting *m)
+{
+    one_gets(m, SIGSTOP, "did not come within 2000 ms", 5000);
+}
+
+TEST_SLOW(a_process_that_is_killed_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 10; i++) {
+        moment = (int)(test_random(&state) % 200000);
+        in_processes_but(2 + i % 3, 1, one_is_killed);
+    }
+}
+
+TEST_SLOW(a_process_that_is_stopped_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 3; i++) {
+        moment = (int)(test_random(&state) % 100000);
+        in_processes_but(2 + i, 1, one_is_stopped);
+    }
+}
+
+/* Slow is not dead. */
+static void one_is_slow(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    for (int i = 0; i < 4; i++) {
+        if (m->process == i % m->process_count)
+            rest(300);
+        CHECK_OK(sum_up(ctx, i % 2 ? LARGE : COUNT));
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_process_that_is_slow_is_waited_for, 60)
+{
+    in_processes(3, one_is_slow);
+}
+
+static dp_status sleep_instead(dp_ctx *ctx)
+{
+    rest(TIMEOUT_MS + 1000);
+    return sum_up(ctx, COUNT);
+}
+
+/* Rank 1 lets one out; what the others were told, it hears when it comes. */
+static void one_skips(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_up(ctx, 7));
+    check_named(ctx, m->process == 1 ? sleep_instead : once, "rank 1 (process 1",
+                "its last one was 1, all_reduce of 7 f32 (sum)", 5000);
+}
+
+TEST_SLOW(a_process_that_skips_one_is_named, 60)
+{
+    in_processes(2, one_skips);
+    in_processes(3, one_skips);
+}
+
+static int difference;
+
+static dp_status another(dp_ctx *ctx)
+{
+    const dp_part part = {.send = numbers, .recv = numbers};
+    switch (difference) {
+    case 0:
+        return dp_all_reduce(ctx, &part, COUNT + 1, DP_F32, DP_OP_SUM);
+    case 1:
+        return dp_all_reduce(ctx, &part, COUNT, DP_F64, DP_OP_SUM);
+    case 2:
+        return dp_all_reduce(ctx, &part, COUNT, DP_F32, DP_OP_MAX);
+    case 3:
+        return dp_broadcast(ctx, &part, COUNT, DP_F32, 0);
+    case 4:
+        return dp_all_reduce_scaled(ctx, &part, COUNT, DP_F32, DP_OP_SUM, 0.5);
+    default:
+        return dp_all_reduce(ctx, &part, LARGE, DP_F32, DP_OP_SUM);
+    }
+}
+
+/* With three ranks, the one is named that the two others do not agree with; with two, both are. */
+static void one_differs(meeting *m)
+{
+    static const char *const said[] = {"26 f32",    "25 f64",          "(max)",
+                                       "broadcast", "(sum times 0.5)", "700000 f32"};
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_up(ctx, COUNT));
+    check_named(ctx, m->process == 1 ? another : once,
+                m->process_count > 2 ? "collective 2: rank 1 (process 1" : "rank 1 (process 1",
+                said[difference], 1500);
+}
+
+TEST_SLOW(a_process_that_does_something_else_is_named, 60)
+{
+    for (difference = 0; difference < 6; difference++) {
+        in_processes(2, one_differs);
+        in_processes(3, one_differs);
+    }
+}
+
+static void roots_differ(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    const dp_part part = {.send = numbers, .recv = numbers};
+    CHECK_ERROR(dp_broadcast(ctx, &part, 5, DP_F32, m->process == 1), DP_ERR_REMOTE, "(root 1)");
+    dp_close(ctx);
+}
+
+TEST(another_root_is_another_collective)
+{
+    in_processes(3, roots_differ);
+}
+
+static void one_closes(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_up(ctx, COUNT));
+    if (m->process == 1)
+        dp_close(ctx);
+    else
+        check_named(ctx, once, "rank 1 (process 1", "has closed its context", 1500);
+}
+
+/* Without a word: as if killed. */
+static void one_leaves(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_up(ctx, COUNT));
+    if (m->process != 1)
+        check_named(ctx, once, "rank 1 (process 1", "has died", 1500);
+}
+
+TEST_SLOW(a_process_that_closes_early_is_told_from_one_that_dies, 60)
+{
+    in_processes(2, one_closes);
+    in_processes(3, one_closes);
+    in_processes(3, one_leaves);
+}
+
+/* Who has all that it needs does not mind that others have gone. */
+static void all_close(meeting *m)
+{
+    for (int i = 0; i < 20; i++) {
+        dp_ctx *ctx = shm_open_with(m, 1 + i % 2, TIMEOUT_MS);
+        const dp_part parts[] = {{.send = numbers, .recv = numbers},
+                                 {.send = others, .recv = NULL}};
+        CHECK_OK(dp_all_reduce(ctx, parts, i % 3 == 0 ? LARGE : COUNT, DP_F32, DP_OP_MAX));
+        dp_close(ctx);
+    }
+}
+
+TEST_SLOW(all_close_at_their_own_time, 60)
+{
+    in_processes(2, all_close);
+    in_processes(4, all_close);
+}
+
+static void *abort_soon(void *user)
+{
+    rest(100);
+    dp_abort(user, DP_ERR_ABORTED, "enough after %d steps", 3);
+    return NULL;
+}
+
+/* From another thread; it releases this process and all others. */
+static void one_aborts(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, 30000);
+    pthread_t thread;
+    if (m->process == 1) {
+        CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
+        CHECK_STATUS(go_on(ctx), DP_ERR_ABORTED);
+        pthread_join(thread, NULL);
+        dp_close(ctx);
+    } else {
+        check_named(ctx, m->process == 0 ? go_on : once, "rank 1 (process 1",
+                    "enough after 3 steps", 1500);
+    }
+}
+
+/* It is heard without a collective, too. */
+static void one_aborts_alone(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_up(ctx, COUNT));
+    if (m->process == 1)
+        dp_abort(ctx, DP_ERR_DEVICE, "lost it");
+    for (int i = 0; i < 1000 && dp_wait(ctx) == DP_OK; i++)
+        rest(2);
+    CHECK_ERROR(dp_wait(ctx), DP_ERR_DEVICE, "lost it");
+    dp_close(ctx);
+}
+
+/* A device that is lost ends the job for all, and nobody has to wait for the time-out. */
+static dp_status lost_sync(dp_stream *stream)
+{
+    (void)stream;
+    return dp_error(DP_ERR_DEVICE, "the cable is out");
+}
+
+static void one_loses_its_device(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, 30000);
+    dp_device_ops lost = *dp_cpu();
+    dp_stream *stream = dp_local_stream(ctx, 0);
+    CHECK_OK(sum_up(ctx, COUNT));
+    if (m->process == 1) {
+        lost.stream_sync = lost_sync;
+        stream->dev->ops = &lost;
+        CHECK_ERROR(dp_wait(ctx), DP_ERR_DEVICE, "the cable is out");
+        stream->dev->ops = dp_cpu();
+        dp_close(ctx);
+    } else {
+        check_named(ctx, once, "rank 1 (process 1", "the cable is out", 1500);
+    }
+}
+
+TEST_SLOW(a_failure_reaches_all, 60)
+{
+    in_processes(3, one_loses_its_device);
+}
+
+TEST_SLOW(an_abort_reaches_all, 60)
+{
+    in_processes(2, one_aborts);
+    in_processes(3, one_aborts_alone);
+}
+
+/* ---- what stays ------------------------------------------------------------------------------ */
+
+TEST_SLOW(nothing_is_left_behind, 60)
+{
+    int before = names_in_shm();
+    in_processes(2, all_close);
+    moment = 20000;
+    in_processes_but(3, 1, one_is_killed);
+    check_names(before);
+}
+
+/* A child may only close, and its end is not its parent's. */
+static void parents(meeting *m)
+{
+    dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
+    int status = 0;
+    CHECK_OK(sum_up(ctx, COUNT));
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK_STATUS(sum_up(ctx, COUNT), DP_ERR_STATE);
+        dp_close(ctx);
+        exit(EXIT_SUCCESS);
+    }
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    rest(m->process == 0 ? 100 : 0);
+    CHECK_OK(sum_up(ctx, LARGE));
+    dp_close(ctx);
+}
+
+TEST_SLOW(children_of_fork_only_close, 60)
+{
+    in_processes(2, parents);
+}
+
+/* Two contexts at once, and one that lives while another goes. */
+static void two_contexts(meeting *m)
+{
+    dp_ctx *a = shm_open_with(m, 1, TIMEOUT_MS), *b = shm_open_with(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_up(a, COUNT));
+    CHECK_OK(sum_up(b, LARGE));
+    dp_close(a);
+    rest(m->process == 1 ? 100 : 0);
+    CHECK_OK(sum_up(b, COUNT));
+    dp_close(b);
+}
+
+TEST_SLOW(contexts_share_nothing, 60)
+{
+    in_processes(3, two_contexts);
+}

@@ -1,0 +1,241 @@
+/* test_shmfault.c - opening shared memory while the system says no: every call that it makes fails
+   once, in every process; all processes come through, or fail together and leave nothing behind.
+   The implementation is in this file once more, static, with system calls that can be made to
+   fail. */
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#if defined(__linux__)
+
+typedef struct fault {
+    int at; /* this call fails, the first is 1; 0: none does */
+    int count;
+    int error;
+    int no_memfd; /* the system has none */
+} fault;
+static fault trouble;
+
+static int fails(void)
+{
+    trouble.count++;
+    if (trouble.at == 0 || trouble.count != trouble.at)
+        return 0;
+    errno = trouble.error;
+    return 1;
+}
+
+static int faulty_memfd_create(const char *name, unsigned flags)
+{
+    if (trouble.no_memfd) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return fails() ? -1 : memfd_create(name, flags);
+}
+
+static int faulty_open(const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    unsigned mode = (flags & O_CREAT) != 0 ? va_arg(args, unsigned) : 0;
+    va_end(args);
+    return fails() ? -1 : open(path, flags, mode);
+}
+
+static int faulty_ftruncate(int fd, off_t bytes)
+{
+    return fails() ? -1 : ftruncate(fd, bytes);
+}
+
+static int faulty_posix_fallocate(int fd, off_t first, off_t bytes)
+{
+    return fails() ? trouble.error : posix_fallocate(fd, first, bytes);
+}
+
+static int faulty_fstat(int fd, struct stat *out)
+{
+    return fails() ? -1 : fstat(fd, out);
+}
+
+static void *faulty_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t first)
+{
+    return fails() ? MAP_FAILED : mmap(at, bytes, protection, flags, fd, first);
+}
+
+/* Only locks that are set: what asks for one fails by saying nothing. */
+static int faulty_fcntl(int fd, int command, ...)
+{
+    va_list args;
+    int status = -1;
+    va_start(args, command);
+    if (command != F_SETLK && command != F_GETLK)
+        status = fcntl(fd, command, va_arg(args, int));
+    else if (command == F_GETLK || !fails())
+        status = fcntl(fd, command, va_arg(args, struct flock *));
+    va_end(args);
+    return status;
+}
+
+/* Members of tables that are called `open` have another name here; nobody minds. */
+#define memfd_create    faulty_memfd_create
+#define open            faulty_open
+#define ftruncate       faulty_ftruncate
+#define posix_fallocate faulty_posix_fallocate
+#define fstat           faulty_fstat
+#define mmap            faulty_mmap
+#define fcntl           faulty_fcntl
+#define DP_STATIC
+#define DP_NO_STB_DS_IMPLEMENTATION
+#define DP_IMPLEMENTATION
+#include "../dp.h"
+
+#include "meeting.h"
+
+static int open_files(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    CHECK(directory != NULL);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+static int victim; /* the process that a call fails in */
+static fault next;
+
+static dp_status open_shared(meeting *m, test_allocator *counter, dp_ctx **out)
+{
+    static const dp_coll_ops *colls[2];
+    colls[0] = dp_shm_coll();
+    *out = NULL;
+    return dp_open(&(dp_config){.colls = colls,
+                                .device_count = 1,
+                                .allocator = test_allocator_of(counter),
+                                .bootstrap = {meeting_all_gather, m, m->process, m->process_count}},
+                   out);
+}
+
+/* Whether it opened, as all the others did, or did not. */
+static bool opened_or_not(meeting *m, test_allocator *counter)
+{
+    char same[BOOT_PROCESSES];
+    int files = open_files();
+    dp_ctx *ctx;
+    dp_status status = open_shared(m, counter, &ctx);
+    char good = status == DP_OK;
+    CHECK_OK(meeting_all_gather(&good, same, 1, m));
+    for (int p = 0; p < m->process_count; p++)
+        CHECK_INT(same[p], good);
+    CHECK(good || (ctx == NULL && strstr(dp_last_error(), "dp_open: ") == dp_last_error()));
+    counter->fail_at = 0;
+    if (good) {
+        CHECK_OK(dp_barrier(ctx));
+        dp_close(ctx);
+    }
+    CHECK_INT(open_files(), files);
+    CHECK_NO_LEAKS(counter);
+    return good;
+}
+
+static void open_with_fault(meeting *m)
+{
+    test_allocator counter = {0};
+    trouble = m->process == victim ? next : (fault){.no_memfd = next.no_memfd};
+    opened_or_not(m, &counter);
+    CHECK(trouble.count >= trouble.at || trouble.at > 3); /* a few calls there are */
+}
+
+TEST_SLOW(every_system_call_fails_once, 60)
+{
+    static const int errors[] = {ENOSPC, EMFILE, ENOMEM};
+    int before = names_in_shm();
+    for (int i = 0; i < 2 * 2; i++) {
+        victim = i % 2;
+        for (int at = 1; at <= 16; at++) {
+            next = (fault){.at = at, .error = errors[at % 3], .no_memfd = i / 2};
+            in_processes(2, open_with_fault);
+            check_names(before);
+        }
+    }
+}
+
+static void open_without_memfd(meeting *m)
+{
+    test_allocator counter = {0};
+    trouble = (fault){.no_memfd = 1};
+    CHECK(opened_or_not(m, &counter));
+}
+
+TEST(without_memfd_a_name_serves)
+{
+    int before = names_in_shm();
+    in_processes(3, open_without_memfd);
+    check_names(before);
+}
+
+/* The pages are asked for again when a signal came in between. */
+static void open_in_spite_of_signals(meeting *m)
+{
+    test_allocator counter = {0};
+    trouble =
+        (fault){.at = 4, .error = EINTR}; /* process 0: memfd, ftruncate, fstat, mmap, pages */
+    if (m->process == 0)
+        trouble.at = 5;
+    CHECK(opened_or_not(m, &counter));
+}
+
+TEST(a_signal_is_no_failure)
+{
+    in_processes(2, open_in_spite_of_signals);
+}
+
+static size_t fail_at;
+
+static void open_without_memory(meeting *m)
+{
+    test_allocator counter = {.fail_at = m->process == 1 ? fail_at : 0};
+    trouble = (fault){0};
+    opened_or_not(m, &counter);
+}
+
+TEST_SLOW(every_allocation_fails_once, 60)
+{
+    for (fail_at = 1; fail_at < 40; fail_at++)
+        in_processes(2, open_without_memory);
+}
+
+static void open_without_room(meeting *m)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx;
+    trouble = (fault){.no_memfd = 1};
+    dp_status status = open_shared(m, &counter, &ctx);
+    CHECK(status == DP_ERR_NO_MEMORY || status == DP_ERR_REMOTE);
+    if (strstr(dp_last_error(), "/dev/shm has 64 KiB") == NULL)
+        test_fail(__FILE__, __LINE__, "'%s'", dp_last_error());
+    CHECK(ctx == NULL);
+    CHECK_NO_LEAKS(&counter);
+}
+
+TEST(too_little_room_is_a_sentence)
+{
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("none", "/dev/shm", "tmpfs", 0, "size=64k") != 0)
+        SKIP("only root may mount");
+    in_processes(2, open_without_room);
+    CHECK_INT(names_in_shm(), 0);
+}
+
+#endif
