@@ -873,12 +873,12 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
    may have passes at the same time: the one that begins first travels early, the others are reduced
    when they finish.                                                                             */
 
-typedef enum dp_reduction { /* 0: not said, which is an error */
-                            DP_SUM = 1,
-                            DP_MEAN_RANKS,  /* the sum over ranks, divided by their number */
-                            DP_MEAN_SAMPLES /* divided by the samples of all ranks since the last
-                                               reduction: for gradients that are sums over samples
-                                             */
+/* 0 is none of them, and an error: each is wrong for somebody. */
+typedef enum dp_reduction {
+    DP_SUM = 1,
+    DP_MEAN_RANKS,  /* the sum over ranks, divided by their number */
+    DP_MEAN_SAMPLES /* divided by the samples of all ranks since the last reduction: for gradients
+                       that are sums over samples */
 } dp_reduction;
 
 typedef struct dp_block { /* memory on every rank */
