@@ -836,6 +836,47 @@ static bool is_odd(dp_call *call)
     return true;
 }
 
+static dp_status tell_part(dp_call *call)
+{
+    const double seen[] = {call->weight, (double)call->row_first, (double)call->row_count,
+                           (double)call->row_total};
+    dp_tensor own;
+    TRY(dp_tensor_from(call->scope, call->device, seen, DP_F64, DP_SHAPE(1, 4), &own));
+    call->out = dp_of(call->scope, &own);
+    return DP_OK;
+}
+
+static dp_status ask_child_for_its_part(dp_call *call)
+{
+    call->weight = 7 + (double)call->replica;
+    return dp_call_child(call, "own", "forward", dp_none(), dp_none(), &call->out, NULL);
+}
+
+/* A child's part of the batch is its parent's, with the weight that the parent has set. */
+TEST_BACKENDS(children_know_the_part_of_their_replica)
+{
+    static const dp_method methods[] = {{"forward", ask_child_for_its_part}};
+    dp_module *child = module_of(ctx, tell_part, NULL), *net = NULL;
+    double got[2][4];
+    dp_value out;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "outer",
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .children = &child,
+                                                  .child_count = 1},
+                              &net));
+    CHECK_OK(dp_invoke(on_devices(net, 2), "forward", scope, tree_of(scope, "(f32[5],)"), dp_none(),
+                       NULL, &out, NULL));
+    CHECK_OK(dp_read(ctx, out.as.t, got, sizeof got));
+    for (int i = 0; i < 2; i++) {
+        CHECK_F64(got[i][0], 7 + i, 0);
+        CHECK_F64(got[i][1], 3 * i, 0);
+        CHECK_F64(got[i][2], 3 - i, 0);
+        CHECK_F64(got[i][3], 5, 0);
+    }
+}
+
 static dp_status fail_one(dp_call *call)
 {
     return is_odd(call) ? dp_error(DP_ERR_USER, "the odd one") : meet(call);
