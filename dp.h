@@ -1566,6 +1566,17 @@ _Static_assert(sizeof(size_t) == 8, "dp.h: for systems of 64 bits only: sizes ar
    Headers, stb_ds, and the few macros. dp_cpu.h comes in here: what follows makes no system
    call. */
 
+/* FNV-1a, from dp__hash_first on or from what came before. */
+static const uint64_t dp__hash_first = 14695981039346656037u;
+
+static uint64_t dp__hash(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 1099511628211u;
+    return hash;
+}
+
 #include "dp_cpu.h"
 
 #include <limits.h>
@@ -4699,9 +4710,7 @@ static bool dp__index_is(const dp__index *index, size_t number, const char *name
 static dp__cell *dp__index_cell(const dp__index *index, const char *name, size_t length,
                                 uint32_t *out_hash)
 {
-    uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    for (size_t i = 0; i < length; i++)
-        hash = (hash ^ (unsigned char)name[i]) * 1099511628211u;
+    uint64_t hash = dp__hash(dp__hash_first, name, length);
     *out_hash = (uint32_t)(hash ^ hash >> 32);
     for (size_t at = *out_hash;; at++) {
         dp__cell *cell = &index->cells[at & (index->cell_count - 1)];
@@ -5228,12 +5237,14 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
     while (colls[place] != NULL && !colls[place]->fits(config))
         place++;
     if (colls[place] == NULL && !dp__staging_fits(config))
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "dp_open: no table of collectives serves '%s' devices of %d processes%s",
-                        ctx->info.device_backend, ctx->info.process_count,
-                        config->host_memory && !config->one_machine
-                            ? " on several machines: between machines MPI carries the bytes"
-                            : "");
+        return dp_error(
+            DP_ERR_UNSUPPORTED,
+            "dp_open: no table of collectives serves '%s' devices of %d processes%s",
+            ctx->info.device_backend, ctx->info.process_count,
+            config->host_memory && !config->one_machine
+                ? " on several machines: between machines MPI could carry the bytes, by a "
+                  "table of yours (dp_config.colls)"
+                : "");
     *out_place = place;
     return DP_OK;
 }

@@ -564,21 +564,13 @@ static void dp__os_peer(int fd, char *text, size_t room)
 /* ==== >>processes ==============================================================================
    Who this process is among others, and processes of our own: started, ended and waited for.    */
 
-static uint64_t dp__os_mix(uint64_t hash, const void *data, size_t bytes) /* FNV-1a */
-{
-    const unsigned char *at = data;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ at[i]) * 0x100000001b3u;
-    return hash;
-}
-
 #if defined(__linux__)
 /* The cores that this process may run on, as one number. */
 static uint64_t dp__os_affinity(void)
 {
     cpu_set_t mask;
     CPU_ZERO(&mask);
-    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__os_mix(1, &mask, sizeof mask) : 0;
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__hash(1, &mask, sizeof mask) : 0;
 }
 #else
 static uint64_t dp__os_affinity(void)
@@ -611,8 +603,8 @@ static uint64_t dp__os_machine(void)
     const char *other = dp__os_env("DP_MACHINE");
     char text[256] = "";
     dp__os_whereabouts(text, sizeof text);
-    uint64_t hash = dp__os_mix(0xcbf29ce484222325u, text, strlen(text));
-    return other != NULL ? dp__os_mix(hash, other, strlen(other)) : hash;
+    uint64_t hash = dp__hash(dp__hash_first, text, strlen(text));
+    return other != NULL ? dp__hash(hash, other, strlen(other)) : hash;
 }
 
 static uint64_t dp__os_random(void)

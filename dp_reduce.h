@@ -332,14 +332,13 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
 
 static uint64_t dp__mix(uint64_t hash, uint64_t word)
 {
-    hash = (hash ^ word) * 1099511628211u;
-    return hash ^ hash >> 29;
+    return dp__hash(hash, &word, sizeof word);
 }
 
 /* Of all that has to be the same on all ranks. */
 static uint64_t dp__layout_hash(const dp_reducer *reducer)
 {
-    uint64_t hash = dp__mix(14695981039346656037u, (uint64_t)reducer->reduction);
+    uint64_t hash = dp__mix(dp__hash_first, (uint64_t)reducer->reduction);
     hash = dp__mix(hash, reducer->unused_units);
     hash = dp__mix(dp__mix(hash, reducer->caps[0]), reducer->caps[1]);
     for (size_t i = 0; i < reducer->block_count; i++)
