@@ -870,8 +870,9 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
        dp_reducer_finish(reducer);                           gradients are equal now
 
    Every process makes the same calls in the same order, but for dp_reducer_ready. Several reducers
-   may have passes at the same time: the one that begins first travels early, the others are reduced
-   when they finish.                                                                             */
+   may have passes at the same time, and finish them in any order: the pass that began first travels
+   early, and when it is finished the one that began after it does; a pass that is finished before
+   an older one is reduced then.                                                                 */
 
 /* 0 is none of them, and an error: each is wrong for somebody. */
 typedef enum dp_reduction {
@@ -892,6 +893,16 @@ typedef struct dp_range { /* a part of a block; no two overlap */
     size_t first, count;  /* elements */
 } dp_range;
 
+/* What becomes of units that a rank does not report in a reduced pass. In the last two, one that no
+   rank has reported since the last reduction keeps what it holds, everywhere. */
+typedef enum dp_unused {
+    DP_UNUSED_ERROR, /* all ranks get an error */
+    DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
+    DP_UNUSED_FIXED  /* so only in the first reduced pass. From then on every rank reports the units
+                        that it has reported by then: no others, which would be an error on all
+                        ranks, and travel without being waited for */
+} dp_unused;
+
 typedef struct dp_reducer_config {
     const char *name; /* for sentences; NULL = "" */
     const dp_block *blocks;
@@ -902,9 +913,7 @@ typedef struct dp_reducer_config {
     dp_reduction reduction;
     size_t first_bucket_bytes; /* a bucket is full when it has so many; 0 = 1 MiB */
     size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
-    /* Units may be left out: one that no rank has reported since the last reduction keeps what it
-       holds, everywhere. Not set, a unit that a rank does not report is an error. */
-    bool unused_units;
+    dp_unused unused_units;
 } dp_reducer_config;
 
 typedef struct dp_reduce_pass { /* NULL = all zero */
@@ -922,11 +931,13 @@ typedef struct dp_reducer_info {
     bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
 } dp_reducer_info;
 
-typedef struct dp_bucket_info {
+typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next dp_reducer_finish */
     dp_dtype dtype;
     size_t bytes;
-    const uint32_t *units; /* the reducer's, until the next dp_reducer_finish */
+    const uint32_t *units; /* in the order in which they are expected */
     size_t unit_count;
+    const dp_range *ranges; /* their memory, in its order */
+    size_t range_count;
 } dp_bucket_info;
 
 /* Arrays and strings are copied. All ranks must say the same, which is compared. It goes with the
@@ -947,7 +958,7 @@ DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_ran
 
 /* End the pass: gradients are reduced, in order on the compute streams (CPU devices: done). What
    was not reported is reduced too, so that no rank waits for ever, and then every rank gets a
-   MISMATCH (see unused_units) that names the unit and the rank: gradients are void, the next pass
+   MISMATCH (see dp_unused) that names the unit and the rank: gradients are void, the next pass
    works. A collective that fails is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
 
@@ -1784,7 +1795,9 @@ struct dp_ctx {
     dp_comm *courier_comm; /* its own; NULL where nothing travels while the caller computes */
     dp__courier *courier;  /* started by the first reducer */
     dp_part *courier_parts;
-    dp_reducer *riding; /* whose buckets the courier carries; under the lock, with its pass */
+    dp_stream **courier_streams;
+    dp_reducer *riding; /* passes to reduce, the oldest first, which the courier carries; under the
+                           lock, with all that a pass is */
     dp_scope *scopes;   /* live ones without a parent */
     dp_scope *idle;     /* ended ones */
     dp_scope *all_scopes;
@@ -2134,17 +2147,23 @@ static dp_status dp__busy(const char *fn, const dp_ctx *ctx)
                     fn, dp__frame_text(frame, text, sizeof text), frame->local_rank);
 }
 
+/* Whether all devices are in use by one call. The courier calls a hook beside it. */
+static bool dp__is_shared(const dp_ctx *ctx)
+{
+    return atomic_load_explicit(&ctx->entered, memory_order_relaxed) ||
+           dp__frame_of(ctx, true) != NULL;
+}
+
 /* For what changes things that all devices use. */
 static dp_status dp__check_alone(const char *fn, const dp_ctx *ctx)
 {
-    if (atomic_load_explicit(&ctx->entered, memory_order_relaxed))
-        return dp__busy(fn, ctx);
-    return DP_OK;
+    return dp__is_shared(ctx) ? dp__busy(fn, ctx) : DP_OK;
 }
 
 static dp_status dp__enter(const char *fn, dp_ctx *ctx)
 {
-    if (atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
+    if (dp__frame_of(ctx, true) != NULL ||
+        atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
         return dp__busy(fn, ctx);
     return DP_OK;
 }
@@ -4309,9 +4328,8 @@ DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tens
     return dp__leave(__func__, scope->ctx, dp__contiguous(scope, tensor, out));
 }
 
-DP__APART static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst,
-                                         dp_dtype dtype, const void *src, dp_dtype src_dtype,
-                                         size_t count)
+static dp_status dp__cast_on(dp_ctx *ctx, const dp__device *device, dp_stream *stream, void *dst,
+                             dp_dtype dtype, const void *src, dp_dtype src_dtype, size_t count)
 {
     dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
                            .dtype = dtype,
@@ -4321,7 +4339,14 @@ DP__APART static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, 
                            .in = &src,
                            .out_count = 1,
                            .in_count = 1};
-    return dp__kernel(ctx, device, device->stream, &args);
+    return dp__kernel(ctx, device, stream, &args);
+}
+
+DP__APART static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst,
+                                         dp_dtype dtype, const void *src, dp_dtype src_dtype,
+                                         size_t count)
+{
+    return dp__cast_on(ctx, device, device->stream, dst, dtype, src, src_dtype, count);
 }
 
 /* A device that the host does not reach reads a copy in the scope, which stays until it has. */

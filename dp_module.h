@@ -1045,7 +1045,7 @@ static bool dp__lives_on(const dp_module *module, int local_rank)
 static dp_status dp__check_unshared(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
-    if (!atomic_load_explicit(&module->ctx->entered, memory_order_relaxed))
+    if (!dp__is_shared(module->ctx))
         return DP_OK;
     const dp__frame *frame = dp__frame_of(module->ctx, true);
     const dp_module *top = dp__top(module);

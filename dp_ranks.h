@@ -5,6 +5,7 @@
    of functions that carries it out: checks, what a table may lack, and the way through the host.
 
    CONTENTS (search for the tag)
+     >>verbs        what each collective sends and receives, and whether a call keeps to it
      >>reducing     the public edge of the collectives
      >>fallbacks    collectives that a table may lack, memory that is not aligned
      >>staging      collectives by way of the host
@@ -15,10 +16,9 @@
 #if defined(DP_IMPLEMENTATION) && !defined(DP_RANKS_IMPLEMENTED)
 #define DP_RANKS_IMPLEMENTED
 
-/* ==== >>reducing ===============================================================================
-   Collectives at the public edge: what each verb sends and receives stands in one table, by which
-   arguments are checked; then a world of one is served at once, and the rest by the table of
-   functions or, for what that lacks, by >>fallbacks.                                            */
+/* ==== >>verbs ==================================================================================
+   What each verb sends and receives stands in one table, by which arguments are checked. A call is
+   the caller's, or the courier's beside it: each has a communicator and streams of its own.     */
 
 typedef enum dp__verb {
     DP__ALL_REDUCE,
@@ -59,7 +59,25 @@ typedef struct dp__coll { /* one call */
     dp_op op;
     double scale;
     int root;
+    bool courier; /* by its thread: over its communicator, on its streams */
 } dp__coll;
+
+static dp_comm *dp__coll_comm(const dp__coll *coll)
+{
+    return coll->courier ? coll->ctx->courier_comm : coll->ctx->comm;
+}
+
+/* Where the parts go as they were checked, with their streams. */
+static dp_part *dp__coll_parts(const dp__coll *coll)
+{
+    return coll->courier ? coll->ctx->courier_parts : coll->ctx->parts;
+}
+
+static dp_stream *dp__coll_stream(const dp__coll *coll, int local_rank)
+{
+    const dp_ctx *ctx = coll->ctx;
+    return coll->courier ? ctx->courier_streams[local_rank] : ctx->devices[local_rank].stream;
+}
 
 static bool dp__sends(const dp__coll *coll, int local_rank)
 {
@@ -112,12 +130,12 @@ static bool dp__parts_apart(const dp__coll *coll, int i, int k)
            !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes);
 }
 
-/* One local rank's part, copied to ctx->parts with its stream filled in. */
+/* One local rank's part, taken over with its stream filled in. */
 static dp_status dp__check_part(const dp__coll *coll, int local_rank)
 {
-    dp_ctx *ctx = coll->ctx;
     const dp_part *part = &coll->local[local_rank];
-    const dp__device *device = &ctx->devices[local_rank];
+    const dp__device *device = &coll->ctx->devices[local_rank];
+    dp_part *taken = &dp__coll_parts(coll)[local_rank];
     if (coll->count > 0 && part->send == NULL && dp__sends(coll, local_rank))
         return dp_error(DP_ERR_INVALID, "%s: send of local rank %d is NULL", coll->fn, local_rank);
     if (coll->count > 0 && part->recv == NULL && dp__receives(coll, local_rank))
@@ -129,9 +147,9 @@ static dp_status dp__check_part(const dp__coll *coll, int local_rank)
     if (part->stream != NULL && part->stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream of local rank %d is of another device",
                         coll->fn, local_rank);
-    ctx->parts[local_rank] = *part;
+    *taken = *part;
     if (part->stream == NULL)
-        ctx->parts[local_rank].stream = device->stream;
+        taken->stream = dp__coll_stream(coll, local_rank);
     return DP_OK;
 }
 
@@ -162,6 +180,10 @@ static dp_status dp__check_coll(const dp__coll *coll)
     return DP_OK;
 }
 
+/* ==== >>reducing ===============================================================================
+   Collectives at the public edge: arguments are checked, then a world of one is served at once, and
+   the rest by the table of functions or, for what that lacks, by >>fallbacks.                   */
+
 /* In a world of one every collective is a copy, scaled at most. */
 static dp_status dp__copy_alone(const dp__coll *coll)
 {
@@ -191,11 +213,11 @@ static dp_status dp__copy_alone(const dp__coll *coll)
 
 static dp_status dp__detour(const dp__coll *coll);
 
-/* By the table, of what is in ctx->parts. */
+/* By the table, of the parts that were taken over. */
 static dp_status dp__collective_served(const dp__coll *coll)
 {
-    dp_comm *comm = coll->ctx->comm;
-    const dp_part *parts = coll->ctx->parts;
+    dp_comm *comm = dp__coll_comm(coll);
+    const dp_part *parts = dp__coll_parts(coll);
     switch (coll->verb) {
     case DP__ALL_REDUCE:
         return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, coll->scale);
@@ -242,13 +264,18 @@ static dp_status dp__issue(const dp__coll *coll)
 }
 
 /* A collective that fails leaves nothing behind that still reads or writes. */
+static dp_status dp__collective_checked(const dp__coll *coll)
+{
+    dp_status status = coll->count > 0 ? dp__issue(coll) : DP_OK;
+    for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
+        status = dp__drain(coll->ctx, dp__coll_parts(coll)[i].stream, status);
+    return status;
+}
+
 static dp_status dp__collective_entered(const dp__coll *coll)
 {
     DP_TRY(dp__check_coll(coll));
-    dp_status status = coll->count > 0 ? dp__issue(coll) : DP_OK;
-    for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
-        status = dp__drain(coll->ctx, coll->ctx->parts[i].stream, status);
-    return status;
+    return dp__collective_checked(coll);
 }
 
 static dp_status dp__collective(const dp__coll *coll)
@@ -262,7 +289,7 @@ DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, 
                                dp_op op)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, 1, 0});
+        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, 1, 0, false});
 }
 
 static dp_status dp__check_float(const char *fn, dp_dtype dtype)
@@ -280,7 +307,7 @@ DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t 
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_float(__func__, dtype));
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0});
+        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0, false});
 }
 
 static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, const double *weights)
@@ -305,7 +332,7 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
         parts[i] = (dp_part){.send = sum.data, .recv = sum.data};
     }
     DP_TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
-                                              1, DP_F64, DP_OP_SUM, 1, 0}));
+                                              1, DP_F64, DP_OP_SUM, 1, 0, false}));
     DP_TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 0, NULL, &host));
     DP_TRY(dp__copy_tensor(ctx, &host, &sum, NULL));
     *out = *(const double *)host.data;
@@ -356,7 +383,7 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
 DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const double *weights,
                                         size_t count, dp_dtype dtype)
 {
-    dp__coll coll = {__func__, ctx, DP__ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0};
+    dp__coll coll = {__func__, ctx, DP__ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0, false};
     dp_scope *temp = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_float(__func__, dtype));
@@ -377,47 +404,47 @@ DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, d
                               int root)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__BROADCAST, local, count, dtype, DP_OP_SUM, 1, root});
+        &(dp__coll){__func__, ctx, DP__BROADCAST, local, count, dtype, DP_OP_SUM, 1, root, false});
 }
 
 DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
 {
-    return dp__collective(
-        &(dp__coll){__func__, ctx, DP__ALL_GATHER, local, count_each, dtype, DP_OP_SUM, 1, 0});
+    return dp__collective(&(dp__coll){__func__, ctx, DP__ALL_GATHER, local, count_each, dtype,
+                                      DP_OP_SUM, 1, 0, false});
 }
 
 DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                    dp_dtype dtype, dp_op op)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__REDUCE_SCATTER, local, count_each, dtype, op, 1, 0});
+        &(dp__coll){__func__, ctx, DP__REDUCE_SCATTER, local, count_each, dtype, op, 1, 0, false});
 }
 
 DP_API dp_status dp_all_to_all(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
 {
-    return dp__collective(
-        &(dp__coll){__func__, ctx, DP__ALL_TO_ALL, local, count_each, dtype, DP_OP_SUM, 1, 0});
+    return dp__collective(&(dp__coll){__func__, ctx, DP__ALL_TO_ALL, local, count_each, dtype,
+                                      DP_OP_SUM, 1, 0, false});
 }
 
 DP_API dp_status dp_reduce_to(dp_ctx *ctx, const dp_part *local, size_t count, dp_dtype dtype,
                               dp_op op, int root)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__REDUCE_TO, local, count, dtype, op, 1, root});
+        &(dp__coll){__func__, ctx, DP__REDUCE_TO, local, count, dtype, op, 1, root, false});
 }
 
 DP_API dp_status dp_gather_to(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype,
                               int root)
 {
-    return dp__collective(
-        &(dp__coll){__func__, ctx, DP__GATHER_TO, local, count_each, dtype, DP_OP_SUM, 1, root});
+    return dp__collective(&(dp__coll){__func__, ctx, DP__GATHER_TO, local, count_each, dtype,
+                                      DP_OP_SUM, 1, root, false});
 }
 
 DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                  dp_dtype dtype, int root)
 {
-    return dp__collective(
-        &(dp__coll){__func__, ctx, DP__SCATTER_FROM, local, count_each, dtype, DP_OP_SUM, 1, root});
+    return dp__collective(&(dp__coll){__func__, ctx, DP__SCATTER_FROM, local, count_each, dtype,
+                                      DP_OP_SUM, 1, root, false});
 }
 
 static dp_status dp__sync_all(dp_ctx *ctx)

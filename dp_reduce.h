@@ -27,13 +27,9 @@ enum { DP__FIRST_BUCKET_BYTES = 1 << 20, DP__BUCKET_BYTES = 25 << 20 };
 
 enum {                   /* dp_reducer.marks */
        DP__REPORTED = 1, /* in this pass */
-       DP__USED = 2      /* since the last reduction */
+       DP__USED = 2,     /* since the last reduction */
+       DP__EXPECTED = 4  /* what it goes into does not travel without it before finish has come */
 };
-
-typedef struct dp__slice { /* a range, in the order of memory */
-    uint32_t block, unit, piece;
-    size_t first, count;
-} dp__slice;
 
 typedef struct dp__piece { /* what a unit has of one dtype */
     dp_dtype dtype;
@@ -43,8 +39,6 @@ typedef struct dp__piece { /* what a unit has of one dtype */
 
 typedef struct dp__bucket {
     dp_bucket_info info;
-    const uint32_t *slices; /* in the order of memory */
-    uint32_t slice_count;
     uint32_t made, last; /* when it was begun, when it got its last piece */
     uint32_t owed;       /* pieces that are not complete yet; under the context's lock */
 } dp__bucket;
@@ -56,27 +50,32 @@ struct dp_reducer {
     dp_scope *scope;
     char *name, **unit_names;
     dp_reduction reduction;
-    bool unused_units, regrouped;
+    dp_unused unused_units;
+    bool regrouped;
+    bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
     size_t caps[2];
     dp_block *blocks;
-    dp__slice *slices;
-    dp__piece *pieces;     /* unit after unit */
-    uint32_t *unit_pieces; /* where those of a unit begin, and behind the last one */
+    dp_range *ranges;       /* in the order of memory */
+    uint32_t *range_pieces; /* what each of them is a part of */
+    dp__piece *pieces;      /* unit after unit */
+    uint32_t *unit_pieces;  /* where those of a unit begin, and behind the last one */
     dp__bucket *buckets;
-    size_t block_count, slice_count, unit_count, piece_count, bucket_count;
-    uint32_t *order;                        /* of units */
-    uint32_t *bucket_units, *bucket_slices; /* bucket after bucket */
-    uint32_t *places;                       /* of buckets, by dp__bucket.made */
-    dp_part *parts, *wires;                 /* wires: room for what ranks tell each other */
-    double *samples, *totals;               /* local ranks: since the last reduction; now */
-    double scale;                           /* of this reduction */
-    uint8_t *unused;                        /* units that no rank uses in this reduction */
-    dp_stream **streams;                    /* local ranks by units: where they were reported */
+    size_t block_count, range_count, unit_count, piece_count, bucket_count;
+    uint32_t *order;          /* of units */
+    uint32_t *bucket_units;   /* bucket after bucket */
+    dp_range *bucket_ranges;  /* likewise */
+    uint32_t *places;         /* of buckets, by dp__bucket.made */
+    dp_part *parts, *wires;   /* wires: room for what ranks tell each other */
+    double *samples, *totals; /* local ranks: since the last reduction; now */
+    double scale;             /* of this reduction */
+    uint8_t *unused;          /* units that no rank uses in this reduction */
+    dp_stream **streams;      /* local ranks by units: where they were reported */
     /* The rest is under the context's lock. */
+    dp_reducer *behind; /* whose pass travels after this one: see dp_ctx.riding */
     bool open, sync;
     bool released;     /* finish has come: what was not reported travels too */
     uint8_t *marks;    /* local ranks by units */
-    uint32_t *owed;    /* local ranks that have not reported a unit */
+    uint32_t *owed;    /* local ranks that have to report a unit yet */
     uint32_t *arrival; /* units as rank 0 reported them */
     size_t arrived;
     size_t next, done, early; /* buckets: to travel next; arrived; so before finish */
@@ -100,7 +99,7 @@ static dp_status dp__check_room(const char *fn, const dp_reducer *reducer)
 {
     if (reducer->full)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu units of %zu ranges", fn,
-                        reducer->unit_count, reducer->slice_count);
+                        reducer->unit_count, reducer->range_count);
     return DP_OK;
 }
 
@@ -164,6 +163,10 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
         return dp_error(DP_ERR_INVALID,
                         "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
                         (int)config->reduction);
+    if ((unsigned)config->unused_units > DP_UNUSED_FIXED)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: unused_units is %d: say DP_UNUSED_ERROR, _FOUND or _FIXED", fn,
+                        (int)config->unused_units);
     if (config->block_count >= UINT32_MAX || config->range_count >= UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "%s: more blocks or ranges than can be counted", fn);
     if (config->block_count > 0)
@@ -175,9 +178,9 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
     return DP_OK;
 }
 
-static int dp__slice_order(const void *a, const void *b)
+static int dp__range_order(const void *a, const void *b)
 {
-    const dp__slice *x = a, *y = b;
+    const dp_range *x = a, *y = b;
     if (x->block != y->block)
         return x->block < y->block ? -1 : 1;
     if (x->first != y->first)
@@ -185,10 +188,10 @@ static int dp__slice_order(const void *a, const void *b)
     return (x->count > y->count) - (x->count < y->count);
 }
 
-static dp_status dp__check_slices(const char *fn, const dp_reducer *reducer)
+static dp_status dp__check_ranges_apart(const char *fn, const dp_reducer *reducer)
 {
-    for (size_t i = 1; i < reducer->slice_count; i++) {
-        const dp__slice *a = &reducer->slices[i - 1], *b = &reducer->slices[i];
+    for (size_t i = 1; i < reducer->range_count; i++) {
+        const dp_range *a = &reducer->ranges[i - 1], *b = &reducer->ranges[i];
         if (a->block == b->block && a->first + a->count > b->first)
             return dp_error(DP_ERR_INVALID,
                             "%s: in block %u the range of unit %u at %zu overlaps that of unit %u "
@@ -199,8 +202,8 @@ static dp_status dp__check_slices(const char *fn, const dp_reducer *reducer)
     return DP_OK;
 }
 
-static dp_status dp__slices_of_ranges(const char *fn, dp_reducer *reducer,
-                                      const dp_reducer_config *config)
+static dp_status dp__ranges_copy(const char *fn, dp_reducer *reducer,
+                                 const dp_reducer_config *config)
 {
     for (size_t i = 0; i < config->range_count; i++) {
         const dp_range *range = &config->ranges[i];
@@ -217,29 +220,29 @@ static dp_status dp__slices_of_ranges(const char *fn, dp_reducer *reducer,
             return dp_error(
                 DP_ERR_INVALID, "%s: range %zu is of unit %u: with %zu range%s some unit has none",
                 fn, i, (unsigned)range->unit, config->range_count, dp__s(config->range_count));
-        reducer->slices[i] = (dp__slice){range->block, range->unit, 0, range->first, range->count};
+        reducer->ranges[i] = *range;
         size_t units = (size_t)range->unit + 1;
         reducer->unit_count = units > reducer->unit_count ? units : reducer->unit_count;
     }
     return DP_OK;
 }
 
-static dp_status dp__slices_make(const char *fn, dp_reducer *reducer,
+static dp_status dp__ranges_make(const char *fn, dp_reducer *reducer,
                                  const dp_reducer_config *config)
 {
     bool whole = config->ranges == NULL;
-    reducer->slice_count = whole ? config->block_count : config->range_count;
-    reducer->slices = dp__room(reducer, reducer->slice_count, sizeof *reducer->slices);
+    reducer->range_count = whole ? config->block_count : config->range_count;
+    reducer->ranges = dp__room(reducer, reducer->range_count, sizeof *reducer->ranges);
     DP_TRY(dp__check_room(fn, reducer));
     for (size_t i = 0; whole && i < config->block_count; i++)
-        reducer->slices[i] = (dp__slice){(uint32_t)i, (uint32_t)i, 0, 0, config->blocks[i].count};
+        reducer->ranges[i] = (dp_range){(uint32_t)i, (uint32_t)i, 0, config->blocks[i].count};
     if (whole)
         reducer->unit_count = config->block_count;
     else
-        DP_TRY(dp__slices_of_ranges(fn, reducer, config));
-    if (reducer->slice_count > 0)
-        qsort(reducer->slices, reducer->slice_count, sizeof *reducer->slices, dp__slice_order);
-    return dp__check_slices(fn, reducer);
+        DP_TRY(dp__ranges_copy(fn, reducer, config));
+    if (reducer->range_count > 0)
+        qsort(reducer->ranges, reducer->range_count, sizeof *reducer->ranges, dp__range_order);
+    return dp__check_ranges_apart(fn, reducer);
 }
 
 /* Which dtypes each unit has: its pieces, in the order of dtypes. */
@@ -247,9 +250,10 @@ static dp_status dp__pieces_make(const char *fn, dp_reducer *reducer)
 {
     unsigned *masks = dp__room(reducer, reducer->unit_count, sizeof *masks);
     reducer->unit_pieces = dp__room(reducer, reducer->unit_count + 1, sizeof(uint32_t));
+    reducer->range_pieces = dp__room(reducer, reducer->range_count, sizeof(uint32_t));
     DP_TRY(dp__check_room(fn, reducer));
-    for (size_t i = 0; i < reducer->slice_count; i++)
-        masks[reducer->slices[i].unit] |= 1u << reducer->blocks[reducer->slices[i].block].dtype;
+    for (size_t i = 0; i < reducer->range_count; i++)
+        masks[reducer->ranges[i].unit] |= 1u << reducer->blocks[reducer->ranges[i].block].dtype;
     for (size_t unit = 0; unit < reducer->unit_count; unit++) {
         if (masks[unit] == 0)
             return dp_error(DP_ERR_INVALID, "%s: unit %zu has no range, unit %zu has", fn, unit,
@@ -259,15 +263,15 @@ static dp_status dp__pieces_make(const char *fn, dp_reducer *reducer)
     reducer->piece_count = reducer->unit_pieces[reducer->unit_count];
     reducer->pieces = dp__room(reducer, reducer->piece_count, sizeof *reducer->pieces);
     DP_TRY(dp__check_room(fn, reducer));
-    for (size_t i = 0; i < reducer->slice_count; i++) {
-        dp__slice *slice = &reducer->slices[i];
-        dp_dtype dtype = reducer->blocks[slice->block].dtype;
-        unsigned before = masks[slice->unit] & ((1u << dtype) - 1);
-        slice->piece = reducer->unit_pieces[slice->unit] + dp__bits(before);
-        dp__piece *piece = &reducer->pieces[slice->piece];
+    for (size_t i = 0; i < reducer->range_count; i++) {
+        const dp_range *range = &reducer->ranges[i];
+        dp_dtype dtype = reducer->blocks[range->block].dtype;
+        unsigned before = masks[range->unit] & ((1u << dtype) - 1);
+        reducer->range_pieces[i] = reducer->unit_pieces[range->unit] + dp__bits(before);
+        dp__piece *piece = &reducer->pieces[reducer->range_pieces[i]];
         piece->dtype = dtype;
-        piece->unit = slice->unit;
-        piece->bytes += slice->count * dp__dtype_sizes[dtype];
+        piece->unit = range->unit;
+        piece->bytes += range->count * dp__dtype_sizes[dtype];
     }
     return DP_OK;
 }
@@ -309,7 +313,7 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->buckets = dp__room(reducer, pieces, sizeof *reducer->buckets);
     reducer->places = dp__room(reducer, pieces, sizeof(uint32_t));
     reducer->bucket_units = dp__room(reducer, pieces, sizeof(uint32_t));
-    reducer->bucket_slices = dp__room(reducer, reducer->slice_count, sizeof(uint32_t));
+    reducer->bucket_ranges = dp__room(reducer, reducer->range_count, sizeof(dp_range));
     reducer->order = dp__room(reducer, units, sizeof(uint32_t));
     reducer->owed = dp__room(reducer, units, sizeof(uint32_t));
     reducer->arrival = dp__room(reducer, units, sizeof(uint32_t));
@@ -321,6 +325,7 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->parts = dp__room(reducer, locals, sizeof(dp_part));
     reducer->wires = dp__room(reducer, locals, sizeof(dp_part));
     DP_TRY(dp__check_room(fn, reducer));
+    memset(reducer->marks, DP__EXPECTED, units * locals);
     for (size_t i = 0; i < locals; i++) {
         dp_tensor tensor;
         DP_TRY(
@@ -339,14 +344,14 @@ static uint64_t dp__mix(uint64_t hash, uint64_t word)
 static uint64_t dp__layout_hash(const dp_reducer *reducer)
 {
     uint64_t hash = dp__mix(dp__hash_first, (uint64_t)reducer->reduction);
-    hash = dp__mix(hash, reducer->unused_units);
+    hash = dp__mix(hash, (uint64_t)reducer->unused_units);
     hash = dp__mix(dp__mix(hash, reducer->caps[0]), reducer->caps[1]);
     for (size_t i = 0; i < reducer->block_count; i++)
         hash = dp__mix(dp__mix(hash, reducer->blocks[i].dtype), reducer->blocks[i].count);
-    for (size_t i = 0; i < reducer->slice_count; i++) {
-        const dp__slice *slice = &reducer->slices[i];
-        hash = dp__mix(dp__mix(hash, slice->block), slice->unit);
-        hash = dp__mix(dp__mix(hash, slice->first), slice->count);
+    for (size_t i = 0; i < reducer->range_count; i++) {
+        const dp_range *range = &reducer->ranges[i];
+        hash = dp__mix(dp__mix(hash, range->block), range->unit);
+        hash = dp__mix(dp__mix(hash, range->first), range->count);
     }
     return hash;
 }
@@ -389,35 +394,34 @@ static void dp__pieces_deal(dp_reducer *reducer)
     }
 }
 
-/* The lists of each bucket: units as they come, slices as they lie in memory. */
+/* The lists of each bucket: units as they come, ranges as they lie in memory. */
 static void dp__buckets_fill(dp_reducer *reducer)
 {
-    uint32_t *units = reducer->bucket_units, *slices = reducer->bucket_slices;
-    for (size_t i = 0; i < reducer->slice_count; i++)
-        reducer->buckets[reducer->pieces[reducer->slices[i].piece].bucket].slice_count++;
+    uint32_t *units = reducer->bucket_units;
+    dp_range *ranges = reducer->bucket_ranges;
+    for (size_t i = 0; i < reducer->range_count; i++)
+        reducer->buckets[reducer->pieces[reducer->range_pieces[i]].bucket].info.range_count++;
     for (size_t b = 0; b < reducer->bucket_count; b++) {
-        dp__bucket *bucket = &reducer->buckets[b];
-        bucket->info.units = units;
-        bucket->slices = slices;
-        units += bucket->info.unit_count;
-        slices += bucket->slice_count;
-        bucket->info.unit_count = bucket->slice_count = 0;
+        dp_bucket_info *info = &reducer->buckets[b].info;
+        info->units = units;
+        info->ranges = ranges;
+        units += info->unit_count;
+        ranges += info->range_count;
+        info->unit_count = info->range_count = 0;
     }
     for (size_t i = 0; i < reducer->unit_count; i++) {
         uint32_t unit = reducer->order[i];
         for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++) {
             dp_bucket_info *info = &reducer->buckets[reducer->pieces[p].bucket].info;
-            reducer
-                ->bucket_units[info->units - reducer->bucket_units + (ptrdiff_t)info->unit_count] =
-                unit;
-            info->unit_count++;
+            size_t place = (size_t)(info->units - reducer->bucket_units) + info->unit_count++;
+            reducer->bucket_units[place] = unit;
         }
     }
-    for (size_t i = 0; i < reducer->slice_count; i++) {
-        dp__bucket *bucket = &reducer->buckets[reducer->pieces[reducer->slices[i].piece].bucket];
-        reducer->bucket_slices[bucket->slices - reducer->bucket_slices + bucket->slice_count] =
-            (uint32_t)i;
-        bucket->slice_count++;
+    for (size_t i = 0; i < reducer->range_count; i++) {
+        const dp__piece *piece = &reducer->pieces[reducer->range_pieces[i]];
+        dp_bucket_info *info = &reducer->buckets[piece->bucket].info;
+        size_t place = (size_t)(info->ranges - reducer->bucket_ranges) + info->range_count++;
+        reducer->bucket_ranges[place] = reducer->ranges[i];
     }
 }
 
@@ -434,36 +438,30 @@ static void dp__buckets_make(dp_reducer *reducer)
     dp__buckets_fill(reducer);
 }
 
-typedef struct dp__spans { /* what is reduced, in as few spans as memory allows */
+typedef struct dp__spans { /* ranges in as few spans as memory allows */
     const dp_reducer *reducer;
-    const uint32_t *list; /* of slices; NULL = all */
+    const dp_range *ranges;
     size_t count, at;
     bool skips;           /* units that nobody uses */
     uint32_t block;       /* of the span */
     size_t first, length; /* its elements */
 } dp__spans;
 
-static const dp__slice *dp__spans_look(const dp__spans *spans)
-{
-    size_t place = spans->list != NULL ? spans->list[spans->at] : spans->at;
-    return &spans->reducer->slices[place];
-}
-
 /* The next span; false when there are no more. */
 static bool dp__spans_next(dp__spans *spans)
 {
     spans->length = 0;
     for (; spans->at < spans->count; spans->at++) {
-        const dp__slice *slice = dp__spans_look(spans);
-        if (slice->count == 0 || (spans->skips && spans->reducer->unused[slice->unit]))
+        const dp_range *range = &spans->ranges[spans->at];
+        if (range->count == 0 || (spans->skips && spans->reducer->unused[range->unit]))
             continue;
         if (spans->length == 0) {
-            spans->block = slice->block;
-            spans->first = slice->first;
-        } else if (slice->block != spans->block || slice->first != spans->first + spans->length) {
+            spans->block = range->block;
+            spans->first = range->first;
+        } else if (range->block != spans->block || range->first != spans->first + spans->length) {
             return true;
         }
-        spans->length += slice->count;
+        spans->length += range->count;
     }
     return spans->length > 0;
 }
@@ -482,14 +480,27 @@ static dp_op dp__reduction_op(const dp_reducer *reducer)
     return reducer->reduction == DP_MEAN_RANKS ? DP_OP_MEAN : DP_OP_SUM;
 }
 
+static dp__coll dp__span_coll(const dp__spans *spans, const char *fn)
+{
+    const dp_reducer *reducer = spans->reducer;
+    return (dp__coll){.fn = fn,
+                      .ctx = reducer->ctx,
+                      .local = reducer->parts,
+                      .count = spans->length,
+                      .dtype = reducer->blocks[spans->block].dtype,
+                      .op = dp__reduction_op(reducer),
+                      .scale = reducer->scale};
+}
+
 /* ==== >>courier ================================================================================
    A thread of its own carries the buckets of one reducer, strictly in their order, each as soon as
    all local ranks have reported what is in it. It has a communicator of its own and streams of its
    own, and leaves the workers to the caller.
 
-   Which reducer rides is decided by begin and finish alone, which every process calls in the same
-   order: the first to begin, until it has finished. Others are reduced when they finish, by the
-   caller, over the communicator of the caller's: so no order depends on time.                   */
+   Whose pass rides is decided by begin and finish alone, which every process calls in the same
+   order: the oldest one, until it has finished, and then the next. One that finishes while an older
+   one is open is reduced by the caller, over the caller's communicator: nothing may wait for what
+   the same thread has to do later. So no order depends on time.                                 */
 
 typedef struct dp__errand {
     dp_reducer *reducer;
@@ -519,16 +530,17 @@ static dp_status dp__errand_run(const dp__errand *errand)
     dp_ctx *ctx = reducer->ctx;
     dp_comm *comm = ctx->courier_comm;
     dp__spans spans = {.reducer = reducer,
-                       .list = bucket->slices,
-                       .count = bucket->slice_count,
-                       .skips = errand->released};
+                       .ranges = bucket->info.ranges,
+                       .count = bucket->info.range_count,
+                       .skips = errand->released || reducer->fixed};
     while (dp__spans_next(&spans)) {
-        dp__span_parts(&spans, ctx->courier_parts);
-        DP_TRY(comm->ops->all_reduce(comm, ctx->courier_parts, spans.length, bucket->info.dtype,
-                                     dp__reduction_op(reducer), reducer->scale));
+        dp__span_parts(&spans, reducer->parts);
+        dp__coll coll = dp__span_coll(&spans, "dp_reducer_finish");
+        coll.courier = true;
+        DP_TRY(dp__collective_entered(&coll));
     }
     for (int i = 0; i < ctx->info.local_count; i++)
-        DP_TRY(dp__sync(ctx->courier_parts[i].stream));
+        DP_TRY(dp__sync(ctx->courier_streams[i]));
     return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
@@ -562,24 +574,35 @@ static void dp__courier_carry(void *user)
     }
 }
 
-/* Streams and thread, for the first reducer; nothing where nobody can ride. */
-static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
+/* Memory and streams, for the first reducer; what there is stays when something fails. */
+static dp_status dp__courier_equip(const char *fn, dp_ctx *ctx)
 {
     size_t count = (size_t)ctx->info.local_count;
+    size_t bytes = count * sizeof *ctx->courier_streams;
+    if (ctx->courier_parts == NULL)
+        ctx->courier_parts = dp__host_alloc(&ctx->host, count * sizeof(dp_part), 64);
+    if (ctx->courier_streams == NULL) {
+        ctx->courier_streams = dp__host_alloc(&ctx->host, bytes, 64);
+        if (ctx->courier_streams != NULL)
+            memset(ctx->courier_streams, 0, bytes);
+    }
+    if (ctx->courier_parts == NULL || ctx->courier_streams == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, count);
+    for (size_t i = 0; i < count; i++) {
+        dp_dev *dev = ctx->devices[i].dev;
+        if (ctx->courier_streams[i] == NULL)
+            DP_TRY(dev->ops->stream_create(dev, 0, &ctx->courier_streams[i]));
+    }
+    return DP_OK;
+}
+
+/* For the first reducer; nothing where nobody can ride. */
+static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
+{
     dp__courier *courier = NULL;
     if (ctx->courier_comm == NULL || ctx->courier != NULL)
         return DP_OK;
-    if (ctx->courier_parts == NULL) {
-        ctx->courier_parts = dp__host_alloc(&ctx->host, count * sizeof(dp_part), 64);
-        if (ctx->courier_parts == NULL)
-            return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, count);
-        memset(ctx->courier_parts, 0, count * sizeof(dp_part));
-    }
-    for (size_t i = 0; i < count; i++) {
-        dp_dev *dev = ctx->devices[i].dev;
-        if (ctx->courier_parts[i].stream == NULL)
-            DP_TRY(dev->ops->stream_create(dev, 0, &ctx->courier_parts[i].stream));
-    }
+    DP_TRY(dp__courier_equip(fn, ctx));
     bool spin = ctx->config.thread_count > ctx->info.local_count;
     DP_TRY(dp__courier_open(&ctx->host, spin, dp__courier_carry, ctx, &courier));
     dp__lock_enter(&ctx->lock);
@@ -599,9 +622,9 @@ static void dp__courier_end(dp_ctx *ctx)
     if (ctx->courier != NULL)
         dp__courier_close(&ctx->host, ctx->courier);
     ctx->courier = NULL;
-    for (int i = 0; ctx->courier_parts != NULL && i < ctx->info.local_count; i++)
-        if (ctx->courier_parts[i].stream != NULL)
-            ctx->devices[i].dev->ops->stream_destroy(ctx->courier_parts[i].stream);
+    for (int i = 0; ctx->courier_streams != NULL && i < ctx->info.local_count; i++)
+        if (ctx->courier_streams[i] != NULL)
+            ctx->devices[i].dev->ops->stream_destroy(ctx->courier_streams[i]);
     if (ctx->courier_comm != NULL)
         ctx->courier_comm->ops->close(ctx->courier_comm);
 }
@@ -681,7 +704,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
                                                       : DP__FIRST_BUCKET_BYTES;
     reducer->caps[1] = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
     dp__blocks_copy(reducer, config);
-    DP_TRY(dp__slices_make(fn, reducer, config));
+    DP_TRY(dp__ranges_make(fn, reducer, config));
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
     DP_TRY(dp__pass_room(fn, reducer));
@@ -872,25 +895,53 @@ static dp_status dp__samples_begin(const char *fn, dp_reducer *reducer, const dp
     return DP_OK;
 }
 
+/* Under the context's lock: where in the queue a pass is, or the end of it. */
+static dp_reducer **dp__pass_place(dp_ctx *ctx, const dp_reducer *reducer)
+{
+    dp_reducer **place = &ctx->riding;
+    while (*place != NULL && *place != reducer)
+        place = &(*place)->behind;
+    return place;
+}
+
+/* Under the context's lock. */
+static void dp__pass_leave(dp_reducer *reducer)
+{
+    dp_reducer **place = dp__pass_place(reducer->ctx, reducer);
+    if (*place != NULL)
+        *place = reducer->behind;
+    reducer->behind = NULL;
+}
+
+/* Under the context's lock: what has to come before buckets are complete. */
+static void dp__pass_owe(dp_reducer *reducer)
+{
+    size_t units = reducer->unit_count, locals = (size_t)reducer->ctx->info.local_count;
+    memset(reducer->owed, 0, units * sizeof *reducer->owed);
+    for (size_t i = 0; i < units * locals; i++)
+        reducer->owed[i % units] += (reducer->marks[i] & DP__EXPECTED) != 0;
+    for (size_t b = 0; b < reducer->bucket_count; b++)
+        reducer->buckets[b].owed = 0;
+    for (size_t p = 0; p < reducer->piece_count; p++)
+        reducer->buckets[reducer->pieces[p].bucket].owed += reducer->owed[reducer->pieces[p].unit] >
+                                                            0;
+}
+
 static void dp__pass_open(dp_reducer *reducer, bool sync)
 {
     dp_ctx *ctx = reducer->ctx;
-    size_t locals = (size_t)ctx->info.local_count;
     dp__lock_enter(&ctx->lock);
-    for (size_t i = 0; i < reducer->unit_count * locals; i++) {
-        reducer->marks[i] &= DP__USED;
+    for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++) {
+        reducer->marks[i] &= DP__USED | DP__EXPECTED;
         reducer->streams[i] = NULL;
     }
-    for (size_t i = 0; i < reducer->unit_count; i++)
-        reducer->owed[i] = (uint32_t)locals;
-    for (size_t i = 0; i < reducer->bucket_count; i++)
-        reducer->buckets[i].owed = (uint32_t)reducer->buckets[i].info.unit_count;
+    dp__pass_owe(reducer);
     reducer->open = true;
     reducer->sync = sync;
     reducer->released = false;
     reducer->arrived = reducer->next = reducer->done = 0;
-    if (sync && ctx->courier != NULL && ctx->riding == NULL)
-        ctx->riding = reducer;
+    if (sync && ctx->courier != NULL)
+        *dp__pass_place(ctx, NULL) = reducer;
     dp__lock_leave(&ctx->lock);
 }
 
@@ -926,11 +977,11 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
     if ((reducer->marks[at] & DP__REPORTED) != 0)
         return dp_error(DP_ERR_STATE, "%s: local rank %d reported %s twice in this pass", fn,
                         local_rank, dp__unit_text(reducer, unit, text, sizeof text));
-    reducer->marks[at] = DP__REPORTED | DP__USED;
+    reducer->marks[at] |= DP__REPORTED | DP__USED;
     reducer->streams[at] = stream;
     if (reducer->sync && reducer->ctx->info.rank_first + local_rank == 0)
         reducer->arrival[reducer->arrived++] = unit;
-    if (--reducer->owed[unit] > 0)
+    if ((reducer->marks[at] & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0)
         return DP_OK;
     for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++)
         *out_full = --reducer->buckets[reducer->pieces[p].bucket].owed == 0 || *out_full;
@@ -962,25 +1013,43 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
     return status;
 }
 
-/* Unit and rank of the first report that this process misses, in one number; INT64_MAX: none. */
-static int64_t dp__missing_here(const dp_reducer *reducer)
+/* The first of this process' ranks' units that was expected and did not come, or came without being
+   expected, in one number; INT64_MAX: none. */
+static int64_t dp__surprise_here(const dp_reducer *reducer)
 {
     const dp_info *info = &reducer->ctx->info;
+    uint8_t bit = reducer->fixed ? DP__USED : DP__REPORTED;
     for (size_t unit = 0; unit < reducer->unit_count; unit++)
-        for (int i = 0; i < info->local_count; i++)
-            if ((reducer->marks[(size_t)i * reducer->unit_count + unit] & DP__REPORTED) == 0)
-                return (int64_t)unit * info->rank_count + info->rank_first + i;
+        for (int i = 0; i < info->local_count; i++) {
+            uint8_t marks = reducer->marks[(size_t)i * reducer->unit_count + unit];
+            bool came = (marks & bit) != 0, expected = (marks & DP__EXPECTED) != 0;
+            if (came != expected)
+                return ((int64_t)unit * info->rank_count + info->rank_first + i) * 2 + came;
+        }
     return INT64_MAX;
 }
 
 /* The same of all ranks. */
-static dp_status dp__missing_anywhere(const char *fn, const dp_reducer *reducer, int64_t *out)
+static dp_status dp__surprise_anywhere(const char *fn, const dp_reducer *reducer, int64_t *out)
 {
     dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
-    *out = dp__missing_here(reducer);
+    *out = dp__surprise_here(reducer);
     if (reducer->ctx->info.process_count == 1)
         return DP_OK;
     return dp__exchange(reducer->ctx, reducer->wires, coll, out, 0);
+}
+
+static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, int64_t surprise)
+{
+    char text[160];
+    bool came = surprise % 2 != 0;
+    int ranks = reducer->ctx->info.rank_count, rank = (int)(surprise / 2 % ranks);
+    dp__unit_text(reducer, (uint32_t)(surprise / 2 / ranks), text, sizeof text);
+    return dp_error(DP_ERR_MISMATCH, "%s: rank %d %s %s of '%s' in this pass%s: gradients are void",
+                    fn, rank, came ? "reported" : "did not report", text, reducer->name,
+                    !reducer->fixed ? " (see dp_reducer_config.unused_units)"
+                    : came          ? ", but not in the first one"
+                                    : ", but in the first one");
 }
 
 /* reducer->unused: units that no rank has reported since the last reduction. */
@@ -1021,26 +1090,22 @@ static dp_status dp__streams_join(const dp_reducer *reducer)
 static dp_status dp__reduce_all(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    dp__spans spans = {
-        .reducer = reducer, .count = reducer->slice_count, .skips = reducer->unused_units};
+    dp__spans spans = {.reducer = reducer,
+                       .ranges = reducer->ranges,
+                       .count = reducer->range_count,
+                       .skips = reducer->unused_units != DP_UNUSED_ERROR};
     DP_TRY(dp__streams_join(reducer));
     if (ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
         return DP_OK;
     while (dp__spans_next(&spans)) {
         dp__span_parts(&spans, reducer->parts);
-        dp__coll coll = {.fn = fn,
-                         .ctx = ctx,
-                         .local = reducer->parts,
-                         .count = spans.length,
-                         .dtype = reducer->blocks[spans.block].dtype,
-                         .op = dp__reduction_op(reducer),
-                         .scale = reducer->scale};
+        dp__coll coll = dp__span_coll(&spans, fn);
         DP_TRY(dp__collective_entered(&coll));
     }
     return DP_OK;
 }
 
-/* By the courier: everything may travel now, and is waited for. */
+/* By the courier: everything may travel now, and is waited for. Then the next pass may. */
 static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1052,12 +1117,28 @@ static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
         unsigned seen = dp__courier_ticket(ctx->courier);
         dp__lock_enter(&ctx->lock);
         all = reducer->done == reducer->bucket_count;
-        ctx->riding = all ? NULL : reducer;
         dp__lock_leave(&ctx->lock);
         DP_TRY(dp__check_ctx(fn, ctx));
         if (!all)
             dp__courier_await(ctx->courier, seen);
     }
+    dp__lock_enter(&ctx->lock);
+    dp__pass_leave(reducer);
+    bool more = ctx->riding != NULL;
+    dp__lock_leave(&ctx->lock);
+    if (more)
+        dp__courier_wake(ctx->courier);
+    return DP_OK;
+}
+
+/* By the caller, while an older pass rides, or where nobody can. */
+static dp_status dp__reduce_now(const char *fn, dp_reducer *reducer)
+{
+    dp_ctx *ctx = reducer->ctx;
+    DP_TRY(dp__shared_failure(ctx, dp__reduce_all(fn, reducer)));
+    dp__lock_enter(&ctx->lock);
+    dp__pass_leave(reducer);
+    dp__lock_leave(&ctx->lock);
     return DP_OK;
 }
 
@@ -1079,31 +1160,34 @@ static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
     return DP_OK;
 }
 
-static dp_status dp__missing_error(const char *fn, const dp_reducer *reducer, int64_t missing)
+/* DP_UNUSED_FIXED, once: each rank has reported what it will report from now on. */
+static void dp__expect(dp_reducer *reducer)
 {
-    char text[160];
-    int ranks = reducer->ctx->info.rank_count;
-    return dp_error(DP_ERR_MISMATCH,
-                    "%s: rank %d did not report %s of '%s' in this pass: all gradients are void "
-                    "(unused_units = true allows it)",
-                    fn, (int)(missing % ranks),
-                    dp__unit_text(reducer, (uint32_t)(missing / ranks), text, sizeof text),
-                    reducer->name);
+    if (reducer->unused_units != DP_UNUSED_FIXED || reducer->fixed)
+        return;
+    reducer->fixed = true;
+    for (size_t i = 0; i < reducer->unit_count * (size_t)reducer->ctx->info.local_count; i++)
+        if ((reducer->marks[i] & DP__USED) == 0)
+            reducer->marks[i] &= (uint8_t)~DP__EXPECTED;
 }
 
 static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
 {
-    int64_t missing = INT64_MAX;
-    bool rides = reducer->ctx->riding == reducer;
-    if (reducer->unused_units)
-        DP_TRY(dp__unused_find(fn, reducer));
+    int64_t surprise = INT64_MAX;
+    dp_ctx *ctx = reducer->ctx;
+    dp__lock_enter(&ctx->lock);
+    bool rides = ctx->riding == reducer;
+    dp__lock_leave(&ctx->lock);
+    if (reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed)
+        DP_TRY(dp__surprise_anywhere(fn, reducer, &surprise));
     else
-        DP_TRY(dp__missing_anywhere(fn, reducer, &missing));
-    DP_TRY(rides ? dp__ride_out(fn, reducer)
-                 : dp__shared_failure(reducer->ctx, dp__reduce_all(fn, reducer)));
-    if (missing != INT64_MAX)
-        return dp__missing_error(fn, reducer, missing);
-    return dp__regroup(fn, reducer);
+        DP_TRY(dp__unused_find(fn, reducer));
+    DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_now(fn, reducer));
+    if (surprise != INT64_MAX)
+        return dp__surprise_error(fn, reducer, surprise);
+    DP_TRY(dp__regroup(fn, reducer));
+    dp__expect(reducer);
+    return DP_OK;
 }
 
 static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
@@ -1120,7 +1204,8 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     if (!sync)
         return DP_OK;
     dp_status status = dp__pass_reduce(fn, reducer);
-    memset(reducer->marks, 0, reducer->unit_count * (size_t)ctx->info.local_count);
+    for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
+        reducer->marks[i] &= DP__EXPECTED;
     return status;
 }
 

@@ -480,10 +480,18 @@ TEST(caps)
 
 /* ---- overlap --------------------------------------------------------------------------------- */
 
+/* So many buckets have travelled by themselves. */
+static void await_early(const dp_reducer *reducer, size_t count)
+{
+    for (int ms = 0; ms < PATIENCE_MS && info_of(reducer).early_count < count; ms++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    CHECK_INT(info_of(reducer).early_count, count);
+}
+
 /* A bucket is reduced while this thread, which has not finished, only looks at it. */
 static void first_bucket_travels_early(meeting *m)
 {
-    const struct timespec pause = {.tv_nsec = 1000000};
     grads g;
     layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
                  (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
@@ -493,12 +501,7 @@ static void first_bucket_travels_early(meeting *m)
     for (uint32_t unit = LAYERS; unit-- > LAYERS / 2;) {
         report(&g, unit);
     }
-    dp_reducer_info info = info_of(g.reducer);
-    for (int ms = 0; ms < PATIENCE_MS && info.early_count < LAYERS / 2; ms++) {
-        nanosleep(&pause, NULL);
-        info = info_of(g.reducer);
-    }
-    CHECK_INT(info.early_count, LAYERS / 2);
+    await_early(g.reducer, LAYERS / 2);
     for (uint32_t unit = LAYERS / 2; unit-- > 0;) {
         report(&g, unit);
     }
@@ -550,40 +553,117 @@ TEST(the_courier_leaves_workers_and_collectives_to_the_caller)
     in_processes(2, others_work_meanwhile);
 }
 
-/* The second one to begin is reduced when it finishes, in whatever order they do. */
-static void two_at_once(meeting *m)
+enum { TWO = 2, EACH = 4 /* buckets */ };
+
+static void two_begin(grads *g, dp_ctx *ctx)
 {
-    static const int orders[][2] = {{0, 1}, {1, 0}};
-    dp_ctx *ctx = open_job(m, 1, dp_cpu());
-    grads g[2];
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TWO; i++) {
         layers_begin(&g[i], ctx, 50,
-                     (dp_reducer_config){.first_bucket_bytes = 200, .bucket_bytes = 400});
+                     (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+        CHECK_INT(info_of(g[i].reducer).bucket_count, EACH);
+        one_pass(&g[i]);
     }
-    for (int order = 0; order < 2; order++) {
-        for (int i = 0; i < 2; i++) {
-            grads_fill(&g[i], 0);
-            grads_add(&g[i], (float)i + 1);
-            CHECK_OK(dp_reducer_begin(g[i].reducer, NULL));
-        }
-        for (uint32_t unit = LAYERS; unit-- > 0;) {
-            report(&g[m->process], unit);
-            report(&g[!m->process], unit);
-        }
-        CHECK_OK(dp_reducer_finish(g[orders[order][0]].reducer));
-        CHECK_OK(dp_reducer_finish(g[orders[order][1]].reducer));
-        check_all(&g[0], 1.5);
-        check_all(&g[1], 3);
-        CHECK_INT(info_of(g[1].reducer).early_count, 0);
+}
+
+static void two_passes_begin(grads *g)
+{
+    for (int i = 0; i < TWO; i++) {
+        grads_fill(&g[i], 0);
+        grads_add(&g[i], (float)i + 1);
+        CHECK_OK(dp_reducer_begin(g[i].reducer, NULL));
     }
+}
+
+static void two_end(grads *g)
+{
     CHECK_OK(dp_reducer_destroy(g[1].reducer));
     free(g[1].local[0]);
     grads_end(&g[0]);
 }
 
-TEST(two_reducers_at_the_same_time)
+/* Both are complete: the older one travels, and when it is finished the other. */
+static void older_first(meeting *m)
 {
-    in_processes(2, two_at_once);
+    static grads g[TWO];
+    two_begin(g, open_job(m, 1, dp_cpu()));
+    for (int pass = 0; pass < 3; pass++) {
+        two_passes_begin(g);
+        for (uint32_t unit = LAYERS; unit-- > 0;) { /* each process in an order of its own */
+            report(&g[m->process], unit);
+            report(&g[!m->process], unit);
+        }
+        await_early(g[0].reducer, EACH);
+        CHECK_INT(info_of(g[1].reducer).early_count, 0);
+        CHECK_OK(dp_reducer_finish(g[0].reducer));
+        await_early(g[1].reducer, EACH);
+        CHECK_OK(dp_reducer_finish(g[1].reducer));
+        CHECK_INT(info_of(g[1].reducer).early_count, EACH);
+        check_all(&g[0], 1.5);
+        check_all(&g[1], 3);
+    }
+    two_end(g);
+}
+
+/* A pass inside another: it cannot wait for the older one, of which process 1 has nothing yet. */
+static void younger_first(meeting *m)
+{
+    static grads g[TWO];
+    two_begin(g, open_job(m, 1, dp_cpu()));
+    for (int pass = 0; pass < 3; pass++) {
+        two_passes_begin(g);
+        if (m->process == 0) {
+            backward(&g[0]);
+        }
+        backward(&g[1]);
+        CHECK_OK(dp_reducer_finish(g[1].reducer));
+        CHECK_INT(info_of(g[1].reducer).early_count, 0);
+        check_all(&g[1], 3);
+        if (m->process == 1) {
+            backward(&g[0]);
+        }
+        await_early(g[0].reducer, EACH);
+        CHECK_OK(dp_reducer_finish(g[0].reducer));
+        check_all(&g[0], 1.5);
+    }
+    two_end(g);
+}
+
+/* Three, of which the one in the middle goes first: nobody loses its place. */
+static void middle_first(meeting *m)
+{
+    static const int order[] = {1, 0, 2};
+    static grads g[3];
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    for (int i = 0; i < 3; i++) {
+        layers_begin(&g[i], ctx, 50, (dp_reducer_config){.first_bucket_bytes = 1});
+    }
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < 3; i++) {
+            grads_fill(&g[i], 0);
+            grads_add(&g[i], (float)i);
+            CHECK_OK(dp_reducer_begin(g[i].reducer, NULL));
+            backward(&g[i]);
+        }
+        CHECK_OK(dp_reducer_finish(g[order[0]].reducer));
+        CHECK_OK(dp_reducer_finish(g[order[1]].reducer));
+        await_early(g[2].reducer, info_of(g[2].reducer).bucket_count);
+        CHECK_OK(dp_reducer_finish(g[order[2]].reducer));
+        for (int i = 0; i < 3; i++) {
+            check_all(&g[i], 1.5 * i);
+        }
+    }
+    for (int i = 1; i < 3; i++) {
+        CHECK_OK(dp_reducer_destroy(g[i].reducer));
+        free(g[i].local[0]);
+    }
+    grads_end(&g[0]);
+}
+
+TEST(several_reducers_at_the_same_time)
+{
+    in_processes(2, older_first);
+    in_processes(2, younger_first);
+    in_processes(2, middle_first);
 }
 
 /* ---- layouts --------------------------------------------------------------------------------- */
@@ -1011,9 +1091,10 @@ static void units_may_be_left_out(dp_ctx *ctx)
 {
     const dp_reduce_pass local = {.no_sync = true};
     grads g;
-    layers_begin(
-        &g, ctx, 10,
-        (dp_reducer_config){.unused_units = true, .first_bucket_bytes = 100, .bucket_bytes = 120});
+    layers_begin(&g, ctx, 10,
+                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND,
+                                     .first_bucket_bytes = 100,
+                                     .bucket_bytes = 120});
     double mean = (g.info.rank_count + 1) / 2.0;
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -1065,6 +1146,162 @@ TEST(units_that_nobody_reports_stay)
     in_processes(2, left_out_in_processes);
     in_processes(3, left_out_in_processes);
     in_processes(2, left_out_on_toys);
+}
+
+/* Nobody uses unit 3, rank 1 not unit 5 either, and rank 0 not unit 0. */
+static bool is_fixed(int rank, uint32_t unit)
+{
+    return unit != 3 && (unit != 5 || rank != 1) && (unit != 0 || rank != 0);
+}
+
+static void report_fixed_but(const grads *g, int rank, uint32_t left_out)
+{
+    for (int i = 0; i < g->info.local_count; i++) {
+        for (uint32_t unit = LAYERS; unit-- > 0;) {
+            int own = g->info.rank_first + i;
+            if (is_fixed(own, unit) && (own != rank || unit != left_out)) {
+                CHECK_OK(dp_reducer_ready(g->reducer, i, unit, NULL));
+            }
+        }
+    }
+}
+
+static void report_fixed(const grads *g)
+{
+    report_fixed_but(g, -1, 0);
+}
+
+static void fixed_pass_begin(const grads *g)
+{
+    grads_fill(g, 0);
+    grads_add(g, 1);
+    CHECK_OK(dp_reducer_begin(g->reducer, NULL));
+}
+
+static void check_fixed(const grads *g)
+{
+    double mean = (g->info.rank_count + 1) / 2.0;
+    for (uint32_t unit = 0; unit < LAYERS; unit++) {
+        check_unit(g, unit, unit == 3 ? 1 : mean, unit == 3);
+    }
+}
+
+static void fixed_begin(grads *g, dp_ctx *ctx)
+{
+    layers_begin(g, ctx, 10,
+                 (dp_reducer_config){.name = "net",
+                                     .unit_names = names,
+                                     .unused_units = DP_UNUSED_FIXED,
+                                     .first_bucket_bytes = 80,
+                                     .bucket_bytes = 80});
+}
+
+static void fixed_units(dp_ctx *ctx)
+{
+    const dp_reduce_pass local = {.no_sync = true};
+    grads g;
+    fixed_begin(&g, ctx);
+    CHECK_OK(dp_reducer_begin(g.reducer, &local)); /* nothing is reduced, so nothing is fixed */
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    for (int pass = 0; pass < 4; pass++) {
+        if (pass % 2 != 0) {
+            CHECK_OK(dp_reducer_begin(g.reducer, &local));
+            report_fixed(&g);
+            CHECK_OK(dp_reducer_finish(g.reducer));
+        }
+        fixed_pass_begin(&g);
+        report_fixed(&g);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_fixed(&g);
+    }
+    grads_end(&g);
+}
+
+static void fixed_in_processes(meeting *m)
+{
+    fixed_units(open_job(m, 1 + m->process, dp_cpu()));
+}
+
+static void fixed_on_toys(meeting *m)
+{
+    fixed_units(open_job(m, 1, toy_device()));
+}
+
+TEST(units_of_the_first_pass_are_those_of_all)
+{
+    fixed_units(open_here(2));
+    in_processes(2, fixed_in_processes);
+    in_processes(2, fixed_on_toys);
+}
+
+/* Nobody waits for what is not expected: from the second pass on all buckets travel early. */
+static void fixed_units_travel(meeting *m)
+{
+    grads g;
+    fixed_begin(&g, open_job(m, 1, dp_cpu()));
+    for (int pass = 0; pass < 3; pass++) {
+        fixed_pass_begin(&g);
+        report_fixed(&g);
+        if (pass > 0) {
+            await_early(g.reducer, info_of(g.reducer).bucket_count);
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_fixed(&g);
+    }
+    check_buckets(g.reducer, "7 6 | 5 4 | 2 1 | 0 3");
+    grads_end(&g);
+}
+
+TEST(what_is_not_expected_is_not_waited_for)
+{
+    in_processes(2, fixed_units_travel);
+}
+
+static void fixed_units_change(dp_ctx *ctx)
+{
+    const dp_reduce_pass local = {.no_sync = true};
+    grads g;
+    fixed_begin(&g, ctx);
+    for (int again = 0; again < 2; again++) {
+        fixed_pass_begin(&g);
+        report_fixed(&g);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_fixed(&g);
+        fixed_pass_begin(&g);
+        report_fixed_but(&g, 1, 2);
+        CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH,
+                    "dp_reducer_finish: rank 1 did not report unit 2 'h.2' of 'net' in this pass, "
+                    "but in the first one");
+        fixed_pass_begin(&g);
+        report_fixed(&g);
+        if (g.info.rank_first == 0) {
+            CHECK_OK(dp_reducer_ready(g.reducer, 0, 3, NULL));
+        }
+        CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH,
+                    "dp_reducer_finish: rank 0 reported unit 3 'h.3' of 'net' in this pass, but "
+                    "not in the first one: gradients are void");
+        CHECK_OK(dp_reducer_begin(g.reducer, &local)); /* it would be lost */
+        if (g.info.rank_first == 0) {
+            CHECK_OK(dp_reducer_ready(g.reducer, 0, 3, NULL));
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        fixed_pass_begin(&g);
+        report_fixed(&g);
+        CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 reported unit 3");
+    }
+    grads_end(&g);
+}
+
+static void change_in_processes(meeting *m)
+{
+    fixed_units_change(open_job(m, 1, dp_cpu()));
+}
+
+TEST(a_change_of_fixed_units_is_named)
+{
+    fixed_units_change(open_here(2));
+    in_processes(2, change_in_processes);
+    in_processes(3, change_in_processes);
 }
 
 /* ---- misuse ---------------------------------------------------------------------------------- */
@@ -1220,6 +1457,9 @@ TEST(wrong_blocks)
         check_refused(ctx, config, "say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES");
     }
     config.reduction = DP_SUM;
+    config.unused_units = (dp_unused)3;
+    check_refused(ctx, config, "unused_units is 3: say DP_UNUSED_ERROR, _FOUND or _FIXED");
+    config.unused_units = DP_UNUSED_FIXED;
     CHECK_ERROR(dp_reducer_create(ctx, NULL, &reducer), DP_ERR_INVALID, "config is NULL");
     CHECK_ERROR(dp_reducer_create(ctx, &config, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
@@ -1244,7 +1484,8 @@ static void create_another(meeting *m, dp_ctx *ctx, int difference)
                                       .reduction = odd && difference == 4 ? DP_SUM : DP_MEAN_RANKS,
                                       .first_bucket_bytes = odd && difference == 5 ? 3 : 0,
                                       .bucket_bytes = odd && difference == 6 ? 3 : 0,
-                                      .unused_units = odd && difference == 7};
+                                      .unused_units = odd && difference == 7 ? DP_UNUSED_FOUND
+                                                                             : DP_UNUSED_ERROR};
     dp_reducer *reducer = NULL;
     if (difference == 8) {
         CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
@@ -1525,7 +1766,7 @@ static void steady_passes(dp_ctx *ctx, test_allocator *counter)
     size_t calls = 0;
     grads g;
     layers_begin(&g, ctx, 500,
-                 (dp_reducer_config){.first_bucket_bytes = 2000, .unused_units = true});
+                 (dp_reducer_config){.first_bucket_bytes = 2000, .unused_units = DP_UNUSED_FOUND});
     for (int pass = 0; pass < 6; pass++) {
         calls = pass == 3 ? counter->call_count : calls;
         one_pass(&g);

@@ -928,7 +928,7 @@ static const dp_reducer_config *reduce_config(void)
     static void *grads[TREE_DEVICES];
     static dp_block block = {DP_F32, ROWS, grads};
     static const dp_reducer_config config = {
-        .blocks = &block, .block_count = 1, .reduction = DP_SUM, .unused_units = true};
+        .blocks = &block, .block_count = 1, .reduction = DP_SUM, .unused_units = DP_UNUSED_FOUND};
     for (int r = 0; r < kit.devices; r++)
         grads[r] = on_device(r, ROWS).data;
     return &config;
