@@ -119,9 +119,10 @@
 
    INSIDE YOUR FUNCTIONS
    The library calls functions of yours: methods, what dp_run runs, what dp_scope_defer put off,
-   replica_create and replica_destroy, an optimizer's. They may call the library, on the thread that
-   they were called on. "Together": methods of several replicas, and functions under dp_run; each
-   works on its own device and in its own scope. "Alone": all others, so also methods of a plain
+   replica_create and replica_destroy, an optimizer's, hooks. They may call the library, on the
+   thread that they were called on. "Together": methods of several replicas, and functions under
+   dp_run; each works on its own device and in its own scope; and the hook of a reducer, which works
+   on the streams that it is given. "Alone": all others, so also methods of a plain
    module, of a wrapper of one device, or when the batch made one part.
 
                                                                   alone     together
@@ -903,6 +904,8 @@ typedef enum dp_unused {
                         ranks, and travel without being waited for */
 } dp_unused;
 
+struct dp_bucket;
+
 typedef struct dp_reducer_config {
     const char *name; /* for sentences; NULL = "" */
     const dp_block *blocks;
@@ -914,6 +917,12 @@ typedef struct dp_reducer_config {
     size_t first_bucket_bytes; /* a bucket is full when it has so many; 0 = 1 MiB */
     size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
     dp_unused unused_units;
+    /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
+       what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
+       as they are. */
+    dp_dtype wire;
+    dp_status (*hook)(const struct dp_bucket *bucket, void *user); /* see dp_bucket; NULL = none */
+    void *hook_user;
 } dp_reducer_config;
 
 typedef struct dp_reduce_pass { /* NULL = all zero */
@@ -923,12 +932,21 @@ typedef struct dp_reduce_pass { /* NULL = all zero */
 
 typedef struct dp_reducer dp_reducer;
 
+typedef struct dp_reduce_times { /* of the last reduced pass, in this process */
+    double compute_s;            /* from dp_reducer_begin to the last report */
+    double travel_s;             /* buckets were under way */
+    double hidden_s;             /* of it before dp_reducer_finish was called */
+    double finish_s;             /* dp_reducer_finish took */
+    size_t bytes;                /* that a rank gave to collectives */
+} dp_reduce_times;
+
 typedef struct dp_reducer_info {
     const char *name;
     size_t unit_count, bucket_count;
     size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
                            last reduced pass, or so far in the open one */
     bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
+    dp_reduce_times last;
 } dp_reducer_info;
 
 typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next dp_reducer_finish */
@@ -966,6 +984,39 @@ DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
 DP_MUST_USE DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info *out);
 DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
                                                    dp_bucket_info *out);
+
+/* What a hook gets, which takes the place of the all-reduce of each bucket: compress, all-reduce,
+   decompress, say. It finds gradients in the memory of `local`, and leaves there what they become,
+   the same on all ranks. Nothing is scaled before or after it. With several processes of CPU
+   devices it is called on a thread of its own, while the caller computes; else in
+   dp_reducer_finish. A bucket of which no rank uses anything does not travel; single units of that
+   kind are zeros in it, and keep what they hold.
+
+   In a hook all processes call the two functions below in the same order, with the same count,
+   dtype, op and scale, and at least one of them: they compare it before anything travels. Where
+   they differ, and where a hook fails, all ranks know: what is left of the pass does not travel,
+   and dp_reducer_finish says which bucket and which rank. Gradients are void, the next pass
+   works. */
+typedef struct dp_bucket {
+    dp_ctx *ctx;
+    dp_reducer *reducer;
+    size_t index;         /* buckets travel in this order */
+    bool is_last;         /* no other has a higher index */
+    dp_dtype dtype;       /* dp_reducer_config.wire, where that is said */
+    size_t count;         /* elements of a local rank */
+    const dp_part *local; /* one a local rank: send == recv, and the stream to work on */
+    dp_bucket_info info;  /* its ranges lie there one after the other */
+    dp_op op;             /* without a hook it would be all-reduced by this, */
+    double scale;         /* times this */
+} dp_bucket;
+
+/* As dp_all_reduce_scaled and dp_all_gather, over all ranks; NULL streams are those of
+   bucket->local. For the hook that got the bucket, on its thread. */
+DP_MUST_USE DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local,
+                                                  size_t count, dp_dtype dtype, dp_op op,
+                                                  double scale);
+DP_MUST_USE DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *local,
+                                                  size_t count_each, dp_dtype dtype);
 
 /* ==== >>module =================================================================================
    A model: methods, parameters and children, all by name. A method is a function of yours that gets

@@ -264,18 +264,13 @@ static dp_status dp__issue(const dp__coll *coll)
 }
 
 /* A collective that fails leaves nothing behind that still reads or writes. */
-static dp_status dp__collective_checked(const dp__coll *coll)
+static dp_status dp__collective_entered(const dp__coll *coll)
 {
+    DP_TRY(dp__check_coll(coll));
     dp_status status = coll->count > 0 ? dp__issue(coll) : DP_OK;
     for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
         status = dp__drain(coll->ctx, dp__coll_parts(coll)[i].stream, status);
     return status;
-}
-
-static dp_status dp__collective_entered(const dp__coll *coll)
-{
-    DP_TRY(dp__check_coll(coll));
-    return dp__collective_checked(coll);
 }
 
 static dp_status dp__collective(const dp__coll *coll)

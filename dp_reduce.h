@@ -6,6 +6,8 @@
    CONTENTS (search for the tag)
      >>layout       what a config says, checked; ranges, units, and what they are made of
      >>buckets      which units travel together, and in which order
+     >>travel       how a bucket travels: as it lies, or flat
+     >>hooks        what a function of the user's does in place of an all-reduce
      >>courier      buckets travel while the caller computes
      >>reducer      made, compared, destroyed; what ranks tell each other
      >>passes       begin, ready, finish
@@ -39,9 +41,23 @@ typedef struct dp__piece { /* what a unit has of one dtype */
 
 typedef struct dp__bucket {
     dp_bucket_info info;
+    size_t run_count;    /* pieces of memory that its ranges make up */
     uint32_t made, last; /* when it was begun, when it got its last piece */
     uint32_t owed;       /* pieces that are not complete yet; under the context's lock */
 } dp__bucket;
+
+typedef struct dp__trip { /* of the bucket that travels */
+    dp_bucket bucket;
+    bool courier;
+    const dp__frame *frame;  /* of the hook, while it runs */
+    size_t collective_count; /* of the hook's */
+} dp__trip;
+
+typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
+    uint64_t begun, reported, finished; /* finished: dp_reducer_finish was called */
+    uint64_t travel, hidden, finish;
+    size_t bytes;
+} dp__clock;
 
 struct dp_reducer {
     uint32_t magic;
@@ -54,6 +70,9 @@ struct dp_reducer {
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
     size_t caps[2];
+    dp_dtype wire;
+    dp_status (*hook)(const dp_bucket *bucket, void *user);
+    void *hook_user;
     dp_block *blocks;
     dp_range *ranges;       /* in the order of memory */
     uint32_t *range_pieces; /* what each of them is a part of */
@@ -61,11 +80,17 @@ struct dp_reducer {
     uint32_t *unit_pieces;  /* where those of a unit begin, and behind the last one */
     dp__bucket *buckets;
     size_t block_count, range_count, unit_count, piece_count, bucket_count;
-    uint32_t *order;          /* of units */
-    uint32_t *bucket_units;   /* bucket after bucket */
-    dp_range *bucket_ranges;  /* likewise */
-    uint32_t *places;         /* of buckets, by dp__bucket.made */
-    dp_part *parts, *wires;   /* wires: room for what ranks tell each other */
+    uint32_t *order;             /* of units */
+    uint32_t *bucket_units;      /* bucket after bucket */
+    dp_range *bucket_ranges;     /* likewise */
+    uint32_t *places;            /* of buckets, by dp__bucket.made */
+    dp_part *parts;              /* of what travels */
+    dp_part *wires, *hook_wires; /* room for what ranks tell each other */
+    void **flats;                /* local ranks: room for a bucket; NULL: none needs it */
+    dp__trip trip;
+    size_t carried; /* bytes given to collectives in this pass */
+    dp_status lost; /* why the pass failed on all ranks, or DP_OK */
+    char lost_text[DP__TEXT_BYTES];
     double *samples, *totals; /* local ranks: since the last reduction; now */
     double scale;             /* of this reduction */
     uint8_t *unused;          /* units that no rank uses in this reduction */
@@ -79,6 +104,7 @@ struct dp_reducer {
     uint32_t *arrival; /* units as rank 0 reported them */
     size_t arrived;
     size_t next, done, early; /* buckets: to travel next; arrived; so before finish */
+    dp__clock clock, last;    /* of this pass, of the last reduced one */
 };
 
 static void *dp__room(dp_reducer *reducer, size_t count, size_t bytes_each)
@@ -167,6 +193,9 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
         return dp_error(DP_ERR_INVALID,
                         "%s: unused_units is %d: say DP_UNUSED_ERROR, _FOUND or _FIXED", fn,
                         (int)config->unused_units);
+    if (config->wire != DP_F32 && config->wire != DP_F16 && config->wire != DP_BF16)
+        return dp_error(DP_ERR_INVALID, "%s: wire is %d: say 0, DP_F16 or DP_BF16", fn,
+                        (int)config->wire);
     if (config->block_count >= UINT32_MAX || config->range_count >= UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "%s: more blocks or ranges than can be counted", fn);
     if (config->block_count > 0)
@@ -304,12 +333,29 @@ static void dp__blocks_copy(dp_reducer *reducer, const dp_reducer_config *config
     }
 }
 
+/* So many bytes on each local rank, in place. */
+static dp_status dp__wires_make(const char *fn, dp_ctx *ctx, dp_scope *scope, size_t bytes,
+                                dp_part **out)
+{
+    int64_t count = (int64_t)bytes;
+    size_t locals = (size_t)ctx->info.local_count;
+    dp_part *wires = dp__scope_bytes(scope, locals * sizeof *wires, _Alignof(dp_part));
+    if (wires == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for what ranks tell each other", fn);
+    for (size_t i = 0; i < locals; i++) {
+        dp_tensor tensor;
+        DP_TRY(dp__tensor_make(scope, &ctx->devices[i], DP_U8, 1, &count, &tensor));
+        wires[i] = (dp_part){.send = tensor.data, .recv = tensor.data};
+    }
+    *out = wires;
+    return DP_OK;
+}
+
 /* Room for what a pass keeps, so that a pass needs none. */
 static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
 {
     size_t units = reducer->unit_count, locals = (size_t)reducer->ctx->info.local_count;
     size_t pieces = reducer->piece_count;
-    int64_t wire = (int64_t)(sizeof(int64_t) + units * sizeof(uint32_t));
     reducer->buckets = dp__room(reducer, pieces, sizeof *reducer->buckets);
     reducer->places = dp__room(reducer, pieces, sizeof(uint32_t));
     reducer->bucket_units = dp__room(reducer, pieces, sizeof(uint32_t));
@@ -323,16 +369,10 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->samples = dp__room(reducer, locals, sizeof(double));
     reducer->totals = dp__room(reducer, locals, sizeof(double));
     reducer->parts = dp__room(reducer, locals, sizeof(dp_part));
-    reducer->wires = dp__room(reducer, locals, sizeof(dp_part));
     DP_TRY(dp__check_room(fn, reducer));
     memset(reducer->marks, DP__EXPECTED, units * locals);
-    for (size_t i = 0; i < locals; i++) {
-        dp_tensor tensor;
-        DP_TRY(
-            dp__tensor_make(reducer->scope, &reducer->ctx->devices[i], DP_U8, 1, &wire, &tensor));
-        reducer->wires[i] = (dp_part){.send = tensor.data, .recv = tensor.data};
-    }
-    return DP_OK;
+    return dp__wires_make(fn, reducer->ctx, reducer->scope,
+                          sizeof(int64_t) + units * sizeof(uint32_t), &reducer->wires);
 }
 
 static uint64_t dp__mix(uint64_t hash, uint64_t word)
@@ -345,6 +385,7 @@ static uint64_t dp__layout_hash(const dp_reducer *reducer)
 {
     uint64_t hash = dp__mix(dp__hash_first, (uint64_t)reducer->reduction);
     hash = dp__mix(hash, (uint64_t)reducer->unused_units);
+    hash = dp__mix(dp__mix(hash, (uint64_t)reducer->wire), reducer->hook != NULL);
     hash = dp__mix(dp__mix(hash, reducer->caps[0]), reducer->caps[1]);
     for (size_t i = 0; i < reducer->block_count; i++)
         hash = dp__mix(dp__mix(hash, reducer->blocks[i].dtype), reducer->blocks[i].count);
@@ -425,6 +466,54 @@ static void dp__buckets_fill(dp_reducer *reducer)
     }
 }
 
+typedef struct dp__spans { /* ranges in as few spans as memory allows */
+    dp_reducer *reducer;
+    const dp_range *ranges;
+    size_t count, at;
+    bool skips;            /* units that nobody uses */
+    size_t passed, offset; /* elements of all ranges so far; before the span */
+    uint32_t block;        /* of the span */
+    size_t first, length;  /* its elements */
+} dp__spans;
+
+/* The next span; false when there are no more. */
+static bool dp__spans_next(dp__spans *spans)
+{
+    spans->length = 0;
+    for (; spans->at < spans->count; spans->passed += spans->ranges[spans->at++].count) {
+        const dp_range *range = &spans->ranges[spans->at];
+        if (range->count == 0 || (spans->skips && spans->reducer->unused[range->unit]))
+            continue;
+        if (spans->length == 0) {
+            spans->block = range->block;
+            spans->first = range->first;
+            spans->offset = spans->passed;
+        } else if (range->block != spans->block || range->first != spans->first + spans->length) {
+            return true;
+        }
+        spans->length += range->count;
+    }
+    return spans->length > 0;
+}
+
+static dp__spans dp__bucket_spans(dp_reducer *reducer, const dp__bucket *bucket, bool skips)
+{
+    return (dp__spans){.reducer = reducer,
+                       .ranges = bucket->info.ranges,
+                       .count = bucket->info.range_count,
+                       .skips = skips};
+}
+
+static void dp__runs_count(dp_reducer *reducer)
+{
+    for (size_t b = 0; b < reducer->bucket_count; b++) {
+        dp__bucket *bucket = &reducer->buckets[b];
+        dp__spans spans = dp__bucket_spans(reducer, bucket, false);
+        while (dp__spans_next(&spans))
+            bucket->run_count++;
+    }
+}
+
 /* Of units in reducer->order. */
 static void dp__buckets_make(dp_reducer *reducer)
 {
@@ -436,60 +525,478 @@ static void dp__buckets_make(dp_reducer *reducer)
     for (size_t p = 0; p < reducer->piece_count; p++)
         reducer->pieces[p].bucket = reducer->places[reducer->pieces[p].bucket];
     dp__buckets_fill(reducer);
+    dp__runs_count(reducer);
 }
 
-typedef struct dp__spans { /* ranges in as few spans as memory allows */
-    const dp_reducer *reducer;
-    const dp_range *ranges;
-    size_t count, at;
-    bool skips;           /* units that nobody uses */
-    uint32_t block;       /* of the span */
-    size_t first, length; /* its elements */
-} dp__spans;
+/* ==== >>travel =================================================================================
+   How a bucket travels: as it lies, span by span, or flat. A flat bucket is brought into memory of
+   the reducer's as one run, cast to what it travels as, and brought back. Flat are those that are
+   cast, those of many short runs, and what a hook gets unless it is one run already.            */
 
-/* The next span; false when there are no more. */
-static bool dp__spans_next(dp__spans *spans)
-{
-    spans->length = 0;
-    for (; spans->at < spans->count; spans->at++) {
-        const dp_range *range = &spans->ranges[spans->at];
-        if (range->count == 0 || (spans->skips && spans->reducer->unused[range->unit]))
-            continue;
-        if (spans->length == 0) {
-            spans->block = range->block;
-            spans->first = range->first;
-        } else if (range->block != spans->block || range->first != spans->first + spans->length) {
-            return true;
-        }
-        spans->length += range->count;
-    }
-    return spans->length > 0;
-}
-
-/* The span on every local rank, in place; streams stay as they are. */
-static void dp__span_parts(const dp__spans *spans, dp_part *parts)
-{
-    const dp_block *block = &spans->reducer->blocks[spans->block];
-    size_t offset = spans->first * dp__dtype_sizes[block->dtype];
-    for (int i = 0; i < spans->reducer->ctx->info.local_count; i++)
-        parts[i].send = parts[i].recv = (char *)block->local[i] + offset;
-}
+enum { DP__SHORT_RUN_BYTES = 16 << 10 }; /* what a collective costs, in bytes copied twice */
 
 static dp_op dp__reduction_op(const dp_reducer *reducer)
 {
     return reducer->reduction == DP_MEAN_RANKS ? DP_OP_MEAN : DP_OP_SUM;
 }
 
-static dp__coll dp__span_coll(const dp__spans *spans, const char *fn)
+static dp_dtype dp__travel_dtype(const dp_reducer *reducer, dp_dtype dtype)
+{
+    bool cast = reducer->wire != DP_F32 && reducer->ctx->info.rank_count > 1;
+    return cast && (dtype == DP_F32 || dtype == DP_F64) ? reducer->wire : dtype;
+}
+
+/* The most bytes that a flat bucket can have, however units are grouped: it is full at its cap,
+   which its last piece may exceed. */
+static size_t dp__flat_bytes(const dp_reducer *reducer)
+{
+    size_t totals[DP_DTYPE_COUNT] = {0}, largest[DP_DTYPE_COUNT] = {0}, most = 0;
+    size_t cap = reducer->caps[reducer->caps[1] > reducer->caps[0]];
+    for (size_t p = 0; p < reducer->piece_count; p++) {
+        const dp__piece *piece = &reducer->pieces[p];
+        totals[piece->dtype] += piece->bytes;
+        if (piece->bytes > largest[piece->dtype])
+            largest[piece->dtype] = piece->bytes;
+    }
+    for (int dtype = 0; dtype < DP_DTYPE_COUNT; dtype++) {
+        dp_dtype as = dp__travel_dtype(reducer, (dp_dtype)dtype);
+        size_t bytes = totals[dtype], shorts = reducer->range_count * DP__SHORT_RUN_BYTES;
+        if (cap < bytes && cap + largest[dtype] < bytes)
+            bytes = cap + largest[dtype];
+        if (reducer->hook == NULL && as == (dp_dtype)dtype && shorts < bytes)
+            bytes = shorts;
+        bytes = bytes / dp__dtype_sizes[dtype] * dp__dtype_sizes[as];
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* Whether any bucket may have to be flat. Inside one process a collective costs less than a copy,
+   and devices with memory of their own copy a run for as much as they reduce it. */
+static bool dp__may_be_flat(const dp_reducer *reducer)
+{
+    bool flat = reducer->hook != NULL;
+    for (size_t i = 0; i < reducer->range_count && !flat; i++) {
+        dp_dtype dtype = reducer->blocks[reducer->ranges[i].block].dtype;
+        size_t bytes = reducer->ranges[i].count * dp__dtype_sizes[dtype];
+        flat = dp__travel_dtype(reducer, dtype) != dtype ||
+               (reducer->ctx->courier_comm != NULL && bytes < DP__SHORT_RUN_BYTES);
+    }
+    return flat;
+}
+
+static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
+{
+    dp_ctx *ctx = reducer->ctx;
+    int64_t bytes = (int64_t)dp__flat_bytes(reducer);
+    if (!dp__may_be_flat(reducer))
+        return DP_OK;
+    DP_TRY(dp__wires_make(fn, ctx, reducer->scope, 4 * sizeof(int64_t), &reducer->hook_wires));
+    reducer->flats = dp__room(reducer, (size_t)ctx->info.local_count, sizeof *reducer->flats);
+    DP_TRY(dp__check_room(fn, reducer));
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_tensor flat;
+        DP_TRY(dp__tensor_make(reducer->scope, &ctx->devices[i], DP_U8, 1, &bytes, &flat));
+        reducer->flats[i] = flat.data;
+    }
+    return DP_OK;
+}
+
+static bool dp__is_flat(const dp_reducer *reducer, const dp__bucket *bucket, bool whole)
+{
+    if (dp__travel_dtype(reducer, bucket->info.dtype) != bucket->info.dtype)
+        return true;
+    if (reducer->hook != NULL)
+        return bucket->run_count > 1 || !whole;
+    return reducer->flats != NULL && bucket->run_count > 1 &&
+           bucket->info.bytes / bucket->run_count < DP__SHORT_RUN_BYTES;
+}
+
+/* What fails here while other processes take part is the job's failure, whatever its class: they
+   cannot know of it. */
+static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
+{
+    if (status != DP_OK && !dp__thread.fresh)
+        dp_error(status, "%s", dp_status_text(status));
+    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+}
+
+/* Between host memory and what goes over the wire of a local rank. */
+static dp_status dp__exchange_move(const dp__coll *coll, int local_rank, void *data, bool out)
+{
+    int64_t count = (int64_t)coll->count;
+    void *wire = coll->local[local_rank].recv;
+    if (coll->courier) { /* whose devices are the host's; their other streams are the caller's */
+        memcpy(out ? wire : data, out ? data : wire, dp__blocks_bytes(coll, false));
+        return DP_OK;
+    }
+    dp_tensor own = dp_wrap(data, coll->dtype, 1, &count), sent = own;
+    sent.device = coll->ctx->devices[local_rank].id;
+    sent.data = wire;
+    return dp__copy_tensor(coll->ctx, out ? &sent : &own, out ? &own : &sent, NULL);
+}
+
+static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t stride)
+{
+    for (int i = 0; i < coll->ctx->info.local_count; i++)
+        DP_TRY(dp__exchange_move(coll, i, (char *)data + (size_t)i * stride, true));
+    DP_TRY(dp__collective_entered(coll));
+    return dp__exchange_move(coll, 0, data, false);
+}
+
+/* All ranks tell each other something small by a collective: `data` holds that of local rank i at
+   i * stride bytes, and gets what the first of them received. */
+static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
+                              size_t stride)
+{
+    coll.ctx = ctx;
+    coll.local = wires;
+    coll.scale = 1;
+    return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
+}
+
+/* Each span where it lies, on every local rank. */
+static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
+{
+    dp_reducer *reducer = spans->reducer;
+    dp_ctx *ctx = reducer->ctx;
+    dp__coll coll = {.fn = "dp_reducer_finish",
+                     .ctx = ctx,
+                     .local = reducer->parts,
+                     .op = dp__reduction_op(reducer),
+                     .scale = reducer->scale,
+                     .courier = courier};
+    while (dp__spans_next(spans)) {
+        const dp_block *block = &reducer->blocks[spans->block];
+        size_t offset = spans->first * dp__dtype_sizes[block->dtype];
+        for (int i = 0; i < ctx->info.local_count; i++) {
+            void *data = (char *)block->local[i] + offset;
+            reducer->parts[i] = (dp_part){.send = data, .recv = data};
+        }
+        coll.count = spans->length;
+        coll.dtype = block->dtype;
+        DP_TRY(dp__collective_entered(&coll));
+        reducer->carried += dp__blocks_bytes(&coll, false);
+    }
+    return DP_OK;
+}
+
+/* A span of a local rank, between its block and flat memory. */
+static dp_status dp__span_move(const dp__spans *spans, int local_rank, bool in)
 {
     const dp_reducer *reducer = spans->reducer;
-    return (dp__coll){.fn = fn,
+    const dp_block *block = &reducer->blocks[spans->block];
+    const dp_part *part = &reducer->parts[local_rank];
+    dp_dtype as = reducer->trip.bucket.dtype, dtype = block->dtype;
+    char *own = (char *)block->local[local_rank] + spans->first * dp__dtype_sizes[dtype];
+    char *flat = (char *)part->recv + spans->offset * dp__dtype_sizes[as];
+    if (as != dtype)
+        return dp__cast_on(reducer->ctx, &reducer->ctx->devices[local_rank], part->stream,
+                           in ? flat : own, in ? as : dtype, in ? own : flat, in ? dtype : as,
+                           spans->length);
+    return part->stream->dev->ops->copy(part->stream, in ? flat : own, in ? own : flat,
+                                        spans->length * dp__dtype_sizes[dtype]);
+}
+
+static dp_status dp__flat_move(dp__spans spans, bool in)
+{
+    while (dp__spans_next(&spans))
+        for (int i = 0; i < spans.reducer->ctx->info.local_count; i++)
+            DP_TRY(dp__span_move(&spans, i, in));
+    return DP_OK;
+}
+
+/* Zeros where units that nobody uses would be. */
+static dp_status dp__flat_clear(const dp_reducer *reducer)
+{
+    const dp_bucket *bucket = &reducer->trip.bucket;
+    for (int i = 0; i < reducer->ctx->info.local_count; i++) {
+        dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
+                               .dtype = bucket->dtype,
+                               .in_dtype = bucket->dtype,
+                               .count = bucket->count,
+                               .out = &reducer->parts[i].recv,
+                               .out_count = 1};
+        DP_TRY(
+            dp__kernel(reducer->ctx, &reducer->ctx->devices[i], reducer->parts[i].stream, &args));
+    }
+    return DP_OK;
+}
+
+static void dp__trip_begin(dp_reducer *reducer, size_t index, bool flat, bool courier)
+{
+    dp_ctx *ctx = reducer->ctx;
+    const dp_bucket_info *info = &reducer->buckets[index].info;
+    size_t size = dp__dtype_sizes[info->dtype];
+    dp__spans run = dp__bucket_spans(reducer, &reducer->buckets[index], false);
+    dp__spans_next(&run);
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        char *own = (char *)reducer->blocks[run.block].local[i] + run.first * size;
+        void *data = flat ? reducer->flats[i] : own;
+        dp_stream *stream = courier ? ctx->courier_streams[i] : ctx->devices[i].stream;
+        reducer->parts[i] = (dp_part){data, data, stream};
+    }
+    reducer->trip = (dp__trip){.courier = courier,
+                               .bucket = {.ctx = ctx,
+                                          .reducer = reducer,
+                                          .index = index,
+                                          .is_last = index + 1 == reducer->bucket_count,
+                                          .dtype = dp__travel_dtype(reducer, info->dtype),
+                                          .count = info->bytes / size,
+                                          .local = reducer->parts,
+                                          .info = *info,
+                                          .op = dp__reduction_op(reducer),
+                                          .scale = reducer->scale}};
+}
+
+static dp__coll dp__trip_coll(const dp_reducer *reducer)
+{
+    const dp_bucket *bucket = &reducer->trip.bucket;
+    return (dp__coll){.fn = "dp_reducer_finish",
                       .ctx = reducer->ctx,
-                      .local = reducer->parts,
-                      .count = spans->length,
-                      .dtype = reducer->blocks[spans->block].dtype,
-                      .op = dp__reduction_op(reducer),
-                      .scale = reducer->scale};
+                      .local = bucket->local,
+                      .count = bucket->count,
+                      .dtype = bucket->dtype,
+                      .op = bucket->op,
+                      .scale = bucket->scale,
+                      .courier = reducer->trip.courier};
+}
+
+static dp_status dp__trip_reduce(dp_reducer *reducer)
+{
+    dp__coll coll = dp__trip_coll(reducer);
+    reducer->carried += dp__blocks_bytes(&coll, false);
+    return dp__collective_entered(&coll);
+}
+
+static dp_status dp__hook_run(dp_reducer *reducer);
+
+static dp_status dp__trip_run(dp_reducer *reducer, dp__spans spans, bool flat, bool whole)
+{
+    if (flat && !whole)
+        DP_TRY(dp__flat_clear(reducer));
+    if (flat)
+        DP_TRY(dp__flat_move(spans, true));
+    DP_TRY(reducer->hook != NULL ? dp__hook_run(reducer) : dp__trip_reduce(reducer));
+    return flat && reducer->lost == DP_OK ? dp__flat_move(spans, false) : DP_OK;
+}
+
+/* Over the communicator of the courier's, or of the caller's. In a pass that is lost nothing
+   travels any more. */
+static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool courier, bool skips)
+{
+    const dp__bucket *bucket = &reducer->buckets[index];
+    dp__spans spans = dp__bucket_spans(reducer, bucket, skips);
+    size_t used = 0;
+    for (size_t i = 0; i < bucket->info.unit_count; i++)
+        used += !skips || !reducer->unused[bucket->info.units[i]];
+    if (bucket->info.bytes == 0 || used == 0 || reducer->lost != DP_OK)
+        return DP_OK;
+    bool whole = used == bucket->info.unit_count, flat = dp__is_flat(reducer, bucket, whole);
+    if (!flat && reducer->hook == NULL)
+        return dp__spans_reduce(&spans, courier);
+    dp__trip_begin(reducer, index, flat, courier);
+    return dp__trip_run(reducer, spans, flat, whole);
+}
+
+/* ==== >>hooks ==================================================================================
+   A hook is the user's, so it may fail, or do something else on another rank. Before each of its
+   collectives, and when it has returned, all ranks tell each other what they do next. Where that
+   differs nobody goes on, so nobody waits: the pass is lost, and all ranks know.                */
+
+DP__UNCHECKED static bool dp__is_reducer(const dp_reducer *reducer)
+{
+    return reducer->magic == DP__REDUCER_LIVE;
+}
+
+/* One that is there, whatever became of its job. */
+static dp_status dp__check_reducer_open(const char *fn, const dp_reducer *reducer)
+{
+    DP_TRY(dp__check_pointer(fn, "reducer", reducer));
+    if (!dp__is_reducer(reducer))
+        return dp_error(DP_ERR_STATE, "%s: the reducer was destroyed already", fn);
+    return dp__check_open(fn, reducer->ctx);
+}
+
+static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
+{
+    DP_TRY(dp__check_reducer_open(fn, reducer));
+    return dp__check_ctx(fn, reducer->ctx);
+}
+
+typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS } dp__act;
+
+enum { DP__ACT_WORDS = 2 }; /* what is done, and the scale; each has to be the same on all ranks */
+
+static void dp__act_words(dp__act act, const dp__coll *coll, int64_t *out)
+{
+    out[0] = (int64_t)((uint64_t)act << 60 | (uint64_t)coll->op << 56 |
+                       (uint64_t)coll->dtype << 52 | (uint64_t)coll->count);
+    memcpy(&out[1], &coll->scale, sizeof *out);
+}
+
+/* "all-reduces 7 f32" */
+static const char *dp__act_text(int64_t word, bool scale, char *text, size_t bytes)
+{
+    static const char *const verbs[] = {"fails", "returns", "all-reduces", "all-gathers"};
+    static const char *const ops[] = {"sum", "mean", "product", "min", "max"};
+    unsigned act = (unsigned)(word >> 60), op = (unsigned)(word >> 56 & 15);
+    double factor = 0;
+    memcpy(&factor, &word, sizeof factor);
+    if (scale)
+        snprintf(text, bytes, "scales by %g", factor);
+    else if (act <= DP__RETURNS)
+        snprintf(text, bytes, "%s", verbs[act]);
+    else
+        snprintf(text, bytes, "%s %lld %s%s%s", verbs[act],
+                 (long long)(word & (((int64_t)1 << 52) - 1)), dp__dtype_names[word >> 52 & 15],
+                 act == DP__REDUCES ? ", " : "", act == DP__REDUCES ? ops[op] : "");
+    return text;
+}
+
+/* What all ranks know of the bucket that travels; the first word stands. */
+static dp_status dp__lose(dp_reducer *reducer, dp_status status, const char *what)
+{
+    reducer->lost = status;
+    snprintf(reducer->lost_text, sizeof reducer->lost_text, "the hook of '%s', bucket %zu: %.400s",
+             reducer->name, reducer->trip.bucket.index, what);
+    return dp_error(status, "%s", reducer->lost_text);
+}
+
+/* The least of all processes' words; count 4 at most. */
+static dp_status dp__hook_tell(dp_reducer *reducer, int64_t *words, size_t count)
+{
+    dp__coll coll = {.fn = "dp_reducer_finish",
+                     .count = count,
+                     .dtype = DP_I64,
+                     .op = DP_OP_MIN,
+                     .courier = reducer->trip.courier};
+    if (reducer->ctx->info.process_count == 1)
+        return DP_OK;
+    return dp__exchange(reducer->ctx, reducer->hook_wires, coll, words, 0);
+}
+
+/* Of the word that differs: who has the least one, who the greatest. */
+static dp_status dp__hook_differs(dp_reducer *reducer, int64_t own, int64_t least, int64_t most,
+                                  bool scale)
+{
+    int64_t rank = reducer->ctx->info.rank_first;
+    int64_t ranks[2] = {own == least ? rank : INT64_MAX, own == most ? rank : INT64_MAX};
+    char what[160], a[64], b[64];
+    DP_TRY(dp__hook_tell(reducer, ranks, 2));
+    if (!scale && least >> 60 == DP__FAILS) {
+        snprintf(what, sizeof what, "it failed on rank %d", (int)ranks[0]);
+        return dp__lose(reducer, DP_ERR_USER, what);
+    }
+    snprintf(what, sizeof what, "rank %d %s, rank %d %s", (int)ranks[0],
+             dp__act_text(least, scale, a, sizeof a), (int)ranks[1],
+             dp__act_text(most, scale, b, sizeof b));
+    return dp__lose(reducer, DP_ERR_MISMATCH, what);
+}
+
+/* Whether all ranks do the same next. */
+static dp_status dp__hook_agree(dp_reducer *reducer, dp__act act, const dp__coll *coll)
+{
+    int64_t own[DP__ACT_WORDS], all[2 * DP__ACT_WORDS];
+    dp__act_words(act, coll, own);
+    for (int i = 0; i < DP__ACT_WORDS; i++) {
+        all[2 * i] = own[i];
+        all[2 * i + 1] = ~own[i];
+    }
+    DP_TRY(dp__hook_tell(reducer, all, 2 * DP__ACT_WORDS));
+    for (int i = 0; i < DP__ACT_WORDS; i++)
+        if (all[2 * i] != ~all[2 * i + 1])
+            return dp__hook_differs(reducer, own[i], all[2 * i], ~all[2 * i + 1], i > 0);
+    return DP_OK;
+}
+
+/* After the hook has returned: its sentence is this rank's alone. */
+static dp_status dp__hook_end(dp_reducer *reducer, dp_status status)
+{
+    char what[DP__TEXT_BYTES];
+    snprintf(what, sizeof what, "it failed on rank %d: %.400s", reducer->ctx->info.rank_first,
+             dp_last_error());
+    dp_status told =
+        dp__hook_agree(reducer, status == DP_OK ? DP__RETURNS : DP__FAILS, &(dp__coll){0});
+    if (dp_status_class(told) == DP_CLASS_JOB)
+        return told;
+    if (status != DP_OK)
+        dp__lose(reducer, DP_ERR_USER, what);
+    else if (told == DP_OK && reducer->trip.collective_count == 0)
+        dp__lose(reducer, DP_ERR_USER, "it returned without a collective");
+    return DP_OK;
+}
+
+static dp_status dp__hook_run(dp_reducer *reducer)
+{
+    dp_ctx *ctx = reducer->ctx;
+    dp__frame frame = {.what = "the hook of", .name = reducer->name, .ctx = ctx, .together = true};
+    reducer->trip.frame = &frame;
+    dp__frame_enter(&frame);
+    dp_status status =
+        dp__frame_leave(&frame, reducer->hook(&reducer->trip.bucket, reducer->hook_user));
+    reducer->trip.frame = NULL;
+    if (dp__has_failed(ctx))
+        return dp__check_ctx("dp_reducer_finish", ctx);
+    return reducer->lost != DP_OK ? DP_OK : dp__hook_end(reducer, status);
+}
+
+static dp_status dp__check_in_hook(const char *fn, const dp_bucket *bucket)
+{
+    DP_TRY(dp__check_pointer(fn, "bucket", bucket));
+    const dp_reducer *reducer = bucket->reducer;
+    DP_TRY(dp__check_reducer(fn, reducer));
+    const dp__frame *frame = dp__frame_of(reducer->ctx, true);
+    if (frame == NULL || frame != reducer->trip.frame)
+        return dp_error(DP_ERR_STATE, "%s: it is for the hook of '%s', which this is not in", fn,
+                        reducer->name);
+    if (reducer->lost != DP_OK)
+        return dp_error(reducer->lost, "%s: %s", fn, reducer->lost_text);
+    return DP_OK;
+}
+
+static dp_status dp__hook_collective(const dp_bucket *bucket, dp__act act, dp__coll coll)
+{
+    dp_reducer *reducer = bucket->reducer;
+    dp_ctx *ctx = reducer->ctx;
+    coll.ctx = ctx;
+    coll.courier = reducer->trip.courier;
+    DP_TRY(dp__check_coll(&coll));
+    DP_TRY(dp__leave(coll.fn, ctx, dp__hook_agree(reducer, act, &coll)));
+    reducer->trip.collective_count++;
+    reducer->carried += dp__blocks_bytes(&coll, false);
+    return dp__leave(coll.fn, ctx, dp__shared_failure(ctx, dp__collective_entered(&coll)));
+}
+
+DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local, size_t count,
+                                      dp_dtype dtype, dp_op op, double scale)
+{
+    bool scales = scale < 1 || !(scale <= 1);
+    DP_TRY(dp__check_in_hook(__func__, bucket));
+    if (scales)
+        DP_TRY(dp__check_float(__func__, dtype));
+    return dp__hook_collective(bucket, DP__REDUCES,
+                               (dp__coll){.fn = __func__,
+                                          .local = local,
+                                          .count = count,
+                                          .dtype = dtype,
+                                          .op = op,
+                                          .scale = scale});
+}
+
+DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *local,
+                                      size_t count_each, dp_dtype dtype)
+{
+    DP_TRY(dp__check_in_hook(__func__, bucket));
+    return dp__hook_collective(bucket, DP__GATHERS,
+                               (dp__coll){.fn = __func__,
+                                          .verb = DP__ALL_GATHER,
+                                          .local = local,
+                                          .count = count_each,
+                                          .dtype = dtype,
+                                          .scale = 1});
 }
 
 /* ==== >>courier ================================================================================
@@ -525,34 +1032,27 @@ static bool dp__errand_take(dp_ctx *ctx, dp__errand *out)
    left out, in those that travel later. */
 static dp_status dp__errand_run(const dp__errand *errand)
 {
-    const dp_reducer *reducer = errand->reducer;
-    const dp__bucket *bucket = &reducer->buckets[errand->bucket];
+    dp_reducer *reducer = errand->reducer;
     dp_ctx *ctx = reducer->ctx;
     dp_comm *comm = ctx->courier_comm;
-    dp__spans spans = {.reducer = reducer,
-                       .ranges = bucket->info.ranges,
-                       .count = bucket->info.range_count,
-                       .skips = errand->released || reducer->fixed};
-    while (dp__spans_next(&spans)) {
-        dp__span_parts(&spans, reducer->parts);
-        dp__coll coll = dp__span_coll(&spans, "dp_reducer_finish");
-        coll.courier = true;
-        DP_TRY(dp__collective_entered(&coll));
-    }
+    DP_TRY(dp__bucket_travel(reducer, errand->bucket, true, errand->released || reducer->fixed));
     for (int i = 0; i < ctx->info.local_count; i++)
         DP_TRY(dp__sync(ctx->courier_streams[i]));
     return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
-/* What fails here while other processes take part is the job's failure, whatever its class: they
-   cannot know of it. */
-static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
+/* The rest of a trip after dp_reducer_finish was called is not hidden. */
+static void dp__errand_done(dp_reducer *reducer, uint64_t start)
 {
-    if (status != DP_OK && !dp__thread.fresh)
-        dp_error(status, "%s", dp_status_text(status));
-    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
-        return status;
-    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+    uint64_t end = dp__os_now_ns();
+    dp__clock *clock = &reducer->clock;
+    dp__lock_enter(&reducer->ctx->lock);
+    reducer->done++;
+    clock->travel += end - start;
+    clock->bytes = reducer->carried;
+    end = clock->finished > 0 && clock->finished < end ? clock->finished : end;
+    clock->hidden += end > start ? end - start : 0;
+    dp__lock_leave(&reducer->ctx->lock);
 }
 
 static void dp__courier_carry(void *user)
@@ -561,15 +1061,14 @@ static void dp__courier_carry(void *user)
     dp__errand errand;
     dp__thread.courier = true;
     while (dp__errand_take(ctx, &errand)) {
+        uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;
         dp_status status = dp__shared_failure(ctx, dp__errand_run(&errand));
         if (status != DP_OK) {
             dp__job_failed(ctx, status, ctx->info.rank_first, dp__thread.text);
             return;
         }
-        dp__lock_enter(&ctx->lock);
-        errand.reducer->done++;
-        dp__lock_leave(&ctx->lock);
+        dp__errand_done(errand.reducer, start);
         dp__courier_report(ctx->courier);
     }
 }
@@ -633,66 +1132,10 @@ static void dp__courier_end(dp_ctx *ctx)
    Reducers are made, compared with those of other ranks, asked, destroyed. What ranks have to tell
    each other they do on the caller's thread, over the communicator of the caller's.             */
 
-DP__UNCHECKED static bool dp__is_reducer(const dp_reducer *reducer)
-{
-    return reducer->magic == DP__REDUCER_LIVE;
-}
-
-/* One that is there, whatever became of its job. */
-static dp_status dp__check_reducer_open(const char *fn, const dp_reducer *reducer)
-{
-    DP_TRY(dp__check_pointer(fn, "reducer", reducer));
-    if (!dp__is_reducer(reducer))
-        return dp_error(DP_ERR_STATE, "%s: the reducer was destroyed already", fn);
-    return dp__check_open(fn, reducer->ctx);
-}
-
-static dp_status dp__check_reducer(const char *fn, const dp_reducer *reducer)
-{
-    DP_TRY(dp__check_reducer_open(fn, reducer));
-    return dp__check_ctx(fn, reducer->ctx);
-}
-
 static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
 {
     DP_TRY(dp__check_reducer(fn, reducer));
     return dp__enter(fn, reducer->ctx);
-}
-
-/* What goes over the wire of a local rank, as a tensor. */
-static dp_tensor dp__wire(const dp_ctx *ctx, const dp_part *wires, int local_rank,
-                          const dp_tensor *like)
-{
-    dp_tensor wire = *like;
-    wire.device = ctx->devices[local_rank].id;
-    wire.data = wires[local_rank].recv;
-    return wire;
-}
-
-static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t stride)
-{
-    dp_ctx *ctx = coll->ctx;
-    int64_t count = (int64_t)coll->count;
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        dp_tensor own = dp_wrap((char *)data + (size_t)i * stride, coll->dtype, 1, &count);
-        dp_tensor wire = dp__wire(ctx, coll->local, i, &own);
-        DP_TRY(dp__copy_tensor(ctx, &wire, &own, NULL));
-    }
-    DP_TRY(dp__collective_entered(coll));
-    dp_tensor own = dp_wrap(data, coll->dtype, 1, &count);
-    dp_tensor wire = dp__wire(ctx, coll->local, 0, &own);
-    return dp__copy_tensor(ctx, &own, &wire, NULL);
-}
-
-/* All ranks tell each other something small by a collective: `data` holds that of local rank i at
-   i * stride bytes, and gets what the first of them received. */
-static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
-                              size_t stride)
-{
-    coll.ctx = ctx;
-    coll.local = wires;
-    coll.scale = 1;
-    return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
 }
 
 static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
@@ -700,6 +1143,9 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
 {
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
+    reducer->wire = config->wire;
+    reducer->hook = config->hook;
+    reducer->hook_user = config->hook_user;
     reducer->caps[0] = config->first_bucket_bytes > 0 ? config->first_bucket_bytes
                                                       : DP__FIRST_BUCKET_BYTES;
     reducer->caps[1] = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
@@ -708,6 +1154,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
     DP_TRY(dp__pass_room(fn, reducer));
+    DP_TRY(dp__travel_room(fn, reducer));
     for (size_t i = 0; i < reducer->unit_count; i++)
         reducer->order[i] = (uint32_t)i;
     dp__buckets_make(reducer);
@@ -734,15 +1181,9 @@ static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
 {
     const int64_t differs = (int64_t)1 << 32;
     int64_t own = made != NULL ? (int64_t)(dp__layout_hash(made) >> 1) : -1, hash = own;
-    int64_t key = INT64_MAX, one = 1;
-    dp_part *wires = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *wires, 8);
-    if (wires == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to agree", fn);
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        dp_tensor wire;
-        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], DP_I64, 1, &one, &wire));
-        wires[i] = (dp_part){.send = wire.data, .recv = wire.data};
-    }
+    int64_t key = INT64_MAX;
+    dp_part *wires = NULL;
+    DP_TRY(dp__wires_make(fn, ctx, temp, sizeof key, &wires));
     dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
     DP_TRY(dp__exchange(ctx, wires, coll, &hash, 0));
     if (status != DP_OK || own != hash)
@@ -757,8 +1198,8 @@ static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
         return dp_error(DP_ERR_MISMATCH, "%s: rank %d could not create it", fn, (int)key);
     if (key < INT64_MAX)
         return dp_error(DP_ERR_MISMATCH,
-                        "%s: rank %d has other blocks, ranges, caps or another reduction than "
-                        "rank 0",
+                        "%s: rank %d has other blocks, ranges or caps, another reduction, wire or "
+                        "hook than rank 0",
                         fn, (int)(key - differs));
     return DP_OK;
 }
@@ -808,6 +1249,22 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
     return DP_OK;
 }
 
+static double dp__seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static dp_reduce_times dp__clock_times(const dp__clock *clock)
+{
+    bool reported = clock->reported > clock->begun;
+    return (dp_reduce_times){.compute_s = reported ? dp__seconds(clock->reported - clock->begun)
+                                                   : 0,
+                             .travel_s = dp__seconds(clock->travel),
+                             .hidden_s = dp__seconds(clock->hidden),
+                             .finish_s = dp__seconds(clock->finish),
+                             .bytes = clock->bytes};
+}
+
 DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info *out)
 {
     DP_TRY(dp__check_reducer_open(__func__, reducer));
@@ -818,7 +1275,8 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
                              .unit_count = reducer->unit_count,
                              .bucket_count = reducer->bucket_count,
                              .early_count = travels ? reducer->done : reducer->early,
-                             .regrouped = reducer->regrouped};
+                             .regrouped = reducer->regrouped,
+                             .last = dp__clock_times(&reducer->last)};
     dp__lock_leave(&reducer->ctx->lock);
     return DP_OK;
 }
@@ -936,6 +1394,9 @@ static void dp__pass_open(dp_reducer *reducer, bool sync)
         reducer->streams[i] = NULL;
     }
     dp__pass_owe(reducer);
+    reducer->lost = DP_OK;
+    reducer->carried = 0;
+    reducer->clock = (dp__clock){.begun = dp__os_now_ns()};
     reducer->open = true;
     reducer->sync = sync;
     reducer->released = false;
@@ -979,6 +1440,7 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
                         local_rank, dp__unit_text(reducer, unit, text, sizeof text));
     reducer->marks[at] |= DP__REPORTED | DP__USED;
     reducer->streams[at] = stream;
+    reducer->clock.reported = dp__os_now_ns();
     if (reducer->sync && reducer->ctx->info.rank_first + local_rank == 0)
         reducer->arrival[reducer->arrived++] = unit;
     if ((reducer->marks[at] & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0)
@@ -1086,22 +1548,22 @@ static dp_status dp__streams_join(const dp_reducer *reducer)
     return DP_OK;
 }
 
-/* All at once, by the caller: as few spans as there can be. */
-static dp_status dp__reduce_all(const char *fn, dp_reducer *reducer)
+/* By the caller: where no bucket has to be flat, all at once, in as few spans as there can be. */
+static dp_status dp__reduce_all(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
+    bool skips = reducer->unused_units != DP_UNUSED_ERROR;
     dp__spans spans = {.reducer = reducer,
                        .ranges = reducer->ranges,
                        .count = reducer->range_count,
-                       .skips = reducer->unused_units != DP_UNUSED_ERROR};
+                       .skips = skips};
     DP_TRY(dp__streams_join(reducer));
-    if (ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
+    if (reducer->flats == NULL && ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
         return DP_OK;
-    while (dp__spans_next(&spans)) {
-        dp__span_parts(&spans, reducer->parts);
-        dp__coll coll = dp__span_coll(&spans, fn);
-        DP_TRY(dp__collective_entered(&coll));
-    }
+    if (reducer->flats == NULL)
+        return dp__spans_reduce(&spans, false);
+    for (size_t b = 0; b < reducer->bucket_count; b++)
+        DP_TRY(dp__bucket_travel(reducer, b, false, skips));
     return DP_OK;
 }
 
@@ -1132,11 +1594,14 @@ static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 }
 
 /* By the caller, while an older pass rides, or where nobody can. */
-static dp_status dp__reduce_now(const char *fn, dp_reducer *reducer)
+static dp_status dp__reduce_now(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    DP_TRY(dp__shared_failure(ctx, dp__reduce_all(fn, reducer)));
+    uint64_t start = dp__os_now_ns();
+    DP_TRY(dp__shared_failure(ctx, dp__reduce_all(reducer)));
     dp__lock_enter(&ctx->lock);
+    reducer->clock.travel = dp__os_now_ns() - start;
+    reducer->clock.bytes = reducer->carried;
     dp__pass_leave(reducer);
     dp__lock_leave(&ctx->lock);
     return DP_OK;
@@ -1182,7 +1647,9 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
         DP_TRY(dp__surprise_anywhere(fn, reducer, &surprise));
     else
         DP_TRY(dp__unused_find(fn, reducer));
-    DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_now(fn, reducer));
+    DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_now(reducer));
+    if (reducer->lost != DP_OK)
+        return dp_error(reducer->lost, "%s: %s: gradients are void", fn, reducer->lost_text);
     if (surprise != INT64_MAX)
         return dp__surprise_error(fn, reducer, surprise);
     DP_TRY(dp__regroup(fn, reducer));
@@ -1193,10 +1660,12 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
 static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
+    uint64_t start = dp__os_now_ns();
     dp__lock_enter(&ctx->lock);
     bool was_open = reducer->open, sync = reducer->sync;
     reducer->open = false;
     reducer->early = was_open && sync ? reducer->done : reducer->early;
+    reducer->clock.finished = start;
     dp__lock_leave(&ctx->lock);
     if (!was_open)
         return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: dp_reducer_begin comes first",
@@ -1206,6 +1675,10 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     dp_status status = dp__pass_reduce(fn, reducer);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
+    dp__lock_enter(&ctx->lock);
+    reducer->clock.finish = dp__os_now_ns() - start;
+    reducer->last = reducer->clock;
+    dp__lock_leave(&ctx->lock);
     return status;
 }
 

@@ -371,8 +371,8 @@ static bool spoil_kernel(const dp_kernel_args **kernel, int n)
 static bool spoil_reducer_config(const dp_reducer_config **config, int n)
 {
     static const dp_range far[] = {{.block = NOBODY}};
-    static dp_reducer_config wrong[8];
-    for (int i = 0; i < 8; i++)
+    static dp_reducer_config wrong[9];
+    for (int i = 0; i < 9; i++)
         wrong[i] = **config;
     wrong[0].reduction = (dp_reduction)0;
     wrong[1].reduction = (dp_reduction)77;
@@ -383,8 +383,10 @@ static bool spoil_reducer_config(const dp_reducer_config **config, int n)
     wrong[5].range_count = 1;
     wrong[6].ranges = far;
     wrong[6].range_count = SIZE_MAX;
-    *config = n < 7 ? &wrong[n] : NULL;
-    return n < 8;
+    wrong[7].unused_units = (dp_unused)-1;
+    wrong[8].wire = DP_U8;
+    *config = n < 9 ? &wrong[n] : NULL;
+    return n < 10;
 }
 
 static bool spoil_handle(args *a, char kind, int n)
@@ -671,6 +673,14 @@ CALL(dp_reducer_ready, a->reducer, a->rank, (uint32_t)a->index, NULL)
 CALL(dp_reducer_finish, a->reducer)
 CALL(dp_reducer_info_get, a->reducer, OUT(reducer_info))
 CALL(dp_reducer_bucket_get, a->reducer, a->index, OUT(bucket))
+static const dp_bucket *bucket_of(const args *a) /* outside of any hook */
+{
+    static dp_bucket bucket;
+    bucket.reducer = a->reducer;
+    return a->reducer != NULL ? &bucket : NULL;
+}
+CALL(dp_bucket_all_reduce, bucket_of(a), a->parts, a->count, a->dtype, a->op, 1)
+CALL(dp_bucket_all_gather, bucket_of(a), a->parts, a->count, a->dtype)
 CALL(dp_module_create, a->ctx, a->create, OUT(module))
 CALL(dp_module_copy, a->module, a->rank, OUT(module))
 CALL(dp_module_destroy, a->module)
@@ -775,6 +785,7 @@ static const row table[] = {
     ROW(dp_reducer_destroy, "J", NOT_RIGHTLY), ROW(dp_reducer_begin, "j", 0),
     ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_finish, "j", 0),
     ROW(dp_reducer_info_get, "jO", GOES_ON), ROW(dp_reducer_bucket_get, "jiO", GOES_ON),
+    ROW(dp_bucket_all_reduce, "jPe", NOT_RIGHTLY), ROW(dp_bucket_all_gather, "jPe", NOT_RIGHTLY),
     ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
     ROW(dp_module_destroy, "M", NOT_RIGHTLY), ROW(dp_module_train, "m", 0),
     ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", 0),

@@ -1,0 +1,1045 @@
+/* test_reducerhook.c - how the buckets of a reducer travel: in place, flat, as halves, by hooks. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "../examples/custom_device.h"
+#include "grads.h"
+#include "lazy.h"
+
+static dp_ctx *ctx_of(meeting *m, int device_count, const dp_device_ops *ops)
+{
+    return m != NULL ? open_job(m, device_count, ops) : open_here(device_count);
+}
+
+/* ---- halves on the wire ---------------------------------------------------------------------- */
+
+/* torch's fp16_compress gives 0.14990234375 for 0.1 and 0.2. */
+static void halves(dp_ctx *ctx, dp_dtype wire, dp_reduction reduction, double want)
+{
+    grads g;
+    grads_begin(&g, ctx, 13);
+    grads_create(&g, (dp_reducer_config){.reduction = reduction, .wire = wire});
+    for (int pass = 0; pass < 2; pass++) {
+        grads_fill(&g, 0);
+        grads_add(&g, 0.1f);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report(&g, 0);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        grads_pull(&g);
+        for (int i = 0; i < g.info.local_count; i++) {
+            for (size_t k = 0; k < g.count; k++) {
+                CHECK_F64(g.local[i][k], want, 0);
+            }
+        }
+    }
+    grads_end(&g);
+}
+
+static void halves_in_processes(meeting *m)
+{
+    halves(ctx_of(m, 1, dp_cpu()), DP_F16, DP_MEAN_RANKS, 0.14990234375);
+}
+
+static void short_halves_in_processes(meeting *m)
+{
+    halves(ctx_of(m, 1, dp_cpu()), DP_BF16, DP_MEAN_RANKS, 0.150390625);
+}
+
+static void halves_on_toys(meeting *m)
+{
+    halves(ctx_of(m, 1, toy_device()), DP_F16, DP_SUM, 0.2998046875);
+}
+
+TEST(halves_on_the_wire)
+{
+    halves(open_here(2), DP_F16, DP_MEAN_RANKS, 0.14990234375);
+    halves(open_here(2), DP_BF16, DP_MEAN_RANKS, 0.150390625);
+    halves(open_here(2), DP_F16, DP_SUM, 0.2998046875);
+    in_processes(2, halves_in_processes);
+    in_processes(2, short_halves_in_processes);
+    in_processes(2, halves_on_toys);
+}
+
+/* Alone nothing travels, so nothing is rounded. */
+TEST(no_wire_in_a_world_of_one)
+{
+    halves(open_here(1), DP_F16, DP_MEAN_RANKS, (double)0.1f);
+}
+
+typedef struct kinds { /* of every dtype that matters */
+    float f32[3];
+    double f64[3];
+    uint16_t f16[3];
+    int32_t i32[3];
+} kinds;
+
+/* Only what is wider travels in halves; what f16 cannot hold is infinite, and bf16 can. */
+static void every_dtype(dp_ctx *ctx, dp_dtype wire)
+{
+    static kinds data[RANKS];
+    void *local[4][RANKS];
+    dp_reducer *reducer;
+    dp_bucket_info bucket;
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    for (int i = 0; i < info.local_count; i++) {
+        data[i] = (kinds){.f32 = {1, 70000, 0.125f + 0x1p-20f},
+                          .f64 = {3, -70000, 0x1p-30},
+                          .f16 = {0x3c01, 0, 0},
+                          .i32 = {1, 70001, -3}};
+        local[0][i] = data[i].f32;
+        local[1][i] = data[i].f64;
+        local[2][i] = data[i].f16;
+        local[3][i] = data[i].i32;
+    }
+    const dp_block blocks[] = {
+        {DP_F32, 3, local[0]}, {DP_F64, 3, local[1]}, {DP_F16, 3, local[2]}, {DP_I32, 3, local[3]}};
+    CHECK_OK(dp_reducer_create(
+        ctx,
+        &(dp_reducer_config){.blocks = blocks, .block_count = 4, .reduction = DP_SUM, .wire = wire},
+        &reducer));
+    CHECK_OK(dp_reducer_bucket_get(reducer, 1, &bucket));
+    CHECK_INT(bucket.dtype, DP_F64);
+    CHECK_INT(bucket.bytes, 24);
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++) {
+        for (int i = 0; i < info.local_count; i++) {
+            CHECK_OK(dp_reducer_ready(reducer, i, unit, NULL));
+        }
+    }
+    CHECK_OK(dp_reducer_finish(reducer));
+    const kinds *got = &data[info.local_count - 1];
+    bool half = wire == DP_F16;
+    CHECK_F64(got->f32[0], 2, 0);
+    CHECK_F64(got->f32[1], half ? (double)INFINITY : 140288, 0);
+    CHECK_F64(got->f32[2], 0.25, 0);
+    CHECK_F64(got->f64[0], 6, 0);
+    CHECK_F64(got->f64[1], half ? -(double)INFINITY : -140288, 0);
+    CHECK_F64(got->f64[2], half ? 0 : 0x1p-29, 0);
+    CHECK_INT(got->f16[0], 0x4001);
+    CHECK_INT(got->i32[1], 140002);
+    CHECK_INT(got->i32[2], -6);
+    CHECK_INT(info_of(reducer).last.bytes, (3 + 3 + 3) * 2 + 3 * 4);
+    dp_close(ctx);
+}
+
+static void every_dtype_in_processes(meeting *m)
+{
+    every_dtype(ctx_of(m, 1, dp_cpu()), DP_F16);
+}
+
+TEST(only_wide_dtypes_travel_as_halves)
+{
+    every_dtype(open_here(2), DP_F16);
+    every_dtype(open_here(2), DP_BF16);
+    in_processes(2, every_dtype_in_processes);
+}
+
+/* ---- layouts, flat or not -------------------------------------------------------------------- */
+
+enum { SHORTS = 300, SHORT = 10, GAP = 3, SHORTS_EACH = 10, SHORT_UNITS = SHORTS / SHORTS_EACH };
+
+/* Many short ranges with gaps; a unit has ten of them, far apart. */
+static const dp_range *short_ranges(void)
+{
+    static dp_range ranges[SHORTS];
+    for (uint32_t i = 0; i < SHORTS; i++) {
+        ranges[i] = (dp_range){
+            .unit = i % SHORT_UNITS, .first = i * (SHORT + GAP), .count = i % 7 == 0 ? 0 : SHORT};
+    }
+    return ranges;
+}
+
+/* Unit 5 is used by nobody where units may be left out. */
+static bool is_used(uint32_t unit, dp_unused unused)
+{
+    return unused == DP_UNUSED_ERROR || unit != 5;
+}
+
+static void check_shorts(const grads *g, dp_unused unused)
+{
+    const dp_range *ranges = short_ranges();
+    grads_pull(g);
+    for (int i = 0; i < g->info.local_count; i++) {
+        float own = (float)(g->info.rank_first + i + 1), mean = (float)(g->info.rank_count + 1) / 2;
+        for (size_t k = 0; k < g->count; k++) {
+            const dp_range *range = &ranges[k / (SHORT + GAP)];
+            bool inside = k < range->first + range->count && is_used(range->unit, unused);
+            CHECK_F64(g->local[i][k], inside ? mean : own, 0);
+        }
+    }
+}
+
+static void short_passes(dp_ctx *ctx, dp_reducer_config config)
+{
+    grads g;
+    grads_begin(&g, ctx, SHORTS * (SHORT + GAP));
+    config.ranges = short_ranges();
+    config.range_count = SHORTS;
+    config.reduction = DP_MEAN_RANKS;
+    config.first_bucket_bytes = 1000;
+    config.bucket_bytes = 3000;
+    grads_create(&g, config);
+    for (int pass = 0; pass < 4; pass++) {
+        grads_fill(&g, 0);
+        grads_add(&g, 1);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (uint32_t unit = SHORT_UNITS; unit-- > 0;) {
+            if (is_used(unit, config.unused_units)) {
+                report(&g, unit);
+            }
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_shorts(&g, config.unused_units);
+    }
+    CHECK(info_of(g.reducer).regrouped);
+    grads_end(&g);
+}
+
+static dp_status plain_hook(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
+}
+
+static void all_ways(meeting *m, int device_count, const dp_device_ops *ops)
+{
+    for (int unused = DP_UNUSED_ERROR; unused <= DP_UNUSED_FIXED; unused++) {
+        for (int way = 0; way < 4; way++) {
+            short_passes(ctx_of(m, device_count, ops),
+                         (dp_reducer_config){.unused_units = (dp_unused)unused,
+                                             .wire = way % 2 != 0 ? DP_F16 : DP_F32,
+                                             .hook = way / 2 != 0 ? plain_hook : NULL});
+        }
+    }
+}
+
+static void all_ways_in_processes(meeting *m)
+{
+    all_ways(m, 1 + m->process, dp_cpu());
+}
+
+static void all_ways_on_toys(meeting *m)
+{
+    all_ways(m, 2 - m->process, toy_device());
+}
+
+TEST_SLOW(short_ranges_in_all_ways, 30)
+{
+    all_ways(NULL, 1, dp_cpu());
+    all_ways(NULL, 3, dp_cpu());
+    all_ways(NULL, 2, lazy_device(toy_device()));
+    in_processes(2, all_ways_in_processes);
+    in_processes(2, all_ways_on_toys);
+}
+
+/* ---- counted collectives --------------------------------------------------------------------- */
+
+static atomic_int all_reduce_count;
+
+static dp_status counted_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                    dp_dtype dtype, dp_op op, double scale)
+{
+    atomic_fetch_add(&all_reduce_count, dtype != DP_I64); /* which only speaks */
+    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+}
+
+static dp_status counted_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    static dp_coll_ops ops;
+    dp_status status = meeting_coll()->open(host, config, out);
+    ops = *meeting_coll();
+    ops.all_reduce = counted_all_reduce;
+    if (status == DP_OK) {
+        (*out)->ops = &ops;
+    }
+    return status;
+}
+
+static dp_ctx *open_counted(meeting *m)
+{
+    dp_coll_ops ops = *meeting_coll();
+    const dp_coll_ops *const colls[] = {&ops, NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    ops.open = counted_open;
+    config.colls = colls;
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+/* Runs of so many floats, with gaps, in one bucket: how many collectives it takes. */
+static int collectives_of(dp_ctx *ctx, size_t run_count, size_t length, dp_dtype wire)
+{
+    dp_range ranges[8];
+    grads g;
+    for (uint32_t i = 0; i < run_count; i++) {
+        ranges[i] = (dp_range){.unit = i, .first = i * (length + 1), .count = length};
+    }
+    grads_begin(&g, ctx, run_count * (length + 1));
+    grads_create(
+        &g, (dp_reducer_config){
+                .ranges = ranges, .range_count = run_count, .reduction = DP_SUM, .wire = wire});
+    for (int pass = 0; pass < 2; pass++) {
+        grads_fill(&g, 1);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        atomic_store(&all_reduce_count, 0);
+        for (uint32_t i = 0; i < run_count; i++) {
+            report(&g, i);
+        }
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        CHECK_F64(g.local[0][run_count * (length + 1) - 2], 2, 0);
+        CHECK_INT(info_of(g.reducer).last.bytes,
+                  run_count * length * (wire == DP_F32 ? sizeof(float) : 2));
+    }
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    free(g.local[0]);
+    return atomic_load(&all_reduce_count);
+}
+
+enum { SHORT_RUN = 4096 /* f32 that are not short any more */ };
+
+static void counted(meeting *m)
+{
+    dp_ctx *ctx = open_counted(m);
+    CHECK_INT(collectives_of(ctx, 8, 3, DP_F32), 1);
+    CHECK_INT(collectives_of(ctx, 1, 3, DP_F32), 1);
+    CHECK_INT(collectives_of(ctx, 2, SHORT_RUN - 1, DP_F32), 1);
+    CHECK_INT(collectives_of(ctx, 2, SHORT_RUN, DP_F32), 2);
+    CHECK_INT(collectives_of(ctx, 8, SHORT_RUN, DP_F32), 8);
+    CHECK_INT(collectives_of(ctx, 8, SHORT_RUN, DP_BF16), 1);
+    dp_close(ctx);
+}
+
+TEST(a_bucket_of_short_runs_is_one_collective)
+{
+    in_processes(2, counted);
+}
+
+/* ---- what a hook gets ------------------------------------------------------------------------ */
+
+typedef struct witness {
+    grads *g;
+    pthread_t main;
+    size_t calls;
+    bool on_main;
+    dp_dtype dtype;
+} witness;
+
+/* Two buckets: units 0 and 1, which are one run, then 2 and 3, which are not. */
+static dp_status look(const dp_bucket *bucket, void *user)
+{
+    witness *w = user;
+    const float *own = (const float *)bucket->local[0].recv;
+    CHECK_INT(bucket->index, w->calls % 2);
+    CHECK(bucket->is_last == (bucket->index == 1));
+    CHECK(bucket->ctx == w->g->ctx && bucket->reducer == w->g->reducer);
+    CHECK_INT(bucket->dtype, w->dtype);
+    CHECK_INT(bucket->info.dtype, DP_F32);
+    CHECK_INT(bucket->op, DP_OP_MEAN);
+    CHECK_F64(bucket->scale, 1, 0);
+    CHECK_INT(bucket->info.unit_count, 2);
+    CHECK_INT(bucket->info.units[0], bucket->index * 2 + (w->calls >= 2)); /* regrouped */
+    CHECK_INT(bucket->count, bucket->index == 0 ? 8 : 5);
+    CHECK_INT(bucket->info.range_count, 2);
+    CHECK_INT(bucket->info.ranges[0].first, bucket->index == 0 ? 0 : 9);
+    CHECK_INT(bucket->info.ranges[1].unit, bucket->index == 0 ? 1 : 3);
+    for (int i = 0; i < w->g->info.local_count; i++) {
+        CHECK(bucket->local[i].send == bucket->local[i].recv);
+        CHECK(bucket->local[i].stream->dev == dp_local_stream(w->g->ctx, i)->dev);
+    }
+    if (w->dtype == DP_F32 && !w->g->has_own) {
+        for (size_t k = 0; k < bucket->count; k++) {
+            CHECK_F64(own[k], w->g->info.rank_first + 1, 0);
+        }
+        CHECK((own == w->g->local[0]) == (bucket->index == 0)); /* no copy of what is one run */
+    }
+    w->on_main = pthread_equal(pthread_self(), w->main) != 0;
+    w->calls++;
+    return plain_hook(bucket, NULL);
+}
+
+static const dp_range four_units[] = {{.unit = 0, .count = 3},
+                                      {.unit = 1, .first = 3, .count = 5},
+                                      {.unit = 2, .first = 9, .count = 1},
+                                      {.unit = 3, .first = 12, .count = 4}};
+
+static void hook_begin(grads *g, dp_ctx *ctx, dp_reducer_config config)
+{
+    grads_begin(g, ctx, 16);
+    config.name = "net";
+    config.ranges = four_units;
+    config.range_count = 4;
+    config.first_bucket_bytes = config.bucket_bytes = 21;
+    config.reduction = DP_MEAN_RANKS;
+    grads_create(g, config);
+}
+
+static dp_status hook_pass(const grads *g)
+{
+    static const uint32_t order[] = {1, 0, 3, 2};
+    grads_fill(g, 0);
+    grads_add(g, 1);
+    CHECK_OK(dp_reducer_begin(g->reducer, NULL));
+    for (int i = 0; i < 4; i++) {
+        report(g, order[i]);
+    }
+    return dp_reducer_finish(g->reducer);
+}
+
+static void check_hook_pass(const grads *g)
+{
+    double mean = (g->info.rank_count + 1) / 2.0;
+    grads_pull(g);
+    for (int i = 0; i < g->info.local_count; i++) {
+        CHECK_F64(g->local[i][0], mean, 0);
+        CHECK_F64(g->local[i][7], mean, 0);
+        CHECK_F64(g->local[i][8], g->info.rank_first + i + 1, 0);
+        CHECK_F64(g->local[i][9], mean, 0);
+        CHECK_F64(g->local[i][15], mean, 0);
+    }
+}
+
+static void looked_at(dp_ctx *ctx, dp_dtype wire, bool on_main)
+{
+    grads g;
+    witness w = {.g = &g, .main = pthread_self(), .dtype = wire};
+    hook_begin(&g, ctx, (dp_reducer_config){.wire = wire, .hook = look, .hook_user = &w});
+    check_buckets(g.reducer, "0 1 | 2 3");
+    for (int pass = 0; pass < 3; pass++) {
+        CHECK_OK(hook_pass(&g));
+        check_hook_pass(&g);
+        CHECK(w.on_main == on_main);
+        CHECK_INT(w.calls, 2 * (pass + 1));
+    }
+    check_buckets(g.reducer, "1 0 | 3 2");
+    CHECK_INT(info_of(g.reducer).last.bytes, 13 * dp_dtype_bytes(wire));
+    grads_end(&g);
+}
+
+static void looked_at_in_processes(meeting *m)
+{
+    looked_at(open_job(m, 2, dp_cpu()), DP_F32, false);
+}
+
+static void halves_looked_at(meeting *m)
+{
+    looked_at(open_job(m, 1, dp_cpu()), DP_F16, false);
+}
+
+static void looked_at_on_toys(meeting *m)
+{
+    looked_at(open_job(m, 1, toy_device()), DP_F32, true);
+}
+
+TEST(a_hook_gets_each_bucket)
+{
+    looked_at(open_here(1), DP_F32, true);
+    looked_at(open_here(2), DP_F32, true);
+    looked_at(open_here(2), DP_BF16, true);
+    in_processes(2, looked_at_in_processes);
+    in_processes(2, halves_looked_at);
+    in_processes(2, looked_at_on_toys);
+}
+
+/* ---- hooks that compress --------------------------------------------------------------------- */
+
+/* Whole numbers in bytes, added up as i32, of one local rank. */
+static dp_status as_bytes(const dp_bucket *bucket, void *user)
+{
+    int32_t whole[16];
+    float *data = bucket->local[0].recv;
+    const dp_part part = {.send = whole, .recv = whole};
+    (void)user;
+    for (size_t i = 0; i < bucket->count; i++) {
+        whole[i] = (int32_t)(data[i] * 4);
+    }
+    DP_TRY(dp_bucket_all_reduce(bucket, &part, bucket->count, DP_I32, DP_OP_SUM, 1));
+    for (size_t i = 0; i < bucket->count; i++) {
+        data[i] = (float)whole[i] / 8;
+    }
+    return DP_OK;
+}
+
+/* Scaled by the greatest, then gathered: each rank adds up for itself. */
+static dp_status quantized(const dp_bucket *bucket, void *user)
+{
+    float most = 0, *data = bucket->local[0].recv;
+    uint8_t own[16], all[32];
+    const dp_part one = {.send = &most, .recv = &most}, part = {.send = own, .recv = all};
+    (void)user;
+    for (size_t i = 0; i < bucket->count; i++) {
+        most = data[i] > most ? data[i] : most;
+    }
+    DP_TRY(dp_bucket_all_reduce(bucket, &one, 1, DP_F32, DP_OP_MAX, 1));
+    for (size_t i = 0; i < bucket->count; i++) {
+        own[i] = (uint8_t)(data[i] / most * 100);
+    }
+    DP_TRY(dp_bucket_all_gather(bucket, &part, bucket->count, DP_U8));
+    for (size_t i = 0; i < bucket->count; i++) {
+        data[i] = (float)(all[i] + all[bucket->count + i]) * most / 200;
+    }
+    return DP_OK;
+}
+
+static void compressed_by(meeting *m, dp_status (*hook)(const dp_bucket *bucket, void *user),
+                          size_t bytes)
+{
+    grads g;
+    hook_begin(&g, open_job(m, 1, dp_cpu()), (dp_reducer_config){.hook = hook});
+    for (int pass = 0; pass < 3; pass++) {
+        CHECK_OK(hook_pass(&g));
+        check_hook_pass(&g);
+        CHECK_INT(info_of(g.reducer).last.bytes, bytes);
+    }
+    grads_end(&g);
+}
+
+static void whole_numbers(meeting *m)
+{
+    compressed_by(m, as_bytes, 13 * sizeof(int32_t));
+}
+
+static void gathered_bytes(meeting *m)
+{
+    compressed_by(m, quantized, 13 + 2 * sizeof(float));
+}
+
+TEST(hooks_that_compress)
+{
+    in_processes(2, whole_numbers);
+    in_processes(2, gathered_bytes);
+}
+
+/* With a scale: what the library itself would do for samples. */
+static void samples_by_hook(dp_ctx *ctx)
+{
+    double samples[RANKS];
+    grads g;
+    grads_begin(&g, ctx, 5);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES, .hook = plain_hook});
+    for (int i = 0; i < g.info.local_count; i++) {
+        samples[i] = 2;
+    }
+    grads_fill(&g, 3);
+    CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.samples = samples}));
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 1.5);
+    grads_end(&g);
+}
+
+static void samples_in_processes(meeting *m)
+{
+    samples_by_hook(open_job(m, 2, dp_cpu()));
+}
+
+TEST(a_hook_may_scale)
+{
+    samples_by_hook(open_here(1));
+    samples_by_hook(open_here(3));
+    in_processes(2, samples_in_processes);
+}
+
+/* ---- hooks that fail ------------------------------------------------------------------------- */
+
+typedef enum fault {
+    NO_FAULT,
+    FAILS,
+    FAILS_LATE,
+    FAILS_MUTE,
+    NO_COLLECTIVE,
+    OTHER_COUNT,
+    OTHER_DTYPE,
+    OTHER_OP,
+    OTHER_SCALE,
+    OTHER_VERB,
+    WRONG_CALL,
+    FAULTS
+} fault;
+
+typedef struct culprit {
+    fault now;
+    int rank; /* -1: all are */
+    int rank_first;
+    size_t calls;
+} culprit;
+
+static dp_status do_wrong(const dp_bucket *bucket, fault now)
+{
+    static float room[64];
+    const dp_part part = {.send = room, .recv = room + 16}, none = {0};
+    switch (now) {
+    case FAILS:
+        return dp_error(DP_ERR_INVALID, "no %s", "room");
+    case FAILS_LATE:
+        DP_TRY(plain_hook(bucket, NULL));
+        return dp_error(DP_ERR_TIMEOUT, "too late");
+    case FAILS_MUTE:
+        return (dp_status)7;
+    case OTHER_COUNT:
+        return dp_bucket_all_reduce(bucket, bucket->local, 1, DP_F32, DP_OP_MEAN, 1);
+    case OTHER_DTYPE:
+        return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, DP_I32, DP_OP_MEAN, 1);
+    case OTHER_OP:
+        return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, DP_F32, DP_OP_MAX, 1);
+    case OTHER_SCALE:
+        return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, DP_F32, DP_OP_MEAN, 0.5);
+    case OTHER_VERB:
+        CHECK_ERROR(dp_bucket_all_gather(bucket, &part, 2, DP_F32), DP_ERR_MISMATCH,
+                    "dp_bucket_all_gather: the hook of 'net', bucket 0: rank ");
+        CHECK_STATUS(plain_hook(bucket, NULL), DP_ERR_MISMATCH); /* it is too late */
+        return DP_OK;
+    case WRONG_CALL:
+        CHECK_ERROR(dp_bucket_all_reduce(bucket, NULL, 1, DP_F32, DP_OP_SUM, 1), DP_ERR_INVALID,
+                    "dp_bucket_all_reduce: local is NULL");
+        CHECK_ERROR(dp_bucket_all_reduce(bucket, bucket->local, 1, DP_I32, DP_OP_SUM, 2),
+                    DP_ERR_INVALID, "dp_bucket_all_reduce: i32 would be cut");
+        CHECK_ERROR(dp_bucket_all_gather(NULL, &part, 1, DP_F32), DP_ERR_INVALID,
+                    "dp_bucket_all_gather: bucket is NULL");
+        return dp_bucket_all_reduce(bucket, &none, 1, DP_F32, DP_OP_SUM, 1);
+    case NO_FAULT:
+    case NO_COLLECTIVE:
+    case FAULTS:
+        break;
+    }
+    return DP_OK;
+}
+
+static dp_status faulty_hook(const dp_bucket *bucket, void *user)
+{
+    culprit *c = user;
+    c->calls++;
+    if (c->now != NO_FAULT && (c->rank < 0 || c->rank == c->rank_first)) {
+        return do_wrong(bucket, c->now);
+    }
+    return plain_hook(bucket, NULL);
+}
+
+/* What finish says to the rank that is to blame, and to the others; NULL: nothing is wrong. */
+typedef struct blame {
+    const char *own, *others, *alone; /* alone: where one process does all */
+    dp_status own_status, others_status;
+} blame;
+
+static const blame blames[FAULTS] = {
+    [FAILS] = {"bucket 0: it failed on rank 1: no room: gradients are void",
+               "bucket 0: it failed on rank 1: gradients are void",
+               "bucket 0: it failed on rank 0: no room", DP_ERR_USER, DP_ERR_USER},
+    [FAILS_LATE] = {"bucket 0: it failed on rank 1: too late", "bucket 0: it failed on rank 1",
+                    "bucket 0: it failed on rank 0: too late", DP_ERR_USER, DP_ERR_USER},
+    [FAILS_MUTE] = {"bucket 0: it failed on rank 1: a function of the user's failed",
+                    "bucket 0: it failed on rank 1: ",
+                    "bucket 0: it failed on rank 0: a function of the user's failed", DP_ERR_USER,
+                    DP_ERR_USER},
+    [NO_COLLECTIVE] = {"bucket 0: rank 1 returns, rank 0 all-reduces 8 f32, mean",
+                       "bucket 0: rank 1 returns, rank 0 all-reduces 8 f32, mean",
+                       "bucket 0: it returned without a collective", DP_ERR_MISMATCH,
+                       DP_ERR_MISMATCH},
+    [OTHER_COUNT] = {"rank 1 all-reduces 1 f32, mean, rank 0 all-reduces 8 f32, mean",
+                     "rank 1 all-reduces 1 f32, mean, rank 0 all-reduces 8 f32, mean", NULL,
+                     DP_ERR_MISMATCH, DP_ERR_MISMATCH},
+    [OTHER_DTYPE] = {"rank 0 all-reduces 8 f32, mean, rank 1 all-reduces 8 i32, mean",
+                     "rank 0 all-reduces 8 f32, mean, rank 1 all-reduces 8 i32, mean", NULL,
+                     DP_ERR_MISMATCH, DP_ERR_MISMATCH},
+    [OTHER_OP] = {"rank 0 all-reduces 8 f32, mean, rank 1 all-reduces 8 f32, max",
+                  "rank 0 all-reduces 8 f32, mean, rank 1 all-reduces 8 f32, max", NULL,
+                  DP_ERR_MISMATCH, DP_ERR_MISMATCH},
+    [OTHER_SCALE] = {"rank 1 scales by 0.5, rank 0 scales by 1",
+                     "rank 1 scales by 0.5, rank 0 scales by 1", NULL, DP_ERR_MISMATCH,
+                     DP_ERR_MISMATCH},
+    [OTHER_VERB] = {"rank 0 all-reduces 8 f32, mean, rank 1 all-gathers 2 f32:",
+                    "rank 0 all-reduces 8 f32, mean, rank 1 all-gathers 2 f32:", NULL,
+                    DP_ERR_MISMATCH, DP_ERR_MISMATCH},
+    [WRONG_CALL] = {"it failed on rank 1: dp_bucket_all_reduce: send of local rank 0 is NULL",
+                    "bucket 0: it failed on rank 1",
+                    "it failed on rank 0: dp_bucket_all_reduce: send of local rank 0 is NULL",
+                    DP_ERR_USER, DP_ERR_USER}};
+
+/* One rank does wrong in one pass; the next pass works. */
+static void one_is_wrong(meeting *m)
+{
+    culprit c = {.rank = 1};
+    grads g;
+    hook_begin(&g, open_job(m, 1, dp_cpu()),
+               (dp_reducer_config){.hook = faulty_hook, .hook_user = &c});
+    c.rank_first = g.info.rank_first;
+    for (fault f = NO_FAULT; f < FAULTS; f++) {
+        const blame *b = &blames[f];
+        if (b->own == NULL) {
+            continue;
+        }
+        bool own = m->process == 1;
+        c.now = f;
+        c.calls = 0;
+        CHECK_ERROR(hook_pass(&g), own ? b->own_status : b->others_status,
+                    own ? b->own : b->others);
+        CHECK(strncmp(dp_last_error(), "dp_reducer_finish: the hook of 'net', bucket 0: ", 48) ==
+              0);
+        CHECK(!dp_failure(g.ctx, NULL));
+        CHECK_INT(c.calls, 1); /* the second bucket did not travel */
+        c.now = NO_FAULT;
+        CHECK_OK(hook_pass(&g));
+        check_hook_pass(&g);
+    }
+    grads_end(&g);
+}
+
+TEST_SLOW(a_hook_that_is_wrong_on_one_rank, 30)
+{
+    in_processes(2, one_is_wrong);
+    in_processes(3, one_is_wrong);
+}
+
+static void all_are_wrong(dp_ctx *ctx)
+{
+    culprit c = {.rank = -1};
+    grads g;
+    hook_begin(&g, ctx, (dp_reducer_config){.hook = faulty_hook, .hook_user = &c});
+    for (fault f = NO_FAULT; f < FAULTS; f++) {
+        if (blames[f].alone == NULL || (g.info.rank_first > 0 && f != NO_COLLECTIVE)) {
+            continue;
+        }
+        c.now = f;
+        CHECK_ERROR(hook_pass(&g), DP_ERR_USER, blames[f].alone);
+        c.now = NO_FAULT;
+        CHECK_OK(hook_pass(&g));
+        check_hook_pass(&g);
+    }
+    grads_end(&g);
+}
+
+static void all_wrong_in_processes(meeting *m)
+{
+    culprit c = {.rank = -1};
+    grads g;
+    char want[64];
+    hook_begin(&g, open_job(m, 1, dp_cpu()),
+               (dp_reducer_config){.hook = faulty_hook, .hook_user = &c});
+    snprintf(want, sizeof want, "bucket 0: it failed on rank %d: no room", m->process);
+    c.now = FAILS; /* each knows its own */
+    CHECK_ERROR(hook_pass(&g), DP_ERR_USER, want);
+    c.now = NO_COLLECTIVE;
+    CHECK_ERROR(hook_pass(&g), DP_ERR_USER, "bucket 0: it returned without a collective");
+    c.now = NO_FAULT;
+    CHECK_OK(hook_pass(&g));
+    check_hook_pass(&g);
+    grads_end(&g);
+}
+
+TEST(a_hook_that_is_wrong_everywhere)
+{
+    all_are_wrong(open_here(1));
+    all_are_wrong(open_here(2));
+    in_processes(2, all_wrong_in_processes);
+}
+
+/* ---- what a hook may call -------------------------------------------------------------------- */
+
+typedef struct intruder {
+    grads *g;
+    dp_reducer *other;
+    const dp_bucket *bucket; /* of the last call */
+    dp_bucket copy;
+} intruder;
+
+static dp_status nothing(int rank, dp_scope *scope, void *user)
+{
+    (void)rank, (void)scope, (void)user;
+    return DP_OK;
+}
+
+static void *use_from_elsewhere(void *user)
+{
+    CHECK_ERROR(plain_hook(user, NULL), DP_ERR_STATE,
+                "dp_bucket_all_reduce: it is for the hook of 'net', which this is not in");
+    return NULL;
+}
+
+static dp_status intrude(const dp_bucket *bucket, void *user)
+{
+    intruder *in = user;
+    dp_ctx *ctx = bucket->ctx;
+    dp_reducer *reducer = NULL;
+    pthread_t thread;
+    float one = 1;
+    const dp_part parts[] = {{.send = &one, .recv = &one}, {.send = &one, .recv = &one}};
+    CHECK_ERROR(dp_all_reduce(ctx, parts, 1, DP_F32, DP_OP_SUM), DP_ERR_STATE,
+                "dp_all_reduce: the hook of 'net' called it");
+    CHECK_ERROR(dp_run(ctx, NULL, nothing, NULL), DP_ERR_STATE, "dp_run: the hook of 'net'");
+    CHECK_ERROR(dp_reducer_begin(in->other, NULL), DP_ERR_STATE, "the hook of 'net' called it");
+    CHECK_ERROR(dp_reducer_finish(bucket->reducer), DP_ERR_STATE, "the hook of 'net' called it");
+    CHECK_ERROR(dp_reducer_destroy(in->other), DP_ERR_STATE, "the hook of 'net' called it");
+    CHECK_ERROR(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &reducer),
+                DP_ERR_STATE, "the hook of 'net' called it");
+    dp_close(ctx);
+    CHECK(strstr(dp_last_error(), "in use by the hook of 'net'") != NULL);
+    CHECK_INT(pthread_create(&thread, NULL, use_from_elsewhere, (void *)(uintptr_t)bucket), 0);
+    pthread_join(thread, NULL);
+    CHECK_STR(info_of(bucket->reducer).name, "net");
+    in->bucket = bucket;
+    in->copy = *bucket;
+    return plain_hook(&in->copy, NULL); /* a copy does as well */
+}
+
+static void intruded(dp_ctx *ctx)
+{
+    grads g;
+    intruder in = {.g = &g};
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &in.other));
+    hook_begin(&g, ctx, (dp_reducer_config){.hook = intrude, .hook_user = &in});
+    CHECK_OK(hook_pass(&g));
+    check_hook_pass(&g);
+    CHECK_ERROR(plain_hook(in.bucket, NULL), DP_ERR_STATE, "which this is not in");
+    CHECK_ERROR(plain_hook(&in.copy, NULL), DP_ERR_STATE, "which this is not in");
+    CHECK_OK(dp_reducer_destroy(g.reducer));
+    CHECK_ERROR(plain_hook(&in.copy, NULL), DP_ERR_STATE, "the reducer was destroyed already");
+    g.reducer = NULL;
+    grads_end(&g);
+}
+
+static void intruded_in_processes(meeting *m)
+{
+    intruded(open_job(m, 1, dp_cpu()));
+}
+
+TEST(calls_in_and_around_a_hook)
+{
+    intruded(open_here(2));
+    in_processes(2, intruded_in_processes);
+}
+
+/* ---- the job fails in a hook ----------------------------------------------------------------- */
+
+static dp_status leave_or_reduce(const dp_bucket *bucket, void *user)
+{
+    const meeting *m = user;
+    if (m->process == 1) {
+        _exit(EXIT_SUCCESS);
+    }
+    dp_status status = plain_hook(bucket, NULL);
+    CHECK(dp_status_class(status) == DP_CLASS_JOB);
+    return DP_OK; /* that is not the hook's to decide */
+}
+
+static void one_leaves_in_its_hook(meeting *m)
+{
+    grads g;
+    hook_begin(&g, open_job(m, 1, dp_cpu()),
+               (dp_reducer_config){.hook = leave_or_reduce, .hook_user = m});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++) { /* it may have happened before the last of them */
+        dp_status status = dp_reducer_ready(g.reducer, 0, unit, NULL);
+        CHECK(status == DP_OK || status == DP_ERR_REMOTE);
+    }
+    CHECK_STATUS(dp_reducer_finish(g.reducer), DP_ERR_REMOTE);
+    CHECK(dp_failure(g.ctx, NULL));
+    grads_end(&g);
+}
+
+TEST(a_process_leaves_in_a_hook)
+{
+    in_processes(2, one_leaves_in_its_hook);
+    in_processes(3, one_leaves_in_its_hook);
+}
+
+/* ---- ranks that disagree, and memory --------------------------------------------------------- */
+
+static void other_travel(meeting *m)
+{
+    static float data[8];
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    const dp_block block = {DP_F32, 8, (void *[]){data}};
+    for (int difference = 0; difference < 3; difference++) {
+        bool odd = m->process == 1;
+        const dp_reducer_config config = {.blocks = &block,
+                                          .block_count = 1,
+                                          .reduction = DP_SUM,
+                                          .wire = odd && difference == 0 ? DP_F16 : DP_BF16,
+                                          .hook = odd && difference == 1 ? NULL : plain_hook};
+        dp_reducer *reducer = NULL;
+        dp_status status = dp_reducer_create(ctx, &config, &reducer);
+        CHECK_INT(status, difference == 2 ? DP_OK : DP_ERR_MISMATCH);
+        CHECK(difference == 2 || strstr(dp_last_error(), "rank 1 has other blocks, ranges or caps, "
+                                                         "another reduction, wire or hook than "
+                                                         "rank 0") != NULL);
+    }
+    dp_close(ctx);
+}
+
+TEST(ranks_with_another_wire_or_hook)
+{
+    in_processes(2, other_travel);
+}
+
+TEST(wires_that_are_none)
+{
+    static const dp_dtype wrong[] = {DP_F64, DP_I8, DP_BOOL, (dp_dtype)99, (dp_dtype)-1};
+    dp_ctx *ctx = open_here(1);
+    dp_reducer *reducer = NULL;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        CHECK_ERROR(dp_reducer_create(
+                        ctx, &(dp_reducer_config){.reduction = DP_SUM, .wire = wrong[i]}, &reducer),
+                    DP_ERR_INVALID, "say 0, DP_F16 or DP_BF16");
+    }
+    dp_close(ctx);
+}
+
+static dp_status create_and_use(dp_ctx *ctx, dp_reducer_config config)
+{
+    static float data[2][16];
+    const dp_block block = {DP_F32, 16, (void *[]){data[0], data[1]}};
+    dp_reducer *reducer = NULL;
+    config.blocks = &block;
+    config.block_count = 1;
+    config.ranges = four_units;
+    config.range_count = 4;
+    config.reduction = DP_SUM;
+    DP_TRY(dp_reducer_create(ctx, &config, &reducer));
+    CHECK_OK(dp_reducer_begin(reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++) {
+        CHECK_OK(dp_reducer_ready(reducer, 0, unit, NULL));
+        CHECK_OK(dp_reducer_ready(reducer, 1, unit, NULL));
+    }
+    CHECK_OK(dp_reducer_finish(reducer));
+    return dp_reducer_destroy(reducer);
+}
+
+TEST(every_allocation_fails_once)
+{
+    const dp_reducer_config config = {.wire = DP_F16, .hook = plain_hook};
+    bool failed = true;
+    size_t failures = 0;
+    for (; failed; failures += failed) {
+        test_allocator counter = {0};
+        dp_ctx *ctx = NULL;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+                                      .poison = true,
+                                      .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        counter.fail_at = counter.call_count + 1 + failures;
+        failed = create_and_use(ctx, config) == DP_ERR_NO_MEMORY;
+        CHECK(failed == (counter.fail_count > 0));
+        CHECK_OK(create_and_use(ctx, config));
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+    CHECK(failures > 10);
+}
+
+static void steady(dp_ctx *ctx, test_allocator *counter, dp_reducer_config config)
+{
+    size_t calls = 0;
+    grads g;
+    hook_begin(&g, ctx, config);
+    for (int pass = 0; pass < 6; pass++) {
+        calls = pass == 3 ? counter->call_count : calls;
+        CHECK_OK(hook_pass(&g));
+    }
+    CHECK_INT(counter->call_count, calls);
+    grads_end(&g);
+    CHECK_NO_LEAKS(counter);
+}
+
+static void steady_in_processes(meeting *m)
+{
+    for (int way = 0; way < 3; way++) {
+        test_allocator counter = {0};
+        dp_config config = config_of(m, 2);
+        dp_ctx *ctx;
+        config.allocator = test_allocator_of(&counter);
+        CHECK_OK(dp_open(&config, &ctx));
+        steady(ctx, &counter,
+               (dp_reducer_config){.wire = way == 1 ? DP_F16 : DP_F32,
+                                   .hook = way == 2 ? plain_hook : NULL,
+                                   .unused_units = DP_UNUSED_FIXED});
+    }
+}
+
+TEST(a_steady_pass_allocates_nothing)
+{
+    in_processes(2, steady_in_processes);
+}
+
+/* ---- times ----------------------------------------------------------------------------------- */
+
+static void sleep_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+}
+
+static dp_status slow_hook(const dp_bucket *bucket, void *user)
+{
+    const long *ms = user;
+    sleep_ms(ms[bucket->index]);
+    return plain_hook(bucket, NULL);
+}
+
+/* The first bucket travels while this thread sleeps, the second while it waits in finish. */
+static void timed(meeting *m)
+{
+    const long ms[] = {30, 60};
+    grads g;
+    hook_begin(&g, open_job(m, 1, dp_cpu()),
+               (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
+    CHECK_F64(info_of(g.reducer).last.travel_s, 0, 0);
+    CHECK_OK(hook_pass(&g));
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 1);
+    report(&g, 0);
+    await_early(g.reducer, 1);
+    report(&g, 3);
+    report(&g, 2);
+    sleep_ms(20);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    dp_reduce_times last = info_of(g.reducer).last;
+    CHECK(last.compute_s >= 0.030 && last.compute_s < 5);
+    CHECK(last.travel_s >= 0.090 && last.travel_s < 5);
+    CHECK(last.hidden_s >= 0.030 && last.hidden_s < last.travel_s);
+    CHECK(last.finish_s > 0 && last.finish_s < 5);
+    CHECK_F64(last.hidden_s + last.finish_s, last.travel_s, 0.5 * last.travel_s);
+    CHECK_INT(last.bytes, 13 * sizeof(float));
+    CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.no_sync = true}));
+    CHECK_OK(dp_reducer_finish(g.reducer)); /* is no reduced pass */
+    CHECK_F64(info_of(g.reducer).last.travel_s, last.travel_s, 0);
+    grads_end(&g);
+}
+
+static void timed_here(dp_ctx *ctx)
+{
+    const long ms[] = {10, 20};
+    grads g;
+    hook_begin(&g, ctx, (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++) {
+        sleep_ms(unit == 3 ? 10 : 0);
+        report(&g, unit);
+    }
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    dp_reduce_times last = info_of(g.reducer).last;
+    CHECK(last.compute_s >= 0.010 && last.compute_s < 5);
+    CHECK(last.travel_s >= 0.030 && last.travel_s <= last.finish_s);
+    CHECK(last.finish_s < 5);
+    CHECK_F64(last.hidden_s, 0, 0);
+    grads_end(&g);
+}
+
+TEST(times_of_a_pass)
+{
+    timed_here(open_here(1));
+    timed_here(open_here(2));
+    in_processes(2, timed);
+}
+
+/* Nothing was reported, so there was nothing to compute. */
+TEST(times_of_a_pass_without_reports)
+{
+    grads g;
+    hook_begin(&g, open_here(2), (dp_reducer_config){.unused_units = DP_UNUSED_FOUND});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    CHECK_F64(info_of(g.reducer).last.compute_s, 0, 0);
+    CHECK_INT(info_of(g.reducer).last.bytes, 0);
+    grads_end(&g);
+}
