@@ -1679,7 +1679,7 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     reducer->clock.finish = dp__os_now_ns() - start;
     reducer->last = reducer->clock;
     dp__lock_leave(&ctx->lock);
-    return status;
+    return dp__drain(ctx, NULL, status);
 }
 
 DP_API dp_status dp_reducer_finish(dp_reducer *reducer)

@@ -312,13 +312,66 @@ static dp_status passes(work *w)
     return status == DP_OK ? DP_OK : dp_error(status, "%s", sentence);
 }
 
+/* Units: rows 0 and 1; row 3 but for its ends, with 4 and 5; row 2, which no rank reports. */
+static dp_status one_reduction(work *w, dp_reducer *reducer, const dp_tensor *on)
+{
+    TRY(dp_reducer_begin(reducer, NULL));
+    for (int r = 0; r < RANKS; r++) {
+        dp_status status = dp_reducer_ready(reducer, r, 1, w->streams[r]);
+        CHECK(status == DP_OK || dp_failure(w->ctx, NULL));
+        status = dp_reducer_ready(reducer, r, 0, NULL);
+        CHECK(status == DP_OK || dp_failure(w->ctx, NULL));
+    }
+    TRY(dp_reducer_finish(reducer));
+    for (int r = 0; r < RANKS; r++) {
+        float *got = lasting(w, COUNT);
+        TRY(dp_read(w->ctx, &on[r], got, COUNT * sizeof(float)));
+        for (int i = 0; i < COUNT; i++) {
+            bool left = i / COLUMNS == 2 || i == 3 * COLUMNS || i == 4 * COLUMNS - 1;
+            CHECK_F64(got[i], element(w, i) * (left ? 1 : RANKS), 0);
+        }
+    }
+    return DP_OK;
+}
+
+/* By way of flat memory, in halves, which hold these numbers. */
+static dp_status reductions(work *w)
+{
+    static const dp_range ranges[] = {{.unit = 0, .count = 2 * COLUMNS},
+                                      {.unit = 1, .first = 3 * COLUMNS + 1, .count = COLUMNS - 2},
+                                      {.unit = 1, .first = 4 * COLUMNS, .count = 2 * COLUMNS},
+                                      {.unit = 2, .first = 2 * COLUMNS, .count = COLUMNS}};
+    void *local[RANKS];
+    dp_tensor on[RANKS];
+    dp_reducer *reducer = NULL;
+    const dp_block block = {DP_F32, COUNT, local};
+    for (int r = 0; r < RANKS; r++) {
+        TRY(filled(w, r, 0, &on[r]));
+        local[r] = on[r].data;
+    }
+    TRY(dp_reducer_create(w->ctx,
+                          &(dp_reducer_config){.blocks = &block,
+                                               .block_count = 1,
+                                               .ranges = ranges,
+                                               .range_count = 4,
+                                               .reduction = DP_SUM,
+                                               .unused_units = DP_UNUSED_FOUND,
+                                               .wire = DP_F16},
+                          &reducer));
+    dp_status status = one_reduction(w, reducer, on);
+    char sentence[512];
+    snprintf(sentence, sizeof(sentence), "%s", dp_last_error());
+    CHECK_OK(dp_reducer_destroy(reducer));
+    return status == DP_OK ? DP_OK : dp_error(status, "%s", sentence);
+}
+
 /* ---- the nth call of the table fails --------------------------------------------------------- */
 
 typedef dp_status (*operation)(work *w);
 
 static const operation operations[] = {
-    copies,      arithmetic, kept,  scattered_and_gathered, replicated_and_added,
-    collectives, ranks,      passes};
+    copies, arithmetic, kept,      scattered_and_gathered, replicated_and_added, collectives,
+    ranks,  passes,     reductions};
 enum { OPERATIONS = sizeof(operations) / sizeof(operations[0]) };
 
 static dp_ctx *open_with(const dp_device_ops *ops, test_allocator *counter)
