@@ -751,22 +751,17 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, bool flat, bool co
                                           .scale = reducer->scale}};
 }
 
-static dp__coll dp__trip_coll(const dp_reducer *reducer)
-{
-    const dp_bucket *bucket = &reducer->trip.bucket;
-    return (dp__coll){.fn = "dp_reducer_finish",
-                      .ctx = reducer->ctx,
-                      .local = bucket->local,
-                      .count = bucket->count,
-                      .dtype = bucket->dtype,
-                      .op = bucket->op,
-                      .scale = bucket->scale,
-                      .courier = reducer->trip.courier};
-}
-
 static dp_status dp__trip_reduce(dp_reducer *reducer)
 {
-    dp__coll coll = dp__trip_coll(reducer);
+    const dp_bucket *bucket = &reducer->trip.bucket;
+    dp__coll coll = {.fn = "dp_reducer_finish",
+                     .ctx = reducer->ctx,
+                     .local = bucket->local,
+                     .count = bucket->count,
+                     .dtype = bucket->dtype,
+                     .op = bucket->op,
+                     .scale = bucket->scale,
+                     .courier = reducer->trip.courier};
     reducer->carried += dp__blocks_bytes(&coll, false);
     return dp__collective_entered(&coll);
 }
@@ -830,10 +825,12 @@ typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS } dp__ac
 
 enum { DP__ACT_WORDS = 2 }; /* what is done, and the scale; each has to be the same on all ranks */
 
+static const uint64_t dp__act_counts = ((uint64_t)1 << 52) - 1; /* more is no memory's */
+
 static void dp__act_words(dp__act act, const dp__coll *coll, int64_t *out)
 {
     out[0] = (int64_t)((uint64_t)act << 60 | (uint64_t)coll->op << 56 |
-                       (uint64_t)coll->dtype << 52 | (uint64_t)coll->count);
+                       (uint64_t)coll->dtype << 52 | (coll->count & dp__act_counts));
     memcpy(&out[1], &coll->scale, sizeof *out);
 }
 
@@ -851,12 +848,12 @@ static const char *dp__act_text(int64_t word, bool scale, char *text, size_t byt
         snprintf(text, bytes, "%s", verbs[act]);
     else
         snprintf(text, bytes, "%s %lld %s%s%s", verbs[act],
-                 (long long)(word & (((int64_t)1 << 52) - 1)), dp__dtype_names[word >> 52 & 15],
+                 (long long)((uint64_t)word & dp__act_counts), dp__dtype_names[word >> 52 & 15],
                  act == DP__REDUCES ? ", " : "", act == DP__REDUCES ? ops[op] : "");
     return text;
 }
 
-/* What all ranks know of the bucket that travels; the first word stands. */
+/* What all ranks know of the bucket that travels. */
 static dp_status dp__lose(dp_reducer *reducer, dp_status status, const char *what)
 {
     reducer->lost = status;
@@ -967,7 +964,10 @@ static dp_status dp__hook_collective(const dp_bucket *bucket, dp__act act, dp__c
     DP_TRY(dp__leave(coll.fn, ctx, dp__hook_agree(reducer, act, &coll)));
     reducer->trip.collective_count++;
     reducer->carried += dp__blocks_bytes(&coll, false);
-    return dp__leave(coll.fn, ctx, dp__shared_failure(ctx, dp__collective_entered(&coll)));
+    dp_status status = dp__shared_failure(ctx, dp__collective_entered(&coll));
+    if (status != DP_OK) /* whatever the hook makes of it */
+        dp__lose(reducer, status, dp_last_error());
+    return dp__leave(coll.fn, ctx, status);
 }
 
 DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local, size_t count,
@@ -1183,7 +1183,7 @@ static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
     int64_t own = made != NULL ? (int64_t)(dp__layout_hash(made) >> 1) : -1, hash = own;
     int64_t key = INT64_MAX;
     dp_part *wires = NULL;
-    DP_TRY(dp__wires_make(fn, ctx, temp, sizeof key, &wires));
+    DP_TRY(dp__shared_failure(ctx, dp__wires_make(fn, ctx, temp, sizeof key, &wires)));
     dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
     DP_TRY(dp__exchange(ctx, wires, coll, &hash, 0));
     if (status != DP_OK || own != hash)
@@ -1211,7 +1211,7 @@ static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reduce
     dp_scope *temp = NULL;
     dp_status status = dp__reducer_make(fn, ctx, config, scope, out != NULL ? &made : NULL);
     if (ctx->info.process_count > 1) {
-        DP_TRY(dp__temp_begin(ctx, &temp));
+        DP_TRY(dp__shared_failure(ctx, dp__temp_begin(ctx, &temp)));
         status = dp__temp_end(temp, NULL, dp__reducer_agree(fn, ctx, temp, made, status));
     }
     DP_TRY(status);
@@ -1225,7 +1225,7 @@ DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
     dp_scope *scope = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__enter(__func__, ctx));
-    dp_status status = dp__temp_begin(ctx, &scope);
+    dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &scope));
     if (status == DP_OK)
         status = dp__reducer_create(__func__, ctx, config, scope, out);
     if (status != DP_OK)

@@ -334,6 +334,14 @@ static dp_status one_reduction(work *w, dp_reducer *reducer, const dp_tensor *on
     return DP_OK;
 }
 
+static dp_status all_reduce_hook(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    (void)!dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
+    return DP_OK; /* what fails gets about all the same */
+}
+
 /* By way of flat memory, in halves, which hold these numbers. */
 static dp_status reductions(work *w)
 {
@@ -356,7 +364,8 @@ static dp_status reductions(work *w)
                                                .range_count = 4,
                                                .reduction = DP_SUM,
                                                .unused_units = DP_UNUSED_FOUND,
-                                               .wire = DP_F16},
+                                               .wire = DP_F16,
+                                               .hook = w->salt % 2 == 0 ? all_reduce_hook : NULL},
                           &reducer));
     dp_status status = one_reduction(w, reducer, on);
     char sentence[512];

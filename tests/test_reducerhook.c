@@ -928,6 +928,50 @@ TEST(every_allocation_fails_once)
     CHECK(failures > 10);
 }
 
+static const dp_coll_ops *const *colls_of_dp(void)
+{
+    static const dp_coll_ops *colls[2];
+    colls[0] = dp_shm_coll();
+    return colls;
+}
+
+/* The nth call of process 1's allocator fails: either both know that it could not create it, or the
+   job is over for both. */
+static void one_has_no_memory(meeting *m)
+{
+    const dp_reducer_config config = {.wire = DP_BF16, .hook = plain_hook};
+    bool failed = true;
+    size_t failures = 0;
+    for (; failed; failures++) {
+        test_allocator counter = {0};
+        dp_config open = config_of(m, 2);
+        dp_ctx *ctx = NULL;
+        open.colls = colls_of_dp();
+        open.poison = true;
+        open.allocator = test_allocator_of(&counter);
+        CHECK_OK(dp_open(&open, &ctx));
+        counter.fail_at = m->process == 1 ? counter.call_count + 1 + failures : 0;
+        dp_status status = create_and_use(ctx, config);
+        failed = status != DP_OK;
+        CHECK(m->process == 0 || failed == (counter.fail_count > 0));
+        if (dp_status_class(status) == DP_CLASS_JOB) {
+            CHECK(dp_failure(ctx, NULL));
+        } else if (failed) {
+            CHECK_INT(status, m->process == 1 ? DP_ERR_NO_MEMORY : DP_ERR_MISMATCH);
+            CHECK(m->process == 1 || strstr(dp_last_error(), "rank 2 could not create it") != NULL);
+            CHECK_OK(create_and_use(ctx, config));
+        }
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+    CHECK(failures > 10);
+}
+
+TEST_SLOW(no_memory_in_one_process, 30)
+{
+    in_processes(2, one_has_no_memory);
+}
+
 static void steady(dp_ctx *ctx, test_allocator *counter, dp_reducer_config config)
 {
     size_t calls = 0;
