@@ -256,8 +256,16 @@ static dp_status gather_turned_dicts(const task *job, dp_scope *scope)
     return dp_gather(job->ctx, scope, DP_LIST_OF(scope, dict, turned), NULL, &out);
 }
 
+/* Everything has a cost there that is not the library's. */
+static void skip_where_all_is_slow(void)
+{
+    if (test_stride() > 4)
+        SKIP("costs are measured without a thread sanitizer");
+}
+
 TEST_SLOW(many_keys_cost_as_much_as_few, 60)
 {
+    skip_where_all_is_slow();
     check_growth("a dict made", make_dict, 10);
     check_growth("dicts gathered", gather_dicts, 10);
     check_growth("dicts gathered whose orders differ", gather_turned_dicts, 10);
@@ -502,6 +510,7 @@ static dp_status step_of_losses(const task *job, dp_scope *scope)
 
 TEST_SLOW(many_outputs_cost_as_much_as_few, 60)
 {
+    skip_where_all_is_slow();
     check_growth("a forward and a backward with dicts", backward_of_dicts, 10);
     check_growth("a step with losses", step_of_losses, 10);
 }
@@ -1058,6 +1067,7 @@ static dp_status write_to_children(const task *job, dp_scope *scope)
 
 TEST_SLOW(many_parameters_cost_as_much_as_few, 60)
 {
+    skip_where_all_is_slow();
     check_growth("modules made, copied and wrapped", make_and_wrap, 10);
     check_growth("modules with ties", make_tied, 10);
     check_growth("a step", step_and_zero, 3); /* what it costs of its own is shared by few */
@@ -1066,6 +1076,7 @@ TEST_SLOW(many_parameters_cost_as_much_as_few, 60)
 
 TEST_SLOW(many_children_cost_as_much_as_few, 60)
 {
+    skip_where_all_is_slow();
     check_growth("trees made, copied and wrapped", make_and_wrap_children, 10);
     check_growth("parameters of children written", write_to_children, 10);
 }

@@ -459,7 +459,7 @@ TEST(reshape_never_moves_an_element)
     for (int i = 0; i < ROOM; i++) {
         data[i] = (uint16_t)i;
     }
-    for (int round = 0; round < 3000; round++) {
+    for (int round = 0; round < 3000 / test_stride(); round++) {
         dp_tensor t = dp_wrap(data, DP_I16, 0, NULL), view;
         random_shape(&random, &t);
         if (random_strides(&random, true, &t) == 0) {
@@ -720,7 +720,7 @@ TEST(fill_leaves_gaps_alone)
     static int32_t data[ROOM], want[ROOM];
     dp_ctx *ctx = open_devices(2);
     uint64_t random = test_seed();
-    for (int round = 0; round < 300; round++) {
+    for (int round = 0; round < 300 / test_stride(); round++) {
         dp_tensor t = dp_wrap(data, DP_I32, 0, NULL);
         random_shape(&random, &t);
         if (random_strides(&random, false, &t) == 0) {
@@ -813,7 +813,7 @@ TEST_SLOW(copy_takes_any_strides_between_any_devices, 20)
 {
     dp_ctx *ctx = open_devices(3);
     uint64_t random = test_seed();
-    for (int round = 0; round < 500; round++) {
+    for (int round = 0; round < 500 / test_stride(); round++) {
         dp_scope *scope = dp_scope_begin(ctx);
         int to = (int)random_below(&random, 4), from = (int)random_below(&random, 4);
         check_random_copy(ctx, scope, &random, to == 3 ? host : dp_local_device(ctx, to),
@@ -955,7 +955,7 @@ TEST(overlap_is_seen_between_any_views)
     dp_ctx *ctx = open_devices(1);
     uint64_t random = test_seed();
     int refused = 0, allowed = 0;
-    for (int round = 0; round < 20000; round++) {
+    for (int round = 0; round < 20000 / test_stride(); round++) {
         dp_dtype dtypes[] = {DP_U8, DP_I16, DP_F32, DP_F64};
         dp_tensor seed = {.ndim = (uint8_t)(1 + round % 2)};
         for (int i = 0; i < seed.ndim; i++) {
@@ -979,7 +979,7 @@ TEST(overlap_is_seen_between_any_views)
         refused += status == DP_ERR_INVALID;
         allowed += status == DP_OK;
     }
-    CHECK(refused > 1000 && allowed > 1000);
+    CHECK(refused > 1000 / test_stride() && allowed > 1000 / test_stride());
     dp_close(ctx);
 }
 
@@ -1021,7 +1021,7 @@ TEST(contiguous_copies_only_if_it_must)
     dp_ctx *ctx = open_devices(2);
     dp_scope *scope = dp_scope_begin(ctx);
     uint64_t random = test_seed();
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < 200 / test_stride(); round++) {
         dp_device device = round % 2 == 0 ? host : dp_local_device(ctx, 1);
         dp_tensor t = view_of_buffer(scope, device, DP_I16), out;
         random_bytes(&random, t.data, 2048);
@@ -1189,7 +1189,7 @@ TEST(cast_takes_any_strides)
     for (int i = 0; i < ROOM; i++) {
         from[i] = (float)i * 0.7f;
     }
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < 200 / test_stride(); round++) {
         dp_tensor x = dp_wrap_const(from, DP_F32, 0, NULL), y = dp_wrap(to, DP_I16, 0, NULL);
         random_shape(&random, &x);
         y.ndim = x.ndim;
@@ -1281,7 +1281,7 @@ TEST(axpby_takes_any_strides)
         x[i] = (float)i;
         y[i] = (float)(2 * i + 1);
     }
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < 200 / test_stride(); round++) {
         dp_tensor tx = dp_wrap_const(x, DP_F32, 0, NULL), ty, tz;
         random_shape(&random, &tx);
         ty = tz = tx;
@@ -1448,7 +1448,7 @@ TEST(read_gives_row_major_elements)
     dp_ctx *ctx = open_devices(2);
     uint64_t random = test_seed();
     static uint32_t out[ROOM];
-    for (int round = 0; round < 200; round++) {
+    for (int round = 0; round < 200 / test_stride(); round++) {
         dp_scope *scope = dp_scope_begin(ctx);
         dp_device device = round % 2 == 0 ? host : dp_local_device(ctx, 1);
         dp_tensor t = view_of_buffer(scope, device, DP_I32);
