@@ -1154,6 +1154,11 @@ DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param);
 DP_API const void *dp_param_block(const dp_call *call);
 DP_API void *dp_grad_block(const dp_call *call);
 
+/* In backward: the gradient of this parameter is complete, by what is on call->stream by now, and
+   may travel while backward goes on. Once a name and pass, then it is left alone. Where nothing
+   travels nothing happens; what is not said counts as said when backward returns. */
+DP_MUST_USE DP_API dp_status dp_grad_ready(const dp_call *call, size_t param);
+
 /* In backward: the gradient of the output called `name` (NULL: of an output that is one tensor), a
    dense tensor like that output, whatever dp_backward was given: a number fills it, none zeroes
    it. */
@@ -1197,6 +1202,7 @@ DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_t
 
 typedef struct dp_pass_config {
     bool no_grad;           /* as without out_pass */
+    bool no_sync;           /* dp_distributed: gradients of this pass stay with their rank */
     dp_dtype compute_dtype; /* handed on to the methods */
 } dp_pass_config;
 
@@ -1236,6 +1242,7 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
      dp_criterion_parallel  takes that list, and computes losses where the outputs are (both:
                             PyTorch-Encoding)
      dp_meta_test_parallel  the module's own device alone (mmfewshot's MetaTestParallel)
+     dp_distributed         on the devices of all processes (torch's DistributedDataParallel)
 
    With one device nothing is cut and nothing is gathered: a result is what the method returned.
    With several devices dp_gather always joins, so a loss without dims comes as a vector.
@@ -1284,6 +1291,61 @@ DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module 
 /* A list of values, one a device, each becomes the sum of all; its gradient goes the same way. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
                                                 const dp_scatter_config *how, dp_value *out_list);
+
+/* ---- all ranks ------------------------------------------------------------------------------- */
+
+typedef enum dp_buffer_sync {
+    DP_BUFFERS_FIRST, /* all ranks get those of rank 0 */
+    DP_BUFFERS_MEAN,  /* floating-point ones become their mean over the ranks, others as above */
+    DP_BUFFERS_LOCAL  /* each rank keeps its own */
+} dp_buffer_sync;
+
+typedef struct dp_distributed_config { /* zero: as torch's DistributedDataParallel */
+    dp_reduction reduction;            /* 0 = DP_MEAN_RANKS */
+    dp_buffer_sync buffers;
+    dp_unused unused_params;   /* those whose gradient backward did not ask for are unused */
+    bool log_unused;           /* say at error level which those are, at each backward */
+    size_t first_bucket_bytes; /* from here on as in dp_reducer_config */
+    size_t bucket_bytes;
+    dp_dtype wire;
+    dp_status (*hook)(const struct dp_bucket *bucket, void *user);
+    void *hook_user;
+    int dim; /* from here on as in dp_parallel_config: how a process cuts its batch */
+    dp_split split;
+    const int64_t *sizes;
+    const double *weights;
+    size_t split_count;
+} dp_distributed_config;
+
+/* The module on every rank of the job: each process cuts its own batch over its devices, and leaves
+   outputs where they are, as dp_model_parallel does; dp_backward ends when the gradients of all
+   ranks are reduced, into each of them alike. Buckets travel while backward goes on: see
+   dp_grad_ready. When it is made, ranks compare what they made, and all start with the numbers of
+   rank 0.
+
+   All processes make the same forwards and backwards in the same order. Whether a pass is reduced
+   is said at its forward (no_sync). Buffers are made equal before a forward that gets a pass, when
+   gradients were reduced since they were; one without a pass, an evaluation, meets nobody.
+
+   With DP_MEAN_RANKS the gradient is that of the mean of the ranks' losses. With DP_MEAN_SAMPLES
+   backward gets gradients of sums over samples, and what all ranks add up is divided by the weights
+   of all; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM and
+   DP_MEAN_SAMPLES would count twice what was reduced already: dp_zero_grad comes before the next
+   backward.
+
+   dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
+   and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several
+   processes a method that fails in a pass with gradients is the job's failure. */
+DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
+                                            dp_module **out);
+/* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */
+DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
+
+/* Whether a process says yes: one that has data left, say. [host] */
+DP_MUST_USE DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out);
+/* Whether parameters are the same on all ranks, bit by bit; else a MISMATCH names the first that is
+   not, and a rank. [host] */
+DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
 
 typedef struct dp_wrapper_info { /* of a wrapper of the library's */
     const int *local_ranks;      /* lives as long as the wrapper */
@@ -5755,6 +5817,7 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 }
 
 #include "dp_module.h"
+#include "dp_distributed.h"
 
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP)
 #include "dp_cuda.h"

@@ -60,7 +60,8 @@ typedef struct dp__patch { /* gradients of a replica that lie together, and are 
 typedef struct dp__memory { /* what one replica of a tree has of its own */
     void **data, **grad;    /* by slot */
     void **own;             /* by place: replica_create's results */
-    dp__patch **patches;    /* by slot; NULL: the original, which nobody zeroes */
+    bool *touched;       /* by slot: backward asked for its gradient; NULL: nobody wants to know */
+    dp__patch **patches; /* by slot; NULL: the original, which nobody zeroes */
     dp__patch *all_patches;
     unsigned pass;
 } dp__memory;
@@ -93,6 +94,7 @@ struct dp_module {
     void (*replica_destroy)(void *own);
     void *own, *shared;
     uint64_t version; /* of the numbers in parameters; wrappers compare */
+    uint64_t zeroed;  /* how often gradients were */
     int local_rank;
     bool training, ready, announces_changes, packed, mean_grads;
     dp__face *face; /* of the library's wrappers */
@@ -1212,10 +1214,18 @@ static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
     return begin != NULL;
 }
 
+static void dp__zeroed(dp_module *module)
+{
+    module->zeroed++;
+    for (size_t i = 0; i < module->child_count; i++)
+        dp__zeroed(module->children[i].module);
+}
+
 static dp_status dp__grads_zero(dp_module *module)
 {
     dp_tensor run;
     DP_TRY(dp__module_ready(module));
+    dp__zeroed(module);
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
         DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
     return DP_OK;
@@ -1323,8 +1333,11 @@ typedef enum dp__kind_of_face {
     DP__FACE_CONTAINER,
     DP__FACE_MODEL,
     DP__FACE_CRITERION,
-    DP__FACE_META
+    DP__FACE_META,
+    DP__FACE_DISTRIBUTED
 } dp__kind_of_face;
+
+typedef struct dp__distributed dp__distributed;
 
 typedef struct dp__range {
     dp_dtype dtype;
@@ -1352,8 +1365,9 @@ struct dp__face {
     bool mean_of_samples;
     dp__memory *replicas;
     dp__ranges ranges[DP__SORT_COUNT];
-    uint64_t version; /* of the parameters that the replicas have */
-    bool foreign;     /* some are the user's, who does not tell when they change */
+    uint64_t version;       /* of the parameters that the replicas have */
+    bool foreign;           /* some are the user's, who does not tell when they change */
+    dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp_distributed.h */
 };
 
 typedef struct dp__lot { /* one parameter that is laid out */
@@ -1575,7 +1589,7 @@ static dp_status dp__replicas_make(dp__face *face)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
         DP_TRY(dp__replica_owns(face, face->inner, r, memory->own));
     }
-    return face->count > 1 ? dp__lay(face) : DP_OK;
+    return face->count > 1 || face->kind == DP__FACE_DISTRIBUTED ? dp__lay(face) : DP_OK;
 }
 
 static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size_t r)
@@ -1607,8 +1621,8 @@ static uint64_t dp__version(const dp_module *module)
     return sum;
 }
 
-/* Before a forward: buffers always, parameters if somebody may have written to them. A face that
-   sends to some replicas only has not brought all up to date. */
+/* Before a forward: parameters if somebody may have written to them, and buffers, but for ranks,
+   which have their own. A face that sends to some replicas only has not brought all up to date. */
 static dp_status dp__replicas_update(dp__face *face, size_t count)
 {
     bool apart = false;
@@ -1618,7 +1632,7 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
         DP_TRY(dp__replicas_send(face, DP__PARAMS, face->count));
         face->version = dp__version(face->inner) + 1; /* 0: never */
     }
-    return dp__replicas_send(face, DP__BUFFERS, count);
+    return face->ranks == NULL ? dp__replicas_send(face, DP__BUFFERS, count) : DP_OK;
 }
 
 /* Replicas that see the original's parameters, each on its own stream: what they do comes after
@@ -1697,6 +1711,7 @@ struct dp_pass {
     const dp__face *face; /* NULL: the module runs where it is, in one record */
     bool keeps;           /* outputs are a list, not gathered */
     bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
+    bool synced;          /* of a face of all ranks: its gradients are reduced */
     bool used;            /* by a backward */
     double factor;        /* of the gradient, where backward does not look at it: mean_grads */
     size_t count;
@@ -1986,6 +2001,8 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         return false;
     }
     const dp__memory *memory = record->memory;
+    if (memory->touched != NULL)
+        memory->touched[slot] = true;
     dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
     dp_status status = patch != NULL ? dp__patch_zero(call->ctx, memory, patch) : DP_OK;
     *out = memory->grad[slot];
@@ -2577,6 +2594,14 @@ static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
 
 static dp_status dp__face_allows(const dp__face *face, const char *method);
 
+/* What a face of all ranks does besides; see dp_distributed.h. */
+static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
+static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
+static dp_status dp__ranks_report(dp__record *record);
+static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status);
+static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
+static double dp__ranks_share(const dp_pass *pass, size_t r);
+
 typedef void dp__stage(dp__record *record);
 
 typedef struct dp__runner {
@@ -2601,8 +2626,11 @@ static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, d
 static dp_status dp__record_weigh(const dp__record *record)
 {
     const dp_pass *pass = record->pass;
-    double total = dp__weight_total(pass), over = total > 0 ? total : 1;
-    double by = pass->count > 1 ? pass->factor * record->call.weight : pass->factor * over;
+    bool ranks = pass->face != NULL && pass->face->ranks != NULL;
+    double total = dp__weight_total(pass), over = total > 0 && !ranks ? total : 1;
+    double by = ranks             ? pass->factor * dp__ranks_share(pass, record->call.replica)
+                : pass->count > 1 ? pass->factor * record->call.weight
+                                  : pass->factor * over;
     dp_tensor run;
     if (!(by < over) && !(by > over))
         return DP_OK;
@@ -2626,6 +2654,8 @@ static void dp__stage_backward(dp__record *record)
             record->status = dp__patch_zero(record->call.ctx, memory, patch);
     if (record->status == DP_OK && record->call.module->mean_grads)
         record->status = dp__record_weigh(record);
+    if (record->status == DP_OK && record->pass->face->ranks != NULL)
+        record->status = dp__ranks_report(record);
 }
 
 static void dp__record_run(dp__record *record, dp__stage *stage)
@@ -2839,10 +2869,16 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     dp_pass *pass = NULL;
     DP_TRY(face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
                                             : dp__pass_cut(request, face, &pass));
-    pass->keeps = request->keeps || face->kind == DP__FACE_MODEL;
+    pass->keeps = request->keeps || face->kind == DP__FACE_MODEL ||
+                  face->kind == DP__FACE_DISTRIBUTED;
     DP_TRY(dp__replicas_update(face, pass->count));
+    if (face->ranks != NULL)
+        DP_TRY(dp__ranks_forward(pass, request));
     *out_pass = pass;
-    DP_TRY(dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward));
+    dp_status status =
+        dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward);
+    if (status != DP_OK)
+        return dp__ranks_failed(pass, status);
     return dp__pass_out(pass, out);
 }
 
@@ -3228,20 +3264,25 @@ static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
 
 /* ---- the pass -------------------------------------------------------------------------------- */
 
-static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad *out)
+/* Into the original. */
+static dp_status dp__backward_summed(const char *fn, dp_pass *pass)
 {
     dp_scope *temp = NULL;
-    for (size_t r = 0; r < pass->count; r++) {
-        pass->records[r].call.input_grad_wanted = out != NULL;
+    for (size_t r = 0; r < pass->count; r++)
         pass->face->replicas[r].pass++;
-    }
     DP_TRY(dp__pass_run(fn, pass, dp__stage_backward));
     DP_TRY(dp__temp_begin(pass->ctx, &temp));
     dp_status status = pass->count > 1 ? dp__replicas_reduce(pass->face, temp, pass->count) : DP_OK;
-    status = dp__temp_end(temp, NULL, status);
-    if (status == DP_OK && out != NULL)
-        status = dp__input_grad(pass, out);
-    return status;
+    return dp__temp_end(temp, NULL, status);
+}
+
+static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad *out)
+{
+    for (size_t r = 0; r < pass->count; r++)
+        pass->records[r].call.input_grad_wanted = out != NULL;
+    DP_TRY(pass->face->ranks != NULL ? dp__ranks_backward(fn, pass)
+                                     : dp__backward_summed(fn, pass));
+    return out != NULL ? dp__input_grad(pass, out) : DP_OK;
 }
 
 /* Gradients of outputs are in the calls. */
@@ -3754,8 +3795,13 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
                        .runs = module,
                        .mean_of_samples = config->mean_of_samples,
                        .foreign = dp__has_foreign(module)};
-    while (face->runs->face != NULL)
+    while (face->runs->face != NULL) {
+        if (face->runs->face->ranks != NULL)
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "'%s' is the outermost wrapper: it reduces over all ranks",
+                            face->runs->name);
         face->runs = face->runs->wraps;
+    }
     if (dp__find_method(face->runs, "forward") == NULL)
         return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
     DP_TRY(dp__face_ranks(fn, face, config));
@@ -3767,12 +3813,11 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
     return DP_OK;
 }
 
-static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
-                          dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
+/* The wrapper and its face, or nothing. */
+static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *module,
+                                  dp__kind_of_face kind, const dp_parallel_config *config,
+                                  dp_module **out)
 {
-    DP_TRY(dp__check_module(fn, module));
-    DP_TRY(dp__check_alone(fn, module->ctx));
-    DP_TRY(dp__check_pointer(fn, "out", out));
     dp_module *wrapper = NULL;
     dp__face *face = NULL;
     dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
@@ -3788,7 +3833,16 @@ static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
     } else if (wrapper != NULL) {
         dp__module_end(wrapper);
     }
-    return dp__leave(fn, module->ctx, status);
+    return status;
+}
+
+static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
+                          dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
+{
+    DP_TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_alone(fn, module->ctx));
+    DP_TRY(dp__check_pointer(fn, "out", out));
+    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, out));
 }
 
 DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
@@ -4047,6 +4101,8 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
 {
     dp_value losses = pass->records[r].losses;
     double total = dp__weight_total(pass);
+    if (pass->face != NULL && pass->face->ranks != NULL) /* weight / total becomes its share */
+        total = pass->records[r].call.weight / dp__ranks_share(pass, r);
     dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
     if (pairs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)losses.count);
@@ -4231,10 +4287,16 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     dp_pass *pass = NULL;
     dp_value losses = dp_none();
     double factor = 1;
-    DP_TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
+    bool idle = data.kind == DP_NONE && module->face != NULL && module->face->ranks != NULL;
+    if (!idle)
+        DP_TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
     if (optim != NULL) {
         DP_TRY(dp__optim_begin(optim, request));
         DP_TRY(dp__optim_factor(optim, request, &factor));
+    }
+    if (idle) {
+        DP_TRY(dp__ranks_idle(request, module->face));
+        return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
     }
     if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
         return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");

@@ -1427,6 +1427,17 @@ DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pas
 }
 
 /* Under the context's lock. out_full: some bucket has all that goes into it. */
+static void dp__unit_arrived(dp_reducer *reducer, int local_rank, uint32_t unit, bool *out_full)
+{
+    uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
+    *mark |= DP__REPORTED;
+    reducer->clock.reported = dp__os_now_ns();
+    if ((*mark & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0)
+        return;
+    for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++)
+        *out_full = --reducer->buckets[reducer->pieces[p].bucket].owed == 0 || *out_full;
+}
+
 static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_rank, uint32_t unit,
                                dp_stream *stream, bool *out_full)
 {
@@ -1438,16 +1449,32 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
     if ((reducer->marks[at] & DP__REPORTED) != 0)
         return dp_error(DP_ERR_STATE, "%s: local rank %d reported %s twice in this pass", fn,
                         local_rank, dp__unit_text(reducer, unit, text, sizeof text));
-    reducer->marks[at] |= DP__REPORTED | DP__USED;
+    reducer->marks[at] |= DP__USED;
     reducer->streams[at] = stream;
-    reducer->clock.reported = dp__os_now_ns();
     if (reducer->sync && reducer->ctx->info.rank_first + local_rank == 0)
         reducer->arrival[reducer->arrived++] = unit;
-    if ((reducer->marks[at] & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0)
-        return DP_OK;
-    for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++)
-        *out_full = --reducer->buckets[reducer->pieces[p].bucket].owed == 0 || *out_full;
+    dp__unit_arrived(reducer, local_rank, unit, out_full);
     return DP_OK;
+}
+
+/* A local rank that has nothing to do in the open pass. It keeps nobody waiting, and makes no unit
+   count as used, unless that is fixed already. */
+static void dp__reducer_absent(dp_reducer *reducer, int local_rank)
+{
+    dp_ctx *ctx = reducer->ctx;
+    bool full = false;
+    dp__lock_enter(&ctx->lock);
+    for (size_t unit = 0; unit < reducer->unit_count; unit++) {
+        uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
+        if ((*mark & DP__EXPECTED) == 0)
+            continue;
+        *mark |= reducer->fixed ? DP__USED : 0;
+        dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
+    }
+    full = full && ctx->riding == reducer;
+    dp__lock_leave(&ctx->lock);
+    if (full)
+        dp__courier_wake(ctx->courier);
 }
 
 DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,

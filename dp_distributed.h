@@ -1,0 +1,749 @@
+/* dp_distributed.h - v0.1.0 - a module on all ranks of a job - MIT licence
+
+   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
+   and nothing to call.
+
+   CONTENTS (search for the tag)
+     >>alike        ranks compare what they have, and name the first difference
+     >>units        a face of all ranks: its parameters become units of a reducer
+     >>rounds       forward and backward of all ranks
+     >>distributed  dp_distributed, and what can be asked
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_DISTRIBUTED_IMPLEMENTED)
+#define DP_DISTRIBUTED_IMPLEMENTED
+
+/* ==== >>alike ==================================================================================
+   Each process writes down what it has, a line a thing. All compare a hash over their lines; only
+   where that differs they look for the first line that does, by halving.                        */
+
+enum { DP__LINE_BYTES = 192 }; /* as it travels */
+
+typedef struct dp__lines {
+    const char *fn;
+    dp_ctx *ctx;
+    dp_scope *scope; /* of the lines, temporary */
+    const char **text;
+    uint64_t *hashes; /* of the first i lines; one more than lines */
+    size_t count, room;
+    dp_part *wires;
+} dp__lines;
+
+static dp_status dp__lines_begin(dp__lines *lines, size_t room)
+{
+    lines->room = room;
+    lines->text = dp__scope_bytes(lines->scope, room * sizeof *lines->text, 8);
+    lines->hashes = dp__scope_bytes(lines->scope, (room + 1) * sizeof *lines->hashes, 8);
+    if (lines->text == NULL || lines->hashes == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn, room);
+    lines->hashes[0] = dp__hash_first;
+    return dp__wires_make(lines->fn, lines->ctx, lines->scope, DP__LINE_BYTES, &lines->wires);
+}
+
+static dp_status dp__lines_add(dp__lines *lines, const char *text)
+{
+    const char *copy = dp__copy_text(lines->scope, text);
+    if (copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn,
+                        lines->room);
+    uint64_t hash = dp__hash(lines->hashes[lines->count], text, strlen(text) + 1);
+    lines->text[lines->count++] = copy;
+    lines->hashes[lines->count] = hash;
+    return DP_OK;
+}
+
+/* The lowest of all processes' numbers. */
+static dp_status dp__lowest(const dp__lines *lines, int64_t own, int64_t *out)
+{
+    dp__coll coll = {.fn = lines->fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
+    *out = own;
+    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
+}
+
+/* The first rank whose first `count` lines are not those of rank 0; INT64_MAX: all are. */
+static dp_status dp__lines_differ(const dp__lines *lines, size_t count, int64_t *out_rank)
+{
+    uint64_t own = lines->hashes[count], first = own;
+    dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+    DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
+    return dp__lowest(lines, own != first ? lines->ctx->info.rank_first : INT64_MAX, out_rank);
+}
+
+/* The line of one rank, on all. */
+static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char *out)
+{
+    dp__coll coll = {.fn = lines->fn,
+                     .verb = DP__BROADCAST,
+                     .count = DP__LINE_BYTES,
+                     .dtype = DP_U8,
+                     .root = rank};
+    memset(out, 0, DP__LINE_BYTES);
+    snprintf(out, DP__LINE_BYTES, "%s", line < lines->count ? lines->text[line] : "nothing more");
+    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
+}
+
+/* Some line, or their number, is not alike. All have `least` lines. */
+static dp_status dp__lines_error(const dp__lines *lines, size_t least)
+{
+    char here[DP__LINE_BYTES], there[DP__LINE_BYTES];
+    const int64_t none = INT64_MAX;
+    size_t alike = 0, differ = least + 1; /* how many lines are known to be, or not to be */
+    int64_t culprit = none, rank = none;
+    while (differ - alike > 1) {
+        size_t half = alike + (differ - alike) / 2;
+        DP_TRY(dp__lines_differ(lines, half, &rank));
+        culprit = rank != none ? rank : culprit;
+        *(rank != none ? &differ : &alike) = half;
+    }
+    if (culprit == none) { /* some have more lines than others: then rank 0 has, or another */
+        uint64_t own = lines->count, first = own;
+        dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+        DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
+        DP_TRY(dp__lowest(lines, own != first ? lines->ctx->info.rank_first : none, &culprit));
+    }
+    DP_TRY(dp__line_of(lines, alike, (int)culprit, there));
+    DP_TRY(dp__line_of(lines, alike, 0, here));
+    return dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", lines->fn, (int)culprit,
+                    there, here);
+}
+
+/* Whether the lines of all processes are alike. `status`: whether there are any here; what one
+   could not do fails on all. */
+static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
+{
+    char text[DP__TEXT_BYTES];
+    int64_t failed = INT64_MAX, least = 0, rank = INT64_MAX;
+    memcpy(text, dp__thread.text, sizeof text);
+    DP_TRY(dp__lowest(lines, status != DP_OK ? lines->ctx->info.rank_first : failed, &failed));
+    if (status != DP_OK)
+        return dp_error(status, "%s", text);
+    if (failed != INT64_MAX)
+        return dp_error(DP_ERR_MISMATCH, "%s: rank %d could not do it", lines->fn, (int)failed);
+    DP_TRY(dp__lines_differ(lines, lines->count, &rank));
+    if (rank == INT64_MAX)
+        return DP_OK;
+    DP_TRY(dp__lowest(lines, (int64_t)lines->count, &least));
+    return dp__lines_error(lines, (size_t)least);
+}
+
+/* "parameter 'h.0.w' f32 [64, 32], frozen" */
+static void dp__param_line(const dp_module *module, size_t home, char *text, size_t bytes)
+{
+    const dp__param *param = dp__root(module->slots[module->listed[home]]);
+    size_t used =
+        (size_t)snprintf(text, bytes, "%s '%.100s' %s [", param->buffer ? "buffer" : "parameter",
+                         module->names[module->listed[home]], dp__dtype_names[param->data.dtype]);
+    for (int i = 0; i < param->data.ndim && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, "%s%lld", i > 0 ? ", " : "",
+                                 (long long)param->data.shape[i]);
+    if (used < bytes)
+        snprintf(text + used, bytes - used, "]%s", param->frozen ? ", frozen" : "");
+}
+
+/* ==== >>units ==================================================================================
+   A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
+   reducer, its parameters the units; what is between two parameters of a run belongs to the first
+   of them, so that a bucket is one span where memory is.                                        */
+
+#define DP__NO_UNIT UINT32_MAX
+
+struct dp__distributed {
+    dp_reducer *reducer;
+    dp_reduction reduction;
+    dp_buffer_sync buffers;
+    bool log_unused;
+    size_t unit_count;
+    uint32_t *units;    /* by slot */
+    size_t *homes;      /* by unit */
+    uint32_t *names;    /* by unit: slots that share it */
+    uint32_t *said;     /* local ranks by units: names that dp_grad_ready said in this pass */
+    double *samples;    /* by local rank, of this pass */
+    dp_tensor *aside;   /* by local rank: where that gets what another one has already */
+    uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
+    bool reduced;       /* they hold what was reduced */
+    bool buffers_apart; /* gradients were reduced since buffers were made equal */
+};
+
+static dp_status dp__ranks_room(dp__face *face, size_t units)
+{
+    dp__distributed *ranks = face->ranks;
+    size_t slots = face->inner->slot_count;
+    ranks->units = dp__array(face->scope, slots, sizeof *ranks->units);
+    ranks->homes = dp__array(face->scope, units, sizeof *ranks->homes);
+    ranks->names = dp__array(face->scope, units, sizeof *ranks->names);
+    ranks->said = dp__array(face->scope, face->count * units, sizeof *ranks->said);
+    ranks->samples = dp__array(face->scope, face->count, sizeof *ranks->samples);
+    bool full = ranks->units == NULL || ranks->homes == NULL || ranks->names == NULL ||
+                ranks->said == NULL || ranks->samples == NULL;
+    for (size_t r = 0; r < face->count && !full; r++) {
+        face->replicas[r].touched = dp__array(face->scope, slots, sizeof(bool));
+        full = face->replicas[r].touched == NULL;
+    }
+    return full ? dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", units) : DP_OK;
+}
+
+static bool dp__has_unit(const dp__param *root)
+{
+    return dp__is_of_sort(root, DP__GRADS) && dp__count(&root->data) > 0;
+}
+
+/* Units are numbered as parameters are listed. */
+static dp_status dp__units_number(dp__face *face)
+{
+    const dp_module *inner = face->inner;
+    dp__distributed *ranks = face->ranks;
+    size_t units = 0;
+    for (size_t home = 0; home < inner->listed_count; home++)
+        units += dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
+    if (units == 0)
+        return dp_error(DP_ERR_INVALID, "'%s' has no parameter with a gradient", inner->name);
+    DP_TRY(dp__ranks_room(face, units));
+    for (size_t slot = 0; slot < inner->slot_count; slot++)
+        ranks->units[slot] = DP__NO_UNIT;
+    for (size_t home = 0; home < inner->listed_count; home++) {
+        size_t slot = inner->listed[home];
+        if (!dp__has_unit(dp__root(inner->slots[slot])))
+            continue;
+        ranks->homes[ranks->unit_count] = home;
+        for (; slot != DP__NO_SLOT; slot = inner->twins[slot]) {
+            ranks->units[slot] = (uint32_t)ranks->unit_count;
+            ranks->names[ranks->unit_count]++;
+        }
+        ranks->unit_count++;
+    }
+    return DP_OK;
+}
+
+/* Lots and runs are both in the order of dtypes and memory. */
+static void dp__units_place(const dp__face *face, const dp__lot *lots, dp_range *out)
+{
+    const dp_module *inner = face->inner;
+    const dp__ranges *runs = &face->ranges[DP__GRADS];
+    for (size_t i = 0, block = 0; i < face->ranks->unit_count; i++) {
+        size_t bytes = dp__dtype_sizes[lots[i].dtype];
+        const char *begin = runs->items[block].at[0];
+        while (runs->items[block].dtype != lots[i].dtype || lots[i].at < begin ||
+               lots[i].at >= begin + (size_t)runs->items[block].count * bytes)
+            begin = runs->items[++block].at[0];
+        out[i] = (dp_range){.block = (uint32_t)block,
+                            .unit = face->ranks->units[inner->listed[lots[i].home]],
+                            .first = (size_t)(lots[i].at - begin) / bytes};
+        if (i > 0 && out[i - 1].block == out[i].block)
+            out[i - 1].count = out[i].first - out[i - 1].first;
+        out[i].count = (size_t)runs->items[block].count - out[i].first;
+    }
+}
+
+/* What the reducer is made of, in temporary memory. */
+static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reducer_config *out)
+{
+    const dp_module *inner = face->inner;
+    const dp__distributed *ranks = face->ranks;
+    const dp__ranges *runs = &face->ranges[DP__GRADS];
+    dp__lot *lots = dp__array(temp, inner->listed_count, sizeof *lots);
+    dp_range *ranges = dp__array(temp, ranks->unit_count, sizeof *ranges);
+    dp_block *blocks = dp__array(temp, runs->count, sizeof *blocks);
+    const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
+    if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
+    (void)dp__lots_collect(inner, DP__GRADS, lots);
+    dp__units_place(face, lots, ranges);
+    for (size_t i = 0; i < runs->count; i++)
+        blocks[i] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
+                               (void *const *)runs->items[i].at};
+    for (size_t unit = 0; unit < ranks->unit_count; unit++)
+        names[unit] = inner->names[inner->listed[ranks->homes[unit]]];
+    out->name = inner->name;
+    out->blocks = blocks;
+    out->block_count = runs->count;
+    out->ranges = ranges;
+    out->range_count = ranks->unit_count;
+    out->unit_names = names;
+    return DP_OK;
+}
+
+/* ---- parameters and buffers ------------------------------------------------------------------ */
+
+/* Part of a run on all local ranks, in place. Those that see the memory of the first one receive
+   aside. */
+static void dp__run_parts(const dp__face *face, const dp__range *run, size_t first, dp_part *out)
+{
+    size_t offset = first * dp__dtype_sizes[run->dtype];
+    for (size_t r = 0; r < face->count; r++) {
+        bool shared = r > 0 && run->at[r] == run->at[0];
+        void *at = shared ? face->ranks->aside[r].data : (char *)run->at[r] + offset;
+        out[r] = (dp_part){.send = at, .recv = at};
+    }
+}
+
+/* What is of a sort becomes the same on all ranks: that of rank 0, or the mean. */
+static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
+                                 dp__sort sort, bool mean)
+{
+    dp_part *parts = dp__array(temp, face->count, sizeof *parts);
+    if (parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, face->count);
+    for (size_t i = 0; i < face->ranges[sort].count; i++) {
+        const dp__range *run = &face->ranges[sort].items[i];
+        size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
+        for (size_t first = 0; first < (size_t)run->count; first += count) {
+            count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
+            dp__run_parts(face, run, first, parts);
+            dp__coll coll = {.fn = fn,
+                             .ctx = face->ctx,
+                             .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE
+                                                                      : DP__BROADCAST,
+                             .local = parts,
+                             .count = count,
+                             .dtype = run->dtype,
+                             .op = DP_OP_MEAN,
+                             .scale = 1};
+            DP_TRY(dp__collective_entered(&coll));
+        }
+    }
+    return DP_OK;
+}
+
+/* Room for what ranks receive aside: parameters of replicas that share them. */
+static dp_status dp__aside_make(const dp__face *face, dp_scope *temp)
+{
+    dp__distributed *ranks = face->ranks;
+    const dp__ranges *runs = &face->ranges[DP__PARAMS];
+    int64_t most = 0;
+    for (size_t i = 0; i < runs->count; i++) {
+        int64_t bytes = runs->items[i].count * dp__dtype_sizes[runs->items[i].dtype];
+        most = bytes > most ? bytes : most;
+    }
+    most = most < DP__COALESCE_BYTES ? most : DP__COALESCE_BYTES;
+    ranks->aside = dp__array(temp, face->count, sizeof *ranks->aside);
+    if (ranks->aside == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", face->count);
+    for (size_t r = 1; r < face->count && most > 0; r++)
+        if (dp__replica_sees(face, r))
+            DP_TRY(
+                dp__tensor_make(temp, &face->ctx->devices[r], DP_U8, 1, &most, &ranks->aside[r]));
+    return DP_OK;
+}
+
+/* All ranks start with the numbers of rank 0. */
+static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope *temp)
+{
+    DP_TRY(dp__aside_make(face, temp));
+    DP_TRY(dp__runs_spread(fn, face, temp, DP__PARAMS, false));
+    DP_TRY(dp__runs_spread(fn, face, temp, DP__BUFFERS, false));
+    for (size_t r = 0; r < face->count; r++) /* `aside` is read until then */
+        DP_TRY(dp__sync(face->ctx->devices[r].stream));
+    dp__changed(face->inner);
+    return DP_OK;
+}
+
+/* ==== >>rounds =================================================================================
+   A pass with gradients meets the other ranks twice: before its forward, for buffers, and from its
+   backward on, in the reducer. With several processes what fails in between is the job's failure:
+   others are in there too, or on their way.                                                     */
+
+static double dp__ranks_share(const dp_pass *pass, size_t r)
+{
+    bool samples = pass->face->ranks->reduction == DP_MEAN_SAMPLES;
+    return samples ? pass->records[r].call.weight : 1;
+}
+
+static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status)
+{
+    return pass->synced ? dp__shared_failure(pass->ctx, status) : status;
+}
+
+/* Before a forward with gradients, of which `synced` are reduced. */
+static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool synced)
+{
+    dp__distributed *ranks = face->ranks;
+    dp_ctx *ctx = face->ctx;
+    dp_scope *temp = NULL;
+    bool apart = ranks->buffers_apart;
+    ranks->buffers_apart = synced;
+    if (!apart || ranks->buffers == DP_BUFFERS_LOCAL || face->ranges[DP__BUFFERS].count == 0)
+        return DP_OK;
+    DP_TRY(dp__enter(fn, ctx));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__runs_spread(fn, face, temp, DP__BUFFERS, ranks->buffers == DP_BUFFERS_MEAN);
+    status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
+    return dp__exit(fn, ctx, dp__shared_failure(ctx, status));
+}
+
+static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
+{
+    bool grads = request->wants_pass && !request->config.no_grad;
+    if (grads && request->config.no_sync && pass->runs->mean_grads)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' has mean_grads: its backward zeroes gradients first, which no_sync "
+                        "would keep",
+                        pass->runs->name);
+    pass->synced = grads && !request->config.no_sync;
+    return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
+}
+
+/* The gradients of replicas are zeroed when the original's were, and not before: what is not
+   reduced yet is added to. */
+static dp_status dp__ranks_zeroed(const dp__face *face)
+{
+    dp__distributed *ranks = face->ranks;
+    bool zeroed = face->runs->zeroed != ranks->zeroed;
+    if (!zeroed && ranks->reduced && ranks->reduction != DP_MEAN_RANKS)
+        return dp_error(DP_ERR_STATE,
+                        "gradients of '%s' hold what was reduced, which would be added up again: "
+                        "dp_zero_grad comes first",
+                        face->inner->name);
+    for (size_t r = 0; r < face->count && zeroed; r++)
+        face->replicas[r].pass++;
+    ranks->reduced = ranks->reduced && !zeroed;
+    ranks->zeroed = face->runs->zeroed;
+    return DP_OK;
+}
+
+static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool synced)
+{
+    dp__distributed *ranks = face->ranks;
+    const dp_reduce_pass pass = {.no_sync = !synced, .samples = ranks->samples};
+    DP_TRY(dp__ranks_zeroed(face));
+    memset(ranks->said, 0, face->count * ranks->unit_count * sizeof *ranks->said);
+    for (size_t r = 0; r < face->count; r++)
+        memset(face->replicas[r].touched, 0, face->inner->slot_count * sizeof(bool));
+    DP_TRY(dp__enter(fn, face->ctx));
+    return dp__exit(fn, face->ctx, dp__pass_begin(fn, ranks->reducer, &pass));
+}
+
+/* Local ranks that had no part of the batch. */
+static dp_status dp__ranks_absent(const dp__face *face, size_t first)
+{
+    for (size_t r = first; r < face->count; r++) {
+        const dp__memory *memory = &face->replicas[r];
+        for (dp__patch *patch = memory->all_patches; patch != NULL; patch = patch->next)
+            DP_TRY(dp__patch_zero(face->ctx, memory, patch));
+        DP_TRY(dp__sync(face->ctx->devices[r].stream));
+        dp__reducer_absent(face->ranks->reducer, (int)r);
+    }
+    return DP_OK;
+}
+
+static bool dp__unit_touched(const dp__face *face, size_t r, size_t unit)
+{
+    const dp_module *inner = face->inner;
+    bool touched = false;
+    size_t slot = inner->listed[face->ranks->homes[unit]];
+    for (; slot != DP__NO_SLOT && !touched; slot = inner->twins[slot])
+        touched = face->replicas[r].touched[slot];
+    return touched;
+}
+
+/* Backward has returned: the rest of what it asked for is ready. */
+static dp_status dp__ranks_report(dp__record *record)
+{
+    const dp__face *face = record->pass->face;
+    dp__distributed *ranks = face->ranks;
+    size_t r = record->call.replica;
+    for (size_t unit = 0; unit < ranks->unit_count; unit++) {
+        bool done = ranks->said[r * ranks->unit_count + unit] == ranks->names[unit];
+        if (!done && dp__unit_touched(face, r, unit))
+            DP_TRY(dp_reducer_ready(ranks->reducer, (int)r, (uint32_t)unit, record->call.stream));
+    }
+    return DP_OK;
+}
+
+static void dp__ranks_log_unused(const dp__face *face, size_t count)
+{
+    const dp__distributed *ranks = face->ranks;
+    for (size_t unit = 0; unit < ranks->unit_count; unit++) {
+        char text[DP__LINE_BYTES];
+        bool touched = false;
+        for (size_t r = 0; r < count && !touched; r++)
+            touched = dp__unit_touched(face, r, unit);
+        dp__param_line(face->inner, ranks->homes[unit], text, sizeof text);
+        if (!touched)
+            dp__log(face->ctx, DP_LOG_ERROR, "%s got no gradient in this backward", text);
+    }
+}
+
+/* A pass that failed in a process that is alone is closed; what it reduces is void. */
+static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool synced,
+                                  dp_status status)
+{
+    dp_ctx *ctx = face->ctx;
+    char text[DP__TEXT_BYTES];
+    if (status != DP_OK && ctx->info.process_count > 1 && synced)
+        return dp__shared_failure(ctx, status);
+    memcpy(text, dp__thread.text, sizeof text);
+    DP_TRY(dp__enter(fn, ctx));
+    dp_status finished = dp__exit(fn, ctx, dp__pass_finish(fn, face->ranks->reducer));
+    if (status != DP_OK)
+        return dp_error(status, "%s", text);
+    DP_TRY(finished);
+    face->ranks->reduced = face->ranks->reduced || synced;
+    return DP_OK;
+}
+
+static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
+{
+    const dp__face *face = pass->face;
+    for (size_t r = 0; r < face->count; r++)
+        face->ranks->samples[r] = r < pass->count ? pass->records[r].call.weight : 0;
+    DP_TRY(dp__ranks_begin(fn, face, pass->synced));
+    dp_status status = dp__pass_run(fn, pass, dp__stage_backward);
+    if (status == DP_OK)
+        status = dp__ranks_absent(face, pass->count);
+    status = dp__ranks_finish(fn, face, pass->synced, status);
+    if (status == DP_OK && face->ranks->log_unused)
+        dp__ranks_log_unused(face, pass->count);
+    return status;
+}
+
+/* A step without data: all that the others do together, and nothing else. */
+static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face)
+{
+    bool synced = !request->config.no_sync;
+    if (request->config.no_grad)
+        return DP_OK;
+    DP_TRY(dp__ranks_buffers(request->fn, face, synced));
+    if (face->runs->mean_grads)
+        DP_TRY(dp__grads_zero(face->runs));
+    for (size_t r = 0; r < face->count; r++)
+        face->ranks->samples[r] = 0;
+    DP_TRY(dp__ranks_begin(request->fn, face, synced));
+    return dp__ranks_finish(request->fn, face, synced, dp__ranks_absent(face, 0));
+}
+
+DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
+{
+    size_t slot = 0;
+    DP_TRY(dp__check_call(__func__, call));
+    if (!dp__call_param(__func__, call, param, &slot))
+        return DP_ERR_INVALID;
+    const dp__record *record = dp__outermost(call->record);
+    if (!call->record->in_backward)
+        return dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
+    const dp__face *face = record->pass->face;
+    if (face == NULL || face->ranks == NULL || face->runs->mean_grads)
+        return DP_OK;
+    dp__distributed *ranks = face->ranks;
+    uint32_t unit = ranks->units[slot];
+    const char *name = call->module->params[param].name;
+    if (unit == DP__NO_UNIT)
+        return dp__has_unit(dp__root(&call->module->params[param]))
+                   ? DP_OK
+                   : dp_error(DP_ERR_INVALID, "%s: '%s' of '%s' has no gradient", __func__, name,
+                              call->module->name);
+    size_t r = record->call.replica;
+    uint32_t *said = &ranks->said[r * ranks->unit_count + unit];
+    if (*said == ranks->names[unit])
+        return dp_error(DP_ERR_STATE, "%s: '%s' of '%s' was said to be ready before", __func__,
+                        name, call->module->name);
+    if (++*said < ranks->names[unit])
+        return DP_OK;
+    return dp_reducer_ready(ranks->reducer, (int)r, unit, call->stream);
+}
+
+/* ==== >>distributed ============================================================================
+   Made locally, compared, started, and given a reducer. Nothing is left of one that fails.      */
+
+static dp_status dp__check_distributed(const char *fn, const dp_distributed_config *config)
+{
+    if ((unsigned)config->reduction > DP_MEAN_SAMPLES)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
+                        (int)config->reduction);
+    if ((unsigned)config->buffers > DP_BUFFERS_LOCAL)
+        return dp_error(DP_ERR_INVALID, "%s: buffers is %d: say DP_BUFFERS_FIRST, _MEAN or _LOCAL",
+                        fn, (int)config->buffers);
+    return DP_OK;
+}
+
+/* All that this process does by itself. */
+static dp_status dp__distributed_make(const char *fn, dp_module *module,
+                                      const dp_distributed_config *config, dp_module **out)
+{
+    const dp_parallel_config parallel = {.dim = config->dim,
+                                         .split = config->split,
+                                         .sizes = config->sizes,
+                                         .weights = config->weights,
+                                         .split_count = config->split_count};
+    DP_TRY(dp__check_distributed(fn, config));
+    DP_TRY(dp__wrapper_make(fn, "distributed", module, DP__FACE_DISTRIBUTED, &parallel, out));
+    dp__face *face = (*out)->face;
+    face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
+    if (face->ranks == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a wrapper", fn);
+    *face->ranks =
+        (dp__distributed){.reduction = config->reduction != 0 ? config->reduction : DP_MEAN_RANKS,
+                          .buffers = config->buffers,
+                          .log_unused = config->log_unused,
+                          .zeroed = UINT64_MAX,
+                          .buffers_apart = true};
+    return dp__units_number(face);
+}
+
+static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *module,
+                                       const dp_distributed_config *config)
+{
+    char text[DP__LINE_BYTES];
+    snprintf(text, sizeof text, "reduction %d, buffers %d", (int)config->reduction,
+             (int)config->buffers);
+    DP_TRY(dp__lines_add(lines, text));
+    for (size_t home = 0; home < module->listed_count; home++) {
+        dp__param_line(module, home, text, sizeof text);
+        DP_TRY(dp__lines_add(lines, text));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__distributed_alike(const char *fn, dp_ctx *ctx, dp_scope *temp,
+                                       const dp_module *module, const dp_distributed_config *config,
+                                       dp_status status)
+{
+    dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
+    if (ctx->info.process_count == 1)
+        return status;
+    dp_status begun = dp__lines_begin(&lines, module->listed_count + 1);
+    if (begun != DP_OK)
+        return dp__shared_failure(ctx, begun);
+    if (status == DP_OK)
+        status = dp__distributed_lines(&lines, module, config);
+    return dp__lines_compare(&lines, status);
+}
+
+static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,
+                                      const dp_distributed_config *config)
+{
+    dp__face *face = wrapper->face;
+    dp_reducer_config reducer = {.reduction = face->ranks->reduction,
+                                 .first_bucket_bytes = config->first_bucket_bytes,
+                                 .bucket_bytes = config->bucket_bytes,
+                                 .unused_units = config->unused_params,
+                                 .wire = config->wire,
+                                 .hook = config->hook,
+                                 .hook_user = config->hook_user};
+    dp_status status = dp__units_config(face, temp, &reducer);
+    if (status == DP_OK && face->ctx->info.process_count > 1)
+        status = dp__ranks_start(fn, face, temp);
+    DP_TRY(dp__shared_failure(face->ctx, status));
+    return dp__reducer_create(fn, face->ctx, &reducer, face->scope, &face->ranks->reducer);
+}
+
+DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
+                                dp_module **out)
+{
+    static const dp_distributed_config zero;
+    dp_module *wrapper = NULL;
+    dp_scope *temp = NULL;
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    dp_ctx *ctx = module->ctx;
+    config = config != NULL ? config : &zero;
+    dp_status status = dp__distributed_make(__func__, module, config, &wrapper);
+    DP_TRY(dp__enter(__func__, ctx));
+    dp_status begun = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
+    if (begun == DP_OK) {
+        status = dp__distributed_alike(__func__, ctx, temp, module, config, status);
+        if (status == DP_OK)
+            status = dp__distributed_join(__func__, temp, wrapper, config);
+        status = dp__temp_end(temp, NULL, status);
+    } else {
+        status = begun;
+    }
+    status = dp__exit(__func__, ctx, status);
+    if (status == DP_OK)
+        *out = wrapper;
+    else if (wrapper != NULL)
+        dp__module_end(wrapper);
+    return status;
+}
+
+DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
+{
+    if (dp__check_module(__func__, wrapper) != DP_OK || wrapper->face == NULL ||
+        wrapper->face->ranks == NULL)
+        return NULL;
+    return wrapper->face->ranks->reducer;
+}
+
+DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
+{
+    dp_scope *temp = NULL;
+    dp__lines lines = {.fn = __func__, .ctx = ctx};
+    int64_t lowest = !mine;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__enter(__func__, ctx));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__wires_make(__func__, ctx, temp, sizeof lowest, &lines.wires);
+    status = dp__shared_failure(ctx, status);
+    if (status == DP_OK)
+        status = dp__lowest(&lines, lowest, &lowest);
+    status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
+    DP_TRY(dp__exit(__func__, ctx, status));
+    *out = lowest == 0;
+    return DP_OK;
+}
+
+static dp_status dp__params_lines(dp__lines *lines, const dp_module *module)
+{
+    char text[DP__LINE_BYTES];
+    for (size_t home = 0; home < module->listed_count; home++) {
+        dp_tensor *data = &dp__root(module->slots[module->listed[home]])->data, host;
+        dp__param_line(module, home, text, sizeof text);
+        DP_TRY(dp__tensor_from(lines->scope, &lines->ctx->host_device, data, &host));
+        size_t used = strlen(text), bytes = dp__bytes(&host);
+        uint64_t hash = dp__hash(dp__hash_first, host.data, bytes);
+        if (used < sizeof text)
+            snprintf(text + used, sizeof text - used, " of hash %016llx", (unsigned long long)hash);
+        if (!dp__root(module->slots[module->listed[home]])->buffer)
+            DP_TRY(dp__lines_add(lines, text));
+    }
+    return DP_OK;
+}
+
+DP_API dp_status dp_params_compare(dp_module *module)
+{
+    dp_scope *temp = NULL;
+    DP_TRY(dp__check_module(__func__, module));
+    dp_ctx *ctx = module->ctx;
+    DP_TRY(dp__enter(__func__, ctx));
+    dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
+    if (status != DP_OK)
+        return dp__exit(__func__, ctx, status);
+    dp__lines lines = {.fn = __func__, .ctx = ctx, .scope = temp};
+    status = dp__shared_failure(ctx, dp__lines_begin(&lines, module->listed_count));
+    if (status == DP_OK) {
+        dp_status made = dp__module_ready(module);
+        if (made == DP_OK)
+            made = dp__params_lines(&lines, module);
+        status = dp__lines_compare(&lines, made);
+    }
+    return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
+}
+
+#endif /* DP_IMPLEMENTATION && !DP_DISTRIBUTED_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,817 @@
+/* test_distributed.c - a module on all ranks of a job: one process or several, one device or more. */
+
+#include <stdlib.h>
+#include "../examples/custom_device.h"
+#include "grads.h"
+
+enum { W = 3, V = 70 };
+
+/* ---- a net whose backward adds what it is told -------------------------------------------------
+   Parameters w and v, a buffer that counts; the loss is a number, its gradient is `k` in every
+   element of every gradient, times rank + 1.                                                     */
+
+typedef enum habit { ALL, LATE_V, ONLY_W, ALL_SAID, SAID_TWICE, FAILS, FAILS_FORWARD } habit;
+
+typedef struct plan {
+    habit habit[RANKS]; /* by rank */
+} plan;
+
+static int rank_of(const dp_call *call)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(call->ctx, &info));
+    return info.rank_first + call->local_rank;
+}
+
+static habit habit_of(const dp_call *call)
+{
+    return ((const plan *)call->state)->habit[rank_of(call)];
+}
+
+static dp_status add_to(const dp_call *call, size_t param, float value)
+{
+    float data[V];
+    dp_tensor grad = dp_grad_tensor(call, param);
+    size_t count = (size_t)dp_tensor_count(&grad);
+    dp_tensor host = dp_wrap(data, DP_F32, grad.ndim, grad.shape);
+    DP_TRY(dp_copy(call->ctx, &host, &grad, NULL));
+    for (size_t i = 0; i < count; i++)
+        data[i] += value;
+    return dp_copy(call->ctx, &grad, &host, NULL);
+}
+
+/* The buffer is a running mean of rank + 1, momentum 0.1. */
+static dp_status net_forward(dp_call *call)
+{
+    float mean = 0;
+    dp_tensor buffer = dp_buffer_tensor(call, 2), host = dp_wrap(&mean, DP_F32, 0, NULL);
+    if (habit_of(call) == FAILS_FORWARD)
+        return dp_error(DP_ERR_USER, "no forward today");
+    DP_TRY(dp_copy(call->ctx, &host, &buffer, NULL));
+    mean = 0.9f * mean + 0.1f * (float)(rank_of(call) + 1);
+    if (call->training)
+        DP_TRY(dp_copy(call->ctx, &buffer, &host, NULL));
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status net_backward(dp_call *call)
+{
+    float value = (float)call->grad.as.f * (float)(rank_of(call) + 1);
+    habit own = habit_of(call);
+    if (own == FAILS)
+        return dp_error(DP_ERR_USER, "no backward today");
+    if (own != ONLY_W)
+        DP_TRY(add_to(call, 1, value));
+    if (own == ALL_SAID || own == SAID_TWICE)
+        DP_TRY(dp_grad_ready(call, 1));
+    if (own == SAID_TWICE)
+        return dp_grad_ready(call, 1);
+    DP_TRY(add_to(call, 0, value));
+    return own == ALL_SAID ? dp_grad_ready(call, 0) : DP_OK;
+}
+
+static const dp_method net_methods[] = {{"forward", net_forward}, {"backward", net_backward}};
+static const dp_param_config net_params[] = {
+    {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}},
+    {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}},
+    {.name = "seen", .dtype = DP_F32, .buffer = true}};
+
+static dp_module *make_net(dp_ctx *ctx, const plan *how)
+{
+    dp_module *net;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = net_methods,
+                                                  .method_count = 2,
+                                                  .params = net_params,
+                                                  .param_count = 3,
+                                                  .state = how},
+                              &net));
+    return net;
+}
+
+/* One replica a local rank. */
+static dp_value a_part_each(dp_ctx *ctx, dp_scope *scope)
+{
+    static float rows[RANKS];
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    dp_tensor batch = dp_wrap(rows, DP_F32, 1, (int64_t[]){info.local_count});
+    return DP_DICT(scope, {"x", dp_of(scope, &batch)});
+}
+
+static dp_status forward_and_backward(dp_module *par, double k, bool no_sync)
+{
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_value out;
+    dp_status status = dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope),
+                                 &(dp_pass_config){.no_sync = no_sync}, &out, &pass);
+    if (status == DP_OK)
+        status = dp_backward(pass, dp_float(k), NULL);
+    dp_scope_end(scope);
+    return status;
+}
+
+static float element(dp_module *net, size_t param, bool grad, size_t index)
+{
+    dp_tensor data, gradient;
+    float got[V];
+    CHECK_OK(dp_params_edit(net, param, &data, &gradient));
+    CHECK_OK(dp_read(dp_module_ctx(net), grad ? &gradient : &data, got,
+                     (size_t)dp_tensor_count(&data) * sizeof(float)));
+    return got[index];
+}
+
+static void check_grads(dp_module *net, double w, double v)
+{
+    CHECK_F64(element(net, 0, true, W - 1), w, 1e-5 * fabs(w));
+    CHECK_F64(element(net, 1, true, 0), v, 1e-5 * fabs(v));
+    CHECK_F64(element(net, 1, true, V - 1), v, 1e-5 * fabs(v));
+}
+
+static dp_info info_here(dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info;
+}
+
+/* ---- worked values --------------------------------------------------------------------------- */
+
+/* torch: 1.5 on both; without sync 11.5 and 21.5; with it 166.5 on both. */
+static void steps_of_torch(dp_ctx *ctx)
+{
+    static const plan how;
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 1.5, 1.5);
+    CHECK_OK(forward_and_backward(par, 10, true));
+    check_grads(net, info_here(ctx).rank_first == 0 ? 11.5 : 21.5,
+                info_here(ctx).rank_first == 0 ? 11.5 : 21.5);
+    CHECK_OK(forward_and_backward(par, 100, false));
+    check_grads(net, 166.5, 166.5);
+    CHECK_OK(dp_zero_grad(par)); /* of all local ranks */
+    CHECK_OK(forward_and_backward(par, 2, true));
+    CHECK_OK(dp_zero_grad(net));
+    CHECK_OK(forward_and_backward(par, 4, false));
+    check_grads(net, 6, 6);
+    dp_close(ctx);
+}
+
+TEST(worked_values_of_torch_in_one_process)
+{
+    steps_of_torch(open_here(2));
+}
+
+TEST(worked_values_of_torch_on_devices_with_memory_of_their_own)
+{
+    const dp_device_ops *backends[] = {toy_device(), NULL};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    steps_of_torch(ctx);
+}
+
+static void torch_in_processes(meeting *m)
+{
+    steps_of_torch(open_job(m, 1, dp_cpu()));
+}
+
+static dp_ctx *open_over_shm(meeting *m, int devices)
+{
+    dp_ctx *ctx;
+    dp_config config = config_of(m, devices);
+    config.colls = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+static void torch_over_shm(meeting *m)
+{
+    steps_of_torch(open_over_shm(m, 1));
+}
+
+TEST(worked_values_of_torch_in_two_processes)
+{
+    in_processes(2, torch_in_processes);
+    in_processes(2, torch_over_shm);
+}
+
+static void sums_and_means(dp_ctx *ctx)
+{
+    static const plan how;
+    int ranks = info_here(ctx).rank_count;
+    double sum = ranks * (ranks + 1) / 2.0;
+    static const dp_reduction kinds[] = {DP_SUM, DP_MEAN_RANKS, DP_MEAN_SAMPLES};
+    for (int i = 0; i < 3; i++) {
+        dp_module *net = make_net(ctx, &how), *par;
+        double want = kinds[i] == DP_SUM ? sum : sum / ranks; /* one row a rank */
+        CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = kinds[i]}, &par));
+        for (int step = 0; step < 3; step++) {
+            CHECK_OK(forward_and_backward(par, 3, true));
+            CHECK_OK(forward_and_backward(par, 5, false));
+            check_grads(net, kinds[i] == DP_MEAN_SAMPLES ? 4 * want : 8 * want,
+                        kinds[i] == DP_MEAN_SAMPLES ? 4 * want : 8 * want);
+            if (kinds[i] != DP_MEAN_RANKS)
+                CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE,
+                            "dp_zero_grad comes first");
+            CHECK_OK(dp_zero_grad(par));
+        }
+    }
+    dp_close(ctx);
+}
+
+static void sums_over_shm(meeting *m)
+{
+    sums_and_means(open_over_shm(m, 1 + m->process));
+}
+
+TEST(sums_and_means_of_any_number_of_ranks)
+{
+    sums_and_means(open_here(1));
+    sums_and_means(open_here(3));
+    in_processes(2, sums_over_shm);
+}
+
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+static void check_buffer(dp_module *net, double want)
+{
+    CHECK_F64(element(net, 2, false, 0), want, 1e-6);
+}
+
+/* torch: 0.1 and 0.2; then rank 1 starts from 0.1. */
+static void buffers_in_two(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_module *net = make_net(ctx, &how), *par;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value out;
+    bool first = m->process == 0;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, first ? 0.1 : 0.2);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, first ? 0.19 : 0.29);
+    if (first) /* an evaluation meets nobody */
+        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), dp_none(), NULL, &out, NULL));
+    check_buffer(net, first ? 0.271 : 0.29);
+    CHECK_OK(forward_and_backward(par, 1, true)); /* the first after a reduction: made equal */
+    check_buffer(net, first ? 0.3439 : 0.4439);
+    CHECK_OK(forward_and_backward(par, 1, true)); /* after one without sync: not */
+    check_buffer(net, first ? 0.40951 : 0.59951);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, first ? 0.468559 : 0.739559);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, first ? 0.5217031 : 0.6217031);
+    dp_close(ctx);
+}
+
+TEST(buffers_follow_rank_0_as_in_torch)
+{
+    in_processes(2, buffers_in_two);
+}
+
+static void other_buffers(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_module *net = make_net(ctx, &how), *par;
+    bool first = m->process == 0;
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buffers = DP_BUFFERS_LOCAL}, &par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, first ? 0.19 : 0.38);
+    net = make_net(ctx, &how);
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buffers = DP_BUFFERS_MEAN}, &par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, first ? 0.235 : 0.335);
+    dp_close(ctx);
+}
+
+TEST(buffers_can_stay_local_or_become_their_mean)
+{
+    in_processes(2, other_buffers);
+}
+
+/* Replicas of one process are ranks too. */
+TEST(buffers_of_local_ranks)
+{
+    static const plan how;
+    dp_ctx *ctx = open_here(3);
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buffers = DP_BUFFERS_MEAN}, &par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, 0.1);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_buffer(net, 0.9 * 0.2 + 0.1);
+    dp_close(ctx);
+}
+
+/* ---- the start ------------------------------------------------------------------------------- */
+
+static void start_apart(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process);
+    dp_module *net = make_net(ctx, &how), *par;
+    float w[W], v[V], seen = 0.5f;
+    for (int i = 0; i < V; i++)
+        v[i] = w[i % W] = (float)(i + 100 * m->process);
+    CHECK_OK(dp_params_write(net, 0, w, sizeof w));
+    CHECK_OK(dp_params_write(net, 1, v, sizeof v));
+    if (m->process == 0)
+        CHECK_OK(dp_params_write(net, 2, &seen, sizeof seen));
+    CHECK_ERROR(dp_params_compare(net), DP_ERR_MISMATCH,
+                "rank 1 has parameter 'w' f32 [3] of hash");
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_F64(element(net, 0, false, 0), V - 1, 0);
+    CHECK_F64(element(net, 1, false, V - 1), V - 1, 0);
+    CHECK_F64(element(net, 2, false, 0), 0.5, 0);
+    CHECK_OK(dp_params_compare(par));
+    v[V - 1] += m->process > 0;
+    CHECK_OK(dp_params_write(net, 1, v, sizeof v));
+    if (m->process > 0)
+        CHECK_OK(dp_params_write(net, 0, w, sizeof w));
+    CHECK_ERROR(dp_params_compare(par), DP_ERR_MISMATCH, "rank 1 has parameter 'w'");
+    dp_close(ctx);
+}
+
+TEST(all_ranks_start_with_the_numbers_of_rank_0)
+{
+    in_processes(2, start_apart);
+}
+
+typedef struct odd_net { /* how the net of one process differs */
+    const char *w, *says;
+    dp_dtype dtype;
+    int64_t v;
+    size_t params;
+    dp_reduction reduction;
+    bool frozen;
+} odd_net;
+
+static const odd_net odd_nets[] = {
+    {"W", "rank 2 has parameter 'W' f32 [3], rank 0 has parameter 'w' f32 [3]", DP_F32, V, 3, 0, 0},
+    {"w", "rank 2 has parameter 'w' f64 [3], rank 0 has parameter 'w' f32 [3]", DP_F64, V, 3, 0, 0},
+    {"w", "rank 2 has parameter 'v' f32 [71], rank 0 has parameter 'v' f32 [70]", DP_F32, V + 1, 3,
+     0, 0},
+    {"w", "rank 2 has nothing more, rank 0 has buffer 'seen' f32 []", DP_F32, V, 2, 0, 0},
+    {"w", "rank 2 has reduction 1, buffers 0, rank 0 has reduction 0", DP_F32, V, 3, DP_SUM, 0},
+    {"w", "rank 2 has parameter 'w' f32 [3], frozen", DP_F32, V, 3, 0, true},
+    {"w", "rank 2 could not do it", DP_F32, V, 3, (dp_reduction)9, 0},
+};
+
+static void one_is_odd(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1);
+    for (size_t i = 0; i < sizeof odd_nets / sizeof *odd_nets; i++) {
+        const odd_net *odd = &odd_nets[i];
+        dp_module *net = NULL, *par = NULL;
+        dp_param_config params[3];
+        dp_distributed_config config = {.reduction = 0};
+        dp_module_config own = {.name = "net",
+                                .methods = net_methods,
+                                .method_count = 2,
+                                .params = params,
+                                .param_count = 3,
+                                .state = &how};
+        memcpy(params, net_params, sizeof params);
+        if (m->process == 2) {
+            params[0].name = odd->w;
+            params[0].dtype = odd->dtype;
+            params[0].frozen = odd->frozen;
+            params[1].shape[0] = odd->v;
+            own.param_count = odd->params;
+            config.reduction = odd->reduction;
+        }
+        CHECK_OK(dp_module_create(ctx, &own, &net));
+        if (m->process == 2 && (int)odd->reduction > DP_MEAN_SAMPLES)
+            CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "reduction is 9");
+        else
+            CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_MISMATCH, odd->says);
+        CHECK(par == NULL);
+        CHECK_OK(dp_module_destroy(net)); /* nothing wraps it */
+    }
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par)); /* the job goes on */
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 2, 2);
+    dp_close(ctx);
+}
+
+TEST(ranks_that_differ_are_named)
+{
+    in_processes(3, one_is_odd);
+}
+
+static void one_has_more(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_module *net = NULL, *par = NULL;
+    dp_module_config own = {.name = "net",
+                            .methods = net_methods,
+                            .method_count = 2,
+                            .params = net_params,
+                            .param_count = m->process == 1 ? 3 : 2,
+                            .state = &how};
+    CHECK_OK(dp_module_create(ctx, &own, &net));
+    CHECK_ERROR(dp_distributed(net, NULL, &par), DP_ERR_MISMATCH,
+                "rank 1 has buffer 'seen' f32 [], rank 0 has nothing more");
+    dp_close(ctx);
+}
+
+TEST(a_rank_with_more_than_rank_0_is_named)
+{
+    in_processes(3, one_has_more);
+}
+
+/* ---- who is used, who is ready --------------------------------------------------------------- */
+
+typedef struct heard {
+    int count;
+    char last[200];
+} heard;
+
+static void hear(const dp_log_record *record, void *user)
+{
+    heard *all = user;
+    if (record->level != DP_LOG_ERROR)
+        return;
+    all->count++;
+    snprintf(all->last, sizeof all->last, "%s", record->text);
+}
+
+TEST(unused_parameters_are_an_error_or_stay_as_they_are)
+{
+    static plan how = {.habit = {ONLY_W, ONLY_W}};
+    heard all = {0};
+    dp_ctx *ctx;
+    dp_module *net, *par;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2, .log = {.fn = hear, .user = &all}}, &ctx));
+    net = make_net(ctx, &how);
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_MISMATCH, "'v'");
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_MISMATCH, "rank 0");
+    net = make_net(ctx, &how);
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.unused_params = DP_UNUSED_FOUND, .log_unused = true}, &par));
+    CHECK_INT(all.count, 0);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 1.5, 0);
+    CHECK_INT(all.count, 1);
+    CHECK_STR(all.last, "parameter 'v' f32 [70] got no gradient in this backward");
+    how.habit[1] = ALL; /* one rank uses it: it is reduced, and zeros on the other */
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 3, 1);
+    CHECK_INT(all.count, 1);
+    how.habit[1] = ONLY_W;
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 4.5, 1);
+    dp_close(ctx);
+}
+
+static void said_early(meeting *m)
+{
+    static plan how = {.habit = {ALL_SAID, ALL_SAID, ALL_SAID, ALL_SAID}};
+    dp_ctx *ctx = open_over_shm(m, 2);
+    dp_module *net = make_net(ctx, &how), *par;
+    dp_reducer_info info;
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.first_bucket_bytes = 4, .bucket_bytes = 4}, &par));
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(forward_and_backward(par, 1, false));
+        check_grads(net, 2.5 * (step + 1), 2.5 * (step + 1));
+        CHECK_OK(dp_reducer_info_get(dp_wrapper_reducer(par), &info));
+        CHECK_INT(info.bucket_count, 2);
+        CHECK_INT(info.unit_count, 2);
+    }
+    CHECK(info.regrouped);
+    check_buckets(dp_wrapper_reducer(par), "1 | 0");
+    dp_close(ctx);
+}
+
+TEST(gradients_that_are_ready_may_travel)
+{
+    in_processes(2, said_early);
+}
+
+TEST(a_gradient_is_ready_once)
+{
+    static plan how = {.habit = {SAID_TWICE}};
+    dp_ctx *ctx = open_here(1);
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE,
+                "dp_grad_ready: 'v' of 'net' was said to be ready before");
+    how.habit[0] = ALL_SAID;
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 1, 1);
+    CHECK_OK(forward_and_backward(par, 1, true));
+    CHECK_OK(forward_and_backward(net, 1, false)); /* without the wrapper it says nothing */
+    check_grads(net, 3, 3);
+    dp_close(ctx);
+}
+
+/* ---- what fails ------------------------------------------------------------------------------ */
+
+TEST(a_pass_that_fails_in_one_process_is_over)
+{
+    static plan how = {.habit = {ALL, FAILS}};
+    dp_ctx *ctx = open_here(2);
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_USER, "no backward today");
+    how.habit[1] = FAILS_FORWARD;
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_USER, "no forward today");
+    how.habit[1] = ALL;
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_grads(net, 1.5, 1.5);
+    dp_close(ctx);
+}
+
+static habit bad_habit;
+
+static void one_fails(meeting *m)
+{
+    plan how = {.habit = {ALL, ALL, bad_habit}};
+    bool any = false;
+    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_INTERNAL,
+                m->process == 2 ? "net." : "rank 2");
+    CHECK(strstr(dp_last_error(), "today (DP_ERR_USER)") != NULL);
+    CHECK_INT(dp_status_class(dp_any(ctx, true, &any)), DP_CLASS_JOB);
+    dp_close(ctx);
+}
+
+TEST(a_method_that_fails_on_one_rank_ends_the_job)
+{
+    bad_habit = FAILS;
+    in_processes(3, one_fails);
+    bad_habit = FAILS_FORWARD;
+    in_processes(3, one_fails);
+}
+
+TEST(what_cannot_be_distributed)
+{
+    static const plan how;
+    dp_ctx *ctx = open_here(2);
+    dp_module *net = make_net(ctx, &how), *par = NULL, *other = NULL;
+    dp_distributed_config config = {.buffers = (dp_buffer_sync)3};
+    dp_param_config frozen = {
+        .name = "w", .dtype = DP_F32, .ndim = 1, .shape = {3}, .frozen = true};
+    CHECK_ERROR(dp_distributed(NULL, NULL, &par), DP_ERR_INVALID, "module is NULL");
+    CHECK_ERROR(dp_distributed(net, NULL, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "buffers is 3");
+    config = (dp_distributed_config){.reduction = (dp_reduction)-1};
+    CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "reduction is -1");
+    config = (dp_distributed_config){.unused_params = (dp_unused)7};
+    CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "7");
+    config = (dp_distributed_config){.dim = 99};
+    CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "dim is 99");
+    CHECK(par == NULL);
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_ERROR(dp_data_parallel(par, NULL, &other), DP_ERR_UNSUPPORTED, "outermost");
+    CHECK_ERROR(dp_distributed(par, NULL, &other), DP_ERR_UNSUPPORTED, "outermost");
+    CHECK(other == NULL);
+    CHECK(dp_wrapper_reducer(net) == NULL && dp_wrapper_reducer(NULL) == NULL);
+    CHECK_OK(dp_data_parallel(net, NULL, &other));
+    CHECK(dp_wrapper_reducer(other) == NULL);
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "still",
+                                                  .methods = net_methods,
+                                                  .method_count = 2,
+                                                  .params = &frozen,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_ERROR(dp_distributed(net, NULL, &other), DP_ERR_INVALID,
+                "'still' has no parameter with a gradient");
+    CHECK_OK(dp_module_destroy(par)); /* and its reducer */
+    dp_close(ctx);
+}
+
+static bool survives_allocation(size_t n)
+{
+    static const plan how;
+    test_allocator counter = {.fail_at = n};
+    dp_ctx *ctx = NULL;
+    dp_module *net = NULL, *par = NULL;
+    dp_config config = {
+        .device_count = 2, .poison = true, .allocator = test_allocator_of(&counter)};
+    dp_status status = dp_open(&config, &ctx);
+    if (status == DP_OK)
+        status = dp_module_create(ctx,
+                                  &(dp_module_config){.name = "net",
+                                                      .methods = net_methods,
+                                                      .method_count = 2,
+                                                      .params = net_params,
+                                                      .param_count = 3,
+                                                      .state = &how},
+                                  &net);
+    if (status == DP_OK)
+        status = dp_distributed(net, NULL, &par);
+    if (status != DP_OK)
+        CHECK_INT(status, DP_ERR_NO_MEMORY);
+    else
+        CHECK_OK(dp_module_destroy(par));
+    if (status == DP_OK || net != NULL)
+        CHECK_OK(dp_module_destroy(net)); /* nothing wraps it */
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+    return counter.fail_count > 0;
+}
+
+TEST_SLOW(the_nth_allocation_fails, 60)
+{
+    for (size_t n = 1; survives_allocation(n);)
+        n += (size_t)test_stride();
+}
+
+/* ---- N ranks compute what one computes ------------------------------------------------------- */
+
+/* y = w x, loss (y - t)^2 a row; 'loss_line' holds a row each. */
+static dp_status line_forward(dp_call *call)
+{
+    const dp_tensor *x, *t;
+    dp_tensor out;
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 1, &x));
+    DP_TRY(dp_call_tensor(call, "t", DP_F32, 1, &t));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, 1, x->shape, &out));
+    const float *w = dp_param(call, 0), *px = x->data, *pt = t->data;
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        ((float *)out.data)[i] = (w[0] * px[i] - pt[i]) * (w[0] * px[i] - pt[i]);
+    call->out = DP_DICT(call->scope, {"loss_line", dp_of(call->scope, &out)});
+    return DP_OK;
+}
+
+static dp_status line_backward(dp_call *call)
+{
+    const dp_tensor *x, *t;
+    dp_tensor grad;
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 1, &x));
+    DP_TRY(dp_call_tensor(call, "t", DP_F32, 1, &t));
+    DP_TRY(dp_call_out_grad(call, "loss_line", &grad));
+    const float *w = dp_param(call, 0), *px = x->data, *pt = t->data, *g = grad.data;
+    float *gw = dp_grad(call, 0);
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        gw[0] += g[i] * 2 * (w[0] * px[i] - pt[i]) * px[i];
+    return DP_OK;
+}
+
+typedef struct descent { /* an optimizer that accumulates over two steps */
+    dp_optim base;
+    int steps, updates;
+} descent;
+
+static dp_status descent_begin(dp_optim *optim, dp_module *module, dp_pass_config *pass)
+{
+    (void)module;
+    pass->no_sync = ((descent *)optim)->steps % 2 == 0;
+    return DP_OK;
+}
+
+static dp_status descent_update(dp_optim *optim, dp_module *module)
+{
+    descent *own = (descent *)optim;
+    dp_tensor w, g;
+    if (++own->steps % 2 != 0)
+        return DP_OK;
+    own->updates++;
+    DP_TRY(dp_params_edit(module, 0, &w, &g));
+    ((float *)w.data)[0] -= 0.1f * ((const float *)g.data)[0];
+    return dp_zero_grad(module);
+}
+
+static const dp_optim_ops descent_ops = {sizeof(dp_optim_ops), descent_begin, NULL, descent_update};
+
+enum { STEPS = 8, MOST_ROWS = 7 };
+
+/* Rows of a step: 0 to 7, most of them with the first process; step 6 has none elsewhere. */
+static int rows_of(int step, int process)
+{
+    return step == 6 && process > 0 ? 0 : (step * 3 + 5 * (process == 0)) % (MOST_ROWS + 1);
+}
+
+static float x_of(int step, int process, int row)
+{
+    return (float)((step * 31 + process * 17 + row * 7) % 13) / 13 - 0.4f;
+}
+
+static dp_value line_batch(dp_scope *scope, int step, int first, int last)
+{
+    float *x = dp_scope_alloc(scope, sizeof(float) * MOST_ROWS * BOOT_PROCESSES);
+    float *t = dp_scope_alloc(scope, sizeof(float) * MOST_ROWS * BOOT_PROCESSES);
+    int64_t count = 0;
+    for (int process = first; process < last; process++)
+        for (int row = 0; row < rows_of(step, process); row++, count++) {
+            x[count] = x_of(step, process, row);
+            t[count] = 3 * x[count] + (float)row / 8;
+        }
+    dp_tensor tx = dp_wrap(x, DP_F32, 1, &count), tt = dp_wrap(t, DP_F32, 1, &count);
+    if (count == 0)
+        return dp_none();
+    return DP_DICT(scope, {"x", dp_of(scope, &tx)}, {"t", dp_of(scope, &tt)});
+}
+
+static float train_line(dp_ctx *ctx, int first, int last, int *out_updates)
+{
+    static const dp_method methods[] = {{"forward", line_forward}, {"backward", line_backward}};
+    static const dp_param_config w = {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {1}};
+    descent optim = {.base = {&descent_ops}};
+    dp_module *net, *par;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .name = "line", .methods = methods, .method_count = 2, .params = &w, .param_count = 1},
+        &net));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_MEAN_SAMPLES}, &par));
+    for (int step = 0; step < STEPS; step++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value log, batch = line_batch(scope, step, first, last);
+        CHECK_OK(dp_train_step(par, scope, batch, &optim.base, &log));
+        CHECK_INT(log.kind, batch.kind == DP_NONE ? DP_NONE : DP_DICT);
+        dp_scope_end(scope);
+    }
+    *out_updates = optim.updates;
+    float got = element(net, 0, false, 0);
+    dp_close(ctx);
+    return got;
+}
+
+static float alone_got;
+static int all_processes, devices_each;
+
+static void train_in_process(meeting *m)
+{
+    int updates = 0;
+    float got = train_line(open_over_shm(m, devices_each), m->process, m->process + 1, &updates);
+    CHECK_INT(updates, STEPS / 2);
+    CHECK_F64(got, alone_got, 1e-6);
+}
+
+TEST(ranks_train_as_one_device_does)
+{
+    static const int jobs[][2] = {{2, 1}, {2, 2}, {4, 1}, {3, 3}};
+    for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
+        int updates = 0;
+        all_processes = jobs[i][0];
+        devices_each = jobs[i][1];
+        alone_got = train_line(open_here(1), 0, all_processes, &updates);
+        CHECK_INT(updates, STEPS / 2);
+        CHECK(alone_got > 0.1f);
+        CHECK_F64(train_line(open_here(4), 0, all_processes, &updates), alone_got, 1e-6);
+        in_processes(all_processes, train_in_process);
+    }
+}
+
+/* ---- who has data left ----------------------------------------------------------------------- */
+
+static void some_have_data(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_module *net = make_net(ctx, &how), *par;
+    int left = 2 * m->process, steps = 0;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    for (bool any = true;;) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value log;
+        CHECK_OK(dp_any(ctx, left > 0, &any));
+        if (!any)
+            break;
+        CHECK_OK(dp_train_step(par, scope, left-- > 0 ? a_part_each(ctx, scope) : dp_none(), NULL,
+                               &log));
+        dp_scope_end(scope);
+        steps++;
+    }
+    CHECK_INT(steps, 4);
+    CHECK_ERROR(dp_any(ctx, true, NULL), DP_ERR_INVALID, "out is NULL");
+    dp_close(ctx);
+}
+
+TEST(a_process_that_has_run_out_goes_on)
+{
+    in_processes(3, some_have_data);
+}
+
+TEST(nobody_else_is_asked_in_a_job_of_one)
+{
+    dp_ctx *ctx = open_here(2);
+    bool any = true;
+    CHECK_OK(dp_any(ctx, false, &any));
+    CHECK(!any);
+    CHECK_OK(dp_any(ctx, true, &any));
+    CHECK(any);
+    dp_close(ctx);
+}
