@@ -1,7 +1,7 @@
 /* dp.h - v0.1.0 - data parallelism for C11: one model on every device there is - MIT licence
 
-   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_reduce.h, dp_launch.h, dp_shm.h and dp_cpu.h
-   into your project. In one C file, before any other header:
+   Copy dp.h, dp_value.h, dp_module.h, dp_ranks.h, dp_reduce.h, dp_distributed.h, dp_launch.h,
+   dp_shm.h and dp_cpu.h into your project. In one C file, before any other header:
 
        #define DP_IMPLEMENTATION
        #include "dp.h"
@@ -48,7 +48,7 @@
      >>running      questions to a context, dp_run
    values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
    processes of one machine in dp_shm.h, the reducer in dp_reduce.h, launch in dp_launch.h, modules
-   and wrappers in dp_module.h
+   and wrappers in dp_module.h, the wrapper for all ranks in dp_distributed.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -128,7 +128,7 @@
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its kin, dp_call_child, dp_call_all_reduce,
-     dp_reducer_ready
+     dp_grad_ready, dp_reducer_ready
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors    yes       on its own device
      dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)

@@ -119,6 +119,7 @@ static dp_status mlp_backward(dp_call *call)
     }
     mlp_layer_grad(dp_grad(call, MLP_W2), dp_grad(call, MLP_B2), tape->h, tape->p, tape->rows,
                    net->hidden, net->classes);
+    DP_TRY(dp_grad_ready(call, MLP_W2)); /* with other processes it may travel meanwhile */
     mlp_layer_grad(dp_grad(call, MLP_W1), dp_grad(call, MLP_B1), tape->x, dh, tape->rows,
                    net->inputs, net->hidden);
     return DP_OK;

@@ -1,4 +1,5 @@
-/* test_distributed.c - a module on all ranks of a job: one process or several, one device or more. */
+/* test_distributed.c - a module on all ranks of a job: one process or several, each with one device
+   or more. */
 
 #include <stdlib.h>
 #include "../examples/custom_device.h"

@@ -31,6 +31,7 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     size_t count;
     int64_t rows[ROWS], first;
     float host[ROWS];
+    bool yes;
 } outs;
 
 typedef struct args { /* one of each kind */
@@ -703,6 +704,7 @@ FAILS(dp_buffer_tensor, dp_buffer_tensor(a->call, a->index + 1).dtype == DP_DTYP
 FAILS(dp_grad_tensor, dp_grad_tensor(a->call, a->index).dtype == DP_DTYPE_ANY)
 FAILS(dp_param_block, dp_param_block(a->call) == NULL)
 FAILS(dp_grad_block, dp_grad_block(a->call) == NULL)
+CALL(dp_grad_ready, a->call, a->index)
 CALL(dp_call_out_grad, a->call, NULL, OUT(tensor))
 CALL(dp_call_tensor, a->call, a->known, a->dtype, -1, OUT(view))
 CALL(dp_call_arg, a->call, a->index, a->dtype, -1, OUT(view))
@@ -720,6 +722,10 @@ CALL(dp_container_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_model_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_criterion_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_meta_test_parallel, a->module, OUT(module))
+CALL(dp_distributed, a->module, NULL, OUT(module))
+FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
+CALL(dp_any, a->ctx, true, OUT(yes))
+CALL(dp_params_compare, a->module)
 CALL(dp_all_reduce_list, a->ctx, a->scope, a->list, a->ranks, OUT(value))
 CALL(dp_wrapper_info_get, a->wrapper, OUT(wrapper))
 FAILS(dp_is_wrapper, !dp_is_wrapper(a->wrapper))
@@ -795,7 +801,8 @@ static const row table[] = {
     ROW(dp_buffer, "ki", INSIDE), ROW(dp_grad, "ki", INSIDE), ROW(dp_param_tensor, "ki", INSIDE),
     ROW(dp_buffer_tensor, "ki", INSIDE), ROW(dp_grad_tensor, "ki", INSIDE),
     ROW(dp_param_block, "k", INSIDE | NOT_RIGHTLY), ROW(dp_grad_block, "k", INSIDE | NOT_RIGHTLY),
-    ROW(dp_call_out_grad, "kO", INSIDE), ROW(dp_call_tensor, "kKEO", INSIDE),
+    ROW(dp_grad_ready, "ki", INSIDE), ROW(dp_call_out_grad, "kO", INSIDE),
+    ROW(dp_call_tensor, "kKEO", INSIDE),
     ROW(dp_call_arg, "kiEO", INSIDE), ROW(dp_call_tensor_view, "kKEO", INSIDE),
     ROW(dp_call_arg_view, "kiEO", INSIDE), ROW(dp_call_child, "kKtdO", INSIDE),
     ROW(dp_call_all_reduce, "kzef", INSIDE), ROW(dp_call_all_reduce_tensor, "kaof", INSIDE),
@@ -803,7 +810,9 @@ static const row table[] = {
     ROW(dp_backward, "pn", 0), ROW(dp_data_parallel, "mqO", 0),
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
-    ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_all_reduce_list, "csluO", 0),
+    ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
+    ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY), ROW(dp_any, "cO", 0), ROW(dp_params_compare, "m", 0),
+    ROW(dp_all_reduce_list, "csluO", 0),
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
