@@ -863,7 +863,7 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
    travel in buckets, strictly one after the other. With several processes of CPU devices a thread
    of its own carries a bucket as soon as all local ranks have it, while backward goes on; one
    process adds all up in one pass over memory at the end, and so do devices with memory of their
-   own. With one rank there is nothing to do.
+   own. With one rank there is nothing to do, but for a hook.
 
        dp_reducer_create(ctx, &config, &reducer);
        dp_reducer_begin(reducer, NULL);                      at the forward

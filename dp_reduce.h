@@ -1615,7 +1615,7 @@ static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
     if (reducer->regrouped || units == 0)
         return DP_OK;
     memcpy(reducer->order, reducer->arrival, count * sizeof *reducer->order);
-    for (size_t unit = 0; unit < units && count < units; unit++)
+    for (size_t unit = 0; count < units; unit++)
         if ((reducer->marks[unit] & DP__REPORTED) == 0 || reducer->arrived == 0)
             reducer->order[count++] = (uint32_t)unit;
     if (reducer->ctx->info.process_count > 1)

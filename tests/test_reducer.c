@@ -1144,6 +1144,8 @@ TEST(calls_in_the_wrong_order)
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_STATE, "destroyed already");
     CHECK_ERROR(dp_reducer_info_get(g.reducer, &info), DP_ERR_STATE, "destroyed already");
     CHECK_OK(dp_reducer_destroy(NULL));
+    CHECK_ERROR(dp_reducer_begin(NULL, NULL), DP_ERR_INVALID, "dp_reducer_begin: reducer is NULL");
+    CHECK_ERROR(dp_reducer_ready(NULL, 0, 0, NULL), DP_ERR_INVALID, "reducer is NULL");
     g.reducer = NULL;
     grads_end(&g);
 }

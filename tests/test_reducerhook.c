@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "../examples/custom_device.h"
+#include "decorator.h"
 #include "grads.h"
 #include "lazy.h"
 
@@ -245,28 +246,75 @@ static dp_status counted_all_reduce(dp_comm *comm, const dp_part *local, size_t 
     return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
 }
 
+static dp_status (*all_reduce_of_test)(dp_comm *comm, const dp_part *local, size_t count,
+                                       dp_dtype dtype, dp_op op, double scale) = counted_all_reduce;
+
 static dp_status counted_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     static dp_coll_ops ops;
     dp_status status = meeting_coll()->open(host, config, out);
     ops = *meeting_coll();
-    ops.all_reduce = counted_all_reduce;
+    ops.all_reduce = all_reduce_of_test;
     if (status == DP_OK) {
         (*out)->ops = &ops;
     }
     return status;
 }
 
-static dp_ctx *open_counted(meeting *m)
+static dp_ctx *open_counted(meeting *m, int device_count)
 {
     dp_coll_ops ops = *meeting_coll();
     const dp_coll_ops *const colls[] = {&ops, NULL};
-    dp_config config = config_of(m, 1);
+    dp_config config = config_of(m, device_count);
     dp_ctx *ctx = NULL;
     ops.open = counted_open;
     config.colls = colls;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
+}
+
+static pthread_t part_threads[4];
+
+static void note_thread(int part, void *user)
+{
+    (void)user;
+    part_threads[part] = pthread_self();
+    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); /* others might take the next part */
+}
+
+/* Workers are the caller's: they do nothing for the courier. */
+static dp_status alone_all_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
+                                  dp_op op, double scale)
+{
+    const pthread_t *main = &part_threads[3];
+    if (dtype == DP_F32 && pthread_equal(pthread_self(), *main) == 0) {
+        comm->host->parallel(comm->host, 3, note_thread, NULL);
+        for (int part = 0; part < 3; part++) {
+            CHECK(pthread_equal(part_threads[part], pthread_self()) != 0);
+        }
+        atomic_fetch_add(&all_reduce_count, 1);
+    }
+    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+}
+
+static void courier_works_alone(meeting *m)
+{
+    grads g;
+    all_reduce_of_test = alone_all_reduce;
+    part_threads[3] = pthread_self();
+    grads_begin(&g, open_counted(m, 2), 5);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    atomic_store(&all_reduce_count, 0);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    CHECK_INT(atomic_load(&all_reduce_count), 1);
+    grads_end(&g);
+}
+
+TEST(workers_do_nothing_for_the_courier)
+{
+    in_processes(2, courier_works_alone);
 }
 
 /* Runs of so many floats, with gaps, in one bucket: how many collectives it takes. */
@@ -302,7 +350,7 @@ enum { SHORT_RUN = 4096 /* f32 that are not short any more */ };
 
 static void counted(meeting *m)
 {
-    dp_ctx *ctx = open_counted(m);
+    dp_ctx *ctx = open_counted(m, 1);
     CHECK_INT(collectives_of(ctx, 8, 3, DP_F32), 1);
     CHECK_INT(collectives_of(ctx, 1, 3, DP_F32), 1);
     CHECK_INT(collectives_of(ctx, 2, SHORT_RUN - 1, DP_F32), 1);
@@ -315,6 +363,81 @@ static void counted(meeting *m)
 TEST(a_bucket_of_short_runs_is_one_collective)
 {
     in_processes(2, counted);
+}
+
+/* Bytes that a reducer of these runs takes. */
+static size_t room_of(dp_ctx *ctx, const test_allocator *counter, size_t length,
+                      dp_reducer_config config)
+{
+    dp_range ranges[8];
+    void *local[RANKS] = {0};
+    dp_info info;
+    dp_reducer *reducer;
+    const dp_block block = {DP_F32, 8 * (length + 1), local};
+    CHECK_OK(dp_info_get(ctx, &info));
+    for (int i = 0; i < info.local_count; i++) {
+        local[i] = malloc(block.count * sizeof(float));
+    }
+    for (uint32_t i = 0; i < 8; i++) {
+        ranges[i] = (dp_range){.unit = i, .first = i * (length + 1), .count = length};
+    }
+    config.blocks = &block;
+    config.block_count = 1;
+    config.ranges = ranges;
+    config.range_count = 8;
+    config.reduction = DP_SUM;
+    size_t before = counter->live_bytes;
+    CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
+    size_t after = counter->live_bytes;
+    for (int i = 0; i < info.local_count; i++) {
+        free(local[i]);
+    }
+    return after - before;
+}
+
+enum { LONG_RUN = 100000, SPARE = 150000 /* bytes for lists and the like */ };
+
+static dp_ctx *open_metered(meeting *m, test_allocator *counter)
+{
+    dp_config config = m != NULL ? config_of(m, 1) : (dp_config){.device_count = 2};
+    dp_ctx *ctx = NULL;
+    *counter = (test_allocator){0};
+    config.allocator = test_allocator_of(counter);
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &(dp_reducer *){0}));
+    return ctx;
+}
+
+/* Flat memory is for what may have to be flat, and holds one bucket: up to its cap and the largest
+   unit. */
+static void room_for_flat_buckets(meeting *m)
+{
+    const size_t run = LONG_RUN * sizeof(float), locals = m != NULL ? 1 : 2;
+    const dp_reducer_config caps = {.first_bucket_bytes = run + 4, .bucket_bytes = 2 * run};
+    dp_reducer_config config = caps;
+    test_allocator counter;
+    dp_ctx *ctx = open_metered(m, &counter);
+    CHECK(room_of(ctx, &counter, LONG_RUN, caps) < SPARE);
+    CHECK(room_of(ctx, &counter, SHORT_RUN - 1, (dp_reducer_config){0}) <
+          SPARE + (m != NULL ? 8 * SHORT_RUN * sizeof(float) * 5 / 4 : 0));
+    config.wire = DP_F16;
+    size_t halves = room_of(ctx, &counter, LONG_RUN, config);
+    CHECK(halves >= locals * 3 * run / 2);
+    CHECK(halves < locals * (3 * run / 2) * 5 / 4 + SPARE);
+    config.wire = DP_F32;
+    config.hook = plain_hook;
+    size_t whole = room_of(ctx, &counter, LONG_RUN, config);
+    CHECK(whole >= locals * 3 * run && whole < locals * 3 * run * 5 / 4 + SPARE);
+    config.bucket_bytes = SIZE_MAX;
+    size_t all = room_of(ctx, &counter, LONG_RUN, config);
+    CHECK(all >= locals * 8 * run && all < locals * 8 * run * 5 / 4 + SPARE);
+    dp_close(ctx);
+}
+
+TEST(flat_memory_is_one_bucket)
+{
+    room_for_flat_buckets(NULL);
+    in_processes(2, room_for_flat_buckets);
 }
 
 /* ---- what a hook gets ------------------------------------------------------------------------ */
@@ -441,6 +564,50 @@ TEST(a_hook_gets_each_bucket)
     in_processes(2, looked_at_in_processes);
     in_processes(2, halves_looked_at);
     in_processes(2, looked_at_on_toys);
+}
+
+/* Unit 0 is used by nobody: zeros in the bucket, and nothing goes back. */
+static dp_status zeros_first(const dp_bucket *bucket, void *user)
+{
+    size_t *calls = user;
+    float *data = bucket->local[0].recv;
+    CHECK_INT(bucket->count, 8);
+    CHECK_INT(bucket->info.unit_count, 2);
+    for (size_t i = 0; i < 8; i++) {
+        CHECK_F64(data[i], i < 3 ? 0 : 2, 0);
+    }
+    data[0] = 77;
+    ++*calls;
+    return plain_hook(bucket, NULL);
+}
+
+static void a_unit_is_unused(dp_ctx *ctx)
+{
+    size_t calls = 0;
+    grads g;
+    hook_begin(&g, ctx,
+               (dp_reducer_config){
+                   .unused_units = DP_UNUSED_FOUND, .hook = zeros_first, .hook_user = &calls});
+    for (size_t pass = 1; pass < 4; pass++) { /* units 2 and 3 are a bucket that does not travel */
+        grads_fill(&g, 2);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report(&g, 1);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, 2);
+        CHECK_INT(calls, pass);
+    }
+    grads_end(&g);
+}
+
+static void unused_in_processes(meeting *m)
+{
+    a_unit_is_unused(open_job(m, 1, dp_cpu()));
+}
+
+TEST(what_nobody_uses_is_zeros_for_a_hook)
+{
+    a_unit_is_unused(open_here(1));
+    in_processes(2, unused_in_processes);
 }
 
 /* ---- hooks that compress --------------------------------------------------------------------- */
@@ -970,6 +1137,80 @@ static void one_has_no_memory(meeting *m)
 TEST_SLOW(no_memory_in_one_process, 30)
 {
     in_processes(2, one_has_no_memory);
+}
+
+static dp_status try_to_use(dp_ctx *ctx, dp_reducer_config config)
+{
+    static float data[16]; /* the courier may be at it until dp_close */
+    const dp_block block = {DP_F32, 16, (void *[]){data}};
+    dp_reducer *reducer = NULL;
+    for (int i = 0; i < 16; i++) {
+        data[i] = 3;
+    }
+    config.blocks = &block;
+    config.block_count = 1;
+    config.ranges = four_units;
+    config.range_count = 4;
+    config.reduction = DP_SUM;
+    DP_TRY(dp_reducer_create(ctx, &config, &reducer));
+    DP_TRY(dp_reducer_begin(reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++) {
+        DP_TRY(dp_reducer_ready(reducer, 0, unit, NULL));
+    }
+    DP_TRY(dp_reducer_finish(reducer));
+    CHECK_F64(data[15], 6, 0);
+    return dp_reducer_destroy(reducer);
+}
+
+/* The nth call of process 1's table fails, on its thread or on the courier's: both learn of it,
+   unless the other one has all that it needs by then. */
+static void one_table_fails(meeting *m, dp_reducer_config config)
+{
+    char fired[2] = {0, 1}, own = 1;
+    for (long n = 1; fired[1] != 0; n++) {
+        const dp_device_ops *const backends[] = {decorate_device(dp_cpu()), NULL};
+        dp_config open = config_of(m, 1);
+        dp_ctx *ctx = NULL;
+        open.colls = colls_of_dp();
+        open.backends = backends;
+        CHECK_OK(dp_open(&open, &ctx));
+        deco.fail_with = DP_ERR_NO_MEMORY;
+        deco.fail_at = m->process == 1 ? deco.call_count + n : 0;
+        dp_status status = try_to_use(ctx, config);
+        bool over = dp_status_class(status) == DP_CLASS_JOB;
+        if (m->process == 1) {
+            CHECK(deco.fired == (status != DP_OK));
+            CHECK(over || status == (deco.fired ? DP_ERR_NO_MEMORY : DP_OK));
+        } else {
+            CHECK(over || status == DP_OK || status == DP_ERR_MISMATCH);
+        }
+        own = deco.fired;
+        dp_close(ctx);
+        CHECK_DECORATOR();
+        CHECK_OK(meeting_all_gather(&own, fired, 1, m));
+    }
+}
+
+static void one_table_fails_flat(meeting *m)
+{
+    one_table_fails(m, (dp_reducer_config){0});
+}
+
+static void one_table_fails_in_halves(meeting *m)
+{
+    one_table_fails(m, (dp_reducer_config){.wire = DP_F16});
+}
+
+static void one_table_fails_by_hook(meeting *m)
+{
+    one_table_fails(m, (dp_reducer_config){.wire = DP_F16, .hook = plain_hook});
+}
+
+TEST_SLOW(the_nth_call_fails_in_one_process, 60)
+{
+    in_processes(2, one_table_fails_flat);
+    in_processes(2, one_table_fails_in_halves);
+    in_processes(2, one_table_fails_by_hook);
 }
 
 static void steady(dp_ctx *ctx, test_allocator *counter, dp_reducer_config config)
