@@ -12,6 +12,13 @@ static dp_ctx *ctx_of(meeting *m, int device_count, const dp_device_ops *ops)
     return m != NULL ? open_job(m, device_count, ops) : open_here(device_count);
 }
 
+static dp_status plain_hook(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
+}
+
 /* ---- halves on the wire ---------------------------------------------------------------------- */
 
 /* torch's fp16_compress gives 0.14990234375 for 0.1 and 0.2. */
@@ -75,7 +82,7 @@ typedef struct kinds { /* of every dtype that matters */
 } kinds;
 
 /* Only what is wider travels in halves; what f16 cannot hold is infinite, and bf16 can. */
-static void every_dtype(dp_ctx *ctx, dp_dtype wire)
+static void every_dtype(dp_ctx *ctx, dp_dtype wire, bool hooked)
 {
     static kinds data[RANKS];
     void *local[4][RANKS];
@@ -95,10 +102,13 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire)
     }
     const dp_block blocks[] = {
         {DP_F32, 3, local[0]}, {DP_F64, 3, local[1]}, {DP_F16, 3, local[2]}, {DP_I32, 3, local[3]}};
-    CHECK_OK(dp_reducer_create(
-        ctx,
-        &(dp_reducer_config){.blocks = blocks, .block_count = 4, .reduction = DP_SUM, .wire = wire},
-        &reducer));
+    CHECK_OK(dp_reducer_create(ctx,
+                               &(dp_reducer_config){.blocks = blocks,
+                                                    .block_count = 4,
+                                                    .reduction = DP_SUM,
+                                                    .wire = wire,
+                                                    .hook = hooked ? plain_hook : NULL},
+                               &reducer));
     CHECK_OK(dp_reducer_bucket_get(reducer, 1, &bucket));
     CHECK_INT(bucket.dtype, DP_F64);
     CHECK_INT(bucket.bytes, 24);
@@ -126,14 +136,21 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire)
 
 static void every_dtype_in_processes(meeting *m)
 {
-    every_dtype(ctx_of(m, 1, dp_cpu()), DP_F16);
+    every_dtype(ctx_of(m, 1, dp_cpu()), DP_F16, false);
+}
+
+static void every_dtype_by_hook(meeting *m)
+{
+    every_dtype(ctx_of(m, 1, dp_cpu()), DP_BF16, true);
 }
 
 TEST(only_wide_dtypes_travel_as_halves)
 {
-    every_dtype(open_here(2), DP_F16);
-    every_dtype(open_here(2), DP_BF16);
+    every_dtype(open_here(2), DP_F16, false);
+    every_dtype(open_here(2), DP_BF16, false);
     in_processes(2, every_dtype_in_processes);
+    every_dtype(open_here(2), DP_F16, true); /* the others are hooked as they lie */
+    in_processes(2, every_dtype_by_hook);
 }
 
 /* ---- layouts, flat or not -------------------------------------------------------------------- */
@@ -195,13 +212,6 @@ static void short_passes(dp_ctx *ctx, dp_reducer_config config)
     }
     CHECK(info_of(g.reducer).regrouped);
     grads_end(&g);
-}
-
-static dp_status plain_hook(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
 }
 
 static void all_ways(meeting *m, int device_count, const dp_device_ops *ops)
@@ -564,6 +574,44 @@ TEST(a_hook_gets_each_bucket)
     in_processes(2, looked_at_in_processes);
     in_processes(2, halves_looked_at);
     in_processes(2, looked_at_on_toys);
+}
+
+/* A pass that is finished before an older one is the caller's, and so are its hooks. */
+static void two_are_looked_at(meeting *m)
+{
+    static grads g[2];
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    witness w[2];
+    for (int i = 0; i < 2; i++) {
+        w[i] = (witness){.g = &g[i], .main = pthread_self(), .dtype = DP_F16};
+        hook_begin(&g[i], ctx,
+                   (dp_reducer_config){.wire = DP_F16, .hook = look, .hook_user = &w[i]});
+    }
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < 2; i++) {
+            grads_fill(&g[i], 0);
+            grads_add(&g[i], 1);
+            CHECK_OK(dp_reducer_begin(g[i].reducer, NULL));
+        }
+        for (int i = 1; i >= 0; i--) {
+            report(&g[i], 1);
+            report(&g[i], 0);
+            report(&g[i], 3);
+            report(&g[i], 2);
+            CHECK_OK(dp_reducer_finish(g[i].reducer));
+            check_hook_pass(&g[i]);
+            CHECK(w[i].on_main == (i == 1));
+            CHECK_INT(w[i].calls, 2 * (pass + 1));
+        }
+    }
+    CHECK_OK(dp_reducer_destroy(g[1].reducer));
+    free(g[1].local[0]);
+    grads_end(&g[0]);
+}
+
+TEST(hooks_of_two_reducers)
+{
+    in_processes(2, two_are_looked_at);
 }
 
 /* Unit 0 is used by nobody: zeros in the bucket, and nothing goes back. */
