@@ -1295,6 +1295,36 @@ TEST(a_steady_pass_allocates_nothing)
     in_processes(2, steady_in_processes);
 }
 
+/* A stream of the user's goes when its pass is finished: the next pass knows nothing of it. */
+TEST(a_stream_goes_after_its_pass)
+{
+    const dp_device_ops *const backends[] = {decorate_device(toy_device()), NULL};
+    dp_stream *streams[2];
+    dp_ctx *ctx;
+    grads g;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    hook_begin(&g, ctx, (dp_reducer_config){.unused_units = DP_UNUSED_FOUND});
+    for (int i = 0; i < 2; i++) {
+        dp_dev *dev = dp_local_stream(ctx, i)->dev;
+        CHECK_OK(dev->ops->stream_create(dev, 0, &streams[i]));
+    }
+    grads_fill(&g, 1);
+    for (int pass = 0; pass < 2; pass++) { /* in the second one nobody reports unit 0 */
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (int i = 0; i < 2 && pass == 0; i++) {
+            CHECK_OK(dp_reducer_ready(g.reducer, i, 0, streams[i]));
+        }
+        report(&g, 1);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        CHECK_OK(dp_wait(ctx));
+        for (int i = 0; i < 2 && pass == 0; i++) {
+            streams[i]->dev->ops->stream_destroy(streams[i]);
+        }
+    }
+    grads_end(&g);
+    CHECK_DECORATOR();
+}
+
 /* ---- times ----------------------------------------------------------------------------------- */
 
 static void sleep_ms(long ms)
