@@ -863,7 +863,7 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
    travel in buckets, strictly one after the other. With several processes of CPU devices a thread
    of its own carries a bucket as soon as all local ranks have it, while backward goes on; one
    process adds all up in one pass over memory at the end, and so do devices with memory of their
-   own. With one rank there is nothing to do.
+   own. With one rank there is nothing to do, but for a hook.
 
        dp_reducer_create(ctx, &config, &reducer);
        dp_reducer_begin(reducer, NULL);                      at the forward
@@ -899,9 +899,9 @@ typedef struct dp_range { /* a part of a block; no two overlap */
 typedef enum dp_unused {
     DP_UNUSED_ERROR, /* all ranks get an error */
     DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
-    DP_UNUSED_FIXED  /* so only in the first reduced pass. From then on every rank reports the units
-                        that it has reported by then: no others, which would be an error on all
-                        ranks, and travel without being waited for */
+    DP_UNUSED_FIXED  /* so in the first reduced pass. From then on each rank reports what it had
+                        reported by its end; more or less is an error on all ranks. Nobody waits for
+                        the rest, which may travel as soon as a pass is open */
 } dp_unused;
 
 struct dp_bucket;
@@ -919,10 +919,10 @@ typedef struct dp_reducer_config {
     dp_unused unused_units;
     /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
        what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
-       as they are. */
+       as they are, as they always are with one rank. */
     dp_dtype wire;
     dp_status (*hook)(const struct dp_bucket *bucket, void *user); /* see dp_bucket; NULL = none */
-    void *hook_user;
+    void *hook_user; /* what the hook gets as `user` */
 } dp_reducer_config;
 
 typedef struct dp_reduce_pass { /* NULL = all zero */
@@ -977,7 +977,8 @@ DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_ran
 /* End the pass: gradients are reduced, in order on the compute streams (CPU devices: done). What
    was not reported is reduced too, so that no rank waits for ever, and then every rank gets a
    MISMATCH (see dp_unused) that names the unit and the rank: gradients are void, the next pass
-   works. A collective that fails is the job's failure. */
+   works. What becomes of a hook that fails: see dp_bucket. A collective that fails is the job's
+   failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
 
 /* How it works at present; buckets in the order in which they travel. */
@@ -1010,8 +1011,8 @@ typedef struct dp_bucket {
     double scale;         /* times this */
 } dp_bucket;
 
-/* As dp_all_reduce_scaled and dp_all_gather, over all ranks; NULL streams are those of
-   bucket->local. For the hook that got the bucket, on its thread. */
+/* As dp_all_reduce_scaled and dp_all_gather, over all ranks, of any memory; NULL streams are those
+   of bucket->local. For the hook that got the bucket, on the thread that it was called on. */
 DP_MUST_USE DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count, dp_dtype dtype, dp_op op,
                                                   double scale);

@@ -1002,7 +1002,8 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
 /* ==== >>courier ================================================================================
    A thread of its own carries the buckets of one reducer, strictly in their order, each as soon as
    all local ranks have reported what is in it. It has a communicator of its own and streams of its
-   own, and leaves the workers to the caller.
+   own, and leaves the workers to the caller. Streams on which units were reported it need not wait
+   for: all devices are the host's, whose work is done when a call returns.
 
    Whose pass rides is decided by begin and finish alone, which every process calls in the same
    order: the oldest one, until it has finished, and then the next. One that finishes while an older
@@ -1491,8 +1492,6 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
     if (stream != NULL && stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
                         local_rank);
-    if (ctx->courier != NULL) /* it knows nothing of streams */
-        DP_TRY(dp__leave(__func__, ctx, dp__sync(stream != NULL ? stream : device->stream)));
     dp__lock_enter(&ctx->lock);
     dp_status status = dp__unit_mark(__func__, reducer, local_rank, unit, stream, &full);
     full = full && ctx->riding == reducer;
@@ -1642,7 +1641,7 @@ static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
     if (reducer->regrouped || units == 0)
         return DP_OK;
     memcpy(reducer->order, reducer->arrival, count * sizeof *reducer->order);
-    for (size_t unit = 0; unit < units && count < units; unit++)
+    for (size_t unit = 0; count < units; unit++)
         if ((reducer->marks[unit] & DP__REPORTED) == 0 || reducer->arrived == 0)
             reducer->order[count++] = (uint32_t)unit;
     if (reducer->ctx->info.process_count > 1)

@@ -343,7 +343,7 @@ static dp_status all_reduce_hook(const dp_bucket *bucket, void *user)
 }
 
 /* By way of flat memory, in halves, which hold these numbers. */
-static dp_status reductions(work *w)
+static dp_status reductions_by(work *w, dp_status (*hook)(const dp_bucket *bucket, void *user))
 {
     static const dp_range ranges[] = {{.unit = 0, .count = 2 * COLUMNS},
                                       {.unit = 1, .first = 3 * COLUMNS + 1, .count = COLUMNS - 2},
@@ -365,7 +365,7 @@ static dp_status reductions(work *w)
                                                .reduction = DP_SUM,
                                                .unused_units = DP_UNUSED_FOUND,
                                                .wire = DP_F16,
-                                               .hook = w->salt % 2 == 0 ? all_reduce_hook : NULL},
+                                               .hook = hook},
                           &reducer));
     dp_status status = one_reduction(w, reducer, on);
     char sentence[512];
@@ -374,13 +374,23 @@ static dp_status reductions(work *w)
     return status == DP_OK ? DP_OK : dp_error(status, "%s", sentence);
 }
 
+static dp_status reductions(work *w)
+{
+    return reductions_by(w, NULL);
+}
+
+static dp_status hooks(work *w)
+{
+    return reductions_by(w, all_reduce_hook);
+}
+
 /* ---- the nth call of the table fails --------------------------------------------------------- */
 
 typedef dp_status (*operation)(work *w);
 
 static const operation operations[] = {
-    copies, arithmetic, kept,      scattered_and_gathered, replicated_and_added, collectives,
-    ranks,  passes,     reductions};
+    copies, arithmetic, kept, scattered_and_gathered, replicated_and_added, collectives, ranks,
+    passes, reductions, hooks};
 enum { OPERATIONS = sizeof(operations) / sizeof(operations[0]) };
 
 static dp_ctx *open_with(const dp_device_ops *ops, test_allocator *counter)

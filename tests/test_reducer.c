@@ -1144,6 +1144,8 @@ TEST(calls_in_the_wrong_order)
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_STATE, "destroyed already");
     CHECK_ERROR(dp_reducer_info_get(g.reducer, &info), DP_ERR_STATE, "destroyed already");
     CHECK_OK(dp_reducer_destroy(NULL));
+    CHECK_ERROR(dp_reducer_begin(NULL, NULL), DP_ERR_INVALID, "dp_reducer_begin: reducer is NULL");
+    CHECK_ERROR(dp_reducer_ready(NULL, 0, 0, NULL), DP_ERR_INVALID, "reducer is NULL");
     g.reducer = NULL;
     grads_end(&g);
 }
@@ -1417,7 +1419,7 @@ TEST(a_courier_for_several_processes_only)
 }
 
 /* What the courier fails with, finish returns. */
-enum { COUNT_FAILS = 77, COUNT_IS_SLOW = 78 };
+enum { COUNT_FAILS = 77, COUNT_IS_SLOW = 78, COUNT_IS_MUTE = 79 };
 static bool is_slow;
 
 static dp_status fail_to_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
@@ -1428,6 +1430,9 @@ static dp_status fail_to_reduce(dp_comm *comm, const dp_part *local, size_t coun
     }
     if (count == COUNT_FAILS) {
         return dp_error(DP_ERR_NO_MEMORY, "no buffer for %zu", count);
+    }
+    if (count == COUNT_IS_MUTE) {
+        return DP_ERR_NO_MEMORY;
     }
     return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
 }
@@ -1456,24 +1461,35 @@ static dp_ctx *open_failing(meeting *m)
     return ctx;
 }
 
-static void a_bucket_fails(meeting *m)
+static void a_bucket_fails_by(meeting *m, size_t count, const char *part)
 {
     grads g;
-    grads_begin(&g, open_failing(m), COUNT_FAILS);
+    grads_begin(&g, open_failing(m), count);
     grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
     dp_status status = dp_reducer_finish(g.reducer);
     if (status != DP_ERR_REMOTE) /* the other process may have failed, and left, before */
         CHECK_STATUS(status, DP_ERR_INTERNAL);
-    CHECK(status == DP_ERR_REMOTE || strstr(dp_last_error(), "no buffer for 77") != NULL);
+    CHECK(status == DP_ERR_REMOTE || strstr(dp_last_error(), part) != NULL);
     CHECK(dp_failure(g.ctx, NULL));
     grads_end(&g);
+}
+
+static void a_bucket_fails(meeting *m)
+{
+    a_bucket_fails_by(m, COUNT_FAILS, "no buffer for 77 (DP_ERR_NO_MEMORY)");
+}
+
+static void a_bucket_fails_mute(meeting *m)
+{
+    a_bucket_fails_by(m, COUNT_IS_MUTE, "the job failed: out of memory (DP_ERR_NO_MEMORY)");
 }
 
 TEST(a_bucket_that_fails_is_the_jobs_failure)
 {
     in_processes(2, a_bucket_fails);
+    in_processes(2, a_bucket_fails_mute);
 }
 
 static void *abort_soon(void *user)
@@ -1610,6 +1626,7 @@ TEST(a_world_of_one_only_keeps_count)
     one_pass(&g);
     check_all(&g, 7);
     CHECK_INT(info_of(g.reducer).early_count, 0);
+    CHECK_INT(info_of(g.reducer).last.bytes, 0);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
     grads_end(&g);

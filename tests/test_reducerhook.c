@@ -3,12 +3,20 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include "../examples/custom_device.h"
+#include "decorator.h"
 #include "grads.h"
 #include "lazy.h"
 
 static dp_ctx *ctx_of(meeting *m, int device_count, const dp_device_ops *ops)
 {
     return m != NULL ? open_job(m, device_count, ops) : open_here(device_count);
+}
+
+static dp_status plain_hook(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
 }
 
 /* ---- halves on the wire ---------------------------------------------------------------------- */
@@ -74,7 +82,7 @@ typedef struct kinds { /* of every dtype that matters */
 } kinds;
 
 /* Only what is wider travels in halves; what f16 cannot hold is infinite, and bf16 can. */
-static void every_dtype(dp_ctx *ctx, dp_dtype wire)
+static void every_dtype(dp_ctx *ctx, dp_dtype wire, bool hooked)
 {
     static kinds data[RANKS];
     void *local[4][RANKS];
@@ -94,10 +102,13 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire)
     }
     const dp_block blocks[] = {
         {DP_F32, 3, local[0]}, {DP_F64, 3, local[1]}, {DP_F16, 3, local[2]}, {DP_I32, 3, local[3]}};
-    CHECK_OK(dp_reducer_create(
-        ctx,
-        &(dp_reducer_config){.blocks = blocks, .block_count = 4, .reduction = DP_SUM, .wire = wire},
-        &reducer));
+    CHECK_OK(dp_reducer_create(ctx,
+                               &(dp_reducer_config){.blocks = blocks,
+                                                    .block_count = 4,
+                                                    .reduction = DP_SUM,
+                                                    .wire = wire,
+                                                    .hook = hooked ? plain_hook : NULL},
+                               &reducer));
     CHECK_OK(dp_reducer_bucket_get(reducer, 1, &bucket));
     CHECK_INT(bucket.dtype, DP_F64);
     CHECK_INT(bucket.bytes, 24);
@@ -125,14 +136,21 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire)
 
 static void every_dtype_in_processes(meeting *m)
 {
-    every_dtype(ctx_of(m, 1, dp_cpu()), DP_F16);
+    every_dtype(ctx_of(m, 1, dp_cpu()), DP_F16, false);
+}
+
+static void every_dtype_by_hook(meeting *m)
+{
+    every_dtype(ctx_of(m, 1, dp_cpu()), DP_BF16, true);
 }
 
 TEST(only_wide_dtypes_travel_as_halves)
 {
-    every_dtype(open_here(2), DP_F16);
-    every_dtype(open_here(2), DP_BF16);
+    every_dtype(open_here(2), DP_F16, false);
+    every_dtype(open_here(2), DP_BF16, false);
     in_processes(2, every_dtype_in_processes);
+    every_dtype(open_here(2), DP_F16, true); /* the others are hooked as they lie */
+    in_processes(2, every_dtype_by_hook);
 }
 
 /* ---- layouts, flat or not -------------------------------------------------------------------- */
@@ -196,13 +214,6 @@ static void short_passes(dp_ctx *ctx, dp_reducer_config config)
     grads_end(&g);
 }
 
-static dp_status plain_hook(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
-}
-
 static void all_ways(meeting *m, int device_count, const dp_device_ops *ops)
 {
     for (int unused = DP_UNUSED_ERROR; unused <= DP_UNUSED_FIXED; unused++) {
@@ -245,28 +256,75 @@ static dp_status counted_all_reduce(dp_comm *comm, const dp_part *local, size_t 
     return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
 }
 
+static dp_status (*all_reduce_of_test)(dp_comm *comm, const dp_part *local, size_t count,
+                                       dp_dtype dtype, dp_op op, double scale) = counted_all_reduce;
+
 static dp_status counted_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     static dp_coll_ops ops;
     dp_status status = meeting_coll()->open(host, config, out);
     ops = *meeting_coll();
-    ops.all_reduce = counted_all_reduce;
+    ops.all_reduce = all_reduce_of_test;
     if (status == DP_OK) {
         (*out)->ops = &ops;
     }
     return status;
 }
 
-static dp_ctx *open_counted(meeting *m)
+static dp_ctx *open_counted(meeting *m, int device_count)
 {
     dp_coll_ops ops = *meeting_coll();
     const dp_coll_ops *const colls[] = {&ops, NULL};
-    dp_config config = config_of(m, 1);
+    dp_config config = config_of(m, device_count);
     dp_ctx *ctx = NULL;
     ops.open = counted_open;
     config.colls = colls;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
+}
+
+static pthread_t part_threads[4];
+
+static void note_thread(int part, void *user)
+{
+    (void)user;
+    part_threads[part] = pthread_self();
+    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL); /* others might take the next part */
+}
+
+/* Workers are the caller's: they do nothing for the courier. */
+static dp_status alone_all_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
+                                  dp_op op, double scale)
+{
+    const pthread_t *main = &part_threads[3];
+    if (dtype == DP_F32 && pthread_equal(pthread_self(), *main) == 0) {
+        comm->host->parallel(comm->host, 3, note_thread, NULL);
+        for (int part = 0; part < 3; part++) {
+            CHECK(pthread_equal(part_threads[part], pthread_self()) != 0);
+        }
+        atomic_fetch_add(&all_reduce_count, 1);
+    }
+    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+}
+
+static void courier_works_alone(meeting *m)
+{
+    grads g;
+    all_reduce_of_test = alone_all_reduce;
+    part_threads[3] = pthread_self();
+    grads_begin(&g, open_counted(m, 2), 5);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    atomic_store(&all_reduce_count, 0);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    CHECK_INT(atomic_load(&all_reduce_count), 1);
+    grads_end(&g);
+}
+
+TEST(workers_do_nothing_for_the_courier)
+{
+    in_processes(2, courier_works_alone);
 }
 
 /* Runs of so many floats, with gaps, in one bucket: how many collectives it takes. */
@@ -302,7 +360,7 @@ enum { SHORT_RUN = 4096 /* f32 that are not short any more */ };
 
 static void counted(meeting *m)
 {
-    dp_ctx *ctx = open_counted(m);
+    dp_ctx *ctx = open_counted(m, 1);
     CHECK_INT(collectives_of(ctx, 8, 3, DP_F32), 1);
     CHECK_INT(collectives_of(ctx, 1, 3, DP_F32), 1);
     CHECK_INT(collectives_of(ctx, 2, SHORT_RUN - 1, DP_F32), 1);
@@ -315,6 +373,81 @@ static void counted(meeting *m)
 TEST(a_bucket_of_short_runs_is_one_collective)
 {
     in_processes(2, counted);
+}
+
+/* Bytes that a reducer of these runs takes. */
+static size_t room_of(dp_ctx *ctx, const test_allocator *counter, size_t length,
+                      dp_reducer_config config)
+{
+    dp_range ranges[8];
+    void *local[RANKS] = {0};
+    dp_info info;
+    dp_reducer *reducer;
+    const dp_block block = {DP_F32, 8 * (length + 1), local};
+    CHECK_OK(dp_info_get(ctx, &info));
+    for (int i = 0; i < info.local_count; i++) {
+        local[i] = malloc(block.count * sizeof(float));
+    }
+    for (uint32_t i = 0; i < 8; i++) {
+        ranges[i] = (dp_range){.unit = i, .first = i * (length + 1), .count = length};
+    }
+    config.blocks = &block;
+    config.block_count = 1;
+    config.ranges = ranges;
+    config.range_count = 8;
+    config.reduction = DP_SUM;
+    size_t before = counter->live_bytes;
+    CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
+    size_t after = counter->live_bytes;
+    for (int i = 0; i < info.local_count; i++) {
+        free(local[i]);
+    }
+    return after - before;
+}
+
+enum { LONG_RUN = 100000, SPARE = 150000 /* bytes for lists and the like */ };
+
+static dp_ctx *open_metered(meeting *m, test_allocator *counter)
+{
+    dp_config config = m != NULL ? config_of(m, 1) : (dp_config){.device_count = 2};
+    dp_ctx *ctx = NULL;
+    *counter = (test_allocator){0};
+    config.allocator = test_allocator_of(counter);
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &(dp_reducer *){0}));
+    return ctx;
+}
+
+/* Flat memory is for what may have to be flat, and holds one bucket: up to its cap and the largest
+   unit. */
+static void room_for_flat_buckets(meeting *m)
+{
+    const size_t run = LONG_RUN * sizeof(float), locals = m != NULL ? 1 : 2;
+    const dp_reducer_config caps = {.first_bucket_bytes = run + 4, .bucket_bytes = 2 * run};
+    dp_reducer_config config = caps;
+    test_allocator counter;
+    dp_ctx *ctx = open_metered(m, &counter);
+    CHECK(room_of(ctx, &counter, LONG_RUN, caps) < SPARE);
+    CHECK(room_of(ctx, &counter, SHORT_RUN - 1, (dp_reducer_config){0}) <
+          SPARE + (m != NULL ? 8 * SHORT_RUN * sizeof(float) * 5 / 4 : 0));
+    config.wire = DP_F16;
+    size_t halves = room_of(ctx, &counter, LONG_RUN, config);
+    CHECK(halves >= locals * 3 * run / 2);
+    CHECK(halves < locals * (3 * run / 2) * 5 / 4 + SPARE);
+    config.wire = DP_F32;
+    config.hook = plain_hook;
+    size_t whole = room_of(ctx, &counter, LONG_RUN, config);
+    CHECK(whole >= locals * 3 * run && whole < locals * 3 * run * 5 / 4 + SPARE);
+    config.bucket_bytes = SIZE_MAX;
+    size_t all = room_of(ctx, &counter, LONG_RUN, config);
+    CHECK(all >= locals * 8 * run && all < locals * 8 * run * 5 / 4 + SPARE);
+    dp_close(ctx);
+}
+
+TEST(flat_memory_is_one_bucket)
+{
+    room_for_flat_buckets(NULL);
+    in_processes(2, room_for_flat_buckets);
 }
 
 /* ---- what a hook gets ------------------------------------------------------------------------ */
@@ -441,6 +574,88 @@ TEST(a_hook_gets_each_bucket)
     in_processes(2, looked_at_in_processes);
     in_processes(2, halves_looked_at);
     in_processes(2, looked_at_on_toys);
+}
+
+/* A pass that is finished before an older one is the caller's, and so are its hooks. */
+static void two_are_looked_at(meeting *m)
+{
+    static grads g[2];
+    dp_ctx *ctx = open_job(m, 1, dp_cpu());
+    witness w[2];
+    for (int i = 0; i < 2; i++) {
+        w[i] = (witness){.g = &g[i], .main = pthread_self(), .dtype = DP_F16};
+        hook_begin(&g[i], ctx,
+                   (dp_reducer_config){.wire = DP_F16, .hook = look, .hook_user = &w[i]});
+    }
+    for (int pass = 0; pass < 3; pass++) {
+        for (int i = 0; i < 2; i++) {
+            grads_fill(&g[i], 0);
+            grads_add(&g[i], 1);
+            CHECK_OK(dp_reducer_begin(g[i].reducer, NULL));
+        }
+        for (int i = 1; i >= 0; i--) {
+            report(&g[i], 1);
+            report(&g[i], 0);
+            report(&g[i], 3);
+            report(&g[i], 2);
+            CHECK_OK(dp_reducer_finish(g[i].reducer));
+            check_hook_pass(&g[i]);
+            CHECK(w[i].on_main == (i == 1));
+            CHECK_INT(w[i].calls, 2 * (pass + 1));
+        }
+    }
+    CHECK_OK(dp_reducer_destroy(g[1].reducer));
+    free(g[1].local[0]);
+    grads_end(&g[0]);
+}
+
+TEST(hooks_of_two_reducers)
+{
+    in_processes(2, two_are_looked_at);
+}
+
+/* Unit 0 is used by nobody: zeros in the bucket, and nothing goes back. */
+static dp_status zeros_first(const dp_bucket *bucket, void *user)
+{
+    size_t *calls = user;
+    float *data = bucket->local[0].recv;
+    CHECK_INT(bucket->count, 8);
+    CHECK_INT(bucket->info.unit_count, 2);
+    for (size_t i = 0; i < 8; i++) {
+        CHECK_F64(data[i], i < 3 ? 0 : 2, 0);
+    }
+    data[0] = 77;
+    ++*calls;
+    return plain_hook(bucket, NULL);
+}
+
+static void a_unit_is_unused(dp_ctx *ctx)
+{
+    size_t calls = 0;
+    grads g;
+    hook_begin(&g, ctx,
+               (dp_reducer_config){
+                   .unused_units = DP_UNUSED_FOUND, .hook = zeros_first, .hook_user = &calls});
+    for (size_t pass = 1; pass < 4; pass++) { /* units 2 and 3 are a bucket that does not travel */
+        grads_fill(&g, 2);
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report(&g, 1);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        check_all(&g, 2);
+        CHECK_INT(calls, pass);
+    }
+    grads_end(&g);
+}
+
+static void unused_in_processes(meeting *m)
+{
+    a_unit_is_unused(open_job(m, 1, dp_cpu()));
+}
+
+TEST(what_nobody_uses_is_zeros_for_a_hook)
+{
+    a_unit_is_unused(open_here(1));
+    in_processes(2, unused_in_processes);
 }
 
 /* ---- hooks that compress --------------------------------------------------------------------- */
@@ -972,6 +1187,80 @@ TEST_SLOW(no_memory_in_one_process, 30)
     in_processes(2, one_has_no_memory);
 }
 
+static dp_status try_to_use(dp_ctx *ctx, dp_reducer_config config)
+{
+    static float data[16]; /* the courier may be at it until dp_close */
+    const dp_block block = {DP_F32, 16, (void *[]){data}};
+    dp_reducer *reducer = NULL;
+    for (int i = 0; i < 16; i++) {
+        data[i] = 3;
+    }
+    config.blocks = &block;
+    config.block_count = 1;
+    config.ranges = four_units;
+    config.range_count = 4;
+    config.reduction = DP_SUM;
+    DP_TRY(dp_reducer_create(ctx, &config, &reducer));
+    DP_TRY(dp_reducer_begin(reducer, NULL));
+    for (uint32_t unit = 0; unit < 4; unit++) {
+        DP_TRY(dp_reducer_ready(reducer, 0, unit, NULL));
+    }
+    DP_TRY(dp_reducer_finish(reducer));
+    CHECK_F64(data[15], 6, 0);
+    return dp_reducer_destroy(reducer);
+}
+
+/* The nth call of process 1's table fails, on its thread or on the courier's: both learn of it,
+   unless the other one has all that it needs by then. */
+static void one_table_fails(meeting *m, dp_reducer_config config)
+{
+    char fired[2] = {0, 1}, own = 1;
+    for (long n = 1; fired[1] != 0; n++) {
+        const dp_device_ops *const backends[] = {decorate_device(dp_cpu()), NULL};
+        dp_config open = config_of(m, 1);
+        dp_ctx *ctx = NULL;
+        open.colls = colls_of_dp();
+        open.backends = backends;
+        CHECK_OK(dp_open(&open, &ctx));
+        deco.fail_with = DP_ERR_NO_MEMORY;
+        deco.fail_at = m->process == 1 ? deco.call_count + n : 0;
+        dp_status status = try_to_use(ctx, config);
+        bool over = dp_status_class(status) == DP_CLASS_JOB;
+        if (m->process == 1) {
+            CHECK(deco.fired == (status != DP_OK));
+            CHECK(over || status == (deco.fired ? DP_ERR_NO_MEMORY : DP_OK));
+        } else {
+            CHECK(over || status == DP_OK || status == DP_ERR_MISMATCH);
+        }
+        own = deco.fired;
+        dp_close(ctx);
+        CHECK_DECORATOR();
+        CHECK_OK(meeting_all_gather(&own, fired, 1, m));
+    }
+}
+
+static void one_table_fails_flat(meeting *m)
+{
+    one_table_fails(m, (dp_reducer_config){0});
+}
+
+static void one_table_fails_in_halves(meeting *m)
+{
+    one_table_fails(m, (dp_reducer_config){.wire = DP_F16});
+}
+
+static void one_table_fails_by_hook(meeting *m)
+{
+    one_table_fails(m, (dp_reducer_config){.wire = DP_F16, .hook = plain_hook});
+}
+
+TEST_SLOW(the_nth_call_fails_in_one_process, 60)
+{
+    in_processes(2, one_table_fails_flat);
+    in_processes(2, one_table_fails_in_halves);
+    in_processes(2, one_table_fails_by_hook);
+}
+
 static void steady(dp_ctx *ctx, test_allocator *counter, dp_reducer_config config)
 {
     size_t calls = 0;
@@ -1004,6 +1293,36 @@ static void steady_in_processes(meeting *m)
 TEST(a_steady_pass_allocates_nothing)
 {
     in_processes(2, steady_in_processes);
+}
+
+/* A stream of the user's goes when its pass is finished: the next pass knows nothing of it. */
+TEST(a_stream_goes_after_its_pass)
+{
+    const dp_device_ops *const backends[] = {decorate_device(toy_device()), NULL};
+    dp_stream *streams[2];
+    dp_ctx *ctx;
+    grads g;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    hook_begin(&g, ctx, (dp_reducer_config){.unused_units = DP_UNUSED_FOUND});
+    for (int i = 0; i < 2; i++) {
+        dp_dev *dev = dp_local_stream(ctx, i)->dev;
+        CHECK_OK(dev->ops->stream_create(dev, 0, &streams[i]));
+    }
+    grads_fill(&g, 1);
+    for (int pass = 0; pass < 2; pass++) { /* in the second one nobody reports unit 0 */
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        for (int i = 0; i < 2 && pass == 0; i++) {
+            CHECK_OK(dp_reducer_ready(g.reducer, i, 0, streams[i]));
+        }
+        report(&g, 1);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        CHECK_OK(dp_wait(ctx));
+        for (int i = 0; i < 2 && pass == 0; i++) {
+            streams[i]->dev->ops->stream_destroy(streams[i]);
+        }
+    }
+    grads_end(&g);
+    CHECK_DECORATOR();
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */

@@ -66,6 +66,21 @@ double peer_ask(peer_process *p, const char *how, size_t bytes, int calls);
 
 void peers_end(void);
 
+/* ---- two processes: duo.c ------------------------------------------------------------------- */
+
+typedef struct duo {
+    int end; /* of a pair of sockets */
+    int process;
+    int other; /* its process id; in process 1: 0 */
+    dp_ctx *ctx;
+} duo;
+
+/* Returns twice, in both processes. *p stays where it is. */
+void duo_open(duo *p);
+bool duo_send(const duo *p, void *data, size_t bytes); /* false: the other one has gone */
+bool duo_receive(const duo *p, void *data, size_t bytes);
+void duo_close(duo *p); /* process 0, when the other one has been told to end */
+
 /* ---- limits: limit.c ------------------------------------------------------------------------- */
 
 /* Threads that spin between two jobs while the team is awake, and sleep otherwise. */
@@ -120,10 +135,12 @@ void rows_c4(void);
 void rows_c5(void);
 void rows_c6(void);
 void rows_c7(void);
+void rows_c8(void);
 void rows_c9(void);
 void rows_c11b(void);
 void rows_c12(void);
 void rows_c13(void);
+void rows_c14(void);
 void rows_c17(void);
 void rows_p7(void); /* of modules */
 void rows_p9(void);

@@ -32,6 +32,7 @@ $(BENCH)/%.o: tests/bench/%.c
 	@$(CC) $(BENCH_FLAGS) $(BENCH_TUNING) $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 $(BENCH)/limit.o: BENCH_TUNING = -O3 $(BENCH_TUNED)
+$(BENCH)/bench_reduce.o: BENCH_TUNING = -O3 -ffast-math $(BENCH_TUNED)# the models
 
 # The library itself is compiled as a user would.
 $(BENCH)/dp.o: tests/dp.c

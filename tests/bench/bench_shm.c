@@ -1,11 +1,7 @@
 /* bench_shm.c - C11b: all-reduce between two processes of this machine, over shared memory. */
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include "bench.h"
 
@@ -16,101 +12,51 @@ typedef struct order { /* what the other process is to do; it sleeps in between 
     int calls; /* 0: to end */
 } order;
 
-typedef struct pair {
-    int end; /* of a pair of sockets */
-    int process;
-    pid_t other;
-    dp_ctx *ctx;
+typedef struct job {
+    duo duo;
     float *data;
     order now;
-} pair;
+} job;
 
-static bool transfer(int fd, void *data, size_t bytes, bool out)
+static void all_reduce(const job *j)
 {
-    for (size_t done = 0; done < bytes;) {
-        char *at = (char *)data + done;
-        ssize_t moved = out ? write(fd, at, bytes - done) : read(fd, at, bytes - done);
-        if (moved == 0 || (moved < 0 && errno != EINTR))
-            return false;
-        done += moved > 0 ? (size_t)moved : 0;
-    }
-    return true;
+    const dp_part part = {.send = j->data, .recv = j->data};
+    must(dp_all_reduce(j->duo.ctx, &part, j->now.bytes / sizeof(float), DP_F32, DP_OP_SUM));
 }
 
-static dp_status swap(const void *in, void *out, size_t bytes_each, void *user)
-{
-    const pair *p = user;
-    char *all = out, *own = all + (size_t)p->process * bytes_each;
-    memcpy(own, in, bytes_each);
-    bool good = transfer(p->end, own, bytes_each, true) &&
-                transfer(p->end, all + (size_t)!p->process * bytes_each, bytes_each, false);
-    return good ? DP_OK : dp_error(DP_ERR_REMOTE, "the other process has gone");
-}
-
-static void open_half(pair *p)
-{
-    const dp_config config = {
-        .device_count = 1,
-        .bootstrap = {.all_gather = swap, .user = p, .process = p->process, .process_count = 2}};
-    must(dp_open(&config, &p->ctx));
-    p->data = new_floats(MAX_BYTES);
-}
-
-static void all_reduce(const pair *p)
-{
-    const dp_part part = {.send = p->data, .recv = p->data};
-    must(dp_all_reduce(p->ctx, &part, p->now.bytes / sizeof(float), DP_F32, DP_OP_SUM));
-}
-
-static double serve(const pair *p)
+static double serve(const job *j)
 {
     for (int i = 0; i < WARM_CALLS; i++)
-        all_reduce(p);
+        all_reduce(j);
     double start = now_ns();
-    for (int i = 0; i < p->now.calls; i++)
-        all_reduce(p);
-    return (now_ns() - start) / p->now.calls;
+    for (int i = 0; i < j->now.calls; i++)
+        all_reduce(j);
+    return (now_ns() - start) / j->now.calls;
 }
 
-static void follow(pair *p)
+static void open_job(job *j)
 {
-    open_half(p);
-    while (transfer(p->end, &p->now, sizeof(p->now), false) && p->now.calls > 0)
-        serve(p);
+    duo_open(&j->duo);
+    j->data = new_floats(MAX_BYTES);
+    if (j->duo.process == 0)
+        return;
+    while (duo_receive(&j->duo, &j->now, sizeof(j->now)) && j->now.calls > 0)
+        serve(j);
     _exit(EXIT_SUCCESS);
 }
 
-static void open_pair(pair *p)
-{
-    int ends[2];
-    *p = (pair){0};
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
-        abort();
-    fflush(NULL);
-    p->other = fork();
-    p->process = p->other == 0;
-    p->end = ends[p->process];
-    close(ends[!p->process]);
-    if (p->other == 0)
-        follow(p);
-    open_half(p);
-}
-
-static void close_pair(pair *p)
+static void close_job(job *j)
 {
     order end = {0}; /* peers may hold the socket open */
-    transfer(p->end, &end, sizeof(end), true);
-    close(p->end);
-    waitpid(p->other, NULL, 0);
-    dp_close(p->ctx);
-    free(p->data);
+    duo_send(&j->duo, &end, sizeof(end));
+    duo_close(&j->duo);
+    free(j->data);
 }
 
 static double dp_once(void *user)
 {
-    pair *p = user;
-    order now = p->now;
-    return transfer(p->end, &now, sizeof(now), true) ? serve(p) : -1;
+    job *j = user;
+    return duo_send(&j->duo, &j->now, sizeof(j->now)) ? serve(j) : -1;
 }
 
 typedef struct limit {
@@ -147,18 +93,18 @@ static double peer_once(void *user)
     return peer_ask(q->peer, q->how, q->bytes, q->calls);
 }
 
-static void rows_of(pair *p, const char *size, size_t bytes, int calls)
+static void rows_of(job *j, const char *size, size_t bytes, int calls)
 {
     char what[64];
     limit l = {.team = team_new(2), .calls = calls};
     l.sum = (sum_job){.buffer_count = 2, .count = bytes / sizeof(float)};
     l.sum.data[0] = new_floats(bytes);
     l.sum.data[1] = new_floats(bytes);
-    p->now = (order){bytes, calls};
+    j->now = (order){bytes, calls};
     question gloo = {peer_of("gloo", bench.directory), "in_place", bytes, calls};
     question mpi = {peer_of("mpi", bench.directory), "in_place", bytes, calls};
     question mpi_apart = {mpi.peer, "apart", bytes, calls};
-    entrant e[] = {{.once = dp_once, .user = p},
+    entrant e[] = {{.once = dp_once, .user = j},
                    {.once = limit_once, .user = &l},
                    {.once = peer_once, .user = &gloo},
                    {.once = peer_once, .user = &mpi},
@@ -175,9 +121,9 @@ static void rows_of(pair *p, const char *size, size_t bytes, int calls)
 
 void rows_c11b(void)
 {
-    pair p;
-    open_pair(&p);
-    rows_of(&p, "25 MiB", (size_t)25 << 20, 1);
-    rows_of(&p, "1 KiB", (size_t)1 << 10, 4000);
-    close_pair(&p);
+    job j;
+    open_job(&j);
+    rows_of(&j, "25 MiB", (size_t)25 << 20, 1);
+    rows_of(&j, "1 KiB", (size_t)1 << 10, 4000);
+    close_job(&j);
 }
