@@ -761,7 +761,7 @@ static void train_in_process(meeting *m)
     CHECK_F64(got, alone_got, 1e-6);
 }
 
-TEST(ranks_train_as_one_device_does)
+TEST_SLOW(ranks_train_as_one_device_does, 30)
 {
     static const int jobs[][2] = {{2, 1}, {2, 2}, {4, 1}, {3, 3}};
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
@@ -814,5 +814,286 @@ TEST(nobody_else_is_asked_in_a_job_of_one)
     CHECK(!any);
     CHECK_OK(dp_any(ctx, true, &any));
     CHECK(any);
+    dp_close(ctx);
+}
+
+/* ---- parameters of all kinds ------------------------------------------------------------------
+   A parent with a packed child; the child's "w" is the parent's too. Backward adds rank + 1 to all,
+   once a name.                                                                                  */
+
+static dp_status add_number(const dp_call *call, size_t param, double value)
+{
+    dp_tensor grad = dp_grad_tensor(call, param);
+    dp_tensor ones = grad;
+    DP_TRY(dp_tensor_new(call->scope, call->device, (dp_dtype)grad.dtype, grad.ndim, grad.shape,
+                         &ones));
+    DP_TRY(dp_fill(call->ctx, &ones, dp_float(value)));
+    return dp_axpby(call->ctx, 1, &grad, 1, &ones, &grad);
+}
+
+static dp_status part_forward(dp_call *call)
+{
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status part_backward(dp_call *call)
+{
+    for (size_t i = 0; i < 2; i++) {
+        DP_TRY(add_number(call, i, rank_of(call) + 1));
+        DP_TRY(dp_grad_ready(call, i));
+    }
+    return DP_OK;
+}
+
+static dp_status whole_forward(dp_call *call)
+{
+    dp_pass *pass = NULL;
+    DP_TRY(dp_call_child(call, "part", "forward", call->args, call->kwargs, &call->out, &pass));
+    call->saved = pass;
+    return DP_OK;
+}
+
+static dp_status whole_backward(dp_call *call)
+{
+    DP_TRY(dp_backward(call->saved, call->grad, NULL));
+    for (size_t i = 0; i < 4; i++)
+        if (i != 2)
+            DP_TRY(add_number(call, i, rank_of(call) + 1));
+    CHECK_ERROR(dp_grad_ready(call, 2), DP_ERR_INVALID, "'still' of 'whole' has no gradient");
+    return dp_grad_ready(call, 3); /* the tied one: now both of its names are said */
+}
+
+static dp_module *make_whole(dp_ctx *ctx)
+{
+    static const dp_method part_methods[] = {{"forward", part_forward},
+                                             {"backward", part_backward}};
+    static const dp_param_config part_params[] = {
+        {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {5}},
+        {.name = "u", .dtype = DP_F32, .ndim = 2, .shape = {3, 11}}};
+    static const dp_method whole_methods[] = {{"forward", whole_forward},
+                                              {"backward", whole_backward}};
+    static const dp_param_config whole_params[] = {
+        {.name = "wide", .dtype = DP_F64, .ndim = 1, .shape = {7}},
+        {.name = "half", .dtype = DP_F16, .ndim = 1, .shape = {129}},
+        {.name = "still", .dtype = DP_F32, .ndim = 1, .shape = {2}, .frozen = true},
+        {.name = "tied", .dtype = DP_F32, .ndim = 1, .shape = {5}, .same_as = "part.w"},
+        {.name = "none", .dtype = DP_F32, .ndim = 1, .shape = {0}}};
+    dp_module *part, *whole;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "part",
+                                                  .methods = part_methods,
+                                                  .method_count = 2,
+                                                  .params = part_params,
+                                                  .param_count = 2,
+                                                  .packed = true},
+                              &part));
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "whole",
+                                                  .methods = whole_methods,
+                                                  .method_count = 2,
+                                                  .params = whole_params,
+                                                  .param_count = 5,
+                                                  .children = &part,
+                                                  .child_count = 1},
+                              &whole));
+    return whole;
+}
+
+static void check_all_of(dp_module *net, const char *name, double want)
+{
+    size_t param = 0;
+    dp_tensor data, grad, wide;
+    double got[200];
+    dp_scope *scope = dp_scope_begin(dp_module_ctx(net));
+    CHECK_OK(dp_module_find(net, name, &param));
+    CHECK_OK(dp_params_edit(net, param, &data, &grad));
+    CHECK_OK(dp_tensor_new(scope, grad.device, DP_F64, grad.ndim, grad.shape, &wide));
+    CHECK_OK(dp_cast(dp_module_ctx(net), &wide, &grad));
+    size_t count = (size_t)dp_tensor_count(&grad);
+    CHECK_OK(dp_read(dp_module_ctx(net), &wide, got, count * sizeof *got));
+    for (size_t i = 0; i < count; i++)
+        CHECK_F64(got[i], want, 1e-6);
+    dp_scope_end(scope);
+}
+
+static void train_whole(dp_ctx *ctx)
+{
+    dp_module *whole = make_whole(ctx), *par, *inner;
+    dp_reducer_info info;
+    double mean = (info_here(ctx).rank_count + 1) / 2.0;
+    CHECK_OK(dp_data_parallel(whole, NULL, &inner)); /* wrappers nest */
+    CHECK_OK(dp_distributed(
+        inner, &(dp_distributed_config){.first_bucket_bytes = 1, .bucket_bytes = 200}, &par));
+    for (int step = 0; step < 3; step++) {
+        CHECK_OK(forward_and_backward(par, 1, false));
+        check_all_of(whole, "wide", mean);
+        check_all_of(whole, "half", mean);
+        check_all_of(whole, "part.w", 2 * mean); /* by two names */
+        check_all_of(whole, "part.u", mean);
+        CHECK_OK(dp_reducer_info_get(dp_wrapper_reducer(par), &info));
+        CHECK_INT(info.unit_count, 4);
+        CHECK_OK(dp_zero_grad(step == 0 ? par : step == 1 ? inner : whole));
+    }
+    CHECK_OK(forward_and_backward(par, 1, true)); /* a window is opened */
+    CHECK_OK(dp_zero_grad(whole));                /* and thrown away */
+    CHECK_OK(forward_and_backward(par, 1, true));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_all_of(whole, "wide", 2 * mean);
+    check_all_of(whole, "part.w", 4 * mean);
+    dp_close(ctx);
+}
+
+static void train_whole_in_processes(meeting *m)
+{
+    train_whole(open_over_shm(m, 2 - m->process));
+}
+
+TEST(parameters_of_all_kinds)
+{
+    const dp_device_ops *backends[] = {toy_device(), NULL};
+    dp_ctx *ctx;
+    train_whole(open_here(1));
+    train_whole(open_here(3));
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    train_whole(ctx);
+    in_processes(2, train_whole_in_processes);
+}
+
+/* ---- a backward that divides by its own rows -------------------------------------------------- */
+
+static dp_status mean_forward(dp_call *call)
+{
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+/* The mean over its rows of their numbers. */
+static dp_status mean_backward(dp_call *call)
+{
+    const dp_tensor *x;
+    double sum = 0;
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 1, &x));
+    for (int64_t i = 0; i < x->shape[0]; i++)
+        sum += (double)((const float *)x->data)[i];
+    *(float *)dp_grad(call, 0) = (float)(sum / (double)x->shape[0]);
+    return dp_grad_ready(call, 0); /* it has to be weighed first */
+}
+
+static void means_of_means(meeting *m)
+{
+    static const dp_method methods[] = {{"forward", mean_forward}, {"backward", mean_backward}};
+    static const dp_param_config w = {.name = "w", .dtype = DP_F32};
+    static float rows[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM};
+    static const double wants[] = {4, (1.5 + 3 + 4.5 + 6.5) / 4, 1.5 + 3 + 4.5 + 6.5};
+    dp_ctx *ctx = open_over_shm(m, 2);
+    for (int i = 0; i < 3; i++) {
+        dp_module *net, *par;
+        dp_value out;
+        dp_pass *pass;
+        dp_scope *scope = dp_scope_begin(ctx);
+        int64_t first = m->process * 3, count = m->process == 0 ? 3 : 4; /* 2+1, 2+2 */
+        dp_tensor batch = dp_wrap(rows + first, DP_F32, 1, &count);
+        dp_value kwargs = DP_DICT(scope, {"x", dp_of(scope, &batch)});
+        CHECK_OK(dp_module_create(ctx,
+                                  &(dp_module_config){.name = "mean",
+                                                      .methods = methods,
+                                                      .method_count = 2,
+                                                      .params = &w,
+                                                      .param_count = 1,
+                                                      .mean_grads = true},
+                                  &net));
+        CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = kinds[i]}, &par));
+        CHECK_ERROR(dp_invoke(par, "forward", scope, dp_none(), kwargs,
+                              &(dp_pass_config){.no_sync = true}, &out, &pass),
+                    DP_ERR_UNSUPPORTED, "mean_grads");
+        for (int step = 0; step < 2; step++) { /* it zeroes by itself */
+            CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), kwargs, NULL, &out, &pass));
+            CHECK_OK(dp_backward(pass, dp_float(2), NULL));
+            CHECK_F64(element(net, 0, true, 0), 2 * wants[i], 1e-5);
+        }
+        dp_scope_end(scope);
+    }
+    dp_close(ctx);
+}
+
+TEST(means_of_own_rows_are_weighed)
+{
+    in_processes(2, means_of_means);
+}
+
+/* ---- who has no part --------------------------------------------------------------------------- */
+
+static void few_rows(meeting *m)
+{
+    static const plan how;
+    static float rows[3];
+    static const dp_unused kinds[] = {DP_UNUSED_ERROR, DP_UNUSED_FOUND, DP_UNUSED_FIXED};
+    dp_ctx *ctx = open_over_shm(m, 3);
+    for (int i = 0; i < 3; i++) {
+        dp_module *net = make_net(ctx, &how), *par;
+        CHECK_OK(dp_distributed(net,
+                                &(dp_distributed_config){.reduction = DP_SUM,
+                                                         .unused_params = kinds[i],
+                                                         .first_bucket_bytes = 1},
+                                &par));
+        for (int step = 0; step < 4; step++) { /* the first has work for all */
+            dp_scope *scope = dp_scope_begin(ctx);
+            int64_t count = step == 0 ? 3 : step == 1 ? 2 - m->process : m->process == 1;
+            dp_tensor batch = dp_wrap(rows, DP_F32, 1, &count);
+            dp_value log, data = DP_DICT(scope, {"x", dp_of(scope, &batch)});
+            CHECK_OK(dp_train_step(par, scope, count > 0 ? data : dp_none(), NULL, &log));
+            double want = step == 0 ? 1 + 2 + 3 + 4 + 5 + 6 : step == 1 ? 1 + 2 + 4 : 4;
+            check_grads(net, want, want);
+            CHECK_OK(dp_zero_grad(par));
+            dp_scope_end(scope);
+        }
+    }
+    dp_close(ctx);
+}
+
+TEST(ranks_without_rows_add_nothing)
+{
+    in_processes(2, few_rows);
+}
+
+/* ---- containers -------------------------------------------------------------------------------- */
+
+/* Its group's number, which must be its device's. */
+static dp_status group_forward(dp_call *call)
+{
+    const dp_tensor *x;
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 2, &x));
+    call->out = dp_float((double)((const float *)x->data)[0]);
+    return DP_OK;
+}
+
+TEST(groups_of_a_container_go_to_devices)
+{
+    static const dp_method methods[] = {{"forward", group_forward}, {"backward", part_backward}};
+    static const dp_param_config w = {.name = "w", .dtype = DP_F32};
+    static float groups[2][3] = {{10, 0, 0}, {20, 0, 0}};
+    dp_ctx *ctx = open_here(2);
+    dp_module *net, *par;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value items[2], out;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "groups",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = &w,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    for (int i = 0; i < 2; i++)
+        items[i] = dp_array(scope, groups[i], DP_F32, DP_SHAPE(1, 3));
+    dp_container container = {.data = dp_list_make(scope, DP_LIST, items, 2), .pad_dims = 2};
+    dp_value x = dp_contain(scope, &container);
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, dp_none(), DP_DICT(scope, {"x", x}), NULL, &out, NULL));
+    CHECK_INT(out.kind, DP_LIST);
+    CHECK_F64(dp_at(out, 0).as.f, 10, 0);
+    CHECK_F64(dp_at(out, 1).as.f, 20, 0);
     dp_close(ctx);
 }
