@@ -287,6 +287,19 @@ TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
 
 /* ---- ties ------------------------------------------------------------------------------------ */
 
+TEST_BACKENDS(a_parameter_without_elements_is_written_too)
+{
+    dp_module *net = leaf(ctx, "net", "w", 0);
+    CHECK_OK(dp_params_write(net, 0, NULL, 0));
+    CHECK_ERROR(dp_params_write(net, 0, "x", 1), DP_ERR_INVALID,
+                "dp_params_write: 'w' has 0 bytes, not 1");
+    net = leaf(ctx, "net", "w", 1);
+    CHECK_ERROR(dp_params_write(net, 0, NULL, 0), DP_ERR_INVALID,
+                "dp_params_write: 'w' has 4 bytes, not 0");
+    CHECK_ERROR(dp_params_write(net, 0, NULL, 4), DP_ERR_INVALID,
+                "dp_params_write: host is NULL");
+}
+
 TEST_BACKENDS(tied_parameters_are_one)
 {
     dp_module *const children[] = {leaf(ctx, "embed", "w", 4), leaf(ctx, "decode", "w", 4)};

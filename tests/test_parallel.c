@@ -713,6 +713,39 @@ TEST_BACKENDS(a_failing_replica_is_named)
     CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));
 }
 
+/* Where there is one device there is no worker. */
+TEST(the_only_device_may_be_there_twice)
+{
+    static const int ranks[] = {0, 0, 0};
+    static batch b;
+    dp_module *par = NULL;
+    dp_value out;
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = net_create(ctx, &by_rows, 0);
+    dp_parallel_config config = {.local_ranks = ranks, .local_rank_count = 3};
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    fill_batch(&b, 10);
+    check_equal(ctx, net, par, &b, 0);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_data_parallel(one_method(ctx, fail_some), &config, &par));
+    CHECK_ERROR(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out,
+                          NULL),
+                DP_ERR_INVALID, "dp_invoke: replica 1 on cpu 0: own.forward: this is replica 1");
+    dp_close(ctx);
+}
+
+/* Nobody asks which of one it was. */
+TEST_BACKENDS(a_single_replica_fails_without_a_number)
+{
+    dp_value out = dp_int(9), args = tree_of(scope, "(f32[4],)");
+    dp_module *par = wrap(one_method(ctx, odd_status), 1, DP_SPLIT_BALANCED, 0);
+    dp_status status = dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL);
+    CHECK_STR(dp_last_error(), "dp_invoke: own.forward: a function of the user's failed");
+    CHECK_INT(status, DP_ERR_USER);
+    CHECK_INT(out.as.i, 9);
+}
+
 TEST_BACKENDS(fields_are_cut_alike)
 {
     dp_module *par = wrap(noting(ctx), 2, DP_SPLIT_BALANCED, 0);
