@@ -296,8 +296,7 @@ TEST_BACKENDS(a_parameter_without_elements_is_written_too)
     net = leaf(ctx, "net", "w", 1);
     CHECK_ERROR(dp_params_write(net, 0, NULL, 0), DP_ERR_INVALID,
                 "dp_params_write: 'w' has 4 bytes, not 0");
-    CHECK_ERROR(dp_params_write(net, 0, NULL, 4), DP_ERR_INVALID,
-                "dp_params_write: host is NULL");
+    CHECK_ERROR(dp_params_write(net, 0, NULL, 4), DP_ERR_INVALID, "dp_params_write: host is NULL");
 }
 
 TEST_BACKENDS(tied_parameters_are_one)

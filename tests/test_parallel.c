@@ -2,7 +2,9 @@
    few rows, odd devices, errors and memory. */
 
 #include <stdatomic.h>
+#include "lazy.h"
 #include "nets.h"
+#include "reluctant.h"
 
 static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
 static const net_shape by_rows = {0}, by_columns = {1};
@@ -358,8 +360,8 @@ TEST_BACKENDS(outputs_are_gathered)
 
 static dp_status give_scalar(dp_call *call)
 {
-    const float number = (float)call->replica + 5;
-    return net_new(call, &number, 0, NULL, &call->out);
+    const float scalar = (float)call->replica + 5;
+    return net_new(call, &scalar, 0, NULL, &call->out);
 }
 
 static dp_module *one_method(dp_ctx *ctx, dp_status (*fn)(dp_call *call))
@@ -729,9 +731,9 @@ TEST(the_only_device_may_be_there_twice)
     check_equal(ctx, net, par, &b, 0);
     dp_scope *scope = dp_scope_begin(ctx);
     CHECK_OK(dp_data_parallel(one_method(ctx, fail_some), &config, &par));
-    CHECK_ERROR(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out,
-                          NULL),
-                DP_ERR_INVALID, "dp_invoke: replica 1 on cpu 0: own.forward: this is replica 1");
+    CHECK_ERROR(
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL),
+        DP_ERR_INVALID, "dp_invoke: replica 1 on cpu 0: own.forward: this is replica 1");
     dp_close(ctx);
 }
 
@@ -1022,3 +1024,18 @@ TEST_BACKENDS(what_is_written_reaches_every_replica)
     CHECK_OK(dp_fill(ctx, &w, dp_int(9)));
     check_shown(ctx, scope, par, 9, 5);
 }
+
+/* ---- devices of one memory ------------------------------------------------------------------- */
+
+/* Replicas use the original's parameters as they are, on streams of their own: what was done to
+   these, and what will be, is ordered with that. */
+#define TEST_ONE_MEMORY(name)                                                                      \
+    TEST_SLOW(name##_of_one_memory, 30)                                                            \
+    {                                                                                              \
+        tree_run(tree_body_##name, lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS)));       \
+    }
+TEST_ONE_MEMORY(n_devices_equal_one)
+TEST_ONE_MEMORY(gradients_add_up_over_passes)
+TEST_ONE_MEMORY(replicas_follow_the_parameters)
+TEST_ONE_MEMORY(buffers_come_from_replica_0)
+TEST_ONE_MEMORY(what_is_written_reaches_every_replica)
