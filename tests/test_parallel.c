@@ -1039,3 +1039,98 @@ TEST_ONE_MEMORY(gradients_add_up_over_passes)
 TEST_ONE_MEMORY(replicas_follow_the_parameters)
 TEST_ONE_MEMORY(buffers_come_from_replica_0)
 TEST_ONE_MEMORY(what_is_written_reaches_every_replica)
+
+static dp_tensor copied; /* of the second device */
+static atomic_int copy_runs;
+
+/* Replica 1 copies the parameter, on its own stream, and nobody waits for that. */
+static dp_status copy_param(dp_call *call)
+{
+    dp_tensor param = dp_param_tensor(call, 0);
+    call->out = dp_none();
+    atomic_fetch_add(&copy_runs, 1);
+    return call->replica == 1 ? dp_copy(call->ctx, &copied, &param, NULL) : DP_OK;
+}
+
+static dp_status invoke_copies(dp_ctx *ctx, dp_module *par)
+{
+    dp_value out;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_status status =
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out, NULL);
+    dp_scope_end(scope);
+    return status;
+}
+
+static float first_of(dp_ctx *ctx, const dp_tensor *tensor)
+{
+    float numbers[4];
+    CHECK_OK(dp_read(ctx, tensor, numbers, sizeof numbers));
+    return numbers[0];
+}
+
+static dp_ctx *open_copies(const dp_device_ops *ops, dp_module **out_net, dp_module **out_par)
+{
+    static const dp_method methods[] = {{"forward", copy_param}};
+    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {4}}};
+    const dp_device_ops *const backends[] = {ops, NULL};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .params = params,
+                                                  .param_count = 1},
+                              out_net));
+    CHECK_OK(dp_data_parallel(*out_net, NULL, out_par));
+    CHECK_OK(
+        dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 1), DP_F32, DP_SHAPE(4), &copied));
+    return ctx;
+}
+
+TEST(replicas_of_one_memory_come_after_what_was_written_and_before_what_will_be)
+{
+    dp_module *net, *par;
+    dp_tensor param;
+    dp_ctx *ctx = open_copies(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS)), &net, &par);
+    CHECK_OK(dp_params_edit(net, 0, &param, NULL));
+    CHECK_OK(dp_fill(ctx, &param, dp_int(5)));
+    CHECK_OK(invoke_copies(ctx, par));
+    CHECK_F64(first_of(ctx, &copied), 5, 0);
+    CHECK_OK(dp_fill(ctx, &param, dp_int(6)));
+    CHECK_OK(invoke_copies(ctx, par));
+    CHECK_OK(dp_fill(ctx, &param, dp_int(7)));
+    CHECK_F64(first_of(ctx, &param), 7, 0);
+    CHECK_F64(first_of(ctx, &copied), 6, 0);
+    dp_close(ctx);
+}
+
+/* Whatever fails in a pass fails it: in front of the methods none of them runs. */
+TEST(replicas_of_one_memory_that_cannot_be_ordered)
+{
+    int before = 0, behind = 0;
+    bool fired = true;
+    for (long n = 1; fired; n++) {
+        dp_module *net, *par;
+        dp_ctx *ctx = open_copies(
+            decorate_device(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS))), &net, &par);
+        CHECK_OK(invoke_copies(ctx, par));
+        CHECK_OK(dp_wait(ctx));
+        atomic_store(&copy_runs, 0);
+        deco.fail_with = DP_ERR_NO_MEMORY;
+        deco.fail_at = deco.call_count + n;
+        dp_status status = invoke_copies(ctx, par);
+        fired = deco.fired;
+        if (fired && deco.fired_in == DECO_event_wait) {
+            CHECK_STATUS(status, DP_ERR_NO_MEMORY);
+            CHECK(strncmp(dp_last_error(), "dp_invoke: ", 11) == 0);
+            before += atomic_load(&copy_runs) == 0;
+            behind += atomic_load(&copy_runs) == 2;
+        }
+        dp_close(ctx);
+        CHECK_DECORATOR();
+    }
+    CHECK_INT(before, 1);
+    CHECK_INT(behind, 1);
+}
