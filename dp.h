@@ -2327,9 +2327,9 @@ static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
     return *out_class < DP__CLASS_COUNT;
 }
 
+/* *out is NULL, and stays so where a table says that all is well and gives nothing. */
 static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
 {
-    *out = NULL;
     if (pool->device == NULL)
         *out = dp__raw_alloc(ctx, bytes, 64);
     else if (pool->pinned)
@@ -5022,10 +5022,9 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int place, int available)
 }
 
 /* Cores that processes with one affinity mask may use, divided among them. */
-static int dp__core_share(dp__share among)
+static int dp__core_share(int cores, dp__share among)
 {
-    int cores = dp__os_core_count(), each = cores / among.count;
-    each += among.place < cores % among.count;
+    int each = cores / among.count + (among.place < cores % among.count);
     return each > 0 ? each : 1;
 }
 
@@ -5040,7 +5039,7 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     if (config->thread_count == 0)
-        config->thread_count = dp__core_share(cores);
+        config->thread_count = dp__core_share(dp__os_core_count(), cores);
     if (config->timeout_ms == 0)
         config->timeout_ms = DP__TIMEOUT_MS;
     config->bootstrap.process_count =

@@ -1,5 +1,5 @@
-/* team.h - tests of inner parts of dp_cpu.h that no public function shows: waits that learn, who
-   takes which part of the work, and how many cores there are. In dp.c, after the implementation. */
+/* team.h - tests of inner parts that no public function shows: waits that learn, who takes which part
+   of the work, and how many cores there are. In dp.c, after the implementation. */
 
 #include <sys/stat.h>
 #include "test.h"
@@ -201,6 +201,24 @@ TEST(every_part_is_done_once_whatever_their_number)
 }
 
 /* ---- how many cores there are ---------------------------------------------------------------- */
+
+/* Whatever cores this machine has: no two processes differ by more than one, the first have more,
+   nobody goes without. */
+TEST(cores_are_divided_among_processes)
+{
+    for (int cores = 1; cores <= 9; cores++) {
+        for (int count = 1; count <= 9; count++) {
+            int sum = 0;
+            for (int place = 0; place < count; place++) {
+                int own = dp__core_share(cores, (dp__share){place, count});
+                CHECK(own == cores / count || own == cores / count + 1);
+                CHECK(place == 0 || own <= dp__core_share(cores, (dp__share){place - 1, count}));
+                sum += own;
+            }
+            CHECK_INT(sum, cores > count ? cores : count);
+        }
+    }
+}
 
 #if defined(__linux__)
 TEST(a_quota_is_rounded_up_to_cores)
