@@ -495,6 +495,64 @@ TEST_BACKENDS(gradients_add_up_over_passes)
     }
 }
 
+/* Adds 1 to every gradient that is to be touched in this pass: bit i for parameter i. */
+static unsigned to_touch;
+
+static dp_status touch_some(dp_call *call)
+{
+    static const float one = 1;
+    for (size_t i = 0; i < 3; i++) {
+        if (to_touch >> i & 1) {
+            TRY(net_add(call, dp_grad(call, i), &one, 1));
+        }
+    }
+    return DP_OK;
+}
+
+static dp_status give_none(dp_call *call)
+{
+    call->out = dp_none();
+    return DP_OK;
+}
+
+/* Replicas have gradients from earlier passes, which count once. The first two parameters are
+   zeroed together, the last one, which is long, by itself. */
+TEST_BACKENDS(gradients_that_backward_leaves_alone_add_nothing)
+{
+    enum { LONG = 40000, DEVICES = 3 };
+    static const dp_method methods[] = {{"forward", give_none}, {"backward", touch_some}};
+    static const dp_param_config params[] = {{.name = "a", .ndim = 1, .shape = {1}},
+                                             {.name = "b", .ndim = 1, .shape = {1}},
+                                             {.name = "long", .ndim = 1, .shape = {LONG}}};
+    static const unsigned touched[] = {7, 0, 1, 4, 2, 6, 0, 5};
+    float want[3] = {0}, got;
+    dp_module *net = NULL;
+    dp_value out;
+    dp_pass *pass;
+    dp_tensor data, grad, first;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 3},
+                              &net));
+    dp_module *par = wrap(net, DEVICES, DP_SPLIT_BALANCED, 0);
+    for (size_t i = 0; i < sizeof touched / sizeof touched[0]; i++) {
+        to_touch = touched[i];
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_OK(dp_backward(pass, dp_none(), NULL));
+        for (size_t k = 0; k < 3; k++) {
+            want[k] += to_touch >> k & 1 ? DEVICES : 0;
+            CHECK_OK(dp_params_edit(net, k, &data, &grad));
+            CHECK_OK(dp_narrow(&grad, 0, 0, 1, &first));
+            CHECK_OK(dp_read(ctx, &first, &got, sizeof got));
+            CHECK_F64(got, want[k], 0);
+        }
+    }
+}
+
 TEST_BACKENDS(replicas_follow_the_parameters)
 {
     static batch b;
