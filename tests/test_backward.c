@@ -191,6 +191,44 @@ TEST_BACKENDS(numbers_stand_for_gradients_in_every_pass)
     CHECK_TREE(ctx, seen[1], "5");
 }
 
+static dp_status give_number(dp_call *call)
+{
+    const float one = 1;
+    return net_new(call, &one, 0, NULL, &call->out);
+}
+
+/* What was gathered as a vector goes back as it came. */
+TEST_BACKENDS(the_gradient_of_a_number_has_no_dims)
+{
+    const int dims[] = {0, -1};
+    dp_value out;
+    dp_pass *pass;
+    for (int i = 0; i < 2; i++) {
+        dp_parallel_config three = over(3), one = over(1);
+        dp_module *net = two_ways(ctx, "own", give_number, look), *par = NULL;
+        three.dim = one.dim = dims[i];
+        CHECK_OK(dp_data_parallel(net, &three, &par));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_TREE(ctx, out, "f32[3]=1 1 1");
+        CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[]=5"), NULL), DP_ERR_MISMATCH,
+                    "of the gradient is f32 (), of the output f32 (3)");
+        CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[3,1]"), NULL), DP_ERR_MISMATCH,
+                    "of the gradient is f32 (3,1), of the output f32 (3)");
+        CHECK_OK(dp_backward(pass, tree_of(scope, "f32[3]=5 6 7"), NULL));
+        CHECK_TREE(ctx, seen[0], "f32[]=5");
+        CHECK_TREE(ctx, seen[1], "f32[]=6");
+        CHECK_TREE(ctx, seen[2], "f32[]=7");
+        CHECK_OK(dp_data_parallel(net, &one, &par));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[1]=5"), NULL), DP_ERR_MISMATCH,
+                    "of the gradient is f32 (1), of the output f32 ()");
+        CHECK_OK(dp_backward(pass, tree_of(scope, "f32[]=8"), NULL));
+        CHECK_TREE(ctx, seen[0], "f32[]=8");
+    }
+}
+
 /* ---- out of a pass --------------------------------------------------------------------------- */
 
 enum { NOTHING, X_ONLY, BOTH, EMPTY, GIFTS };

@@ -301,6 +301,36 @@ TEST_BACKENDS(tuples_of_outputs_are_several_arguments)
     }
 }
 
+static dp_status count_two(dp_call *call)
+{
+    const float two = (float)call->args.count;
+    return net_new(call, &two, 0, NULL, &call->out);
+}
+
+/* Made by hand, with something behind their end that nobody may look at. */
+TEST_BACKENDS(tuples_of_outputs_end_where_they_say)
+{
+    static const dp_method methods[] = {{"forward", count_two}};
+    dp_parallel_config config = over(2);
+    dp_module *criterion = NULL;
+    dp_value items[2][3], tuples[2], mean;
+    for (int r = 0; r < 2; r++) {
+        items[r][0] = items[r][1] = floats(scope, one_to_five, DP_SHAPE(2));
+        items[r][2] = dp_opaque(NULL);
+        items[r][2].kind = DP_LIST;
+        items[r][2].count = items[r][2].depth = 1;
+        tuples[r] = dp_opaque(items[r]);
+        tuples[r].kind = DP_TUPLE;
+        tuples[r].count = 2;
+        tuples[r].depth = 1;
+    }
+    CHECK_OK(dp_criterion_parallel(create(ctx, "two", methods, 1, NULL), &config, &criterion));
+    dp_value outs = dp_list_make(scope, DP_LIST, tuples, 2);
+    CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs), dp_none(), NULL, &mean,
+                       NULL));
+    CHECK_F64(item(ctx, mean), 2, 0);
+}
+
 TEST_BACKENDS(one_part_on_several_devices)
 {
     dp_parallel_config config = over(3);
