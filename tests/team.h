@@ -36,6 +36,17 @@ TEST(spins_that_run_out_are_counted_and_one_that_pays_ends_the_count)
     dp__gate_fini(&gate);
 }
 
+TEST(a_gate_begins_closed_whatever_was_there)
+{
+    dp__gate gate;
+    memset(&gate, 0xff, sizeof gate);
+    dp__gate_init(&gate);
+    CHECK_INT(dp__gate_word(&gate), 0);
+    CHECK(!atomic_load(&gate.asleep));
+    CHECK_INT(gate.missed, 0);
+    dp__gate_fini(&gate);
+}
+
 /* A gate that was opened before is no wait, so it teaches nothing. */
 TEST(an_open_gate_is_not_waited_for)
 {

@@ -1,0 +1,207 @@
+/* system.h - tests of what dp_cpu.h asks of the operating system: sockets, and who this process is.
+   In dp.c, after the implementation. */
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include "test.h"
+
+#if defined(__linux__)
+
+static int descriptor_count(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    CHECK(directory != NULL);
+    while (readdir(directory) != NULL) {
+        count++;
+    }
+    closedir(directory);
+    return count;
+}
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+/* No wait, nothing for a program that takes this one's place, no delay of what is small. */
+static void check_prepared(int fd, bool tcp)
+{
+    int value = 0;
+    socklen_t bytes = sizeof value;
+    CHECK(fd >= 0);
+    CHECK((fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+    CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+    if (tcp) {
+        CHECK_INT(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &bytes), 0);
+        CHECK_INT(value != 0, 1);
+        CHECK_INT(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, &bytes), 0);
+        CHECK_INT(value != 0, 1);
+    }
+}
+
+static int accept_one(int listener)
+{
+    bool full = true;
+    dp__os_watch watch = {.fd = listener, .events = POLLIN};
+    CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
+    int fd = dp__os_accept(listener, &full);
+    CHECK(!full);
+    return fd;
+}
+
+/* Bytes go both ways, there may be none yet, and the end is told from that. */
+static void check_pair(int a, int b)
+{
+    char got[8] = "";
+    dp__os_watch watch = {.fd = b, .events = POLLIN};
+    CHECK(dp__os_connected(a));
+    CHECK_INT(dp__os_receive(b, got, sizeof got), 0);
+    CHECK_INT(dp__os_poll(&watch, 1, 1), 0);
+    CHECK_INT(dp__os_send(a, "hello", 6), 6);
+    CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
+    CHECK_INT(dp__os_receive(b, got, sizeof got), 6);
+    CHECK_STR(got, "hello");
+    CHECK_INT(dp__os_receive(b, got, sizeof got), 0);
+    dp__os_close(a);
+    CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
+    CHECK_INT(dp__os_receive(b, got, sizeof got), -1);
+    while (dp__os_send(b, "lost", 5) >= 0) { /* the first ones may go, none raises SIGPIPE */
+    }
+    dp__os_close(b);
+}
+
+static void check_listener(int listener, const char *host, const char *peer)
+{
+    dp__os_address to;
+    const char *why = NULL;
+    char text[64];
+    CHECK_INT(dp__os_resolve(host, dp__os_port(listener), &to, 1, &why), 1);
+    int caller = dp__os_connect(&to);
+    check_prepared(caller, true);
+    int called = accept_one(listener);
+    check_prepared(called, true);
+    memset(text, 'x', sizeof text);
+    dp__os_peer(called, text, sizeof text);
+    CHECK_STR(text, peer);
+    check_pair(caller, called);
+}
+
+TEST(connections_over_a_network)
+{
+    int before = descriptor_count();
+    dp__os_address all[2];
+    CHECK_INT(dp__os_everywhere(0, all), 2);
+    CHECK_INT(all[0].at.ss_family, AF_INET6);
+    CHECK_INT(all[1].at.ss_family, AF_INET);
+    for (int i = 0; i < 2; i++) {
+        int listener = dp__os_listen(&all[i]);
+        if (listener < 0 && i == 0) {
+            continue; /* a machine without IPv6 */
+        }
+        check_prepared(listener, true);
+        CHECK(dp__os_port(listener) > 0);
+        check_listener(listener, "127.0.0.1", ""); /* would mean something else elsewhere */
+        if (i == 0) {
+            check_listener(listener, "::1", "");
+        }
+        dp__os_close(listener);
+    }
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(connections_inside_a_machine)
+{
+    int before = descriptor_count();
+    char name[32], text[8] = "x";
+    snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
+    dp__os_address here = dp__os_local(name);
+    CHECK_INT(dp__os_connect(&here), -1); /* nobody there yet */
+    int listener = dp__os_listen(&here);
+    check_prepared(listener, false);
+    CHECK_INT(dp__os_listen(&here), -1);
+    CHECK_INT(descriptor_count(), before + 1);
+    int caller = dp__os_connect(&here), called = accept_one(listener);
+    check_prepared(caller, false);
+    check_prepared(called, false);
+    CHECK(dp__os_same_user(called));
+    CHECK_INT(dp__os_maker(called), getpid());
+    dp__os_peer(called, text, sizeof text);
+    CHECK_STR(text, "");
+    check_pair(caller, called);
+    dp__os_close(listener);
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(addresses_that_are_taken_or_of_nobody)
+{
+    int before = descriptor_count();
+    dp__os_address all[2], to;
+    const char *why = NULL;
+    dp__os_everywhere(0, all);
+    int listener = dp__os_listen(&all[1]);
+    int port = dp__os_port(listener);
+    dp__os_everywhere(port, all);
+    CHECK_INT(dp__os_listen(&all[1]), -1);
+    CHECK_INT(descriptor_count(), before + 1);
+    dp__os_close(listener);
+    CHECK_INT(dp__os_resolve("127.0.0.1", port, &to, 1, &why), 1);
+    int fd = dp__os_connect(&to);
+    CHECK(fd < 0 || !dp__os_connected(fd));
+    dp__os_close(fd);
+    CHECK_INT(dp__os_resolve("no.such.host.invalid", port, &to, 1, &why), 0);
+    CHECK(why != NULL && why[0] != '\0');
+    CHECK_INT(dp__os_port(-1), 0);
+    CHECK(!dp__os_connected(-1));
+    CHECK(!dp__os_same_user(-1));
+    CHECK_INT(descriptor_count(), before);
+}
+
+/* That nobody calls is told from that nobody can be let in. */
+TEST(a_caller_who_cannot_be_let_in)
+{
+    bool full = true;
+    char name[32];
+    struct rlimit limit, none;
+    snprintf(name, sizeof name, "dp-full-%d", (int)getpid());
+    dp__os_address here = dp__os_local(name);
+    int listener = dp__os_listen(&here);
+    CHECK_INT(dp__os_accept(listener, &full), -1);
+    CHECK(!full);
+    int caller = dp__os_connect(&here);
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = (rlim_t)caller + 1;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK_INT(dp__os_accept(listener, &full), -1);
+    CHECK(full);
+    CHECK_INT(dp__os_connect(&here), -1);
+    CHECK_INT(dp__os_listen(&here), -1);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int called = accept_one(listener);
+    check_pair(caller, called);
+    dp__os_close(listener);
+}
+
+/* ---- who this is ----------------------------------------------------------------------------- */
+
+TEST(a_machine_has_one_name)
+{
+    char text[256], again[256];
+    memset(text, 'x', sizeof text);
+    memset(again, 'y', sizeof again);
+    dp__os_whereabouts(text, sizeof text);
+    dp__os_whereabouts(again, sizeof again);
+    CHECK_STR(text, again);
+    CHECK(strlen(text) > 36 && text[8] == '-'); /* of this start of the machine */
+    CHECK(strstr(text, "pid:[") != NULL && text[strlen(text) - 1] == ']');
+    CHECK_INT(dp__os_machine() == dp__os_machine(), 1);
+    uint64_t own = dp__os_machine();
+    CHECK_INT(setenv("DP_MACHINE", "another", 1), 0);
+    CHECK(dp__os_machine() != own);
+    CHECK_INT(setenv("DP_MACHINE", "", 1), 0); /* as if it were not there */
+    CHECK(dp__os_machine() == own);
+}
+
+TEST(random_numbers_differ)
+{
+    CHECK(dp__os_random() != dp__os_random());
+}
+#endif
