@@ -1020,6 +1020,19 @@ static dp_status make_tied(const task *job, dp_scope *scope)
     return dp_module_destroy(parent);
 }
 
+/* Each tied to the next, which is not tied yet: a chain. */
+static dp_status make_chain(const task *job, dp_scope *scope)
+{
+    dp_module *net = NULL;
+    (void)scope;
+    make_params(job->count, 1);
+    for (size_t i = 0; i + 1 < job->count; i++)
+        params[i].same_as = names[i + 1];
+    TRY(make_module(job->ctx, job->count, &net));
+    CHECK_INT(dp_module_param_count(net), 1);
+    return dp_module_destroy(net);
+}
+
 static dp_status step_and_zero(const task *job, dp_scope *scope)
 {
     dp_module *par = NULL, *net = kept_net(job, &par);
@@ -1060,6 +1073,7 @@ TEST_SLOW(many_parameters_cost_as_much_as_few, 60)
 {
     check_growth("modules made, copied and wrapped", make_and_wrap, 10);
     check_growth("modules with ties", make_tied, 10);
+    check_growth("modules with a chain of ties", make_chain, 10);
     check_growth("a step", step_and_zero, 3); /* what it costs of its own is shared by few */
     check_growth("parameters found and written", find_and_write, 10);
 }
