@@ -55,6 +55,8 @@ static void check_pair(int a, int b)
     CHECK(dp__os_connected(a));
     CHECK_INT(dp__os_receive(b, got, sizeof got), 0);
     CHECK_INT(dp__os_poll(&watch, 1, 1), 0);
+    errno = EPIPE;
+    CHECK_INT(dp__os_send(a, "", 0), 0);
     CHECK_INT(dp__os_send(a, "hello", 6), 6);
     CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
     CHECK_INT(dp__os_receive(b, got, sizeof got), 6);
@@ -175,7 +177,10 @@ TEST(a_caller_who_cannot_be_let_in)
     CHECK_INT(dp__os_connect(&here), -1);
     CHECK_INT(dp__os_listen(&here), -1);
     CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    dp__os_close(STDIN_FILENO); /* whose number is the next one's */
+    errno = EMFILE;
     int called = accept_one(listener);
+    CHECK_INT(called, STDIN_FILENO);
     check_pair(caller, called);
     dp__os_close(listener);
 }

@@ -211,6 +211,62 @@ TEST(every_part_is_done_once_whatever_their_number)
     dp_close(ctx);
 }
 
+/* Each part of the bytes begins at a cache line, where lines begin at elements; none is left out,
+   and no two parts differ by more than a line, but for what lies before the first one and behind
+   the last. */
+static void check_cuts(uintptr_t base, size_t element, size_t bytes, size_t parts)
+{
+    bool at_lines = base % element == 0;
+    size_t least = bytes, most = 0, last = 0;
+    CHECK_INT(dp__cpu_cut((const void *)base, element, bytes, 0, parts), 0);
+    for (size_t part = 1; part <= parts; part++) {
+        size_t cut = dp__cpu_cut((const void *)base, element, bytes, part, parts);
+        CHECK(cut >= last && cut <= bytes && cut % element == 0);
+        CHECK(cut == bytes || cut == 0 || ((at_lines ? base : 0) + cut) % 64 == 0);
+        least = cut - last < least ? cut - last : least;
+        most = cut - last > most ? cut - last : most;
+        last = cut;
+    }
+    CHECK_INT(last, bytes);
+    CHECK(most - least <= 64 + 64 + 64 || bytes < 64 * parts);
+}
+
+TEST(parts_of_memory_begin_at_lines)
+{
+    static const size_t elements[] = {1, 2, 4, 8}, counts[] = {0, 1, 7, 63, 64, 65, 1000, 12345};
+    for (uintptr_t base = 4096; base < 4096 + 64; base++) {
+        for (size_t i = 0; i < 4 * 8; i++) {
+            for (size_t parts = 1; parts <= 9; parts++) {
+                check_cuts(base, elements[i % 4], elements[i % 4] * counts[i / 4], parts);
+            }
+        }
+    }
+}
+
+/* Small work is not shared out, and no piece is smaller than what a hand-over is worth. */
+static int threads_of_tests;
+
+static int count_threads(const dp_host *host)
+{
+    (void)host;
+    return threads_of_tests;
+}
+
+TEST(work_is_cut_into_slices_that_are_worth_it)
+{
+    const dp_host host = {.size = sizeof host, .thread_count = count_threads};
+    const size_t slice = DP__CPU_SLICE_BYTES;
+    for (threads_of_tests = 1; threads_of_tests <= 5; threads_of_tests++) {
+        int most = threads_of_tests == 1 ? 1 : threads_of_tests * DP__CPU_SLICES_A_THREAD;
+        CHECK_INT(dp__cpu_count_slices(&host, 0), 1);
+        CHECK_INT(dp__cpu_count_slices(&host, slice), 1);
+        CHECK_INT(dp__cpu_count_slices(&host, 2 * slice - 1), 1);
+        CHECK_INT(dp__cpu_count_slices(&host, 2 * slice), most < 2 ? most : 2);
+        CHECK_INT(dp__cpu_count_slices(&host, 4 * slice - 1), most < 3 ? most : 3);
+        CHECK_INT(dp__cpu_count_slices(&host, 1000 * slice), most);
+    }
+}
+
 /* ---- how many cores there are ---------------------------------------------------------------- */
 
 /* Whatever cores this machine has: no two processes differ by more than one, the first have more,
