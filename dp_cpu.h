@@ -464,12 +464,10 @@ static int dp__os_everywhere(int port, dp__os_address out[2])
     return 2;
 }
 
-/* -1: the address is taken, or not of this machine. */
+/* -1: the address is taken, or not of this machine, or there is no descriptor left. */
 static int dp__os_listen(const dp__os_address *address)
 {
     int fd = dp__os_socket(address->at.ss_family);
-    if (fd < 0)
-        return -1;
     if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
         dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (address->at.ss_family == AF_INET6)
@@ -477,7 +475,7 @@ static int dp__os_listen(const dp__os_address *address)
     if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
         listen(fd, SOMAXCONN) == 0)
         return fd;
-    close(fd);
+    dp__os_close(fd);
     return -1;
 }
 
@@ -510,12 +508,10 @@ static int dp__os_accept(int listener, bool *out_full)
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
-    if (fd < 0)
-        return -1;
     if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
         errno == EINTR)
         return fd;
-    close(fd);
+    dp__os_close(fd);
     return -1;
 }
 

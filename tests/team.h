@@ -267,6 +267,67 @@ TEST(work_is_cut_into_slices_that_are_worth_it)
     }
 }
 
+/* Collectives that move bytes are shared out by all that they move: every rank's to every rank. */
+static int slices_of_tests;
+
+static void *alloc_for_tests(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host;
+    return dp__os_alloc(bytes, align, NULL);
+}
+
+static void free_for_tests(const dp_host *host, void *data)
+{
+    (void)host;
+    free(data);
+}
+
+static void count_slices(const dp_host *host, int part_count, void (*fn)(int part, void *user),
+                         void *user)
+{
+    (void)host;
+    slices_of_tests = part_count;
+    for (int part = 0; part < part_count; part++) {
+        fn(part, user);
+    }
+}
+
+TEST(moves_are_shared_out_by_what_they_move)
+{
+    enum { RANKS = 3, EACH = DP__CPU_SLICE_BYTES / 4 };
+    static char send[RANKS][RANKS * EACH], recv[RANKS][RANKS * EACH];
+    const dp_host host = {.size = sizeof host,
+                          .alloc = alloc_for_tests,
+                          .free = free_for_tests,
+                          .parallel = count_slices,
+                          .thread_count = count_threads};
+    const dp_comm_config config = {
+        .local_count = RANKS, .rank_count = RANKS, .host_memory = true, .timeout_ms = 1000};
+    dp_part parts[RANKS];
+    dp_comm *comm = NULL;
+    threads_of_tests = 2;
+    CHECK_OK(dp_cpu_coll()->open(&host, &config, &comm));
+    for (int r = 0; r < RANKS; r++) {
+        memset(send[r], r + 1, sizeof send[r]);
+        parts[r] = (dp_part){send[r], recv[r], NULL};
+    }
+    slices_of_tests = 1;
+    CHECK_OK(comm->ops->broadcast(comm, parts, EACH, DP_U8, 1)); /* 3 / 4 of a slice */
+    CHECK_INT(slices_of_tests, 1);
+    CHECK_INT(recv[2][EACH - 1], 2);
+    CHECK_OK(comm->ops->all_gather(comm, parts, EACH, DP_U8)); /* 9 / 4 */
+    CHECK_INT(slices_of_tests, 2);
+    CHECK_INT(recv[1][3 * EACH - 1], 3);
+    slices_of_tests = 1;
+    CHECK_OK(comm->ops->all_to_all(comm, parts, EACH, DP_U8));
+    CHECK_INT(slices_of_tests, 2);
+    CHECK_INT(recv[1][EACH - 1], 1);
+    CHECK_OK(comm->ops->broadcast(comm, parts, 3 * EACH, DP_U8, 0)); /* 9 / 4 again */
+    CHECK_INT(slices_of_tests, 2);
+    CHECK_INT(recv[2][3 * EACH - 1], 1);
+    comm->ops->close(comm);
+}
+
 /* ---- how many cores there are ---------------------------------------------------------------- */
 
 /* Whatever cores this machine has: no two processes differ by more than one, the first have more,
