@@ -4503,13 +4503,12 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
                                  uint64_t bits)
 {
     static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
-    dp_tensor element, everywhere = *dst;
+    dp_tensor element = *dst, everywhere = *dst;
     dp_scope *temp = NULL;
-    void *out = dst->data;
     dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
                            .dtype = (dp_dtype)dst->dtype,
                            .count = (size_t)dp__count(dst),
-                           .out = &out,
+                           .out = &element.data,
                            .out_count = 1,
                            .fill_bits = bits};
     if (dp__is_dense(dst) || dp__is_channels_last(dst))
@@ -4518,10 +4517,9 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
     dp_status status =
         dp__tensor_make(temp, device, (dp_dtype)dst->dtype, dst->ndim, one, &element);
     args.count = 1;
-    out = element.data;
     if (status == DP_OK)
         status = dp__kernel(ctx, device, device->stream, &args);
-    everywhere.data = out;
+    everywhere.data = element.data;
     memset(everywhere.stride, 0, sizeof everywhere.stride);
     if (status == DP_OK)
         status = dp__copy_tensor(ctx, dst, &everywhere, NULL);

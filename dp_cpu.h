@@ -2707,14 +2707,6 @@ static size_t dp__simd_bytes(const dp_kernel_args *args)
     return bytes;
 }
 
-/* Arithmetic of its own is for floating dtypes. */
-static bool dp__simd_has(const dp_kernel_args *args)
-{
-    bool floats = args->kernel == DP_KERNEL_AXPBY || args->kernel == DP_KERNEL_SGD ||
-                  args->kernel == DP_KERNEL_ADAMW || args->kernel == DP_KERNEL_CHANNELS;
-    return !floats || args->dtype <= DP_BF16;
-}
-
 /* Part `part` of a kernel that is cut by elements. */
 static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_t part,
                          size_t part_count)
@@ -2902,9 +2894,6 @@ static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kern
 
 static dp_status dp__cpu_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
-    if (!dp__simd_has(args))
-        return dp_error(DP_ERR_UNSUPPORTED, "the CPU has no kernel %d for dtype %s",
-                        (int)args->kernel, dp_dtype_name(args->dtype));
     dp__cpu_run(stream->dev->host, ((const dp__cpu_dev *)stream->dev)->simd, args);
     return DP_OK;
 }
