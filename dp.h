@@ -2377,8 +2377,8 @@ static dp_status dp__block_make(dp_ctx *ctx, dp__pool *pool, int class_, size_t 
 
 static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__block **out)
 {
-    int class_ = 0;
-    size_t capacity = 0;
+    int class_;
+    size_t capacity;
     if (!dp__class_of(bytes, &class_, &capacity))
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
     dp__lock_enter(&ctx->lock);
@@ -2692,7 +2692,6 @@ static void dp__scope_empty(dp_scope *scope)
         dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
     scope->magic = 0;
-    scope->cursor = scope->limit = NULL;
     if (dp__has_failed(scope->ctx))
         return;
     dp__blocks_wipe(scope->ctx, scope->blocks);
@@ -4466,8 +4465,8 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 
-/* The bit pattern of `number` as one element; refused when the element would be another number
-   (floats round as usual, but a finite number must stay finite). */
+/* The bit pattern of `number` as one element into *out, which is 0; refused when the element would
+   be another number (floats round as usual, but a finite number must stay finite). */
 static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, dp_dtype dtype,
                                  uint64_t *out)
 {
@@ -4479,7 +4478,6 @@ static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, d
         return dp_error(DP_ERR_INVALID, "%s: number is %s", fn, dp__a_kind(number.kind));
     as_i64 = number.kind == DP_BOOLEAN ? number.as.b : number.as.i;
     as_f64 = number.as.f;
-    *out = 0;
     if (whole) {
         DP_TRY(dp__cast_flat(ctx, host, out, dtype, &as_i64, DP_I64, 1));
         DP_TRY(dp__cast_flat(ctx, host, &back_i64, DP_I64, out, dtype, 1));

@@ -1487,7 +1487,7 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lot
         range->at[0] = lots[i].at;
     }
     for (size_t r = 1; r < face->count; r++) {
-        char *block = NULL;
+        char *block;
         DP_TRY(dp__replica_block(face, sort, r, lots, count, &block));
         for (size_t i = 0, k = first_range; i < count; i += dp__lots_run(lots, i, count), k++)
             ranges->items[k].at[r] = block != NULL ? block + lots[i].offset : lots[i].at;

@@ -185,6 +185,112 @@ TEST(a_caller_who_cannot_be_let_in)
     dp__os_close(listener);
 }
 
+/* ---- memory that processes share ------------------------------------------------------------- */
+
+/* In another process: place 3 is held, place 4 is not, and then it is, until this one ends. */
+static void look_at_places(const dp__shared_name *name, size_t bytes)
+{
+    dp__shared found = {.fd = -1};
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK_OK(dp__os_shared_find(name, bytes, &found));
+        CHECK(dp__os_shared_held(&found, 3));
+        CHECK(!dp__os_shared_held(&found, 4));
+        CHECK(dp__os_shared_hold(&found, 3) == DP_ERR_NO_MEMORY);
+        CHECK_OK(dp__os_shared_hold(&found, 4));
+        exit(EXIT_SUCCESS);
+    }
+    int status = 0;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+}
+
+static void share_memory(bool named)
+{
+    enum { BYTES = 8192 };
+    int before = descriptor_count();
+    dp__shared made = {.fd = -1}, found = {.fd = -1};
+    dp__shared_name name, other;
+    CHECK_OK(dp__os_shared_make(named, BYTES, &made, &name));
+    CHECK_INT(name.path[0] != '\0', named);
+    CHECK_INT(name.process_id, getpid());
+    CHECK_OK(dp__os_shared_reserve(&made, BYTES / 2, BYTES / 2));
+    CHECK_OK(dp__os_shared_find(&name, BYTES, &found));
+    CHECK(made.data != found.data && made.bytes == BYTES && found.bytes == BYTES);
+    ((char *)made.data)[5000] = 7;
+    CHECK_INT(((char *)found.data)[5000], 7);
+    CHECK((fcntl(made.fd, F_GETFD) & FD_CLOEXEC) != 0);
+    CHECK((fcntl(found.fd, F_GETFD) & FD_CLOEXEC) != 0);
+    dp__os_shared_close(&found);
+    CHECK(found.fd == -1 && found.data == NULL);
+
+    CHECK_ERROR(dp__os_shared_find(&name, BYTES / 2, &found), DP_ERR_NO_MEMORY,
+                "another file is in its place");
+    dp__os_shared_close(&found);
+    other = name;
+    other.inode++;
+    CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY,
+                "another file is in its place");
+    dp__os_shared_close(&found);
+    other = name;
+    other.device++;
+    CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY,
+                "another file is in its place");
+    dp__os_shared_close(&found);
+
+    CHECK_OK(dp__os_shared_hold(&made, 3));
+    look_at_places(&name, BYTES);
+    CHECK(!dp__os_shared_held(&made, 4));
+    if (named) {
+        dp__os_shared_unlink(name.path);
+    }
+    other = name;
+    other.fd = 9999;
+    CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY, "cannot be opened");
+    dp__os_shared_close(&made);
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(memory_without_a_name)
+{
+    share_memory(false);
+}
+
+TEST(memory_with_a_name)
+{
+    share_memory(true);
+}
+
+TEST(memory_that_there_is_not)
+{
+    enum { BYTES = 8192 };
+    struct rlimit little = {BYTES / 2, BYTES / 2};
+    dp__shared made = {.fd = -1}, more = {.fd = -1};
+    dp__shared_name name;
+    CHECK_OK(dp__os_shared_make(false, BYTES, &made, &name));
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &little), 0);
+    CHECK_ERROR(dp__os_shared_reserve(&made, BYTES, BYTES), DP_ERR_NO_MEMORY, "shared memory: ");
+    CHECK_ERROR(dp__os_shared_make(false, BYTES, &more, &name), DP_ERR_NO_MEMORY,
+                "shared memory: no room for 8192 bytes");
+    dp__os_shared_close(&more);
+    dp__os_shared_close(&made);
+}
+
+/* A wait ends with the time, at once where the word is another one, or when somebody wakes. */
+TEST(words_are_waited_for)
+{
+    atomic_uint word;
+    atomic_init(&word, 1);
+    uint64_t start = dp__os_now_ns();
+    dp__os_word_wait(&word, 1, 20000000);
+    CHECK(dp__os_now_ns() - start >= 19000000);
+    start = dp__os_now_ns();
+    dp__os_word_wait(&word, 2, 5000000000u);
+    CHECK(dp__os_now_ns() - start < 4000000000u);
+}
+
 /* ---- who this is ----------------------------------------------------------------------------- */
 
 TEST(a_machine_has_one_name)

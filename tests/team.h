@@ -328,6 +328,59 @@ TEST(moves_are_shared_out_by_what_they_move)
     comm->ops->close(comm);
 }
 
+/* ---- the courier ----------------------------------------------------------------------------- */
+
+static atomic_int errands;
+
+static void run_errand(void *user)
+{
+    dp__courier **courier = user;
+    atomic_fetch_add(&errands, 1);
+    if (atomic_load(&errands) > 1) {
+        dp__courier_report(*courier);
+    }
+}
+
+static void *alloc_nothing(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host, (void)bytes, (void)align;
+    return NULL;
+}
+
+/* It goes once by itself, and after each call; it tells who waits. */
+static void call_courier(bool spin)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    static dp__courier *courier;
+    atomic_store(&errands, 0);
+    CHECK_OK(dp__courier_open(&host, spin, run_errand, &courier, &courier));
+    while (atomic_load(&errands) < 1) {
+        sched_yield();
+    }
+    for (int calls = 1; calls <= 20; calls++) {
+        unsigned seen = dp__courier_ticket(courier);
+        dp__courier_wake(courier);
+        dp__courier_await(courier, seen);
+        CHECK(atomic_load(&errands) >= calls + 1);
+    }
+    dp__courier_close(&host, courier);
+}
+
+TEST(a_courier_comes_when_called)
+{
+    call_courier(false);
+    call_courier(true);
+}
+
+TEST(a_courier_needs_memory)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_nothing, .free = free_for_tests};
+    dp__courier *courier = NULL;
+    CHECK_ERROR(dp__courier_open(&host, false, run_errand, NULL, &courier), DP_ERR_NO_MEMORY,
+                "no memory for a courier");
+    CHECK(courier == NULL);
+}
+
 /* ---- how many cores there are ---------------------------------------------------------------- */
 
 /* Whatever cores this machine has: no two processes differ by more than one, the first have more,

@@ -654,13 +654,20 @@ static float last_output(dp_ctx *ctx, dp_scope *scope, dp_module *par)
 
 /* Memory that the user writes to counts as changed at every forward, in training or not; if its
    owner announces changes, when he says so. */
+static dp_status ask_net(dp_call *call)
+{
+    return dp_call_child(call, "net", "forward", call->args, call->kwargs, &call->out, NULL);
+}
+
 TEST_BACKENDS(who_owns_memory_may_write_to_it)
 {
-    for (int announces = 0; announces <= 1; announces++) {
+    static const dp_method methods[] = {{"forward", ask_net}};
+    for (int form = 0; form <= 2; form++) {
+        bool announces = form == 1, nested = form == 2;
         dp_param_config params[2];
         dp_tensor w, b;
         dp_device device = dp_local_device(ctx, 0);
-        dp_module *net = NULL;
+        dp_module *net = NULL, *whole = NULL;
         memcpy(params, net_params, sizeof params);
         CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(NET_IN, NET_OUT), &w));
         CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(NET_OUT), &b));
@@ -669,14 +676,22 @@ TEST_BACKENDS(who_owns_memory_may_write_to_it)
         params[0].data = w.data;
         params[1].data = b.data;
         CHECK_OK(dp_module_create(ctx,
-                                  &(dp_module_config){.methods = net_methods,
+                                  &(dp_module_config){.name = "net",
+                                                      .methods = net_methods,
                                                       .method_count = 2,
                                                       .params = params,
                                                       .param_count = 2,
                                                       .state = &by_rows,
                                                       .announces_changes = announces},
                                   &net));
-        dp_module *par = wrap(net, 3, DP_SPLIT_BALANCED, 0);
+        if (nested) {
+            CHECK_OK(dp_module_create(
+                ctx,
+                &(dp_module_config){
+                    .methods = methods, .method_count = 1, .children = &net, .child_count = 1},
+                &whole));
+        }
+        dp_module *par = wrap(nested ? whole : net, 3, DP_SPLIT_BALANCED, 0);
         bool shared = tree_one_memory(ctx); /* then there is nothing to copy */
         CHECK_F64(last_output(ctx, scope, par), 1, 0);
         for (int i = 2; i < 6; i++) {
