@@ -361,6 +361,39 @@ TEST_BACKENDS(none_is_zeros_for_groups_too)
     CHECK_TREE(ctx, grads.args, "(f32[4]=0 0 0 2, None)");
 }
 
+static dp_status write_too_early(dp_call *call)
+{
+    call->out = dp_at(call->args, 0);
+    call->args_grad = call->kwargs_grad = dp_int(7);
+    return DP_OK;
+}
+
+static dp_status write_nothing(dp_call *call)
+{
+    CHECK_INT(call->args_grad.kind, DP_NONE);
+    return DP_OK;
+}
+
+/* What a forward writes there is no gradient. */
+TEST_BACKENDS(gradients_of_inputs_are_backwards_own)
+{
+    for (size_t devices = 0; devices <= 2; devices++) {
+        dp_module *net = two_ways(ctx, "own", write_too_early, write_nothing), *par = net;
+        const dp_parallel_config config = over(devices);
+        dp_value out;
+        dp_pass *pass;
+        dp_input_grad grads = {dp_int(1), dp_int(1)};
+        if (devices > 0) {
+            CHECK_OK(dp_data_parallel(net, &config, &par));
+        }
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_OK(dp_backward(pass, dp_float(1), &grads));
+        CHECK_INT(grads.args.kind, DP_NONE);
+        CHECK_INT(grads.kwargs.kind, DP_NONE);
+    }
+}
+
 static dp_status give_odd(dp_call *call)
 {
     dp_value x;
