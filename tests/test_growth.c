@@ -225,6 +225,33 @@ static void check_other_keys(dp_ctx *ctx, size_t count, char (*keys)[NAME])
     dp_scope_end(scope);
 }
 
+/* Keys that come in the order of the first dict are found one behind the other; only others need
+   an index, and memory for it. */
+TEST(keys_in_their_order_need_no_index)
+{
+    enum { COUNT = 200 };
+    size_t calls[2];
+    make_names(COUNT);
+    for (int turned = 0; turned < 2; turned++) {
+        test_allocator counter = {0};
+        dp_ctx *ctx;
+        dp_value out;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+                                      .poison = true,
+                                      .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value first = dict_of(scope, COUNT, names, 1);
+        dp_value second = dict_of(scope, COUNT, turned ? reversed_names : names, 1);
+        size_t before = counter.call_count;
+        CHECK_OK(dp_gather(ctx, scope, DP_LIST_OF(scope, first, second), NULL, &out));
+        calls[turned] = counter.call_count - before;
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+    CHECK(calls[0] < calls[1]);
+}
+
 TEST(keys_that_differ_are_named)
 {
     dp_ctx *ctx = two_devices();
