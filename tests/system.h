@@ -262,20 +262,37 @@ TEST(memory_with_a_name)
     share_memory(true);
 }
 
-TEST(memory_that_there_is_not)
+/* Files may not grow any more: memory with a name says how much /dev/shm has. */
+static void grow_memory(bool named)
 {
     enum { BYTES = 8192 };
-    struct rlimit little = {BYTES / 2, BYTES / 2};
+    struct rlimit little = {BYTES, RLIM_INFINITY}, before;
+    struct statvfs room;
     dp__shared made = {.fd = -1}, more = {.fd = -1};
-    dp__shared_name name;
-    CHECK_OK(dp__os_shared_make(false, BYTES, &made, &name));
-    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    dp__shared_name name, other;
+    CHECK_OK(dp__os_shared_make(named, BYTES, &made, &name));
+    if (named) {
+        dp__os_shared_unlink(name.path);
+    }
+    CHECK_INT(fstatvfs(made.fd, &room), 0);
+    CHECK_INT(getrlimit(RLIMIT_FSIZE, &before), 0);
+    little.rlim_max = before.rlim_max;
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &little), 0);
-    CHECK_ERROR(dp__os_shared_reserve(&made, BYTES, BYTES), DP_ERR_NO_MEMORY, "shared memory: ");
-    CHECK_ERROR(dp__os_shared_make(false, BYTES, &more, &name), DP_ERR_NO_MEMORY,
-                "shared memory: no room for 8192 bytes");
+    CHECK_ERROR(dp__os_shared_reserve(&made, BYTES, BYTES), DP_ERR_NO_MEMORY,
+                room.f_blocks > 0 ? "together need 8, and this one asked for 8: "
+                                  : "shared memory: no room for 8 KiB: ");
+    CHECK_ERROR(dp__os_shared_make(false, 2 * BYTES, &more, &other), DP_ERR_NO_MEMORY,
+                "shared memory: no room for 16384 bytes: ");
     dp__os_shared_close(&more);
     dp__os_shared_close(&made);
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &before), 0);
+}
+
+TEST(memory_that_there_is_not)
+{
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    grow_memory(false);
+    grow_memory(true);
 }
 
 /* A wait ends with the time, at once where the word is another one, or when somebody wakes. */
@@ -289,6 +306,28 @@ TEST(words_are_waited_for)
     start = dp__os_now_ns();
     dp__os_word_wait(&word, 2, 5000000000u);
     CHECK(dp__os_now_ns() - start < 4000000000u);
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+/* Nobody but root may always start one more. */
+TEST(a_process_that_cannot_be_started)
+{
+    struct rlimit none = {0, 0};
+    dp__os_child child = {0};
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    CHECK_INT(prctl(PR_SET_DUMPABLE, 1), 0); /* to look at its own descriptors */
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &none), 0);
+    int before = descriptor_count(), started = dp__os_fork(&child);
+    if (started == 0) {
+        _exit(EXIT_SUCCESS);
+    }
+    if (started > 0) {
+        SKIP("the number of processes cannot be limited here");
+    }
+    CHECK_INT(started, -1);
+    CHECK_INT(child.pid, 0);
+    CHECK_INT(descriptor_count(), before);
 }
 
 /* ---- who this is ----------------------------------------------------------------------------- */
