@@ -214,7 +214,7 @@ static inline const dp_device_ops *broken_table(void)
     if (broken_by("owns_everything"))
         broken_ops.owns = broken_owns;
     if (broken_by("one_memory_is_several"))
-        broken_ops.info = shared_info;
+        broken_ops.info = reluctant_info_one;
     broken_late_ops();
     return &broken_ops;
 }
