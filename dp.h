@@ -2460,9 +2460,9 @@ static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
     return *out_class < DP__CLASS_COUNT;
 }
 
+/* *out is NULL, and stays so where a table says that all is well and gives nothing. */
 static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
 {
-    *out = NULL;
     if (pool->device == NULL)
         *out = dp__raw_alloc(ctx, bytes, 64);
     else if (pool->pinned)
@@ -2510,8 +2510,8 @@ static dp_status dp__block_make(dp_ctx *ctx, dp__pool *pool, int class_, size_t 
 
 static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__block **out)
 {
-    int class_ = 0;
-    size_t capacity = 0;
+    int class_;
+    size_t capacity;
     if (!dp__class_of(bytes, &class_, &capacity))
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
     dp__lock_enter(&ctx->lock);
@@ -2825,7 +2825,6 @@ static void dp__scope_empty(dp_scope *scope)
         dp__scope_run_deferred(scope);
     dp__scope_wait_reads(scope);
     scope->magic = 0;
-    scope->cursor = scope->limit = NULL;
     if (dp__has_failed(scope->ctx))
         return;
     dp__blocks_wipe(scope->ctx, scope->blocks);
@@ -4605,8 +4604,8 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 
-/* The bit pattern of `number` as one element; refused when the element would be another number
-   (floats round as usual, but a finite number must stay finite). */
+/* The bit pattern of `number` as one element into *out, which is 0; refused when the element would
+   be another number (floats round as usual, but a finite number must stay finite). */
 static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, dp_dtype dtype,
                                  uint64_t *out)
 {
@@ -4618,7 +4617,6 @@ static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, d
         return dp_error(DP_ERR_INVALID, "%s: number is %s", fn, dp__a_kind(number.kind));
     as_i64 = number.kind == DP_BOOLEAN ? number.as.b : number.as.i;
     as_f64 = number.as.f;
-    *out = 0;
     if (whole) {
         DP_TRY(dp__cast_flat(ctx, host, out, dtype, &as_i64, DP_I64, 1));
         DP_TRY(dp__cast_flat(ctx, host, &back_i64, DP_I64, out, dtype, 1));
@@ -4642,13 +4640,12 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
                                  uint64_t bits)
 {
     static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
-    dp_tensor element, everywhere = *dst;
+    dp_tensor element = *dst, everywhere = *dst;
     dp_scope *temp = NULL;
-    void *out = dst->data;
     dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
                            .dtype = (dp_dtype)dst->dtype,
                            .count = (size_t)dp__count(dst),
-                           .out = &out,
+                           .out = &element.data,
                            .out_count = 1,
                            .fill_bits = bits};
     if (dp__is_dense(dst) || dp__is_channels_last(dst))
@@ -4657,10 +4654,9 @@ static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp
     dp_status status =
         dp__tensor_make(temp, device, (dp_dtype)dst->dtype, dst->ndim, one, &element);
     args.count = 1;
-    out = element.data;
     if (status == DP_OK)
         status = dp__kernel(ctx, device, device->stream, &args);
-    everywhere.data = out;
+    everywhere.data = element.data;
     memset(everywhere.stride, 0, sizeof everywhere.stride);
     if (status == DP_OK)
         status = dp__copy_tensor(ctx, dst, &everywhere, NULL);
@@ -5161,10 +5157,9 @@ static dp_status dp__resolve_devices(dp_ctx *ctx, int place, int available)
 }
 
 /* Cores that processes with one affinity mask may use, divided among them. */
-static int dp__core_share(dp__share among)
+static int dp__core_share(int cores, dp__share among)
 {
-    int cores = dp__os_core_count(), each = cores / among.count;
-    each += among.place < cores % among.count;
+    int each = cores / among.count + (among.place < cores % among.count);
     return each > 0 ? each : 1;
 }
 
@@ -5179,7 +5174,7 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
     if (config->thread_count == 0)
-        config->thread_count = dp__core_share(cores);
+        config->thread_count = dp__core_share(dp__os_core_count(), cores);
     if (config->timeout_ms == 0)
         config->timeout_ms = DP__TIMEOUT_MS;
     config->bootstrap.process_count =

@@ -464,12 +464,10 @@ static int dp__os_everywhere(int port, dp__os_address out[2])
     return 2;
 }
 
-/* -1: the address is taken, or not of this machine. */
+/* -1: the address is taken, or not of this machine, or there is no descriptor left. */
 static int dp__os_listen(const dp__os_address *address)
 {
     int fd = dp__os_socket(address->at.ss_family);
-    if (fd < 0)
-        return -1;
     if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
         dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (address->at.ss_family == AF_INET6)
@@ -477,7 +475,7 @@ static int dp__os_listen(const dp__os_address *address)
     if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
         listen(fd, SOMAXCONN) == 0)
         return fd;
-    close(fd);
+    dp__os_close(fd);
     return -1;
 }
 
@@ -510,12 +508,10 @@ static int dp__os_accept(int listener, bool *out_full)
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
-    if (fd < 0)
-        return -1;
     if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
         errno == EINTR)
         return fd;
-    close(fd);
+    dp__os_close(fd);
     return -1;
 }
 
@@ -2711,14 +2707,6 @@ static size_t dp__simd_bytes(const dp_kernel_args *args)
     return bytes;
 }
 
-/* Arithmetic of its own is for floating dtypes. */
-static bool dp__simd_has(const dp_kernel_args *args)
-{
-    bool floats = args->kernel == DP_KERNEL_AXPBY || args->kernel == DP_KERNEL_SGD ||
-                  args->kernel == DP_KERNEL_ADAMW || args->kernel == DP_KERNEL_CHANNELS;
-    return !floats || args->dtype <= DP_BF16;
-}
-
 /* Part `part` of a kernel that is cut by elements. */
 static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_t part,
                          size_t part_count)
@@ -2906,9 +2894,6 @@ static void dp__cpu_run(const dp_host *host, const dp__simd *simd, const dp_kern
 
 static dp_status dp__cpu_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
-    if (!dp__simd_has(args))
-        return dp_error(DP_ERR_UNSUPPORTED, "the CPU has no kernel %d for dtype %s",
-                        (int)args->kernel, dp_dtype_name(args->dtype));
     dp__cpu_run(stream->dev->host, ((const dp__cpu_dev *)stream->dev)->simd, args);
     return DP_OK;
 }

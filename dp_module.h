@@ -663,14 +663,12 @@ static dp_status dp__module_fill(dp_module *module, const dp_module_config *conf
 }
 
 /* From the idle ones, or new; they stay with the context, so that one that was destroyed can be
-   told. */
+   told. Modules come and go in one thread at a time, so no lock guards the list. */
 static dp_module *dp__module_take(dp_ctx *ctx)
 {
-    dp__lock_enter(&ctx->lock);
     dp_module *module = ctx->idle_modules;
     if (module != NULL)
         ctx->idle_modules = module->next_idle;
-    dp__lock_leave(&ctx->lock);
     uint32_t serial = module != NULL ? module->serial + 1 : 0;
     if (module == NULL)
         module = dp__host_alloc(&ctx->host, sizeof *module, 64);
@@ -684,10 +682,8 @@ static void dp__module_give(dp_module *module)
     dp_ctx *ctx = module->ctx;
     module->magic = 0;
     dp__scope_end(module->scope);
-    dp__lock_enter(&ctx->lock);
     module->next_idle = ctx->idle_modules;
     ctx->idle_modules = module;
-    dp__lock_leave(&ctx->lock);
 }
 
 /* An array and its count: both, or none. So many can be counted, and their bytes too. */
@@ -1501,7 +1497,7 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lot
         range->at[0] = lots[i].at;
     }
     for (size_t r = 1; r < face->count; r++) {
-        char *block = NULL;
+        char *block;
         DP_TRY(dp__replica_block(face, sort, r, lots, count, &block));
         for (size_t i = 0, k = first_range; i < count; i += dp__lots_run(lots, i, count), k++)
             ranges->items[k].at[r] = block != NULL ? block + lots[i].offset : lots[i].at;

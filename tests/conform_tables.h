@@ -18,29 +18,9 @@ static inline const dp_device_ops *lazy_table(void)
     return lazy_device(reluctant_device(HAS_ALL, ALL_KERNELS));
 }
 
-/* ---- one memory ------------------------------------------------------------------------------ */
-
-static inline dp_status shared_open(const dp_host *host, int index, dp_dev **out)
-{
-    dp_status status = reluctant_open(host, index, out);
-    if (status == DP_OK)
-        ((toy_dev *)*out)->mask = (uintptr_t)TOY_COUNT << 51;
-    return status;
-}
-
-static inline dp_status shared_info(dp_dev *dev, dp_device_info *out)
-{
-    dp_status status = toy_info(dev, out);
-    out->memory = 1;
-    return status;
-}
-
 static inline const dp_device_ops *shared_table(void)
 {
-    reluctant_device(HAS_ALL, ALL_KERNELS);
-    reluctant_ops.open = shared_open;
-    reluctant_ops.info = shared_info;
-    return lazy_device(&reluctant_ops);
+    return lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS));
 }
 
 /* ---- bugs, and the test that finds each ------------------------------------------------------ */
@@ -234,7 +214,7 @@ static inline const dp_device_ops *broken_table(void)
     if (broken_by("owns_everything"))
         broken_ops.owns = broken_owns;
     if (broken_by("one_memory_is_several"))
-        broken_ops.info = shared_info;
+        broken_ops.info = reluctant_info_one;
     broken_late_ops();
     return &broken_ops;
 }

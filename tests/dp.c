@@ -6,5 +6,6 @@
 #endif
 #include "../dp.h"
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
+#include "system.h"
 #include "team.h"
 #endif

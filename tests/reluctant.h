@@ -113,4 +113,31 @@ static inline const dp_device_ops *reluctant_device(unsigned methods, unsigned k
     return &reluctant_ops;
 }
 
+/* ---- one memory ------------------------------------------------------------------------------ */
+
+static inline dp_status reluctant_open_one(const dp_host *host, int index, dp_dev **out)
+{
+    dp_status status = reluctant_open(host, index, out);
+    if (status == DP_OK) {
+        ((toy_dev *)*out)->mask = (uintptr_t)TOY_COUNT << 51;
+    }
+    return status;
+}
+
+static inline dp_status reluctant_info_one(dp_dev *dev, dp_device_info *out)
+{
+    dp_status status = toy_info(dev, out);
+    out->memory = 1;
+    return status;
+}
+
+/* The same, but that all devices have one memory, which the host does not reach. */
+static inline const dp_device_ops *reluctant_one_memory(unsigned methods, unsigned kernels)
+{
+    reluctant_device(methods, kernels);
+    reluctant_ops.open = reluctant_open_one;
+    reluctant_ops.info = reluctant_info_one;
+    return &reluctant_ops;
+}
+
 #endif /* RELUCTANT_H */

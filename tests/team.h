@@ -1,5 +1,5 @@
-/* team.h - tests of inner parts of dp_cpu.h that no public function shows: waits that learn, who
-   takes which part of the work, and how many cores there are. In dp.c, after the implementation. */
+/* team.h - tests of inner parts that no public function shows: waits that learn, who takes which part
+   of the work, and how many cores there are. In dp.c, after the implementation. */
 
 #include <sys/stat.h>
 #include "test.h"
@@ -32,6 +32,17 @@ TEST(spins_that_run_out_are_counted_and_one_that_pays_ends_the_count)
     }
     dp__gate_open(&gate);
     CHECK(dp__gate_spin(&gate, seen));
+    CHECK_INT(gate.missed, 0);
+    dp__gate_fini(&gate);
+}
+
+TEST(a_gate_begins_closed_whatever_was_there)
+{
+    dp__gate gate;
+    memset(&gate, 0xff, sizeof gate);
+    dp__gate_init(&gate);
+    CHECK_INT(dp__gate_word(&gate), 0);
+    CHECK(!atomic_load(&gate.asleep));
     CHECK_INT(gate.missed, 0);
     dp__gate_fini(&gate);
 }
@@ -200,7 +211,195 @@ TEST(every_part_is_done_once_whatever_their_number)
     dp_close(ctx);
 }
 
+/* Each part of the bytes begins at a cache line, where lines begin at elements; none is left out,
+   and no two parts differ by more than a line, but for what lies before the first one and behind
+   the last. */
+static void check_cuts(uintptr_t base, size_t element, size_t bytes, size_t parts)
+{
+    bool at_lines = base % element == 0;
+    size_t least = bytes, most = 0, last = 0;
+    CHECK_INT(dp__cpu_cut((const void *)base, element, bytes, 0, parts), 0);
+    for (size_t part = 1; part <= parts; part++) {
+        size_t cut = dp__cpu_cut((const void *)base, element, bytes, part, parts);
+        CHECK(cut >= last && cut <= bytes && cut % element == 0);
+        CHECK(cut == bytes || cut == 0 || ((at_lines ? base : 0) + cut) % 64 == 0);
+        least = cut - last < least ? cut - last : least;
+        most = cut - last > most ? cut - last : most;
+        last = cut;
+    }
+    CHECK_INT(last, bytes);
+    CHECK(most - least <= 64 + 64 + 64 || bytes < 64 * parts);
+}
+
+TEST(parts_of_memory_begin_at_lines)
+{
+    static const size_t elements[] = {1, 2, 4, 8}, counts[] = {0, 1, 7, 63, 64, 65, 1000, 12345};
+    for (uintptr_t base = 4096; base < 4096 + 64; base++) {
+        for (size_t i = 0; i < 4 * 8; i++) {
+            for (size_t parts = 1; parts <= 9; parts++) {
+                check_cuts(base, elements[i % 4], elements[i % 4] * counts[i / 4], parts);
+            }
+        }
+    }
+}
+
+/* Small work is not shared out, and no piece is smaller than what a hand-over is worth. */
+static int threads_of_tests;
+
+static int count_threads(const dp_host *host)
+{
+    (void)host;
+    return threads_of_tests;
+}
+
+TEST(work_is_cut_into_slices_that_are_worth_it)
+{
+    const dp_host host = {.size = sizeof host, .thread_count = count_threads};
+    const size_t slice = DP__CPU_SLICE_BYTES;
+    for (threads_of_tests = 1; threads_of_tests <= 5; threads_of_tests++) {
+        int most = threads_of_tests == 1 ? 1 : threads_of_tests * DP__CPU_SLICES_A_THREAD;
+        CHECK_INT(dp__cpu_count_slices(&host, 0), 1);
+        CHECK_INT(dp__cpu_count_slices(&host, slice), 1);
+        CHECK_INT(dp__cpu_count_slices(&host, 2 * slice - 1), 1);
+        CHECK_INT(dp__cpu_count_slices(&host, 2 * slice), most < 2 ? most : 2);
+        CHECK_INT(dp__cpu_count_slices(&host, 4 * slice - 1), most < 3 ? most : 3);
+        CHECK_INT(dp__cpu_count_slices(&host, 1000 * slice), most);
+    }
+}
+
+/* Collectives that move bytes are shared out by all that they move: every rank's to every rank. */
+static int slices_of_tests;
+
+static void *alloc_for_tests(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host;
+    return dp__os_alloc(bytes, align, NULL);
+}
+
+static void free_for_tests(const dp_host *host, void *data)
+{
+    (void)host;
+    free(data);
+}
+
+static void count_slices(const dp_host *host, int part_count, void (*fn)(int part, void *user),
+                         void *user)
+{
+    (void)host;
+    slices_of_tests = part_count;
+    for (int part = 0; part < part_count; part++) {
+        fn(part, user);
+    }
+}
+
+TEST(moves_are_shared_out_by_what_they_move)
+{
+    enum { RANKS = 3, EACH = DP__CPU_SLICE_BYTES / 4 };
+    static char send[RANKS][RANKS * EACH], recv[RANKS][RANKS * EACH];
+    const dp_host host = {.size = sizeof host,
+                          .alloc = alloc_for_tests,
+                          .free = free_for_tests,
+                          .parallel = count_slices,
+                          .thread_count = count_threads};
+    const dp_comm_config config = {
+        .local_count = RANKS, .rank_count = RANKS, .host_memory = true, .timeout_ms = 1000};
+    dp_part parts[RANKS];
+    dp_comm *comm = NULL;
+    threads_of_tests = 2;
+    CHECK_OK(dp_cpu_coll()->open(&host, &config, &comm));
+    for (int r = 0; r < RANKS; r++) {
+        memset(send[r], r + 1, sizeof send[r]);
+        parts[r] = (dp_part){send[r], recv[r], NULL};
+    }
+    slices_of_tests = 1;
+    CHECK_OK(comm->ops->broadcast(comm, parts, EACH, DP_U8, 1)); /* 3 / 4 of a slice */
+    CHECK_INT(slices_of_tests, 1);
+    CHECK_INT(recv[2][EACH - 1], 2);
+    CHECK_OK(comm->ops->all_gather(comm, parts, EACH, DP_U8)); /* 9 / 4 */
+    CHECK_INT(slices_of_tests, 2);
+    CHECK_INT(recv[1][3 * EACH - 1], 3);
+    slices_of_tests = 1;
+    CHECK_OK(comm->ops->all_to_all(comm, parts, EACH, DP_U8));
+    CHECK_INT(slices_of_tests, 2);
+    CHECK_INT(recv[1][EACH - 1], 1);
+    CHECK_OK(comm->ops->broadcast(comm, parts, 3 * EACH, DP_U8, 0)); /* 9 / 4 again */
+    CHECK_INT(slices_of_tests, 2);
+    CHECK_INT(recv[2][3 * EACH - 1], 1);
+    comm->ops->close(comm);
+}
+
+/* ---- the courier ----------------------------------------------------------------------------- */
+
+static atomic_int errands;
+
+static void run_errand(void *user)
+{
+    dp__courier **courier = user;
+    atomic_fetch_add(&errands, 1);
+    if (atomic_load(&errands) > 1) {
+        dp__courier_report(*courier);
+    }
+}
+
+static void *alloc_nothing(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host, (void)bytes, (void)align;
+    return NULL;
+}
+
+/* It goes once by itself, and after each call; it tells who waits. */
+static void call_courier(bool spin)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    static dp__courier *courier;
+    atomic_store(&errands, 0);
+    CHECK_OK(dp__courier_open(&host, spin, run_errand, &courier, &courier));
+    while (atomic_load(&errands) < 1) {
+        sched_yield();
+    }
+    for (int calls = 1; calls <= 20; calls++) {
+        unsigned seen = dp__courier_ticket(courier);
+        dp__courier_wake(courier);
+        dp__courier_await(courier, seen);
+        CHECK(atomic_load(&errands) >= calls + 1);
+    }
+    dp__courier_close(&host, courier);
+}
+
+TEST(a_courier_comes_when_called)
+{
+    call_courier(false);
+    call_courier(true);
+}
+
+TEST(a_courier_needs_memory)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_nothing, .free = free_for_tests};
+    dp__courier *courier = NULL;
+    CHECK_ERROR(dp__courier_open(&host, false, run_errand, NULL, &courier), DP_ERR_NO_MEMORY,
+                "no memory for a courier");
+    CHECK(courier == NULL);
+}
+
 /* ---- how many cores there are ---------------------------------------------------------------- */
+
+/* Whatever cores this machine has: no two processes differ by more than one, the first have more,
+   nobody goes without. */
+TEST(cores_are_divided_among_processes)
+{
+    for (int cores = 1; cores <= 9; cores++) {
+        for (int count = 1; count <= 9; count++) {
+            int sum = 0;
+            for (int place = 0; place < count; place++) {
+                int own = dp__core_share(cores, (dp__share){place, count});
+                CHECK(own == cores / count || own == cores / count + 1);
+                CHECK(place == 0 || own <= dp__core_share(cores, (dp__share){place - 1, count}));
+                sum += own;
+            }
+            CHECK_INT(sum, cores > count ? cores : count);
+        }
+    }
+}
 
 #if defined(__linux__)
 TEST(a_quota_is_rounded_up_to_cores)

@@ -191,6 +191,44 @@ TEST_BACKENDS(numbers_stand_for_gradients_in_every_pass)
     CHECK_TREE(ctx, seen[1], "5");
 }
 
+static dp_status give_number(dp_call *call)
+{
+    const float one = 1;
+    return net_new(call, &one, 0, NULL, &call->out);
+}
+
+/* What was gathered as a vector goes back as it came. */
+TEST_BACKENDS(the_gradient_of_a_number_has_no_dims)
+{
+    const int dims[] = {0, -1};
+    dp_value out;
+    dp_pass *pass;
+    for (int i = 0; i < 2; i++) {
+        dp_parallel_config three = over(3), one = over(1);
+        dp_module *net = two_ways(ctx, "own", give_number, look), *par = NULL;
+        three.dim = one.dim = dims[i];
+        CHECK_OK(dp_data_parallel(net, &three, &par));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_TREE(ctx, out, "f32[3]=1 1 1");
+        CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[]=5"), NULL), DP_ERR_MISMATCH,
+                    "of the gradient is f32 (), of the output f32 (3)");
+        CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[3,1]"), NULL), DP_ERR_MISMATCH,
+                    "of the gradient is f32 (3,1), of the output f32 (3)");
+        CHECK_OK(dp_backward(pass, tree_of(scope, "f32[3]=5 6 7"), NULL));
+        CHECK_TREE(ctx, seen[0], "f32[]=5");
+        CHECK_TREE(ctx, seen[1], "f32[]=6");
+        CHECK_TREE(ctx, seen[2], "f32[]=7");
+        CHECK_OK(dp_data_parallel(net, &one, &par));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_ERROR(dp_backward(pass, tree_of(scope, "f32[1]=5"), NULL), DP_ERR_MISMATCH,
+                    "of the gradient is f32 (1), of the output f32 ()");
+        CHECK_OK(dp_backward(pass, tree_of(scope, "f32[]=8"), NULL));
+        CHECK_TREE(ctx, seen[0], "f32[]=8");
+    }
+}
+
 /* ---- out of a pass --------------------------------------------------------------------------- */
 
 enum { NOTHING, X_ONLY, BOTH, EMPTY, GIFTS };
@@ -321,6 +359,39 @@ TEST_BACKENDS(none_is_zeros_for_groups_too)
     gifts[1] = X_ONLY;
     CHECK_OK(dp_backward(pass, dp_none(), &grads));
     CHECK_TREE(ctx, grads.args, "(f32[4]=0 0 0 2, None)");
+}
+
+static dp_status write_too_early(dp_call *call)
+{
+    call->out = dp_at(call->args, 0);
+    call->args_grad = call->kwargs_grad = dp_int(7);
+    return DP_OK;
+}
+
+static dp_status write_nothing(dp_call *call)
+{
+    CHECK_INT(call->args_grad.kind, DP_NONE);
+    return DP_OK;
+}
+
+/* What a forward writes there is no gradient. */
+TEST_BACKENDS(gradients_of_inputs_are_backwards_own)
+{
+    for (size_t devices = 0; devices <= 2; devices++) {
+        dp_module *net = two_ways(ctx, "own", write_too_early, write_nothing), *par = net;
+        const dp_parallel_config config = over(devices);
+        dp_value out;
+        dp_pass *pass;
+        dp_input_grad grads = {dp_int(1), dp_int(1)};
+        if (devices > 0) {
+            CHECK_OK(dp_data_parallel(net, &config, &par));
+        }
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_OK(dp_backward(pass, dp_float(1), &grads));
+        CHECK_INT(grads.args.kind, DP_NONE);
+        CHECK_INT(grads.kwargs.kind, DP_NONE);
+    }
 }
 
 static dp_status give_odd(dp_call *call)

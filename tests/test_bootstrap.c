@@ -336,6 +336,72 @@ TEST(no_table_serves_several_processes)
     in_processes(2, nobody_serves_toys);
 }
 
+/* Who chose another table would talk to it in another language. */
+static bool never_fits(const dp_comm_config *config)
+{
+    (void)config;
+    return false;
+}
+
+static void tables_in_different_places(meeting *m)
+{
+    static dp_coll_ops never;
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    const dp_coll_ops *const colls[] = {&never, meeting_coll(), NULL};
+    never = *meeting_coll();
+    never.name = "never";
+    never.fits = never_fits;
+    config.colls = m->process == 1 ? colls : config.colls;
+    dp_status status = dp_open(&config, &ctx);
+    CHECK_STR(dp_last_error(), m->process == 1
+                                   ? "dp_open: process 1 has its table of collectives in place 1, "
+                                     "process 0 in place 0"
+                                   : "dp_open: process 0 has its table of collectives in place 0, "
+                                     "process 1 in place 1");
+    CHECK_STATUS(status, DP_ERR_MISMATCH);
+    CHECK(ctx == NULL);
+}
+
+TEST(processes_choose_different_tables)
+{
+    in_processes(2, tables_in_different_places);
+}
+
+/* What process 1 says of its version, to the others, is one more than the truth. */
+static dp_status gather_versions(const void *in, void *out, size_t bytes_each, void *user)
+{
+    const meeting *m = user;
+    int32_t *all = out;
+    size_t each = bytes_each / sizeof *all;
+    dp_status status = meeting_all_gather(in, out, bytes_each, user);
+    for (size_t i = each; i < 2 * each && m->process != 1; i++) {
+        all[i] += all[i] == DP_VERSION;
+    }
+    return status;
+}
+
+static void another_version(meeting *m)
+{
+    char sentence[128];
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    config.bootstrap.all_gather = gather_versions;
+    snprintf(sentence, sizeof sentence, "dp_open: process %d has dp.h %d, process 1 has %d",
+             m->process, DP_VERSION, DP_VERSION + 1);
+    dp_status status = dp_open(&config, &ctx);
+    CHECK(status != DP_OK && ctx == NULL);
+    if (m->process != 1) {
+        CHECK_STATUS(status, DP_ERR_MISMATCH);
+        CHECK_STR(dp_last_error(), sentence);
+    }
+}
+
+TEST(processes_have_different_versions)
+{
+    in_processes(3, another_version);
+}
+
 static dp_status gather_nothing(const void *in, void *out, size_t bytes_each, void *user)
 {
     (void)in, (void)out, (void)bytes_each, (void)user;

@@ -759,6 +759,33 @@ TEST_BACKENDS(replicas_meet_many_times)
     CHECK_OK(run_on(module_of(ctx, meet, NULL), scope, 1, NULL));
 }
 
+static double spent; /* seconds of all threads, while one is late */
+
+static dp_status come_late(dp_call *call)
+{
+    struct timespec before, behind;
+    if (call->replica == 0) {
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+        nanosleep(&(struct timespec){.tv_nsec = 400000000}, NULL);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &behind);
+        spent = difftime(behind.tv_sec, before.tv_sec) +
+                1e-9 * (double)(behind.tv_nsec - before.tv_nsec);
+    }
+    return meet(call);
+}
+
+/* A core is for those who compute. */
+TEST(replicas_that_wait_sleep)
+{
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 3}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    plan = (meeting){.count = 5, .rounds = 1};
+    CHECK_OK(run_on(on_devices(module_of(ctx, come_late, NULL), 3), scope, 3, NULL));
+    CHECK(spent < 0.04 * test_timeout_scale());
+    dp_close(ctx);
+}
+
 /* On devices whose memory is the allocator's as well. */
 TEST(meetings_take_no_more_memory)
 {

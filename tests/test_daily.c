@@ -406,6 +406,7 @@ TEST_BACKENDS(wrong_shares)
     CHECK_INT(dp_local_share(ctx, TREE_DEVICES, 1, &first), -1);
     CHECK_INT(dp_local_share(ctx, -1, 1, &first), -1);
     CHECK_INT(dp_local_share(ctx, 0, -1, &first), -1);
+    CHECK_STR(dp_last_error(), "dp_local_share: count is -1");
     CHECK_INT(dp_local_share(ctx, 0, 1, NULL), -1);
     CHECK_INT(first, 9);
     (void)scope;

@@ -301,6 +301,36 @@ TEST_BACKENDS(tuples_of_outputs_are_several_arguments)
     }
 }
 
+static dp_status count_two(dp_call *call)
+{
+    const float two = (float)call->args.count;
+    return net_new(call, &two, 0, NULL, &call->out);
+}
+
+/* Made by hand, with something behind their end that nobody may look at. */
+TEST_BACKENDS(tuples_of_outputs_end_where_they_say)
+{
+    static const dp_method methods[] = {{"forward", count_two}};
+    dp_parallel_config config = over(2);
+    dp_module *criterion = NULL;
+    dp_value items[2][3], tuples[2], mean;
+    for (int r = 0; r < 2; r++) {
+        items[r][0] = items[r][1] = floats(scope, one_to_five, DP_SHAPE(2));
+        items[r][2] = dp_opaque(NULL);
+        items[r][2].kind = DP_LIST;
+        items[r][2].count = items[r][2].depth = 1;
+        tuples[r] = dp_opaque(items[r]);
+        tuples[r].kind = DP_TUPLE;
+        tuples[r].count = 2;
+        tuples[r].depth = 1;
+    }
+    CHECK_OK(dp_criterion_parallel(create(ctx, "two", methods, 1, NULL), &config, &criterion));
+    dp_value outs = dp_list_make(scope, DP_LIST, tuples, 2);
+    CHECK_OK(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs), dp_none(), NULL, &mean,
+                       NULL));
+    CHECK_F64(item(ctx, mean), 2, 0);
+}
+
 TEST_BACKENDS(one_part_on_several_devices)
 {
     dp_parallel_config config = over(3);
@@ -865,4 +895,55 @@ TEST_BACKENDS(wrong_steps)
                 DP_ERR_UNSUPPORTED, "a criterion alone");
     CHECK_ERROR(dp_train_step(NULL, scope, dp_none(), NULL, &log), DP_ERR_INVALID,
                 "module is NULL");
+}
+
+static dp_status loss_of_nowhere(dp_call *call)
+{
+    static const float loss = 1;
+    dp_tensor tensor = dp_wrap_const(&loss, DP_F32, 0, NULL);
+    tensor.device = (dp_device){7, 7};
+    call->out = dp_of(call->scope, &tensor);
+    return DP_OK;
+}
+
+TEST_BACKENDS(a_loss_is_on_a_device)
+{
+    static const dp_method methods[] = {{"forward", loss_of_nowhere}, {"backward", no_backward}};
+    dp_module *net = create(ctx, "odd", methods, 2, NULL);
+    dp_value log = dp_int(9);
+    CHECK_ERROR(dp_train_step(net, scope, tree_of(scope, "{}"), NULL, &log), DP_ERR_INVALID,
+                "dp_train_step: a loss of replica 0 is on no device of this context");
+    CHECK_INT(log.as.i, 9);
+}
+
+/* The mean over no elements counts for nothing, and is 0 in the log. */
+static double grad_of_nothing;
+
+static dp_status loss_of_nothing(dp_call *call)
+{
+    dp_value none, some;
+    const float four = 4;
+    TRY(net_new(call, &four, 1, (int64_t[]){0}, &none));
+    TRY(net_new(call, &four, 0, NULL, &some));
+    call->out = DP_DICT(call->scope, {"loss_a", none}, {"loss_b", some}, {"acc", none});
+    return DP_OK;
+}
+
+static dp_status look_at_nothing(dp_call *call)
+{
+    grad_of_nothing = dp_get(call->grad, "loss_a").as.f;
+    return dp_get(call->grad, "loss_b").as.f == 1 ? DP_OK : dp_error(DP_ERR_USER, "not 1");
+}
+
+TEST_BACKENDS(a_loss_without_elements_is_nothing)
+{
+    static const dp_method methods[] = {{"forward", loss_of_nothing},
+                                        {"backward", look_at_nothing}};
+    dp_module *net = create(ctx, "net", methods, 2, NULL);
+    dp_value log;
+    grad_of_nothing = 9;
+    CHECK_OK(dp_train_step(net, scope, tree_of(scope, "{}"), NULL, &log));
+    CHECK_STR(tree_text(ctx, log),
+              "{'loss': f64[]=4, 'loss_a': f64[]=0, 'loss_b': f64[]=4, 'acc': f64[]=0}");
+    CHECK_F64(grad_of_nothing, 0, 0);
 }

@@ -209,6 +209,32 @@ TEST_SLOW(all_from_the_nth_allocation_on_fail, 30)
     CHECK(n > 30);
 }
 
+/* A config with a text, and a list of devices, which the context copies. */
+TEST(the_nth_allocation_of_open_fails)
+{
+    bool failed = true;
+    CHECK_INT(setenv("DP_DEVICES", "0,1,0", 1), 0);
+    for (size_t n = 1; failed; n++) {
+        test_allocator counter = {.fail_at = n};
+        dp_config config = {.job = "a job", .allocator = test_allocator_of(&counter)}, got;
+        dp_ctx *ctx = NULL;
+        dp_status status = dp_open(&config, &ctx);
+        failed = counter.fail_count > 0;
+        if (failed) {
+            check_no_memory(n, status);
+            CHECK(ctx == NULL);
+        } else {
+            CHECK_OK(dp_config_get(ctx, &got));
+            CHECK_STR(got.job, "a job");
+            CHECK(got.job != config.job);
+            CHECK_INT(got.device_count, 3);
+            CHECK_INT(got.devices[1], 1);
+        }
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+}
+
 /* What was half done must not be left behind in a scope that goes on. */
 TEST_SLOW(a_scope_goes_on_after_a_failure, 30)
 {

@@ -225,6 +225,33 @@ static void check_other_keys(dp_ctx *ctx, size_t count, char (*keys)[NAME])
     dp_scope_end(scope);
 }
 
+/* Keys that come in the order of the first dict are found one behind the other; only others need
+   an index, and memory for it. */
+TEST(keys_in_their_order_need_no_index)
+{
+    enum { COUNT = 200 };
+    size_t calls[2];
+    make_names(COUNT);
+    for (int turned = 0; turned < 2; turned++) {
+        test_allocator counter = {0};
+        dp_ctx *ctx;
+        dp_value out;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+                                      .poison = true,
+                                      .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value first = dict_of(scope, COUNT, names, 1);
+        dp_value second = dict_of(scope, COUNT, turned ? reversed_names : names, 1);
+        size_t before = counter.call_count;
+        CHECK_OK(dp_gather(ctx, scope, DP_LIST_OF(scope, first, second), NULL, &out));
+        calls[turned] = counter.call_count - before;
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+    CHECK(calls[0] < calls[1]);
+}
+
 TEST(keys_that_differ_are_named)
 {
     dp_ctx *ctx = two_devices();
@@ -1029,6 +1056,19 @@ static dp_status make_tied(const task *job, dp_scope *scope)
     return dp_module_destroy(parent);
 }
 
+/* Each tied to the next, which is not tied yet: a chain. */
+static dp_status make_chain(const task *job, dp_scope *scope)
+{
+    dp_module *net = NULL;
+    (void)scope;
+    make_params(job->count, 1);
+    for (size_t i = 0; i + 1 < job->count; i++)
+        params[i].same_as = names[i + 1];
+    TRY(make_module(job->ctx, job->count, &net));
+    CHECK_INT(dp_module_param_count(net), 1);
+    return dp_module_destroy(net);
+}
+
 static dp_status step_and_zero(const task *job, dp_scope *scope)
 {
     dp_module *par = NULL, *net = kept_net(job, &par);
@@ -1070,6 +1110,7 @@ TEST_SLOW(many_parameters_cost_as_much_as_few, 60)
     skip_where_all_is_slow();
     check_growth("modules made, copied and wrapped", make_and_wrap, 10);
     check_growth("modules with ties", make_tied, 10);
+    check_growth("modules with a chain of ties", make_chain, 10);
     check_growth("a step", step_and_zero, 3); /* what it costs of its own is shared by few */
     check_growth("parameters found and written", find_and_write, 10);
 }

@@ -523,6 +523,12 @@ TEST_SLOW(the_nth_call_fails_peers_without_kernels, 60)
     every_call_fails(decorate_device(lazy_device(reluctant_device(HAS_PEER_COPY, 0))), false);
 }
 
+TEST_SLOW(the_nth_call_fails_one_memory, 60)
+{
+    every_call_fails(decorate_device(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS))),
+                     false);
+}
+
 /* And what it left behind cannot be waited for. */
 TEST_SLOW(then_waits_fail_toy, 60)
 {

@@ -806,6 +806,89 @@ TEST_BACKENDS(another_thread_cannot_change_what_runs)
     CHECK_INT(pthread_join(thread, NULL), 0);
 }
 
+/* A thread whose kernel is just being shared out among the workers. */
+static dp_device_ops sharing;
+static atomic_bool to_share; /* the next fill */
+
+static void stand_in_part(int part, void *user)
+{
+    (void)user;
+    if (part == 0) {
+        stand_still();
+    }
+}
+
+static dp_status sharing_kernel(dp_stream *stream, const dp_kernel_args *args)
+{
+    if (args->kernel == DP_KERNEL_FILL && atomic_exchange(&to_share, false)) {
+        stream->dev->host->parallel(stream->dev->host, 2, stand_in_part, NULL);
+    }
+    return dp_cpu()->kernel(stream, args);
+}
+
+static dp_status sharing_open(const dp_host *host, int index, dp_dev **out)
+{
+    TRY(dp_cpu()->open(host, index, out));
+    (*out)->ops = &sharing;
+    return DP_OK;
+}
+
+static void *fill_slowly(void *user)
+{
+    float numbers[2] = {1, 2};
+    dp_tensor tensor = dp_wrap(numbers, DP_F32, 1, (int64_t[]){2});
+    tensor.device = dp_local_device(user, 1);
+    CHECK_OK(dp_fill(user, &tensor, dp_int(7)));
+    CHECK_F64(numbers[1], 7, 0);
+    return NULL;
+}
+
+static dp_status count_runs(int rank, dp_scope *scope, void *user)
+{
+    (void)scope;
+    (void)rank;
+    atomic_fetch_add((atomic_int *)user, 1);
+    return DP_OK;
+}
+
+TEST(workers_of_another_threads_kernel_are_not_taken)
+{
+    const dp_device_ops *const backends[] = {&sharing, NULL};
+    dp_module *par = NULL;
+    dp_ctx *ctx;
+    dp_value out = dp_none();
+    dp_pass *pass = NULL;
+    pthread_t thread;
+    atomic_int runs;
+    atomic_init(&runs, 0);
+    sharing = *dp_cpu();
+    sharing.open = sharing_open;
+    sharing.kernel = sharing_kernel;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_data_parallel(net_create(ctx, &stage_rows, 0), NULL, &par));
+    dp_value args = tree_of(scope, "(f32[4,3],)");
+    waiting = (post){0};
+    atomic_store(&to_share, true);
+    CHECK_INT(pthread_create(&thread, NULL, fill_slowly, ctx), 0);
+    while (!atomic_load(&waiting.inside)) {
+    }
+    CHECK_ERROR(dp_run(ctx, scope, count_runs, &runs), DP_ERR_STATE,
+                "dp_run: another thread is inside this context");
+    CHECK_ERROR(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass), DP_ERR_STATE,
+                "dp_invoke: another thread is inside this context");
+    CHECK_INT(atomic_load(&runs), 0);
+    CHECK_INT(out.kind, DP_NONE);
+    CHECK(pass == NULL);
+    atomic_store(&waiting.tried, 1);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_OK(dp_run(ctx, scope, count_runs, &runs));
+    CHECK_INT(atomic_load(&runs), 2);
+    CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, &pass));
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
 /* ---- the log function ------------------------------------------------------------------------ */
 
 static void log_and_close(const dp_log_record *record, void *user)

@@ -1782,6 +1782,35 @@ static dp_status rest_a_while(void *user)
     return DP_OK;
 }
 
+static void on_interrupt(int n)
+{
+    (void)n;
+}
+
+static bool handlers_are_ours(void)
+{
+    struct sigaction interrupt, end;
+    CHECK_INT(sigaction(SIGINT, NULL, &interrupt), 0);
+    CHECK_INT(sigaction(SIGTERM, NULL, &end), 0);
+    return interrupt.sa_handler == on_interrupt && end.sa_handler == SIG_DFL;
+}
+
+static dp_status look_at_handlers(void *user)
+{
+    (void)user;
+    return handlers_are_ours() ? DP_OK : dp_error(DP_ERR_USER, "other handlers");
+}
+
+/* A process has the handlers that its parent had before, and so has the parent again. */
+TEST(handlers_of_signals_are_given_back)
+{
+    nobody_launched_us();
+    CHECK(signal(SIGINT, on_interrupt) != SIG_ERR);
+    CHECK(signal(SIGTERM, SIG_DFL) != SIG_ERR);
+    CHECK_OK(dp_spawn(2, look_at_handlers, NULL));
+    CHECK(handlers_are_ours());
+}
+
 /* As under nohup. */
 TEST(a_signal_that_is_ignored_ends_nothing)
 {

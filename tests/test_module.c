@@ -287,6 +287,18 @@ TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
 
 /* ---- ties ------------------------------------------------------------------------------------ */
 
+TEST_BACKENDS(a_parameter_without_elements_is_written_too)
+{
+    dp_module *net = leaf(ctx, "net", "w", 0);
+    CHECK_OK(dp_params_write(net, 0, NULL, 0));
+    CHECK_ERROR(dp_params_write(net, 0, "x", 1), DP_ERR_INVALID,
+                "dp_params_write: 'w' has 0 bytes, not 1");
+    net = leaf(ctx, "net", "w", 1);
+    CHECK_ERROR(dp_params_write(net, 0, NULL, 0), DP_ERR_INVALID,
+                "dp_params_write: 'w' has 4 bytes, not 0");
+    CHECK_ERROR(dp_params_write(net, 0, NULL, 4), DP_ERR_INVALID, "dp_params_write: host is NULL");
+}
+
 TEST_BACKENDS(tied_parameters_are_one)
 {
     dp_module *const children[] = {leaf(ctx, "embed", "w", 4), leaf(ctx, "decode", "w", 4)};
@@ -812,6 +824,74 @@ static dp_status whole_life(dp_ctx *ctx, dp_scope *scope)
     return status == DP_ERR_INVALID ? DP_OK : status;
 }
 
+static dp_status easy_create(const dp_replica_info *info, void **own)
+{
+    *own = (void *)(uintptr_t)info->state;
+    return DP_OK;
+}
+
+static void easy_destroy(void *own)
+{
+    CHECK(own == &by_rows);
+}
+
+/* Replicas meet, and return a list of losses. */
+static dp_status meeting_forward(dp_call *call)
+{
+    dp_value loss;
+    float *sum = dp_scope_alloc(call->scope, sizeof *sum);
+    if (sum == NULL) {
+        return DP_ERR_NO_MEMORY;
+    }
+    *sum = 1;
+    TRY(dp_call_all_reduce(call, sum, sum, 1, DP_F32, DP_OP_SUM));
+    CHECK_F64(*sum, call->replica_count, 0);
+    TRY(net_new(call, sum, 0, NULL, &loss));
+    call->out =
+        DP_DICT(call->scope, {"loss", DP_LIST_OF(call->scope, loss, dp_int(3))}, {"acc", loss});
+    return DP_OK;
+}
+
+static dp_status meeting_backward(dp_call *call)
+{
+    CHECK_F64(dp_at(dp_get(call->grad, "loss"), 0).as.f * (double)call->replica_count, 1, 0);
+    return dp_grad(call, 0) != NULL ? DP_OK : DP_ERR_NO_MEMORY;
+}
+
+/* A tree with states of their own, whose replicas meet in a step. */
+static dp_status life_of_a_tree(dp_ctx *ctx, dp_scope *scope)
+{
+    static const dp_method methods[] = {{"forward", meeting_forward},
+                                        {"backward", meeting_backward}};
+    static const float x[2] = {0};
+    dp_module *inner = NULL, *net = NULL, *par = NULL;
+    dp_tensor tensor = dp_wrap_const(x, DP_F32, DP_SHAPE(2));
+    dp_value log;
+    dp_module_config config = {.name = "inner", .params = net_params, .param_count = 2};
+    TRY(dp_module_create(ctx, &config, &inner));
+    config = (dp_module_config){.name = "net",
+                                .methods = methods,
+                                .method_count = 2,
+                                .params = net_params,
+                                .param_count = 2,
+                                .children = &inner,
+                                .child_count = 1,
+                                .state = &by_rows,
+                                .replica_create = easy_create,
+                                .replica_destroy = easy_destroy};
+    TRY(dp_module_create(ctx, &config, &net));
+    TRY(dp_data_parallel(net, NULL, &par));
+    TRY(dp_train_step(par, scope, DP_LIST_OF(scope, dp_of(scope, &tensor)), NULL, &log));
+    CHECK_STR(tree_text(ctx, log), "{'loss': f64[]=5, 'acc': f64[]=2}");
+    return DP_OK;
+}
+
+static dp_status both_lives(dp_ctx *ctx, dp_scope *scope)
+{
+    TRY(whole_life(ctx, scope));
+    return life_of_a_tree(ctx, scope);
+}
+
 static void every_allocation_fails(bool poison)
 {
     size_t calls = SIZE_MAX;
@@ -823,11 +903,11 @@ static void every_allocation_fails(bool poison)
         dp_status status = dp_open(&config, &ctx);
         if (status == DP_OK) {
             dp_scope *scope = dp_scope_begin(ctx);
-            status = whole_life(ctx, scope);
+            status = both_lives(ctx, scope);
             dp_scope_end(scope);
             scope = dp_scope_begin(ctx);
             if (counter.fail_count > 0) {
-                CHECK_OK(whole_life(ctx, scope)); /* the next try works */
+                CHECK_OK(both_lives(ctx, scope)); /* the next try works */
             }
             dp_close(ctx);
         }

@@ -2,7 +2,9 @@
    few rows, odd devices, errors and memory. */
 
 #include <stdatomic.h>
+#include "lazy.h"
 #include "nets.h"
+#include "reluctant.h"
 
 static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
 static const net_shape by_rows = {0}, by_columns = {1};
@@ -358,8 +360,8 @@ TEST_BACKENDS(outputs_are_gathered)
 
 static dp_status give_scalar(dp_call *call)
 {
-    const float number = (float)call->replica + 5;
-    return net_new(call, &number, 0, NULL, &call->out);
+    const float scalar = (float)call->replica + 5;
+    return net_new(call, &scalar, 0, NULL, &call->out);
 }
 
 static dp_module *one_method(dp_ctx *ctx, dp_status (*fn)(dp_call *call))
@@ -493,6 +495,64 @@ TEST_BACKENDS(gradients_add_up_over_passes)
     }
 }
 
+/* Adds 1 to every gradient that is to be touched in this pass: bit i for parameter i. */
+static unsigned to_touch;
+
+static dp_status touch_some(dp_call *call)
+{
+    static const float one = 1;
+    for (size_t i = 0; i < 3; i++) {
+        if (to_touch >> i & 1) {
+            TRY(net_add(call, dp_grad(call, i), &one, 1));
+        }
+    }
+    return DP_OK;
+}
+
+static dp_status give_none(dp_call *call)
+{
+    call->out = dp_none();
+    return DP_OK;
+}
+
+/* Replicas have gradients from earlier passes, which count once. The first two parameters are
+   zeroed together, the last one, which is long, by itself. */
+TEST_BACKENDS(gradients_that_backward_leaves_alone_add_nothing)
+{
+    enum { LONG = 40000, DEVICES = 3 };
+    static const dp_method methods[] = {{"forward", give_none}, {"backward", touch_some}};
+    static const dp_param_config params[] = {{.name = "a", .ndim = 1, .shape = {1}},
+                                             {.name = "b", .ndim = 1, .shape = {1}},
+                                             {.name = "long", .ndim = 1, .shape = {LONG}}};
+    static const unsigned touched[] = {7, 0, 1, 4, 2, 6, 0, 5};
+    float want[3] = {0}, got;
+    dp_module *net = NULL;
+    dp_value out;
+    dp_pass *pass;
+    dp_tensor data, grad, first;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 3},
+                              &net));
+    dp_module *par = wrap(net, DEVICES, DP_SPLIT_BALANCED, 0);
+    for (size_t i = 0; i < sizeof touched / sizeof touched[0]; i++) {
+        to_touch = touched[i];
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
+                           &out, &pass));
+        CHECK_OK(dp_backward(pass, dp_none(), NULL));
+        for (size_t k = 0; k < 3; k++) {
+            want[k] += to_touch >> k & 1 ? DEVICES : 0;
+            CHECK_OK(dp_params_edit(net, k, &data, &grad));
+            CHECK_OK(dp_narrow(&grad, 0, 0, 1, &first));
+            CHECK_OK(dp_read(ctx, &first, &got, sizeof got));
+            CHECK_F64(got, want[k], 0);
+        }
+    }
+}
+
 TEST_BACKENDS(replicas_follow_the_parameters)
 {
     static batch b;
@@ -594,13 +654,20 @@ static float last_output(dp_ctx *ctx, dp_scope *scope, dp_module *par)
 
 /* Memory that the user writes to counts as changed at every forward, in training or not; if its
    owner announces changes, when he says so. */
+static dp_status ask_net(dp_call *call)
+{
+    return dp_call_child(call, "net", "forward", call->args, call->kwargs, &call->out, NULL);
+}
+
 TEST_BACKENDS(who_owns_memory_may_write_to_it)
 {
-    for (int announces = 0; announces <= 1; announces++) {
+    static const dp_method methods[] = {{"forward", ask_net}};
+    for (int form = 0; form <= 2; form++) {
+        bool announces = form == 1, nested = form == 2;
         dp_param_config params[2];
         dp_tensor w, b;
         dp_device device = dp_local_device(ctx, 0);
-        dp_module *net = NULL;
+        dp_module *net = NULL, *whole = NULL;
         memcpy(params, net_params, sizeof params);
         CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(NET_IN, NET_OUT), &w));
         CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(NET_OUT), &b));
@@ -609,14 +676,22 @@ TEST_BACKENDS(who_owns_memory_may_write_to_it)
         params[0].data = w.data;
         params[1].data = b.data;
         CHECK_OK(dp_module_create(ctx,
-                                  &(dp_module_config){.methods = net_methods,
+                                  &(dp_module_config){.name = "net",
+                                                      .methods = net_methods,
                                                       .method_count = 2,
                                                       .params = params,
                                                       .param_count = 2,
                                                       .state = &by_rows,
                                                       .announces_changes = announces},
                                   &net));
-        dp_module *par = wrap(net, 3, DP_SPLIT_BALANCED, 0);
+        if (nested) {
+            CHECK_OK(dp_module_create(
+                ctx,
+                &(dp_module_config){
+                    .methods = methods, .method_count = 1, .children = &net, .child_count = 1},
+                &whole));
+        }
+        dp_module *par = wrap(nested ? whole : net, 3, DP_SPLIT_BALANCED, 0);
         bool shared = tree_one_memory(ctx); /* then there is nothing to copy */
         CHECK_F64(last_output(ctx, scope, par), 1, 0);
         for (int i = 2; i < 6; i++) {
@@ -711,6 +786,39 @@ TEST_BACKENDS(a_failing_replica_is_named)
                 "'own' has no method 'fly'");
     par = wrap(one_method(ctx, give_scalar), 4, DP_SPLIT_BALANCED, 0); /* all is well again */
     CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));
+}
+
+/* Where there is one device there is no worker. */
+TEST(the_only_device_may_be_there_twice)
+{
+    static const int ranks[] = {0, 0, 0};
+    static batch b;
+    dp_module *par = NULL;
+    dp_value out;
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = net_create(ctx, &by_rows, 0);
+    dp_parallel_config config = {.local_ranks = ranks, .local_rank_count = 3};
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    fill_batch(&b, 10);
+    check_equal(ctx, net, par, &b, 0);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_data_parallel(one_method(ctx, fail_some), &config, &par));
+    CHECK_ERROR(
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL),
+        DP_ERR_INVALID, "dp_invoke: replica 1 on cpu 0: own.forward: this is replica 1");
+    dp_close(ctx);
+}
+
+/* Nobody asks which of one it was. */
+TEST_BACKENDS(a_single_replica_fails_without_a_number)
+{
+    dp_value out = dp_int(9), args = tree_of(scope, "(f32[4],)");
+    dp_module *par = wrap(one_method(ctx, odd_status), 1, DP_SPLIT_BALANCED, 0);
+    dp_status status = dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL);
+    CHECK_STR(dp_last_error(), "dp_invoke: own.forward: a function of the user's failed");
+    CHECK_INT(status, DP_ERR_USER);
+    CHECK_INT(out.as.i, 9);
 }
 
 TEST_BACKENDS(fields_are_cut_alike)
@@ -988,4 +1096,114 @@ TEST_BACKENDS(what_is_written_reaches_every_replica)
     CHECK_OK(dp_params_edit(net, 0, &w, NULL));
     CHECK_OK(dp_fill(ctx, &w, dp_int(9)));
     check_shown(ctx, scope, par, 9, 5);
+}
+
+/* ---- devices of one memory ------------------------------------------------------------------- */
+
+/* Replicas use the original's parameters as they are, on streams of their own: what was done to
+   these, and what will be, is ordered with that. */
+#define TEST_ONE_MEMORY(name)                                                                      \
+    TEST_SLOW(name##_of_one_memory, 30)                                                            \
+    {                                                                                              \
+        tree_run(tree_body_##name, lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS)));       \
+    }
+TEST_ONE_MEMORY(n_devices_equal_one)
+TEST_ONE_MEMORY(gradients_add_up_over_passes)
+TEST_ONE_MEMORY(replicas_follow_the_parameters)
+TEST_ONE_MEMORY(buffers_come_from_replica_0)
+TEST_ONE_MEMORY(what_is_written_reaches_every_replica)
+
+static dp_tensor copied; /* of the second device */
+static atomic_int copy_runs;
+
+/* Replica 1 copies the parameter, on its own stream, and nobody waits for that. */
+static dp_status copy_param(dp_call *call)
+{
+    dp_tensor param = dp_param_tensor(call, 0);
+    call->out = dp_none();
+    atomic_fetch_add(&copy_runs, 1);
+    return call->replica == 1 ? dp_copy(call->ctx, &copied, &param, NULL) : DP_OK;
+}
+
+static dp_status invoke_copies(dp_ctx *ctx, dp_module *par)
+{
+    dp_value out;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_status status =
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL, &out, NULL);
+    dp_scope_end(scope);
+    return status;
+}
+
+static float first_of(dp_ctx *ctx, const dp_tensor *tensor)
+{
+    float numbers[4];
+    CHECK_OK(dp_read(ctx, tensor, numbers, sizeof numbers));
+    return numbers[0];
+}
+
+static dp_ctx *open_copies(const dp_device_ops *ops, dp_module **out_net, dp_module **out_par)
+{
+    static const dp_method methods[] = {{"forward", copy_param}};
+    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {4}}};
+    const dp_device_ops *const backends[] = {ops, NULL};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .params = params,
+                                                  .param_count = 1},
+                              out_net));
+    CHECK_OK(dp_data_parallel(*out_net, NULL, out_par));
+    CHECK_OK(
+        dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 1), DP_F32, DP_SHAPE(4), &copied));
+    return ctx;
+}
+
+TEST(replicas_of_one_memory_come_after_what_was_written_and_before_what_will_be)
+{
+    dp_module *net, *par;
+    dp_tensor param;
+    dp_ctx *ctx = open_copies(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS)), &net, &par);
+    CHECK_OK(dp_params_edit(net, 0, &param, NULL));
+    CHECK_OK(dp_fill(ctx, &param, dp_int(5)));
+    CHECK_OK(invoke_copies(ctx, par));
+    CHECK_F64(first_of(ctx, &copied), 5, 0);
+    CHECK_OK(dp_fill(ctx, &param, dp_int(6)));
+    CHECK_OK(invoke_copies(ctx, par));
+    CHECK_OK(dp_fill(ctx, &param, dp_int(7)));
+    CHECK_F64(first_of(ctx, &param), 7, 0);
+    CHECK_F64(first_of(ctx, &copied), 6, 0);
+    dp_close(ctx);
+}
+
+/* Whatever fails in a pass fails it: in front of the methods none of them runs. */
+TEST(replicas_of_one_memory_that_cannot_be_ordered)
+{
+    int before = 0, behind = 0;
+    bool fired = true;
+    for (long n = 1; fired; n++) {
+        dp_module *net, *par;
+        dp_ctx *ctx = open_copies(
+            decorate_device(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS))), &net, &par);
+        CHECK_OK(invoke_copies(ctx, par));
+        CHECK_OK(dp_wait(ctx));
+        atomic_store(&copy_runs, 0);
+        deco.fail_with = DP_ERR_NO_MEMORY;
+        deco.fail_at = deco.call_count + n;
+        dp_status status = invoke_copies(ctx, par);
+        fired = deco.fired;
+        if (fired && deco.fired_in == DECO_event_wait) {
+            CHECK_STATUS(status, DP_ERR_NO_MEMORY);
+            CHECK(strncmp(dp_last_error(), "dp_invoke: ", 11) == 0);
+            before += atomic_load(&copy_runs) == 0;
+            behind += atomic_load(&copy_runs) == 2;
+        }
+        dp_close(ctx);
+        CHECK_DECORATOR();
+    }
+    CHECK_INT(before, 1);
+    CHECK_INT(behind, 1);
 }

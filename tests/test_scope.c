@@ -278,6 +278,27 @@ TEST(defer_is_last_in_first_out)
     close_counted(ctx, &counter);
 }
 
+/* With poison each has a block of its own. */
+TEST(defer_out_of_memory)
+{
+    test_allocator counter = {0};
+    dp_config config = {
+        .device_count = 1, .poison = true, .allocator = test_allocator_of(&counter)};
+    dp_ctx *ctx;
+    diary d;
+    note notes[2];
+    make_notes(&d, notes, 2);
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_scope *scope = begin(ctx);
+    counter.fail_at = counter.call_count + 1;
+    CHECK_ERROR(dp_scope_defer(scope, write_note, &notes[0]), DP_ERR_NO_MEMORY,
+                "dp_scope_defer: no memory");
+    defer_note(scope, notes, 1);
+    dp_scope_end(scope);
+    check_diary(&d, "b");
+    close_counted(ctx, &counter);
+}
+
 TEST(a_parent_ends_its_children_first)
 {
     test_allocator counter = {0};

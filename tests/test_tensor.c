@@ -851,12 +851,12 @@ TEST(copy_turns_large_matrices)
 
 TEST(copy_takes_a_stream_of_its_context)
 {
-    dp_ctx *ctx = open_devices(3), *other = open_devices(3);
+    dp_ctx *ctx = open_devices(4), *other = open_devices(4);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_tensor src = view_of_buffer(scope, dp_local_device(ctx, 1), DP_F32);
     dp_tensor dst = view_of_buffer(scope, dp_local_device(ctx, 2), DP_F32);
     CHECK_OK(dp_fill(ctx, &src, dp_int(4)));
-    for (int rank = 0; rank < 3; rank++) {
+    for (int rank = 0; rank < 4; rank++) {
         CHECK_OK(dp_fill(ctx, &dst, dp_int(0)));
         CHECK_OK(dp_copy(ctx, &dst, &src, dp_local_stream(ctx, rank)));
         CHECK_OK(dp_wait(ctx));

@@ -1,0 +1,357 @@
+/* system.h - tests of what dp_cpu.h asks of the operating system: sockets, and who this process is.
+   In dp.c, after the implementation. */
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include "test.h"
+
+#if defined(__linux__)
+
+static int descriptor_count(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    CHECK(directory != NULL);
+    while (readdir(directory) != NULL) {
+        count++;
+    }
+    closedir(directory);
+    return count;
+}
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+/* No wait, nothing for a program that takes this one's place, no delay of what is small. */
+static void check_prepared(int fd, bool tcp)
+{
+    int value = 0;
+    socklen_t bytes = sizeof value;
+    CHECK(fd >= 0);
+    CHECK((fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+    CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+    if (tcp) {
+        CHECK_INT(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &bytes), 0);
+        CHECK_INT(value != 0, 1);
+        CHECK_INT(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &value, &bytes), 0);
+        CHECK_INT(value != 0, 1);
+    }
+}
+
+static int accept_one(int listener)
+{
+    bool full = true;
+    dp__os_watch watch = {.fd = listener, .events = POLLIN};
+    CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
+    int fd = dp__os_accept(listener, &full);
+    CHECK(!full);
+    return fd;
+}
+
+/* Bytes go both ways, there may be none yet, and the end is told from that. */
+static void check_pair(int a, int b)
+{
+    char got[8] = "";
+    dp__os_watch watch = {.fd = b, .events = POLLIN};
+    CHECK(dp__os_connected(a));
+    CHECK_INT(dp__os_receive(b, got, sizeof got), 0);
+    CHECK_INT(dp__os_poll(&watch, 1, 1), 0);
+    errno = EPIPE;
+    CHECK_INT(dp__os_send(a, "", 0), 0);
+    CHECK_INT(dp__os_send(a, "hello", 6), 6);
+    CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
+    CHECK_INT(dp__os_receive(b, got, sizeof got), 6);
+    CHECK_STR(got, "hello");
+    CHECK_INT(dp__os_receive(b, got, sizeof got), 0);
+    dp__os_close(a);
+    CHECK_INT(dp__os_poll(&watch, 1, 5000), 1);
+    CHECK_INT(dp__os_receive(b, got, sizeof got), -1);
+    while (dp__os_send(b, "lost", 5) >= 0) { /* the first ones may go, none raises SIGPIPE */
+    }
+    dp__os_close(b);
+}
+
+static void check_listener(int listener, const char *host, const char *peer)
+{
+    dp__os_address to;
+    const char *why = NULL;
+    char text[64];
+    CHECK_INT(dp__os_resolve(host, dp__os_port(listener), &to, 1, &why), 1);
+    int caller = dp__os_connect(&to);
+    check_prepared(caller, true);
+    int called = accept_one(listener);
+    check_prepared(called, true);
+    memset(text, 'x', sizeof text);
+    dp__os_peer(called, text, sizeof text);
+    CHECK_STR(text, peer);
+    check_pair(caller, called);
+}
+
+TEST(connections_over_a_network)
+{
+    int before = descriptor_count();
+    dp__os_address all[2];
+    CHECK_INT(dp__os_everywhere(0, all), 2);
+    CHECK_INT(all[0].at.ss_family, AF_INET6);
+    CHECK_INT(all[1].at.ss_family, AF_INET);
+    for (int i = 0; i < 2; i++) {
+        int listener = dp__os_listen(&all[i]);
+        if (listener < 0 && i == 0) {
+            continue; /* a machine without IPv6 */
+        }
+        check_prepared(listener, true);
+        CHECK(dp__os_port(listener) > 0);
+        check_listener(listener, "127.0.0.1", ""); /* would mean something else elsewhere */
+        if (i == 0) {
+            check_listener(listener, "::1", "");
+        }
+        dp__os_close(listener);
+    }
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(connections_inside_a_machine)
+{
+    int before = descriptor_count();
+    char name[32], text[8] = "x";
+    snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
+    dp__os_address here = dp__os_local(name);
+    CHECK_INT(dp__os_connect(&here), -1); /* nobody there yet */
+    int listener = dp__os_listen(&here);
+    check_prepared(listener, false);
+    CHECK_INT(dp__os_listen(&here), -1);
+    CHECK_INT(descriptor_count(), before + 1);
+    int caller = dp__os_connect(&here), called = accept_one(listener);
+    check_prepared(caller, false);
+    check_prepared(called, false);
+    CHECK(dp__os_same_user(called));
+    CHECK_INT(dp__os_maker(called), getpid());
+    dp__os_peer(called, text, sizeof text);
+    CHECK_STR(text, "");
+    check_pair(caller, called);
+    dp__os_close(listener);
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(addresses_that_are_taken_or_of_nobody)
+{
+    int before = descriptor_count();
+    dp__os_address all[2], to;
+    const char *why = NULL;
+    dp__os_everywhere(0, all);
+    int listener = dp__os_listen(&all[1]);
+    int port = dp__os_port(listener);
+    dp__os_everywhere(port, all);
+    CHECK_INT(dp__os_listen(&all[1]), -1);
+    CHECK_INT(descriptor_count(), before + 1);
+    dp__os_close(listener);
+    CHECK_INT(dp__os_resolve("127.0.0.1", port, &to, 1, &why), 1);
+    int fd = dp__os_connect(&to);
+    CHECK(fd < 0 || !dp__os_connected(fd));
+    dp__os_close(fd);
+    CHECK_INT(dp__os_resolve("no.such.host.invalid", port, &to, 1, &why), 0);
+    CHECK(why != NULL && why[0] != '\0');
+    CHECK_INT(dp__os_port(-1), 0);
+    CHECK(!dp__os_connected(-1));
+    CHECK(!dp__os_same_user(-1));
+    CHECK_INT(descriptor_count(), before);
+}
+
+/* That nobody calls is told from that nobody can be let in. */
+TEST(a_caller_who_cannot_be_let_in)
+{
+    bool full = true;
+    char name[32];
+    struct rlimit limit, none;
+    snprintf(name, sizeof name, "dp-full-%d", (int)getpid());
+    dp__os_address here = dp__os_local(name);
+    int listener = dp__os_listen(&here);
+    CHECK_INT(dp__os_accept(listener, &full), -1);
+    CHECK(!full);
+    int caller = dp__os_connect(&here);
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = (rlim_t)caller + 1;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK_INT(dp__os_accept(listener, &full), -1);
+    CHECK(full);
+    CHECK_INT(dp__os_connect(&here), -1);
+    CHECK_INT(dp__os_listen(&here), -1);
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    dp__os_close(STDIN_FILENO); /* whose number is the next one's */
+    errno = EMFILE;
+    int called = accept_one(listener);
+    CHECK_INT(called, STDIN_FILENO);
+    check_pair(caller, called);
+    dp__os_close(listener);
+}
+
+/* ---- memory that processes share ------------------------------------------------------------- */
+
+/* In another process: place 3 is held, place 4 is not, and then it is, until this one ends. */
+static void look_at_places(const dp__shared_name *name, size_t bytes)
+{
+    dp__shared found = {.fd = -1};
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK_OK(dp__os_shared_find(name, bytes, &found));
+        CHECK(dp__os_shared_held(&found, 3));
+        CHECK(!dp__os_shared_held(&found, 4));
+        CHECK(dp__os_shared_hold(&found, 3) == DP_ERR_NO_MEMORY);
+        CHECK_OK(dp__os_shared_hold(&found, 4));
+        exit(EXIT_SUCCESS);
+    }
+    int status = 0;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+}
+
+static void share_memory(bool named)
+{
+    enum { BYTES = 8192 };
+    int before = descriptor_count();
+    dp__shared made = {.fd = -1}, found = {.fd = -1};
+    dp__shared_name name, other;
+    CHECK_OK(dp__os_shared_make(named, BYTES, &made, &name));
+    CHECK_INT(name.path[0] != '\0', named);
+    CHECK_INT(name.process_id, getpid());
+    CHECK_OK(dp__os_shared_reserve(&made, BYTES / 2, BYTES / 2));
+    CHECK_OK(dp__os_shared_find(&name, BYTES, &found));
+    CHECK(made.data != found.data && made.bytes == BYTES && found.bytes == BYTES);
+    ((char *)made.data)[5000] = 7;
+    CHECK_INT(((char *)found.data)[5000], 7);
+    CHECK((fcntl(made.fd, F_GETFD) & FD_CLOEXEC) != 0);
+    CHECK((fcntl(found.fd, F_GETFD) & FD_CLOEXEC) != 0);
+    dp__os_shared_close(&found);
+    CHECK(found.fd == -1 && found.data == NULL);
+
+    CHECK_ERROR(dp__os_shared_find(&name, BYTES / 2, &found), DP_ERR_NO_MEMORY,
+                "another file is in its place");
+    dp__os_shared_close(&found);
+    other = name;
+    other.inode++;
+    CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY,
+                "another file is in its place");
+    dp__os_shared_close(&found);
+    other = name;
+    other.device++;
+    CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY,
+                "another file is in its place");
+    dp__os_shared_close(&found);
+
+    CHECK_OK(dp__os_shared_hold(&made, 3));
+    look_at_places(&name, BYTES);
+    CHECK(!dp__os_shared_held(&made, 4));
+    if (named) {
+        dp__os_shared_unlink(name.path);
+    }
+    other = name;
+    other.fd = 9999;
+    CHECK_ERROR(dp__os_shared_find(&other, BYTES, &found), DP_ERR_NO_MEMORY, "cannot be opened");
+    dp__os_shared_close(&made);
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(memory_without_a_name)
+{
+    share_memory(false);
+}
+
+TEST(memory_with_a_name)
+{
+    share_memory(true);
+}
+
+/* Files may not grow any more: memory with a name says how much /dev/shm has. */
+static void grow_memory(bool named)
+{
+    enum { BYTES = 8192 };
+    struct rlimit little = {BYTES, RLIM_INFINITY}, before;
+    struct statvfs room;
+    dp__shared made = {.fd = -1}, more = {.fd = -1};
+    dp__shared_name name, other;
+    CHECK_OK(dp__os_shared_make(named, BYTES, &made, &name));
+    if (named) {
+        dp__os_shared_unlink(name.path);
+    }
+    CHECK_INT(fstatvfs(made.fd, &room), 0);
+    CHECK_INT(getrlimit(RLIMIT_FSIZE, &before), 0);
+    little.rlim_max = before.rlim_max;
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &little), 0);
+    CHECK_ERROR(dp__os_shared_reserve(&made, BYTES, BYTES), DP_ERR_NO_MEMORY,
+                room.f_blocks > 0 ? "together need 8, and this one asked for 8: "
+                                  : "shared memory: no room for 8 KiB: ");
+    CHECK_ERROR(dp__os_shared_make(false, 2 * BYTES, &more, &other), DP_ERR_NO_MEMORY,
+                "shared memory: no room for 16384 bytes: ");
+    dp__os_shared_close(&more);
+    dp__os_shared_close(&made);
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &before), 0);
+}
+
+TEST(memory_that_there_is_not)
+{
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+    grow_memory(false);
+    grow_memory(true);
+}
+
+/* A wait ends with the time, at once where the word is another one, or when somebody wakes. */
+TEST(words_are_waited_for)
+{
+    atomic_uint word;
+    atomic_init(&word, 1);
+    uint64_t start = dp__os_now_ns();
+    dp__os_word_wait(&word, 1, 20000000);
+    CHECK(dp__os_now_ns() - start >= 19000000);
+    start = dp__os_now_ns();
+    dp__os_word_wait(&word, 2, 5000000000u);
+    CHECK(dp__os_now_ns() - start < 4000000000u);
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+/* Nobody but root may always start one more. */
+TEST(a_process_that_cannot_be_started)
+{
+    struct rlimit none = {0, 0};
+    dp__os_child child = {0};
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    CHECK_INT(prctl(PR_SET_DUMPABLE, 1), 0); /* to look at its own descriptors */
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &none), 0);
+    int before = descriptor_count(), started = dp__os_fork(&child);
+    if (started == 0) {
+        _exit(EXIT_SUCCESS);
+    }
+    if (started > 0) {
+        SKIP("the number of processes cannot be limited here");
+    }
+    CHECK_INT(started, -1);
+    CHECK_INT(child.pid, 0);
+    CHECK_INT(descriptor_count(), before);
+}
+
+/* ---- who this is ----------------------------------------------------------------------------- */
+
+TEST(a_machine_has_one_name)
+{
+    char text[256], again[256];
+    memset(text, 'x', sizeof text);
+    memset(again, 'y', sizeof again);
+    dp__os_whereabouts(text, sizeof text);
+    dp__os_whereabouts(again, sizeof again);
+    CHECK_STR(text, again);
+    CHECK(strlen(text) > 36 && text[8] == '-'); /* of this start of the machine */
+    CHECK(strstr(text, "pid:[") != NULL && text[strlen(text) - 1] == ']');
+    CHECK_INT(dp__os_machine() == dp__os_machine(), 1);
+    uint64_t own = dp__os_machine();
+    CHECK_INT(setenv("DP_MACHINE", "another", 1), 0);
+    CHECK(dp__os_machine() != own);
+    CHECK_INT(setenv("DP_MACHINE", "", 1), 0); /* as if it were not there */
+    CHECK(dp__os_machine() == own);
+}
+
+TEST(random_numbers_differ)
+{
+    CHECK(dp__os_random() != dp__os_random());
+}
+#endif
