@@ -31,8 +31,8 @@ void test_register(test_case *test);
 #define TEST(name) TEST_SLOW(name, 10)
 
 /* A test that needs more than the ten seconds of TEST. Where a table of somebody else's is on trial
-   (conform.h) only the tests of tables run. */
-#if defined(TEST_CONFORM)
+   (conform.h), or MPI, only the tests of tables run. */
+#if defined(TEST_CONFORM) || defined(TEST_MPI)
 #define TEST_SLOW(name, seconds) __attribute__((unused)) static void test_run_##name(void)
 #else
 #define TEST_SLOW(name, seconds) TEST_OF_TABLE(name, seconds)
