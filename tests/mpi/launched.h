@@ -27,25 +27,4 @@ void mpi_suite_register(mpi_suite *suite);
     }                                                                                              \
     static void mpi_run_##name(void)
 
-/* A test that starts itself by mpirun, in so many processes: what follows is what each does. */
-#define MPI_TEST(name, processes) MPI_TEST_UNDER(name, processes, mpi_launch)
-#define MPI_TEST_UNDER(name, processes, launch)                                                    \
-    static void mpi_run_##name(void);                                                              \
-    TEST_OF_TABLE(name, 60)                                                                        \
-    {                                                                                              \
-        if (mpi_is_inside())                                                                       \
-            mpi_run_##name();                                                                      \
-        else                                                                                       \
-            launch(#name, processes);                                                              \
-    }                                                                                              \
-    static void mpi_run_##name(void)
-
-bool mpi_is_inside(void);
-
-/* All processes come to the end of the test, and so does mpirun. */
-void mpi_launch(const char *name, int processes);
-
-/* The same, but for mpirun, which complains of processes that end without MPI_Finalize. */
-void mpi_launch_broken(const char *name, int processes);
-
 #endif /* LAUNCHED_H */
