@@ -26,7 +26,9 @@
    THE END
    MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
    and none has failed; never else. After a failure nothing waits for MPI, and what a collective was
-   given stays in its hands until the process ends. mpirun ends all processes then.
+   given stays in its hands until the process ends. mpirun ends all processes then. Where you have
+   initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for what
+   fails in a collective of ours too: with MPI_ERRORS_RETURN this library says what it was.
 
    BITS
    The ranks of a process are added in their order, then the processes in theirs: with one device a
@@ -85,9 +87,9 @@ DP_API const dp_coll_ops *dp_mpi_coll(void);
    MPI is there once for a whole process, whoever has initialised it.                            */
 
 typedef struct dp__mpi_library {
-    dp__lock lock; /* around calls, where MPI wants that; and of what follows */
-    int level;     /* MPI_THREAD_... */
-    bool ours;     /* initialised by dp_open, in the process with this fork_count */
+    dp__lock lock;    /* around calls, where MPI wants that; and of what follows */
+    atomic_int level; /* MPI_THREAD_..., of which nobody takes the lock */
+    bool ours;        /* initialised by dp_open, in the process with this fork_count */
     unsigned fork_count;
     int open;  /* lines */
     bool lost; /* one has failed: others may never come to MPI_Finalize */
@@ -95,16 +97,21 @@ typedef struct dp__mpi_library {
 
 static dp__mpi_library dp__mpi = {.lock = DP__LOCK_INITIALIZER};
 
+static int dp__mpi_level(void)
+{
+    return atomic_load_explicit(&dp__mpi.level, memory_order_relaxed);
+}
+
 /* Around every call but those that are allowed anywhere. No call in between blocks. */
 static void dp__mpi_enter(void)
 {
-    if (dp__mpi.level < MPI_THREAD_MULTIPLE)
+    if (dp__mpi_level() < MPI_THREAD_MULTIPLE)
         dp__lock_enter(&dp__mpi.lock);
 }
 
 static void dp__mpi_leave(void)
 {
-    if (dp__mpi.level < MPI_THREAD_MULTIPLE)
+    if (dp__mpi_level() < MPI_THREAD_MULTIPLE)
         dp__lock_leave(&dp__mpi.lock);
 }
 
@@ -134,7 +141,7 @@ static void dp__mpi_stop(void)
 
 static dp_status dp__mpi_init(void)
 {
-    int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &dp__mpi.level);
+    int level = 0, code = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Init_thread", code);
     dp__mpi.ours = true;
@@ -148,18 +155,19 @@ static dp_status dp__mpi_init(void)
 /* For the thread that opens a context. */
 static dp_status dp__mpi_begin(void)
 {
-    int over = 0, here = 0;
+    int over = 0, here = 0, level = 0;
     MPI_Finalized(&over);
     if (over)
         return dp_error(DP_ERR_STATE, "MPI was finalised before, and cannot begin again");
     dp__lock_enter(&dp__mpi.lock);
     dp_status status = dp__mpi_is_there() ? DP_OK : dp__mpi_init();
     if (status == DP_OK)
-        MPI_Query_thread(&dp__mpi.level);
+        MPI_Query_thread(&level);
+    atomic_store(&dp__mpi.level, level);
     dp__lock_leave(&dp__mpi.lock);
     DP_TRY(status);
     MPI_Is_thread_main(&here);
-    if (dp__mpi.level < MPI_THREAD_SERIALIZED && !here)
+    if (dp__mpi_level() < MPI_THREAD_SERIALIZED && !here)
         return dp_error(DP_ERR_STATE, "MPI serves only the thread that initialised it: call "
                                       "dp_open there, or MPI_Init_thread with MPI_THREAD_MULTIPLE");
     return DP_OK;
@@ -392,9 +400,10 @@ static dp_status dp__mpi_hear(dp__mpi_line *line)
 
 enum {
     DP__MPI_TRIES = 64, /* at once */
-    DP__MPI_BURST = 64, /* between two sleeps */
+    DP__MPI_BURST = 16, /* between two sleeps */
     DP__MPI_AWAKE_NS = 2000000,
-    DP__MPI_NAP_NS = 50000,
+    DP__MPI_NAP_NS = 50000,   /* at first */
+    DP__MPI_REST_NS = 500000, /* at most */
     DP__MPI_LOOK_NS = 2000000,
     DP__MPI_LATE_NS = 100000000, /* the most that goes by between two looks */
     DP__MPI_GRACE_MS = 1000      /* for answers */
@@ -409,6 +418,13 @@ static void dp__mpi_nap(uint64_t ns)
 {
     atomic_uint word = 0;
     dp__os_word_wait(&word, 0, ns);
+}
+
+/* The longer it has taken, the less it matters. */
+static uint64_t dp__mpi_nap_ns(uint64_t waited)
+{
+    uint64_t nap = waited / (DP__MPI_AWAKE_NS / DP__MPI_NAP_NS);
+    return nap < DP__MPI_REST_NS ? nap : DP__MPI_REST_NS;
 }
 
 /* How many others have not said what they are in; the first of them. */
@@ -514,7 +530,7 @@ static dp_status dp__mpi_rest(dp__mpi_line *line, dp__mpi_wait *wait)
     if (now - wait->begun < DP__MPI_AWAKE_NS || wait->tries % DP__MPI_BURST != 0)
         dp__os_yield();
     else
-        dp__mpi_nap(DP__MPI_NAP_NS);
+        dp__mpi_nap(dp__mpi_nap_ns(now - wait->begun));
     uint64_t since = now - wait->looked;
     if (since < DP__MPI_LOOK_NS)
         return DP_OK;
@@ -810,7 +826,8 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
 enum {
     DP__MPI_ROOM_BYTES = 2 << 20,
     DP__MPI_SMALL_BYTES = 64 << 10, /* of all processes together */
-    DP__MPI_SLOTS = 3               /* pieces on the way */
+    DP__MPI_SLOTS = 3,              /* pieces on the way */
+    DP__MPI_SLICE = 16              /* elements: slices begin where vectors do */
 };
 
 typedef struct dp__mpi_counts { /* bytes: MPI reads them until the piece is there */
@@ -828,8 +845,9 @@ typedef struct dp__mpi_comm {
     dp__mpi_line line;
     const dp__simd *simd;
     int rank_first, local_count, rank_count;
-    int most;    /* local ranks of any process */
-    size_t room; /* bytes */
+    int most;      /* local ranks of any process */
+    size_t room;   /* bytes that a piece may take in a room */
+    size_t stride; /* bytes of a room: slices are rounded up */
     dp__mpi_slot slots[DP__MPI_SLOTS];
     char *wide;      /* a room more: halves on the way, in f32 */
     char *rooms;     /* all of them */
@@ -1067,7 +1085,7 @@ static const char *dp__mpi_own(const dp__mpi_call *call, size_t step, bool make)
 static size_t dp__mpi_slice(const dp__mpi_comm *comm, size_t count, int process, size_t *out_first)
 {
     size_t each = (count + (size_t)comm->line.process_count - 1) / (size_t)comm->line.process_count;
-    each = (each + 15) / 16 * 16; /* they begin where vectors do */
+    each = (each + DP__MPI_SLICE - 1) / DP__MPI_SLICE * DP__MPI_SLICE;
     size_t first = (size_t)process * each;
     *out_first = first < count ? first : count;
     return count - *out_first < each ? count - *out_first : each;
@@ -1413,12 +1431,12 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
 {
     const dp__mpi_line *by = config->bootstrap->user;
     const dp__simd *simd = NULL;
-    if (dp__mpi.level < MPI_THREAD_SERIALIZED)
+    if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "MPI was initialised with MPI_THREAD_%s, and the thread that carries "
                         "gradients has to call it: ask MPI_Init_thread for MPI_THREAD_MULTIPLE, or "
                         "leave it to dp_open",
-                        dp__mpi.level == MPI_THREAD_FUNNELED ? "FUNNELED" : "SINGLE");
+                        dp__mpi_level() == MPI_THREAD_FUNNELED ? "FUNNELED" : "SINGLE");
     DP_TRY(dp__simd_choose(&simd));
     dp__mpi_comm *comm = dp__os_alloc(sizeof *comm, 64, NULL);
     if (comm == NULL)
@@ -1442,17 +1460,17 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
 /* A piece has an element of every block at least. */
 static void dp__mpi_place_rooms(dp__mpi_comm *comm)
 {
-    size_t processes = (size_t)comm->line.process_count, room = comm->room;
+    size_t processes = (size_t)comm->line.process_count, stride = comm->stride;
     int *numbers = comm->numbers + processes + 1;
     char *at = comm->rooms;
     for (int i = 0; i < DP__MPI_SLOTS; i++) {
         dp__mpi_slot *slot = &comm->slots[i];
         slot->out = at;
-        slot->in = at + room;
-        slot->sums = at + 2 * room;
+        slot->in = at + stride;
+        slot->sums = at + 2 * stride;
         slot->to = (dp__mpi_counts){numbers, numbers + processes};
         slot->from = (dp__mpi_counts){numbers + 2 * processes, numbers + 3 * processes};
-        at += 3 * room;
+        at += 3 * stride;
         numbers += 4 * processes;
     }
     comm->wide = at;
@@ -1473,9 +1491,10 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     }
     comm->line.firsts = comm->numbers;
     size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
-    comm->room = (least > DP__MPI_ROOM_BYTES ? least : DP__MPI_ROOM_BYTES) + DP__MPI_SMALL_BYTES;
+    comm->room = least > DP__MPI_ROOM_BYTES ? least : DP__MPI_ROOM_BYTES;
+    comm->stride = comm->room + processes * DP__MPI_SLICE * sizeof(double);
     size_t operands = (processes + (size_t)comm->most) * sizeof(void *);
-    comm->rooms = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->room, 64, NULL);
+    comm->rooms = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
     comm->in = dp__os_alloc(operands, 64, NULL);
     comm->out = dp__os_alloc(operands, 64, NULL);
     if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL)
