@@ -219,12 +219,14 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
     memset(note, 0, sizeof *note);
     note->kind = kind;
     note->status = (int32_t)atomic_load(&line->failed);
-    if (kind == DP__MPI_FAILED)
-        memcpy(note->text, line->text, sizeof note->text);
-    else
+    if (kind != DP__MPI_FAILED) {
         note->doing = line->doing;
-    return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
-                     &line->sends[place]) == MPI_SUCCESS;
+        return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
+                         &line->sends[place]) == MPI_SUCCESS;
+    }
+    memcpy(note->text, line->text, sizeof note->text); /* done when it was read: see flush */
+    return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
+                      &line->sends[place]) == MPI_SUCCESS;
 }
 
 /* To a process, or (-1) to all others. */
@@ -255,8 +257,8 @@ static int dp__mpi_unsent(dp__mpi_line *line)
     return count;
 }
 
-/* Until what was told is on its way: a connection may have to be made first, and nothing goes on
-   inside MPI unless somebody calls it. */
+/* Until all have read what they were told, or do not ask MPI: it may hold a note as long as nobody
+   calls it here, and who computes now looks when they wait again. */
 static void dp__mpi_flush(dp__mpi_line *line)
 {
     uint64_t until = dp__after_ms(DP__MPI_FLUSH_MS);
@@ -401,7 +403,7 @@ static dp_status dp__mpi_hear(dp__mpi_line *line)
 enum {
     DP__MPI_TRIES = 64, /* at once */
     DP__MPI_BURST = 16, /* between two sleeps */
-    DP__MPI_AWAKE_NS = 2000000,
+    DP__MPI_AWAKE_NS = 1000000,
     DP__MPI_NAP_NS = 50000,   /* at first */
     DP__MPI_REST_NS = 500000, /* at most */
     DP__MPI_LOOK_NS = 2000000,

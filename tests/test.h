@@ -98,7 +98,7 @@ uint64_t test_seed(void);
 uint64_t test_random(uint64_t *state); /* splitmix64; start with test_seed() */
 double test_timeout_scale(void);       /* how much slower than usual this run may be */
 
-/* What exhaustive loops go on by: 1; more under sanitizers, which are slow. */
+/* What exhaustive loops go on by: 1; more under sanitizers and over MPI, which are slow. */
 int test_stride(void);
 
 /* ---- an allocator that counts and fails ---------------------------------------------------------
