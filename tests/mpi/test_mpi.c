@@ -72,9 +72,9 @@ static int count_through(const char *directory, int processes)
     return count;
 }
 
-/* The last thing that a process does in a test that leaves MPI in a bad state, where nobody may call
-   MPI_Finalize. All are through before the first ends, since mpirun then ends the others; and MPI,
-   which goes on only while it is called, may still hold a note for one that slept. */
+/* The last thing that a process does in a test that leaves MPI in a bad state, where nobody may
+   call MPI_Finalize. All are through before the first ends, since mpirun then ends the others; and
+   MPI, which goes on only while it is called, may still hold a note for one that slept. */
 static void say_through(void)
 {
     const char *directory = getenv("TEST_HERE");
