@@ -47,8 +47,8 @@
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
    values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
-   processes of one machine in dp_shm.h, the reducer in dp_reduce.h, launch in dp_launch.h, modules
-   and wrappers in dp_module.h
+   processes of one machine in dp_shm.h and of several in dp_mpi.h, the reducer in dp_reduce.h,
+   launch in dp_launch.h, modules and wrappers in dp_module.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same

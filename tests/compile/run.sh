@@ -246,6 +246,12 @@ mpi_compiler() {
         has "$cc" && expect "$cc: declarations of dp_mpi.h" parses -std=c11 -DDP_USE_MPI \
             tests/compile/use.c
     done
+    warn=("${WARN_CXX[@]}")
+    for cc in g++ clang++; do
+        has $cc && expect "$cc: declarations of dp_mpi.h" parses -std=c++11 -DDP_USE_MPI -x c++ \
+            tests/compile/use.c
+    done
+    warn=("${WARN[@]}")
     for mpi in openmpi mpich; do
         cc=mpicc.$mpi
         echo '#include <mpi.h>' | "$cc" -fsyntax-only -x c - 2>/dev/null ||
