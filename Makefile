@@ -7,6 +7,7 @@
 #   make conform    BACKEND=path/to/its.h TABLE=function [COLL=function]: whether a table of yours keeps
 #                   to the contract in dp.h (devices, collectives, wrappers); CONFORM_FLAGS are for
 #                   its compiler, CONFORM_LIBS for its linker. Without arguments: tables of our own
+#   make mpi        dp_mpi.h, with Open MPI and with MPICH, where they are
 #   make sim        dp_cuda.h on the simulated CUDA; make sim-selftest: what the simulator finds
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-pack: what
 #                   to carry to a machine without packages
@@ -67,6 +68,13 @@ CONFORM_TESTS  := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests
 CC_gpu     := $(CC)
 CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu.sh flags)
 
+# With dp_mpi.h, once for each MPI: mpicc.NAME stands for the compiler.
+CC_openmpi     := OMPI_CC=$(CC) mpicc.openmpi
+CC_mpich       := MPICH_CC=$(CC) mpicc.mpich
+CFLAGS_openmpi  = $(CFLAGS_checked) -DTEST_MPI
+CFLAGS_mpich    = $(CFLAGS_openmpi)
+MPI_TESTS      := test_main test_coll dp mpi/test_mpi
+
 TESTS    := $(sort $(wildcard tests/test_*.c) tests/dp.c)
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
 CUDA_HOME ?= /usr/local/cuda
@@ -84,12 +92,12 @@ demo: $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
 	$(RUN) demo $^
 
 test: build/tools
-	$(RUN) steps lint compile gcc clang compilers asan tsan sim conform fuzz examples aarch64
+	$(RUN) steps lint compile gcc clang compilers asan tsan sim mpi conform fuzz examples aarch64
 
 check:
 	$(RUN) steps lint gcc examples
 
-asan tsan sim fuzz lint compilers:
+asan tsan sim mpi fuzz lint compilers:
 	$(RUN) steps $@
 
 conform:
@@ -116,7 +124,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim conform sim-selftest gpu-test gpu-bench gpu-pack fuzz fuzz-run bench lint compilers format clean
+.PHONY: all demo test check asan tsan sim mpi conform sim-selftest gpu-test gpu-bench gpu-pack fuzz fuzz-run bench lint compilers format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -144,6 +152,18 @@ build/$(1)/%.o: tests/%.c Makefile build/config.mk
 	    -MMD -MP -c $$< -o $$@
 endef
 $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
+
+# MPI's own wrappers know where it is.
+define mpi_variant
+build/$(1)/tests: $(MPI_TESTS:%=build/$(1)/%.o)
+	$$(CC_$(1)) $$(CFLAGS_$(1)) $$^ -o $$@ $$(LIBS)
+
+build/$(1)/%.o: tests/%.c Makefile build/config.mk
+	@mkdir -p $$(@D)
+	$$(CC_$(1)) -std=c11 $$(CFLAGS_$(1)) $$(if $$(filter dp,$$*),$(WARNINGS),$$(TEST_DEFINES)) \
+	    $$(STB_CFLAGS) -MMD -MP -c $$< -o $$@
+endef
+$(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))
 
 # The library by another compiler, the tests by the usual one. What -Wnull-dereference guesses
 # differs from one version to the next.

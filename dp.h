@@ -47,8 +47,9 @@
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
    values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
-   processes of one machine in dp_shm.h, the reducer in dp_reduce.h, launch in dp_launch.h, modules
-   and wrappers in dp_module.h, the wrapper for all ranks in dp_distributed.h
+   processes of one machine in dp_shm.h and of several in dp_mpi.h, the reducer in dp_reduce.h,
+   launch in dp_launch.h, modules and wrappers in dp_module.h, the wrapper for all ranks in
+   dp_distributed.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
@@ -96,6 +97,8 @@
      DP_API                           every file: linkage of the public functions, else extern
      DP_ASSERT(condition)             with DP_IMPLEMENTATION: for bugs of dp.h, else assert
      DP_USE_CUDA                      every file: includes dp_cuda.h; GPUs are used if there are any
+     DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries what goes from one
+                                      machine to another
      DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA is looked for at run time
      DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
@@ -158,7 +161,8 @@
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
-            dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer */
+            dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
+            dp_mpi.h: several machines */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -514,6 +518,9 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
      slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
                 SLURM_NTASKS
 
+   Where dp_mpi.h is compiled in, processes that MPI has started, or that have it initialised, meet
+   by MPI, which knows all that stands in the last column; DP_LAUNCH = mpi says that it has.
+
    A world of one opens no connection. $DP_LAUNCH = none says that there is no launcher, and a name
    that this set is to be used. Slurm's variables count inside a step, which srun makes: under
    salloc and sbatch alone a program is one process.
@@ -809,7 +816,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    CPU devices of several processes of one machine meet in shared memory. Where a process dies,
    stops, or issues another collective, all others fail with one sentence, which names its rank, the
    collective, and what the rank did last. Nobody waits for another process longer than
-   timeout_ms. */
+   timeout_ms. Those of several machines use MPI, where dp_mpi.h is compiled in. There a different
+   collective is noticed when nothing comes of it, and the ranks of one process are added first.
+   Without it they are refused with UNSUPPORTED. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -1668,6 +1677,9 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP) && !defined(DP_IMPLEMENTATION)
 #include "dp_cuda.h"
 #endif
+#if defined(DP_USE_MPI) && !defined(DP__MPI_FIRST_DP) && !defined(DP_IMPLEMENTATION)
+#include "dp_mpi.h"
+#endif
 
 /* ================================================================================================
    Everything below is implementation.
@@ -1903,11 +1915,12 @@ struct dp_ctx {
     dp__pool host_pool, pinned_pool;
     dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
-    dp_comm *comm;         /* NULL in a world of one */
-    dp_part *parts;        /* local ranks, streams filled in */
-    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
-    dp_comm *courier_comm; /* its own; NULL where nothing travels while the caller computes */
-    dp__courier *courier;  /* started by the first reducer */
+    dp_comm *comm;             /* NULL in a world of one */
+    dp_part *parts;            /* local ranks, streams filled in */
+    struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
+    struct dp__mpi_line *line; /* the same, where MPI has brought them together */
+    dp_comm *courier_comm;     /* its own; NULL where nothing travels while the caller computes */
+    dp__courier *courier;      /* started by the first reducer */
     dp_part *courier_parts;
     dp_stream **courier_streams;
     dp_reducer *riding; /* passes to reduce, the oldest first, which the courier carries; under the
@@ -5043,9 +5056,13 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *const colls[] = {dp_cpu_coll(), dp_shm_coll(),
-                                        cuda ? dp__backend_cuda_coll() : NULL, NULL};
+    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL};
+    int count = 2;
     dp_config *config = &ctx->config;
+    if (dp__backend_mpi != NULL)
+        colls[count++] = dp__backend_mpi->coll();
+    if (cuda)
+        colls[count++] = dp__backend_cuda_coll();
     if (config->backends == NULL)
         config->backends = devices;
     if (config->colls == NULL)
@@ -5376,8 +5393,8 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
             "dp_open: no table of collectives serves '%s' devices of %d processes%s",
             ctx->info.device_backend, ctx->info.process_count,
             config->host_memory && !config->one_machine
-                ? " on several machines: between machines MPI could carry the bytes, by a "
-                  "table of yours (dp_config.colls)"
+                ? " on several machines: between machines MPI carries the bytes, where dp_mpi.h "
+                  "is compiled in (DP_USE_MPI) and MPI has started the processes (mpirun)"
                 : "");
     *out_place = place;
     return DP_OK;
@@ -5548,12 +5565,16 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     dp_config joined = *config;
     dp__launch launch;
     dp__tree *tree;
-    DP_TRY(dp__join(&joined, &launch, &tree));
+    dp__mpi_line *line;
+    DP_TRY(dp__join(&joined, &launch, &tree, &line));
     dp_status status = dp__open_job(&joined, &launch, &ctx);
-    if (status != DP_OK)
+    if (status != DP_OK) {
         dp__tree_close(tree, true);
+        dp__line_close(line, true);
+    }
     DP_TRY(status);
     ctx->tree = tree;
+    ctx->line = line;
     dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
             ctx->info.launcher, ctx->info.process, ctx->info.process_count,
             ctx->info.machine_process, ctx->info.machine_process_count);
@@ -5578,6 +5599,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
     dp__tree_close(ctx->tree, ask_devices);
+    dp__line_close(ctx->line, ask_devices);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
@@ -5817,6 +5839,9 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP)
 #include "dp_cuda.h"
+#endif
+#if defined(DP_USE_MPI) && !defined(DP__MPI_FIRST_DP)
+#include "dp_mpi.h"
 #endif
 #endif /* DP_IMPLEMENTATION && !DP_IMPLEMENTED */
 

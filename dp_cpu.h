@@ -24,6 +24,7 @@
      dp__os_write                 a line of the log to stderr
      dp__os_core_count            cores that this process may use
      dp__os_init                  what to call around a fork
+     dp__os_yield                 lets others have the core
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
      dp__os_address, _watch, and what takes them: sockets
@@ -262,6 +263,12 @@ static void dp__lock_enter(dp__lock *lock)
 static void dp__lock_leave(dp__lock *lock)
 {
     pthread_mutex_unlock(lock);
+}
+
+/* Lets others have the core, if somebody waits for it. Not every library that is built asks. */
+DP__MAYBE_UNUSED static void dp__os_yield(void)
+{
+    sched_yield();
 }
 
 static atomic_uint dp__os_forks;

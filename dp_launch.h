@@ -332,14 +332,9 @@ DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launche
     return DP_OK;
 }
 
-/* Which process of which job this is. A world of one needs no address. */
-DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
+/* Which process of how many this is. */
+DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__launch *out)
 {
-    const dp__launcher *launcher;
-    *out = (dp__launch){.name = "none", .process_count = 1};
-    DP_TRY(dp__launcher_find(&launcher));
-    if (launcher == NULL)
-        return DP_OK;
     out->name = launcher->name;
     out->process_count = 0;
     DP_TRY(dp__env_place(launcher->process, launcher->count, &out->process, &out->process_count));
@@ -355,6 +350,18 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
         return dp_error(
             DP_ERR_INVALID, "dp_open: %s is %d and %s is %d: more on this machine than in all",
             launcher->local_count, out->local_count, launcher->count, out->process_count);
+    return DP_OK;
+}
+
+/* And of which job. A world of one needs no address. */
+DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
+{
+    const dp__launcher *launcher;
+    *out = (dp__launch){.name = "none", .process_count = 1};
+    DP_TRY(dp__launcher_find(&launcher));
+    if (launcher == NULL)
+        return DP_OK;
+    DP_TRY(dp__launch_self(launcher, out));
     if (out->process_count == 1)
         return DP_OK;
     out->key = dp__key_with(dp__key_with(out->key, dp__os_env("DP_SECRET")), launcher->name);
@@ -1332,14 +1339,41 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
     return DP_OK;
 }
 
+typedef struct dp__mpi_line dp__mpi_line;
+
+typedef struct dp__mpi_place { /* what dp_mpi.h has for those who meet by MPI */
+    /* Whether MPI has brought processes together, and the config wants it; then there is a line to
+       the others, as config->bootstrap, unless there are none. */
+    dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
+                      dp__mpi_line **out);
+    void (*leave)(dp__mpi_line *line);
+    dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
+    const dp_coll_ops *(*coll)(void);
+} dp__mpi_place;
+
+static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
+
+/* In a child of fork MPI is the parent's. */
+static void dp__line_close(dp__mpi_line *line, bool own)
+{
+    if (dp__backend_mpi != NULL && line != NULL && own)
+        dp__backend_mpi->leave(line);
+}
+
 /* The world that the environment names, unless the config has another, or wants none. */
-static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out)
+static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
+                          dp__mpi_line **out_line)
 {
     int timeout_ms = config->timeout_ms > 0 ? config->timeout_ms : DP__TIMEOUT_MS;
-    bool own = config->bootstrap.all_gather != NULL;
+    bool own = config->bootstrap.all_gather != NULL, by_mpi = false;
     *out = NULL;
+    *out_line = NULL;
     *launch = (dp__launch){.name = own ? "bootstrap" : "none", .process_count = 1};
-    if (own || config->local_only)
+    if (config->local_only)
+        return DP_OK;
+    if (dp__backend_mpi != NULL)
+        DP_TRY(dp__backend_mpi->join(config, timeout_ms, launch, &by_mpi, out_line));
+    if (own || by_mpi)
         return DP_OK;
     DP_TRY(dp__launch_read(config->job, launch));
     if (launch->process_count == 1)
@@ -1359,7 +1393,8 @@ static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void
     dp_status status = dp__sentence_after(first, boot->all_gather(own, all, bytes, boot->user));
     if (status == DP_OK)
         return DP_OK;
-    if (boot->all_gather == dp__tree_all_gather)
+    if (boot->all_gather == dp__tree_all_gather ||
+        (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather))
         return dp_error(status, "dp_open: %s", dp_last_error());
     return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s", dp_last_error());
 }

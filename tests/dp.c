@@ -4,6 +4,9 @@
 #if defined(TEST_CUDA)
 #define DP_USE_CUDA
 #endif
+#if defined(TEST_MPI)
+#define DP_USE_MPI
+#endif
 #include "../dp.h"
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
 #include "system.h"

@@ -89,9 +89,11 @@ TEXT
 }
 
 # command or file that shows that it is there : package
-TOOLS='g++:g++ clang:clang clang-format:clang-format qemu-aarch64:qemu-user
+TOOLS="g++:g++ clang:clang clang-format:clang-format qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
-    /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross'
+    /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross
+    mpirun.openmpi:openmpi-bin /usr/include/$(uname -m)-linux-gnu/openmpi:libopenmpi-dev
+    mpirun.mpich:mpich /usr/include/$(uname -m)-linux-gnu/mpich:libmpich-dev"
 
 # The oldest and the newest compilers that there are packages of.
 compilers() {

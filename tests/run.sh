@@ -106,6 +106,19 @@ step_sim() {
     T=${T:-cuda} TEST_GPUS=1 tests sim 6
 }
 
+# dp_mpi.h, with each MPI that there is.
+step_mpi() {
+    local mpi
+    for mpi in openmpi mpich; do
+        if has "mpirun.$mpi" && echo '#include <mpi.h>' | "mpicc.$mpi" -fsyntax-only -x c - \
+            2>/dev/null; then
+            tests $mpi 3
+        else
+            skip "tests over $mpi" "not installed"
+        fi
+    done
+}
+
 # conform_with NAME BACKEND TABLE [COLL]: the binary that tries a table; prints where it is
 conform_with() {
     local name=build/conform/$1/tests

@@ -31,8 +31,8 @@ void test_register(test_case *test);
 #define TEST(name) TEST_SLOW(name, 10)
 
 /* A test that needs more than the ten seconds of TEST. Where a table of somebody else's is on trial
-   (conform.h) only the tests of tables run. */
-#if defined(TEST_CONFORM)
+   (conform.h), or MPI, only the tests of tables run. */
+#if defined(TEST_CONFORM) || defined(TEST_MPI)
 #define TEST_SLOW(name, seconds) __attribute__((unused)) static void test_run_##name(void)
 #else
 #define TEST_SLOW(name, seconds) TEST_OF_TABLE(name, seconds)
@@ -98,7 +98,7 @@ uint64_t test_seed(void);
 uint64_t test_random(uint64_t *state); /* splitmix64; start with test_seed() */
 double test_timeout_scale(void);       /* how much slower than usual this run may be */
 
-/* What exhaustive loops go on by: 1; more under sanitizers, which are slow. */
+/* What exhaustive loops go on by: 1; more under sanitizers and over MPI, which are slow. */
 int test_stride(void);
 
 /* ---- an allocator that counts and fails ---------------------------------------------------------

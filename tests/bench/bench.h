@@ -137,6 +137,7 @@ void rows_c6(void);
 void rows_c7(void);
 void rows_c8(void);
 void rows_c9(void);
+void rows_c11(void);
 void rows_c11b(void);
 void rows_c12(void);
 void rows_c13(void);

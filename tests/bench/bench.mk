@@ -19,7 +19,7 @@ BENCH_TUNED   = $(shell echo 'int x;' | $(CC) -march=native -x c -c - -o /dev/nu
     echo -march=native)
 BENCH_OBJECTS := $(patsubst tests/bench/%.c,$(BENCH)/%.o,$(wildcard tests/bench/*.c)) $(BENCH)/dp.o
 
-bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_gloo
+bench: $(BENCH)/bench $(BENCH)/peer_mpi $(BENCH)/peer_dp_mpi $(BENCH)/peer_gloo
 	-@$(BENCH_RUN) $(BENCH)/bench $(BENCH) $(ROUNDS) $(ROWS)
 
 .PHONY: bench
@@ -53,6 +53,9 @@ $(BENCH)/peers.log:
 
 $(BENCH)/peer_mpi: tests/bench/peers/mpi.c | $(BENCH)/peers.log
 	@mpicc -O2 $< -o $@ >$@.log 2>&1 || echo "no Open MPI (log: $@.log)"
+
+$(BENCH)/peer_dp_mpi: tests/bench/peers/mpi.c tests/bench/peers/dp_steps.h $(wildcard *.h) | $(BENCH)/peers.log
+	@mpicc -std=c11 -O2 -DBENCH_DP $(STB_CFLAGS) $< -o $@ -lpthread -lm >$@.log 2>&1 || echo "no Open MPI (log: $@.log)"
 
 $(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log
 	@g++ -std=c++17 -O2 $< -o $@ -lgloo -lpthread >$@.log 2>&1 || echo "no gloo (log: $@.log)"

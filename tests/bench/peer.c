@@ -27,6 +27,9 @@ static peer_process peers[] = {
     {.name = "mpi",
      .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_mpi",
               "%s/peer_mpi.fifo"}},
+    {.name = "dp_mpi",
+     .args = {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "%s/peer_dp_mpi",
+              "%s/peer_dp_mpi.fifo"}},
 };
 enum { PEER_COUNT = sizeof(peers) / sizeof(peers[0]) };
 

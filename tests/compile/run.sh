@@ -108,6 +108,9 @@ write stb_before.c '#define _GNU_SOURCE' "$EMIT_STB" "$INCLUDE_STB" "$IMPLEMENT"
 write stb_declared.c '#define _GNU_SOURCE' "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
 write cuda.c "$IMPLEMENT" '#include "dp_cuda.h"'
 write cuda_dp.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_cuda.h"'
+write mpi.c "$IMPLEMENT" '#include "dp_mpi.h"' "$DP"
+write mpi_dp.c "$IMPLEMENT" '#define DP_USE_MPI' "$DP" '#include "dp_mpi.h"'
+write mpi_after.c "$IMPLEMENT" "$DP" '#include "dp_mpi.h"'
 write late.c '#include <stdlib.h>' "$IMPLEMENT" "$DP"
 write as_cxx.cpp "$IMPLEMENT" "$DP"
 
@@ -235,6 +238,33 @@ cuda_compiler() {
     expect "$cc: dp_cuda.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/cuda.c
 }
 
+# dp_mpi.h with each MPI that there is; its declarations need none.
+mpi_compiler() {
+    local mpi file
+    warn=("${WARN[@]}")
+    for cc in "$GCC" "$CLANG"; do
+        has "$cc" && expect "$cc: declarations of dp_mpi.h" parses -std=c11 -DDP_USE_MPI \
+            tests/compile/use.c
+    done
+    warn=("${WARN_CXX[@]}")
+    for cc in g++ clang++; do
+        has $cc && expect "$cc: declarations of dp_mpi.h" parses -std=c++11 -DDP_USE_MPI -x c++ \
+            tests/compile/use.c
+    done
+    warn=("${WARN[@]}")
+    for mpi in openmpi mpich; do
+        cc=mpicc.$mpi
+        echo '#include <mpi.h>' | "$cc" -fsyntax-only -x c - 2>/dev/null ||
+            { skip "dp_mpi.h with $mpi" "not installed"; continue; }
+        for file in mpi mpi_dp mpi_after; do
+            OMPI_CC=$GCC MPICH_CC=$GCC expect "$GCC, $mpi: $file.c" parses -std=c11 $BUILD/$file.c
+            has "$CLANG" || continue
+            OMPI_CC=$CLANG MPICH_CC=$CLANG expect "$CLANG, $mpi: $file.c" parses -std=c11 \
+                -Wno-unused-command-line-argument $BUILD/$file.c
+        done
+    done
+}
+
 # Prints the path of a program that loads CUDA when it runs.
 loaded() {
     strict "$@" -DDP_DYNAMIC_LOAD -Wno-frame-larger-than tests/compile/cuda.c \
@@ -278,6 +308,7 @@ group c_compiler "$CLANG"
 group cxx_compiler g++ "$GCC"
 group cxx_compiler clang++ "$CLANG"
 group cuda_compiler
+group mpi_compiler
 group other_machine
 group other_system
 group thirty_two_bits

@@ -1,4 +1,5 @@
-/* mpi.c - Open MPI's all-reduce of floats between two processes, for the driver in bench.c.
+/* mpi.c - Open MPI's all-reduce of floats between two processes, for the driver in bench.c; built
+   with BENCH_DP, that of dp_mpi.h (see dp_steps.h).
 
        mpirun --oversubscribe -np 2 peer_mpi FIFO
 
@@ -7,6 +8,10 @@
    that one took. In between both ranks sleep in read: rank 0 on its input, rank 1 on the fifo, for
    inside MPI a rank that waits spins. Ends with its input. */
 
+#if defined(BENCH_DP)
+#define DP_IMPLEMENTATION
+#include "../../../dp_mpi.h"
+#endif
 #include <fcntl.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -21,6 +26,13 @@ typedef struct request {
     size_t bytes;
     int calls;
 } request;
+
+/* Locks that a program of one thread does not need are not the peer's to pay for. */
+#if defined(BENCH_DP)
+#define MPI_LEVEL MPI_THREAD_MULTIPLE
+#else
+#define MPI_LEVEL MPI_THREAD_SINGLE
+#endif
 
 typedef struct buffers {
     float *send, *recv;
@@ -50,6 +62,17 @@ static void fill(buffers *b, size_t bytes)
         b->send[i] = b->recv[i] = 1;
 }
 
+#if defined(BENCH_DP)
+#include "dp_steps.h"
+#else
+static void begin(void)
+{
+}
+
+static void finish(void)
+{
+}
+
 static void all_reduce(const buffers *b, const request *r)
 {
     const void *send = strcmp(r->how, "in_place") == 0 ? MPI_IN_PLACE : b->send;
@@ -67,6 +90,7 @@ static double serve(buffers *b, const request *r)
         all_reduce(b, r);
     return (now() - start) / r->calls;
 }
+#endif
 
 /* Rank 0 hears the driver, and passes on what it heard. */
 static void lead(int fifo)
@@ -102,8 +126,9 @@ static void follow(int fifo)
 
 int main(int argc, char **argv)
 {
-    int rank, fifo;
-    MPI_Init(&argc, &argv);
+    int rank, fifo, level;
+    MPI_Init_thread(&argc, &argv, MPI_LEVEL, &level);
+    begin();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (argc != 2)
         MPI_Abort(MPI_COMM_WORLD, 2);
@@ -119,6 +144,7 @@ int main(int argc, char **argv)
         lead(fifo);
     else
         follow(fifo);
+    finish();
     MPI_Finalize();
     return 0;
 }

@@ -1,0 +1,1598 @@
+/* dp_mpi.h - v0.1.0 - MPI: how processes of many machines meet, and collectives between them, for
+   dp.h - MIT licence
+
+   Define DP_USE_MPI, and dp.h includes it; or include it instead of dp.h, or after. Where
+   DP_IMPLEMENTATION is, compile with mpicc and link with it; any MPI 3 will do. Other files need
+   nothing of MPI.
+
+   WHEN MPI SERVES
+   A context meets the other processes by MPI where MPI has brought them together: mpirun of Open
+   MPI or MPICH has started them, or another with their variables, or srun --mpi=pmix or =pmi2;
+   DP_LAUNCH=mpi says so; or MPI is initialised already, and has more than one process. Else, under
+   torchrun say, or alone, it is as if this file were not there, and MPI is not initialised. Which
+   processes: those of MPI_COMM_WORLD, or of a communicator of yours, by dp_mpi_bootstrap.
+
+   CPU devices of one machine still use shared memory, which is quicker: 25 MiB between two
+   processes took 8 ms, and 57 ms by MPI_Allreduce, on a busy machine. Those of several machines use
+   the table dp_mpi_coll() here, all of them. dp_config.colls says otherwise.
+
+   THREADS
+   MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls that this file makes
+   exclude each other, and your own must not be at the same time. With less only dp_open calls MPI,
+   on the thread that initialised it: that is enough on one machine, where memory is shared; the
+   table here is refused with DP_ERR_UNSUPPORTED, as the thread that carries gradients while you
+   compute has to call MPI. MPI_Init gives less: call MPI_Init_thread, or leave it to dp_open.
+
+   THE END
+   MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
+   and none has failed; never else. After a failure nothing waits for MPI, and what a collective was
+   given stays in its hands until the process ends. mpirun ends all processes then. Where you have
+   initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for what
+   fails in a collective of ours too: with MPI_ERRORS_RETURN this library says what it was.
+
+   BITS
+   The ranks of a process are added in their order, then the processes in theirs: with one device a
+   process that is rank after rank, as everywhere, whatever algorithm MPI has. f16 and bf16 are
+   added in f32 and rounded once. All ranks get the same bits.
+
+   CONTENTS (search for the tag)
+     >>world        a communicator of yours, and the table
+     >>library      one MPI a process: levels, locks, its end
+     >>line         to the other processes: what they tell each other when something fails
+     >>patience     waits that end
+     >>joining      whether MPI brings the processes together
+     >>pieces       how a collective is cut, what is on the way at the same time
+     >>adding       reductions
+     >>moving       broadcast, all_gather, all_to_all
+     >>table        from a line to a communicator, and the table
+*/
+
+#define DP__MPI_FIRST_DP /* dp.h must not include this file again */
+#include "dp.h"          /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+#undef DP__MPI_FIRST_DP
+
+#ifndef DP_MPI_H
+#define DP_MPI_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== >>world ==================================================================================
+   Without any of this, dp_open finds the processes of MPI_COMM_WORLD and the table by itself.   */
+
+/* For dp_config.bootstrap: the processes of a communicator of yours are the job, in its order.
+   `communicator` is what MPI_Comm_c2f makes of it. It stays yours; dp_open works on copies. All its
+   processes call dp_open. */
+DP_MUST_USE DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out);
+
+/* CPU devices of processes that have met by MPI. */
+DP_API const dp_coll_ops *dp_mpi_coll(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DP_MPI_H */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_MPI_IMPLEMENTED)
+#define DP_MPI_IMPLEMENTED
+
+#include <mpi.h>
+
+#if MPI_VERSION < 3
+#error "dp_mpi.h: MPI 3 or newer: collectives that do not block came with it"
+#endif
+
+/* ==== >>library ================================================================================
+   MPI is there once for a whole process, whoever has initialised it.                            */
+
+typedef struct dp__mpi_library {
+    dp__lock lock;    /* around calls, where MPI wants that; and of what follows */
+    atomic_int level; /* MPI_THREAD_..., of which nobody takes the lock */
+    bool ours;        /* initialised by dp_open, in the process with this fork_count */
+    unsigned fork_count;
+    int open;  /* lines */
+    bool lost; /* one has failed: others may never come to MPI_Finalize */
+} dp__mpi_library;
+
+static dp__mpi_library dp__mpi = {.lock = DP__LOCK_INITIALIZER};
+
+static int dp__mpi_level(void)
+{
+    return atomic_load_explicit(&dp__mpi.level, memory_order_relaxed);
+}
+
+/* Around every call but those that are allowed anywhere. No call in between blocks. */
+static void dp__mpi_enter(void)
+{
+    if (dp__mpi_level() < MPI_THREAD_MULTIPLE)
+        dp__lock_enter(&dp__mpi.lock);
+}
+
+static void dp__mpi_leave(void)
+{
+    if (dp__mpi_level() < MPI_THREAD_MULTIPLE)
+        dp__lock_leave(&dp__mpi.lock);
+}
+
+static bool dp__mpi_is_there(void)
+{
+    int begun = 0, over = 0;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&over);
+    return begun && !over;
+}
+
+static dp_status dp__mpi_error(const char *call, int code)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int bytes = 0;
+    MPI_Error_string(code, text, &bytes);
+    return dp_error(DP_ERR_REMOTE, "%s: %.200s", call, text);
+}
+
+/* When the process exits. A child of fork has no MPI. */
+static void dp__mpi_stop(void)
+{
+    bool good = dp__mpi.fork_count == dp__os_fork_count() && dp__mpi.open == 0 && !dp__mpi.lost;
+    if (good && dp__mpi_is_there())
+        MPI_Finalize();
+}
+
+static dp_status dp__mpi_init(void)
+{
+    int level = 0, code = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    if (code != MPI_SUCCESS)
+        return dp__mpi_error("MPI_Init_thread", code);
+    dp__mpi.ours = true;
+    dp__mpi.fork_count = dp__os_fork_count();
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* some say all of theirs there */
+    if (atexit(dp__mpi_stop) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to finalise MPI at the end");
+    return DP_OK;
+}
+
+/* For the thread that opens a context. */
+static dp_status dp__mpi_begin(void)
+{
+    int over = 0, here = 0, level = 0;
+    MPI_Finalized(&over);
+    if (over)
+        return dp_error(DP_ERR_STATE, "MPI was finalised before, and cannot begin again");
+    dp__lock_enter(&dp__mpi.lock);
+    dp_status status = dp__mpi_is_there() ? DP_OK : dp__mpi_init();
+    if (status == DP_OK)
+        MPI_Query_thread(&level);
+    atomic_store(&dp__mpi.level, level);
+    dp__lock_leave(&dp__mpi.lock);
+    DP_TRY(status);
+    MPI_Is_thread_main(&here);
+    if (dp__mpi_level() < MPI_THREAD_SERIALIZED && !here)
+        return dp_error(DP_ERR_STATE, "MPI serves only the thread that initialised it: call "
+                                      "dp_open there, or MPI_Init_thread with MPI_THREAD_MULTIPLE");
+    return DP_OK;
+}
+
+/* ==== >>line ===================================================================================
+   A communicator of our own, on which one thread at a time issues collectives. Beside them go
+   notes, from one process to another, when something is wrong: the first failure in words; the
+   question of who waited too long, what each other process is in; and the answers. Whoever waits
+   listens to them. They are small: MPI sends such things at once. A line that has failed is never
+   taken apart, as MPI may still read and write what it was given.                               */
+
+enum { DP__MPI_NOTES = 0x6470 /* the tag */, DP__MPI_FLUSH_MS = 200 };
+
+typedef enum dp__mpi_kind {
+    DP__MPI_SILENT, /* nothing was heard */
+    DP__MPI_FAILED,
+    DP__MPI_ASKS,
+    DP__MPI_ANSWERS
+} dp__mpi_kind;
+
+typedef struct dp__mpi_note {
+    int32_t kind, status;
+    dp__shm_note doing; /* the collective that the process has begun last; verb -1: dp_open */
+    char text[DP__TEXT_BYTES];
+} dp__mpi_note;
+
+struct dp__mpi_line {
+    MPI_Comm comm;   /* MPI_COMM_NULL before all have come */
+    MPI_Comm coming; /* MPI writes here when they have */
+    int process, process_count, timeout_ms;
+    const int *firsts;   /* of every process, the first rank; NULL while a context opens */
+    const dp_host *host; /* NULL then too */
+    dp__shm_note doing;
+    dp__lock lock;     /* of what follows: dp_abort comes from any thread */
+    atomic_int failed; /* a dp_status; the text is complete */
+    char text[DP__TEXT_BYTES];
+    dp__mpi_note *heard; /* one of every process */
+    dp__mpi_note *out;   /* the same, and behind them those of the failure: MPI may hold a note */
+    MPI_Request *sends;  /* until the other side has read it */
+};
+
+static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
+{
+    int sent = 0, place = to + (kind == DP__MPI_FAILED ? line->process_count : 0);
+    dp__mpi_note *note = &line->out[place];
+    if (MPI_Test(&line->sends[place], &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || !sent)
+        return false; /* an answer: the question that went before says the same */
+    memset(note, 0, sizeof *note);
+    note->kind = kind;
+    note->status = (int32_t)atomic_load(&line->failed);
+    if (kind != DP__MPI_FAILED) {
+        note->doing = line->doing;
+        return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
+                         &line->sends[place]) == MPI_SUCCESS;
+    }
+    memcpy(note->text, line->text, sizeof note->text); /* done when it was read: see flush */
+    return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
+                      &line->sends[place]) == MPI_SUCCESS;
+}
+
+/* To a process, or (-1) to all others. */
+static void dp__mpi_tell(dp__mpi_line *line, int kind, int to)
+{
+    dp__lock_enter(&line->lock);
+    dp__mpi_enter();
+    for (int p = 0; p < line->process_count; p++)
+        if (p != line->process && (to < 0 || p == to))
+            (void)dp__mpi_send(line, kind, p); /* who does not hear it will see the time run out */
+    dp__mpi_leave();
+    dp__lock_leave(&line->lock);
+}
+
+/* How many notes MPI still has in its hands. */
+static int dp__mpi_unsent(dp__mpi_line *line)
+{
+    int count = 0;
+    dp__lock_enter(&line->lock);
+    dp__mpi_enter();
+    for (int p = 0; p < 2 * line->process_count; p++) {
+        int sent = 0;
+        int code = MPI_Test(&line->sends[p], &sent, MPI_STATUS_IGNORE);
+        count += code == MPI_SUCCESS && !sent;
+    }
+    dp__mpi_leave();
+    dp__lock_leave(&line->lock);
+    return count;
+}
+
+/* Until all have read what they were told, or do not ask MPI: it may hold a note as long as nobody
+   calls it here, and who computes now looks when they wait again. */
+static void dp__mpi_flush(dp__mpi_line *line)
+{
+    uint64_t until = dp__after_ms(DP__MPI_FLUSH_MS);
+    while (dp__mpi_unsent(line) > 0 && dp__ms_until(until) > 0)
+        dp__os_yield();
+}
+
+static dp_status dp__mpi_failure(const dp__mpi_line *line)
+{
+    return dp_error((dp_status)atomic_load(&line->failed), "%s", line->text);
+}
+
+/* The first failure stays; true if this is it. */
+static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, const char *text)
+{
+    dp__lock_enter(&line->lock);
+    bool first = atomic_load(&line->failed) == DP_OK;
+    if (first) {
+        snprintf(line->text, sizeof line->text, "%s", text);
+        atomic_store(&line->failed, (int)status);
+    }
+    dp__lock_leave(&line->lock);
+    dp__lock_enter(&dp__mpi.lock);
+    dp__mpi.lost = true;
+    dp__lock_leave(&dp__mpi.lock);
+    return first;
+}
+
+/* The others hear of it, unless there was a failure before. dp_last_error stays as it is. */
+static void dp__mpi_spread(dp__mpi_line *line, dp_status status, const char *text)
+{
+    if (dp__mpi_note_failure(line, status, text) && line->comm != MPI_COMM_NULL) {
+        dp__mpi_tell(line, DP__MPI_FAILED, -1);
+        dp__mpi_flush(line);
+    }
+}
+
+/* What dp_last_error says becomes the line's failure. */
+static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status)
+{
+    dp__mpi_spread(line, status, dp_last_error());
+    return dp__mpi_failure(line);
+}
+
+/* "process 2 of 4 (ranks 4 to 5)" */
+static const char *dp__mpi_who(const dp__mpi_line *line, int process, char *text)
+{
+    int used =
+        snprintf(text, DP__SHM_WORDS_BYTES, "process %d of %d", process, line->process_count);
+    int first = line->firsts != NULL ? line->firsts[process] : 0;
+    int last = line->firsts != NULL ? line->firsts[process + 1] - 1 : 0;
+    size_t room = DP__SHM_WORDS_BYTES - (size_t)used;
+    if (line->firsts != NULL && first == last)
+        snprintf(text + used, room, " (rank %d)", first);
+    else if (line->firsts != NULL)
+        snprintf(text + used, room, " (ranks %d to %d)", first, last);
+    return text;
+}
+
+/* "collective 8, all_reduce of 25 f32 (sum)" */
+static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t room)
+{
+    char words[DP__SHM_WORDS_BYTES];
+    unsigned seq = atomic_load(&note->seq);
+    if (note->verb < 0)
+        snprintf(text, room, "step %u of meeting", seq);
+    else
+        snprintf(text, room, "collective %u, %s", seq, dp__shm_note_text(note, words));
+    return text;
+}
+
+static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
+{
+    char what[DP__SHM_WORDS_BYTES + 32], said[DP__TEXT_BYTES];
+    (void)dp__mpi_error(call, code);
+    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 160, dp_last_error());
+    return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "%s: %s",
+                                       dp__mpi_doing(&line->doing, what, sizeof what), said));
+}
+
+/* This process' own job has failed, by dp_abort or otherwise: the others hear why. */
+static void dp__mpi_pass_on(dp__mpi_line *line)
+{
+    char who[DP__SHM_WORDS_BYTES], text[DP__TEXT_BYTES];
+    const dp_ctx *ctx = dp__ctx_of(line->host);
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed == DP_OK || atomic_load(&line->failed) != DP_OK)
+        return;
+    snprintf(text, sizeof text, "%s failed: %.*s", dp__mpi_who(line, line->process, who),
+             DP__TEXT_BYTES - 120, ctx->failed_text);
+    dp__mpi_spread(line, (dp_status)failed, text);
+}
+
+/* One note, if there is one. */
+static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from)
+{
+    MPI_Status status;
+    int there = 0, bytes = 0;
+    *out_from = -1;
+    dp__mpi_enter();
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_NOTES, line->comm, &there, &status);
+    if (code == MPI_SUCCESS && there)
+        code = MPI_Get_count(&status, MPI_BYTE, &bytes);
+    if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
+        code = MPI_Recv(note, (int)sizeof *note, MPI_BYTE, status.MPI_SOURCE, DP__MPI_NOTES,
+                        line->comm, MPI_STATUS_IGNORE);
+    dp__mpi_leave();
+    if (code == MPI_SUCCESS && there && bytes == (int)sizeof *note)
+        *out_from = status.MPI_SOURCE;
+    return code;
+}
+
+/* What others have to say. */
+static dp_status dp__mpi_hear(dp__mpi_line *line)
+{
+    dp__mpi_note note;
+    int from = line->comm != MPI_COMM_NULL ? 0 : -1;
+    while (from >= 0) {
+        int code = dp__mpi_receive(line, &note, &from);
+        if (code != MPI_SUCCESS)
+            return dp__mpi_broken(line, "MPI_Iprobe", code);
+        if (from < 0)
+            break;
+        if (note.kind == DP__MPI_FAILED) {
+            note.text[sizeof note.text - 1] = '\0';
+            dp__mpi_note_failure(line, (dp_status)note.status, note.text);
+            return dp__mpi_failure(line);
+        }
+        line->heard[from] = note;
+        if (note.kind == DP__MPI_ASKS)
+            dp__mpi_tell(line, DP__MPI_ANSWERS, from);
+    }
+    return DP_OK;
+}
+
+/* ==== >>patience ===============================================================================
+   Nothing blocks. Whoever waits asks MPI again and again, as MPI goes on only while it is called:
+   first at once, then letting others have the core in between, and after a while with short sleeps
+   between bursts. Every few milliseconds it looks whether it still makes sense to wait. Time that
+   this process was stopped for itself does not count.                                           */
+
+enum {
+    DP__MPI_TRIES = 64, /* at once */
+    DP__MPI_BURST = 16, /* between two sleeps */
+    DP__MPI_AWAKE_NS = 1000000,
+    DP__MPI_NAP_NS = 50000,   /* at first */
+    DP__MPI_REST_NS = 500000, /* at most */
+    DP__MPI_LOOK_NS = 2000000,
+    DP__MPI_LATE_NS = 100000000, /* the most that goes by between two looks */
+    DP__MPI_GRACE_MS = 1000      /* for answers */
+};
+
+typedef struct dp__mpi_wait {
+    unsigned tries;
+    uint64_t begun, looked, waited;
+} dp__mpi_wait;
+
+static void dp__mpi_nap(uint64_t ns)
+{
+    atomic_uint word = 0;
+    dp__os_word_wait(&word, 0, ns);
+}
+
+/* The longer it has taken, the less it matters. */
+static uint64_t dp__mpi_nap_ns(uint64_t waited)
+{
+    uint64_t nap = waited / (DP__MPI_AWAKE_NS / DP__MPI_NAP_NS);
+    return nap < DP__MPI_REST_NS ? nap : DP__MPI_REST_NS;
+}
+
+/* How many others have not said what they are in; the first of them. */
+static int dp__mpi_silent(const dp__mpi_line *line, int *out_first)
+{
+    int count = 0;
+    for (int p = line->process_count - 1; p >= 0; p--)
+        if (p != line->process && line->heard[p].kind == DP__MPI_SILENT) {
+            *out_first = p;
+            count++;
+        }
+    return count;
+}
+
+/* The first process that says that it is in something else; -1: none. */
+static int dp__mpi_astray(const dp__mpi_line *line)
+{
+    for (int p = 0; p < line->process_count; p++) {
+        const dp__shm_note *other = &line->heard[p].doing;
+        if (line->heard[p].kind != DP__MPI_SILENT &&
+            (atomic_load(&other->seq) != atomic_load(&line->doing.seq) ||
+             !dp__shm_same(other, &line->doing)))
+            return p;
+    }
+    return -1;
+}
+
+/* Whoever does not answer computes, sleeps, or is gone. Who has asked before has answered. */
+static dp_status dp__mpi_ask(dp__mpi_line *line)
+{
+    int first;
+    uint64_t until = dp__after_ms(DP__MPI_GRACE_MS);
+    dp__mpi_tell(line, DP__MPI_ASKS, -1);
+    do {
+        dp__mpi_nap(DP__MPI_NAP_NS);
+        DP_TRY(dp__mpi_hear(line));
+    } while (dp__mpi_silent(line, &first) > 0 && dp__ms_until(until) > 0);
+    return DP_OK;
+}
+
+/* `why` an answer was wanted: "after 60000 ms", or what MPI says. */
+static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astray, const char *why)
+{
+    char own[DP__SHM_WORDS_BYTES + 32], who[DP__SHM_WORDS_BYTES], what[DP__SHM_WORDS_BYTES + 32];
+    dp_error(status, "%s: %s %s is in %s: all must make the same calls in the same order",
+             dp__mpi_doing(&line->doing, own, sizeof own), why, dp__mpi_who(line, astray, who),
+             dp__mpi_doing(&line->heard[astray].doing, what, sizeof what));
+    return dp__mpi_fail(line, status);
+}
+
+/* The time is over. */
+static dp_status dp__mpi_accuse(dp__mpi_line *line)
+{
+    char own[DP__SHM_WORDS_BYTES + 32], who[DP__SHM_WORDS_BYTES], text[64];
+    int first = 0, silent, astray;
+    if (line->comm == MPI_COMM_NULL)
+        return dp__mpi_fail(line, dp_error(DP_ERR_TIMEOUT,
+                                           "of %d processes that MPI has started, not all came "
+                                           "within %d ms",
+                                           line->process_count, line->timeout_ms));
+    DP_TRY(dp__mpi_ask(line));
+    silent = dp__mpi_silent(line, &first);
+    astray = silent == 0 ? dp__mpi_astray(line) : -1;
+    snprintf(text, sizeof text, "after %d ms", line->timeout_ms);
+    if (astray >= 0)
+        return dp__mpi_differs(line, DP_ERR_TIMEOUT, astray, text);
+    snprintf(text, sizeof text, " and %d more", silent - 1);
+    dp__mpi_doing(&line->doing, own, sizeof own);
+    if (silent > 0)
+        dp_error(DP_ERR_TIMEOUT, "%s: %s%s did not come within %d ms", own,
+                 dp__mpi_who(line, first, who), silent > 1 ? text : "", line->timeout_ms);
+    else
+        dp_error(DP_ERR_TIMEOUT, "%s: all processes are in it, and MPI did not end it within %d ms",
+                 own, line->timeout_ms);
+    return dp__mpi_fail(line, DP_ERR_TIMEOUT);
+}
+
+/* MPI says that a collective has failed: often because others are in another one. */
+static dp_status dp__mpi_suspect(dp__mpi_line *line, int code)
+{
+    char said[160];
+    if (line->comm == MPI_COMM_NULL)
+        return dp__mpi_broken(line, "MPI_Comm_idup", code);
+    DP_TRY(dp__mpi_ask(line));
+    int astray = dp__mpi_astray(line);
+    if (astray < 0)
+        return dp__mpi_broken(line, "MPI_Test", code);
+    (void)dp__mpi_error("MPI_Test", code);
+    snprintf(said, sizeof said, "%.140s;", dp_last_error());
+    return dp__mpi_differs(line, DP_ERR_REMOTE, astray, said);
+}
+
+/* Between two questions to MPI. */
+static dp_status dp__mpi_rest(dp__mpi_line *line, dp__mpi_wait *wait)
+{
+    if (wait->tries++ < DP__MPI_TRIES) {
+        dp__os_pause();
+        return DP_OK;
+    }
+    uint64_t now = dp__os_now_ns();
+    if (wait->begun == 0)
+        wait->begun = wait->looked = now;
+    if (now - wait->begun < DP__MPI_AWAKE_NS || wait->tries % DP__MPI_BURST != 0)
+        dp__os_yield();
+    else
+        dp__mpi_nap(dp__mpi_nap_ns(now - wait->begun));
+    uint64_t since = now - wait->looked;
+    if (since < DP__MPI_LOOK_NS)
+        return DP_OK;
+    wait->waited += since < DP__MPI_LATE_NS ? since : DP__MPI_LATE_NS;
+    wait->looked = now;
+    DP_TRY(dp__mpi_hear(line));
+    if (line->host != NULL && line->host->aborted(line->host)) {
+        dp__mpi_pass_on(line);
+        return dp__mpi_failure(line);
+    }
+    if (wait->waited < (uint64_t)line->timeout_ms * 1000000)
+        return DP_OK;
+    return dp__mpi_accuse(line);
+}
+
+static dp_status dp__mpi_await(dp__mpi_line *line, MPI_Request *request)
+{
+    dp__mpi_wait wait = {0};
+    for (;;) {
+        int done = 0;
+        dp__mpi_enter();
+        int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        dp__mpi_leave();
+        if (code != MPI_SUCCESS)
+            return dp__mpi_suspect(line, code);
+        if (done)
+            return DP_OK;
+        DP_TRY(dp__mpi_rest(line, &wait));
+    }
+}
+
+/* ==== >>joining ================================================================================
+   Whether MPI brings the processes together, and the line by which a context opens.             */
+
+static void dp__mpi_line_free(dp__mpi_line *line)
+{
+    dp__os_free(line->out, 0, NULL);
+    dp__os_free(line->heard, 0, NULL);
+    dp__os_free(line->sends, 0, NULL);
+    line->out = line->heard = NULL;
+    line->sends = NULL;
+}
+
+/* Memory alone; not of the context's, since it outlives one that failed. */
+static dp_status dp__mpi_line_room(dp__mpi_line *line, int process, int process_count,
+                                   int timeout_ms)
+{
+    size_t notes = (size_t)process_count * sizeof(dp__mpi_note);
+    size_t sends = 2 * (size_t)process_count * sizeof(MPI_Request);
+    line->comm = MPI_COMM_NULL;
+    line->process = process;
+    line->process_count = process_count;
+    line->timeout_ms = timeout_ms;
+    line->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    line->out = dp__os_alloc(2 * notes, 64, NULL);
+    line->heard = dp__os_alloc(notes, 64, NULL);
+    line->sends = dp__os_alloc(sends, 64, NULL);
+    if (line->out == NULL || line->heard == NULL || line->sends == NULL) {
+        dp__mpi_line_free(line);
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", process_count);
+    }
+    for (int p = 0; p < 2 * process_count; p++)
+        line->sends[p] = MPI_REQUEST_NULL;
+    for (int p = 0; p < process_count; p++)
+        line->heard[p].kind = DP__MPI_SILENT;
+    return DP_OK;
+}
+
+static void dp__mpi_count_line(int step)
+{
+    dp__lock_enter(&dp__mpi.lock);
+    dp__mpi.open += step;
+    dp__lock_leave(&dp__mpi.lock);
+}
+
+/* A copy of `of`, for which all its processes wait on the line `by`, or (NULL) on this one. */
+static dp_status dp__mpi_line_copy(dp__mpi_line *line, MPI_Comm of, dp__mpi_line *by)
+{
+    MPI_Request request;
+    dp__mpi_enter();
+    int code = MPI_Comm_idup(of, &line->coming, &request);
+    dp__mpi_leave();
+    if (code != MPI_SUCCESS)
+        return dp__mpi_error("MPI_Comm_idup", code);
+    DP_TRY(dp__mpi_await(by != NULL ? by : line, &request));
+    line->comm = line->coming;
+    dp__mpi_enter();
+    MPI_Comm_set_errhandler(line->comm, MPI_ERRORS_RETURN);
+    dp__mpi_leave();
+    dp__mpi_count_line(1);
+    return DP_OK;
+}
+
+/* The counterpart; collective only by name in any MPI that we know. What failed stays. */
+static void dp__mpi_line_close(dp__mpi_line *line)
+{
+    if (atomic_load(&line->failed) != DP_OK)
+        return;
+    if (line->comm != MPI_COMM_NULL) {
+        dp__mpi_enter();
+        if (dp__mpi_is_there())
+            MPI_Comm_free(&line->comm);
+        dp__mpi_leave();
+        dp__mpi_count_line(-1);
+    }
+    dp__mpi_line_free(line);
+}
+
+static void dp__mpi_line_leave(dp__mpi_line *line)
+{
+    bool good = atomic_load(&line->failed) == DP_OK;
+    dp__mpi_line_close(line);
+    if (good)
+        dp__os_free(line, 0, NULL);
+}
+
+/* dp_bootstrap.all_gather by a line. Its memory is its own, as MPI may write there after a
+   failure. */
+static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    dp__mpi_line *line = user;
+    MPI_Request request;
+    size_t all = bytes_each * (size_t)line->process_count;
+    char *room = dp__os_alloc(all + bytes_each, 64, NULL);
+    if (room == NULL)
+        return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all));
+    memcpy(room + all, in, bytes_each);
+    line->doing.verb = -1;
+    line->doing.count = bytes_each;
+    atomic_fetch_add(&line->doing.seq, 1);
+    dp__mpi_enter();
+    int code = MPI_Iallgather(room + all, (int)bytes_each, MPI_BYTE, room, (int)bytes_each,
+                              MPI_BYTE, line->comm, &request);
+    dp__mpi_leave();
+    if (code != MPI_SUCCESS)
+        return dp__mpi_broken(line, "MPI_Iallgather", code);
+    DP_TRY(dp__mpi_await(line, &request));
+    memcpy(out, room, all);
+    dp__os_free(room, 0, NULL);
+    return DP_OK;
+}
+
+/* The same on a communicator of the user's, in case they call it; dp_open makes a line of it. */
+static dp_status dp__mpi_handle_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)(intptr_t)user);
+    int code = MPI_Allgather(in, (int)bytes_each, MPI_BYTE, out, (int)bytes_each, MPI_BYTE, comm);
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_error("MPI_Allgather", code);
+}
+
+DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out)
+{
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (!dp__mpi_is_there())
+        return dp_error(DP_ERR_STATE, "%s: MPI is not initialised, or finalised already", __func__);
+    MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)communicator);
+    if (comm == MPI_COMM_NULL)
+        return dp_error(DP_ERR_INVALID, "%s: the communicator is MPI_COMM_NULL", __func__);
+    *out =
+        (dp_bootstrap){.all_gather = dp__mpi_handle_gather, .user = (void *)(intptr_t)communicator};
+    MPI_Comm_rank(comm, &out->process);
+    MPI_Comm_size(comm, &out->process_count);
+    return DP_OK;
+}
+
+/* By the environment; `launch` is filled in where it says something. */
+static dp_status dp__mpi_is_meant(dp__launch *launch, bool *out)
+{
+    const char *only = dp__os_env("DP_LAUNCH");
+    const dp__launcher *launcher = NULL;
+    int size = 1;
+    *out = only != NULL && strcmp(only, "mpi") == 0;
+    if (*out)
+        return DP_OK;
+    if (only == NULL && dp__mpi_is_there())
+        MPI_Comm_size(MPI_COMM_WORLD, &size);
+    DP_TRY(dp__launcher_find(&launcher));
+    bool mpi = launcher != NULL &&
+               (strcmp(launcher->name, "openmpi") == 0 || strcmp(launcher->name, "mpich") == 0);
+    bool slurm = launcher != NULL && strcmp(launcher->name, "slurm") == 0 &&
+                 dp__os_env("PMIX_RANK") != NULL; /* what --mpi=pmi2 sets is mpich's */
+    *out = size > 1;
+    if (!mpi && !slurm)
+        return DP_OK;
+    DP_TRY(dp__launch_self(launcher, launch));
+    *out = size > 1 || launch->process_count > 1;
+    return DP_OK;
+}
+
+/* A program that was built with one MPI and started by another's mpirun is many worlds of one. */
+static dp_status dp__mpi_check_size(const dp__launch *launch, bool found, int size)
+{
+    static char
+        version[MPI_MAX_LIBRARY_VERSION_STRING]; /* too large for a stack; always the same */
+    int bytes = 0;
+    if (!found || launch->process_count == size)
+        return DP_OK;
+    MPI_Get_library_version(version, &bytes);
+    return dp_error(DP_ERR_MISMATCH,
+                    "dp_open: %s has started %d processes, and the MPI that this program was built "
+                    "with (%.*s) sees %d: start it by that one's mpirun, or set DP_LAUNCH=none",
+                    launch->name, launch->process_count, (int)strcspn(version, "\n,"), version,
+                    size);
+}
+
+/* All mean the same job, and begin with that. */
+static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
+{
+    uint64_t own = job != NULL ? dp__hash(dp__hash_first, job, strlen(job)) : dp__hash_first;
+    size_t count = (size_t)line->process_count;
+    uint64_t *all = dp__os_alloc(count * sizeof own, sizeof own, NULL);
+    if (all == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
+    dp_status status = dp__mpi_line_gather(&own, all, sizeof own, line);
+    for (size_t p = 0; p < count && status == DP_OK; p++)
+        if (all[p] != own)
+            status = dp_error(DP_ERR_MISMATCH,
+                              "dp_open: process %d opens a context for job '%s', process %zu one "
+                              "for another: all open them in the same order",
+                              line->process, job != NULL ? job : "", p);
+    dp__os_free(all, 0, NULL);
+    return status;
+}
+
+static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int timeout_ms,
+                                   dp__mpi_line **out)
+{
+    int process = 0, process_count = 0;
+    dp__mpi_line *line = dp__os_alloc(sizeof *line, 64, NULL);
+    if (line == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a communicator");
+    memset(line, 0, sizeof *line);
+    MPI_Comm_rank(of, &process);
+    MPI_Comm_size(of, &process_count);
+    dp_status status = dp__mpi_line_room(line, process, process_count, timeout_ms);
+    if (status == DP_OK)
+        status = dp__mpi_line_copy(line, of, NULL);
+    if (status == DP_OK)
+        status = dp__mpi_same_job(line, config->job);
+    if (status == DP_OK)
+        *out = line;
+    else
+        dp__mpi_line_leave(line);
+    return status;
+}
+
+static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *launch,
+                              bool *out_meant, dp__mpi_line **out)
+{
+    bool given = config->bootstrap.all_gather == dp__mpi_handle_gather, meant = given;
+    dp__launch found = {.name = "mpi", .process_count = 0};
+    int size = 1;
+    if (config->bootstrap.all_gather != NULL && !given)
+        return DP_OK;
+    if (!given)
+        DP_TRY(dp__mpi_is_meant(&found, &meant));
+    if (!meant)
+        return DP_OK;
+    dp_status status = dp__mpi_begin();
+    MPI_Comm of = MPI_COMM_WORLD;
+    if (status == DP_OK && given)
+        of = MPI_Comm_f2c((MPI_Fint)(intptr_t)config->bootstrap.user);
+    if (status == DP_OK)
+        MPI_Comm_size(of, &size);
+    if (status == DP_OK && !given)
+        status = dp__mpi_check_size(&found, found.process_count > 0, size);
+    if (status == DP_OK && size > 1)
+        status = dp__mpi_line_open(of, config, timeout_ms, out);
+    if (status != DP_OK && strncmp(dp_last_error(), "dp_open: ", 9) != 0)
+        dp_error(status, "dp_open: %s", dp_last_error());
+    DP_TRY(status);
+    *out_meant = true;
+    *launch = found;
+    config->bootstrap = (dp_bootstrap){0};
+    if (*out != NULL)
+        config->bootstrap = (dp_bootstrap){dp__mpi_line_gather, *out, (*out)->process, size};
+    return DP_OK;
+}
+
+/* ==== >>pieces =================================================================================
+   Every collective is cut into pieces that fit into rooms of a fixed size, so that no count is too
+   large for MPI, and nothing is allocated. A piece has up to three steps: `begin` gives it to MPI,
+   `turn` takes what has come, and may give MPI something again, `end` takes that. Two pieces are
+   begun before the first is turned, so that one travels while another is worked on. All processes
+   take the same steps in the same order, as MPI matches collectives by their order.
+
+   Reductions are not left to MPI_Iallreduce: each process gets its slice of every other's piece, by
+   MPI_Ialltoallv, adds them up in one pass, scales included, and gives the sums to all, by
+   MPI_Iallgatherv. That moves as many bytes as any way to do it. The order of adding is ours; NaN,
+   bool, halves and whole numbers are what they are elsewhere; and Open MPI 4.1's Iallreduce took
+   twice as long as its Allreduce. What is small is gathered whole, and added up by everybody. */
+
+enum {
+    DP__MPI_ROOM_BYTES = 2 << 20,
+    DP__MPI_SMALL_BYTES = 64 << 10, /* of all processes together */
+    DP__MPI_SLOTS = 3,              /* pieces on the way */
+    DP__MPI_SLICE = 16              /* elements: slices begin where vectors do */
+};
+
+typedef struct dp__mpi_counts { /* bytes: MPI reads them until the piece is there */
+    int *counts, *places;
+} dp__mpi_counts;
+
+typedef struct dp__mpi_slot {
+    char *out, *in, *sums; /* rooms: what goes, what comes, what nobody here wants */
+    dp__mpi_counts to, from;
+    MPI_Request request;
+} dp__mpi_slot;
+
+typedef struct dp__mpi_comm {
+    dp_comm base;
+    dp__mpi_line line;
+    const dp__simd *simd;
+    int rank_first, local_count, rank_count;
+    int most;      /* local ranks of any process */
+    size_t room;   /* bytes that a piece may take in a room */
+    size_t stride; /* bytes of a room: slices are rounded up */
+    dp__mpi_slot slots[DP__MPI_SLOTS];
+    char *wide;      /* a room more: halves on the way, in f32 */
+    char *rooms;     /* all of them */
+    int *numbers;    /* all of them, and line.firsts */
+    const void **in; /* of every process, and of local ranks */
+    void **out;
+} dp__mpi_comm;
+_Static_assert(offsetof(dp__mpi_comm, base) == 0, "a dp_comm is the head of its communicator");
+
+typedef struct dp__mpi_call { /* one collective */
+    dp__mpi_comm *comm;
+    const dp_part *local;
+    dp__verb verb;
+    size_t count, size; /* elements of a block, bytes of an element */
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+    int root;
+    size_t piece; /* elements */
+    bool wide;    /* halves travel as f32: some process adds its own up first */
+} dp__mpi_call;
+
+typedef dp_status (*dp__mpi_step)(const dp__mpi_call *call, size_t step);
+
+typedef struct dp__mpi_steps {
+    dp__mpi_step begin, turn, end; /* end may be NULL */
+} dp__mpi_steps;
+
+static dp__mpi_comm *dp__mpi_of(dp_comm *comm)
+{
+    return (dp__mpi_comm *)comm;
+}
+
+static dp__mpi_slot *dp__mpi_slot_of(const dp__mpi_call *call, size_t step)
+{
+    return &call->comm->slots[step % DP__MPI_SLOTS];
+}
+
+static int dp__mpi_ranks(const dp__mpi_comm *comm, int process)
+{
+    return comm->line.firsts[process + 1] - comm->line.firsts[process];
+}
+
+/* Elements of a piece: the last one has fewer. */
+static size_t dp__mpi_count(const dp__mpi_call *call, size_t step)
+{
+    size_t left = call->count - step * call->piece;
+    return left < call->piece ? left : call->piece;
+}
+
+static size_t dp__mpi_at(const dp__mpi_call *call, size_t step) /* in bytes, where it begins */
+{
+    return step * call->piece * call->size;
+}
+
+static size_t dp__mpi_wire_bytes(const dp__mpi_call *call) /* of an element that is not added yet */
+{
+    return call->wide ? sizeof(float) : call->size;
+}
+
+static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
+{
+    return dp__mpi_await(&call->comm->line, &dp__mpi_slot_of(call, step)->request);
+}
+
+static dp_status dp__mpi_given(const dp__mpi_call *call, const char *name, int code)
+{
+    dp__mpi_leave();
+    return code == MPI_SUCCESS ? DP_OK : dp__mpi_broken(&call->comm->line, name, code);
+}
+
+static dp_status dp__mpi_give_all_to_all(const dp__mpi_call *call, const void *out, size_t step)
+{
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    dp__mpi_enter();
+    return dp__mpi_given(call, "MPI_Ialltoallv",
+                         MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, slot->in,
+                                        slot->from.counts, slot->from.places, MPI_BYTE,
+                                        call->comm->line.comm, &slot->request));
+}
+
+/* `out` NULL: it is in its place already. */
+static dp_status dp__mpi_give_all(const dp__mpi_call *call, const void *out, void *in, size_t step)
+{
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    int own = slot->from.counts[call->comm->line.process];
+    dp__mpi_enter();
+    return dp__mpi_given(call, "MPI_Iallgatherv",
+                         MPI_Iallgatherv(out != NULL ? out : MPI_IN_PLACE, own, MPI_BYTE, in,
+                                         slot->from.counts, slot->from.places, MPI_BYTE,
+                                         call->comm->line.comm, &slot->request));
+}
+
+static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps *run)
+{
+    size_t steps = (call->count + call->piece - 1) / call->piece;
+    for (size_t i = 0; i < steps + 2; i++) {
+        if (i < steps)
+            DP_TRY(run->begin(call, i));
+        if (i >= 1 && i - 1 < steps)
+            DP_TRY(run->turn(call, i - 1));
+        if (i >= 2 && run->end != NULL)
+            DP_TRY(run->end(call, i - 2));
+    }
+    return DP_OK;
+}
+
+/* `room_of_one`: bytes that an element of a block takes in a room. */
+static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_t room_of_one)
+{
+    dp__mpi_comm *comm = call->comm;
+    dp__shm_note *doing = &comm->line.doing;
+    if (atomic_load(&comm->line.failed) != DP_OK)
+        return dp__mpi_failure(&comm->line);
+    doing->verb = (int32_t)call->verb;
+    doing->dtype = (int32_t)call->dtype;
+    doing->op = (int32_t)call->op;
+    doing->root = call->root;
+    doing->count = call->count;
+    doing->scale = call->scale;
+    atomic_fetch_add(&doing->seq, 1);
+    call->piece = comm->room / room_of_one;
+    return dp__mpi_run_steps(call, run);
+}
+
+/* ==== >>adding =================================================================================
+   What a process gives is the sum of its local ranks. With one device that is what it was given,
+   and goes from there. */
+
+static void dp__mpi_kernel(const dp__mpi_comm *comm, const dp_kernel_args *args)
+{
+    dp__cpu_run(comm->base.host, comm->simd, args);
+}
+
+static void dp__mpi_cast(const dp__mpi_comm *comm, void *out, dp_dtype to, const void *in,
+                         dp_dtype from, size_t count)
+{
+    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                           .dtype = to,
+                           .in_dtype = from,
+                           .count = count,
+                           .out = &out,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1};
+    dp__mpi_kernel(comm, &args);
+}
+
+/* comm->in becomes comm->out. */
+static void dp__mpi_reduce(const dp__mpi_call *call, size_t in_count, size_t out_count,
+                           size_t count, bool last)
+{
+    const dp__mpi_comm *comm = call->comm;
+    dp_dtype dtype = call->wide ? DP_F32 : call->dtype;
+    bool mean = call->op == DP_OP_MEAN;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = mean ? DP_OP_SUM : call->op,
+                           .dtype = dtype,
+                           .in_dtype = dtype,
+                           .count = count,
+                           .out = comm->out,
+                           .in = comm->in,
+                           .out_count = out_count,
+                           .in_count = in_count,
+                           .alpha = last ? call->scale : 1,
+                           .beta = last && mean ? comm->rank_count : 1};
+    dp__mpi_kernel(comm, &args);
+}
+
+/* The sum of the local ranks, `at` bytes further on, to `out`. */
+static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, char *out)
+{
+    const dp__mpi_comm *comm = call->comm;
+    for (int i = 0; i < comm->local_count && call->wide; i++) {
+        dp__mpi_cast(comm, i == 0 ? out : comm->wide, DP_F32,
+                     (const char *)call->local[i].send + at, call->dtype, count);
+        comm->in[0] = out;
+        comm->in[1] = comm->wide;
+        comm->out[0] = out;
+        if (i > 0)
+            dp__mpi_reduce(call, 2, 1, count, false);
+    }
+    if (call->wide)
+        return;
+    for (int i = 0; i < comm->local_count; i++)
+        comm->in[i] = (const char *)call->local[i].send + at;
+    comm->out[0] = out;
+    if (comm->local_count == 1)
+        memcpy(out, comm->in[0], count * call->size);
+    else
+        dp__mpi_reduce(call, (size_t)comm->local_count, 1, count, false);
+}
+
+/* What the processes gave, in comm->in, to `out_count` places in comm->out. */
+static void dp__mpi_add_all(const dp__mpi_call *call, size_t count, size_t out_count)
+{
+    const dp__mpi_comm *comm = call->comm;
+    void *first = comm->out[0];
+    if (out_count == 0 || count == 0)
+        return;
+    if (!call->wide) {
+        dp__mpi_reduce(call, (size_t)comm->line.process_count, out_count, count, true);
+        return;
+    }
+    comm->out[0] = comm->wide;
+    dp__mpi_reduce(call, (size_t)comm->line.process_count, 1, count, true);
+    comm->out[0] = first;
+    for (size_t i = 0; i < out_count; i++)
+        dp__mpi_cast(comm, comm->out[i], call->dtype, comm->wide, DP_F32, count);
+}
+
+/* The places of the local ranks that want a result; how many there are. */
+static size_t dp__mpi_wanted(const dp__mpi_call *call, size_t at)
+{
+    size_t count = 0;
+    for (int i = 0; i < call->comm->local_count; i++)
+        if (call->local[i].recv != NULL)
+            call->comm->out[count++] = (char *)call->local[i].recv + at;
+    return count;
+}
+
+/* Where the sum of the local ranks is, of a piece; it is made if there are several. */
+static const char *dp__mpi_own(const dp__mpi_call *call, size_t step, bool make)
+{
+    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t at = dp__mpi_at(call, step);
+    if (call->comm->local_count == 1 && !call->wide)
+        return (const char *)call->local[0].send + at;
+    if (make)
+        dp__mpi_add_own(call, at, dp__mpi_count(call, step), slot->out);
+    return slot->out;
+}
+
+/* Which part of a piece of `count` elements a process adds up. */
+static size_t dp__mpi_slice(const dp__mpi_comm *comm, size_t count, int process, size_t *out_first)
+{
+    size_t each = (count + (size_t)comm->line.process_count - 1) / (size_t)comm->line.process_count;
+    each = (each + DP__MPI_SLICE - 1) / DP__MPI_SLICE * DP__MPI_SLICE;
+    size_t first = (size_t)process * each;
+    *out_first = first < count ? first : count;
+    return count - *out_first < each ? count - *out_first : each;
+}
+
+static dp_status dp__mpi_slices_begin(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t count = dp__mpi_count(call, step), wire = dp__mpi_wire_bytes(call), first;
+    size_t own = dp__mpi_slice(comm, count, comm->line.process, &first);
+    for (int p = 0; p < comm->line.process_count; p++) {
+        bool other = p != comm->line.process;
+        slot->to.counts[p] = other ? (int)(dp__mpi_slice(comm, count, p, &first) * wire) : 0;
+        slot->to.places[p] = other ? (int)(first * wire) : 0;
+        slot->from.counts[p] = other ? (int)(own * wire) : 0;
+        slot->from.places[p] = (int)((size_t)p * own * wire);
+    }
+    return dp__mpi_give_all_to_all(call, dp__mpi_own(call, step, true), step);
+}
+
+/* The first place that wants a piece of the result; a room where nobody does. */
+static char *dp__mpi_sums(const dp__mpi_call *call, size_t step)
+{
+    bool wanted = dp__mpi_wanted(call, dp__mpi_at(call, step)) > 0;
+    return wanted ? call->comm->out[0] : dp__mpi_slot_of(call, step)->sums;
+}
+
+static dp_status dp__mpi_slices_turn(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    char *sums = dp__mpi_sums(call, step);
+    size_t count = dp__mpi_count(call, step), wire = dp__mpi_wire_bytes(call), first;
+    size_t own = dp__mpi_slice(comm, count, comm->line.process, &first);
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (int p = 0; p < comm->line.process_count; p++)
+        comm->in[p] = slot->in + (size_t)p * own * wire;
+    comm->in[comm->line.process] = dp__mpi_own(call, step, false) + first * wire;
+    comm->out[0] = sums + first * call->size;
+    dp__mpi_add_all(call, own, 1);
+    for (int p = 0; p < comm->line.process_count; p++) {
+        slot->from.counts[p] = (int)(dp__mpi_slice(comm, count, p, &first) * call->size);
+        slot->from.places[p] = (int)(first * call->size);
+    }
+    return dp__mpi_give_all(call, NULL, sums, step);
+}
+
+static dp_status dp__mpi_slices_end(const dp__mpi_call *call, size_t step)
+{
+    const char *sums = dp__mpi_sums(call, step);
+    size_t wanted = dp__mpi_wanted(call, dp__mpi_at(call, step));
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (size_t i = 1; i < wanted; i++)
+        memcpy(call->comm->out[i], sums, dp__mpi_count(call, step) * call->size);
+    return DP_OK;
+}
+
+/* All of it, of every process. */
+static dp_status dp__mpi_small_begin(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t bytes = call->count * dp__mpi_wire_bytes(call);
+    for (int p = 0; p < comm->line.process_count; p++) {
+        slot->from.counts[p] = (int)bytes;
+        slot->from.places[p] = (int)((size_t)p * bytes);
+    }
+    return dp__mpi_give_all(call, dp__mpi_own(call, step, true), slot->in, step);
+}
+
+static dp_status dp__mpi_small_turn(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t bytes = call->count * dp__mpi_wire_bytes(call);
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (int p = 0; p < comm->line.process_count; p++)
+        comm->in[p] = slot->in + (size_t)p * bytes;
+    dp__mpi_add_all(call, call->count, dp__mpi_wanted(call, 0));
+    return DP_OK;
+}
+
+static bool dp__mpi_is_wide(const dp__mpi_comm *comm, dp_dtype dtype)
+{
+    return comm->most > 1 && (dtype == DP_F16 || dtype == DP_BF16);
+}
+
+static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t count,
+                                    dp_dtype dtype, dp_op op, double scale)
+{
+    static const dp__mpi_steps small = {dp__mpi_small_begin, dp__mpi_small_turn, NULL};
+    static const dp__mpi_steps large = {dp__mpi_slices_begin, dp__mpi_slices_turn,
+                                        dp__mpi_slices_end};
+    dp__mpi_comm *comm = dp__mpi_of(base);
+    size_t size = dp_dtype_bytes(dtype), processes = (size_t)comm->line.process_count;
+    dp__mpi_call call = {comm,
+                         local,
+                         DP__ALL_REDUCE,
+                         count,
+                         size,
+                         dtype,
+                         op,
+                         scale,
+                         0,
+                         0,
+                         dp__mpi_is_wide(comm, dtype)};
+    size_t wire = dp__mpi_wire_bytes(&call);
+    if (count <= DP__MPI_SMALL_BYTES / wire / processes)
+        return dp__mpi_run(&call, &small, wire * processes);
+    return dp__mpi_run(&call, &large, wire);
+}
+
+/* Blocks are cut, each in the same way; a message has a piece of every rank's. */
+static dp_status dp__mpi_scatter_begin(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
+    size_t each = call->count * call->size, at = dp__mpi_at(call, step);
+    for (size_t r = 0; r < (size_t)comm->rank_count; r++)
+        dp__mpi_add_own(call, r * each + at, count, slot->out + r * bytes);
+    for (int p = 0; p < comm->line.process_count; p++) {
+        slot->to.counts[p] = (int)((size_t)dp__mpi_ranks(comm, p) * bytes);
+        slot->to.places[p] = (int)((size_t)comm->line.firsts[p] * bytes);
+        slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
+        slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
+    }
+    return dp__mpi_give_all_to_all(call, slot->out, step);
+}
+
+static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (int i = 0; i < comm->local_count; i++) {
+        for (int p = 0; p < comm->line.process_count; p++)
+            comm->in[p] = slot->in + (size_t)(p * comm->local_count + i) * bytes;
+        comm->out[0] = (char *)call->local[i].recv + dp__mpi_at(call, step);
+        dp__mpi_add_all(call, count, 1);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__mpi_reduce_scatter(dp_comm *base, const dp_part *local, size_t count_each,
+                                        dp_dtype dtype, dp_op op, double scale)
+{
+    static const dp__mpi_steps steps = {dp__mpi_scatter_begin, dp__mpi_scatter_turn, NULL};
+    dp__mpi_comm *comm = dp__mpi_of(base);
+    dp__mpi_call call = {comm,
+                         local,
+                         DP__REDUCE_SCATTER,
+                         count_each,
+                         dp_dtype_bytes(dtype),
+                         dtype,
+                         op,
+                         scale,
+                         0,
+                         0,
+                         dp__mpi_is_wide(comm, dtype)};
+    size_t blocks = (size_t)comm->rank_count > (size_t)(comm->line.process_count * comm->most)
+                        ? (size_t)comm->rank_count
+                        : (size_t)(comm->line.process_count * comm->most);
+    return dp__mpi_run(&call, &steps, dp__mpi_wire_bytes(&call) * blocks);
+}
+
+/* ==== >>moving =================================================================================
+   The other collectives move bytes. What goes to a process travels once, and is given to those of
+   its ranks that want it there. */
+
+/* In the root's process the buffer that MPI reads is that of the root. */
+static dp_status dp__mpi_broadcast_begin(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
+    int root = call->root - comm->rank_first, process = 0;
+    while (comm->line.firsts[process + 1] <= call->root)
+        process++;
+    for (int i = 0; i < comm->local_count && process == comm->line.process; i++) {
+        const char *from = (const char *)call->local[root].send + at;
+        char *to = (char *)call->local[i].recv + at;
+        if (from != to)
+            memcpy(to, from, bytes);
+    }
+    dp__mpi_enter();
+    return dp__mpi_given(call, "MPI_Ibcast",
+                         MPI_Ibcast((char *)call->local[0].recv + at, (int)bytes, MPI_BYTE, process,
+                                    comm->line.comm, &slot->request));
+}
+
+static dp_status dp__mpi_broadcast_turn(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
+    bool here = call->root >= comm->rank_first && call->root < comm->rank_first + comm->local_count;
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (int i = 1; i < comm->local_count && !here; i++)
+        memcpy((char *)call->local[i].recv + at, (const char *)call->local[0].recv + at, bytes);
+    return DP_OK;
+}
+
+static dp_status dp__mpi_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                   dp_dtype dtype, int root)
+{
+    static const dp__mpi_steps steps = {dp__mpi_broadcast_begin, dp__mpi_broadcast_turn, NULL};
+    size_t size = dp_dtype_bytes(dtype);
+    return dp__mpi_run(&(dp__mpi_call){dp__mpi_of(comm), local, DP__BROADCAST, count, size, dtype,
+                                       DP_OP_SUM, 1, root, 0, false},
+                       &steps, size);
+}
+
+static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
+    for (int p = 0; p < comm->line.process_count; p++) {
+        slot->from.counts[p] = (int)((size_t)dp__mpi_ranks(comm, p) * bytes);
+        slot->from.places[p] = (int)((size_t)comm->line.firsts[p] * bytes);
+    }
+    if (comm->local_count == 1)
+        return dp__mpi_give_all(call, (const char *)call->local[0].send + at, slot->in, step);
+    for (int i = 0; i < comm->local_count; i++)
+        memcpy(slot->out + (size_t)i * bytes, (const char *)call->local[i].send + at, bytes);
+    return dp__mpi_give_all(call, slot->out, slot->in, step);
+}
+
+static dp_status dp__mpi_gather_turn(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
+    size_t each = call->count * call->size;
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (int i = 0; i < comm->local_count; i++)
+        for (size_t r = 0; r < (size_t)comm->rank_count; r++)
+            memcpy((char *)call->local[i].recv + r * each + at, slot->in + r * bytes, bytes);
+    return DP_OK;
+}
+
+static dp_status dp__mpi_all_gather(dp_comm *base, const dp_part *local, size_t count_each,
+                                    dp_dtype dtype)
+{
+    static const dp__mpi_steps steps = {dp__mpi_gather_begin, dp__mpi_gather_turn, NULL};
+    dp__mpi_comm *comm = dp__mpi_of(base);
+    size_t size = dp_dtype_bytes(dtype);
+    return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_GATHER, count_each, size, dtype,
+                                       DP_OP_SUM, 1, 0, 0, false},
+                       &steps, size * (size_t)comm->rank_count);
+}
+
+/* To a process: from each local rank, to each of its ranks. */
+static dp_status dp__mpi_exchange_begin(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
+    size_t each = call->count * call->size, locals = (size_t)comm->local_count;
+    char *out = slot->out;
+    for (int p = 0; p < comm->line.process_count; p++) {
+        size_t first = (size_t)comm->line.firsts[p], ranks = (size_t)dp__mpi_ranks(comm, p);
+        slot->to.counts[p] = slot->from.counts[p] = (int)(locals * ranks * bytes);
+        slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
+        for (size_t i = 0; i < locals; i++)
+            for (size_t k = 0; k < ranks; k++, out += bytes)
+                memcpy(out, (const char *)call->local[i].send + (first + k) * each + at, bytes);
+    }
+    return dp__mpi_give_all_to_all(call, slot->out, step);
+}
+
+static dp_status dp__mpi_exchange_turn(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
+    size_t each = call->count * call->size;
+    const char *in = dp__mpi_slot_of(call, step)->in;
+    DP_TRY(dp__mpi_arrive(call, step));
+    for (size_t r = 0; r < (size_t)comm->rank_count; r++)
+        for (int i = 0; i < comm->local_count; i++, in += bytes)
+            memcpy((char *)call->local[i].recv + r * each + at, in, bytes);
+    return DP_OK;
+}
+
+static dp_status dp__mpi_all_to_all(dp_comm *base, const dp_part *local, size_t count_each,
+                                    dp_dtype dtype)
+{
+    static const dp__mpi_steps steps = {dp__mpi_exchange_begin, dp__mpi_exchange_turn, NULL};
+    dp__mpi_comm *comm = dp__mpi_of(base);
+    size_t size = dp_dtype_bytes(dtype);
+    return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_TO_ALL, count_each, size, dtype,
+                                       DP_OP_SUM, 1, 0, 0, false},
+                       &steps, size * (size_t)comm->rank_count * (size_t)comm->most);
+}
+
+/* ==== >>table ==================================================================================
+   From a line to a communicator. Every step is agreed upon by all processes, also by those that
+   failed in it, so that all fail together.                                                      */
+
+typedef struct dp__mpi_card { /* what a process tells the others */
+    int32_t status, local_count;
+    char text[200];
+} dp__mpi_card;
+
+static bool dp__mpi_fits(const dp_comm_config *config)
+{
+    return config->bootstrap != NULL && config->host_memory &&
+           config->bootstrap->all_gather == dp__mpi_line_gather;
+}
+
+static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *all, int local_count, dp_status own)
+{
+    dp__mpi_card card = {.status = (int32_t)own, .local_count = local_count};
+    snprintf(card.text, sizeof card.text, "%.199s", own != DP_OK ? dp_last_error() : "");
+    dp_status status = dp__mpi_line_gather(&card, all, sizeof card, by);
+    if (own != DP_OK)
+        return dp_error(own, "%s", card.text);
+    DP_TRY(status);
+    for (int p = 0; p < by->process_count; p++)
+        if (all[p].status != DP_OK)
+            return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, all[p].text);
+    return DP_OK;
+}
+
+static void dp__mpi_free(dp__mpi_comm *comm)
+{
+    dp__os_free(comm->rooms, 0, NULL);
+    dp__os_free(comm->numbers, 0, NULL);
+    dp__os_free(comm->in, 0, NULL);
+    dp__os_free(comm->out, 0, NULL);
+    dp__os_free(comm, 0, NULL);
+}
+
+static dp_status dp__mpi_full(void)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "MPI: no memory for a communicator");
+}
+
+/* What needs to know this process alone. */
+static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, dp__mpi_comm **out)
+{
+    const dp__mpi_line *by = config->bootstrap->user;
+    const dp__simd *simd = NULL;
+    if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "MPI was initialised with MPI_THREAD_%s, and the thread that carries "
+                        "gradients has to call it: ask MPI_Init_thread for MPI_THREAD_MULTIPLE, or "
+                        "leave it to dp_open",
+                        dp__mpi_level() == MPI_THREAD_FUNNELED ? "FUNNELED" : "SINGLE");
+    DP_TRY(dp__simd_choose(&simd));
+    dp__mpi_comm *comm = dp__os_alloc(sizeof *comm, 64, NULL);
+    if (comm == NULL)
+        return dp__mpi_full();
+    memset(comm, 0, sizeof *comm);
+    comm->base = (dp_comm){dp_mpi_coll(), host};
+    comm->simd = simd;
+    comm->rank_first = config->rank_first;
+    comm->local_count = config->local_count;
+    comm->rank_count = config->rank_count;
+    dp_status status =
+        dp__mpi_line_room(&comm->line, by->process, by->process_count, config->timeout_ms);
+    if (status != DP_OK) {
+        dp__mpi_free(comm);
+        return status;
+    }
+    *out = comm;
+    return DP_OK;
+}
+
+/* A piece has an element of every block at least. */
+static void dp__mpi_place_rooms(dp__mpi_comm *comm)
+{
+    size_t processes = (size_t)comm->line.process_count, stride = comm->stride;
+    int *numbers = comm->numbers + processes + 1;
+    char *at = comm->rooms;
+    for (int i = 0; i < DP__MPI_SLOTS; i++) {
+        dp__mpi_slot *slot = &comm->slots[i];
+        slot->out = at;
+        slot->in = at + stride;
+        slot->sums = at + 2 * stride;
+        slot->to = (dp__mpi_counts){numbers, numbers + processes};
+        slot->from = (dp__mpi_counts){numbers + 2 * processes, numbers + 3 * processes};
+        at += 3 * stride;
+        numbers += 4 * processes;
+    }
+    comm->wide = at;
+}
+
+/* What needs to know all. */
+static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
+{
+    size_t processes = (size_t)comm->line.process_count;
+    comm->numbers =
+        dp__os_alloc((1 + processes + 4 * processes * DP__MPI_SLOTS) * sizeof(int), 64, NULL);
+    if (comm->numbers == NULL)
+        return dp__mpi_full();
+    comm->numbers[0] = 0;
+    for (size_t p = 0; p < processes; p++) {
+        comm->numbers[p + 1] = comm->numbers[p] + all[p].local_count;
+        comm->most = all[p].local_count > comm->most ? all[p].local_count : comm->most;
+    }
+    comm->line.firsts = comm->numbers;
+    size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
+    comm->room = least > DP__MPI_ROOM_BYTES ? least : DP__MPI_ROOM_BYTES;
+    comm->stride = comm->room + processes * DP__MPI_SLICE * sizeof(double);
+    size_t operands = (processes + (size_t)comm->most) * sizeof(void *);
+    comm->rooms = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
+    comm->in = dp__os_alloc(operands, 64, NULL);
+    comm->out = dp__os_alloc(operands, 64, NULL);
+    if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL)
+        return dp__mpi_full();
+    dp__mpi_place_rooms(comm);
+    return DP_OK;
+}
+
+static dp_status dp__mpi_open_all(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *all)
+{
+    DP_TRY(dp__mpi_agree(by, all, comm->local_count, dp__mpi_learn(comm, all)));
+    DP_TRY(dp__mpi_line_copy(&comm->line, by->comm, by));
+    comm->line.host = comm->base.host;
+    return DP_OK;
+}
+
+static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp__mpi_comm *comm = NULL;
+    dp__mpi_line *by = config->bootstrap->user;
+    size_t processes = (size_t)by->process_count;
+    dp__mpi_card *all = dp__os_alloc(processes * sizeof *all, _Alignof(dp__mpi_card), NULL);
+    if (all == NULL)
+        return dp__mpi_full();
+    dp_status status = dp__mpi_new(host, config, &comm);
+    status = dp__mpi_agree(by, all, config->local_count, status);
+    if (status == DP_OK && comm != NULL)
+        status = dp__mpi_open_all(comm, by, all);
+    dp__os_free(all, 0, NULL);
+    if (status == DP_OK)
+        *out = &comm->base;
+    else if (comm != NULL)
+        comm->base.ops->close(&comm->base);
+    return status;
+}
+
+static void dp__mpi_close(dp_comm *base)
+{
+    dp__mpi_comm *comm = dp__mpi_of(base);
+    bool good = atomic_load(&comm->line.failed) == DP_OK;
+    dp__mpi_line_close(&comm->line);
+    if (good)
+        dp__mpi_free(comm);
+}
+
+static void dp__mpi_abort(dp_comm *comm)
+{
+    dp__mpi_pass_on(&dp__mpi_of(comm)->line);
+}
+
+static dp_status dp__mpi_poll(dp_comm *comm)
+{
+    dp__mpi_line *line = &dp__mpi_of(comm)->line;
+    return atomic_load(&line->failed) != DP_OK ? dp__mpi_failure(line) : dp__mpi_hear(line);
+}
+
+DP_API const dp_coll_ops *dp_mpi_coll(void)
+{
+    static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
+                                    .name = "MPI",
+                                    .fits = dp__mpi_fits,
+                                    .open = dp__mpi_open,
+                                    .close = dp__mpi_close,
+                                    .all_reduce = dp__mpi_all_reduce,
+                                    .broadcast = dp__mpi_broadcast,
+                                    .all_gather = dp__mpi_all_gather,
+                                    .reduce_scatter = dp__mpi_reduce_scatter,
+                                    .all_to_all = dp__mpi_all_to_all,
+                                    .abort = dp__mpi_abort,
+                                    .poll = dp__mpi_poll};
+    return &ops;
+}
+
+static const dp__mpi_place dp__mpi_here = {dp__mpi_join, dp__mpi_line_leave, dp__mpi_line_gather,
+                                           dp_mpi_coll};
+static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
+
+#endif /* DP_IMPLEMENTATION && !DP_MPI_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,775 @@
+/* test_mpi.c - dp_mpi.h, in processes that mpirun has started.
+
+   The suite for all tables (test_coll.c) runs over MPI; what is larger than a piece; how processes
+   meet, by the launcher's word, by a communicator, with any level of threads; and that whoever
+   waits for a process that does not come says so. Runs once with each MPI that there is. */
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "launched.h"
+
+/* ---- under mpirun ---------------------------------------------------------------------------- */
+
+#if defined(OPEN_MPI)
+#define MPIRUN      "mpirun.openmpi --allow-run-as-root --oversubscribe --bind-to none"
+#define OTHER_RUN   "mpirun.mpich"
+#define LAUNCHER    "openmpi"
+#define COUNT_NAMED "OMPI_COMM_WORLD_SIZE"
+#define PLACE_NAMED "OMPI_COMM_WORLD_RANK"
+#else
+#define MPIRUN      "mpirun.mpich"
+#define OTHER_RUN   "mpirun.openmpi --allow-run-as-root --oversubscribe"
+#define LAUNCHER    "mpich"
+#define COUNT_NAMED "PMI_SIZE"
+#define PLACE_NAMED "PMI_RANK"
+#endif
+
+enum { NOT_ALLOWED = 77 };
+
+int mpi_process, mpi_process_count;
+
+static mpi_suite *suites;
+
+void mpi_suite_register(mpi_suite *suite)
+{
+    suite->next = suites;
+    suites = suite;
+}
+
+static bool mpi_is_inside(void)
+{
+    const char *place = getenv(PLACE_NAMED), *count = getenv(COUNT_NAMED);
+    if (getenv("TEST_HERE") == NULL) {
+        return false;
+    }
+    if (place != NULL && count != NULL) {
+        mpi_process = atoi(place);
+        mpi_process_count = atoi(count);
+    }
+    return true;
+}
+
+static void a_while(int ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+/* Each process that is through leaves a file in the directory of its test. */
+static int count_through(const char *directory, int processes)
+{
+    int count = 0;
+    for (int p = 0; p < processes; p++) {
+        char path[128];
+        snprintf(path, sizeof path, "%s/%d", directory, p);
+        count += access(path, F_OK) == 0;
+    }
+    return count;
+}
+
+/* The last thing that a process does in a test that leaves MPI in a bad state, where nobody may
+   call MPI_Finalize. All are through before the first ends, since mpirun then ends the others; and
+   MPI, which goes on only while it is called, may still hold a note for one that slept. */
+static void say_through(void)
+{
+    const char *directory = getenv("TEST_HERE");
+    char path[128];
+    int finalised = 1, there;
+    MPI_Finalized(&finalised);
+    CHECK(!finalised);
+    snprintf(path, sizeof path, "%s/%d", directory, mpi_process);
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL);
+    fclose(file);
+    for (int i = 0; i < 2000; i++) {
+        if (count_through(directory, mpi_process_count) == mpi_process_count) {
+            break;
+        }
+        MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE);
+        a_while(10);
+    }
+    _exit(EXIT_SUCCESS);
+}
+
+/* `run` starts so many processes of what follows. All come to their end, and, if it ends well, so
+   does mpirun. */
+static void launch_by(const char *run, const char *name, int processes, bool ends_well)
+{
+    char directory[] = "build/mpirun-XXXXXX", self[256], command[1024];
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(bytes > 0 && mkdtemp(directory) != NULL);
+    self[bytes] = '\0';
+    unsetenv("DP_LAUNCH");
+    setenv("TEST_HERE", directory, 1);
+    snprintf(command, sizeof command, "%s %s mpi/%s", run, self, name);
+    int status = system(command);
+    int count = count_through(directory, processes);
+    snprintf(command, sizeof command, "rm -r %s", directory);
+    CHECK_INT(system(command), 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == NOT_ALLOWED) {
+        SKIP("network namespaces want root, and ip");
+    }
+    CHECK(!ends_well || status == 0);
+    CHECK_INT(count, ends_well ? 0 : processes);
+}
+
+static void launch_here(const char *mpirun, const char *name, int processes, bool ends_well)
+{
+    char run[200];
+    snprintf(run, sizeof run, "%s -np %d", mpirun, processes);
+    launch_by(run, name, processes, ends_well);
+}
+
+static void mpi_launch(const char *name, int processes)
+{
+    launch_here(MPIRUN, name, processes, true);
+}
+
+/* MPI is left in a bad state, and mpirun complains of that. */
+static void mpi_launch_broken(const char *name, int processes)
+{
+    launch_here(MPIRUN, name, processes, false);
+}
+
+/* Half of the processes on each host. */
+static void mpi_launch_apart(const char *name, int processes)
+{
+    char run[100];
+    snprintf(run, sizeof run, "tests/mpi/two_hosts.sh " LAUNCHER " %d", processes / 2);
+    launch_by(run, name, processes, true);
+}
+
+static void mpi_launch_apart_broken(const char *name, int processes)
+{
+    char run[100];
+    snprintf(run, sizeof run, "tests/mpi/two_hosts.sh " LAUNCHER " %d", processes / 2);
+    launch_by(run, name, processes, false);
+}
+
+/* A test that starts itself by mpirun, in so many processes: what follows is what each does. */
+#define MPI_TEST(name, processes) MPI_TEST_UNDER(name, processes, mpi_launch)
+#define MPI_TEST_UNDER(name, processes, launch)                                                    \
+    static void mpi_run_##name(void);                                                              \
+    TEST_OF_TABLE(name, 60)                                                                        \
+    {                                                                                              \
+        if (mpi_is_inside())                                                                       \
+            mpi_run_##name();                                                                      \
+        else                                                                                       \
+            launch(#name, processes);                                                              \
+    }                                                                                              \
+    static void mpi_run_##name(void)
+
+static dp_ctx *open_by_mpi(int device_count, int timeout_ms)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(
+        &(dp_config){.colls = colls, .device_count = device_count, .timeout_ms = timeout_ms},
+        &ctx));
+    return ctx;
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+enum { MANY = 2500003, LOCALS = 2 }; /* several pieces, and a rest */
+
+typedef struct job {
+    dp_ctx *ctx;
+    dp_info info;
+    dp_part parts[LOCALS];
+} job;
+
+static void job_open(job *j)
+{
+    j->ctx = open_by_mpi(1 + mpi_process % LOCALS, 0);
+    CHECK_OK(dp_info_get(j->ctx, &j->info));
+    CHECK_STR(j->info.coll_backend, "MPI");
+}
+
+static void *room(job *j, int local_rank, size_t elements, size_t size)
+{
+    (void)j, (void)local_rank;
+    void *data = calloc(elements + 1, size);
+    CHECK(data != NULL);
+    return data;
+}
+
+/* What a rank has in place i: small enough for sums of halves. */
+static int number_of(int rank, size_t i)
+{
+    return (int)((i * 7 + (size_t)rank * 13) % 31) - 15;
+}
+
+static int sum_of(const job *j, size_t i)
+{
+    int sum = 0;
+    for (int r = 0; r < j->info.rank_count; r++) {
+        sum += number_of(r, i);
+    }
+    return sum;
+}
+
+static void rooms_make(job *j, size_t send, size_t recv)
+{
+    for (int i = 0; i < j->info.local_count; i++) {
+        int32_t *data = room(j, i, send, sizeof(int32_t));
+        for (size_t k = 0; k < send; k++) {
+            data[k] = number_of(j->info.rank_first + i, k);
+        }
+        j->parts[i] = (dp_part){.send = data, .recv = data};
+        if (recv > 0) {
+            j->parts[i].recv = room(j, i, recv, sizeof(int32_t));
+        }
+    }
+}
+
+static void rooms_free(job *j)
+{
+    for (int i = 0; i < j->info.local_count; i++) {
+        void *recv = j->parts[i].recv;
+        uintptr_t send = (uintptr_t)j->parts[i].send;
+        if ((uintptr_t)recv != send) {
+            free(recv);
+        }
+        free((void *)send);
+    }
+}
+
+static const int32_t *got_by(const job *j, int local_rank)
+{
+    return j->parts[local_rank].recv;
+}
+
+MPI_SUITE(sums_of_several_pieces)
+{
+    job j;
+    job_open(&j);
+    for (int in_place = 0; in_place <= 1; in_place++) {
+        rooms_make(&j, MANY, in_place ? 0 : MANY);
+        CHECK_OK(dp_all_reduce(j.ctx, j.parts, MANY, DP_I32, DP_OP_SUM));
+        for (int i = 0; i < j.info.local_count; i++) {
+            for (size_t k = 0; k < MANY; k++) {
+                CHECK_INT(got_by(&j, i)[k], sum_of(&j, k));
+            }
+            CHECK(in_place || got_by(&j, i)[MANY] == 0);
+        }
+        rooms_free(&j);
+    }
+    dp_close(j.ctx);
+}
+
+/* Some want the sum, in one process none does; it is the same, also scaled. */
+MPI_SUITE(sums_that_some_want)
+{
+    job j;
+    job_open(&j);
+    rooms_make(&j, MANY, MANY);
+    for (int wants = 0; wants < mpi_process_count; wants++) {
+        dp_part parts[LOCALS] = {j.parts[0], j.parts[1]};
+        for (int i = 0; i < j.info.local_count; i++) {
+            memset(parts[i].recv, 0, MANY * sizeof(int32_t));
+            if (wants != mpi_process || (wants == 1 && i == 0)) {
+                parts[i].recv = NULL;
+            }
+        }
+        CHECK_OK(dp_all_reduce(j.ctx, parts, MANY, DP_I32, DP_OP_SUM));
+        for (int i = 0; i < j.info.local_count; i++) {
+            for (size_t k = 0; k < MANY; k += 997) {
+                CHECK_INT(got_by(&j, i)[k], parts[i].recv != NULL ? sum_of(&j, k) : 0);
+            }
+        }
+    }
+    rooms_free(&j);
+    dp_close(j.ctx);
+}
+
+/* 2 bytes each where every process has one device, else f32 on the way. */
+MPI_SUITE(halves_of_several_pieces)
+{
+    for (int devices = 1; devices <= LOCALS; devices++) {
+        job j = {.ctx = open_by_mpi(devices, 0)};
+        CHECK_OK(dp_info_get(j.ctx, &j.info));
+        for (int i = 0; i < devices; i++) {
+            uint16_t *data = room(&j, i, MANY, sizeof(uint16_t));
+            for (size_t k = 0; k < MANY; k++) {
+                data[k] = k % 2 ? 0x3f80 : 0x4380; /* 1 and 256 in bf16 */
+            }
+            j.parts[i] = (dp_part){.send = data, .recv = data};
+        }
+        CHECK_OK(dp_all_reduce_scaled(j.ctx, j.parts, MANY, DP_BF16, DP_OP_MEAN, 2));
+        for (size_t k = 0; k < MANY; k++) {
+            const uint16_t *data = j.parts[0].recv;
+            CHECK_INT(data[k], k % 2 ? 0x4000 : 0x4400); /* 2 and 512 */
+        }
+        rooms_free(&j);
+        dp_close(j.ctx);
+    }
+}
+
+MPI_SUITE(moves_of_several_pieces)
+{
+    job j;
+    job_open(&j);
+    size_t each = MANY / 4, ranks = (size_t)j.info.rank_count;
+    rooms_make(&j, MANY, MANY);
+    CHECK_OK(dp_broadcast(j.ctx, j.parts, MANY, DP_I32, j.info.rank_count - 1));
+    for (int i = 0; i < j.info.local_count; i++) {
+        for (size_t k = 0; k < MANY; k++) {
+            CHECK_INT(got_by(&j, i)[k], number_of(j.info.rank_count - 1, k));
+        }
+    }
+    rooms_free(&j);
+    rooms_make(&j, each * ranks, each * ranks);
+    CHECK_OK(dp_all_to_all(j.ctx, j.parts, each, DP_I32));
+    for (int i = 0; i < j.info.local_count; i++) {
+        for (size_t k = 0; k < each * ranks; k++) {
+            size_t own = (size_t)(j.info.rank_first + i) * each;
+            CHECK_INT(got_by(&j, i)[k], number_of((int)(k / each), own + k % each));
+        }
+    }
+    CHECK_OK(dp_all_gather(j.ctx, j.parts, each, DP_I32));
+    for (int i = 0; i < j.info.local_count; i++) {
+        for (size_t k = 0; k < each * ranks; k++) {
+            CHECK_INT(got_by(&j, i)[k], number_of((int)(k / each), k % each));
+        }
+    }
+    CHECK_OK(dp_reduce_scatter(j.ctx, j.parts, each, DP_I32, DP_OP_SUM));
+    for (int i = 0; i < j.info.local_count; i++) {
+        for (size_t k = 0; k < each; k++) {
+            size_t own = (size_t)(j.info.rank_first + i) * each;
+            CHECK_INT(got_by(&j, i)[k], sum_of(&j, own + k));
+        }
+    }
+    rooms_free(&j);
+    dp_close(j.ctx);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+enum { UNITS = 5, UNIT = 60000 };
+
+/* The courier's communicator and the caller's, at the same time. */
+static void check_reducer(dp_ctx *ctx)
+{
+    static float gradients[LOCALS][UNITS * UNIT];
+    void *local[LOCALS] = {gradients[0], gradients[1]};
+    dp_block block = {DP_F32, UNITS * UNIT, local};
+    dp_range ranges[UNITS];
+    dp_reducer *reducer;
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    for (uint32_t u = 0; u < UNITS; u++) {
+        ranges[u] = (dp_range){0, u, u * UNIT, UNIT};
+    }
+    const dp_reducer_config config = {.blocks = &block,
+                                      .block_count = 1,
+                                      .ranges = ranges,
+                                      .range_count = UNITS,
+                                      .reduction = DP_MEAN_RANKS,
+                                      .first_bucket_bytes = 1,
+                                      .bucket_bytes = 1};
+    CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
+    for (int pass = 0; pass < 4; pass++) {
+        float other[LOCALS] = {1, 1};
+        dp_part parts[LOCALS];
+        CHECK_OK(dp_reducer_begin(reducer, NULL));
+        for (uint32_t u = UNITS; u-- > 0;) {
+            for (int i = 0; i < info.local_count; i++) {
+                for (size_t k = 0; k < UNIT; k++) {
+                    gradients[i][u * UNIT + k] =
+                        (float)(number_of(info.rank_first + i, k) * info.rank_count);
+                }
+                CHECK_OK(dp_reducer_ready(reducer, i, u, NULL));
+                parts[i] = (dp_part){.send = &other[i], .recv = &other[i]};
+            }
+            CHECK_OK(dp_all_reduce(ctx, parts, 1, DP_F32, DP_OP_MAX)); /* beside it */
+        }
+        CHECK_OK(dp_reducer_finish(reducer));
+        for (size_t k = 0; k < UNITS * UNIT; k++) {
+            int sum = 0;
+            for (int r = 0; r < info.rank_count; r++) {
+                sum += number_of(r, k % UNIT);
+            }
+            CHECK_F64(gradients[info.local_count - 1][k], sum, 0);
+        }
+    }
+    CHECK_OK(dp_reducer_destroy(reducer));
+}
+
+MPI_SUITE(gradients_travel_beside_other_collectives)
+{
+    job j;
+    job_open(&j);
+    check_reducer(j.ctx);
+    dp_close(j.ctx);
+}
+
+/* ---- meeting --------------------------------------------------------------------------------- */
+
+MPI_SUITE(one_machine_shares_memory)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.coll_backend, "shared memory");
+    CHECK_STR(info.launcher, LAUNCHER);
+    CHECK_INT(info.process, mpi_process);
+    CHECK_INT(info.process_count, mpi_process_count);
+    CHECK_INT(info.machine_process_count, mpi_process_count);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+MPI_SUITE(several_machines_have_mpi)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    setenv("DP_MACHINE", mpi_process == 0 ? "a" : "b", 1);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    unsetenv("DP_MACHINE");
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.coll_backend, "MPI");
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+MPI_SUITE(who_wants_no_launcher_is_alone)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    setenv("DP_LAUNCH", "none", 1);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    unsetenv("DP_LAUNCH");
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process_count, 1);
+    dp_close(ctx);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2, .local_only = true}, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process_count, 1);
+    dp_close(ctx);
+}
+
+MPI_SUITE(mpi_by_name)
+{
+    dp_ctx *ctx;
+    dp_info info;
+    setenv("DP_LAUNCH", "mpi", 1);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    unsetenv("DP_LAUNCH");
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_STR(info.launcher, "mpi");
+    CHECK_INT(info.process_count, mpi_process_count);
+    dp_close(ctx);
+}
+
+/* In the order of the communicator, which stays as it was; and alone, in one of one process. */
+MPI_SUITE(a_communicator_of_the_users)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    dp_config config = {.colls = colls, .device_count = 1};
+    dp_ctx *ctx;
+    dp_info info;
+    MPI_Comm turned;
+    int sum = 1;
+    MPI_Comm_split(MPI_COMM_WORLD, 0, -mpi_process, &turned);
+    CHECK_OK(dp_mpi_bootstrap((int)MPI_Comm_c2f(turned), &config.bootstrap));
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process, mpi_process_count - 1 - mpi_process);
+    CHECK_STR(info.coll_backend, "MPI");
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+    MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, turned);
+    CHECK_INT(sum, mpi_process_count);
+    MPI_Comm_free(&turned);
+    config.colls = NULL;
+    CHECK_OK(dp_mpi_bootstrap((int)MPI_Comm_c2f(MPI_COMM_SELF), &config.bootstrap));
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process_count, 1);
+    dp_close(ctx);
+    CHECK_ERROR(dp_mpi_bootstrap((int)MPI_Comm_c2f(MPI_COMM_NULL), &config.bootstrap),
+                DP_ERR_INVALID, "MPI_COMM_NULL");
+    CHECK_ERROR(dp_mpi_bootstrap(0, NULL), DP_ERR_INVALID, "out");
+}
+
+MPI_SUITE(jobs_are_told_apart)
+{
+    dp_ctx *ctx = NULL;
+    dp_config config = {.device_count = 1, .job = mpi_process == 0 ? "train" : "test"};
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_MISMATCH, "in the same order");
+    config.job = "train";
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_close(ctx);
+}
+
+/* Several contexts at a time, each with lines of its own. */
+MPI_SUITE(two_contexts)
+{
+    dp_ctx *a = open_by_mpi(1, 0), *b = open_by_mpi(2, 0);
+    check_reducer(b);
+    CHECK_OK(dp_barrier(a));
+    dp_close(a);
+    CHECK_OK(dp_barrier(b));
+    dp_close(b);
+}
+
+/* MPI is not initialised for a job of one process, and finalised at the end of this one. */
+MPI_TEST(all_suites, 3)
+{
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
+    for (const mpi_suite *suite = suites; suite != NULL; suite = suite->next) {
+        if (mpi_process == 0) {
+            printf("%s\n", suite->name);
+        }
+        suite->run();
+    }
+}
+
+MPI_TEST(one_process_needs_no_mpi, 1)
+{
+    dp_ctx *ctx;
+    int there = 1;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    MPI_Initialized(&there);
+    CHECK_INT(there, 0);
+    dp_bootstrap boot;
+    CHECK_ERROR(dp_mpi_bootstrap(0, &boot), DP_ERR_STATE, "not initialised");
+    dp_close(ctx);
+}
+
+/* What the program has initialised is not finalised; one thread is enough to meet, and to share
+   memory, and not for the table. */
+MPI_TEST(a_program_with_mpi_of_its_own, 2)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    dp_ctx *ctx;
+    int level, over = 1, sum = 1;
+    MPI_Init(NULL, NULL);
+    MPI_Query_thread(&level);
+    CHECK(level < MPI_THREAD_SERIALIZED);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .colls = colls}, &ctx), DP_ERR_UNSUPPORTED,
+                "ask MPI_Init_thread");
+    MPI_Finalized(&over);
+    CHECK_INT(over, 0);
+    MPI_Allreduce(MPI_IN_PLACE, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    CHECK_INT(sum, 2);
+    MPI_Finalize();
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1}, &ctx), DP_ERR_STATE, "finalised");
+}
+
+MPI_TEST(calls_that_exclude_each_other, 2)
+{
+    int level;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    CHECK(level >= MPI_THREAD_SERIALIZED);
+    dp_ctx *ctx = open_by_mpi(2, 0);
+    check_reducer(ctx);
+    dp_close(ctx);
+    MPI_Finalize();
+}
+
+/* ---- two hosts ------------------------------------------------------------------------------- */
+
+/* Both see one memory, and think that they are one machine. */
+static void be_on_a_host(void)
+{
+    char net[64] = "";
+    CHECK(readlink("/proc/self/ns/net", net, sizeof net - 1) > 0);
+    setenv("DP_MACHINE", net, 1);
+}
+
+MPI_TEST_UNDER(two_hosts, 4, mpi_launch_apart)
+{
+    job j;
+    be_on_a_host();
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1 + mpi_process % LOCALS}, &j.ctx));
+    CHECK_OK(dp_info_get(j.ctx, &j.info));
+    CHECK_STR(j.info.coll_backend, "MPI");
+    CHECK_INT(j.info.machine_process_count, 2);
+    CHECK_INT(j.info.machine_process, mpi_process % 2);
+    rooms_make(&j, MANY, 0);
+    CHECK_OK(dp_all_reduce(j.ctx, j.parts, MANY, DP_I32, DP_OP_SUM));
+    for (size_t k = 0; k < MANY; k++) {
+        CHECK_INT(got_by(&j, 0)[k], sum_of(&j, k));
+    }
+    rooms_free(&j);
+    check_reducer(j.ctx);
+    dp_close(j.ctx);
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------- */
+
+static dp_status add_up(dp_ctx *ctx, size_t count)
+{
+    static float data[1 << 20];
+    const dp_part part = {.send = data, .recv = data};
+    return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
+}
+
+/* Also a large one, of which some pieces have been given to MPI. */
+MPI_TEST_UNDER(who_does_not_come_is_named, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = open_by_mpi(1, 400);
+    dp_failure_info failure;
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process == 1) {
+        a_while(3000);
+    }
+    CHECK_ERROR(add_up(ctx, 1 << 20), DP_ERR_TIMEOUT,
+                "collective 2, all_reduce of 1048576 f32 (sum): process 1 of 3 (rank 1) did not "
+                "come within 400 ms");
+    CHECK_STATUS(dp_barrier(ctx), DP_ERR_TIMEOUT);
+    CHECK(dp_failure(ctx, &failure));
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+MPI_TEST_UNDER(who_does_not_come_from_another_host, 2, mpi_launch_apart_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = NULL;
+    be_on_a_host();
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 400}, &ctx));
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process == 1) { /* what is small has been sent, and may do still */
+        a_while(2500);
+        dp_status status = add_up(ctx, 25);
+        CHECK(status == DP_OK || status == DP_ERR_TIMEOUT);
+    }
+    CHECK_ERROR(add_up(ctx, 25), DP_ERR_TIMEOUT,
+                "collective 2, all_reduce of 25 f32 (sum): process 1 of 2 (rank 1) did not come "
+                "within 400 ms");
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+/* Who waits, but not for as long as the others, answers them. */
+MPI_TEST_UNDER(who_has_come_is_not_named, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = open_by_mpi(1, 1500);
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process > 0) {
+        a_while(mpi_process == 1 ? 4000 : 1600);
+    }
+    CHECK_ERROR(add_up(ctx, 1 << 20), DP_ERR_TIMEOUT,
+                "process 1 of 3 (rank 1) did not come within 1500 ms");
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+static void *abort_soon(void *ctx)
+{
+    a_while(200);
+    dp_abort(ctx, DP_ERR_ABORTED, "somebody has pressed a key");
+    return NULL;
+}
+
+MPI_TEST_UNDER(an_abort_ends_ones_own_wait, 2, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = open_by_mpi(1, 40000);
+    pthread_t thread;
+    time_t start = time(NULL);
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process == 0) {
+        CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
+    } else {
+        a_while(1500);
+    }
+    CHECK_ERROR(add_up(ctx, 1 << 20), DP_ERR_ABORTED, "somebody has pressed a key");
+    CHECK(time(NULL) - start < 20);
+    if (mpi_process == 0) {
+        CHECK_INT(pthread_join(thread, NULL), 0);
+    }
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+/* The one that says it is not in a collective; the others wait, and hear why. */
+MPI_TEST_UNDER(who_aborts_says_why, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = open_by_mpi(1, 20000);
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process == 2) {
+        a_while(100);
+        dp_abort(ctx, DP_ERR_ABORTED, "the %s is full", "disk");
+        CHECK_ERROR(add_up(ctx, 25), DP_ERR_ABORTED, "the disk is full");
+    } else {
+        CHECK_ERROR(add_up(ctx, 25), DP_ERR_ABORTED,
+                    "process 2 of 3 (rank 2) failed: the disk is full");
+    }
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+MPI_TEST_UNDER(who_is_in_something_else_is_named, 2, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = open_by_mpi(1, 400);
+    static int32_t numbers[1000];
+    const dp_part part = {.send = numbers, .recv = numbers};
+    CHECK_OK(add_up(ctx, 25));
+    dp_status status = mpi_process == 0 ? add_up(ctx, 1 << 20)
+                                        : dp_broadcast(ctx, &part, 1000, DP_I32, 0);
+    CHECK(status == DP_ERR_TIMEOUT || status == DP_ERR_REMOTE); /* some MPIs see it at once */
+    CHECK_ERROR(status, status, "all must make the same calls in the same order");
+    CHECK_ERROR(status, status, "broadcast of 1000 i32 (root 0)");
+    CHECK_ERROR(status, status, "all_reduce of 1048576 f32 (sum)");
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+MPI_TEST_UNDER(who_does_not_open_is_missed, 2, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = NULL;
+    int level;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    if (mpi_process == 0) {
+        CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 300}, &ctx),
+                    DP_ERR_TIMEOUT, "not all came within 300 ms");
+    }
+    exit(EXIT_SUCCESS);
+}
+
+/* A failure that only one has, before all are in: the others are told. */
+MPI_TEST_UNDER(who_cannot_open_tells_the_others, 3, mpi_launch)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    dp_config config = {.colls = colls, .device_count = mpi_process == 1 ? -1 : 1};
+    CHECK_STATUS(dp_open(&config, &ctx), mpi_process == 1 ? DP_ERR_INVALID : DP_ERR_REMOTE);
+    config.device_count = 1;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+/* Built with one MPI, started by another's mpirun: each process would be a world of one. */
+static void launch_by_the_other(const char *name, int processes)
+{
+    if (system("command -v " OTHER_RUN " >/dev/null") != 0) {
+        SKIP("there is no other MPI");
+    }
+    launch_here(OTHER_RUN, name, processes, true);
+}
+
+MPI_TEST_UNDER(another_mpis_mpirun, 2, launch_by_the_other)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1}, &ctx), DP_ERR_MISMATCH,
+                "has started 2 processes");
+}
