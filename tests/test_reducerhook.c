@@ -279,6 +279,7 @@ static dp_ctx *open_counted(meeting *m, int device_count)
     dp_ctx *ctx = NULL;
     ops.open = counted_open;
     config.colls = colls;
+    config.thread_count = device_count; /* whatever this process' share of the machine is */
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }
