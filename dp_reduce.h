@@ -1000,10 +1000,10 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
 }
 
 /* ==== >>courier ================================================================================
-   A thread of its own carries the buckets of one reducer, strictly in their order, each as soon as
-   all local ranks have reported what is in it. It has a communicator of its own and streams of its
-   own, and leaves the workers to the caller. Streams on which units were reported it need not wait
-   for: all devices are the host's, whose work is done when a call returns.
+   A thread of its own carries the buckets of one pass at a time, strictly in their order, each as
+   soon as all local ranks have reported what is in it. It has a communicator and streams of its
+   own, and leaves the workers to the caller. It need not wait for streams: all devices are the
+   host's, whose work is done when a call returns.
 
    Whose pass rides is decided by begin and finish alone, which every process calls in the same
    order: the oldest one, until it has finished, and then the next. One that finishes while an older
@@ -1034,11 +1034,8 @@ static bool dp__errand_take(dp_ctx *ctx, dp__errand *out)
 static dp_status dp__errand_run(const dp__errand *errand)
 {
     dp_reducer *reducer = errand->reducer;
-    dp_ctx *ctx = reducer->ctx;
-    dp_comm *comm = ctx->courier_comm;
+    dp_comm *comm = reducer->ctx->courier_comm;
     DP_TRY(dp__bucket_travel(reducer, errand->bucket, true, errand->released || reducer->fixed));
-    for (int i = 0; i < ctx->info.local_count; i++)
-        DP_TRY(dp__sync(ctx->courier_streams[i]));
     return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 

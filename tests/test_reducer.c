@@ -1136,6 +1136,8 @@ TEST(calls_in_the_wrong_order)
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
     CHECK_ERROR(dp_reducer_ready(g.reducer, 0, 0, NULL), DP_ERR_STATE, "no pass");
     one_pass(&g);
+    CHECK_ERROR(dp_reducer_info_get(g.reducer, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_reducer_bucket_get(g.reducer, 0, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_OK(dp_reducer_destroy(g.reducer));
     CHECK_ERROR(dp_reducer_destroy(g.reducer), DP_ERR_STATE,
                 "dp_reducer_destroy: the reducer was destroyed already");
@@ -1146,6 +1148,7 @@ TEST(calls_in_the_wrong_order)
     CHECK_OK(dp_reducer_destroy(NULL));
     CHECK_ERROR(dp_reducer_begin(NULL, NULL), DP_ERR_INVALID, "dp_reducer_begin: reducer is NULL");
     CHECK_ERROR(dp_reducer_ready(NULL, 0, 0, NULL), DP_ERR_INVALID, "reducer is NULL");
+    CHECK_ERROR(dp_reducer_info_get(NULL, &info), DP_ERR_INVALID, "reducer is NULL");
     g.reducer = NULL;
     grads_end(&g);
 }

@@ -279,6 +279,7 @@ static dp_ctx *open_counted(meeting *m, int device_count)
     dp_ctx *ctx = NULL;
     ops.open = counted_open;
     config.colls = colls;
+    config.thread_count = device_count; /* whatever this process' share of the machine is */
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }
@@ -1323,6 +1324,45 @@ TEST(a_stream_goes_after_its_pass)
     }
     grads_end(&g);
     CHECK_DECORATOR();
+}
+
+/* Calls of the table in a pass of one unit, which travels as it lies. */
+static size_t calls_of_a_pass(meeting *m, dp_reducer_config config)
+{
+    const dp_device_ops *const backends[] = {decorate_device(dp_cpu()), NULL};
+    dp_config open = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    grads g;
+    size_t before = 0, after = 0;
+    open.backends = backends;
+    CHECK_OK(dp_open(&open, &ctx));
+    grads_begin(&g, ctx, 5);
+    config.reduction = DP_SUM;
+    grads_create(&g, config);
+    for (int pass = 0; pass < 2; pass++) { /* regrouped in the first one */
+        before = deco.log_count;
+        CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+        report(&g, 0);
+        CHECK_OK(dp_reducer_finish(g.reducer));
+        after = deco.log_count;
+    }
+    grads_end(&g);
+    CHECK_DECORATOR();
+    return after - before;
+}
+
+/* The caller's streams are the caller's: on the courier ranks speak by plain memory. The table of
+   collectives, which copies here, is called twice more. */
+static void courier_speaks_in_memory(meeting *m)
+{
+    size_t plain = calls_of_a_pass(m, (dp_reducer_config){0});
+    size_t hooked = calls_of_a_pass(m, (dp_reducer_config){.hook = plain_hook});
+    CHECK_INT(hooked - plain, 2 * 4); /* copy_out, copy_in, and a wait for each of them */
+}
+
+TEST(the_courier_leaves_streams_to_the_caller)
+{
+    in_processes(2, courier_speaks_in_memory);
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
