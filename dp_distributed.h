@@ -630,29 +630,33 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
     return dp__reducer_create(fn, face->ctx, &reducer, face->scope, &face->ranks->reducer);
 }
 
+/* `status`: whether there is a wrapper here. */
+static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_module *wrapper,
+                                      const dp_distributed_config *config, dp_status status)
+{
+    dp_ctx *ctx = module->ctx;
+    dp_scope *temp = NULL;
+    DP_TRY(dp__enter(fn, ctx));
+    dp_status begun = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
+    if (begun != DP_OK)
+        return dp__exit(fn, ctx, begun);
+    status = dp__distributed_alike(fn, ctx, temp, module, config, status);
+    if (status == DP_OK)
+        status = dp__distributed_join(fn, temp, wrapper, config);
+    return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
+}
+
 DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                 dp_module **out)
 {
     static const dp_distributed_config zero;
     dp_module *wrapper = NULL;
-    dp_scope *temp = NULL;
     DP_TRY(dp__check_module(__func__, module));
     DP_TRY(dp__check_alone(__func__, module->ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    dp_ctx *ctx = module->ctx;
     config = config != NULL ? config : &zero;
     dp_status status = dp__distributed_make(__func__, module, config, &wrapper);
-    DP_TRY(dp__enter(__func__, ctx));
-    dp_status begun = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
-    if (begun == DP_OK) {
-        status = dp__distributed_alike(__func__, ctx, temp, module, config, status);
-        if (status == DP_OK)
-            status = dp__distributed_join(__func__, temp, wrapper, config);
-        status = dp__temp_end(temp, NULL, status);
-    } else {
-        status = begun;
-    }
-    status = dp__exit(__func__, ctx, status);
+    status = dp__distributed_meet(__func__, module, wrapper, config, status);
     if (status == DP_OK)
         *out = wrapper;
     else if (wrapper != NULL)

@@ -45,7 +45,8 @@ tests() {
     local variant=$1 scale=$2
     shift 2
     build "build/$variant/tests" || return 1
-    TEST_TIMEOUT_SCALE=$scale "$@" "build/$variant/tests" "-j$JOBS" ${T:+"$T"}
+    # Many tests wait for time-outs and for processes of theirs: more of them than cores.
+    TEST_TIMEOUT_SCALE=$scale "$@" "build/$variant/tests" "-j$((2 * JOBS))" ${T:+"$T"}
 }
 
 step_lint() { tests/lint.sh; }

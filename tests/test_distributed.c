@@ -806,6 +806,38 @@ TEST(a_process_that_has_run_out_goes_on)
     in_processes(3, some_have_data);
 }
 
+static dp_status look_only(dp_optim *optim, dp_module *module, dp_pass_config *pass)
+{
+    (void)optim, (void)module;
+    pass->no_grad = true;
+    return DP_OK;
+}
+
+static dp_status update_nothing(dp_optim *optim, dp_module *module)
+{
+    (void)optim, (void)module;
+    return DP_OK;
+}
+
+TEST(an_empty_step_without_gradients_reduces_nothing)
+{
+    static const plan how;
+    static const dp_optim_ops ops = {sizeof(dp_optim_ops), look_only, NULL, update_nothing};
+    dp_optim optim = {&ops};
+    dp_ctx *ctx = open_here(2);
+    dp_module *net = make_net(ctx, &how), *par;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value log;
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    CHECK_OK(forward_and_backward(par, 1, true));
+    CHECK_OK(dp_train_step(par, scope, dp_none(), &optim, &log));
+    check_grads(net, 1, 1); /* of rank 0 alone, as before */
+    CHECK_OK(dp_train_step(par, scope, dp_none(), NULL, &log));
+    check_grads(net, 3, 3);
+    CHECK_ERROR(dp_train_step(net, scope, dp_none(), NULL, &log), DP_ERR_INVALID, "data is none");
+    dp_close(ctx);
+}
+
 TEST(nobody_else_is_asked_in_a_job_of_one)
 {
     dp_ctx *ctx = open_here(2);

@@ -348,7 +348,8 @@ TEST_BACKENDS(one_part_on_several_devices)
     CHECK_INT(mean.as.t->ndim, 0);
 }
 
-/* How many of 32 lists that were changed by hand are read beyond their end, at a cut. */
+/* How many of 32 lists that were changed by hand are read beyond their end, at a cut. What tells them
+   has 12 bits, so that one of them passes once in a hundred runs or two. */
 static int count_believed(dp_module *criterion, dp_scope *scope, dp_value outs, dp_value target)
 {
     static int64_t rows[] = {2, 1, 1};
@@ -388,7 +389,7 @@ TEST_BACKENDS(targets_are_cut_as_the_outputs_were)
     CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, copy, t), dp_none(), NULL,
                           &mean, NULL),
                 DP_ERR_MISMATCH, "the targets make 2 parts, the outputs are 3");
-    CHECK_INT(count_believed(criterion, scope, outs, t), 0);
+    CHECK(count_believed(criterion, scope, outs, t) <= 1);
     CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, t, t), dp_none(), NULL,
                           &mean, NULL),
                 DP_ERR_MISMATCH, "the outputs are a tensor");
