@@ -728,6 +728,32 @@ TEST(copies_on_a_named_stream_come_after_the_compute_streams)
     copy_on_named_streams(decorate_device(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS))));
 }
 
+/* Bytes that lie together on both sides are the table's own copy; what does not, its kernel's. */
+TEST(what_lies_together_is_copied_as_one)
+{
+    test_allocator counter;
+    work w = {.ctx = open_with(decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)), &counter)};
+    dp_tensor x, y, turned;
+    w.scope = dp_scope_begin(w.ctx);
+    CHECK_OK(on_device(&w, 0, 0, &x));
+    CHECK_OK(on_device(&w, 0, 0, &y));
+    CHECK_OK(on_device(&w, 0, 1, &turned));
+    CHECK_OK(dp_fill(w.ctx, &x, dp_int(3)));
+    int copies = deco_calls(DECO_copy), kernels = deco_calls(DECO_kernel);
+    CHECK_OK(dp_copy(w.ctx, &y, &x, NULL));
+    CHECK_INT(deco_calls(DECO_copy), copies + 1);
+    CHECK_INT(deco_calls(DECO_kernel), kernels);
+    CHECK_OK(dp_copy(w.ctx, &turned, &x, NULL));
+    CHECK_INT(deco_calls(DECO_copy), copies + 1);
+    CHECK_INT(deco_calls(DECO_kernel), kernels + 1);
+    CHECK_F64(first_of(&w, &y), 3, 0);
+    CHECK_F64(first_of(&w, &turned), 3, 0);
+    dp_scope_end(w.scope);
+    dp_close(w.ctx);
+    CHECK_NO_LEAKS(&counter);
+    CHECK_DECORATOR();
+}
+
 /* What a collective lacks goes through temporary memory, which was another's on the compute
    stream: the stream that the caller named comes after that. */
 TEST(a_detour_on_a_named_stream_is_ordered)
