@@ -4685,8 +4685,6 @@ DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
     DP_TRY(dp__check_writable(__func__, "dst", dst));
     DP_TRY(dp__check_value(__func__, "number", number));
     DP_TRY(dp__number_bits(ctx, __func__, number, (dp_dtype)dst->dtype, &bits));
-    if (dp__count(dst) == 0)
-        return DP_OK;
     return dp__leave(__func__, ctx, dp__fill_tensor(ctx, device, dst, bits));
 }
 

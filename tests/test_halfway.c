@@ -745,6 +745,87 @@ TEST(a_stream_is_taken_back_after_the_job_failed)
     CHECK_DECORATOR();
 }
 
+static float first_of(const work *w, const dp_tensor *tensor)
+{
+    float numbers[COUNT];
+    CHECK_OK(dp_read(w->ctx, tensor, numbers, sizeof(numbers)));
+    return numbers[0];
+}
+
+static void copy_on_named_streams(const dp_device_ops *ops)
+{
+    test_allocator counter;
+    work w = {.ctx = open_with(ops, &counter)};
+    dp_tensor host, x, y, far;
+    with_streams(&w, true);
+    dp_stream *near = w.streams[0], *there = w.streams[1];
+    w.scope = dp_scope_begin(w.ctx);
+    CHECK_OK(given(&w, 0, &host));
+    CHECK_OK(on_device(&w, 0, 0, &x));
+    CHECK_OK(on_device(&w, 0, 0, &y));
+    CHECK_OK(on_device(&w, 1, 0, &far));
+
+    CHECK_OK(dp_fill(w.ctx, &x, dp_int(5)));
+    CHECK_OK(dp_copy(w.ctx, &host, &x, near)); /* out: the host's side is complete */
+    CHECK_F64(((float *)host.data)[0], 5, 0);
+
+    CHECK_OK(dp_fill(w.ctx, &y, dp_int(6)));
+    CHECK_OK(dp_copy(w.ctx, &y, &host, near)); /* in */
+    CHECK_OK(near->dev->ops->stream_sync(near));
+    CHECK_F64(first_of(&w, &y), 5, 0);
+
+    CHECK_OK(dp_fill(w.ctx, &x, dp_int(7)));
+    CHECK_OK(dp_copy(w.ctx, &y, &x, near)); /* inside */
+    CHECK_OK(near->dev->ops->stream_sync(near));
+    CHECK_F64(first_of(&w, &y), 7, 0);
+
+    CHECK_OK(dp_fill(w.ctx, &x, dp_int(8)));
+    CHECK_OK(dp_fill(w.ctx, &far, dp_int(9)));
+    CHECK_OK(dp_copy(w.ctx, &far, &x, there)); /* to another device */
+    CHECK_OK(there->dev->ops->stream_sync(there));
+    CHECK_F64(first_of(&w, &far), 8, 0);
+
+    dp_scope_end(w.scope);
+    with_streams(&w, false);
+    dp_close(w.ctx);
+    CHECK_NO_LEAKS(&counter);
+    CHECK_DECORATOR();
+}
+
+/* What is on the compute streams of both sides by then comes first, whichever way it goes. */
+TEST(copies_on_a_named_stream_come_after_the_compute_streams)
+{
+    copy_on_named_streams(decorate_device(lazy_device(toy_device())));
+    copy_on_named_streams(decorate_device(lazy_device(reluctant_device(HAS_ALL, ALL_KERNELS))));
+    copy_on_named_streams(decorate_device(lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS))));
+}
+
+/* Bytes that lie together on both sides are the table's own copy; what does not, its kernel's. */
+TEST(what_lies_together_is_copied_as_one)
+{
+    test_allocator counter;
+    work w = {.ctx = open_with(decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)), &counter)};
+    dp_tensor x, y, turned;
+    w.scope = dp_scope_begin(w.ctx);
+    CHECK_OK(on_device(&w, 0, 0, &x));
+    CHECK_OK(on_device(&w, 0, 0, &y));
+    CHECK_OK(on_device(&w, 0, 1, &turned));
+    CHECK_OK(dp_fill(w.ctx, &x, dp_int(3)));
+    int copies = deco_calls(DECO_copy), kernels = deco_calls(DECO_kernel);
+    CHECK_OK(dp_copy(w.ctx, &y, &x, NULL));
+    CHECK_INT(deco_calls(DECO_copy), copies + 1);
+    CHECK_INT(deco_calls(DECO_kernel), kernels);
+    CHECK_OK(dp_copy(w.ctx, &turned, &x, NULL));
+    CHECK_INT(deco_calls(DECO_copy), copies + 1);
+    CHECK_INT(deco_calls(DECO_kernel), kernels + 1);
+    CHECK_F64(first_of(&w, &y), 3, 0);
+    CHECK_F64(first_of(&w, &turned), 3, 0);
+    dp_scope_end(w.scope);
+    dp_close(w.ctx);
+    CHECK_NO_LEAKS(&counter);
+    CHECK_DECORATOR();
+}
+
 /* What a collective lacks goes through temporary memory, which was another's on the compute
    stream: the stream that the caller named comes after that. */
 TEST(a_detour_on_a_named_stream_is_ordered)
