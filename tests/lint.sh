@@ -210,7 +210,8 @@ check_tested() {
 check_semantics() {
     local file name missing=
     while IFS=/ read -r file name; do
-        grep -qsE "^(TEST|MPI_)[A-Z_]*\\($name[,)]" "tests/test_$file.c" "tests/$file/test_$file.c" ||
+        grep -qsE "^(TEST|MPI_)[A-Z_]*\\($name[,)]" "tests/test_$file.c" "tests/$file.h" \
+            "tests/$file/test_$file.c" ||
             missing+="$file/$name "
     done < <(grep -oE '`[a-z]+/[a-z0-9_]+`' tests/SEMANTICS.md | tr -d '`' | sort -u)
     check "tests/SEMANTICS.md names tests that there are" "$missing"

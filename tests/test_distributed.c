@@ -7,7 +7,7 @@
 
 enum { W = 3, V = 70 };
 
-/* ---- a net whose backward adds what it is told -------------------------------------------------
+/* ---- a net whose backward adds what it is told --------------------------------------------------
    Parameters w and v, a buffer that counts; the loss is a number, its gradient is `k` in every
    element of every gradient, times rank + 1.                                                     */
 
@@ -849,7 +849,7 @@ TEST(nobody_else_is_asked_in_a_job_of_one)
     dp_close(ctx);
 }
 
-/* ---- parameters of all kinds ------------------------------------------------------------------
+/* ---- parameters of all kinds --------------------------------------------------------------------
    A parent with a packed child; the child's "w" is the parent's too. Backward adds rank + 1 to all,
    once a name.                                                                                  */
 
@@ -992,7 +992,7 @@ TEST(parameters_of_all_kinds)
     in_processes(2, train_whole_in_processes);
 }
 
-/* ---- a backward that divides by its own rows -------------------------------------------------- */
+/* ---- a backward that divides by its own rows ------------------------------------------------- */
 
 static dp_status mean_forward(dp_call *call)
 {
@@ -1055,7 +1055,7 @@ TEST(means_of_own_rows_are_weighed)
     in_processes(2, means_of_means);
 }
 
-/* ---- who has no part --------------------------------------------------------------------------- */
+/* ---- who has no part ------------------------------------------------------------------------- */
 
 static void few_rows(meeting *m)
 {
@@ -1090,7 +1090,7 @@ TEST(ranks_without_rows_add_nothing)
     in_processes(2, few_rows);
 }
 
-/* ---- containers -------------------------------------------------------------------------------- */
+/* ---- containers ------------------------------------------------------------------------------ */
 
 /* Its group's number, which must be its device's. */
 static dp_status group_forward(dp_call *call)

@@ -348,8 +348,8 @@ TEST_BACKENDS(one_part_on_several_devices)
     CHECK_INT(mean.as.t->ndim, 0);
 }
 
-/* How many of 32 lists that were changed by hand are read beyond their end, at a cut. What tells them
-   has 12 bits, so that one of them passes once in a hundred runs or two. */
+/* How many of 32 lists that were changed by hand are read beyond their end, at a cut. What tells
+   them apart has 12 bits, so one of them passes once in a hundred runs or two. */
 static int count_believed(dp_module *criterion, dp_scope *scope, dp_value outs, dp_value target)
 {
     static int64_t rows[] = {2, 1, 1};
