@@ -1,7 +1,9 @@
 /* test_distributed.c - a module on all ranks of a job: one process or several, each with one device
    or more. */
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include "../examples/custom_device.h"
 #include "grads.h"
 
@@ -637,6 +639,80 @@ TEST_SLOW(the_nth_allocation_fails, 60)
 {
     for (size_t n = 1; survives_allocation(n);)
         n += (size_t)test_stride();
+}
+
+/* What all processes of a test see. */
+typedef struct shared {
+    size_t fail_at; /* of process 1's allocations, from dp_distributed on */
+    bool failed;    /* there was one */
+    dp_status status[2];
+} shared;
+
+static shared *seen;
+
+static void one_has_no_memory(meeting *m)
+{
+    static const plan how;
+    test_allocator counter = {0};
+    dp_config config = config_of(m, 2);
+    dp_ctx *ctx;
+    dp_module *par = NULL;
+    bool any = false;
+    config.colls = NULL;
+    config.poison = true;
+    config.allocator = test_allocator_of(&counter);
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_module *net = make_net(ctx, &how);
+    if (m->process == 1)
+        counter.fail_at = counter.call_count + seen->fail_at;
+    dp_status status = dp_distributed(net, NULL, &par);
+    if (status == DP_OK)
+        status = dp_any(ctx, true, &any);
+    if (status == DP_OK)
+        status = dp_params_compare(par);
+    seen->status[m->process] = status;
+    if (m->process == 1)
+        seen->failed = counter.fail_count > 0;
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
+/* Where one process has no memory, both know, and neither waits for the other. */
+TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
+{
+    int zeros = open("/dev/zero", O_RDWR);
+    seen = mmap(NULL, sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED, zeros, 0);
+    CHECK(seen != MAP_FAILED);
+    do {
+        seen->fail_at += (size_t)test_stride();
+        in_processes(2, one_has_no_memory);
+        CHECK_INT(seen->status[0] != DP_OK, seen->failed);
+        CHECK_INT(seen->status[1] != DP_OK, seen->failed);
+    } while (seen->failed);
+    CHECK(seen->fail_at > 20);
+}
+
+static dp_status ask_together(int rank, dp_scope *scope, void *user)
+{
+    bool any = false;
+    dp_module *net = user, *par;
+    (void)scope;
+    if (rank == 0)
+        return DP_OK;
+    CHECK_ERROR(dp_params_compare(net), DP_ERR_STATE, "dp_params_compare");
+    CHECK_ERROR(dp_any(dp_module_ctx(net), true, &any), DP_ERR_STATE, "dp_any");
+    CHECK_ERROR(dp_distributed(net, NULL, &par), DP_ERR_STATE, "dp_distributed");
+    return DP_OK;
+}
+
+TEST(no_meeting_inside_a_run)
+{
+    static const plan how;
+    dp_ctx *ctx = open_here(2);
+    dp_module *net = make_net(ctx, &how);
+    CHECK_OK(dp_run(ctx, NULL, ask_together, net));
+    CHECK_OK(dp_module_destroy(net));
+    dp_close(ctx);
 }
 
 /* ---- N ranks compute what one computes ------------------------------------------------------- */
