@@ -1,5 +1,5 @@
-/* team.h - tests of inner parts that no public function shows: waits that learn, who takes which part
-   of the work, and how many cores there are. In dp.c, after the implementation. */
+/* team.h - tests of inner parts that no public function shows: waits that learn, who takes which
+   part of the work, and how many cores there are. In dp.c, after the implementation. */
 
 #include <sys/stat.h>
 #include "test.h"
