@@ -1212,7 +1212,7 @@ DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_t
 
 typedef struct dp_pass_config {
     bool no_grad;           /* as without out_pass */
-    bool no_sync;           /* dp_distributed: gradients of this pass stay with their rank */
+    bool no_sync;           /* dp_distributed: gradients stay with their rank; children's too */
     dp_dtype compute_dtype; /* handed on to the methods */
 } dp_pass_config;
 
@@ -1311,6 +1311,7 @@ typedef enum dp_buffer_sync {
 } dp_buffer_sync;
 
 typedef struct dp_distributed_config { /* zero: as torch's DistributedDataParallel */
+    const char *name;                  /* as a child; NULL = "distributed" */
     dp_reduction reduction;            /* 0 = DP_MEAN_RANKS */
     dp_buffer_sync buffers;
     dp_unused unused_params;   /* those whose gradient backward did not ask for are unused */
@@ -1342,6 +1343,10 @@ typedef struct dp_distributed_config { /* zero: as torch's DistributedDataParall
    of all; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM and
    DP_MEAN_SAMPLES would count twice what was reduced already: dp_zero_grad comes before the next
    backward.
+
+   Children that are trained by themselves, a GAN's, are wrapped one by one before they get a parent,
+   each under a name: methods of a plain parent run them forward and backward by dp_call_child and
+   dp_backward.
 
    dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
    and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several

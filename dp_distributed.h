@@ -568,8 +568,9 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                          .sizes = config->sizes,
                                          .weights = config->weights,
                                          .split_count = config->split_count};
+    const char *name = config->name != NULL ? config->name : "distributed";
     DP_TRY(dp__check_distributed(fn, config));
-    DP_TRY(dp__wrapper_make(fn, "distributed", module, DP__FACE_DISTRIBUTED, &parallel, out));
+    DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, out));
     dp__face *face = (*out)->face;
     face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
     if (face->ranks == NULL)

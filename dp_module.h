@@ -1707,6 +1707,7 @@ struct dp_pass {
     const dp__face *face; /* NULL: the module runs where it is, in one record */
     bool keeps;           /* outputs are a list, not gathered */
     bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
+    bool no_sync;         /* as it was asked for, of the children's passes too */
     bool synced;          /* of a face of all ranks: its gradients are reduced */
     bool used;            /* by a backward */
     double factor;        /* of the gradient, where backward does not look at it: mean_grads */
@@ -1848,6 +1849,7 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
                       .scope = request->scope,
                       .face = face,
                       .alone = face == NULL || face->count == 1,
+                      .no_sync = request->config.no_sync,
                       .factor = 1,
                       .count = count,
                       .records = records,
@@ -2249,16 +2251,17 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
         return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no child '%s'", __func__,
                            call->module->name, child);
     }
-    dp__request request = {.fn = __func__,
-                           .module = found->module,
-                           .method = method,
-                           .scope = call->scope,
-                           .args = args,
-                           .kwargs = kwargs,
-                           .config = {.compute_dtype = call->compute_dtype},
-                           .wants_pass = out_pass != NULL,
-                           .outer = call->record,
-                           .child = found};
+    dp__request request = {
+        .fn = __func__,
+        .module = found->module,
+        .method = method,
+        .scope = call->scope,
+        .args = args,
+        .kwargs = kwargs,
+        .config = {.no_sync = call->record->pass->no_sync, .compute_dtype = call->compute_dtype},
+        .wants_pass = out_pass != NULL,
+        .outer = call->record,
+        .child = found};
     return dp__invoke(&request, out, out_pass);
 }
 
@@ -2901,7 +2904,7 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
-    bool wide = module->face != NULL && module->face->count > 1;
+    bool wide = module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL);
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
     if (frame != NULL && frame->record != NULL)
@@ -3775,6 +3778,18 @@ static bool dp__has_foreign(const dp_module *module)
     return found;
 }
 
+/* Inside a replica a wrapper has that one's device alone, and would reduce over nobody. */
+static dp_status dp__check_no_ranks(const dp_module *module)
+{
+    if (module->face != NULL && module->face->ranks != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' reduces over all ranks: no other wrapper goes around it",
+                        module->name);
+    for (size_t i = 0; i < module->child_count; i++)
+        DP_TRY(dp__check_no_ranks(module->children[i].module));
+    return DP_OK;
+}
+
 static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *module,
                                dp__kind_of_face kind, const dp_parallel_config *config,
                                dp__face **out)
@@ -3791,13 +3806,9 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
                        .runs = module,
                        .mean_of_samples = config->mean_of_samples,
                        .foreign = dp__has_foreign(module)};
-    while (face->runs->face != NULL) {
-        if (face->runs->face->ranks != NULL)
-            return dp_error(DP_ERR_UNSUPPORTED,
-                            "'%s' is the outermost wrapper: it reduces over all ranks",
-                            face->runs->name);
+    DP_TRY(dp__check_no_ranks(module));
+    while (face->runs->face != NULL)
         face->runs = face->runs->wraps;
-    }
     if (dp__find_method(face->runs, "forward") == NULL)
         return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
     DP_TRY(dp__face_ranks(fn, face, config));

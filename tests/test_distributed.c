@@ -585,8 +585,10 @@ TEST(what_cannot_be_distributed)
     CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "dim is 99");
     CHECK(par == NULL);
     CHECK_OK(dp_distributed(net, NULL, &par));
-    CHECK_ERROR(dp_data_parallel(par, NULL, &other), DP_ERR_UNSUPPORTED, "outermost");
-    CHECK_ERROR(dp_distributed(par, NULL, &other), DP_ERR_UNSUPPORTED, "outermost");
+    CHECK_ERROR(dp_data_parallel(par, NULL, &other), DP_ERR_UNSUPPORTED,
+                "no other wrapper goes around it");
+    CHECK_ERROR(dp_distributed(par, NULL, &other), DP_ERR_UNSUPPORTED,
+                "no other wrapper goes around it");
     CHECK(other == NULL);
     CHECK(dp_wrapper_reducer(net) == NULL && dp_wrapper_reducer(NULL) == NULL);
     CHECK_OK(dp_data_parallel(net, NULL, &other));
@@ -1204,4 +1206,66 @@ TEST(groups_of_a_container_go_to_devices)
     CHECK_F64(dp_at(out, 0).as.f, 10, 0);
     CHECK_F64(dp_at(out, 1).as.f, 20, 0);
     dp_close(ctx);
+}
+
+/* ---- children that are trained by themselves ---------------------------------------------------
+   As in a GAN: the method of the parent runs each of them forward and backward when it likes. */
+
+static dp_status train_child(dp_call *call, const char *child, double k)
+{
+    dp_pass *pass = NULL;
+    dp_value out;
+    DP_TRY(dp_call_child(call, child, "forward", call->args, call->kwargs, &out, &pass));
+    return dp_backward(pass, dp_float(k), NULL);
+}
+
+static dp_status pair_step(dp_call *call)
+{
+    DP_TRY(train_child(call, "right", 1));
+    DP_TRY(train_child(call, "left", 10));
+    DP_TRY(train_child(call, "right", 2));
+    call->out = dp_none();
+    return DP_OK;
+}
+
+static void train_pair(meeting *m)
+{
+    double mean = (devices_each * 2 + 1) / 2.0;
+    static const plan how;
+    static const dp_method methods[] = {{"train_step", pair_step}};
+    dp_ctx *ctx = open_over_shm(m, devices_each);
+    dp_module *nets[2], *children[2], *pair, *around;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass; /* of the parent: else there are no gradients inside */
+    dp_value out;
+    for (int i = 0; i < 2; i++) {
+        dp_distributed_config config = {.name = i == 0 ? "left" : "right"};
+        nets[i] = make_net(ctx, &how);
+        CHECK_OK(dp_distributed(nets[i], &config, &children[i]));
+    }
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "pair",
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .children = children,
+                                                  .child_count = 2},
+                              &pair));
+    CHECK_OK(dp_invoke(pair, "train_step", scope, dp_none(), a_part_each(ctx, scope), NULL, &out,
+                       &pass));
+    check_grads(nets[0], 10 * mean, 10 * mean);
+    check_grads(nets[1], 3 * mean, 3 * mean);
+    CHECK_ERROR(dp_data_parallel(pair, NULL, &around), DP_ERR_UNSUPPORTED, "'left' reduces");
+    CHECK_OK(dp_zero_grad(pair));
+    CHECK_OK(dp_invoke(pair, "train_step", scope, dp_none(), a_part_each(ctx, scope),
+                       &(dp_pass_config){.no_sync = true}, &out, &pass)); /* of both children */
+    int own = info_here(ctx).rank_first + 1;
+    check_grads(nets[0], 10 * own, 10 * own);
+    check_grads(nets[1], 3 * own, 3 * own);
+    dp_close(ctx);
+}
+
+TEST(children_may_be_distributed_each_by_itself)
+{
+    for (devices_each = 1; devices_each < 4; devices_each++)
+        in_processes(2, train_pair);
 }
