@@ -211,7 +211,7 @@ $(SIM) build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%.c Makefile build
 build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	@echo "$(CC) $<"
-	@$(CC) -std=c11 $(CFLAGS_gcc) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< -o $@ $(LIBS)
+	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< -o $@ $(LIBS)
 
 $(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \

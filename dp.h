@@ -1310,9 +1310,10 @@ typedef enum dp_buffer_sync {
     DP_BUFFERS_LOCAL  /* each rank keeps its own */
 } dp_buffer_sync;
 
-typedef struct dp_distributed_config { /* zero: as torch's DistributedDataParallel */
-    const char *name;                  /* as a child; NULL = "distributed" */
-    dp_reduction reduction;            /* 0 = DP_MEAN_RANKS */
+/* Zero: as torch's DistributedDataParallel. */
+typedef struct dp_distributed_config {
+    const char *name;       /* as a child; NULL = "distributed" */
+    dp_reduction reduction; /* 0 = DP_MEAN_RANKS */
     dp_buffer_sync buffers;
     dp_unused unused_params;   /* those whose gradient backward did not ask for are unused */
     bool log_unused;           /* say at error level which those are, at each backward */
@@ -1344,9 +1345,9 @@ typedef struct dp_distributed_config { /* zero: as torch's DistributedDataParall
    DP_MEAN_SAMPLES would count twice what was reduced already: dp_zero_grad comes before the next
    backward.
 
-   Children that are trained by themselves, a GAN's, are wrapped one by one before they get a parent,
-   each under a name: methods of a plain parent run them forward and backward by dp_call_child and
-   dp_backward.
+   Children that are trained by themselves, a GAN's, are wrapped one by one before they get a
+   parent, each under a name: methods of a plain parent run them forward and backward by
+   dp_call_child and dp_backward.
 
    dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
    and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several

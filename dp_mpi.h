@@ -880,7 +880,7 @@ typedef struct dp__mpi_steps {
 
 static dp__mpi_comm *dp__mpi_of(dp_comm *comm)
 {
-    return (dp__mpi_comm *)comm;
+    return (void *)comm;
 }
 
 static dp__mpi_slot *dp__mpi_slot_of(const dp__mpi_call *call, size_t step)

@@ -224,7 +224,8 @@ output_matches() {
 
 step_examples() {
     local source name want got devices
-    build all
+    # That they run is the question here, not how fast: each compiles the whole implementation.
+    build all EXAMPLES_EXTRA="-O1 -Wno-null-dereference"
     for source in examples/*.c; do
         name=$(basename "$source" .c)
         devices=
