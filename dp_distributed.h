@@ -145,7 +145,7 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
 /* ==== >>units ==================================================================================
    A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
    reducer, its parameters the units; what is between two parameters of a run belongs to the first
-   of them, so that a bucket is one span where memory is.                                        */
+   of them, so that a bucket is one span where memory is. Runs are the same on all ranks.       */
 
 #define DP__NO_UNIT UINT32_MAX
 
@@ -160,7 +160,6 @@ struct dp__distributed {
     uint32_t *names;    /* by unit: slots that share it */
     uint32_t *said;     /* local ranks by units: names that dp_grad_ready said in this pass */
     double *samples;    /* by local rank, of this pass */
-    dp_tensor *aside;   /* by local rank: where that gets what another one has already */
     uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;       /* they hold what was reduced */
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
@@ -216,7 +215,7 @@ static dp_status dp__units_number(dp__face *face)
     return DP_OK;
 }
 
-/* Lots and runs are both in the order of dtypes and memory. */
+/* Lots and runs are in the same order. */
 static void dp__units_place(const dp__face *face, const dp__lot *lots, dp_range *out)
 {
     const dp_module *inner = face->inner;
@@ -248,7 +247,7 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
     if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
-    (void)dp__lots_collect(inner, DP__GRADS, lots);
+    (void)dp__lots_collect(face, DP__GRADS, lots);
     dp__units_place(face, lots, ranges);
     for (size_t i = 0; i < runs->count; i++)
         blocks[i] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
@@ -267,20 +266,21 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 /* ---- parameters and buffers ------------------------------------------------------------------ */
 
 /* Part of a run on all local ranks, in place. Those that see the memory of the first one receive
-   aside. */
-static void dp__run_parts(const dp__face *face, const dp__range *run, size_t first, dp_part *out)
+   aside, what that one has already. */
+static void dp__run_parts(const dp__face *face, const dp__range *run, size_t first,
+                          const dp_tensor *aside, dp_part *out)
 {
     size_t offset = first * dp__dtype_sizes[run->dtype];
     for (size_t r = 0; r < face->count; r++) {
         bool shared = r > 0 && run->at[r] == run->at[0];
-        void *at = shared ? face->ranks->aside[r].data : (char *)run->at[r] + offset;
+        void *at = shared ? aside[r].data : (char *)run->at[r] + offset;
         out[r] = (dp_part){.send = at, .recv = at};
     }
 }
 
 /* What is of a sort becomes the same on all ranks: that of rank 0, or the mean. */
 static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
-                                 dp__sort sort, bool mean)
+                                 dp__sort sort, const dp_tensor *aside, bool mean)
 {
     dp_part *parts = dp__array(temp, face->count, sizeof *parts);
     if (parts == NULL)
@@ -290,7 +290,7 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
         size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
         for (size_t first = 0; first < (size_t)run->count; first += count) {
             count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
-            dp__run_parts(face, run, first, parts);
+            dp__run_parts(face, run, first, aside, parts);
             dp__coll coll = {.fn = fn,
                              .ctx = face->ctx,
                              .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE
@@ -307,9 +307,8 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
 }
 
 /* Room for what ranks receive aside: parameters of replicas that share them. */
-static dp_status dp__aside_make(const dp__face *face, dp_scope *temp)
+static dp_status dp__aside_make(const dp__face *face, dp_scope *temp, dp_tensor **out)
 {
-    dp__distributed *ranks = face->ranks;
     const dp__ranges *runs = &face->ranges[DP__PARAMS];
     int64_t most = 0;
     for (size_t i = 0; i < runs->count; i++) {
@@ -317,22 +316,23 @@ static dp_status dp__aside_make(const dp__face *face, dp_scope *temp)
         most = bytes > most ? bytes : most;
     }
     most = most < DP__COALESCE_BYTES ? most : DP__COALESCE_BYTES;
-    ranks->aside = dp__array(temp, face->count, sizeof *ranks->aside);
-    if (ranks->aside == NULL)
+    dp_tensor *aside = dp__array(temp, face->count, sizeof *aside);
+    if (aside == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parts", face->count);
     for (size_t r = 1; r < face->count && most > 0; r++)
         if (dp__replica_sees(face, r))
-            DP_TRY(
-                dp__tensor_make(temp, &face->ctx->devices[r], DP_U8, 1, &most, &ranks->aside[r]));
+            DP_TRY(dp__tensor_make(temp, &face->ctx->devices[r], DP_U8, 1, &most, &aside[r]));
+    *out = aside;
     return DP_OK;
 }
 
 /* All ranks start with the numbers of rank 0. */
 static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope *temp)
 {
-    DP_TRY(dp__aside_make(face, temp));
-    DP_TRY(dp__runs_spread(fn, face, temp, DP__PARAMS, false));
-    DP_TRY(dp__runs_spread(fn, face, temp, DP__BUFFERS, false));
+    dp_tensor *aside = NULL;
+    DP_TRY(dp__aside_make(face, temp, &aside));
+    DP_TRY(dp__runs_spread(fn, face, temp, DP__PARAMS, aside, false));
+    DP_TRY(dp__runs_spread(fn, face, temp, DP__BUFFERS, aside, false));
     for (size_t r = 0; r < face->count; r++) /* `aside` is read until then */
         DP_TRY(dp__sync(face->ctx->devices[r].stream));
     dp__changed(face->inner);
@@ -368,7 +368,8 @@ static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool sy
     DP_TRY(dp__enter(fn, ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
     if (status == DP_OK)
-        status = dp__runs_spread(fn, face, temp, DP__BUFFERS, ranks->buffers == DP_BUFFERS_MEAN);
+        status =
+            dp__runs_spread(fn, face, temp, DP__BUFFERS, NULL, ranks->buffers == DP_BUFFERS_MEAN);
     status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
     return dp__exit(fn, ctx, dp__shared_failure(ctx, status));
 }

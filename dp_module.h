@@ -1369,9 +1369,11 @@ struct dp__face {
 typedef struct dp__lot { /* one parameter that is laid out */
     dp_dtype dtype;
     size_t bytes, home;
-    char *at;      /* in the original */
-    bool foreign;  /* that is the user's memory: what lies in a gap is not ours */
-    size_t offset; /* in a replica's block of its dtype */
+    char *at;          /* in the original */
+    bool foreign;      /* that is the user's memory: what lies in a gap is not ours */
+    size_t offset;     /* in a replica's block of its dtype */
+    const void *party; /* only with the same one it makes a run; see dp__lots_align */
+    size_t run;        /* the first home of its run */
 } dp__lot;
 
 static int dp__lot_order(const void *a, const void *b)
@@ -1387,7 +1389,7 @@ static bool dp__lot_follows(const dp__lot *lot, const dp__lot *before)
 {
     bool padded = !lot->foreign && !before->foreign;
     const char *end = before->at + before->bytes;
-    return lot->dtype == before->dtype &&
+    return lot->dtype == before->dtype && lot->party == before->party &&
            (lot->at == end || (padded && lot->at > end && lot->at < end + DP__PARAM_ALIGN));
 }
 
@@ -1505,9 +1507,39 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lot
     return DP_OK;
 }
 
-/* Parameters lie in their blocks the last one first, so they mostly come in order. */
-static size_t dp__lots_collect(const dp_module *inner, dp__sort sort, dp__lot *lots)
+static int dp__lot_run_order(const void *a, const void *b)
 {
+    const dp__lot *x = a, *y = b;
+    if (x->dtype != y->dtype || x->run == y->run)
+        return dp__lot_order(a, b);
+    return x->run < y->run ? -1 : 1;
+}
+
+/* For ranks, which have to make the same runs in the same order, wherever memory lies: that of the
+   user's makes one in a packed module only, and runs come as their parameters are listed. */
+static void dp__lots_align(const dp_module *inner, dp__lot *lots, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const dp__param *root = dp__root(inner->slots[inner->listed[lots[i].home]]);
+        const void *own = root->owner->packed ? (const void *)root->owner : root;
+        lots[i].party = lots[i].foreign ? own : NULL;
+    }
+    for (size_t i = 0, run = 0; i < count; i += run) {
+        size_t first = lots[i].home;
+        run = dp__lots_run(lots, i, count);
+        for (size_t k = i; k < i + run; k++)
+            first = lots[k].home < first ? lots[k].home : first;
+        for (size_t k = i; k < i + run; k++)
+            lots[k].run = first;
+    }
+    if (count > 0)
+        qsort(lots, count, sizeof *lots, dp__lot_run_order);
+}
+
+/* Parameters lie in their blocks the last one first, so they mostly come in order. */
+static size_t dp__lots_collect(const dp__face *face, dp__sort sort, dp__lot *lots)
+{
+    const dp_module *inner = face->inner;
     size_t count = 0;
     bool in_order = true;
     for (size_t home = inner->listed_count; home-- > 0;) {
@@ -1524,13 +1556,15 @@ static size_t dp__lots_collect(const dp_module *inner, dp__sort sort, dp__lot *l
     }
     if (!in_order)
         qsort(lots, count, sizeof *lots, dp__lot_order);
+    if (face->kind == DP__FACE_DISTRIBUTED)
+        dp__lots_align(inner, lots, count);
     return count;
 }
 
 /* `lots` has room for all that the module lists. */
 static dp_status dp__lay_sort(dp__face *face, dp__sort sort, dp__lot *lots)
 {
-    size_t count = dp__lots_collect(face->inner, sort, lots), runs = 0;
+    size_t count = dp__lots_collect(face, sort, lots), runs = 0;
     dp__lots_place(lots, count);
     for (size_t i = 0; i < count; i += dp__lots_run(lots, i, count))
         runs++;

@@ -1269,3 +1269,62 @@ TEST(children_may_be_distributed_each_by_itself)
     for (devices_each = 1; devices_each < 4; devices_each++)
         in_processes(2, train_pair);
 }
+
+/* ---- memory of the user's ----------------------------------------------------------------------
+   Where it lies is each process' own matter: in one order, in the other, or side by side. */
+
+static dp_status own_backward(dp_call *call)
+{
+    for (size_t i = 0; i < 5; i++)
+        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
+    return DP_OK;
+}
+
+static const dp_method own_methods[] = {{"forward", part_forward}, {"backward", own_backward}};
+
+static void own_memory(meeting *m)
+{
+    enum { COUNT = 3, FIVE = 5 };
+    static const plan how;
+    static const char *const names[] = {"a", "b", "c", "d", "e"};
+    static float room[2][32 * FIVE];
+    dp_ctx *ctx = open_over_shm(m, devices_each);
+    dp_param_config params[FIVE];
+    dp_module *net, *par;
+    for (int i = 0; i < FIVE; i++) {
+        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : COUNT * i;
+        params[i] = (dp_param_config){.name = names[i],
+                                      .ndim = 1,
+                                      .shape = {COUNT},
+                                      .data = room[0] + place,
+                                      .grad = room[1] + place};
+        for (int k = 0; k < COUNT; k++)
+            room[0][place + k] = (float)(10 * i + k + 100 * m->process);
+    }
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "own",
+                                                  .methods = own_methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = FIVE,
+                                                  .state = &how},
+                              &net));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    for (size_t i = 0; i < FIVE; i++)
+        for (size_t k = 0; k < COUNT; k++)
+            CHECK_F64(element(net, i, false, k), (double)(10 * i + k), 0);
+    for (int step = 1; step < 3; step++) {
+        double mean = (info_here(ctx).rank_count + 1) / 2.0 * step;
+        CHECK_OK(forward_and_backward(par, 1, false));
+        for (size_t i = 0; i < FIVE; i++)
+            for (size_t k = 0; k < COUNT; k++)
+                CHECK_F64(element(net, i, true, k), mean * (double)(i + 1), 1e-5);
+    }
+    dp_close(ctx);
+}
+
+TEST(memory_of_the_users_lies_anywhere)
+{
+    for (devices_each = 1; devices_each < 3; devices_each++)
+        in_processes(3, own_memory);
+}
