@@ -264,13 +264,17 @@ static dp_status dp__issue(const dp__coll *coll)
 }
 
 /* A collective that fails leaves nothing behind that still reads or writes. */
+static dp_status dp__parts_drain(const dp__coll *coll, const dp_part *parts, dp_status status)
+{
+    for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
+        status = dp__drain(coll->ctx, parts[i].stream, status);
+    return status;
+}
+
 static dp_status dp__collective_entered(const dp__coll *coll)
 {
     DP_TRY(dp__check_coll(coll));
-    dp_status status = coll->count > 0 ? dp__issue(coll) : DP_OK;
-    for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
-        status = dp__drain(coll->ctx, dp__coll_parts(coll)[i].stream, status);
-    return status;
+    return dp__parts_drain(coll, dp__coll_parts(coll), coll->count > 0 ? dp__issue(coll) : DP_OK);
 }
 
 static dp_status dp__collective(const dp__coll *coll)
@@ -359,6 +363,7 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
     dp_ctx *ctx = coll->ctx;
     double total = 0;
     dp__coll sum = *coll;
+    dp_status status = DP_OK;
     dp_part *parts = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *parts, 8);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d parts", ctx->info.local_count);
@@ -366,11 +371,12 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
     if (!(total > 0) || !isfinite(total))
         return dp_error(DP_ERR_INVALID, "%s: the weights of all ranks add up to %g", coll->fn,
                         total);
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        DP_TRY(dp__weigh_part(coll, i, weights[i] / total));
+    for (int i = 0; i < ctx->info.local_count && status == DP_OK; i++) {
+        status = dp__weigh_part(coll, i, weights[i] / total);
         parts[i] = coll->local[i];
         parts[i].send = parts[i].recv;
     }
+    DP_TRY(dp__parts_drain(coll, coll->local, status));
     sum.local = parts;
     return dp__collective_entered(&sum);
 }

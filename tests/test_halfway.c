@@ -849,3 +849,42 @@ TEST(a_detour_on_a_named_stream_is_ordered)
     dp_close(w.ctx);
     CHECK_DECORATOR();
 }
+
+static int weighed;
+
+static dp_status weigh_one_only(dp_stream *stream, const dp_kernel_args *args)
+{
+    if (args->kernel == DP_KERNEL_AXPBY && weighed++ == 1)
+        return DP_ERR_NO_MEMORY;
+    return deco_kernel(stream, args);
+}
+
+/* The first part is weighed on a stream of the caller's, the second cannot be: what waits in that
+   stream is done before the caller learns it, and may take the memory away. */
+TEST(a_weighted_mean_that_fails_is_out_of_named_streams)
+{
+    test_allocator counter;
+    dp_part parts[RANKS];
+    const double weights[RANKS] = {1, 2, 3};
+    decorate_device(lazy_device(reluctant_device(HAS_PEER_COPY | HAS_KERNEL, ALL_KERNELS)));
+    deco.device.kernel = weigh_one_only;
+    work w = {.ctx = open_with(&deco.device, &counter)};
+    with_streams(&w, true);
+    for (int r = 0; r < RANKS; r++) {
+        dp_dev *dev = w.streams[r]->dev;
+        parts[r].stream = w.streams[r];
+        CHECK_OK(dev->ops->alloc(dev, COUNT * sizeof(float), &parts[r].recv));
+        parts[r].send = parts[r].recv;
+    }
+    weighed = 0;
+    CHECK_STATUS(dp_all_reduce_weighted(w.ctx, parts, weights, COUNT, DP_F32), DP_ERR_NO_MEMORY);
+    CHECK_INT(weighed, 2);
+    for (int r = 0; r < RANKS; r++) {
+        dp_dev *dev = w.streams[r]->dev;
+        dev->ops->free(dev, parts[r].recv,
+                       COUNT * sizeof(float)); /* lazy.h looks if it is in use */
+    }
+    with_streams(&w, false);
+    dp_close(w.ctx);
+    CHECK_DECORATOR();
+}
