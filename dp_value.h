@@ -239,8 +239,8 @@ DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *item
                            : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
 }
 
-/* `room` is where the copy of the pairs is going to be: until then an index has place there. NULL:
-   there is to be no copy, keys are compared one by one. */
+/* `room` is for the cells of an index, or where the copy of the pairs is going to be: until then an
+   index has place there. NULL: there is no memory, keys are compared one by one. */
 static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_t count, void *room)
 {
     _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is below 3 n");
@@ -257,6 +257,16 @@ static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_
     return DP_OK;
 }
 
+/* A dict made by hand: there is to be no copy of its pairs. */
+static dp_status dp__check_dict(dp__holder *holder, dp_value dict)
+{
+    size_t bytes = dp__cell_count(dict.count) * sizeof(dp__cell);
+    void *room = bytes > 0 ? dp__os_alloc(bytes, _Alignof(dp__cell), NULL) : NULL;
+    dp_status status = dp__check_pairs(holder, dict.as.pairs, dict.count, room);
+    dp__os_free(room, bytes, NULL);
+    return status;
+}
+
 /* What a value made by hand holds is as a constructor would have it. */
 static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
                                   const dp__path *path)
@@ -266,8 +276,7 @@ static dp_status dp__check_inside(const char *fn, const char *what, dp_value val
         return dp__check_container(&holder, value.as.c);
     if (value.kind == DP_LIST || value.kind == DP_TUPLE)
         return dp__check_items(&holder, value.as.items, value.count);
-    return value.kind == DP_DICT ? dp__check_pairs(&holder, value.as.pairs, value.count, NULL)
-                                 : DP_OK;
+    return value.kind == DP_DICT ? dp__check_dict(&holder, value) : DP_OK;
 }
 
 static dp_value dp__dict_of(const dp_pair *pairs, size_t count, uint8_t depth)
