@@ -2647,17 +2647,17 @@ static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, 
     return DP_OK;
 }
 
-/* `bytes` is at most DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison
-   each has a block of its own. */
+/* `bytes` is 1 to DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison each
+   has a block of its own, and there never is a chunk. */
 static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 {
-    void *block = NULL;
-    if (scope->ctx->config.poison)
-        return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &block) == DP_OK ? block
-                                                                                      : NULL;
-    char *data = (char *)dp__align_up((uintptr_t)scope->cursor, align);
-    if (scope->cursor == NULL || bytes > (size_t)(scope->limit - scope->cursor) ||
-        data + bytes > scope->limit) {
+    uintptr_t at = dp__align_up((uintptr_t)scope->cursor, align);
+    char *data = (char *)at;
+    if (at + bytes > (uintptr_t)scope->limit) {
+        void *block = NULL;
+        if (scope->ctx->config.poison)
+            return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &block) == DP_OK ? block
+                                                                                          : NULL;
         if (dp__scope_chunk(scope, DP__CHUNK_BYTES) != DP_OK)
             return NULL;
         data = scope->cursor; /* chunks are 64-byte aligned */
@@ -3261,8 +3261,8 @@ static bool dp__is_whole(dp_value value)
     return false;
 }
 
-/* Containers, lists, tuples and dicts that were made by a constructor carry a mark: a flag, and
-   a number that depends on all else in the value. So one that was changed, or made by hand, is
+/* Tensors, containers, lists, tuples and dicts that were made by a constructor carry a mark: a flag,
+   and a number that depends on all else in the value. So one that was changed, or made by hand, is
    known as such, whatever stands in `reserved`. */
 enum { DP__PLAIN_TREE = 1, DP__LIST_OF_OUTPUTS = 2, DP__FLAGS = 3 };
 

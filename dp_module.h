@@ -1189,6 +1189,7 @@ DP_API dp_status dp_params_changed(dp_module *module)
    *home goes behind it. False: there are no more. */
 static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
 {
+    const dp_tensor *first = NULL;
     char *begin = NULL, *end = NULL;
     for (; *home < module->listed_count; ++*home) {
         const dp__param *root = dp__root(module->slots[module->listed[*home]]);
@@ -1198,16 +1199,18 @@ static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
         char *at = grad->data;
         if (bytes == 0)
             continue;
-        bool alike = begin != NULL && grad->dtype == out->dtype &&
-                     dp__same_device(grad->device, out->device);
-        if (begin != NULL && !(alike && (at + bytes == begin || at + padded == begin || at == end)))
+        bool alike = first != NULL && grad->dtype == first->dtype &&
+                     dp__same_device(grad->device, first->device);
+        if (first != NULL && !(alike && (at + bytes == begin || at + padded == begin || at == end)))
             break;
-        end = begin == NULL || at == end ? at + bytes : end;
-        begin = begin == NULL || at < begin ? at : begin;
-        *out = dp__flat(begin, grad->device, (dp_dtype)grad->dtype,
-                        (end - begin) / dp__dtype_sizes[grad->dtype]);
+        end = first == NULL || at == end ? at + bytes : end;
+        begin = first == NULL || at < begin ? at : begin;
+        first = first == NULL ? grad : first;
     }
-    return begin != NULL;
+    if (first != NULL)
+        *out = dp__flat(begin, first->device, (dp_dtype)first->dtype,
+                        (end - begin) / dp__dtype_sizes[first->dtype]);
+    return first != NULL;
 }
 
 static void dp__zeroed(dp_module *module)
@@ -2038,7 +2041,7 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
     dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
     dp_status status = patch != NULL ? dp__patch_zero(call->ctx, memory, patch) : DP_OK;
     *out = memory->grad[slot];
-    return dp__leave(fn, call->ctx, status) == DP_OK;
+    return status == DP_OK || dp__leave(fn, call->ctx, status) == DP_OK;
 }
 
 /* `data` as the parameter's tensor; where it was not to be had, what every check refuses. */

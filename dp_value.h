@@ -78,8 +78,9 @@ static dp_tensor *dp__of_copy(dp_scope *scope, const dp_tensor *tensor, dp_value
     if (copy == NULL)
         return NULL;
     *copy = *tensor;
-    *out = dp__leaf(DP_TENSOR);
-    out->as.t = copy;
+    dp_value value = dp__leaf(DP_TENSOR);
+    value.as.t = copy;
+    *out = dp__marked(value, 0);
     return copy;
 }
 
