@@ -3352,10 +3352,15 @@ DP__APART static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_devi
     return DP_OK;
 }
 
+static bool dp__is_local_rank(const dp_ctx *ctx, int local_rank)
+{
+    return local_rank >= 0 && local_rank < ctx->info.local_count;
+}
+
 DP__APART static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, const char *what,
                                           int local_rank)
 {
-    if (local_rank < 0 || local_rank >= ctx->info.local_count)
+    if (!dp__is_local_rank(ctx, local_rank))
         return dp_error(DP_ERR_INVALID, "%s: %s is %d, the context has %d device%s", fn, what,
                         local_rank, ctx->info.local_count, dp__s((size_t)ctx->info.local_count));
     return DP_OK;

@@ -4125,10 +4125,10 @@ static dp_status dp__check_losses(const dp_pass *pass)
             any = any || dp__is_loss(first.as.pairs[i].key);
         }
     }
+    if (any)
+        return DP_OK;
     dp__names names = dp__keys_of(first);
-    return any ? DP_OK
-               : dp__no_such(DP_ERR_INVALID, &names,
-                             "no key of what forward returned holds 'loss'");
+    return dp__no_such(DP_ERR_INVALID, &names, "no key of what forward returned holds 'loss'");
 }
 
 /* What each element of a tensor of replica r counts for in the mean over all. */

@@ -1095,8 +1095,10 @@ static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_sca
                         count);
     for (size_t i = 0; how->local_ranks != NULL && i < count; i++) {
         char what[48];
+        if (dp__is_local_rank(ctx, how->local_ranks[i]))
+            continue;
         snprintf(what, sizeof what, "local_ranks[%zu]", i);
-        DP_TRY(dp__check_rank(fn, ctx, what, how->local_ranks[i]));
+        return dp__check_rank(fn, ctx, what, how->local_ranks[i]);
     }
     return DP_OK;
 }
