@@ -135,7 +135,8 @@
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors    yes       on its own device
      dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)
-     dp_params_edit, _write, _changed, dp_module_train
+     dp_params_edit, _write, _changed, dp_owner_edit,
+     dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, dp_use_stream, dp_data_parallel_once,
      reducers but for dp_reducer_ready
@@ -1354,6 +1355,17 @@ typedef struct dp_distributed_config {
    processes a method that fails in a pass with gradients is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
+
+/* Where devices have memory of their own, each has parameters of its own and, after a backward, the
+   reduced gradients. An optimizer that steps those of the module itself has them sent to all other
+   devices before the next forward. One that takes the same step for every owner, on its device,
+   spares that: parameters that were edited as often for each owner are not sent. Devices that share
+   memory have one owner, and so have wrappers of other kinds and modules: for them this is
+   dp_params_edit. */
+DP_API size_t dp_owner_count(const dp_module *module);
+DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
+                                           dp_tensor *out_data, dp_tensor *out_grad);
+
 /* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
 
@@ -2647,8 +2659,8 @@ static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, 
     return DP_OK;
 }
 
-/* `bytes` is 1 to DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison each
-   has a block of its own, and there never is a chunk. */
+/* `bytes` is 1 to DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison
+   each has a block of its own, and there never is a chunk. */
 static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 {
     uintptr_t at = dp__align_up((uintptr_t)scope->cursor, align);
@@ -3261,9 +3273,9 @@ static bool dp__is_whole(dp_value value)
     return false;
 }
 
-/* Tensors, containers, lists, tuples and dicts that were made by a constructor carry a mark: a flag,
-   and a number that depends on all else in the value. So one that was changed, or made by hand, is
-   known as such, whatever stands in `reserved`. */
+/* Tensors, containers, lists, tuples and dicts that were made by a constructor carry a mark: a
+   flag, and a number that depends on all else in the value. So one that was changed, or made by
+   hand, is known as such, whatever stands in `reserved`. */
 enum { DP__PLAIN_TREE = 1, DP__LIST_OF_OUTPUTS = 2, DP__FLAGS = 3 };
 
 static dp_value dp__marked(dp_value value, unsigned flag)

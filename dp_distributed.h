@@ -674,6 +674,59 @@ DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
     return wrapper->face->ranks->reducer;
 }
 
+/* The replica that has the memory of the owner; where there are fewer, face->count. */
+static size_t dp__owner_replica(const dp__face *face, size_t owner)
+{
+    size_t r = 0;
+    for (size_t left = owner; left > 0 && r < face->count;)
+        left -= ++r < face->count && !dp__replica_sees(face, r);
+    return r;
+}
+
+DP_API size_t dp_owner_count(const dp_module *module)
+{
+    size_t count = 1;
+    if (dp__check_module(__func__, module) != DP_OK)
+        return 0;
+    const dp__face *face = module->face;
+    while (face != NULL && face->ranks != NULL && dp__owner_replica(face, count) < face->count)
+        count++;
+    return count;
+}
+
+/* The original's parameter as replica `r` has it. */
+static void dp__owner_view(const dp__face *face, size_t r, size_t slot, dp_tensor *data,
+                           dp_tensor *grad)
+{
+    data->device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
+    data->data = face->replicas[r].data[slot];
+    if (grad == NULL)
+        return;
+    grad->device = data->device;
+    grad->data = grad->data != NULL ? face->replicas[r].grad[slot] : NULL;
+}
+
+/* Replicas that were up to date stay so as far as this edit goes: dp__replicas_differ sees whether
+   the other owners get it too. */
+DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param, dp_tensor *out_data,
+                               dp_tensor *out_grad)
+{
+    DP_TRY(dp__check_module(__func__, module));
+    dp__face *face = module->face != NULL && module->face->ranks != NULL ? module->face : NULL;
+    size_t r = face != NULL ? dp__owner_replica(face, owner) : owner;
+    if (r >= (face != NULL ? face->count : 1))
+        return dp_error(DP_ERR_INVALID, "%s: owner %zu, '%s' has %zu", __func__, owner,
+                        module->name, dp_owner_count(module));
+    bool current = face != NULL && face->version == dp__version(face->inner) + 1;
+    DP_TRY(dp__param_edit(__func__, module, param, out_data, out_grad));
+    if (face == NULL)
+        return DP_OK;
+    face->version = current ? dp__version(face->inner) + 1 : 0;
+    face->replicas[r].edits += dp__hash(dp__hash_first, &param, sizeof param);
+    dp__owner_view(face, r, face->inner->listed[param], out_data, out_grad);
+    return DP_OK;
+}
+
 DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
 {
     dp_scope *temp = NULL;

@@ -64,6 +64,7 @@ typedef struct dp__memory { /* what one replica of a tree has of its own */
     dp__patch **patches; /* by slot; NULL: the original, which nobody zeroes */
     dp__patch *all_patches;
     unsigned pass;
+    uint64_t edits; /* which parameters were edited as an owner's; see dp_owner_edit */
 } dp__memory;
 
 typedef struct dp__face dp__face;
@@ -1141,12 +1142,12 @@ static void dp__param_changed(dp_module *module, size_t param)
         module->slots[slot]->owner->version++;
 }
 
-DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
-                                dp_tensor *out_grad)
+static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
+                                dp_tensor *out_data, dp_tensor *out_grad)
 {
-    DP_TRY(dp__check_param(__func__, module, param));
-    DP_TRY(dp__check_unshared(__func__, module));
-    DP_TRY(dp__check_pointer(__func__, "out_data", out_data));
+    DP_TRY(dp__check_param(fn, module, param));
+    DP_TRY(dp__check_unshared(fn, module));
+    DP_TRY(dp__check_pointer(fn, "out_data", out_data));
     const dp__param *root = dp__root(module->slots[module->listed[param]]);
     *out_data = root->data;
     if (out_grad != NULL && dp__is_of_sort(root, DP__GRADS))
@@ -1155,6 +1156,12 @@ DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_
         *out_grad = dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
     dp__param_changed(module, param);
     return DP_OK;
+}
+
+DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
+                                dp_tensor *out_grad)
+{
+    return dp__param_edit(__func__, module, param, out_data, out_grad);
 }
 
 DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host, size_t bytes)
@@ -1654,16 +1661,28 @@ static uint64_t dp__version(const dp_module *module)
     return sum;
 }
 
+/* Whether a replica with parameters of its own may have other numbers than the original: nobody
+   has written to either, or each owner's were edited alike. */
+static bool dp__replicas_differ(const dp__face *face)
+{
+    bool apart = false, alike = face->version == dp__version(face->inner) + 1; /* 0: never */
+    for (size_t r = 1; r < face->count; r++) {
+        bool own = !dp__replica_sees(face, r);
+        apart = apart || own;
+        alike = alike && (!own || face->replicas[r].edits == face->replicas[0].edits);
+    }
+    return apart && (face->foreign || !alike);
+}
+
 /* Before a forward: parameters if somebody may have written to them, and buffers, but for ranks,
    which have their own. A face that sends to some replicas only has not brought all up to date. */
 static dp_status dp__replicas_update(dp__face *face, size_t count)
 {
-    bool apart = false;
-    for (size_t r = 1; r < face->count; r++)
-        apart = apart || !dp__replica_sees(face, r);
-    if (apart && (face->foreign || face->version != dp__version(face->inner) + 1)) {
+    if (dp__replicas_differ(face)) {
         DP_TRY(dp__replicas_send(face, DP__PARAMS, face->count));
-        face->version = dp__version(face->inner) + 1; /* 0: never */
+        face->version = dp__version(face->inner) + 1;
+        for (size_t r = 0; r < face->count; r++)
+            face->replicas[r].edits = 0;
     }
     return face->ranks == NULL ? dp__replicas_send(face, DP__BUFFERS, count) : DP_OK;
 }

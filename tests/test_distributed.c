@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include "../examples/custom_device.h"
+#include "decorator.h"
 #include "grads.h"
 
 enum { W = 3, V = 70 };
@@ -1068,6 +1069,135 @@ TEST(parameters_of_all_kinds)
     CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
     train_whole(ctx);
     in_processes(2, train_whole_in_processes);
+}
+
+/* ---- owners ---------------------------------------------------------------------------------- */
+
+/* How often the table copies in a forward that nobody will go back through. */
+static int copies_of_a_forward(dp_module *par)
+{
+    static const deco_method copies[] = {DECO_copy, DECO_copy_in, DECO_copy_out, DECO_peer_copy};
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value out;
+    int count = 0;
+    for (int i = 0; i < 4; i++)
+        count -= deco_calls(copies[i]);
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out, NULL));
+    for (int i = 0; i < 4; i++)
+        count += deco_calls(copies[i]);
+    dp_scope_end(scope);
+    return count;
+}
+
+/* param = by * param + add * its gradient, with the memory of one owner. */
+static void edit_owner(dp_module *par, size_t owner, size_t param, float by, float add)
+{
+    float x[V] = {0}, g[V] = {0};
+    dp_tensor data, grad;
+    dp_ctx *ctx = dp_module_ctx(par);
+    CHECK_OK(dp_owner_edit(par, owner, param, &data, &grad));
+    size_t count = (size_t)dp_tensor_count(&data);
+    CHECK_OK(dp_read(ctx, &data, x, count * sizeof(float)));
+    if (grad.data != NULL)
+        CHECK_OK(dp_read(ctx, &grad, g, count * sizeof(float)));
+    for (size_t i = 0; i < count; i++)
+        x[i] = by * x[i] + add * g[i];
+    dp_tensor host = dp_wrap(x, DP_F32, data.ndim, data.shape);
+    CHECK_OK(dp_copy(ctx, &data, &host, NULL));
+    CHECK_OK(dp_wait(ctx));
+}
+
+static void step_owners(dp_module *par)
+{
+    for (size_t owner = 0; owner < dp_owner_count(par); owner++)
+        for (size_t param = 0; param < 2; param++)
+            edit_owner(par, owner, param, 1, -0.5f);
+}
+
+/* Looks without editing: a second edit of every owner is as good as none. */
+static void check_owners(dp_module *par, size_t param, double want)
+{
+    for (size_t owner = 0; owner < dp_owner_count(par); owner++) {
+        float x[V];
+        dp_tensor data;
+        CHECK_OK(dp_owner_edit(par, owner, param, &data, NULL));
+        CHECK_OK(
+            dp_read(dp_module_ctx(par), &data, x, (size_t)dp_tensor_count(&data) * sizeof(float)));
+        CHECK_F64(x[0], want, 1e-6);
+    }
+}
+
+TEST(owners_that_take_the_same_step_are_sent_nothing)
+{
+    static const plan how;
+    const dp_device_ops *backends[] = {decorate_device(toy_device()), NULL};
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_INT(dp_owner_count(net), 1);
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_INT(dp_owner_count(par), 3);
+    CHECK_INT(dp_owner_count(net), 1);
+    int more = copies_of_a_forward(par), least = copies_of_a_forward(par);
+    CHECK(more > least); /* the first one sends */
+    for (int step = 1; step <= 3; step++) {
+        CHECK_OK(forward_and_backward(par, 1, false)); /* a gradient of (1 + 2 + 3) / 3 */
+        step_owners(par);
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_INT(copies_of_a_forward(par), least);
+        check_owners(par, 0, -step);
+        check_owners(par, 1, -step);
+        CHECK_INT(copies_of_a_forward(par), least);
+    }
+    edit_owner(par, 0, 0, 2, 0); /* the first one is the original: what it has counts */
+    CHECK_INT(copies_of_a_forward(par), more);
+    check_owners(par, 0, -6);
+    edit_owner(par, 2, 1, 5, 0);
+    CHECK_INT(copies_of_a_forward(par), more);
+    check_owners(par, 1, -3);
+    for (size_t owner = 0; owner < 3; owner++)
+        edit_owner(par, owner, owner % 2, 3, 0); /* as many edits, not of the same parameters */
+    CHECK_INT(copies_of_a_forward(par), more);
+    check_owners(par, 0, -18);
+    check_owners(par, 1, -3);
+    edit_owner(par, 1, 1, 7, 0);
+    CHECK_OK(dp_params_changed(net)); /* somebody else has written to it as well */
+    CHECK_INT(copies_of_a_forward(par), more);
+    check_owners(par, 1, -3);
+    CHECK_INT(copies_of_a_forward(par), least);
+    CHECK_OK(dp_params_changed(net)); /* before all were stepped */
+    step_owners(par);
+    CHECK_INT(copies_of_a_forward(par), more);
+    dp_close(ctx);
+    CHECK_DECORATOR();
+}
+
+TEST(where_memory_is_shared_there_is_one_owner)
+{
+    static const plan how;
+    dp_ctx *ctx = open_here(3);
+    dp_tensor data, grad, same;
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_INT(dp_owner_count(par), 1);
+    CHECK_OK(dp_module_destroy(par));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_INT(dp_owner_count(par), 1);
+    for (size_t param = 0; param < 3; param++) {
+        CHECK_OK(dp_params_edit(net, param, &same, NULL));
+        CHECK_OK(dp_owner_edit(par, 0, param, &data, &grad));
+        CHECK(data.data == same.data);
+        CHECK((grad.data == NULL) == (param == 2));
+        CHECK_OK(dp_owner_edit(net, 0, param, &data, NULL));
+        CHECK(data.data == same.data);
+    }
+    CHECK_ERROR(dp_owner_edit(par, 1, 0, &data, &grad), DP_ERR_INVALID, "owner 1");
+    CHECK_ERROR(dp_owner_edit(net, 1, 0, &data, &grad), DP_ERR_INVALID, "'net' has 1");
+    CHECK_ERROR(dp_owner_edit(par, 0, 3, &data, &grad), DP_ERR_INVALID, "parameter 3");
+    CHECK_ERROR(dp_owner_edit(par, 0, 0, NULL, &grad), DP_ERR_INVALID, "out_data is NULL");
+    dp_close(ctx);
 }
 
 /* ---- a backward that divides by its own rows ------------------------------------------------- */

@@ -724,6 +724,8 @@ CALL(dp_criterion_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_meta_test_parallel, a->module, OUT(module))
 CALL(dp_distributed, a->module, NULL, OUT(module))
 FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
+FAILS(dp_owner_count, dp_owner_count(a->module) == 0)
+CALL(dp_owner_edit, a->module, 0, a->index, OUT(tensor), OUT(grad))
 CALL(dp_any, a->ctx, true, OUT(yes))
 CALL(dp_params_compare, a->module)
 CALL(dp_all_reduce_list, a->ctx, a->scope, a->list, a->ranks, OUT(value))
@@ -811,6 +813,7 @@ static const row table[] = {
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
+    ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
     ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY), ROW(dp_any, "cO", 0), ROW(dp_params_compare, "m", 0),
     ROW(dp_all_reduce_list, "csluO", 0),
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
