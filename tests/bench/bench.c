@@ -200,6 +200,17 @@ void report_count(const char *what, double count, double at_most, const char *un
     print_row(what, dp, "-", "-", "-", target, judge(count <= at_most));
 }
 
+void report_peer(const char *what, const samples *peer, const samples *limit)
+{
+    char cells[2][CELL], ratio[CELL];
+    bool here = !absent(peer) && !absent(limit);
+    print_samples(cells[0], peer);
+    print_samples(cells[1], limit);
+    snprintf(ratio, CELL, "%.3g x", ratio_of(limit, peer));
+    absent_count += !here;
+    print_row(what, "-", cells[0], cells[1], here ? ratio : "-", "-", here ? "-" : "absent");
+}
+
 void report_absent(const char *what)
 {
     absent_count++;

@@ -52,6 +52,8 @@ void report_share(const char *what, const samples *dp, const samples *peer, cons
 void report_extra(const char *what, const samples *dp, const samples *peer, double at_most_ns);
 void report_time(const char *what, const samples *dp, double at_most_ns);
 void report_count(const char *what, double count, double at_most, const char *unit);
+/* What a peer itself makes of it: nothing of dp.h's, and no target. */
+void report_peer(const char *what, const samples *peer, const samples *limit);
 void report_absent(const char *what);
 
 /* ---- peers, which are other processes: peer.c ------------------------------------------------ */

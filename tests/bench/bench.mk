@@ -41,7 +41,8 @@ $(BENCH)/dp.o: tests/dp.c
 
 # ---- peers ---------------------------------------------------------------------------------------
 
-BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev
+BENCH_PACKAGES := g++ libgloo-dev openmpi-bin libopenmpi-dev python3-torch \
+    libopenblas0-pthread
 
 $(BENCH)/peers.log:
 	@mkdir -p $(@D)

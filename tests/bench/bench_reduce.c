@@ -205,6 +205,23 @@ static void trainer_free(trainer *t)
     free(t->grads);
 }
 
+/* torch's DistributedDataParallel does the same; asked for the MLPs alone. */
+static double torch_once(const trainer *t, const char *how)
+{
+    peer_process *torch = t->model->width > 0 ? peer_of("torch", bench.directory) : NULL;
+    return torch != NULL ? peer_ask(torch, how, (size_t)t->model->width, t->model->steps) : -1;
+}
+
+static double torch_together_once(void *user)
+{
+    return torch_once(user, "together");
+}
+
+static double torch_alone_once(void *user)
+{
+    return torch_once(user, "alone");
+}
+
 static void rows_of(const model *m)
 {
     static trainer t;
@@ -216,9 +233,14 @@ static void rows_of(const model *m)
     model_create(&t);
     if (t.duo.process == 1)
         follow(&t);
-    entrant e[] = {{.once = together_once, .user = &t}, {.once = alone_once, .user = &t}};
+    entrant e[] = {{.once = together_once, .user = &t},
+                   {.once = alone_once, .user = &t},
+                   {.once = torch_together_once, .user = &t},
+                   {.once = torch_alone_once, .user = &t}};
     take_turns(e, sizeof(e) / sizeof(e[0]));
     report_speed(m->name, &e[0].times, &e[1].times, NULL, m->at_least);
+    if (m->width > 0)
+        report_peer("C8   torch DDP over gloo, likewise", &e[2].times, &e[3].times);
     must(dp_reducer_info_get(t.reducer, &info));
     snprintf(what, sizeof(what), "%.3s   of its communication not hidden", m->name);
     report_count(what, (int)(100 * (1 - info.last.hidden_s / info.last.travel_s)), 100, " %");
