@@ -1,7 +1,7 @@
 /* spawn.c - four processes on one machine, without a launcher: each opens the job it is part of.
 
    The same `work` runs on many machines if a launcher starts the program there, and main calls it
-   instead: mpirun, srun, torchrun --no-python.
+   instead: mpirun, srun, torchrun --no_python.
 
    Build: cc -std=c11 examples/spawn.c -o spawn -lpthread -lm
    Prints:

@@ -1,7 +1,7 @@
 /* train_spawn.c - train.c in two processes, each with half of every batch.
 
    The same `train` runs on many machines if a launcher starts the program there, and main calls it
-   instead: mpirun, srun, torchrun --no-python.
+   instead: mpirun, srun, torchrun --no_python.
 
    Build: cc -std=c11 -O2 examples/train_spawn.c -o train_spawn -lpthread -lm
    Prints:
