@@ -245,7 +245,7 @@ step_examples() {
         expected_output "$source" >"$want"
         if [ ! -s "$want" ]; then
             echo "not ok - $source says after \"Prints:\" what it prints"
-        elif ! DP_DEVICES=$devices timeout 60 "build/examples/$name" >"$got" 2>&1; then
+        elif ! DP_DEVICES=$devices timeout 300 "build/examples/$name" >"$got" 2>&1; then
             echo "not ok - $source # exit status not 0"
             sed 's/^/#   /' "$got"
         elif ! output_matches "$want" "$got"; then
