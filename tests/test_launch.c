@@ -858,8 +858,8 @@ static void wait_for_others(void)
     if (me == 1 || me == 4 || me == 5) {
         return;
     }
-    CHECK_ERROR(open_world(700, NULL, &ctx), DP_ERR_TIMEOUT,
-                "processes 1, 4 and 5 of 7 did not come within 0.");
+    CHECK_ERROR(open_world((int)(700 * test_timeout_scale()), NULL, &ctx), DP_ERR_TIMEOUT,
+                "processes 1, 4 and 5 of 7 did not come within ");
 }
 
 TEST(who_is_missing_is_named_everywhere)
