@@ -381,7 +381,8 @@ enum {
     DP__KNOCK_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
-    DP__GRACE_MS = 1000 /* how much later a process gives up that expects to be told why */
+    DP__GRACE_MS =
+        1000 /* how much later a process gives up that expects to be told why, or an answer */
 };
 
 typedef struct dp__knock { /* a process that comes in */
@@ -410,6 +411,8 @@ typedef enum dp__kind {
     DP__GATHER,  /* up the tree, of a process and all behind it */
     DP__SPREAD,  /* down the tree, of all */
     DP__BYE,     /* closed in good order */
+    DP__ASK,     /* are you there? */
+    DP__HERE,    /* yes, and waiting too */
     DP__KINDS
 } dp__kind;
 
@@ -499,10 +502,10 @@ static bool dp__note_is_sound(const dp__note *note)
 {
     if (note->magic != DP__NOTE_MAGIC || note->kind >= DP__KINDS)
         return false;
+    bool of_call = note->kind == DP__GATHER || note->kind == DP__SPREAD;
     return note->kind == DP__WELCOME  ? note->bytes == sizeof(dp__welcome)
            : note->kind == DP__FAILED ? note->bytes < DP__TEXT_BYTES
-           : note->kind == DP__BYE    ? note->bytes == 0
-                                      : true;
+                                      : of_call || note->bytes == 0;
 }
 
 /* The sentence of a failure that somebody tells; its status, which is of the JOB class unless this
@@ -524,7 +527,11 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
    The connections of a job while it lasts: a parent and at most log2 of the job children, so that
    what all say goes up and down in as many steps. A process that fails says so to its neighbours,
    they to theirs: all have the first sentence. One that closes says good-bye, and is missed only by
-   who still needs it.                                                                           */
+   who still needs it.
+
+   When time is over, the process that is waited for may be waiting too, for one further away, and
+   may have begun later. So it is asked whether it is there: who waits says yes and asks in its turn
+   the one that it waits for. In the end somebody does not answer, and is named.                 */
 
 /* Behind process p are those up to the next multiple of its lowest bit, so that the part
    of each child is a run of them. */
@@ -552,12 +559,14 @@ enum { DP__LINKS_MAX = 1 + 20 };
 typedef struct dp__link {
     int fd, process;
     bool left;  /* said good-bye */
+    bool here;  /* has answered */
     size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
     dp__note note;
 } dp__link;
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
+    uint64_t until_ns;           /* then somebody's patience is over */
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
     dp_status failed; /* once and for all */
@@ -596,10 +605,31 @@ static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status,
     else
         dp_error(status, "process %d of %d %s", link->process, tree->process_count, why);
     link->left = link->left || status == DP_ERR_REMOTE;
-    return dp__tree_fail(tree, link, status, link->process);
+    return dp__tree_fail(tree, NULL, status, link->process);
 }
 
-/* As much of a note as there is. A failure and a good-bye are dealt with here. */
+/* Nothing but a note. Where there is no room for it, nobody listens. */
+static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind)
+{
+    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, 0};
+    (void)dp__wire_send(link->fd, &note, sizeof note, dp__after_ms(100));
+}
+
+/* A note that is no part of a call. */
+static void dp__tree_answer(dp__tree *tree, dp__link *link)
+{
+    link->got = 0;
+    if (link->note.kind == DP__BYE) {
+        link->left = true;
+    } else if (link->note.kind == DP__HERE) {
+        link->here = true;
+    } else {
+        tree->until_ns = 0;
+        dp__tree_say(tree, link, DP__HERE);
+    }
+}
+
+/* As much of a note as there is. What is no part of a call is dealt with here. */
 static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
 {
     dp__note *note = &link->note;
@@ -616,10 +646,8 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
         status = dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
         return dp__tree_fail(tree, link, status, note->process);
     }
-    if (note->kind == DP__BYE) {
-        link->left = true;
-        link->got = 0;
-    }
+    if (note->kind == DP__BYE || note->kind == DP__ASK || note->kind == DP__HERE)
+        dp__tree_answer(tree, link);
     return DP_OK;
 }
 
@@ -645,26 +673,60 @@ static dp_status dp__tree_hear_all(dp__tree *tree, const dp__os_watch *watch, in
     return DP_OK;
 }
 
-/* Until the note of one link is there; meanwhile the others may fail. */
-DP__COLD static dp_status dp__tree_await(dp__tree *tree, dp__link *link, uint64_t until_ns)
+/* Those who are missing, one bit for each link, are asked. */
+static void dp__tree_ask(dp__tree *tree, uint32_t missing)
 {
-    dp__os_watch watch[DP__LINKS_MAX];
-    while (link->got < sizeof link->note) {
-        int count = dp__tree_watch(tree, watch), ms = dp__ms_until(until_ns);
-        if (link->left)
+    for (int i = 0; i < tree->link_count; i++) {
+        if ((missing >> i & 1) == 0)
+            continue;
+        tree->links[i].here = false;
+        dp__tree_say(tree, &tree->links[i], DP__ASK);
+    }
+}
+
+/* One of them has said something, or is not there. */
+static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, dp__link **out)
+{
+    for (int i = 0; i < tree->link_count && *out == NULL; i++) {
+        dp__link *link = &tree->links[i];
+        if ((missing >> i & 1) == 0)
+            continue;
+        if (link->got == sizeof link->note)
+            *out = link;
+        else if (link->left)
             return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
-        if (ms == 0)
+        else if (answered && !link->here)
             return dp__tree_lost(tree, link, DP_ERR_TIMEOUT, "did not come");
-        dp__os_poll(watch, count, ms);
-        DP_TRY(dp__tree_hear_all(tree, watch, count));
     }
     return DP_OK;
 }
 
-static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
-                               size_t bytes, uint64_t until_ns)
+/* Until one of those who are missing has said something. All others are heard meanwhile: they may
+   fail, and they may ask. Who has answered is asked again; that ends, as nobody waits for one that
+   waits for it. */
+DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
-    DP_TRY(dp__tree_await(tree, link, until_ns));
+    dp__os_watch watch[DP__LINKS_MAX];
+    uint64_t answer_ns = 0; /* 0: nobody was asked */
+    *out = NULL;
+    for (;;) {
+        int ms = dp__ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
+        DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
+        if (*out != NULL)
+            return DP_OK;
+        if (ms == 0) {
+            dp__tree_ask(tree, missing);
+            answer_ns = dp__after_ms(DP__GRACE_MS);
+        }
+        int count = dp__tree_watch(tree, watch);
+        dp__os_poll(watch, count, ms);
+        DP_TRY(dp__tree_hear_all(tree, watch, count));
+    }
+}
+
+static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, void *data,
+                               size_t bytes)
+{
     if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
         dp_error(DP_ERR_REMOTE,
                  "process %d of %d gives %llu bytes where process %d wants %zu: they are in "
@@ -674,35 +736,53 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
     }
     link->got = 0;
-    dp_status status = dp__wire_receive(link->fd, data, bytes, until_ns);
+    dp_status status = dp__wire_receive(link->fd, data, bytes, dp__after_ms(tree->timeout_ms));
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
                                            status == DP_ERR_TIMEOUT ? "did not say all"
                                                                     : "ended while it spoke");
 }
 
-static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
-                               size_t bytes, uint64_t until_ns)
+/* All that was said before the connection broke, which may be why. */
+static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
 {
+    dp__os_watch watch = {.fd = link->fd, .events = POLLIN};
+    while (!link->left && link->got < sizeof link->note && dp__os_poll(&watch, 1, 0) > 0)
+        DP_TRY(dp__tree_hear(tree, link));
+    return DP_OK;
+}
+
+/* Who speaks cannot ask: so it waits longer than those who can, and then says nothing more. */
+static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
+                               size_t bytes)
+{
+    uint64_t until_ns = dp__after_ms((int64_t)tree->timeout_ms + 2 * DP__GRACE_MS);
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, bytes};
     if (link->left)
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has closed its context");
     dp_status status = dp__note_send(link->fd, &note, data, until_ns);
     if (status == DP_OK)
         return DP_OK;
-    if (status == DP_ERR_REMOTE && link->got < sizeof link->note)
-        DP_TRY(dp__tree_hear(tree, link)); /* it may have said why */
+    if (status == DP_ERR_REMOTE)
+        DP_TRY(dp__tree_last_words(tree, link));
+    link->left = true;
     return dp__tree_lost(tree, link, status,
                          status == DP_ERR_TIMEOUT ? "did not listen" : "has ended");
 }
 
-/* How long to wait, `steps` away from who may be missing: who is next to it gives up first, and
-   names it to all the others. */
-static uint64_t dp__tree_until(const dp__tree *tree, int steps)
+/* The parts of all children, as they come: who has given its part may ask for the whole. */
+static dp_status dp__tree_take_all(dp__tree *tree, char *all, size_t bytes_each)
 {
-    int step = tree->timeout_ms / 16;
-    step = step < 50 ? 50 : step > 500 ? 500 : step;
-    return dp__after_ms((int64_t)tree->timeout_ms + (int64_t)steps * step);
+    uint32_t missing = (1u << tree->link_count) - (1u << tree->first_child);
+    while (missing != 0) {
+        dp__link *child;
+        DP_TRY(dp__tree_await(tree, missing, &child));
+        size_t part = (size_t)dp__behind(child->process, tree->process_count) * bytes_each;
+        DP_TRY(dp__tree_take(tree, child, DP__GATHER, all + (size_t)child->process * bytes_each,
+                             part));
+        missing &= ~(1u << (child - tree->links));
+    }
+    return DP_OK;
 }
 
 /* dp_bootstrap.all_gather. The part of each child is one run, so it lies where it belongs. */
@@ -711,26 +791,20 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     dp__tree *tree = user;
     char *all = out, *own = all + (size_t)tree->process * bytes_each;
     size_t bytes = (size_t)tree->process_count * bytes_each;
-    int height = dp__child_count(0, tree->process_count);
     if (tree->failed != DP_OK)
         return dp_error(tree->failed, "%s", tree->text);
     memmove(own, in, bytes_each);
-    for (int i = tree->first_child; i < tree->link_count; i++) {
-        dp__link *child = &tree->links[i];
-        size_t part = (size_t)dp__behind(child->process, tree->process_count) * bytes_each;
-        DP_TRY(dp__tree_take(
-            tree, child, DP__GATHER, all + (size_t)child->process * bytes_each, part,
-            dp__tree_until(tree, 1 + dp__child_count(child->process, tree->process_count))));
-    }
+    tree->until_ns = dp__after_ms(tree->timeout_ms);
+    DP_TRY(dp__tree_take_all(tree, all, bytes_each));
     if (tree->process != 0) {
-        uint64_t until = dp__tree_until(tree, height + 1 + (int)dp__bits((unsigned)tree->process));
         size_t part = (size_t)dp__behind(tree->process, tree->process_count) * bytes_each;
-        DP_TRY(dp__tree_give(tree, &tree->links[0], DP__GATHER, own, part, until));
-        DP_TRY(dp__tree_take(tree, &tree->links[0], DP__SPREAD, all, bytes, until));
+        dp__link *parent;
+        DP_TRY(dp__tree_give(tree, &tree->links[0], DP__GATHER, own, part));
+        DP_TRY(dp__tree_await(tree, 1, &parent));
+        DP_TRY(dp__tree_take(tree, parent, DP__SPREAD, all, bytes));
     }
     for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
-        DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes,
-                             dp__tree_until(tree, height)));
+        DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes));
     return DP_OK;
 }
 

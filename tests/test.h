@@ -10,8 +10,9 @@
    check that fails, in whatever thread, ends the test. Tests are named file/name: test_scatter.c
    holds scatter/rows and so on.
 
-     tests [-jN] [--list] [substring]
+     tests [-jN] [--list] [substring...] [!substring...]
 
+   Those run whose names hold all the substrings, and none of those behind a "!".
    TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value. */
 
 #ifndef TEST_H
@@ -100,6 +101,10 @@ double test_timeout_scale(void);       /* how much slower than usual this run ma
 
 /* What exhaustive loops go on by: 1; more under sanitizers and over MPI, which are slow. */
 int test_stride(void);
+
+/* Zeros that last as long as the test. What is large is not static, as leak checkers look through
+   everything static in each of some thousand processes. */
+void *test_room(size_t bytes);
 
 /* ---- an allocator that counts and fails ---------------------------------------------------------
        test_allocator counter = {.fail_at = 3};

@@ -423,9 +423,17 @@ static slot slot_of(const world *w, const call *c, int rank)
     return s;
 }
 
+/* CAPACITY bytes, of whoever needs them just now. */
+static char *room(int i)
+{
+    static char *rooms[2];
+    rooms[i] = rooms[i] != NULL ? rooms[i] : test_room(CAPACITY);
+    return rooms[i];
+}
+
 static dp_part part_of(world *w, const call *c, const data *d, int rank)
 {
-    static char bytes[CAPACITY];
+    char *bytes = room(0);
     const form *f = &forms[c->verb];
     size_t all = (size_t)w->ranks, block = c->count * dp_dtype_bytes(c->dtype);
     slot s = slot_of(w, c, rank);
@@ -463,7 +471,7 @@ static void check_bytes(const call *c, const char *what, int rank, const char *g
 
 static void check_rank(world *w, const call *c, const data *d, int rank)
 {
-    static char got[CAPACITY], want[CAPACITY];
+    char *got = room(0), *want = room(1);
     const form *f = &forms[c->verb];
     size_t all = (size_t)w->ranks, block = c->count * dp_dtype_bytes(c->dtype);
     size_t send_bytes = (f->sends_all ? all : 1) * block;
@@ -689,7 +697,7 @@ WORLD_TEST(scale)
 /* Rank r wants the result where bit r of `wanted` is set; the others' buffers stay as they were. */
 static void check_wanted(world *w, const call *c, const data *d, unsigned wanted, size_t off)
 {
-    static char got[CAPACITY], want[CAPACITY];
+    char *got = room(0), *want = room(1);
     size_t bytes = c->count * dp_dtype_bytes(c->dtype);
     dp_part parts[MOST_RANKS];
     memset(got, 0x5a, bytes + PAD);

@@ -195,7 +195,7 @@ TEST(a_world_of_one_starts_no_thread)
     int own = own_thread_count();
     dp_ctx *ctx = open_config(&(dp_config){.device_count = 1, .thread_count = 8});
     check_thread_count(own);
-    static float data[1 << 20];
+    float *data = test_room((1 << 20) * sizeof *data);
     dp_tensor tensor = dp_wrap(data, DP_F32, 1, (int64_t[]){1 << 20});
     CHECK_OK(dp_fill(ctx, &tensor, dp_int(1)));
     check_works(ctx, 1);

@@ -1168,7 +1168,9 @@ DEVICE_TEST(copies_into_fresh_memory_on_a_stream_of_ones_own)
 DEVICE_TEST(large_copies)
 {
     enum { ROWS = 1999, COLUMNS = 517 };
-    static int32_t in[ROWS][COLUMNS], want[COLUMNS][ROWS], got[COLUMNS][ROWS];
+    const size_t bytes = ROWS * COLUMNS * sizeof(int32_t);
+    int32_t(*in)[COLUMNS] = test_room(bytes), (*want)[ROWS] = test_room(bytes);
+    int32_t(*got)[ROWS] = test_room(bytes);
     const int64_t shape[] = {ROWS, COLUMNS}, turned[] = {COLUMNS, ROWS};
     for (int i = 0; i < ROWS * COLUMNS; i++) {
         want[i % COLUMNS][i / COLUMNS] = in[i / COLUMNS][i % COLUMNS] = i;
@@ -1177,14 +1179,14 @@ DEVICE_TEST(large_copies)
     CHECK_OK(dp_tensor_new(r->scope, r->place[2], DP_I32, 2, turned, &b));
     CHECK_OK(dp_transpose(&a, 0, 1, &view));
     CHECK_OK(dp_copy(r->ctx, &b, &view, NULL));
-    CHECK_OK(dp_read(r->ctx, &b, got, sizeof(got)));
-    CHECK_BYTES(got, want, sizeof(want));
+    CHECK_OK(dp_read(r->ctx, &b, got, bytes));
+    CHECK_BYTES(got, want, bytes);
     CHECK_OK(dp_fill(r->ctx, &b, dp_int(0)));
     CHECK_OK(dp_transpose(&b, 0, 1, &view));
     CHECK_OK(dp_copy(r->ctx, &view, &a, NULL));
-    memset(got, 0, sizeof(got));
-    CHECK_OK(dp_read(r->ctx, &b, got, sizeof(got)));
-    CHECK_BYTES(got, want, sizeof(want));
+    memset(got, 0, bytes);
+    CHECK_OK(dp_read(r->ctx, &b, got, bytes));
+    CHECK_BYTES(got, want, bytes);
 }
 
 /* What a scope leaves behind may still be needed by work that is queued. */
@@ -1562,7 +1564,7 @@ DEVICE_TEST(contiguous_and_keep)
 DEVICE_TEST(large_arithmetic)
 {
     enum { COUNT = (1 << 20) - 3 };
-    static float in[COUNT], got[COUNT];
+    float *in = test_room(COUNT * sizeof *in), *got = test_room(COUNT * sizeof *got);
     const int64_t shape[] = {COUNT};
     dp_stats stats, again;
     for (int i = 0; i < COUNT; i++) {
@@ -1572,7 +1574,7 @@ DEVICE_TEST(large_arithmetic)
     CHECK_OK(dp_tensor_new(r->scope, r->place[1], DP_F32, 1, shape, &b));
     CHECK_OK(dp_fill(r->ctx, &b, dp_float(0.5)));
     CHECK_OK(dp_axpby(r->ctx, 2, &a, 4, &b, &b));
-    CHECK_OK(dp_read(r->ctx, &b, got, sizeof(got)));
+    CHECK_OK(dp_read(r->ctx, &b, got, COUNT * sizeof *got));
     for (int i = 0; i < COUNT; i++) {
         CHECK(got[i] == 2 * in[i] + 2);
     }

@@ -859,7 +859,7 @@ static void check_grads(dp_module *net, size_t count, size_t replicas, int steps
 TEST(gradients_of_many_parameters_are_added_up)
 {
     enum { COUNT = 600 };
-    static float own[2 * COUNT * 200];
+    float *own = test_room(2 * COUNT * 200 * sizeof *own);
     float *up = own, *down = own + 2 * COUNT * 200;
     dp_ctx *ctx = NULL;
     dp_module *par = NULL;

@@ -148,6 +148,19 @@ int test_stride(void)
     return STRIDE;
 }
 
+/* Each begins with a pointer to the one before, so that none is leaked. */
+void *test_room(size_t bytes)
+{
+    static void *last;
+    void **room = calloc(1, bytes + 64);
+    if (room == NULL) {
+        test_fail(__FILE__, __LINE__, "no memory for %zu bytes", bytes);
+    }
+    *room = last;
+    last = room;
+    return (char *)room + 64;
+}
+
 /* ---- the allocator --------------------------------------------------------------------------- */
 
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
@@ -345,7 +358,19 @@ static void format_name(const test_case *test, char *out, size_t bytes)
     snprintf(out, bytes, "%.*s/%s", count, label, test->name);
 }
 
-static test_case **select_tests(const char *filter, size_t *out_count)
+/* Whether a name holds all that it has to, and nothing that it must not. NULL ends the list. */
+static bool is_wanted(const char *name, char *const *filters)
+{
+    for (; *filters != NULL; filters++) {
+        bool unwanted = **filters == '!';
+        if ((strstr(name, *filters + unwanted) != NULL) == unwanted) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static test_case **select_tests(char *const *filters, size_t *out_count)
 {
     size_t count = 0, kept = 0;
     for (const test_case *t = registered; t != NULL; t = t->next) {
@@ -359,7 +384,7 @@ static test_case **select_tests(const char *filter, size_t *out_count)
     for (test_case *t = registered; t != NULL; t = t->next) {
         char name[256];
         format_name(t, name, sizeof name);
-        if (filter == NULL || strstr(name, filter) != NULL) {
+        if (is_wanted(name, filters)) {
             tests[kept++] = t;
         }
     }
@@ -561,36 +586,35 @@ static void run_tests(test_case *const *tests, size_t count, size_t job_limit)
 
 int main(int argc, char **argv)
 {
-    const char *filter = NULL;
     size_t job_limit = 2;
     bool list = false;
-    for (int i = 1; i < argc; i++) {
+    int i = 1;
+    for (; i < argc && argv[i][0] == '-'; i++) {
         if (strncmp(argv[i], "-j", 2) == 0) {
             job_limit = strtoul(argv[i] + 2, NULL, 10);
         } else if (strcmp(argv[i], "--list") == 0) {
             list = true;
-        } else if (argv[i][0] != '-' && filter == NULL) {
-            filter = argv[i];
         } else {
             job_limit = 0;
         }
     }
     if (job_limit < 1 || job_limit > MAX_JOBS) {
-        fprintf(stderr, "usage: %s [-jN] [--list] [substring], N = 1 .. %d\n", argv[0], MAX_JOBS);
+        fprintf(stderr, "usage: %s [-jN] [--list] [substring...] [!substring...], N = 1 .. %d\n",
+                argv[0], MAX_JOBS);
         return 2;
     }
     if (getenv("TEST_SELFTEST") != NULL) {
-        for (size_t i = 0; i < sizeof selftests / sizeof selftests[0]; i++) {
-            test_register(&selftests[i]);
+        for (size_t t = 0; t < sizeof selftests / sizeof selftests[0]; t++) {
+            test_register(&selftests[t]);
         }
     }
 
     size_t count;
-    test_case **tests = select_tests(filter, &count);
+    test_case **tests = select_tests(argv + i, &count);
     if (list) {
-        for (size_t i = 0; i < count; i++) {
+        for (size_t t = 0; t < count; t++) {
             char name[256];
-            format_name(tests[i], name, sizeof name);
+            format_name(tests[t], name, sizeof name);
             puts(name);
         }
         free(tests);

@@ -345,7 +345,8 @@ TEST_BACKENDS(the_order_is_that_of_the_list)
 TEST_BACKENDS(long_sums_have_the_same_bits)
 {
     enum { PARTS = 5, ELEMENTS = 100003 };
-    static float numbers[PARTS][ELEMENTS], want[ELEMENTS];
+    float(*numbers)[ELEMENTS] = test_room(PARTS * sizeof *numbers);
+    float *want = test_room(ELEMENTS * sizeof *want);
     uint64_t state = test_seed();
     dp_value items[PARTS], out;
     for (int p = 0; p < PARTS; p++) {
@@ -358,7 +359,7 @@ TEST_BACKENDS(long_sums_have_the_same_bits)
     }
     CHECK_OK(dp_reduce_add(ctx, scope, dp_list_make(scope, DP_LIST, items, PARTS), NULL, &out));
     void *got = tree_read(ctx, out.as.t);
-    CHECK_BYTES(got, want, sizeof(want));
+    CHECK_BYTES(got, want, ELEMENTS * sizeof *want);
     free(got);
 }
 

@@ -327,11 +327,16 @@ TEST_SLOW(pieces_end_where_they_should_3_2_1, 60)
 
 enum { COUNT = 25, LARGE = 700000 };
 
-static float numbers[LARGE], others[LARGE];
+static float *numbers(void)
+{
+    static float *room;
+    room = room != NULL ? room : test_room(2 * LARGE * sizeof *room);
+    return room;
+}
 
 static dp_status sum_up(dp_ctx *ctx, size_t count)
 {
-    const dp_part part = {.send = numbers, .recv = numbers};
+    const dp_part part = {.send = numbers(), .recv = numbers()};
     return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
 }
 
@@ -457,7 +462,7 @@ static int difference;
 
 static dp_status another(dp_ctx *ctx)
 {
-    const dp_part part = {.send = numbers, .recv = numbers};
+    const dp_part part = {.send = numbers(), .recv = numbers()};
     switch (difference) {
     case 0:
         return dp_all_reduce(ctx, &part, COUNT + 1, DP_F32, DP_OP_SUM);
@@ -497,7 +502,7 @@ TEST_SLOW(a_process_that_does_something_else_is_named, 60)
 static void roots_differ(meeting *m)
 {
     dp_ctx *ctx = shm_open_with(m, 1, TIMEOUT_MS);
-    const dp_part part = {.send = numbers, .recv = numbers};
+    const dp_part part = {.send = numbers(), .recv = numbers()};
     CHECK_ERROR(dp_broadcast(ctx, &part, 5, DP_F32, m->process == 1), DP_ERR_REMOTE, "(root 1)");
     dp_close(ctx);
 }
@@ -538,8 +543,8 @@ static void all_close(meeting *m)
 {
     for (int i = 0; i < 20; i++) {
         dp_ctx *ctx = shm_open_with(m, 1 + i % 2, TIMEOUT_MS);
-        const dp_part parts[] = {{.send = numbers, .recv = numbers},
-                                 {.send = others, .recv = NULL}};
+        const dp_part parts[] = {{.send = numbers(), .recv = numbers()},
+                                 {.send = numbers() + LARGE, .recv = NULL}};
         CHECK_OK(dp_all_reduce(ctx, parts, i % 3 == 0 ? LARGE : COUNT, DP_F32, DP_OP_MAX));
         dp_close(ctx);
     }

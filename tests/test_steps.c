@@ -559,7 +559,7 @@ TEST_BACKENDS(kernels_know_shapes_and_places)
 TEST_BACKENDS(large_steps)
 {
     enum { COUNT = 400001 };
-    static float numbers[COUNT];
+    float *numbers = test_room(COUNT * sizeof(float));
     dp_tensor param, grad, host = dp_wrap(numbers, DP_F32, DP_SHAPE(COUNT));
     for (int i = 0; i < COUNT; i++)
         numbers[i] = (float)(i % 7);
@@ -577,7 +577,7 @@ TEST_BACKENDS(large_steps)
                            .out_count = 1,
                            .numbers = {0.5}};
     CHECK_OK(dp_kernel_run(ctx, 0, &args));
-    CHECK_OK(dp_read(ctx, &param, numbers, sizeof numbers));
+    CHECK_OK(dp_read(ctx, &param, numbers, COUNT * sizeof *numbers));
     for (int i = 0; i < COUNT; i++)
         CHECK_F64(numbers[i], 1 - 0.5 * (i % 7), 0);
 }

@@ -826,7 +826,8 @@ TEST_SLOW(copy_takes_any_strides_between_any_devices, 20)
 TEST(copy_turns_large_matrices)
 {
     enum { rows = 1501, columns = 701 };
-    static float data[rows * columns], turned[rows * columns];
+    const size_t bytes = rows * columns * sizeof(float);
+    float *data = test_room(bytes), *turned = test_room(bytes);
     dp_ctx *ctx = open_devices(2);
     dp_tensor src = dp_wrap(data, DP_F32, 2, (int64_t[]){rows, columns}), view;
     dp_tensor dst = dp_wrap(turned, DP_F32, 2, (int64_t[]){columns, rows});
@@ -841,7 +842,7 @@ TEST(copy_turns_large_matrices)
         }
     }
     CHECK_OK(dp_transpose(&dst, 0, 1, &dst));
-    memset(data, 0, sizeof data);
+    memset(data, 0, bytes);
     CHECK_OK(dp_copy(ctx, &src, &dst, NULL));
     for (int i = 0; i < rows * columns; i++) {
         CHECK(data[i] == (float)i);
@@ -1410,7 +1411,7 @@ static double sum_with(int device_count, int thread_count, const dp_tensor *tens
 TEST(stats_have_the_same_bits_whatever_the_threads)
 {
     enum { count = (1 << 20) + 3 };
-    static float data[count];
+    float *data = test_room(count * sizeof *data);
     uint64_t random = test_seed();
     for (int i = 0; i < count; i++) {
         data[i] = (float)ldexp((double)(int32_t)test_random(&random), -25);

@@ -173,7 +173,7 @@ TEST_SLOW(contexts_come_and_go_in_several_threads, 30)
 TEST_SLOW(large_kernels_are_shared_out, 30)
 {
     enum { count = 300001 };
-    static float x[count], y[count];
+    float *x = test_room(count * sizeof *x), *y = test_room(count * sizeof *y);
     dp_ctx *ctx = open_devices(4, 4);
     dp_tensor tx = dp_wrap(x, DP_F32, 1, (int64_t[]){count});
     dp_tensor ty = dp_wrap(y, DP_F32, 1, (int64_t[]){count});

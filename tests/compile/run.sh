@@ -61,7 +61,7 @@ links() {
     local program
     program=$BUILD/program-$(basename "$cc")
     # Frames are larger without optimization; the test builds check what they are with it.
-    strict "$@" -Wno-frame-larger-than -o "$program" "${LINK[@]}" && timeout 90 "$program"
+    strict "$@" -Wno-frame-larger-than -o "$program" "${LINK[@]}" && timeout 300 "$program"
 }
 
 IMPLEMENT='#define DP_IMPLEMENTATION'
