@@ -659,9 +659,7 @@ static void dp__os_on_signal(int number)
 /* Those that the program ignores stay ignored. */
 static void dp__os_signals_take(void)
 {
-    struct sigaction ours;
-    memset(&ours, 0, sizeof ours);
-    ours.sa_handler = dp__os_on_signal;
+    struct sigaction ours = {.sa_handler = dp__os_on_signal};
     sigemptyset(&ours.sa_mask);
     dp__os_signal = 0;
     for (int i = 0; i < 2; i++) {
@@ -1084,7 +1082,9 @@ static dp_status dp__team_start(dp__team *team)
     int failed = 0, i = 1;
     for (; i < team->thread_count && failed == 0; i++) {
         dp__worker *worker = &team->workers[i];
-        *worker = (dp__worker){.team = team, .index = i};
+        worker->team = team;
+        worker->index = i;
+        atomic_init(&worker->owed, DP__OWES_NOTHING);
         dp__gate_init(&worker->gate);
         failed = dp__thread_start(&worker->thread, dp__worker_main, worker);
         if (failed != 0)
@@ -1103,10 +1103,11 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     dp__team *team = host->alloc(host, dp__team_bytes(thread_count), 64);
     if (team == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d workers", thread_count - 1);
-    memset(team, 0, dp__team_bytes(thread_count));
     team->thread_count = thread_count;
     team->share_count = thread_count < core_count ? thread_count : core_count;
     team->spin = thread_count <= core_count;
+    atomic_init(&team->closing, false);
+    atomic_init(&team->busy, false);
     dp__gate_init(&team->inside);
     dp__gate_init(&team->workers[0].gate);
     dp_status status = dp__team_start(team);
@@ -1421,7 +1422,10 @@ static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(voi
     dp__courier *courier = host->alloc(host, sizeof *courier, 64);
     if (courier == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a courier");
-    *courier = (dp__courier){.spin = spin, .fn = fn, .user = user};
+    courier->spin = spin;
+    courier->fn = fn;
+    courier->user = user;
+    atomic_init(&courier->closing, false);
     dp__gate_init(&courier->work);
     dp__gate_init(&courier->news);
     int failed = dp__thread_start(&courier->thread, dp__courier_main, courier);
@@ -2809,8 +2813,7 @@ static void dp__cpu_pad_row(const dp_kernel_args *args, char *out, const char *i
     size_t own = inside ? (size_t)args->in_shape[args->ndim - 1] * size : 0;
     if (own > 0 && args->in_stride[args->ndim - 1] == 1)
         memcpy(out, in, own);
-    if (own < row)
-        dp__cpu_fill(out + own, row - own, args->fill_bits, size);
+    dp__cpu_fill(out + own, row - own, args->fill_bits, size);
 }
 
 /* Rows in the order of the output, which is dense. A row of the input that is not together was put
