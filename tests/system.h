@@ -109,6 +109,34 @@ TEST(connections_over_a_network)
     CHECK_INT(descriptor_count(), before);
 }
 
+static int option_of(int fd, int level, int option)
+{
+    int value = -1;
+    socklen_t bytes = sizeof value;
+    CHECK_INT(getsockopt(fd, level, option, &value, &bytes), 0);
+    return value;
+}
+
+/* Also where the system keeps the two families apart, unless it is asked. */
+TEST(one_listener_for_both_families)
+{
+    dp__os_address all[2];
+    int own = unshare(CLONE_NEWNET) == 0 ? open("/proc/sys/net/ipv6/bindv6only", O_WRONLY) : -1;
+    if (own < 0) {
+        SKIP("only root may have a network of its own, and not every machine has IPv6");
+    }
+    CHECK_INT(write(own, "1", 1), 1);
+    dp__os_close(own);
+    dp__os_everywhere(0, all);
+    int plain = dp__os_socket(AF_INET6), listener = dp__os_listen(&all[0]);
+    CHECK_INT(option_of(plain, IPPROTO_IPV6, IPV6_V6ONLY), 1);
+    CHECK_INT(option_of(listener, IPPROTO_IPV6, IPV6_V6ONLY), 0);
+    CHECK_INT(option_of(plain, SOL_SOCKET, SO_REUSEADDR), 0);
+    CHECK_INT(option_of(listener, SOL_SOCKET, SO_REUSEADDR), 1);
+    dp__os_close(plain);
+    dp__os_close(listener);
+}
+
 TEST(connections_inside_a_machine)
 {
     int before = descriptor_count();
@@ -262,6 +290,19 @@ TEST(memory_with_a_name)
     share_memory(true);
 }
 
+TEST(memory_may_have_the_first_of_all_descriptors)
+{
+    dp__shared made = {.fd = -1};
+    dp__shared_name name;
+    dp__os_close(STDIN_FILENO);
+    CHECK_OK(dp__os_shared_make(true, 4096, &made, &name));
+    CHECK_INT(made.fd, STDIN_FILENO);
+    CHECK(name.path[0] != '\0');
+    dp__os_shared_unlink(name.path);
+    dp__os_shared_close(&made);
+    CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
+}
+
 /* Files may not grow any more: memory with a name says how much /dev/shm has. */
 static void grow_memory(bool named)
 {
@@ -309,6 +350,92 @@ TEST(words_are_waited_for)
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */
+
+static void exit_as_the_parent(void)
+{
+    _exit(77);
+}
+
+static void wait_for(dp__os_child *child)
+{
+    for (int i = 0; i < 1000 && !dp__os_ended(child); i++) {
+        dp__os_sleep_ms(5);
+    }
+    CHECK_INT(child->pid, 0);
+}
+
+/* The words reach the parent, and what the parent has registered for its own end does not run. */
+static void start_and_end(bool good)
+{
+    int before = descriptor_count(), words = 0;
+    dp__os_child child = {0};
+    int started = dp__os_fork(&child);
+    CHECK((fcntl(child.pipe, F_GETFD) & FD_CLOEXEC) != 0);
+    if (started == 0) {
+        words = getpid();
+        alarm(5);
+        dp__os_leave(&child, &words, sizeof words, good);
+    }
+    int pid = child.pid;
+    CHECK_INT(started, 1);
+    wait_for(&child);
+    CHECK_INT(child.by_signal, 0);
+    CHECK_INT(child.code, good ? EXIT_SUCCESS : EXIT_FAILURE);
+    CHECK(dp__os_words(&child, &words, sizeof words));
+    CHECK_INT(words, pid);
+    errno = EINTR; /* of an older call */
+    CHECK(!dp__os_words(&child, &words, sizeof words));
+    dp__os_close(child.pipe);
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(a_process_ends_with_its_words_and_its_status)
+{
+    CHECK_INT(atexit(exit_as_the_parent), 0);
+    start_and_end(true);
+    start_and_end(false);
+    _exit(EXIT_SUCCESS);
+}
+
+/* No signal comes between the two; before and behind, the same ones as always do. */
+static bool blocked_around_a_fork, blocked_behind_a_fork;
+
+static bool is_blocked(int number)
+{
+    sigset_t now;
+    CHECK_INT(pthread_sigmask(SIG_BLOCK, NULL, &now), 0);
+    return sigismember(&now, number) != 0;
+}
+
+static void look_before_a_fork(void)
+{
+    blocked_around_a_fork = is_blocked(SIGINT) && is_blocked(SIGTERM) && is_blocked(SIGUSR1);
+}
+
+static void look_behind_a_fork(void)
+{
+    blocked_behind_a_fork = is_blocked(SIGINT) && is_blocked(SIGTERM) && is_blocked(SIGUSR1);
+}
+
+TEST(a_fork_is_not_interrupted)
+{
+    sigset_t user;
+    dp__os_child child = {0};
+    sigemptyset(&user);
+    sigaddset(&user, SIGUSR1);
+    CHECK_INT(pthread_sigmask(SIG_SETMASK, &user, NULL), 0);
+    CHECK_INT(pthread_atfork(look_before_a_fork, NULL, look_behind_a_fork), 0);
+    int started = dp__os_fork(&child);
+    bool restored = is_blocked(SIGUSR1) && !is_blocked(SIGINT) && !is_blocked(SIGTERM);
+    if (started == 0) {
+        dp__os_leave(&child, "", 0, restored && blocked_behind_a_fork);
+    }
+    CHECK(restored && blocked_around_a_fork && !blocked_behind_a_fork);
+    wait_for(&child);
+    CHECK_INT(child.by_signal, 0);
+    CHECK_INT(child.code, EXIT_SUCCESS);
+    dp__os_close(child.pipe);
+}
 
 /* Nobody but root may always start one more. */
 TEST(a_process_that_cannot_be_started)

@@ -96,6 +96,37 @@ TEST(a_sleeper_is_woken_with_and_without_a_spin)
     CHECK_INT(missed_by_a_sleeper(true), 1);
 }
 
+/* ---- memory for inner parts ------------------------------------------------------------------ */
+
+static int blocks_of_tests, fail_of_tests; /* how many there are; the next this often fails */
+
+/* Of memory before anybody writes there: words that say a thread owes and a lock is taken, or bytes
+   that are all `true`. */
+static const int fills_of_tests[] = {1, 0x01010101};
+static int fill_of_tests = 1;
+
+static void *alloc_for_tests(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host;
+    if (fail_of_tests > 0 && --fail_of_tests == 0) {
+        return NULL;
+    }
+    int *data = dp__os_alloc(bytes, align, NULL);
+    CHECK(data != NULL);
+    for (size_t i = 0; i < bytes / sizeof *data; i++) {
+        data[i] = fill_of_tests;
+    }
+    blocks_of_tests++;
+    return data;
+}
+
+static void free_for_tests(const dp_host *host, void *data)
+{
+    (void)host;
+    blocks_of_tests -= data != NULL;
+    free(data);
+}
+
 /* ---- who takes what -------------------------------------------------------------------------- */
 
 static dp_ctx *open_team(int devices, int threads)
@@ -195,6 +226,51 @@ static void count_part(int part, void *user)
     atomic_fetch_add(&counts[part], 1);
 }
 
+TEST(a_team_counts_on_nothing_that_its_memory_holds)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    atomic_int counts[9] = {0};
+    for (int i = 0; i < 2 * 3; i++) {
+        int threads = 1 + i / 2;
+        dp__team *team = NULL;
+        fill_of_tests = fills_of_tests[i % 2];
+        CHECK_OK(dp__team_open(&host, threads, 2, &team));
+        CHECK(dp__team_enter(team));
+        CHECK(!dp__team_enter(team));
+        dp__team_run(team, threads, count_part, counts);
+        dp__team_share(team, 9, count_part, counts);
+        dp__team_exit(team);
+        dp__team_close(team);
+        free_for_tests(&host, team);
+    }
+    for (int i = 0; i < 9; i++) {
+        CHECK_INT(atomic_load(&counts[i]), 2 * (3 + (i < 3 ? 3 - i : 0)));
+    }
+    CHECK_INT(blocks_of_tests, 0);
+}
+
+/* These have no thread at all, as if they slept through it. */
+TEST(a_worker_that_comes_too_late_is_not_waited_for)
+{
+    atomic_int counts[9] = {0};
+    dp__team *team = dp__os_alloc(dp__team_bytes(3), 64, NULL);
+    CHECK(team != NULL);
+    memset(team, 0, dp__team_bytes(3));
+    team->thread_count = team->share_count = 3;
+    dp__gate_init(&team->inside);
+    for (int i = 0; i < 3; i++) {
+        dp__gate_init(&team->workers[i].gate);
+    }
+    dp__team_share(team, 9, count_part, counts);
+    for (int i = 0; i < 9; i++) {
+        CHECK_INT(atomic_load(&counts[i]), 1);
+    }
+    for (int i = 1; i < 3; i++) {
+        CHECK(!dp__team_claim(&team->workers[i], DP__OWES_A_SHARE));
+    }
+    free(team);
+}
+
 TEST(every_part_is_done_once_whatever_their_number)
 {
     static atomic_int counts[40];
@@ -270,18 +346,6 @@ TEST(work_is_cut_into_slices_that_are_worth_it)
 /* Collectives that move bytes are shared out by all that they move: every rank's to every rank. */
 static int slices_of_tests;
 
-static void *alloc_for_tests(const dp_host *host, size_t bytes, size_t align)
-{
-    (void)host;
-    return dp__os_alloc(bytes, align, NULL);
-}
-
-static void free_for_tests(const dp_host *host, void *data)
-{
-    (void)host;
-    free(data);
-}
-
 static void count_slices(const dp_host *host, int part_count, void (*fn)(int part, void *user),
                          void *user)
 {
@@ -328,6 +392,84 @@ TEST(moves_are_shared_out_by_what_they_move)
     comm->ops->close(comm);
 }
 
+/* Whichever block is refused, those before it are given back; and all are at the end. */
+TEST(a_communicator_gives_back_what_it_took)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    const dp_comm_config config = {.local_count = 2, .rank_count = 2, .host_memory = true};
+    dp_comm *comm = NULL;
+    for (int block = 1; block <= 3; block++) {
+        fail_of_tests = block;
+        CHECK_ERROR(dp_cpu_coll()->open(&host, &config, &comm), DP_ERR_NO_MEMORY,
+                    "cpu: no memory for a communicator");
+        CHECK(comm == NULL);
+        CHECK_INT(blocks_of_tests, 0);
+    }
+    CHECK_INT(fail_of_tests, 0);
+    CHECK_OK(dp_cpu_coll()->open(&host, &config, &comm));
+    CHECK_INT(blocks_of_tests, 3);
+    comm->ops->close(comm);
+    CHECK_INT(blocks_of_tests, 0);
+}
+
+/* ---- what makes it fast: the same numbers come without it ------------------------------------- */
+
+/* Whatever the strides of dims of one are, and in whatever order the others come. */
+TEST(a_dense_block_is_copied_in_one_row)
+{
+    const int64_t shape[] = {1, 4, 1, 3, 5, 1}, out[] = {7, 15, 999, 1, 3, 0},
+                  in[] = {0, 15, 2, 1, 3, 99};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                                 .dtype = DP_F32,
+                                 .count = 60,
+                                 .ndim = 6,
+                                 .shape = shape,
+                                 .out_stride = out,
+                                 .in_stride = in};
+    dp__cpu_plan plan;
+    dp__cpu_plan_make(&args, &plan);
+    CHECK_INT(plan.ndim, 2);
+    CHECK_INT(plan.shape[0], 1);
+    CHECK_INT(plan.shape[1], 60);
+    CHECK_INT(plan.out[1], 4);
+    CHECK_INT(plan.in[1], 4);
+}
+
+/* A set that ends where it began leaves all to the others. */
+static int ranges_of_tests;
+
+static size_t count_range(const dp_kernel_args *args, dp_op op, size_t at, size_t end)
+{
+    (void)args;
+    ranges_of_tests += at == 0 && end == 3 * sizeof(float) && op == DP_OP_MAX;
+    return at;
+}
+
+TEST(the_widest_set_of_instructions_comes_first)
+{
+    const dp__simd counting = {.reduce = {[DP_F32] = count_range}};
+    const float a[] = {1, 5, 3}, b[] = {4, 2, 6};
+    float most[3] = {0};
+    const void *const in[] = {a, b};
+    void *const out[] = {most};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                                 .op = DP_OP_MAX,
+                                 .dtype = DP_F32,
+                                 .in_dtype = DP_F32,
+                                 .count = 3,
+                                 .out = out,
+                                 .in = in,
+                                 .out_count = 1,
+                                 .in_count = 2,
+                                 .alpha = 1,
+                                 .beta = 1};
+    dp__cpu_reduce_range(&counting, &args, DP_OP_MAX, 0, sizeof most);
+    CHECK_INT(ranges_of_tests, 1);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(most[i], 4 + i);
+    }
+}
+
 /* ---- the courier ----------------------------------------------------------------------------- */
 
 static atomic_int errands;
@@ -347,13 +489,14 @@ static void *alloc_nothing(const dp_host *host, size_t bytes, size_t align)
     return NULL;
 }
 
-/* It goes once by itself, and after each call; it tells who waits. */
+/* It goes once by itself, and once after each call; it tells who waits. */
 static void call_courier(bool spin)
 {
     const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
     static dp__courier *courier;
     atomic_store(&errands, 0);
     CHECK_OK(dp__courier_open(&host, spin, run_errand, &courier, &courier));
+    CHECK_INT(courier->spin, spin);
     while (atomic_load(&errands) < 1) {
         sched_yield();
     }
@@ -361,15 +504,18 @@ static void call_courier(bool spin)
         unsigned seen = dp__courier_ticket(courier);
         dp__courier_wake(courier);
         dp__courier_await(courier, seen);
-        CHECK(atomic_load(&errands) >= calls + 1);
+        CHECK_INT(atomic_load(&errands), calls + 1);
     }
     dp__courier_close(&host, courier);
 }
 
 TEST(a_courier_comes_when_called)
 {
-    call_courier(false);
-    call_courier(true);
+    for (int i = 0; i < 2 * 2; i++) {
+        fill_of_tests = fills_of_tests[i / 2];
+        call_courier(i % 2);
+    }
+    CHECK_INT(blocks_of_tests, 0);
 }
 
 TEST(a_courier_needs_memory)
