@@ -1774,6 +1774,46 @@ TEST(ctrl_c_ends_all)
     check_signal(SIGTERM);
 }
 
+static volatile sig_atomic_t told_to_end;
+
+static void on_end(int n)
+{
+    (void)n;
+    told_to_end = 1;
+}
+
+static dp_status tidy_up(void *user)
+{
+    shared *all = user;
+    int process = atoi(getenv("DP_PROCESS"));
+    CHECK(signal(SIGTERM, on_end) != SIG_ERR);
+    all->seen[process] = 1;
+    while (!told_to_end)
+        poll(NULL, 0, 5);
+    all->seen[process] = 2;
+    return DP_OK;
+}
+
+/* Not killed with their parent: told to end, and waited for. */
+TEST(ctrl_c_leaves_time_to_tidy_up)
+{
+    shared *all = share_memory();
+    int status = 0;
+    nobody_launched_us();
+    pid_t parent = fork();
+    if (parent == 0) {
+        signal(SIGINT, SIG_DFL);
+        _exit(dp_spawn(2, tidy_up, all) == DP_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    while (*(volatile int *)&all->seen[0] == 0 || *(volatile int *)&all->seen[1] == 0)
+        poll(NULL, 0, 5);
+    kill(parent, SIGINT);
+    CHECK_INT(waitpid(parent, &status, 0), parent);
+    CHECK(WIFSIGNALED(status));
+    CHECK_INT(all->seen[0], 2);
+    CHECK_INT(all->seen[1], 2);
+}
+
 static dp_status rest_a_while(void *user)
 {
     shared *all = user;
