@@ -368,12 +368,11 @@ static int dp__os_socket(int family)
 }
 
 #if defined(__linux__)
-/* A name that is no file: it goes with the last descriptor, whatever happens to the process. */
+/* A name that is no file, as it stands behind the first of `path`, which are zeros: it goes with the
+   last descriptor, whatever happens to the process. */
 static size_t dp__os_path(const char *name, char *path, size_t room)
 {
-    int bytes = snprintf(path + 1, room - 1, "%s", name);
-    path[0] = '\0';
-    return 1 + (size_t)bytes;
+    return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);
 }
 
 static void dp__os_forget(const dp__os_address *address)
@@ -488,14 +487,10 @@ static int dp__os_listen(const dp__os_address *address)
 
 static int dp__os_port(int fd)
 {
-    struct sockaddr_storage at;
-    struct sockaddr_in6 six;
+    struct sockaddr_in6 at = {.sin6_port = 0}; /* which lies in the same place in both families */
     socklen_t bytes = sizeof at;
-    memset(&at, 0, sizeof at);
-    if (getsockname(fd, (struct sockaddr *)&at, &bytes) != 0)
-        return 0;
-    memcpy(&six, &at, sizeof six); /* the port lies in the same place in both families */
-    return ntohs(six.sin6_port);
+    (void)getsockname(fd, (struct sockaddr *)&at, &bytes);
+    return ntohs(at.sin6_port);
 }
 
 /* -1: nobody calls, or there is no descriptor left: out_full says which. */
@@ -553,7 +548,6 @@ static void dp__os_peer(int fd, char *text, size_t room)
 {
     struct sockaddr_storage at;
     socklen_t bytes = sizeof at;
-    text[0] = '\0';
     if (getpeername(fd, (struct sockaddr *)&at, &bytes) != 0 || at.ss_family == AF_UNIX ||
         getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
                     NI_NUMERICHOST) != 0)
@@ -572,7 +566,6 @@ static void dp__os_peer(int fd, char *text, size_t room)
 static uint64_t dp__os_affinity(void)
 {
     cpu_set_t mask;
-    CPU_ZERO(&mask);
     return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__hash(1, &mask, sizeof mask) : 0;
 }
 #else
@@ -759,7 +752,7 @@ static bool dp__os_ended(dp__os_child *child)
 {
     int status = 0;
     pid_t ended = waitpid(child->pid, &status, WNOHANG);
-    if (ended == 0 || (ended < 0 && errno == EINTR))
+    if (ended == 0)
         return false;
     child->pid = 0;
     child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
@@ -2454,8 +2447,8 @@ static void dp__cpu_squares(const dp__simd *simd, double *lanes, dp_dtype dtype,
     simd->squares[wide](lanes, in, whole);
     for (size_t i = whole; i < count; i += DP__CPU_TILE) {
         const size_t n = count - i < DP__CPU_TILE ? count - i : DP__CPU_TILE;
-        if (n < DP__CPU_TILE)
-            memset(&tile, 0, sizeof tile);
+        memset((char *)&tile + n * dp_dtype_bytes(wide), 0,
+               (DP__CPU_TILE - n) * dp_dtype_bytes(wide));
         dp__cpu_cast(simd, wide, &tile, dtype, in + i * bytes, n);
         simd->squares[wide](lanes, &tile, (n + DP__CPU_LANES - 1) / DP__CPU_LANES * DP__CPU_LANES);
     }
@@ -3203,10 +3196,7 @@ static dp_status dp__cpu_move_all(dp__cpu_move move)
         all *= blocks;
     int slices = dp__cpu_count_slices(host, all);
     move.part_count = (size_t)slices;
-    if (slices == 1)
-        dp__cpu_move_part(0, &move);
-    else
-        host->parallel(host, slices, dp__cpu_move_part, &move);
+    host->parallel(host, slices, dp__cpu_move_part, &move);
     return DP_OK;
 }
 

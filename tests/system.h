@@ -143,6 +143,11 @@ TEST(connections_inside_a_machine)
     char name[32], text[8] = "x";
     snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
     dp__os_address here = dp__os_local(name);
+    struct sockaddr_un at;
+    memcpy(&at, &here.at, sizeof at);
+    CHECK_INT(at.sun_path[0], '\0');
+    CHECK_STR(at.sun_path + 1, name);
+    CHECK_INT(here.bytes, offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
     CHECK_INT(dp__os_connect(&here), -1); /* nobody there yet */
     int listener = dp__os_listen(&here);
     check_prepared(listener, false);
@@ -250,8 +255,11 @@ static void share_memory(bool named)
     CHECK_INT(((char *)found.data)[5000], 7);
     CHECK((fcntl(made.fd, F_GETFD) & FD_CLOEXEC) != 0);
     CHECK((fcntl(found.fd, F_GETFD) & FD_CLOEXEC) != 0);
+    void *was = found.data;
+    CHECK_INT(msync(was, BYTES, MS_ASYNC), 0);
     dp__os_shared_close(&found);
     CHECK(found.fd == -1 && found.data == NULL);
+    CHECK_INT(msync(was, BYTES, MS_ASYNC), -1);
 
     CHECK_ERROR(dp__os_shared_find(&name, BYTES / 2, &found), DP_ERR_NO_MEMORY,
                 "another file is in its place");
@@ -292,15 +300,55 @@ TEST(memory_with_a_name)
 
 TEST(memory_may_have_the_first_of_all_descriptors)
 {
-    dp__shared made = {.fd = -1};
+    dp__shared made = {.fd = -1}, found = {.fd = -1};
     dp__shared_name name;
     dp__os_close(STDIN_FILENO);
     CHECK_OK(dp__os_shared_make(true, 4096, &made, &name));
     CHECK_INT(made.fd, STDIN_FILENO);
     CHECK(name.path[0] != '\0');
-    dp__os_shared_unlink(name.path);
     dp__os_shared_close(&made);
+    CHECK_OK(dp__os_shared_find(&name, 4096, &found));
+    CHECK_INT(found.fd, STDIN_FILENO);
+    dp__os_shared_unlink(name.path);
+    dp__os_shared_close(&found);
     CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
+}
+
+TEST(memory_of_no_bytes)
+{
+    dp__shared made = {.fd = -1};
+    dp__shared_name name;
+    CHECK_ERROR(dp__os_shared_make(false, 0, &made, &name), DP_ERR_NO_MEMORY,
+                "shared memory: 0 bytes cannot be mapped: ");
+    CHECK(made.data == NULL);
+    dp__os_shared_close(&made);
+}
+
+/* What needs one says so, and there is no file, socket or process then. */
+TEST(there_is_no_descriptor_left)
+{
+    struct rlimit none, limit;
+    dp__shared made = {.fd = -1};
+    dp__shared_name name;
+    dp__os_child child = {0};
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int started = dp__os_fork(&child);
+    if (started == 0) {
+        _exit(EXIT_FAILURE);
+    }
+    CHECK_INT(started, -1);
+    CHECK_INT(child.pid, 0);
+    CHECK_INT(dp__os_socket(AF_INET), -1);
+    CHECK_ERROR(dp__os_shared_make(true, 4096, &made, &name), DP_ERR_NO_MEMORY,
+                "shared memory: none can be made in /dev/shm: ");
+    CHECK_STR(name.path, "");
+    CHECK_ERROR(dp__os_shared_make(false, 4096, &made, &name), DP_ERR_NO_MEMORY,
+                "shared memory: none can be made: ");
+    CHECK(dp__os_random() != dp__os_random());
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 /* Files may not grow any more: memory with a name says how much /dev/shm has. */
@@ -397,6 +445,48 @@ TEST(a_process_ends_with_its_words_and_its_status)
     _exit(EXIT_SUCCESS);
 }
 
+/* What was in a buffer before the start is written once, and what a process leaves in one as well. */
+TEST(buffers_are_written_once)
+{
+    char got[32] = "";
+    dp__os_child child = {0};
+    FILE *file = tmpfile();
+    CHECK(file != NULL && fputs("parent", file) >= 0);
+    int started = dp__os_fork(&child);
+    if (started == 0) {
+        fputs(" child", file);
+        dp__os_leave(&child, "", 0, true);
+    }
+    CHECK_INT(started, 1);
+    wait_for(&child);
+    dp__os_close(child.pipe);
+    CHECK_INT(fflush(file), 0);
+    CHECK_INT(pread(fileno(file), got, sizeof got - 1, 0), 12);
+    CHECK_STR(got, "parent child");
+    fclose(file);
+}
+
+/* Its parent may have ended before a process can ask to end with it. */
+static int code_of_who_lives_with(pid_t parent)
+{
+    int status = 0;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        dp__os_die_with(parent);
+        _exit(77);
+    }
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+TEST(a_process_whose_parent_has_ended_ends)
+{
+    CHECK_INT(code_of_who_lives_with(getpid()), 77);
+    CHECK_INT(code_of_who_lives_with(getppid()), EXIT_FAILURE);
+}
+
 /* No signal comes between the two; before and behind, the same ones as always do. */
 static bool blocked_around_a_fork, blocked_behind_a_fork;
 
@@ -475,6 +565,7 @@ TEST(a_machine_has_one_name)
     CHECK(strstr(text, "pid:[") != NULL && text[strlen(text) - 1] == ']');
     CHECK_INT(dp__os_machine() == dp__os_machine(), 1);
     uint64_t own = dp__os_machine();
+    CHECK(own != dp__hash(dp__hash_first, "", 0));
     CHECK_INT(setenv("DP_MACHINE", "another", 1), 0);
     CHECK(dp__os_machine() != own);
     CHECK_INT(setenv("DP_MACHINE", "", 1), 0); /* as if it were not there */
@@ -484,5 +575,20 @@ TEST(a_machine_has_one_name)
 TEST(random_numbers_differ)
 {
     CHECK(dp__os_random() != dp__os_random());
+}
+
+TEST(questions_leave_no_descriptor)
+{
+    int before = descriptor_count();
+    CHECK(dp__os_core_count() > 0);
+    CHECK(dp__os_machine() != dp__os_random());
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(a_pause_takes_its_time)
+{
+    uint64_t start = dp__os_now_ns();
+    dp__os_sleep_ms(20);
+    CHECK(dp__os_now_ns() - start >= 19000000);
 }
 #endif

@@ -220,6 +220,47 @@ TEST(a_caller_with_nothing_left_to_do_sleeps)
     dp_close(ctx);
 }
 
+TEST(a_worker_with_nothing_to_do_sleeps)
+{
+    dp_ctx *ctx = open_team(2, 2);
+    while (!atomic_load(&ctx->team->workers[1].gate.asleep)) {
+        sched_yield();
+    }
+    dp_close(ctx);
+}
+
+/* Part 0 sleeps until part 1 has seen that it does, and more. */
+typedef struct nap {
+    dp__team *team;
+    atomic_bool over;
+} nap;
+
+static void take_a_nap(int part, void *user)
+{
+    nap *n = user;
+    unsigned seen = dp__team_ticket(n->team, 0);
+    if (part == 0) {
+        dp__team_sleep(n->team, 0, seen);
+        CHECK(atomic_load(&n->over));
+        return;
+    }
+    while (!atomic_load(&n->team->workers[0].gate.asleep)) {
+        sched_yield();
+    }
+    atomic_store(&n->over, true);
+    dp__team_wake(n->team, 0);
+}
+
+TEST(a_part_sleeps_until_another_one_wakes_it)
+{
+    dp_ctx *ctx = open_team(2, 2);
+    nap n = {.team = ctx->team};
+    CHECK(dp__team_enter(ctx->team));
+    dp__team_run(ctx->team, 2, take_a_nap, &n);
+    dp__team_exit(ctx->team);
+    dp_close(ctx);
+}
+
 static void count_part(int part, void *user)
 {
     atomic_int *counts = user;
@@ -412,6 +453,29 @@ TEST(a_communicator_gives_back_what_it_took)
     CHECK_INT(blocks_of_tests, 0);
 }
 
+TEST(a_device_gives_back_what_it_took)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    dp_dev *dev = NULL;
+    dp_stream *stream = NULL;
+    dp_event *event = NULL;
+    void *data = NULL;
+    CHECK_OK(dp_cpu()->open(&host, 0, &dev));
+    CHECK_OK(dp_cpu()->stream_create(dev, 0, &stream));
+    CHECK_OK(dp_cpu()->event_create(dev, &event));
+    CHECK_OK(dp_cpu()->alloc(dev, 100, &data));
+    CHECK(stream->dev == dev && event->dev == dev);
+    CHECK_INT(blocks_of_tests, 4);
+    dp_cpu()->free(dev, data, 100);
+    CHECK_INT(blocks_of_tests, 3);
+    dp_cpu()->event_destroy(event);
+    CHECK_INT(blocks_of_tests, 2);
+    dp_cpu()->stream_destroy(stream);
+    CHECK_INT(blocks_of_tests, 1);
+    dp_cpu()->close(dev);
+    CHECK_INT(blocks_of_tests, 0);
+}
+
 /* ---- what makes it fast: the same numbers come without it ------------------------------------- */
 
 /* Whatever the strides of dims of one are, and in whatever order the others come. */
@@ -435,26 +499,55 @@ TEST(a_dense_block_is_copied_in_one_row)
     CHECK_INT(plan.in[1], 4);
 }
 
-/* A set that ends where it began leaves all to the others. */
-static int ranges_of_tests;
-
-static size_t count_range(const dp_kernel_args *args, dp_op op, size_t at, size_t end)
+/* Columns that lie together in the input are turned in squares. */
+TEST(rows_are_along_what_is_dense_in_the_input)
 {
-    (void)args;
-    ranges_of_tests += at == 0 && end == 3 * sizeof(float) && op == DP_OP_MAX;
+    const int64_t shape[] = {2, 3, 4}, out[] = {12, 4, 1}, in[] = {1, 2, 6};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                                 .dtype = DP_F32,
+                                 .count = 24,
+                                 .ndim = 3,
+                                 .shape = shape,
+                                 .out_stride = out,
+                                 .in_stride = in};
+    dp__cpu_plan plan;
+    dp__cpu_plan_make(&args, &plan);
+    dp__cpu_plan_turn(&plan);
+    CHECK_INT(plan.ndim, 4);
+    CHECK_INT(plan.shape[2], 2);
+    CHECK_INT(plan.in[2], 4);
+    CHECK_INT(plan.shape[3], 4);
+    CHECK_INT(plan.out[3], 4);
+}
+
+/* A set that ends where it began leaves all to the others. */
+static const float added[2][3] = {{1, 5, 3}, {4, 2, 6}};
+static int calls_of_tests;
+
+static size_t leave_range(const dp_kernel_args *args, dp_op op, size_t at, size_t end)
+{
+    (void)op;
+    calls_of_tests += args->in[0] == added[0] && at == 0 && end == sizeof added[0];
+    return at;
+}
+
+static size_t leave_elements(void *out, const void *in, size_t at, size_t end)
+{
+    (void)out;
+    calls_of_tests += in == added[0] && at == 0 && end == 3;
     return at;
 }
 
 TEST(the_widest_set_of_instructions_comes_first)
 {
-    const dp__simd counting = {.reduce = {[DP_F32] = count_range}};
-    const float a[] = {1, 5, 3}, b[] = {4, 2, 6};
-    float most[3] = {0};
-    const void *const in[] = {a, b};
-    void *const out[] = {most};
-    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                                 .op = DP_OP_MAX,
-                                 .dtype = DP_F32,
+    const dp__simd set = {.reduce = {[DP_F32] = leave_range},
+                          .axpby = {[DP_F32] = leave_range},
+                          .convert = {[DP_F64] = {[DP_F32] = leave_elements}}};
+    const void *const in[] = {added[0], added[1]};
+    float got[3];
+    double wide[3];
+    void *const out[] = {got};
+    const dp_kernel_args args = {.dtype = DP_F32,
                                  .in_dtype = DP_F32,
                                  .count = 3,
                                  .out = out,
@@ -463,11 +556,15 @@ TEST(the_widest_set_of_instructions_comes_first)
                                  .in_count = 2,
                                  .alpha = 1,
                                  .beta = 1};
-    dp__cpu_reduce_range(&counting, &args, DP_OP_MAX, 0, sizeof most);
-    CHECK_INT(ranges_of_tests, 1);
-    for (int i = 0; i < 3; i++) {
-        CHECK_INT(most[i], 4 + i);
-    }
+    dp__cpu_reduce_range(&set, &args, DP_OP_MAX, 0, sizeof got);
+    CHECK_INT(calls_of_tests, 1);
+    CHECK_BYTES(got, ((float[]){4, 5, 6}), sizeof got);
+    dp__cpu_axpby(&set, &args, 0, sizeof got);
+    CHECK_INT(calls_of_tests, 2);
+    CHECK_BYTES(got, ((float[]){5, 7, 9}), sizeof got);
+    dp__cpu_cast(&set, DP_F64, wide, DP_F32, added[0], 3);
+    CHECK_INT(calls_of_tests, 3);
+    CHECK_BYTES(wide, ((double[]){1, 5, 3}), sizeof wide);
 }
 
 /* ---- the courier ----------------------------------------------------------------------------- */
@@ -571,12 +668,14 @@ TEST(what_is_no_quota_limits_nothing)
                                         "100000 -5",
                                         "12x 100000",
                                         "\xff\xfe 1",
+                                        "2147483647 1", /* more than an int counts */
                                         "9223372036854775807 1",
                                         "99999999999999999999999999 1"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         CHECK_INT(dp__quota_cores(texts[i]), 0);
     }
     CHECK_INT(dp__quota_cores("1 99999999999999999999999999"), 1);
+    CHECK_INT(dp__quota_cores("2147483646 1"), INT_MAX - 1);
 }
 
 static void check_group(const char *lines, const char *controller, const char *want)
@@ -647,6 +746,8 @@ TEST(the_least_quota_of_a_group_and_those_around_it_counts)
     CHECK_INT(dp__quota_count(root, root), 3);
     put(root, "cpu.max", "100000 100000\n");
     CHECK_INT(dp__quota_count(root, root), 1);
+    put(root, "cgroup", "2:memory:/out/in\n"); /* in no group that has a quota */
+    CHECK_INT(dp__quota_count(root, root), 0);
     snprintf(remove, sizeof remove, "rm -r %s", root);
     CHECK_INT(system(remove), 0);
 }

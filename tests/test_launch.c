@@ -1851,6 +1851,42 @@ TEST(handlers_of_signals_are_given_back)
     CHECK(handlers_are_ours());
 }
 
+static volatile sig_atomic_t interrupts;
+
+static void count_interrupt(int n)
+{
+    (void)n;
+    interrupts = interrupts + 1;
+}
+
+static dp_status interrupt_parent(void *user)
+{
+    (void)user;
+    if (strcmp(getenv("DP_PROCESS"), "0") == 0) {
+        kill(getppid(), SIGINT);
+    }
+    pause(); /* until it is told to end */
+    return DP_OK;
+}
+
+static dp_status do_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
+/* Who had the signal before gets it behind the job that it has ended, and only that one. */
+TEST(a_job_follows_one_that_was_interrupted)
+{
+    nobody_launched_us();
+    CHECK(signal(SIGINT, count_interrupt) != SIG_ERR);
+    CHECK_ERROR(dp_spawn(2, interrupt_parent, NULL), DP_ERR_ABORTED, "ended by signal 2");
+    CHECK_INT(interrupts, 1);
+    CHECK_OK(dp_spawn(2, do_nothing, NULL));
+    CHECK_INT(interrupts, 1);
+    check_no_child();
+}
+
 /* As under nohup. */
 TEST(a_signal_that_is_ignored_ends_nothing)
 {
