@@ -368,8 +368,8 @@ static int dp__os_socket(int family)
 }
 
 #if defined(__linux__)
-/* A name that is no file, as it stands behind the first of `path`, which are zeros: it goes with the
-   last descriptor, whatever happens to the process. */
+/* A name that is no file, since it stands behind a zero, the first of those in `path`: it goes with
+   the last descriptor, whatever happens to the process. */
 static size_t dp__os_path(const char *name, char *path, size_t room)
 {
     return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);

@@ -445,7 +445,7 @@ TEST(a_process_ends_with_its_words_and_its_status)
     _exit(EXIT_SUCCESS);
 }
 
-/* What was in a buffer before the start is written once, and what a process leaves in one as well. */
+/* What was in a buffer before the start is written once, and so is what a process leaves in one. */
 TEST(buffers_are_written_once)
 {
     char got[32] = "";

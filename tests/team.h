@@ -476,7 +476,7 @@ TEST(a_device_gives_back_what_it_took)
     CHECK_INT(blocks_of_tests, 0);
 }
 
-/* ---- what makes it fast: the same numbers come without it ------------------------------------- */
+/* ---- what makes it fast: the same numbers come without it ------------------------------------ */
 
 /* Whatever the strides of dims of one are, and in whatever order the others come. */
 TEST(a_dense_block_is_copied_in_one_row)
