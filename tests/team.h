@@ -1,6 +1,7 @@
 /* team.h - tests of inner parts that no public function shows: waits that learn, who takes which
    part of the work, and how many cores there are. In dp.c, after the implementation. */
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include "test.h"
 
@@ -360,6 +361,45 @@ TEST(parts_of_memory_begin_at_lines)
     }
 }
 
+/* Many rows are cut between rows, few long ones between columns. */
+static void check_copy_in_parts(int64_t rows, int64_t cols)
+{
+    enum { MOST = 400 };
+    static _Alignas(64) float from[2 * MOST], to[MOST];
+    int writes[MOST] = {0};
+    const int64_t shape[] = {rows, cols}, out[] = {cols, 1}, in[] = {2 * cols, 1};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                                 .dtype = DP_F32,
+                                 .count = (size_t)(rows * cols),
+                                 .out = (void *const[]){to},
+                                 .in = (const void *const[]){from},
+                                 .ndim = 2,
+                                 .shape = shape,
+                                 .out_stride = out,
+                                 .in_stride = in};
+    for (int i = 0; i < 2 * MOST; i++) {
+        from[i] = 1;
+    }
+    for (size_t part = 0; part < 3; part++) {
+        memset(to, 0, sizeof to);
+        dp__cpu_copy(&args, part, 3);
+        for (int i = 0; i < MOST; i++) {
+            writes[i] += to[i] > 0;
+        }
+    }
+    for (int i = 0; i < MOST; i++) {
+        CHECK_INT(writes[i], i < rows * cols);
+    }
+}
+
+TEST(every_element_is_copied_in_one_part)
+{
+    check_copy_in_parts(40, 7);
+    check_copy_in_parts(2, 100);
+    check_copy_in_parts(23, 17);
+    check_copy_in_parts(1, 1);
+}
+
 /* Small work is not shared out, and no piece is smaller than what a hand-over is worth. */
 static int threads_of_tests;
 
@@ -622,6 +662,42 @@ TEST(a_courier_needs_memory)
     CHECK_ERROR(dp__courier_open(&host, false, run_errand, NULL, &courier), DP_ERR_NO_MEMORY,
                 "no memory for a courier");
     CHECK(courier == NULL);
+}
+
+/* Nobody but root may always start one more. The number of threads is allowed to grow until all
+   three find room, so that each of them is once the first without. */
+TEST(threads_that_cannot_be_started)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    struct rlimit some, limit;
+    dp__team *team = NULL;
+    dp__courier *courier = NULL;
+    int refused = 0;
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    CHECK_INT(getrlimit(RLIMIT_NPROC, &limit), 0);
+    some = limit;
+    some.rlim_cur = 0;
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &some), 0);
+    dp_status opened = dp__courier_open(&host, false, run_errand, &courier, &courier);
+    dp_status status = dp__team_open(&host, 4, 4, &team);
+    if (opened == DP_OK && status == DP_OK) {
+        SKIP("the number of threads cannot be limited here");
+    }
+    CHECK_INT(opened, DP_ERR_NO_MEMORY);
+    CHECK(courier == NULL);
+    while (status != DP_OK && some.rlim_cur < limit.rlim_cur) {
+        CHECK_ERROR(status, DP_ERR_NO_MEMORY, "dp_open: cannot start worker ");
+        CHECK_INT(blocks_of_tests, 0);
+        refused++;
+        some.rlim_cur++;
+        CHECK_INT(setrlimit(RLIMIT_NPROC, &some), 0);
+        status = dp__team_open(&host, 4, 4, &team);
+    }
+    CHECK(refused >= 3);
+    CHECK_OK(status);
+    dp__team_close(team);
+    free_for_tests(&host, team);
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &limit), 0); /* a sanitizer looks back with one more */
 }
 
 /* ---- how many cores there are ---------------------------------------------------------------- */
