@@ -368,12 +368,11 @@ static int dp__os_socket(int family)
 }
 
 #if defined(__linux__)
-/* A name that is no file: it goes with the last descriptor, whatever happens to the process. */
+/* A name that is no file, since it stands behind a zero, the first of those in `path`: it goes with
+   the last descriptor, whatever happens to the process. */
 static size_t dp__os_path(const char *name, char *path, size_t room)
 {
-    int bytes = snprintf(path + 1, room - 1, "%s", name);
-    path[0] = '\0';
-    return 1 + (size_t)bytes;
+    return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);
 }
 
 static void dp__os_forget(const dp__os_address *address)
@@ -488,14 +487,10 @@ static int dp__os_listen(const dp__os_address *address)
 
 static int dp__os_port(int fd)
 {
-    struct sockaddr_storage at;
-    struct sockaddr_in6 six;
+    struct sockaddr_in6 at = {.sin6_port = 0}; /* which lies in the same place in both families */
     socklen_t bytes = sizeof at;
-    memset(&at, 0, sizeof at);
-    if (getsockname(fd, (struct sockaddr *)&at, &bytes) != 0)
-        return 0;
-    memcpy(&six, &at, sizeof six); /* the port lies in the same place in both families */
-    return ntohs(six.sin6_port);
+    (void)getsockname(fd, (struct sockaddr *)&at, &bytes);
+    return ntohs(at.sin6_port);
 }
 
 /* -1: nobody calls, or there is no descriptor left: out_full says which. */
@@ -553,7 +548,6 @@ static void dp__os_peer(int fd, char *text, size_t room)
 {
     struct sockaddr_storage at;
     socklen_t bytes = sizeof at;
-    text[0] = '\0';
     if (getpeername(fd, (struct sockaddr *)&at, &bytes) != 0 || at.ss_family == AF_UNIX ||
         getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
                     NI_NUMERICHOST) != 0)
@@ -572,7 +566,6 @@ static void dp__os_peer(int fd, char *text, size_t room)
 static uint64_t dp__os_affinity(void)
 {
     cpu_set_t mask;
-    CPU_ZERO(&mask);
     return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__hash(1, &mask, sizeof mask) : 0;
 }
 #else
@@ -659,9 +652,7 @@ static void dp__os_on_signal(int number)
 /* Those that the program ignores stay ignored. */
 static void dp__os_signals_take(void)
 {
-    struct sigaction ours;
-    memset(&ours, 0, sizeof ours);
-    ours.sa_handler = dp__os_on_signal;
+    struct sigaction ours = {.sa_handler = dp__os_on_signal};
     sigemptyset(&ours.sa_mask);
     dp__os_signal = 0;
     for (int i = 0; i < 2; i++) {
@@ -761,7 +752,7 @@ static bool dp__os_ended(dp__os_child *child)
 {
     int status = 0;
     pid_t ended = waitpid(child->pid, &status, WNOHANG);
-    if (ended == 0 || (ended < 0 && errno == EINTR))
+    if (ended == 0)
         return false;
     child->pid = 0;
     child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
@@ -1084,7 +1075,9 @@ static dp_status dp__team_start(dp__team *team)
     int failed = 0, i = 1;
     for (; i < team->thread_count && failed == 0; i++) {
         dp__worker *worker = &team->workers[i];
-        *worker = (dp__worker){.team = team, .index = i};
+        worker->team = team;
+        worker->index = i;
+        atomic_init(&worker->owed, DP__OWES_NOTHING);
         dp__gate_init(&worker->gate);
         failed = dp__thread_start(&worker->thread, dp__worker_main, worker);
         if (failed != 0)
@@ -1103,10 +1096,11 @@ static dp_status dp__team_open(const dp_host *host, int thread_count, int core_c
     dp__team *team = host->alloc(host, dp__team_bytes(thread_count), 64);
     if (team == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d workers", thread_count - 1);
-    memset(team, 0, dp__team_bytes(thread_count));
     team->thread_count = thread_count;
     team->share_count = thread_count < core_count ? thread_count : core_count;
     team->spin = thread_count <= core_count;
+    atomic_init(&team->closing, false);
+    atomic_init(&team->busy, false);
     dp__gate_init(&team->inside);
     dp__gate_init(&team->workers[0].gate);
     dp_status status = dp__team_start(team);
@@ -1421,7 +1415,10 @@ static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(voi
     dp__courier *courier = host->alloc(host, sizeof *courier, 64);
     if (courier == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a courier");
-    *courier = (dp__courier){.spin = spin, .fn = fn, .user = user};
+    courier->spin = spin;
+    courier->fn = fn;
+    courier->user = user;
+    atomic_init(&courier->closing, false);
     dp__gate_init(&courier->work);
     dp__gate_init(&courier->news);
     int failed = dp__thread_start(&courier->thread, dp__courier_main, courier);
@@ -2450,8 +2447,8 @@ static void dp__cpu_squares(const dp__simd *simd, double *lanes, dp_dtype dtype,
     simd->squares[wide](lanes, in, whole);
     for (size_t i = whole; i < count; i += DP__CPU_TILE) {
         const size_t n = count - i < DP__CPU_TILE ? count - i : DP__CPU_TILE;
-        if (n < DP__CPU_TILE)
-            memset(&tile, 0, sizeof tile);
+        memset((char *)&tile + n * dp_dtype_bytes(wide), 0,
+               (DP__CPU_TILE - n) * dp_dtype_bytes(wide));
         dp__cpu_cast(simd, wide, &tile, dtype, in + i * bytes, n);
         simd->squares[wide](lanes, &tile, (n + DP__CPU_LANES - 1) / DP__CPU_LANES * DP__CPU_LANES);
     }
@@ -2809,8 +2806,7 @@ static void dp__cpu_pad_row(const dp_kernel_args *args, char *out, const char *i
     size_t own = inside ? (size_t)args->in_shape[args->ndim - 1] * size : 0;
     if (own > 0 && args->in_stride[args->ndim - 1] == 1)
         memcpy(out, in, own);
-    if (own < row)
-        dp__cpu_fill(out + own, row - own, args->fill_bits, size);
+    dp__cpu_fill(out + own, row - own, args->fill_bits, size);
 }
 
 /* Rows in the order of the output, which is dense. A row of the input that is not together was put
@@ -3200,10 +3196,7 @@ static dp_status dp__cpu_move_all(dp__cpu_move move)
         all *= blocks;
     int slices = dp__cpu_count_slices(host, all);
     move.part_count = (size_t)slices;
-    if (slices == 1)
-        dp__cpu_move_part(0, &move);
-    else
-        host->parallel(host, slices, dp__cpu_move_part, &move);
+    host->parallel(host, slices, dp__cpu_move_part, &move);
     return DP_OK;
 }
 

@@ -109,12 +109,45 @@ TEST(connections_over_a_network)
     CHECK_INT(descriptor_count(), before);
 }
 
+static int option_of(int fd, int level, int option)
+{
+    int value = -1;
+    socklen_t bytes = sizeof value;
+    CHECK_INT(getsockopt(fd, level, option, &value, &bytes), 0);
+    return value;
+}
+
+/* Also where the system keeps the two families apart, unless it is asked. */
+TEST(one_listener_for_both_families)
+{
+    dp__os_address all[2];
+    int own = unshare(CLONE_NEWNET) == 0 ? open("/proc/sys/net/ipv6/bindv6only", O_WRONLY) : -1;
+    if (own < 0) {
+        SKIP("only root may have a network of its own, and not every machine has IPv6");
+    }
+    CHECK_INT(write(own, "1", 1), 1);
+    dp__os_close(own);
+    dp__os_everywhere(0, all);
+    int plain = dp__os_socket(AF_INET6), listener = dp__os_listen(&all[0]);
+    CHECK_INT(option_of(plain, IPPROTO_IPV6, IPV6_V6ONLY), 1);
+    CHECK_INT(option_of(listener, IPPROTO_IPV6, IPV6_V6ONLY), 0);
+    CHECK_INT(option_of(plain, SOL_SOCKET, SO_REUSEADDR), 0);
+    CHECK_INT(option_of(listener, SOL_SOCKET, SO_REUSEADDR), 1);
+    dp__os_close(plain);
+    dp__os_close(listener);
+}
+
 TEST(connections_inside_a_machine)
 {
     int before = descriptor_count();
     char name[32], text[8] = "x";
     snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
     dp__os_address here = dp__os_local(name);
+    struct sockaddr_un at;
+    memcpy(&at, &here.at, sizeof at);
+    CHECK_INT(at.sun_path[0], '\0');
+    CHECK_STR(at.sun_path + 1, name);
+    CHECK_INT(here.bytes, offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name));
     CHECK_INT(dp__os_connect(&here), -1); /* nobody there yet */
     int listener = dp__os_listen(&here);
     check_prepared(listener, false);
@@ -222,8 +255,11 @@ static void share_memory(bool named)
     CHECK_INT(((char *)found.data)[5000], 7);
     CHECK((fcntl(made.fd, F_GETFD) & FD_CLOEXEC) != 0);
     CHECK((fcntl(found.fd, F_GETFD) & FD_CLOEXEC) != 0);
+    void *was = found.data;
+    CHECK_INT(msync(was, BYTES, MS_ASYNC), 0);
     dp__os_shared_close(&found);
     CHECK(found.fd == -1 && found.data == NULL);
+    CHECK_INT(msync(was, BYTES, MS_ASYNC), -1);
 
     CHECK_ERROR(dp__os_shared_find(&name, BYTES / 2, &found), DP_ERR_NO_MEMORY,
                 "another file is in its place");
@@ -260,6 +296,59 @@ TEST(memory_without_a_name)
 TEST(memory_with_a_name)
 {
     share_memory(true);
+}
+
+TEST(memory_may_have_the_first_of_all_descriptors)
+{
+    dp__shared made = {.fd = -1}, found = {.fd = -1};
+    dp__shared_name name;
+    dp__os_close(STDIN_FILENO);
+    CHECK_OK(dp__os_shared_make(true, 4096, &made, &name));
+    CHECK_INT(made.fd, STDIN_FILENO);
+    CHECK(name.path[0] != '\0');
+    dp__os_shared_close(&made);
+    CHECK_OK(dp__os_shared_find(&name, 4096, &found));
+    CHECK_INT(found.fd, STDIN_FILENO);
+    dp__os_shared_unlink(name.path);
+    dp__os_shared_close(&found);
+    CHECK_INT(fcntl(STDIN_FILENO, F_GETFD), -1);
+}
+
+TEST(memory_of_no_bytes)
+{
+    dp__shared made = {.fd = -1};
+    dp__shared_name name;
+    CHECK_ERROR(dp__os_shared_make(false, 0, &made, &name), DP_ERR_NO_MEMORY,
+                "shared memory: 0 bytes cannot be mapped: ");
+    CHECK(made.data == NULL);
+    dp__os_shared_close(&made);
+}
+
+/* What needs one says so, and there is no file, socket or process then. */
+TEST(there_is_no_descriptor_left)
+{
+    struct rlimit none, limit;
+    dp__shared made = {.fd = -1};
+    dp__shared_name name;
+    dp__os_child child = {0};
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int started = dp__os_fork(&child);
+    if (started == 0) {
+        _exit(EXIT_FAILURE);
+    }
+    CHECK_INT(started, -1);
+    CHECK_INT(child.pid, 0);
+    CHECK_INT(dp__os_socket(AF_INET), -1);
+    CHECK_ERROR(dp__os_shared_make(true, 4096, &made, &name), DP_ERR_NO_MEMORY,
+                "shared memory: none can be made in /dev/shm: ");
+    CHECK_STR(name.path, "");
+    CHECK_ERROR(dp__os_shared_make(false, 4096, &made, &name), DP_ERR_NO_MEMORY,
+                "shared memory: none can be made: ");
+    CHECK(dp__os_random() != dp__os_random());
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 /* Files may not grow any more: memory with a name says how much /dev/shm has. */
@@ -310,6 +399,134 @@ TEST(words_are_waited_for)
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
+static void exit_as_the_parent(void)
+{
+    _exit(77);
+}
+
+static void wait_for(dp__os_child *child)
+{
+    for (int i = 0; i < 1000 && !dp__os_ended(child); i++) {
+        dp__os_sleep_ms(5);
+    }
+    CHECK_INT(child->pid, 0);
+}
+
+/* The words reach the parent, and what the parent has registered for its own end does not run. */
+static void start_and_end(bool good)
+{
+    int before = descriptor_count(), words = 0;
+    dp__os_child child = {0};
+    int started = dp__os_fork(&child);
+    CHECK((fcntl(child.pipe, F_GETFD) & FD_CLOEXEC) != 0);
+    if (started == 0) {
+        words = getpid();
+        alarm(5);
+        dp__os_leave(&child, &words, sizeof words, good);
+    }
+    int pid = child.pid;
+    CHECK_INT(started, 1);
+    wait_for(&child);
+    CHECK_INT(child.by_signal, 0);
+    CHECK_INT(child.code, good ? EXIT_SUCCESS : EXIT_FAILURE);
+    CHECK(dp__os_words(&child, &words, sizeof words));
+    CHECK_INT(words, pid);
+    errno = EINTR; /* of an older call */
+    CHECK(!dp__os_words(&child, &words, sizeof words));
+    dp__os_close(child.pipe);
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(a_process_ends_with_its_words_and_its_status)
+{
+    CHECK_INT(atexit(exit_as_the_parent), 0);
+    start_and_end(true);
+    start_and_end(false);
+    _exit(EXIT_SUCCESS);
+}
+
+/* What was in a buffer before the start is written once, and so is what a process leaves in one. */
+TEST(buffers_are_written_once)
+{
+    char got[32] = "";
+    dp__os_child child = {0};
+    FILE *file = tmpfile();
+    CHECK(file != NULL && fputs("parent", file) >= 0);
+    int started = dp__os_fork(&child);
+    if (started == 0) {
+        fputs(" child", file);
+        dp__os_leave(&child, "", 0, true);
+    }
+    CHECK_INT(started, 1);
+    wait_for(&child);
+    dp__os_close(child.pipe);
+    CHECK_INT(fflush(file), 0);
+    CHECK_INT(pread(fileno(file), got, sizeof got - 1, 0), 12);
+    CHECK_STR(got, "parent child");
+    fclose(file);
+}
+
+/* Its parent may have ended before a process can ask to end with it. */
+static int code_of_who_lives_with(pid_t parent)
+{
+    int status = 0;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        dp__os_die_with(parent);
+        _exit(77);
+    }
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+TEST(a_process_whose_parent_has_ended_ends)
+{
+    CHECK_INT(code_of_who_lives_with(getpid()), 77);
+    CHECK_INT(code_of_who_lives_with(getppid()), EXIT_FAILURE);
+}
+
+/* No signal comes between the two; before and behind, the same ones as always do. */
+static bool blocked_around_a_fork, blocked_behind_a_fork;
+
+static bool is_blocked(int number)
+{
+    sigset_t now;
+    CHECK_INT(pthread_sigmask(SIG_BLOCK, NULL, &now), 0);
+    return sigismember(&now, number) != 0;
+}
+
+static void look_before_a_fork(void)
+{
+    blocked_around_a_fork = is_blocked(SIGINT) && is_blocked(SIGTERM) && is_blocked(SIGUSR1);
+}
+
+static void look_behind_a_fork(void)
+{
+    blocked_behind_a_fork = is_blocked(SIGINT) && is_blocked(SIGTERM) && is_blocked(SIGUSR1);
+}
+
+TEST(a_fork_is_not_interrupted)
+{
+    sigset_t user;
+    dp__os_child child = {0};
+    sigemptyset(&user);
+    sigaddset(&user, SIGUSR1);
+    CHECK_INT(pthread_sigmask(SIG_SETMASK, &user, NULL), 0);
+    CHECK_INT(pthread_atfork(look_before_a_fork, NULL, look_behind_a_fork), 0);
+    int started = dp__os_fork(&child);
+    bool restored = is_blocked(SIGUSR1) && !is_blocked(SIGINT) && !is_blocked(SIGTERM);
+    if (started == 0) {
+        dp__os_leave(&child, "", 0, restored && blocked_behind_a_fork);
+    }
+    CHECK(restored && blocked_around_a_fork && !blocked_behind_a_fork);
+    wait_for(&child);
+    CHECK_INT(child.by_signal, 0);
+    CHECK_INT(child.code, EXIT_SUCCESS);
+    dp__os_close(child.pipe);
+}
+
 /* Nobody but root may always start one more. */
 TEST(a_process_that_cannot_be_started)
 {
@@ -326,7 +543,7 @@ TEST(a_process_that_cannot_be_started)
         _exit(EXIT_SUCCESS);
     }
     CHECK_INT(setrlimit(RLIMIT_NPROC, &limit), 0); /* a sanitizer looks back with one more */
-    if (started > 0) {
+    if (child.pid > 0) {
         SKIP("the number of processes cannot be limited here");
     }
     CHECK_INT(started, -1);
@@ -348,14 +565,53 @@ TEST(a_machine_has_one_name)
     CHECK(strstr(text, "pid:[") != NULL && text[strlen(text) - 1] == ']');
     CHECK_INT(dp__os_machine() == dp__os_machine(), 1);
     uint64_t own = dp__os_machine();
+    CHECK(own != dp__hash(dp__hash_first, "", 0));
     CHECK_INT(setenv("DP_MACHINE", "another", 1), 0);
     CHECK(dp__os_machine() != own);
     CHECK_INT(setenv("DP_MACHINE", "", 1), 0); /* as if it were not there */
     CHECK(dp__os_machine() == own);
 }
 
+/* Those that this process may use, and no others. */
+TEST(cores_have_a_bit_each)
+{
+    uint64_t got[DP__SHARED_CPU_WORDS], before = dp__os_affinity();
+    cpu_set_t one, all;
+    CHECK_INT(sched_getaffinity(0, sizeof all, &all), 0);
+    for (size_t core = 0; core < CPU_SETSIZE; core++) {
+        if (!CPU_ISSET(core, &all)) {
+            continue;
+        }
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        CHECK_INT(sched_setaffinity(0, sizeof one, &one), 0);
+        memset(got, 0xff, sizeof got);
+        dp__os_cores(got);
+        for (size_t word = 0; word < DP__SHARED_CPU_WORDS; word++) {
+            CHECK(got[word] == (word == core / 64 ? (uint64_t)1 << core % 64 : 0));
+        }
+        CHECK_INT(dp__os_affinity_count(), 1);
+        CHECK(CPU_COUNT(&all) == 1 || dp__os_affinity() != before);
+    }
+}
+
 TEST(random_numbers_differ)
 {
     CHECK(dp__os_random() != dp__os_random());
+}
+
+TEST(questions_leave_no_descriptor)
+{
+    int before = descriptor_count();
+    CHECK(dp__os_core_count() > 0);
+    CHECK(dp__os_machine() != dp__os_random());
+    CHECK_INT(descriptor_count(), before);
+}
+
+TEST(a_pause_takes_its_time)
+{
+    uint64_t start = dp__os_now_ns();
+    dp__os_sleep_ms(20);
+    CHECK(dp__os_now_ns() - start >= 19000000);
 }
 #endif

@@ -1,6 +1,7 @@
 /* team.h - tests of inner parts that no public function shows: waits that learn, who takes which
    part of the work, and how many cores there are. In dp.c, after the implementation. */
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include "test.h"
 
@@ -96,6 +97,37 @@ TEST(a_sleeper_is_woken_with_and_without_a_spin)
     CHECK_INT(missed_by_a_sleeper(true), 1);
 }
 
+/* ---- memory for inner parts ------------------------------------------------------------------ */
+
+static int blocks_of_tests, fail_of_tests; /* how many there are; the next this often fails */
+
+/* Of memory before anybody writes there: words that say a thread owes and a lock is taken, or bytes
+   that are all `true`. */
+static const int fills_of_tests[] = {1, 0x01010101};
+static int fill_of_tests = 1;
+
+static void *alloc_for_tests(const dp_host *host, size_t bytes, size_t align)
+{
+    (void)host;
+    if (fail_of_tests > 0 && --fail_of_tests == 0) {
+        return NULL;
+    }
+    int *data = dp__os_alloc(bytes, align, NULL);
+    CHECK(data != NULL);
+    for (size_t i = 0; i < bytes / sizeof *data; i++) {
+        data[i] = fill_of_tests;
+    }
+    blocks_of_tests++;
+    return data;
+}
+
+static void free_for_tests(const dp_host *host, void *data)
+{
+    (void)host;
+    blocks_of_tests -= data != NULL;
+    free(data);
+}
+
 /* ---- who takes what -------------------------------------------------------------------------- */
 
 static dp_ctx *open_team(int devices, int threads)
@@ -189,10 +221,96 @@ TEST(a_caller_with_nothing_left_to_do_sleeps)
     dp_close(ctx);
 }
 
+TEST(a_worker_with_nothing_to_do_sleeps)
+{
+    dp_ctx *ctx = open_team(2, 2);
+    while (!atomic_load(&ctx->team->workers[1].gate.asleep)) {
+        sched_yield();
+    }
+    dp_close(ctx);
+}
+
+/* Part 0 sleeps until part 1 has seen that it does, and more. */
+typedef struct nap {
+    dp__team *team;
+    atomic_bool over;
+} nap;
+
+static void take_a_nap(int part, void *user)
+{
+    nap *n = user;
+    unsigned seen = dp__team_ticket(n->team, 0);
+    if (part == 0) {
+        dp__team_sleep(n->team, 0, seen);
+        CHECK(atomic_load(&n->over));
+        return;
+    }
+    while (!atomic_load(&n->team->workers[0].gate.asleep)) {
+        sched_yield();
+    }
+    atomic_store(&n->over, true);
+    dp__team_wake(n->team, 0);
+}
+
+TEST(a_part_sleeps_until_another_one_wakes_it)
+{
+    dp_ctx *ctx = open_team(2, 2);
+    nap n = {.team = ctx->team};
+    CHECK(dp__team_enter(ctx->team));
+    dp__team_run(ctx->team, 2, take_a_nap, &n);
+    dp__team_exit(ctx->team);
+    dp_close(ctx);
+}
+
 static void count_part(int part, void *user)
 {
     atomic_int *counts = user;
     atomic_fetch_add(&counts[part], 1);
+}
+
+TEST(a_team_counts_on_nothing_that_its_memory_holds)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    atomic_int counts[9] = {0};
+    for (int i = 0; i < 2 * 3; i++) {
+        int threads = 1 + i / 2;
+        dp__team *team = NULL;
+        fill_of_tests = fills_of_tests[i % 2];
+        CHECK_OK(dp__team_open(&host, threads, 2, &team));
+        CHECK(dp__team_enter(team));
+        CHECK(!dp__team_enter(team));
+        dp__team_run(team, threads, count_part, counts);
+        dp__team_share(team, 9, count_part, counts);
+        dp__team_exit(team);
+        dp__team_close(team);
+        free_for_tests(&host, team);
+    }
+    for (int i = 0; i < 9; i++) {
+        CHECK_INT(atomic_load(&counts[i]), 2 * (3 + (i < 3 ? 3 - i : 0)));
+    }
+    CHECK_INT(blocks_of_tests, 0);
+}
+
+/* These have no thread at all, as if they slept through it. */
+TEST(a_worker_that_comes_too_late_is_not_waited_for)
+{
+    atomic_int counts[9] = {0};
+    dp__team *team = dp__os_alloc(dp__team_bytes(3), 64, NULL);
+    CHECK(team != NULL);
+    memset(team, 0, dp__team_bytes(3));
+    team->thread_count = team->share_count = 3;
+    dp__gate_init(&team->inside);
+    for (int i = 0; i < 3; i++) {
+        dp__gate_init(&team->workers[i].gate);
+    }
+    dp__team_share(team, 9, count_part, counts);
+    for (int i = 0; i < 9; i++) {
+        CHECK_INT(atomic_load(&counts[i]), 1);
+    }
+    for (int i = 1; i < 3; i++) {
+        CHECK(!dp__team_claim(&team->workers[i], DP__OWES_A_SHARE));
+    }
+    free(team);
 }
 
 TEST(every_part_is_done_once_whatever_their_number)
@@ -243,6 +361,45 @@ TEST(parts_of_memory_begin_at_lines)
     }
 }
 
+/* Many rows are cut between rows, few long ones between columns. */
+static void check_copy_in_parts(int64_t rows, int64_t cols)
+{
+    enum { MOST = 400 };
+    static _Alignas(64) float from[2 * MOST], to[MOST];
+    int writes[MOST] = {0};
+    const int64_t shape[] = {rows, cols}, out[] = {cols, 1}, in[] = {2 * cols, 1};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                                 .dtype = DP_F32,
+                                 .count = (size_t)(rows * cols),
+                                 .out = (void *const[]){to},
+                                 .in = (const void *const[]){from},
+                                 .ndim = 2,
+                                 .shape = shape,
+                                 .out_stride = out,
+                                 .in_stride = in};
+    for (int i = 0; i < 2 * MOST; i++) {
+        from[i] = 1;
+    }
+    for (size_t part = 0; part < 3; part++) {
+        memset(to, 0, sizeof to);
+        dp__cpu_copy(&args, part, 3);
+        for (int i = 0; i < MOST; i++) {
+            writes[i] += to[i] > 0;
+        }
+    }
+    for (int i = 0; i < MOST; i++) {
+        CHECK_INT(writes[i], i < rows * cols);
+    }
+}
+
+TEST(every_element_is_copied_in_one_part)
+{
+    check_copy_in_parts(40, 7);
+    check_copy_in_parts(2, 100);
+    check_copy_in_parts(23, 17);
+    check_copy_in_parts(1, 1);
+}
+
 /* Small work is not shared out, and no piece is smaller than what a hand-over is worth. */
 static int threads_of_tests;
 
@@ -269,18 +426,6 @@ TEST(work_is_cut_into_slices_that_are_worth_it)
 
 /* Collectives that move bytes are shared out by all that they move: every rank's to every rank. */
 static int slices_of_tests;
-
-static void *alloc_for_tests(const dp_host *host, size_t bytes, size_t align)
-{
-    (void)host;
-    return dp__os_alloc(bytes, align, NULL);
-}
-
-static void free_for_tests(const dp_host *host, void *data)
-{
-    (void)host;
-    free(data);
-}
 
 static void count_slices(const dp_host *host, int part_count, void (*fn)(int part, void *user),
                          void *user)
@@ -328,6 +473,140 @@ TEST(moves_are_shared_out_by_what_they_move)
     comm->ops->close(comm);
 }
 
+/* Whichever block is refused, those before it are given back; and all are at the end. */
+TEST(a_communicator_gives_back_what_it_took)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    const dp_comm_config config = {.local_count = 2, .rank_count = 2, .host_memory = true};
+    dp_comm *comm = NULL;
+    for (int block = 1; block <= 3; block++) {
+        fail_of_tests = block;
+        CHECK_ERROR(dp_cpu_coll()->open(&host, &config, &comm), DP_ERR_NO_MEMORY,
+                    "cpu: no memory for a communicator");
+        CHECK(comm == NULL);
+        CHECK_INT(blocks_of_tests, 0);
+    }
+    CHECK_INT(fail_of_tests, 0);
+    CHECK_OK(dp_cpu_coll()->open(&host, &config, &comm));
+    CHECK_INT(blocks_of_tests, 3);
+    comm->ops->close(comm);
+    CHECK_INT(blocks_of_tests, 0);
+}
+
+TEST(a_device_gives_back_what_it_took)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    dp_dev *dev = NULL;
+    dp_stream *stream = NULL;
+    dp_event *event = NULL;
+    void *data = NULL;
+    CHECK_OK(dp_cpu()->open(&host, 0, &dev));
+    CHECK_OK(dp_cpu()->stream_create(dev, 0, &stream));
+    CHECK_OK(dp_cpu()->event_create(dev, &event));
+    CHECK_OK(dp_cpu()->alloc(dev, 100, &data));
+    CHECK(stream->dev == dev && event->dev == dev);
+    CHECK_INT(blocks_of_tests, 4);
+    dp_cpu()->free(dev, data, 100);
+    CHECK_INT(blocks_of_tests, 3);
+    dp_cpu()->event_destroy(event);
+    CHECK_INT(blocks_of_tests, 2);
+    dp_cpu()->stream_destroy(stream);
+    CHECK_INT(blocks_of_tests, 1);
+    dp_cpu()->close(dev);
+    CHECK_INT(blocks_of_tests, 0);
+}
+
+/* ---- what makes it fast: the same numbers come without it ------------------------------------ */
+
+/* Whatever the strides of dims of one are, and in whatever order the others come. */
+TEST(a_dense_block_is_copied_in_one_row)
+{
+    const int64_t shape[] = {1, 4, 1, 3, 5, 1}, out[] = {7, 15, 999, 1, 3, 0},
+                  in[] = {0, 15, 2, 1, 3, 99};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                                 .dtype = DP_F32,
+                                 .count = 60,
+                                 .ndim = 6,
+                                 .shape = shape,
+                                 .out_stride = out,
+                                 .in_stride = in};
+    dp__cpu_plan plan;
+    dp__cpu_plan_make(&args, &plan);
+    CHECK_INT(plan.ndim, 2);
+    CHECK_INT(plan.shape[0], 1);
+    CHECK_INT(plan.shape[1], 60);
+    CHECK_INT(plan.out[1], 4);
+    CHECK_INT(plan.in[1], 4);
+}
+
+/* Columns that lie together in the input are turned in squares. */
+TEST(rows_are_along_what_is_dense_in_the_input)
+{
+    const int64_t shape[] = {2, 3, 4}, out[] = {12, 4, 1}, in[] = {1, 2, 6};
+    const dp_kernel_args args = {.kernel = DP_KERNEL_COPY,
+                                 .dtype = DP_F32,
+                                 .count = 24,
+                                 .ndim = 3,
+                                 .shape = shape,
+                                 .out_stride = out,
+                                 .in_stride = in};
+    dp__cpu_plan plan;
+    dp__cpu_plan_make(&args, &plan);
+    dp__cpu_plan_turn(&plan);
+    CHECK_INT(plan.ndim, 4);
+    CHECK_INT(plan.shape[2], 2);
+    CHECK_INT(plan.in[2], 4);
+    CHECK_INT(plan.shape[3], 4);
+    CHECK_INT(plan.out[3], 4);
+}
+
+/* A set that ends where it began leaves all to the others. */
+static const float added[2][3] = {{1, 5, 3}, {4, 2, 6}};
+static int calls_of_tests;
+
+static size_t leave_range(const dp_kernel_args *args, dp_op op, size_t at, size_t end)
+{
+    (void)op;
+    calls_of_tests += args->in[0] == added[0] && at == 0 && end == sizeof added[0];
+    return at;
+}
+
+static size_t leave_elements(void *out, const void *in, size_t at, size_t end)
+{
+    (void)out;
+    calls_of_tests += in == added[0] && at == 0 && end == 3;
+    return at;
+}
+
+TEST(the_widest_set_of_instructions_comes_first)
+{
+    const dp__simd set = {.reduce = {[DP_F32] = leave_range},
+                          .axpby = {[DP_F32] = leave_range},
+                          .convert = {[DP_F64] = {[DP_F32] = leave_elements}}};
+    const void *const in[] = {added[0], added[1]};
+    float got[3];
+    double wide[3];
+    void *const out[] = {got};
+    const dp_kernel_args args = {.dtype = DP_F32,
+                                 .in_dtype = DP_F32,
+                                 .count = 3,
+                                 .out = out,
+                                 .in = in,
+                                 .out_count = 1,
+                                 .in_count = 2,
+                                 .alpha = 1,
+                                 .beta = 1};
+    dp__cpu_reduce_range(&set, &args, DP_OP_MAX, 0, sizeof got);
+    CHECK_INT(calls_of_tests, 1);
+    CHECK_BYTES(got, ((float[]){4, 5, 6}), sizeof got);
+    dp__cpu_axpby(&set, &args, 0, sizeof got);
+    CHECK_INT(calls_of_tests, 2);
+    CHECK_BYTES(got, ((float[]){5, 7, 9}), sizeof got);
+    dp__cpu_cast(&set, DP_F64, wide, DP_F32, added[0], 3);
+    CHECK_INT(calls_of_tests, 3);
+    CHECK_BYTES(wide, ((double[]){1, 5, 3}), sizeof wide);
+}
+
 /* ---- the courier ----------------------------------------------------------------------------- */
 
 static atomic_int errands;
@@ -347,13 +626,14 @@ static void *alloc_nothing(const dp_host *host, size_t bytes, size_t align)
     return NULL;
 }
 
-/* It goes once by itself, and after each call; it tells who waits. */
+/* It goes once by itself, and once after each call; it tells who waits. */
 static void call_courier(bool spin)
 {
     const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
     static dp__courier *courier;
     atomic_store(&errands, 0);
     CHECK_OK(dp__courier_open(&host, spin, run_errand, &courier, &courier));
+    CHECK_INT(courier->spin, spin);
     while (atomic_load(&errands) < 1) {
         sched_yield();
     }
@@ -361,15 +641,18 @@ static void call_courier(bool spin)
         unsigned seen = dp__courier_ticket(courier);
         dp__courier_wake(courier);
         dp__courier_await(courier, seen);
-        CHECK(atomic_load(&errands) >= calls + 1);
+        CHECK_INT(atomic_load(&errands), calls + 1);
     }
     dp__courier_close(&host, courier);
 }
 
 TEST(a_courier_comes_when_called)
 {
-    call_courier(false);
-    call_courier(true);
+    for (int i = 0; i < 2 * 2; i++) {
+        fill_of_tests = fills_of_tests[i / 2];
+        call_courier(i % 2);
+    }
+    CHECK_INT(blocks_of_tests, 0);
 }
 
 TEST(a_courier_needs_memory)
@@ -379,6 +662,42 @@ TEST(a_courier_needs_memory)
     CHECK_ERROR(dp__courier_open(&host, false, run_errand, NULL, &courier), DP_ERR_NO_MEMORY,
                 "no memory for a courier");
     CHECK(courier == NULL);
+}
+
+/* Nobody but root may always start one more. The number of threads is allowed to grow until all
+   three find room, so that each of them is once the first without. */
+TEST(threads_that_cannot_be_started)
+{
+    const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
+    struct rlimit some, limit;
+    dp__team *team = NULL;
+    dp__courier *courier = NULL;
+    int refused = 0;
+    CHECK(geteuid() != 0 || setuid(65534) == 0);
+    CHECK_INT(getrlimit(RLIMIT_NPROC, &limit), 0);
+    some = limit;
+    some.rlim_cur = 0;
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &some), 0);
+    dp_status opened = dp__courier_open(&host, false, run_errand, &courier, &courier);
+    dp_status status = dp__team_open(&host, 4, 4, &team);
+    if (opened == DP_OK && status == DP_OK) {
+        SKIP("the number of threads cannot be limited here");
+    }
+    CHECK_INT(opened, DP_ERR_NO_MEMORY);
+    CHECK(courier == NULL);
+    while (status != DP_OK && some.rlim_cur < limit.rlim_cur) {
+        CHECK_ERROR(status, DP_ERR_NO_MEMORY, "dp_open: cannot start worker ");
+        CHECK_INT(blocks_of_tests, 0);
+        refused++;
+        some.rlim_cur++;
+        CHECK_INT(setrlimit(RLIMIT_NPROC, &some), 0);
+        status = dp__team_open(&host, 4, 4, &team);
+    }
+    CHECK(refused >= 3);
+    CHECK_OK(status);
+    dp__team_close(team);
+    free_for_tests(&host, team);
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &limit), 0); /* a sanitizer looks back with one more */
 }
 
 /* ---- how many cores there are ---------------------------------------------------------------- */
@@ -425,12 +744,14 @@ TEST(what_is_no_quota_limits_nothing)
                                         "100000 -5",
                                         "12x 100000",
                                         "\xff\xfe 1",
+                                        "2147483647 1", /* more than an int counts */
                                         "9223372036854775807 1",
                                         "99999999999999999999999999 1"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         CHECK_INT(dp__quota_cores(texts[i]), 0);
     }
     CHECK_INT(dp__quota_cores("1 99999999999999999999999999"), 1);
+    CHECK_INT(dp__quota_cores("2147483646 1"), INT_MAX - 1);
 }
 
 static void check_group(const char *lines, const char *controller, const char *want)
@@ -501,6 +822,8 @@ TEST(the_least_quota_of_a_group_and_those_around_it_counts)
     CHECK_INT(dp__quota_count(root, root), 3);
     put(root, "cpu.max", "100000 100000\n");
     CHECK_INT(dp__quota_count(root, root), 1);
+    put(root, "cgroup", "2:memory:/out/in\n"); /* in no group that has a quota */
+    CHECK_INT(dp__quota_count(root, root), 0);
     snprintf(remove, sizeof remove, "rm -r %s", root);
     CHECK_INT(system(remove), 0);
 }

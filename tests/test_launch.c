@@ -1789,6 +1789,46 @@ TEST(ctrl_c_ends_all)
     check_signal(SIGTERM);
 }
 
+static volatile sig_atomic_t told_to_end;
+
+static void on_end(int n)
+{
+    (void)n;
+    told_to_end = 1;
+}
+
+static dp_status tidy_up(void *user)
+{
+    shared *all = user;
+    int process = atoi(getenv("DP_PROCESS"));
+    CHECK(signal(SIGTERM, on_end) != SIG_ERR);
+    all->seen[process] = 1;
+    while (!told_to_end)
+        poll(NULL, 0, 5);
+    all->seen[process] = 2;
+    return DP_OK;
+}
+
+/* Not killed with their parent: told to end, and waited for. */
+TEST(ctrl_c_leaves_time_to_tidy_up)
+{
+    shared *all = share_memory();
+    int status = 0;
+    nobody_launched_us();
+    pid_t parent = fork();
+    if (parent == 0) {
+        signal(SIGINT, SIG_DFL);
+        _exit(dp_spawn(2, tidy_up, all) == DP_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    while (*(volatile int *)&all->seen[0] == 0 || *(volatile int *)&all->seen[1] == 0)
+        poll(NULL, 0, 5);
+    kill(parent, SIGINT);
+    CHECK_INT(waitpid(parent, &status, 0), parent);
+    CHECK(WIFSIGNALED(status));
+    CHECK_INT(all->seen[0], 2);
+    CHECK_INT(all->seen[1], 2);
+}
+
 static dp_status rest_a_while(void *user)
 {
     shared *all = user;
@@ -1824,6 +1864,42 @@ TEST(handlers_of_signals_are_given_back)
     CHECK(signal(SIGTERM, SIG_DFL) != SIG_ERR);
     CHECK_OK(dp_spawn(2, look_at_handlers, NULL));
     CHECK(handlers_are_ours());
+}
+
+static volatile sig_atomic_t interrupts;
+
+static void count_interrupt(int n)
+{
+    (void)n;
+    interrupts = interrupts + 1;
+}
+
+static dp_status interrupt_parent(void *user)
+{
+    (void)user;
+    if (strcmp(getenv("DP_PROCESS"), "0") == 0) {
+        kill(getppid(), SIGINT);
+    }
+    pause(); /* until it is told to end */
+    return DP_OK;
+}
+
+static dp_status do_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
+/* Who had the signal before gets it behind the job that it has ended, and only that one. */
+TEST(a_job_follows_one_that_was_interrupted)
+{
+    nobody_launched_us();
+    CHECK(signal(SIGINT, count_interrupt) != SIG_ERR);
+    CHECK_ERROR(dp_spawn(2, interrupt_parent, NULL), DP_ERR_ABORTED, "ended by signal 2");
+    CHECK_INT(interrupts, 1);
+    CHECK_OK(dp_spawn(2, do_nothing, NULL));
+    CHECK_INT(interrupts, 1);
+    check_no_child();
 }
 
 /* As under nohup. */
