@@ -701,7 +701,8 @@ static void dp__shm_plan_first(dp__shm_comm *comm, int end)
     dp__shm_run run = {.first = comm->rank_first, .end = end, .taken = tree->taken_count};
     for (; run.first < end; run.first = run.end, run.onto = true) {
         int size = run.first & -run.first;
-        run.end = left != 0 && size < end - run.first ? run.first + size : end;
+        bool alone = left == 0 && !run.onto;
+        run.end = !alone && size < end - run.first ? run.first + size : end;
         run.taken_end = run.taken;
         for (; left != 0 && (run.end == end || (left & -left) < (unsigned)(run.end & -run.end));
              left &= left - 1)
