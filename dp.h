@@ -442,7 +442,7 @@ typedef struct dp_config {
     const int *devices; /* device_count indices; repeats make virtual devices */
     int shards; /* a power of two: the ranks of the whole job, as many in each process, as many on
                    each of its devices */
-    int thread_count;   /* cores that this context may use. With more devices than that, threads
+    int thread_count; /* cores that this context may use. With more devices than that, threads
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
@@ -1518,7 +1518,7 @@ typedef enum dp_kernel {
      SGD    lr, weight_decay, momentum, 1 - dampening
      ADAMW  lr / (1 - beta1^t), 1 - lr * weight_decay (L2: weight_decay), 1 - beta1, beta2,
             1 - beta2, sqrt(1 - beta2^t), eps */
-enum { /* dp_kernel_args.flags */
+enum {                         /* dp_kernel_args.flags */
        DP_KERNEL_NESTEROV = 1, /* SGD */
        DP_KERNEL_FIRST = 2,    /* SGD: momentum becomes the gradient */
        DP_KERNEL_L2 = 4,       /* ADAMW: decay goes into the gradient */

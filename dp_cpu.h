@@ -1503,9 +1503,9 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
    -ffp-contract=off: hide where `v` comes from. */
 #define DP__CPU_ROUNDED(isa, v) __asm__("" : DP__CPU_REG_##isa(v))
 
-#define DP__CPU_AHEAD 2048 /* bytes that REDUCE asks for early: see DP__CPU_REDUCE_BLOCKS */
-#define DP__CPU_LEVELS 20  /* of REDUCE's tree: 2^20 inputs, see DP__OPERANDS_MAX */
-#define DP__CPU_LANES 16   /* of a STATS: element i is added to lane i % 16, in f64 */
+#define DP__CPU_AHEAD  2048 /* bytes that REDUCE asks for early: see DP__CPU_REDUCE_BLOCKS */
+#define DP__CPU_LEVELS 20   /* of REDUCE's tree: 2^20 inputs, see DP__OPERANDS_MAX */
+#define DP__CPU_LANES  16   /* of a STATS: element i is added to lane i % 16, in f64 */
 
 typedef size_t dp__cpu_range_fn(const dp_kernel_args *args, dp_op op, size_t at, size_t end);
 typedef size_t dp__cpu_convert_fn(void *out, const void *in, size_t at, size_t count);

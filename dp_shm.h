@@ -878,8 +878,8 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
         comm->in[args.in_count++] = made;
     args.heads = args.in_count;
     for (int i = run->first - comm->rank_first; i < run->end - comm->rank_first; i++)
-        comm->in[args.in_count++] =
-            fold->wide ? (void *)dp__shm_wide(comm, i) : (const char *)call->local[i].send + at;
+        comm->in[args.in_count++] = fold->wide ? (void *)dp__shm_wide(comm, i)
+                                               : (const char *)call->local[i].send + at;
     if (whole && !fold->wide && call->verb == DP__ALL_REDUCE)
         args.out_count = dp__shm_wanted(call, at);
     comm->out[args.out_count++] = made;

@@ -74,7 +74,8 @@ static void check_sum(dp_ctx *ctx, dp_dtype dtype, size_t count, form how)
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK(info.rank_count <= MOST);
     make_rows(rows, info.rank_count, dtype, period, count + (uint64_t)dtype);
-    char *sum = tree_of_rows(rows, info.rank_count, dtype, period, how), *want = malloc(count * size);
+    char *sum = tree_of_rows(rows, info.rank_count, dtype, period, how),
+         *want = malloc(count * size);
     CHECK(want != NULL);
     lay_out(want, count * size, sum, period * size);
     for (int i = 0; i < info.local_count; i++) {
@@ -84,9 +85,9 @@ static void check_sum(dp_ctx *ctx, dp_dtype dtype, size_t count, form how)
                 period * size);
         parts[i] = (dp_part){.send = own, .recv = i > 0 && i + 1 == info.local_count ? NULL : own};
     }
-    CHECK_OK(how.op == DP_OP_PROD ? dp_all_reduce(ctx, parts, count, dtype, how.op)
-                                  : dp_all_reduce_scaled(ctx, parts, count, dtype, how.op,
-                                                         how.scale));
+    CHECK_OK(how.op == DP_OP_PROD
+                 ? dp_all_reduce(ctx, parts, count, dtype, how.op)
+                 : dp_all_reduce_scaled(ctx, parts, count, dtype, how.op, how.scale));
     for (int i = 0; i < info.local_count; i++) {
         if (parts[i].recv != NULL && memcmp(parts[i].recv, want, count * size) != 0)
             test_fail(__FILE__, __LINE__, "%zu %s, op %d, %d ranks, %d of them here from %d on",
@@ -238,7 +239,7 @@ static void wrong_in_processes(meeting *m)
                 "8 shards cannot be dealt out evenly to 3 processes");
     config.shards = m->process == 2 ? 0 : m->process == 1 ? 3 : 2048;
     CHECK_ERROR(dp_open(&config, &ctx), m->process == 2 ? DP_ERR_MISMATCH : DP_ERR_INVALID,
-                m->process == 2 ? "process 2 has 0 shards, process 0 has 2048"
+                m->process == 2   ? "process 2 has 0 shards, process 0 has 2048"
                 : m->process == 1 ? "shards is 3"
                                   : "2048 shards");
     config.shards = 0;
@@ -459,8 +460,8 @@ TEST_SLOW(halves_on_the_wire_train_alike, 120)
     trained = shared_memory(sizeof(float) * WEIGHTS);
     train_all_ways((training){
         .shards = 4, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES, .wire = DP_BF16}});
-    train_all_ways((training){
-        .shards = 4, .micro = 2, .how = {.reduction = DP_MEAN_SAMPLES, .wire = DP_F16}});
+    train_all_ways(
+        (training){.shards = 4, .micro = 2, .how = {.reduction = DP_MEAN_SAMPLES, .wire = DP_F16}});
 }
 
 /* ---- gradients that are halves ----------------------------------------------------------------- */
