@@ -855,7 +855,7 @@ typedef struct dp_part { /* one a local rank */
     dp_stream *stream; /* NULL = the rank's compute stream */
 } dp_part;
 
-/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32, and rounded once; integers wrap
+/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32 and rounded once; integers wrap
    and their mean is cut towards zero; bool: sum and max are or, prod and min are and. In place:
    send == recv. A local rank whose recv is NULL takes part and wants no result: where several
    devices have one owner, one of them receives for all. */
@@ -1494,20 +1494,19 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
    later call for that device. It must not get lost. */
 
 typedef enum dp_kernel {
-    DP_KERNEL_COPY,   /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
-    DP_KERNEL_FILL,   /* every element of out[0] = fill_bits, the element's own bit pattern */
-    DP_KERNEL_CAST,   /* out[0] of dtype = in[0] of in_dtype */
-    DP_KERNEL_AXPBY,  /* out[0] = alpha * in[0] + beta * in[1]; in_count 1: alpha * in[0] */
-    DP_KERNEL_REDUCE, /* every out = op over in[0], in[1], ..., then * alpha, then / beta, rounded to
-                         dtype once; an out may be an in; op is never DP_OP_MEAN here: the core says
-                         SUM and beta. In a binary tree, (in[0] + in[1]) + (in[2] + in[3]) and so on:
-                         the left one of two halves has the largest power of two that is less than
-                         all */
-    DP_KERNEL_STATS,  /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
-    DP_KERNEL_PAD,    /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
-    DP_KERNEL_TOTAL,  /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
-    DP_KERNEL_SGD,    /* out[0] parameter, out[1] momentum; in[0] gradient, in[1] gate */
-    DP_KERNEL_ADAMW,  /* out[0] parameter, out[1] mean, out[2] square; in as SGD */
+    DP_KERNEL_COPY,    /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
+    DP_KERNEL_FILL,    /* every element of out[0] = fill_bits, the element's own bit pattern */
+    DP_KERNEL_CAST,    /* out[0] of dtype = in[0] of in_dtype */
+    DP_KERNEL_AXPBY,   /* out[0] = alpha * in[0] + beta * in[1]; in_count 1: alpha * in[0] */
+    DP_KERNEL_REDUCE,  /* every out = op over in[0], in[1], ..., then * alpha, then / beta, rounded
+                         to dtype once; an out may be an in; op is never DP_OP_MEAN here: the core
+                         says SUM and beta. In a binary tree: ((in[0] + in[1]) + (in[2] + in[3])) +
+                         in[4], the left half having the largest power of two */
+    DP_KERNEL_STATS,   /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
+    DP_KERNEL_PAD,     /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
+    DP_KERNEL_TOTAL,   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
+    DP_KERNEL_SGD,     /* out[0] parameter, out[1] momentum; in[0] gradient, in[1] gate */
+    DP_KERNEL_ADAMW,   /* out[0] parameter, out[1] mean, out[2] square; in as SGD */
     DP_KERNEL_CHANNELS /* out[0] = double[2][C]: sums and sums of squares of in[0], which is
                           dense, of shape {outer, C, inner} */
 } dp_kernel;

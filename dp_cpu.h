@@ -11,10 +11,12 @@
      >>team         the workers of a context: persistent threads, run and shared out; the courier
      >>shared       memory between processes, words to wait for in it, who is alive
      >>simd         vectors of any width from one text
+     >>sums         inputs are added in a tree
+     >>sets         the vectors that a machine has
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
      >>kernels      what dp_device_ops.kernel does, on one slice of the work
-     >>updates      what optimizers do, sums of channels, sums in a tree
+     >>updates      what optimizers do, sums of channels
      >>device       the table dp_cpu(): streams that finish at once, memory of the host
      >>collectives  the table dp_cpu_coll(): all ranks in this process, one pass over memory
 
@@ -1503,7 +1505,7 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
    -ffp-contract=off: hide where `v` comes from. */
 #define DP__CPU_ROUNDED(isa, v) __asm__("" : DP__CPU_REG_##isa(v))
 
-#define DP__CPU_AHEAD  2048 /* bytes that REDUCE asks for early: see DP__CPU_REDUCE_BLOCKS */
+#define DP__CPU_AHEAD  2048 /* bytes that REDUCE asks for early: see >>sums */
 #define DP__CPU_LEVELS 20   /* of REDUCE's tree: 2^20 inputs, see DP__OPERANDS_MAX */
 #define DP__CPU_LANES  16   /* of a STATS: element i is added to lane i % 16, in f64 */
 
@@ -1617,14 +1619,18 @@ typedef struct dp__simd {
         return (V)(((M)a & first) | ((M)b & ~first));                                              \
     }
 
-/* Blocks of N vectors of dtype T, computed in A. Inputs are added in a binary tree, four at a time:
-   `sums` holds what waits for the right half of its subtree, the largest first. At the end the
-   heads, from the right. All inputs of a block are read before any output is written, since an
-   output may be an input. Every input is asked for early, which the processor does well by itself
-   for two of them, not for four or eight: those then took 1.15 to 1.3 times as long as a loop that
-   asks. (Tried on them as well, and of no use: 64-byte vectors, pinned threads, halves in place of
-   slices, buffers that begin elsewhere in a page. Huge pages give a twentieth to either loop.) What
-   is beyond the slice is left to the thread that writes it. */
+/* ==== >>sums ====================================================================================
+   What REDUCE does with vectors: blocks of N vectors of dtype T, computed in A. Inputs are added in
+   a binary tree, four at a time; `sums` holds what waits for the right half of its subtree, the
+   largest first. At the end the heads (dp_kernel_args.heads), from the right.
+
+   All inputs of a block are read before any output is written, since an output may be an input.
+   Every input is asked for early, which the processor does well by itself for two of them, not for
+   four or eight: those then took 1.15 to 1.3 times as long as a loop that asks. (Tried on them as
+   well, and of no use: 64-byte vectors, pinned threads, halves in place of slices, buffers that
+   begin elsewhere in a page. Huge pages give a twentieth to either loop.) What is beyond the slice
+   is left to the thread that writes it. */
+
 #define DP__CPU_EACH(N) DP__CPU_UNROLL for (size_t u = 0; u < N; ++u)
 #define DP__CPU_FETCH(p, bytes)                                                                    \
     if (at < near) {                                                                               \
@@ -1633,6 +1639,9 @@ typedef struct dp__simd {
             __builtin_prefetch((const char *)(p) + DP__CPU_AHEAD + line - 64);                     \
         }                                                                                          \
     }
+#define DP__CPU_INPUT(isa, T, N, k)                                                                \
+    p = (const void *)((const char *)in[k] + at);                                                  \
+    DP__CPU_FETCH(p, N * sizeof(dp__v_##isa##_##T))
 #define DP__CPU_FOLD(isa, A, N, to, left, right) /* sums are what most ask for */                  \
     if (__builtin_expect(op == DP_OP_SUM, 1)) {                                                    \
         DP__CPU_EACH(N) to[u] = dp__cpu_##isa##_sum_##A(left, right);                              \
@@ -1643,47 +1652,56 @@ typedef struct dp__simd {
     } else {                                                                                       \
         DP__CPU_EACH(N) to[u] = dp__cpu_##isa##_max_##A(left, right);                              \
     }
-#define DP__CPU_INPUT(isa, T, N, k)                                                                \
-    p = (const void *)((const char *)in[k] + at);                                                  \
-    DP__CPU_FETCH(p, N * sizeof(dp__v_##isa##_##T))
-#define DP__CPU_REDUCE_BLOCKS(isa, T, A, N, SCALE)                                                 \
+
+#define DP__CPU_ROW(isa, T, A, N) /* whole numbers: in any order they come to the same */          \
+    DP__CPU_INPUT(isa, T, N, 0)                                                                    \
+    DP__CPU_EACH(N) v[u] = dp__cpu_##isa##_widen_##T(p[u]);                                        \
+    for (size_t k = 1; k < in_count; ++k) {                                                        \
+        DP__CPU_INPUT(isa, T, N, k)                                                                \
+        DP__CPU_FOLD(isa, A, N, v, v[u], dp__cpu_##isa##_widen_##T(p[u]))                          \
+    }
+#define DP__CPU_TREE(isa, T, A, N)                                                                 \
+    dp__v_##isa##_##A sums[DP__CPU_LEVELS][N];                                                     \
+    size_t waiting = 0;                                                                            \
+    for (size_t k = heads;;) {                                                                     \
+        DP__CPU_INPUT(isa, T, N, k)                                                                \
+        DP__CPU_EACH(N) v[u] = dp__cpu_##isa##_widen_##T(p[u]);                                    \
+        if (++k < in_count) {                                                                      \
+            DP__CPU_INPUT(isa, T, N, k)                                                            \
+            DP__CPU_FOLD(isa, A, N, v, v[u], dp__cpu_##isa##_widen_##T(p[u]))                      \
+            if (++k < in_count) {                                                                  \
+                dp__v_##isa##_##A w[N];                                                            \
+                DP__CPU_INPUT(isa, T, N, k)                                                        \
+                DP__CPU_EACH(N) w[u] = dp__cpu_##isa##_widen_##T(p[u]);                            \
+                if (++k < in_count) {                                                              \
+                    DP__CPU_INPUT(isa, T, N, k)                                                    \
+                    DP__CPU_FOLD(isa, A, N, w, w[u], dp__cpu_##isa##_widen_##T(p[u]))              \
+                    ++k;                                                                           \
+                }                                                                                  \
+                DP__CPU_FOLD(isa, A, N, v, v[u], w[u])                                             \
+            }                                                                                      \
+        }                                                                                          \
+        const bool last = k == in_count;                                                           \
+        for (size_t n = k - heads; waiting > 0 && (n % 8 == 0 || last); n /= 2) {                  \
+            --waiting;                                                                             \
+            DP__CPU_FOLD(isa, A, N, v, sums[waiting][u], v[u])                                     \
+        }                                                                                          \
+        if (last)                                                                                  \
+            break;                                                                                 \
+        DP__CPU_EACH(N) sums[waiting][u] = v[u];                                                   \
+        ++waiting;                                                                                 \
+    }                                                                                              \
+    for (size_t k = heads; k-- > 0;) {                                                             \
+        DP__CPU_INPUT(isa, T, N, k)                                                                \
+        DP__CPU_FOLD(isa, A, N, v, dp__cpu_##isa##_widen_##T(p[u]), v[u])                          \
+    }
+
+#define DP__CPU_REDUCE_BLOCKS(isa, T, A, N, ORDER, SCALE)                                          \
     for (; end - at >= N * sizeof(dp__v_##isa##_##T); at += N * sizeof(dp__v_##isa##_##T)) {       \
         const dp__v_##isa##_##T *p;                                                                \
-        dp__v_##isa##_##A v[N], sums[DP__CPU_LEVELS][N];                                           \
+        dp__v_##isa##_##A v[N];                                                                    \
         dp__v_##isa##_##T stored[N];                                                               \
-        size_t waiting = 0;                                                                        \
-        for (size_t k = heads;;) {                                                                 \
-            DP__CPU_INPUT(isa, T, N, k)                                                            \
-            DP__CPU_EACH(N) v[u] = dp__cpu_##isa##_widen_##T(p[u]);                                \
-            if (++k < in_count) {                                                                  \
-                DP__CPU_INPUT(isa, T, N, k)                                                        \
-                DP__CPU_FOLD(isa, A, N, v, v[u], dp__cpu_##isa##_widen_##T(p[u]))                  \
-                if (++k < in_count) {                                                              \
-                    dp__v_##isa##_##A w[N];                                                        \
-                    DP__CPU_INPUT(isa, T, N, k)                                                    \
-                    DP__CPU_EACH(N) w[u] = dp__cpu_##isa##_widen_##T(p[u]);                        \
-                    if (++k < in_count) {                                                          \
-                        DP__CPU_INPUT(isa, T, N, k)                                                \
-                        DP__CPU_FOLD(isa, A, N, w, w[u], dp__cpu_##isa##_widen_##T(p[u]))          \
-                        ++k;                                                                       \
-                    }                                                                              \
-                    DP__CPU_FOLD(isa, A, N, v, v[u], w[u])                                         \
-                }                                                                                  \
-            }                                                                                      \
-            for (size_t done = k - heads; waiting > 0 && (done % 8 == 0 || k == in_count);         \
-                 done /= 2) {                                                                      \
-                --waiting;                                                                         \
-                DP__CPU_FOLD(isa, A, N, v, sums[waiting][u], v[u])                                 \
-            }                                                                                      \
-            if (k == in_count)                                                                     \
-                break;                                                                             \
-            DP__CPU_EACH(N) sums[waiting][u] = v[u];                                               \
-            ++waiting;                                                                             \
-        }                                                                                          \
-        for (size_t k = heads; k-- > 0;) {                                                         \
-            DP__CPU_INPUT(isa, T, N, k)                                                            \
-            DP__CPU_FOLD(isa, A, N, v, dp__cpu_##isa##_widen_##T(p[u]), v[u])                      \
-        }                                                                                          \
+        ORDER(isa, T, A, N)                                                                        \
         SCALE(N)                                                                                   \
         DP__CPU_EACH(N) stored[u] = dp__cpu_##isa##_narrow_##T(v[u]);                              \
         for (size_t k = 0; k < out_count; ++k) {                                                   \
@@ -1691,22 +1709,22 @@ typedef struct dp__simd {
             DP__CPU_EACH(N) q[u] = stored[u];                                                      \
         }                                                                                          \
     }
-#define DP__CPU_REDUCE(isa, T, A, SCALARS, SCALE)                                                  \
+#define DP__CPU_REDUCE(isa, T, A, ORDER, SCALARS, SCALE)                                           \
     DP__CPU_FUNCTION(isa)                                                                          \
     size_t dp__cpu_##isa##_reduce_##T(const dp_kernel_args *args, dp_op op, size_t at, size_t end) \
     {                                                                                              \
         const void *const *const in = args->in;                                                    \
         void *const *const out = args->out;                                                        \
         const size_t in_count = args->in_count, out_count = args->out_count;                       \
-        const size_t heads = args->heads;                                                          \
         const size_t near = end > DP__CPU_AHEAD ? end - DP__CPU_AHEAD : 0;                         \
         SCALARS                                                                                    \
-        DP__CPU_REDUCE_BLOCKS(isa, T, A, DP__CPU_BLOCK_##isa, SCALE)                               \
+        DP__CPU_REDUCE_BLOCKS(isa, T, A, DP__CPU_BLOCK_##isa, ORDER, SCALE)                        \
         return at;                                                                                 \
     }
 
 /* Division by a power of two, which most worlds are, is multiplication and much faster. */
 #define DP__CPU_SCALARS(real)                                                                      \
+    const size_t heads = args->heads;                                                              \
     const real alpha = (real)args->alpha, beta = (real)args->beta, inverse = 1 / beta;             \
     const bool scaled = args->alpha != 1 || args->beta != 1;                                       \
     const bool exact = dp__cpu_is_power(args->beta);
@@ -1717,6 +1735,9 @@ typedef struct dp__simd {
         DP__CPU_EACH(N) v[u] = v[u] * alpha / beta;                                                \
     }
 #define DP__CPU_UNSCALED(N)
+
+/* ==== >>sets ====================================================================================
+   What else is computed with vectors, and all of it for each set of instructions.               */
 
 #define DP__CPU_AXPBY(isa, T, A, real)                                                             \
     DP__CPU_FUNCTION(isa)                                                                          \
@@ -1783,7 +1804,7 @@ typedef struct dp__simd {
     }
 
 #define DP__CPU_REAL(isa, T, A, real)                                                              \
-    DP__CPU_REDUCE(isa, T, A, DP__CPU_SCALARS(real), DP__CPU_SCALED)                               \
+    DP__CPU_REDUCE(isa, T, A, DP__CPU_TREE, DP__CPU_SCALARS(real), DP__CPU_SCALED)                 \
     DP__CPU_AXPBY(isa, T, A, real)
 #define DP__CPU_REALS(isa, F16) /* F16 is the generator of its half-precision conversions */       \
     DP__CPU_PLAIN(isa, f32, dp__v_##isa##_f32)                                                     \
@@ -1802,7 +1823,7 @@ typedef struct dp__simd {
 #define DP__CPU_WHOLE(isa, T, V, U, M)                                                             \
     DP__CPU_PLAIN(isa, T, V)                                                                       \
     DP__CPU_OPS(isa, T, V, U, M)                                                                   \
-    DP__CPU_REDUCE(isa, T, T, , DP__CPU_UNSCALED)
+    DP__CPU_REDUCE(isa, T, T, DP__CPU_ROW, , DP__CPU_UNSCALED)
 #define DP__CPU_WHOLES(isa)                                                                        \
     DP__CPU_WHOLE(isa, i64, dp__v_##isa##_i64, dp__v_##isa##_u64, dp__v_##isa##_i64)               \
     DP__CPU_WHOLE(isa, i32, dp__v_##isa##_i32, dp__v_##isa##_u32, dp__v_##isa##_i32)               \
@@ -1810,7 +1831,7 @@ typedef struct dp__simd {
     DP__CPU_WHOLE(isa, i8, dp__v_##isa##_i8, dp__v_##isa##_u8, dp__v_##isa##_i8)                   \
     DP__CPU_WHOLE(isa, u8, dp__v_##isa##_u8, dp__v_##isa##_u8, dp__v_##isa##_i8)                   \
     DP__CPU_B8(isa, dp__v_##isa##_u8)                                                              \
-    DP__CPU_REDUCE(isa, b8, u8, , DP__CPU_UNSCALED)
+    DP__CPU_REDUCE(isa, b8, u8, DP__CPU_ROW, , DP__CPU_UNSCALED)
 
 #define DP__CPU_TABLE_REALS(isa)                                                                   \
     [DP_F32] = dp__cpu_##isa##_reduce_f32, [DP_F64] = dp__cpu_##isa##_reduce_f64,                  \
