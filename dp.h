@@ -152,6 +152,24 @@
    What the table says no to is refused with DP_ERR_STATE, and changes nothing. The log function is
    called from anywhere, and calls nothing but dp_error and dp_last_error.
 
+   THE SAME BITS
+   A rank is a device, unless dp_config.shards says how many ranks the whole job has: 8, say. Then
+   1, 2, 4 or 8 devices, in 1, 2, 4 or 8 processes, have them all, several on one device where they
+   are more than devices. Batches are cut into the same 8 parts, and what 8 replicas make of them is
+   added in the same tree (>>collectives); the number of devices says only where. So training gives
+   the same bits on all of these, on devices of one kind. To what is above, a shard is a device: it
+   is what local_count, local ranks, replicas and dp_run count.
+
+   It holds as far as your functions keep to it. What a method makes of its part must not depend on
+   how many threads it has, nor on other replicas; a seed comes from dp_info.rank_first + the
+   replica, or from the sample. With several processes each cuts a batch of its own: give it the
+   rows of its ranks, as dp_split_rows deals all rows out to rank_count of them. What is made inside
+   one process is that process' own: dp_call_all_reduce, the losses in a log, a criterion. A hook, a
+   wire of halves and no_sync are fine: what is rounded, and what is kept back, is each rank's own.
+
+   It costs what 8 devices cost: gradients, states of replicas, a thread for each of them, and small
+   parts, which are less quick to compute.
+
    ERRORS
    Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
    names and numbers, beginning with the function's name. A wrong call changes nothing. Nothing is
@@ -376,6 +394,7 @@ typedef struct
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8), or this process'
                     share of them where several are on a machine (>>launch)
      devices        those of $DP_DEVICES, else a run of device_count, from 0 on
+     shards         0: a rank is a device; see THE SAME BITS
      thread_count   the cores of the affinity mask, or fewer if a cgroup's quota says so; shared
                     out among processes of a machine with the same mask
      bootstrap      the processes that a launcher has started (>>launch), else this one alone
@@ -422,7 +441,9 @@ typedef struct dp_config {
     const dp_coll_ops *const *colls;      /* NULL-terminated; the first one that fits serves */
     int device_count;
     const int *devices; /* device_count indices; repeats make virtual devices */
-    int thread_count;   /* cores that this context may use. With more devices than that, threads
+    int shards; /* a power of two: the ranks of the whole job, as many in each process, as many on
+                   each of its devices */
+    int thread_count; /* cores that this context may use. With more devices than that, threads
                            that wait sleep at once; else they spin a while before they sleep,
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
@@ -459,7 +480,7 @@ DP_API void dp_close(dp_ctx *ctx);
 typedef struct dp_info {
     int process, process_count;
     int rank_first, rank_count; /* of this process' devices; of the whole job */
-    int local_count;            /* devices here */
+    int local_count;            /* devices here, or their shards */
     int core_count;             /* cores that this context may use */
     int threads_per_device;     /* what a method may use, for OpenMP: core_count / local_count */
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
@@ -795,7 +816,7 @@ DP_MUST_USE DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value li
 DP_MUST_USE DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
                                           const dp_scatter_config *how, dp_value *out_list);
 
-/* The values of a list, of one structure, are added up, in list order. */
+/* The values of a list, of one structure, are added up, in a binary tree (>>collectives). */
 DP_MUST_USE DP_API dp_status dp_reduce_add(dp_ctx *ctx, dp_scope *scope, dp_value list,
                                            const dp_gather_config *how, dp_value *out);
 
@@ -811,15 +832,21 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
 /* ==== >>collectives ============================================================================
    Over all ranks of the job. One host thread names the buffers of all local ranks in one call, in
    memory of the ranks' devices; any owner. Every process makes the same calls in the same order.
-   They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
-   rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
+   They return when the work is ordered on the streams (CPU devices: done). Parts must not overlap,
+   but for the in-place forms that are named.
+
+   Same call, same bits: ranks are added in a binary tree, ((0 + 1) + (2 + 3)) + (4 + 5) and so on,
+   the left one of two halves having the largest power of two. So neighbours can be added first,
+   wherever they are, and the sum of as many ranks is the same however they are spread over devices
+   and processes: between machines, where each process has the same number, a power of two. See
+   THE SAME BITS.
 
    CPU devices of several processes of one machine meet in shared memory. Where a process dies,
    stops, or issues another collective, all others fail with one sentence, which names its rank, the
    collective, and what the rank did last. Nobody waits for another process longer than
    timeout_ms. Those of several machines use MPI, where dp_mpi.h is compiled in. There a different
-   collective is noticed when nothing comes of it, and the ranks of one process are added first.
-   Without it they are refused with UNSUPPORTED. */
+   collective is noticed when nothing comes of it, and the ranks of one process are always added
+   first. Without it they are refused with UNSUPPORTED. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -829,10 +856,10 @@ typedef struct dp_part { /* one a local rank */
     dp_stream *stream; /* NULL = the rank's compute stream */
 } dp_part;
 
-/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32; integers wrap and their mean
-   is cut towards zero; bool: sum and max are or, prod and min are and. In place: send == recv. A
-   local rank whose recv is NULL takes part and wants no result: where several devices have one
-   owner, one of them receives for all. */
+/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32 and rounded once; integers wrap
+   and their mean is cut towards zero; bool: sum and max are or, prod and min are and. In place:
+   send == recv. A local rank whose recv is NULL takes part and wants no result: where several
+   devices have one owner, one of them receives for all. */
 DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count,
                                            dp_dtype dtype, dp_op op);
 /* The same times `scale`, in the same pass; floating dtypes. */
@@ -1479,17 +1506,19 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
    later call for that device. It must not get lost. */
 
 typedef enum dp_kernel {
-    DP_KERNEL_COPY,   /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
-    DP_KERNEL_FILL,   /* every element of out[0] = fill_bits, the element's own bit pattern */
-    DP_KERNEL_CAST,   /* out[0] of dtype = in[0] of in_dtype */
-    DP_KERNEL_AXPBY,  /* out[0] = alpha * in[0] + beta * in[1]; in_count 1: alpha * in[0] */
-    DP_KERNEL_REDUCE, /* every out = op(in[0], in[1], ...), then * alpha, then / beta; an out may be
-                         an in; op is never DP_OP_MEAN here: the core says SUM and beta */
-    DP_KERNEL_STATS,  /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
-    DP_KERNEL_PAD,    /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
-    DP_KERNEL_TOTAL,  /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
-    DP_KERNEL_SGD,    /* out[0] parameter, out[1] momentum; in[0] gradient, in[1] gate */
-    DP_KERNEL_ADAMW,  /* out[0] parameter, out[1] mean, out[2] square; in as SGD */
+    DP_KERNEL_COPY,    /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
+    DP_KERNEL_FILL,    /* every element of out[0] = fill_bits, the element's own bit pattern */
+    DP_KERNEL_CAST,    /* out[0] of dtype = in[0] of in_dtype */
+    DP_KERNEL_AXPBY,   /* out[0] = alpha * in[0] + beta * in[1]; in_count 1: alpha * in[0] */
+    DP_KERNEL_REDUCE,  /* every out = op over in[0], in[1], ..., then * alpha, then / beta, rounded
+                         to dtype once; an out may be an in; op is never DP_OP_MEAN here: the core
+                         says SUM and beta. In a binary tree: ((in[0] + in[1]) + (in[2] + in[3])) +
+                         in[4], the left half having the largest power of two */
+    DP_KERNEL_STATS,   /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
+    DP_KERNEL_PAD,     /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
+    DP_KERNEL_TOTAL,   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
+    DP_KERNEL_SGD,     /* out[0] parameter, out[1] momentum; in[0] gradient, in[1] gate */
+    DP_KERNEL_ADAMW,   /* out[0] parameter, out[1] mean, out[2] square; in as SGD */
     DP_KERNEL_CHANNELS /* out[0] = double[2][C]: sums and sums of squares of in[0], which is
                           dense, of shape {outer, C, inner} */
 } dp_kernel;
@@ -1500,14 +1529,11 @@ typedef enum dp_kernel {
      SGD    lr, weight_decay, momentum, 1 - dampening
      ADAMW  lr / (1 - beta1^t), 1 - lr * weight_decay (L2: weight_decay), 1 - beta1, beta2,
             1 - beta2, sqrt(1 - beta2^t), eps */
-enum { /* dp_kernel_args.flags */
-       DP_KERNEL_TREE =
-           1, /* REDUCE, SUM, floats: (in[0] + in[1]) + (in[2] + in[3]) and so on, a binary
-                           tree; f16 and bf16 are rounded once */
-       DP_KERNEL_NESTEROV = 2, /* SGD */
-       DP_KERNEL_FIRST = 4,    /* SGD: momentum becomes the gradient */
-       DP_KERNEL_L2 = 8,       /* ADAMW: decay goes into the gradient */
-       DP_KERNEL_MAXIMIZE = 16 /* SGD, ADAMW: against the gradient */
+enum {                         /* dp_kernel_args.flags */
+       DP_KERNEL_NESTEROV = 1, /* SGD */
+       DP_KERNEL_FIRST = 2,    /* SGD: momentum becomes the gradient */
+       DP_KERNEL_L2 = 4,       /* ADAMW: decay goes into the gradient */
+       DP_KERNEL_MAXIMIZE = 8  /* SGD, ADAMW: against the gradient */
 };
 
 typedef struct dp_kernel_args {
@@ -1526,6 +1552,8 @@ typedef struct dp_kernel_args {
     const int64_t *shape, *out_stride, *in_shape, *in_stride;
     unsigned flags;
     double numbers[8]; /* SGD, ADAMW */
+    size_t heads;      /* 0: the library's, whose own kernels know it. The first so many of a REDUCE
+                          stand before the tree: in[0] + (in[1] + (in[2] + ... all others)) */
 } dp_kernel_args;
 
 typedef struct dp_host { /* what the runtime lends a backend; lives as long as the context */
@@ -1621,8 +1649,9 @@ struct dp_coll_ops {
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
-    /* op over ranks in rank order (MEAN: the sum, divided by rank_count), then * scale; f16 and
-       bf16 are rounded once, at the end. A rank whose recv is NULL gives, and wants nothing. */
+    /* op over ranks, in the tree of DP_KERNEL_REDUCE (MEAN: the sum, divided by rank_count), then
+       * scale; f16 and bf16 are rounded once, at the end. A rank whose recv is NULL gives, and
+       wants nothing. */
     dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
@@ -1842,6 +1871,7 @@ enum {
     DP__PACKED_RUN_BYTES = 4 << 10, /* shorter runs are packed by a device that can */
     DP__COALESCE_BYTES = 10 << 20,
     DP__STAGE_BYTES = 4 << 20,
+    DP__OPERANDS_MAX = 1 << 20, /* of a REDUCE */
     DP__TIMEOUT_MS = 60000
 };
 
@@ -3786,6 +3816,9 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
     dp_status status = DP_ERR_UNSUPPORTED;
     if (args->count == 0)
         return DP_OK;
+    if (args->in_count > DP__OPERANDS_MAX)
+        return dp_error(DP_ERR_UNSUPPORTED, "%zu parts to add up, more than %d", args->in_count,
+                        DP__OPERANDS_MAX);
     if (DP_HAS(dp_device_ops, ops, kernel) && dp__operands_aligned(args))
         status = ops->kernel(stream, args);
     if (status != DP_ERR_UNSUPPORTED)
@@ -4269,7 +4302,7 @@ static const dp__kernel_rule dp__kernel_rules[] = {
     [DP_KERNEL_FILL] = {"FILL", 1, 1, 0, 0, .flags = 0},
     [DP_KERNEL_CAST] = {"CAST", 1, 1, 1, 1, .in_place = true},
     [DP_KERNEL_AXPBY] = {"AXPBY", 1, 1, 1, 2, .floats = true, .in_place = true},
-    [DP_KERNEL_REDUCE] = {"REDUCE", 1, INT_MAX, 1, INT_MAX, DP_KERNEL_TREE, .in_place = true},
+    [DP_KERNEL_REDUCE] = {"REDUCE", 1, INT_MAX, 1, DP__OPERANDS_MAX, .in_place = true},
     [DP_KERNEL_STATS] = {"STATS", 1, 1, 1, 1, .flags = 0},
     [DP_KERNEL_PAD] = {"PAD", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
     [DP_KERNEL_TOTAL] = {"TOTAL", 1, 1, 1, 1, .doubles = true},
@@ -4308,7 +4341,7 @@ static dp_status dp__check_kernel_numbers(const char *fn, const dp__kernel_rule 
                                           const dp_kernel_args *args)
 {
     double alpha = args->alpha, beta = args->beta;
-    bool floats = dp__is_float(args->dtype), sum = args->op == DP_OP_SUM;
+    bool floats = dp__is_float(args->dtype);
     for (int i = 0; i < rule->number_count; i++)
         if (!isfinite(args->numbers[i]))
             return dp_error(DP_ERR_INVALID, "%s: numbers[%d] of %s is %g", fn, i, rule->name,
@@ -4317,8 +4350,6 @@ static dp_status dp__check_kernel_numbers(const char *fn, const dp__kernel_rule 
         return DP_OK;
     if ((unsigned)args->op > DP_OP_MAX || args->op == DP_OP_MEAN)
         return dp_error(DP_ERR_INVALID, "%s: op of REDUCE is %d", fn, (int)args->op);
-    if ((args->flags & DP_KERNEL_TREE) != 0 && !(floats && sum))
-        return dp_error(DP_ERR_INVALID, "%s: DP_KERNEL_TREE is for sums of floating dtypes", fn);
     bool whole = !(alpha < 1) && !(alpha > 1) && !(fabs(beta) < 1) && fabs(beta) < 0x1p63 &&
                  !(floor(beta) < beta);
     if (!isfinite(alpha) || !isfinite(beta) || !(fabs(beta) > 0) || (!floats && !whole))
@@ -4408,6 +4439,8 @@ static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
     DP_TRY(dp__check_operands(fn, rule, "out", args->out, args->out_count, false));
     DP_TRY(dp__check_operands(fn, rule, "in", args->in, args->in_count, true));
     DP_TRY(dp__check_kernel_numbers(fn, rule, args));
+    if (args->heads != 0)
+        return dp_error(DP_ERR_INVALID, "%s: heads is %zu, not 0", fn, args->heads);
     if (!dp__mul(args->count, sizeof(double), &bytes) || bytes > INT64_MAX / 2)
         return dp_error(DP_ERR_INVALID, "%s: count is %zu, more than can be counted", fn,
                         args->count);
@@ -5172,26 +5205,55 @@ static int dp__device_share(const dp_ctx *ctx, const dp_device_ops *ops, int ava
     return last > first ? last - first : 1;
 }
 
+/* Of devices that nobody has asked for by number, as many as can share `ranks` evenly. */
+static int dp__shard_devices(dp_ctx *ctx, int ranks, int count)
+{
+    int most = ranks;
+    while (most > count)
+        most /= 2;
+    if (most < count && most < ranks)
+        dp__log(ctx, DP_LOG_WARN, "%d shards are computed on %d of %d devices", ranks, most, count);
+    return most;
+}
+
+/* What is in config.devices, each as often as it has ranks. */
+static dp_status dp__resolve_ranks(dp_ctx *ctx, int ranks, int first)
+{
+    dp_config *config = &ctx->config;
+    int count = config->device_count;
+    if (ranks % count != 0)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: device_count is %d, and this process has %d of %d shards: give "
+                        "it a power of two, at most as many",
+                        count, ranks, config->shards);
+    int *devices = dp__host_alloc(&ctx->host, (size_t)ranks * sizeof *devices, sizeof *devices);
+    if (devices == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    for (int i = 0; i < ranks; i++) {
+        int device = i / (ranks / count);
+        devices[i] = config->devices != NULL ? config->devices[device] : first + device;
+    }
+    config->devices = devices;
+    config->device_count = ranks;
+    return DP_OK;
+}
+
 static dp_status dp__resolve_devices(dp_ctx *ctx, int place, int available)
 {
     dp_config *config = &ctx->config;
-    int first = 0;
+    int first = 0, ranks = config->shards / ctx->info.process_count;
     if (config->device_count == 0 && config->devices == NULL)
         DP_TRY(dp__env_devices(ctx));
-    if (config->device_count == 0 && config->devices == NULL)
+    if (config->device_count == 0 && config->devices == NULL) {
         config->device_count = dp__device_share(ctx, config->backends[place], available, &first);
+        if (ranks > 0)
+            config->device_count = dp__shard_devices(ctx, ranks, config->device_count);
+    }
     if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
         return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d%s",
                         config->device_count, DP__DEVICES_MAX,
                         config->devices != NULL ? ", and devices is given" : "");
-    int *devices =
-        dp__host_alloc(&ctx->host, (size_t)config->device_count * sizeof *devices, sizeof *devices);
-    if (devices == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
-    for (int i = 0; i < config->device_count; i++)
-        devices[i] = config->devices != NULL ? config->devices[i] : first + i;
-    config->devices = devices;
-    return DP_OK;
+    return dp__resolve_ranks(ctx, ranks > 0 ? ranks : config->device_count, first);
 }
 
 /* Cores that processes with one affinity mask may use, divided among them. */
@@ -5199,6 +5261,19 @@ static int dp__core_share(int cores, dp__share among)
 {
     int each = cores / among.count + (among.place < cores % among.count);
     return each > 0 ? each : 1;
+}
+
+static dp_status dp__check_shards(const dp_config *config)
+{
+    int shards = config->shards, processes = config->bootstrap.process_count;
+    if (shards < 0 || shards > DP__DEVICES_MAX || (shards & (shards - 1)) != 0)
+        return dp_error(DP_ERR_INVALID, "dp_open: shards is %d, not a power of two from 1 to %d",
+                        shards, DP__DEVICES_MAX);
+    if (shards > 0 && processes > 1 && shards % processes != 0)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: %d shards cannot be dealt out evenly to %d processes", shards,
+                        processes);
+    return DP_OK;
 }
 
 static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
@@ -5211,6 +5286,7 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
                                                  : "device_count");
     if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
         return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
+    DP_TRY(dp__check_shards(config));
     if (config->thread_count == 0)
         config->thread_count = dp__core_share(dp__os_core_count(), cores);
     if (config->timeout_ms == 0)
@@ -5333,6 +5409,7 @@ typedef struct dp__hello { /* what every process tells the others while it opens
     int32_t local_count;
     int32_t coll;        /* place of the table that it chose; -1: none yet */
     int32_t host_memory; /* of all its devices */
+    int32_t shards;
 } dp__hello;
 
 typedef struct dp__meeting { /* the processes of a job */
@@ -5359,6 +5436,9 @@ static dp_status dp__agree(dp__meeting *meeting, dp_status own)
         if (other->version != DP_VERSION)
             return dp_error(DP_ERR_MISMATCH, "dp_open: process %d has dp.h %d, process %d has %d",
                             boot->process, DP_VERSION, i, (int)other->version);
+        if (other->shards != meeting->own.shards)
+            return dp_error(DP_ERR_MISMATCH, "dp_open: process %d has %d shards, process %d has %d",
+                            boot->process, (int)meeting->own.shards, i, (int)other->shards);
         if (other->status != DP_OK)
             return dp_error(DP_ERR_REMOTE, "dp_open: process %d of %d failed: %s", i,
                             boot->process_count, dp_status_text((dp_status)other->status));
@@ -5553,7 +5633,10 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
 {
     const dp_bootstrap *boot = &config->bootstrap;
     dp__meeting meeting = {.boot = boot,
-                           .own = {.machine = dp__os_machine(), .version = DP_VERSION, .coll = -1},
+                           .own = {.machine = dp__os_machine(),
+                                   .version = DP_VERSION,
+                                   .coll = -1,
+                                   .shards = config->shards},
                            .launcher = launch->name,
                            .near = {{0, 1}, {0, 1}}};
     if (boot->all_gather == NULL || boot->process_count == 1)

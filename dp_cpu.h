@@ -11,10 +11,12 @@
      >>team         the workers of a context: persistent threads, run and shared out; the courier
      >>shared       memory between processes, words to wait for in it, who is alive
      >>simd         vectors of any width from one text
+     >>sums         inputs are added in a tree
+     >>sets         the vectors that a machine has
      >>cast         from any dtype to any other
      >>copy         bytes, strided blocks, fills
      >>kernels      what dp_device_ops.kernel does, on one slice of the work
-     >>updates      what optimizers do, sums of channels, sums in a tree
+     >>updates      what optimizers do, sums of channels
      >>device       the table dp_cpu(): streams that finish at once, memory of the host
      >>collectives  the table dp_cpu_coll(): all ranks in this process, one pass over memory
 
@@ -1500,8 +1502,9 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
    -ffp-contract=off: hide where `v` comes from. */
 #define DP__CPU_ROUNDED(isa, v) __asm__("" : DP__CPU_REG_##isa(v))
 
-#define DP__CPU_AHEAD 2048 /* bytes that REDUCE asks for early: see DP__CPU_REDUCE_BLOCKS */
-#define DP__CPU_LANES 16   /* of a STATS: element i is added to lane i % 16, in f64 */
+#define DP__CPU_AHEAD  2048 /* bytes that REDUCE asks for early: see >>sums */
+#define DP__CPU_LEVELS 20   /* of REDUCE's tree: 2^20 inputs, see DP__OPERANDS_MAX */
+#define DP__CPU_LANES  16   /* of a STATS: element i is added to lane i % 16, in f64 */
 
 typedef size_t dp__cpu_range_fn(const dp_kernel_args *args, dp_op op, size_t at, size_t end);
 typedef size_t dp__cpu_convert_fn(void *out, const void *in, size_t at, size_t count);
@@ -1613,13 +1616,18 @@ typedef struct dp__simd {
         return (V)(((M)a & first) | ((M)b & ~first));                                              \
     }
 
-/* Blocks of N vectors of dtype T, computed in A. All inputs of a block are read before any output
-   is written, since an output may be an input. Every input is asked for early, which the
-   processor does well by itself for two of them, not for four or eight: those then took 1.15 to
-   1.3 times as long as a loop that asks. (Tried on them as well, and of no use: 64-byte vectors,
-   pinned threads, halves in place of slices, buffers that begin elsewhere in a page. Huge pages
-   give a twentieth to either loop.) What is beyond the slice is left to the thread that writes
-   it. */
+/* ==== >>sums ====================================================================================
+   What REDUCE does with vectors: blocks of N vectors of dtype T, computed in A. Inputs are added in
+   a binary tree, four at a time; `sums` holds what waits for the right half of its subtree, the
+   largest first. At the end the heads (dp_kernel_args.heads), from the right.
+
+   All inputs of a block are read before any output is written, since an output may be an input.
+   Every input is asked for early, which the processor does well by itself for two of them, not for
+   four or eight: those then took 1.15 to 1.3 times as long as a loop that asks. (Tried on them as
+   well, and of no use: 64-byte vectors, pinned threads, halves in place of slices, buffers that
+   begin elsewhere in a page. Huge pages give a twentieth to either loop.) What is beyond the slice
+   is left to the thread that writes it. */
+
 #define DP__CPU_EACH(N) DP__CPU_UNROLL for (size_t u = 0; u < N; ++u)
 #define DP__CPU_FETCH(p, bytes)                                                                    \
     if (at < near) {                                                                               \
@@ -1628,31 +1636,69 @@ typedef struct dp__simd {
             __builtin_prefetch((const char *)(p) + DP__CPU_AHEAD + line - 64);                     \
         }                                                                                          \
     }
-#define DP__CPU_FOLD(isa, T, A, N, op)                                                             \
-    DP__CPU_EACH(N)                                                                                \
-    {                                                                                              \
-        v[u] = dp__cpu_##isa##_##op##_##A(v[u], dp__cpu_##isa##_widen_##T(p[u]));                  \
+#define DP__CPU_INPUT(isa, T, N, k)                                                                \
+    p = (const void *)((const char *)in[k] + at);                                                  \
+    DP__CPU_FETCH(p, N * sizeof(dp__v_##isa##_##T))
+#define DP__CPU_FOLD(isa, A, N, to, left, right) /* sums are what most ask for */                  \
+    if (__builtin_expect(op == DP_OP_SUM, 1)) {                                                    \
+        DP__CPU_EACH(N) to[u] = dp__cpu_##isa##_sum_##A(left, right);                              \
+    } else if (op == DP_OP_PROD) {                                                                 \
+        DP__CPU_EACH(N) to[u] = dp__cpu_##isa##_prod_##A(left, right);                             \
+    } else if (op == DP_OP_MIN) {                                                                  \
+        DP__CPU_EACH(N) to[u] = dp__cpu_##isa##_min_##A(left, right);                              \
+    } else {                                                                                       \
+        DP__CPU_EACH(N) to[u] = dp__cpu_##isa##_max_##A(left, right);                              \
     }
-#define DP__CPU_REDUCE_BLOCKS(isa, T, A, N, SCALE)                                                 \
-    for (; end - at >= N * sizeof(dp__v_##isa##_##T); at += N * sizeof(dp__v_##isa##_##T)) {       \
-        const dp__v_##isa##_##T *p = (const void *)((const char *)in[0] + at);                     \
-        dp__v_##isa##_##A v[N];                                                                    \
-        dp__v_##isa##_##T stored[N];                                                               \
-        DP__CPU_FETCH(p, N * sizeof(dp__v_##isa##_##T))                                            \
+
+#define DP__CPU_ROW(isa, T, A, N) /* whole numbers: in any order they come to the same */          \
+    DP__CPU_INPUT(isa, T, N, 0)                                                                    \
+    DP__CPU_EACH(N) v[u] = dp__cpu_##isa##_widen_##T(p[u]);                                        \
+    for (size_t k = 1; k < in_count; ++k) {                                                        \
+        DP__CPU_INPUT(isa, T, N, k)                                                                \
+        DP__CPU_FOLD(isa, A, N, v, v[u], dp__cpu_##isa##_widen_##T(p[u]))                          \
+    }
+#define DP__CPU_TREE(isa, T, A, N)                                                                 \
+    dp__v_##isa##_##A sums[DP__CPU_LEVELS][N];                                                     \
+    size_t waiting = 0;                                                                            \
+    for (size_t k = heads;;) {                                                                     \
+        DP__CPU_INPUT(isa, T, N, k)                                                                \
         DP__CPU_EACH(N) v[u] = dp__cpu_##isa##_widen_##T(p[u]);                                    \
-        for (size_t k = 1; k < in_count; ++k) {                                                    \
-            p = (const void *)((const char *)in[k] + at);                                          \
-            DP__CPU_FETCH(p, N * sizeof(dp__v_##isa##_##T))                                        \
-            if (op == DP_OP_SUM) {                                                                 \
-                DP__CPU_FOLD(isa, T, A, N, sum)                                                    \
-            } else if (op == DP_OP_PROD) {                                                         \
-                DP__CPU_FOLD(isa, T, A, N, prod)                                                   \
-            } else if (op == DP_OP_MIN) {                                                          \
-                DP__CPU_FOLD(isa, T, A, N, min)                                                    \
-            } else {                                                                               \
-                DP__CPU_FOLD(isa, T, A, N, max)                                                    \
+        if (++k < in_count) {                                                                      \
+            DP__CPU_INPUT(isa, T, N, k)                                                            \
+            DP__CPU_FOLD(isa, A, N, v, v[u], dp__cpu_##isa##_widen_##T(p[u]))                      \
+            if (++k < in_count) {                                                                  \
+                dp__v_##isa##_##A w[N];                                                            \
+                DP__CPU_INPUT(isa, T, N, k)                                                        \
+                DP__CPU_EACH(N) w[u] = dp__cpu_##isa##_widen_##T(p[u]);                            \
+                if (++k < in_count) {                                                              \
+                    DP__CPU_INPUT(isa, T, N, k)                                                    \
+                    DP__CPU_FOLD(isa, A, N, w, w[u], dp__cpu_##isa##_widen_##T(p[u]))              \
+                    ++k;                                                                           \
+                }                                                                                  \
+                DP__CPU_FOLD(isa, A, N, v, v[u], w[u])                                             \
             }                                                                                      \
         }                                                                                          \
+        const bool last = k == in_count;                                                           \
+        for (size_t n = k - heads; waiting > 0 && (n % 8 == 0 || last); n /= 2) {                  \
+            --waiting;                                                                             \
+            DP__CPU_FOLD(isa, A, N, v, sums[waiting][u], v[u])                                     \
+        }                                                                                          \
+        if (last)                                                                                  \
+            break;                                                                                 \
+        DP__CPU_EACH(N) sums[waiting][u] = v[u];                                                   \
+        ++waiting;                                                                                 \
+    }                                                                                              \
+    for (size_t k = heads; k-- > 0;) {                                                             \
+        DP__CPU_INPUT(isa, T, N, k)                                                                \
+        DP__CPU_FOLD(isa, A, N, v, dp__cpu_##isa##_widen_##T(p[u]), v[u])                          \
+    }
+
+#define DP__CPU_REDUCE_BLOCKS(isa, T, A, N, ORDER, SCALE)                                          \
+    for (; end - at >= N * sizeof(dp__v_##isa##_##T); at += N * sizeof(dp__v_##isa##_##T)) {       \
+        const dp__v_##isa##_##T *p;                                                                \
+        dp__v_##isa##_##A v[N];                                                                    \
+        dp__v_##isa##_##T stored[N];                                                               \
+        ORDER(isa, T, A, N)                                                                        \
         SCALE(N)                                                                                   \
         DP__CPU_EACH(N) stored[u] = dp__cpu_##isa##_narrow_##T(v[u]);                              \
         for (size_t k = 0; k < out_count; ++k) {                                                   \
@@ -1660,7 +1706,7 @@ typedef struct dp__simd {
             DP__CPU_EACH(N) q[u] = stored[u];                                                      \
         }                                                                                          \
     }
-#define DP__CPU_REDUCE(isa, T, A, SCALARS, SCALE)                                                  \
+#define DP__CPU_REDUCE(isa, T, A, ORDER, SCALARS, SCALE)                                           \
     DP__CPU_FUNCTION(isa)                                                                          \
     size_t dp__cpu_##isa##_reduce_##T(const dp_kernel_args *args, dp_op op, size_t at, size_t end) \
     {                                                                                              \
@@ -1669,12 +1715,13 @@ typedef struct dp__simd {
         const size_t in_count = args->in_count, out_count = args->out_count;                       \
         const size_t near = end > DP__CPU_AHEAD ? end - DP__CPU_AHEAD : 0;                         \
         SCALARS                                                                                    \
-        DP__CPU_REDUCE_BLOCKS(isa, T, A, DP__CPU_BLOCK_##isa, SCALE)                               \
+        DP__CPU_REDUCE_BLOCKS(isa, T, A, DP__CPU_BLOCK_##isa, ORDER, SCALE)                        \
         return at;                                                                                 \
     }
 
 /* Division by a power of two, which most worlds are, is multiplication and much faster. */
 #define DP__CPU_SCALARS(real)                                                                      \
+    const size_t heads = args->heads;                                                              \
     const real alpha = (real)args->alpha, beta = (real)args->beta, inverse = 1 / beta;             \
     const bool scaled = args->alpha != 1 || args->beta != 1;                                       \
     const bool exact = dp__cpu_is_power(args->beta);
@@ -1685,6 +1732,9 @@ typedef struct dp__simd {
         DP__CPU_EACH(N) v[u] = v[u] * alpha / beta;                                                \
     }
 #define DP__CPU_UNSCALED(N)
+
+/* ==== >>sets ====================================================================================
+   What else is computed with vectors, and all of it for each set of instructions.               */
 
 #define DP__CPU_AXPBY(isa, T, A, real)                                                             \
     DP__CPU_FUNCTION(isa)                                                                          \
@@ -1751,7 +1801,7 @@ typedef struct dp__simd {
     }
 
 #define DP__CPU_REAL(isa, T, A, real)                                                              \
-    DP__CPU_REDUCE(isa, T, A, DP__CPU_SCALARS(real), DP__CPU_SCALED)                               \
+    DP__CPU_REDUCE(isa, T, A, DP__CPU_TREE, DP__CPU_SCALARS(real), DP__CPU_SCALED)                 \
     DP__CPU_AXPBY(isa, T, A, real)
 #define DP__CPU_REALS(isa, F16) /* F16 is the generator of its half-precision conversions */       \
     DP__CPU_PLAIN(isa, f32, dp__v_##isa##_f32)                                                     \
@@ -1770,7 +1820,7 @@ typedef struct dp__simd {
 #define DP__CPU_WHOLE(isa, T, V, U, M)                                                             \
     DP__CPU_PLAIN(isa, T, V)                                                                       \
     DP__CPU_OPS(isa, T, V, U, M)                                                                   \
-    DP__CPU_REDUCE(isa, T, T, , DP__CPU_UNSCALED)
+    DP__CPU_REDUCE(isa, T, T, DP__CPU_ROW, , DP__CPU_UNSCALED)
 #define DP__CPU_WHOLES(isa)                                                                        \
     DP__CPU_WHOLE(isa, i64, dp__v_##isa##_i64, dp__v_##isa##_u64, dp__v_##isa##_i64)               \
     DP__CPU_WHOLE(isa, i32, dp__v_##isa##_i32, dp__v_##isa##_u32, dp__v_##isa##_i32)               \
@@ -1778,7 +1828,7 @@ typedef struct dp__simd {
     DP__CPU_WHOLE(isa, i8, dp__v_##isa##_i8, dp__v_##isa##_u8, dp__v_##isa##_i8)                   \
     DP__CPU_WHOLE(isa, u8, dp__v_##isa##_u8, dp__v_##isa##_u8, dp__v_##isa##_i8)                   \
     DP__CPU_B8(isa, dp__v_##isa##_u8)                                                              \
-    DP__CPU_REDUCE(isa, b8, u8, , DP__CPU_UNSCALED)
+    DP__CPU_REDUCE(isa, b8, u8, DP__CPU_ROW, , DP__CPU_UNSCALED)
 
 #define DP__CPU_TABLE_REALS(isa)                                                                   \
     [DP_F32] = dp__cpu_##isa##_reduce_f32, [DP_F64] = dp__cpu_##isa##_reduce_f64,                  \
@@ -2601,61 +2651,6 @@ static void dp__cpu_update(const dp__simd *simd, const dp_kernel_args *args, siz
     }
 }
 
-static void dp__cpu_reduce_tile(const dp__simd *simd, const dp_kernel_args *like, dp_dtype dtype,
-                                void *out, const void *other, size_t count)
-{
-    const void *in[2] = {out, other};
-    const dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                                 .op = DP_OP_SUM,
-                                 .dtype = dtype,
-                                 .in_dtype = dtype,
-                                 .count = count,
-                                 .out = &out,
-                                 .in = in,
-                                 .out_count = 1,
-                                 .in_count = other != NULL ? 2 : 1,
-                                 .alpha = other != NULL ? 1 : like->alpha,
-                                 .beta = other != NULL ? 1 : like->beta};
-    dp__cpu_reduce_range(simd, &args, DP_OP_SUM, 0, count * dp_dtype_bytes(dtype));
-}
-
-/* A tile of in[first] + ... + in[last - 1]; the left half is the largest power of two. */
-static void dp__cpu_tree_sum(const dp__simd *simd, const dp_kernel_args *args, size_t first,
-                             size_t last, size_t at, size_t count, dp__cpu_tile *out)
-{
-    const dp_dtype wide = args->dtype == DP_F64 ? DP_F64 : DP_F32;
-    size_t left = 1;
-    dp__cpu_tile right;
-    if (last - first == 1) {
-        const char *in = (const char *)args->in[first] + at * dp_dtype_bytes(args->dtype);
-        dp__cpu_cast(simd, wide, out, args->dtype, in, count);
-        return;
-    }
-    while (2 * left < last - first)
-        left *= 2;
-    dp__cpu_tree_sum(simd, args, first, first + left, at, count, out);
-    dp__cpu_tree_sum(simd, args, first + left, last, at, count, &right);
-    dp__cpu_reduce_tile(simd, args, wide, out, &right, count);
-}
-
-static void dp__cpu_tree_tile(const dp__simd *simd, const dp_kernel_args *args, size_t at,
-                              size_t count)
-{
-    const dp_dtype wide = args->dtype == DP_F64 ? DP_F64 : DP_F32;
-    const size_t offset = at * dp_dtype_bytes(args->dtype);
-    dp__cpu_tile sum;
-    dp__cpu_tree_sum(simd, args, 0, args->in_count, at, count, &sum);
-    dp__cpu_reduce_tile(simd, args, wide, &sum, NULL, count);
-    for (size_t k = 0; k < args->out_count; ++k)
-        dp__cpu_cast(simd, args->dtype, (char *)args->out[k] + offset, wide, &sum, count);
-}
-
-static void dp__cpu_tree(const dp__simd *simd, const dp_kernel_args *args, size_t at, size_t end)
-{
-    for (; at < end; at += DP__CPU_TILE)
-        dp__cpu_tree_tile(simd, args, at, end - at < DP__CPU_TILE ? end - at : DP__CPU_TILE);
-}
-
 static void dp__cpu_channel(const dp__simd *simd, const dp_kernel_args *args, size_t channel)
 {
     const size_t channels = (size_t)args->shape[1], inner = (size_t)args->shape[2];
@@ -2735,10 +2730,7 @@ static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_
         dp__cpu_axpby(simd, args, first, last);
         break;
     case DP_KERNEL_REDUCE:
-        if (args->dtype <= DP_BF16 && (args->flags & DP_KERNEL_TREE) != 0)
-            dp__cpu_tree(simd, args, first / element, last / element);
-        else
-            dp__cpu_reduce(simd, args, first, last);
+        dp__cpu_reduce(simd, args, first, last);
         break;
     case DP_KERNEL_SGD:
     case DP_KERNEL_ADAMW:

@@ -12,7 +12,7 @@
      >>native       streams and devices as CUDA knows them
      >>text         kernels: one text, compiled by NVRTC and, in tests, as C
      >>sums         those of them that add up
-     >>steps        what optimizers do, sums in a tree, sums of channels
+     >>steps        what optimizers do, sums of channels
      >>surface      all that is called of CUDA, and how it is found
      >>gpus         physical devices: context, kernels
      >>memory       slabs
@@ -182,24 +182,43 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_DEVICE double dp_get_f64(double x) { return x; }                                      \
     DP__CUDA_DEVICE double dp_put_f64(double x) { return x; }
 
-/* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. */
+/* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. In a binary tree: four inputs at a
+   time, and what waits for the right half of its subtree is in `sums`, of which 64 inputs fill
+   three. */
 #define DP__CUDA_REDUCE(name, T, A)                                                                \
+    DP__CUDA_DEVICE A dp_combine_##name(int op, A v, A w)                                          \
+    {                                                                                              \
+        if (op == 0)                                                                               \
+            return v + w;                                                                          \
+        if (op == 2)                                                                               \
+            return v * w;                                                                          \
+        if (op == 3)                                                                               \
+            return v < w || v != v ? v : w;                                                        \
+        return v > w || v != v ? v : w;                                                            \
+    }                                                                                              \
     DP__CUDA_KERNEL(reduce_##name)                                                                 \
     {                                                                                              \
         const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
+        const unsigned count = p.in_count;                                                         \
         DP__CUDA_EACH(i)                                                                           \
         {                                                                                          \
-            A v = dp_get_##name(((const T *)p.in[0])[i]);                                          \
-            DP__CUDA_ROLLED for (unsigned k = 1; k < p.in_count; k++) {                            \
-                A w = dp_get_##name(((const T *)p.in[k])[i]);                                      \
-                if (p.op == 0)                                                                     \
-                    v = v + w;                                                                     \
-                else if (p.op == 2)                                                                \
-                    v = v * w;                                                                     \
-                else if (p.op == 3)                                                                \
-                    v = v < w || v != v ? v : w;                                                   \
-                else                                                                               \
-                    v = v > w || v != v ? v : w;                                                   \
+            A v = 0, sums[4];                                                                      \
+            unsigned waiting = 0;                                                                  \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < count; k += 4) {                              \
+                unsigned half = k / 4;                                                             \
+                v = dp_get_##name(((const T *)p.in[k])[i]);                                        \
+                if (k + 1 < count)                                                                 \
+                    v = dp_combine_##name(p.op, v, dp_get_##name(((const T *)p.in[k + 1])[i]));    \
+                if (k + 2 < count) {                                                               \
+                    A w = dp_get_##name(((const T *)p.in[k + 2])[i]);                              \
+                    if (k + 3 < count)                                                             \
+                        w = dp_combine_##name(p.op, w, dp_get_##name(((const T *)p.in[k + 3])[i]));\
+                    v = dp_combine_##name(p.op, v, w);                                             \
+                }                                                                                  \
+                DP__CUDA_ROLLED for (; waiting > 0 && (half % 2 == 1 || k + 4 >= count); half /= 2)\
+                    v = dp_combine_##name(p.op, sums[--waiting], v);                               \
+                if (k + 4 < count)                                                                 \
+                    sums[waiting++] = v;                                                           \
             }                                                                                      \
             if (p.alpha != 1 || p.beta != 1)                                                       \
                 v = v * alpha / beta;                                                              \
@@ -530,7 +549,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const double *gate = (const double *)(p.in_count > 1 ? p.in[1] : p.numbers);               \
         const A lr = (A)p.numbers[0], decay = (A)p.numbers[1], momentum = (A)p.numbers[2];         \
         const A rest = (A)p.numbers[3], factor = p.in_count > 1 ? (A)gate[0] : (A)1;               \
-        const A sign = p.flags & 16 ? -factor : factor;                                            \
+        const A sign = p.flags & 8 ? -factor : factor;                                            \
         A *velocity = (A *)p.out[1];                                                               \
         if (p.in_count > 1 && gate[1] > 0)                                                         \
             return;                                                                                \
@@ -542,10 +561,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             g = decay != 0 ? g + decayed : g;                                                      \
             if (p.out_count > 1) {                                                                 \
                 const A kept = momentum * velocity[i], fresh = rest * g;                           \
-                const A v = p.flags & 4 ? g : kept + fresh;                                        \
+                const A v = p.flags & 2 ? g : kept + fresh;                                        \
                 const A ahead = momentum * v;                                                      \
                 velocity[i] = v;                                                                   \
-                g = p.flags & 2 ? g + ahead : v;                                                   \
+                g = p.flags & 1 ? g + ahead : v;                                                   \
             }                                                                                      \
             const A step = lr * g;                                                                 \
             dp_store_##name(p.out[0], i, p.dtype, x - step);                                       \
@@ -559,7 +578,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const A lr = (A)p.numbers[0], decay = (A)p.numbers[1], fresh1 = (A)p.numbers[2];           \
         const A kept2 = (A)p.numbers[3], fresh2 = (A)p.numbers[4], bias2 = (A)p.numbers[5];        \
         const A eps = (A)p.numbers[6], factor = p.in_count > 1 ? (A)gate[0] : (A)1;                \
-        const A sign = p.flags & 16 ? -factor : factor;                                            \
+        const A sign = p.flags & 8 ? -factor : factor;                                            \
         A *mean = (A *)p.out[1], *square = (A *)p.out[2];                                          \
         if (p.in_count > 1 && gate[1] > 0)                                                         \
             return;                                                                                \
@@ -567,8 +586,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         {                                                                                          \
             const A x = dp_load_##name(p.out[0], i, p.dtype), decayed = decay * x;                 \
             A g = dp_load_##name(p.in[0], i, p.dtype) * sign;                                      \
-            const A from = p.flags & 8 ? x : decayed;                                              \
-            g = p.flags & 8 && decay != 0 ? g + decayed : g;                                       \
+            const A from = p.flags & 4 ? x : decayed;                                              \
+            g = p.flags & 4 && decay != 0 ? g + decayed : g;                                       \
             const A moved = (g - mean[i]) * fresh1, m = mean[i] + moved;                           \
             const A kept = square[i] * kept2, squared = g * g, fresh = squared * fresh2;           \
             const A s = kept + fresh;                                                              \
@@ -576,32 +595,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             mean[i] = m;                                                                           \
             square[i] = s;                                                                         \
             dp_store_##name(p.out[0], i, p.dtype, from - step);                                    \
-        }                                                                                          \
-    }
-
-/* The stack holds sums of 1, 2, 4, ... inputs. */
-#define DP__CUDA_TREE(name, A)                                                                     \
-    DP__CUDA_KERNEL(tree_##name)                                                                   \
-    {                                                                                              \
-        const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            A sums[8];                                                                             \
-            int top = 0;                                                                           \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.in_count; k++) {                            \
-                A v = dp_load_##name(p.in[k], i, p.dtype);                                         \
-                unsigned rest = k + 1;                                                             \
-                DP__CUDA_ROLLED while (top > 0 && (rest % 2 == 0 || k + 1 == p.in_count)) {        \
-                    v = sums[--top] + v;                                                           \
-                    rest /= 2;                                                                     \
-                }                                                                                  \
-                sums[top++] = v;                                                                   \
-            }                                                                                      \
-            A v = sums[0];                                                                         \
-            if (p.alpha != 1 || p.beta != 1)                                                       \
-                v = v * alpha / beta;                                                              \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                dp_store_##name(p.out[k], i, p.dtype, v);                                          \
         }                                                                                          \
     }
 
@@ -661,8 +654,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_SGD(f64, double))                                                                \
     TEXT(DP__CUDA_ADAMW(f32, float, DP__CUDA_SQRTF))                                               \
     TEXT(DP__CUDA_ADAMW(f64, double, DP__CUDA_SQRT))                                               \
-    TEXT(DP__CUDA_TREE(f32, float))                                                                \
-    TEXT(DP__CUDA_TREE(f64, double))                                                               \
     TEXT(DP__CUDA_CHANNEL_PLACE)                                                                   \
     TEXT(DP__CUDA_CHANNELS(f32))                                                                   \
     TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
@@ -674,7 +665,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     X(axpby_f32) X(axpby_f64) X(axpby_f16) X(axpby_bf16)                                           \
     X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16) X(total) X(sums_end)                      \
     X(fill) X(copy) X(pad) X(cast) X(pattern) X(differ)                                            \
-    X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64) X(tree_f32) X(tree_f64)                        \
+    X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64)                                                \
     X(channels_f32) X(channels_f64) X(channels_end)
 /* clang-format on */
 
@@ -1954,8 +1945,6 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
     case DP_KERNEL_CAST:
         return dp__cuda_launch_each(stream, DP__CUDA_cast, &params);
     case DP_KERNEL_REDUCE:
-        if (real && (args->flags & DP_KERNEL_TREE) != 0)
-            return dp__cuda_launch_each(stream, DP__CUDA_tree_f32 + wide, &params);
         return dp__cuda_launch_each(stream,
                                     real                     ? DP__CUDA_reduce_f32 + dtype
                                     : args->dtype == DP_BOOL ? DP__CUDA_reduce_bool
@@ -2309,7 +2298,7 @@ DP_API void dp_cuda_release(dp_stream *stream)
 
 /* ==== >>collectives ==============================================================================
    The table dp_cuda_coll(): ranks of one process, each on a GPU, several on one if need be. Sums
-   are made where they are wanted, in rank order, by one kernel that reads what is on its GPU in
+   are made where they are wanted, over all ranks, by one kernel that reads what is on its GPU in
    place; what is on another one comes to a lobby first, a piece at a time. An all-reduce gives each
    GPU one slice to add up, and everybody fetches the sums. All of it on the streams of the call. */
 

@@ -31,9 +31,10 @@
    fails in a collective of ours too: with MPI_ERRORS_RETURN this library says what it was.
 
    BITS
-   The ranks of a process are added in their order, then the processes in theirs: with one device a
-   process that is rank after rank, as everywhere, whatever algorithm MPI has. f16 and bf16 are
-   added in f32 and rounded once. All ranks get the same bits.
+   The ranks of a process are added in a binary tree, then the processes in another, whatever
+   algorithm MPI has. Where all have the same number of ranks, a power of two, that is the tree of
+   all ranks, as everywhere (dp.h, >>collectives). f16 and bf16 are added in f32 and rounded once.
+   All ranks get the same bits.
 
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table
@@ -1019,21 +1020,33 @@ static void dp__mpi_reduce(const dp__mpi_call *call, size_t in_count, size_t out
     dp__mpi_kernel(comm, &args);
 }
 
+/* Halves of the local ranks, as f32, as many at a time as there is room for. */
+static void dp__mpi_add_own_halves(const dp__mpi_call *call, size_t at, size_t count, char *out)
+{
+    const dp__mpi_comm *comm = call->comm;
+    size_t most = comm->room / sizeof(float) / (size_t)comm->local_count, run = 0;
+    for (size_t done = 0; done < count; done += run) {
+        run = count - done < most ? count - done : most;
+        for (int i = 0; i < comm->local_count; i++) {
+            char *wide = comm->wide + (size_t)i * most * sizeof(float);
+            dp__mpi_cast(comm, wide, DP_F32,
+                         (const char *)call->local[i].send + at + done * call->size, call->dtype,
+                         run);
+            comm->in[i] = wide;
+        }
+        comm->out[0] = out + done * sizeof(float);
+        dp__mpi_reduce(call, (size_t)comm->local_count, 1, run, false);
+    }
+}
+
 /* The sum of the local ranks, `at` bytes further on, to `out`. */
 static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, char *out)
 {
     const dp__mpi_comm *comm = call->comm;
-    for (int i = 0; i < comm->local_count && call->wide; i++) {
-        dp__mpi_cast(comm, i == 0 ? out : comm->wide, DP_F32,
-                     (const char *)call->local[i].send + at, call->dtype, count);
-        comm->in[0] = out;
-        comm->in[1] = comm->wide;
-        comm->out[0] = out;
-        if (i > 0)
-            dp__mpi_reduce(call, 2, 1, count, false);
-    }
-    if (call->wide)
+    if (call->wide) {
+        dp__mpi_add_own_halves(call, at, count, out);
         return;
+    }
     for (int i = 0; i < comm->local_count; i++)
         comm->in[i] = (const char *)call->local[i].send + at;
     comm->out[0] = out;

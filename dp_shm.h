@@ -82,6 +82,23 @@ typedef struct dp__shm_hall {
     dp__shm_seat seats[];
 } dp__shm_hall;
 
+enum { DP__SHM_SUMS = 32 }; /* one for each digit of a number of ranks */
+
+typedef struct dp__shm_run { /* ranks first .. end - 1, and what is to the left of them */
+    int part, first, end;
+    int taken, taken_end; /* sums of others */
+    bool onto;            /* what runs before have made of this part lies in between */
+} dp__shm_run;
+
+typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
+    dp__shm_run runs[2 * DP__SHM_SUMS];
+    int run_count;
+    int processes[DP__SHM_SUMS], places[DP__SHM_SUMS]; /* whose slots have what it takes, where */
+    int taken_count;
+    int next;  /* the process that is the last one to take what this leaves */
+    int parts; /* of a slot: the most sums that any process leaves */
+} dp__shm_tree;
+
 typedef struct dp__shm_comm {
     dp_comm base;
     const dp__simd *simd;
@@ -95,6 +112,7 @@ typedef struct dp__shm_comm {
     unsigned missed; /* spins in a row that ran out */
     bool spin;
     int timeout_ms;
+    dp__shm_tree tree;
     const void **in; /* rank_count + 1 */
     void **out;
     float *wide; /* a slot for each local rank: halves on the way, in f32 */
@@ -613,14 +631,114 @@ static void dp__shm_end(const dp__shm_call *call, size_t steps)
 }
 
 /* ==== >>folding ================================================================================
-   Reductions add rank r as the r-th, in any number of processes, so the bits do not depend on how
-   the ranks are spread. What is small is read by every process from all leaves. What is large goes
-   through the processes in rank order, a piece at a time: each adds its local ranks to what the one
-   before has made, all in one pass; the last one has the result, which the others copy from its
-   desk. All work at the same time on different pieces, and each reads and writes a piece as often
-   as if it had a slice of its own to add up: once what the others made, once the result.
+   Reductions add all ranks in one binary tree, however these are spread over processes. What is
+   small is read by every process from all leaves. What is large goes through the processes in rank
+   order, a piece at a time. Each adds what its ranks complete of the tree: sums of 1, 2, 4, ...
+   ranks that begin at a multiple of their number, as the binary digits of a number say where its
+   last rank stands. Those that lie in its own ranks it makes alone; the first may have its left
+   parts in the slots of processes before. A process takes what it needs and leaves what it has
+   made; the last one makes the whole, which the others copy from its desk. With equal numbers of
+   ranks, a power of two, each leaves one sum. Every sum is read once, all work at the same time on
+   different pieces, and each reads and writes a piece as often as if it had a slice of its own to
+   add up.
 
    Halves are f32 between the processes, so that they are rounded once. */
+
+static unsigned dp__shm_top(unsigned bits) /* the place of the highest one */
+{
+    unsigned top = 0;
+    while (bits >> top > 1)
+        top++;
+    return top;
+}
+
+static int dp__shm_bits(unsigned bits)
+{
+    int count = 0;
+    for (; bits != 0; bits &= bits - 1)
+        count++;
+    return count;
+}
+
+/* When all ranks below some number are added, as far as the tree allows, there is a sum for each
+   binary one of this number, the largest first. A process leaves those alone that stand for digits
+   above the highest one in which the numbers before and behind it differ. The last one makes the
+   whole of all. */
+static unsigned dp__shm_touched(const dp__shm_comm *comm, int process)
+{
+    unsigned before = (unsigned)comm->firsts[process], behind = (unsigned)comm->firsts[process + 1];
+    return process + 1 == comm->process_count ? ~0u : (2u << dp__shm_top(before ^ behind)) - 1;
+}
+
+/* How many sums a process leaves. */
+static int dp__shm_leaves(const dp__shm_comm *comm, int process)
+{
+    unsigned behind = (unsigned)comm->firsts[process + 1];
+    return process + 1 == comm->process_count
+               ? 1
+               : dp__shm_bits(behind & dp__shm_touched(comm, process));
+}
+
+/* Of what is before a process it takes the sum that stands for digit `level`. */
+static void dp__shm_plan_take(dp__shm_comm *comm, unsigned level)
+{
+    dp__shm_tree *tree = &comm->tree;
+    int process = 0, end = (int)((unsigned)comm->rank_first >> level << level);
+    while (comm->firsts[process + 1] < end)
+        process++;
+    unsigned left = (unsigned)comm->firsts[process + 1] & dp__shm_touched(comm, process);
+    tree->processes[tree->taken_count] = process;
+    tree->places[tree->taken_count++] = dp__shm_bits(left >> level) - 1;
+}
+
+/* The first sum that a process leaves, of the ranks up to `end` and what it takes. As many ranks are
+   added as there are to the left of them in the subtree, and what came of it to those on the
+   left. */
+static void dp__shm_plan_first(dp__shm_comm *comm, int end)
+{
+    dp__shm_tree *tree = &comm->tree;
+    unsigned left = (unsigned)comm->rank_first & dp__shm_touched(comm, comm->process);
+    dp__shm_run run = {.first = comm->rank_first, .end = end, .taken = tree->taken_count};
+    for (; run.first < end; run.first = run.end, run.onto = true) {
+        int size = run.first & -run.first;
+        bool alone = left == 0 && !run.onto;
+        run.end = !alone && size < end - run.first ? run.first + size : end;
+        run.taken_end = run.taken;
+        for (; left != 0 && (run.end == end || (left & -left) < (unsigned)(run.end & -run.end));
+             left &= left - 1)
+            run.taken--;
+        tree->runs[tree->run_count++] = run;
+    }
+}
+
+static void dp__shm_plan(dp__shm_comm *comm)
+{
+    dp__shm_tree *tree = &comm->tree;
+    int last = comm->process_count - 1;
+    unsigned touched = dp__shm_touched(comm, comm->process), top = dp__shm_top(touched);
+    unsigned before = (unsigned)comm->rank_first & touched;
+    unsigned behind = (unsigned)comm->firsts[comm->process + 1], left = behind & touched;
+    *tree = (dp__shm_tree){.next = comm->process + 1, .parts = 1};
+    for (int p = 0; p < last; p++)
+        tree->parts = tree->parts > dp__shm_leaves(comm, p) ? tree->parts : dp__shm_leaves(comm, p);
+    while (tree->next < last && (unsigned)comm->firsts[tree->next + 1] >> top == behind >> top)
+        tree->next++;
+    for (unsigned level = DP__SHM_SUMS; level-- > 0;)
+        if (before >> level & 1)
+            dp__shm_plan_take(comm, level);
+    if (comm->process == last) {
+        dp__shm_plan_first(comm, comm->rank_count);
+        return;
+    }
+    for (int part = 0, first = 0; left != 0; part++, first = (int)behind & ~(int)left) {
+        left &= ~(1u << dp__shm_top(left));
+        if (part == 0)
+            dp__shm_plan_first(comm, (int)(behind & ~left));
+        else
+            tree->runs[tree->run_count++] =
+                (dp__shm_run){.part = part, .first = first, .end = (int)(behind & ~left)};
+    }
+}
 
 static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, size_t count, bool last)
 {
@@ -636,7 +754,7 @@ static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, size_t count, 
                             .beta = last && call->op == DP_OP_MEAN ? comm->rank_count : 1};
 }
 
-static void dp__shm_run(const dp__shm_comm *comm, const dp_kernel_args *args)
+static void dp__shm_kernel(const dp__shm_comm *comm, const dp_kernel_args *args)
 {
     dp__cpu_run(comm->base.host, comm->simd, args);
 }
@@ -663,7 +781,7 @@ static void dp__shm_reduce_leaves(const dp__shm_call *call, size_t at, size_t ou
     args.in_count = (size_t)comm->rank_count;
     args.out_count = out_count;
     if (out_count > 0)
-        dp__shm_run(comm, &args);
+        dp__shm_kernel(comm, &args);
 }
 
 static void dp__shm_reduce_small(const dp__shm_call *call)
@@ -693,13 +811,18 @@ static size_t dp__shm_fold_count(const dp__shm_fold *fold, size_t step)
     return left < fold->piece ? left : fold->piece;
 }
 
+static float *dp__shm_wide(const dp__shm_comm *comm, int local_rank)
+{
+    return comm->wide + (size_t)local_rank * (DP__SHM_SLOT_BYTES / sizeof(float));
+}
+
 /* What the local ranks send, as f32. */
-static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count, size_t place)
+static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count)
 {
     const dp__shm_comm *comm = fold->call->comm;
     for (int i = 0; i < comm->local_count; i++) {
         const void *in = (const char *)fold->call->local[i].send + at;
-        void *out = comm->wide + (size_t)i * (DP__SHM_SLOT_BYTES / sizeof(float));
+        void *out = dp__shm_wide(comm, i);
         dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
                                .dtype = DP_F32,
                                .in_dtype = fold->call->dtype,
@@ -708,8 +831,7 @@ static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count, siz
                                .in = &in,
                                .out_count = 1,
                                .in_count = 1};
-        dp__shm_run(comm, &args);
-        comm->in[place + (size_t)i] = out;
+        dp__shm_kernel(comm, &args);
     }
 }
 
@@ -724,33 +846,59 @@ static void dp__shm_narrow(const dp__shm_fold *fold, size_t count, void *out)
                            .in = &in,
                            .out_count = 1,
                            .in_count = 1};
-    dp__shm_run(fold->call->comm, &args);
+    dp__shm_kernel(fold->call->comm, &args);
 }
 
-/* What the process before has made and what the local ranks send become this process' slot; in the
-   last one, the result. */
+static char *dp__shm_part(const dp__shm_comm *comm, int process, int part, size_t step)
+{
+    size_t each = DP__SHM_SLOT_BYTES / (size_t)comm->tree.parts / 64 * 64;
+    return dp__shm_slot(comm, process, step) + (size_t)part * each;
+}
+
+/* What this process makes of a part of its slot; the last one adds halves up aside. */
+static void *dp__shm_made(const dp__shm_fold *fold, size_t step, int part)
+{
+    dp__shm_comm *comm = fold->call->comm;
+    return fold->wide && fold->last ? (void *)comm->wide
+                                    : dp__shm_part(comm, comm->process, part, step);
+}
+
+static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__shm_run *run)
+{
+    const dp__shm_call *call = fold->call;
+    dp__shm_comm *comm = call->comm;
+    const dp__shm_tree *tree = &comm->tree;
+    size_t count = dp__shm_fold_count(fold, step), at = step * fold->piece * call->size;
+    bool whole = fold->last && run->end == comm->rank_count;
+    dp_kernel_args args = dp__shm_reduction(call, count, whole);
+    void *made = dp__shm_made(fold, step, run->part);
+    for (int i = run->taken; i < run->taken_end; i++)
+        comm->in[args.in_count++] = dp__shm_part(comm, tree->processes[i], tree->places[i], step);
+    if (run->onto)
+        comm->in[args.in_count++] = made;
+    args.heads = args.in_count;
+    for (int i = run->first - comm->rank_first; i < run->end - comm->rank_first; i++)
+        comm->in[args.in_count++] = fold->wide ? (void *)dp__shm_wide(comm, i)
+                                               : (const char *)call->local[i].send + at;
+    if (whole && !fold->wide && call->verb == DP__ALL_REDUCE)
+        args.out_count = dp__shm_wanted(call, at);
+    comm->out[args.out_count++] = made;
+    if (fold->wide)
+        args.dtype = args.in_dtype = DP_F32;
+    dp__shm_kernel(comm, &args);
+}
+
 static void dp__shm_fold_piece(const dp__shm_fold *fold, size_t step)
 {
     const dp__shm_call *call = fold->call;
     dp__shm_comm *comm = call->comm;
-    size_t count = dp__shm_fold_count(fold, step), at = step * fold->piece * call->size;
-    void *slot = dp__shm_slot(comm, comm->process, step);
-    dp_kernel_args args = dp__shm_reduction(call, count, fold->last);
-    if (comm->process > 0)
-        comm->in[args.in_count++] = dp__shm_slot(comm, comm->process - 1, step);
-    for (int i = 0; i < comm->local_count; i++)
-        comm->in[args.in_count + (size_t)i] = (const char *)call->local[i].send + at;
+    size_t count = dp__shm_fold_count(fold, step);
     if (fold->wide)
-        dp__shm_widen(fold, at, count, args.in_count);
-    args.in_count += (size_t)comm->local_count;
-    if (fold->last && !fold->wide && call->verb == DP__ALL_REDUCE)
-        args.out_count = dp__shm_wanted(call, at);
-    comm->out[args.out_count++] = fold->wide && fold->last ? comm->wide : slot;
-    if (fold->wide)
-        args.dtype = args.in_dtype = DP_F32;
-    dp__shm_run(comm, &args);
+        dp__shm_widen(fold, step * fold->piece * call->size, count);
+    for (int i = 0; i < comm->tree.run_count; i++)
+        dp__shm_fold_run(fold, step, &comm->tree.runs[i]);
     if (fold->wide && fold->last)
-        dp__shm_narrow(fold, count, slot);
+        dp__shm_narrow(fold, count, dp__shm_slot(comm, comm->process, step));
 }
 
 /* Of a piece of the result, what the local ranks want. */
@@ -776,12 +924,12 @@ static dp_status dp__shm_fold_make(const dp__shm_fold *fold, size_t step)
 {
     dp__shm_comm *comm = fold->call->comm;
     unsigned now = comm->steps + (unsigned)step + 1, freed = now - DP__SHM_SLOTS;
-    if (comm->process > 0)
-        DP_TRY(dp__shm_wait(comm, comm->process - 1, DP__SHM_MADE, now));
+    for (int i = 0; i < comm->tree.taken_count; i++)
+        DP_TRY(dp__shm_wait(comm, comm->tree.processes[i], DP__SHM_MADE, now));
     if (step >= DP__SHM_SLOTS && fold->last)
         DP_TRY(dp__shm_wait_all(comm, DP__SHM_TAKEN, freed));
     else if (step >= DP__SHM_SLOTS)
-        DP_TRY(dp__shm_wait(comm, comm->process + 1, DP__SHM_MADE, freed));
+        DP_TRY(dp__shm_wait(comm, comm->tree.next, DP__SHM_MADE, freed));
     dp__shm_fold_piece(fold, step);
     dp__shm_tell(comm, &dp__shm_own(comm)->made, now);
     if (fold->last && (fold->wide || fold->call->verb != DP__ALL_REDUCE))
@@ -809,7 +957,9 @@ static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_step
                          .wide = call->dtype == DP_F16 || call->dtype == DP_BF16,
                          .last = comm->process == comm->process_count - 1};
     size_t size = fold.wide ? sizeof(float) : call->size;
-    fold.piece = dp__shm_piece(fold.count * size) / size;
+    size_t part = DP__SHM_SLOT_BYTES / (size_t)comm->tree.parts / 64 * 64;
+    size_t piece = dp__shm_piece(fold.count * size);
+    fold.piece = (piece < part ? piece : part) / size;
     fold.steps = (fold.count + fold.piece - 1) / fold.piece;
     for (size_t i = 0; i < fold.steps + DP__SHM_LAG; i++) {
         if (i < fold.steps)
@@ -1106,6 +1256,7 @@ static void dp__shm_learn(const dp__shm_join *join)
             cores[i] |= join->all[p].cores[i];
     }
     comm->firsts[comm->process_count] = first;
+    dp__shm_plan(comm);
     bool own = comm->base.host->thread_count(comm->base.host) >= comm->local_count;
     bool limited = quota < dp__shm_count_bits(join->own.cores) && threads > quota;
     comm->spin = own && !limited && threads <= dp__shm_count_bits(cores);

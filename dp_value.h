@@ -2087,7 +2087,7 @@ DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* out = the sum of the parts, in their order; all are dense and where `device` can read them. */
+/* out = the sum of the parts, in a tree; all are dense and where `device` can read them. */
 static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *const *parts,
                          size_t count, const dp_tensor *out)
 {

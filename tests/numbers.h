@@ -204,6 +204,18 @@ static inline number number_combine(dp_dtype dtype, dp_op op, number a, number b
                              : number_add(dtype, a, b);
 }
 
+/* What `count` operands from in[first] on come to: the left half has the largest power of two. */
+static inline number number_tree(const dp_kernel_args *args, size_t i, size_t first, size_t count)
+{
+    size_t left = 1;
+    if (count == 1)
+        return number_get(args->dtype, args->in[first], i);
+    while (2 * left < count)
+        left *= 2;
+    return number_combine(args->dtype, args->op, number_tree(args, i, first, left),
+                          number_tree(args, i, first + left, count - left));
+}
+
 /* ---- the kernels ----------------------------------------------------------------------------- */
 
 static inline number number_of_kernel(const dp_kernel_args *args, size_t i)
@@ -221,8 +233,7 @@ static inline number number_of_kernel(const dp_kernel_args *args, size_t i)
                 dtype, n,
                 number_multiply(dtype, (number)args->beta, number_get(dtype, args->in[1], i)));
     } else if (args->kernel == DP_KERNEL_REDUCE) {
-        for (size_t k = 1; k < args->in_count; k++)
-            n = number_combine(dtype, args->op, n, number_get(dtype, args->in[k], i));
+        n = number_tree(args, i, 0, args->in_count);
         if (dtype != DP_BOOL)
             n = number_divide(dtype, number_multiply(dtype, n, (number)args->alpha),
                               (number)args->beta);

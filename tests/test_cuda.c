@@ -11,6 +11,7 @@
 #include <unistd.h>
 #include "cuda_device.h"
 #include "nets.h"
+#include "numbers.h"
 
 /* GPUs as they are: what $TEST_GPUS says is for the other files. */
 static const dp_device_ops *real_gpus(int count)
@@ -319,6 +320,73 @@ TEST_SLOW(a_gpu_that_gives_no_recv_wants_no_sum, 60)
             check_wanted(ctx, 3, wanted);
         dp_close(ctx);
     }
+}
+
+enum { SHARDS = 8, PERIOD = 1009, LONG = 1100 * PERIOD }; /* in f32 more than a lobby has */
+
+static void repeat(char *row, size_t bytes)
+{
+    for (size_t i = 1; i < LONG / PERIOD; i++)
+        memcpy(row + i * bytes, row, bytes);
+}
+
+static void add_up_shards(int gpus, dp_dtype dtype, const void *const *rows, const void *want)
+{
+    const dp_device_ops *const backends[] = {real_gpus(gpus), NULL};
+    const int64_t shape[] = {LONG};
+    size_t bytes = LONG * dp_dtype_bytes(dtype);
+    dp_ctx *ctx = NULL;
+    dp_tensor own[SHARDS];
+    dp_part parts[SHARDS];
+    void *got = malloc(bytes);
+    CHECK(got != NULL);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .shards = SHARDS}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int r = 0; r < SHARDS; r++) {
+        CHECK_OK(dp_tensor_from(scope, dp_local_device(ctx, r), rows[r], dtype, 1, shape, &own[r]));
+        parts[r] = (dp_part){own[r].data, own[r].data, NULL};
+    }
+    CHECK_OK(dp_all_reduce_scaled(ctx, parts, LONG, dtype, DP_OP_MEAN, 0.3));
+    for (int r = 0; r < SHARDS; r++) {
+        CHECK_OK(dp_read(ctx, &own[r], got, bytes));
+        CHECK_BYTES(got, want, bytes);
+    }
+    free(got);
+    dp_close(ctx);
+}
+
+TEST_SLOW(shards_give_the_same_bits_on_any_gpus, 60)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_BF16};
+    for (int d = 0; d < 2; d++) {
+        uint64_t state = test_seed();
+        void *rows[SHARDS], *want = malloc(LONG * sizeof(float));
+        CHECK(want != NULL);
+        for (int r = 0; r < SHARDS; r++) {
+            rows[r] = malloc(LONG * sizeof(float));
+            CHECK(rows[r] != NULL);
+            for (size_t i = 0; i < PERIOD; i++)
+                number_put(dtypes[d], rows[r], i, (number)((double)test_random(&state) / 3));
+            repeat(rows[r], PERIOD * dp_dtype_bytes(dtypes[d]));
+        }
+        number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                        .op = DP_OP_SUM,
+                                        .dtype = dtypes[d],
+                                        .count = PERIOD,
+                                        .out = &want,
+                                        .in = (const void *const *)rows,
+                                        .out_count = 1,
+                                        .in_count = SHARDS,
+                                        .alpha = 0.3,
+                                        .beta = SHARDS});
+        repeat(want, PERIOD * dp_dtype_bytes(dtypes[d]));
+        for (int gpus = 1; gpus < SHARDS; gpus *= 2)
+            add_up_shards(gpus, dtypes[d], (const void *const *)rows, want);
+        for (int r = 0; r < SHARDS; r++)
+            free(rows[r]);
+        free(want);
+    }
+    sim_check_leaks();
 }
 
 TEST(gpus_copy_directly_after_a_check)

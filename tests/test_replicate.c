@@ -329,7 +329,7 @@ TEST_BACKENDS(halves_are_added_in_f32)
 }
 
 /* (1e8 + 1) - 1e8 is 0 in f32, (1e8 - 1e8) + 1 is 1: the list's order shows in the sum. */
-TEST_BACKENDS(the_order_is_that_of_the_list)
+TEST_BACKENDS(the_order_is_that_of_a_tree_over_the_list)
 {
     static const reduce_case table[] = {
         {"[f32[1]=1e8, f32[1]=1, f32[1]=-1e8]", "f32[1]=0", DP_OK},
@@ -337,11 +337,14 @@ TEST_BACKENDS(the_order_is_that_of_the_list)
         {"[f32[1]=1, f32[1]=1e8, f32[1]=-1e8]", "f32[1]=0", DP_OK},
         {"[f64[1]=1e16, f64[1]=-1e16, f64[1]=1]", "f64[1]=1", DP_OK},
         {"[f64[1]=1e16, f64[1]=1, f64[1]=-1e16]", "f64[1]=0", DP_OK},
+        {"[f32[1]=1e8, f32[1]=1, f32[1]=-1e8, f32[1]=1]", "f32[1]=0", DP_OK},
+        {"[f32[1]=1e8, f32[1]=1, f32[1]=1, f32[1]=-1e8]", "f32[1]=0", DP_OK},
+        {"[f32[1]=1, f32[1]=2, f32[1]=1e8, f32[1]=-1e8]", "f32[1]=3", DP_OK},
     };
     CHECK_REDUCE(table);
 }
 
-/* Long enough to be split among threads, against a sum in list order here. */
+/* Long enough to be split among threads, against a tree here. */
 TEST_BACKENDS(long_sums_have_the_same_bits)
 {
     enum { PARTS = 5, ELEMENTS = 100003 };
@@ -353,9 +356,12 @@ TEST_BACKENDS(long_sums_have_the_same_bits)
         dp_tensor tensor = dp_wrap(numbers[p], DP_F32, DP_SHAPE(ELEMENTS));
         for (int i = 0; i < ELEMENTS; i++) {
             numbers[p][i] = (float)(test_random(&state) >> 40) / 1000.0F;
-            want[i] += numbers[p][i];
         }
         items[p] = tree_on(ctx, scope, dp_of(scope, &tensor), dp_local_device(ctx, p));
+    }
+    for (int i = 0; i < ELEMENTS; i++) {
+        float left = numbers[0][i] + numbers[1][i], right = numbers[2][i] + numbers[3][i];
+        want[i] = (left + right) + numbers[4][i];
     }
     CHECK_OK(dp_reduce_add(ctx, scope, dp_list_make(scope, DP_LIST, items, PARTS), NULL, &out));
     void *got = tree_read(ctx, out.as.t);

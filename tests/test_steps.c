@@ -313,7 +313,6 @@ TEST_BACKENDS(sums_in_a_tree)
             void *out[2] = {(void *)(uintptr_t)in[0], put(ctx, scope, dtypes[d], got, COUNT)};
             dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
                                    .op = DP_OP_SUM,
-                                   .flags = DP_KERNEL_TREE,
                                    .dtype = dtypes[d],
                                    .in_dtype = dtypes[d],
                                    .count = COUNT,
@@ -487,14 +486,15 @@ TEST_BACKENDS(kernels_know_what_they_take)
     CHECK_KERNEL(SGD, NULL, a.numbers[4] = (double)NAN);
     CHECK_KERNEL(ADAMW, "out_count of ADAMW is 2, not 3 to 3", a.out_count = 2);
     CHECK_KERNEL(ADAMW, "numbers[6] of ADAMW is inf", a.numbers[6] = (double)INFINITY);
-    CHECK_KERNEL(ADAMW, "ADAMW has no flags 0x2", a.flags = DP_KERNEL_NESTEROV);
+    CHECK_KERNEL(ADAMW, "ADAMW has no flags 0x1", a.flags = DP_KERNEL_NESTEROV);
     CHECK_KERNEL(CHANNELS, "CHANNELS is not for i8", a.dtype = DP_I8);
     CHECK_KERNEL(REDUCE, "op of REDUCE is 1", a.op = DP_OP_MEAN);
     CHECK_KERNEL(REDUCE, "op of REDUCE is 9", a.op = (dp_op)9);
     CHECK_KERNEL(REDUCE, "in_count of REDUCE is 0", a.in_count = 0);
-    CHECK_KERNEL(REDUCE, "REDUCE has no flags 0x8", a.flags = DP_KERNEL_L2);
-    CHECK_KERNEL(REDUCE, "TREE is for sums", (a.flags = DP_KERNEL_TREE, a.op = DP_OP_MAX));
-    CHECK_KERNEL(REDUCE, "TREE is for sums", (a.flags = DP_KERNEL_TREE, a.dtype = DP_U8));
+    CHECK_KERNEL(REDUCE, "REDUCE has no flags 0x4", a.flags = DP_KERNEL_L2);
+    CHECK_KERNEL(REDUCE, "in_count of REDUCE is 1048577, not 1 to 1048576",
+                 a.in_count = ((size_t)1 << 20) + 1);
+    CHECK_KERNEL(REDUCE, "heads is 1, not 0", a.heads = 1);
 }
 
 TEST_BACKENDS(kernels_know_what_they_divide_by)

@@ -4,6 +4,7 @@
    meet, by the launcher's word, by a communicator, with any level of threads; and that whoever
    waits for a process that does not come says so. Runs once with each MPI that there is. */
 
+#include <math.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -308,6 +309,53 @@ MPI_SUITE(halves_of_several_pieces)
         }
         rooms_free(&j);
         dp_close(j.ctx);
+    }
+}
+
+static float real_of(int rank, size_t i)
+{
+    uint64_t state = i % 4099 * 64 + (uint64_t)rank + 1;
+    return (float)ldexp((double)(int64_t)test_random(&state), -(int)(i % 41) - 40);
+}
+
+static float tree_of(int first, int count, size_t i)
+{
+    int left = 1;
+    if (count == 1) {
+        return real_of(first, i);
+    }
+    while (2 * left < count) {
+        left *= 2;
+    }
+    return tree_of(first, left, i) + tree_of(first + left, count - left, i);
+}
+
+/* As many ranks in each process, a power of two: they are added in one tree. */
+static void one_tree(size_t count, int devices)
+{
+    job j = {.ctx = open_by_mpi(devices, 0)};
+    CHECK_OK(dp_info_get(j.ctx, &j.info));
+    for (int i = 0; i < devices; i++) {
+        float *data = room(&j, i, count, sizeof(float));
+        for (size_t k = 0; k < count; k++) {
+            data[k] = real_of(j.info.rank_first + i, k);
+        }
+        j.parts[i] = (dp_part){.send = data, .recv = data};
+    }
+    CHECK_OK(dp_all_reduce(j.ctx, j.parts, count, DP_F32, DP_OP_SUM));
+    for (size_t k = 0; k < count; k++) {
+        float want = tree_of(0, j.info.rank_count, k);
+        CHECK_BYTES((const float *)j.parts[devices - 1].recv + k, &want, sizeof want);
+    }
+    rooms_free(&j);
+    dp_close(j.ctx);
+}
+
+MPI_SUITE(ranks_are_added_in_one_tree)
+{
+    for (int devices = 1; devices <= LOCALS; devices *= 2) {
+        one_tree(100, devices);
+        one_tree(MANY / 4, devices);
     }
 }
 
