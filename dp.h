@@ -941,7 +941,7 @@ typedef struct dp_reduce_pass { /* NULL = all zero */
 
 typedef struct dp_reducer dp_reducer;
 
-typedef struct dp_reduce_times { /* of the last reduced pass, in this process */
+typedef struct dp_reduce_times { /* of a reduced pass, in this process */
     double compute_s;            /* from dp_reducer_begin to the last report */
     double travel_s;             /* buckets were under way */
     double hidden_s;             /* of it before dp_reducer_finish was called */
@@ -955,7 +955,14 @@ typedef struct dp_reducer_info {
     size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
                            last reduced pass, or so far in the open one */
     bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
-    dp_reduce_times last;
+    dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
+    uint64_t pass_count;        /* that were reduced */
+    size_t bytes;               /* of a rank's gradients */
+    dp_reduction reduction;     /* from here on as the config has it, zeros resolved */
+    dp_unused unused_units;
+    size_t first_bucket_bytes, bucket_bytes;
+    dp_dtype wire;
+    bool has_hook;
 } dp_reducer_info;
 
 typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next dp_reducer_finish */
@@ -965,6 +972,8 @@ typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next 
     size_t unit_count;
     const dp_range *ranges; /* their memory, in its order */
     size_t range_count;
+    double left_s, travel_s; /* when it left after dp_reducer_begin, and was under way for how long,
+                                when it last travelled; 0: not yet, as it is now */
 } dp_bucket_info;
 
 /* Arrays and strings are copied. All ranks must say the same, which is compared. It goes with the
@@ -1356,6 +1365,22 @@ DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distribu
                                             dp_module **out);
 /* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
+
+typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */
+    dp_info job;
+    const char *transport;   /* "none", "inside the process", or job.coll_backend */
+    dp_reducer_info reducer; /* its compute_s is what backward took */
+    dp_buffer_sync buffers;
+    double forward_s, mean_forward_s; /* of passes that were reduced, with what made buffers equal
+                                         before them */
+} dp_report;
+DP_MUST_USE DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *out);
+
+/* The same as a table: the job, and each wrapper by dp_distributed in the module's tree, with its
+   buckets, when they left after backward began, and what the last and the mean pass took. Returns
+   how many characters the whole table has, as snprintf does: `text` gets those that fit and a zero.
+   0: dp_last_error. */
+DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes);
 
 /* Whether a process says yes: one that has data left, say. [host] */
 DP_MUST_USE DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out);

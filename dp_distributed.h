@@ -8,6 +8,7 @@
      >>units        a face of all ranks: its parameters become units of a reducer
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
+     >>report       what is known of it, as a table
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -159,10 +160,13 @@ struct dp__distributed {
     size_t *homes;      /* by unit */
     uint32_t *names;    /* by unit: slots that share it */
     uint32_t *said;     /* local ranks by units: names that dp_grad_ready said in this pass */
+    uint32_t *rest;     /* by local rank: units that backward did not say anything of */
     double *samples;    /* by local rank, of this pass */
     uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;       /* they hold what was reduced */
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
+    uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
+    uint64_t forward_count;
 };
 
 static dp_status dp__ranks_room(dp__face *face, size_t units)
@@ -173,9 +177,10 @@ static dp_status dp__ranks_room(dp__face *face, size_t units)
     ranks->homes = dp__array(face->scope, units, sizeof *ranks->homes);
     ranks->names = dp__array(face->scope, units, sizeof *ranks->names);
     ranks->said = dp__array(face->scope, face->count * units, sizeof *ranks->said);
+    ranks->rest = dp__array(face->scope, face->count * units, sizeof *ranks->rest);
     ranks->samples = dp__array(face->scope, face->count, sizeof *ranks->samples);
     bool full = ranks->units == NULL || ranks->homes == NULL || ranks->names == NULL ||
-                ranks->said == NULL || ranks->samples == NULL;
+                ranks->said == NULL || ranks->rest == NULL || ranks->samples == NULL;
     for (size_t r = 0; r < face->count && !full; r++) {
         face->replicas[r].touched = dp__array(face->scope, slots, sizeof(bool));
         full = face->replicas[r].touched == NULL;
@@ -350,9 +355,13 @@ static double dp__ranks_share(const dp_pass *pass, size_t r)
     return samples ? pass->records[r].call.weight : 1;
 }
 
-static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status)
+/* A forward has returned. */
+static dp_status dp__ranks_ran(dp_pass *pass, dp_status status)
 {
-    return pass->synced ? dp__shared_failure(pass->ctx, status) : status;
+    if (!pass->synced)
+        return status;
+    pass->forward_ns = dp__os_now_ns() - pass->forward_ns;
+    return dp__shared_failure(pass->ctx, status);
 }
 
 /* Before a forward with gradients, of which `synced` are reduced. */
@@ -383,6 +392,8 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
                         "would keep",
                         pass->runs->name);
     pass->synced = grads && !request->config.no_sync;
+    if (pass->synced)
+        pass->forward_ns = dp__os_now_ns();
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 
@@ -444,13 +455,15 @@ static dp_status dp__ranks_report(dp__record *record)
 {
     const dp__face *face = record->pass->face;
     dp__distributed *ranks = face->ranks;
-    size_t r = record->call.replica;
+    size_t r = record->call.replica, count = 0;
+    uint32_t *rest = ranks->rest + r * ranks->unit_count;
     for (size_t unit = 0; unit < ranks->unit_count; unit++) {
         bool done = ranks->said[r * ranks->unit_count + unit] == ranks->names[unit];
         if (!done && dp__unit_touched(face, r, unit))
-            DP_TRY(dp_reducer_ready(ranks->reducer, (int)r, (uint32_t)unit, record->call.stream));
+            rest[count++] = (uint32_t)unit;
     }
-    return DP_OK;
+    return dp__units_ready("dp_reducer_ready", ranks->reducer, (int)r, rest, count,
+                           record->call.stream);
 }
 
 static void dp__ranks_log_unused(const dp__face *face, size_t count)
@@ -485,6 +498,13 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
     return DP_OK;
 }
 
+static void dp__ranks_timed(dp__distributed *ranks, uint64_t forward_ns)
+{
+    ranks->forward_ns = forward_ns;
+    ranks->forwards_ns += forward_ns;
+    ranks->forward_count++;
+}
+
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
 {
     const dp__face *face = pass->face;
@@ -495,6 +515,8 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     if (status == DP_OK)
         status = dp__ranks_absent(face, pass->count);
     status = dp__ranks_finish(fn, face, pass->synced, status);
+    if (status == DP_OK && pass->synced)
+        dp__ranks_timed(face->ranks, pass->forward_ns);
     if (status == DP_OK && face->ranks->log_unused)
         dp__ranks_log_unused(face, pass->count);
     return status;
@@ -729,6 +751,153 @@ DP_API dp_status dp_params_compare(dp_module *module)
         status = dp__lines_compare(&lines, made);
     }
     return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
+}
+
+/* ==== >>report =================================================================================
+   What is known of a wrapper in one struct, and as a table for people.                          */
+
+static const dp__distributed *dp__ranks_of(const dp_module *module)
+{
+    return module->face != NULL ? module->face->ranks : NULL;
+}
+
+static const char *dp__transport(const dp_info *job)
+{
+    return job->rank_count == 1      ? "none"
+           : job->process_count == 1 ? "inside the process"
+                                     : job->coll_backend;
+}
+
+static dp_status dp__report(const dp_ctx *ctx, const dp__distributed *ranks, dp_report *out)
+{
+    double share = ranks->forward_count > 0 ? 1 / (double)ranks->forward_count : 0;
+    *out = (dp_report){.job = ctx->info,
+                       .transport = dp__transport(&ctx->info),
+                       .buffers = ranks->buffers,
+                       .forward_s = dp__seconds(ranks->forward_ns),
+                       .mean_forward_s = dp__seconds(ranks->forwards_ns) * share};
+    return dp_reducer_info_get(ranks->reducer, &out->reducer);
+}
+
+DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *out)
+{
+    DP_TRY(dp__check_module(__func__, wrapper));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    const dp__distributed *ranks = dp__ranks_of(wrapper);
+    if (ranks == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper by dp_distributed", __func__,
+                        wrapper->name);
+    return dp__report(wrapper->ctx, ranks, out);
+}
+
+typedef struct dp__page { /* a text in memory that may be too short for it */
+    char *text;
+    size_t bytes, used; /* used: what the whole has so far */
+} dp__page;
+
+DP_PRINTF(2, 3) static void dp__page_add(dp__page *page, const char *format, ...)
+{
+    bool room = page->used < page->bytes;
+    va_list args;
+    va_start(args, format);
+    int more = vsnprintf(room ? page->text + page->used : NULL, room ? page->bytes - page->used : 0,
+                         format, args);
+    va_end(args);
+    page->used += more > 0 ? (size_t)more : 0;
+}
+
+static void dp__page_job(dp__page *page, const dp_info *job)
+{
+    dp__page_add(page, "process %d of %d, %d of %d on this machine; launcher: %s\n", job->process,
+                 job->process_count, job->machine_process, job->machine_process_count,
+                 job->launcher);
+    dp__page_add(page, "rank %d ", job->rank_first);
+    if (job->local_count > 1)
+        dp__page_add(page, "to %d ", job->rank_first + job->local_count - 1);
+    dp__page_add(page, "of %d on %s, threads for each: %d; transport: %s\n", job->rank_count,
+                 job->device_backend, job->threads_per_device, dp__transport(job));
+}
+
+static void dp__page_rules(dp__page *page, const dp_report *report)
+{
+    static const char *const reductions[] = {"", "sum", "mean over ranks", "mean over samples"};
+    static const char *const buffers[] = {"those of rank 0", "their mean", "each rank's own"};
+    static const char *const unused[] = {"an error", "found", "fixed"};
+    const dp_reducer_info *info = &report->reducer;
+    bool cast = info->wire != DP_F32;
+    dp__page_add(page, "\n'%s': %zu bytes of gradients a rank; %s%s%s%s\n", info->name, info->bytes,
+                 reductions[info->reduction], cast ? ", on the wire as " : "",
+                 cast ? dp__dtype_names[info->wire] : "", info->has_hook ? ", by a hook" : "");
+    dp__page_add(page, "  buffers: %s; unused parameters: %s\n", buffers[report->buffers],
+                 unused[info->unused_units]);
+}
+
+static void dp__page_buckets(dp__page *page, const dp_reducer *reducer, const dp_reducer_info *info)
+{
+    dp__page_add(page, "  %zu unit%s in %zu bucket%s of %zu, then %zu bytes; %s\n",
+                 info->unit_count, dp__s(info->unit_count), info->bucket_count,
+                 dp__s(info->bucket_count), info->first_bucket_bytes, info->bucket_bytes,
+                 info->regrouped ? "as rank 0 had them ready" : "as parameters are listed");
+    dp__page_add(page, "  bucket  units        bytes    left ms    took ms  first parameter\n");
+    for (size_t b = 0; b < info->bucket_count; b++) {
+        const dp_bucket_info *bucket = &reducer->buckets[b].info;
+        dp__page_add(page, "  %6zu %6zu %12zu %10.3f %10.3f  %s\n", b, bucket->unit_count,
+                     bucket->bytes, 1e3 * bucket->left_s, 1e3 * bucket->travel_s,
+                     reducer->unit_names[bucket->units[0]]);
+    }
+}
+
+static void dp__page_time(dp__page *page, const char *what, double last_s, double mean_s)
+{
+    dp__page_add(page, "  %-10s %10.3f %10.3f\n", what, 1e3 * last_s, 1e3 * mean_s);
+}
+
+static double dp__percent(double part, double whole)
+{
+    return whole > 0 ? 100 * part / whole : 0;
+}
+
+static void dp__page_times(dp__page *page, const dp_report *report)
+{
+    const dp_reduce_times *last = &report->reducer.last, *mean = &report->reducer.mean;
+    dp__page_add(page, "              last ms    mean ms  of reduced passes: %llu\n",
+                 (unsigned long long)report->reducer.pass_count);
+    dp__page_time(page, "forward", report->forward_s, report->mean_forward_s);
+    dp__page_time(page, "backward", last->compute_s, mean->compute_s);
+    dp__page_time(page, "waited", last->finish_s, mean->finish_s);
+    dp__page_time(page, "travelled", last->travel_s, mean->travel_s);
+    dp__page_add(page, "  %-10s %8.0f %% %8.0f %%\n", "hidden",
+                 dp__percent(last->hidden_s, last->travel_s),
+                 dp__percent(mean->hidden_s, mean->travel_s));
+}
+
+/* Each wrapper by dp_distributed in a tree. */
+static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
+{
+    const dp__distributed *ranks = dp__ranks_of(module);
+    dp_report report;
+    if (ranks != NULL) {
+        DP_TRY(dp__report(module->ctx, ranks, &report));
+        dp__page_rules(page, &report);
+        dp__page_buckets(page, ranks->reducer, &report.reducer);
+        dp__page_times(page, &report);
+    }
+    for (size_t i = 0; i < module->child_count; i++)
+        DP_TRY(dp__page_wrappers(page, module->children[i].module));
+    return DP_OK;
+}
+
+DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes)
+{
+    dp__page page = {.text = text, .bytes = bytes};
+    if (bytes > 0 && dp__check_pointer(__func__, "text", text) != DP_OK)
+        return 0;
+    if (bytes > 0)
+        text[0] = '\0';
+    if (dp__check_module(__func__, module) != DP_OK)
+        return 0;
+    dp__page_job(&page, &module->ctx->info);
+    return dp__page_wrappers(&page, module) == DP_OK ? page.used : 0;
 }
 
 #endif /* DP_IMPLEMENTATION && !DP_DISTRIBUTED_IMPLEMENTED */

@@ -1743,6 +1743,7 @@ struct dp_pass {
     bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
     bool no_sync;         /* as it was asked for, of the children's passes too */
     bool synced;          /* of a face of all ranks: its gradients are reduced */
+    uint64_t forward_ns;  /* and so long its forward took; while that runs: since when */
     bool used;            /* by a backward */
     double factor;        /* of the gradient, where backward does not look at it: mean_grads */
     size_t count;
@@ -2631,7 +2632,7 @@ static dp_status dp__face_allows(const dp__face *face, const char *method);
 static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
 static dp_status dp__ranks_report(dp__record *record);
-static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status);
+static dp_status dp__ranks_ran(dp_pass *pass, dp_status status);
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
 static double dp__ranks_share(const dp_pass *pass, size_t r);
 
@@ -2910,9 +2911,9 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     *out_pass = pass;
     dp_status status =
         dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward);
-    if (status != DP_OK)
-        return dp__ranks_failed(pass, status);
-    return dp__pass_out(pass, out);
+    if (face->ranks != NULL)
+        status = dp__ranks_ran(pass, status);
+    return status == DP_OK ? dp__pass_out(pass, out) : status;
 }
 
 static dp_status dp__check_request(const dp__request *request, const dp_value *out)
