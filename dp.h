@@ -1324,8 +1324,13 @@ typedef struct dp_distributed_config {
     const char *name;       /* as a child; NULL = "distributed" */
     dp_reduction reduction; /* 0 = DP_MEAN_RANKS */
     dp_buffer_sync buffers;
-    dp_unused unused_params;   /* those whose gradient backward did not ask for are unused */
-    bool log_unused;           /* say at error level which those are, at each backward */
+    dp_unused unused_params; /* those whose gradient backward did not ask for are unused */
+    bool log_unused;         /* say at error level which those are, at each backward */
+    /* Parameters and buffers that all ranks leave alone: names as dp_module_find has them. They
+       start as they are, on each rank with shapes of its own if need be; their gradients stay with
+       their rank, and are those of the first local rank in the module; nobody compares them. */
+    const char *const *ignored;
+    size_t ignored_count;
     size_t first_bucket_bytes; /* from here on as in dp_reducer_config */
     size_t bucket_bytes;
     dp_dtype wire;
@@ -1371,6 +1376,7 @@ typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */
     const char *transport;   /* "none", "inside the process", or job.coll_backend */
     dp_reducer_info reducer; /* its compute_s is what backward took */
     dp_buffer_sync buffers;
+    size_t ignored_count;
     double forward_s, mean_forward_s; /* of passes that were reduced, with what made buffers equal
                                          before them */
 } dp_report;
@@ -1385,8 +1391,12 @@ DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes);
 /* Whether a process says yes: one that has data left, say. [host] */
 DP_MUST_USE DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out);
 /* Whether parameters are the same on all ranks, bit by bit; else a MISMATCH names the first that is
-   not, and a rank. [host] */
+   not, and a rank. What is ignored is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
+/* The same of buffers, on each local rank of a wrapper too: of tables, say, and of statistics over
+   all ranks. What methods write from rows of their own differs from one forward to the next, which
+   makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
+DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
 typedef struct dp_wrapper_info { /* of a wrapper of the library's */
     const int *local_ranks;      /* lives as long as the wrapper */

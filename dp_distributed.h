@@ -20,7 +20,7 @@
    Each process writes down what it has, a line a thing. All compare a hash over their lines; only
    where that differs they look for the first line that does, by halving.                        */
 
-enum { DP__LINE_BYTES = 192 }; /* as it travels */
+enum { DP__LINE_BYTES = 256 }; /* as it travels */
 
 typedef struct dp__lines {
     const char *fn;
@@ -193,6 +193,41 @@ static bool dp__has_unit(const dp__param *root)
     return dp__is_of_sort(root, DP__GRADS) && dp__count(&root->data) > 0;
 }
 
+static bool dp__is_unit(const dp__face *face, size_t home)
+{
+    const dp_module *inner = face->inner;
+    return !dp__ignores(face, home) && dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
+}
+
+/* With whom a parameter may make a run: what is ignored has no party but its like, and others have
+   that of the last of these which is listed before them. So runs are the same on all ranks,
+   whatever the shapes of what they ignore. */
+static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
+                                  const dp_distributed_config *config)
+{
+    const dp_module *inner = face->inner;
+    const void *last = face;
+    if (config->ignored_count == 0)
+        return DP_OK;
+    DP_TRY(dp__check_pointer(fn, "ignored", config->ignored));
+    face->parties = dp__array(face->scope, inner->listed_count, sizeof *face->parties);
+    if (face->parties == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names", fn, config->ignored_count);
+    for (size_t i = 0; i < config->ignored_count; i++) {
+        size_t home = 0;
+        if (config->ignored[i] == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: ignored[%zu] is NULL", fn, i);
+        DP_TRY(dp__module_find(fn, inner, config->ignored[i], &home));
+        face->parties[home] = face;
+    }
+    for (size_t home = 0; home < inner->listed_count; home++) {
+        bool ignored = face->parties[home] != NULL;
+        last = ignored ? &face->parties[home] : last;
+        face->parties[home] = ignored ? NULL : last;
+    }
+    return DP_OK;
+}
+
 /* Units are numbered as parameters are listed. */
 static dp_status dp__units_number(dp__face *face)
 {
@@ -200,7 +235,7 @@ static dp_status dp__units_number(dp__face *face)
     dp__distributed *ranks = face->ranks;
     size_t units = 0;
     for (size_t home = 0; home < inner->listed_count; home++)
-        units += dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
+        units += dp__is_unit(face, home);
     if (units == 0)
         return dp_error(DP_ERR_INVALID, "'%s' has no parameter with a gradient", inner->name);
     DP_TRY(dp__ranks_room(face, units));
@@ -208,7 +243,7 @@ static dp_status dp__units_number(dp__face *face)
         ranks->units[slot] = DP__NO_UNIT;
     for (size_t home = 0; home < inner->listed_count; home++) {
         size_t slot = inner->listed[home];
-        if (!dp__has_unit(dp__root(inner->slots[slot])))
+        if (!dp__is_unit(face, home))
             continue;
         ranks->homes[ranks->unit_count] = home;
         for (; slot != DP__NO_SLOT; slot = inner->twins[slot]) {
@@ -220,23 +255,46 @@ static dp_status dp__units_number(dp__face *face)
     return DP_OK;
 }
 
-/* Lots and runs are in the same order. */
-static void dp__units_place(const dp__face *face, const dp__lot *lots, dp_range *out)
+/* Those that are units. */
+static dp__lot *dp__unit_lots(const dp__face *face, dp_scope *temp)
+{
+    dp__lot *lots = dp__array(temp, face->inner->listed_count, sizeof *lots);
+    size_t all = lots != NULL ? dp__lots_collect(face, DP__GRADS, lots) : 0, count = 0;
+    for (size_t i = 0; i < all; i++)
+        if (dp__is_unit(face, lots[i].home))
+            lots[count++] = lots[i];
+    return lots;
+}
+
+/* Runs as blocks; their number. */
+static size_t dp__unit_blocks(const dp__face *face, dp_block *out)
+{
+    const dp__ranges *runs = &face->ranges[DP__GRADS];
+    size_t count = 0;
+    for (size_t i = 0; i < runs->count; i++)
+        if (!runs->items[i].ignored)
+            out[count++] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
+                                      (void *const *)runs->items[i].at};
+    return count;
+}
+
+/* Lots and blocks are in the same order. */
+static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_block *blocks,
+                            dp_range *out)
 {
     const dp_module *inner = face->inner;
-    const dp__ranges *runs = &face->ranges[DP__GRADS];
     for (size_t i = 0, block = 0; i < face->ranks->unit_count; i++) {
         size_t bytes = dp__dtype_sizes[lots[i].dtype];
-        const char *begin = runs->items[block].at[0];
-        while (runs->items[block].dtype != lots[i].dtype || lots[i].at < begin ||
-               lots[i].at >= begin + (size_t)runs->items[block].count * bytes)
-            begin = runs->items[++block].at[0];
+        const char *begin = blocks[block].local[0];
+        while (blocks[block].dtype != lots[i].dtype || lots[i].at < begin ||
+               lots[i].at >= begin + blocks[block].count * bytes)
+            begin = blocks[++block].local[0];
         out[i] = (dp_range){.block = (uint32_t)block,
                             .unit = face->ranks->units[inner->listed[lots[i].home]],
                             .first = (size_t)(lots[i].at - begin) / bytes};
         if (i > 0 && out[i - 1].block == out[i].block)
             out[i - 1].count = out[i].first - out[i - 1].first;
-        out[i].count = (size_t)runs->items[block].count - out[i].first;
+        out[i].count = blocks[block].count - out[i].first;
     }
 }
 
@@ -245,23 +303,18 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 {
     const dp_module *inner = face->inner;
     const dp__distributed *ranks = face->ranks;
-    const dp__ranges *runs = &face->ranges[DP__GRADS];
-    dp__lot *lots = dp__array(temp, inner->listed_count, sizeof *lots);
+    dp__lot *lots = dp__unit_lots(face, temp);
     dp_range *ranges = dp__array(temp, ranks->unit_count, sizeof *ranges);
-    dp_block *blocks = dp__array(temp, runs->count, sizeof *blocks);
+    dp_block *blocks = dp__array(temp, face->ranges[DP__GRADS].count, sizeof *blocks);
     const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
     if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
-    (void)dp__lots_collect(face, DP__GRADS, lots);
-    dp__units_place(face, lots, ranges);
-    for (size_t i = 0; i < runs->count; i++)
-        blocks[i] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
-                               (void *const *)runs->items[i].at};
+    out->block_count = dp__unit_blocks(face, blocks);
+    dp__units_place(face, lots, blocks, ranges);
     for (size_t unit = 0; unit < ranks->unit_count; unit++)
         names[unit] = inner->names[inner->listed[ranks->homes[unit]]];
     out->name = inner->name;
     out->blocks = blocks;
-    out->block_count = runs->count;
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
@@ -293,7 +346,7 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
     for (size_t i = 0; i < face->ranges[sort].count; i++) {
         const dp__range *run = &face->ranges[sort].items[i];
         size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
-        for (size_t first = 0; first < (size_t)run->count; first += count) {
+        for (size_t first = 0; first < (size_t)run->count && !run->ignored; first += count) {
             count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
             dp__run_parts(face, run, first, aside, parts);
             dp__coll coll = {.fn = fn,
@@ -593,7 +646,7 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                          .split_count = config->split_count};
     const char *name = config->name != NULL ? config->name : "distributed";
     DP_TRY(dp__check_distributed(fn, config));
-    DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, out));
+    DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, config, out));
     dp__face *face = (*out)->face;
     face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
     if (face->ranks == NULL)
@@ -607,24 +660,30 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     return dp__units_number(face);
 }
 
-static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *module,
+/* `wrapper`: what was made of the module here. */
+static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrapper,
                                        const dp_distributed_config *config)
 {
     char text[DP__LINE_BYTES];
+    const dp_module *module = wrapper->face->inner;
     snprintf(text, sizeof text, "reduction %d, buffers %d", (int)config->reduction,
              (int)config->buffers);
     DP_TRY(dp__lines_add(lines, text));
     for (size_t home = 0; home < module->listed_count; home++) {
-        dp__param_line(module, home, text, sizeof text);
+        if (dp__ignores(wrapper->face, home))
+            snprintf(text, sizeof text, "'%.100s', ignored", module->names[module->listed[home]]);
+        else
+            dp__param_line(module, home, text, sizeof text);
         DP_TRY(dp__lines_add(lines, text));
     }
     return DP_OK;
 }
 
-static dp_status dp__distributed_alike(const char *fn, dp_ctx *ctx, dp_scope *temp,
-                                       const dp_module *module, const dp_distributed_config *config,
-                                       dp_status status)
+static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_module *module,
+                                       const dp_module *wrapper,
+                                       const dp_distributed_config *config, dp_status status)
 {
+    dp_ctx *ctx = module->ctx;
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     if (ctx->info.process_count == 1)
         return status;
@@ -632,7 +691,7 @@ static dp_status dp__distributed_alike(const char *fn, dp_ctx *ctx, dp_scope *te
     if (begun != DP_OK)
         return dp__shared_failure(ctx, begun);
     if (status == DP_OK)
-        status = dp__distributed_lines(&lines, module, config);
+        status = dp__distributed_lines(&lines, wrapper, config);
     return dp__lines_compare(&lines, status);
 }
 
@@ -648,6 +707,8 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
                                  .hook = config->hook,
                                  .hook_user = config->hook_user};
     dp_status status = dp__units_config(face, temp, &reducer);
+    if (status == DP_OK)
+        status = dp__replicas_send(face, DP__BUFFERS, face->count);
     if (status == DP_OK && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__shared_failure(face->ctx, status));
@@ -664,7 +725,7 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
     dp_status begun = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
     if (begun != DP_OK)
         return dp__exit(fn, ctx, begun);
-    status = dp__distributed_alike(fn, ctx, temp, module, config, status);
+    status = dp__distributed_alike(fn, temp, module, wrapper, config, status);
     if (status == DP_OK)
         status = dp__distributed_join(fn, temp, wrapper, config);
     return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
@@ -716,41 +777,114 @@ DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
     return DP_OK;
 }
 
-static dp_status dp__params_lines(dp__lines *lines, const dp_module *module)
+/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
+static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
 {
-    char text[DP__LINE_BYTES];
-    for (size_t home = 0; home < module->listed_count; home++) {
-        dp_tensor *data = &dp__root(module->slots[module->listed[home]])->data, host;
-        dp__param_line(module, home, text, sizeof text);
-        DP_TRY(dp__tensor_from(lines->scope, &lines->ctx->host_device, data, &host));
-        size_t used = strlen(text), bytes = dp__bytes(&host);
-        uint64_t hash = dp__hash(dp__hash_first, host.data, bytes);
-        if (used < sizeof text)
-            snprintf(text + used, sizeof text - used, " of hash %016llx", (unsigned long long)hash);
-        if (!dp__root(module->slots[module->listed[home]])->buffer)
-            DP_TRY(dp__lines_add(lines, text));
+    while (module->face == NULL || module->face->ranks == NULL) {
+        const dp__child *child = NULL;
+        for (size_t i = 0; i < module->child_count; i++)
+            if (slot >= module->children[i].slot_first)
+                child = &module->children[i];
+        if (child == NULL || slot - child->slot_first >= child->module->slot_count)
+            return NULL;
+        slot -= child->slot_first;
+        module = child->module;
+    }
+    *out_slot = slot;
+    return module->face;
+}
+
+/* Numbers on the host are read where they are. */
+static dp_status dp__numbers_hash(dp_scope *temp, const dp_tensor *numbers, uint64_t *out)
+{
+    dp_ctx *ctx = temp->ctx;
+    dp_tensor host = *numbers;
+    if (!dp__is_host(&ctx->devices[numbers->device.index]))
+        DP_TRY(dp__tensor_from(temp, &ctx->host_device, numbers, &host));
+    *out = dp__hash(dp__hash_first, host.data, dp__bytes(&host));
+    return DP_OK;
+}
+
+/* The line of a parameter or buffer with a hash of its numbers, and the first other one that a
+   local rank has; *out_apart: there is such a one. Replicas' parameters are not looked at: they are
+   the original's, or follow it at the next forward. */
+static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp__face *face,
+                                  size_t slot, dp_scope *temp, char text[DP__LINE_BYTES],
+                                  bool *out_apart)
+{
+    const dp__param *root = dp__root(module->slots[module->listed[home]]);
+    dp_tensor data = root->data;
+    uint64_t first = 0, other = 0;
+    DP_TRY(dp__numbers_hash(temp, &data, &first));
+    dp__param_line(module, home, text, DP__LINE_BYTES);
+    size_t used = strlen(text);
+    snprintf(text + used, DP__LINE_BYTES - used, " of hash %016llx", (unsigned long long)first);
+    *out_apart = false;
+    for (size_t r = 1; face != NULL && root->buffer && r < face->count && !*out_apart; r++) {
+        data.data = face->replicas[r].data[slot];
+        data.device = face->ctx->devices[r].id;
+        DP_TRY(dp__numbers_hash(temp, &data, &other));
+        used = strlen(text);
+        *out_apart = other != first;
+        if (other != first)
+            snprintf(text + used, DP__LINE_BYTES - used, ", %016llx on rank %d",
+                     (unsigned long long)other, face->ctx->info.rank_first + (int)r);
     }
     return DP_OK;
 }
 
-DP_API dp_status dp_params_compare(dp_module *module)
+/* *out_apart: the first line that says that local ranks differ, or NULL. */
+static dp_status dp__numbers_lines(dp__lines *lines, const dp_module *module, bool buffers,
+                                   const char **out_apart)
+{
+    char text[DP__LINE_BYTES];
+    for (size_t home = 0; home < module->listed_count; home++) {
+        size_t slot = 0;
+        bool apart = false;
+        const dp__face *face = dp__slot_ranks(module, module->listed[home], &slot);
+        bool free = face != NULL && (dp__ignores(face, face->inner->homes[slot]) ||
+                                     (buffers && face->ranks->buffers == DP_BUFFERS_LOCAL));
+        if (free || dp__root(module->slots[module->listed[home]])->buffer != buffers)
+            continue;
+        DP_TRY(dp__numbers_line(module, home, face, slot, lines->scope, text, &apart));
+        DP_TRY(dp__lines_add(lines, text));
+        if (apart && *out_apart == NULL)
+            *out_apart = lines->text[lines->count - 1];
+    }
+    return DP_OK;
+}
+
+static dp_status dp__numbers_compare(const char *fn, dp_module *module, bool buffers)
 {
     dp_scope *temp = NULL;
-    DP_TRY(dp__check_module(__func__, module));
+    const char *apart = NULL;
+    DP_TRY(dp__check_module(fn, module));
     dp_ctx *ctx = module->ctx;
-    DP_TRY(dp__enter(__func__, ctx));
+    DP_TRY(dp__enter(fn, ctx));
     dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
     if (status != DP_OK)
-        return dp__exit(__func__, ctx, status);
-    dp__lines lines = {.fn = __func__, .ctx = ctx, .scope = temp};
+        return dp__exit(fn, ctx, status);
+    dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     status = dp__shared_failure(ctx, dp__lines_begin(&lines, module->listed_count));
     if (status == DP_OK) {
         dp_status made = dp__module_ready(module);
         if (made == DP_OK)
-            made = dp__params_lines(&lines, module);
+            made = dp__numbers_lines(&lines, module, buffers, &apart);
         status = dp__lines_compare(&lines, made);
     }
-    return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
+    if (status == DP_OK && apart != NULL) /* with other processes their lines would differ */
+        status = dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s", fn, ctx->info.rank_first, apart);
+    return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
+}
+
+DP_API dp_status dp_params_compare(dp_module *module)
+{
+    return dp__numbers_compare(__func__, module, false);
+}
+
+DP_API dp_status dp_buffers_compare(dp_module *module)
+{
+    return dp__numbers_compare(__func__, module, true);
 }
 
 /* ==== >>report =================================================================================
@@ -768,14 +902,18 @@ static const char *dp__transport(const dp_info *job)
                                      : job->coll_backend;
 }
 
-static dp_status dp__report(const dp_ctx *ctx, const dp__distributed *ranks, dp_report *out)
+static dp_status dp__report(const dp__face *face, dp_report *out)
 {
+    const dp_ctx *ctx = face->ctx;
+    const dp__distributed *ranks = face->ranks;
     double share = ranks->forward_count > 0 ? 1 / (double)ranks->forward_count : 0;
     *out = (dp_report){.job = ctx->info,
                        .transport = dp__transport(&ctx->info),
                        .buffers = ranks->buffers,
                        .forward_s = dp__seconds(ranks->forward_ns),
                        .mean_forward_s = dp__seconds(ranks->forwards_ns) * share};
+    for (size_t home = 0; home < face->inner->listed_count; home++)
+        out->ignored_count += dp__ignores(face, home);
     return dp_reducer_info_get(ranks->reducer, &out->reducer);
 }
 
@@ -783,11 +921,10 @@ DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *out)
 {
     DP_TRY(dp__check_module(__func__, wrapper));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    const dp__distributed *ranks = dp__ranks_of(wrapper);
-    if (ranks == NULL)
+    if (dp__ranks_of(wrapper) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper by dp_distributed", __func__,
                         wrapper->name);
-    return dp__report(wrapper->ctx, ranks, out);
+    return dp__report(wrapper->face, out);
 }
 
 typedef struct dp__page { /* a text in memory that may be too short for it */
@@ -828,8 +965,8 @@ static void dp__page_rules(dp__page *page, const dp_report *report)
     dp__page_add(page, "\n'%s': %zu bytes of gradients a rank; %s%s%s%s\n", info->name, info->bytes,
                  reductions[info->reduction], cast ? ", on the wire as " : "",
                  cast ? dp__dtype_names[info->wire] : "", info->has_hook ? ", by a hook" : "");
-    dp__page_add(page, "  buffers: %s; unused parameters: %s\n", buffers[report->buffers],
-                 unused[info->unused_units]);
+    dp__page_add(page, "  buffers: %s; unused parameters: %s; ignored: %zu\n",
+                 buffers[report->buffers], unused[info->unused_units], report->ignored_count);
 }
 
 static void dp__page_buckets(dp__page *page, const dp_reducer *reducer, const dp_reducer_info *info)
@@ -877,7 +1014,7 @@ static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
     const dp__distributed *ranks = dp__ranks_of(module);
     dp_report report;
     if (ranks != NULL) {
-        DP_TRY(dp__report(module->ctx, ranks, &report));
+        DP_TRY(dp__report(module->face, &report));
         dp__page_rules(page, &report);
         dp__page_buckets(page, ranks->reducer, &report.reducer);
         dp__page_times(page, &report);
@@ -890,11 +1027,8 @@ static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
 DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes)
 {
     dp__page page = {.text = text, .bytes = bytes};
-    if (bytes > 0 && dp__check_pointer(__func__, "text", text) != DP_OK)
-        return 0;
-    if (bytes > 0)
-        text[0] = '\0';
-    if (dp__check_module(__func__, module) != DP_OK)
+    if (dp__check_module(__func__, module) != DP_OK ||
+        (bytes > 0 && dp__check_pointer(__func__, "text", text) != DP_OK))
         return 0;
     dp__page_job(&page, &module->ctx->info);
     return dp__page_wrappers(&page, module) == DP_OK ? page.used : 0;

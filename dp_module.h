@@ -1111,19 +1111,25 @@ DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info 
     return DP_OK;
 }
 
-DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_t *out_param)
+static dp_status dp__module_find(const char *fn, const dp_module *module, const char *name,
+                                 size_t *out_param)
 {
-    DP_TRY(dp__check_module(__func__, module));
-    DP_TRY(dp__check_pointer(__func__, "name", name));
-    DP_TRY(dp__check_pointer(__func__, "out_param", out_param));
     size_t slot = 0;
     if (dp__slot_named(module, name, true, &slot)) {
         *out_param = module->homes[slot];
         return DP_OK;
     }
     dp__names names = dp__slot_names(module);
-    return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no parameter '%s'", __func__,
-                       module->name, name);
+    return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no parameter '%s'", fn, module->name,
+                       name);
+}
+
+DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_t *out_param)
+{
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_pointer(__func__, "name", name));
+    DP_TRY(dp__check_pointer(__func__, "out_param", out_param));
+    return dp__module_find(__func__, module, name, out_param);
 }
 
 /* Whoever holds replicas of a tree compares the sum of its versions. */
@@ -1337,6 +1343,7 @@ typedef struct dp__distributed dp__distributed;
 
 typedef struct dp__range {
     dp_dtype dtype;
+    bool ignored; /* by all that ranks do together */
     int64_t count;
     void **at; /* by replica; [0] is the original's */
 } dp__range;
@@ -1364,6 +1371,7 @@ struct dp__face {
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not tell when they change */
     dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp_distributed.h */
+    const void **parties;   /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
 
 typedef struct dp__lot { /* one parameter that is laid out */
@@ -1382,6 +1390,12 @@ static int dp__lot_order(const void *a, const void *b)
     if (x->dtype != y->dtype)
         return x->dtype < y->dtype ? -1 : 1;
     return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Whether ranks leave alone what is listed there. */
+static bool dp__ignores(const dp__face *face, size_t home)
+{
+    return face->parties != NULL && face->parties[home] == NULL;
 }
 
 /* Whether only padding, or nothing, lies between a lot and the one before. */
@@ -1492,6 +1506,7 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lot
         size_t span = (size_t)(last->at - lots[i].at) + last->bytes;
         dp__range *range = &ranges->items[ranges->count++];
         range->dtype = lots[i].dtype;
+        range->ignored = dp__ignores(face, lots[i].home);
         range->count = (int64_t)(span / dp__dtype_sizes[range->dtype]);
         range->at = dp__array(face->scope, face->count, sizeof *range->at);
         if (range->at == NULL)
@@ -1516,13 +1531,17 @@ static int dp__lot_run_order(const void *a, const void *b)
 }
 
 /* For ranks, which have to make the same runs in the same order, wherever memory lies: that of the
-   user's makes one in a packed module only, and runs come as their parameters are listed. */
-static void dp__lots_align(const dp_module *inner, dp__lot *lots, size_t count)
+   user's makes one in a packed module only, if none of it is ignored, and runs come as their
+   parameters are listed. */
+static void dp__lots_align(const dp__face *face, dp__lot *lots, size_t count)
 {
+    const dp_module *inner = face->inner;
     for (size_t i = 0; i < count; i++) {
         const dp__param *root = dp__root(inner->slots[inner->listed[lots[i].home]]);
-        const void *own = root->owner->packed ? (const void *)root->owner : root;
-        lots[i].party = lots[i].foreign ? own : NULL;
+        bool packed = root->owner->packed && face->parties == NULL;
+        const void *own = packed ? (const void *)root->owner : root;
+        const void *party = face->parties != NULL ? face->parties[lots[i].home] : NULL;
+        lots[i].party = lots[i].foreign ? own : party;
     }
     for (size_t i = 0, run = 0; i < count; i += run) {
         size_t first = lots[i].home;
@@ -1557,7 +1576,7 @@ static size_t dp__lots_collect(const dp__face *face, dp__sort sort, dp__lot *lot
     if (!in_order)
         qsort(lots, count, sizeof *lots, dp__lot_order);
     if (face->kind == DP__FACE_DISTRIBUTED)
-        dp__lots_align(inner, lots, count);
+        dp__lots_align(face, lots, count);
     return count;
 }
 
@@ -3825,9 +3844,13 @@ static dp_status dp__check_no_ranks(const dp_module *module)
     return DP_OK;
 }
 
+static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
+                                  const dp_distributed_config *config);
+
+/* `ranks`: of DP__FACE_DISTRIBUTED, else NULL. */
 static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *module,
                                dp__kind_of_face kind, const dp_parallel_config *config,
-                               dp__face **out)
+                               const dp_distributed_config *ranks, dp__face **out)
 {
     static const dp_parallel_config zero;
     dp__face *face = dp__array(scope, 1, sizeof *face);
@@ -3850,6 +3873,8 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
     DP_TRY(dp__face_output(fn, face, config));
     DP_TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
     dp__face_threads(face);
+    if (ranks != NULL)
+        DP_TRY(dp__ranks_ignore(fn, face, ranks));
     DP_TRY(dp__replicas_make(face));
     *out = face;
     return DP_OK;
@@ -3858,14 +3883,14 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
 /* The wrapper and its face, or nothing. */
 static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *module,
                                   dp__kind_of_face kind, const dp_parallel_config *config,
-                                  dp_module **out)
+                                  const dp_distributed_config *ranks, dp_module **out)
 {
     dp_module *wrapper = NULL;
     dp__face *face = NULL;
     dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
     dp_status status = dp__module_make(module->ctx, &own, &wrapper);
     if (status == DP_OK)
-        status = dp__face_make(fn, wrapper->scope, module, kind, config, &face);
+        status = dp__face_make(fn, wrapper->scope, module, kind, config, ranks, &face);
     if (status == DP_OK) {
         wrapper->face = face;
         wrapper->training = module->training;
@@ -3884,7 +3909,7 @@ static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
     DP_TRY(dp__check_module(fn, module));
     DP_TRY(dp__check_alone(fn, module->ctx));
     DP_TRY(dp__check_pointer(fn, "out", out));
-    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, out));
+    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, NULL, out));
 }
 
 DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
@@ -3934,7 +3959,7 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
                            .kwargs = kwargs,
                            .wants_pass = out_pass != NULL};
     DP_TRY(dp__check_request(&request, out));
-    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, &face);
+    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, NULL, &face);
     if (status != DP_OK)
         return dp__leave(__func__, module->ctx, status);
     return dp__invoke_by(&request, face, out, out_pass);

@@ -8,6 +8,7 @@
      >>buckets      which units travel together, and in which order
      >>travel       how a bucket travels: as it lies, or flat
      >>hooks        what a function of the user's does in place of an all-reduce
+     >>times        when buckets left, how long passes took
      >>courier      buckets travel while the caller computes
      >>reducer      made, compared, destroyed; what ranks tell each other
      >>passes       begin, ready, finish
@@ -1001,6 +1002,64 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
                                           .scale = 1});
 }
 
+/* ==== >>times ==================================================================================
+   When things were, and how long they took. Everything here but the mean is under the context's
+   lock, as a courier tells of one bucket while the caller asks about others.                    */
+
+static double dp__seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static void dp__bucket_timed(dp_reducer *reducer, size_t index, uint64_t start, uint64_t end)
+{
+    dp_bucket_info *info = &reducer->buckets[index].info;
+    info->left_s = dp__seconds(start - reducer->clock.begun);
+    info->travel_s = dp__seconds(end - start);
+}
+
+/* By the caller, who takes the lock for the times alone. */
+static dp_status dp__bucket_carry(dp_reducer *reducer, size_t index, bool skips)
+{
+    uint64_t start = dp__os_now_ns();
+    DP_TRY(dp__bucket_travel(reducer, index, false, skips));
+    dp__lock_enter(&reducer->ctx->lock);
+    dp__bucket_timed(reducer, index, start, dp__os_now_ns());
+    dp__lock_leave(&reducer->ctx->lock);
+    return DP_OK;
+}
+
+/* A reduced pass has ended. */
+static void dp__pass_timed(dp_reducer *reducer, uint64_t now)
+{
+    const dp__clock *clock = &reducer->clock;
+    dp_reduce_times *total = &reducer->total;
+    bool reported = clock->reported > clock->begun;
+    reducer->last =
+        (dp_reduce_times){.compute_s = reported ? dp__seconds(clock->reported - clock->begun) : 0,
+                          .travel_s = dp__seconds(clock->travel),
+                          .hidden_s = dp__seconds(clock->hidden),
+                          .finish_s = dp__seconds(now - clock->finished),
+                          .bytes = clock->bytes};
+    total->compute_s += reducer->last.compute_s;
+    total->travel_s += reducer->last.travel_s;
+    total->hidden_s += reducer->last.hidden_s;
+    total->finish_s += reducer->last.finish_s;
+    total->bytes += reducer->last.bytes;
+    reducer->pass_count++;
+}
+
+/* `total` of so many passes. */
+static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t count)
+{
+    double share = count > 0 ? 1 / (double)count : 0;
+    return (dp_reduce_times){.compute_s = total->compute_s * share,
+                             .travel_s = total->travel_s * share,
+                             .hidden_s = total->hidden_s * share,
+                             .finish_s = total->finish_s * share,
+                             .bytes = count > 0 ? total->bytes / count : 0};
+}
+
 /* ==== >>courier ================================================================================
    A thread of its own carries the buckets of one pass at a time, strictly in their order, each as
    soon as all local ranks have reported what is in it. It has a communicator and streams of its
@@ -1011,19 +1070,6 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
    order: the oldest one, until it has finished, and then the next. One that finishes while an older
    one is open is reduced by the caller, over the caller's communicator: nothing may wait for what
    the same thread has to do later. So no order depends on time.                                 */
-
-static double dp__seconds(uint64_t ns)
-{
-    return (double)ns * 1e-9;
-}
-
-/* Under the context's lock. */
-static void dp__bucket_timed(dp_reducer *reducer, size_t index, uint64_t start, uint64_t end)
-{
-    dp_bucket_info *info = &reducer->buckets[index].info;
-    info->left_s = dp__seconds(start - reducer->clock.begun);
-    info->travel_s = dp__seconds(end - start);
-}
 
 typedef struct dp__errand {
     dp_reducer *reducer;
@@ -1262,17 +1308,6 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
     if (!dp__has_failed(ctx)) /* else the courier may be in it still: dp_close has it */
         dp__scope_end(reducer->scope);
     return DP_OK;
-}
-
-/* `total` of so many passes. */
-static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t count)
-{
-    double share = count > 0 ? 1 / (double)count : 0;
-    return (dp_reduce_times){.compute_s = total->compute_s * share,
-                             .travel_s = total->travel_s * share,
-                             .hidden_s = total->hidden_s * share,
-                             .finish_s = total->finish_s * share,
-                             .bytes = count > 0 ? total->bytes / count : 0};
 }
 
 static size_t dp__reducer_bytes(const dp_reducer *reducer)
@@ -1617,16 +1652,6 @@ static dp_status dp__streams_join(const dp_reducer *reducer)
     return DP_OK;
 }
 
-static dp_status dp__bucket_carry(dp_reducer *reducer, size_t index, bool skips)
-{
-    uint64_t start = dp__os_now_ns();
-    DP_TRY(dp__bucket_travel(reducer, index, false, skips));
-    dp__lock_enter(&reducer->ctx->lock);
-    dp__bucket_timed(reducer, index, start, dp__os_now_ns());
-    dp__lock_leave(&reducer->ctx->lock);
-    return DP_OK;
-}
-
 /* By the caller: where no bucket has to be flat, all at once, in as few spans as there can be. */
 static dp_status dp__reduce_all(dp_reducer *reducer)
 {
@@ -1740,27 +1765,6 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
     return DP_OK;
 }
 
-static void dp__pass_timed(dp_reducer *reducer, uint64_t now)
-{
-    const dp__clock *clock = &reducer->clock;
-    dp_reduce_times *total = &reducer->total;
-    bool reported = clock->reported > clock->begun;
-    dp__lock_enter(&reducer->ctx->lock);
-    reducer->last =
-        (dp_reduce_times){.compute_s = reported ? dp__seconds(clock->reported - clock->begun) : 0,
-                          .travel_s = dp__seconds(clock->travel),
-                          .hidden_s = dp__seconds(clock->hidden),
-                          .finish_s = dp__seconds(now - clock->finished),
-                          .bytes = clock->bytes};
-    total->compute_s += reducer->last.compute_s;
-    total->travel_s += reducer->last.travel_s;
-    total->hidden_s += reducer->last.hidden_s;
-    total->finish_s += reducer->last.finish_s;
-    total->bytes += reducer->last.bytes;
-    reducer->pass_count++;
-    dp__lock_leave(&reducer->ctx->lock);
-}
-
 static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1779,7 +1783,9 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     dp_status status = dp__pass_reduce(fn, reducer);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
+    dp__lock_enter(&ctx->lock);
     dp__pass_timed(reducer, dp__os_now_ns());
+    dp__lock_leave(&ctx->lock);
     return dp__drain(ctx, NULL, status);
 }
 

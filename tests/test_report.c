@@ -40,6 +40,7 @@ TEST(what_a_report_knows_before_the_first_pass)
     CHECK_INT(report.reducer.unit_count, 2);
     CHECK_INT(report.reducer.bytes, 320 + W * 4); /* v with what pads it, and w */
     CHECK_INT(report.reducer.pass_count, 0);
+    CHECK_INT(report.ignored_count, 0);
     CHECK_F64(report.forward_s + report.mean_forward_s, 0, 0);
     CHECK_F64(report.reducer.mean.compute_s + report.reducer.mean.finish_s, 0, 0);
     dp_close(ctx);
@@ -60,6 +61,8 @@ TEST(a_report_says_what_was_asked_for)
     const dp_distributed_config config = {.reduction = DP_SUM,
                                           .buffers = DP_BUFFERS_MEAN,
                                           .unused_params = DP_UNUSED_FIXED,
+                                          .ignored = (const char *const[]){"seen"},
+                                          .ignored_count = 1,
                                           .first_bucket_bytes = 4,
                                           .bucket_bytes = 8,
                                           .wire = DP_BF16,
@@ -76,7 +79,7 @@ TEST(a_report_says_what_was_asked_for)
     CHECK(report.reducer.has_hook);
     CHECK(dp_report_text(par, text, sizeof text) > 0);
     check_says(text, "'net': 332 bytes of gradients a rank; sum, on the wire as bf16, by a hook\n");
-    check_says(text, "  buffers: their mean; unused parameters: fixed\n");
+    check_says(text, "  buffers: their mean; unused parameters: fixed; ignored: 1\n");
     check_says(text, "  2 units in 2 buckets of 4, then 8 bytes; as parameters are listed\n");
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK(dp_report_text(par, text, sizeof text) > 0);
@@ -99,7 +102,7 @@ TEST(a_table_as_it_is)
         "rank 0 to 2 of 3 on cpu, threads for each: 2; transport: inside the process\n"
         "\n"
         "'net': 332 bytes of gradients a rank; mean over ranks\n"
-        "  buffers: those of rank 0; unused parameters: an error\n"
+        "  buffers: those of rank 0; unused parameters: an error; ignored: 0\n"
         "  2 units in 1 bucket of 1048576, then 26214400 bytes; as parameters are listed\n"
         "  bucket  units        bytes    left ms    took ms  first parameter\n"
         "       0      2          332      0.000      0.000  w\n"
@@ -139,7 +142,7 @@ TEST(what_has_no_report)
     CHECK_INT(dp_report_text(par, NULL, 8), 0);
     CHECK(strstr(dp_last_error(), "text is NULL") != NULL);
     CHECK_INT(dp_report_text(NULL, text, sizeof text), 0);
-    CHECK_STR(text, "");
+    CHECK_STR(text, "before");
     dp_close(ctx);
     CHECK_INT(dp_report_text(NULL, NULL, 0), 0);
 }
