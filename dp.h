@@ -926,6 +926,9 @@ typedef struct dp_reducer_config {
     size_t first_bucket_bytes; /* a bucket is full when it has so many; 0 = 1 MiB */
     size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
     dp_unused unused_units;
+    /* Devices of a process that share one owner of their parameters need what is reduced once: its
+       first local rank gets it, and what the others hold is void. A hook leaves it to all. */
+    bool to_first;
     /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
        what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
        as they are, as they always are with one rank. */
@@ -1345,7 +1348,8 @@ typedef struct dp_distributed_config {
 
 /* The module on every rank of the job: each process cuts its own batch over its devices, and leaves
    outputs where they are, as dp_model_parallel does; dp_backward ends when the gradients of all
-   ranks are reduced, into each of them alike. Buckets travel while backward goes on: see
+   ranks are reduced, into the module of each process. There they may be scaled, or zeroed, by hand
+   too: the next backward adds to what it finds. Buckets travel while backward goes on: see
    dp_grad_ready. When it is made, ranks compare what they made, and all start with the numbers of
    rank 0.
 

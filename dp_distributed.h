@@ -164,6 +164,7 @@ struct dp__distributed {
     double *samples;    /* by local rank, of this pass */
     uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;       /* they hold what was reduced */
+    bool copies_void;   /* the original's do; those of other local ranks are void */
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
     uint64_t forward_count;
@@ -451,7 +452,7 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
 }
 
 /* The gradients of replicas are zeroed when the original's were, and not before: what is not
-   reduced yet is added to. */
+   reduced yet is added to. What was reduced is with the original alone, and seldom added to. */
 static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
@@ -461,8 +462,11 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
                         "gradients of '%s' hold what was reduced, which would be added up again: "
                         "dp_zero_grad comes first",
                         face->inner->name);
+    if (ranks->copies_void && !zeroed)
+        DP_TRY(dp__replicas_send(face, DP__GRADS, face->count));
     for (size_t r = 0; r < face->count && zeroed; r++)
         face->replicas[r].pass++;
+    ranks->copies_void = false;
     ranks->reduced = ranks->reduced && !zeroed;
     ranks->zeroed = face->runs->zeroed;
     return DP_OK;
@@ -542,6 +546,7 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
     if (status != DP_OK && ctx->info.process_count > 1 && synced)
         return dp__shared_failure(ctx, status);
     memcpy(text, dp__thread.text, sizeof text);
+    face->ranks->copies_void = synced;
     DP_TRY(dp__enter(fn, ctx));
     dp_status finished = dp__exit(fn, ctx, dp__pass_finish(fn, face->ranks->reducer));
     if (status != DP_OK)
@@ -703,6 +708,7 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
                                  .first_bucket_bytes = config->first_bucket_bytes,
                                  .bucket_bytes = config->bucket_bytes,
                                  .unused_units = config->unused_params,
+                                 .to_first = true,
                                  .wire = config->wire,
                                  .hook = config->hook,
                                  .hook_user = config->hook_user};

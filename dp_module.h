@@ -1647,13 +1647,15 @@ static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size
                     range->count);
 }
 
-/* What the original has goes to the first `count` replicas that have memory of their own. */
+/* What the original has goes to the first `count` replicas that have memory of their own; gradients
+   that ranks leave alone do not. */
 static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t count)
 {
     for (size_t i = 0; i < face->ranges[sort].count; i++) {
         const dp__range *range = &face->ranges[sort].items[i];
         dp_tensor from = dp__range_of(face, range, 0);
-        for (size_t r = 1; r < count; r++) {
+        bool stays = range->ignored && sort == DP__GRADS;
+        for (size_t r = 1; r < count && !stays; r++) {
             dp_tensor to = dp__range_of(face, range, r);
             if (to.data != from.data)
                 DP_TRY(dp__copy_tensor(face->ctx, &to, &from, NULL));

@@ -68,6 +68,7 @@ struct dp_reducer {
     char *name, **unit_names;
     dp_reduction reduction;
     dp_unused unused_units;
+    bool to_first; /* of the local ranks, but for what a hook does */
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
     size_t caps[2];
@@ -676,7 +677,8 @@ static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
         size_t offset = spans->first * dp__dtype_sizes[block->dtype];
         for (int i = 0; i < ctx->info.local_count; i++) {
             void *data = (char *)block->local[i] + offset;
-            reducer->parts[i] = (dp_part){.send = data, .recv = data};
+            bool wants = i == 0 || !reducer->to_first;
+            reducer->parts[i] = (dp_part){.send = data, .recv = wants ? data : NULL};
         }
         coll.count = spans->length;
         coll.dtype = block->dtype;
@@ -705,8 +707,10 @@ static dp_status dp__span_move(const dp__spans *spans, int local_rank, bool in)
 
 static dp_status dp__flat_move(dp__spans spans, bool in)
 {
+    bool all = in || !spans.reducer->to_first;
+    int count = all ? spans.reducer->ctx->info.local_count : 1;
     while (dp__spans_next(&spans))
-        for (int i = 0; i < spans.reducer->ctx->info.local_count; i++)
+        for (int i = 0; i < count; i++)
             DP_TRY(dp__span_move(&spans, i, in));
     return DP_OK;
 }
@@ -1204,6 +1208,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
 {
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
+    reducer->to_first = config->to_first;
     reducer->wire = config->wire;
     reducer->hook = config->hook;
     reducer->hook_user = config->hook_user;

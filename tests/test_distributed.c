@@ -95,6 +95,70 @@ TEST(sums_and_means_of_any_number_of_ranks)
     in_processes(2, sums_over_shm);
 }
 
+/* ---- gradients that the user changes --------------------------------------------------------- */
+
+static void scale_grads(dp_module *net, double by)
+{
+    dp_tensor data, grad;
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_OK(dp_params_edit(net, i, &data, &grad));
+        CHECK_OK(dp_axpby(dp_module_ctx(net), by, &grad, 0, NULL, &grad));
+    }
+}
+
+static dp_status add_up(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
+}
+
+/* After a reduction the module's count for all its devices. */
+static void change_by_hand(dp_ctx *ctx)
+{
+    static const plan how;
+    int ranks = info_here(ctx).rank_count;
+    double mean = (ranks + 1) / 2.0, own = info_here(ctx).rank_first + 1;
+    dp_distributed_config configs[] = {{.name = NULL},
+                                       {.wire = DP_F16},
+                                       {.first_bucket_bytes = 1},
+                                       {.hook = add_up},
+                                       {.unused_params = DP_UNUSED_FOUND}};
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        dp_module *net = make_net(ctx, &how), *par;
+        CHECK_OK(dp_distributed(net, &configs[i], &par));
+        for (int step = 0; step < 2; step++) {
+            CHECK_OK(forward_and_backward(par, 2, false));
+            check_grads(net, 2 * mean, 2 * mean);
+            scale_grads(net, 0.25);
+            CHECK_OK(forward_and_backward(par, 1, false));
+            check_grads(net, 1.5 * mean, 1.5 * mean);
+            CHECK_OK(forward_and_backward(par, 3, true));
+            check_grads(net, 1.5 * mean + 3 * own, 1.5 * mean + 3 * own);
+            CHECK_OK(forward_and_backward(par, 4, false));
+            check_grads(net, 8.5 * mean, 8.5 * mean);
+            scale_grads(net, 0); /* no dp_zero_grad */
+        }
+    }
+    dp_close(ctx);
+}
+
+static void change_over_shm(meeting *m)
+{
+    change_by_hand(open_over_shm(m, 3 - m->process));
+}
+
+TEST(gradients_may_be_changed_by_hand)
+{
+    const dp_device_ops *backends[] = {toy_device(), NULL};
+    dp_ctx *ctx;
+    for (int devices = 1; devices <= 3; devices++)
+        change_by_hand(open_here(devices));
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    change_by_hand(ctx);
+    in_processes(2, change_over_shm);
+}
+
 /* ---- buffers --------------------------------------------------------------------------------- */
 
 static void check_buffer(dp_module *net, double want)
