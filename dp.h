@@ -1265,6 +1265,8 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
                             PyTorch-Encoding)
      dp_meta_test_parallel  the module's own device alone (mmfewshot's MetaTestParallel)
      dp_distributed         on the devices of all processes (torch's DistributedDataParallel)
+     dp_separate_distributed  its children are, each by itself (mmengine's
+                            MMSeparateDistributedDataParallel)
 
    With one device nothing is cut and nothing is gathered: a result is what the method returned.
    With several devices dp_gather always joins, so a loss without dims comes as a vector.
@@ -1363,15 +1365,23 @@ typedef struct dp_distributed_config {
    DP_MEAN_SAMPLES would count twice what was reduced already: dp_zero_grad comes before the next
    backward.
 
-   Children that are trained by themselves, a GAN's, are wrapped one by one before they get a
-   parent, each under a name: methods of a plain parent run them forward and backward by
-   dp_call_child and dp_backward.
+   Children that are trained by themselves, a GAN's: see dp_separate_distributed.
 
    dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
    and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several
    processes a method that fails in a pass with gradients is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
+/* A module whose methods train its children one by one, a GAN: each child that has parameters with
+   a gradient is on every rank, as dp_distributed would have it with this config, under its own
+   name; other children, and the module's own parameters, stay with their process. dp_invoke of what
+   is made runs the module's method ("train_step"), whose dp_call_child finds the children on all
+   ranks, and whose dp_backward reduces; a pass with no_sync is one of all children. Gradients want
+   an out_pass there, too. The module itself stays what it was. Names in `ignored` are the
+   module's: "child.name". */
+DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
+                                                     const dp_distributed_config *config,
+                                                     dp_module **out);
 /* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
 

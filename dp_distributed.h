@@ -8,6 +8,7 @@
      >>units        a face of all ranks: its parameters become units of a reducer
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
+     >>separate     children on all ranks, each by itself
      >>report       what is known of it, as a table
 */
 
@@ -200,6 +201,16 @@ static bool dp__is_unit(const dp__face *face, size_t home)
     return !dp__ignores(face, home) && dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
 }
 
+/* The i-th name of what is ignored. */
+static dp_status dp__ignored_find(const char *fn, const dp_module *module,
+                                  const dp_distributed_config *config, size_t i, size_t *out_home)
+{
+    DP_TRY(dp__check_pointer(fn, "ignored", config->ignored));
+    if (config->ignored[i] == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: ignored[%zu] is NULL", fn, i);
+    return dp__module_find(fn, module, config->ignored[i], out_home);
+}
+
 /* With whom a parameter may make a run: what is ignored has no party but its like, and others have
    that of the last of these which is listed before them. So runs are the same on all ranks,
    whatever the shapes of what they ignore. */
@@ -210,15 +221,12 @@ static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
     const void *last = face;
     if (config->ignored_count == 0)
         return DP_OK;
-    DP_TRY(dp__check_pointer(fn, "ignored", config->ignored));
     face->parties = dp__array(face->scope, inner->listed_count, sizeof *face->parties);
     if (face->parties == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names", fn, config->ignored_count);
     for (size_t i = 0; i < config->ignored_count; i++) {
         size_t home = 0;
-        if (config->ignored[i] == NULL)
-            return dp_error(DP_ERR_INVALID, "%s: ignored[%zu] is NULL", fn, i);
-        DP_TRY(dp__module_find(fn, inner, config->ignored[i], &home));
+        DP_TRY(dp__ignored_find(fn, inner, config, i, &home));
         face->parties[home] = face;
     }
     for (size_t home = 0; home < inner->listed_count; home++) {
@@ -737,22 +745,27 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
     return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
 }
 
-DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
-                                dp_module **out)
+static dp_status dp__distribute(const char *fn, dp_module *module,
+                                const dp_distributed_config *config, dp_module **out)
 {
-    static const dp_distributed_config zero;
     dp_module *wrapper = NULL;
-    DP_TRY(dp__check_module(__func__, module));
-    DP_TRY(dp__check_alone(__func__, module->ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    config = config != NULL ? config : &zero;
-    dp_status status = dp__distributed_make(__func__, module, config, &wrapper);
-    status = dp__distributed_meet(__func__, module, wrapper, config, status);
+    dp_status status = dp__distributed_make(fn, module, config, &wrapper);
+    status = dp__distributed_meet(fn, module, wrapper, config, status);
     if (status == DP_OK)
         *out = wrapper;
     else if (wrapper != NULL)
         dp__module_end(wrapper);
     return status;
+}
+
+DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
+                                dp_module **out)
+{
+    static const dp_distributed_config zero;
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    return dp__distribute(__func__, module, config != NULL ? config : &zero, out);
 }
 
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
@@ -783,18 +796,27 @@ DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
     return DP_OK;
 }
 
+/* Which child of a module has a slot; child_count: none, it is the module's own. */
+static size_t dp__child_of_slot(const dp_module *module, size_t slot)
+{
+    size_t child = module->child_count;
+    while (child > 0 && slot < module->children[child - 1].slot_first)
+        child--;
+    return child > 0 ? child - 1 : module->child_count;
+}
+
 /* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
 static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
 {
     while (module->face == NULL || module->face->ranks == NULL) {
-        const dp__child *child = NULL;
-        for (size_t i = 0; i < module->child_count; i++)
-            if (slot >= module->children[i].slot_first)
-                child = &module->children[i];
-        if (child == NULL || slot - child->slot_first >= child->module->slot_count)
+        dp_module *const *separate = module->separate;
+        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
+        size_t child = dp__child_of_slot(module, slot);
+        if (child == module->child_count)
             return NULL;
-        slot -= child->slot_first;
-        module = child->module;
+        slot -= module->children[child].slot_first;
+        bool apart = separate != NULL && separate[child] != NULL;
+        module = apart ? separate[child] : module->children[child].module;
     }
     *out_slot = slot;
     return module->face;
@@ -891,6 +913,163 @@ DP_API dp_status dp_params_compare(dp_module *module)
 DP_API dp_status dp_buffers_compare(dp_module *module)
 {
     return dp__numbers_compare(__func__, module, true);
+}
+
+/* ==== >>separate ===============================================================================
+   Each child that can be trained gets a wrapper of its own. The module and its children stay as
+   they are: a pass through what is made here finds the wrappers in the children's places.       */
+
+typedef struct dp__separating {
+    const char *fn;
+    dp_module *module;
+    const dp_distributed_config *config;
+    dp_scope *temp;
+    bool *ignored; /* by slot of the module */
+    bool *trained; /* by child */
+} dp__separating;
+
+static bool dp__is_trained(const dp__separating *own, const dp__child *child)
+{
+    bool trained = false;
+    for (size_t slot = 0; slot < child->module->slot_count && !trained; slot++)
+        trained = !own->ignored[child->slot_first + slot] &&
+                  dp__has_unit(dp__root(child->module->slots[slot]));
+    return trained;
+}
+
+/* Two wrappers would reduce the same memory one after the other. */
+static dp_status dp__check_separable(const dp__separating *own, size_t home)
+{
+    const dp_module *module = own->module;
+    size_t first = module->child_count, first_slot = 0, slot = module->listed[home];
+    bool counts = dp__has_unit(dp__root(module->slots[slot])) && !own->ignored[slot];
+    for (; slot != DP__NO_SLOT && counts; slot = module->twins[slot]) {
+        size_t child = dp__child_of_slot(module, slot);
+        if (first != module->child_count && child != module->child_count && child != first)
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "%s: '%s' and '%s' are one, and of two children that would be reduced "
+                            "each by itself",
+                            own->fn, module->names[first_slot], module->names[slot]);
+        first_slot = first == module->child_count ? slot : first_slot;
+        first = first == module->child_count ? child : first;
+    }
+    return DP_OK;
+}
+
+/* Which children get a wrapper, and what is ignored in them. */
+static dp_status dp__separating_begin(dp__separating *own)
+{
+    dp_module *module = own->module;
+    own->ignored = dp__array(own->temp, module->slot_count, sizeof *own->ignored);
+    own->trained = dp__array(own->temp, module->child_count, sizeof *own->trained);
+    if (own->ignored == NULL || own->trained == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu children", own->fn,
+                        module->child_count);
+    for (size_t i = 0; i < own->config->ignored_count; i++) {
+        size_t home = 0;
+        DP_TRY(dp__ignored_find(own->fn, module, own->config, i, &home));
+        for (size_t slot = module->listed[home]; slot != DP__NO_SLOT; slot = module->twins[slot])
+            own->ignored[slot] = true;
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < module->child_count; i++) {
+        own->trained[i] = dp__is_trained(own, &module->children[i]);
+        count += own->trained[i];
+    }
+    if (count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' has no child with a gradient to reduce", own->fn,
+                        module->name);
+    for (size_t home = 0; home < module->listed_count; home++)
+        DP_TRY(dp__check_separable(own, home));
+    return DP_OK;
+}
+
+/* All ranks wrap the same children, in the same order. */
+static dp_status dp__separating_alike(const dp__separating *own, dp_status status)
+{
+    char text[DP__LINE_BYTES];
+    const dp_module *module = own->module;
+    dp__lines lines = {.fn = own->fn, .ctx = module->ctx, .scope = own->temp};
+    if (module->ctx->info.process_count == 1)
+        return status;
+    DP_TRY(dp__shared_failure(module->ctx, dp__lines_begin(&lines, module->child_count)));
+    for (size_t i = 0; i < module->child_count && status == DP_OK; i++) {
+        snprintf(text, sizeof text, "child '%.100s', which is %s", module->children[i].name,
+                 own->trained[i] ? "trained" : "not trained");
+        status = dp__lines_add(&lines, text);
+    }
+    return dp__lines_compare(&lines, status);
+}
+
+static dp_status dp__separating_child(const dp__separating *own, size_t index, dp_module **out)
+{
+    const dp__child *child = &own->module->children[index];
+    const dp_module *module = child->module;
+    dp_distributed_config config = *own->config;
+    const char **names = dp__array(own->temp, module->slot_count, sizeof *names);
+    config.name = child->name;
+    config.ignored = names;
+    config.ignored_count = 0;
+    for (size_t slot = 0; slot < module->slot_count && names != NULL; slot++)
+        if (own->ignored[child->slot_first + slot])
+            names[config.ignored_count++] = module->names[slot];
+    dp_status made = names != NULL ? DP_OK
+                                   : dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names",
+                                              own->fn, module->slot_count);
+    DP_TRY(dp__shared_failure(module->ctx, made));
+    return dp__distribute(own->fn, child->module, &config, out);
+}
+
+/* `status`: whether there is a wrapper here, with room for those of the children. */
+static dp_status dp__separating_run(dp__separating *own, dp_module *wrapper, dp_status status)
+{
+    const dp_module *module = own->module;
+    DP_TRY(dp__enter(own->fn, module->ctx));
+    if (status == DP_OK)
+        status = dp__separating_begin(own);
+    DP_TRY(dp__exit(own->fn, module->ctx, dp__separating_alike(own, status)));
+    for (size_t i = 0; i < module->child_count; i++)
+        if (own->trained[i])
+            DP_TRY(dp__separating_child(own, i, &wrapper->separate[i]));
+    return DP_OK;
+}
+
+static dp_status dp__separate_make(const dp__separating *own, dp_module **out)
+{
+    dp_module *module = own->module;
+    const char *name = own->config->name != NULL ? own->config->name : "separate_distributed";
+    dp_module_config config = {.name = name, .wraps = module, .local_rank = module->local_rank};
+    if (module->wraps != NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is a wrapper: what it wraps has the children",
+                        own->fn, module->name);
+    DP_TRY(dp__module_make(module->ctx, &config, out));
+    (*out)->training = module->training;
+    (*out)->separate = dp__array((*out)->scope, module->child_count, sizeof(dp_module *));
+    if ((*out)->separate == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu children", own->fn,
+                        module->child_count);
+    return DP_OK;
+}
+
+DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed_config *config,
+                                         dp_module **out)
+{
+    static const dp_distributed_config zero;
+    dp_module *wrapper = NULL;
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    dp__separating own = {
+        .fn = __func__, .module = module, .config = config != NULL ? config : &zero};
+    DP_TRY(dp__shared_failure(module->ctx, dp__temp_begin(module->ctx, &own.temp)));
+    dp_status made = dp__separate_make(&own, &wrapper);
+    dp_status status = dp__separating_run(&own, wrapper, made);
+    status = dp__temp_end(own.temp, NULL, status);
+    if (status == DP_OK)
+        *out = wrapper;
+    else if (wrapper != NULL)
+        dp__module_end(wrapper);
+    return status;
 }
 
 /* ==== >>report =================================================================================
@@ -1025,6 +1204,9 @@ static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
         dp__page_buckets(page, ranks->reducer, &report.reducer);
         dp__page_times(page, &report);
     }
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            DP_TRY(dp__page_wrappers(page, module->separate[i]));
     for (size_t i = 0; i < module->child_count; i++)
         DP_TRY(dp__page_wrappers(page, module->children[i].module));
     return DP_OK;

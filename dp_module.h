@@ -97,7 +97,8 @@ struct dp_module {
     uint64_t zeroed;  /* how often gradients were */
     int local_rank;
     bool training, ready, announces_changes, packed, mean_grads;
-    dp__face *face; /* of the library's wrappers */
+    dp__face *face;       /* of the library's wrappers */
+    dp_module **separate; /* by child of what it wraps: a wrapper, or NULL; NULL: there are none */
 };
 
 DP__APART static dp_status dp__check_module(const char *fn, const dp_module *module)
@@ -956,6 +957,9 @@ static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
 static void dp__module_mark(dp_module *module)
 {
     module->magic = 0;
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            module->separate[i]->magic = 0;
     for (size_t i = 0; i < module->child_count; i++)
         if (module->children[i].module != module->wraps)
             dp__module_mark(module->children[i].module);
@@ -963,6 +967,9 @@ static void dp__module_mark(dp_module *module)
 
 static void dp__module_give_tree(dp_module *module)
 {
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            dp__module_give_tree(module->separate[i]);
     if (module->wraps != NULL)
         module->wraps->wrapper_count--;
     for (size_t i = 0; i < module->child_count; i++)
@@ -1932,6 +1939,15 @@ static size_t dp__layers(const dp_module *from, const dp_module *to)
     return count;
 }
 
+/* Whose methods run where a module does: its own, or those of what a wrapper of the library's is
+   around. */
+static dp_module *dp__runs_of(dp_module *module)
+{
+    return module->face != NULL       ? module->face->runs
+           : module->separate != NULL ? module->wraps
+                                      : module;
+}
+
 /* A module where it is: in the replica of the method that asked for it, or on its own device. */
 static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, dp_value *out,
                                   dp_pass **out_pass)
@@ -2292,6 +2308,16 @@ static const dp__child *dp__child_find(const dp_module *module, const char *name
     return found ? &module->children[at] : NULL;
 }
 
+/* The child, or what dp_separate_distributed has put around it. */
+static dp_module *dp__child_through(const dp_call *call, const dp__child *child)
+{
+    const dp_module *through = call->record->pass->module;
+    dp_module *wrapper = NULL;
+    if (through->separate != NULL && through->wraps == call->module)
+        wrapper = through->separate[child - call->module->children];
+    return wrapper != NULL ? wrapper : child->module;
+}
+
 DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
                                dp_value kwargs, dp_value *out, dp_pass **out_pass)
 {
@@ -2309,7 +2335,7 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
     }
     dp__request request = {
         .fn = __func__,
-        .module = found->module,
+        .module = dp__child_through(call, found),
         .method = method,
         .scope = call->scope,
         .args = args,
@@ -2960,7 +2986,8 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
-    bool wide = module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL);
+    bool wide = module->separate != NULL ||
+                (module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL));
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
     if (frame != NULL && frame->record != NULL)
@@ -2977,10 +3004,8 @@ static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_va
     dp_pass *pass = NULL;
     if (out_pass != NULL)
         *out_pass = NULL;
-    dp_status status =
-        face != NULL ? dp__invoke_face(request, face, &value, &pass)
-                     : dp__invoke_plain(request, module->face != NULL ? module->face->runs : module,
-                                        &value, &pass);
+    dp_status status = face != NULL ? dp__invoke_face(request, face, &value, &pass)
+                                    : dp__invoke_plain(request, dp__runs_of(module), &value, &pass);
     if (status == DP_OK) {
         *out = value;
         if (out_pass != NULL && pass->records[0].call.grad_enabled)
@@ -3837,7 +3862,7 @@ static bool dp__has_foreign(const dp_module *module)
 /* Inside a replica a wrapper has that one's device alone, and would reduce over nobody. */
 static dp_status dp__check_no_ranks(const dp_module *module)
 {
-    if (module->face != NULL && module->face->ranks != NULL)
+    if (module->separate != NULL || (module->face != NULL && module->face->ranks != NULL))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "'%s' reduces over all ranks: no other wrapper goes around it",
                         module->name);
@@ -4369,6 +4394,10 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     }
     if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
         return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
+    if (module->separate != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "children of '%s' are trained by its own methods, which dp_invoke runs",
+                        module->wraps->name);
     DP_TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
                                 : dp__invoke_plain(request, module, &losses, &pass));
     DP_TRY(dp__check_losses(pass));

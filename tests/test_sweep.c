@@ -724,6 +724,7 @@ CALL(dp_model_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_criterion_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_meta_test_parallel, a->module, OUT(module))
 CALL(dp_distributed, a->module, NULL, OUT(module))
+CALL(dp_separate_distributed, a->module, NULL, OUT(module))
 FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
 CALL(dp_report_get, a->wrapper, OUT(report))
 FAILS(dp_report_text, dp_report_text(a->module, (char *)OUT(host), sizeof outs.host) == 0)
@@ -815,9 +816,9 @@ static const row table[] = {
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
-    ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY), ROW(dp_report_get, "mO", NOT_RIGHTLY),
-    ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0), ROW(dp_params_compare, "m", 0),
-    ROW(dp_buffers_compare, "m", 0),
+    ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
+    ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0),
+    ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
     ROW(dp_all_reduce_list, "csluO", 0),
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),
