@@ -526,10 +526,11 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    salloc and sbatch alone a program is one process.
 
    $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is
-   taken, the next seven are tried. With torchrun the first is MASTER_PORT + 1, as its own store may
-   sit on the other. mpirun says no address: its processes meet inside their machine, by a name that
-   is made from the job's; so does $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps
-   others out: without it, whoever knows the launcher's job can come in.
+   taken, the next seven are tried; who looks up a name gets no more than timeout_ms either. With
+   torchrun the first is MASTER_PORT + 1, as its own store may sit on the other. mpirun says no
+   address: its processes meet inside their machine, by a name that is made from the job's; so does
+   $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps others out: without it, whoever
+   knows the launcher's job can come in.
 
    By hand, in two terminals:
 
