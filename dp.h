@@ -548,10 +548,11 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    salloc and sbatch alone a program is one process.
 
    $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is
-   taken, the next seven are tried. With torchrun the first is MASTER_PORT + 1, as its own store may
-   sit on the other. mpirun says no address: its processes meet inside their machine, by a name that
-   is made from the job's; so does $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps
-   others out: without it, whoever knows the launcher's job can come in.
+   taken, the next seven are tried; who looks up a name gets no more than timeout_ms either. With
+   torchrun the first is MASTER_PORT + 1, as its own store may sit on the other. mpirun says no
+   address: its processes meet inside their machine, by a name that is made from the job's; so does
+   $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps others out: without it, whoever
+   knows the launcher's job can come in.
 
    By hand, in two terminals:
 
@@ -954,6 +955,9 @@ typedef struct dp_reducer_config {
     size_t first_bucket_bytes; /* a bucket is full when it has so many; 0 = 1 MiB */
     size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
     dp_unused unused_units;
+    /* Devices of a process that share one owner of their parameters need what is reduced once: its
+       first local rank gets it, and what the others hold is void. A hook leaves it to all. */
+    bool to_first;
     /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
        what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
        as they are, as they always are with one rank. */
@@ -969,7 +973,7 @@ typedef struct dp_reduce_pass { /* NULL = all zero */
 
 typedef struct dp_reducer dp_reducer;
 
-typedef struct dp_reduce_times { /* of the last reduced pass, in this process */
+typedef struct dp_reduce_times { /* of a reduced pass, in this process */
     double compute_s;            /* from dp_reducer_begin to the last report */
     double travel_s;             /* buckets were under way */
     double hidden_s;             /* of it before dp_reducer_finish was called */
@@ -983,7 +987,14 @@ typedef struct dp_reducer_info {
     size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
                            last reduced pass, or so far in the open one */
     bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
-    dp_reduce_times last;
+    dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
+    uint64_t pass_count;        /* that were reduced */
+    size_t bytes;               /* of a rank's gradients */
+    dp_reduction reduction;     /* from here on as the config has it, zeros resolved */
+    dp_unused unused_units;
+    size_t first_bucket_bytes, bucket_bytes;
+    dp_dtype wire;
+    bool has_hook;
 } dp_reducer_info;
 
 typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next dp_reducer_finish */
@@ -993,6 +1004,8 @@ typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next 
     size_t unit_count;
     const dp_range *ranges; /* their memory, in its order */
     size_t range_count;
+    double left_s, travel_s; /* when it left after dp_reducer_begin, and was under way for how long,
+                                when it last travelled; 0: not yet, as it is now */
 } dp_bucket_info;
 
 /* Arrays and strings are copied. All ranks must say the same, which is compared. It goes with the
@@ -1281,6 +1294,8 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
                             PyTorch-Encoding)
      dp_meta_test_parallel  the module's own device alone (mmfewshot's MetaTestParallel)
      dp_distributed         on the devices of all processes (torch's DistributedDataParallel)
+     dp_separate_distributed  its children are, each by itself (mmengine's
+                            MMSeparateDistributedDataParallel)
 
    With one device nothing is cut and nothing is gathered: a result is what the method returned.
    With several devices dp_gather always joins, so a loss without dims comes as a vector.
@@ -1343,8 +1358,13 @@ typedef struct dp_distributed_config {
     const char *name;       /* as a child; NULL = "distributed" */
     dp_reduction reduction; /* 0 = DP_MEAN_RANKS */
     dp_buffer_sync buffers;
-    dp_unused unused_params;   /* those whose gradient backward did not ask for are unused */
-    bool log_unused;           /* say at error level which those are, at each backward */
+    dp_unused unused_params; /* those whose gradient backward did not ask for are unused */
+    bool log_unused;         /* say at error level which those are, at each backward */
+    /* Parameters and buffers that all ranks leave alone: names as dp_module_find has them. They
+       start as they are, on each rank with shapes of its own if need be; their gradients stay with
+       their rank, and are those of the first local rank in the module; nobody compares them. */
+    const char *const *ignored;
+    size_t ignored_count;
     size_t first_bucket_bytes; /* from here on as in dp_reducer_config */
     size_t bucket_bytes;
     dp_dtype wire;
@@ -1359,7 +1379,8 @@ typedef struct dp_distributed_config {
 
 /* The module on every rank of the job: each process cuts its own batch over its devices, and leaves
    outputs where they are, as dp_model_parallel does; dp_backward ends when the gradients of all
-   ranks are reduced, into each of them alike. Buckets travel while backward goes on: see
+   ranks are reduced, into the module of each process. There they may be scaled, or zeroed, by hand
+   too: the next backward adds to what it finds. Buckets travel while backward goes on: see
    dp_grad_ready. When it is made, ranks compare what they made, and all start with the numbers of
    rank 0.
 
@@ -1373,15 +1394,23 @@ typedef struct dp_distributed_config {
    DP_MEAN_SAMPLES would count twice what was reduced already: dp_zero_grad comes before the next
    backward.
 
-   Children that are trained by themselves, a GAN's, are wrapped one by one before they get a
-   parent, each under a name: methods of a plain parent run them forward and backward by
-   dp_call_child and dp_backward.
+   Children that are trained by themselves, a GAN's: see dp_separate_distributed.
 
    dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
    and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several
    processes a method that fails in a pass with gradients is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
+/* A module whose methods train its children one by one, a GAN: each child that has parameters with
+   a gradient is on every rank, as dp_distributed would have it with this config, under its own
+   name; other children, and the module's own parameters, stay with their process. dp_invoke of what
+   is made runs the module's method ("train_step"), whose dp_call_child finds the children on all
+   ranks, and whose dp_backward reduces; a pass with no_sync is one of all children. Gradients want
+   an out_pass there, too. The module itself stays what it was. Names in `ignored` are the
+   module's: "child.name". */
+DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
+                                                     const dp_distributed_config *config,
+                                                     dp_module **out);
 
 /* Where devices have memory of their own, each has parameters of its own and, after a backward, the
    reduced gradients. An optimizer that steps those of the module itself has them sent to all other
@@ -1396,11 +1425,32 @@ DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size
 /* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
 
+typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */
+    dp_info job;
+    const char *transport;   /* "none", "inside the process", or job.coll_backend */
+    dp_reducer_info reducer; /* its compute_s is what backward took */
+    dp_buffer_sync buffers;
+    size_t ignored_count;
+    double forward_s, mean_forward_s; /* of passes that were reduced, with what made buffers equal
+                                         before them */
+} dp_report;
+DP_MUST_USE DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *out);
+
+/* The same as a table: the job, and each wrapper by dp_distributed in the module's tree, with its
+   buckets, when they left after backward began, and what the last and the mean pass took. Returns
+   how many characters the whole table has, as snprintf does: `text` gets those that fit and a zero.
+   0: dp_last_error. */
+DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes);
+
 /* Whether a process says yes: one that has data left, say. [host] */
 DP_MUST_USE DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out);
 /* Whether parameters are the same on all ranks, bit by bit; else a MISMATCH names the first that is
-   not, and a rank. [host] */
+   not, and a rank. What is ignored is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
+/* The same of buffers, on each local rank of a wrapper too: of tables, say, and of statistics over
+   all ranks. What methods write from rows of their own differs from one forward to the next, which
+   makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
+DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
 typedef struct dp_wrapper_info { /* of a wrapper of the library's */
     const int *local_ranks;      /* lives as long as the wrapper */

@@ -439,27 +439,6 @@ static dp__os_address dp__os_local(const char *name)
     return address;
 }
 
-/* All addresses of a host, at most `room`; 0 with a reason when it has none. */
-static int dp__os_resolve(const char *host, int port, dp__os_address *out, int room,
-                          const char **out_why)
-{
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
-    char service[16];
-    int count = 0;
-    snprintf(service, sizeof service, "%d", port);
-    int failed = getaddrinfo(host, service, &hints, &found);
-    if (failed != 0) {
-        *out_why = gai_strerror(failed);
-        return 0;
-    }
-    for (const struct addrinfo *at = found; at != NULL && count < room; at = at->ai_next) {
-        memcpy(&out[count].at, at->ai_addr, at->ai_addrlen);
-        out[count++].bytes = at->ai_addrlen;
-    }
-    freeaddrinfo(found);
-    return count;
-}
-
 /* All interfaces of this machine: first for both families, then for machines without IPv6. */
 static int dp__os_everywhere(int port, dp__os_address out[2])
 {
@@ -542,6 +521,115 @@ static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
     if (got < 0)
         return errno == EAGAIN || errno == EINTR ? 0 : -1;
     return got > 0 ? got : -1;
+}
+
+enum { DP__OS_ADDRESSES = 8 }; /* of one host, at most */
+
+typedef struct dp__os_found { /* the addresses of a host; count 0: why it has none */
+    dp__os_address list[DP__OS_ADDRESSES];
+    int count;
+    const char *why;
+} dp__os_found;
+
+typedef void dp__os_looker(const char *host, int port, int flags, dp__os_found *out);
+
+/* Asks whom the machine is set up to ask, for as long as they take. */
+static void dp__os_look_up(const char *host, int port, int flags, dp__os_found *out)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
+    struct addrinfo *found = NULL;
+    char service[16];
+    snprintf(service, sizeof service, "%d", port);
+    memset(out, 0, sizeof *out);
+    int failed = getaddrinfo(host, service, &hints, &found);
+    if (failed != 0) {
+        out->why = gai_strerror(failed);
+        return;
+    }
+    for (const struct addrinfo *at = found; at != NULL && out->count < DP__OS_ADDRESSES;
+         at = at->ai_next) {
+        memcpy(&out->list[out->count].at, at->ai_addr, at->ai_addrlen);
+        out->list[out->count++].bytes = at->ai_addrlen;
+    }
+    freeaddrinfo(found);
+}
+
+typedef struct dp__os_question { /* its thread's own */
+    dp__os_looker *look_up;
+    int fd, port;
+    size_t bytes;
+    char host[];
+} dp__os_question;
+
+/* Whoever asked may have left, and then nobody hears the answer. */
+static void *dp__os_answer(void *user)
+{
+    dp__os_question *question = user;
+    dp__os_found found;
+    question->look_up(question->host, question->port, 0, &found);
+    (void)dp__os_send(question->fd, &found, sizeof found);
+    dp__os_close(question->fd);
+    dp__os_free(question, question->bytes, NULL);
+    return NULL;
+}
+
+static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user);
+
+/* -1: there is no thread, or no descriptor, for it; else where the answer will come. */
+static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
+{
+    int ends[2];
+    pthread_t thread;
+    size_t bytes = sizeof(dp__os_question) + strlen(host) + 1;
+    dp__os_question *question = dp__os_alloc(bytes, _Alignof(dp__os_question), NULL);
+    if (question == NULL || socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+        dp__os_free(question, bytes, NULL);
+        return -1;
+    }
+    dp__os_prepare(ends[0], AF_UNIX);
+    dp__os_prepare(ends[1], AF_UNIX);
+    question->look_up = look_up;
+    question->fd = ends[1];
+    question->port = port;
+    question->bytes = bytes;
+    memcpy(question->host, host, strlen(host) + 1);
+    if (dp__thread_start(&thread, dp__os_answer, question) == 0) {
+        pthread_detach(thread);
+        return ends[0];
+    }
+    dp__os_close(ends[0]);
+    dp__os_close(ends[1]);
+    dp__os_free(question, bytes, NULL);
+    return -1;
+}
+
+/* The addresses of a host within timeout_ms. A number needs nobody; a name is looked up by a thread
+   that is left behind if it takes longer, as nothing else can end a look-up. */
+static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, int timeout_ms,
+                           dp__os_found *out)
+{
+    dp__os_look_up(host, port, AI_NUMERICHOST, out);
+    int fd = out->count == 0 ? dp__os_ask(look_up, host, port) : -1;
+    dp__os_watch watch = {.fd = fd, .events = POLLIN};
+    if (fd < 0 && out->count == 0)
+        look_up(host, port, 0, out);
+    if (fd < 0)
+        return;
+    dp__os_poll(&watch, 1, timeout_ms);
+    if (dp__os_receive(fd, out, sizeof *out) != (ptrdiff_t)sizeof *out)
+        *out = (dp__os_found){.why = "who knows addresses does not answer"};
+    dp__os_close(fd);
+}
+
+/* The same host at another port, which lies in the same place in both families. */
+static dp__os_address dp__os_at_port(const dp__os_address *at, int port)
+{
+    dp__os_address other = *at;
+    struct sockaddr_in6 six;
+    memcpy(&six, &other.at, sizeof six);
+    six.sin6_port = htons((uint16_t)port);
+    memcpy(&other.at, &six, sizeof six);
+    return other;
 }
 
 /* The address of who is at the other end, as text that dp__os_resolve takes; "" inside the machine,

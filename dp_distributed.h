@@ -8,6 +8,8 @@
      >>units        a face of all ranks: its parameters become units of a reducer
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
+     >>separate     children on all ranks, each by itself
+     >>report       what is known of it, as a table
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -19,7 +21,7 @@
    Each process writes down what it has, a line a thing. All compare a hash over their lines; only
    where that differs they look for the first line that does, by halving.                        */
 
-enum { DP__LINE_BYTES = 192 }; /* as it travels */
+enum { DP__LINE_BYTES = 256 }; /* as it travels */
 
 typedef struct dp__lines {
     const char *fn;
@@ -159,10 +161,14 @@ struct dp__distributed {
     size_t *homes;      /* by unit */
     uint32_t *names;    /* by unit: slots that share it */
     uint32_t *said;     /* local ranks by units: names that dp_grad_ready said in this pass */
+    uint32_t *rest;     /* by local rank: units that backward did not say anything of */
     double *samples;    /* by local rank, of this pass */
     uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;       /* they hold what was reduced */
+    bool copies_void;   /* the original's do; those of other local ranks are void */
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
+    uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
+    uint64_t forward_count;
 };
 
 static dp_status dp__ranks_room(dp__face *face, size_t units)
@@ -173,9 +179,10 @@ static dp_status dp__ranks_room(dp__face *face, size_t units)
     ranks->homes = dp__array(face->scope, units, sizeof *ranks->homes);
     ranks->names = dp__array(face->scope, units, sizeof *ranks->names);
     ranks->said = dp__array(face->scope, face->count * units, sizeof *ranks->said);
+    ranks->rest = dp__array(face->scope, face->count * units, sizeof *ranks->rest);
     ranks->samples = dp__array(face->scope, face->count, sizeof *ranks->samples);
     bool full = ranks->units == NULL || ranks->homes == NULL || ranks->names == NULL ||
-                ranks->said == NULL || ranks->samples == NULL;
+                ranks->said == NULL || ranks->rest == NULL || ranks->samples == NULL;
     for (size_t r = 0; r < face->count && !full; r++) {
         face->replicas[r].touched = dp__array(face->scope, slots, sizeof(bool));
         full = face->replicas[r].touched == NULL;
@@ -188,6 +195,48 @@ static bool dp__has_unit(const dp__param *root)
     return dp__is_of_sort(root, DP__GRADS) && dp__count(&root->data) > 0;
 }
 
+static bool dp__is_unit(const dp__face *face, size_t home)
+{
+    const dp_module *inner = face->inner;
+    return !dp__ignores(face, home) && dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
+}
+
+/* The i-th name of what is ignored. */
+static dp_status dp__ignored_find(const char *fn, const dp_module *module,
+                                  const dp_distributed_config *config, size_t i, size_t *out_home)
+{
+    DP_TRY(dp__check_pointer(fn, "ignored", config->ignored));
+    if (config->ignored[i] == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: ignored[%zu] is NULL", fn, i);
+    return dp__module_find(fn, module, config->ignored[i], out_home);
+}
+
+/* With whom a parameter may make a run: what is ignored has no party but its like, and others have
+   that of the last of these which is listed before them. So runs are the same on all ranks,
+   whatever the shapes of what they ignore. */
+static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
+                                  const dp_distributed_config *config)
+{
+    const dp_module *inner = face->inner;
+    const void *last = face;
+    if (config->ignored_count == 0)
+        return DP_OK;
+    face->parties = dp__array(face->scope, inner->listed_count, sizeof *face->parties);
+    if (face->parties == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names", fn, config->ignored_count);
+    for (size_t i = 0; i < config->ignored_count; i++) {
+        size_t home = 0;
+        DP_TRY(dp__ignored_find(fn, inner, config, i, &home));
+        face->parties[home] = face;
+    }
+    for (size_t home = 0; home < inner->listed_count; home++) {
+        bool ignored = face->parties[home] != NULL;
+        last = ignored ? &face->parties[home] : last;
+        face->parties[home] = ignored ? NULL : last;
+    }
+    return DP_OK;
+}
+
 /* Units are numbered as parameters are listed. */
 static dp_status dp__units_number(dp__face *face)
 {
@@ -195,7 +244,7 @@ static dp_status dp__units_number(dp__face *face)
     dp__distributed *ranks = face->ranks;
     size_t units = 0;
     for (size_t home = 0; home < inner->listed_count; home++)
-        units += dp__has_unit(dp__root(inner->slots[inner->listed[home]]));
+        units += dp__is_unit(face, home);
     if (units == 0)
         return dp_error(DP_ERR_INVALID, "'%s' has no parameter with a gradient", inner->name);
     DP_TRY(dp__ranks_room(face, units));
@@ -203,7 +252,7 @@ static dp_status dp__units_number(dp__face *face)
         ranks->units[slot] = DP__NO_UNIT;
     for (size_t home = 0; home < inner->listed_count; home++) {
         size_t slot = inner->listed[home];
-        if (!dp__has_unit(dp__root(inner->slots[slot])))
+        if (!dp__is_unit(face, home))
             continue;
         ranks->homes[ranks->unit_count] = home;
         for (; slot != DP__NO_SLOT; slot = inner->twins[slot]) {
@@ -215,23 +264,46 @@ static dp_status dp__units_number(dp__face *face)
     return DP_OK;
 }
 
-/* Lots and runs are in the same order. */
-static void dp__units_place(const dp__face *face, const dp__lot *lots, dp_range *out)
+/* Those that are units. */
+static dp__lot *dp__unit_lots(const dp__face *face, dp_scope *temp)
+{
+    dp__lot *lots = dp__array(temp, face->inner->listed_count, sizeof *lots);
+    size_t all = lots != NULL ? dp__lots_collect(face, DP__GRADS, lots) : 0, count = 0;
+    for (size_t i = 0; i < all; i++)
+        if (dp__is_unit(face, lots[i].home))
+            lots[count++] = lots[i];
+    return lots;
+}
+
+/* Runs as blocks; their number. */
+static size_t dp__unit_blocks(const dp__face *face, dp_block *out)
+{
+    const dp__ranges *runs = &face->ranges[DP__GRADS];
+    size_t count = 0;
+    for (size_t i = 0; i < runs->count; i++)
+        if (!runs->items[i].ignored)
+            out[count++] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
+                                      (void *const *)runs->items[i].at};
+    return count;
+}
+
+/* Lots and blocks are in the same order. */
+static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_block *blocks,
+                            dp_range *out)
 {
     const dp_module *inner = face->inner;
-    const dp__ranges *runs = &face->ranges[DP__GRADS];
     for (size_t i = 0, block = 0; i < face->ranks->unit_count; i++) {
         size_t bytes = dp__dtype_sizes[lots[i].dtype];
-        const char *begin = runs->items[block].at[0];
-        while (runs->items[block].dtype != lots[i].dtype || lots[i].at < begin ||
-               lots[i].at >= begin + (size_t)runs->items[block].count * bytes)
-            begin = runs->items[++block].at[0];
+        const char *begin = blocks[block].local[0];
+        while (blocks[block].dtype != lots[i].dtype || lots[i].at < begin ||
+               lots[i].at >= begin + blocks[block].count * bytes)
+            begin = blocks[++block].local[0];
         out[i] = (dp_range){.block = (uint32_t)block,
                             .unit = face->ranks->units[inner->listed[lots[i].home]],
                             .first = (size_t)(lots[i].at - begin) / bytes};
         if (i > 0 && out[i - 1].block == out[i].block)
             out[i - 1].count = out[i].first - out[i - 1].first;
-        out[i].count = (size_t)runs->items[block].count - out[i].first;
+        out[i].count = blocks[block].count - out[i].first;
     }
 }
 
@@ -240,23 +312,18 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 {
     const dp_module *inner = face->inner;
     const dp__distributed *ranks = face->ranks;
-    const dp__ranges *runs = &face->ranges[DP__GRADS];
-    dp__lot *lots = dp__array(temp, inner->listed_count, sizeof *lots);
+    dp__lot *lots = dp__unit_lots(face, temp);
     dp_range *ranges = dp__array(temp, ranks->unit_count, sizeof *ranges);
-    dp_block *blocks = dp__array(temp, runs->count, sizeof *blocks);
+    dp_block *blocks = dp__array(temp, face->ranges[DP__GRADS].count, sizeof *blocks);
     const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
     if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
-    (void)dp__lots_collect(face, DP__GRADS, lots);
-    dp__units_place(face, lots, ranges);
-    for (size_t i = 0; i < runs->count; i++)
-        blocks[i] = (dp_block){runs->items[i].dtype, (size_t)runs->items[i].count,
-                               (void *const *)runs->items[i].at};
+    out->block_count = dp__unit_blocks(face, blocks);
+    dp__units_place(face, lots, blocks, ranges);
     for (size_t unit = 0; unit < ranks->unit_count; unit++)
         names[unit] = inner->names[inner->listed[ranks->homes[unit]]];
     out->name = inner->name;
     out->blocks = blocks;
-    out->block_count = runs->count;
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
@@ -288,7 +355,7 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
     for (size_t i = 0; i < face->ranges[sort].count; i++) {
         const dp__range *run = &face->ranges[sort].items[i];
         size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
-        for (size_t first = 0; first < (size_t)run->count; first += count) {
+        for (size_t first = 0; first < (size_t)run->count && !run->ignored; first += count) {
             count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
             dp__run_parts(face, run, first, aside, parts);
             dp__coll coll = {.fn = fn,
@@ -350,9 +417,13 @@ static double dp__ranks_share(const dp_pass *pass, size_t r)
     return samples ? pass->records[r].call.weight : 1;
 }
 
-static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status)
+/* A forward has returned. */
+static dp_status dp__ranks_ran(dp_pass *pass, dp_status status)
 {
-    return pass->synced ? dp__shared_failure(pass->ctx, status) : status;
+    if (!pass->synced)
+        return status;
+    pass->forward_ns = dp__os_now_ns() - pass->forward_ns;
+    return dp__shared_failure(pass->ctx, status);
 }
 
 /* Before a forward with gradients, of which `synced` are reduced. */
@@ -383,11 +454,13 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
                         "would keep",
                         pass->runs->name);
     pass->synced = grads && !request->config.no_sync;
+    if (pass->synced)
+        pass->forward_ns = dp__os_now_ns();
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 
 /* The gradients of replicas are zeroed when the original's were, and not before: what is not
-   reduced yet is added to. */
+   reduced yet is added to. What was reduced is with the original alone, and seldom added to. */
 static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
@@ -397,8 +470,11 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
                         "gradients of '%s' hold what was reduced, which would be added up again: "
                         "dp_zero_grad comes first",
                         face->inner->name);
+    if (ranks->copies_void && !zeroed)
+        DP_TRY(dp__replicas_send(face, DP__GRADS, face->count));
     for (size_t r = 0; r < face->count && zeroed; r++)
         face->replicas[r].pass++;
+    ranks->copies_void = false;
     ranks->reduced = ranks->reduced && !zeroed;
     ranks->zeroed = face->runs->zeroed;
     return DP_OK;
@@ -444,13 +520,15 @@ static dp_status dp__ranks_report(dp__record *record)
 {
     const dp__face *face = record->pass->face;
     dp__distributed *ranks = face->ranks;
-    size_t r = record->call.replica;
+    size_t r = record->call.replica, count = 0;
+    uint32_t *rest = ranks->rest + r * ranks->unit_count;
     for (size_t unit = 0; unit < ranks->unit_count; unit++) {
         bool done = ranks->said[r * ranks->unit_count + unit] == ranks->names[unit];
         if (!done && dp__unit_touched(face, r, unit))
-            DP_TRY(dp_reducer_ready(ranks->reducer, (int)r, (uint32_t)unit, record->call.stream));
+            rest[count++] = (uint32_t)unit;
     }
-    return DP_OK;
+    return dp__units_ready("dp_reducer_ready", ranks->reducer, (int)r, rest, count,
+                           record->call.stream);
 }
 
 static void dp__ranks_log_unused(const dp__face *face, size_t count)
@@ -476,6 +554,7 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
     if (status != DP_OK && ctx->info.process_count > 1 && synced)
         return dp__shared_failure(ctx, status);
     memcpy(text, dp__thread.text, sizeof text);
+    face->ranks->copies_void = synced;
     DP_TRY(dp__enter(fn, ctx));
     dp_status finished = dp__exit(fn, ctx, dp__pass_finish(fn, face->ranks->reducer));
     if (status != DP_OK)
@@ -483,6 +562,13 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
     DP_TRY(finished);
     face->ranks->reduced = face->ranks->reduced || synced;
     return DP_OK;
+}
+
+static void dp__ranks_timed(dp__distributed *ranks, uint64_t forward_ns)
+{
+    ranks->forward_ns = forward_ns;
+    ranks->forwards_ns += forward_ns;
+    ranks->forward_count++;
 }
 
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
@@ -495,6 +581,8 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     if (status == DP_OK)
         status = dp__ranks_absent(face, pass->count);
     status = dp__ranks_finish(fn, face, pass->synced, status);
+    if (status == DP_OK && pass->synced)
+        dp__ranks_timed(face->ranks, pass->forward_ns);
     if (status == DP_OK && face->ranks->log_unused)
         dp__ranks_log_unused(face, pass->count);
     return status;
@@ -571,7 +659,7 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                          .split_count = config->split_count};
     const char *name = config->name != NULL ? config->name : "distributed";
     DP_TRY(dp__check_distributed(fn, config));
-    DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, out));
+    DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, config, out));
     dp__face *face = (*out)->face;
     face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
     if (face->ranks == NULL)
@@ -585,24 +673,30 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     return dp__units_number(face);
 }
 
-static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *module,
+/* `wrapper`: what was made of the module here. */
+static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrapper,
                                        const dp_distributed_config *config)
 {
     char text[DP__LINE_BYTES];
+    const dp_module *module = wrapper->face->inner;
     snprintf(text, sizeof text, "reduction %d, buffers %d", (int)config->reduction,
              (int)config->buffers);
     DP_TRY(dp__lines_add(lines, text));
     for (size_t home = 0; home < module->listed_count; home++) {
-        dp__param_line(module, home, text, sizeof text);
+        if (dp__ignores(wrapper->face, home))
+            snprintf(text, sizeof text, "'%.100s', ignored", module->names[module->listed[home]]);
+        else
+            dp__param_line(module, home, text, sizeof text);
         DP_TRY(dp__lines_add(lines, text));
     }
     return DP_OK;
 }
 
-static dp_status dp__distributed_alike(const char *fn, dp_ctx *ctx, dp_scope *temp,
-                                       const dp_module *module, const dp_distributed_config *config,
-                                       dp_status status)
+static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_module *module,
+                                       const dp_module *wrapper,
+                                       const dp_distributed_config *config, dp_status status)
 {
+    dp_ctx *ctx = module->ctx;
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     if (ctx->info.process_count == 1)
         return status;
@@ -610,7 +704,7 @@ static dp_status dp__distributed_alike(const char *fn, dp_ctx *ctx, dp_scope *te
     if (begun != DP_OK)
         return dp__shared_failure(ctx, begun);
     if (status == DP_OK)
-        status = dp__distributed_lines(&lines, module, config);
+        status = dp__distributed_lines(&lines, wrapper, config);
     return dp__lines_compare(&lines, status);
 }
 
@@ -622,10 +716,13 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
                                  .first_bucket_bytes = config->first_bucket_bytes,
                                  .bucket_bytes = config->bucket_bytes,
                                  .unused_units = config->unused_params,
+                                 .to_first = true,
                                  .wire = config->wire,
                                  .hook = config->hook,
                                  .hook_user = config->hook_user};
     dp_status status = dp__units_config(face, temp, &reducer);
+    if (status == DP_OK)
+        status = dp__replicas_send(face, DP__BUFFERS, face->count);
     if (status == DP_OK && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__shared_failure(face->ctx, status));
@@ -642,28 +739,33 @@ static dp_status dp__distributed_meet(const char *fn, dp_module *module, dp_modu
     dp_status begun = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
     if (begun != DP_OK)
         return dp__exit(fn, ctx, begun);
-    status = dp__distributed_alike(fn, ctx, temp, module, config, status);
+    status = dp__distributed_alike(fn, temp, module, wrapper, config, status);
     if (status == DP_OK)
         status = dp__distributed_join(fn, temp, wrapper, config);
     return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
+}
+
+static dp_status dp__distribute(const char *fn, dp_module *module,
+                                const dp_distributed_config *config, dp_module **out)
+{
+    dp_module *wrapper = NULL;
+    dp_status status = dp__distributed_make(fn, module, config, &wrapper);
+    status = dp__distributed_meet(fn, module, wrapper, config, status);
+    if (status == DP_OK)
+        *out = wrapper;
+    else if (wrapper != NULL)
+        dp__module_end(wrapper);
+    return status;
 }
 
 DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                 dp_module **out)
 {
     static const dp_distributed_config zero;
-    dp_module *wrapper = NULL;
     DP_TRY(dp__check_module(__func__, module));
     DP_TRY(dp__check_alone(__func__, module->ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    config = config != NULL ? config : &zero;
-    dp_status status = dp__distributed_make(__func__, module, config, &wrapper);
-    status = dp__distributed_meet(__func__, module, wrapper, config, status);
-    if (status == DP_OK)
-        *out = wrapper;
-    else if (wrapper != NULL)
-        dp__module_end(wrapper);
-    return status;
+    return dp__distribute(__func__, module, config != NULL ? config : &zero, out);
 }
 
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper)
@@ -747,41 +849,430 @@ DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
     return DP_OK;
 }
 
-static dp_status dp__params_lines(dp__lines *lines, const dp_module *module)
+/* Which child of a module has a slot; child_count: none, it is the module's own. */
+static size_t dp__child_of_slot(const dp_module *module, size_t slot)
 {
-    char text[DP__LINE_BYTES];
-    for (size_t home = 0; home < module->listed_count; home++) {
-        dp_tensor *data = &dp__root(module->slots[module->listed[home]])->data, host;
-        dp__param_line(module, home, text, sizeof text);
-        DP_TRY(dp__tensor_from(lines->scope, &lines->ctx->host_device, data, &host));
-        size_t used = strlen(text), bytes = dp__bytes(&host);
-        uint64_t hash = dp__hash(dp__hash_first, host.data, bytes);
-        if (used < sizeof text)
-            snprintf(text + used, sizeof text - used, " of hash %016llx", (unsigned long long)hash);
-        if (!dp__root(module->slots[module->listed[home]])->buffer)
-            DP_TRY(dp__lines_add(lines, text));
+    size_t child = module->child_count;
+    while (child > 0 && slot < module->children[child - 1].slot_first)
+        child--;
+    return child > 0 ? child - 1 : module->child_count;
+}
+
+/* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
+static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
+{
+    while (module->face == NULL || module->face->ranks == NULL) {
+        dp_module *const *separate = module->separate;
+        module = separate != NULL ? module->wraps : module; /* whose slots are the same */
+        size_t child = dp__child_of_slot(module, slot);
+        if (child == module->child_count)
+            return NULL;
+        slot -= module->children[child].slot_first;
+        bool apart = separate != NULL && separate[child] != NULL;
+        module = apart ? separate[child] : module->children[child].module;
+    }
+    *out_slot = slot;
+    return module->face;
+}
+
+/* Numbers on the host are read where they are. */
+static dp_status dp__numbers_hash(dp_scope *temp, const dp_tensor *numbers, uint64_t *out)
+{
+    dp_ctx *ctx = temp->ctx;
+    dp_tensor host = *numbers;
+    if (!dp__is_host(&ctx->devices[numbers->device.index]))
+        DP_TRY(dp__tensor_from(temp, &ctx->host_device, numbers, &host));
+    *out = dp__hash(dp__hash_first, host.data, dp__bytes(&host));
+    return DP_OK;
+}
+
+/* The line of a parameter or buffer with a hash of its numbers, and the first other one that a
+   local rank has; *out_apart: there is such a one. Replicas' parameters are not looked at: they are
+   the original's, or follow it at the next forward. */
+static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp__face *face,
+                                  size_t slot, dp_scope *temp, char text[DP__LINE_BYTES],
+                                  bool *out_apart)
+{
+    const dp__param *root = dp__root(module->slots[module->listed[home]]);
+    dp_tensor data = root->data;
+    uint64_t first = 0, other = 0;
+    DP_TRY(dp__numbers_hash(temp, &data, &first));
+    dp__param_line(module, home, text, DP__LINE_BYTES);
+    size_t used = strlen(text);
+    snprintf(text + used, DP__LINE_BYTES - used, " of hash %016llx", (unsigned long long)first);
+    *out_apart = false;
+    for (size_t r = 1; face != NULL && root->buffer && r < face->count && !*out_apart; r++) {
+        data.data = face->replicas[r].data[slot];
+        data.device = face->ctx->devices[r].id;
+        DP_TRY(dp__numbers_hash(temp, &data, &other));
+        used = strlen(text);
+        *out_apart = other != first;
+        if (other != first)
+            snprintf(text + used, DP__LINE_BYTES - used, ", %016llx on rank %d",
+                     (unsigned long long)other, face->ctx->info.rank_first + (int)r);
     }
     return DP_OK;
 }
 
-DP_API dp_status dp_params_compare(dp_module *module)
+/* *out_apart: the first line that says that local ranks differ, or NULL. */
+static dp_status dp__numbers_lines(dp__lines *lines, const dp_module *module, bool buffers,
+                                   const char **out_apart)
+{
+    char text[DP__LINE_BYTES];
+    for (size_t home = 0; home < module->listed_count; home++) {
+        size_t slot = 0;
+        bool apart = false;
+        const dp__face *face = dp__slot_ranks(module, module->listed[home], &slot);
+        bool free = face != NULL && (dp__ignores(face, face->inner->homes[slot]) ||
+                                     (buffers && face->ranks->buffers == DP_BUFFERS_LOCAL));
+        if (free || dp__root(module->slots[module->listed[home]])->buffer != buffers)
+            continue;
+        DP_TRY(dp__numbers_line(module, home, face, slot, lines->scope, text, &apart));
+        DP_TRY(dp__lines_add(lines, text));
+        if (apart && *out_apart == NULL)
+            *out_apart = lines->text[lines->count - 1];
+    }
+    return DP_OK;
+}
+
+static dp_status dp__numbers_compare(const char *fn, dp_module *module, bool buffers)
 {
     dp_scope *temp = NULL;
-    DP_TRY(dp__check_module(__func__, module));
+    const char *apart = NULL;
+    DP_TRY(dp__check_module(fn, module));
     dp_ctx *ctx = module->ctx;
-    DP_TRY(dp__enter(__func__, ctx));
+    DP_TRY(dp__enter(fn, ctx));
     dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &temp));
     if (status != DP_OK)
-        return dp__exit(__func__, ctx, status);
-    dp__lines lines = {.fn = __func__, .ctx = ctx, .scope = temp};
+        return dp__exit(fn, ctx, status);
+    dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     status = dp__shared_failure(ctx, dp__lines_begin(&lines, module->listed_count));
     if (status == DP_OK) {
         dp_status made = dp__module_ready(module);
         if (made == DP_OK)
-            made = dp__params_lines(&lines, module);
+            made = dp__numbers_lines(&lines, module, buffers, &apart);
         status = dp__lines_compare(&lines, made);
     }
-    return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
+    if (status == DP_OK && apart != NULL) /* with other processes their lines would differ */
+        status = dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s", fn, ctx->info.rank_first, apart);
+    return dp__exit(fn, ctx, dp__temp_end(temp, NULL, status));
+}
+
+DP_API dp_status dp_params_compare(dp_module *module)
+{
+    return dp__numbers_compare(__func__, module, false);
+}
+
+DP_API dp_status dp_buffers_compare(dp_module *module)
+{
+    return dp__numbers_compare(__func__, module, true);
+}
+
+/* ==== >>separate ===============================================================================
+   Each child that can be trained gets a wrapper of its own. The module and its children stay as
+   they are: a pass through what is made here finds the wrappers in the children's places.       */
+
+typedef struct dp__separating {
+    const char *fn;
+    dp_module *module;
+    const dp_distributed_config *config;
+    dp_scope *temp;
+    bool *ignored; /* by slot of the module */
+    bool *trained; /* by child */
+} dp__separating;
+
+static bool dp__is_trained(const dp__separating *own, const dp__child *child)
+{
+    bool trained = false;
+    for (size_t slot = 0; slot < child->module->slot_count && !trained; slot++)
+        trained = !own->ignored[child->slot_first + slot] &&
+                  dp__has_unit(dp__root(child->module->slots[slot]));
+    return trained;
+}
+
+/* Two wrappers would reduce the same memory one after the other. */
+static dp_status dp__check_separable(const dp__separating *own, size_t home)
+{
+    const dp_module *module = own->module;
+    size_t first = module->child_count, first_slot = 0, slot = module->listed[home];
+    bool counts = dp__has_unit(dp__root(module->slots[slot])) && !own->ignored[slot];
+    for (; slot != DP__NO_SLOT && counts; slot = module->twins[slot]) {
+        size_t child = dp__child_of_slot(module, slot);
+        if (first != module->child_count && child != module->child_count && child != first)
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "%s: '%s' and '%s' are one, and of two children that would be reduced "
+                            "each by itself",
+                            own->fn, module->names[first_slot], module->names[slot]);
+        first_slot = first == module->child_count ? slot : first_slot;
+        first = first == module->child_count ? child : first;
+    }
+    return DP_OK;
+}
+
+/* Which children get a wrapper, and what is ignored in them. */
+static dp_status dp__separating_begin(dp__separating *own)
+{
+    dp_module *module = own->module;
+    own->ignored = dp__array(own->temp, module->slot_count, sizeof *own->ignored);
+    own->trained = dp__array(own->temp, module->child_count, sizeof *own->trained);
+    if (own->ignored == NULL || own->trained == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu children", own->fn,
+                        module->child_count);
+    for (size_t i = 0; i < own->config->ignored_count; i++) {
+        size_t home = 0;
+        DP_TRY(dp__ignored_find(own->fn, module, own->config, i, &home));
+        for (size_t slot = module->listed[home]; slot != DP__NO_SLOT; slot = module->twins[slot])
+            own->ignored[slot] = true;
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < module->child_count; i++) {
+        own->trained[i] = dp__is_trained(own, &module->children[i]);
+        count += own->trained[i];
+    }
+    if (count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' has no child with a gradient to reduce", own->fn,
+                        module->name);
+    for (size_t home = 0; home < module->listed_count; home++)
+        DP_TRY(dp__check_separable(own, home));
+    return DP_OK;
+}
+
+/* All ranks wrap the same children, in the same order. */
+static dp_status dp__separating_alike(const dp__separating *own, dp_status status)
+{
+    char text[DP__LINE_BYTES];
+    const dp_module *module = own->module;
+    dp__lines lines = {.fn = own->fn, .ctx = module->ctx, .scope = own->temp};
+    if (module->ctx->info.process_count == 1)
+        return status;
+    DP_TRY(dp__shared_failure(module->ctx, dp__lines_begin(&lines, module->child_count)));
+    for (size_t i = 0; i < module->child_count && status == DP_OK; i++) {
+        snprintf(text, sizeof text, "child '%.100s', which is %s", module->children[i].name,
+                 own->trained[i] ? "trained" : "not trained");
+        status = dp__lines_add(&lines, text);
+    }
+    return dp__lines_compare(&lines, status);
+}
+
+static dp_status dp__separating_child(const dp__separating *own, size_t index, dp_module **out)
+{
+    const dp__child *child = &own->module->children[index];
+    const dp_module *module = child->module;
+    dp_distributed_config config = *own->config;
+    const char **names = dp__array(own->temp, module->slot_count, sizeof *names);
+    config.name = child->name;
+    config.ignored = names;
+    config.ignored_count = 0;
+    for (size_t slot = 0; slot < module->slot_count && names != NULL; slot++)
+        if (own->ignored[child->slot_first + slot])
+            names[config.ignored_count++] = module->names[slot];
+    dp_status made = names != NULL ? DP_OK
+                                   : dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names",
+                                              own->fn, module->slot_count);
+    DP_TRY(dp__shared_failure(module->ctx, made));
+    return dp__distribute(own->fn, child->module, &config, out);
+}
+
+/* `status`: whether there is a wrapper here, with room for those of the children. */
+static dp_status dp__separating_run(dp__separating *own, dp_module *wrapper, dp_status status)
+{
+    const dp_module *module = own->module;
+    DP_TRY(dp__enter(own->fn, module->ctx));
+    if (status == DP_OK)
+        status = dp__separating_begin(own);
+    DP_TRY(dp__exit(own->fn, module->ctx, dp__separating_alike(own, status)));
+    for (size_t i = 0; i < module->child_count; i++)
+        if (own->trained[i])
+            DP_TRY(dp__separating_child(own, i, &wrapper->separate[i]));
+    return DP_OK;
+}
+
+static dp_status dp__separate_make(const dp__separating *own, dp_module **out)
+{
+    dp_module *module = own->module;
+    const char *name = own->config->name != NULL ? own->config->name : "separate_distributed";
+    dp_module_config config = {.name = name, .wraps = module, .local_rank = module->local_rank};
+    if (module->wraps != NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is a wrapper: what it wraps has the children",
+                        own->fn, module->name);
+    DP_TRY(dp__module_make(module->ctx, &config, out));
+    (*out)->training = module->training;
+    (*out)->separate = dp__array((*out)->scope, module->child_count, sizeof(dp_module *));
+    if ((*out)->separate == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu children", own->fn,
+                        module->child_count);
+    return DP_OK;
+}
+
+DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed_config *config,
+                                         dp_module **out)
+{
+    static const dp_distributed_config zero;
+    dp_module *wrapper = NULL;
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    dp__separating own = {
+        .fn = __func__, .module = module, .config = config != NULL ? config : &zero};
+    DP_TRY(dp__shared_failure(module->ctx, dp__temp_begin(module->ctx, &own.temp)));
+    dp_status made = dp__separate_make(&own, &wrapper);
+    dp_status status = dp__separating_run(&own, wrapper, made);
+    status = dp__temp_end(own.temp, NULL, status);
+    if (status == DP_OK)
+        *out = wrapper;
+    else if (wrapper != NULL)
+        dp__module_end(wrapper);
+    return status;
+}
+
+/* ==== >>report =================================================================================
+   What is known of a wrapper in one struct, and as a table for people.                          */
+
+static const dp__distributed *dp__ranks_of(const dp_module *module)
+{
+    return module->face != NULL ? module->face->ranks : NULL;
+}
+
+static const char *dp__transport(const dp_info *job)
+{
+    return job->rank_count == 1      ? "none"
+           : job->process_count == 1 ? "inside the process"
+                                     : job->coll_backend;
+}
+
+static dp_status dp__report(const dp__face *face, dp_report *out)
+{
+    const dp_ctx *ctx = face->ctx;
+    const dp__distributed *ranks = face->ranks;
+    double share = ranks->forward_count > 0 ? 1 / (double)ranks->forward_count : 0;
+    *out = (dp_report){.job = ctx->info,
+                       .transport = dp__transport(&ctx->info),
+                       .buffers = ranks->buffers,
+                       .forward_s = dp__seconds(ranks->forward_ns),
+                       .mean_forward_s = dp__seconds(ranks->forwards_ns) * share};
+    for (size_t home = 0; home < face->inner->listed_count; home++)
+        out->ignored_count += dp__ignores(face, home);
+    return dp_reducer_info_get(ranks->reducer, &out->reducer);
+}
+
+DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *out)
+{
+    DP_TRY(dp__check_module(__func__, wrapper));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (dp__ranks_of(wrapper) == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper by dp_distributed", __func__,
+                        wrapper->name);
+    return dp__report(wrapper->face, out);
+}
+
+typedef struct dp__page { /* a text in memory that may be too short for it */
+    char *text;
+    size_t bytes, used; /* used: what the whole has so far */
+} dp__page;
+
+DP_PRINTF(2, 3) static void dp__page_add(dp__page *page, const char *format, ...)
+{
+    bool room = page->used < page->bytes;
+    va_list args;
+    va_start(args, format);
+    int more = vsnprintf(room ? page->text + page->used : NULL, room ? page->bytes - page->used : 0,
+                         format, args);
+    va_end(args);
+    page->used += more > 0 ? (size_t)more : 0;
+}
+
+static void dp__page_job(dp__page *page, const dp_info *job)
+{
+    dp__page_add(page, "process %d of %d, %d of %d on this machine; launcher: %s\n", job->process,
+                 job->process_count, job->machine_process, job->machine_process_count,
+                 job->launcher);
+    dp__page_add(page, "rank %d ", job->rank_first);
+    if (job->local_count > 1)
+        dp__page_add(page, "to %d ", job->rank_first + job->local_count - 1);
+    dp__page_add(page, "of %d on %s, threads for each: %d; transport: %s\n", job->rank_count,
+                 job->device_backend, job->threads_per_device, dp__transport(job));
+}
+
+static void dp__page_rules(dp__page *page, const dp_report *report)
+{
+    static const char *const reductions[] = {"", "sum", "mean over ranks", "mean over samples"};
+    static const char *const buffers[] = {"those of rank 0", "their mean", "each rank's own"};
+    static const char *const unused[] = {"an error", "found", "fixed"};
+    const dp_reducer_info *info = &report->reducer;
+    bool cast = info->wire != DP_F32;
+    dp__page_add(page, "\n'%s': %zu bytes of gradients a rank; %s%s%s%s\n", info->name, info->bytes,
+                 reductions[info->reduction], cast ? ", on the wire as " : "",
+                 cast ? dp__dtype_names[info->wire] : "", info->has_hook ? ", by a hook" : "");
+    dp__page_add(page, "  buffers: %s; unused parameters: %s; ignored: %zu\n",
+                 buffers[report->buffers], unused[info->unused_units], report->ignored_count);
+}
+
+static void dp__page_buckets(dp__page *page, const dp_reducer *reducer, const dp_reducer_info *info)
+{
+    dp__page_add(page, "  %zu unit%s in %zu bucket%s of %zu, then %zu bytes; %s\n",
+                 info->unit_count, dp__s(info->unit_count), info->bucket_count,
+                 dp__s(info->bucket_count), info->first_bucket_bytes, info->bucket_bytes,
+                 info->regrouped ? "as rank 0 had them ready" : "as parameters are listed");
+    dp__page_add(page, "  bucket  units        bytes    left ms    took ms  first parameter\n");
+    for (size_t b = 0; b < info->bucket_count; b++) {
+        const dp_bucket_info *bucket = &reducer->buckets[b].info;
+        dp__page_add(page, "  %6zu %6zu %12zu %10.3f %10.3f  %s\n", b, bucket->unit_count,
+                     bucket->bytes, 1e3 * bucket->left_s, 1e3 * bucket->travel_s,
+                     reducer->unit_names[bucket->units[0]]);
+    }
+}
+
+static void dp__page_time(dp__page *page, const char *what, double last_s, double mean_s)
+{
+    dp__page_add(page, "  %-10s %10.3f %10.3f\n", what, 1e3 * last_s, 1e3 * mean_s);
+}
+
+static double dp__percent(double part, double whole)
+{
+    return whole > 0 ? 100 * part / whole : 0;
+}
+
+static void dp__page_times(dp__page *page, const dp_report *report)
+{
+    const dp_reduce_times *last = &report->reducer.last, *mean = &report->reducer.mean;
+    dp__page_add(page, "              last ms    mean ms  of reduced passes: %llu\n",
+                 (unsigned long long)report->reducer.pass_count);
+    dp__page_time(page, "forward", report->forward_s, report->mean_forward_s);
+    dp__page_time(page, "backward", last->compute_s, mean->compute_s);
+    dp__page_time(page, "waited", last->finish_s, mean->finish_s);
+    dp__page_time(page, "travelled", last->travel_s, mean->travel_s);
+    dp__page_add(page, "  %-10s %8.0f %% %8.0f %%\n", "hidden",
+                 dp__percent(last->hidden_s, last->travel_s),
+                 dp__percent(mean->hidden_s, mean->travel_s));
+}
+
+/* Each wrapper by dp_distributed in a tree. */
+static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
+{
+    const dp__distributed *ranks = dp__ranks_of(module);
+    dp_report report;
+    if (ranks != NULL) {
+        DP_TRY(dp__report(module->face, &report));
+        dp__page_rules(page, &report);
+        dp__page_buckets(page, ranks->reducer, &report.reducer);
+        dp__page_times(page, &report);
+    }
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            DP_TRY(dp__page_wrappers(page, module->separate[i]));
+    for (size_t i = 0; i < module->child_count; i++)
+        DP_TRY(dp__page_wrappers(page, module->children[i].module));
+    return DP_OK;
+}
+
+DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes)
+{
+    dp__page page = {.text = text, .bytes = bytes};
+    if (dp__check_module(__func__, module) != DP_OK ||
+        (bytes > 0 && dp__check_pointer(__func__, "text", text) != DP_OK))
+        return 0;
+    dp__page_job(&page, &module->ctx->info);
+    return dp__page_wrappers(&page, module) == DP_OK ? page.used : 0;
 }
 
 #endif /* DP_IMPLEMENTATION && !DP_DISTRIBUTED_IMPLEMENTED */

@@ -1165,13 +1165,14 @@ static bool dp__listen_here(dp__door *door, const char *place)
    says that all are on this machine, nobody else can come. */
 static bool dp__listen_on(dp__door *door, const char *host, int port)
 {
-    dp__os_address list[8];
-    const char *why;
-    int count = dp__is_loopback(host) ? dp__os_resolve(host, port, list, 8, &why)
-                                      : dp__os_everywhere(port, list);
-    for (int i = 0; i < count && door->listener < 0; i++) {
-        door->at = list[i];
-        door->listener = dp__os_listen(&list[i]);
+    dp__os_found found = {.count = 0};
+    if (dp__is_loopback(host))
+        dp__os_look_up(host, port, 0, &found);
+    else
+        found.count = dp__os_everywhere(port, found.list);
+    for (int i = 0; i < found.count && door->listener < 0; i++) {
+        door->at = found.list[i];
+        door->listener = dp__os_listen(&found.list[i]);
     }
     return door->listener >= 0;
 }
@@ -1244,21 +1245,23 @@ static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *
 static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__knock *knock,
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
-    dp__os_address list[8];
+    dp__os_found found;
     int patience = 1000 << (round < 5 ? round : 5), rest = dp__ms_until(until_ns);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
-        list[0] = dp__os_local(target->place);
-        return dp__knock_at(&list[0], key, knock, until_ns, out_fd, out_why);
+        dp__os_address here = dp__os_local(target->place);
+        return dp__knock_at(&here, key, knock, until_ns, out_fd, out_why);
     }
-    for (int i = 0; i < target->port_count && status == DP_PENDING; i++) {
-        int count = dp__os_resolve(target->host, target->port + i, list, 8, out_why);
-        for (int k = 0; k < count && status == DP_PENDING && rest > 0; k++) {
+    dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
+    *out_why = found.count == 0 ? found.why : *out_why;
+    rest = dp__ms_until(until_ns);
+    for (int i = 0; i < target->port_count && status == DP_PENDING; i++)
+        for (int k = 0; k < found.count && status == DP_PENDING && rest > 0; k++) {
+            dp__os_address at = dp__os_at_port(&found.list[k], target->port + i);
             uint64_t until = dp__after_ms(patience < rest ? patience : rest);
-            status = dp__knock_at(&list[k], key, knock, until, out_fd, out_why);
+            status = dp__knock_at(&at, key, knock, until, out_fd, out_why);
             rest = dp__ms_until(until_ns);
         }
-    }
     return status;
 }
 

@@ -98,7 +98,8 @@ struct dp_module {
     uint64_t zeroed;  /* how often gradients were */
     int local_rank;
     bool training, ready, announces_changes, packed, mean_grads;
-    dp__face *face; /* of the library's wrappers */
+    dp__face *face;       /* of the library's wrappers */
+    dp_module **separate; /* by child of what it wraps: a wrapper, or NULL; NULL: there are none */
 };
 
 DP__APART static dp_status dp__check_module(const char *fn, const dp_module *module)
@@ -957,6 +958,9 @@ static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
 static void dp__module_mark(dp_module *module)
 {
     module->magic = 0;
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            module->separate[i]->magic = 0;
     for (size_t i = 0; i < module->child_count; i++)
         if (module->children[i].module != module->wraps)
             dp__module_mark(module->children[i].module);
@@ -964,6 +968,9 @@ static void dp__module_mark(dp_module *module)
 
 static void dp__module_give_tree(dp_module *module)
 {
+    for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)
+        if (module->separate[i] != NULL)
+            dp__module_give_tree(module->separate[i]);
     if (module->wraps != NULL)
         module->wraps->wrapper_count--;
     for (size_t i = 0; i < module->child_count; i++)
@@ -1112,19 +1119,25 @@ DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info 
     return DP_OK;
 }
 
-DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_t *out_param)
+static dp_status dp__module_find(const char *fn, const dp_module *module, const char *name,
+                                 size_t *out_param)
 {
-    DP_TRY(dp__check_module(__func__, module));
-    DP_TRY(dp__check_pointer(__func__, "name", name));
-    DP_TRY(dp__check_pointer(__func__, "out_param", out_param));
     size_t slot = 0;
     if (dp__slot_named(module, name, true, &slot)) {
         *out_param = module->homes[slot];
         return DP_OK;
     }
     dp__names names = dp__slot_names(module);
-    return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no parameter '%s'", __func__,
-                       module->name, name);
+    return dp__no_such(DP_ERR_INVALID, &names, "%s: '%s' has no parameter '%s'", fn, module->name,
+                       name);
+}
+
+DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_t *out_param)
+{
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_pointer(__func__, "name", name));
+    DP_TRY(dp__check_pointer(__func__, "out_param", out_param));
+    return dp__module_find(__func__, module, name, out_param);
 }
 
 /* Whoever holds replicas of a tree compares the sum of its versions. */
@@ -1347,6 +1360,7 @@ typedef struct dp__distributed dp__distributed;
 
 typedef struct dp__range {
     dp_dtype dtype;
+    bool ignored; /* by all that ranks do together */
     int64_t count;
     void **at; /* by replica; [0] is the original's */
 } dp__range;
@@ -1374,6 +1388,7 @@ struct dp__face {
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not tell when they change */
     dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp_distributed.h */
+    const void **parties;   /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
 
 typedef struct dp__lot { /* one parameter that is laid out */
@@ -1392,6 +1407,12 @@ static int dp__lot_order(const void *a, const void *b)
     if (x->dtype != y->dtype)
         return x->dtype < y->dtype ? -1 : 1;
     return x->at < y->at ? -1 : x->at > y->at;
+}
+
+/* Whether ranks leave alone what is listed there. */
+static bool dp__ignores(const dp__face *face, size_t home)
+{
+    return face->parties != NULL && face->parties[home] == NULL;
 }
 
 /* Whether only padding, or nothing, lies between a lot and the one before. */
@@ -1502,6 +1523,7 @@ static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lot
         size_t span = (size_t)(last->at - lots[i].at) + last->bytes;
         dp__range *range = &ranges->items[ranges->count++];
         range->dtype = lots[i].dtype;
+        range->ignored = dp__ignores(face, lots[i].home);
         range->count = (int64_t)(span / dp__dtype_sizes[range->dtype]);
         range->at = dp__array(face->scope, face->count, sizeof *range->at);
         if (range->at == NULL)
@@ -1526,13 +1548,17 @@ static int dp__lot_run_order(const void *a, const void *b)
 }
 
 /* For ranks, which have to make the same runs in the same order, wherever memory lies: that of the
-   user's makes one in a packed module only, and runs come as their parameters are listed. */
-static void dp__lots_align(const dp_module *inner, dp__lot *lots, size_t count)
+   user's makes one in a packed module only, if none of it is ignored, and runs come as their
+   parameters are listed. */
+static void dp__lots_align(const dp__face *face, dp__lot *lots, size_t count)
 {
+    const dp_module *inner = face->inner;
     for (size_t i = 0; i < count; i++) {
         const dp__param *root = dp__root(inner->slots[inner->listed[lots[i].home]]);
-        const void *own = root->owner->packed ? (const void *)root->owner : root;
-        lots[i].party = lots[i].foreign ? own : NULL;
+        bool packed = root->owner->packed && face->parties == NULL;
+        const void *own = packed ? (const void *)root->owner : root;
+        const void *party = face->parties != NULL ? face->parties[lots[i].home] : NULL;
+        lots[i].party = lots[i].foreign ? own : party;
     }
     for (size_t i = 0, run = 0; i < count; i += run) {
         size_t first = lots[i].home;
@@ -1567,7 +1593,7 @@ static size_t dp__lots_collect(const dp__face *face, dp__sort sort, dp__lot *lot
     if (!in_order)
         qsort(lots, count, sizeof *lots, dp__lot_order);
     if (face->kind == DP__FACE_DISTRIBUTED)
-        dp__lots_align(inner, lots, count);
+        dp__lots_align(face, lots, count);
     return count;
 }
 
@@ -1638,13 +1664,15 @@ static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size
                     range->count);
 }
 
-/* What the original has goes to the first `count` replicas that have memory of their own. */
+/* What the original has goes to the first `count` replicas that have memory of their own; gradients
+   that ranks leave alone do not. */
 static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t count)
 {
     for (size_t i = 0; i < face->ranges[sort].count; i++) {
         const dp__range *range = &face->ranges[sort].items[i];
         dp_tensor from = dp__range_of(face, range, 0);
-        for (size_t r = 1; r < count; r++) {
+        bool stays = range->ignored && sort == DP__GRADS;
+        for (size_t r = 1; r < count && !stays; r++) {
             dp_tensor to = dp__range_of(face, range, r);
             if (to.data != from.data)
                 DP_TRY(dp__copy_tensor(face->ctx, &to, &from, NULL));
@@ -1765,6 +1793,7 @@ struct dp_pass {
     bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
     bool no_sync;         /* as it was asked for, of the children's passes too */
     bool synced;          /* of a face of all ranks: its gradients are reduced */
+    uint64_t forward_ns;  /* and so long its forward took; while that runs: since when */
     bool used;            /* by a backward */
     double factor;        /* of the gradient, where backward does not look at it: mean_grads */
     size_t count;
@@ -1930,6 +1959,15 @@ static size_t dp__layers(const dp_module *from, const dp_module *to)
     for (; from != to; from = from->wraps)
         count++;
     return count;
+}
+
+/* Whose methods run where a module does: its own, or those of what a wrapper of the library's is
+   around. */
+static dp_module *dp__runs_of(dp_module *module)
+{
+    return module->face != NULL       ? module->face->runs
+           : module->separate != NULL ? module->wraps
+                                      : module;
 }
 
 /* A module where it is: in the replica of the method that asked for it, or on its own device. */
@@ -2292,6 +2330,16 @@ static const dp__child *dp__child_find(const dp_module *module, const char *name
     return found ? &module->children[at] : NULL;
 }
 
+/* The child, or what dp_separate_distributed has put around it. */
+static dp_module *dp__child_through(const dp_call *call, const dp__child *child)
+{
+    const dp_module *through = call->record->pass->module;
+    dp_module *wrapper = NULL;
+    if (through->separate != NULL && through->wraps == call->module)
+        wrapper = through->separate[child - call->module->children];
+    return wrapper != NULL ? wrapper : child->module;
+}
+
 DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method, dp_value args,
                                dp_value kwargs, dp_value *out, dp_pass **out_pass)
 {
@@ -2309,7 +2357,7 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
     }
     dp__request request = {
         .fn = __func__,
-        .module = found->module,
+        .module = dp__child_through(call, found),
         .method = method,
         .scope = call->scope,
         .args = args,
@@ -2653,7 +2701,7 @@ static dp_status dp__face_allows(const dp__face *face, const char *method);
 static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
 static dp_status dp__ranks_report(dp__record *record);
-static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status);
+static dp_status dp__ranks_ran(dp_pass *pass, dp_status status);
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
 static double dp__ranks_share(const dp_pass *pass, size_t r);
 
@@ -2932,9 +2980,9 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     *out_pass = pass;
     dp_status status =
         dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward);
-    if (status != DP_OK)
-        return dp__ranks_failed(pass, status);
-    return dp__pass_out(pass, out);
+    if (face->ranks != NULL)
+        status = dp__ranks_ran(pass, status);
+    return status == DP_OK ? dp__pass_out(pass, out) : status;
 }
 
 static dp_status dp__check_request(const dp__request *request, const dp_value *out)
@@ -2960,7 +3008,8 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
-    bool wide = module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL);
+    bool wide = module->separate != NULL ||
+                (module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL));
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
     if (frame != NULL && frame->record != NULL)
@@ -2977,10 +3026,8 @@ static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_va
     dp_pass *pass = NULL;
     if (out_pass != NULL)
         *out_pass = NULL;
-    dp_status status =
-        face != NULL ? dp__invoke_face(request, face, &value, &pass)
-                     : dp__invoke_plain(request, module->face != NULL ? module->face->runs : module,
-                                        &value, &pass);
+    dp_status status = face != NULL ? dp__invoke_face(request, face, &value, &pass)
+                                    : dp__invoke_plain(request, dp__runs_of(module), &value, &pass);
     if (status == DP_OK) {
         *out = value;
         if (out_pass != NULL && pass->records[0].call.grad_enabled)
@@ -3837,7 +3884,7 @@ static bool dp__has_foreign(const dp_module *module)
 /* Inside a replica a wrapper has that one's device alone, and would reduce over nobody. */
 static dp_status dp__check_no_ranks(const dp_module *module)
 {
-    if (module->face != NULL && module->face->ranks != NULL)
+    if (module->separate != NULL || (module->face != NULL && module->face->ranks != NULL))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "'%s' reduces over all ranks: no other wrapper goes around it",
                         module->name);
@@ -3846,9 +3893,13 @@ static dp_status dp__check_no_ranks(const dp_module *module)
     return DP_OK;
 }
 
+static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
+                                  const dp_distributed_config *config);
+
+/* `ranks`: of DP__FACE_DISTRIBUTED, else NULL. */
 static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *module,
                                dp__kind_of_face kind, const dp_parallel_config *config,
-                               dp__face **out)
+                               const dp_distributed_config *ranks, dp__face **out)
 {
     static const dp_parallel_config zero;
     dp__face *face = dp__array(scope, 1, sizeof *face);
@@ -3871,6 +3922,8 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
     DP_TRY(dp__face_output(fn, face, config));
     DP_TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
     dp__face_threads(face);
+    if (ranks != NULL)
+        DP_TRY(dp__ranks_ignore(fn, face, ranks));
     DP_TRY(dp__replicas_make(face));
     *out = face;
     return DP_OK;
@@ -3879,14 +3932,14 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
 /* The wrapper and its face, or nothing. */
 static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *module,
                                   dp__kind_of_face kind, const dp_parallel_config *config,
-                                  dp_module **out)
+                                  const dp_distributed_config *ranks, dp_module **out)
 {
     dp_module *wrapper = NULL;
     dp__face *face = NULL;
     dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
     dp_status status = dp__module_make(module->ctx, &own, &wrapper);
     if (status == DP_OK)
-        status = dp__face_make(fn, wrapper->scope, module, kind, config, &face);
+        status = dp__face_make(fn, wrapper->scope, module, kind, config, ranks, &face);
     if (status == DP_OK) {
         wrapper->face = face;
         wrapper->training = module->training;
@@ -3905,7 +3958,7 @@ static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
     DP_TRY(dp__check_module(fn, module));
     DP_TRY(dp__check_alone(fn, module->ctx));
     DP_TRY(dp__check_pointer(fn, "out", out));
-    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, out));
+    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, NULL, out));
 }
 
 DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
@@ -3955,7 +4008,7 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
                            .kwargs = kwargs,
                            .wants_pass = out_pass != NULL};
     DP_TRY(dp__check_request(&request, out));
-    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, &face);
+    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, NULL, &face);
     if (status != DP_OK)
         return dp__leave(__func__, module->ctx, status);
     return dp__invoke_by(&request, face, out, out_pass);
@@ -4363,6 +4416,10 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     }
     if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
         return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
+    if (module->separate != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "children of '%s' are trained by its own methods, which dp_invoke runs",
+                        module->wraps->name);
     DP_TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
                                 : dp__invoke_plain(request, module, &losses, &pass));
     DP_TRY(dp__check_losses(pass));

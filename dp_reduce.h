@@ -8,6 +8,7 @@
      >>buckets      which units travel together, and in which order
      >>travel       how a bucket travels: as it lies, or flat
      >>hooks        what a function of the user's does in place of an all-reduce
+     >>times        when buckets left, how long passes took
      >>courier      buckets travel while the caller computes
      >>reducer      made, compared, destroyed; what ranks tell each other
      >>passes       begin, ready, finish
@@ -55,7 +56,7 @@ typedef struct dp__trip { /* of the bucket that travels */
 
 typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
     uint64_t begun, reported, finished; /* finished: dp_reducer_finish was called */
-    uint64_t travel, hidden, finish;
+    uint64_t travel, hidden;
     size_t bytes;
 } dp__clock;
 
@@ -67,6 +68,7 @@ struct dp_reducer {
     char *name, **unit_names;
     dp_reduction reduction;
     dp_unused unused_units;
+    bool to_first; /* of the local ranks, but for what a hook does */
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
     size_t caps[2];
@@ -103,8 +105,10 @@ struct dp_reducer {
     uint32_t *owed;    /* local ranks that have to report a unit yet */
     uint32_t *arrival; /* units as rank 0 reported them */
     size_t arrived;
-    size_t next, done, early; /* buckets: to travel next; arrived; so before finish */
-    dp__clock clock, last;    /* of this pass, of the last reduced one */
+    size_t next, done, early;    /* buckets: to travel next; arrived; so before finish */
+    dp__clock clock;             /* of this pass */
+    dp_reduce_times last, total; /* of the last reduced pass, of all of them */
+    uint64_t pass_count;         /* that were reduced */
 };
 
 static void *dp__room(dp_reducer *reducer, size_t count, size_t bytes_each)
@@ -673,7 +677,8 @@ static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
         size_t offset = spans->first * dp__dtype_sizes[block->dtype];
         for (int i = 0; i < ctx->info.local_count; i++) {
             void *data = (char *)block->local[i] + offset;
-            reducer->parts[i] = (dp_part){.send = data, .recv = data};
+            bool wants = i == 0 || !reducer->to_first;
+            reducer->parts[i] = (dp_part){.send = data, .recv = wants ? data : NULL};
         }
         coll.count = spans->length;
         coll.dtype = block->dtype;
@@ -702,8 +707,10 @@ static dp_status dp__span_move(const dp__spans *spans, int local_rank, bool in)
 
 static dp_status dp__flat_move(dp__spans spans, bool in)
 {
+    bool all = in || !spans.reducer->to_first;
+    int count = all ? spans.reducer->ctx->info.local_count : 1;
     while (dp__spans_next(&spans))
-        for (int i = 0; i < spans.reducer->ctx->info.local_count; i++)
+        for (int i = 0; i < count; i++)
             DP_TRY(dp__span_move(&spans, i, in));
     return DP_OK;
 }
@@ -999,6 +1006,64 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
                                           .scale = 1});
 }
 
+/* ==== >>times ==================================================================================
+   When things were, and how long they took. Everything here but the mean is under the context's
+   lock, as a courier tells of one bucket while the caller asks about others.                    */
+
+static double dp__seconds(uint64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static void dp__bucket_timed(dp_reducer *reducer, size_t index, uint64_t start, uint64_t end)
+{
+    dp_bucket_info *info = &reducer->buckets[index].info;
+    info->left_s = dp__seconds(start - reducer->clock.begun);
+    info->travel_s = dp__seconds(end - start);
+}
+
+/* By the caller, who takes the lock for the times alone. */
+static dp_status dp__bucket_carry(dp_reducer *reducer, size_t index, bool skips)
+{
+    uint64_t start = dp__os_now_ns();
+    DP_TRY(dp__bucket_travel(reducer, index, false, skips));
+    dp__lock_enter(&reducer->ctx->lock);
+    dp__bucket_timed(reducer, index, start, dp__os_now_ns());
+    dp__lock_leave(&reducer->ctx->lock);
+    return DP_OK;
+}
+
+/* A reduced pass has ended. */
+static void dp__pass_timed(dp_reducer *reducer, uint64_t now)
+{
+    const dp__clock *clock = &reducer->clock;
+    dp_reduce_times *total = &reducer->total;
+    bool reported = clock->reported > clock->begun;
+    reducer->last =
+        (dp_reduce_times){.compute_s = reported ? dp__seconds(clock->reported - clock->begun) : 0,
+                          .travel_s = dp__seconds(clock->travel),
+                          .hidden_s = dp__seconds(clock->hidden),
+                          .finish_s = dp__seconds(now - clock->finished),
+                          .bytes = clock->bytes};
+    total->compute_s += reducer->last.compute_s;
+    total->travel_s += reducer->last.travel_s;
+    total->hidden_s += reducer->last.hidden_s;
+    total->finish_s += reducer->last.finish_s;
+    total->bytes += reducer->last.bytes;
+    reducer->pass_count++;
+}
+
+/* `total` of so many passes. */
+static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t count)
+{
+    double share = count > 0 ? 1 / (double)count : 0;
+    return (dp_reduce_times){.compute_s = total->compute_s * share,
+                             .travel_s = total->travel_s * share,
+                             .hidden_s = total->hidden_s * share,
+                             .finish_s = total->finish_s * share,
+                             .bytes = count > 0 ? total->bytes / count : 0};
+}
+
 /* ==== >>courier ================================================================================
    A thread of its own carries the buckets of one pass at a time, strictly in their order, each as
    soon as all local ranks have reported what is in it. It has a communicator and streams of its
@@ -1040,12 +1105,14 @@ static dp_status dp__errand_run(const dp__errand *errand)
 }
 
 /* The rest of a trip after dp_reducer_finish was called is not hidden. */
-static void dp__errand_done(dp_reducer *reducer, uint64_t start)
+static void dp__errand_done(const dp__errand *errand, uint64_t start)
 {
+    dp_reducer *reducer = errand->reducer;
     uint64_t end = dp__os_now_ns();
     dp__clock *clock = &reducer->clock;
     dp__lock_enter(&reducer->ctx->lock);
     reducer->done++;
+    dp__bucket_timed(reducer, errand->bucket, start, end);
     clock->travel += end - start;
     clock->bytes = reducer->carried;
     end = clock->finished > 0 && clock->finished < end ? clock->finished : end;
@@ -1066,7 +1133,7 @@ static void dp__courier_carry(void *user)
             dp__job_failed(ctx, status, ctx->info.rank_first, dp__thread.text);
             return;
         }
-        dp__errand_done(errand.reducer, start);
+        dp__errand_done(&errand, start);
         dp__courier_report(ctx->courier);
     }
 }
@@ -1141,6 +1208,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
 {
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
+    reducer->to_first = config->to_first;
     reducer->wire = config->wire;
     reducer->hook = config->hook;
     reducer->hook_user = config->hook_user;
@@ -1247,20 +1315,12 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
     return DP_OK;
 }
 
-static double dp__seconds(uint64_t ns)
+static size_t dp__reducer_bytes(const dp_reducer *reducer)
 {
-    return (double)ns * 1e-9;
-}
-
-static dp_reduce_times dp__clock_times(const dp__clock *clock)
-{
-    bool reported = clock->reported > clock->begun;
-    return (dp_reduce_times){.compute_s = reported ? dp__seconds(clock->reported - clock->begun)
-                                                   : 0,
-                             .travel_s = dp__seconds(clock->travel),
-                             .hidden_s = dp__seconds(clock->hidden),
-                             .finish_s = dp__seconds(clock->finish),
-                             .bytes = clock->bytes};
+    size_t bytes = 0;
+    for (size_t b = 0; b < reducer->bucket_count; b++)
+        bytes += reducer->buckets[b].info.bytes;
+    return bytes;
 }
 
 DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info *out)
@@ -1274,7 +1334,16 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
                              .bucket_count = reducer->bucket_count,
                              .early_count = travels ? reducer->done : reducer->early,
                              .regrouped = reducer->regrouped,
-                             .last = dp__clock_times(&reducer->last)};
+                             .last = reducer->last,
+                             .mean = dp__times_mean(&reducer->total, reducer->pass_count),
+                             .pass_count = reducer->pass_count,
+                             .bytes = dp__reducer_bytes(reducer),
+                             .reduction = reducer->reduction,
+                             .unused_units = reducer->unused_units,
+                             .first_bucket_bytes = reducer->caps[0],
+                             .bucket_bytes = reducer->caps[1],
+                             .wire = reducer->wire,
+                             .has_hook = reducer->hook != NULL};
     dp__lock_leave(&reducer->ctx->lock);
     return DP_OK;
 }
@@ -1287,7 +1356,9 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
     if (bucket >= reducer->bucket_count)
         return dp_error(DP_ERR_INVALID, "%s: bucket %zu, '%s' has %zu", __func__, bucket,
                         reducer->name, reducer->bucket_count);
+    dp__lock_enter(&reducer->ctx->lock); /* the courier may be writing down how long it took */
     *out = reducer->buckets[bucket].info;
+    dp__lock_leave(&reducer->ctx->lock);
     return DP_OK;
 }
 
@@ -1374,8 +1445,9 @@ static void dp__pass_owe(dp_reducer *reducer)
 {
     size_t units = reducer->unit_count, locals = (size_t)reducer->ctx->info.local_count;
     memset(reducer->owed, 0, units * sizeof *reducer->owed);
-    for (size_t i = 0; i < units * locals; i++)
-        reducer->owed[i % units] += (reducer->marks[i] & DP__EXPECTED) != 0;
+    for (size_t i = 0; i < locals; i++)
+        for (size_t unit = 0; unit < units; unit++)
+            reducer->owed[unit] += (reducer->marks[i * units + unit] & DP__EXPECTED) != 0;
     for (size_t b = 0; b < reducer->bucket_count; b++)
         reducer->buckets[b].owed = 0;
     for (size_t p = 0; p < reducer->piece_count; p++)
@@ -1429,7 +1501,6 @@ static void dp__unit_arrived(dp_reducer *reducer, int local_rank, uint32_t unit,
 {
     uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
     *mark |= DP__REPORTED;
-    reducer->clock.reported = dp__os_now_ns();
     if ((*mark & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0)
         return;
     for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++)
@@ -1469,16 +1540,36 @@ static void dp__reducer_absent(dp_reducer *reducer, int local_rank)
         *mark |= reducer->fixed ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
+    reducer->clock.reported = dp__os_now_ns();
     full = full && ctx->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (full)
         dp__courier_wake(ctx->courier);
 }
 
+/* Several units of a local rank at once, in this order. */
+static dp_status dp__units_ready(const char *fn, dp_reducer *reducer, int local_rank,
+                                 const uint32_t *units, size_t count, dp_stream *stream)
+{
+    dp_ctx *ctx = reducer->ctx;
+    bool full = false;
+    dp_status status = DP_OK;
+    uint64_t now = dp__os_now_ns();
+    dp__lock_enter(&ctx->lock);
+    for (size_t i = 0; i < count && status == DP_OK; i++)
+        status = dp__unit_mark(fn, reducer, local_rank, units[i], stream, &full);
+    if (status == DP_OK)
+        reducer->clock.reported = now;
+    full = full && ctx->riding == reducer;
+    dp__lock_leave(&ctx->lock);
+    if (full)
+        dp__courier_wake(ctx->courier);
+    return status;
+}
+
 DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,
                                   dp_stream *stream)
 {
-    bool full = false;
     DP_TRY(dp__check_reducer(__func__, reducer));
     dp_ctx *ctx = reducer->ctx;
     DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
@@ -1489,13 +1580,7 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
     if (stream != NULL && stream->dev != device->dev)
         return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
                         local_rank);
-    dp__lock_enter(&ctx->lock);
-    dp_status status = dp__unit_mark(__func__, reducer, local_rank, unit, stream, &full);
-    full = full && ctx->riding == reducer;
-    dp__lock_leave(&ctx->lock);
-    if (full)
-        dp__courier_wake(ctx->courier);
-    return status;
+    return dp__units_ready(__func__, reducer, local_rank, &unit, 1, stream);
 }
 
 /* The first of this process' ranks' units that was expected and did not come, or came without being
@@ -1543,8 +1628,9 @@ static dp_status dp__unused_find(const char *fn, dp_reducer *reducer)
     size_t units = reducer->unit_count;
     dp__coll coll = {.fn = fn, .count = units, .dtype = DP_U8, .op = DP_OP_MAX};
     memset(reducer->unused, 0, units);
-    for (size_t i = 0; i < units * (size_t)reducer->ctx->info.local_count; i++)
-        reducer->unused[i % units] |= (reducer->marks[i] & DP__USED) != 0;
+    for (size_t i = 0; i < (size_t)reducer->ctx->info.local_count; i++)
+        for (size_t unit = 0; unit < units; unit++)
+            reducer->unused[unit] |= (reducer->marks[i * units + unit] & DP__USED) != 0;
     if (reducer->ctx->info.process_count > 1 && units > 0)
         DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->unused, 0));
     for (size_t i = 0; i < units; i++)
@@ -1586,7 +1672,7 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
     if (reducer->flats == NULL)
         return dp__spans_reduce(&spans, false);
     for (size_t b = 0; b < reducer->bucket_count; b++)
-        DP_TRY(dp__bucket_travel(reducer, b, false, skips));
+        DP_TRY(dp__bucket_carry(reducer, b, skips));
     return DP_OK;
 }
 
@@ -1622,8 +1708,12 @@ static dp_status dp__reduce_now(dp_reducer *reducer)
     dp_ctx *ctx = reducer->ctx;
     uint64_t start = dp__os_now_ns();
     DP_TRY(dp__shared_failure(ctx, dp__reduce_all(reducer)));
+    uint64_t end = dp__os_now_ns();
+    bool together = reducer->flats == NULL && reducer->carried > 0;
     dp__lock_enter(&ctx->lock);
-    reducer->clock.travel = dp__os_now_ns() - start;
+    for (size_t b = 0; b < reducer->bucket_count && together; b++)
+        dp__bucket_timed(reducer, b, start, end);
+    reducer->clock.travel = end - start;
     reducer->clock.bytes = reducer->carried;
     dp__pass_leave(reducer);
     dp__lock_leave(&ctx->lock);
@@ -1699,8 +1789,7 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
     dp__lock_enter(&ctx->lock);
-    reducer->clock.finish = dp__os_now_ns() - start;
-    reducer->last = reducer->clock;
+    dp__pass_timed(reducer, dp__os_now_ns());
     dp__lock_leave(&ctx->lock);
     return dp__drain(ctx, NULL, status);
 }

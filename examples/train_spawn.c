@@ -6,7 +6,9 @@
    Build: cc -std=c11 -O2 examples/train_spawn.c -o train_spawn -lpthread -lm
    Prints:
    2 processes, each with 64 pictures a step
-   after 64 steps process 0 is ...% right; all have the same parameters */
+   after 64 steps process 0 is ...% right; all have the same parameters
+   process 0 of 2, 0 of 2 on this machine, launcher dp
+   ...                                  (who takes part, what travels when, what a step takes) */
 
 #define DP_IMPLEMENTATION
 #include "../dp.h"
@@ -37,6 +39,7 @@ static dp_status train(void *user) /* in a process of its own */
     dp_info info;
     dp_module *net, *par;
     double right = 0;
+    char report[2000];
     (void)user;
     load_pictures();
     DP_TRY(dp_open(NULL, &ctx)); /* its environment says who it is, and what its share is */
@@ -57,9 +60,9 @@ static dp_status train(void *user) /* in a process of its own */
         dp_scope_end(step);
     }
     DP_TRY(dp_params_compare(par));
-    if (info.process == 0)
-        printf("after %d steps process 0 is %.0f %% right; all have the same parameters\n", STEPS,
-               100 * right);
+    if (info.process == 0 && dp_report_text(par, report, sizeof report) > 0)
+        printf("after %d steps process 0 is %.0f %% right; all have the same parameters\n%s", STEPS,
+               100 * right, report);
     dp_close(ctx);
     return DP_OK;
 }

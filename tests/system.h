@@ -72,11 +72,12 @@ static void check_pair(int a, int b)
 
 static void check_listener(int listener, const char *host, const char *peer)
 {
-    dp__os_address to;
-    const char *why = NULL;
+    dp__os_found to;
     char text[64];
-    CHECK_INT(dp__os_resolve(host, dp__os_port(listener), &to, 1, &why), 1);
-    int caller = dp__os_connect(&to);
+    dp__os_resolve(dp__os_look_up, host, 1, 5000, &to);
+    CHECK(to.count > 0);
+    dp__os_address at = dp__os_at_port(&to.list[0], dp__os_port(listener));
+    int caller = dp__os_connect(&at);
     check_prepared(caller, true);
     int called = accept_one(listener);
     check_prepared(called, true);
@@ -168,8 +169,8 @@ TEST(connections_inside_a_machine)
 TEST(addresses_that_are_taken_or_of_nobody)
 {
     int before = descriptor_count();
-    dp__os_address all[2], to;
-    const char *why = NULL;
+    dp__os_address all[2];
+    dp__os_found to;
     dp__os_everywhere(0, all);
     int listener = dp__os_listen(&all[1]);
     int port = dp__os_port(listener);
@@ -177,17 +178,82 @@ TEST(addresses_that_are_taken_or_of_nobody)
     CHECK_INT(dp__os_listen(&all[1]), -1);
     CHECK_INT(descriptor_count(), before + 1);
     dp__os_close(listener);
-    CHECK_INT(dp__os_resolve("127.0.0.1", port, &to, 1, &why), 1);
-    int fd = dp__os_connect(&to);
+    dp__os_resolve(NULL, "127.0.0.1", port, 0, &to); /* a number is asked of nobody */
+    CHECK_INT(to.count, 1);
+    int fd = dp__os_connect(&to.list[0]);
     CHECK(fd < 0 || !dp__os_connected(fd));
     dp__os_close(fd);
-    CHECK_INT(dp__os_resolve("no.such.host.invalid", port, &to, 1, &why), 0);
-    CHECK(why != NULL && why[0] != '\0');
+    dp__os_look_up("no.such.host.invalid", port, 0, &to);
+    CHECK_INT(to.count, 0);
+    CHECK(to.why != NULL && to.why[0] != '\0');
     CHECK_INT(dp__os_port(-1), 0);
     CHECK(!dp__os_connected(-1));
     CHECK(!dp__os_same_user(-1));
     CHECK_INT(descriptor_count(), before);
 }
+
+/* ---- who looks up a name --------------------------------------------------------------------- */
+
+static atomic_int lookers; /* that have come, and gone */
+static int silence_ms;
+
+static void look_slowly(const char *host, int port, int flags, dp__os_found *out)
+{
+    CHECK_STR(host, "a.host");
+    CHECK_INT(flags, 0);
+    dp__os_sleep_ms(silence_ms);
+    memset(out, 0, sizeof *out);
+    dp__os_everywhere(port, out->list);
+    out->count = 2;
+    atomic_fetch_add(&lookers, 1);
+}
+
+/* The thread has closed its end some time after the answer came. */
+static void await_descriptors(int count)
+{
+    for (int ms = 0; ms < 5000 && descriptor_count() > count; ms++)
+        dp__os_sleep_ms(1);
+    CHECK_INT(descriptor_count(), count);
+}
+
+TEST(a_name_is_waited_for_a_while)
+{
+    int before = descriptor_count();
+    dp__os_found found;
+    silence_ms = 20;
+    dp__os_resolve(look_slowly, "a.host", 7, 5000, &found);
+    CHECK_INT(found.count, 2);
+    dp__os_address other = dp__os_at_port(&found.list[1], 8), all[2];
+    dp__os_everywhere(8, all);
+    CHECK_BYTES(&other.at, &all[1].at, all[1].bytes);
+    await_descriptors(before);
+    silence_ms = 300;
+    uint64_t start = dp__os_now_ns();
+    dp__os_resolve(look_slowly, "a.host", 7, 30, &found);
+    CHECK(dp__os_now_ns() - start < 250 * (uint64_t)1000000);
+    CHECK_INT(found.count, 0);
+    CHECK_STR(found.why, "who knows addresses does not answer");
+    CHECK_INT(atomic_load(&lookers), 1);
+    for (int ms = 0; ms < 5000 && atomic_load(&lookers) < 2; ms++) /* it ends by itself */
+        dp__os_sleep_ms(1);
+    CHECK_INT(atomic_load(&lookers), 2);
+    await_descriptors(before);
+}
+
+/* Where no thread can start, whoever asks looks by itself. */
+TEST(a_name_without_descriptors)
+{
+    dp__os_found found;
+    struct rlimit limit = {0};
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = 0;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    silence_ms = 0;
+    dp__os_resolve(look_slowly, "a.host", 7, 0, &found);
+    CHECK_INT(found.count, 2);
+}
+
+/* ---- callers --------------------------------------------------------------------------------- */
 
 /* That nobody calls is told from that nobody can be let in. */
 TEST(a_caller_who_cannot_be_let_in)

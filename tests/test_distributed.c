@@ -6,142 +6,7 @@
 #include <sys/mman.h>
 #include "../examples/custom_device.h"
 #include "decorator.h"
-#include "grads.h"
-
-enum { W = 3, V = 70 };
-
-/* ---- a net whose backward adds what it is told --------------------------------------------------
-   Parameters w and v, a buffer that counts; the loss is a number, its gradient is `k` in every
-   element of every gradient, times rank + 1.                                                     */
-
-typedef enum habit { ALL, LATE_V, ONLY_W, ALL_SAID, SAID_TWICE, FAILS, FAILS_FORWARD } habit;
-
-typedef struct plan {
-    habit habit[RANKS]; /* by rank */
-} plan;
-
-static int rank_of(const dp_call *call)
-{
-    dp_info info;
-    CHECK_OK(dp_info_get(call->ctx, &info));
-    return info.rank_first + call->local_rank;
-}
-
-static habit habit_of(const dp_call *call)
-{
-    return ((const plan *)call->state)->habit[rank_of(call)];
-}
-
-static dp_status add_to(const dp_call *call, size_t param, float value)
-{
-    float data[V];
-    dp_tensor grad = dp_grad_tensor(call, param);
-    size_t count = (size_t)dp_tensor_count(&grad);
-    dp_tensor host = dp_wrap(data, DP_F32, grad.ndim, grad.shape);
-    DP_TRY(dp_copy(call->ctx, &host, &grad, NULL));
-    for (size_t i = 0; i < count; i++)
-        data[i] += value;
-    return dp_copy(call->ctx, &grad, &host, NULL);
-}
-
-/* The buffer is a running mean of rank + 1, momentum 0.1. */
-static dp_status net_forward(dp_call *call)
-{
-    float mean = 0;
-    dp_tensor buffer = dp_buffer_tensor(call, 2), host = dp_wrap(&mean, DP_F32, 0, NULL);
-    if (habit_of(call) == FAILS_FORWARD)
-        return dp_error(DP_ERR_USER, "no forward today");
-    DP_TRY(dp_copy(call->ctx, &host, &buffer, NULL));
-    mean = 0.9f * mean + 0.1f * (float)(rank_of(call) + 1);
-    if (call->training)
-        DP_TRY(dp_copy(call->ctx, &buffer, &host, NULL));
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
-static dp_status net_backward(dp_call *call)
-{
-    float value = (float)call->grad.as.f * (float)(rank_of(call) + 1);
-    habit own = habit_of(call);
-    if (own == FAILS)
-        return dp_error(DP_ERR_USER, "no backward today");
-    if (own != ONLY_W)
-        DP_TRY(add_to(call, 1, value));
-    if (own == ALL_SAID || own == SAID_TWICE)
-        DP_TRY(dp_grad_ready(call, 1));
-    if (own == SAID_TWICE)
-        return dp_grad_ready(call, 1);
-    DP_TRY(add_to(call, 0, value));
-    return own == ALL_SAID ? dp_grad_ready(call, 0) : DP_OK;
-}
-
-static const dp_method net_methods[] = {{"forward", net_forward}, {"backward", net_backward}};
-static const dp_param_config net_params[] = {
-    {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}},
-    {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}},
-    {.name = "seen", .dtype = DP_F32, .buffer = true}};
-
-static dp_module *make_net(dp_ctx *ctx, const plan *how)
-{
-    dp_module *net;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = net_methods,
-                                                  .method_count = 2,
-                                                  .params = net_params,
-                                                  .param_count = 3,
-                                                  .state = how},
-                              &net));
-    return net;
-}
-
-/* One replica a local rank. */
-static dp_value a_part_each(dp_ctx *ctx, dp_scope *scope)
-{
-    static float rows[RANKS];
-    dp_info info;
-    CHECK_OK(dp_info_get(ctx, &info));
-    dp_tensor batch = dp_wrap(rows, DP_F32, 1, (int64_t[]){info.local_count});
-    return DP_DICT(scope, {"x", dp_of(scope, &batch)});
-}
-
-static dp_status forward_and_backward(dp_module *par, double k, bool no_sync)
-{
-    dp_ctx *ctx = dp_module_ctx(par);
-    dp_scope *scope = dp_scope_begin(ctx);
-    dp_pass *pass = NULL;
-    dp_value out;
-    dp_status status = dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope),
-                                 &(dp_pass_config){.no_sync = no_sync}, &out, &pass);
-    if (status == DP_OK)
-        status = dp_backward(pass, dp_float(k), NULL);
-    dp_scope_end(scope);
-    return status;
-}
-
-static float element(dp_module *net, size_t param, bool grad, size_t index)
-{
-    dp_tensor data, gradient;
-    float got[V];
-    CHECK_OK(dp_params_edit(net, param, &data, &gradient));
-    CHECK_OK(dp_read(dp_module_ctx(net), grad ? &gradient : &data, got,
-                     (size_t)dp_tensor_count(&data) * sizeof(float)));
-    return got[index];
-}
-
-static void check_grads(dp_module *net, double w, double v)
-{
-    CHECK_F64(element(net, 0, true, W - 1), w, 1e-5 * fabs(w));
-    CHECK_F64(element(net, 1, true, 0), v, 1e-5 * fabs(v));
-    CHECK_F64(element(net, 1, true, V - 1), v, 1e-5 * fabs(v));
-}
-
-static dp_info info_here(dp_ctx *ctx)
-{
-    dp_info info;
-    CHECK_OK(dp_info_get(ctx, &info));
-    return info;
-}
+#include "ranked.h"
 
 /* ---- worked values --------------------------------------------------------------------------- */
 
@@ -182,15 +47,6 @@ TEST(worked_values_of_torch_on_devices_with_memory_of_their_own)
 static void torch_in_processes(meeting *m)
 {
     steps_of_torch(open_job(m, 1, dp_cpu()));
-}
-
-static dp_ctx *open_over_shm(meeting *m, int devices)
-{
-    dp_ctx *ctx;
-    dp_config config = config_of(m, devices);
-    config.colls = NULL;
-    CHECK_OK(dp_open(&config, &ctx));
-    return ctx;
 }
 
 static void torch_over_shm(meeting *m)
@@ -238,6 +94,70 @@ TEST(sums_and_means_of_any_number_of_ranks)
     sums_and_means(open_here(1));
     sums_and_means(open_here(3));
     in_processes(2, sums_over_shm);
+}
+
+/* ---- gradients that the user changes --------------------------------------------------------- */
+
+static void scale_grads(dp_module *net, double by)
+{
+    dp_tensor data, grad;
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_OK(dp_params_edit(net, i, &data, &grad));
+        CHECK_OK(dp_axpby(dp_module_ctx(net), by, &grad, 0, NULL, &grad));
+    }
+}
+
+static dp_status add_up(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
+}
+
+/* After a reduction the module's count for all its devices. */
+static void change_by_hand(dp_ctx *ctx)
+{
+    static const plan how;
+    int ranks = info_here(ctx).rank_count;
+    double mean = (ranks + 1) / 2.0, own = info_here(ctx).rank_first + 1;
+    dp_distributed_config configs[] = {{.name = NULL},
+                                       {.wire = DP_F16},
+                                       {.first_bucket_bytes = 1},
+                                       {.hook = add_up},
+                                       {.unused_params = DP_UNUSED_FOUND}};
+    for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+        dp_module *net = make_net(ctx, &how), *par;
+        CHECK_OK(dp_distributed(net, &configs[i], &par));
+        for (int step = 0; step < 2; step++) {
+            CHECK_OK(forward_and_backward(par, 2, false));
+            check_grads(net, 2 * mean, 2 * mean);
+            scale_grads(net, 0.25);
+            CHECK_OK(forward_and_backward(par, 1, false));
+            check_grads(net, 1.5 * mean, 1.5 * mean);
+            CHECK_OK(forward_and_backward(par, 3, true));
+            check_grads(net, 1.5 * mean + 3 * own, 1.5 * mean + 3 * own);
+            CHECK_OK(forward_and_backward(par, 4, false));
+            check_grads(net, 8.5 * mean, 8.5 * mean);
+            scale_grads(net, 0); /* no dp_zero_grad */
+        }
+    }
+    dp_close(ctx);
+}
+
+static void change_over_shm(meeting *m)
+{
+    change_by_hand(open_over_shm(m, 3 - m->process));
+}
+
+TEST(gradients_may_be_changed_by_hand)
+{
+    const dp_device_ops *backends[] = {toy_device(), NULL};
+    dp_ctx *ctx;
+    for (int devices = 1; devices <= 3; devices++)
+        change_by_hand(open_here(devices));
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    change_by_hand(ctx);
+    in_processes(2, change_over_shm);
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */

@@ -1365,6 +1365,55 @@ TEST(the_courier_leaves_streams_to_the_caller)
     in_processes(2, courier_speaks_in_memory);
 }
 
+/* ---- to the first local rank ----------------------------------------------------------------- */
+
+/* Nothing is written to others, unless a hook does. */
+static void reduce_to_first(dp_ctx *ctx)
+{
+    const dp_reducer_config configs[] = {{.to_first = true},
+                                         {.to_first = true, .first_bucket_bytes = 1},
+                                         {.to_first = true, .wire = DP_F16},
+                                         {.to_first = true, .unused_units = DP_UNUSED_FOUND},
+                                         {.to_first = true, .hook = plain_hook}};
+    for (size_t c = 0; c < sizeof configs / sizeof *configs; c++) {
+        grads g;
+        layers_begin(&g, ctx, c == 1 ? 5000 : 3, configs[c]);
+        double mean = (g.info.rank_count + 1) / 2.0;
+        for (int step = 1; step < 4; step++) {
+            grads_fill(&g, 0);
+            grads_add(&g, (float)step);
+            one_pass(&g);
+            grads_pull(&g);
+            for (int i = 0; i < g.info.local_count; i++) {
+                bool reduced = i == 0 || configs[c].hook != NULL;
+                double want = step * (reduced ? mean : g.info.rank_first + i + 1);
+                for (size_t k = 0; k < g.count; k++)
+                    CHECK_F64(g.local[i][k], want, 1e-6 * want);
+            }
+        }
+        CHECK_OK(dp_reducer_destroy(g.reducer));
+        for (int i = 0; i < g.info.local_count; i++)
+            free(g.local[i]);
+    }
+    dp_close(ctx);
+}
+
+static void reduce_to_first_of_each(meeting *m)
+{
+    reduce_to_first(open_job(m, 1 + m->process, dp_cpu()));
+}
+
+TEST(results_for_the_first_local_rank)
+{
+    const dp_device_ops *backends[] = {toy_device(), NULL};
+    dp_ctx *ctx;
+    for (int devices = 1; devices <= 4; devices++)
+        reduce_to_first(open_here(devices));
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    reduce_to_first(ctx);
+    in_processes(3, reduce_to_first_of_each);
+}
+
 /* ---- times ----------------------------------------------------------------------------------- */
 
 static void sleep_ms(long ms)

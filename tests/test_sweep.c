@@ -24,6 +24,7 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     dp_input_grad grads;
     dp_reducer_info reducer_info;
     dp_bucket_info bucket;
+    dp_report report;
     dp_reducer *reducer;
     dp_module *module;
     dp_pass *pass;
@@ -723,11 +724,15 @@ CALL(dp_model_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_criterion_parallel, a->module, a->parallel, OUT(module))
 CALL(dp_meta_test_parallel, a->module, OUT(module))
 CALL(dp_distributed, a->module, NULL, OUT(module))
+CALL(dp_separate_distributed, a->module, NULL, OUT(module))
 FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
 FAILS(dp_owner_count, dp_owner_count(a->module) == 0)
 CALL(dp_owner_edit, a->module, 0, a->index, OUT(tensor), OUT(grad))
+CALL(dp_report_get, a->wrapper, OUT(report))
+FAILS(dp_report_text, dp_report_text(a->module, (char *)OUT(host), sizeof outs.host) == 0)
 CALL(dp_any, a->ctx, true, OUT(yes))
 CALL(dp_params_compare, a->module)
+CALL(dp_buffers_compare, a->module)
 CALL(dp_all_reduce_list, a->ctx, a->scope, a->list, a->ranks, OUT(value))
 CALL(dp_wrapper_info_get, a->wrapper, OUT(wrapper))
 FAILS(dp_is_wrapper, !dp_is_wrapper(a->wrapper))
@@ -814,7 +819,9 @@ static const row table[] = {
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
-    ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY), ROW(dp_any, "cO", 0), ROW(dp_params_compare, "m", 0),
+    ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
+    ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0),
+    ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
     ROW(dp_all_reduce_list, "csluO", 0),
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),

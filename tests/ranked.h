@@ -1,0 +1,152 @@
+/* ranked.h - a net on all ranks, whose gradients say which rank they are of. */
+
+#ifndef RANKED_H
+#define RANKED_H
+
+#include "grads.h"
+
+enum { W = 3, V = 70 };
+
+/* ---- a net whose backward adds what it is told --------------------------------------------------
+   Parameters w and v, a buffer that counts; the loss is a number, its gradient is `k` in every
+   element of every gradient, times rank + 1.                                                     */
+
+typedef enum habit { ALL, LATE_V, ONLY_W, ALL_SAID, SAID_TWICE, FAILS, FAILS_FORWARD } habit;
+
+typedef struct plan {
+    habit habit[RANKS]; /* by rank */
+} plan;
+
+static inline int rank_of(const dp_call *call)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(call->ctx, &info));
+    return info.rank_first + call->local_rank;
+}
+
+static inline habit habit_of(const dp_call *call)
+{
+    return ((const plan *)call->state)->habit[rank_of(call)];
+}
+
+static inline dp_status add_to(const dp_call *call, size_t param, float value)
+{
+    float data[V];
+    dp_tensor grad = dp_grad_tensor(call, param);
+    size_t count = (size_t)dp_tensor_count(&grad);
+    dp_tensor host = dp_wrap(data, DP_F32, grad.ndim, grad.shape);
+    DP_TRY(dp_copy(call->ctx, &host, &grad, NULL));
+    for (size_t i = 0; i < count; i++)
+        data[i] += value;
+    return dp_copy(call->ctx, &grad, &host, NULL);
+}
+
+/* The buffer is a running mean of rank + 1, momentum 0.1. */
+static inline dp_status net_forward(dp_call *call)
+{
+    float mean = 0;
+    dp_tensor buffer = dp_buffer_tensor(call, 2), host = dp_wrap(&mean, DP_F32, 0, NULL);
+    if (habit_of(call) == FAILS_FORWARD)
+        return dp_error(DP_ERR_USER, "no forward today");
+    DP_TRY(dp_copy(call->ctx, &host, &buffer, NULL));
+    mean = 0.9f * mean + 0.1f * (float)(rank_of(call) + 1);
+    if (call->training)
+        DP_TRY(dp_copy(call->ctx, &buffer, &host, NULL));
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static inline dp_status net_backward(dp_call *call)
+{
+    float value = (float)call->grad.as.f * (float)(rank_of(call) + 1);
+    habit own = habit_of(call);
+    if (own == FAILS)
+        return dp_error(DP_ERR_USER, "no backward today");
+    if (own != ONLY_W)
+        DP_TRY(add_to(call, 1, value));
+    if (own == ALL_SAID || own == SAID_TWICE)
+        DP_TRY(dp_grad_ready(call, 1));
+    if (own == SAID_TWICE)
+        return dp_grad_ready(call, 1);
+    DP_TRY(add_to(call, 0, value));
+    return own == ALL_SAID ? dp_grad_ready(call, 0) : DP_OK;
+}
+
+static const dp_method net_methods[] = {{"forward", net_forward}, {"backward", net_backward}};
+static const dp_param_config net_params[] = {
+    {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}},
+    {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}},
+    {.name = "seen", .dtype = DP_F32, .buffer = true}};
+
+static inline dp_module *make_net(dp_ctx *ctx, const plan *how)
+{
+    dp_module *net;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = net_methods,
+                                                  .method_count = 2,
+                                                  .params = net_params,
+                                                  .param_count = 3,
+                                                  .state = how},
+                              &net));
+    return net;
+}
+
+/* One replica a local rank. */
+static inline dp_value a_part_each(dp_ctx *ctx, dp_scope *scope)
+{
+    static float rows[RANKS];
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    dp_tensor batch = dp_wrap(rows, DP_F32, 1, (int64_t[]){info.local_count});
+    return DP_DICT(scope, {"x", dp_of(scope, &batch)});
+}
+
+static inline dp_status forward_and_backward(dp_module *par, double k, bool no_sync)
+{
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_value out;
+    dp_status status = dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope),
+                                 &(dp_pass_config){.no_sync = no_sync}, &out, &pass);
+    if (status == DP_OK)
+        status = dp_backward(pass, dp_float(k), NULL);
+    dp_scope_end(scope);
+    return status;
+}
+
+static inline float element(dp_module *net, size_t param, bool grad, size_t index)
+{
+    dp_tensor data, gradient;
+    float got[V];
+    CHECK_OK(dp_params_edit(net, param, &data, &gradient));
+    CHECK_OK(dp_read(dp_module_ctx(net), grad ? &gradient : &data, got,
+                     (size_t)dp_tensor_count(&data) * sizeof(float)));
+    return got[index];
+}
+
+static inline void check_grads(dp_module *net, double w, double v)
+{
+    CHECK_F64(element(net, 0, true, W - 1), w, 1e-5 * fabs(w));
+    CHECK_F64(element(net, 1, true, 0), v, 1e-5 * fabs(v));
+    CHECK_F64(element(net, 1, true, V - 1), v, 1e-5 * fabs(v));
+}
+
+static inline dp_info info_here(dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info;
+}
+
+static inline dp_ctx *open_over_shm(meeting *m, int devices)
+{
+    dp_ctx *ctx;
+    dp_config config = config_of(m, devices);
+    config.colls = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+#endif /* RANKED_H */
