@@ -813,6 +813,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
    rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
 
+   A call that is refused (>>status: CALL) changes nothing, here or elsewhere, and can be made again:
+   the others wait for it. A process that does not mean to should say so by dp_abort, or close.
+
    CPU devices of several processes of one machine meet in shared memory. Where a process dies,
    stops, or issues another collective, all others fail with one sentence, which names its rank, the
    collective, and what the rank did last. Nobody waits for another process longer than
@@ -1227,7 +1230,8 @@ typedef struct dp_input_grad {
 
 /* Run "backward" for a pass, once. `grad` has the structure of its output, and tensors of the same
    dtype and shape, which are brought to the replica's device; a number stands for that number
-   everywhere, none and a missing key for no gradient. If it has not, nothing happened. Parameters'
+   everywhere, none and a missing key for no gradient. If it has not, nothing happened, but for a
+   pass that other processes reduce too: see dp_distributed. Parameters'
    gradients are added to; those of the inputs are given out if wanted (NULL: they are not): joined
    along dim, none of one replica is zeros if others have a gradient. After a failure of backward
    the gradients of parameters are void: dp_zero_grad.
@@ -1350,8 +1354,14 @@ typedef struct dp_distributed_config {
    dp_call_child and dp_backward.
 
    dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
-   and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several
-   processes a method that fails in a pass with gradients is the job's failure. */
+   and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process.
+
+   With several processes a dp_backward or dp_train_step that is reduced fails on all ranks if it
+   does on one: a batch that cannot be cut, a gradient of another shape, a method that fails, a
+   dp_zero_grad that was forgotten. All return that rank's status, with its number and sentence;
+   gradients are void, the pass is over, the next one works. A forward by itself meets nobody after
+   its buffers: what is refused before its methods run is for this process alone to mend; a method
+   that fails is the job's failure, and so is an optimizer that fails to begin. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 /* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */

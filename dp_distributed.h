@@ -149,6 +149,12 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
 
 #define DP__NO_UNIT UINT32_MAX
 
+typedef enum dp__met { /* how far a pass has come in meeting the other ranks */
+                       DP__MET_NOBODY,
+                       DP__MET_FOR_BUFFERS,
+                       DP__MET_FOR_GRADS
+} dp__met;
+
 struct dp__distributed {
     dp_reducer *reducer;
     dp_reduction reduction;
@@ -163,6 +169,7 @@ struct dp__distributed {
     uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;       /* they hold what was reduced */
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
+    dp__met met;        /* of the forward or backward that is under way */
 };
 
 static dp_status dp__ranks_room(dp__face *face, size_t units)
@@ -341,8 +348,11 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
 
 /* ==== >>rounds =================================================================================
    A pass with gradients meets the other ranks twice: before its forward, for buffers, and from its
-   backward on, in the reducer. With several processes what fails in between is the job's failure:
-   others are in there too, or on their way.                                                     */
+   backward on, in the reducer. What a forward refuses before it meets anybody is this process'
+   alone. Where a method fails in a forward by itself the others cannot be told but by failing the
+   job: they are on their way to its backward. Whatever fails in a backward, or in a step, which ends
+   with one, all hear when the gradients are reduced: this process takes part, and says that what it
+   gave does not count.                                                                          */
 
 static double dp__ranks_share(const dp_pass *pass, size_t r)
 {
@@ -350,9 +360,10 @@ static double dp__ranks_share(const dp_pass *pass, size_t r)
     return samples ? pass->records[r].call.weight : 1;
 }
 
-static dp_status dp__ranks_failed(const dp_pass *pass, dp_status status)
+static dp_status dp__ranks_failed(const dp_pass *pass, const dp__request *request, dp_status status)
 {
-    return pass->synced ? dp__shared_failure(pass->ctx, status) : status;
+    bool shared = pass->synced && !request->loss;
+    return shared ? dp__shared_failure(pass->ctx, status) : status;
 }
 
 /* Before a forward with gradients, of which `synced` are reduced. */
@@ -362,6 +373,7 @@ static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool sy
     dp_ctx *ctx = face->ctx;
     dp_scope *temp = NULL;
     bool apart = ranks->buffers_apart;
+    ranks->met = DP__MET_FOR_BUFFERS;
     ranks->buffers_apart = synced;
     if (!apart || ranks->buffers == DP_BUFFERS_LOCAL || face->ranges[DP__BUFFERS].count == 0)
         return DP_OK;
@@ -408,7 +420,7 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
 {
     dp__distributed *ranks = face->ranks;
     const dp_reduce_pass pass = {.no_sync = !synced, .samples = ranks->samples};
-    DP_TRY(dp__ranks_zeroed(face));
+    ranks->met = DP__MET_FOR_GRADS;
     memset(ranks->said, 0, face->count * ranks->unit_count * sizeof *ranks->said);
     for (size_t r = 0; r < face->count; r++)
         memset(face->replicas[r].touched, 0, face->inner->slot_count * sizeof(bool));
@@ -467,27 +479,62 @@ static void dp__ranks_log_unused(const dp__face *face, size_t count)
     }
 }
 
-/* A pass that failed in a process that is alone is closed; what it reduces is void. */
+/* A pass that failed is closed too; what it reduces is void. */
 static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool synced,
                                   dp_status status)
 {
     dp_ctx *ctx = face->ctx;
     char text[DP__TEXT_BYTES];
-    if (status != DP_OK && ctx->info.process_count > 1 && synced)
-        return dp__shared_failure(ctx, status);
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        return status;
     memcpy(text, dp__thread.text, sizeof text);
+    if (status != DP_OK && ctx->info.process_count > 1)
+        dp__pass_excuse(fn, face->ranks->reducer, status, text);
     DP_TRY(dp__enter(fn, ctx));
     dp_status finished = dp__exit(fn, ctx, dp__pass_finish(fn, face->ranks->reducer));
-    if (status != DP_OK)
+    if (status != DP_OK && dp_status_class(finished) != DP_CLASS_JOB)
         return dp_error(status, "%s", text);
     DP_TRY(finished);
     face->ranks->reduced = face->ranks->reduced || synced;
     return DP_OK;
 }
 
+static void dp__ranks_start_over(const dp__face *face, bool buffers)
+{
+    if (face != NULL && face->ranks != NULL)
+        face->ranks->met = buffers ? DP__MET_FOR_BUFFERS : DP__MET_NOBODY;
+}
+
+/* Whether other processes reduce the same pass. */
+static bool dp__ranks_joint(const dp__face *face, bool synced)
+{
+    return synced && face != NULL && face->ranks != NULL && face->ctx->info.process_count > 1;
+}
+
+/* If something has failed here before gradients were reduced, which the others do: so does this
+   process, with nothing in it. */
+static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced, dp_status status)
+{
+    char text[DP__TEXT_BYTES];
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB ||
+        !dp__ranks_joint(face, synced) || face->ranks->met == DP__MET_FOR_GRADS)
+        return status;
+    memcpy(text, dp__thread.text, sizeof text);
+    if (face->ranks->met == DP__MET_NOBODY)
+        DP_TRY(dp__ranks_buffers(fn, face, true));
+    for (size_t r = 0; r < face->count; r++)
+        face->ranks->samples[r] = 0;
+    dp_status begun = dp__ranks_begin(fn, face, true);
+    if (dp_status_class(begun) == DP_CLASS_JOB)
+        return begun;
+    dp_error(status, "%s", text);
+    return begun == DP_OK ? dp__ranks_finish(fn, face, true, status) : status; /* over for all */
+}
+
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
 {
     const dp__face *face = pass->face;
+    DP_TRY(dp__ranks_zeroed(face));
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = r < pass->count ? pass->records[r].call.weight : 0;
     DP_TRY(dp__ranks_begin(fn, face, pass->synced));
@@ -509,6 +556,7 @@ static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face
     DP_TRY(dp__ranks_buffers(request->fn, face, synced));
     if (face->runs->mean_grads)
         DP_TRY(dp__grads_zero(face->runs));
+    DP_TRY(dp__ranks_zeroed(face));
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = 0;
     DP_TRY(dp__ranks_begin(request->fn, face, synced));

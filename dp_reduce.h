@@ -53,6 +53,11 @@ typedef struct dp__trip { /* of the bucket that travels */
     size_t collective_count; /* of the hook's */
 } dp__trip;
 
+typedef struct dp__excuse { /* as it travels */
+    int32_t status;
+    char text[240];
+} dp__excuse;
+
 typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
     uint64_t begun, reported, finished; /* finished: dp_reducer_finish was called */
     uint64_t travel, hidden, finish;
@@ -91,9 +96,10 @@ struct dp_reducer {
     size_t carried; /* bytes given to collectives in this pass */
     dp_status lost; /* why the pass failed on all ranks, or DP_OK */
     char lost_text[DP__TEXT_BYTES];
+    dp__excuse excuse;        /* why what this process has in the pass does not count, or DP_OK */
     double *samples, *totals; /* local ranks: since the last reduction; now */
     double scale;             /* of this reduction */
-    uint8_t *unused;          /* units that no rank uses in this reduction */
+    uint8_t *unused;          /* units that no rank uses in this reduction, and one byte more */
     dp_stream **streams;      /* local ranks by units: where they were reported */
     /* The rest is under the context's lock. */
     dp_reducer *behind; /* whose pass travels after this one: see dp_ctx.riding */
@@ -363,7 +369,7 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->order = dp__room(reducer, units, sizeof(uint32_t));
     reducer->owed = dp__room(reducer, units, sizeof(uint32_t));
     reducer->arrival = dp__room(reducer, units, sizeof(uint32_t));
-    reducer->unused = dp__room(reducer, units, 1);
+    reducer->unused = dp__room(reducer, units + 1, 1);
     reducer->marks = dp__room(reducer, units * locals, 1);
     reducer->streams = dp__room(reducer, units * locals, sizeof *reducer->streams);
     reducer->samples = dp__room(reducer, locals, sizeof(double));
@@ -371,8 +377,9 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->parts = dp__room(reducer, locals, sizeof(dp_part));
     DP_TRY(dp__check_room(fn, reducer));
     memset(reducer->marks, DP__EXPECTED, units * locals);
-    return dp__wires_make(fn, reducer->ctx, reducer->scope,
-                          sizeof(int64_t) + units * sizeof(uint32_t), &reducer->wires);
+    size_t bytes = sizeof(int64_t) + units * sizeof(uint32_t);
+    bytes = bytes > sizeof(dp__excuse) ? bytes : sizeof(dp__excuse);
+    return dp__wires_make(fn, reducer->ctx, reducer->scope, bytes, &reducer->wires);
 }
 
 static uint64_t dp__mix(uint64_t hash, uint64_t word)
@@ -1393,6 +1400,7 @@ static void dp__pass_open(dp_reducer *reducer, bool sync)
     }
     dp__pass_owe(reducer);
     reducer->lost = DP_OK;
+    reducer->excuse.status = DP_OK;
     reducer->carried = 0;
     reducer->clock = (dp__clock){.begun = dp__os_now_ns()};
     reducer->open = true;
@@ -1498,12 +1506,36 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
     return status;
 }
 
+/* What this process has in the open pass does not count. It takes part all the same, so that nobody
+   waits for it, and when the pass is finished all ranks get to know. */
+static void dp__pass_excuse(const char *fn, dp_reducer *reducer, dp_status status, const char *text)
+{
+    size_t bytes = strlen(fn);
+    bool named = strncmp(text, fn, bytes) == 0 && text[bytes] == ':';
+    reducer->excuse.status = (int32_t)status;
+    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s",
+             (int)sizeof reducer->excuse.text - 1, named ? text + bytes + 2 : text);
+}
+
+/* `rank` has excused itself: its words, on all ranks. */
+static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
+{
+    dp__excuse excuse = reducer->excuse;
+    dp__coll coll = {
+        .fn = fn, .verb = DP__BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
+    DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
+    return dp_error((dp_status)excuse.status, "%s: rank %d: %.240s: gradients of '%s' are void", fn,
+                    rank, excuse.text, reducer->name);
+}
+
 /* The first of this process' ranks' units that was expected and did not come, or came without being
-   expected, in one number; INT64_MAX: none. */
+   expected, in one number; INT64_MAX: none; less than 0: a process excuses itself. */
 static int64_t dp__surprise_here(const dp_reducer *reducer)
 {
     const dp_info *info = &reducer->ctx->info;
     uint8_t bit = reducer->fixed ? DP__USED : DP__REPORTED;
+    if (reducer->excuse.status != DP_OK)
+        return info->rank_first - info->rank_count;
     for (size_t unit = 0; unit < reducer->unit_count; unit++)
         for (int i = 0; i < info->local_count; i++) {
             uint8_t marks = reducer->marks[(size_t)i * reducer->unit_count + unit];
@@ -1514,7 +1546,7 @@ static int64_t dp__surprise_here(const dp_reducer *reducer)
     return INT64_MAX;
 }
 
-/* The same of all ranks. */
+/* The least of all ranks. */
 static dp_status dp__surprise_anywhere(const char *fn, const dp_reducer *reducer, int64_t *out)
 {
     dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
@@ -1537,19 +1569,21 @@ static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, i
                                     : ", but in the first one");
 }
 
-/* reducer->unused: units that no rank has reported since the last reduction. */
-static dp_status dp__unused_find(const char *fn, dp_reducer *reducer)
+/* reducer->unused: units that no rank has reported since the last reduction. Where a process excuses
+   itself, out_surprise says which, as above. */
+static dp_status dp__unused_find(const char *fn, dp_reducer *reducer, int64_t *out_surprise)
 {
     size_t units = reducer->unit_count;
-    dp__coll coll = {.fn = fn, .count = units, .dtype = DP_U8, .op = DP_OP_MAX};
+    dp__coll coll = {.fn = fn, .count = units + 1, .dtype = DP_U8, .op = DP_OP_MAX};
     memset(reducer->unused, 0, units);
     for (size_t i = 0; i < units * (size_t)reducer->ctx->info.local_count; i++)
         reducer->unused[i % units] |= (reducer->marks[i] & DP__USED) != 0;
-    if (reducer->ctx->info.process_count > 1 && units > 0)
+    reducer->unused[units] = reducer->excuse.status != DP_OK;
+    if (reducer->ctx->info.process_count > 1)
         DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->unused, 0));
     for (size_t i = 0; i < units; i++)
         reducer->unused[i] = !reducer->unused[i];
-    return DP_OK;
+    return reducer->unused[units] ? dp__surprise_anywhere(fn, reducer, out_surprise) : DP_OK;
 }
 
 /* Compute streams come after the streams on which units were reported. */
@@ -1669,8 +1703,10 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
     if (reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed)
         DP_TRY(dp__surprise_anywhere(fn, reducer, &surprise));
     else
-        DP_TRY(dp__unused_find(fn, reducer));
+        DP_TRY(dp__unused_find(fn, reducer, &surprise));
     DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_now(reducer));
+    if (surprise < 0)
+        return dp__excused(fn, reducer, (int)surprise + ctx->info.rank_count);
     if (reducer->lost != DP_OK)
         return dp_error(reducer->lost, "%s: %s: gradients are void", fn, reducer->lost_text);
     if (surprise != INT64_MAX)

@@ -1,0 +1,369 @@
+/* test_failure.c - what becomes of a job when something goes wrong in one of its processes: what fails
+   on one rank fails on all, and they go on; or the job fails, and all say why. */
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include "meeting.h"
+
+/* ---- a net that fails on demand ------------------------------------------------------------------
+   Parameters w and v, and a buffer. Backward adds its number times rank + 1 to every element.    */
+
+enum { W = 3, V = 70 };
+
+typedef enum mishap {
+    NONE,
+    DATA_IS_A_NUMBER,
+    DATA_IS_AN_ERROR,
+    ROWS_DIFFER,
+    IN_FORWARD,
+    NO_LOSS,
+    IN_BACKWARD,
+    OPTIMIZER_BEGINS,
+    MISHAPS
+} mishap;
+
+static mishap now; /* in this process */
+
+static int rank_of(const dp_call *call)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(call->ctx, &info));
+    return info.rank_first + call->local_rank;
+}
+
+static dp_status net_forward(dp_call *call)
+{
+    call->out = dp_float(1);
+    if (now == NO_LOSS)
+        call->out = DP_DICT(call->scope, {"right", dp_float(1)});
+    return now == IN_FORWARD ? dp_error(DP_ERR_USER, "no forward today") : DP_OK;
+}
+
+static dp_status add_to(const dp_call *call, size_t param, double value)
+{
+    dp_tensor grad = dp_grad_tensor(call, param), more;
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, grad.ndim, grad.shape, &more));
+    DP_TRY(dp_fill(call->ctx, &more, dp_float(value)));
+    return dp_axpby(call->ctx, 1, &grad, 1, &more, &grad);
+}
+
+/* It fails half-way: v may have travelled. */
+static dp_status net_backward(dp_call *call)
+{
+    double value = call->grad.as.f * (rank_of(call) + 1);
+    DP_TRY(add_to(call, 1, value));
+    DP_TRY(dp_grad_ready(call, 1));
+    if (now == IN_BACKWARD)
+        return dp_error(DP_ERR_NO_MEMORY, "no backward today");
+    return add_to(call, 0, value);
+}
+
+static dp_module *make_net(dp_ctx *ctx, const dp_distributed_config *config, dp_module **out)
+{
+    static const dp_method methods[] = {{"forward", net_forward}, {"backward", net_backward}};
+    static const dp_param_config params[] = {
+        {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}},
+        {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}},
+        {.name = "seen", .dtype = DP_F32, .buffer = true}};
+    dp_module *net;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 3},
+                              &net));
+    CHECK_OK(dp_distributed(net, config, out));
+    return net;
+}
+
+static dp_ctx *open_shared(meeting *m, int devices, int timeout_ms)
+{
+    dp_ctx *ctx;
+    dp_config config = config_of(m, devices);
+    config.colls = NULL;
+    config.timeout_ms = timeout_ms;
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+static dp_info info_here(dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info;
+}
+
+/* A row a local rank. */
+static dp_value batch_here(dp_ctx *ctx, dp_scope *scope)
+{
+    static float rows[4];
+    int64_t count = info_here(ctx).local_count, odd = count + 1;
+    dp_tensor x = dp_wrap(rows, DP_F32, 1, &count), y = dp_wrap(rows, DP_F32, 1, &odd);
+    if (now == DATA_IS_A_NUMBER)
+        return dp_int(7);
+    if (now == DATA_IS_AN_ERROR)
+        return dp_list_make(scope, DP_INT, NULL, 0);
+    return DP_DICT(scope, {"x", dp_of(scope, &x)},
+                   {"y", dp_of(scope, now == ROWS_DIFFER ? &y : &x)});
+}
+
+static dp_status both_ways(dp_module *par, double k)
+{
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_value out;
+    dp_status status =
+        dp_invoke(par, "forward", scope, dp_none(), batch_here(ctx, scope), NULL, &out, &pass);
+    if (status == DP_OK)
+        status = dp_backward(pass, dp_float(k), NULL);
+    dp_scope_end(scope);
+    return status;
+}
+
+static double element(dp_module *net, size_t param, size_t index)
+{
+    float got[V];
+    dp_tensor data, grad;
+    CHECK_OK(dp_params_edit(net, param, &data, &grad));
+    CHECK_OK(
+        dp_read(dp_module_ctx(net), &grad, got, (size_t)dp_tensor_count(&grad) * sizeof(float)));
+    return got[index];
+}
+
+static const dp_distributed_config kinds[] = {
+    {.first_bucket_bytes = 4, .bucket_bytes = 4},
+    {.unused_params = DP_UNUSED_FOUND, .reduction = DP_SUM},
+    {.unused_params = DP_UNUSED_FIXED, .first_bucket_bytes = 4, .bucket_bytes = 4},
+    {.reduction = DP_MEAN_SAMPLES}};
+
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static const dp_distributed_config *kind; /* the one that is tried */
+
+/* The job is well: a pass that is good on all ranks, and what comes of it. */
+static void check_well(dp_module *net, dp_module *par)
+{
+    int ranks = info_here(dp_module_ctx(net)).rank_count;
+    double sum = ranks * (ranks + 1) / 2.0, want = kind->reduction == DP_SUM ? sum : sum / ranks;
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(both_ways(par, 1));
+    CHECK_F64(element(net, 0, W - 1), want, 1e-5);
+    CHECK_F64(element(net, 1, 0), want, 1e-5);
+    CHECK_F64(element(net, 1, V - 1), want, 1e-5);
+}
+
+/* ---- what fails on one rank fails on all, and they go on --------------------------------------- */
+
+static void check_same_error(dp_status status, dp_status want, bool here, const char *fn, int rank,
+                             const char *says)
+{
+    char who[80];
+    snprintf(who, sizeof who, "%s: rank %d: ", fn, rank);
+    CHECK_ERROR(status, want, says);
+    CHECK_INT(strncmp(dp_last_error(), who, strlen(who)) == 0, !here);
+    if (!here)
+        CHECK_ERROR(status, want, ": gradients of 'net' are void");
+}
+
+/* Before the first good pass, and after. */
+static void one_backward_fails(meeting *m)
+{
+    int last = m->process_count - 1;
+    dp_module *par, *net = make_net(open_shared(m, 1, 0), kind, &par);
+    for (int i = 0; i < 3; i++) {
+        now = m->process == last ? IN_BACKWARD : NONE;
+        CHECK_OK(dp_zero_grad(par));
+        check_same_error(both_ways(par, 1), DP_ERR_NO_MEMORY, m->process == last, "dp_backward",
+                         last, "no backward today");
+        now = NONE;
+        check_well(net, par);
+    }
+    dp_close(dp_module_ctx(net));
+}
+
+TEST_SLOW(a_backward_that_fails_on_one_rank_fails_on_all, 60)
+{
+    for (kind = kinds; kind < kinds + KINDS; kind++) {
+        in_processes(2, one_backward_fails);
+        in_processes(4, one_backward_fails);
+    }
+}
+
+/* The first of several is named, and each keeps its own words. */
+static void several_fail(meeting *m)
+{
+    dp_module *par, *net = make_net(open_shared(m, 1, 0), kind, &par);
+    now = m->process % 2 == 1 ? IN_BACKWARD : NONE;
+    check_same_error(both_ways(par, 1), DP_ERR_NO_MEMORY, now != NONE, "dp_backward", 1,
+                     "no backward today");
+    now = NONE;
+    check_well(net, par);
+    dp_close(dp_module_ctx(net));
+}
+
+TEST(the_first_of_several_failures_is_named)
+{
+    kind = kinds;
+    in_processes(4, several_fail);
+}
+
+/* A gradient that is none: the pass is over, here too. */
+static void one_gradient_is_wrong(meeting *m)
+{
+    dp_ctx *ctx = open_shared(m, 1 + m->process % 2, 0);
+    dp_module *par, *net = make_net(ctx, kind, &par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value out, one = dp_float(1), odd = DP_LIST_OF(scope, one, one, one, one);
+    bool here = m->process == 0;
+    for (int i = 0; i < 2; i++) {
+        dp_pass *pass = NULL;
+        dp_value wrong = i == 0 ? odd : dp_list_make(scope, DP_INT, NULL, 0);
+        CHECK_OK(
+            dp_invoke(par, "forward", scope, dp_none(), batch_here(ctx, scope), NULL, &out, &pass));
+        dp_status status = dp_backward(pass, here ? wrong : one, NULL);
+        CHECK_INT(dp_status_class(status), DP_CLASS_CALL);
+        check_same_error(status, status, here, "dp_backward", 0, "dp_backward: ");
+        CHECK_ERROR(dp_backward(pass, one, NULL), DP_ERR_STATE, "had its backward already");
+    }
+    dp_scope_end(scope);
+    check_well(net, par);
+    dp_close(ctx);
+}
+
+/* Once gradients are reduced they are not reduced again. */
+static void one_forgets_to_zero(meeting *m)
+{
+    dp_module *par, *net = make_net(open_shared(m, 1, 0), kind, &par);
+    check_well(net, par);
+    if (m->process != 1)
+        CHECK_OK(dp_zero_grad(par));
+    check_same_error(both_ways(par, 1), DP_ERR_STATE, m->process == 1, "dp_backward", 1,
+                     "gradients of 'net' hold what was reduced");
+    check_well(net, par);
+    CHECK_ERROR(both_ways(par, 1), DP_ERR_STATE, "dp_zero_grad comes first");
+    check_well(net, par);
+    dp_close(dp_module_ctx(net));
+}
+
+TEST_SLOW(a_backward_that_one_rank_refuses_fails_on_all, 60)
+{
+    for (kind = kinds; kind < kinds + KINDS; kind++) {
+        in_processes(2, one_gradient_is_wrong);
+        in_processes(4, one_gradient_is_wrong);
+    }
+    kind = &kinds[1];
+    in_processes(2, one_forgets_to_zero);
+    kind = &kinds[3];
+    in_processes(4, one_forgets_to_zero);
+}
+
+/* What a forward refuses, and what does not reduce, is this process' own. */
+static void one_mends_its_call(meeting *m)
+{
+    dp_ctx *ctx = open_shared(m, 2, 0);
+    dp_module *par, *net = make_net(ctx, kind, &par);
+    float data[4] = {0};
+    dp_part parts[] = {{.send = data, .recv = data}, {.send = data + 2, .recv = data + 2}};
+    CHECK_OK(both_ways(par, 1));
+    if (m->process == 1) {
+        now = ROWS_DIFFER;
+        CHECK_INT(dp_status_class(both_ways(par, 1)), DP_CLASS_CALL);
+        now = NONE;
+    }
+    check_well(net, par);
+    if (m->process == 1)
+        CHECK_ERROR(dp_all_reduce(ctx, parts, 3, DP_F32, DP_OP_SUM), DP_ERR_INVALID, "overlaps");
+    CHECK_OK(dp_all_reduce(ctx, parts, 2, DP_F32, DP_OP_SUM));
+    dp_close(ctx);
+}
+
+TEST(who_is_refused_may_mend_the_call)
+{
+    kind = kinds;
+    in_processes(3, one_mends_its_call);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------- */
+
+typedef struct counting { /* an optimizer that only counts */
+    dp_optim base;
+    int begun, updated;
+} counting;
+
+static dp_status counting_begin(dp_optim *optim, dp_module *module, dp_pass_config *pass)
+{
+    (void)module, (void)pass;
+    ((counting *)optim)->begun++;
+    return now == OPTIMIZER_BEGINS ? dp_error(DP_ERR_USER, "no step today") : DP_OK;
+}
+
+static dp_status counting_update(dp_optim *optim, dp_module *module)
+{
+    ((counting *)optim)->updated++;
+    return dp_zero_grad(module);
+}
+
+static dp_status step_here(dp_module *par, dp_optim *optim)
+{
+    dp_scope *scope = dp_scope_begin(dp_module_ctx(par));
+    dp_value log;
+    dp_status status =
+        dp_train_step(par, scope, batch_here(dp_module_ctx(par), scope), optim, &log);
+    dp_scope_end(scope);
+    return status;
+}
+
+/* Outside the job, so that its failure does not reach who is not through with what came before. */
+static void wait_for_all(meeting *m)
+{
+    char all[BOOT_PROCESSES], own = 0;
+    CHECK_OK(meeting_all_gather(&own, all, 1, m));
+}
+
+static void one_step_fails(meeting *m)
+{
+    static const char *const says[] = {"",
+                                       "data is an int",
+                                       "kind is neither",
+                                       "row",
+                                       "no forward today",
+                                       "holds 'loss'",
+                                       "no backward today",
+                                       "no step today"};
+    static const dp_optim_ops ops = {
+        .size = sizeof(dp_optim_ops), .begin = counting_begin, .update = counting_update};
+    counting optim = {.base.ops = &ops};
+    int last = m->process_count - 1, good = 0;
+    bool here = m->process == last;
+    dp_module *par, *net = make_net(open_shared(m, here ? 2 : 1, 0), kind, &par);
+    for (mishap what = DATA_IS_A_NUMBER; what < OPTIMIZER_BEGINS; what++) {
+        now = here ? what : NONE;
+        dp_status status = step_here(par, &optim.base);
+        CHECK(dp_status_class(status) == DP_CLASS_CALL || dp_status_class(status) == DP_CLASS_PASS);
+        check_same_error(status, status, here, "dp_train_step",
+                         info_here(dp_module_ctx(net)).rank_count - 2, says[what]);
+        now = NONE;
+        CHECK_INT(optim.updated, good);
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(step_here(par, &optim.base));
+        CHECK_INT(optim.updated, ++good);
+        CHECK_INT(optim.begun, 2 * good);
+        check_well(net, par);
+        CHECK_OK(dp_zero_grad(par));
+    }
+    wait_for_all(m);
+    now = here ? OPTIMIZER_BEGINS : NONE;
+    CHECK_ERROR(step_here(par, &optim.base), DP_ERR_INTERNAL, "no step today (DP_ERR_USER)");
+    dp_close(dp_module_ctx(net));
+}
+
+TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
+{
+    for (kind = kinds; kind < kinds + KINDS; kind++) {
+        in_processes(2, one_step_fails);
+        in_processes(4, one_step_fails);
+    }
+}
