@@ -813,8 +813,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    They return when the work is ordered on the streams (CPU devices: done). Same call, same bits:
    rank r is added r-th. Parts must not overlap, but for the in-place forms that are named.
 
-   A call that is refused (>>status: CALL) changes nothing, here or elsewhere, and can be made again:
-   the others wait for it. A process that does not mean to should say so by dp_abort, or close.
+   A call that is refused (>>status: CALL) changes nothing, here or elsewhere, and can be made
+   again: the others wait for it. A process that does not mean to should say so by dp_abort, or
+   close.
 
    CPU devices of several processes of one machine meet in shared memory. Where a process dies,
    stops, or issues another collective, all others fail with one sentence, which names its rank, the

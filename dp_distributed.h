@@ -350,9 +350,9 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
    A pass with gradients meets the other ranks twice: before its forward, for buffers, and from its
    backward on, in the reducer. What a forward refuses before it meets anybody is this process'
    alone. Where a method fails in a forward by itself the others cannot be told but by failing the
-   job: they are on their way to its backward. Whatever fails in a backward, or in a step, which ends
-   with one, all hear when the gradients are reduced: this process takes part, and says that what it
-   gave does not count.                                                                          */
+   job: they are on their way to its backward. Whatever fails in a backward, or in a step, which
+   ends with one, all hear when the gradients are reduced: this process takes part, and says that
+   what it gave does not count.                                                                  */
 
 static double dp__ranks_share(const dp_pass *pass, size_t r)
 {

@@ -1298,6 +1298,28 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
     return DP_OK;
 }
 
+/* What this process has in the open pass does not count. It takes part all the same, so that nobody
+   waits for it, and when the pass is finished all ranks get to know. */
+static void dp__pass_excuse(const char *fn, dp_reducer *reducer, dp_status status, const char *text)
+{
+    size_t bytes = strlen(fn);
+    bool named = strncmp(text, fn, bytes) == 0 && text[bytes] == ':';
+    reducer->excuse.status = (int32_t)status;
+    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s",
+             (int)sizeof reducer->excuse.text - 1, named ? text + bytes + 2 : text);
+}
+
+/* `rank` has excused itself: its words, on all ranks. */
+static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
+{
+    dp__excuse excuse = reducer->excuse;
+    dp__coll coll = {
+        .fn = fn, .verb = DP__BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
+    DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
+    return dp_error((dp_status)excuse.status, "%s: rank %d: %.240s: gradients of '%s' are void", fn,
+                    rank, excuse.text, reducer->name);
+}
+
 /* ==== >>passes =================================================================================
    A pass is opened, units are reported from any thread, and finish sees to it that all is reduced.
    Ranks tell each other their samples when a pass begins, what was not reported when it ends, and
@@ -1506,28 +1528,6 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
     return status;
 }
 
-/* What this process has in the open pass does not count. It takes part all the same, so that nobody
-   waits for it, and when the pass is finished all ranks get to know. */
-static void dp__pass_excuse(const char *fn, dp_reducer *reducer, dp_status status, const char *text)
-{
-    size_t bytes = strlen(fn);
-    bool named = strncmp(text, fn, bytes) == 0 && text[bytes] == ':';
-    reducer->excuse.status = (int32_t)status;
-    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s",
-             (int)sizeof reducer->excuse.text - 1, named ? text + bytes + 2 : text);
-}
-
-/* `rank` has excused itself: its words, on all ranks. */
-static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
-{
-    dp__excuse excuse = reducer->excuse;
-    dp__coll coll = {
-        .fn = fn, .verb = DP__BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
-    DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
-    return dp_error((dp_status)excuse.status, "%s: rank %d: %.240s: gradients of '%s' are void", fn,
-                    rank, excuse.text, reducer->name);
-}
-
 /* The first of this process' ranks' units that was expected and did not come, or came without being
    expected, in one number; INT64_MAX: none; less than 0: a process excuses itself. */
 static int64_t dp__surprise_here(const dp_reducer *reducer)
@@ -1569,8 +1569,8 @@ static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, i
                                     : ", but in the first one");
 }
 
-/* reducer->unused: units that no rank has reported since the last reduction. Where a process excuses
-   itself, out_surprise says which, as above. */
+/* reducer->unused: units that no rank has reported since the last reduction. Where a process
+   excuses itself, out_surprise says which, as above. */
 static dp_status dp__unused_find(const char *fn, dp_reducer *reducer, int64_t *out_surprise)
 {
     size_t units = reducer->unit_count;

@@ -1,12 +1,12 @@
-/* test_failure.c - what becomes of a job when something goes wrong in one of its processes: what fails
-   on one rank fails on all, and they go on; or the job fails, and all say why. */
+/* test_failure.c - what becomes of a job when something goes wrong in one of its processes: what
+   fails on one rank fails on all, and they go on; or the job fails, and all say why. */
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include "meeting.h"
 
-/* ---- a net that fails on demand ------------------------------------------------------------------
+/* ---- a net that fails on demand -----------------------------------------------------------------
    Parameters w and v, and a buffer. Backward adds its number times rank + 1 to every element.    */
 
 enum { W = 3, V = 70 };
@@ -155,7 +155,7 @@ static void check_well(dp_module *net, dp_module *par)
     CHECK_F64(element(net, 1, V - 1), want, 1e-5);
 }
 
-/* ---- what fails on one rank fails on all, and they go on --------------------------------------- */
+/* ---- what fails on one rank fails on all, and they go on -------------------------------------- */
 
 static void check_same_error(dp_status status, dp_status want, bool here, const char *fn, int rank,
                              const char *says)
@@ -286,7 +286,7 @@ TEST(who_is_refused_may_mend_the_call)
     in_processes(3, one_mends_its_call);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 typedef struct counting { /* an optimizer that only counts */
     dp_optim base;
