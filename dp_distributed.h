@@ -285,32 +285,43 @@ static void dp__run_parts(const dp__face *face, const dp__range *run, size_t fir
     }
 }
 
-/* What is of a sort becomes the same on all ranks: that of rank 0, or the mean. */
+/* A run becomes the same on all ranks, by pieces: that of rank 0, or the mean. */
+static dp_status dp__run_spread(const char *fn, const dp__face *face, const dp__range *run,
+                                const dp_tensor *aside, bool mean, dp_part *parts)
+{
+    size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
+    for (size_t first = 0; first < (size_t)run->count; first += count) {
+        count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
+        dp__run_parts(face, run, first, aside, parts);
+        dp__coll coll = {.fn = fn,
+                         .ctx = face->ctx,
+                         .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE : DP__BROADCAST,
+                         .local = parts,
+                         .count = count,
+                         .dtype = run->dtype,
+                         .op = DP_OP_MEAN,
+                         .scale = 1};
+        DP_TRY(dp__collective_entered(&coll));
+    }
+    return DP_OK;
+}
+
+/* And so does all that is of a sort. */
 static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
                                  dp__sort sort, const dp_tensor *aside, bool mean)
 {
+    char label[DP__LABEL_BYTES];
+    dp_status status = DP_OK;
     dp_part *parts = dp__array(temp, face->count, sizeof *parts);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, face->count);
-    for (size_t i = 0; i < face->ranges[sort].count; i++) {
-        const dp__range *run = &face->ranges[sort].items[i];
-        size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
-        for (size_t first = 0; first < (size_t)run->count; first += count) {
-            count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
-            dp__run_parts(face, run, first, aside, parts);
-            dp__coll coll = {.fn = fn,
-                             .ctx = face->ctx,
-                             .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE
-                                                                      : DP__BROADCAST,
-                             .local = parts,
-                             .count = count,
-                             .dtype = run->dtype,
-                             .op = DP_OP_MEAN,
-                             .scale = 1};
-            DP_TRY(dp__collective_entered(&coll));
-        }
-    }
-    return DP_OK;
+    snprintf(label, sizeof label, "%s of '%.40s'", sort == DP__BUFFERS ? "buffers" : "parameters",
+             face->inner->name);
+    const char *before = dp__journal_for(face->ctx, false, label);
+    for (size_t i = 0; i < face->ranges[sort].count && status == DP_OK; i++)
+        status = dp__run_spread(fn, face, &face->ranges[sort].items[i], aside, mean, parts);
+    dp__journal_for(face->ctx, false, before);
+    return status;
 }
 
 /* Room for what ranks receive aside: parameters of replicas that share them. */
@@ -395,6 +406,8 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
                         "would keep",
                         pass->runs->name);
     pass->synced = grads && !request->config.no_sync;
+    if (grads)
+        DP_TRY(dp__poll(pass->ctx));
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 

@@ -180,7 +180,11 @@ static dp_status dp__mpi_begin(void)
    listens to them. They are small: MPI sends such things at once. A line that has failed is never
    taken apart, as MPI may still read and write what it was given.                               */
 
-enum { DP__MPI_NOTES = 0x6470 /* the tag */, DP__MPI_FLUSH_MS = 200 };
+enum {
+    DP__MPI_NOTES = 0x6470, /* the tag */
+    DP__MPI_FLUSH_MS = 200,
+    DP__MPI_DOING_BYTES = DP__WORDS_BYTES + 32
+};
 
 typedef enum dp__mpi_kind {
     DP__MPI_SILENT, /* nothing was heard */
@@ -321,9 +325,9 @@ static const char *dp__mpi_who(const dp__mpi_line *line, int process, char *text
 /* "collective 8, all_reduce of 25 f32 (sum)" */
 static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t room)
 {
-    char words[DP__SHM_WORDS_BYTES];
+    char words[DP__WORDS_BYTES];
     unsigned seq = atomic_load(&note->seq);
-    if (note->verb < 0)
+    if (note->is.verb < 0)
         snprintf(text, room, "step %u of meeting", seq);
     else
         snprintf(text, room, "collective %u, %s", seq, dp__shm_note_text(note, words));
@@ -332,9 +336,9 @@ static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t ro
 
 static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
 {
-    char what[DP__SHM_WORDS_BYTES + 32], said[DP__TEXT_BYTES];
+    char what[DP__MPI_DOING_BYTES], said[DP__TEXT_BYTES];
     (void)dp__mpi_error(call, code);
-    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 160, dp_last_error());
+    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 320, dp_last_error());
     return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "%s: %s",
                                        dp__mpi_doing(&line->doing, what, sizeof what), said));
 }
@@ -470,7 +474,7 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
 /* `why` an answer was wanted: "after 60000 ms", or what MPI says. */
 static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astray, const char *why)
 {
-    char own[DP__SHM_WORDS_BYTES + 32], who[DP__SHM_WORDS_BYTES], what[DP__SHM_WORDS_BYTES + 32];
+    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], what[DP__MPI_DOING_BYTES];
     dp_error(status, "%s: %s %s is in %s: all must make the same calls in the same order",
              dp__mpi_doing(&line->doing, own, sizeof own), why, dp__mpi_who(line, astray, who),
              dp__mpi_doing(&line->heard[astray].doing, what, sizeof what));
@@ -480,7 +484,7 @@ static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astra
 /* The time is over. */
 static dp_status dp__mpi_accuse(dp__mpi_line *line)
 {
-    char own[DP__SHM_WORDS_BYTES + 32], who[DP__SHM_WORDS_BYTES], text[64];
+    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], text[64];
     int first = 0, silent, astray;
     if (line->comm == MPI_COMM_NULL)
         return dp__mpi_fail(line, dp_error(DP_ERR_TIMEOUT,
@@ -660,8 +664,8 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     if (room == NULL)
         return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all));
     memcpy(room + all, in, bytes_each);
-    line->doing.verb = -1;
-    line->doing.count = bytes_each;
+    line->doing.is.verb = -1;
+    line->doing.is.count = bytes_each;
     atomic_fetch_add(&line->doing.seq, 1);
     dp__mpi_enter();
     int code = MPI_Iallgather(room + all, (int)bytes_each, MPI_BYTE, room, (int)bytes_each,
@@ -962,14 +966,12 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
 {
     dp__mpi_comm *comm = call->comm;
     dp__shm_note *doing = &comm->line.doing;
+    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
     if (atomic_load(&comm->line.failed) != DP_OK)
         return dp__mpi_failure(&comm->line);
-    doing->verb = (int32_t)call->verb;
-    doing->dtype = (int32_t)call->dtype;
-    doing->op = (int32_t)call->op;
-    doing->root = call->root;
-    doing->count = call->count;
-    doing->scale = call->scale;
+    doing->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
+                                call->root,          call->count,          call->scale};
+    doing->label = ctx->journal->lanes[&comm->base == ctx->courier_comm].now.label;
     atomic_fetch_add(&doing->seq, 1);
     call->piece = comm->room / room_of_one;
     return dp__mpi_run_steps(call, run);

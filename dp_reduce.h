@@ -41,9 +41,10 @@ typedef struct dp__piece { /* what a unit has of one dtype */
 
 typedef struct dp__bucket {
     dp_bucket_info info;
-    size_t run_count;    /* pieces of memory that its ranges make up */
-    uint32_t made, last; /* when it was begun, when it got its last piece */
-    uint32_t owed;       /* pieces that are not complete yet; under the context's lock */
+    size_t run_count;            /* pieces of memory that its ranges make up */
+    uint32_t made, last;         /* when it was begun, when it got its last piece */
+    uint32_t owed;               /* pieces that are not complete yet; under the context's lock */
+    char label[DP__LABEL_BYTES]; /* for sentences */
 } dp__bucket;
 
 typedef struct dp__trip { /* of the bucket that travels */
@@ -70,6 +71,7 @@ struct dp_reducer {
     dp_ctx *ctx;
     dp_scope *scope;
     char *name, **unit_names;
+    char label[DP__LABEL_BYTES]; /* for sentences */
     dp_reduction reduction;
     dp_unused unused_units;
     bool regrouped;
@@ -521,6 +523,22 @@ static void dp__runs_count(dp_reducer *reducer)
     }
 }
 
+/* "bucket 2 of 'net', 'h.3'": a bucket is known by the first unit that is in it. */
+static void dp__buckets_label(dp_reducer *reducer)
+{
+    for (size_t b = 0; b < reducer->bucket_count; b++) {
+        dp__bucket *bucket = &reducer->buckets[b];
+        uint32_t first = bucket->info.units[0];
+        size_t room = sizeof bucket->label,
+               used =
+                   dp__append(bucket->label, room, 0, "bucket %zu of '%.20s', ", b, reducer->name);
+        if (reducer->unit_names != NULL)
+            (void)dp__append(bucket->label, room, used, "'%s'", reducer->unit_names[first]);
+        else
+            (void)dp__append(bucket->label, room, used, "unit %u", (unsigned)first);
+    }
+}
+
 /* Of units in reducer->order. */
 static void dp__buckets_make(dp_reducer *reducer)
 {
@@ -533,6 +551,7 @@ static void dp__buckets_make(dp_reducer *reducer)
         reducer->pieces[p].bucket = reducer->places[reducer->pieces[p].bucket];
     dp__buckets_fill(reducer);
     dp__runs_count(reducer);
+    dp__buckets_label(reducer);
 }
 
 /* ==== >>travel =================================================================================
@@ -797,10 +816,16 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
     if (bucket->info.bytes == 0 || used == 0 || reducer->lost != DP_OK)
         return DP_OK;
     bool whole = used == bucket->info.unit_count, flat = dp__is_flat(reducer, bucket, whole);
-    if (!flat && reducer->hook == NULL)
-        return dp__spans_reduce(&spans, courier);
-    dp__trip_begin(reducer, index, flat, courier);
-    return dp__trip_run(reducer, spans, flat, whole);
+    const char *before = dp__journal_for(reducer->ctx, courier, bucket->label);
+    dp_status status;
+    if (!flat && reducer->hook == NULL) {
+        status = dp__spans_reduce(&spans, courier);
+    } else {
+        dp__trip_begin(reducer, index, flat, courier);
+        status = dp__trip_run(reducer, spans, flat, whole);
+    }
+    dp__journal_for(reducer->ctx, courier, before);
+    return status;
 }
 
 /* ==== >>hooks ==================================================================================
@@ -1068,9 +1093,10 @@ static void dp__courier_carry(void *user)
     while (dp__errand_take(ctx, &errand)) {
         uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;
+        dp__thread.culprit = 0;
         dp_status status = dp__shared_failure(ctx, dp__errand_run(&errand));
         if (status != DP_OK) {
-            dp__job_failed(ctx, status, ctx->info.rank_first, dp__thread.text);
+            dp__job_failed(ctx, status, dp__thread.text);
             return;
         }
         dp__errand_done(errand.reducer, start);
@@ -1120,7 +1146,7 @@ static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
 static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
-        dp__job_failed(ctx, DP_ERR_ABORTED, ctx->info.rank_first, "dp_close: in an open pass");
+        dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass");
         dp__comm_abort(ctx->courier_comm);
     }
     if (ctx->courier != NULL)
@@ -1158,6 +1184,8 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     DP_TRY(dp__ranges_make(fn, reducer, config));
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
+    snprintf(reducer->label, sizeof reducer->label, "gradients of '%.40s'",
+             reducer->name != NULL ? reducer->name : "");
     DP_TRY(dp__pass_room(fn, reducer));
     DP_TRY(dp__travel_room(fn, reducer));
     for (size_t i = 0; i < reducer->unit_count; i++)
@@ -1731,7 +1759,9 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
                         fn, reducer->name);
     if (!sync)
         return DP_OK;
+    const char *before = dp__journal_for(ctx, false, reducer->label);
     dp_status status = dp__pass_reduce(fn, reducer);
+    dp__journal_for(ctx, false, before);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
     dp__lock_enter(&ctx->lock);

@@ -2,8 +2,11 @@
    fails on one rank fails on all, and they go on; or the job fails, and all say why. */
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 #include "meeting.h"
 
 /* ---- a net that fails on demand -----------------------------------------------------------------
@@ -366,4 +369,403 @@ TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
         in_processes(2, one_step_fails);
         in_processes(4, one_step_fails);
     }
+}
+
+/* ---- who is named, and by what ------------------------------------------------------------------ */
+
+enum { TIMEOUT_MS = 2000, SOON_MS = 1500, LATE_MS = 5000 };
+
+static void rest(int ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+static double now_ms(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
+}
+
+static void check_says(const char *text, const char *part)
+{
+    if (strstr(text, part) == NULL)
+        test_fail(__FILE__, __LINE__, "'%s' does not hold '%s'", text, part);
+}
+
+/* `status` ends the job, which has begun to fail at `start`, because of `rank`. */
+static void check_named(dp_ctx *ctx, dp_status status, double start, int most_ms, int rank,
+                        const char *what)
+{
+    char who[32];
+    dp_failure_info failure;
+    double spent = now_ms() - start;
+    snprintf(who, sizeof who, "rank %d (process %d, pid ", rank, rank);
+    CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
+    check_says(dp_last_error(), who);
+    check_says(dp_last_error(), what);
+    CHECK(spent < most_ms * test_timeout_scale());
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.status, status);
+    CHECK_INT(failure.rank, rank);
+    check_says(failure.text, what);
+    CHECK_STATUS(dp_barrier(ctx), status);
+    CHECK_STATUS(dp_wait(ctx), status);
+}
+
+static dp_status sum_of(dp_ctx *ctx, size_t count)
+{
+    static float data[100];
+    const dp_part part = {.send = data, .recv = data};
+    return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
+}
+
+/* Until the job fails. */
+static dp_status train(dp_module *par)
+{
+    dp_status status = DP_OK;
+    while (status == DP_OK) {
+        CHECK_OK(dp_zero_grad(par));
+        status = both_ways(par, 1);
+    }
+    return status;
+}
+
+typedef struct heard {
+    int count;
+    char lines[40][400];
+} heard;
+
+static void hear(const dp_log_record *record, void *user)
+{
+    heard *all = user;
+    if (record->level == DP_LOG_ERROR && all->count < 40)
+        snprintf(all->lines[all->count++], sizeof all->lines[0], "%s", record->text);
+}
+
+static const char *line_of(char *text, int index)
+{
+    char *line = strtok(text, "\n");
+    while (index-- > 0 && line != NULL)
+        line = strtok(NULL, "\n");
+    CHECK(line != NULL);
+    return line;
+}
+
+static void journal_of_two(meeting *m)
+{
+    dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
+    static char text[8000], small[40];
+    float data[4] = {0};
+    const dp_part part = {.send = data, .recv = data + 2};
+    bool any;
+    CHECK_INT(dp_recent_collectives(ctx, text, sizeof text), 0);
+    CHECK_STR(text, "");
+    CHECK_OK(sum_of(ctx, 7));
+    dp_tag(ctx, "a tag that is longer than the thirty-nine bytes that are kept");
+    CHECK_OK(dp_reduce_scatter(ctx, &part, 1, DP_F32, DP_OP_MAX));
+    dp_tag(ctx, "b");
+    CHECK_OK(dp_barrier(ctx));
+    CHECK_OK(dp_all_reduce_scaled(ctx, &part, 2, DP_F32, DP_OP_SUM, 0.5));
+    dp_tag(ctx, NULL);
+    CHECK_OK(dp_any(ctx, false, &any));
+    CHECK_OK(dp_broadcast(ctx, &part, 1, DP_I32, 1));
+    static const char want[] =
+        "collective 6, broadcast of 1 i32 (root 1): ended\n"
+        "collective 5, all_reduce of 1 i64 (min), in dp_any: ended\n"
+        "collective 4, all_reduce of 2 f32 (sum times 0.5), in dp_all_reduce_scaled, at 'b': ended\n"
+        "collective 3, all_reduce of 1 bool (max), in dp_barrier, at 'b': ended\n"
+        "collective 2, reduce_scatter of 1 f32 (max), at 'a tag that is longer than the thirty-ni': "
+        "ended\n"
+        "collective 1, all_reduce of 7 f32 (sum): ended\n";
+    CHECK_INT(dp_recent_collectives(ctx, text, sizeof text), sizeof want - 1);
+    CHECK_STR(text, want);
+    CHECK_INT(dp_recent_collectives(ctx, small, sizeof small), sizeof want - 1);
+    CHECK_BYTES(small, want, sizeof small - 1);
+    CHECK_INT(small[sizeof small - 1], 0);
+    CHECK_INT(dp_recent_collectives(ctx, NULL, 0), sizeof want - 1);
+    for (size_t i = 1; i <= 20; i++)
+        CHECK_OK(sum_of(ctx, i));
+    dp_recent_collectives(ctx, text, sizeof text);
+    CHECK_STR(line_of(text, 15), "collective 11, all_reduce of 5 f32 (sum): ended");
+    dp_recent_collectives(ctx, text, sizeof text);
+    CHECK_STR(line_of(text, 0), "collective 26, all_reduce of 20 f32 (sum): ended");
+    CHECK(strstr(text, "collective 10,") == NULL);
+    dp_close(ctx);
+}
+
+TEST(what_was_begun_lately)
+{
+    in_processes(2, journal_of_two);
+}
+
+TEST(a_process_that_is_alone_keeps_no_journal)
+{
+    char text[8] = "before";
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    dp_tag(ctx, "epoch 3");
+    CHECK_OK(dp_barrier(ctx));
+    CHECK_INT(dp_recent_collectives(ctx, text, sizeof text), 0);
+    CHECK_STR(text, "");
+    dp_abort(ctx, DP_ERR_ABORTED, "enough");
+    dp_failure_info failure;
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_STR(failure.here, "");
+    dp_close(ctx);
+}
+
+/* Rank 1 dies in backward, before it reports anything. */
+static dp_status die(dp_call *call)
+{
+    if (rank_of(call) == 1)
+        raise(SIGKILL);
+    return net_backward(call);
+}
+
+static void one_dies_in_backward(meeting *m)
+{
+    static const dp_method methods[] = {{"forward", net_forward}, {"backward", die}};
+    static const dp_param_config param = {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}};
+    static const dp_param_config more = {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}};
+    const dp_param_config params[] = {param, more};
+    static heard all;
+    dp_ctx *ctx;
+    dp_module *net, *par;
+    dp_failure_info failure;
+    dp_config config = config_of(m, 1);
+    config.colls = NULL;
+    config.timeout_ms = 30000;
+    config.log = (dp_log){.fn = hear, .user = &all};
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 2},
+                              &net));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.first_bucket_bytes = 4}, &par));
+    CHECK_OK(sum_of(ctx, 9));
+    dp_tag(ctx, "epoch 3");
+    dp_status status = both_ways(par, 1);
+    check_named(ctx, status, now_ms(), SOON_MS, 1, "has died");
+    CHECK(dp_failure(ctx, &failure));
+    /* either thread may see it first */
+    if (strstr(failure.text, "bucket 0 of 'net'") != NULL)
+        check_says(failure.text,
+                   "collective 1, all_reduce of 3 f32 (mean), bucket 0 of 'net', 'w', "
+                   "in dp_reducer_finish, at 'epoch 3': rank 1 (process 1, pid ");
+    else
+        check_says(failure.text,
+                   "all_reduce of 1 i64 (min), gradients of 'net', in dp_backward, at "
+                   "'epoch 3': rank 1 (process 1, pid ");
+    check_says(failure.text, "has died; it");
+    check_says(failure.here, "at 'epoch 3': under way");
+    check_says(all.lines[0], "the job failed: ");
+    check_says(all.lines[0], failure.text);
+    int buckets = 0, sums = 0;
+    for (int i = 1; i < all.count; i++) {
+        buckets += strstr(all.lines[i], "gradients of 'net', in dp_backward, at 'epoch 3'") != NULL;
+        sums += strstr(all.lines[i], ", all_reduce of 9 f32 (sum): ended") != NULL;
+    }
+    CHECK_INT(buckets, 1);
+    CHECK_INT(sums, 1);
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_failure_says_what_was_under_way, 30)
+{
+    in_processes_but(2, 1, one_dies_in_backward);
+    in_processes_but(4, 1, one_dies_in_backward);
+}
+
+/* It was refused something, and does nothing more. */
+static void one_is_refused(meeting *m)
+{
+    dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
+    CHECK_OK(sum_of(ctx, 7));
+    double start = now_ms();
+    if (m->process == 1) {
+        CHECK_ERROR(dp_all_reduce(ctx, NULL, 7, DP_F32, DP_OP_SUM), DP_ERR_INVALID, "NULL");
+        rest(TIMEOUT_MS + 1000);
+        CHECK_INT(dp_status_class(sum_of(ctx, 7)), DP_CLASS_JOB);
+    } else {
+        check_named(
+            ctx, sum_of(ctx, 7), start, LATE_MS, 1,
+            "did not come within 2000 ms; its last one was 1, all_reduce of 7 f32 (sum), and "
+            "then a call failed: dp_all_reduce: local is NULL");
+    }
+    dp_close(ctx);
+}
+
+static void one_is_refused_and_closes(meeting *m)
+{
+    dp_ctx *ctx = open_shared(m, 1, 30000);
+    double start = now_ms();
+    if (m->process == 1)
+        CHECK_ERROR(dp_all_reduce(ctx, NULL, 7, DP_F32, DP_OP_SUM), DP_ERR_INVALID, "NULL");
+    else
+        check_named(ctx, sum_of(ctx, 7), start, SOON_MS, 1,
+                    "has closed its context; it has begun none, and then a call failed: "
+                    "dp_all_reduce: local is NULL");
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_was_refused_is_quoted, 30)
+{
+    in_processes(2, one_is_refused);
+    in_processes(3, one_is_refused);
+    in_processes(3, one_is_refused_and_closes);
+}
+
+/* ---- at any moment of training -------------------------------------------------------------------- */
+
+static int moment; /* of what happens, in microseconds */
+
+static void *after_a_moment(void *signal)
+{
+    nanosleep(&(struct timespec){.tv_nsec = moment * 1000L}, NULL);
+    raise(*(const int *)signal);
+    return NULL;
+}
+
+static void one_gets(meeting *m, int signal, const char *what, int most_ms)
+{
+    pthread_t thread;
+    dp_module *par;
+    dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
+    make_net(ctx, kind, &par);
+    double start = now_ms();
+    if (m->process == 1)
+        CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
+    dp_tag(ctx, "training");
+    check_named(ctx, train(par), start + moment / 1000.0, most_ms, 1, what);
+    check_says(dp_last_error(), "'training'");
+    dp_close(ctx);
+}
+
+static void one_is_killed(meeting *m)
+{
+    one_gets(m, SIGKILL, "has died; it", SOON_MS);
+}
+
+static void one_is_stopped(meeting *m)
+{
+    one_gets(m, SIGSTOP, "did not come within 2000 ms; it", LATE_MS);
+}
+
+TEST_SLOW(a_process_that_is_killed_in_training_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 10; i++) {
+        kind = &kinds[i % KINDS];
+        moment = (int)(test_random(&state) % 200000);
+        in_processes_but(i % 2 == 0 ? 2 : 4, 1, one_is_killed);
+    }
+}
+
+TEST_SLOW(a_process_that_is_stopped_in_training_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 2; i++) {
+        kind = &kinds[i];
+        moment = (int)(test_random(&state) % 100000);
+        in_processes_but(i % 2 == 0 ? 2 : 4, 1, one_is_stopped);
+    }
+}
+
+/* Slow is not dead. */
+static void one_is_slow(meeting *m)
+{
+    dp_module *par, *net = make_net(open_shared(m, 1, TIMEOUT_MS), kind, &par);
+    for (int i = 0; i < 4; i++) {
+        if (m->process == i % m->process_count)
+            rest(300);
+        check_well(net, par);
+    }
+    dp_close(dp_module_ctx(net));
+}
+
+TEST_SLOW(a_process_that_is_slow_in_training_is_waited_for, 60)
+{
+    kind = kinds;
+    in_processes(2, one_is_slow);
+    in_processes(4, one_is_slow);
+}
+
+/* Rank 1 leaves out one of two collectives between steps, or makes it of another size. */
+static bool skips;
+
+static void one_strays(meeting *m)
+{
+    dp_module *par, *net = make_net(open_shared(m, 1, TIMEOUT_MS), kind, &par);
+    dp_ctx *ctx = dp_module_ctx(net);
+    bool here = m->process == 1;
+    check_well(net, par);
+    dp_tag(ctx, "logging");
+    double start = now_ms();
+    dp_status status = here && skips ? DP_OK : sum_of(ctx, here ? 26 : 25);
+    if (status == DP_OK)
+        status = dp_barrier(ctx);
+    if (skips)
+        check_named(ctx, status, start, SOON_MS,
+                    m->process_count > 2 ? 1
+                    : here               ? 1
+                                         : 1,
+                    "all_reduce of 1 bool (max), in dp_barrier, at 'logging'");
+    else
+        check_named(ctx, status, start, SOON_MS, 1, "all_reduce of 26 f32 (sum), at 'logging'");
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_process_that_strays_between_steps_is_named, 60)
+{
+    kind = kinds;
+    for (int i = 0; i < 2; i++) {
+        skips = i > 0;
+        in_processes(3, one_strays);
+        in_processes(4, one_strays);
+    }
+}
+
+/* ---- dp_abort ------------------------------------------------------------------------------------ */
+
+static void *abort_soon(void *user)
+{
+    rest(100);
+    dp_abort(user, DP_ERR_ABORTED, "the disk is full after %d steps", 3);
+    return NULL;
+}
+
+/* From another thread. Rank 0 is in a function of its own, and hears it in the next call; the others
+   wait for its gradients. */
+static void one_aborts(meeting *m)
+{
+    dp_module *par, *net = make_net(open_shared(m, 1, 30000), kind, &par);
+    dp_ctx *ctx = dp_module_ctx(net);
+    pthread_t thread;
+    double start = now_ms();
+    check_well(net, par);
+    dp_tag(ctx, "saving");
+    if (m->process == 1)
+        CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
+    if (m->process == 0)
+        rest(600);
+    CHECK_OK(m->process == 0 ? DP_OK : dp_zero_grad(par));
+    dp_status status = both_ways(par, 1);
+    if (m->process == 1) {
+        CHECK_ERROR(status, DP_ERR_ABORTED, "the disk is full after 3 steps");
+        pthread_join(thread, NULL);
+    } else {
+        check_named(ctx, status, start, 100 + SOON_MS, 1, "failed: the disk is full after 3 steps");
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(an_abort_ends_training_everywhere, 30)
+{
+    kind = kinds;
+    in_processes(2, one_aborts);
+    in_processes(4, one_aborts);
 }
