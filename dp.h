@@ -283,8 +283,8 @@ DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
 DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRINTF(3, 4);
 
 /* With several processes: say what the program is at, "epoch 3" or "validation". When the job fails
-   this stands beside the collectives that were begun since, in the sentences of all ranks. The first
-   39 bytes are copied; NULL or "" takes it back. [any] */
+   this stands beside the collectives that were begun since, in the sentences of all ranks. The
+   first 39 bytes are copied; NULL or "" takes it back. [any] */
 DP_API void dp_tag(dp_ctx *ctx, const char *text);
 
 /* The collectives that this process has begun last, sixteen on the caller's thread and as many on

@@ -182,10 +182,10 @@ static dp_status dp__check_coll(const dp__coll *coll)
 }
 
 /* ==== >>journal ================================================================================
-   With several processes each keeps what it has begun lately, for the sentences of a job that fails:
-   a ring for each of its communicators, written by the one thread that uses that, read by any.
-   Entries are stored word by word: who reads one while it is written gets a mixture of two, and
-   nothing worse.                                                                                */
+   With several processes each keeps what it has begun lately, for the sentences of a job that
+   fails: a ring for each of its communicators, written by the one thread that uses that, read by
+   any. Entries are stored word by word: who reads one while it is written gets a mixture of two,
+   and nothing worse.                                                                            */
 
 enum { DP__RECENT = 16, DP__LABEL_BYTES = 64, DP__TAG_BYTES = 40 };
 
@@ -270,8 +270,8 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text)
     atomic_fetch_add_explicit(&ctx->journal->tags, 1, memory_order_release);
 }
 
-/* What the collectives to come are for: text that stays until this is called again, or NULL. Returns
-   what it was. For the writer. */
+/* What the collectives to come are for: text that stays until this is called again, or NULL.
+   Returns what it was. For the writer. */
 static const char *dp__journal_for(dp_ctx *ctx, bool courier, const char *what)
 {
     if (ctx->journal == NULL)

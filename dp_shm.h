@@ -254,10 +254,10 @@ static void dp__shm_wake_all(const dp__shm_comm *comm)
             dp__os_word_wake(dp__shm_word_of(comm, p, word));
 }
 
-/* `process` is to blame, unless another was first. */
+/* Because of `rank`, unless another failure was first. */
 DP_PRINTF(4, 5)
-static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int process,
-                         const char *format, ...)
+static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int rank, const char *format,
+                         ...)
 {
     dp__shm_hall *hall = comm->hall;
     unsigned none = 0;
@@ -268,7 +268,7 @@ static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int process
     vsnprintf(hall->text, sizeof hall->text, format, args);
     va_end(args);
     hall->status = status;
-    hall->rank = comm->firsts[process];
+    hall->rank = rank;
     atomic_store(&hall->failed, 2);
     dp__shm_wake_all(comm);
 }
@@ -280,20 +280,25 @@ static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int p
     char own[DP__WORDS_BYTES], who[DP__SHM_WORDS_BYTES], last[DP__SHM_LAST_BYTES];
     const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
     dp__shm_last_text(comm, process, last, sizeof last);
-    dp__shm_fail(comm, status, process, "collective %u, %s: %s %s; %s", comm->seq,
+    dp__shm_fail(comm, status, comm->firsts[process], "collective %u, %s: %s %s; %s", comm->seq,
                  dp__shm_note_text(note, own), dp__shm_who(comm, process, who), what, last);
     return dp__shm_failed(comm);
 }
 
-/* This process' own job has failed, by dp_abort or otherwise: the others hear why. */
+/* The job of this process has failed, by dp_abort or otherwise: the others hear why. What another
+   process is to blame for names that one already. */
 static void dp__shm_pass_on(const dp__shm_comm *comm)
 {
     char who[DP__SHM_WORDS_BYTES];
     const dp_ctx *ctx = dp__ctx_of(comm->base.host);
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed != DP_OK)
-        dp__shm_fail(comm, (dp_status)failed, comm->process, "%s failed: %s",
+    if (failed == DP_OK)
+        return;
+    if (ctx->failed_rank == comm->rank_first)
+        dp__shm_fail(comm, (dp_status)failed, ctx->failed_rank, "%s failed: %s",
                      dp__shm_who(comm, comm->process, who), ctx->failed_text);
+    else
+        dp__shm_fail(comm, (dp_status)failed, ctx->failed_rank, "%s", ctx->failed_text);
 }
 
 /* ==== >>waiting ================================================================================
@@ -468,7 +473,7 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
             most = p;
     while (dp__shm_same(dp__shm_note_of(comm, odd), dp__shm_note_of(comm, most)))
         odd++;
-    dp__shm_fail(comm, DP_ERR_REMOTE, odd,
+    dp__shm_fail(comm, DP_ERR_REMOTE, comm->firsts[odd],
                  "collective %u: %s has issued %s, and %s %s: all must make the same calls in the "
                  "same order",
                  comm->seq, dp__shm_who(comm, odd, who[0]),

@@ -158,7 +158,7 @@ static void check_well(dp_module *net, dp_module *par)
     CHECK_F64(element(net, 1, V - 1), want, 1e-5);
 }
 
-/* ---- what fails on one rank fails on all, and they go on -------------------------------------- */
+/* ---- what fails on one rank fails on all, and they go on ------------------------------------- */
 
 static void check_same_error(dp_status status, dp_status want, bool here, const char *fn, int rank,
                              const char *says)
@@ -371,7 +371,7 @@ TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
     }
 }
 
-/* ---- who is named, and by what ------------------------------------------------------------------ */
+/* ---- who is named, and by what --------------------------------------------------------------- */
 
 enum { TIMEOUT_MS = 2000, SOON_MS = 1500, LATE_MS = 5000 };
 
@@ -473,10 +473,11 @@ static void journal_of_two(meeting *m)
     static const char want[] =
         "collective 6, broadcast of 1 i32 (root 1): ended\n"
         "collective 5, all_reduce of 1 i64 (min), in dp_any: ended\n"
-        "collective 4, all_reduce of 2 f32 (sum times 0.5), in dp_all_reduce_scaled, at 'b': ended\n"
-        "collective 3, all_reduce of 1 bool (max), in dp_barrier, at 'b': ended\n"
-        "collective 2, reduce_scatter of 1 f32 (max), at 'a tag that is longer than the thirty-ni': "
+        "collective 4, all_reduce of 2 f32 (sum times 0.5), in dp_all_reduce_scaled, at 'b': "
         "ended\n"
+        "collective 3, all_reduce of 1 bool (max), in dp_barrier, at 'b': ended\n"
+        "collective 2, reduce_scatter of 1 f32 (max), at 'a tag that is longer than the "
+        "thirty-ni': ended\n"
         "collective 1, all_reduce of 7 f32 (sum): ended\n";
     CHECK_INT(dp_recent_collectives(ctx, text, sizeof text), sizeof want - 1);
     CHECK_STR(text, want);
@@ -619,7 +620,7 @@ TEST_SLOW(who_was_refused_is_quoted, 30)
     in_processes(3, one_is_refused_and_closes);
 }
 
-/* ---- at any moment of training -------------------------------------------------------------------- */
+/* ---- at any moment of training --------------------------------------------------------------- */
 
 static int moment; /* of what happens, in microseconds */
 
@@ -729,7 +730,7 @@ TEST_SLOW(a_process_that_strays_between_steps_is_named, 60)
     }
 }
 
-/* ---- dp_abort ------------------------------------------------------------------------------------ */
+/* ---- dp_abort -------------------------------------------------------------------------------- */
 
 static void *abort_soon(void *user)
 {
@@ -738,8 +739,8 @@ static void *abort_soon(void *user)
     return NULL;
 }
 
-/* From another thread. Rank 0 is in a function of its own, and hears it in the next call; the others
-   wait for its gradients. */
+/* From another thread. Rank 0 is in a function of its own, and hears it in the next call; the
+   others wait for its gradients. */
 static void one_aborts(meeting *m)
 {
     dp_module *par, *net = make_net(open_shared(m, 1, 30000), kind, &par);
