@@ -833,9 +833,9 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    stops, or issues another collective, all others fail with one sentence, which names its rank, the
    collective, what that was for (a bucket, buffers, dp_tag), and what the rank did last, or was
    refused. Nobody waits for another process longer than
-   timeout_ms. Those of several machines use MPI, where dp_mpi.h is compiled in. There a different
-   collective is noticed when nothing comes of it, and the ranks of one process are added first.
-   Without it they are refused with UNSUPPORTED. */
+   timeout_ms. Those of several machines use MPI, where dp_mpi.h is compiled in: a different
+   collective is noticed there too, a process that has died after timeout_ms, and the ranks of one
+   process are added first. Without it they are refused with UNSUPPORTED. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 

@@ -486,8 +486,7 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
 /* What the journal says of the collective that begins. */
 static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
 {
-    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
-    const dp__lane *lane = &ctx->journal->lanes[&comm->base == ctx->courier_comm];
+    const dp__lane *lane = dp__lane_of(&comm->base);
     if (comm->labels[comm->seq % 2] == lane->labels)
         return;
     note->label = lane->now.label;
