@@ -2152,7 +2152,8 @@ static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes);
 static void dp__journal_log(const dp_ctx *ctx);
 static void dp__journal_say(dp_ctx *ctx, const char *text);
 
-static void dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
+/* True: it is the first failure. */
+static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
 {
     dp__lock_enter(&ctx->lock);
     bool first = atomic_load(&ctx->failed) == DP_OK;
@@ -2162,12 +2163,8 @@ static void dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
         dp__journal_here(ctx, ctx->failed_here, sizeof ctx->failed_here);
         atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
     }
-    dp__courier *courier = ctx->courier;
     dp__lock_leave(&ctx->lock);
-    if (courier != NULL) /* somebody may wait for news of it */
-        dp__courier_report(courier);
-    if (first)
-        dp__journal_log(ctx);
+    return first;
 }
 
 static void dp__comm_abort(dp_comm *comm)
@@ -2176,11 +2173,19 @@ static void dp__comm_abort(dp_comm *comm)
         comm->ops->abort(comm);
 }
 
-/* Who waits for this process, here or elsewhere, waits in vain. */
-static void dp__job_abort(dp_ctx *ctx)
+/* Who waits for this process, elsewhere or here, waits in vain. */
+static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
 {
+    bool first = dp__job_failed(ctx, status, text);
     dp__comm_abort(ctx->comm);
     dp__comm_abort(ctx->courier_comm);
+    if (first)
+        dp__journal_log(ctx);
+    dp__lock_enter(&ctx->lock);
+    dp__courier *courier = ctx->courier;
+    dp__lock_leave(&ctx->lock);
+    if (courier != NULL)
+        dp__courier_report(courier);
 }
 
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
@@ -2194,8 +2199,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
     if (dp_status_class(status) == DP_CLASS_JOB) {
-        dp__job_failed(ctx, status, dp_last_error());
-        dp__job_abort(ctx);
+        dp__job_end(ctx, status, dp_last_error());
     } else {
         dp__journal_say(ctx, dp_last_error());
     }
@@ -2243,8 +2247,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     va_end(args);
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
-    dp__job_failed(ctx, why, text);
-    dp__job_abort(ctx);
+    dp__job_end(ctx, why, text);
 }
 
 /* ==== >>frames =================================================================================

@@ -1111,7 +1111,8 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
     doing->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
                                 call->root,          call->count,          call->scale};
     comm->line.lane = dp__lane_of(&comm->base);
-    doing->label = comm->line.lane->now.label;
+    if (comm->line.lane != NULL)
+        doing->label = comm->line.lane->now.label;
     atomic_fetch_add(&doing->seq, 1);
     call->piece = comm->room / room_of_one;
     return dp__mpi_run_steps(call, run);

@@ -319,11 +319,12 @@ static void dp__journal_done(const dp__coll *coll)
     atomic_store_explicit(&lane->done, (unsigned)lane->now.seq, memory_order_release);
 }
 
-/* For a table that begins what was asked for over one of its communicators. */
+/* For a table that begins what was asked for over one of its communicators; NULL: it serves another
+   one, and not a context. */
 static const dp__lane *dp__lane_of(const dp_comm *comm)
 {
     const dp_ctx *ctx = dp__ctx_of(comm->host);
-    return &ctx->journal->lanes[comm == ctx->courier_comm];
+    return ctx->journal != NULL ? &ctx->journal->lanes[comm == ctx->courier_comm] : NULL;
 }
 
 /* ---- in words -------------------------------------------------------------------------------- */

@@ -1096,7 +1096,7 @@ static void dp__courier_carry(void *user)
         dp__thread.culprit = 0;
         dp_status status = dp__shared_failure(ctx, dp__errand_run(&errand));
         if (status != DP_OK) {
-            dp__job_failed(ctx, status, dp__thread.text);
+            dp__job_end(ctx, status, dp__thread.text);
             return;
         }
         dp__errand_done(errand.reducer, start);
@@ -1146,7 +1146,7 @@ static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
 static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
-        dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass");
+        (void)dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass");
         dp__comm_abort(ctx->courier_comm);
     }
     if (ctx->courier != NULL)

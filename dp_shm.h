@@ -487,7 +487,7 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
 static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
 {
     const dp__lane *lane = dp__lane_of(&comm->base);
-    if (comm->labels[comm->seq % 2] == lane->labels)
+    if (lane == NULL || comm->labels[comm->seq % 2] == lane->labels)
         return;
     note->label = lane->now.label;
     comm->labels[comm->seq % 2] = lane->labels;
