@@ -133,7 +133,7 @@ static double element(dp_module *net, size_t param, size_t index)
     CHECK_OK(dp_params_edit(net, param, &data, &grad));
     CHECK_OK(
         dp_read(dp_module_ctx(net), &grad, got, (size_t)dp_tensor_count(&grad) * sizeof(float)));
-    return got[index];
+    return (double)got[index];
 }
 
 static const dp_distributed_config kinds[] = {
