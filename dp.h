@@ -262,10 +262,11 @@ typedef struct dp_stream dp_stream;
 typedef struct dp_device_ops dp_device_ops;
 typedef struct dp_coll_ops dp_coll_ops;
 
-typedef struct dp_failure_info {
+typedef struct dp_failure_info { /* its texts live as long as the context */
     dp_status status;
-    int rank;         /* where it happened, -1 when unknown */
-    const char *text; /* lives as long as the context */
+    int rank; /* the first of the process where it happened */
+    const char *text;
+    const char *here; /* several processes: what this one was in then, or had done last; else "" */
 } dp_failure_info;
 
 DP_API int dp_version(void);                         /* DP_VERSION of the implementation */
@@ -299,6 +300,17 @@ DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
 /* Fail the job from here: every call of this context returns `why` from now on, or DP_ERR_ABORTED
    where that is no status of the JOB class. [any] */
 DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRINTF(3, 4);
+
+/* With several processes: say what the program is at, "epoch 3" or "validation". When the job fails
+   this stands beside the collectives that were begun since, in the sentences of all ranks. The
+   first 39 bytes are copied; NULL or "" takes it back. [any] */
+DP_API void dp_tag(dp_ctx *ctx, const char *text);
+
+/* The collectives that this process has begun last, sixteen on the caller's thread and as many on
+   that which carries gradients, a line each and the newest first: number, what, for what, tag, and
+   whether it has ended. Returns the length of the whole, as snprintf does. When a job fails the log
+   gets these lines at error level. "" with one process. [any] */
+DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes);
 
 /* ==== >>types ==================================================================================
    Small things that travel by value. None of them owns memory.                                 */
@@ -842,12 +854,17 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    and processes: between machines, where each process has the same number, a power of two. See
    THE SAME BITS.
 
+   A call that is refused (>>status: CALL) changes nothing, here or elsewhere, and can be made
+   again: the others wait for it. A process that does not mean to should say so by dp_abort, or
+   close.
+
    CPU devices of several processes of one machine meet in shared memory. Where a process dies,
    stops, or issues another collective, all others fail with one sentence, which names its rank, the
-   collective, and what the rank did last. Nobody waits for another process longer than
-   timeout_ms. Those of several machines use MPI, where dp_mpi.h is compiled in. There a different
-   collective is noticed when nothing comes of it, and the ranks of one process are always added
-   first. Without it they are refused with UNSUPPORTED. */
+   collective, what that was for (a bucket, buffers, dp_tag), and what the rank did last, or was
+   refused. Nobody waits for another process longer than timeout_ms. Those of several machines use
+   MPI, where dp_mpi.h is compiled in: there, too, a different collective is noticed, a process that
+   has died after timeout_ms; and the ranks of one process are always added first. Without it they
+   are refused with UNSUPPORTED. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -1268,7 +1285,8 @@ typedef struct dp_input_grad {
 
 /* Run "backward" for a pass, once. `grad` has the structure of its output, and tensors of the same
    dtype and shape, which are brought to the replica's device; a number stands for that number
-   everywhere, none and a missing key for no gradient. If it has not, nothing happened. Parameters'
+   everywhere, none and a missing key for no gradient. If it has not, nothing happened, but for a
+   pass that other processes reduce too: see dp_distributed. Parameters'
    gradients are added to; those of the inputs are given out if wanted (NULL: they are not): joined
    along dim, none of one replica is zeros if others have a gradient. After a failure of backward
    the gradients of parameters are void: dp_zero_grad.
@@ -1397,8 +1415,14 @@ typedef struct dp_distributed_config {
    Children that are trained by themselves, a GAN's: see dp_separate_distributed.
 
    dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
-   and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process. With several
-   processes a method that fails in a pass with gradients is the job's failure. */
+   and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process.
+
+   With several processes a dp_backward or dp_train_step that is reduced fails on all ranks if it
+   does on one: a batch that cannot be cut, a gradient of another shape, a method that fails, a
+   dp_zero_grad that was forgotten. All return that rank's status, with its number and sentence;
+   gradients are void, the pass is over, the next one works. A forward by itself meets nobody after
+   its buffers: what is refused before its methods run is for this process alone to mend; a method
+   that fails is the job's failure, and so is an optimizer that fails to begin. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 /* A module whose methods train its children one by one, a GAN: each child that has parameters with
@@ -1717,6 +1741,9 @@ struct dp_coll_ops {
        From any thread, more than once (without: time-out). */
     void (*abort)(dp_comm *comm);
     dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
+    /* A call has failed here, and the job has not: a sentence for those who come to wait for this
+       process in vain. From one thread at a time (without: they do not hear it). */
+    void (*say)(dp_comm *comm, const char *text);
 };
 
 #define DP_HAS(type, ops, method)                                                                  \
@@ -1914,7 +1941,8 @@ static void dp__unpoison(const void *data, size_t bytes)
 
 enum {
     DP__TEXT_BYTES = 512,
-    DP__LIVE_MAX = 64, /* contexts that may be open at the same time */
+    DP__WORDS_BYTES = 256, /* what a collective is, in words */
+    DP__LIVE_MAX = 64,     /* contexts that may be open at the same time */
     DP__CLASS_COUNT = 320,
     DP__CHUNK_BYTES = 32 << 10,     /* what a scope cuts small things from */
     DP__SMALL_BYTES = 4 << 10,      /* larger things get a block of their own */
@@ -2013,8 +2041,9 @@ struct dp_ctx {
     dp__pool host_pool, pinned_pool;
     dp__team *team; /* NULL in a world of one device */
     dp__slot *slots;
-    dp_comm *comm;             /* NULL in a world of one */
-    dp_part *parts;            /* local ranks, streams filled in */
+    dp_comm *comm;               /* NULL in a world of one */
+    dp_part *parts;              /* local ranks, streams filled in */
+    struct dp__journal *journal; /* with several processes; else NULL */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
     dp_comm *courier_comm;     /* its own; NULL where nothing travels while the caller computes */
@@ -2033,6 +2062,7 @@ struct dp_ctx {
     atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */
     int failed_rank;
     char failed_text[DP__TEXT_BYTES];
+    char failed_here[DP__WORDS_BYTES];
 };
 _Static_assert(offsetof(struct dp_ctx, host) == 0, "dp_host is the head of a context");
 
@@ -2045,6 +2075,7 @@ static _Thread_local struct {
     dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
     const struct dp__frame *frames; /* the innermost; see >>frames */
     bool courier;                   /* it works alone: workers are the caller's */
+    int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
 } dp__thread;
 
 /* Read without the lock, so that a stale pointer is told from a live one by its value alone. */
@@ -2179,6 +2210,7 @@ static void dp__after_fork(void)
 static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
 {
     dp__thread.fresh = false;
+    dp__thread.culprit = 0;
     if (ctx == NULL)
         return dp_error(DP_ERR_INVALID, "%s: ctx is NULL", fn);
     if (!dp__is_live(ctx))
@@ -2207,18 +2239,24 @@ DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, c
     return DP_OK;
 }
 
-static void dp__job_failed(dp_ctx *ctx, dp_status status, int rank, const char *text)
+/* What this process has begun, told by its journal; see dp_ranks.h. */
+static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes);
+static void dp__journal_log(const dp_ctx *ctx);
+static void dp__journal_say(dp_ctx *ctx, const char *text);
+
+/* True: it is the first failure. */
+static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
 {
     dp__lock_enter(&ctx->lock);
-    if (atomic_load(&ctx->failed) == DP_OK) {
-        ctx->failed_rank = rank;
+    bool first = atomic_load(&ctx->failed) == DP_OK;
+    if (first) {
+        ctx->failed_rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : ctx->info.rank_first;
         snprintf(ctx->failed_text, sizeof ctx->failed_text, "%s", text);
+        dp__journal_here(ctx, ctx->failed_here, sizeof ctx->failed_here);
         atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
     }
-    dp__courier *courier = ctx->courier;
     dp__lock_leave(&ctx->lock);
-    if (courier != NULL) /* somebody may wait for news of it */
-        dp__courier_report(courier);
+    return first;
 }
 
 static void dp__comm_abort(dp_comm *comm)
@@ -2227,11 +2265,19 @@ static void dp__comm_abort(dp_comm *comm)
         comm->ops->abort(comm);
 }
 
-/* Who waits for this process, here or elsewhere, waits in vain. */
-static void dp__job_abort(dp_ctx *ctx)
+/* Who waits for this process, elsewhere or here, waits in vain. */
+static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
 {
+    bool first = dp__job_failed(ctx, status, text);
     dp__comm_abort(ctx->comm);
     dp__comm_abort(ctx->courier_comm);
+    if (first)
+        dp__journal_log(ctx);
+    dp__lock_enter(&ctx->lock);
+    dp__courier *courier = ctx->courier;
+    dp__lock_leave(&ctx->lock);
+    if (courier != NULL)
+        dp__courier_report(courier);
 }
 
 /* On the way out of a public function that called deeper: the sentence begins with its name, and
@@ -2245,8 +2291,9 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
     if (dp_status_class(status) == DP_CLASS_JOB) {
-        dp__job_failed(ctx, status, ctx->info.rank_first, dp_last_error());
-        dp__job_abort(ctx);
+        dp__job_end(ctx, status, dp_last_error());
+    } else {
+        dp__journal_say(ctx, dp_last_error());
     }
     return status;
 }
@@ -2276,7 +2323,8 @@ DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
         return false;
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
     if (failed != DP_OK && out != NULL)
-        *out = (dp_failure_info){(dp_status)failed, ctx->failed_rank, ctx->failed_text};
+        *out = (dp_failure_info){(dp_status)failed, ctx->failed_rank, ctx->failed_text,
+                                 ctx->failed_here};
     return failed != DP_OK;
 }
 
@@ -2291,8 +2339,7 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
     va_end(args);
     if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
         why = DP_ERR_ABORTED;
-    dp__job_failed(ctx, why, ctx->info.rank_first, text);
-    dp__job_abort(ctx);
+    dp__job_end(ctx, why, text);
 }
 
 /* ==== >>frames =================================================================================
@@ -5583,6 +5630,8 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     if (ctx->info.rank_count == 1)
         return DP_OK;
     dp_status status = dp__comm_config(ctx, meeting, &config);
+    if (status == DP_OK && meeting != NULL)
+        status = dp__journal_open(ctx);
     if (status == DP_OK)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {

@@ -151,6 +151,12 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
 
 #define DP__NO_UNIT UINT32_MAX
 
+typedef enum dp__met { /* how far a pass has come in meeting the other ranks */
+                       DP__MET_NOBODY,
+                       DP__MET_FOR_BUFFERS,
+                       DP__MET_FOR_GRADS
+} dp__met;
+
 struct dp__distributed {
     dp_reducer *reducer;
     dp_reduction reduction;
@@ -169,6 +175,7 @@ struct dp__distributed {
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
     uint64_t forward_count;
+    dp__met met; /* of the forward or backward that is under way */
 };
 
 static dp_status dp__ranks_room(dp__face *face, size_t units)
@@ -345,32 +352,43 @@ static void dp__run_parts(const dp__face *face, const dp__range *run, size_t fir
     }
 }
 
-/* What is of a sort becomes the same on all ranks: that of rank 0, or the mean. */
+/* A run becomes the same on all ranks, by pieces: that of rank 0, or the mean. */
+static dp_status dp__run_spread(const char *fn, const dp__face *face, const dp__range *run,
+                                const dp_tensor *aside, bool mean, dp_part *parts)
+{
+    size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
+    for (size_t first = 0; first < (size_t)run->count && !run->ignored; first += count) {
+        count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
+        dp__run_parts(face, run, first, aside, parts);
+        dp__coll coll = {.fn = fn,
+                         .ctx = face->ctx,
+                         .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE : DP__BROADCAST,
+                         .local = parts,
+                         .count = count,
+                         .dtype = run->dtype,
+                         .op = DP_OP_MEAN,
+                         .scale = 1};
+        DP_TRY(dp__collective_entered(&coll));
+    }
+    return DP_OK;
+}
+
+/* And so does all that is of a sort. */
 static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
                                  dp__sort sort, const dp_tensor *aside, bool mean)
 {
+    char label[DP__LABEL_BYTES];
+    dp_status status = DP_OK;
     dp_part *parts = dp__array(temp, face->count, sizeof *parts);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, face->count);
-    for (size_t i = 0; i < face->ranges[sort].count; i++) {
-        const dp__range *run = &face->ranges[sort].items[i];
-        size_t most = (size_t)DP__COALESCE_BYTES / dp__dtype_sizes[run->dtype], count = 0;
-        for (size_t first = 0; first < (size_t)run->count && !run->ignored; first += count) {
-            count = (size_t)run->count - first < most ? (size_t)run->count - first : most;
-            dp__run_parts(face, run, first, aside, parts);
-            dp__coll coll = {.fn = fn,
-                             .ctx = face->ctx,
-                             .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE
-                                                                      : DP__BROADCAST,
-                             .local = parts,
-                             .count = count,
-                             .dtype = run->dtype,
-                             .op = DP_OP_MEAN,
-                             .scale = 1};
-            DP_TRY(dp__collective_entered(&coll));
-        }
-    }
-    return DP_OK;
+    snprintf(label, sizeof label, "%s of '%.40s'", sort == DP__BUFFERS ? "buffers" : "parameters",
+             face->inner->name);
+    const char *before = dp__journal_for(face->ctx, false, label);
+    for (size_t i = 0; i < face->ranges[sort].count && status == DP_OK; i++)
+        status = dp__run_spread(fn, face, &face->ranges[sort].items[i], aside, mean, parts);
+    dp__journal_for(face->ctx, false, before);
+    return status;
 }
 
 /* Room for what ranks receive aside: parameters of replicas that share them. */
@@ -408,8 +426,11 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
 
 /* ==== >>rounds =================================================================================
    A pass with gradients meets the other ranks twice: before its forward, for buffers, and from its
-   backward on, in the reducer. With several processes what fails in between is the job's failure:
-   others are in there too, or on their way.                                                     */
+   backward on, in the reducer. What a forward refuses before it meets anybody is this process'
+   alone. Where a method fails in a forward by itself the others cannot be told but by failing the
+   job: they are on their way to its backward. Whatever fails in a backward, or in a step, which
+   ends with one, all hear when the gradients are reduced: this process takes part, and says that
+   what it gave does not count.                                                                  */
 
 static double dp__ranks_share(const dp_pass *pass, size_t r)
 {
@@ -418,12 +439,12 @@ static double dp__ranks_share(const dp_pass *pass, size_t r)
 }
 
 /* A forward has returned. */
-static dp_status dp__ranks_ran(dp_pass *pass, dp_status status)
+static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_status status)
 {
     if (!pass->synced)
         return status;
     pass->forward_ns = dp__os_now_ns() - pass->forward_ns;
-    return dp__shared_failure(pass->ctx, status);
+    return request->loss ? status : dp__shared_failure(pass->ctx, status);
 }
 
 /* Before a forward with gradients, of which `synced` are reduced. */
@@ -433,6 +454,7 @@ static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool sy
     dp_ctx *ctx = face->ctx;
     dp_scope *temp = NULL;
     bool apart = ranks->buffers_apart;
+    ranks->met = DP__MET_FOR_BUFFERS;
     ranks->buffers_apart = synced;
     if (!apart || ranks->buffers == DP_BUFFERS_LOCAL || face->ranges[DP__BUFFERS].count == 0)
         return DP_OK;
@@ -456,11 +478,13 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
     pass->synced = grads && !request->config.no_sync;
     if (pass->synced)
         pass->forward_ns = dp__os_now_ns();
+    if (grads)
+        DP_TRY(dp__poll(pass->ctx));
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 
 /* The gradients of replicas are zeroed when the original's were, and not before: what is not
-   reduced yet is added to. What was reduced is with the original alone, and seldom added to. */
+   reduced yet is added to. What was reduced counts as the original has it, and is seldom added to. */
 static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
@@ -484,7 +508,7 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
 {
     dp__distributed *ranks = face->ranks;
     const dp_reduce_pass pass = {.no_sync = !synced, .samples = ranks->samples};
-    DP_TRY(dp__ranks_zeroed(face));
+    ranks->met = DP__MET_FOR_GRADS;
     memset(ranks->said, 0, face->count * ranks->unit_count * sizeof *ranks->said);
     for (size_t r = 0; r < face->count; r++)
         memset(face->replicas[r].touched, 0, face->inner->slot_count * sizeof(bool));
@@ -545,19 +569,21 @@ static void dp__ranks_log_unused(const dp__face *face, size_t count)
     }
 }
 
-/* A pass that failed in a process that is alone is closed; what it reduces is void. */
+/* A pass that failed is closed too; what it reduces is void. */
 static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool synced,
                                   dp_status status)
 {
     dp_ctx *ctx = face->ctx;
     char text[DP__TEXT_BYTES];
-    if (status != DP_OK && ctx->info.process_count > 1 && synced)
-        return dp__shared_failure(ctx, status);
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        return status;
     memcpy(text, dp__thread.text, sizeof text);
     face->ranks->copies_void = synced;
+    if (status != DP_OK && ctx->info.process_count > 1)
+        dp__pass_excuse(fn, face->ranks->reducer, status, text);
     DP_TRY(dp__enter(fn, ctx));
     dp_status finished = dp__exit(fn, ctx, dp__pass_finish(fn, face->ranks->reducer));
-    if (status != DP_OK)
+    if (status != DP_OK && dp_status_class(finished) != DP_CLASS_JOB)
         return dp_error(status, "%s", text);
     DP_TRY(finished);
     face->ranks->reduced = face->ranks->reduced || synced;
@@ -571,9 +597,42 @@ static void dp__ranks_timed(dp__distributed *ranks, uint64_t forward_ns)
     ranks->forward_count++;
 }
 
+static void dp__ranks_start_over(const dp__face *face, bool buffers)
+{
+    if (face != NULL && face->ranks != NULL)
+        face->ranks->met = buffers ? DP__MET_FOR_BUFFERS : DP__MET_NOBODY;
+}
+
+/* Whether other processes reduce the same pass. */
+static bool dp__ranks_joint(const dp__face *face, bool synced)
+{
+    return synced && face != NULL && face->ranks != NULL && face->ctx->info.process_count > 1;
+}
+
+/* If something has failed here before gradients were reduced, which the others do: so does this
+   process, with nothing in it. */
+static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced, dp_status status)
+{
+    char text[DP__TEXT_BYTES];
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB ||
+        !dp__ranks_joint(face, synced) || face->ranks->met == DP__MET_FOR_GRADS)
+        return status;
+    memcpy(text, dp__thread.text, sizeof text);
+    if (face->ranks->met == DP__MET_NOBODY)
+        DP_TRY(dp__ranks_buffers(fn, face, true));
+    for (size_t r = 0; r < face->count; r++)
+        face->ranks->samples[r] = 0;
+    dp_status begun = dp__ranks_begin(fn, face, true);
+    if (dp_status_class(begun) == DP_CLASS_JOB)
+        return begun;
+    dp_error(status, "%s", text);
+    return begun == DP_OK ? dp__ranks_finish(fn, face, true, status) : status; /* over for all */
+}
+
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
 {
     const dp__face *face = pass->face;
+    DP_TRY(dp__ranks_zeroed(face));
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = r < pass->count ? pass->records[r].call.weight : 0;
     DP_TRY(dp__ranks_begin(fn, face, pass->synced));
@@ -597,6 +656,7 @@ static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face
     DP_TRY(dp__ranks_buffers(request->fn, face, synced));
     if (face->runs->mean_grads)
         DP_TRY(dp__grads_zero(face->runs));
+    DP_TRY(dp__ranks_zeroed(face));
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = 0;
     DP_TRY(dp__ranks_begin(request->fn, face, synced));
@@ -708,6 +768,15 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     return dp__lines_compare(&lines, status);
 }
 
+/* Whether all devices of the process use the original's parameters. */
+static bool dp__has_one_owner(const dp__face *face)
+{
+    bool shared = true;
+    for (size_t r = 1; r < face->count; r++)
+        shared = shared && dp__replica_sees(face, r);
+    return shared;
+}
+
 static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,
                                       const dp_distributed_config *config)
 {
@@ -716,7 +785,7 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
                                  .first_bucket_bytes = config->first_bucket_bytes,
                                  .bucket_bytes = config->bucket_bytes,
                                  .unused_units = config->unused_params,
-                                 .to_first = true,
+                                 .to_first = dp__has_one_owner(face),
                                  .wire = config->wire,
                                  .hook = config->hook,
                                  .hook_user = config->hook_user};

@@ -2701,7 +2701,11 @@ static dp_status dp__face_allows(const dp__face *face, const char *method);
 static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
 static dp_status dp__ranks_report(dp__record *record);
-static dp_status dp__ranks_ran(dp_pass *pass, dp_status status);
+static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_status status);
+static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced,
+                                dp_status status);
+static bool dp__ranks_joint(const dp__face *face, bool synced);
+static void dp__ranks_start_over(const dp__face *face, bool buffers);
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
 static double dp__ranks_share(const dp_pass *pass, size_t r);
 
@@ -2981,7 +2985,7 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     dp_status status =
         dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward);
     if (face->ranks != NULL)
-        status = dp__ranks_ran(pass, status);
+        status = dp__ranks_ran(pass, request, status);
     return status == DP_OK ? dp__pass_out(pass, out) : status;
 }
 
@@ -3450,16 +3454,28 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
     return dp__grads_zero(pass->runs);
 }
 
+/* What fails here while other processes are in the same backward fails there too, and the pass is
+   over. */
+static dp_status dp__backward_end(const char *fn, dp_pass *pass, dp_status status)
+{
+    if (status != DP_OK && dp__ranks_joint(pass->face, pass->synced))
+        pass->used = true;
+    return dp__ranks_void(fn, pass->face, pass->synced, status);
+}
+
 DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
 {
     dp_input_grad inputs = {dp_none(), dp_none()};
     DP_TRY(dp__check_pass(__func__, pass));
-    DP_TRY(dp__check_value(__func__, "grad", grad));
-    dp_status status = dp__grads_give(pass, grad);
+    dp__ranks_start_over(pass->face, true);
+    dp_status status = dp__check_value(__func__, "grad", grad);
+    if (status == DP_OK)
+        status = dp__grads_give(pass, grad);
     if (status == DP_OK)
         status = dp__backward_begin(pass, grad);
     if (status == DP_OK)
         status = dp__backward_run(__func__, pass, out != NULL ? &inputs : NULL);
+    status = dp__backward_end(__func__, pass, status);
     if (status == DP_OK && out != NULL)
         *out = inputs;
     return dp__leave(__func__, pass->ctx, status);
@@ -4397,23 +4413,22 @@ static dp_status dp__optim_update(dp_optim *optim, const dp__request *request)
     return dp__frame_leave(&frame, optim->ops->update(optim, request->module));
 }
 
-static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
+static dp_status dp__step_take(dp__request *request, dp_value data)
+{
+    DP_TRY(dp__check_value(request->fn, "data", data));
+    return dp__step_data(data, "data", &request->args, &request->kwargs);
+}
+
+/* Forward, the log, backward. */
+static dp_status dp__step_pass(dp__request *request, dp_value data, double factor,
+                               dp_value *out_log)
 {
     dp_module *module = request->module;
     dp_pass *pass = NULL;
     dp_value losses = dp_none();
-    double factor = 1;
-    bool idle = data.kind == DP_NONE && module->face != NULL && module->face->ranks != NULL;
-    if (!idle)
-        DP_TRY(dp__step_data(data, "data", &request->args, &request->kwargs));
-    if (optim != NULL) {
-        DP_TRY(dp__optim_begin(optim, request));
-        DP_TRY(dp__optim_factor(optim, request, &factor));
-    }
-    if (idle) {
-        DP_TRY(dp__ranks_idle(request, module->face));
-        return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
-    }
+    if (data.kind == DP_NONE && module->face != NULL && module->face->ranks != NULL)
+        return dp__ranks_idle(request, module->face);
+    DP_TRY(dp__step_take(request, data));
     if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
         return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
     if (module->separate != NULL)
@@ -4424,8 +4439,33 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
                                 : dp__invoke_plain(request, module, &losses, &pass));
     DP_TRY(dp__check_losses(pass));
     DP_TRY(dp__step_log(pass, out_log));
-    if (!request->config.no_grad)
-        DP_TRY(dp__step_backward(pass, factor));
+    return request->config.no_grad ? DP_OK : dp__step_backward(pass, factor);
+}
+
+/* With other ranks only the optimizer says whether this step is reduced: before that they cannot be
+   told but by failing the job. */
+static dp_status dp__step_begin(dp__request *request, dp_optim *optim, double *out_factor)
+{
+    const dp_module *module = request->module;
+    if (optim == NULL)
+        return DP_OK;
+    dp_status status = dp__optim_begin(optim, request);
+    if (status == DP_OK)
+        status = dp__optim_factor(optim, request, out_factor);
+    return dp__ranks_joint(module->face, true) ? dp__shared_failure(module->ctx, status) : status;
+}
+
+static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
+{
+    const dp__face *face = request->module->face;
+    double factor = 1;
+    if (face == NULL || face->ranks == NULL)
+        DP_TRY(dp__step_take(request, data));
+    DP_TRY(dp__step_begin(request, optim, &factor));
+    dp__ranks_start_over(face, false);
+    dp_status status = dp__step_pass(request, data, factor, out_log);
+    bool synced = !request->config.no_sync && !request->config.no_grad;
+    DP_TRY(dp__ranks_void(request->fn, face, synced, status));
     return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
 }
 
@@ -4434,7 +4474,6 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
 {
     dp_value log = dp_none();
     DP_TRY(dp__check_runs(__func__, module));
-    DP_TRY(dp__check_value(__func__, "data", data));
     dp__request request = {.fn = __func__,
                            .module = module,
                            .method = "forward",

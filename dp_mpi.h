@@ -26,9 +26,11 @@
    THE END
    MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
    and none has failed; never else. After a failure nothing waits for MPI, and what a collective was
-   given stays in its hands until the process ends. mpirun ends all processes then. Where you have
-   initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls it for what
-   fails in a collective of ours too: with MPI_ERRORS_RETURN this library says what it was.
+   given stays in its hands until the process ends. mpirun ends all processes then, and where one
+   dies; told not to (--enable-recovery of Open MPI), the others name that one after timeout_ms.
+   Where you have initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls
+   it for what fails in a collective of ours too: with MPI_ERRORS_RETURN this library says what it
+   was.
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
@@ -181,7 +183,11 @@ static dp_status dp__mpi_begin(void)
    listens to them. They are small: MPI sends such things at once. A line that has failed is never
    taken apart, as MPI may still read and write what it was given.                               */
 
-enum { DP__MPI_NOTES = 0x6470 /* the tag */, DP__MPI_FLUSH_MS = 200 };
+enum {
+    DP__MPI_NOTES = 0x6470, /* the tag */
+    DP__MPI_FLUSH_MS = 200,
+    DP__MPI_DOING_BYTES = DP__WORDS_BYTES + 32
+};
 
 typedef enum dp__mpi_kind {
     DP__MPI_SILENT, /* nothing was heard */
@@ -191,7 +197,7 @@ typedef enum dp__mpi_kind {
 } dp__mpi_kind;
 
 typedef struct dp__mpi_note {
-    int32_t kind, status;
+    int32_t kind, status, culprit;
     dp__shm_note doing; /* the collective that the process has begun last; verb -1: dp_open */
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
@@ -203,8 +209,11 @@ struct dp__mpi_line {
     const int *firsts;   /* of every process, the first rank; NULL while a context opens */
     const dp_host *host; /* NULL then too */
     dp__shm_note doing;
-    dp__lock lock;     /* of what follows: dp_abort comes from any thread */
-    atomic_int failed; /* a dp_status; the text is complete */
+    bool met;             /* all have begun it */
+    const dp__lane *lane; /* of the journal, from the first collective on */
+    dp__lock lock;        /* of what follows: dp_abort comes from any thread */
+    atomic_int failed;    /* a dp_status; what follows is complete */
+    int culprit;          /* a rank; -1: unknown */
     char text[DP__TEXT_BYTES];
     dp__mpi_note *heard; /* one of every process */
     dp__mpi_note *out;   /* the same, and behind them those of the failure: MPI may hold a note */
@@ -225,6 +234,7 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
         return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
                          &line->sends[place]) == MPI_SUCCESS;
     }
+    note->culprit = line->culprit;
     memcpy(note->text, line->text, sizeof note->text); /* done when it was read: see flush */
     return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
                       &line->sends[place]) == MPI_SUCCESS;
@@ -269,16 +279,19 @@ static void dp__mpi_flush(dp__mpi_line *line)
 
 static dp_status dp__mpi_failure(const dp__mpi_line *line)
 {
+    dp__thread.culprit = line->culprit + 1;
     return dp_error((dp_status)atomic_load(&line->failed), "%s", line->text);
 }
 
 /* The first failure stays; true if this is it. */
-static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, const char *text)
+static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culprit,
+                                 const char *text)
 {
     dp__lock_enter(&line->lock);
     bool first = atomic_load(&line->failed) == DP_OK;
     if (first) {
         snprintf(line->text, sizeof line->text, "%s", text);
+        line->culprit = culprit;
         atomic_store(&line->failed, (int)status);
     }
     dp__lock_leave(&line->lock);
@@ -289,18 +302,19 @@ static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, const cha
 }
 
 /* The others hear of it, unless there was a failure before. dp_last_error stays as it is. */
-static void dp__mpi_spread(dp__mpi_line *line, dp_status status, const char *text)
+static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, const char *text)
 {
-    if (dp__mpi_note_failure(line, status, text) && line->comm != MPI_COMM_NULL) {
+    if (dp__mpi_note_failure(line, status, culprit, text) && line->comm != MPI_COMM_NULL) {
         dp__mpi_tell(line, DP__MPI_FAILED, -1);
         dp__mpi_flush(line);
     }
 }
 
-/* What dp_last_error says becomes the line's failure. */
-static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status)
+/* What dp_last_error says becomes the line's failure, because of `process`; -1: of nobody. */
+static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
 {
-    dp__mpi_spread(line, status, dp_last_error());
+    int culprit = process >= 0 && line->firsts != NULL ? line->firsts[process] : -1;
+    dp__mpi_spread(line, status, culprit, dp_last_error());
     return dp__mpi_failure(line);
 }
 
@@ -322,9 +336,9 @@ static const char *dp__mpi_who(const dp__mpi_line *line, int process, char *text
 /* "collective 8, all_reduce of 25 f32 (sum)" */
 static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t room)
 {
-    char words[DP__SHM_WORDS_BYTES];
+    char words[DP__WORDS_BYTES];
     unsigned seq = atomic_load(&note->seq);
-    if (note->verb < 0)
+    if (note->is.verb < 0)
         snprintf(text, room, "step %u of meeting", seq);
     else
         snprintf(text, room, "collective %u, %s", seq, dp__shm_note_text(note, words));
@@ -333,14 +347,17 @@ static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t ro
 
 static dp_status dp__mpi_broken(dp__mpi_line *line, const char *call, int code)
 {
-    char what[DP__SHM_WORDS_BYTES + 32], said[DP__TEXT_BYTES];
+    char what[DP__MPI_DOING_BYTES], said[DP__TEXT_BYTES];
     (void)dp__mpi_error(call, code);
-    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 160, dp_last_error());
-    return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "%s: %s",
-                                       dp__mpi_doing(&line->doing, what, sizeof what), said));
+    snprintf(said, sizeof said, "%.*s", (int)sizeof said - 320, dp_last_error());
+    return dp__mpi_fail(
+        line,
+        dp_error(DP_ERR_REMOTE, "%s: %s", dp__mpi_doing(&line->doing, what, sizeof what), said),
+        -1);
 }
 
-/* This process' own job has failed, by dp_abort or otherwise: the others hear why. */
+/* The job of this process has failed, by dp_abort or otherwise: the others hear why. What another
+   process is to blame for names that one already. */
 static void dp__mpi_pass_on(dp__mpi_line *line)
 {
     char who[DP__SHM_WORDS_BYTES], text[DP__TEXT_BYTES];
@@ -348,9 +365,12 @@ static void dp__mpi_pass_on(dp__mpi_line *line)
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
     if (failed == DP_OK || atomic_load(&line->failed) != DP_OK)
         return;
-    snprintf(text, sizeof text, "%s failed: %.*s", dp__mpi_who(line, line->process, who),
-             DP__TEXT_BYTES - 120, ctx->failed_text);
-    dp__mpi_spread(line, (dp_status)failed, text);
+    if (ctx->failed_rank == ctx->info.rank_first)
+        snprintf(text, sizeof text, "%s failed: %.*s", dp__mpi_who(line, line->process, who),
+                 DP__TEXT_BYTES - 120, ctx->failed_text);
+    else
+        snprintf(text, sizeof text, "%s", ctx->failed_text);
+    dp__mpi_spread(line, (dp_status)failed, ctx->failed_rank, text);
 }
 
 /* One note, if there is one. */
@@ -385,7 +405,7 @@ static dp_status dp__mpi_hear(dp__mpi_line *line)
             break;
         if (note.kind == DP__MPI_FAILED) {
             note.text[sizeof note.text - 1] = '\0';
-            dp__mpi_note_failure(line, (dp_status)note.status, note.text);
+            dp__mpi_note_failure(line, (dp_status)note.status, note.culprit, note.text);
             return dp__mpi_failure(line);
         }
         line->heard[from] = note;
@@ -471,23 +491,40 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
 /* `why` an answer was wanted: "after 60000 ms", or what MPI says. */
 static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astray, const char *why)
 {
-    char own[DP__SHM_WORDS_BYTES + 32], who[DP__SHM_WORDS_BYTES], what[DP__SHM_WORDS_BYTES + 32];
+    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], what[DP__MPI_DOING_BYTES];
     dp_error(status, "%s: %s %s is in %s: all must make the same calls in the same order",
              dp__mpi_doing(&line->doing, own, sizeof own), why, dp__mpi_who(line, astray, who),
              dp__mpi_doing(&line->heard[astray].doing, what, sizeof what));
-    return dp__mpi_fail(line, status);
+    return dp__mpi_fail(line, status, astray);
+}
+
+/* Of one that is silent: what it has begun last, as all met in that. */
+static const char *dp__mpi_last_text(const dp__mpi_line *line, char *text)
+{
+    char words[DP__WORDS_BYTES];
+    dp__entry entry;
+    if (line->met)
+        return "it has begun that";
+    if (line->lane == NULL || !dp__lane_entry(line->lane, 1, &entry))
+        return "it has begun none";
+    snprintf(text, DP__MPI_DOING_BYTES + 32, "its last one was %llu, %s",
+             (unsigned long long)entry.seq, dp__issue_text(&entry.is, &entry.label, words));
+    return text;
 }
 
 /* The time is over. */
 static dp_status dp__mpi_accuse(dp__mpi_line *line)
 {
-    char own[DP__SHM_WORDS_BYTES + 32], who[DP__SHM_WORDS_BYTES], text[64];
+    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], text[64];
+    char last[DP__MPI_DOING_BYTES + 32];
     int first = 0, silent, astray;
     if (line->comm == MPI_COMM_NULL)
-        return dp__mpi_fail(line, dp_error(DP_ERR_TIMEOUT,
-                                           "of %d processes that MPI has started, not all came "
-                                           "within %d ms",
-                                           line->process_count, line->timeout_ms));
+        return dp__mpi_fail(line,
+                            dp_error(DP_ERR_TIMEOUT,
+                                     "of %d processes that MPI has started, not all came "
+                                     "within %d ms",
+                                     line->process_count, line->timeout_ms),
+                            -1);
     DP_TRY(dp__mpi_ask(line));
     silent = dp__mpi_silent(line, &first);
     astray = silent == 0 ? dp__mpi_astray(line) : -1;
@@ -497,12 +534,13 @@ static dp_status dp__mpi_accuse(dp__mpi_line *line)
     snprintf(text, sizeof text, " and %d more", silent - 1);
     dp__mpi_doing(&line->doing, own, sizeof own);
     if (silent > 0)
-        dp_error(DP_ERR_TIMEOUT, "%s: %s%s did not come within %d ms", own,
-                 dp__mpi_who(line, first, who), silent > 1 ? text : "", line->timeout_ms);
+        dp_error(DP_ERR_TIMEOUT, "%s: %s%s did not come within %d ms; %s", own,
+                 dp__mpi_who(line, first, who), silent > 1 ? text : "", line->timeout_ms,
+                 dp__mpi_last_text(line, last));
     else
         dp_error(DP_ERR_TIMEOUT, "%s: all processes are in it, and MPI did not end it within %d ms",
                  own, line->timeout_ms);
-    return dp__mpi_fail(line, DP_ERR_TIMEOUT);
+    return dp__mpi_fail(line, DP_ERR_TIMEOUT, silent > 0 ? first : -1);
 }
 
 /* MPI says that a collective has failed: often because others are in another one. */
@@ -659,10 +697,10 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     size_t all = bytes_each * (size_t)line->process_count;
     char *room = dp__os_alloc(all + bytes_each, 64, NULL);
     if (room == NULL)
-        return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all));
+        return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all), -1);
     memcpy(room + all, in, bytes_each);
-    line->doing.verb = -1;
-    line->doing.count = bytes_each;
+    line->doing.is.verb = -1;
+    line->doing.is.count = bytes_each;
     atomic_fetch_add(&line->doing.seq, 1);
     dp__mpi_enter();
     int code = MPI_Iallgather(room + all, (int)bytes_each, MPI_BYTE, room, (int)bytes_each,
@@ -829,6 +867,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
 enum {
     DP__MPI_ROOM_BYTES = 2 << 20,
     DP__MPI_SMALL_BYTES = 64 << 10, /* of all processes together */
+    DP__MPI_TINY_BYTES = 1 << 10,   /* of one */
     DP__MPI_SLOTS = 3,              /* pieces on the way */
     DP__MPI_SLICE = 16              /* elements: slices begin where vectors do */
 };
@@ -843,6 +882,11 @@ typedef struct dp__mpi_slot {
     MPI_Request request;
 } dp__mpi_slot;
 
+typedef struct dp__mpi_head { /* what a process begins */
+    dp__entry entry;
+    char data[DP__MPI_TINY_BYTES];
+} dp__mpi_head;
+
 typedef struct dp__mpi_comm {
     dp_comm base;
     dp__mpi_line line;
@@ -852,6 +896,8 @@ typedef struct dp__mpi_comm {
     size_t room;   /* bytes that a piece may take in a room */
     size_t stride; /* bytes of a room: slices are rounded up */
     dp__mpi_slot slots[DP__MPI_SLOTS];
+    dp__mpi_head *heads; /* of every process, and behind them the own */
+    MPI_Request meeting;
     char *wide;      /* a room more: halves on the way, in f32 */
     char *rooms;     /* all of them */
     int *numbers;    /* all of them, and line.firsts */
@@ -911,15 +957,107 @@ static size_t dp__mpi_wire_bytes(const dp__mpi_call *call) /* of an element that
     return call->wide ? sizeof(float) : call->size;
 }
 
-static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
-{
-    return dp__mpi_await(&call->comm->line, &dp__mpi_slot_of(call, step)->request);
-}
-
 static dp_status dp__mpi_given(const dp__mpi_call *call, const char *name, int code)
 {
     dp__mpi_leave();
     return code == MPI_SUCCESS ? DP_OK : dp__mpi_broken(&call->comm->line, name, code);
+}
+
+/* ---- what all begin ---------------------------------------------------------------------------
+   The first message of a collective is the same whatever the collective is: each process tells all
+   what it begins. Nobody goes on before that was compared, so what MPI matches is alike. What is
+   tiny goes with it, and needs no other message.                                                */
+
+static bool dp__mpi_is_small(const dp__mpi_call *call)
+{
+    size_t processes = (size_t)call->comm->line.process_count;
+    return call->count <= DP__MPI_SMALL_BYTES / dp__mpi_wire_bytes(call) / processes;
+}
+
+static bool dp__mpi_is_tiny(const dp__mpi_call *call)
+{
+    size_t locals = (size_t)call->comm->most;
+    if (call->verb == DP__ALL_GATHER)
+        return call->count <= DP__MPI_TINY_BYTES / call->size / locals;
+    return call->verb == DP__ALL_REDUCE && dp__mpi_is_small(call) &&
+           call->count <= DP__MPI_TINY_BYTES / dp__mpi_wire_bytes(call);
+}
+
+static dp_status dp__mpi_tell_all(const dp__mpi_call *call, const void *data, size_t bytes)
+{
+    dp__mpi_comm *comm = call->comm;
+    dp__mpi_head *own = &comm->heads[comm->line.process_count];
+    own->entry = (dp__entry){.seq = atomic_load(&comm->line.doing.seq),
+                             .is = comm->line.doing.is,
+                             .label = comm->line.doing.label};
+    if (bytes > 0)
+        memcpy(own->data, data, bytes);
+    comm->line.met = false;
+    dp__mpi_enter();
+    return dp__mpi_given(call, "MPI_Iallgather",
+                         MPI_Iallgather(own, (int)sizeof *own, MPI_BYTE, comm->heads,
+                                        (int)sizeof *own, MPI_BYTE, comm->line.comm,
+                                        &comm->meeting));
+}
+
+static bool dp__mpi_same(const dp__mpi_comm *comm, int p, int q)
+{
+    const dp__entry *a = &comm->heads[p].entry, *b = &comm->heads[q].entry;
+    return a->seq == b->seq && memcmp(&a->is, &b->is, sizeof a->is) == 0;
+}
+
+/* How many ranks have begun what this process has. */
+static int dp__mpi_votes(const dp__mpi_comm *comm, int process)
+{
+    int votes = 0;
+    for (int p = 0; p < comm->line.process_count; p++)
+        votes += dp__mpi_same(comm, p, process) ? dp__mpi_ranks(comm, p) : 0;
+    return votes;
+}
+
+/* To blame is the first one that does not do what most do. All see it, and say the same. */
+static dp_status dp__mpi_strays(dp__mpi_comm *comm)
+{
+    char who[2][DP__SHM_WORDS_BYTES], what[2][DP__WORDS_BYTES];
+    int most = 0, odd = 0;
+    for (int p = 1; p < comm->line.process_count; p++)
+        if (dp__mpi_votes(comm, p) > dp__mpi_votes(comm, most))
+            most = p;
+    while (dp__mpi_same(comm, odd, most))
+        odd++;
+    const dp__entry *a = &comm->heads[odd].entry, *b = &comm->heads[most].entry;
+    dp_error(DP_ERR_REMOTE,
+             "collective %llu: %s has issued %s, and %s %s: all must make the same calls in the "
+             "same order",
+             (unsigned long long)b->seq, dp__mpi_who(&comm->line, odd, who[0]),
+             dp__issue_text(&a->is, &a->label, what[0]), dp__mpi_who(&comm->line, most, who[1]),
+             dp__issue_text(&b->is, &b->label, what[1]));
+    return dp__mpi_fail(&comm->line, DP_ERR_REMOTE, odd);
+}
+
+static dp_status dp__mpi_hear_all(const dp__mpi_call *call)
+{
+    dp__mpi_comm *comm = call->comm;
+    DP_TRY(dp__mpi_await(&comm->line, &comm->meeting));
+    for (int p = 0; p < comm->line.process_count; p++)
+        if (!dp__mpi_same(comm, p, comm->line.process_count))
+            return dp__mpi_strays(comm);
+    comm->line.met = true;
+    return DP_OK;
+}
+
+/* ---- pieces on the way ----------------------------------------------------------------------- */
+
+static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    if (!dp__mpi_is_tiny(call))
+        return dp__mpi_await(&comm->line, &dp__mpi_slot_of(call, step)->request);
+    DP_TRY(dp__mpi_hear_all(call));
+    for (int p = 0; p < comm->line.process_count; p++)
+        memcpy(slot->in + slot->from.places[p], comm->heads[p].data, (size_t)slot->from.counts[p]);
+    return DP_OK;
 }
 
 static dp_status dp__mpi_give_all_to_all(const dp__mpi_call *call, const void *out, size_t step)
@@ -937,6 +1075,8 @@ static dp_status dp__mpi_give_all(const dp__mpi_call *call, const void *out, voi
 {
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     int own = slot->from.counts[call->comm->line.process];
+    if (dp__mpi_is_tiny(call))
+        return dp__mpi_tell_all(call, out, (size_t)own);
     dp__mpi_enter();
     return dp__mpi_given(call, "MPI_Iallgatherv",
                          MPI_Iallgatherv(out != NULL ? out : MPI_IN_PLACE, own, MPI_BYTE, in,
@@ -947,6 +1087,10 @@ static dp_status dp__mpi_give_all(const dp__mpi_call *call, const void *out, voi
 static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps *run)
 {
     size_t steps = (call->count + call->piece - 1) / call->piece;
+    if (!dp__mpi_is_tiny(call)) {
+        DP_TRY(dp__mpi_tell_all(call, NULL, 0));
+        DP_TRY(dp__mpi_hear_all(call));
+    }
     for (size_t i = 0; i < steps + 2; i++) {
         if (i < steps)
             DP_TRY(run->begin(call, i));
@@ -965,12 +1109,11 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
     dp__shm_note *doing = &comm->line.doing;
     if (atomic_load(&comm->line.failed) != DP_OK)
         return dp__mpi_failure(&comm->line);
-    doing->verb = (int32_t)call->verb;
-    doing->dtype = (int32_t)call->dtype;
-    doing->op = (int32_t)call->op;
-    doing->root = call->root;
-    doing->count = call->count;
-    doing->scale = call->scale;
+    doing->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
+                                call->root,          call->count,          call->scale};
+    comm->line.lane = dp__lane_of(&comm->base);
+    if (comm->line.lane != NULL)
+        doing->label = comm->line.lane->now.label;
     atomic_fetch_add(&doing->seq, 1);
     call->piece = comm->room / room_of_one;
     return dp__mpi_run_steps(call, run);
@@ -1209,7 +1352,7 @@ static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t 
                          0,
                          dp__mpi_is_wide(comm, dtype)};
     size_t wire = dp__mpi_wire_bytes(&call);
-    if (count <= DP__MPI_SMALL_BYTES / wire / processes)
+    if (dp__mpi_is_small(&call))
         return dp__mpi_run(&call, &small, wire * processes);
     return dp__mpi_run(&call, &large, wire);
 }
@@ -1431,6 +1574,7 @@ static void dp__mpi_free(dp__mpi_comm *comm)
 {
     dp__os_free(comm->rooms, 0, NULL);
     dp__os_free(comm->numbers, 0, NULL);
+    dp__os_free(comm->heads, 0, NULL);
     dp__os_free(comm->in, 0, NULL);
     dp__os_free(comm->out, 0, NULL);
     dp__os_free(comm, 0, NULL);
@@ -1512,7 +1656,8 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     comm->rooms = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
     comm->in = dp__os_alloc(operands, 64, NULL);
     comm->out = dp__os_alloc(operands, 64, NULL);
-    if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL)
+    comm->heads = dp__os_alloc((processes + 1) * sizeof *comm->heads, 64, NULL);
+    if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
         return dp__mpi_full();
     dp__mpi_place_rooms(comm);
     return DP_OK;

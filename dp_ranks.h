@@ -6,6 +6,7 @@
 
    CONTENTS (search for the tag)
      >>verbs        what each collective sends and receives, and whether a call keeps to it
+     >>journal      what was begun lately, for when it fails
      >>reducing     the public edge of the collectives
      >>fallbacks    collectives that a table may lack, memory that is not aligned
      >>staging      collectives by way of the host
@@ -180,6 +181,284 @@ static dp_status dp__check_coll(const dp__coll *coll)
     return DP_OK;
 }
 
+/* ==== >>journal ================================================================================
+   With several processes each keeps what it has begun lately, for the sentences of a job that
+   fails: a ring for each of its communicators, written by the one thread that uses that, read by
+   any. Entries are stored word by word: who reads one while it is written gets a mixture of two,
+   and nothing worse.                                                                            */
+
+enum { DP__RECENT = 16, DP__LABEL_BYTES = 64, DP__TAG_BYTES = 40 };
+
+typedef struct dp__signature { /* what has to be the same on all ranks */
+    int32_t verb, dtype, op, root;
+    uint64_t count;
+    double scale;
+} dp__signature;
+
+typedef struct dp__label { /* what it is for */
+    char what[DP__LABEL_BYTES], by[24], tag[DP__TAG_BYTES];
+} dp__label;
+
+typedef struct dp__entry {
+    uint64_t seq; /* as the table counts */
+    dp__signature is;
+    dp__label label;
+} dp__entry;
+
+enum {
+    DP__ENTRY_WORDS = sizeof(dp__entry) / sizeof(uint64_t),
+    DP__TAG_WORDS = DP__TAG_BYTES / sizeof(uint64_t)
+};
+_Static_assert(DP__ENTRY_WORDS * sizeof(uint64_t) == sizeof(dp__entry), "an entry is words");
+
+typedef struct dp__lane {
+    dp__entry now;         /* the last one; like what follows, the writer's */
+    const char *by, *what; /* what its label was made of, and is to be made of */
+    unsigned tags, labels; /* tags seen, labels made */
+    atomic_uint begun, done;
+    _Atomic uint64_t entries[DP__RECENT][DP__ENTRY_WORDS];
+} dp__lane;
+
+typedef struct dp__journal {
+    dp__lane lanes[2]; /* the caller's, the courier's */
+    atomic_uint tags;
+    _Atomic uint64_t tag[DP__TAG_WORDS];
+} dp__journal;
+
+static dp_status dp__journal_open(dp_ctx *ctx)
+{
+    ctx->journal = dp__host_alloc(&ctx->host, sizeof *ctx->journal, 64);
+    if (ctx->journal == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a journal");
+    memset(ctx->journal, 0, sizeof *ctx->journal);
+    return DP_OK;
+}
+
+static void dp__words_store(_Atomic uint64_t *to, const void *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t word;
+        memcpy(&word, (const char *)from + i * sizeof word, sizeof word);
+        atomic_store_explicit(&to[i], word, memory_order_relaxed);
+    }
+}
+
+static void dp__words_load(void *to, const _Atomic uint64_t *from, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        uint64_t word = atomic_load_explicit(&from[i], memory_order_relaxed);
+        memcpy((char *)to + i * sizeof word, &word, sizeof word);
+    }
+}
+
+static void dp__label_put(char *out, size_t room, const char *text)
+{
+    size_t bytes = text != NULL ? strlen(text) : 0;
+    bytes = bytes < room ? bytes : room - 1;
+    memset(out, 0, room);
+    if (bytes > 0)
+        memcpy(out, text, bytes);
+}
+
+DP_API void dp_tag(dp_ctx *ctx, const char *text)
+{
+    char tag[DP__TAG_BYTES];
+    if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
+        return;
+    dp__label_put(tag, sizeof tag, text);
+    dp__words_store(ctx->journal->tag, tag, DP__TAG_WORDS);
+    atomic_fetch_add_explicit(&ctx->journal->tags, 1, memory_order_release);
+}
+
+/* What the collectives to come are for: text that stays until this is called again, or NULL.
+   Returns what it was. For the writer. */
+static const char *dp__journal_for(dp_ctx *ctx, bool courier, const char *what)
+{
+    if (ctx->journal == NULL)
+        return NULL;
+    dp__lane *lane = &ctx->journal->lanes[courier];
+    const char *before = lane->what;
+    lane->what = what;
+    lane->by = NULL;
+    return before;
+}
+
+static void dp__lane_label(dp__journal *journal, dp__lane *lane, const char *by)
+{
+    dp__label *label = &lane->now.label;
+    lane->tags = atomic_load_explicit(&journal->tags, memory_order_acquire);
+    lane->by = by;
+    lane->labels++;
+    dp__label_put(label->what, sizeof label->what, lane->what);
+    dp__label_put(label->by, sizeof label->by, by);
+    dp__words_load(label->tag, journal->tag, DP__TAG_WORDS);
+}
+
+/* A table is about to be called. Labels seldom change from one to the next. */
+static void dp__journal_begin(const dp__coll *coll, dp__signature is)
+{
+    dp__journal *journal = coll->ctx->journal;
+    if (journal == NULL)
+        return;
+    dp__lane *lane = &journal->lanes[coll->courier];
+    if (lane->by != coll->fn ||
+        lane->tags != atomic_load_explicit(&journal->tags, memory_order_relaxed))
+        dp__lane_label(journal, lane, coll->fn);
+    lane->now.seq++;
+    lane->now.is = is;
+    dp__words_store(lane->entries[lane->now.seq % DP__RECENT], &lane->now, DP__ENTRY_WORDS);
+    atomic_store_explicit(&lane->begun, (unsigned)lane->now.seq, memory_order_release);
+}
+
+static void dp__journal_done(const dp__coll *coll)
+{
+    dp__journal *journal = coll->ctx->journal;
+    if (journal == NULL)
+        return;
+    dp__lane *lane = &journal->lanes[coll->courier];
+    atomic_store_explicit(&lane->done, (unsigned)lane->now.seq, memory_order_release);
+}
+
+/* For a table that begins what was asked for over one of its communicators; NULL: it serves another
+   one, and not a context. */
+static const dp__lane *dp__lane_of(const dp_comm *comm)
+{
+    const dp_ctx *ctx = dp__ctx_of(comm->host);
+    return ctx->journal != NULL ? &ctx->journal->lanes[comm == ctx->courier_comm] : NULL;
+}
+
+/* ---- in words -------------------------------------------------------------------------------- */
+
+static const char *const dp__verb_names[] = {[DP__ALL_REDUCE] = "all_reduce",
+                                             [DP__BROADCAST] = "broadcast",
+                                             [DP__ALL_GATHER] = "all_gather",
+                                             [DP__REDUCE_SCATTER] = "reduce_scatter",
+                                             [DP__ALL_TO_ALL] = "all_to_all"};
+static const char *const dp__op_names[] = {"sum", "mean", "prod", "min", "max"};
+
+/* More of a text that has `used` bytes already; how many it has now. */
+DP_PRINTF(4, 5)
+static size_t dp__append(char *text, size_t room, size_t used, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int more =
+        vsnprintf(used < room ? text + used : NULL, used < room ? room - used : 0, format, args);
+    va_end(args);
+    return used + (more > 0 ? (size_t)more : 0);
+}
+
+/* "all_reduce of 25 f32 (sum)" */
+static size_t dp__signature_text(const dp__signature *is, char *text, size_t room)
+{
+    size_t used = dp__append(text, room, 0, "%s of %llu %s", dp__verb_names[is->verb],
+                             (unsigned long long)is->count, dp_dtype_name((dp_dtype)is->dtype));
+    if (is->verb == DP__BROADCAST)
+        return dp__append(text, room, used, " (root %d)", (int)is->root);
+    if (!dp__rules[is->verb].reduces)
+        return used;
+    if (is->scale < 1 || is->scale > 1)
+        return dp__append(text, room, used, " (%s times %g)", dp__op_names[is->op], is->scale);
+    return dp__append(text, room, used, " (%s)", dp__op_names[is->op]);
+}
+
+/* "all_reduce of 73 f32 (mean), bucket 0 of 'net', 'v', in dp_backward, at 'epoch 3'" */
+static const char *dp__issue_text(const dp__signature *is, const dp__label *label, char *text)
+{
+    const size_t room = DP__WORDS_BYTES;
+    size_t used = dp__signature_text(is, text, room);
+    if (label->what[0] != '\0')
+        used = dp__append(text, room, used, ", %.63s", label->what);
+    if (strncmp(label->by, "dp_", 3) == 0 && strcmp(label->by + 3, dp__verb_names[is->verb]) != 0)
+        used = dp__append(text, room, used, ", in %.23s", label->by);
+    if (label->tag[0] != '\0')
+        (void)dp__append(text, room, used, ", at '%.39s'", label->tag);
+    return text;
+}
+
+/* The entry that was begun so many before the last one; false: there is none. */
+static bool dp__lane_entry(const dp__lane *lane, unsigned age, dp__entry *out)
+{
+    unsigned begun = atomic_load_explicit(&lane->begun, memory_order_acquire);
+    if (age >= begun || age >= DP__RECENT)
+        return false;
+    dp__words_load(out, lane->entries[(begun - age) % DP__RECENT], DP__ENTRY_WORDS);
+    return true;
+}
+
+static bool dp__lane_ended(const dp__lane *lane, const dp__entry *entry)
+{
+    unsigned done = atomic_load_explicit(&lane->done, memory_order_acquire);
+    return (int)(done - (unsigned)entry->seq) >= 0;
+}
+
+/* "collective 8 of the courier, all_reduce of ...: under way" */
+static bool dp__journal_line(const dp__journal *journal, int lane, unsigned age, char *text,
+                             size_t room)
+{
+    char words[DP__WORDS_BYTES];
+    dp__entry entry;
+    if (!dp__lane_entry(&journal->lanes[lane], age, &entry))
+        return false;
+    bool ended = dp__lane_ended(&journal->lanes[lane], &entry);
+    snprintf(text, room, "collective %llu%s, %s: %s", (unsigned long long)entry.seq,
+             lane > 0 ? " of the courier" : "", dp__issue_text(&entry.is, &entry.label, words),
+             ended ? "ended" : "under way");
+    return true;
+}
+
+enum { DP__LINE_ROOM = DP__WORDS_BYTES + 64 };
+
+DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
+{
+    char line[DP__LINE_ROOM];
+    size_t used = 0;
+    if (text != NULL && bytes > 0)
+        text[0] = '\0';
+    if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
+        return 0;
+    for (int lane = 0; lane < 2; lane++)
+        for (unsigned age = 0; dp__journal_line(ctx->journal, lane, age, line, sizeof line); age++)
+            used = dp__append(text, text != NULL ? bytes : 0, used, "%s\n", line);
+    return used;
+}
+
+static void dp__journal_log(const dp_ctx *ctx)
+{
+    char line[DP__LINE_ROOM];
+    if (ctx->journal == NULL || !dp__log_wants(ctx, DP_LOG_ERROR))
+        return;
+    dp__log(ctx, DP_LOG_ERROR, "the job failed: %s", ctx->failed_text);
+    for (int lane = 0; lane < 2; lane++)
+        for (unsigned age = 0; dp__journal_line(ctx->journal, lane, age, line, sizeof line); age++)
+            dp__log(ctx, DP_LOG_ERROR, "%s", line);
+}
+
+/* What is under way, the courier's first, or was the caller's last. */
+static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
+{
+    text[0] = '\0';
+    for (int lane = 1; lane >= 0 && ctx->journal != NULL; lane--) {
+        dp__entry entry;
+        bool some = dp__lane_entry(&ctx->journal->lanes[lane], 0, &entry);
+        if (some && (lane == 0 || !dp__lane_ended(&ctx->journal->lanes[lane], &entry))) {
+            dp__journal_line(ctx->journal, lane, 0, text, bytes);
+            return;
+        }
+    }
+}
+
+/* A call has failed, and others may come to wait for what it would have done. */
+static void dp__journal_say(dp_ctx *ctx, const char *text)
+{
+    dp_comm *comms[] = {ctx->comm, ctx->courier_comm};
+    dp__lock_enter(&ctx->lock);
+    for (int i = 0; i < 2 && ctx->journal != NULL; i++)
+        if (comms[i] != NULL && DP_HAS(dp_coll_ops, comms[i]->ops, say))
+            comms[i]->ops->say(comms[i], text);
+    dp__lock_leave(&ctx->lock);
+}
+
 /* ==== >>reducing ===============================================================================
    Collectives at the public edge: arguments are checked, then a world of one is served at once, and
    the rest by the table of functions or, for what that lacks, by >>fallbacks.                   */
@@ -213,32 +492,54 @@ static dp_status dp__copy_alone(const dp__coll *coll)
 
 static dp_status dp__detour(const dp__coll *coll);
 
-/* By the table, of the parts that were taken over. */
-static dp_status dp__collective_served(const dp__coll *coll)
+/* `verb` of a table, of the parts that were taken over: what was asked for, or what takes its
+   place. */
+static dp_status dp__table_call(const dp__coll *coll, dp__verb verb, size_t count, double scale)
 {
     dp_comm *comm = dp__coll_comm(coll);
     const dp_part *parts = dp__coll_parts(coll);
-    switch (coll->verb) {
+    switch (verb) {
     case DP__ALL_REDUCE:
-        return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, coll->scale);
+        return comm->ops->all_reduce(comm, parts, count, coll->dtype, coll->op, scale);
     case DP__BROADCAST:
-        return comm->ops->broadcast(comm, parts, coll->count, coll->dtype, coll->root);
+        return comm->ops->broadcast(comm, parts, count, coll->dtype, coll->root);
     case DP__ALL_GATHER:
-        return comm->ops->all_gather(comm, parts, coll->count, coll->dtype);
+        return comm->ops->all_gather(comm, parts, count, coll->dtype);
     case DP__REDUCE_SCATTER:
-        if (DP_HAS(dp_coll_ops, comm->ops, reduce_scatter))
-            return comm->ops->reduce_scatter(comm, parts, coll->count, coll->dtype, coll->op, 1);
-        break;
+        return comm->ops->reduce_scatter(comm, parts, count, coll->dtype, coll->op, scale);
     case DP__ALL_TO_ALL:
-        if (DP_HAS(dp_coll_ops, comm->ops, all_to_all))
-            return comm->ops->all_to_all(comm, parts, coll->count, coll->dtype);
-        break;
+        return comm->ops->all_to_all(comm, parts, count, coll->dtype);
     case DP__REDUCE_TO:
     case DP__GATHER_TO:
     case DP__SCATTER_FROM:
         break;
     }
-    return dp__detour(coll);
+    return dp_error(DP_ERR_INTERNAL, "%s: no table has verb %d", coll->fn, (int)verb);
+}
+
+/* The same, in the journal too. */
+static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count, double scale)
+{
+    dp__journal_begin(coll, (dp__signature){(int32_t)verb, (int32_t)coll->dtype, (int32_t)coll->op,
+                                            coll->root, count, scale});
+    DP_TRY(dp__table_call(coll, verb, count, scale));
+    dp__journal_done(coll);
+    return DP_OK;
+}
+
+static bool dp__table_has(const dp_coll_ops *ops, dp__verb verb)
+{
+    if (verb == DP__REDUCE_SCATTER)
+        return DP_HAS(dp_coll_ops, ops, reduce_scatter);
+    return verb == DP__ALL_TO_ALL ? DP_HAS(dp_coll_ops, ops, all_to_all) : verb < DP__ALL_TO_ALL;
+}
+
+static dp_status dp__collective_served(const dp__coll *coll)
+{
+    if (!dp__table_has(dp__coll_comm(coll)->ops, coll->verb))
+        return dp__detour(coll);
+    return dp__table_run(coll, coll->verb, coll->count,
+                         coll->verb == DP__ALL_REDUCE ? coll->scale : 1);
 }
 
 /* Reductions of what is not aligned to its elements are for the host alone: see dp__kernel. */
@@ -448,25 +749,32 @@ DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count
                                       DP_OP_SUM, 1, root, false});
 }
 
+/* Whether the table has heard of a failure. */
+static dp_status dp__poll(dp_ctx *ctx)
+{
+    bool asks = ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll);
+    return asks ? ctx->comm->ops->poll(ctx->comm) : DP_OK;
+}
+
 static dp_status dp__sync_all(dp_ctx *ctx)
 {
     for (int i = 0; i < ctx->info.local_count; i++)
         DP_TRY(dp__sync(ctx->devices[i].stream));
-    if (ctx->comm != NULL && DP_HAS(dp_coll_ops, ctx->comm->ops, poll))
-        return ctx->comm->ops->poll(ctx->comm);
-    return DP_OK;
+    return dp__poll(ctx);
 }
 
 /* A reduction of one byte a rank: nobody leaves before everybody has given theirs. */
 static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
 {
+    dp__coll coll = {
+        .fn = "dp_barrier", .ctx = ctx, .count = 1, .dtype = DP_BOOL, .op = DP_OP_MAX, .scale = 1};
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor byte;
         DP_TRY(dp__tensor_make(temp, &ctx->devices[i], DP_BOOL, 0, NULL, &byte));
         DP_TRY(dp__fill_tensor(ctx, &ctx->devices[i], &byte, 0));
         ctx->parts[i] = (dp_part){byte.data, byte.data, ctx->devices[i].stream};
     }
-    DP_TRY(ctx->comm->ops->all_reduce(ctx->comm, ctx->parts, 1, DP_BOOL, DP_OP_MAX, 1));
+    DP_TRY(dp__collective_served(&coll));
     return dp__sync_all(ctx);
 }
 
@@ -510,18 +818,16 @@ static size_t dp__detour_count(const dp__coll *coll, int local_rank)
     return 0;
 }
 
-static dp_status dp__detour_verb(const dp__coll *coll, const dp_part *parts)
+static dp_status dp__detour_verb(const dp__coll *coll)
 {
-    dp_comm *comm = coll->ctx->comm;
     size_t all = coll->count * (size_t)coll->ctx->info.rank_count;
     if (coll->verb == DP__REDUCE_SCATTER)
-        return comm->ops->all_reduce(comm, parts, all, coll->dtype, coll->op, 1);
+        return dp__table_run(coll, DP__ALL_REDUCE, all, 1);
     if (coll->verb == DP__REDUCE_TO)
-        return comm->ops->all_reduce(comm, parts, coll->count, coll->dtype, coll->op, 1);
+        return dp__table_run(coll, DP__ALL_REDUCE, coll->count, 1);
     if (coll->verb == DP__SCATTER_FROM)
-        return comm->ops->broadcast(comm, parts, all, coll->dtype, coll->root);
-    return comm->ops->all_gather(comm, parts, coll->verb == DP__ALL_TO_ALL ? all : coll->count,
-                                 coll->dtype);
+        return dp__table_run(coll, DP__BROADCAST, all, 1);
+    return dp__table_run(coll, DP__ALL_GATHER, coll->verb == DP__ALL_TO_ALL ? all : coll->count, 1);
 }
 
 /* What a rank wanted of what it received: its own block, or its own one from every rank. */
@@ -551,7 +857,7 @@ static dp_status dp__detour_run(const dp__coll *coll, dp_scope *temp)
         DP_TRY(dp__order_after(&ctx->devices[i], ctx->parts[i].stream));
         ctx->parts[i].recv = own.data;
     }
-    DP_TRY(dp__detour_verb(coll, ctx->parts));
+    DP_TRY(dp__detour_verb(coll));
     for (int i = 0; i < ctx->info.local_count; i++)
         DP_TRY(dp__detour_take(coll, &ctx->parts[i], i));
     return DP_OK;

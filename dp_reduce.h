@@ -42,9 +42,10 @@ typedef struct dp__piece { /* what a unit has of one dtype */
 
 typedef struct dp__bucket {
     dp_bucket_info info;
-    size_t run_count;    /* pieces of memory that its ranges make up */
-    uint32_t made, last; /* when it was begun, when it got its last piece */
-    uint32_t owed;       /* pieces that are not complete yet; under the context's lock */
+    size_t run_count;            /* pieces of memory that its ranges make up */
+    uint32_t made, last;         /* when it was begun, when it got its last piece */
+    uint32_t owed;               /* pieces that are not complete yet; under the context's lock */
+    char label[DP__LABEL_BYTES]; /* for sentences */
 } dp__bucket;
 
 typedef struct dp__trip { /* of the bucket that travels */
@@ -53,6 +54,11 @@ typedef struct dp__trip { /* of the bucket that travels */
     const dp__frame *frame;  /* of the hook, while it runs */
     size_t collective_count; /* of the hook's */
 } dp__trip;
+
+typedef struct dp__excuse { /* as it travels */
+    int32_t status;
+    char text[240];
+} dp__excuse;
 
 typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
     uint64_t begun, reported, finished; /* finished: dp_reducer_finish was called */
@@ -66,6 +72,7 @@ struct dp_reducer {
     dp_ctx *ctx;
     dp_scope *scope;
     char *name, **unit_names;
+    char label[DP__LABEL_BYTES]; /* for sentences */
     dp_reduction reduction;
     dp_unused unused_units;
     bool to_first; /* of the local ranks, but for what a hook does */
@@ -93,9 +100,10 @@ struct dp_reducer {
     size_t carried; /* bytes given to collectives in this pass */
     dp_status lost; /* why the pass failed on all ranks, or DP_OK */
     char lost_text[DP__TEXT_BYTES];
+    dp__excuse excuse;        /* why what this process has in the pass does not count, or DP_OK */
     double *samples, *totals; /* local ranks: since the last reduction; now */
     double scale;             /* of this reduction */
-    uint8_t *unused;          /* units that no rank uses in this reduction */
+    uint8_t *unused;          /* units that no rank uses in this reduction, and one byte more */
     dp_stream **streams;      /* local ranks by units: where they were reported */
     /* The rest is under the context's lock. */
     dp_reducer *behind; /* whose pass travels after this one: see dp_ctx.riding */
@@ -367,7 +375,7 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->order = dp__room(reducer, units, sizeof(uint32_t));
     reducer->owed = dp__room(reducer, units, sizeof(uint32_t));
     reducer->arrival = dp__room(reducer, units, sizeof(uint32_t));
-    reducer->unused = dp__room(reducer, units, 1);
+    reducer->unused = dp__room(reducer, units + 1, 1);
     reducer->marks = dp__room(reducer, units * locals, 1);
     reducer->streams = dp__room(reducer, units * locals, sizeof *reducer->streams);
     reducer->samples = dp__room(reducer, locals, sizeof(double));
@@ -375,8 +383,9 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->parts = dp__room(reducer, locals, sizeof(dp_part));
     DP_TRY(dp__check_room(fn, reducer));
     memset(reducer->marks, DP__EXPECTED, units * locals);
-    return dp__wires_make(fn, reducer->ctx, reducer->scope,
-                          sizeof(int64_t) + units * sizeof(uint32_t), &reducer->wires);
+    size_t bytes = sizeof(int64_t) + units * sizeof(uint32_t);
+    bytes = bytes > sizeof(dp__excuse) ? bytes : sizeof(dp__excuse);
+    return dp__wires_make(fn, reducer->ctx, reducer->scope, bytes, &reducer->wires);
 }
 
 static uint64_t dp__mix(uint64_t hash, uint64_t word)
@@ -518,6 +527,22 @@ static void dp__runs_count(dp_reducer *reducer)
     }
 }
 
+/* "bucket 2 of 'net', 'h.3'": a bucket is known by the first unit that is in it. */
+static void dp__buckets_label(dp_reducer *reducer)
+{
+    for (size_t b = 0; b < reducer->bucket_count; b++) {
+        dp__bucket *bucket = &reducer->buckets[b];
+        uint32_t first = bucket->info.units[0];
+        size_t room = sizeof bucket->label,
+               used =
+                   dp__append(bucket->label, room, 0, "bucket %zu of '%.20s', ", b, reducer->name);
+        if (reducer->unit_names != NULL)
+            (void)dp__append(bucket->label, room, used, "'%s'", reducer->unit_names[first]);
+        else
+            (void)dp__append(bucket->label, room, used, "unit %u", (unsigned)first);
+    }
+}
+
 /* Of units in reducer->order. */
 static void dp__buckets_make(dp_reducer *reducer)
 {
@@ -530,6 +555,7 @@ static void dp__buckets_make(dp_reducer *reducer)
         reducer->pieces[p].bucket = reducer->places[reducer->pieces[p].bucket];
     dp__buckets_fill(reducer);
     dp__runs_count(reducer);
+    dp__buckets_label(reducer);
 }
 
 /* ==== >>travel =================================================================================
@@ -797,10 +823,16 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
     if (bucket->info.bytes == 0 || used == 0 || reducer->lost != DP_OK)
         return DP_OK;
     bool whole = used == bucket->info.unit_count, flat = dp__is_flat(reducer, bucket, whole);
-    if (!flat && reducer->hook == NULL)
-        return dp__spans_reduce(&spans, courier);
-    dp__trip_begin(reducer, index, flat, courier);
-    return dp__trip_run(reducer, spans, flat, whole);
+    const char *before = dp__journal_for(reducer->ctx, courier, bucket->label);
+    dp_status status;
+    if (!flat && reducer->hook == NULL) {
+        status = dp__spans_reduce(&spans, courier);
+    } else {
+        dp__trip_begin(reducer, index, flat, courier);
+        status = dp__trip_run(reducer, spans, flat, whole);
+    }
+    dp__journal_for(reducer->ctx, courier, before);
+    return status;
 }
 
 /* ==== >>hooks ==================================================================================
@@ -1128,9 +1160,10 @@ static void dp__courier_carry(void *user)
     while (dp__errand_take(ctx, &errand)) {
         uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;
+        dp__thread.culprit = 0;
         dp_status status = dp__shared_failure(ctx, dp__errand_run(&errand));
         if (status != DP_OK) {
-            dp__job_failed(ctx, status, ctx->info.rank_first, dp__thread.text);
+            dp__job_end(ctx, status, dp__thread.text);
             return;
         }
         dp__errand_done(&errand, start);
@@ -1180,7 +1213,7 @@ static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
 static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
-        dp__job_failed(ctx, DP_ERR_ABORTED, ctx->info.rank_first, "dp_close: in an open pass");
+        (void)dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass");
         dp__comm_abort(ctx->courier_comm);
     }
     if (ctx->courier != NULL)
@@ -1219,6 +1252,8 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     DP_TRY(dp__ranges_make(fn, reducer, config));
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
+    snprintf(reducer->label, sizeof reducer->label, "gradients of '%.40s'",
+             reducer->name != NULL ? reducer->name : "");
     DP_TRY(dp__pass_room(fn, reducer));
     DP_TRY(dp__travel_room(fn, reducer));
     for (size_t i = 0; i < reducer->unit_count; i++)
@@ -1362,6 +1397,28 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
     return DP_OK;
 }
 
+/* What this process has in the open pass does not count. It takes part all the same, so that nobody
+   waits for it, and when the pass is finished all ranks get to know. */
+static void dp__pass_excuse(const char *fn, dp_reducer *reducer, dp_status status, const char *text)
+{
+    size_t bytes = strlen(fn);
+    bool named = strncmp(text, fn, bytes) == 0 && text[bytes] == ':';
+    reducer->excuse.status = (int32_t)status;
+    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s",
+             (int)sizeof reducer->excuse.text - 1, named ? text + bytes + 2 : text);
+}
+
+/* `rank` has excused itself: its words, on all ranks. */
+static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
+{
+    dp__excuse excuse = reducer->excuse;
+    dp__coll coll = {
+        .fn = fn, .verb = DP__BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
+    DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
+    return dp_error((dp_status)excuse.status, "%s: rank %d: %.240s: gradients of '%s' are void", fn,
+                    rank, excuse.text, reducer->name);
+}
+
 /* ==== >>passes =================================================================================
    A pass is opened, units are reported from any thread, and finish sees to it that all is reduced.
    Ranks tell each other their samples when a pass begins, what was not reported when it ends, and
@@ -1465,6 +1522,7 @@ static void dp__pass_open(dp_reducer *reducer, bool sync)
     }
     dp__pass_owe(reducer);
     reducer->lost = DP_OK;
+    reducer->excuse.status = DP_OK;
     reducer->carried = 0;
     reducer->clock = (dp__clock){.begun = dp__os_now_ns()};
     reducer->open = true;
@@ -1584,11 +1642,13 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
 }
 
 /* The first of this process' ranks' units that was expected and did not come, or came without being
-   expected, in one number; INT64_MAX: none. */
+   expected, in one number; INT64_MAX: none; less than 0: a process excuses itself. */
 static int64_t dp__surprise_here(const dp_reducer *reducer)
 {
     const dp_info *info = &reducer->ctx->info;
     uint8_t bit = reducer->fixed ? DP__USED : DP__REPORTED;
+    if (reducer->excuse.status != DP_OK)
+        return info->rank_first - info->rank_count;
     for (size_t unit = 0; unit < reducer->unit_count; unit++)
         for (int i = 0; i < info->local_count; i++) {
             uint8_t marks = reducer->marks[(size_t)i * reducer->unit_count + unit];
@@ -1599,7 +1659,7 @@ static int64_t dp__surprise_here(const dp_reducer *reducer)
     return INT64_MAX;
 }
 
-/* The same of all ranks. */
+/* The least of all ranks. */
 static dp_status dp__surprise_anywhere(const char *fn, const dp_reducer *reducer, int64_t *out)
 {
     dp__coll coll = {.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
@@ -1622,20 +1682,22 @@ static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, i
                                     : ", but in the first one");
 }
 
-/* reducer->unused: units that no rank has reported since the last reduction. */
-static dp_status dp__unused_find(const char *fn, dp_reducer *reducer)
+/* reducer->unused: units that no rank has reported since the last reduction. Where a process
+   excuses itself, out_surprise says which, as above. */
+static dp_status dp__unused_find(const char *fn, dp_reducer *reducer, int64_t *out_surprise)
 {
     size_t units = reducer->unit_count;
-    dp__coll coll = {.fn = fn, .count = units, .dtype = DP_U8, .op = DP_OP_MAX};
+    dp__coll coll = {.fn = fn, .count = units + 1, .dtype = DP_U8, .op = DP_OP_MAX};
     memset(reducer->unused, 0, units);
     for (size_t i = 0; i < (size_t)reducer->ctx->info.local_count; i++)
         for (size_t unit = 0; unit < units; unit++)
             reducer->unused[unit] |= (reducer->marks[i * units + unit] & DP__USED) != 0;
-    if (reducer->ctx->info.process_count > 1 && units > 0)
+    reducer->unused[units] = reducer->excuse.status != DP_OK;
+    if (reducer->ctx->info.process_count > 1)
         DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->unused, 0));
     for (size_t i = 0; i < units; i++)
         reducer->unused[i] = !reducer->unused[i];
-    return DP_OK;
+    return reducer->unused[units] ? dp__surprise_anywhere(fn, reducer, out_surprise) : DP_OK;
 }
 
 /* Compute streams come after the streams on which units were reported. */
@@ -1759,8 +1821,10 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
     if (reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed)
         DP_TRY(dp__surprise_anywhere(fn, reducer, &surprise));
     else
-        DP_TRY(dp__unused_find(fn, reducer));
+        DP_TRY(dp__unused_find(fn, reducer, &surprise));
     DP_TRY(rides ? dp__ride_out(fn, reducer) : dp__reduce_now(reducer));
+    if (surprise < 0)
+        return dp__excused(fn, reducer, (int)surprise + ctx->info.rank_count);
     if (reducer->lost != DP_OK)
         return dp_error(reducer->lost, "%s: %s: gradients are void", fn, reducer->lost_text);
     if (surprise != INT64_MAX)
@@ -1785,7 +1849,9 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
                         fn, reducer->name);
     if (!sync)
         return DP_OK;
+    const char *before = dp__journal_for(ctx, false, reducer->label);
     dp_status status = dp__pass_reduce(fn, reducer);
+    dp__journal_for(ctx, false, before);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
     dp__lock_enter(&ctx->lock);

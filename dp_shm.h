@@ -56,9 +56,8 @@ typedef enum dp__shm_word {
 
 typedef struct dp__shm_note {     /* what a process begins */
     _Alignas(64) atomic_uint seq; /* written last */
-    int32_t verb, dtype, op, root;
-    uint64_t count;
-    double scale;
+    dp__signature is;
+    dp__label label; /* for sentences; written when it changes */
 } dp__shm_note;
 
 typedef enum dp__shm_state { DP__SHM_OUTSIDE, DP__SHM_INSIDE, DP__SHM_LEFT } dp__shm_state;
@@ -72,12 +71,14 @@ typedef struct dp__shm_seat {
     atomic_int process_id;
     atomic_int waits_for, waits_word; /* while it sleeps; -1: it does not */
     atomic_uint waits_value;
+    atomic_uint said_after; /* the collective that was begun last when it said what is below */
+    char said[160];         /* of a call that failed; "": none did */
 } dp__shm_seat;
 
 typedef struct dp__shm_hall {
     _Alignas(128) atomic_uint sleepers; /* more than there are, once one has died in its sleep */
     _Alignas(128) atomic_uint failed;   /* 1: the text is being written, 2: it is there */
-    int32_t status;
+    int32_t status, rank;               /* of the first failure: where it is from */
     char text[DP__TEXT_BYTES];
     dp__shm_seat seats[];
 } dp__shm_hall;
@@ -113,7 +114,8 @@ typedef struct dp__shm_comm {
     bool spin;
     int timeout_ms;
     dp__shm_tree tree;
-    const void **in; /* rank_count + 1 */
+    unsigned labels[2]; /* of the own notes, as the journal counts them */
+    const void **in;    /* rank_count + 1 */
     void **out;
     float *wide; /* a slot for each local rank: halves on the way, in f32 */
 } dp__shm_comm;
@@ -205,30 +207,11 @@ static void dp__shm_tell(const dp__shm_comm *comm, atomic_uint *word, unsigned v
    returns the same sentence. It names the rank that is to blame, the collective, and what that rank
    did last. */
 
-static const char *const dp__shm_verbs[] = {[DP__ALL_REDUCE] = "all_reduce",
-                                            [DP__BROADCAST] = "broadcast",
-                                            [DP__ALL_GATHER] = "all_gather",
-                                            [DP__REDUCE_SCATTER] = "reduce_scatter",
-                                            [DP__ALL_TO_ALL] = "all_to_all"};
-static const char *const dp__shm_ops[] = {"sum", "mean", "prod", "min", "max"};
+enum { DP__SHM_WORDS_BYTES = 96, DP__SHM_LAST_BYTES = DP__WORDS_BYTES + 224 };
 
-enum { DP__SHM_WORDS_BYTES = 96 };
-
-/* "all_reduce of 25 f32 (sum)" */
 static const char *dp__shm_note_text(const dp__shm_note *note, char *text)
 {
-    int used = snprintf(text, DP__SHM_WORDS_BYTES, "%s of %llu %s", dp__shm_verbs[note->verb],
-                        (unsigned long long)note->count, dp_dtype_name((dp_dtype)note->dtype));
-    size_t room = DP__SHM_WORDS_BYTES - (size_t)used;
-    if (note->verb == DP__BROADCAST)
-        snprintf(text + used, room, " (root %d)", (int)note->root);
-    else if (!dp__rules[note->verb].reduces)
-        text[used] = '\0';
-    else if (note->scale < 1 || note->scale > 1)
-        snprintf(text + used, room, " (%s times %g)", dp__shm_ops[note->op], note->scale);
-    else
-        snprintf(text + used, room, " (%s)", dp__shm_ops[note->op]);
-    return text;
+    return dp__issue_text(&note->is, &note->label, text);
 }
 
 /* "rank 3 (process 1, pid 4242)" */
@@ -255,16 +238,19 @@ static const dp__shm_note *dp__shm_last_note(const dp__shm_seat *seat)
 /* "it is in collective 7, all_reduce of 25 f32 (sum)" */
 static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text, size_t room)
 {
-    char words[DP__SHM_WORDS_BYTES];
+    char words[DP__WORDS_BYTES];
+    size_t used;
     const dp__shm_seat *seat = &comm->hall->seats[process];
     const dp__shm_note *note = dp__shm_last_note(seat);
     unsigned seq = atomic_load(&note->seq);
     bool done = atomic_load(&seat->done) == seq;
     if (seq == 0)
-        snprintf(text, room, "it has begun none");
+        used = dp__append(text, room, 0, "it has begun none");
     else
-        snprintf(text, room, "%s %u, %s", done ? "its last one was" : "it is in", seq,
-                 dp__shm_note_text(note, words));
+        used = dp__append(text, room, 0, "%s %u, %s", done ? "its last one was" : "it is in", seq,
+                          dp__shm_note_text(note, words));
+    if (seat->said[0] != '\0' && atomic_load(&seat->said_after) == seq && (done || seq == 0))
+        (void)dp__append(text, room, used, ", and then a call failed: %.159s", seat->said);
 }
 
 static dp_status dp__shm_failed(const dp__shm_comm *comm)
@@ -274,6 +260,7 @@ static dp_status dp__shm_failed(const dp__shm_comm *comm)
         dp__os_word_wait(&hall->failed, 1, 2000000);
     if (atomic_load(&hall->failed) != 2)
         return dp_error(DP_ERR_REMOTE, "another process failed, and died while it said why");
+    dp__thread.culprit = hall->rank + 1;
     return dp_error((dp_status)hall->status, "%s", hall->text);
 }
 
@@ -285,9 +272,10 @@ static void dp__shm_wake_all(const dp__shm_comm *comm)
             dp__os_word_wake(dp__shm_word_of(comm, p, word));
 }
 
-/* Unless another was first. */
-DP_PRINTF(3, 4)
-static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, const char *format, ...)
+/* Because of `rank`, unless another failure was first. */
+DP_PRINTF(4, 5)
+static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int rank, const char *format,
+                         ...)
 {
     dp__shm_hall *hall = comm->hall;
     unsigned none = 0;
@@ -298,6 +286,7 @@ static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, const char 
     vsnprintf(hall->text, sizeof hall->text, format, args);
     va_end(args);
     hall->status = status;
+    hall->rank = rank;
     atomic_store(&hall->failed, 2);
     dp__shm_wake_all(comm);
 }
@@ -306,23 +295,28 @@ static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, const char 
 static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int process,
                                const char *what)
 {
-    char own[DP__SHM_WORDS_BYTES], who[DP__SHM_WORDS_BYTES], last[DP__SHM_WORDS_BYTES + 48];
+    char own[DP__WORDS_BYTES], who[DP__SHM_WORDS_BYTES], last[DP__SHM_LAST_BYTES];
     const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
     dp__shm_last_text(comm, process, last, sizeof last);
-    dp__shm_fail(comm, status, "collective %u, %s: %s %s; %s", comm->seq,
+    dp__shm_fail(comm, status, comm->firsts[process], "collective %u, %s: %s %s; %s", comm->seq,
                  dp__shm_note_text(note, own), dp__shm_who(comm, process, who), what, last);
     return dp__shm_failed(comm);
 }
 
-/* This process' own job has failed, by dp_abort or otherwise: the others hear why. */
+/* The job of this process has failed, by dp_abort or otherwise: the others hear why. What another
+   process is to blame for names that one already. */
 static void dp__shm_pass_on(const dp__shm_comm *comm)
 {
     char who[DP__SHM_WORDS_BYTES];
     const dp_ctx *ctx = dp__ctx_of(comm->base.host);
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed != DP_OK)
-        dp__shm_fail(comm, (dp_status)failed, "%s failed: %s",
+    if (failed == DP_OK)
+        return;
+    if (ctx->failed_rank == comm->rank_first)
+        dp__shm_fail(comm, (dp_status)failed, ctx->failed_rank, "%s failed: %s",
                      dp__shm_who(comm, comm->process, who), ctx->failed_text);
+    else
+        dp__shm_fail(comm, (dp_status)failed, ctx->failed_rank, "%s", ctx->failed_text);
 }
 
 /* ==== >>waiting ================================================================================
@@ -469,8 +463,7 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
 
 static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
 {
-    return a->verb == b->verb && a->dtype == b->dtype && a->op == b->op && a->root == b->root &&
-           a->count == b->count && memcmp(&a->scale, &b->scale, sizeof a->scale) == 0;
+    return memcmp(&a->is, &b->is, sizeof a->is) == 0;
 }
 
 static const dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
@@ -491,14 +484,14 @@ static int dp__shm_votes(const dp__shm_comm *comm, int process)
 /* To blame is the first one that does not do what most do. */
 static dp_status dp__shm_differs(const dp__shm_comm *comm)
 {
-    char who[2][DP__SHM_WORDS_BYTES], what[2][DP__SHM_WORDS_BYTES];
+    char who[2][DP__SHM_WORDS_BYTES], what[2][DP__WORDS_BYTES];
     int most = 0, odd = 0;
     for (int p = 1; p < comm->process_count; p++)
         if (dp__shm_votes(comm, p) > dp__shm_votes(comm, most))
             most = p;
     while (dp__shm_same(dp__shm_note_of(comm, odd), dp__shm_note_of(comm, most)))
         odd++;
-    dp__shm_fail(comm, DP_ERR_REMOTE,
+    dp__shm_fail(comm, DP_ERR_REMOTE, comm->firsts[odd],
                  "collective %u: %s has issued %s, and %s %s: all must make the same calls in the "
                  "same order",
                  comm->seq, dp__shm_who(comm, odd, who[0]),
@@ -506,6 +499,16 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
                  dp__shm_who(comm, most, who[1]),
                  dp__shm_note_text(dp__shm_note_of(comm, most), what[1]));
     return dp__shm_failed(comm);
+}
+
+/* What the journal says of the collective that begins. */
+static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
+{
+    const dp__lane *lane = dp__lane_of(&comm->base);
+    if (lane == NULL || comm->labels[comm->seq % 2] == lane->labels)
+        return;
+    note->label = lane->now.label;
+    comm->labels[comm->seq % 2] = lane->labels;
 }
 
 /* Until all have begun this collective; DP_OK: it is the same one. */
@@ -516,12 +519,9 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
     int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
     dp__shm_note *note = &seat->notes[comm->seq % 2];
     bool same = true;
-    note->verb = (int32_t)call->verb;
-    note->dtype = (int32_t)call->dtype;
-    note->op = (int32_t)call->op;
-    note->root = call->root;
-    note->count = call->count;
-    note->scale = call->scale;
+    note->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
+                               call->root,          call->count,          call->scale};
+    dp__shm_label(comm, note);
     dp__shm_tell(comm, &note->seq, comm->seq);
     DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
     for (int p = 0; p < comm->process_count; p++)
@@ -1355,6 +1355,13 @@ static dp_status dp__shm_poll(dp_comm *comm)
     return atomic_load(&own->hall->failed) != 0 ? dp__shm_failed(own) : DP_OK;
 }
 
+static void dp__shm_say(dp_comm *comm, const char *text)
+{
+    dp__shm_seat *seat = dp__shm_own(dp__shm_of(comm));
+    dp__label_put(seat->said, sizeof seat->said, text);
+    atomic_store(&seat->said_after, atomic_load(&dp__shm_last_note(seat)->seq));
+}
+
 DP_API const dp_coll_ops *dp_shm_coll(void)
 {
     static const dp_coll_ops ops = {.size = sizeof(dp_coll_ops),
@@ -1368,7 +1375,8 @@ DP_API const dp_coll_ops *dp_shm_coll(void)
                                     .reduce_scatter = dp__shm_reduce_scatter,
                                     .all_to_all = dp__shm_all_to_all,
                                     .abort = dp__shm_abort,
-                                    .poll = dp__shm_poll};
+                                    .poll = dp__shm_poll,
+                                    .say = dp__shm_say};
     return &ops;
 }
 
