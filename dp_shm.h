@@ -691,9 +691,8 @@ static void dp__shm_plan_take(dp__shm_comm *comm, unsigned level)
     tree->places[tree->taken_count++] = dp__shm_bits(left >> level) - 1;
 }
 
-/* The first sum that a process leaves, of the ranks up to `end` and what it takes. As many ranks are
-   added as there are to the left of them in the subtree, and what came of it to those on the
-   left. */
+/* The first sum that a process leaves, of the ranks up to `end` and what it takes. Each run adds as
+   many ranks as the subtree has on their left, and what came of it to those on the left. */
 static void dp__shm_plan_first(dp__shm_comm *comm, int end)
 {
     dp__shm_tree *tree = &comm->tree;

@@ -13,7 +13,7 @@ enum { MOST = 13, FORMS = 3, PERIOD = 1009 };
 
 static const dp_dtype floats[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
 
-/* ---- sums of ranks, however they are spread ---------------------------------------------------- */
+/* ---- sums of ranks, however they are spread -------------------------------------------------- */
 
 /* Numbers that cancel each other, so that the order shows. */
 static void make_rows(char *rows, int ranks, dp_dtype dtype, size_t count, uint64_t state)
@@ -63,8 +63,8 @@ static void lay_out(char *out, size_t bytes, const char *row, size_t row_bytes)
         memcpy(out + done, row, bytes - done < row_bytes ? bytes - done : row_bytes);
 }
 
-/* Each rank has its row, over and over, and gets what all come to; the last local one wants nothing,
-   if it is not the only one. */
+/* Each rank has its row, over and over, and gets what all come to; the last local one wants
+   nothing, if it is not the only one. */
 static void check_sum(dp_ctx *ctx, dp_dtype dtype, size_t count, form how)
 {
     static char rows[MOST * PERIOD * 8];
@@ -154,7 +154,7 @@ TEST_SLOW(sums_of_processes_are_those_of_one, 120)
     }
 }
 
-/* ---- shards ----------------------------------------------------------------------------------- */
+/* ---- shards --------------------------------------------------------------------------------- */
 
 static dp_status open_shards(dp_config config, dp_ctx **out)
 {
@@ -272,7 +272,7 @@ TEST(all_processes_say_the_same_of_shards)
     in_processes(2, other_shards_in_others);
 }
 
-/* ---- a net is trained -------------------------------------------------------------------------- */
+/* ---- a net is trained ------------------------------------------------------------------------ */
 
 enum { INPUTS = 5, HIDDEN = 9, CLASSES = 3, STEPS = 6, ROWS = 40 };
 enum { WEIGHTS = INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES };
@@ -464,7 +464,7 @@ TEST_SLOW(halves_on_the_wire_train_alike, 120)
         (training){.shards = 4, .micro = 2, .how = {.reduction = DP_MEAN_SAMPLES, .wire = DP_F16}});
 }
 
-/* ---- gradients that are halves ----------------------------------------------------------------- */
+/* ---- gradients that are halves --------------------------------------------------------------- */
 
 enum { LONG = 50021 };
 
