@@ -37,7 +37,7 @@ int main(void)
     dp_module *net, *par;
     double loss, right;
     load_pictures();
-    DP_CHECK(dp_open(NULL, &ctx)); /* one device a core */
+    DP_CHECK(dp_open(NULL, &ctx)); /* one device per core */
     DP_CHECK(mlp_create(ctx, &shape, &net));
     DP_CHECK(dp_data_parallel(net, NULL, &par)); /* a wrapper is a module too */
     for (int i = 0; i < STEPS; i++) {
