@@ -16,8 +16,8 @@
 #define DP_DISTRIBUTED_IMPLEMENTED
 
 /* ==== >>alike ==================================================================================
-   Each process writes down what it has, a line a thing. All compare a hash over their lines; only
-   where that differs they look for the first line that does, by halving.                        */
+   Each process writes down what it has, one line for each thing. All compare a hash over their
+   lines; only if that differs they look for the first line that does, by halving.               */
 
 enum { DP__LINE_BYTES = 192 }; /* as it travels */
 
@@ -26,7 +26,7 @@ typedef struct dp__lines {
     dp_ctx *ctx;
     dp_scope *scope; /* of the lines, temporary */
     const char **text;
-    uint64_t *hashes; /* of the first i lines; one more than lines */
+    uint64_t *hashes; /* [i] of the first i lines, so one more than there are lines */
     size_t count, room;
     dp_part *wires;
 } dp__lines;
@@ -84,12 +84,12 @@ static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char
     return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
 }
 
-/* Some line, or their number, is not alike. All have `least` lines. */
+/* Some line, or the number of lines, differs. All have at least `least` lines. */
 static dp_status dp__lines_error(const dp__lines *lines, size_t least)
 {
     char here[DP__LINE_BYTES], there[DP__LINE_BYTES];
     const int64_t none = INT64_MAX;
-    size_t alike = 0, differ = least + 1; /* how many lines are known to be, or not to be */
+    size_t alike = 0, differ = least + 1; /* so many lines are known to be alike, or to differ */
     int64_t culprit = none, rank = none;
     while (differ - alike > 1) {
         size_t half = alike + (differ - alike) / 2;
@@ -97,7 +97,7 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
         culprit = rank != none ? rank : culprit;
         *(rank != none ? &differ : &alike) = half;
     }
-    if (culprit == none) { /* some have more lines than others: then rank 0 has, or another */
+    if (culprit == none) { /* only the numbers of lines differ: whose is not that of rank 0? */
         uint64_t own = lines->count, first = own;
         dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
         DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
@@ -109,8 +109,8 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
                     there, here);
 }
 
-/* Whether the lines of all processes are alike. `status`: whether there are any here; what one
-   could not do fails on all. */
+/* Whether the lines of all processes are alike. `status`: whether this one could write its own; if
+   one could not, all fail. */
 static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
 {
     char text[DP__TEXT_BYTES];
@@ -144,8 +144,8 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
 
 /* ==== >>units ==================================================================================
    A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
-   reducer, its parameters the units; what is between two parameters of a run belongs to the first
-   of them, so that a bucket is one span where memory is. Runs are the same on all ranks.       */
+   reducer, its parameters the units; a gap between two parameters of a run belongs to the first of
+   them, so that a bucket is one span where its memory is. Runs are the same on all ranks.      */
 
 #define DP__NO_UNIT UINT32_MAX
 
@@ -158,7 +158,7 @@ struct dp__distributed {
     uint32_t *units;    /* by slot */
     size_t *homes;      /* by unit */
     uint32_t *names;    /* by unit: slots that share it */
-    uint32_t *said;     /* local ranks by units: names that dp_grad_ready said in this pass */
+    uint32_t *said;     /* local ranks by units: names that dp_grad_ready was told in this pass */
     double *samples;    /* by local rank, of this pass */
     uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;       /* they hold what was reduced */
@@ -235,7 +235,7 @@ static void dp__units_place(const dp__face *face, const dp__lot *lots, dp_range 
     }
 }
 
-/* What the reducer is made of, in temporary memory. */
+/* The config of the reducer, in temporary memory. */
 static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reducer_config *out)
 {
     const dp_module *inner = face->inner;
@@ -265,8 +265,8 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 
 /* ---- parameters and buffers ------------------------------------------------------------------ */
 
-/* Part of a run on all local ranks, in place. Those that see the memory of the first one receive
-   aside, what that one has already. */
+/* Part of a run on all local ranks, in place. Those that share the memory of the first one receive
+   into `aside`, since the first one has it already. */
 static void dp__run_parts(const dp__face *face, const dp__range *run, size_t first,
                           const dp_tensor *aside, dp_part *out)
 {
@@ -278,7 +278,7 @@ static void dp__run_parts(const dp__face *face, const dp__range *run, size_t fir
     }
 }
 
-/* What is of a sort becomes the same on all ranks: that of rank 0, or the mean. */
+/* All memory of a sort becomes the same on all ranks: as on rank 0, or the mean. */
 static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
                                  dp__sort sort, const dp_tensor *aside, bool mean)
 {
@@ -306,7 +306,7 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
     return DP_OK;
 }
 
-/* Room for what ranks receive aside: parameters of replicas that share them. */
+/* Room for what ranks receive into `aside`: parameters of replicas that share them. */
 static dp_status dp__aside_make(const dp__face *face, dp_scope *temp, dp_tensor **out)
 {
     const dp__ranges *runs = &face->ranges[DP__PARAMS];
@@ -341,8 +341,8 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
 
 /* ==== >>rounds =================================================================================
    A pass with gradients meets the other ranks twice: before its forward, for buffers, and from its
-   backward on, in the reducer. With several processes what fails in between is the job's failure:
-   others are in there too, or on their way.                                                     */
+   backward on, in the reducer. With several processes a failure in between is the job's failure:
+   other processes are in there too, or on their way.                                            */
 
 static double dp__ranks_share(const dp_pass *pass, size_t r)
 {
@@ -386,8 +386,8 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 
-/* The gradients of replicas are zeroed when the original's were, and not before: what is not
-   reduced yet is added to. */
+/* The gradients of replicas are zeroed when the original's were, and not before: those that are not
+   reduced yet are added to. */
 static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
@@ -467,7 +467,7 @@ static void dp__ranks_log_unused(const dp__face *face, size_t count)
     }
 }
 
-/* A pass that failed in a process that is alone is closed; what it reduces is void. */
+/* In a single process, a pass that failed is closed; what it reduces is void. */
 static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool synced,
                                   dp_status status)
 {
@@ -500,7 +500,7 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     return status;
 }
 
-/* A step without data: all that the others do together, and nothing else. */
+/* A step without data: everything that ranks do together, and nothing else. */
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face)
 {
     bool synced = !request->config.no_sync;
@@ -546,7 +546,8 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
 }
 
 /* ==== >>distributed ============================================================================
-   Made locally, compared, started, and given a reducer. Nothing is left of one that fails.      */
+   A wrapper is made locally, compared, started, and given a reducer. If that fails, nothing is left
+   of it.                                                                                        */
 
 static dp_status dp__check_distributed(const char *fn, const dp_distributed_config *config)
 {
@@ -560,7 +561,7 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     return DP_OK;
 }
 
-/* All that this process does by itself. */
+/* Everything that this process does by itself. */
 static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                       const dp_distributed_config *config, dp_module **out)
 {
