@@ -193,7 +193,7 @@ DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container)
                            : dp__error_value(scope, status, "dp_contain: no scope, or no memory");
 }
 
-/* Holds neither tensors nor containers. A tree that was made by hand may hold none and say no. */
+/* Holds neither tensors nor containers. Lists made by hand never count as plain. */
 static bool dp__is_plain(dp_value value)
 {
     const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
@@ -708,7 +708,7 @@ static dp_status dp__stack_run(dp__stack *stack, size_t count)
     return (dp_status)atomic_load(&stack->status);
 }
 
-/* Check that a sample can be stacked with the first of its group, and let `shape` grow to fit it. */
+/* Check that a sample can be stacked with the first of its group, and let `shape` grow for it. */
 static dp_status dp__stack_fit(const dp_tensor *first, const dp_tensor *tensor, int pad_dims,
                                size_t sample, const dp__path *path, int64_t *shape)
 {
@@ -1991,7 +1991,7 @@ static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_te
 typedef struct dp__swapper { /* puts something else in every tensor's place */
     dp__mapper mapper;
     dp__flats *flats;
-    const dp_tensor *flat;    /* one a group: their views; or NULL: the tensors themselves, as */
+    const dp_tensor *flat;    /* one per group: by views of these; NULL: by themselves, as */
     const dp__device *device; /* this device sees them */
 } dp__swapper;
 
