@@ -1175,7 +1175,7 @@ static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config,
 {
     dp__shm_join join = {.boot = config->bootstrap};
     size_t bytes = (size_t)config->bootstrap->process_count * sizeof *join.all;
-    join.all = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL); /* to report lack of memory with */
+    join.all = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL); /* to report that there is none */
     if (join.all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory to ask the others");
     dp_status status = dp__shm_join_all(&join, host, config);
