@@ -1,4 +1,4 @@
-/* train.c - a model of the user's (mlp.h), trained on every device there is.
+/* train.c - a user's model (mlp.h), trained on every device there is.
 
    Build: cc -std=c11 -O2 examples/train.c -o train -lpthread -lm
    Run:   ./train, or DP_DEVICES=1 ./train to see what one device learns: the same
