@@ -42,7 +42,7 @@
      >>copy         any strides, any two devices
      >>operands     what may be read and written together
      >>compute      copy, fill, cast, axpby, statistics, read
-     >>names        where each of many names stands
+     >>names        where each of many names is
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
@@ -1018,7 +1018,7 @@ typedef struct dp_bucket {
     dp_dtype dtype;       /* dp_reducer_config.wire, where that is set */
     size_t count;         /* elements of a local rank */
     const dp_part *local; /* one per local rank: send == recv, and the stream to work on */
-    dp_bucket_info info;  /* its ranges lie there one after the other */
+    dp_bucket_info info;  /* its ranges lie there one after another */
     dp_op op;             /* without a hook it would be all-reduced by this */
     double scale;         /* and multiplied by this */
 } dp_bucket;
@@ -1440,7 +1440,7 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
                     the host's own kernels are used.
      stream_create  the core makes one compute stream per device. Work on a stream runs in order;
                     streams are ordered among each other by events only.
-     ...            copies, kernels, alloc and free, from any thread, but for one stream from one
+     ...            copies, kernels, alloc and free, from any thread; each stream is used by one
                     thread at a time
      event_*        record marks a point of a stream; wait lets another stream wait for it, sync the
                     host. An event that was never recorded is waited for at once.
@@ -1472,9 +1472,9 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
 
    Threads. count, open and close: one thread at a time. info, owns, alloc, free, host_alloc,
    host_free, *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and
-   event_wait: any thread; calls for different streams at once, but for one stream only one at a
-   time. stream_sync and event_sync: any thread, even while another one uses the stream or the
-   event; they wait for what came before.
+   event_wait: any thread, several at once on different streams, one at a time on the same stream.
+   stream_sync and event_sync: any thread, even while another one uses the stream or the event; they
+   wait for what came before.
 
    Failures are reported with dp_error(status, sentence). What they do to the context:
      count, open, info, *_create, alloc, host_alloc
@@ -4830,8 +4830,8 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
 }
 
 /* ==== >>names ====================================================================================
-   Where each of many names stands, so that looking one up takes no longer among many than among
-   few: an index of names, and a finder for keys that are looked up one after another.            */
+   Where each of many names is, so that looking one up takes no longer among many than among few: an
+   index of names, and a finder for keys that are looked up one after another.                    */
 
 enum { DP__FEW_NAMES = 16 }; /* up to this many are compared one by one */
 
