@@ -1128,11 +1128,11 @@ static void dp__team_close(dp__team *team)
 
 /* ==== >>shared =================================================================================
    What the processes of one machine share: a piece of memory, words in it that can be waited for,
-   and locks on its file, which the kernel takes from a process that ends, however it ends.
+   and locks on its file, which the kernel releases when a process ends, however it ends.
 
-   The memory has no name where that is possible (Linux: a memfd, which the others open by way of
-   the process that made it), so that nothing is left behind, whoever dies, and the size of /dev/shm
-   does not matter. Else it has one for as long as it takes the others to open it. */
+   The memory has no name where that is possible (Linux: a memfd, which the others open through the
+   process that made it), so that nothing is left behind, whichever process dies, and the size of
+   /dev/shm does not matter. Else it has a name until the others have opened it. */
 
 enum { DP__SHARED_CPU_WORDS = 16 };
 
@@ -1449,7 +1449,7 @@ static void dp__courier_close(const dp_host *host, dp__courier *courier)
 
 /* ==== >>simd ====================================================================================
    One instruction set is one table of functions over whole vectors, and each generator below is
-   expanded once per set: GCC lowers vector code for the target of the function it stands in, before
+   expanded once per set: GCC lowers vector code for the target of the function it is in, before
    it inlines, so that sets can share source but no functions. `one` has vectors of one element and
    does what the others leave over, `base` has 16 bytes and works everywhere, `avx2` has the floats.
    AVX-512 was measured and gave nothing: these loops wait for memory.
