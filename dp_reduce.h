@@ -7,7 +7,7 @@
      >>layout       what a config says, checked; ranges, units, and pieces
      >>buckets      which units travel together, and in which order
      >>travel       how a bucket travels: as it lies, or flat
-     >>hooks        a function of the user's in place of an all-reduce
+     >>hooks        a user's function in place of an all-reduce
      >>courier      buckets travel while the caller computes
      >>reducer      made, compared, destroyed; what ranks tell each other
      >>passes       begin, ready, finish
