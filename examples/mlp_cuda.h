@@ -117,7 +117,7 @@ static dp_status mlp_launch(const dp_call *call, int kernel, int64_t threads, vo
     return DP_OK;
 }
 
-/* out[a, b] = beta * out + x[a, k] * y[k, b], by rows; cuBLAS has columns, so the order is reversed. */
+/* out[a, b] = beta * out + x[a, k] * y[k, b], by rows; cuBLAS goes by columns: they swap. */
 static dp_status mlp_multiply(const dp_call *call, float *out, const float *x, bool x_turned,
                               const float *y, bool y_turned, int64_t a, int64_t k, int64_t b,
                               float beta)
