@@ -1366,12 +1366,12 @@ typedef struct dp_distributed_config {
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 
-/* Where devices have memory of their own, each has parameters of its own and, after a backward, the
-   reduced gradients. An optimizer that steps those of the module itself has them sent to all other
-   devices before the next forward. One that takes the same step for every owner, on its device,
-   spares that: parameters that were edited as often for each owner are not sent. Devices that share
-   memory have one owner, and so have wrappers of other kinds and modules: for them this is
-   dp_params_edit. */
+/* Devices with memory of their own each have their own parameters and, after a backward, the
+   reduced gradients. If an optimizer steps only the parameters of the module itself, these are sent
+   to all other devices before the next forward. One that takes the same step for every owner, on
+   its device, avoids that: parameters that were edited equally often for each owner are not sent.
+   Devices that share memory have one owner, and so do other wrappers and plain modules: for them
+   dp_owner_edit is the same as dp_params_edit. */
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
