@@ -6,7 +6,7 @@
        #define DP_IMPLEMENTATION
        #include "dp.h"
 
-   and include dp.h plainly wherever else you use it, from C or C++. It needs stb_ds.h (Debian:
+   and simply include dp.h wherever else you use it, from C or C++. It needs stb_ds.h (Debian:
    libstb-dev, or copy it beside dp.h) and links with -lpthread -lm. That one C file cannot be
    compiled with -ffast-math, which loses NaN; others can.
 
@@ -21,7 +21,7 @@
      >>value        trees of tensors, numbers, strings, lists, dicts
      >>collate      samples become a batch
      >>primitives   scatter, gather, replicate, reduce values
-     >>collectives  all_reduce and its kin on plain memory
+     >>collectives  all_reduce and its relatives on plain memory
      >>reducer      gradients made equal on all ranks, while backward still runs
      >>module       a model: methods, parameters, children
      >>call         what a method gets
@@ -32,7 +32,7 @@
      >>platform     headers, stb_ds, poison
      >>state        all private structs
      >>errors       sentences, live contexts, the failure of a job
-     >>frames       which functions of the user's a thread is inside
+     >>frames       which of the user's functions a thread is inside
      >>log          records
      >>host         what a backend is lent
      >>pool         blocks that are kept and reused
@@ -42,31 +42,31 @@
      >>copy         any strides, any two devices
      >>operands     what may be read and written together
      >>compute      copy, fill, cast, axpby, statistics, read
-     >>names        where each of many names stands
+     >>names        where each of many names is
      >>resolve      what a config means
      >>open         from a config to a context and back
      >>running      questions to a context, dp_run
-   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h, those of the
-   processes of one machine in dp_shm.h and of several in dp_mpi.h, the reducer in dp_reduce.h,
-   launch in dp_launch.h, modules and wrappers in dp_module.h, the wrapper for all ranks in
-   dp_distributed.h
+   values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h (those
+   between processes of one machine in dp_shm.h, of several machines in dp_mpi.h), the reducer in
+   dp_reduce.h, launch in dp_launch.h, modules and wrappers in dp_module.h, the wrapper for all
+   ranks in dp_distributed.h
 
    WHAT IT IS
-   A batch goes in; it is cut into parts, one a device; your model runs on all devices at the same
-   time; what comes out is put together, gradients are summed. On CPU devices the parts are views
-   and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever a
-   table of functions of yours says (examples/custom_device.h).
+   A batch goes in; it is cut into parts, one per device; your model runs on all devices at the same
+   time; the outputs are put together and the gradients are summed. On CPU devices the parts are
+   views and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever
+   a table of functions that you write makes of it (examples/custom_device.h).
 
        dp_ctx *ctx;
-       dp_open(NULL, &ctx);                                  one device a core, at most 8
+       dp_open(NULL, &ctx);                                  one device per core, at most 8
        my_model_create(ctx, &net);                           methods and parameters by name
        dp_data_parallel(net, NULL, &par);                    a wrapper is a module too
        dp_scope *step = dp_scope_begin(ctx);                 what this step makes lives here
        dp_train_step(par, step, batch, optim, &log);         forward, backward, sum, update
-       dp_scope_end(step);                                   everything goes, nothing is freed
+       dp_scope_end(step);                                   all of that ends; blocks are reused
        dp_close(ctx);
 
-   What the wrappers stand on can be used alone:
+   What the wrappers are built on can be used alone:
 
        dp_scatter(ctx, step, batch, NULL, &parts);           rows 0-2, 3-5, 6-7, 8-9
        dp_run(ctx, step, work, &parts);                      work(rank, ...) on every device
@@ -82,10 +82,10 @@
      stream    the order of work on a device. CPU devices are done when a call returns.
      tensor    a view by value: it owns nothing.
      value     an immutable tree of tensors and other things.
-     container a field that says itself how it is collated and scattered.
+     container a field that says how it is to be collated and scattered.
      scope     a lifetime. What a function makes goes into the scope that it is given.
      module    a model: methods (functions of yours), parameters and children, all by name.
-     unit      what becomes ready at once for a reducer: a layer, a parameter.
+     unit      what becomes ready for a reducer as a whole: a layer, a parameter.
      bucket    units whose gradients travel together.
      replica   a module on one device, for one part of a batch. Replica 0 is the module itself.
      pass      one forward, and the backward that may follow it.
@@ -97,40 +97,40 @@
      DP_API                           every file: linkage of the public functions, else extern
      DP_ASSERT(condition)             with DP_IMPLEMENTATION: for bugs of dp.h, else assert
      DP_USE_CUDA                      every file: includes dp_cuda.h; GPUs are used if there are any
-     DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries what goes from one
+     DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries data from one
                                       machine to another
      DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA is looked for at run time
      DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
-   which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base keeps the CPU's kernels to instructions that
-   all its relatives have; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
+   which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
+   every processor of its kind has; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
-   What you pass in stays yours; what a function gives out belongs to the scope you named, or to the
-   context, and is borrowed until that ends. Values and views may point into memory of their own
+   What you pass in stays yours; what a function returns belongs to the scope you named, or to the
+   context, and you may use it until that ends. Values and views may point into memory of their own
    scope or of an outer one: the batch outlives its parts. dp_keep copies what must live longer.
    Modules belong to their context, parameters and gradients to their module, which never moves
-   them; memory that you bring stays yours. dp_close ends all scopes and modules: their pointers are
-   dead with it.
+   them; memory that you bring stays yours. dp_close ends all scopes and modules: no pointer to them
+   or into them is valid after it.
 
    THREADS
    One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
    making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses a scope.
-   [host] marks what waits for devices; the rest returns when work is in order.
+   [host] marks what waits for devices; other calls return as soon as their work is queued in order.
 
    INSIDE YOUR FUNCTIONS
    The library calls functions of yours: methods, what dp_run runs, what dp_scope_defer put off,
-   replica_create and replica_destroy, an optimizer's, hooks. They may call the library, on the
-   thread that they were called on. "Together": methods of several replicas, and functions under
-   dp_run; each works on its own device and in its own scope; and the hook of a reducer, which works
-   on the streams that it is given. "Alone": all others, so also methods of a plain
-   module, of a wrapper of one device, or when the batch made one part.
+   replica_create and replica_destroy, those of an optimizer, hooks. They may call the library, on
+   the thread that they were called on. "Together" in the table: methods of several replicas and
+   functions under dp_run, each of which works on its own device and in its own scope; and the hook
+   of a reducer, which works on the streams that it is given. "Alone": all others, including methods
+   of a plain module, of a wrapper of one device, or of any wrapper when the batch made one part.
 
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
-     dp_param and its kin, dp_call_child, dp_call_all_reduce,
+     dp_param and its like, dp_call_child, dp_call_all_reduce,
      dp_grad_ready, dp_reducer_ready
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors    yes       on its own device
@@ -139,18 +139,18 @@
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
      collectives, dp_use_stream, dp_data_parallel_once,
-     reducers but for dp_reducer_ready
+     reducers except dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
-     (1) of a module that lies on this device with its whole tree, that the replicas do not run, and
-         that no other rank uses: a copy for each device, say
-     (2) not of what the function stands on: the scope that it was called for, or one around that;
-         the module that runs, or one that it is a part of. A function under dp_run may end its own
-         scope, or hand it over
+     (1) only for a module that lies on this device with its whole tree, that the replicas do not
+         run, and that no other rank uses: one copy for each device, say
+     (2) but not for what the function itself depends on: the scope that it was called for, or one
+         around that; the module that runs, or one that it is a part of. A function under dp_run may
+         end its own scope, or hand it over
 
-   What the table says no to is refused with DP_ERR_STATE, and changes nothing. The log function is
-   called from anywhere, and calls nothing but dp_error and dp_last_error.
+   A call with a "no" in the table is refused with DP_ERR_STATE, and changes nothing. The log
+   function is called from anywhere, and may call nothing but dp_error and dp_last_error.
 
    THE SAME BITS
    A rank is a device, unless dp_config.shards says how many ranks the whole job has: 8, say. Then
@@ -172,10 +172,10 @@
 
    ERRORS
    Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
-   names and numbers, beginning with the function's name. A wrong call changes nothing. Nothing is
-   printed, nothing exits. A call that fails on a device waits for what it had enqueued. After a
-   failure of the JOB class (>>status) only dp_close is left: nothing is waited for, no memory is
-   used again, and a device may use yours until dp_close returns.
+   names and numbers, beginning with the function's name. A wrong call changes nothing. The library
+   prints nothing and never exits. A call that fails on a device waits for what it had enqueued.
+   After a failure of the JOB class (>>status) only dp_close is left: nothing is waited for, no
+   memory is reused, and a device may use yours until dp_close returns.
 
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
@@ -204,8 +204,8 @@
 #if defined(__GNUC__)
 #define DP_MUST_USE       __attribute__((warn_unused_result))
 #define DP_PRINTF(fmt, a) __attribute__((format(printf, fmt, a)))
-#define DP__COLD          __attribute__((cold))     /* what leads to it is seldom taken */
-#define DP__APART         __attribute__((noinline)) /* called in so many places that copies cost */
+#define DP__COLD          __attribute__((cold))     /* branches that lead to it are rarely taken */
+#define DP__APART         __attribute__((noinline)) /* has so many callers that inlining it costs */
 #define DP__MAYBE_UNUSED  __attribute__((unused))
 #else
 #define DP_MUST_USE
@@ -229,7 +229,7 @@ extern "C" {
 
 /* ==== >>status =================================================================================
    Errors are values, in three classes that differ in what the caller can still do:
-     CALL  the call is wrong: nothing happened, mend the call and go on
+     CALL  the call is wrong: nothing happened, correct the call and go on
      PASS  this pass failed: its outputs are void, the context is fine
      JOB   the job failed: sticky, every later call returns it, only dp_close is left           */
 
@@ -274,8 +274,8 @@ DP_API const char *dp_status_name(dp_status status); /* "DP_ERR_INVALID" */
 DP_API const char *dp_status_text(dp_status status); /* "an argument is wrong" */
 DP_API dp_class dp_status_class(dp_status status);
 
-/* This thread's last sentence, with names and numbers; "" before the first failure. Success leaves
-   it alone. A failure in a worker is copied to the thread that waits for it. [any] */
+/* This thread's last error sentence, with names and numbers; "" before the first failure. Success
+   leaves it alone. A failure in a worker is copied to the thread that waits for it. [any] */
 DP_API const char *dp_last_error(void);
 
 /* Set this thread's sentence and return `status`: for methods and backends. [any] */
@@ -298,7 +298,7 @@ DP_API void dp__check_failed(const char *file, int line) DP__COLD;
 DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out);
 
 /* Fail the job from here: every call of this context returns `why` from now on, or DP_ERR_ABORTED
-   where that is no status of the JOB class. [any] */
+   if `why` is not a status of the JOB class. [any] */
 DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...) DP_PRINTF(3, 4);
 
 /* With several processes: say what the program is at, "epoch 3" or "validation". When the job fails
@@ -326,7 +326,7 @@ typedef enum dp_dtype { DP_DTYPE_LIST(DP__DTYPE_ENUM) DP_DTYPE_COUNT, DP_DTYPE_A
 /* clang-format on */
 
 DP_API const char *dp_dtype_name(dp_dtype dtype);
-DP_API size_t dp_dtype_bytes(dp_dtype dtype); /* 0 for what is no dtype */
+DP_API size_t dp_dtype_bytes(dp_dtype dtype); /* 0 if it is not a dtype */
 
 typedef struct dp_device {
     int32_t backend; /* 0 is host memory, so {0} means the host; k: the k-th table of the config */
@@ -345,7 +345,7 @@ typedef struct dp_tensor { /* a view */
 
 typedef enum dp_kind {
     DP_NONE,
-    DP_ERROR, /* what a constructor returns that failed; every call returns its status */
+    DP_ERROR, /* from a constructor that failed; every call that gets it returns its status */
     DP_BOOLEAN,
     DP_INT,
     DP_FLOAT,
@@ -364,7 +364,7 @@ struct dp__use_a_constructor;
 
 typedef struct dp_value { /* 16 bytes, immutable once made, so that replicas may share it */
     union {
-        const struct dp__use_a_constructor *guard; /* first: {"n", 3} is diagnosed */
+        const struct dp__use_a_constructor *guard; /* first, so that {"n", 3} draws a warning */
         bool b;
         int64_t i;
         double f;
@@ -378,8 +378,8 @@ typedef struct dp_value { /* 16 bytes, immutable once made, so that replicas may
     uint32_t count;   /* of items or pairs */
     uint8_t kind;     /* dp_kind */
     uint8_t depth;    /* 0 for leaves; at most DP_MAX_DEPTH */
-    int8_t status;    /* DP_ERROR: the dp_status; of other kinds the library's */
-    uint8_t reserved; /* the library's */
+    int8_t status;    /* DP_ERROR: the dp_status; for other kinds the library's own use */
+    uint8_t reserved; /* the library's own use */
 } dp_value;
 
 typedef struct dp_pair {
@@ -393,12 +393,12 @@ typedef struct
     dp_value data;
     double padding_value;
     int8_t pad_dims; /* trailing dims that collate pads: 1, 2, 3 or DP_PAD_NONE; 0 means 2 */
-    bool stack;      /* collate makes one tensor a group */
+    bool stack;      /* collate makes one tensor per group */
     bool cpu_only;   /* passed on as it is, element i to device i; wins over stack */
 } dp_container;
 
 /* ==== >>config =================================================================================
-   All zero is the default, and NULL is all zero. dp_config_get reads back what became of it.
+   All zero is the default, and NULL means all zero. dp_config_get reads back what became of it.
 
      field          zero means
      backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU
@@ -432,7 +432,7 @@ typedef struct dp_log_record {
 typedef struct dp_log {
     void (*fn)(const dp_log_record *record, void *user); /* from any thread; text dies at return */
     void *user;
-    dp_level level; /* most that is wanted; 0 = DP_LOG_INFO */
+    dp_level level; /* the most detailed that is wanted; 0 = DP_LOG_INFO */
 } dp_log;
 
 typedef struct dp_allocator {                               /* both functions or none */
@@ -460,10 +460,10 @@ typedef struct dp_config {
                            which is quicker by far where nobody else needs the core */
     dp_bootstrap bootstrap;
     bool local_only; /* this process alone, whatever started it */
-    const char *job; /* tells contexts apart that meet other processes; the same in all of these */
+    const char *job; /* tells this context's job from others: the same in all its processes */
     int timeout_ms;  /* of everything that waits for another process */
-    bool poison;     /* to find what uses memory that it must not: each piece of a scope has a block
-                        of its own, which is filled with 0xDD when the scope gives it back */
+    bool poison;     /* to find invalid uses of memory: each piece of a scope has a block of its
+                        own, which is filled with 0xDD when the scope gives it back */
     dp_allocator allocator;
     dp_log log;
 } dp_config;
@@ -472,7 +472,7 @@ DP_API void dp_log_stderr(const dp_log_record *record, void *user); /* ready-mad
 
 /* ==== >>context ================================================================================
    One job's view: the local devices, their workers, the communicator. Several can be open at once.
-   One thread at a time calls into a context, but for what is marked [any] and for what replicas and
+   One thread at a time calls into a context, except for what is marked [any] and what replicas and
    functions under dp_run may do (see INSIDE YOUR FUNCTIONS). A child of fork may only close.    */
 
 DP_MUST_USE DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int version,
@@ -484,9 +484,9 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
     return dp__open(config, sizeof(dp_config), DP_VERSION, out);
 }
 
-/* Give everything back, scopes that are still open too. No collective runs. NULL is fine. Refused,
-   with a sentence, while a dp_run or a collective of the context is under way, or a function of
-   yours that it has called. */
+/* Give everything back, including scopes that are still open. Runs no collective. NULL is fine.
+   Refused, with a sentence, while a dp_run or a collective of the context is under way, or a
+   function of yours that it has called. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -496,7 +496,7 @@ typedef struct dp_info {
     int core_count;             /* cores that this context may use */
     int threads_per_device;     /* what a method may use, for OpenMP: core_count / local_count */
     const char *device_backend, *coll_backend; /* names of the tables; "none" in a world of one */
-    const char *launcher; /* as DP_LAUNCH has it; "none", or "bootstrap" for the config's own */
+    const char *launcher; /* as in DP_LAUNCH; "none", or "bootstrap" for the config's own */
     int machine_process, machine_process_count; /* among the processes of this machine */
 } dp_info;
 
@@ -516,8 +516,9 @@ DP_MUST_USE DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_
 DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank);
 DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank);
 
-/* Make a stream of the user's (from its backend) the compute stream; NULL = dp's own again, also
-   after a failure of the job: a stream has to be given back to its backend before dp_close. */
+/* Make a stream of yours (from the device's backend) the compute stream; NULL = dp's own again,
+   which works after a failure of the job too: you have to give a stream of yours back to its
+   backend before dp_close. */
 DP_MUST_USE DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream);
 
 /* Wait until all local devices have done what was enqueued. [host] */
@@ -531,15 +532,15 @@ typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
 /* Which of `count` rows, or elements of a block, a local device has when all have equal shares (the
-   first count % D of D devices one more): how many, and in out_first from where. -1: dp_last_error.
-   [any] */
+   first count % D of D devices have one more): returns how many, and out_first says from where. -1:
+   dp_last_error. [any] */
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first);
 
 /* ==== >>launch =================================================================================
    Several processes, on one machine or many, are one job: its ranks are the devices of all. Whoever
    starts them says in the environment which process each is, and dp_open meets the others; every
-   process calls it, as often and in the same order. The first set of variables that is there
-   counts, and has to be complete:
+   process calls it equally often and in the same order. The first of these sets of variables that
+   is there counts, and has to be complete:
 
      DP_LAUNCH  which of how many        on its machine           where process 0 is
      dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
@@ -552,12 +553,13 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
      slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
                 SLURM_NTASKS
 
-   Where dp_mpi.h is compiled in, processes that MPI has started, or that have it initialised, meet
-   by MPI, which knows all that stands in the last column; DP_LAUNCH = mpi says that it has.
+   Where dp_mpi.h is compiled in, processes that MPI has started, or that have initialised it, meet
+   through MPI, which knows everything in the last column; DP_LAUNCH = mpi says that MPI has started
+   them.
 
-   A world of one opens no connection. $DP_LAUNCH = none says that there is no launcher, and a name
-   that this set is to be used. Slurm's variables count inside a step, which srun makes: under
-   salloc and sbatch alone a program is one process.
+   A world of one opens no connection. $DP_LAUNCH = none says that there is no launcher; a name of
+   the first column says that its set is to be used. Slurm's variables count only inside a step,
+   which srun makes: under salloc and sbatch alone a program is one process.
 
    $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is
    taken, the next seven are tried; who looks up a name gets no more than timeout_ms either. With
@@ -571,25 +573,24 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
      DP_PROCESS=0 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
      DP_PROCESS=1 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
 
-   The processes of a machine divide it: with equal affinity masks they share the cores out, and
-   process i of L takes its run of the devices that there are. A launcher that has bound them to
-   cores has divided these already. config.thread_count, device_count, devices and $DP_DEVICES say
-   otherwise.
+   The processes of a machine divide it: with equal affinity masks they share out the cores, and
+   process i of L takes the i-th part of the devices. A launcher that has bound them to cores has
+   divided those already. config.thread_count, device_count, devices and $DP_DEVICES override this.
 
-   A process that does not come within timeout_ms of the first is named by all that did; so is one
-   that ends early. The tree of connections by which they met stays until dp_close, which waits for
-   nobody.                                                                                       */
+   A process that does not come within timeout_ms of the first is named in the errors of all that
+   did; so is one that ends early. The tree of connections through which they met stays until
+   dp_close, which waits for nobody.                                                             */
 
-/* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. Each finds
-   itself in its environment, so its dp_open needs no config. It begins with a copy of this process'
-   memory and with no other thread of it, and ends when fn returns, without what atexit was told.
-   The first that fails or dies ends the others, and its sentence is this call's. Ctrl-C ends all;
-   none of them outlives this process. STATE while a context is open, and in a process that a
-   launcher has started. */
+/* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. The
+   environment tells each which one it is, so its dp_open needs no config. It begins with a copy of
+   this process' memory and with none of its other threads, and ends when fn returns, without
+   calling what atexit was given. The first that fails or dies ends the others, and its sentence is
+   this call's. Ctrl-C ends all; none of them outlives this process. STATE while a context is open,
+   and in a process that a launcher has started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 /* ==== >>scope ==================================================================================
-   A lifetime: what is made in a scope goes in one call, on error paths too. Blocks are kept and
+   A lifetime: what is made in a scope is freed by one call, on error paths too. Blocks are kept and
    reused, so a step that repeats itself allocates nothing. Any thread may begin a scope; one thread
    at a time uses it; it may be handed over. Values may point into their own scope or an outer
    one. */
@@ -607,7 +608,7 @@ DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes);
 /* Call `fn` when the scope ends, before its memory goes; last in, first out. */
 DP_MUST_USE DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *user);
 
-/* Hand `scope` over: it becomes a child of `parent`, as a loader's batch joins the step. */
+/* Hand `scope` over: it becomes a child of `parent`, as when a loader's batch joins a step. */
 DP_MUST_USE DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope);
 
 /* Copy a value and all it points to, tensors' data too, so that it lives as long as `to`. */
@@ -615,11 +616,11 @@ DP_MUST_USE DP_API dp_status dp_keep(dp_scope *to, dp_value value, dp_value *out
 
 /* ==== >>tensor =================================================================================
    Views are made without a context; what touches data takes one. Work on a device is ordered on its
-   compute stream, results in host memory are complete at return. Memory may lie at any address, on
-   any device; aligned to its elements it is fastest: the host loses little without that, a GPU has
-   kernels for aligned memory only, and the host does their work on the rest.                    */
+   compute stream; results in host memory are complete at return. Memory may lie at any address, on
+   any device. It is fastest if aligned to its elements: the host loses little without that, but a
+   GPU has kernels for aligned memory only, and the host does their work on the rest.            */
 
-/* Fresh memory of a local device or ({0}) of the host, row-major, not cleared. */
+/* New memory of a local device or ({0}) of the host, row-major, not cleared. */
 DP_MUST_USE DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype,
                                            int ndim, const int64_t *shape, dp_tensor *out);
 
@@ -628,7 +629,7 @@ DP_MUST_USE DP_API dp_status dp_tensor_from(dp_scope *scope, dp_device device, c
                                             dp_dtype dtype, int ndim, const int64_t *shape,
                                             dp_tensor *out);
 
-/* The user's host memory, row-major. A wrong argument shows when the tensor is used. [any] */
+/* Host memory of yours, row-major. A wrong argument is reported when the tensor is used. [any] */
 DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape);
 DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const int64_t *shape);
 
@@ -642,7 +643,7 @@ DP_MUST_USE DP_API dp_status dp_select(const dp_tensor *tensor, int dim, int64_t
                                        dp_tensor *out);
 DP_MUST_USE DP_API dp_status dp_transpose(const dp_tensor *tensor, int dim_a, int dim_b,
                                           dp_tensor *out);
-/* One size may be -1. INVALID when the strides cannot say the new shape: dp_contiguous first. */
+/* One size may be -1. INVALID when no strides give the new shape: call dp_contiguous first. */
 DP_MUST_USE DP_API dp_status dp_reshape(const dp_tensor *tensor, int ndim, const int64_t *shape,
                                         dp_tensor *out);
 
@@ -654,14 +655,14 @@ DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *ten
 DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
 
 /* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
-   device that writes (the host: of the one that reads). On a stream of yours the copy comes after
-   what is on the compute streams of both by now, and it is yours to order what follows, the end of
-   a scope included. Host memory that a device reads may change again after dp_wait. */
+   device that writes (if the host writes: of the one that reads). On a stream of yours the copy
+   comes after what is on the compute streams of both by now, and you have to order what follows,
+   including the end of a scope. Host memory that a device reads may change again after dp_wait. */
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
-/* Same shape, any two dtypes, same device. As an integer, what is out of range saturates and NaN is
-   0; f64 becomes f16 or bf16 by way of f32. */
+/* Same shape, any two dtypes, same device. In a cast to integers, what is out of range saturates
+   and NaN becomes 0; f64 becomes f16 or bf16 through f32. */
 DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src);
 
 /* out = a * x + b * y, floating dtypes, same shape, each product and the sum rounded. y may be NULL
@@ -677,7 +678,7 @@ typedef struct dp_stats {
 } dp_stats;
 DP_MUST_USE DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats *out);
 
-/* Copy all elements, row-major, to the host. `bytes` must be exactly theirs. [host] */
+/* Copy all elements, row-major, to the host. `bytes` must be exactly their size. [host] */
 DP_MUST_USE DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t bytes);
 
 /* The number in a number, or in a tensor of one element. [host] */
@@ -686,7 +687,7 @@ DP_MUST_USE DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out);
 /* ==== >>value ==================================================================================
    Trees of tensors, numbers, strings, lists and dicts. Constructors copy what they are given into
    the scope, and return an error value when they fail, which any call then reports. A value that
-   was made or changed by hand is looked through wherever it is passed in.                       */
+   was made or changed by hand is checked wherever it is passed in.                              */
 
 static inline dp_value dp__leaf(uint8_t kind)
 {
@@ -721,7 +722,7 @@ static inline dp_value dp_float(double f)
     v.as.f = f;
     return v;
 }
-static inline dp_value dp_opaque(void *p) /* passed on as it is; the pointee stays the user's */
+static inline dp_value dp_opaque(void *p) /* passed on as it is; the pointee stays yours */
 {
     dp_value v = dp__leaf(DP_OPAQUE);
     v.as.p = p;
@@ -749,13 +750,13 @@ static inline dp_value dp_cpu_only(dp_scope *scope, dp_value data)
     return dp_contain(scope, &container);
 }
 
-/* None when absent; errors stay errors. dp_get looks at one key after the other: go through a large
+/* None when absent; errors stay errors. dp_get looks at one key after another: go through a large
    dict by index instead. */
 DP_API dp_value dp_get(dp_value dict, const char *key);
 DP_API dp_value dp_at(dp_value value, size_t index); /* of a list, tuple or dict */
 DP_API size_t dp_count(dp_value value);              /* entries of a list, tuple or dict, else 0 */
 DP_API const char *dp_key_at(dp_value dict, size_t index); /* NULL when there is none */
-DP_API const char *dp_text(dp_value string);               /* NULL when it is no string */
+DP_API const char *dp_text(dp_value string);               /* NULL when it is not one */
 
 /* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,
@@ -764,14 +765,14 @@ DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_d
 /* ==== >>collate ================================================================================
    Many samples become one batch, field by field: tensors are stacked, numbers become an i64 or f64
    tensor (bools a bool one), strings a list; a container is treated as it says, in groups of
-   samples_per_device (0 = 1), one group a device.                                               */
+   samples_per_device (0 = 1), one group per device.                                             */
 
 DP_MUST_USE DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t count,
                                         size_t samples_per_device, dp_value *out);
 
 /* ==== >>primitives =============================================================================
-   Scatter, gather, replicate and reduce values over the local devices. What would be lost or cut
-   differently from its neighbour is an error. The _into forms fill tensors of the caller's.     */
+   Scatter, gather, replicate and reduce values over the local devices. If something would be lost,
+   or cut differently from its neighbour, it is an error. The _into forms fill tensors of yours. */
 
 typedef enum dp_split {
     DP_SPLIT_BALANCED, /* n/d rows each and one more for the first n%d; always d parts */
@@ -786,7 +787,7 @@ typedef struct dp_scatter_config {
     int dim;
     dp_split split;
     const int64_t *sizes;  /* DP_SPLIT_SIZES: rows of each part */
-    const double *weights; /* DP_SPLIT_WEIGHTS: one of each part */
+    const double *weights; /* DP_SPLIT_WEIGHTS: one for each part */
     size_t split_count;    /* entries of sizes or weights: as many as there are devices */
 } dp_scatter_config;
 
@@ -796,36 +797,36 @@ typedef struct dp_gather_config {
     int dim;
 } dp_gather_config;
 
-/* How `rows` rows fall on `part_count` parts: out_rows[part_count] and the number of parts made.
-   Of `how` only the split matters; its split_count is part_count. */
+/* How `rows` rows are divided among `part_count` parts: out_rows[part_count] and the number of
+   parts made. Of `how` only the split matters; its split_count is part_count. */
 DP_MUST_USE DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows,
                                            size_t part_count, int64_t *out_rows,
                                            size_t *out_part_count);
 
-/* A list with one value a part. Where there are containers they decide the cut: group i goes to
+/* A list with one value per part. Where there are containers they decide the cut: group i goes to
    device i, and a tensor beside them is cut along dim by the samples that the groups have (rows of
    a stacked tensor, entries of a list). Else tensors are cut along dim as `how` says. The rest is
-   repeated. One device gets everything as it is, and nothing has to agree. A container of a tensor
-   that was never collated goes to the first device whole. A part that can be seen from its device
-   is a view, else a copy there. */
+   repeated. A single device gets everything as it is, and nothing has to agree. A container of a
+   tensor that was never collated goes whole to the first device. A part whose memory its device can
+   reach is a view, any other is a copy there. */
 DP_MUST_USE DP_API dp_status dp_scatter(dp_ctx *ctx, dp_scope *scope, dp_value value,
                                         const dp_scatter_config *how, dp_value *out_list);
 
-/* Positional and named arguments with one cut: two lists of equal length, the shorter one filled up
+/* Positional and named arguments, cut alike: two lists of equal length, the shorter one filled up
    with empty tuples or dicts. */
 DP_MUST_USE DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args,
                                                dp_value kwargs, const dp_scatter_config *how,
                                                dp_value *out_args, dp_value *out_kwargs);
 
-/* The values of a list, of one structure, become one, entry by entry: tensors are joined along dim
-   in list order, 0-dim tensors become a vector, none stays none. Lists must be equally long and are
-   not appended to each other: item i of the result is made of all items i. Numbers and strings
+/* The values of a list, all of one structure, become one, entry by entry: tensors are joined along
+   dim in list order, 0-dim tensors become a vector, none stays none. Lists must be equally long and
+   are not appended to each other: item i of the result is made of all items i. Numbers and strings
    cannot be joined: return tensors. */
 DP_MUST_USE DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list,
                                        const dp_gather_config *how, dp_value *out);
 
-/* A list with a value for each rank of `how` (its split is not used). The first rank's shares the
-   memory if it can, the others are copies: tensors of one dtype travel together. */
+/* A list with a value for each rank of `how` (its split is not used). The first rank's value shares
+   the memory if it can, the others are copies: tensors of one dtype travel together. */
 DP_MUST_USE DP_API dp_status dp_replicate(dp_ctx *ctx, dp_scope *scope, dp_value value,
                                           const dp_scatter_config *how, dp_value *out_list);
 
@@ -868,7 +869,7 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
-typedef struct dp_part { /* one a local rank */
+typedef struct dp_part { /* one per local rank */
     const void *send;
     void *recv;
     dp_stream *stream; /* NULL = the rank's compute stream */
@@ -883,9 +884,9 @@ DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, si
 /* The same times `scale`, in the same pass; floating dtypes. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t count,
                                                   dp_dtype dtype, dp_op op, double scale);
-/* The mean, each rank counted by its weight (rows, say): the sum of weight * send over the sum of
-   the weights of all ranks. weights: one a local rank, finite and not negative, not all 0. Each
-   product is rounded to `dtype`. */
+/* The mean, with each rank weighted (by its rows, say): the sum of weight * send divided by the sum
+   of the weights of all ranks. weights: one per local rank, finite and not negative, not all 0.
+   Each product is rounded to `dtype`. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local,
                                                     const double *weights, size_t count,
                                                     dp_dtype dtype);
@@ -915,22 +916,22 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 /* ==== >>reducer ================================================================================
    Gradients that lie in memory of yours become the same on all ranks. You say which parts of it
    become ready together (units), and report each unit as soon as backward has its gradient; units
-   travel in buckets, strictly one after the other. With several processes of CPU devices a thread
-   of its own carries a bucket as soon as all local ranks have it, while backward goes on; one
-   process adds all up in one pass over memory at the end, and so do devices with memory of their
-   own. With one rank there is nothing to do, but for a hook.
+   travel in buckets, strictly one after another. With several processes of CPU devices a separate
+   thread carries each bucket as soon as all local ranks have it, while backward goes on; a single
+   process adds everything up in one pass over memory at the end, and so do devices with memory of
+   their own. With one rank there is nothing to do, unless there is a hook.
 
        dp_reducer_create(ctx, &config, &reducer);
        dp_reducer_begin(reducer, NULL);                      at the forward
        dp_reducer_ready(reducer, 0, layer, NULL);            in backward, layer by layer
        dp_reducer_finish(reducer);                           gradients are equal now
 
-   Every process makes the same calls in the same order, but for dp_reducer_ready. Several reducers
-   may have passes at the same time, and finish them in any order: the pass that began first travels
-   early, and when it is finished the one that began after it does; a pass that is finished before
-   an older one is reduced then.                                                                 */
+   Every process makes the same calls in the same order, except dp_reducer_ready. Several reducers
+   may have passes at the same time, and finish them in any order. Only the oldest open pass travels
+   early; when it is finished, the next one begins to. A pass that is finished before an older one
+   is reduced when it is finished.                                                               */
 
-/* 0 is none of them, and an error: each is wrong for somebody. */
+/* 0 is none of them, and an error: no default would be right for everybody. */
 typedef enum dp_reduction {
     DP_SUM = 1,
     DP_MEAN_RANKS,  /* the sum over ranks, divided by their number */
@@ -941,7 +942,7 @@ typedef enum dp_reduction {
 typedef struct dp_block { /* memory on every rank */
     dp_dtype dtype;
     size_t count;
-    void *const *local; /* one pointer a local rank; blocks lie apart */
+    void *const *local; /* one pointer per local rank; blocks do not overlap */
 } dp_block;
 
 typedef struct dp_range { /* a part of a block; no two overlap */
@@ -954,9 +955,9 @@ typedef struct dp_range { /* a part of a block; no two overlap */
 typedef enum dp_unused {
     DP_UNUSED_ERROR, /* all ranks get an error */
     DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
-    DP_UNUSED_FIXED  /* so in the first reduced pass. From then on each rank reports what it had
-                        reported by its end; more or less is an error on all ranks. Nobody waits for
-                        the rest, which may travel as soon as a pass is open */
+    DP_UNUSED_FIXED  /* the same in the first reduced pass. From then on each rank has to report
+                        what it had reported by the end of that one; more or less is an error on all
+                        ranks. Nobody waits for the rest, which may travel once a pass is open */
 } dp_unused;
 
 struct dp_bucket;
@@ -969,7 +970,7 @@ typedef struct dp_reducer_config {
     size_t range_count;
     const char *const *unit_names; /* for sentences; NULL = none */
     dp_reduction reduction;
-    size_t first_bucket_bytes; /* a bucket is full when it has so many; 0 = 1 MiB */
+    size_t first_bucket_bytes; /* a bucket is full when it has this many; 0 = 1 MiB */
     size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
     dp_unused unused_units;
     /* Devices of a process that share one owner of their parameters need what is reduced once: its
@@ -985,16 +986,16 @@ typedef struct dp_reducer_config {
 
 typedef struct dp_reduce_pass { /* NULL = all zero */
     bool no_sync;               /* gradients stay local: add to them, and reduce in a later pass */
-    const double *samples;      /* DP_MEAN_SAMPLES: one number a local rank, 0 is one too */
+    const double *samples;      /* DP_MEAN_SAMPLES: one number per local rank, 0 is allowed */
 } dp_reduce_pass;
 
 typedef struct dp_reducer dp_reducer;
 
 typedef struct dp_reduce_times { /* of a reduced pass, in this process */
     double compute_s;            /* from dp_reducer_begin to the last report */
-    double travel_s;             /* buckets were under way */
-    double hidden_s;             /* of it before dp_reducer_finish was called */
-    double finish_s;             /* dp_reducer_finish took */
+    double travel_s;             /* while buckets were under way */
+    double hidden_s;             /* the part of it before dp_reducer_finish was called */
+    double finish_s;             /* that dp_reducer_finish took */
     size_t bytes;                /* that a rank gave to collectives */
 } dp_reduce_times;
 
@@ -1014,7 +1015,7 @@ typedef struct dp_reducer_info {
     bool has_hook;
 } dp_reducer_info;
 
-typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next dp_reducer_finish */
+typedef struct dp_bucket_info { /* its arrays are valid until the next dp_reducer_finish */
     dp_dtype dtype;
     size_t bytes;
     const uint32_t *units; /* in the order in which they are expected */
@@ -1025,26 +1026,26 @@ typedef struct dp_bucket_info { /* its arrays are the reducer's, until the next 
                                 when it last travelled; 0: not yet, as it is now */
 } dp_bucket_info;
 
-/* Arrays and strings are copied. All ranks must say the same, which is compared. It goes with the
-   context, or by dp_reducer_destroy. [host] */
+/* Arrays and strings are copied. All ranks must give the same config, which is checked. It lives
+   until dp_reducer_destroy or the end of the context. [host] */
 DP_MUST_USE DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
                                                dp_reducer **out);
-/* Refused in an open pass. NULL is fine. */
+/* Refused while a pass is open. NULL is fine. */
 DP_API dp_status dp_reducer_destroy(dp_reducer *reducer);
 
-/* Open a pass. With DP_MEAN_SAMPLES all ranks tell each other how many samples they have; elsewhere
+/* Open a pass. With DP_MEAN_SAMPLES all ranks tell each other how many samples they have; otherwise
    samples do not matter. */
 DP_MUST_USE DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pass);
 
 /* The gradient of a unit is complete on a local rank: by what is on `stream` by now (NULL = its
-   compute stream), which must stay until the pass is finished. Each unit once a pass. [any] */
+   compute stream), which must exist until the pass is finished. Each unit once per pass. [any] */
 DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,
                                               dp_stream *stream);
 
 /* End the pass: gradients are reduced, in order on the compute streams (CPU devices: done). What
    was not reported is reduced too, so that no rank waits for ever, and then every rank gets a
    MISMATCH (see dp_unused) that names the unit and the rank: gradients are void, the next pass
-   works. What becomes of a hook that fails: see dp_bucket. A collective that fails is the job's
+   works. What happens when a hook fails: see dp_bucket. A collective that fails is the job's
    failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
 
@@ -1053,32 +1054,31 @@ DP_MUST_USE DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_r
 DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
                                                    dp_bucket_info *out);
 
-/* What a hook gets, which takes the place of the all-reduce of each bucket: compress, all-reduce,
-   decompress, say. It finds gradients in the memory of `local`, and leaves there what they become,
-   the same on all ranks. Nothing is scaled before or after it. With several processes of CPU
-   devices it is called on a thread of its own, while the caller computes; else in
-   dp_reducer_finish. A bucket of which no rank uses anything does not travel; single units of that
-   kind are zeros in it, and keep what they hold.
+/* What a hook gets. The hook takes the place of the all-reduce of each bucket: it may compress,
+   all-reduce and decompress, say. It finds gradients in the memory of `local`, and leaves the
+   result there, the same on all ranks. Nothing is scaled before or after it. With several processes
+   of CPU devices it is called on a separate thread, while the caller computes; else in
+   dp_reducer_finish. A bucket of which no rank uses anything does not travel; single units that no
+   rank uses are zeros in it, and keep what they hold.
 
    In a hook all processes call the two functions below in the same order, with the same count,
-   dtype, op and scale, and at least one of them: they compare it before anything travels. Where
-   they differ, and where a hook fails, all ranks know: what is left of the pass does not travel,
-   and dp_reducer_finish says which bucket and which rank. Gradients are void, the next pass
-   works. */
+   dtype, op and scale, and at least once: this is compared before anything travels. If they differ,
+   or a hook fails, all ranks know: the rest of the pass does not travel, and dp_reducer_finish says
+   which bucket and which rank. Gradients are void, the next pass works. */
 typedef struct dp_bucket {
     dp_ctx *ctx;
     dp_reducer *reducer;
     size_t index;         /* buckets travel in this order */
     bool is_last;         /* no other has a higher index */
-    dp_dtype dtype;       /* dp_reducer_config.wire, where that is said */
+    dp_dtype dtype;       /* dp_reducer_config.wire, where that is set */
     size_t count;         /* elements of a local rank */
-    const dp_part *local; /* one a local rank: send == recv, and the stream to work on */
-    dp_bucket_info info;  /* its ranges lie there one after the other */
-    dp_op op;             /* without a hook it would be all-reduced by this, */
-    double scale;         /* times this */
+    const dp_part *local; /* one per local rank: send == recv, and the stream to work on */
+    dp_bucket_info info;  /* its ranges lie there one after another */
+    dp_op op;             /* without a hook it would be all-reduced by this */
+    double scale;         /* and multiplied by this */
 } dp_bucket;
 
-/* As dp_all_reduce_scaled and dp_all_gather, over all ranks, of any memory; NULL streams are those
+/* As dp_all_reduce_scaled and dp_all_gather, over all ranks, on any memory; NULL streams are those
    of bucket->local. For the hook that got the bucket, on the thread that it was called on. */
 DP_MUST_USE DP_API dp_status dp_bucket_all_reduce(const dp_bucket *bucket, const dp_part *local,
                                                   size_t count, dp_dtype dtype, dp_op op,
@@ -1107,8 +1107,9 @@ typedef struct dp_param_config {
     int64_t shape[DP_MAX_DIMS];
     bool frozen; /* has no gradient */
     bool buffer; /* neither; each replica but the first gets a copy at every forward */
-    /* Shares that one's memory; both names may be a child's: "child.name". The two are alike, on
-       one device, and memory that is there already, from the user or the library, is not lost. */
+    /* Shares the memory of the parameter of this name; both names may be a child's: "child.name".
+       The two must be alike and on one device; this one must not have memory already, neither yours
+       nor the library's. */
     const char *same_as;
     void *data, *grad; /* yours, dense, on the module's device; NULL = the library's, all zero */
 } dp_param_config;
@@ -1130,7 +1131,7 @@ typedef struct dp_module_config {
     size_t param_count;
     dp_module *const *children; /* belong to this module from now on; none wraps another */
     size_t child_count;
-    dp_module *wraps;  /* this one is a wrapper around that one, which stays its owner's */
+    dp_module *wraps;  /* this one is a wrapper around that one, whose owner stays the same */
     const void *state; /* all replicas read it; nobody writes it while they run */
     dp_status (*replica_create)(const dp_replica_info *info,
                                 void **own); /* a replica's own state */
@@ -1142,18 +1143,19 @@ typedef struct dp_module_config {
     bool mean_grads;          /* backward divides by its own number of rows; see dp_backward */
 } dp_module_config;
 
-/* Strings and arrays are copied, what pointers in them point to is not. */
+/* Strings and arrays are copied; what pointers in them point to is not. */
 DP_MUST_USE DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config,
                                               dp_module **out);
-/* The same module again on any device: own memory with the same numbers, children too. */
+/* The same module again on any device: it has its own memory with the same numbers, and so have its
+   children. */
 DP_MUST_USE DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **out);
-/* dp_close does it for all. Refused while it is somebody's child, wrapped, or in use. NULL is
+/* dp_close does it for all modules. Refused while it is a child, wrapped, or in use. NULL is
    fine. */
 DP_API dp_status dp_module_destroy(dp_module *module);
 
-/* Sets dp_call.training, for the children and the wrapped too. Modules begin with true. */
+/* Sets dp_call.training, also for children and for what it wraps. Modules begin with true. */
 DP_MUST_USE DP_API dp_status dp_module_train(dp_module *module, bool training);
-DP_API const char *dp_module_name(const dp_module *module); /* "" for what is no module */
+DP_API const char *dp_module_name(const dp_module *module); /* "" if it is not a module */
 DP_API int dp_module_rank(const dp_module *module);         /* local rank of its device, or -1 */
 DP_API dp_ctx *dp_module_ctx(const dp_module *module); /* the context it was made in, or NULL */
 
@@ -1163,14 +1165,15 @@ typedef struct dp_param_info {
     dp_tensor data; /* read-only */
 } dp_param_info;
 
-/* Parameters and buffers of the whole tree, each memory once: own ones first, child after child. */
+/* Parameters and buffers of the whole tree, each piece of memory once: the module's own come first,
+   then those of one child after another. */
 DP_API size_t dp_module_param_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out);
 DP_MUST_USE DP_API dp_status dp_module_find(const dp_module *module, const char *name,
                                             size_t *out_param);
 
-/* Views to write to; replicas follow at the next forward. Ask again for every change. A frozen
-   parameter and a buffer have no gradient: count 0. out_grad may be NULL. */
+/* Views to write to; replicas follow at the next forward. Ask again for every change. Frozen
+   parameters and buffers have no gradient: count 0. out_grad may be NULL. */
 DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
                                             dp_tensor *out_grad);
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
@@ -1191,7 +1194,7 @@ struct dp_call {
     dp_device device;
     int local_rank;
     dp_stream *stream;
-    dp_scope *scope; /* this replica's; it lasts as long as the pass, saved things may lie in it */
+    dp_scope *scope; /* this replica's; lasts as long as the pass, so `saved` may lie in it */
     dp_value args, kwargs;
     dp_value out;                    /* a forward must set it (dp_none() counts) */
     void *saved;                     /* a forward sets it, its backward finds it */
@@ -1199,7 +1202,7 @@ struct dp_call {
     dp_value args_grad, kwargs_grad; /* backward sets them if input_grad_wanted; none = none */
     bool training, grad_enabled;     /* not grad_enabled: no backward will follow */
     bool input_grad_wanted;
-    dp_dtype compute_dtype; /* what dp_pass_config says; DP_F32 = as the parameters are */
+    dp_dtype compute_dtype; /* from dp_pass_config; DP_F32 = the parameters' own */
     size_t replica, replica_count;
     int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut */
     double weight; /* samples in this replica's part, row_count at first; a forward may set it */
@@ -1207,57 +1210,58 @@ struct dp_call {
 };
 
 /* The replica's parameter, by its place in dp_module_config.params. NULL, with a sentence, when
-   there is none. A gradient is only there in backward, to be added to; frozen ones have none. */
+   there is none. Gradients exist only in backward, to be added to; frozen parameters have none. */
 DP_API const void *dp_param(const dp_call *call, size_t param);
 DP_API void *dp_buffer(const dp_call *call, size_t param);
 DP_API void *dp_grad(const dp_call *call, size_t param);
 
-/* The same as tensors: device, dtype and shape filled in. What is wrong shows when one is used. */
+/* The same as tensors: device, dtype and shape filled in. Errors are reported when one is used. */
 DP_API dp_tensor dp_param_tensor(const dp_call *call, size_t param); /* read-only */
 DP_API dp_tensor dp_buffer_tensor(const dp_call *call, size_t param);
 DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param);
 
 /* All parameters of a packed module, and all their gradients: one array each, in the order of
-   dp_module_config.params, without gaps. As dp_param and dp_grad else. */
+   dp_module_config.params, without gaps. Otherwise as dp_param and dp_grad. */
 DP_API const void *dp_param_block(const dp_call *call);
 DP_API void *dp_grad_block(const dp_call *call);
 
 /* In backward: the gradient of this parameter is complete, by what is on call->stream by now, and
-   may travel while backward goes on. Once a name and pass, then it is left alone. Where nothing
-   travels nothing happens; what is not said counts as said when backward returns. */
+   may travel while backward goes on. Call it once per name and pass, and leave the gradient alone
+   after that. Where nothing travels nothing happens; gradients that were not reported count as
+   ready when backward returns. */
 DP_MUST_USE DP_API dp_status dp_grad_ready(const dp_call *call, size_t param);
 
-/* In backward: the gradient of the output called `name` (NULL: of an output that is one tensor), a
-   dense tensor like that output, whatever dp_backward was given: a number fills it, none zeroes
+/* In backward: the gradient of the output called `name` (NULL: of an output that is one tensor), as
+   a dense tensor like that output, whatever dp_backward was given: a number fills it, none zeroes
    it. */
 DP_MUST_USE DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name,
                                               dp_tensor *out);
 
-/* A tensor among kwargs, or args, in row-major memory without gaps: what has other strides is
-   copied into call->scope. What is wrong with it is said. DP_DTYPE_ANY, ndim -1: any. */
+/* A tensor among kwargs, or args, in row-major memory without gaps: one with other strides is
+   copied into call->scope. The error says what is wrong with it. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype,
                                             int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
                                          int ndim, const dp_tensor **out);
-/* The same as it came, never copied: channels-last, turned, a part that was cut along dim 1. */
+/* The same as it came, never copied: channels-last, transposed, or a part cut along dim 1, say. */
 DP_MUST_USE DP_API dp_status dp_call_tensor_view(const dp_call *call, const char *name,
                                                  dp_dtype dtype, int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dtype,
                                               int ndim, const dp_tensor **out);
 
 /* Run a child's method, in this replica. `child` is the name that dp_module_config gave it (without
-   one: "module"; a wrapper's: the name of its function, "data_parallel"), NULL what this module
+   one: "module"; a wrapper's: the name of its function, "data_parallel"); NULL: what this module
    wraps. The pass is for dp_backward in this method's backward; out_pass may be NULL. Inside a
-   replica, and under dp_run, wrappers use its device alone. */
+   replica, and under dp_run, a wrapper uses only the device that it is called on. */
 DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method,
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
 
 /* recv[i] = op over the replicas of this pass of send[i]. Every one of them enters, with the same
-   count, dtype and op, and gets the same status; when one fails instead, or returns, the others get
-   an error. send and recv lie in memory of call->device: a host array does on a CPU device, and is
-   a wild pointer on one with memory of its own. In place: send == recv; else what a replica
-   receives lies apart from all that is sent and received. [host] */
+   count, dtype and op, and gets the same status; if one fails or returns instead, the others get an
+   error. send and recv lie in memory of call->device: a host array does on a CPU device, but is a
+   wild pointer on one with memory of its own. In place: send == recv; else what a replica receives
+   must not overlap anything else that is sent or received. [host] */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
 /* The same for dense tensors of one shape and dtype; where they lie is checked. */
@@ -1265,13 +1269,13 @@ DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_t
                                                        const dp_tensor *recv, dp_op op);
 
 /* ==== >>pass ===================================================================================
-   One forward, and its backward. A pass lives as long as the scope of its dp_invoke, and those of
-   its replicas, which are that one's children.                                                  */
+   One forward, and its backward. A pass lives as long as the scope given to dp_invoke, and so do
+   the scopes of its replicas, which are children of that one.                                   */
 
 typedef struct dp_pass_config {
-    bool no_grad;           /* as without out_pass */
+    bool no_grad;           /* the same as no out_pass */
     bool no_sync;           /* dp_distributed: gradients stay with their rank; children's too */
-    dp_dtype compute_dtype; /* handed on to the methods */
+    dp_dtype compute_dtype; /* passed on to the methods */
 } dp_pass_config;
 
 /* Run a method of a module, or of what it wraps. out_pass NULL: no backward will follow. */
@@ -1293,24 +1297,25 @@ typedef struct dp_input_grad {
 
    A backward that was written for one device often divides by its number of rows itself, and does
    not look at the gradient that it is given. With dp_module_config.mean_grads it may stay as it is:
-   gradients are zeroed first, each replica's count by its weight in the mean over all, and that is
-   multiplied by `grad`, which must be a number (dp_train_step: by the loss factor). */
+   gradients are zeroed first, the mean over all replicas counts each by its weight, and that mean
+   is multiplied by `grad`, which must be a number (dp_train_step: by the loss factor). */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================
    A wrapper is a module that runs another one on several devices. It has the methods of what it
-   wraps, and no names of its own; wrappers nest. The batch is cut as by dp_scatter, every part goes
-   through a replica, and gradients of all replicas are summed into the one original.
+   wraps, and adds nothing to the names of parameters; wrappers nest. The batch is cut as by
+   dp_scatter, every part goes through a replica, and the gradients of all replicas are summed into
+   the one original.
 
      dp_data_parallel       outputs are gathered on one device (torch's DataParallel)
      dp_container_parallel  the same; the module's own train_step and val_step need a single device
                             (mmcv's MMDataParallel)
-     dp_model_parallel      outputs stay where they are: a list with one entry a replica. Choose it
-                            also for evaluation, where each replica returns a list with one entry
-                            an image, and the lists are not equally long
+     dp_model_parallel      outputs stay where they are: a list with one entry per replica. Choose
+                            it also for evaluation, where each replica returns a list with one entry
+                            per image, and the lists are not equally long
      dp_criterion_parallel  takes that list, and computes losses where the outputs are (both:
                             PyTorch-Encoding)
-     dp_meta_test_parallel  the module's own device alone (mmfewshot's MetaTestParallel)
+     dp_meta_test_parallel  on the module's own device alone (mmfewshot's MetaTestParallel)
      dp_distributed         on the devices of all processes (torch's DistributedDataParallel)
      dp_separate_distributed  its children are, each by itself (mmengine's
                             MMSeparateDistributedDataParallel)
@@ -1318,28 +1323,28 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
    With one device nothing is cut and nothing is gathered: a result is what the method returned.
    With several devices dp_gather always joins, so a loss without dims comes as a vector.
 
-   The gradient of an input is where the input was. That of a container is what its groups'
-   gradients make when they are joined, on the first device; groups that were padded to different
-   sizes cannot be joined, and dp_backward says so when it is asked for them.                    */
+   The gradient of an input is where the input was. That of a container is its groups' gradients,
+   joined on the first device; groups that were padded to different sizes cannot be joined, and
+   dp_backward says so when it is asked for them.                                                */
 
 typedef struct
     dp_parallel_config {    /* zero: all devices, balanced along dim 0, results on the first */
     const int *local_ranks; /* the wrapped module lives on the first of them */
     size_t local_rank_count;
-    const int *output_rank; /* NULL = the first; needs not be one of them */
+    const int *output_rank; /* NULL = the first; need not be one of them */
     bool output_to_host;
     int dim;
     dp_split split;
     const int64_t *sizes; /* these as in dp_scatter_config */
     const double *weights;
     size_t split_count;
-    bool mean_of_samples; /* dp_criterion_parallel: losses count as their replicas' samples do */
+    bool mean_of_samples; /* dp_criterion_parallel: losses are weighted by replicas' samples */
 } dp_parallel_config;
 
 /* Trailing parts without rows get no replica; without arguments there is one. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
-/* The same for one pass, without a wrapper that stays; arguments as dp_invoke has them. */
+/* The same for one pass, without a lasting wrapper; arguments as for dp_invoke. */
 DP_MUST_USE DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method,
                                                    dp_scope *scope, dp_value args, dp_value kwargs,
                                                    const dp_parallel_config *config, dp_value *out,
@@ -1348,8 +1353,8 @@ DP_MUST_USE DP_API dp_status dp_container_parallel(dp_module *module,
                                                    const dp_parallel_config *config,
                                                    dp_module **out);
 /* The criterion takes the model's list as its first argument, and targets that are cut as the batch
-   was; in a replica it gets (output, targets...), a tuple of outputs as so many. Its result is the
-   mean of the losses. */
+   was; in a replica it gets (output, targets...), with a tuple of outputs spread into as many
+   arguments. Its result is the mean of the losses. */
 DP_MUST_USE DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
                                                dp_module **out);
 DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
@@ -1359,7 +1364,8 @@ DP_MUST_USE DP_API dp_status dp_criterion_parallel(dp_module *criterion,
    side. */
 DP_MUST_USE DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out);
 
-/* A list of values, one a device, each becomes the sum of all; its gradient goes the same way. */
+/* A list of values, one per device: each becomes the sum of all. Its backward is the same call on
+   the gradients. */
 DP_MUST_USE DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
                                                 const dp_scatter_config *how, dp_value *out_list);
 
@@ -1403,13 +1409,14 @@ typedef struct dp_distributed_config {
    rank 0.
 
    All processes make the same forwards and backwards in the same order. Whether a pass is reduced
-   is said at its forward (no_sync). Buffers are made equal before a forward that gets a pass, when
-   gradients were reduced since they were; one without a pass, an evaluation, meets nobody.
+   is decided at its forward (no_sync). Buffers are made equal before a forward that gets a pass, if
+   gradients have been reduced since the last time; a forward without a pass, an evaluation, waits
+   for no other process.
 
    With DP_MEAN_RANKS the gradient is that of the mean of the ranks' losses. With DP_MEAN_SAMPLES
-   backward gets gradients of sums over samples, and what all ranks add up is divided by the weights
-   of all; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM and
-   DP_MEAN_SAMPLES would count twice what was reduced already: dp_zero_grad comes before the next
+   backward gets gradients of sums over samples, and the sum over all ranks is divided by the sum of
+   their weights; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM
+   and DP_MEAN_SAMPLES would count twice what was reduced already: call dp_zero_grad before the next
    backward.
 
    Children that are trained by themselves, a GAN's: see dp_separate_distributed.
@@ -1436,17 +1443,18 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
                                                      const dp_distributed_config *config,
                                                      dp_module **out);
 
-/* Where devices have memory of their own, each has parameters of its own and, after a backward, the
-   reduced gradients. An optimizer that steps those of the module itself has them sent to all other
-   devices before the next forward. One that takes the same step for every owner, on its device,
-   spares that: parameters that were edited as often for each owner are not sent. Devices that share
-   memory have one owner, and so have wrappers of other kinds and modules: for them this is
-   dp_params_edit. */
+/* Devices with memory of their own each have their own parameters and, after a backward, the
+   reduced gradients. If an optimizer steps only the parameters of the module itself, these are sent
+   to all other devices before the next forward. One that takes the same step for every owner, on
+   its device, avoids that: parameters that were edited equally often for each owner are not sent.
+   Devices that share memory have one owner, and so do other wrappers and plain modules: for them
+   dp_owner_edit is the same as dp_params_edit. */
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
 
-/* What a wrapper by dp_distributed reduces with, to ask for buckets and times; of others NULL. */
+/* What a wrapper made by dp_distributed reduces with, to ask for buckets and times; NULL for other
+   modules. */
 DP_API const dp_reducer *dp_wrapper_reducer(const dp_module *wrapper);
 
 typedef struct dp_report { /* of a wrapper by dp_distributed, in this process */
@@ -1476,7 +1484,7 @@ DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
    makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
-typedef struct dp_wrapper_info { /* of a wrapper of the library's */
+typedef struct dp_wrapper_info { /* of one of the library's wrappers */
     const int *local_ranks;      /* lives as long as the wrapper */
     size_t local_rank_count;
     dp_device output; /* where results go; {0}: the host */
@@ -1485,8 +1493,8 @@ typedef struct dp_wrapper_info { /* of a wrapper of the library's */
 DP_MUST_USE DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *out);
 
 DP_API bool dp_is_wrapper(const dp_module *module);
-DP_API dp_module *dp_wrapped(const dp_module *module); /* what it wraps itself; NULL: nothing */
-DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; of no wrapper the module itself */
+DP_API dp_module *dp_wrapped(const dp_module *module); /* what it wraps directly, or NULL */
+DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; itself if it is not a wrapper */
 
 /* What dp_train_step needs of an optimizer; put a dp_optim first in a struct of yours. */
 typedef struct dp_optim dp_optim;
@@ -1500,12 +1508,12 @@ struct dp_optim {
     const dp_optim_ops *ops;
 };
 
-/* One training step on every device that the module or wrapper drives: "preprocess", if there is
-   such a method, makes data of data; "forward" gets it as kwargs (a dict) or args, and mode "loss";
-   it returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of them. `loss`
-   is the sum of the means of those whose key holds "loss", each device counted by the weight of its
-   samples; backward; optim->update. The log: "loss", then every entry's mean. optim NULL: gradients
-   and nothing else. */
+/* One training step on every device that the module or wrapper drives. "preprocess", if there is
+   such a method, turns the data into other data. "forward" gets it as kwargs (a dict) or args, and
+   mode "loss"; it returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of
+   them. `loss` is the sum of the means of those whose key contains "loss", each device weighted by
+   its samples. Then backward and optim->update. The log: "loss", then every entry's mean. optim
+   NULL: gradients and nothing else. */
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
 
@@ -1516,21 +1524,22 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
 
        make conform BACKEND=examples/custom_device.h TABLE=toy_device
 
-   says whether it keeps to what stands here.
+   says whether it keeps to this contract.
 
    The life of a dp_device_ops, in the order of the calls:
-     count          how many devices to drive when the user asks for no number. 0, or an error: the
+     count          how many devices to drive when the user gives no number. 0, or an error: the
                     next table in the list is tried.
-     open           one device, by index. Repeats of an index are devices of their own (virtual
-                    devices). A bad index is DP_ERR_NO_DEVICE. Put a dp_dev first in a struct of
-                    yours, fill in ops, host and index, return its address. Tables can be
-                    decorated: the core calls through dev->ops only, and never compares tables.
+     open           one device, by index. Repeats of an index are separate (virtual) devices. A bad
+                    index is DP_ERR_NO_DEVICE. Put a dp_dev first in a struct of yours, fill in ops,
+                    host and index, return its address. Tables can be decorated: the core calls
+                    through dev->ops only, and never compares tables.
      info           may be asked at any time. host_memory says that plain loads and stores by the
                     host reach memory from `alloc`; then scatter makes views instead of copies, and
-                    the host's own kernels serve.
-     stream_create  the core makes one compute stream a device. Work on a stream runs in order;
-                    streams order each other by events only.
-     ...            copies, kernels, alloc and free, from any thread, one thread a stream at a time
+                    the host's own kernels are used.
+     stream_create  the core makes one compute stream per device. Work on a stream runs in order;
+                    streams are ordered among each other by events only.
+     ...            copies, kernels, alloc and free, from any thread; each stream is used by one
+                    thread at a time
      event_*        record marks a point of a stream; wait lets another stream wait for it, sync the
                     host. An event that was never recorded is waited for at once.
      close          after all streams, events and memory of the device were given back.
@@ -1538,46 +1547,46 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
 
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
    ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
-   and so is what is reduced among devices whose memory the host does not reach; copies take bytes
-   at any address. Methods after the bar are optional: NULL, or past `size`, means the core does
+   and so is what is reduced among devices whose memory the host cannot reach; copies take bytes
+   at any address. Methods after the bar are optional: if one is NULL, or past `size`, the core does
    without, as the comment says. Methods are only ever appended.
 
-   Order. What takes a stream enqueues and returns; only *_sync waits. A table may do the work at
-   once, and one with host_memory must, since the host does not ask before it reads. Streams, of one
-   device or of several, are ordered by events alone.
+   Order. Methods that take a stream enqueue and return; only *_sync waits. A table may do the work
+   at once, and one with host_memory must, since the host does not ask before it reads. Streams, of
+   one device or of several, are ordered by events alone.
 
-   What a call is given. dp_kernel_args and the arrays in it (out, in, shape, strides) end when
-   `kernel` returns: copy what is needed later. Memory stays: the core keeps the operands, and both
-   sides of a copy, until the work is done. So nobody has to set the source of copy_in aside; the
-   core changes or frees it only behind an event or a sync.
+   What a call is given. dp_kernel_args and the arrays in it (out, in, shape, strides) are valid
+   until `kernel` returns: copy what is needed later. Memory stays: the core keeps the operands, and
+   both sides of a copy, until the work is done. So a backend need not save the source of copy_in;
+   the core changes or frees it only behind an event or a sync.
 
-   Events. A new record takes the place of the old one. wait and sync are for the record that was
-   the newest when they were called, and are not disturbed by a later one.
+   Events. A new record replaces the old one. wait and sync refer to the record that was the newest
+   when they were called; a later one does not affect them.
 
-   The end of things. `free` and `host_free` get memory that no queued work uses. The core has
-   waited for a stream when it destroys it; a user may not have: then the work in it is done or
-   dropped, but none of it touches memory that is freed later. If a wait failed, the streams are
-   destroyed first and the memory is freed after that.
+   The end of things. `free` and `host_free` get memory that no queued work uses. Before the core
+   destroys a stream it has waited for it; a user may not have: then stream_destroy finishes the
+   work in it or drops it, so that none of it touches memory that is freed later. If a wait failed,
+   the streams are destroyed first and the memory is freed after that.
 
    Threads. count, open and close: one thread at a time. info, owns, alloc, free, host_alloc,
    host_free, *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and
-   event_wait: any thread, but one a stream at a time; for several streams at once. stream_sync and
-   event_sync: any thread, also while another one uses the stream or the event; they wait for what
-   came before.
+   event_wait: any thread, several at once on different streams, one at a time on the same stream.
+   stream_sync and event_sync: any thread, even while another one uses the stream or the event; they
+   wait for what came before.
 
-   Failures are told by dp_error(status, sentence). What they do to the context:
+   Failures are reported with dp_error(status, sentence). What they do to the context:
      count, open, info, *_create, alloc, host_alloc
                     nothing was made. The class is what the table says; DP_ERR_NO_MEMORY and
                     DP_ERR_NO_DEVICE are of the PASS class: the context goes on.
      copies, kernel, event_record, event_wait
-                    part of the work may be enqueued, what it writes is void. The class is what the
+                    part of the work may be enqueued; what it writes is void. The class is what the
                     table says. If the context goes on, the core waits for the streams before it
-                    gives the memory to others. DP_ERR_UNSUPPORTED of kernel and peer_copy is no
+                    reuses the memory. DP_ERR_UNSUPPORTED from kernel and peer_copy is not a
                     failure: nothing is enqueued, and the core does without.
      stream_sync, event_sync
                     always of the JOB class; DP_ERR_DEVICE if the table says something else.
-   Work that fails after its call returned is reported by the syncs that wait for it, or by any
-   later call for that device. It must not get lost. */
+   If work fails after its call has returned, the syncs that wait for it report that, or any later
+   call for that device. The failure must not get lost. */
 
 typedef enum dp_kernel {
     DP_KERNEL_COPY,    /* out[0] = in[0], both strided: ndim, shape, out_stride, in_stride */
@@ -1598,8 +1607,9 @@ typedef enum dp_kernel {
 } dp_kernel;
 
 /* SGD and ADAMW step as torch.optim does, in f32 (f64 for f64), each operation rounded; so is the
-   state. SGD without momentum has one output. The gate may be left out: double[2], a factor for the
-   gradient, and a number that, above 0, leaves everything as it is. dp_kernel_args.numbers:
+   state. SGD without momentum has one output. The gate, which may be left out, is double[2]: a
+   factor for the gradient, and a number that, above 0, leaves everything as it is.
+   dp_kernel_args.numbers:
      SGD    lr, weight_decay, momentum, 1 - dampening
      ADAMW  lr / (1 - beta1^t), 1 - lr * weight_decay (L2: weight_decay), 1 - beta1, beta2,
             1 - beta2, sqrt(1 - beta2^t), eps */
@@ -1613,7 +1623,7 @@ enum {                         /* dp_kernel_args.flags */
 typedef struct dp_kernel_args {
     dp_kernel kernel;
     dp_op op;
-    dp_dtype dtype;    /* of out; of in as well, but for CAST. STATS: of in */
+    dp_dtype dtype;    /* of out, and of in except for CAST. STATS: of in */
     dp_dtype in_dtype; /* CAST */
     size_t count;      /* elements of every operand; COPY, PAD: product of shape */
     void *const *out;
@@ -1635,12 +1645,12 @@ typedef struct dp_host { /* what the runtime lends a backend; lives as long as t
     void *(*alloc)(const struct dp_host *host, size_t bytes, size_t align); /* set-up code */
     void (*free)(const struct dp_host *host, void *data);
     void (*log)(const struct dp_host *host, dp_level level, const char *text);
-    /* fn(0) .. fn(part_count-1), on idle workers and the caller; in the caller alone if there are
+    /* fn(0) .. fn(part_count-1), on idle workers and the caller; on the caller alone if there are
        none or this is a worker. Parts must not wait for each other. */
     void (*parallel)(const struct dp_host *host, int part_count, void (*fn)(int part, void *user),
                      void *user);
     int (*thread_count)(const struct dp_host *host); /* how many parts can run at the same time */
-    bool (*aborted)(const struct dp_host *host); /* look at it in every wait for other processes */
+    bool (*aborted)(const struct dp_host *host); /* check it in every wait for other processes */
 } dp_host;
 
 typedef struct dp_dev {
@@ -1682,27 +1692,28 @@ struct dp_device_ops {
     /* `rows` rows inside the device (without: one copy a row). */
     dp_status (*copy_2d)(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
                          size_t src_pitch, size_t row_bytes, size_t rows);
-    /* From another device of this table, ordered on the reader's stream (without: by the host). */
+    /* From another device of this table, ordered on the reader's stream (without: through the
+       host). */
     dp_status (*peer_copy)(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
                            size_t bytes);
     /* One dp_kernel; DP_ERR_UNSUPPORTED, or without: copied to the host, done there, copied
        back. */
     dp_status (*kernel)(dp_stream *stream, const dp_kernel_args *args);
     /* Whether work on the device may use this address (without: nobody asks). Asked for each
-       pointer of a collective and of dp_kernel_run, so that one of another memory is an error
-       instead of a stray access. Leave it out where the answer is slow: dp_cuda does, since the
-       driver would be asked every time; for dp_cpu every address is as good. */
+       pointer of a collective and of dp_kernel_run, so that a pointer into other memory is an error
+       instead of a stray access. Leave it out where the answer is slow: dp_cuda does, since it
+       would have to ask the driver every time; for dp_cpu any address will do. */
     bool (*owns)(dp_dev *dev, const void *data);
 };
 
-/* The life of a dp_coll_ops: `fits` is asked table by table, the first that says yes is opened,
-   with the same answer in every process. Ranks rank_first .. rank_first + local_count - 1 are
-   local. Each collective gets one dp_part a local rank, with its stream filled in, and orders its
-   work on it; the array of parts ends when the call returns. One thread at a time calls, but for
-   abort. A failure may leave work in those streams, and in no others: it is waited for. Its class
-   is what the table says; with several processes it must be JOB, since the others cannot know. No
-   wait for another process is longer than timeout_ms, and a sentence that names the rank that did
-   not come is worth more than the time. close runs no collective: it may come at any time. */
+/* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
+   and the first that says yes is opened. Ranks rank_first .. rank_first + local_count - 1 are
+   local. Each collective gets one dp_part per local rank, with its stream filled in, and orders its
+   work on it; the array of parts is valid until the call returns. One thread at a time calls,
+   except abort. A failure may leave work in those streams, and in no others: it is waited for. Its
+   class is what the table says; with several processes it must be JOB, since the others cannot
+   know. No wait for another process is longer than timeout_ms; its error should name the rank that
+   did not come. close runs no collective: it may come at any time. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
     int local_count, rank_first, rank_count;
@@ -1738,7 +1749,7 @@ struct dp_coll_ops {
     /* (without: all_gather into a temporary, then the own parts) */
     dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
     /* The job has failed here: release those who wait, in other processes too, and tell them why.
-       From any thread, more than once (without: time-out). */
+       Called from any thread, perhaps more than once (without: they time out). */
     void (*abort)(dp_comm *comm);
     dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
     /* A call has failed here, and the job has not: a sentence for those who come to wait for this
@@ -1750,8 +1761,8 @@ struct dp_coll_ops {
     ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method != NULL)
 
 /* One kernel of the contract on the compute stream of a device, or by the host where the device has
-   none of this kind: what dp_train.h is made of. Operands are memory of that device, which is not
-   checked; all else is. */
+   none of this kind: what dp_train.h is made of. Operands have to be memory of that device, which
+   is not checked; everything else is. */
 DP_MUST_USE DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args);
 
 DP_API const dp_device_ops *dp_cpu(void);    /* dp_cpu.h: threads of this process */
@@ -1815,7 +1826,8 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11"
 #endif
 
-/* What loses NaN or adds in another order. __FINITE_MATH_ONLY__ is always defined, as 0 or 1. */
+/* Options that lose NaN or add in another order. __FINITE_MATH_ONLY__ is always defined, as 0 or
+   1. */
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||           \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION with -fno-fast-math: NaN gets lost"
@@ -1827,7 +1839,7 @@ _Static_assert(sizeof(size_t) == 8, "dp.h: for systems of 64 bits only: sizes ar
    Headers, stb_ds, and the few macros. dp_cpu.h comes in here: what follows makes no system
    call. */
 
-/* FNV-1a, from dp__hash_first on or from what came before. */
+/* FNV-1a; begins with dp__hash_first, or goes on from an earlier hash. */
 static const uint64_t dp__hash_first = 14695981039346656037u;
 
 static uint64_t dp__hash(uint64_t hash, const void *data, size_t bytes)
@@ -1853,8 +1865,8 @@ static uint64_t dp__hash(uint64_t hash, const void *data, size_t bytes)
 #define DP_ASSERT(condition) assert(condition)
 #endif
 
-/* stb_ds does not look at what realloc returns. It gets a place to write its header to instead of
-   NULL, and dp__list_failed looks afterwards. */
+/* stb_ds does not check what realloc returns. Instead of NULL it gets a place to write its header
+   to, and dp__list_failed checks for it afterwards. */
 #if !defined(DP_NO_STB_DS_IMPLEMENTATION) && !defined(STB_DS_IMPLEMENTATION)
 #define DP__EMIT_STB_DS
 #endif
@@ -1873,7 +1885,7 @@ static bool dp__list_failed(const void *list)
 #define STBDS_REALLOC(context, data, bytes) dp__list_realloc(data, bytes)
 #define STBDS_FREE(context, data)           free(data)
 #else
-static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own hooks have it */
+static bool dp__list_failed(const void *list) /* the user's stb_ds: its own hooks see to it */
 {
     return list == NULL;
 }
@@ -1900,7 +1912,7 @@ static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own h
 #undef STB_DS_IMPLEMENTATION
 #undef DP__EMIT_STB_DS
 
-/* Memory that is in nobody's hands is poisoned under AddressSanitizer. */
+/* Memory that nobody uses is poisoned under AddressSanitizer. */
 #if defined(__SANITIZE_ADDRESS__)
 #define DP__ASAN
 #elif defined(__has_feature)
@@ -1908,7 +1920,7 @@ static bool dp__list_failed(const void *list) /* the user's stb_ds: as its own h
 #define DP__ASAN
 #endif
 #endif
-#ifdef DP__ASAN /* DP__UNCHECKED: what tells a stale handle by its memory */
+#ifdef DP__ASAN /* DP__UNCHECKED: functions that read freed memory to detect a stale handle */
 #define DP__UNCHECKED __attribute__((no_sanitize("address")))
 enum { DP__RED_ZONE_BYTES = 16 };
 void __asan_poison_memory_region(void const volatile *data, size_t bytes);
@@ -1944,7 +1956,7 @@ enum {
     DP__WORDS_BYTES = 256, /* what a collective is, in words */
     DP__LIVE_MAX = 64,     /* contexts that may be open at the same time */
     DP__CLASS_COUNT = 320,
-    DP__CHUNK_BYTES = 32 << 10,     /* what a scope cuts small things from */
+    DP__CHUNK_BYTES = 32 << 10,     /* from which a scope cuts small things */
     DP__SMALL_BYTES = 4 << 10,      /* larger things get a block of their own */
     DP__PACKED_RUN_BYTES = 4 << 10, /* shorter runs are packed by a device that can */
     DP__COALESCE_BYTES = 10 << 20,
@@ -1978,7 +1990,7 @@ typedef struct dp__pool {
 typedef struct dp__reads {      /* copies that read host memory, on the streams of one kind */
     dp_event *done;             /* after the last of them */
     const dp_stream *stream;    /* on which that is */
-    atomic_uint marked, waited; /* how often it was recorded; up to which time somebody waited */
+    atomic_uint marked, waited; /* how often it was recorded; up to which record was waited */
 } dp__reads;
 
 typedef struct dp__device {
@@ -2005,7 +2017,7 @@ enum { /* dp__pass_head.kind */
        DP__PASS_ANY = 7
 };
 
-typedef struct dp__pass_head { /* what a scope knows of a pass */
+typedef struct dp__pass_head { /* what a scope knows about a pass */
     uint32_t magic;
     unsigned kind;
     struct dp__pass_head *next;
@@ -2020,7 +2032,7 @@ struct dp_scope {
     char *cursor, *limit;                         /* of the newest chunk */
     dp_scope *made_before;                        /* the context's list of all scopes */
     dp__deferred *deferred;
-    dp_scope **replicas;   /* one child a local rank, made by the first dp_run */
+    dp_scope **replicas;   /* one child per local rank, made by the first dp_run */
     dp__pass_head *passes; /* that lie in it */
 };
 
@@ -2036,7 +2048,7 @@ struct dp_ctx {
     unsigned fork_count;
     dp__lock lock; /* pools, scope lists, tracked blocks, failure */
     dp__tracked *tracked;
-    dp__device host_device; /* the CPU table; also what finishes other devices' work */
+    dp__device host_device; /* the CPU table; also does what other devices cannot */
     dp__device *devices;    /* stb_ds array, reserved once */
     dp__pool host_pool, pinned_pool;
     dp__team *team; /* NULL in a world of one device */
@@ -2046,19 +2058,19 @@ struct dp_ctx {
     struct dp__journal *journal; /* with several processes; else NULL */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
-    dp_comm *courier_comm;     /* its own; NULL where nothing travels while the caller computes */
+    dp_comm *courier_comm;     /* for the courier; NULL where nothing travels during backward */
     dp__courier *courier;      /* started by the first reducer */
     dp_part *courier_parts;
     dp_stream **courier_streams;
     dp_reducer *riding; /* passes to reduce, the oldest first, which the courier carries; under the
-                           lock, with all that a pass is */
+                           lock, as is all state of a pass */
     dp_scope *scopes;   /* live ones without a parent */
     dp_scope *idle;     /* ended ones */
     dp_scope *all_scopes;
     dp__block *all_blocks;
-    dp_module *idle_modules; /* destroyed, to be made again */
+    dp_module *idle_modules; /* destroyed, to be reused */
     atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
-    atomic_int inside;       /* threads in functions of the user's, but for those under `entered` */
+    atomic_int inside;       /* threads in the user's functions, except those under `entered` */
     atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */
     int failed_rank;
     char failed_text[DP__TEXT_BYTES];
@@ -2078,7 +2090,7 @@ static _Thread_local struct {
     int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
 } dp__thread;
 
-/* Read without the lock, so that a stale pointer is told from a live one by its value alone. */
+/* Read without the lock: the value of a pointer alone tells whether its context is live. */
 static _Atomic(dp_ctx *) dp__live[DP__LIVE_MAX];
 static dp__lock dp__live_lock = DP__LOCK_INITIALIZER;
 
@@ -2114,7 +2126,7 @@ DP_API dp_class dp_status_class(dp_status status)
     switch (status) {
         DP_STATUS_LIST(DP__STATUS_CLASS)
     }
-    return DP_CLASS_JOB; /* a number that no table should return: trust nothing any more */
+    return DP_CLASS_JOB; /* a number that no table should return: nothing can be trusted any more */
 }
 
 DP_API const char *dp_last_error(void)
@@ -2142,8 +2154,8 @@ DP_API void dp__check_failed(const char *file, int line)
     exit(1);
 }
 
-/* The sentence of this thread is set aside while a function of the user's runs, so that one that
-   fails without a word is not given an older one. */
+/* The sentence of this thread is set aside while a function of the user's runs, so that if it fails
+   without setting one, an older sentence is not taken for its own. */
 static char dp__sentence_hide(void)
 {
     char first = dp__thread.text[0];
@@ -2206,7 +2218,7 @@ static void dp__after_fork(void)
     dp__lock_leave(&dp__live_lock);
 }
 
-/* Only for contexts that are live and of this process, whatever became of the job. */
+/* Only for contexts that are live and of this process, even if the job has failed. */
 static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
 {
     dp__thread.fresh = false;
@@ -2286,7 +2298,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
 {
     if (status == DP_OK)
         return DP_OK;
-    if (!dp__thread.fresh) /* a table that failed without a word */
+    if (!dp__thread.fresh) /* a table that failed without a sentence */
         dp_error(status, "%s: %s", fn, dp_status_text(status));
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
@@ -2298,7 +2310,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
     return status;
 }
 
-/* What came of a wait. A device that cannot be waited for is lost, whatever its table says. */
+/* The result of a wait. A device that cannot be waited for is lost, whatever its table says. */
 static dp_status dp__waited(dp_status status)
 {
     if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
@@ -2343,22 +2355,22 @@ DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
 }
 
 /* ==== >>frames =================================================================================
-   Each call of a function of the user's leaves a frame on the stack of its thread, which says what
-   the function stands on. Whatever would pull that away looks here first. Functions that run on all
+   Each call of a user's function leaves a frame on the stack of its thread, which says what the
+   function depends on. Whatever would take that away looks here first. Functions that run on all
    devices at the same time also hold ctx->entered, which every thread sees.                     */
 
 typedef struct dp__frame {
-    const char *what, *name, *method; /* "the method", its module's name, its own; NULL: none */
+    const char *what, *name, *method; /* "the method", the names of module and method, or NULL */
     dp_ctx *ctx;
     const dp_scope *scope;           /* has to stay as long as this runs; NULL: none */
-    const dp_module *module;         /* and so does its tree, with what it wraps; NULL: none */
+    const dp_module *module;         /* so does its tree, with what it wraps; NULL: none */
     const struct dp__record *record; /* of a method */
     int local_rank;
     bool together;    /* others like it run at the same time */
     bool owns_device; /* but none of them on this device */
     bool counted;     /* in ctx->inside */
     bool fresh;       /* of dp__thread, to be put back */
-    char first;       /* letter of the sentence that was set aside */
+    char first;       /* first letter of the sentence that was set aside */
     const struct dp__frame *outer;
 } dp__frame;
 
@@ -2373,7 +2385,7 @@ static void dp__frame_enter(dp__frame *frame)
     dp__thread.frames = frame;
 }
 
-/* `status` is what the function returned; back comes one of the list, with a sentence. */
+/* `status` is what the function returned; this returns one of the list, with a sentence. */
 static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
 {
     dp__thread.frames = frame->outer;
@@ -2419,7 +2431,8 @@ static dp_status dp__busy(const char *fn, const dp_ctx *ctx)
                     fn, dp__frame_text(frame, text, sizeof text), frame->local_rank);
 }
 
-/* Whether all devices are in use by one call. The courier calls a hook beside it. */
+/* Whether all devices are in use by one call. A hook that the courier calls has not entered: only
+   its frame tells. */
 static bool dp__is_shared(const dp_ctx *ctx)
 {
     return atomic_load_explicit(&ctx->entered, memory_order_relaxed) ||
@@ -2443,13 +2456,13 @@ static dp_status dp__enter(const char *fn, dp_ctx *ctx)
 static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
 {
     atomic_store_explicit(&ctx->entered, false, memory_order_release);
-    if (status == DP_OK) /* the job may have failed meanwhile: what came out is void */
+    if (status == DP_OK) /* the job may have failed meanwhile: then the result is void */
         return dp__check_ctx(fn, ctx);
     return dp__leave(fn, ctx, status);
 }
 
 /* ==== >>log ====================================================================================
-   Records go to the user's function, or to stderr as $DP_DEBUG wants it.                        */
+   Records go to the user's function, or to stderr as $DP_DEBUG says.                            */
 
 static const char *const dp__level_names[] = {"", "error", "warn", "info", "trace"};
 
@@ -2595,9 +2608,9 @@ static dp_host dp__host_make(void)
 
 /* ==== >>pool ===================================================================================
    Blocks of the host, of pinned memory and of each device. A block's size is rounded up to its
-   class (eight classes a doubling, so at most 1/8 is lost) and stays there: a step that repeats
-   itself finds all its blocks in the free lists. Device blocks are reused in the order of the
-   compute stream. The context's lock guards the lists. */
+   class (eight classes per power of two, so at most 1/8 is lost) and stays there: a step that
+   repeats itself finds all its blocks in the free lists. Device blocks are reused in the order of
+   the compute stream. The context's lock guards the lists. */
 
 static bool dp__mul(size_t a, size_t b, size_t *out)
 {
@@ -2618,7 +2631,7 @@ static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
     return *out_class < DP__CLASS_COUNT;
 }
 
-/* *out is NULL, and stays so where a table says that all is well and gives nothing. */
+/* *out is NULL, and stays NULL if a table returns DP_OK but gives no memory. */
 static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
 {
     if (pool->device == NULL)
@@ -2724,7 +2737,7 @@ static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
 
 /* ==== >>scopes ===================================================================================
    Small things are cut from chunks, larger ones are blocks; all but the first chunk go back to the
-   pools when the scope ends. An ended scope waits in ctx->idle to be begun again. Links between
+   pools when the scope ends. An ended scope waits in ctx->idle to be reused. Links between
    scopes are under the context's lock, since children may be used by other threads than their
    parent.                                                                                       */
 
@@ -2787,7 +2800,7 @@ static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, 
 }
 
 /* `bytes` is 1 to DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison
-   each has a block of its own, and there never is a chunk. */
+   each piece has a block of its own, and there are no chunks. */
 static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
 {
     uintptr_t at = dp__align_up((uintptr_t)scope->cursor, align);
@@ -2827,7 +2840,7 @@ static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the conte
     *list = scope;
 }
 
-/* Passes of these kinds that lie in a scope are none any more. */
+/* Passes of these kinds that lie in a scope are no longer valid. */
 static void dp__passes_end(const dp_scope *scope, unsigned kinds)
 {
     for (dp__pass_head *pass = scope->passes; pass != NULL; pass = pass->next)
@@ -2848,7 +2861,7 @@ static void dp__scope_unlink(dp_scope *scope) /* under the context's lock */
     for (int i = 0; replicas != NULL && i < scope->ctx->info.local_count; i++) {
         if (replicas[i] != scope)
             continue;
-        replicas[i] = NULL; /* dp_run makes another when it comes again */
+        replicas[i] = NULL; /* the next dp_run makes another */
         dp__passes_end(scope->parent, DP__PASS_SPREAD);
         dp__passes_end(scope, DP__PASS_INNER);
     }
@@ -2935,7 +2948,7 @@ static dp_status dp__wait_marked(const dp__device *device, dp__reads *reads)
     if (marked == atomic_load(&reads->waited))
         return DP_OK;
     DP_TRY(dp__waited(device->dev->ops->event_sync(reads->done)));
-    atomic_store(&reads->waited, marked); /* now, so that no other thread takes it for done */
+    atomic_store(&reads->waited, marked); /* only now: others take it that the wait is over */
     return DP_OK;
 }
 
@@ -2951,7 +2964,7 @@ static void dp__wait_reads(dp_ctx *ctx, dp__device *device)
     (void)dp__leave("dp_scope_end", ctx, status);
 }
 
-/* Host memory of the scope may be what a copy still reads. */
+/* A copy may still read host memory of the scope. */
 static void dp__scope_wait_reads(const dp_scope *scope)
 {
     dp_ctx *ctx = scope->ctx;
@@ -2972,8 +2985,8 @@ static void dp__scope_run_deferred(dp_scope *scope)
     (void)dp__frame_leave(&frame, DP_OK);
 }
 
-/* All that it holds, but for the blocks themselves; it has no children any more. When the job has
-   failed a device may do what was enqueued at any later time: no memory is touched then. */
+/* Ends all that it holds, except the blocks themselves; it has no children any more. When the job
+   has failed a device may do what was enqueued at any later time: no memory is touched then. */
 static void dp__scope_empty(dp_scope *scope)
 {
     scope->magic = DP__SCOPE_ENDING;
@@ -2991,7 +3004,7 @@ static void dp__scope_empty(dp_scope *scope)
         dp__scope_cut_from(scope, scope->home);
 }
 
-/* For others to use; when the job has failed dp_close finds it all. Under the context's lock. */
+/* For reuse; when the job has failed everything is left to dp_close. Under the context's lock. */
 static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes)
 {
     while (scopes != NULL && !dp__has_failed(ctx)) {
@@ -3012,9 +3025,9 @@ static dp_scope *dp__scope_leaf(dp_scope *scope)
     return scope;
 }
 
-/* Leaf by leaf, without recursion: chains of children may be long. What is inside has no links to
-   scopes of other threads, so that one lock does for all. The last to end is the first to be begun
-   again: in a step that repeats itself each scope has the part that it had. NULL is fine. */
+/* Leaf by leaf, without recursion: chains of children may be long. Scopes inside have no links to
+   scopes of other threads, so the lock is taken once for all. The last to end is the first to be
+   reused: in a step that repeats itself each scope plays the same part again. NULL is fine. */
 static void dp__scope_end(dp_scope *scope)
 {
     dp_scope *inside = NULL, **last = &inside;
@@ -3044,9 +3057,9 @@ static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
     return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for a scope");
 }
 
-/* What fails half-way may have left work in any stream that it could use: the compute streams and
-   `stream` (or NULL). It is waited for before the memory of that work is anybody else's. A failure
-   of the JOB class waits for nothing, since no memory is used again after it. */
+/* A call that fails half-way may have left work in any stream that it could use: the compute
+   streams and `stream` (or NULL). That work is waited for before its memory is reused. A failure of
+   the JOB class waits for nothing, since no memory is reused after it. */
 static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 {
     dp_status synced = DP_OK;
@@ -3065,7 +3078,7 @@ static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 }
 
 /* End a temporary scope that work on the compute streams and on `stream` (or NULL) used; NULL is
-   fine. What cannot be waited for keeps its memory: the scope is left to dp_close. */
+   fine. Work that cannot be waited for keeps its memory: the scope is left to dp_close. */
 DP__APART static dp_status dp__temp_end(dp_scope *temp, dp_stream *stream, dp_status status)
 {
     if (temp != NULL)
@@ -3082,7 +3095,7 @@ static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
     return scope != NULL;
 }
 
-/* That no function which this thread is in stands on the scope, or on one inside it. */
+/* OK if no function that this thread is in depends on the scope, or on one inside it. */
 static dp_status dp__check_scope_idle(const char *fn, const dp_scope *scope)
 {
     char text[160];
@@ -3144,7 +3157,7 @@ DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
 }
 
 /* ==== >>checks =================================================================================
-   The public edge: what a user passes in is looked at once, here. `fn` is the public function's
+   The public edge: what a user passes in is checked once, here. `fn` is the public function's
    name, with which every sentence begins.                                                       */
 
 #define DP__DTYPE_NAME(name, text, bytes)  text,
@@ -3198,7 +3211,7 @@ static unsigned dp__bits(unsigned mask)
     return count;
 }
 
-static const char *dp__s(size_t count) /* of a plural */
+static const char *dp__s(size_t count) /* the s of a plural, or "" */
 {
     return count == 1 ? "" : "s";
 }
@@ -3228,7 +3241,7 @@ DP__COLD static dp__names dp__keys_of(dp_value dict)
     return names;
 }
 
-/* Something of a name is missing: the sentence ends with what there is. */
+/* There is nothing of this name: the sentence ends with the names that there are. */
 DP_PRINTF(3, 4)
 DP__COLD static dp_status dp__no_such(dp_status status, const dp__names *names, const char *format,
                                       ...)
@@ -3284,7 +3297,7 @@ static dp_status dp__check_shape(const char *fn, dp_dtype dtype, int ndim, const
     return DP_OK;
 }
 
-/* Bytes from the first element to behind the last; false when they cannot be counted. */
+/* Bytes from the first element to the end of the last; false when they cannot be counted. */
 static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, size_t size,
                        size_t *out)
 {
@@ -3369,12 +3382,12 @@ DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path,
     return dp_error(status, "%s%s", dp__path_text(path, where, sizeof where), text);
 }
 
-static bool dp__is_zero_or_one(const void *byte) /* as a bool must be to be read as one */
+static bool dp__is_zero_or_one(const void *byte) /* any other cannot be read as a bool */
 {
     return *(const unsigned char *)byte <= 1;
 }
 
-/* Its kind is one of those that there are, and what it points to is there. */
+/* Its kind exists, and what it points to is there. */
 static bool dp__is_whole(dp_value value)
 {
     switch ((dp_kind)value.kind) {
@@ -3401,8 +3414,8 @@ static bool dp__is_whole(dp_value value)
 }
 
 /* Tensors, containers, lists, tuples and dicts that were made by a constructor carry a mark: a
-   flag, and a number that depends on all else in the value. So one that was changed, or made by
-   hand, is known as such, whatever stands in `reserved`. */
+   flag, and a number that depends on everything else in the value. So one that was changed, or made
+   by hand, is recognised as such, whatever is in `reserved`. */
 enum { DP__PLAIN_TREE = 1, DP__LIST_OF_OUTPUTS = 2, DP__FLAGS = 3 };
 
 static dp_value dp__marked(dp_value value, unsigned flag)
@@ -3428,7 +3441,7 @@ static bool dp__has_flag(dp_value value, unsigned flag)
     return (value.reserved & DP__FLAGS) == flag && dp__is_marked(value);
 }
 
-/* What is wrong with a value itself, whatever is in it. `path` leads to it from `what`. */
+/* What is wrong with a value itself, apart from what is in it. `path` leads to it from `what`. */
 DP__COLD static dp_status dp__value_error(const char *fn, const char *what, dp_value value,
                                           const dp__path *path)
 {
@@ -3459,8 +3472,8 @@ static dp_status dp__check_place(const char *fn, const char *what, dp_value valu
     return dp__check_inside(fn, what, value, path);
 }
 
-/* The public edge of every function that takes a value. What a constructor made was looked at
-   then; what was made by hand is looked at now, to its leaves. Behind the edge values are sound. */
+/* The public edge of every function that takes a value. What a constructor made was checked then;
+   what was made by hand is checked now, down to its leaves. Behind the edge values are sound. */
 static dp_status dp__check_value(const char *fn, const char *what, dp_value value)
 {
     return dp__is_marked(value) ? DP_OK : dp__check_place(fn, what, value, NULL);
@@ -3505,7 +3518,7 @@ DP__APART static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, con
     return DP_OK;
 }
 
-/* Of a table that can tell. NULL is for the caller to look at. */
+/* Asks tables that can tell. NULL is for the caller to check. */
 static dp_status dp__check_owned(const char *fn, const char *what, const dp__device *device,
                                  const void *data)
 {
@@ -3694,7 +3707,7 @@ DP_API dp_status dp_transpose(const dp_tensor *tensor, int dim_a, int dim_b, dp_
     return DP_OK;
 }
 
-/* Fill in a size of -1, and see that the new shape has as many elements. */
+/* Fill in a size of -1, and check that the new shape has as many elements. */
 static dp_status dp__infer_shape(const char *fn, const dp_tensor *tensor, int ndim,
                                  const int64_t *shape, int64_t *out_shape)
 {
@@ -3719,8 +3732,8 @@ static dp_status dp__infer_shape(const char *fn, const dp_tensor *tensor, int nd
     return DP_OK;
 }
 
-/* Match runs of old dims with runs of new ones of as many elements; an old run must lie in memory
-   as one dim to be cut anew. The tensor has elements, and the view as many. */
+/* Match runs of old dims with runs of new ones of as many elements; an old run can be cut anew only
+   if it lies in memory as one dim. The tensor is not empty, and the view has as many elements. */
 static bool dp__restride(const dp_tensor *tensor, dp_tensor *view)
 {
     int64_t shape[DP_MAX_DIMS], stride[DP_MAX_DIMS];
@@ -3803,16 +3816,16 @@ DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype
 }
 
 /* ==== >>copy ===================================================================================
-   From any strides on any device to any strides on any other. Devices that the host reaches copy by
-   their kernel; the rest by the table's copies, in runs of bytes that lie together on both sides,
-   or packed through the host. Work is ordered on the writing device's stream. */
+   From any strides on any device to any strides on any other. Devices that the host reaches copy
+   with their kernel; the rest with the table's copies, in runs of bytes that lie together on both
+   sides, or packed through the host. Work is ordered on the writing device's stream. */
 
 static bool dp__is_host(const dp__device *device)
 {
     return device->info.host_memory;
 }
 
-/* Whether what runs on one may use the memory of the other as it is, in the order of streams. */
+/* Whether work on one may use the memory of the other directly, in the order of streams. */
 static bool dp__reaches(const dp__device *a, const dp__device *b)
 {
     bool together = a->info.memory != 0 && a->info.memory == b->info.memory;
@@ -3905,7 +3918,7 @@ static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__devic
 }
 
 /* One kernel on a device, by the device if it can. A GPU faults where an operand is not aligned to
-   its element: only the host's own kernels are given such. */
+   its element: only the host's own kernels are given operands like that. */
 static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
                             const dp_kernel_args *args)
 {
@@ -3941,7 +3954,7 @@ typedef struct dp__copy { /* one copy by a table, both sides as merged dims, inn
     size_t dst_step[DP_MAX_DIMS], src_step[DP_MAX_DIMS]; /* bytes */
 } dp__copy;
 
-/* Drop dims of size 1, and make one of neighbours that lie as one on both sides. */
+/* Drop dims of size 1, and merge neighbours that lie as one dim on both sides. */
 static void dp__copy_merge(dp__copy *copy, const dp_tensor *dst, const dp_tensor *src)
 {
     size_t size = dp__size_of(dst);
@@ -4065,11 +4078,11 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, d
 static dp_status dp__packed_make(dp_scope *temp, dp__device *device, dp_stream *stream,
                                  const dp_tensor *tensor, dp_tensor *out)
 {
-    DP_TRY(dp__order_after(device, stream)); /* the memory was another's on the compute stream */
+    DP_TRY(dp__order_after(device, stream)); /* earlier work there may still use this memory */
     return dp__tensor_make(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out);
 }
 
-/* Between the host and a device with short runs: the device packs and unpacks by its kernel. */
+/* Between the host and a device with short runs: the device packs and unpacks with its kernel. */
 static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
                                  const dp_tensor *dst, const dp_tensor *src)
 {
@@ -4118,7 +4131,7 @@ static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, d
     if (status == DP_OK)
         status = way == DP__WAY_IN ? dp__copy_runs(&copy, dst->data, packed.data)
                                    : dp__copy_runs(&copy, packed.data, src->data);
-    if (status == DP_OK) /* the packed copy goes with `temp`, or is about to be read */
+    if (status == DP_OK) /* the packed copy ends with `temp`, or is about to be read */
         status = dp__sync(stream);
     if (status == DP_OK && way == DP__WAY_OUT)
         status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, dst, &packed);
@@ -4160,7 +4173,7 @@ static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream,
     return dp__temp_end(temp, stream, status);
 }
 
-/* From one device to another: directly if the table can, else by way of the host. */
+/* From one device to another: directly if the table can, else through the host. */
 static dp_status dp__copy_peer(dp_ctx *ctx, dp__device *to, dp_stream *stream, dp__device *from,
                                const dp_tensor *dst, const dp_tensor *src)
 {
@@ -4192,7 +4205,7 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
                              const dp_tensor *src)
 {
     dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
-    if (!dp__is_host(to)) /* whose memory may have been another's, with work left to do */
+    if (!dp__is_host(to)) /* earlier work there may still use this memory */
         DP_TRY(dp__order_after(to, stream));
     if (dp__is_host(to) && !dp__is_host(from)) {
         DP_TRY(dp__order_after(from, stream));
@@ -4209,8 +4222,8 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
     return dp__copy_peer(ctx, to, stream, from, dst, src);
 }
 
-/* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. A
-   copy that fails leaves nothing behind that still reads or writes. */
+/* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. When
+   a copy has failed, nothing of it still reads or writes. */
 static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                  dp_stream *stream)
 {
@@ -4223,8 +4236,8 @@ static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_ten
 }
 
 /* ==== >>operands =================================================================================
-   What an operation reads and writes, at the public edge: placed, writable, of one shape, and apart
-   from each other, exactly so for views of one tensor.                                          */
+   What an operation reads and writes, checked at the public edge: on the right device, writable, of
+   one shape, and apart from each other, which is decided exactly for views of one tensor.       */
 
 static dp_status dp__check_placed(const char *fn, dp_ctx *ctx, const char *what,
                                   const dp_tensor *tensor, dp__device **out)
@@ -4233,8 +4246,8 @@ static dp_status dp__check_placed(const char *fn, dp_ctx *ctx, const char *what,
     return dp__check_device(fn, ctx, tensor->device, out);
 }
 
-/* Whether each step of a dim leaps over all that the smaller steps reach. Strides that interleave
-   without meeting do not pass: they are too rare to be worth a search. */
+/* Whether each step of a dim leaps over everything that the smaller steps reach. Strides that
+   interleave without meeting do not pass: they are too rare to be worth a search. */
 static bool dp__is_spread(const dp_tensor *tensor)
 {
     int order[DP_MAX_DIMS], count = 0;
@@ -4335,7 +4348,7 @@ static bool dp__same_strides(const dp_tensor *a, const dp_tensor *b)
     return a->ndim == b->ndim && memcmp(a->stride, b->stride, sizeof a->stride[0] * a->ndim) == 0;
 }
 
-/* Exact for views of one tensor; for others by what they reach, which may be too careful. */
+/* Exact for views of one tensor; for others by the bytes they span, which may be too strict. */
 static bool dp__overlap(const dp_tensor *a, const dp_tensor *b)
 {
     int dims[DP_MAX_DIMS], count = 0;
@@ -4345,7 +4358,7 @@ static bool dp__overlap(const dp_tensor *a, const dp_tensor *b)
     if (dp__size_of(a) != dp__size_of(b) || !dp__same_strides(a, b) || !dp__is_spread(a) ||
         !dp__is_spread(b) || apart % size != 0)
         return true;
-    for (int i = 0; i < a->ndim; i++) { /* a dim that is long in either counts */
+    for (int i = 0; i < a->ndim; i++) { /* a dim counts if either has more than one step in it */
         int at = count;
         if (a->shape[i] < 2 && b->shape[i] < 2)
             continue;
@@ -4357,7 +4370,7 @@ static bool dp__overlap(const dp_tensor *a, const dp_tensor *b)
     return dp__boxes_meet(a, b, dims, count, apart / size);
 }
 
-/* Exactly the same elements may be read and written; anything between is refused. */
+/* Exactly the same elements may be read and written; a partial overlap is refused. */
 static dp_status dp__check_apart(const char *fn, const dp_tensor *dst, const dp_tensor *src)
 {
     bool same = dst->data == src->data && dst->dtype == src->dtype && dp__same_shape(dst, src) &&
@@ -4505,7 +4518,7 @@ static dp_status dp__check_kernel_shapes(const char *fn, const dp__kernel_rule *
     return dp__check_apart(fn, &out, &in);
 }
 
-/* No output overlaps another, nor an input, unless it is that input and may be. */
+/* No output overlaps another, nor an input, unless it is that very input and the rule allows it. */
 static dp_status dp__check_kernel_apart(const char *fn, const dp__kernel_rule *rule,
                                         const dp_kernel_args *args)
 {
@@ -4525,7 +4538,7 @@ static dp_status dp__check_kernel_apart(const char *fn, const dp__kernel_rule *r
     return DP_OK;
 }
 
-/* All but where the operands lie. */
+/* Checks everything except where the operands lie. */
 static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
 {
     size_t kinds = sizeof dp__kernel_rules / sizeof dp__kernel_rules[0], bytes = 0;
@@ -4556,8 +4569,8 @@ static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
 /* ==== >>compute ==================================================================================
    What touches data, at the public edge: copy, fill, cast, axpby, statistics, read.             */
 
-/* A stream of one of the two devices; between memories of the host's, of any that the host
-   reaches. */
+/* A stream of one of the two devices; between host memory and host memory, one of any device that
+   the host reaches. */
 static bool dp__may_order(const dp_ctx *ctx, const dp_stream *stream, const dp__pair *pair)
 {
     if (stream->dev == pair->to->dev || stream->dev == pair->from->dev)
@@ -4628,7 +4641,7 @@ DP__APART static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, 
     return dp__cast_on(ctx, device, device->stream, dst, dtype, src, src_dtype, count);
 }
 
-/* A device that the host does not reach reads a copy in the scope, which stays until it has. */
+/* A device that the host does not reach reads a copy in the scope, which stays until it is read. */
 static dp_status dp__tensor_from(dp_scope *scope, const dp__device *device, const dp_tensor *src,
                                  dp_tensor *out)
 {
@@ -4770,8 +4783,8 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
     return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
 }
 
-/* The bit pattern of `number` as one element into *out, which is 0; refused when the element would
-   be another number (floats round as usual, but a finite number must stay finite). */
+/* Write the bit pattern of `number` as one element into *out, which is 0; refused when the element
+   would be a different number (floats round as usual, but a finite number must stay finite). */
 static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, dp_dtype dtype,
                                  uint64_t *out)
 {
@@ -4944,27 +4957,27 @@ DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
 }
 
 /* ==== >>names ====================================================================================
-   Where each of many names stands, so that what is done with names costs each of many as much as
-   each of a few: an index of names, and keys that are looked for one after the other.            */
+   Where each of many names is, so that looking one up takes no longer among many than among few: an
+   index of names, and a finder for keys that are looked up one after another.                    */
 
-enum { DP__FEW_NAMES = 16 }; /* so many are compared one by one */
+enum { DP__FEW_NAMES = 16 }; /* up to this many are compared one by one */
 
-/* Of few names only where they are, of many a table with open addressing. The string maps of stb_ds
-   are not for this: they crash when memory runs out, and all of them write the seed of the next one
-   to one variable, also those of two contexts in two threads. */
+/* For few names only where they are, for many a table with open addressing. The string maps of
+   stb_ds will not do: they crash when memory runs out, and all of them write the seed of the next
+   one to one variable, even those of two contexts in two threads. */
 typedef struct dp__cell {
     uint32_t hash, number; /* of a name, counted from 1; 0: the cell is free */
 } dp__cell;
 
 typedef struct dp__index {
-    const char *names; /* where the pointer to the first one is, */
-    size_t stride;     /* and how many bytes behind it the next one */
+    const char *names; /* where the pointer to the first one is */
+    size_t stride;     /* from there to the pointer to the next one, in bytes */
     size_t count;      /* of those that have joined */
     dp__cell *cells;   /* NULL: there are few */
     size_t cell_count; /* a power of two */
 } dp__index;
 
-/* How many cells the index of so many names needs: at most two thirds of them will be in use. */
+/* How many cells an index of this many names needs: at most two thirds of them will be in use. */
 static size_t dp__cell_count(size_t name_count)
 {
     size_t count = 1;
@@ -4973,7 +4986,7 @@ static size_t dp__cell_count(size_t name_count)
     return name_count > DP__FEW_NAMES ? count : 0;
 }
 
-/* An index of no names yet. `room` is for dp__cell_count(count) cells; NULL: it is as for few. */
+/* An index of no names yet. `room` is for dp__cell_count(count) cells; NULL: as for few names. */
 static dp__index dp__index_in(void *room, const void *names, size_t stride, size_t count)
 {
     dp__index index = {.names = names, .stride = stride, .cell_count = dp__cell_count(count)};
@@ -5061,7 +5074,7 @@ static const dp_pair *dp__find(dp_value dict, const char *key)
     return NULL;
 }
 
-typedef struct dp__finder { /* looks for one key after the other */
+typedef struct dp__finder { /* looks for one key after another */
     dp_value dict;
     uint32_t next;   /* where the next one is, if they come in the dict's own order */
     dp__index index; /* made when they do not */
@@ -5140,7 +5153,7 @@ static const dp__method dp__coll_methods[] = {
     DP__COLL_METHOD(all_reduce) DP__COLL_METHOD(broadcast) DP__COLL_METHOD(all_gather)};
 /* clang-format on */
 
-/* A table is long enough for its required methods, and has them. */
+/* Checks that a table is long enough for its required methods, and has them. */
 static dp_status dp__check_table(const void *table, size_t size, const char *name,
                                  const dp__method *methods, size_t count)
 {
@@ -5250,7 +5263,7 @@ static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
     return dp_error(DP_ERR_NO_DEVICE, "dp_open: no table has a device (%s)", said);
 }
 
-/* Digits up to something else; false when there are none, or too many. */
+/* Digits up to the first other character; false when there are none, or too many. */
 static bool dp__digits(const char **at, int *out)
 {
     const char *first = *at;
@@ -5289,8 +5302,9 @@ static dp_status dp__env_devices(dp_ctx *ctx)
     return DP_OK;
 }
 
-/* Of the devices that there are, this process' run of them; where processes are more, several have
-   the same one. CPU devices are as many as one likes: no more than its cores are of use. */
+/* This process' share of the devices that there are; if there are more processes than devices,
+   several have the same one. There can be any number of CPU devices, but more than its cores are of
+   no use. */
 static int dp__device_share(const dp_ctx *ctx, const dp_device_ops *ops, int available,
                             int *out_first)
 {
@@ -5393,7 +5407,7 @@ static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
     return dp__copy_job(ctx, config->job, &config->job);
 }
 
-/* $DP_DEBUG counts where no log was asked for; a word that it does not know is not passed over. */
+/* $DP_DEBUG counts if no log was asked for; an unknown word in it is reported. */
 static void dp__resolve_log(dp_ctx *ctx)
 {
     dp_log *log = &ctx->config.log;
@@ -5409,7 +5423,7 @@ static void dp__resolve_log(dp_ctx *ctx)
 
 /* ==== >>open =====================================================================================
    From a config to a context and back. With other processes every step is agreed upon. What was
-   opened is closed in reverse order, from any state.                                            */
+   opened is closed in reverse order, however far opening came.                                  */
 
 /* `backend` 0 is the host. */
 static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__device *device,
@@ -5516,12 +5530,12 @@ typedef struct dp__meeting { /* the processes of a job */
     dp__neighbours near;
 } dp__meeting;
 
-/* Every process takes part each time, also one that failed: so all fail together, and nobody
+/* Every process takes part each time, even one that failed: so all fail together, and nobody
    waits. */
 static dp_status dp__agree(dp__meeting *meeting, dp_status own)
 {
     const dp_bootstrap *boot = meeting->boot;
-    char said[DP__TEXT_BYTES]; /* the others' failure is not the reason of one's own */
+    char said[DP__TEXT_BYTES]; /* this process' own reason must survive the others' failure */
     memcpy(said, dp_last_error(), sizeof said);
     meeting->own.status = (int32_t)own;
     dp_status status = dp__boot_gather(boot, &meeting->own, meeting->all, sizeof meeting->own);
@@ -5578,7 +5592,7 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
     return DP_OK;
 }
 
-/* The first table that fits; what stages through the host stands behind the last of them. */
+/* The first table that fits; after the last of them comes the one that stages through the host. */
 static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config, int *out_place)
 {
     const dp_coll_ops *const *colls = ctx->config.colls;
@@ -5606,7 +5620,7 @@ static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int pl
     return coll->open(&ctx->host, config, out);
 }
 
-/* The courier's collectives must not mix with those of the user's threads: where all processes can
+/* The courier's collectives must not mix with those of the user's threads: if all processes can
    have a courier, it has a communicator of its own. */
 static dp_status dp__courier_comm_open(dp_ctx *ctx, dp__meeting *meeting,
                                        const dp_comm_config *config, int place)
@@ -5617,8 +5631,8 @@ static dp_status dp__courier_comm_open(dp_ctx *ctx, dp__meeting *meeting,
     return dp__agree(meeting, dp__comm_open(ctx, config, place, &ctx->courier_comm));
 }
 
-/* Ranks of the whole job and the communicator, unless this is all there is. With other processes
-   each step is agreed upon before the next. */
+/* Ranks of the whole job and the communicator, unless this rank is the only one. With other
+   processes each step is agreed upon before the next. */
 static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
 {
     dp_comm_config config = {0};
@@ -5726,8 +5740,8 @@ static dp_status dp__check_config(const dp_config *config)
     return DP_OK;
 }
 
-/* Meet the other processes, and find out which of them are near. What goes wrong before that they
-   learn by missing this one; what goes wrong later, by being told. */
+/* Meet the other processes, and find out which of them are near. If something goes wrong before
+   that, they notice that this one is missing; if later, they are told. */
 static dp_status dp__open_job(const dp_config *config, const dp__launch *launch, dp_ctx **out)
 {
     const dp_bootstrap *boot = &config->bootstrap;
@@ -5796,8 +5810,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__courier_end(ctx);
     while (ask_devices && ctx->scopes != NULL)
         dp__scope_end(ctx->scopes);
-    for (int i = 0; ask_devices && i < ctx->info.local_count; i++) /* what is freed is in use by
-    none */
+    for (int i = 0; ask_devices && i < ctx->info.local_count; i++) /* before memory is freed */
         (void)ctx->devices[i].dev->ops->stream_sync(ctx->devices[i].stream);
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
@@ -5826,7 +5839,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     allocator.free(ctx, sizeof *ctx, allocator.user);
 }
 
-/* That nothing of the context's runs, here or in another thread; then it is entered, for good. */
+/* OK if nothing of the context runs, here or in another thread; then it is entered, for good. */
 static dp_status dp__check_idle(const char *fn, dp_ctx *ctx)
 {
     char text[160];
@@ -5997,7 +6010,7 @@ static dp_status dp__run_all(dp__run *run)
         dp__run_part(0, run);
         return dp__run_result(ctx);
     }
-    if (!dp__team_enter(ctx->team)) /* another thread's copy is being shared out just now */
+    if (!dp__team_enter(ctx->team)) /* the workers are busy with another thread's copy just now */
         return dp_error(DP_ERR_STATE, "dp_run: another thread is inside this context");
     dp__team_run(ctx->team, ctx->info.local_count, dp__run_part, run);
     dp__team_exit(ctx->team);
@@ -6018,7 +6031,7 @@ DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user)
     if (status == DP_OK)
         status = dp__run_all(&run);
     status = dp__exit(__func__, ctx, status);
-    dp__scope_end(own); /* what was deferred runs alone */
+    dp__scope_end(own); /* deferred functions run alone */
     return status;
 }
 

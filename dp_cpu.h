@@ -1,8 +1,8 @@
 /* dp_cpu.h - v0.1.0 - the host as a backend of dp.h: threads, kernels, collectives - MIT licence
 
-   dp.h includes this file itself; there is nothing to set and nothing to call. It holds all that
-   asks something of the operating system, so that a port to another system replaces this file
-   alone. It needs POSIX threads (link with -lpthread where the C library wants it).
+   dp.h includes this file itself; there is nothing to set and nothing to call. It holds everything
+   that calls the operating system, so that a port to another system replaces only this file. It
+   needs POSIX threads (link with -lpthread where the C library wants it).
 
    CONTENTS (search for the tag)
      >>os           memory, environment, cores, fork, locks
@@ -25,13 +25,13 @@
      dp__os_env                   the environment
      dp__os_write                 a line of the log to stderr
      dp__os_core_count            cores that this process may use
-     dp__os_init                  what to call around a fork
+     dp__os_init                  says what to call around a fork
      dp__os_yield                 lets others have the core
      dp__os_fork_count            how many forks lie between the first process and this one
      dp__lock, dp__lock_*         a mutex
-     dp__os_address, _watch, and what takes them: sockets
+     dp__os_address, _watch, and the functions that take them: sockets
      dp__os_machine, _affinity, _user, _parent   who this process is
-     dp__os_child, and what takes it             processes of our own
+     dp__os_child, and functions that take it    processes of our own
      dp__os_random, dp__os_sleep_ms, dp__os_env_set
      dp__team, dp__team_*         threads
      dp__courier, dp__courier_*   one more, beside the caller
@@ -80,7 +80,7 @@
 #endif
 
 /* ==== >>os =====================================================================================
-   Plain services of the system. No state but the count of forks.                                */
+   Plain services of the system. The only state is the count of forks.                           */
 
 static void *dp__os_alloc(size_t bytes, size_t align, void *user)
 {
@@ -132,8 +132,8 @@ static int dp__os_affinity_count(void)
     return online > 0 ? (int)online : 1;
 }
 
-/* "QUOTA PERIOD" in cores, 0 if it limits nothing. Rounded up: half a core's time is used by a
-   thread that gets half of it, and lost without one. */
+/* "QUOTA PERIOD" in cores, 0 if it limits nothing. Rounded up: the time of half a core can be used
+   by one more thread, and is lost without it. */
 static int dp__quota_cores(const char *text)
 {
     char *end, *last;
@@ -144,7 +144,7 @@ static int dp__quota_cores(const char *text)
     return cores < INT_MAX ? (int)cores : 0;
 }
 
-/* Whether a list of words with commas, and a colon behind it, has this word. */
+/* Whether a comma-separated list of words, followed by a colon, has this word. */
 static bool dp__quota_lists(const char *list, size_t bytes, const char *word)
 {
     for (const char *at = list; at <= list + bytes; at += strcspn(at, ",:") + 1) {
@@ -195,8 +195,8 @@ static int dp__quota_here(const char *directory)
     return dp__quota_cores(text);
 }
 
-/* Of a group and all that it lies in. A container may see its own group as the root, whatever the
-   path says: what is not there is passed over. */
+/* The least quota of a group and all groups around it. A container may see its own group as the
+   root, whatever the path says: directories that are not there are skipped. */
 static int dp__quota_least(const char *lines, const char *controller, const char *mount)
 {
     char directory[768];
@@ -267,7 +267,7 @@ static void dp__lock_leave(dp__lock *lock)
     pthread_mutex_unlock(lock);
 }
 
-/* Lets others have the core, if somebody waits for it. Not every library that is built asks. */
+/* Lets others have the core, if somebody waits for it. Some builds of the library never call it. */
 DP__MAYBE_UNUSED static void dp__os_yield(void)
 {
     sched_yield();
@@ -283,13 +283,13 @@ static void dp__os_in_child(void)
     dp__os_fork_after();
 }
 
-/* A count in memory, where getpid would be a system call for every call of the user's. */
+/* A count in memory: getpid would be a system call in each call of the user. */
 static unsigned dp__os_fork_count(void)
 {
     return atomic_load_explicit(&dp__os_forks, memory_order_relaxed);
 }
 
-/* Once a process: `before` and `after` are called around every fork, `after` on both sides. */
+/* Once per process: `before` and `after` are called around every fork, `after` on both sides. */
 static void dp__os_init(void (*before)(void), void (*after)(void))
 {
     static dp__lock once = DP__LOCK_INITIALIZER;
@@ -303,9 +303,9 @@ static void dp__os_init(void (*before)(void), void (*after)(void))
 }
 
 /* ==== >>sockets ================================================================================
-   Connections to other processes, over a network or inside this machine. Nothing here waits, but
-   for dp__os_poll: what cannot be done now says so. No descriptor outlives exec, and a connection
-   that the other side has closed never raises SIGPIPE.                                          */
+   Connections to other processes, over a network or inside this machine. Nothing here waits except
+   dp__os_poll: the others say so if they cannot do it now. No descriptor outlives exec, and a
+   connection that the other side has closed never raises SIGPIPE.                               */
 
 typedef struct dp__os_address {
     struct sockaddr_storage at;
@@ -324,11 +324,11 @@ static void dp__os_close(int fd)
         close(fd);
 }
 
-/* Wait until one of them can be read, or written, or has ended; how many can. */
+/* Wait until one of them can be read, or written, or has ended; returns how many can. */
 static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
 {
     int ready = poll(list, (nfds_t)count, timeout_ms);
-    return ready > 0 ? ready : 0; /* a signal is as good as nothing: the caller looks at the time */
+    return ready > 0 ? ready : 0; /* a signal counts as nothing: the caller looks at the time */
 }
 
 static void dp__os_option(int fd, int level, int option, int value)
@@ -348,8 +348,8 @@ static void dp__os_no_signal(int fd)
 }
 #endif
 
-/* What every connection of ours has: small messages leave at once, and a machine that has gone
-   without a word is noticed some day. */
+/* For every connection of ours: small messages are sent at once, and a machine that has silently
+   gone is noticed eventually. */
 static void dp__os_prepare(int fd, int family)
 {
     (void)fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -390,7 +390,7 @@ static bool dp__os_same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
-/* The process that has made this pair of connections, 0 when it is none. */
+/* The process that has made this pair of connections, 0 if it is not one. */
 static uint64_t dp__os_maker(int fd)
 {
     struct ucred peer;
@@ -451,7 +451,7 @@ static int dp__os_everywhere(int port, dp__os_address out[2])
     return 2;
 }
 
-/* -1: the address is taken, or not of this machine, or there is no descriptor left. */
+/* -1: the address is taken, or not on this machine, or there is no descriptor left. */
 static int dp__os_listen(const dp__os_address *address)
 {
     int fd = dp__os_socket(address->at.ss_family);
@@ -486,8 +486,8 @@ static int dp__os_accept(int listener, bool *out_full)
     return fd;
 }
 
-/* A connection that is under way: it is there once it can be written to and dp__os_connected says
-   so. -1: refused at once. */
+/* Begin to connect: the connection is there once it can be written to and dp__os_connected says so.
+   -1: refused at once. */
 static int dp__os_connect(const dp__os_address *to)
 {
     int fd = dp__os_socket(to->at.ss_family);
@@ -505,7 +505,7 @@ static bool dp__os_connected(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0 && failed == 0;
 }
 
-/* How many bytes went: 0 when none can now, -1 when none ever will. */
+/* How many bytes were sent: 0 when none can be now, -1 when none ever will. */
 static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
 {
     ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
@@ -514,7 +514,7 @@ static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
     return sent;
 }
 
-/* How many bytes came: 0 when none has yet, -1 at the end. */
+/* How many bytes were received: 0 when there are none yet, -1 at the end. */
 static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
 {
     ssize_t got = recv(fd, data, bytes, 0);
@@ -642,7 +642,7 @@ static void dp__os_peer(int fd, char *text, size_t room)
         getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
                     NI_NUMERICHOST) != 0)
         text[0] = '\0';
-    if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 in the clothes of IPv6 */
+    if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 dressed up as IPv6 */
         memmove(text, text + 7, strlen(text + 7) + 1);
     if (strncmp(text, "127.", 4) == 0 || strcmp(text, "::1") == 0)
         text[0] = '\0';
@@ -652,7 +652,7 @@ static void dp__os_peer(int fd, char *text, size_t room)
    Who this process is among others, and processes of our own: started, ended and waited for.    */
 
 #if defined(__linux__)
-/* The cores that this process may run on, as one number. */
+/* The cores that this process may run on, hashed into one number. */
 static uint64_t dp__os_affinity(void)
 {
     cpu_set_t mask;
@@ -665,7 +665,8 @@ static uint64_t dp__os_affinity(void)
 }
 #endif
 
-/* What tells one start of one machine from all others, and containers in it from each other. */
+/* Distinguishes one boot of one machine from all others, and the containers on it from each
+   other. */
 #if defined(__linux__)
 static void dp__os_whereabouts(char *text, size_t room)
 {
@@ -683,7 +684,7 @@ static void dp__os_whereabouts(char *text, size_t room)
 }
 #endif
 
-/* Equal in processes that can share memory. $DP_MACHINE makes strangers of processes. */
+/* Equal in processes that can share memory. $DP_MACHINE can make processes look like strangers. */
 static uint64_t dp__os_machine(void)
 {
     const char *other = dp__os_env("DP_MACHINE");
@@ -725,7 +726,7 @@ static void dp__os_env_set(const char *name, const char *text)
 
 typedef struct dp__os_child {
     pid_t pid;           /* 0: there is none, or it was waited for */
-    int pipe;            /* what it says before it ends; in the child, where it says it */
+    int pipe;            /* its last words are read here; in the child, written here */
     int code, by_signal; /* how it ended */
 } dp__os_child;
 
@@ -758,7 +759,7 @@ static void dp__os_signals_give_back(void)
         sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
 }
 
-/* What came meanwhile is for who had the signal before: by default it ends this process. */
+/* A signal that came meanwhile goes to the handler from before: by default it ends this process. */
 static void dp__os_signal_again(void)
 {
     if (dp__os_signal != 0)
@@ -800,7 +801,7 @@ static int dp__os_fork(dp__os_child *child)
         return -1;
     fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     fcntl(ends[1], F_SETFD, FD_CLOEXEC);
-    fflush(NULL); /* what is in a buffer would be written by both */
+    fflush(NULL); /* else both would write what is in a buffer */
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     child->pid = fork();
@@ -819,7 +820,7 @@ static int dp__os_fork(dp__os_child *child)
     return child->pid != 0;
 }
 
-/* The end of a child: its last words, and nothing that the parent has registered for its own. */
+/* The end of a child: its last words, and none of the exit handlers that the parent registered. */
 static _Noreturn void dp__os_leave(const dp__os_child *child, const void *words, size_t bytes,
                                    bool good)
 {
@@ -837,7 +838,7 @@ static bool dp__os_words(const dp__os_child *child, void *words, size_t bytes)
     return got == (ssize_t)bytes;
 }
 
-/* Whether it has ended; then there is no more of it than its words. */
+/* Whether it has ended; then nothing is left of it but its last words. */
 static bool dp__os_ended(dp__os_child *child)
 {
     int status = 0;
@@ -863,12 +864,12 @@ static void dp__os_end(const dp__os_child *child, bool at_once)
    worker that wakes up too late owes nothing any more, and nobody waits for it). One job at a time:
    dp__team_enter takes the team.
 
-   A wait spins for a while, if there is a core for every thread, and then sleeps. Where other
-   programs compute, the thread that is waited for may stand behind the very one that spins; so a
-   wait learns: see dp__gate_patience.
+   A wait spins for a while, if there is a core for every thread, and then sleeps. If other programs
+   compute, the thread that is waited for may need the very core on which the wait spins; so waits
+   adapt: see dp__gate_patience.
 
-   Order: the job is written before `owed` is released, and read after acquiring it. What is
-   written together and read together lies in one cache line: a hand-over is the time that a few
+   Order: the job is written before `owed` is released, and read after acquiring it. Fields that are
+   written together and read together lie in one cache line: a hand-over takes as long as a few
    lines take from one core to the other. */
 
 enum {
@@ -882,7 +883,7 @@ enum dp__owed { DP__OWES_NOTHING, DP__OWES_ITS_PART, DP__OWES_A_SHARE };
 typedef struct dp__gate { /* one thread waits for the word to change, any thread changes it */
     atomic_uint word;
     atomic_bool asleep;
-    unsigned missed; /* spins in a row that ran out, of the thread that waits */
+    unsigned missed; /* by the thread that waits: spins in a row that ran out */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 } dp__gate;
@@ -898,7 +899,7 @@ typedef struct dp__worker {
 
 typedef struct dp__team {
     int thread_count; /* workers and caller */
-    int share_count;  /* of the threads, how many have a core */
+    int share_count;  /* how many of the threads have a core */
     bool spin;
     atomic_bool closing;
     _Alignas(64) atomic_bool busy;
@@ -929,11 +930,11 @@ static unsigned dp__gate_word(dp__gate *gate)
     return atomic_load_explicit(&gate->word, memory_order_acquire);
 }
 
-/* How long to spin after so many spins that ran out. Few in a row say little: on a quiet machine
-   the caller may be busy with something else. A spin that pays is believed at once, and when none
-   is left that could, one is tried now and then. (Measured: without the trials, or with half a
-   microsecond left, threads of a quiet machine that have once begun to sleep stay at it, each
-   because the other one wakes up late.) */
+/* How long to spin after this many spins that ran out. A few in a row say little: on a quiet
+   machine the caller may be busy with something else. A spin that pays off is believed at once, and
+   when spinning was given up, it is still tried now and then. (Measured: without these trials, or
+   with only half a microsecond of them, threads of a quiet machine that have once begun to sleep go
+   on doing so, each because the other one wakes up late.) */
 static uint64_t dp__gate_patience(unsigned missed)
 {
     const unsigned most = DP__SPIN_QUARTERS, turn = missed % DP__SPIN_RETRY;
@@ -942,7 +943,7 @@ static uint64_t dp__gate_patience(unsigned missed)
 
 static bool dp__gate_spin(dp__gate *gate, unsigned seen)
 {
-    uint64_t until = 0; /* the clock is not asked before it has taken a while */
+    uint64_t until = 0; /* the clock is not read before a while has passed */
     do {
         for (int i = 0; i < 16; i++) {
             if (dp__gate_word(gate) != seen) {
@@ -993,7 +994,7 @@ static void dp__team_leave(dp__team *team)
         dp__gate_call(&team->inside);
 }
 
-/* The parts of each thread are a run of them, in order. */
+/* The parts of each thread are consecutive. */
 static int dp__team_first(const dp__team *team, int thread, int thread_count)
 {
     return (int)((int64_t)team->part_count * thread / thread_count);
@@ -1004,8 +1005,8 @@ static int dp__team_sharers(const dp__team *team)
     return team->share_count < team->part_count ? team->share_count : team->part_count;
 }
 
-/* Where everybody has one part, the work is short, and to look at the line of another thread is a
-   tenth of it: only the caller, who waits for all, looks whether one is late. */
+/* If everybody has one part, the work is short, and looking at the cache line of another thread
+   costs a tenth of it: only the caller, who waits for all, looks whether one is late. */
 static void dp__team_take_parts(dp__team *team, int thread)
 {
     int sharers = dp__team_sharers(team);
@@ -1021,7 +1022,8 @@ static void dp__team_take_parts(dp__team *team, int thread)
     }
 }
 
-/* What a worker owes is claimed by itself or, a share that it comes too late for, by the caller. */
+/* A worker claims what it owes, or the caller does, if it is a share that the worker came too late
+   for. */
 static bool dp__team_claim(dp__worker *worker, int owed)
 {
     return atomic_load_explicit(&worker->owed, memory_order_relaxed) == owed &&
@@ -1069,7 +1071,7 @@ static void dp__team_drain(dp__team *team)
 }
 
 /* Inside `run`, parts may wait for each other: a thread notes its ticket, looks at what it waits
-   for, and sleeps until it is woken or the ticket is an old one. */
+   for, and sleeps until it is woken or the ticket is out of date. */
 static unsigned dp__team_ticket(dp__team *team, int thread)
 {
     return dp__gate_word(&team->workers[thread].gate);
@@ -1123,7 +1125,7 @@ static void dp__team_share(dp__team *team, int part_count, void (*fn)(int part, 
     dp__team_drain(team);
 }
 
-/* Workers leave signals to the program's own threads, but for those that an instruction raises. */
+/* Workers leave signals to the program's own threads, except those that an instruction raises. */
 static void dp__team_signal_mask(sigset_t *out)
 {
     static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
@@ -1132,7 +1134,7 @@ static void dp__team_signal_mask(sigset_t *out)
         sigdelset(out, raised[i]);
 }
 
-/* 0, or why it did not start. */
+/* 0, or the error code of why it did not start. */
 static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
 {
     sigset_t mask, before;
@@ -1210,18 +1212,18 @@ static void dp__team_close(dp__team *team)
 
 /* ==== >>shared =================================================================================
    What the processes of one machine share: a piece of memory, words in it that can be waited for,
-   and locks on its file, which the kernel takes from a process that ends, however it ends.
+   and locks on its file, which the kernel releases when a process ends, however it ends.
 
-   The memory has no name where that is possible (Linux: a memfd, which the others open by way of
-   the process that made it), so that nothing is left behind, whoever dies, and the size of /dev/shm
-   does not matter. Else it has one for as long as it takes the others to open it. */
+   The memory has no name where that is possible (Linux: a memfd, which the others open through the
+   process that made it), so that nothing is left behind, whichever process dies, and the size of
+   /dev/shm does not matter. Else it has a name until the others have opened it. */
 
 enum { DP__SHARED_CPU_WORDS = 16 };
 
 typedef struct dp__shared {
     void *data;
     size_t bytes;
-    int fd; /* open as long as the memory is used: the locks hang on it */
+    int fd; /* open as long as the memory is used: the locks depend on it */
 } dp__shared;
 
 typedef struct dp__shared_name { /* by which other processes find it */
@@ -1262,8 +1264,8 @@ static int dp__shared_of_process(const dp__shared_name *name)
     return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
 }
 
-/* Pages that are not there when they are written to would be a SIGBUS. They come from the memory
-   near the core that asks. */
+/* A write to a page that cannot be allocated would raise SIGBUS. Pages come from the memory near
+   the core that asks. */
 static int dp__shared_pages(int fd, size_t first, size_t bytes)
 {
     int failed;
@@ -1273,7 +1275,7 @@ static int dp__shared_pages(int fd, size_t first, size_t bytes)
     return failed;
 }
 
-/* The cores that this process may run on, a bit each. */
+/* The cores that this process may run on, one bit each. */
 static void dp__os_cores(uint64_t *out)
 {
     cpu_set_t mask;
@@ -1283,7 +1285,7 @@ static void dp__os_cores(uint64_t *out)
     memcpy(out, &mask, sizeof mask);
 }
 
-/* Until the word is another one, somebody wakes, or the time is over: which, the caller looks. */
+/* Wait until the word has changed, somebody wakes us, or the time is up: the caller has to look. */
 static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
 {
     struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -1364,7 +1366,7 @@ static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
     return DP_OK;
 }
 
-/* The pages of this part, for sure. */
+/* Make sure that there are pages for this part. */
 static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
 {
     struct statvfs room;
@@ -1382,7 +1384,7 @@ static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, s
                     bytes >> 10, strerror(failed));
 }
 
-/* A name that nobody else has: O_EXCL would show it. */
+/* A name that nobody else has: O_EXCL would find out. */
 static int dp__shared_named(char *path, size_t room)
 {
     int fd = -1;
@@ -1396,7 +1398,7 @@ static int dp__shared_named(char *path, size_t room)
     return fd;
 }
 
-/* Make it, and say by which name others may open it. */
+/* Make it, and return the name by which others can open it. */
 static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
                                     dp__shared_name *out_name)
 {
@@ -1416,7 +1418,7 @@ static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
     return dp__shared_map(out, bytes);
 }
 
-/* What another process has made; nothing else that may have taken its place. */
+/* Open what another process has made, and nothing else that may have taken its place. */
 static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
 {
     struct stat file;
@@ -1453,11 +1455,11 @@ static bool dp__os_shared_held(const dp__shared *shared, int place)
     return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
-/* A thread beside the caller, for what has to go on while the caller computes. It calls `fn`, and
-   again after each call of dp__courier_wake; what `fn` has done it tells by dp__courier_report to
-   the one thread that waits. */
+/* A thread beside the caller, for work that has to go on while the caller computes. It calls `fn`,
+   and again after each call of dp__courier_wake; `fn` reports what it has done with
+   dp__courier_report to the one thread that waits. */
 typedef struct dp__courier {
-    dp__gate work, news; /* it waits for the one, the caller for the other */
+    dp__gate work, news; /* it waits for work, the caller for news */
     bool spin;
     atomic_bool closing;
     void (*fn)(void *user);
@@ -1487,7 +1489,7 @@ static void dp__courier_report(dp__courier *courier)
     dp__gate_open(&courier->news);
 }
 
-/* To wait for news: note the ticket, look whether all is there, sleep until it is an old one. */
+/* To wait for news: note the ticket, look whether all is done, sleep until it is out of date. */
 static unsigned dp__courier_ticket(dp__courier *courier)
 {
     return dp__gate_word(&courier->news);
@@ -1534,18 +1536,18 @@ static void dp__courier_close(const dp_host *host, dp__courier *courier)
 
 /* ==== >>simd ====================================================================================
    One instruction set is one table of functions over whole vectors, and each generator below is
-   expanded once per set: GCC lowers vector code for the target of the function it stands in, before
-   it inlines, so that sets can share text but no functions. `one` has vectors of one element and
-   ends what the others leave over, `base` has 16 bytes and works everywhere, `avx2` has the floats.
+   expanded once per set: GCC lowers vector code for the target of the function it is in, before
+   it inlines, so that sets can share source but no functions. `one` has vectors of one element and
+   does what the others leave over, `base` has 16 bytes and works everywhere, `avx2` has the floats.
    AVX-512 was measured and gave nothing: these loops wait for memory.
-   Invariant: every set gives the same bits. A function stops where a whole vector is wanting and
+   Invariant: every set gives the same bits. A function stops where no whole vector is left and
    returns that place; positions count bytes (convert: elements).                                */
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
-/* Memory of the user's may lie at any address, which costs nothing where it is aligned. */
+/* The user's memory may lie at any address; allowing that costs nothing when it is aligned. */
 #define DP__CPU_ANYWHERE      __attribute__((aligned(1), may_alias))
 #define DP__V(bytes)          __attribute__((vector_size(bytes))) DP__CPU_ANYWHERE
 #define DP__CPU_INLINE(isa)   DP__CPU_TARGET_##isa static inline __attribute__((always_inline))
@@ -1602,7 +1604,7 @@ typedef struct dp__simd {
     const char *name;
     dp__cpu_range_fn *reduce[DP_DTYPE_COUNT]; /* NULL: base has it */
     dp__cpu_range_fn *axpby[DP_BF16 + 1];
-    dp__cpu_convert_fn *convert[DP_BF16 + 1][DP_BF16 + 1]; /* [to][from]; NULL: by way of f32 */
+    dp__cpu_convert_fn *convert[DP_BF16 + 1][DP_BF16 + 1]; /* [to][from]; NULL: through f32 */
     dp__cpu_squares_fn *squares[DP_F64 + 1];               /* count is a multiple of the lanes */
 } dp__simd;
 
@@ -1623,7 +1625,7 @@ typedef struct dp__simd {
     typedef uint16_t dp__v_##isa##_bf16 DP__V(DP__CPU_BYTES_##isa(float) / 2);                     \
     typedef float dp__v_##isa##_half DP__V(DP__CPU_BYTES_##isa(double) / 2)
 
-/* `widen` turns what is stored into the type that is computed in, `narrow` turns it back. */
+/* `widen` turns the stored type into the one for computing, `narrow` turns it back. */
 #define DP__CPU_PLAIN(isa, T, V)                                                                   \
     DP__CPU_INLINE(isa) V dp__cpu_##isa##_widen_##T(V v)                                           \
     {                                                                                              \
@@ -1656,7 +1658,7 @@ typedef struct dp__simd {
         return __builtin_convertvector((((u | 0x400000) & nan) | (even & ~nan)) >> 16, H);         \
     }
 
-/* f16 by integers. Below 2^-14 an addition of floats moves the mantissa to its place, so that the
+/* f16 with integers. Below 2^-14 an addition of floats moves the mantissa to its place, so that the
    addition itself rounds to even. */
 #define DP__CPU_F16(isa, H, F, U, I)                                                               \
     DP__CPU_INLINE(isa) F dp__cpu_##isa##_widen_f16(H half)                                        \
@@ -1807,7 +1809,7 @@ typedef struct dp__simd {
         return at;                                                                                 \
     }
 
-/* Division by a power of two, which most worlds are, is multiplication and much faster. */
+/* Division by a power of two, as most world sizes are, is multiplication and much faster. */
 #define DP__CPU_SCALARS(real)                                                                      \
     const size_t heads = args->heads;                                                              \
     const real alpha = (real)args->alpha, beta = (real)args->beta, inverse = 1 / beta;             \
@@ -2009,7 +2011,7 @@ static const dp__simd *dp__simd_best(void)
 }
 #endif
 
-/* $DP_SIMD = base: what every machine of this kind has, and no more. */
+/* $DP_SIMD = base: only what every machine of this kind has. */
 static dp_status dp__simd_choose(const dp__simd **out)
 {
     const dp__simd *best = dp__simd_best();
@@ -2024,8 +2026,8 @@ static dp_status dp__simd_choose(const dp__simd **out)
 
 /* ==== >>cast ====================================================================================
    A conversion of any pair is at most three steps over a tile: narrow types widen to f32 or i32, a
-   wide type (f32, f64, i32, i64) becomes another, and that one narrows. The halves are reached by
-   way of f32 only. Tiles are always converted whole, zero behind the end, so that the loops have a
+   wide type (f32, f64, i32, i64) becomes another, and that one narrows. The halves are reached only
+   through f32. Tiles are always converted whole, with zeros after the end, so that the loops have a
    constant count. Integers are saturated at every step, which is the same as once at the end.   */
 
 #define DP__CPU_TILE 128
@@ -2148,8 +2150,8 @@ static void dp__cpu_cast(const dp__simd *simd, dp_dtype to, void *out, dp_dtype 
 
 /* ==== >>copy ====================================================================================
    Bytes and strided blocks. Dims are sorted by the strides of the output, so that writes run
-   forward whatever the order of the shape is, and merged where both sides allow; what is left is
-   planes of rows and columns. Short rows of big blocks are streamed past the caches: a plain store
+   forward whatever the order of the shape is, and merged where both sides allow; that leaves planes
+   of rows and columns. Short rows of big blocks are streamed past the caches: a plain store
    would read its line first. One long row is left to memcpy, which does the same.               */
 
 #define DP__CPU_STREAM_BYTES ((size_t)16 << 20) /* below, the output is better kept in a cache */
@@ -2189,7 +2191,7 @@ static void dp__cpu_stream_end(void)
 }
 #endif
 
-/* Bytes before the first line that begins at or behind `p`. */
+/* Bytes before the first line that begins at or after `p`. */
 static size_t dp__cpu_head(const void *p)
 {
     return (64 - (uintptr_t)p % 64) % 64;
@@ -2201,8 +2203,8 @@ static size_t dp__cpu_share(size_t count, size_t part, size_t part_count)
     return count / part_count * part + count % part_count * part / part_count;
 }
 
-/* The same for bytes: on a line of `base`, but for the two ends. Where lines begin in the middle of
-   an element, at whole elements of 64 bytes from `base` on instead. */
+/* The same for bytes: at a line of `base`, except the two ends. If lines begin in the middle of an
+   element, then at multiples of 64 bytes from `base` on instead. */
 static size_t dp__cpu_cut(const void *base, size_t element, size_t bytes, size_t part,
                           size_t part_count)
 {
@@ -2269,7 +2271,7 @@ static void dp__cpu_plane_part(dp__cpu_plane *part, const dp__cpu_plane *plane, 
     part->cols = plane->cols - col < cols ? plane->cols - col : cols;
 }
 
-/* The columns behind this part; no hardware foresees jumps that long. */
+/* The columns after this part; no hardware predicts jumps that long. */
 static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
 {
     const size_t end = cols_left < 2 * part->cols ? cols_left : 2 * part->cols;
@@ -2291,7 +2293,7 @@ static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
 #define DP__CPU_LOW_u8   0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define DP__CPU_HIGH_u8  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
-/* Turn N vectors of N elements: interleave the first half with the second, log2(N) times. */
+/* Transpose N vectors of N elements: interleave the first half with the second, log2(N) times. */
 #define DP__CPU_TURN(T, V, N)                                                                      \
     static inline void dp__cpu_turn_##T(char *out, size_t out_row, const char *in, size_t in_col)  \
     {                                                                                              \
@@ -2309,7 +2311,7 @@ static void dp__cpu_plane_prefetch(const dp__cpu_plane *part, size_t cols_left)
         DP__CPU_EACH(N) * (V *)(void *)(out + u * out_row) = a[u];                                 \
     }
 
-/* Squares are turned in a buffer and written by whole lines: with strides of powers of two, the
+/* Squares are transposed in a buffer and written in whole lines: with strides of powers of two, the
    lines of many rows do not fit into the first cache at the same time. */
 #define DP__CPU_STRIDED(T, V, N, SIDE)                                                             \
     DP__CPU_TURN(T, V, N)                                                                          \
@@ -2497,7 +2499,7 @@ static void dp__cpu_copy(const dp_kernel_args *args, size_t part, size_t part_co
    One dp_kernel, or one part of it: parts are cut at cache lines of the output, so that threads do
    not share any. Nothing is allocated and nothing is remembered.                                 */
 
-/* What a set leaves over because it is less than a vector goes to smaller vectors. */
+/* A set leaves over what is less than one of its vectors; smaller vectors do that. */
 static void dp__cpu_reduce_range(const dp__simd *simd, const dp_kernel_args *args, dp_op op,
                                  size_t at, size_t end)
 {
@@ -2514,7 +2516,7 @@ static void dp__cpu_axpby(const dp__simd *simd, const dp_kernel_args *args, size
     (void)dp__cpu_one.axpby[args->dtype](args, DP_OP_SUM, at, end);
 }
 
-/* Cut towards zero. For the small types a quotient of doubles is near enough, and faster. */
+/* Truncated towards zero. For the small types a quotient of doubles is exact enough, and faster. */
 #define DP__CPU_DIVIDE(T, name, quotient)                                                          \
     static void dp__cpu_divide_##name(void *data, size_t bytes, double by)                         \
     {                                                                                              \
@@ -2555,7 +2557,7 @@ static void dp__cpu_reduce(const dp__simd *simd, const dp_kernel_args *args, siz
     }
 }
 
-/* STATS is split over threads by slots: the elements fall into chunks, the chunks in order into
+/* STATS is split over threads by slots: elements are grouped into chunks, chunks in order into
    DP__CPU_STATS_SLOTS runs, whatever the number of threads. dp__simd_stats_slot fills slots[slot],
    for every slot, in any order; dp__simd_stats_join adds them up in order. */
 #define DP__CPU_STATS_SLOTS 64
@@ -2592,7 +2594,7 @@ static void dp__cpu_squares(const dp__simd *simd, double *lanes, dp_dtype dtype,
     }
 }
 
-/* Non-finite elements are counted only where the sum is not finite: they always show there. */
+/* Non-finite elements are counted only if the sum is not finite: they always make it so. */
 static void dp__cpu_stats_chunk(const dp__simd *simd, dp_dtype dtype, const char *in, size_t count,
                                 double out[2])
 {
@@ -2633,7 +2635,7 @@ static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], void
 
 /* ==== >>updates ==================================================================================
    A tile at a time, widened to f32 or f64: optimizers, sums of channels, and sums in a tree. Plain
-   loops: dp_train.h's users wait for memory here.                                               */
+   loops will do: this work waits for memory.                                                    */
 
 /* Hides where a product comes from: see DP__CPU_ROUNDED. */
 #define DP__CPU_PRODUCT(A, name, value)                                                            \
@@ -2770,7 +2772,7 @@ static void dp__cpu_channels(const dp__simd *simd, const dp_kernel_args *args, s
         dp__cpu_channel(simd, args, channel);
 }
 
-/* Bytes read and written, by which to decide on the number of parts. */
+/* Bytes read and written, which decide the number of parts. */
 static size_t dp__simd_bytes(const dp_kernel_args *args)
 {
     const size_t bytes = args->count * dp_dtype_bytes(args->dtype);
@@ -2827,7 +2829,7 @@ static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_
     case DP_KERNEL_CHANNELS:
         dp__cpu_channels(simd, args, part, part_count);
         break;
-    case DP_KERNEL_STATS: /* these three are the caller's */
+    case DP_KERNEL_STATS: /* the caller does these three */
     case DP_KERNEL_PAD:
     case DP_KERNEL_TOTAL:
         break;
@@ -2860,7 +2862,7 @@ static int dp__cpu_count_slices(const dp_host *host, size_t bytes)
     return (int)(slices < most ? slices : most);
 }
 
-typedef struct dp__cpu_job { /* in one piece: the lines come to another core at the same time */
+typedef struct dp__cpu_job { /* in one piece: its lines travel to another core together */
     _Alignas(64) const dp__simd *simd;
     size_t part_count;
     double (*slots)[2]; /* STATS */
@@ -2889,8 +2891,8 @@ static void dp__cpu_pad_row(const dp_kernel_args *args, char *out, const char *i
     dp__cpu_fill(out + own, row - own, args->fill_bits, size);
 }
 
-/* Rows in the order of the output, which is dense. A row of the input that is not together was put
-   in its place before. */
+/* Rows in the order of the output, which is dense. Rows of the input that are not contiguous were
+   put in their place before. */
 static void dp__cpu_pad_rows(const dp_kernel_args *args)
 {
     int64_t at[DP_MAX_DIMS] = {0};
@@ -3204,7 +3206,7 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
     dp__cpu_comm *own = (dp__cpu_comm *)comm;
     dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
     args.out_count = 0;
-    for (size_t r = 0; r < own->rank_count; r++) { /* unchanged, the lines stay with the workers */
+    for (size_t r = 0; r < own->rank_count; r++) { /* unchanged lines stay in the workers' caches */
         void **out = &own->out[args.out_count];
         if (own->in[r] != local[r].send)
             own->in[r] = local[r].send;

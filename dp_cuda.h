@@ -1,12 +1,12 @@
 /* dp_cuda.h - v0.1.0 - NVIDIA GPUs as devices of dp.h - MIT licence
 
    Include it instead of dp.h, or after; or define DP_USE_CUDA, and dp.h includes it. Link with
-   -lcudart -lnvrtc; or define DP_DYNAMIC_LOAD where DP_IMPLEMENTATION is, and the libraries are
-   loaded when a context opens: one binary for machines with and without them. Any C11 compiler will
-   do: kernels are compiled when a device opens, for that device. CUDA 12.8 or newer.
+   -lcudart -lnvrtc; or define DP_DYNAMIC_LOAD together with DP_IMPLEMENTATION, and the libraries
+   are loaded when a context opens: one binary for machines with and without them. Any C11 compiler
+   will do: kernels are compiled when a device opens, for that device. CUDA 12.8 or newer.
 
-   Where there is no driver, no GPU, or one that is too old, dp_cuda()->count says so, and the next
-   table of dp_config.backends serves.
+   If there is no driver, no GPU, or one that is too old, dp_cuda()->count says so, and the next
+   table of dp_config.backends is used.
 
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
@@ -17,7 +17,7 @@
      >>gpus         physical devices: context, kernels
      >>memory       slabs
      >>staging      pageable memory goes through a ring of pinned slots
-     >>peers        which GPU reads which, and whether it reads what is there
+     >>peers        which GPU can read which, and whether it reads the right bytes
      >>copies       in, out, inside, between
      >>launch       a dp_kernel becomes a launch
      >>device       the table of devices
@@ -36,21 +36,21 @@ extern "C" {
 #endif
 
 /* ==== >>native =================================================================================
-   For kernels of the user's own: launched on dp_cuda_stream(call->stream) they run in order with
-   what the library enqueues.                                                                    */
+   For kernels of yours: launched on dp_cuda_stream(call->stream) they run in order with what the
+   library enqueues.                                                                             */
 
 struct CUstream_st; /* a cudaStream_t points to it */
 
 DP_API const dp_device_ops *dp_cuda(void);
 DP_API const dp_coll_ops *dp_cuda_coll(void); /* among the GPUs of one process */
 
-/* NULL for what is no stream of a CUDA device. */
+/* NULL if it is not a stream of a CUDA device. */
 DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream);
-/* The ordinal for cudaSetDevice, -1 for what is no stream of a CUDA device. */
+/* The ordinal for cudaSetDevice, -1 if it is not a stream of a CUDA device. */
 DP_API int dp_cuda_ordinal(const dp_stream *stream);
 
-/* A stream of the user's, for dp_use_stream. It stays the user's; dp_cuda_release gives back what
-   stands for it here, when no context uses it any more. */
+/* A stream of yours, for dp_use_stream. It stays yours; dp_cuda_release frees what stands for it
+   here, when no context uses it any more. */
 DP_MUST_USE DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *native,
                                            dp_stream **out);
 DP_API void dp_cuda_release(dp_stream *stream);
@@ -64,10 +64,10 @@ DP_API void dp_cuda_release(dp_stream *stream);
 #define DP_CUDA_IMPLEMENTED
 
 /* ==== >>text =====================================================================================
-   The kernels. Each generator below is text for NVRTC, and C for those who test it: nothing in it
-   is of CUDA but what these macros stand for. A kernel gets one dp__cuda_params. Results do not
-   depend on the number of blocks: sums are made in chunks of a size that only the count decides.
-   NVRTC is told not to contract; conversions of halves are made of integers.                    */
+   The kernels. Each generator below is source for NVRTC, and C for tests: nothing in it is CUDA
+   except what these macros stand for. A kernel gets one dp__cuda_params. Results do not depend on
+   the number of blocks: sums are made in chunks whose size depends only on the count. NVRTC is told
+   not to contract; conversions of halves are done with integers.                                */
 
 enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
@@ -328,8 +328,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* What only moves bytes: elements of `width` 1, 2, 4 or 8 bytes. One kernel for all widths, since
-   each takes its time to compile; the branch is the same for all threads. */
+/* Kernels that only move bytes: elements of `width` 1, 2, 4 or 8 bytes. One kernel for all widths,
+   since each takes time to compile; the branch is the same for all threads. */
 #define DP__CUDA_MOVES                                                                             \
     DP__CUDA_DEVICE unsigned long long dp_take(const void *in, long long i, unsigned width)        \
     {                                                                                              \
@@ -391,7 +391,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* Integers wrap, in 64 bits and then in their own; one kernel for all of them. */
+/* Integers wrap, in 64 bits and then in their own size; one kernel for all of them. */
 #define DP__CUDA_REDUCE_WHOLE                                                                      \
     DP__CUDA_DEVICE long long dp_modulo(long long x, int dtype)                                    \
     {                                                                                              \
@@ -429,8 +429,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }
 
 /* ==== >>sums ====================================================================================
-   Sums of two numbers an element, chunk by chunk, then over the chunks: lanes of a block in a tree.
-   The same chunks on any GPU: the same bits.                                                    */
+   Sums of two numbers per element, chunk by chunk, then over the chunks: lanes of a block in a
+   tree. The same chunks on any GPU give the same bits.                                          */
 
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
@@ -474,7 +474,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_SUMS(name, T, get, FIRST, SECOND)                                                 \
     DP__CUDA_CHUNKS_ADD(name, p.count, b, get(((const T *)p.in[0])[i]), FIRST, SECOND)
 
-/* One block: out[0] = alpha * the first sums, and where out_count is 2 the second ones behind. */
+/* One block: out[0] = alpha * the first sums, followed by the second ones if out_count is 2. */
 #define DP__CUDA_SUMS_END                                                                          \
     DP__CUDA_KERNEL(sums_end)                                                                      \
     {                                                                                              \
@@ -697,7 +697,7 @@ DP__CUDA_PARAMS
 #define DP__CUDA_AS_STRING(...)            DP__CUDA_STRING(__VA_ARGS__)
 #define DP__CUDA_NAME(name)                "dp_cuda_" #name,
 static const char *const dp__cuda_texts[] = {
-    /* CUDA's headers hide these words from a compiler of C. */
+    /* CUDA's headers hide these words from a C compiler. */
     "#define dp_global extern \"C\" __global__\n"
     "#define dp_device static __device__ inline\n"
     "#define dp_shared __shared__\n"
@@ -706,8 +706,8 @@ static const char *const dp__cuda_texts[] = {
 static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
 
 /* ==== >>surface ==================================================================================
-   Everything that is called of CUDA stands in these lists, and is called through one table: bound
-   when the program is linked, or with DP_DYNAMIC_LOAD when the first context opens. The driver's
+   Every CUDA function that is called is in these lists, and is called through one table: bound when
+   the program is linked, or with DP_DYNAMIC_LOAD when the first context opens. The driver's
    functions are asked for by name, so that nothing links to it.                                 */
 
 /* clang-format off */
@@ -749,7 +749,7 @@ dp__cuda;
 dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound = true};
 #endif
 
-enum { DP__CUDA_FLOOR = 12080 }; /* the oldest driver, and what its functions are asked as */
+enum { DP__CUDA_FLOOR = 12080 }; /* the oldest driver, and the version of its functions asked for */
 
 #if defined(DP_DYNAMIC_LOAD)
 /* The first of the names that loads; NULL ends them. */
@@ -795,7 +795,7 @@ static dp_status dp__cuda_bind(void)
 }
 #endif
 
-/* What a code of CUDA's means here. */
+/* What a code of CUDA means here. */
 static dp_status dp__cuda_status(cudaError_t code)
 {
     switch ((int)code) {
@@ -816,7 +816,7 @@ static dp_status dp__cuda_status(cudaError_t code)
     }
 }
 
-/* Also takes the code out of the thread's memory, where the user would find it. */
+/* Also clears the thread's last error, where the user would find the code. */
 static dp_status dp__cuda_check(const char *fn, int ordinal, cudaError_t code)
 {
     if (code == cudaSuccess)
@@ -861,8 +861,8 @@ static dp_status dp__cuda_ready(void)
 }
 
 /* ==== >>gpus =====================================================================================
-   A physical GPU: its primary context and its kernels, shared by all devices on it. What the thread
-   has as its current device stays so: calls stand between enter and leave, which push the context
+   A physical GPU: its primary context and its kernels, shared by all devices on it. The thread's
+   current device stays as it was: calls are made between enter and leave, which push the context
    and pop it. Setting a device back would give a thread a context that it did not have.         */
 
 enum { DP__CUDA_GPUS_MAX = 64 };
@@ -884,7 +884,7 @@ typedef struct dp__cuda_gpu {
     atomic_int reach[DP__CUDA_GPUS_MAX]; /* dp__cuda_reach: how it reads the others */
 } dp__cuda_gpu;
 
-static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* of these, and of binding */
+static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* for these, and for binding */
 static dp__cuda_gpu dp__cuda_gpus[DP__CUDA_GPUS_MAX];
 static dp__cuda_code dp__cuda_codes[DP__CUDA_GPUS_MAX];
 static struct dp__cuda_dev *dp__cuda_open_list;
@@ -903,7 +903,7 @@ static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
                                  dp__cuda.call_cuCtxPushCurrent(gpu->context));
 }
 
-/* What the call between them said; `status` of an earlier failure wins. */
+/* The status of the calls in between; `status` of an earlier failure wins. */
 static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const char *fn,
                                 cudaError_t code)
 {
@@ -921,7 +921,7 @@ static dp_status dp__cuda_attribute(int ordinal, enum cudaDeviceAttr what, int *
                           dp__cuda.cudaDeviceGetAttribute(out, what, ordinal));
 }
 
-/* All texts behind each other. */
+/* All sources, one after another. */
 static char *dp__cuda_source(const dp_host *host)
 {
     size_t bytes = 1, at = 0;
@@ -1018,7 +1018,7 @@ static void dp__cuda_code_drop(dp__cuda_code *code)
     *code = (dp__cuda_code){0};
 }
 
-/* With the GPU's context. The code of another GPU of the same architecture serves. */
+/* With the GPU's context. The code of another GPU of the same architecture is used, if any. */
 static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
 {
     int place = 0;
@@ -1110,7 +1110,7 @@ static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream
                                                     block, arguments, 0, stream));
 }
 
-/* One thread an element. */
+/* One thread per element. */
 static dp_status dp__cuda_launch_each_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
                                          struct dp__cuda_params *params)
 {
@@ -1118,7 +1118,7 @@ static dp_status dp__cuda_launch_each_on(const dp__cuda_gpu *gpu, cudaStream_t s
     return dp__cuda_launch_on(gpu, stream, kernel, blocks, params);
 }
 
-/* Chunks are of a size that only the count decides. */
+/* The size of chunks depends only on the count. */
 static dp_status dp__cuda_launch_sums_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
                                          struct dp__cuda_params *params)
 {
@@ -1176,11 +1176,11 @@ typedef struct dp__cuda_dev {
     dp_dev base;
     struct dp__cuda_dev *next_open; /* under dp__cuda_lock */
     dp__cuda_gpu *gpu;
-    dp__lock lock; /* of the slabs, and of the ring */
+    dp__lock lock; /* for the slabs, and for the ring */
     dp__cuda_slab *slabs;
     dp__cuda_slot slots[DP__CUDA_SLOTS];
     unsigned next_slot;
-    cudaStream_t out; /* what other GPUs get of this one goes out here */
+    cudaStream_t out; /* copies from this GPU to others leave on this stream */
     cudaEvent_t mark; /* between `out` and other streams, under the lock */
 } dp__cuda_dev;
 _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its device");
@@ -1188,7 +1188,7 @@ _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its d
 typedef struct dp__cuda_stream {
     dp_stream base;
     cudaStream_t native;
-    double *scratch; /* of sums; DP__CUDA_CHUNKS pairs */
+    double *scratch; /* for sums; DP__CUDA_CHUNKS pairs */
     bool adopted;
 } dp__cuda_stream;
 _Static_assert(offsetof(dp__cuda_stream, base) == 0, "a dp_stream is the head of its stream");
@@ -1331,7 +1331,7 @@ static void dp__cuda_fill_all(const dp_host *host, void *to, const void *from, s
         host->parallel(host, fill.parts, dp__cuda_fill_part, &fill);
 }
 
-/* Memory that the driver does not know is an error to some of its versions. */
+/* Some versions of the driver report an error for memory that they do not know. */
 static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host)
 {
     struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
@@ -1363,7 +1363,7 @@ static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *s
                           dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, stream));
 }
 
-/* From here on the slot is the copy's. Its event is recorded even if the copy failed. */
+/* From here on the slot belongs to the copy. Its event is recorded even if the copy failed. */
 static dp_status dp__cuda_slot_use(const dp__cuda_gpu *gpu, dp__cuda_slot *slot, dp_status status,
                                    cudaStream_t stream)
 {
@@ -1393,7 +1393,7 @@ static dp_status dp__cuda_stage_in(dp__cuda_dev *dev, char *dst, const char *hos
     return DP_OK;
 }
 
-/* All slots are on their way at once; the oldest is waited for and emptied. */
+/* All slots are under way at once; the oldest is waited for and emptied. */
 static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *src, size_t bytes,
                                     cudaStream_t stream)
 {
@@ -1445,7 +1445,7 @@ static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char
         status = dp__cuda_follow(from->gpu, stream, from->mark, from->out);
     if (status == DP_OK)
         status = dp__cuda_move(dev->gpu, dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
-    if (status != DP_OK) /* what went out is not in the order of the slot's event */
+    if (status != DP_OK) /* the copy out may not be covered by the slot's event */
         (void)dp__cuda.cudaStreamSynchronize(from->out);
     return dp__cuda_slot_use(dev->gpu, slot, status, stream);
 }
@@ -1460,7 +1460,7 @@ static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char
     return DP_OK;
 }
 
-/* Copies go before the compute stream. */
+/* Copies have priority over the compute stream. */
 static dp_status dp__cuda_native_stream(int ordinal, int priority, cudaStream_t *out)
 {
     int least = 0, greatest = 0;
@@ -1507,7 +1507,7 @@ typedef struct dp__cuda_policy { /* of this thread: where its new memory goes */
     unsigned long nodes[1024 / (8 * sizeof(unsigned long))];
 } dp__cuda_policy;
 
-/* New memory comes from that node, if it can; what was before goes to `out`. */
+/* New memory comes from that node, if possible; the policy from before goes to `out`. */
 static bool dp__cuda_near_begin(int node, dp__cuda_policy *out)
 {
     enum { BITS = 8 * sizeof(unsigned long), PREFERRED = 1 };
@@ -1583,8 +1583,8 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
 }
 
 /* ==== >>peers ====================================================================================
-   GPUs that say they reach each other's memory have been seen to read something else, or to hang.
-   So a pair is believed after a check, at its first copy; else copies go through the host.      */
+   GPUs that say they reach each other's memory have been seen to read other bytes, or to hang. So a
+   pair is checked at its first copy; if it does not pass, copies go through the host.           */
 
 enum dp__cuda_reach { DP__CUDA_UNKNOWN, DP__CUDA_DIRECT, DP__CUDA_STAGED };
 enum { DP__CUDA_CHECK_COUNT = (8 << 20) / 4 + 3, DP__CUDA_CHECK_ROUNDS = 3 };
@@ -1595,7 +1595,7 @@ typedef struct dp__cuda_side { /* one GPU's side of a check */
     cudaStream_t stream;
     cudaEvent_t event;
     unsigned *words;
-    double *scratch, *results; /* behind the words; results: one a way to read */
+    double *scratch, *results; /* after the words; results: one per way to read */
 } dp__cuda_side;
 
 static dp_status dp__cuda_side_open(dp__cuda_side *side)
@@ -1616,7 +1616,7 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
     return DP_OK;
 }
 
-/* A hanging stream cannot be waited for, nor its memory be freed: both stay. */
+/* A hanging stream cannot be waited for, nor its memory freed: both stay. */
 static void dp__cuda_side_close(dp__cuda_side *side, bool hangs)
 {
     if (hangs || dp__cuda_enter(side->gpu) != DP_OK)
@@ -1648,7 +1648,7 @@ static dp_status dp__cuda_poll(const dp__cuda_side *side)
     }
 }
 
-/* `reader` fills its words with something else, reads the other's, and counts what is wrong. */
+/* `reader` fills its words with something else, reads the other's, and counts the wrong ones. */
 static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_side *from,
                                     bool by_kernel, uint64_t seed)
 {
@@ -1680,7 +1680,7 @@ static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_
     return dp__cuda_launch_sums_on(gpu, reader->stream, DP__CUDA_differ, &params);
 }
 
-/* `wrong`: pinned, one number a way to read. */
+/* `wrong`: pinned, one number per way to read. */
 static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cuda_side *from,
                                       double *wrong, uint64_t seed)
 {
@@ -1722,7 +1722,7 @@ static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
     return status;
 }
 
-/* The reader may use the other's memory, and what it reads is what is there. */
+/* Whether the reader may use the other's memory, and reads the right bytes there. */
 static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_gpu *from)
 {
     int can = 0;
@@ -1775,8 +1775,8 @@ static bool dp__cuda_reaches(dp__cuda_dev *dev, const dp__cuda_gpu *from)
 }
 
 /* ==== >>copies ===================================================================================
-   What the table's copies do. Each enqueues on the stream; only a copy to memory that is not pinned
-   waits, since it has to be emptied from the ring.                                              */
+   The table's copies. Each enqueues on the stream; only a copy to memory that is not pinned waits,
+   since it has to be copied on from the ring.                                                   */
 
 static const dp__cuda_stream *dp__cuda_stream_of(const dp_stream *stream)
 {
@@ -1907,7 +1907,8 @@ static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
     return params;
 }
 
-/* Chunks a channel: as many as there is scratch for, of a size that only the shape decides. */
+/* Chunks per channel: as many as there is scratch for, with a size that depends only on the
+   shape. */
 static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const int64_t *shape,
                                           struct dp__cuda_params *params)
 {
@@ -2010,7 +2011,7 @@ static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch
 }
 
 /* ==== >>device ===================================================================================
-   The table dp_cuda(), and what a user's own kernels need.                                      */
+   The table dp_cuda(), and what kernels of the user need.                                       */
 
 static dp_status dp__cuda_count(const dp_host *host, int *out)
 {
@@ -2248,7 +2249,7 @@ DP_API const dp_device_ops *dp_cuda(void)
 
 static const dp_device_ops *(*dp__backend_cuda)(void) = dp_cuda; /* dp.h asks for it */
 
-/* A table may be decorated, so that a device is known by its address only. */
+/* A table may be decorated, so a device is recognised by its address only. */
 static bool dp__cuda_is_open(const dp_dev *dev)
 {
     dp__lock_enter(&dp__cuda_lock);
@@ -2308,7 +2309,7 @@ typedef struct dp__cuda_rank {
     dp__cuda_dev *dev;
     cudaEvent_t mark;
     int lead;    /* the first rank on the same GPU */
-    char *lobby; /* DP__CUDA_LOBBY_BYTES a rank; NULL where all are on one GPU */
+    char *lobby; /* DP__CUDA_LOBBY_BYTES per rank; NULL if all are on one GPU */
 } dp__cuda_rank;
 
 typedef struct dp__cuda_comm {
@@ -2402,7 +2403,7 @@ static dp_status dp__cuda_heed(const dp__cuda_rank *rank, const dp_part *part,
         dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(part->stream)->native, other->mark, 0));
 }
 
-/* What the hub does next comes after what all have done. */
+/* The hub's next work comes after what all have done. */
 static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local, int hub)
 {
     for (int i = 0; i < comm->count; i++)
@@ -2413,7 +2414,7 @@ static dp_status dp__cuda_fan_in(dp__cuda_comm *comm, const dp_part *local, int 
     return DP_OK;
 }
 
-/* What all do next comes after what the hub has done. */
+/* The next work of all comes after what the hub has done. */
 static dp_status dp__cuda_fan_out(dp__cuda_comm *comm, const dp_part *local, int hub)
 {
     DP_TRY(dp__cuda_mark(&comm->ranks[hub], &local[hub]));
@@ -2434,7 +2435,7 @@ static dp_status dp__cuda_meet(dp__cuda_comm *comm, const dp_part *local)
 typedef struct dp__cuda_sum { /* count elements from `offset` on of every rank's send */
     dp__cuda_comm *comm;
     const dp_part *local;
-    size_t count, offset, size; /* size: bytes an element */
+    size_t count, offset, size; /* size: bytes per element */
     dp_dtype dtype;
     dp_op op;
     double scale;
@@ -2445,7 +2446,7 @@ static bool dp__cuda_near(const dp__cuda_comm *comm, int a, int b)
     return comm->ranks[a].lead == comm->ranks[b].lead;
 }
 
-/* Summed up on one rank's stream, into `out`. */
+/* Sum up on one rank's stream, into `out`. */
 static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, int rank, void *const *out,
                                  size_t out_count)
 {
@@ -2571,7 +2572,7 @@ static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t 
     return dp__cuda_fan_in(own, local, root);
 }
 
-/* Every rank gets block `from_own ? i : 0` of each rank's send, behind each other. */
+/* Every rank gets block `from_own ? i : 0` of each rank's send, one after another. */
 static dp_status dp__cuda_fetch(dp_comm *comm, const dp_part *local, size_t bytes, bool from_own)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);

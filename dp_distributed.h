@@ -18,8 +18,8 @@
 #define DP_DISTRIBUTED_IMPLEMENTED
 
 /* ==== >>alike ==================================================================================
-   Each process writes down what it has, a line a thing. All compare a hash over their lines; only
-   where that differs they look for the first line that does, by halving.                        */
+   Each process writes down what it has, one line for each thing. All compare a hash over their
+   lines; only if that differs they look for the first line that does, by halving.               */
 
 enum { DP__LINE_BYTES = 256 }; /* as it travels */
 
@@ -28,7 +28,7 @@ typedef struct dp__lines {
     dp_ctx *ctx;
     dp_scope *scope; /* of the lines, temporary */
     const char **text;
-    uint64_t *hashes; /* of the first i lines; one more than lines */
+    uint64_t *hashes; /* [i] of the first i lines, so one more than there are lines */
     size_t count, room;
     dp_part *wires;
 } dp__lines;
@@ -86,12 +86,12 @@ static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char
     return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
 }
 
-/* Some line, or their number, is not alike. All have `least` lines. */
+/* Some line, or the number of lines, differs. All have at least `least` lines. */
 static dp_status dp__lines_error(const dp__lines *lines, size_t least)
 {
     char here[DP__LINE_BYTES], there[DP__LINE_BYTES];
     const int64_t none = INT64_MAX;
-    size_t alike = 0, differ = least + 1; /* how many lines are known to be, or not to be */
+    size_t alike = 0, differ = least + 1; /* so many lines are known to be alike, or to differ */
     int64_t culprit = none, rank = none;
     while (differ - alike > 1) {
         size_t half = alike + (differ - alike) / 2;
@@ -99,7 +99,7 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
         culprit = rank != none ? rank : culprit;
         *(rank != none ? &differ : &alike) = half;
     }
-    if (culprit == none) { /* some have more lines than others: then rank 0 has, or another */
+    if (culprit == none) { /* only the numbers of lines differ: whose is not that of rank 0? */
         uint64_t own = lines->count, first = own;
         dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
         DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
@@ -111,8 +111,8 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
                     there, here);
 }
 
-/* Whether the lines of all processes are alike. `status`: whether there are any here; what one
-   could not do fails on all. */
+/* Whether the lines of all processes are alike. `status`: whether this one could write its own; if
+   one could not, all fail. */
 static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
 {
     char text[DP__TEXT_BYTES];
@@ -146,8 +146,8 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
 
 /* ==== >>units ==================================================================================
    A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
-   reducer, its parameters the units; what is between two parameters of a run belongs to the first
-   of them, so that a bucket is one span where memory is. Runs are the same on all ranks.       */
+   reducer, its parameters the units; a gap between two parameters of a run belongs to the first of
+   them, so that a bucket is one span where its memory is. Runs are the same on all ranks.      */
 
 #define DP__NO_UNIT UINT32_MAX
 
@@ -314,7 +314,7 @@ static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_
     }
 }
 
-/* What the reducer is made of, in temporary memory. */
+/* The config of the reducer, in temporary memory. */
 static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reducer_config *out)
 {
     const dp_module *inner = face->inner;
@@ -339,8 +339,8 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 
 /* ---- parameters and buffers ------------------------------------------------------------------ */
 
-/* Part of a run on all local ranks, in place. Those that see the memory of the first one receive
-   aside, what that one has already. */
+/* Part of a run on all local ranks, in place. Those that share the memory of the first one receive
+   into `aside`, since the first one has it already. */
 static void dp__run_parts(const dp__face *face, const dp__range *run, size_t first,
                           const dp_tensor *aside, dp_part *out)
 {
@@ -391,7 +391,7 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
     return status;
 }
 
-/* Room for what ranks receive aside: parameters of replicas that share them. */
+/* Room for what ranks receive into `aside`: parameters of replicas that share them. */
 static dp_status dp__aside_make(const dp__face *face, dp_scope *temp, dp_tensor **out)
 {
     const dp__ranges *runs = &face->ranges[DP__PARAMS];
@@ -647,7 +647,7 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
     return status;
 }
 
-/* A step without data: all that the others do together, and nothing else. */
+/* A step without data: everything that ranks do together, and nothing else. */
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face)
 {
     bool synced = !request->config.no_sync;
@@ -694,7 +694,8 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
 }
 
 /* ==== >>distributed ============================================================================
-   Made locally, compared, started, and given a reducer. Nothing is left of one that fails.      */
+   A wrapper is made locally, compared, started, and given a reducer. If that fails, nothing is left
+   of it.                                                                                        */
 
 static dp_status dp__check_distributed(const char *fn, const dp_distributed_config *config)
 {
@@ -708,7 +709,7 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     return DP_OK;
 }
 
-/* All that this process does by itself. */
+/* Everything that this process does by itself. */
 static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                       const dp_distributed_config *config, dp_module **out)
 {

@@ -20,14 +20,14 @@
 #define DP_LAUNCH_IMPLEMENTED
 
 /* ==== >>launchers ==============================================================================
-   One table of what launchers set, the first of them whose variables are there decides. A set is
-   complete or an error: half of one means that something is lost, and every process would train
-   for itself and overwrite what the others write.                                               */
+   One table of what launchers set; the first of them whose variables are there decides. An
+   incomplete set is an error: something was lost, and every process would train by itself and
+   overwrite what the others write.                                                              */
 
 enum {
     DP__PROCESSES_MAX = 1 << 20,
     DP__PORT_MAX = 65535,
-    DP__PORTS = 8, /* from the first on, where another program may have the first */
+    DP__PORTS = 8, /* from the first on, where another program may have taken the first */
     DP__HOST_BYTES = 256,
     DP__PLACE_BYTES = 64
 };
@@ -36,10 +36,10 @@ typedef struct dp__launcher {
     const char *name;                /* in DP_LAUNCH and dp_info */
     const char *process, *count;     /* variables: which of how many this is */
     const char *local, *local_count; /* among those of its machine; NULL: it does not say */
-    const char *host, *port;         /* of process 0, where the launcher says it */
-    const char *job[3];              /* what tells this run from all others */
+    const char *host, *port;         /* of process 0, if the launcher says that */
+    const char *job[3];              /* what distinguishes this run from all others */
     const char *channel; /* a descriptor that the launcher left to each of its processes */
-    const char *step, *pseudo_step[2]; /* without it, or with one of these, it started nothing */
+    const char *step, *pseudo_step[2]; /* if it is not set, or one of these, nothing was started */
 } dp__launcher;
 
 /* Slurm sets its variables for salloc and sbatch too, where one shell runs: only what srun starts
@@ -112,7 +112,7 @@ static void dp__sip_rounds(uint64_t v[4], int count)
     }
 }
 
-/* SipHash-2-4: whoever does not have the key cannot make the number, whatever they have heard. */
+/* SipHash-2-4: nobody can make the number without the key, whatever they have overheard. */
 static uint64_t dp__sip(dp__key key, const void *data, size_t bytes)
 {
     const unsigned char *in = data;
@@ -168,7 +168,7 @@ static dp_status dp__half_a_set(const char *there, const char *missing)
                     there, dp__os_env(there), missing);
 }
 
-/* Two variables, of which both are there or none: which of how many. */
+/* Two variables, which are set both or not at all: which of how many. */
 DP__COLD static dp_status dp__env_place(const char *place, const char *count, int *out_place,
                                         int *out_count)
 {
@@ -242,7 +242,7 @@ static dp_status dp__launch_address(dp__launch *launch, const char *text)
     return DP_OK;
 }
 
-/* torchrun's own store may sit on its port: the first that is ours is the next one. */
+/* torchrun's own store may use its port: our first one is the next. */
 static dp_status dp__launch_master(dp__launch *launch, const dp__launcher *launcher)
 {
     const char *host = dp__os_env(launcher->host);
@@ -275,7 +275,7 @@ static void dp__first_host(const char *list, char *out, size_t room)
 }
 
 /* The launcher itself is what its processes have in common: it has made the connections that it
-   left to them, also where a shell stands between; else it is taken to be the parent. */
+   left to them, even if there is a shell in between; else it is taken to be the parent. */
 static uint64_t dp__launcher_id(const dp__launcher *launcher)
 {
     int fd = -1;
@@ -286,8 +286,8 @@ static uint64_t dp__launcher_id(const dp__launcher *launcher)
     return maker != 0 ? maker : dp__os_parent();
 }
 
-/* Where nobody says an address: the machines of a Slurm step have names; else all have to be on one
-   machine, and the job's key is the name of the place. */
+/* When no address is given: the machines of a Slurm step have names; else all processes have to be
+   on one machine, and the job's key is the name of the place where they meet. */
 static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launcher)
 {
     const char *nodes = dp__os_env("SLURM_STEP_NUM_NODES"),
@@ -353,7 +353,7 @@ DP__COLD static dp_status dp__launch_self(const dp__launcher *launcher, dp__laun
     return DP_OK;
 }
 
-/* And of which job. A world of one needs no address. */
+/* The same, and of which job. A world of one needs no address. */
 DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 {
     const dp__launcher *launcher;
@@ -372,10 +372,10 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 }
 
 /* ==== >>wire ===================================================================================
-   Bytes on a connection, each wait with an end. Who calls says a nonce, who listens answers with
-   one of its own and a proof that it has the job's key, and the caller proves the same: neither
-   speaks to a stranger, a process of another job or run is one, and what was heard cannot be said
-   again. Nothing is taken at its word before that.                                              */
+   Bytes on a connection; every wait has an end. The caller sends a nonce, the listener answers with
+   one of its own and a proof that it has the job's key, and the caller proves the same. So neither
+   speaks to a stranger, which includes processes of another job or run, and nothing overheard can
+   be replayed. Before that nothing is believed.                                                 */
 
 enum {
     DP__KNOCK_MAGIC = 0x31706b64,
@@ -390,7 +390,7 @@ typedef struct dp__knock { /* a process that comes in */
     int32_t version;
     uint64_t nonce;
     int32_t process, process_count;
-    uint64_t listens; /* where those come in that are behind it: a port, or a number in a name */
+    uint64_t listens; /* where those behind it connect: a port, or a number in a name */
     uint32_t patience_ms, reserved;
 } dp__knock;
 
@@ -416,9 +416,9 @@ typedef enum dp__kind {
     DP__KINDS
 } dp__kind;
 
-typedef struct dp__note { /* before everything that travels between processes of a job */
+typedef struct dp__note { /* precedes everything that travels between processes of a job */
     uint32_t magic, kind;
-    int32_t status, process; /* of what failed, and where */
+    int32_t status, process; /* what failed, and where */
     uint64_t bytes;          /* that follow */
 } dp__note;
 
@@ -450,7 +450,7 @@ static uint64_t dp__proof(dp__key key, const dp__knock *knock, uint64_t nonce, b
     return dp__sip(key, &oath, sizeof oath);
 }
 
-/* TIMEOUT: not in time. REMOTE: the connection is at its end. Neither leaves a sentence. */
+/* TIMEOUT: not in time. REMOTE: the connection has ended. Neither leaves a sentence. */
 static dp_status dp__wire_send(int fd, const void *data, size_t bytes, uint64_t until_ns)
 {
     for (size_t done = 0; done < bytes;) {
@@ -489,15 +489,15 @@ static dp_status dp__note_send(int fd, const dp__note *note, const void *data, u
     return status == DP_OK ? dp__wire_send(fd, data, note->bytes, until_ns) : status;
 }
 
-/* Tell somebody that it is over, and why; nobody waits long for one that does not listen. */
+/* Tell a process that it is over, and why; without a long wait if it does not listen. */
 static void dp__note_failure(int fd, dp_status status, int process, const char *text)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
     (void)dp__note_send(fd, &note, text, dp__after_ms(100));
 }
 
-/* What may stand in front of something: other sizes than these come from no process of ours, and
-   decide about no memory. */
+/* Whether a note can be ours: no process of ours sends other sizes than these, and they must not
+   decide how much memory is used. */
 static bool dp__note_is_sound(const dp__note *note)
 {
     if (note->magic != DP__NOTE_MAGIC || note->kind >= DP__KINDS)
@@ -508,7 +508,7 @@ static bool dp__note_is_sound(const dp__note *note)
                                       : of_call || note->bytes == 0;
 }
 
-/* The sentence of a failure that somebody tells; its status, which is of the JOB class unless this
+/* Receive the sentence of a failure; returns its status, which is of the JOB class unless this
    process was not let in at all. */
 static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t until_ns)
 {
@@ -533,8 +533,8 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
    may have begun later. So it is asked whether it is there: who waits says yes and asks in its turn
    the one that it waits for. In the end somebody does not answer, and is named.                 */
 
-/* Behind process p are those up to the next multiple of its lowest bit, so that the part
-   of each child is a run of them. */
+/* Behind process p are those before p + its lowest bit, so that the part of each child is a run of
+   processes. */
 static int dp__parent(int process)
 {
     return process & (process - 1);
@@ -596,7 +596,7 @@ DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, 
     return status;
 }
 
-/* What makes no sense to wait for: `why` is said of the process at the other end. */
+/* There is no sense in waiting for this link: `why` is said about the process at the other end. */
 static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status, const char *why)
 {
     if (status == DP_ERR_TIMEOUT)
@@ -651,7 +651,7 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
     return DP_OK;
 }
 
-/* Links that may say something new, for dp__os_poll; how many. */
+/* Links that may have something new, for dp__os_poll; returns how many. */
 static int dp__tree_watch(const dp__tree *tree, dp__os_watch *watch)
 {
     int count = 0;
@@ -785,7 +785,7 @@ static dp_status dp__tree_take_all(dp__tree *tree, char *all, size_t bytes_each)
     return DP_OK;
 }
 
-/* dp_bootstrap.all_gather. The part of each child is one run, so it lies where it belongs. */
+/* dp_bootstrap.all_gather. The part of each child is one run, so it is received in its place. */
 static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
     dp__tree *tree = user;
@@ -808,7 +808,7 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     return DP_OK;
 }
 
-/* Nobody is waited for. A child of fork closes its copies without a word: they are the parent's. */
+/* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {
     if (tree == NULL)
@@ -824,8 +824,8 @@ static void dp__tree_close(dp__tree *tree, bool politely)
 
 /* ==== >>door ===================================================================================
    Who comes in. A guest says who it is and proves it; then it has a seat, and its connection stays.
-   Guests are many and may be anybody: what is no knock ends its connection, what says nothing loses
-   its place to who comes later, and none of them is waited for.                                 */
+   There may be many guests, and they may be anybody: one that sends something else than a knock is
+   disconnected, one that is silent loses its place to a later one, and none is waited for.      */
 
 enum { DP__GUESTS = 64, DP__GUEST_MS = 5000, DP__SAID_BYTES = 192 };
 
@@ -840,14 +840,14 @@ typedef struct dp__guest {
 
 typedef struct dp__seat { /* of one process */
     bool taken;
-    int fd; /* -1: it is the tree's, or of nobody */
+    int fd; /* -1: the tree has it, or nobody came */
     uint64_t listens;
     char host[DP__PLACE_BYTES];
 } dp__seat;
 
 typedef struct dp__door {
     int process, process_count;
-    bool all; /* everybody comes to process 0, else those that are right behind it in the tree */
+    bool all; /* everybody comes here, to process 0; else only those right behind it in the tree */
     dp__tree *tree; /* theirs from then on */
     dp__key key;
     int listener;
@@ -859,7 +859,7 @@ typedef struct dp__door {
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
     int strangers;             /* guests that proved nothing */
-    char said[DP__SAID_BYTES]; /* to the last one that was refused */
+    char said[DP__SAID_BYTES]; /* what the last one that was refused was told */
 } dp__door;
 
 static dp_status dp__door_open(dp__door *door)
@@ -895,8 +895,8 @@ static void dp__door_close(dp__door *door)
     dp__os_free(door->watch, 0, NULL);
 }
 
-/* Whether a process that has proved that it is of this job can come in; why not goes to door->said,
-   as it is no failure of this process. */
+/* Whether a process that has proved that it is of this job can come in; the reason why not goes to
+   door->said, as it is not a failure of this process. */
 static bool dp__door_admits(dp__door *door, const dp__knock *knock)
 {
     int who = knock->process, seat = who - door->process - 1;
@@ -928,7 +928,7 @@ static size_t dp__guest_bytes(const dp__guest *guest)
     return guest->asked ? sizeof(uint64_t) : sizeof(dp__knock);
 }
 
-/* After guest->got bytes of it: nothing in them has been believed before. */
+/* Looks at guest->got bytes; nothing in them has been believed before. */
 static dp__heard dp__guest_hear(const dp__door *door, dp__guest *guest)
 {
     uint64_t proof;
@@ -945,8 +945,8 @@ static dp__heard dp__guest_hear(const dp__door *door, dp__guest *guest)
     return guest->knock.magic == DP__KNOCK_MAGIC ? DP__KNOCKED : DP__NOISE;
 }
 
-/* The connection is the seat's from now on, or the tree's. Who has come first has waited longest:
-   what is left of its time is what all have. */
+/* The connection belongs to the seat from now on, or to the tree. The first to arrive has waited
+   longest: what is left of its time is what all have. */
 static void dp__door_seat(dp__door *door, const dp__guest *guest)
 {
     dp__seat *seat = &door->seats[guest->knock.process - door->process - 1];
@@ -983,13 +983,13 @@ static bool dp__door_answer(dp__door *door, dp__guest *guest, dp__heard heard)
     return false;
 }
 
-/* Take what a guest says; false: it is none any more. */
+/* Take what a guest says; false: it is no longer a guest. */
 static bool dp__door_listen(dp__door *door, dp__guest *guest)
 {
     ptrdiff_t got =
         dp__os_receive(guest->fd, guest->said + guest->got, dp__guest_bytes(guest) - guest->got);
     if (got < 0) {
-        door->strangers += guest->asked; /* it saw a proof that is not its own, and went */
+        door->strangers += guest->asked; /* it saw a proof with another key, and left */
         dp__os_close(guest->fd);
         return false;
     }
@@ -1006,7 +1006,7 @@ static bool dp__door_bears(const dp__guest *guest)
     return false;
 }
 
-/* Who calls now; where there is no place left, instead of who has been silent for longest. */
+/* Accept a new guest; if there is no place left, instead of the one that was silent for longest. */
 static dp_status dp__door_accept(dp__door *door)
 {
     bool full = false;
@@ -1066,7 +1066,7 @@ static dp_status dp__door_late(const dp__door *door)
                     door->said, door->said[0] != '\0' ? ", and was refused)" : "");
 }
 
-/* A process that has a seat says nothing before all are here, so what is heard of it is its end. */
+/* A process that has a seat sends nothing before all are here: if something comes, it has ended. */
 static dp_status dp__door_left(const dp__door *door, int seat)
 {
     return dp_error(DP_ERR_REMOTE,
@@ -1097,8 +1097,8 @@ static dp_status dp__door_hear_seats(dp__door *door, const dp__os_watch *watch, 
     return DP_OK;
 }
 
-/* Everything that has happened, once. Guests are gone through backwards, as the last one takes the
-   place of one that goes. */
+/* Look once at everything that has happened. Guests are gone through backwards, as the last one
+   takes the place of one that leaves. */
 static dp_status dp__door_look(dp__door *door)
 {
     dp__os_watch *seats = door->watch + 1;
@@ -1117,7 +1117,7 @@ static dp_status dp__door_look(dp__door *door)
     return door->watch[0].revents != 0 ? dp__door_accept(door) : DP_OK;
 }
 
-/* Until all are here. When they are not, those that are learn it, with the same sentence. */
+/* Wait until all are here. If some do not come, those that are here get the same sentence. */
 DP__COLD static dp_status dp__door_wait(dp__door *door)
 {
     dp_status status = DP_OK;
@@ -1133,8 +1133,9 @@ DP__COLD static dp_status dp__door_wait(dp__door *door)
 }
 
 /* ==== >>meeting ================================================================================
-   Process 0 listens where the launcher says; each of the others comes to it, says where it listens
-   itself, and learns when all are there who its parent is. Then the tree is made from the top.  */
+   Process 0 listens where the launcher says; each of the others connects to it, says where it
+   listens itself, and learns who its parent is once all are there. Then the tree is made from the
+   top.                                                                                          */
 
 typedef struct dp__target { /* where somebody listens */
     const char *host;       /* "": inside this machine, at `place` */
@@ -1148,7 +1149,7 @@ static bool dp__is_loopback(const char *host)
            strcmp(host, "::1") == 0;
 }
 
-/* Whoever sits at that place already answers at once. What a dead process has left does not. */
+/* A live process at that place answers at once. What a dead one has left does not. */
 static bool dp__listen_here(dp__door *door, const char *place)
 {
     door->at = dp__os_local(place);
@@ -1161,8 +1162,8 @@ static bool dp__listen_here(dp__door *door, const char *place)
     return door->listener >= 0;
 }
 
-/* On all interfaces, as the name of a host may mean another address on the host itself; where it
-   says that all are on this machine, nobody else can come. */
+/* On all interfaces, as the name of a host may mean another address on the host itself; but if it
+   says that all are on this machine, only they can connect. */
 static bool dp__listen_on(dp__door *door, const char *host, int port)
 {
     dp__os_found found = {.count = 0};
@@ -1194,7 +1195,7 @@ static dp_status dp__listen_first(dp__door *door, const dp__launch *launch)
         launch->host, launch->port, launch->port + launch->port_count - 1);
 }
 
-/* Where those that come after this process find it; it has a port of its own. */
+/* Where those behind this process find it; it has a port of its own. */
 static dp_status dp__listen_behind(dp__door *door, const dp__launch *launch, uint64_t *out_listens)
 {
     char place[DP__PLACE_BYTES + 24];
@@ -1240,8 +1241,8 @@ static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *
     return good ? DP_OK : DP_PENDING;
 }
 
-/* Every address and port once. Who is silent there is given more time every round: it may be busy,
-   and it may be a program that knows nothing of us. */
+/* Try every address and port once. Whoever is silent there is given more time every round: it may
+   be busy, or it may be a program that knows nothing about us. */
 static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__knock *knock,
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
@@ -1315,8 +1316,8 @@ static dp_status dp__await_welcome(int fd, uint64_t until_ns, dp__welcome *out)
     return status;
 }
 
-/* All are here. Those right behind process 0 stay, the others learn where to go; one that has ended
-   meanwhile is missed there. */
+/* All are here. Those right behind process 0 stay, the others learn where to go; if one has ended
+   meanwhile, that is noticed there. */
 static void dp__welcome_all(dp__tree *tree, dp__door *door)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
@@ -1347,7 +1348,7 @@ DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launc
     return DP_OK;
 }
 
-/* To the parent, when that is not process 0, where this process is already. */
+/* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
                                  dp__key key, dp__knock *knock, uint64_t until_ns)
 {
@@ -1418,7 +1419,7 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
 
 typedef struct dp__mpi_line dp__mpi_line;
 
-typedef struct dp__mpi_place { /* what dp_mpi.h has for those who meet by MPI */
+typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet through MPI */
     /* Whether MPI has brought processes together, and the config wants it; then there is a line to
        the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
@@ -1430,14 +1431,14 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for those who meet by MPI */
 
 static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
 
-/* In a child of fork MPI is the parent's. */
+/* `own` is false in a child of fork: MPI belongs to the parent. */
 static void dp__line_close(dp__mpi_line *line, bool own)
 {
     if (dp__backend_mpi != NULL && line != NULL && own)
         dp__backend_mpi->leave(line);
 }
 
-/* The world that the environment names, unless the config has another, or wants none. */
+/* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
                           dp__mpi_line **out_line)
 {
@@ -1463,7 +1464,7 @@ static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
     return status;
 }
 
-/* One round of the bootstrap. What fails in it is a failure of the job, whoever wrote it. */
+/* One round of the bootstrap. A failure in it is a failure of the job, even in a user's. */
 static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void *all, size_t bytes)
 {
     char first = dp__sentence_hide();
@@ -1488,9 +1489,9 @@ typedef struct dp__whereabouts {
     uint64_t machine, cores;
 } dp__whereabouts;
 
-/* Who is on this machine, and who of them may run on the same cores: a launcher that has bound its
-   processes to different ones has divided them already. Its word on a place counts, as it may know
-   of a machine what containers hide. */
+/* Which processes are on this machine, and which of them may run on the same cores: a launcher that
+   has bound its processes to different ones has divided them already. What the launcher says about
+   places counts, as it may know things about a machine that containers hide. */
 DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp__launch *launch,
                                               dp__neighbours *out)
 {
@@ -1515,7 +1516,7 @@ DP__COLD static dp_status dp__find_neighbours(const dp_bootstrap *boot, const dp
 }
 
 /* ==== >>spawn ==================================================================================
-   The launcher for one machine: it forks, says to each child by the usual variables which process
+   The launcher for one machine: it forks, tells each child with the usual variables which process
    of how many it is, and waits for all. The first that fails ends the others.                   */
 
 enum { DP__SPAWN_GRACE_MS = 2000, DP__SPAWN_MAX = 4096 };
@@ -1529,7 +1530,7 @@ typedef struct dp__spawned {
     int count, left;
     dp__os_child *children;
     bool ending;       /* they were told to end */
-    uint64_t until_ns; /* then they are told, or made to; 0: nobody has failed */
+    uint64_t until_ns; /* when they are told to end, or made to; 0: nobody has failed */
     dp_status status;
     char text[DP__TEXT_BYTES + 64];
 } dp__spawned;
@@ -1564,8 +1565,8 @@ static _Noreturn void dp__spawn_run(const dp__os_child *child, int process, int 
     dp__os_leave(child, &words, sizeof words, words.status == DP_OK);
 }
 
-/* Whether one that has ended failed, and if so, as the first or as the cause of that: a failure of
-   another process is only the echo of one. */
+/* Notes whether a process that has ended failed, and if so, whether it was the first or the cause:
+   REMOTE and TIMEOUT may be only the echo of another process' failure. */
 static void dp__spawn_judge(dp__spawned *all, int process)
 {
     const dp__os_child *child = &all->children[process];
@@ -1589,7 +1590,7 @@ static void dp__spawn_judge(dp__spawned *all, int process)
         all->until_ns = dp__after_ms(echo ? 300 : 0);
 }
 
-/* Tell all to end, and those that do not, make them. */
+/* Tell all to end, and kill those that do not. */
 static void dp__spawn_end(dp__spawned *all)
 {
     if (all->until_ns == 0 || dp__ms_until(all->until_ns) > 0)

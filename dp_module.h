@@ -1,18 +1,18 @@
 /* dp_module.h - v0.1.0 - modules, passes and wrappers of dp.h - MIT licence
 
    dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It stands on what dp.h has above it: devices, scopes, values, scatter and
-   gather. What it holds is the way of a batch through a model on many devices.
+   and nothing to call. It builds on what comes before it in dp.h: devices, scopes, values, scatter
+   and gather. It takes a batch through a model on many devices.
 
    CONTENTS (search for the tag)
      >>modules      methods, parameters and children, as they are given
      >>slots        parameters as a tree sees them; modules made and destroyed
      >>storage      blocks of parameters and gradients
-     >>keeping      what a user asks of a module, and does to it; who is in its way
+     >>keeping      what a user asks of a module, and does to it; what may prevent that
      >>replicas     what a wrapper keeps for each device
      >>passes       one record: a method, its call, its backward
      >>asking       what a method may ask of its call
-     >>meeting      the replicas of a pass come together
+     >>meeting      where the replicas of a pass come together
      >>parallel     arguments are cut, replicas run, outputs are gathered
      >>backward     gradients are cut, replicas run, gradients are summed
      >>criterion    losses where the outputs are
@@ -28,9 +28,10 @@
 #include <stdlib.h>
 
 /* ==== >>modules ==================================================================================
-   Trees of modules. A slot is a parameter or buffer as a tree sees it: own ones first, then child
-   after child; what a wrapper wraps counts as its last child, under no name. Tied slots have one
-   root, and one home in the list that the user sees. All of a module lies in a scope of its own. */
+   Trees of modules. A slot is a parameter or buffer as a tree sees it: a module's own come first,
+   then those of one child after another; what a wrapper wraps counts as its last child, under no
+   name. Tied slots have one root, and one home in the list that the user sees. Everything of a
+   module lies in a scope of its own. */
 
 #define DP__MODULE_LIVE 0x30d01e0bu /* dp_module.magic */
 #define DP__NO_SLOT     SIZE_MAX
@@ -39,10 +40,10 @@ typedef struct dp__param {
     const char *name, *same_as;
     dp_module *owner;
     dp_tensor data, grad;  /* views of its memory; .data is NULL until there is some */
-    struct dp__param *tie; /* whose memory it shares; its own: itself */
-    size_t home;           /* a guess, which dp__module_list proves */
+    struct dp__param *tie; /* the one whose memory it shares, or itself */
+    size_t home;           /* a guess, which dp__module_list checks */
     bool frozen, buffer;
-    bool foreign, foreign_grad; /* memory of the user's */
+    bool foreign, foreign_grad; /* the user's memory */
 } dp__param;
 
 typedef struct dp__child {
@@ -61,7 +62,7 @@ typedef struct dp__memory { /* what one replica of a tree has of its own */
     void **data, **grad;    /* by slot */
     void **own;             /* by place: replica_create's results */
     bool *touched;       /* by slot: backward asked for its gradient; NULL: nobody wants to know */
-    dp__patch **patches; /* by slot; NULL: the original, which nobody zeroes */
+    dp__patch **patches; /* by slot; NULL for the original, which is never zeroed here */
     dp__patch *all_patches;
     unsigned pass;
     uint64_t edits; /* which parameters were edited as an owner's; see dp_owner_edit */
@@ -228,7 +229,7 @@ static dp_status dp__module_params(dp_module *module, const dp_module_config *co
     return DP_OK;
 }
 
-/* What is packed has one dtype, a gradient each, and no memory that lies elsewhere. */
+/* Packed parameters have one dtype, all have gradients, and none has memory that lies elsewhere. */
 static dp_status dp__check_packed(const dp_module *module, size_t *out_bytes)
 {
     *out_bytes = 0;
@@ -299,7 +300,7 @@ static dp_status dp__check_child(const dp_module *module, const dp_module *child
     return DP_OK;
 }
 
-/* What a wrapper in `tree` wraps, however many wrappers and trees away, if that is in the tree of
+/* What a wrapper in `tree` wraps, however many wrappers and trees away, if it is in the tree of
    `top`; NULL: nothing is. */
 static const dp_module *dp__wrapped_inside(const dp_module *top, const dp_module *tree)
 {
@@ -315,9 +316,9 @@ static const dp_module *dp__wrapped_inside(const dp_module *top, const dp_module
     return found;
 }
 
-/* A tree that wraps a part of itself would be in its own way for ever: neither has memory without
-   the other, and neither can be destroyed before the other. Asked after replica_create, which may
-   have made wrappers, and parents, of what is here. */
+/* A tree that wraps a part of itself would block itself for ever: neither has memory without the
+   other, and neither can be destroyed before the other. Checked after replica_create, which may
+   have made wrappers and parents of modules in this tree. */
 static dp_status dp__check_wraps(dp_module *module, const dp_module_config *config)
 {
     for (size_t i = 0; i < config->child_count; i++)
@@ -362,7 +363,7 @@ static dp_status dp__module_children(dp_module *module, const dp_module_config *
 
 /* ==== >>slots ====================================================================================
    Parameters as a tree sees them: names from the tree's root, ties, the list that a user gets; and
-   at last the module itself.                                                                    */
+   finally the module itself.                                                                    */
 
 static const char *dp__slot_name(const dp_module *module, const dp__child *child, const char *name)
 {
@@ -405,7 +406,7 @@ static dp_status dp__module_slots(dp_module *module)
     return DP_OK;
 }
 
-/* The slot of a name, on its way from child to child; own ones are looked at if `with_own`. */
+/* The slot of a name, looked for from child to child; among the module's own if `with_own`. */
 static bool dp__slot_named(const dp_module *module, const char *name, bool with_own,
                            size_t *out_slot)
 {
@@ -427,14 +428,14 @@ static bool dp__slot_named(const dp_module *module, const char *name, bool with_
     return found;
 }
 
-/* Among the slots from `first` on: 0, or those of children. */
+/* Among the slots from `first` on: all if it is 0, else those of children. */
 static dp__param *dp__slot_find(const dp_module *module, const char *name, size_t first)
 {
     size_t slot = 0;
     return dp__slot_named(module, name, first == 0, &slot) ? module->slots[slot] : NULL;
 }
 
-/* What is tied is one parameter from then on. */
+/* Tied parameters are one from then on. */
 static dp_status dp__check_alike(const char *from_name, const dp__param *from, const char *to_name,
                                  const dp__param *to)
 {
@@ -452,15 +453,15 @@ static dp_status dp__check_alike(const char *from_name, const dp__param *from, c
         dp__shape_text(&to->data, b, sizeof b), (int)to->data.device.index);
 }
 
-/* What a parameter with same_as stands for: a child's of that name, or else itself. */
+/* What a parameter with same_as stands for: a child's parameter of that name, or else itself. */
 static dp__param *dp__tied(const dp_module *module, dp__param *own)
 {
     dp__param *of_child = dp__slot_find(module, own->name, module->param_count);
     return of_child != NULL ? of_child : own;
 }
 
-/* A module below that is wrapped and has this memory in its tree. Its wrapper has lists of its own
-   of what shares memory, and may outlive what is tied to. */
+/* A module below that is wrapped and has this memory in its tree. Its wrapper has its own lists of
+   what shares memory, and may outlive the parameter that is tied to. */
 static const dp_module *dp__wrapped_with(const dp_module *module, const dp__param *root)
 {
     const dp_module *found = NULL;
@@ -485,8 +486,8 @@ static bool dp__wraps_below(const dp_module *module)
     return found;
 }
 
-/* The memory of `from`, whose names are those of `own`, gives way to that of `to`: nothing may be
-   lost with it. */
+/* The memory of `from`, whose names are those of `own`, is given up for that of `to`: nothing may
+   be lost with it. */
 static dp_status dp__check_tie(const dp_module *module, bool wraps_below, const dp__param *own,
                                dp__param *from, dp__param *to)
 {
@@ -507,7 +508,7 @@ static dp_status dp__check_tie(const dp_module *module, bool wraps_below, const 
     return DP_OK;
 }
 
-/* Each memory by its first name. */
+/* Each piece of memory by its first name. */
 DP__COLD static dp__names dp__slot_names(const dp_module *module)
 {
     dp__names names = {.count = 0};
@@ -516,7 +517,7 @@ DP__COLD static dp__names dp__slot_names(const dp_module *module)
     return names;
 }
 
-/* Ties come one by one, since each looks at memory as those before have left it. */
+/* Ties are made one by one, since each looks at memory as those before have left it. */
 static dp_status dp__tie(const dp_module *module, bool wraps_below, dp__param *own,
                          dp__param **out_root)
 {
@@ -540,7 +541,7 @@ static dp_status dp__tie(const dp_module *module, bool wraps_below, dp__param *o
     return DP_OK;
 }
 
-/* Ties are marks on the children, which live on if one of them cannot be made. */
+/* Ties are marks on the children, and have to be undone if one of them cannot be made. */
 static dp_status dp__module_tie(dp_module *module)
 {
     dp__param **roots = dp__array(module->scope, module->param_count, sizeof *roots);
@@ -555,7 +556,7 @@ static dp_status dp__module_tie(dp_module *module)
     return status;
 }
 
-/* The way to the root, made shorter for those that come after. */
+/* Finds the root, and shortens the way to it for later calls. */
 static dp__param *dp__root_ahead(dp__param *param)
 {
     for (; param->tie != param; param = param->tie)
@@ -563,8 +564,8 @@ static dp__param *dp__root_ahead(dp__param *param)
     return param;
 }
 
-/* The user's list: each memory once, where it comes first. A root's home may be that of another
-   list: it counts if this one has the root there. */
+/* The user's list: each piece of memory once, where it comes first. A root's home may have been set
+   for another list: it is valid if this list has the root there. */
 static void dp__module_list(dp_module *module)
 {
     module->listed_count = 0;
@@ -616,7 +617,7 @@ static void dp__own_destroy(void *user)
     own->destroy(own->own);
 }
 
-/* A replica's own state, which goes with `scope`. */
+/* A replica's own state, which is destroyed with `scope`. */
 static dp_status dp__replica_own(dp_module *module, dp_scope *scope, size_t replica,
                                  dp_device device, void **out)
 {
@@ -664,8 +665,8 @@ static dp_status dp__module_fill(dp_module *module, const dp_module_config *conf
                            &module->own);
 }
 
-/* From the idle ones, or new; they stay with the context, so that one that was destroyed can be
-   told. Modules come and go in one thread at a time, so no lock guards the list. */
+/* From the idle ones, or new; they stay with the context, so that a destroyed one can be detected.
+   Modules are made and destroyed by one thread at a time, so no lock guards the list. */
 static dp_module *dp__module_take(dp_ctx *ctx)
 {
     dp_module *module = ctx->idle_modules;
@@ -688,7 +689,7 @@ static void dp__module_give(dp_module *module)
     ctx->idle_modules = module;
 }
 
-/* An array and its count: both, or none. So many can be counted, and their bytes too. */
+/* An array and its count: both, or none; and no more than can be counted, in bytes too. */
 static dp_status dp__check_array(const char *one, const char *all, const void *array, size_t count)
 {
     if ((array == NULL) == (count == 0) && count <= INT_MAX)
@@ -719,7 +720,7 @@ static dp_scope *dp__module_scope(dp_ctx *ctx, const dp_module_config *config)
     return NULL;
 }
 
-/* Parents are marks on the children, so they come last, when nothing can fail any more. */
+/* Parents are marks on the children, so they are set last, when nothing can fail any more. */
 static dp_status dp__module_make(dp_ctx *ctx, const dp_module_config *config, dp_module **out)
 {
     dp_module *module = dp__module_take(ctx);
@@ -765,9 +766,9 @@ DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config, d
 }
 
 /* ==== >>storage ==================================================================================
-   Parameters lie in blocks, one for each dtype and device of a tree, their gradients in others of
-   the same order: the last parameter first, as backward produces them. Memory is found when it is
-   first needed, for the whole tree under the topmost module, and never moves.                   */
+   Parameters lie in blocks, one for each dtype and device of a tree, their gradients in others in
+   the same order: the last parameter first, as backward produces them. Memory is allocated when it
+   is first needed, for the whole tree under the topmost module, and never moves.                */
 
 enum {
     DP__PARAM_ALIGN = 64,
@@ -819,7 +820,7 @@ typedef struct dp__settling { /* memory of one sort, device and dtype: a block *
     char *at; /* where the next parameter's begins */
 } dp__settling;
 
-/* The block in which a parameter is to have memory; NULL: it has some, or wants none. */
+/* The block in which a parameter is to get memory; NULL: it has some, or needs none. */
 static dp__settling *dp__settling_of(const dp_module *top, dp__settling *blocks, dp__param *root,
                                      int sort)
 {
@@ -880,7 +881,7 @@ static dp_status dp__settle_blocks(const dp_module *top, dp__settling *blocks, s
 
 static dp_status dp__module_ready(dp_module *module);
 
-/* What is wrapped lives longer than the wrapper: its memory is its own tree's. */
+/* A wrapped module outlives its wrapper: its memory belongs to its own tree. */
 static dp_status dp__settle_wrapped(dp_module *module)
 {
     for (size_t i = 0; i < module->child_count; i++) {
@@ -914,7 +915,7 @@ static dp_status dp__memory_make(dp_scope *scope, const dp_module *module, dp__m
     return DP_OK;
 }
 
-/* By place: the tree's states of their own. */
+/* The own states of the tree's modules, by place. */
 static void dp__own_collect(const dp_module *module, void **own)
 {
     own[0] = module->own;
@@ -922,7 +923,7 @@ static void dp__own_collect(const dp_module *module, void **own)
         dp__own_collect(module->children[i].module, own + module->children[i].place_first);
 }
 
-/* From now on the module's parameters have memory. */
+/* See that the module's parameters have memory from now on. */
 static dp_status dp__module_ready(dp_module *module)
 {
     if (module->ready)
@@ -940,7 +941,7 @@ static dp_status dp__module_ready(dp_module *module)
 }
 
 /* ==== >>keeping ==================================================================================
-   What a user asks of a module, and does to it: each first finds out who else needs it just now. */
+   What a user asks of a module, and does to it: each call first finds out who else needs it. */
 
 static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
 {
@@ -954,7 +955,7 @@ static bool dp__has_wrapper(const dp_module *module, const dp_module **out)
     return false;
 }
 
-/* From now on the whole tree is destroyed for everybody: replica_destroy may call anything. */
+/* From now on the whole tree counts as destroyed, since replica_destroy may call anything. */
 static void dp__module_mark(dp_module *module)
 {
     module->magic = 0;
@@ -993,7 +994,7 @@ static bool dp__tree_holds(const dp_module *tree, const dp_module *module)
     return found;
 }
 
-/* Whether two trees have a module in common, what they wrap among them. */
+/* Whether two trees have a module in common, including what they wrap. */
 static bool dp__trees_meet(const dp_module *a, const dp_module *b)
 {
     bool found = dp__tree_holds(b, a);
@@ -1002,8 +1003,8 @@ static bool dp__trees_meet(const dp_module *a, const dp_module *b)
     return found;
 }
 
-/* That no function which this thread is in needs what would go with the module. What it wraps
-   would stay. */
+/* OK if no function that this thread is in needs anything that the module would take along when it
+   is destroyed. What it wraps would stay. */
 static dp_status dp__check_module_idle(const char *fn, const dp_module *module)
 {
     char text[160];
@@ -1046,7 +1047,7 @@ static bool dp__lives_on(const dp_module *module, int local_rank)
     return lives;
 }
 
-/* While all devices run at the same time, a module is nobody else's if it lies on the device of the
+/* While all devices run at the same time, nobody else uses a module that lies on the device of the
    function that asks, with its whole tree, and is not what all are running. */
 static dp_status dp__check_unshared(const char *fn, dp_module *module)
 {
@@ -1205,8 +1206,8 @@ DP_API dp_status dp_params_changed(dp_module *module)
     return DP_OK;
 }
 
-/* The run of gradients that begins with parameter *home: neighbours in memory, and what pads them.
-   *home goes behind it. False: there are no more. */
+/* The run of gradients that begins with parameter *home: neighbours in memory, and the padding
+   between them. *home moves behind it. False: there are no more. */
 static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
 {
     const dp_tensor *first = NULL;
@@ -1292,7 +1293,7 @@ static dp_status dp__copy_config(const dp_module *module, int local_rank, dp_sco
     return DP_OK;
 }
 
-/* A tree like this one, its numbers all zero. */
+/* A tree like this one, with all numbers zero. */
 static dp_status dp__copy_tree(const dp_module *module, int local_rank, dp_scope *temp,
                                dp_module **out)
 {
@@ -1343,9 +1344,9 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
 }
 
 /* ==== >>replicas =================================================================================
-   What a wrapper of the library's keeps: its devices, and for each a replica of the module's
-   memory. A range is a run of elements that lies together in the original and in all replicas: what
-   is broadcast, or summed, is a range. Parameters that a device can see are not copied.         */
+   What one of the library's wrappers keeps: its devices, and for each a replica of the module's
+   memory. A range is a run of elements that lie together in the original and in all replicas: each
+   range is broadcast, or summed, as a whole. Parameters that a device can see are not copied.   */
 
 typedef enum dp__kind_of_face {
     DP__FACE_GATHER,
@@ -1362,7 +1363,7 @@ typedef struct dp__range {
     dp_dtype dtype;
     bool ignored; /* by all that ranks do together */
     int64_t count;
-    void **at; /* by replica; [0] is the original's */
+    void **at; /* by replica; [0] is in the original */
 } dp__range;
 
 typedef struct dp__ranges {
@@ -1375,7 +1376,7 @@ struct dp__face {
     dp_ctx *ctx;
     dp_scope *scope;  /* holds all of it */
     dp_module *inner; /* what is wrapped */
-    dp_module *runs;  /* of it, what has the methods: the wrappers in between are the library's */
+    dp_module *runs;  /* what has the methods: `inner`, or what library wrappers there wrap */
     dp_scatter_config how;
     size_t count;     /* devices, each with a replica */
     int *threads;     /* by replica: which thread runs it */
@@ -1386,18 +1387,18 @@ struct dp__face {
     dp__memory *replicas;
     dp__ranges ranges[DP__SORT_COUNT];
     uint64_t version;       /* of the parameters that the replicas have */
-    bool foreign;           /* some are the user's, who does not tell when they change */
+    bool foreign;           /* some are the user's, who does not say when they change */
     dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp_distributed.h */
     const void **parties;   /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
 
-typedef struct dp__lot { /* one parameter that is laid out */
+typedef struct dp__lot { /* one parameter in the layout */
     dp_dtype dtype;
     size_t bytes, home;
     char *at;          /* in the original */
     bool foreign;      /* that is the user's memory: what lies in a gap is not ours */
     size_t offset;     /* in a replica's block of its dtype */
-    const void *party; /* only with the same one it makes a run; see dp__lots_align */
+    const void *party; /* lots of one run have the same; see dp__lots_align */
     size_t run;        /* the first home of its run */
 } dp__lot;
 
@@ -1424,8 +1425,8 @@ static bool dp__lot_follows(const dp__lot *lot, const dp__lot *before)
            (lot->at == end || (padded && lot->at > end && lot->at < end + DP__PARAM_ALIGN));
 }
 
-/* A replica's block of a dtype keeps the gaps of the original, where they are small: so runs stay
-   runs. */
+/* A replica's block of a dtype keeps the gaps of the original where they are small, so that runs
+   stay runs. */
 static void dp__lots_place(dp__lot *lots, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -1439,7 +1440,7 @@ static void dp__lots_place(dp__lot *lots, size_t count)
     }
 }
 
-/* How many lots from `first` on make one run, in the original as in the replicas. */
+/* How many lots from `first` on make one run, both in the original and in the replicas. */
 static size_t dp__lots_run(const dp__lot *lots, size_t first, size_t count)
 {
     size_t last = first;
@@ -1456,7 +1457,7 @@ static bool dp__replica_sees(const dp__face *face, size_t r)
     return dp__reaches(device, first);
 }
 
-/* The lots of one dtype, for one replica: their memory, by slot and by range. */
+/* Set the memory of the lots of one dtype in one replica, by slot and by range. */
 static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r, const dp__lot *lot,
                                void *at)
 {
@@ -1572,7 +1573,7 @@ static void dp__lots_align(const dp__face *face, dp__lot *lots, size_t count)
         qsort(lots, count, sizeof *lots, dp__lot_run_order);
 }
 
-/* Parameters lie in their blocks the last one first, so they mostly come in order. */
+/* Parameters lie in their blocks with the last one first, so they mostly come in order. */
 static size_t dp__lots_collect(const dp__face *face, dp__sort sort, dp__lot *lots)
 {
     const dp_module *inner = face->inner;
@@ -1629,7 +1630,7 @@ static dp_status dp__lay(dp__face *face)
     return status;
 }
 
-/* States of their own, child after child, as the modules stand in the tree. */
+/* The own states of modules, one child after another, in the order of the tree. */
 static dp_status dp__replica_owns(dp__face *face, dp_module *module, size_t r, void **own)
 {
     dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
@@ -1689,8 +1690,8 @@ static uint64_t dp__version(const dp_module *module)
     return sum;
 }
 
-/* Whether a replica with parameters of its own may have other numbers than the original: nobody
-   has written to either, or each owner's were edited alike. */
+/* Whether a replica with parameters of its own may have other numbers than the original. It cannot
+   if nobody has written to either, or if each owner's were edited alike. */
 static bool dp__replicas_differ(const dp__face *face)
 {
     bool apart = false, alike = face->version == dp__version(face->inner) + 1; /* 0: never */
@@ -1702,8 +1703,9 @@ static bool dp__replicas_differ(const dp__face *face)
     return apart && (face->foreign || !alike);
 }
 
-/* Before a forward: parameters if somebody may have written to them, and buffers, but for ranks,
-   which have their own. A face that sends to some replicas only has not brought all up to date. */
+/* Before a forward: parameters if somebody may have written to them, and buffers, except with
+   ranks, which handle their own. Parameters go to all replicas, not only to the `count` of this
+   pass: one version stands for all. */
 static dp_status dp__replicas_update(dp__face *face, size_t count)
 {
     if (dp__replicas_differ(face)) {
@@ -1715,8 +1717,8 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
     return face->ranks == NULL ? dp__replicas_send(face, DP__BUFFERS, count) : DP_OK;
 }
 
-/* Replicas that see the original's parameters, each on its own stream: what they do comes after
-   what was done to the parameters, and before what will be. */
+/* Replicas that see the original's parameters work on streams of their own: their work comes after
+   what was done to the parameters before, and before what is done to them later. */
 static dp_status dp__replicas_order(const dp__face *face, size_t count, bool before)
 {
     const dp__device *first = &face->ctx->devices[dp__rank_at(&face->how, 0)];
@@ -1749,14 +1751,14 @@ static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_
 
 /* ==== >>passes ===================================================================================
    A pass is one forward and its backward: a record for each replica, in the scope of the caller.
-   Here is what a single record does; >>parallel drives several of them.                         */
+   This section has what a single record does; >>parallel drives several of them.                */
 
 #define DP__PASS_LIVE 0x9a550ba5u /* dp__pass_head.magic */
 
 typedef struct dp__record { /* one replica's part of a pass */
     dp_call call;
     dp_pass *pass;
-    struct dp__record *outer; /* whose method asked for this one; NULL: the user */
+    struct dp__record *outer; /* the one whose method asked for this one; NULL: the user asked */
     const dp__memory *memory;
     size_t slot_first, place; /* of call.module, in the memory's tree */
     dp_value losses;          /* dp_train_step: a dict of what the forward returned */
@@ -1771,12 +1773,12 @@ typedef struct dp__meet { /* where the replicas of a pass come together */
     bool open;            /* each replica has a thread of its own */
     atomic_size_t here;   /* replicas inside: written under the lock */
     atomic_size_t gone;   /* 1 + the last replica that has returned; 0: none has */
-    dp__lock lock;        /* of what follows, and of the records' parts */
+    dp__lock lock;        /* for what follows, and for the records' parts */
     unsigned round;
     dp_status result;          /* of the last round, for all who were in it */
     dp_status status;          /* why nobody can meet here any more */
     char text[DP__TEXT_BYTES]; /* the sentence of either */
-    dp__coll want;             /* what the first to come asked for */
+    dp__coll want;             /* what the first to arrive asked for */
     size_t first;              /* which replica that was */
 } dp__meet;
 
@@ -1795,7 +1797,7 @@ struct dp_pass {
     bool synced;          /* of a face of all ranks: its gradients are reduced */
     uint64_t forward_ns;  /* and so long its forward took; while that runs: since when */
     bool used;            /* by a backward */
-    double factor;        /* of the gradient, where backward does not look at it: mean_grads */
+    double factor;        /* mean_grads: multiplies the gradients, since backward does not */
     size_t count;
     dp__record *records;
     dp__meet *meet; /* NULL: one record */
@@ -1952,7 +1954,7 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
     return pass->alone ? DP_OK : dp__run_scopes(request->scope);
 }
 
-/* How many wrappers of the library's lie between. Each is a place in the tree, and has no slots. */
+/* How many of the library's wrappers lie between. Each is a place in the tree, and has no slots. */
 static size_t dp__layers(const dp_module *from, const dp_module *to)
 {
     size_t count = 0;
@@ -2019,7 +2021,7 @@ static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
 /* ==== >>asking ===================================================================================
    What a method may ask of its call: parameters, gradients, arguments, children.                */
 
-/* Looks at memory that may be nobody's by now; a copy of a call is none. */
+/* Looks at memory that may have been freed by now. A copy of a call does not count as one. */
 DP__UNCHECKED static bool dp__is_call(const dp_call *call)
 {
     return (const void *)call->record == call && call->record->pass->head.magic == DP__PASS_LIVE;
@@ -2101,7 +2103,7 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
     return status == DP_OK || dp__leave(fn, call->ctx, status) == DP_OK;
 }
 
-/* `data` as the parameter's tensor; where it was not to be had, what every check refuses. */
+/* `data` as the parameter's tensor; if there is none, a tensor that every check refuses. */
 static dp_tensor dp__call_view(const dp_call *call, size_t param, bool found, void *data)
 {
     if (!found)
@@ -2153,7 +2155,7 @@ DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param)
     return dp__call_view(call, param, found, data);
 }
 
-/* From *out_first on the first parameter with elements, where a packed module's block begins. */
+/* Moves *out_first to the first parameter with elements, where a packed module's block begins. */
 static bool dp__call_block(const char *fn, const dp_call *call, size_t *out_first)
 {
     if (dp__check_call(fn, call) != DP_OK)
@@ -2370,8 +2372,8 @@ DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *met
 }
 
 /* ==== >>meeting ==================================================================================
-   dp_call_all_reduce: the replicas of a pass come together on their threads. The last to come does
-   the work. One that fails, or returns, takes the others with it: nobody waits for ever.        */
+   dp_call_all_reduce: the replicas of a pass come together on their threads. The last to arrive
+   does the work. If one fails, or returns, the others fail too: nobody waits for ever.          */
 
 static dp_status dp__meet_make(dp_pass *pass)
 {
@@ -2407,8 +2409,8 @@ static void dp__meet_close(dp__meet *meet, dp_status status, const char *format,
     va_end(args);
 }
 
-/* A replica's method has returned. Whoever waits for it would wait for ever. Where nobody has come
-   to meet no lock is needed: one that comes now sees that this one is gone. */
+/* A replica's method has returned. Whoever waits for it would wait for ever. If nobody has arrived
+   yet, no lock is needed: one that arrives now sees that this one is gone. */
 static void dp__meet_leave(const dp__record *record)
 {
     dp__meet *meet = record->pass->meet;
@@ -2427,7 +2429,7 @@ static void dp__meet_leave(const dp__record *record)
         dp__meet_wake(record->pass);
 }
 
-/* This replica's part, under the lock. The first to come says what is to be done. */
+/* This replica's part, under the lock. The first to arrive says what is to be done. */
 static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want)
 {
     size_t replica = (size_t)(record - record->pass->records);
@@ -2453,7 +2455,7 @@ static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *wa
         dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu has returned", gone - 1);
 }
 
-/* What one replica receives lies apart from what the others send and receive. */
+/* What one replica receives must not overlap what the others send and receive. */
 static dp_status dp__check_meet(const dp_pass *pass)
 {
     const dp__coll *want = &pass->meet->want;
@@ -2519,7 +2521,7 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
     return DP_OK;
 }
 
-/* The last to come does the work; nobody else touches the meeting meanwhile. */
+/* The last to arrive does the work; nobody else touches the meeting meanwhile. */
 static dp_status dp__meet_work(dp_pass *pass)
 {
     dp__meet *meet = pass->meet;
@@ -2541,7 +2543,7 @@ static dp_status dp__meet_work(dp_pass *pass)
     return status;
 }
 
-/* Nobody meets any more, while this replica is here; under the lock. */
+/* Nobody can meet any more while this replica waits here; under the lock. */
 static dp_status dp__meet_error(dp__record *record)
 {
     record->left_behind = true;
@@ -2598,7 +2600,7 @@ static dp__record *dp__outermost(dp__record *record)
     return record;
 }
 
-/* Where a pointer lies only the table could say: that it is the call's device is not checked. */
+/* Only the table could say where a pointer lies: that it is on the call's device is not checked. */
 static dp_status dp__check_buffers(const dp__coll *want)
 {
     const dp_part *part = &want->local[0];
@@ -2685,10 +2687,10 @@ DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
 }
 
 /* ==== >>parallel =================================================================================
-   Several records at once: arguments are cut, every replica's thread runs its record, what comes
-   out is gathered; backward goes the other way. Errors: the first in replica order.             */
+   Several records at once: arguments are cut, every replica's thread runs its record, outputs are
+   gathered; backward goes the other way. Errors: the first in replica order.                    */
 
-/* What a criterion does otherwise; see >>criterion. */
+/* What a criterion does differently; see >>criterion. */
 static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out);
 static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out);
 static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
@@ -2697,7 +2699,7 @@ static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
 
 static dp_status dp__face_allows(const dp__face *face, const char *method);
 
-/* What a face of all ranks does besides; see dp_distributed.h. */
+/* What a face of all ranks does in addition; see dp_distributed.h. */
 static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
 static dp_status dp__ranks_report(dp__record *record);
@@ -2729,7 +2731,7 @@ static void dp__stage_loss(dp__record *record)
 static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
                                 const dp_tensor *to);
 
-/* mean_grads: this replica's gradients, by its share of the samples and the pass' factor. */
+/* mean_grads: this replica's gradients, times its share of the samples and the pass' factor. */
 static dp_status dp__record_weigh(const dp__record *record)
 {
     const dp_pass *pass = record->pass;
@@ -2751,7 +2753,7 @@ static dp_status dp__record_weigh(const dp__record *record)
     return DP_OK;
 }
 
-/* What backward did not touch in a replica must not be summed as it is. */
+/* Gradients that backward did not touch in a replica must not be summed as they are. */
 static void dp__stage_backward(dp__record *record)
 {
     const dp__memory *memory = record->memory;
@@ -2812,7 +2814,7 @@ static int dp__pass_threads(const dp_pass *pass)
     return count;
 }
 
-/* One record runs on the thread that is here; what it calls may use the context. */
+/* One record runs on the calling thread; what it calls may use the context. */
 static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 {
     dp_ctx *ctx = pass->ctx;
@@ -2841,7 +2843,7 @@ static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
 
 /* ---- cutting arguments ----------------------------------------------------------------------- */
 
-/* Arguments by place and by name are cut as one, so that no replica goes without. */
+/* Positional and named arguments are cut together, so that no replica goes without. */
 static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const dp__face *face,
                               const dp_scatter_config *how)
 {
@@ -2918,7 +2920,7 @@ static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pas
     return DP_OK;
 }
 
-/* A list that says behind its last item how the batch was cut; see dp__pass_outputs. */
+/* A list that holds, after its last item, how the batch was cut; see dp__pass_outputs. */
 static bool dp__is_outputs(dp_value value)
 {
     return dp__has_flag(value, DP__LIST_OF_OUTPUTS);
@@ -3008,7 +3010,7 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
     return DP_OK;
 }
 
-/* A wrapper needs its devices for itself; what runs on one may be run beside the others. */
+/* A wrapper needs its devices for itself; a module on one device may run beside the others. */
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
@@ -3021,7 +3023,7 @@ static dp_status dp__check_runs(const char *fn, dp_module *module)
     return status;
 }
 
-/* The module of a request behind a face, or by itself where that is NULL. */
+/* The module of a request behind a face, or by itself if the face is NULL. */
 static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_value *out,
                                dp_pass **out_pass)
 {
@@ -3066,19 +3068,19 @@ DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scop
 }
 
 /* ==== >>backward =================================================================================
-   What comes out of a forward by gathering goes back by cutting: every replica gets the gradient of
-   its own output. Numbers and none stand for tensors anywhere.                                  */
+   Outputs that were gathered have gradients that are cut: every replica gets the gradient of its
+   own output. Numbers and none can stand for tensors anywhere.                                  */
 
-/* How a gradient is held against what forward gave, and cut as that was gathered. */
+/* How a gradient is compared with what forward returned, and cut as that was gathered. */
 typedef struct dp__grad_cut {
     dp_scope *scope;
     dp__device *device;  /* of the replica that gets it */
-    size_t count, index; /* of the outputs that were gathered; else 1 and 0 */
+    size_t count, index; /* among the outputs that were gathered; else 1 and 0 */
     bool gathered;
     int dim;
 } dp__grad_cut;
 
-/* What replica `index` put into a gathered tensor: the tensor, its rows there and the first one. */
+/* The gathered tensor that replica `index` put rows into; *out_first: the first of its rows. */
 static dp_tensor dp__grad_whole(const dp__grad_cut *cut, const dp_value *outs, int dim,
                                 int64_t *out_first)
 {
@@ -3177,7 +3179,7 @@ static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_
     return DP_OK;
 }
 
-/* `outs` are what the replicas put there, alike in structure where they were gathered. */
+/* `outs` are what the replicas put there, of one structure if they were gathered. */
 static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
                                const dp__path *path, dp_value *out)
 {
@@ -3212,7 +3214,7 @@ static bool dp__is_number(dp_value value)
     return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_NONE;
 }
 
-/* Replica r's gradient into its call: of a gathered output its rows, else all of it. */
+/* Put replica r's gradient into its call: its rows of a gathered output, else all of it. */
 static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
                                const dp__path *path)
 {
@@ -3229,7 +3231,7 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
     return criterion ? dp__criterion_grad(pass, r, call->grad, &call->grad) : DP_OK;
 }
 
-/* What dp_backward was given, into the calls; nothing else has happened if it does not fit. */
+/* Put what dp_backward was given into the calls; if it does not fit, nothing else has happened. */
 static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
 {
     bool kept = pass->keeps && !pass->alone, list = kept && dp__is_sequence(grad);
@@ -3285,7 +3287,7 @@ static dp_status dp__none_leaf(dp__mapper *mapper, dp_value value, dp_value *out
 }
 
 /* What replica r, which gave none, would have given where another one gave `model`: zeros of the
-   size of its own input, and around tensors the same structure. */
+   size of its own input, in the same structure. */
 static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_value model,
                                 dp_value *out)
 {
@@ -3321,7 +3323,8 @@ static dp_value *dp__values(const dp_pass *pass, size_t count)
     return values;
 }
 
-/* One gradient a replica, of one structure, becomes that of what was cut; own: what each had. */
+/* The replicas' gradients, all of one structure, become that of what was cut; own: what each
+   had. */
 static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *own,
                                    dp_value *grads, dp_value *out)
 {
@@ -3370,7 +3373,7 @@ static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
 
 /* ---- the pass -------------------------------------------------------------------------------- */
 
-/* Into the original. */
+/* Backward in all replicas, summed into the original. */
 static dp_status dp__backward_summed(const char *fn, dp_pass *pass)
 {
     dp_scope *temp = NULL;
@@ -3391,13 +3394,14 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
     return out != NULL ? dp__input_grad(pass, out) : DP_OK;
 }
 
-/* Gradients of outputs are in the calls. */
+/* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
     return pass->face != NULL ? dp__backward_face(fn, pass, out) : dp__backward_plain(pass, out);
 }
 
-/* What dp_call_child made in a replica goes backward in it, where gradients of all are summed. */
+/* A pass that dp_call_child made in a replica goes backward in that replica's backward, where the
+   gradients of all are summed. */
 static dp_status dp__check_turn(const char *fn, const dp_pass *pass)
 {
     const dp__record *record = dp__outermost(pass->records);
@@ -3441,7 +3445,7 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
 }
 
 /* From here on the pass is used. With mean_grads the number is for the library: backward does not
-   look at it, and sets what is zero. */
+   look at it, and writes to gradients that are zero. */
 static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
 {
     if (pass->runs->mean_grads && !dp__is_number(grad))
@@ -3485,7 +3489,7 @@ DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
    Losses where the outputs are: a criterion's replicas take the list that dp_model_parallel made,
    and targets cut by the sizes that come with it.                                                */
 
-/* The outputs, one a replica; `rows`: how the batch was cut, if the list still says so. */
+/* The outputs, one per replica; `rows`: how the batch was cut, if the list still says so. */
 static dp_status dp__criterion_outputs(const dp__request *request, const dp__face *face,
                                        const dp_value **out, size_t *out_count, int64_t **out_rows)
 {
@@ -3509,7 +3513,7 @@ static dp_status dp__criterion_outputs(const dp__request *request, const dp__fac
     return DP_OK;
 }
 
-/* (output, targets...), where a tuple of outputs counts as so many arguments. */
+/* (output, targets...), where a tuple of outputs counts as several arguments. */
 static dp_status dp__criterion_args(const dp_pass *pass, size_t r, dp_value output,
                                     dp_value targets, dp_value *out)
 {
@@ -3590,7 +3594,7 @@ static dp_status dp__criterion_cut(const dp__request *request, const dp__face *f
     return DP_OK;
 }
 
-/* What replica r's loss counts for, and what all count for together. */
+/* The weight of replica r's loss, and the sum of all weights. */
 static double dp__criterion_weight(const dp_pass *pass, size_t r, double *total)
 {
     bool weighted = pass->face->mean_of_samples;
@@ -3656,7 +3660,7 @@ static dp_status dp__scale(dp_scope *scope, dp_value value, dp__device *device, 
     return dp__map(&scaler.mapper, value, out);
 }
 
-/* Sum of weight * loss, over the sum of the weights. A loss that counts for nothing, as that of no
+/* Sum of weight * loss, divided by the sum of the weights. A loss of weight 0, such as that of no
    rows, is left out, whatever it is. */
 static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out)
 {
@@ -3684,7 +3688,7 @@ static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value
     return status == DP_OK ? dp__scale(pass->scope, sum, output, 1, total, out) : status;
 }
 
-/* d mean / d loss of replica r, times what the mean's gradient is. */
+/* d mean / d loss of replica r, times the gradient of the mean. */
 static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out)
 {
     double total = 0, weight = dp__criterion_weight(pass, r, &total);
@@ -3692,7 +3696,7 @@ static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad
                      weight, total, out);
 }
 
-/* args_grad of a replica, taken apart: those of the outputs that it had, and those of targets. */
+/* args_grad of a replica, taken apart: gradients of the outputs that it had, and of targets. */
 static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value grads,
                                      dp_value *out_output, dp_value *out_targets)
 {
@@ -3712,8 +3716,8 @@ static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value gra
     return DP_OK;
 }
 
-/* As the arguments were: the list of outputs has a list of gradients, which stay where they are;
-   those of targets are gathered. */
+/* In the form of the arguments: the list of outputs has a list of gradients, which stay where they
+   are; those of targets are gathered. */
 static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
                                       const dp_value *grads, dp_value *out)
 {
@@ -3765,8 +3769,8 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
 }
 
 /* ==== >>faces ====================================================================================
-   The wrappers: a config becomes a face, and a module around it. What differs between them is a
-   kind, and a few lines where passes are cut and put together.                                  */
+   The wrappers: a config becomes a face, and a module around it. They differ only in their kind,
+   and in a few lines where passes are cut and put together.                                     */
 
 /* mmcv's rule: the module's own steps know nothing of other replicas. */
 static dp_status dp__face_allows(const dp__face *face, const char *method)
@@ -3780,7 +3784,7 @@ static dp_status dp__face_allows(const dp__face *face, const char *method)
     return DP_OK;
 }
 
-/* Devices of very different strength wait for each other: said once, by the weaker measure. */
+/* Devices of very different strength wait for each other: warns of it, and says whether it did. */
 static bool dp__warn_balance(const dp__face *face, bool memory)
 {
     const dp_device_info *low = NULL, *high = NULL;
@@ -3837,7 +3841,7 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
     return DP_OK;
 }
 
-/* Each device's own thread, as long as no device is there twice. */
+/* Each device's own thread, unless a device is there twice. */
 static void dp__face_threads(dp__face *face)
 {
     int threads = face->ctx->info.local_count;
@@ -3875,7 +3879,7 @@ static dp_status dp__face_output(const char *fn, dp__face *face, const dp_parall
     return DP_OK;
 }
 
-/* All that replicas are made of must be on the first device. Parameters are with their module. */
+/* The whole tree must be on the first device. Parameters are where their module is. */
 static dp_status dp__check_home(const dp_module *module, int first)
 {
     if (module->local_rank != first)
@@ -3897,7 +3901,7 @@ static bool dp__has_foreign(const dp_module *module)
     return found;
 }
 
-/* Inside a replica a wrapper has that one's device alone, and would reduce over nobody. */
+/* Inside a replica a wrapper has only that replica's device, and would reduce over nobody. */
 static dp_status dp__check_no_ranks(const dp_module *module)
 {
     if (module->separate != NULL || (module->face != NULL && module->face->ranks != NULL))
@@ -4065,7 +4069,7 @@ DP_API dp_module *dp_unwrap(dp_module *module)
 }
 
 /* ==== >>stepping =================================================================================
-   dp_train_step: the losses of all replicas, their weights, gradients by numbers alone, the log. */
+   dp_train_step: the losses of all replicas, their weights, gradients given as numbers, the log. */
 
 /* A dict becomes kwargs, a list or tuple args. */
 static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, dp_value *kwargs)
@@ -4100,7 +4104,7 @@ static bool dp__is_scalar(dp_value value)
     return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_BOOLEAN;
 }
 
-/* A number becomes a tensor of the host's; the rest stays, and is checked with its key. */
+/* A number becomes a tensor on the host; the rest stays, and is checked with its key. */
 static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
 {
     dp_tensor tensor;
@@ -4219,7 +4223,7 @@ static dp_status dp__check_losses(const dp_pass *pass)
     return dp__no_such(DP_ERR_INVALID, &names, "no key of what forward returned holds 'loss'");
 }
 
-/* What each element of a tensor of replica r counts for in the mean over all. */
+/* The weight of each element of a tensor of replica r in the mean over all. */
 static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *tensor,
                                 double total)
 {
@@ -4227,13 +4231,13 @@ static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *
     return weight > 0 && count > 0 ? weight / total / count : 0;
 }
 
-/* d loss / d output of replica r, times `factor`: numbers, since all elements count alike; for a
-   loss alone one number. */
+/* d loss / d output of replica r, times `factor`: numbers, since all elements have the same weight;
+   for a loss alone one number. */
 static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_value *out)
 {
     dp_value losses = pass->records[r].losses;
     double total = dp__weight_total(pass);
-    if (pass->face != NULL && pass->face->ranks != NULL) /* weight / total becomes its share */
+    if (pass->face != NULL && pass->face->ranks != NULL) /* so that weight / total is its share */
         total = pass->records[r].call.weight / dp__ranks_share(pass, r);
     dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
     if (pairs == NULL)
@@ -4309,7 +4313,7 @@ static dp_status dp__log_sum(const dp_pass *pass, const dp_tensor *scalars, size
     return dp__add_up(pass->ctx, pass->scope, parts, count, device, out);
 }
 
-/* One entry over all replicas: its mean, each replica counted by its weight. */
+/* One entry over all replicas: its mean, with each replica weighted. */
 static dp_status dp__log_entry(const dp_pass *pass, dp__finder *finders, const dp_pair *entry,
                                dp__device *device, dp_tensor *out)
 {
@@ -4334,7 +4338,7 @@ static dp_status dp__log_entry(const dp_pass *pass, dp__finder *finders, const d
     return dp__log_sum(pass, scalars, count, device, out);
 }
 
-/* "loss" first, then the entries; one that is itself called "loss" is in the sum, and not shown. */
+/* "loss" first, then the entries; one that is itself called "loss" is only part of the sum. */
 static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
 {
     dp_value losses = pass->records[0].losses;
@@ -4378,7 +4382,7 @@ static dp_status dp__step_backward(dp_pass *pass, double factor)
     return dp__backward_run("dp_train_step", pass, NULL);
 }
 
-/* What the optimizer's functions stand on. */
+/* What the optimizer's functions depend on. */
 static dp__frame dp__optim_frame(const dp__request *request, const char *method)
 {
     return (dp__frame){.what = "the optimizer's",

@@ -1,27 +1,28 @@
 /* dp_mpi.h - v0.1.0 - MPI: how processes of many machines meet, and collectives between them, for
    dp.h - MIT licence
 
-   Define DP_USE_MPI, and dp.h includes it; or include it instead of dp.h, or after. Where
-   DP_IMPLEMENTATION is, compile with mpicc and link with it; any MPI 3 will do. Other files need
-   nothing of MPI.
+   Define DP_USE_MPI, and dp.h includes it; or include it instead of dp.h, or after. Compile the
+   file that defines DP_IMPLEMENTATION with mpicc, and link with mpicc; any MPI 3 will do. Other
+   files need nothing from MPI.
 
-   WHEN MPI SERVES
-   A context meets the other processes by MPI where MPI has brought them together: mpirun of Open
-   MPI or MPICH has started them, or another with their variables, or srun --mpi=pmix or =pmi2;
-   DP_LAUNCH=mpi says so; or MPI is initialised already, and has more than one process. Else, under
-   torchrun say, or alone, it is as if this file were not there, and MPI is not initialised. Which
-   processes: those of MPI_COMM_WORLD, or of a communicator of yours, by dp_mpi_bootstrap.
+   WHEN MPI IS USED
+   A context meets the other processes through MPI if MPI has brought them together: mpirun of Open
+   MPI or MPICH has started them, or another launcher that sets their variables, or srun --mpi=pmix
+   or =pmi2; or DP_LAUNCH=mpi says so; or MPI is initialised already, and has more than one process.
+   Otherwise, under torchrun say, or in a single process, it is as if this file were not there, and
+   MPI is not initialised. The processes are those of MPI_COMM_WORLD, or of a communicator of yours:
+   see dp_mpi_bootstrap.
 
    CPU devices of one machine still use shared memory, which is quicker: 25 MiB between two
-   processes took 8 ms, and 57 ms by MPI_Allreduce, on a busy machine. Those of several machines use
-   the table dp_mpi_coll() here, all of them. dp_config.colls says otherwise.
+   processes took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. If there are several
+   machines, all use the table dp_mpi_coll() here. dp_config.colls overrides this.
 
    THREADS
    MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls that this file makes
-   exclude each other, and your own must not be at the same time. With less only dp_open calls MPI,
-   on the thread that initialised it: that is enough on one machine, where memory is shared; the
-   table here is refused with DP_ERR_UNSUPPORTED, as the thread that carries gradients while you
-   compute has to call MPI. MPI_Init gives less: call MPI_Init_thread, or leave it to dp_open.
+   exclude each other, and yours must not overlap with them. With less, only dp_open calls MPI, on
+   the thread that initialised it: that is enough on one machine, where memory is shared; the table
+   here is refused with DP_ERR_UNSUPPORTED, as the thread that carries gradients while you compute
+   has to call MPI. MPI_Init gives less: call MPI_Init_thread, or leave it to dp_open.
 
    THE END
    MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
@@ -40,11 +41,11 @@
 
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table
-     >>library      one MPI a process: levels, locks, its end
+     >>library      one MPI per process: levels, locks, its end
      >>line         to the other processes: what they tell each other when something fails
      >>patience     waits that end
      >>joining      whether MPI brings the processes together
-     >>pieces       how a collective is cut, what is on the way at the same time
+     >>pieces       how a collective is cut, and how many pieces are under way at once
      >>adding       reductions
      >>moving       broadcast, all_gather, all_to_all
      >>table        from a line to a communicator, and the table
@@ -65,11 +66,11 @@ extern "C" {
    Without any of this, dp_open finds the processes of MPI_COMM_WORLD and the table by itself.   */
 
 /* For dp_config.bootstrap: the processes of a communicator of yours are the job, in its order.
-   `communicator` is what MPI_Comm_c2f makes of it. It stays yours; dp_open works on copies. All its
-   processes call dp_open. */
+   `communicator` is what MPI_Comm_c2f returns for it. It stays yours; dp_open works on copies. All
+   its processes call dp_open. */
 DP_MUST_USE DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out);
 
-/* CPU devices of processes that have met by MPI. */
+/* CPU devices of processes that have met through MPI. */
 DP_API const dp_coll_ops *dp_mpi_coll(void);
 
 #ifdef __cplusplus
@@ -87,11 +88,11 @@ DP_API const dp_coll_ops *dp_mpi_coll(void);
 #endif
 
 /* ==== >>library ================================================================================
-   MPI is there once for a whole process, whoever has initialised it.                            */
+   There is one MPI for a whole process, whoever has initialised it.                             */
 
 typedef struct dp__mpi_library {
-    dp__lock lock;    /* around calls, where MPI wants that; and of what follows */
-    atomic_int level; /* MPI_THREAD_..., of which nobody takes the lock */
+    dp__lock lock;    /* around calls, if MPI needs that; and for what follows */
+    atomic_int level; /* MPI_THREAD_..., read without the lock */
     bool ours;        /* initialised by dp_open, in the process with this fork_count */
     unsigned fork_count;
     int open;  /* lines */
@@ -105,7 +106,7 @@ static int dp__mpi_level(void)
     return atomic_load_explicit(&dp__mpi.level, memory_order_relaxed);
 }
 
-/* Around every call but those that are allowed anywhere. No call in between blocks. */
+/* Around every call except those that are allowed anywhere. No call in between blocks. */
 static void dp__mpi_enter(void)
 {
     if (dp__mpi_level() < MPI_THREAD_MULTIPLE)
@@ -149,7 +150,7 @@ static dp_status dp__mpi_init(void)
         return dp__mpi_error("MPI_Init_thread", code);
     dp__mpi.ours = true;
     dp__mpi.fork_count = dp__os_fork_count();
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* some say all of theirs there */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* some report all errors there */
     if (atexit(dp__mpi_stop) != 0)
         return dp_error(DP_ERR_NO_MEMORY, "no memory to finalise MPI at the end");
     return DP_OK;
@@ -177,11 +178,11 @@ static dp_status dp__mpi_begin(void)
 }
 
 /* ==== >>line ===================================================================================
-   A communicator of our own, on which one thread at a time issues collectives. Beside them go
-   notes, from one process to another, when something is wrong: the first failure in words; the
-   question of who waited too long, what each other process is in; and the answers. Whoever waits
-   listens to them. They are small: MPI sends such things at once. A line that has failed is never
-   taken apart, as MPI may still read and write what it was given.                               */
+   A communicator of our own, on which one thread at a time issues collectives. When something is
+   wrong, notes also go from one process to another: the first failure in words; the question of a
+   process that has waited too long, which collective each other one is in; and the answers. Waiting
+   processes listen to them. They are small: MPI sends small messages at once. A line that has
+   failed is never freed, as MPI may still read and write what it was given.                     */
 
 enum {
     DP__MPI_NOTES = 0x6470, /* the tag */
@@ -206,7 +207,7 @@ struct dp__mpi_line {
     MPI_Comm comm;   /* MPI_COMM_NULL before all have come */
     MPI_Comm coming; /* MPI writes here when they have */
     int process, process_count, timeout_ms;
-    const int *firsts;   /* of every process, the first rank; NULL while a context opens */
+    const int *firsts;   /* the first rank of every process; NULL while a context opens */
     const dp_host *host; /* NULL then too */
     dp__shm_note doing;
     bool met;             /* all have begun it */
@@ -215,8 +216,8 @@ struct dp__mpi_line {
     atomic_int failed;    /* a dp_status; what follows is complete */
     int culprit;          /* a rank; -1: unknown */
     char text[DP__TEXT_BYTES];
-    dp__mpi_note *heard; /* one of every process */
-    dp__mpi_note *out;   /* the same, and behind them those of the failure: MPI may hold a note */
+    dp__mpi_note *heard; /* one from every process */
+    dp__mpi_note *out;   /* one to every process, then those of the failure: MPI may hold a note */
     MPI_Request *sends;  /* until the other side has read it */
 };
 
@@ -225,7 +226,7 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
     int sent = 0, place = to + (kind == DP__MPI_FAILED ? line->process_count : 0);
     dp__mpi_note *note = &line->out[place];
     if (MPI_Test(&line->sends[place], &sent, MPI_STATUS_IGNORE) != MPI_SUCCESS || !sent)
-        return false; /* an answer: the question that went before says the same */
+        return false; /* an answer: the question sent before it says the same */
     memset(note, 0, sizeof *note);
     note->kind = kind;
     note->status = (int32_t)atomic_load(&line->failed);
@@ -247,7 +248,7 @@ static void dp__mpi_tell(dp__mpi_line *line, int kind, int to)
     dp__mpi_enter();
     for (int p = 0; p < line->process_count; p++)
         if (p != line->process && (to < 0 || p == to))
-            (void)dp__mpi_send(line, kind, p); /* who does not hear it will see the time run out */
+            (void)dp__mpi_send(line, kind, p); /* one that does not hear it will time out */
     dp__mpi_leave();
     dp__lock_leave(&line->lock);
 }
@@ -268,8 +269,8 @@ static int dp__mpi_unsent(dp__mpi_line *line)
     return count;
 }
 
-/* Until all have read what they were told, or do not ask MPI: it may hold a note as long as nobody
-   calls it here, and who computes now looks when they wait again. */
+/* Wait until all have read what they were told, or for a short time: MPI may hold a note while
+   nobody calls it here, and a process that computes only looks when it waits again. */
 static void dp__mpi_flush(dp__mpi_line *line)
 {
     uint64_t until = dp__after_ms(DP__MPI_FLUSH_MS);
@@ -392,7 +393,7 @@ static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from
     return code;
 }
 
-/* What others have to say. */
+/* Read what others have sent. */
 static dp_status dp__mpi_hear(dp__mpi_line *line)
 {
     dp__mpi_note note;
@@ -416,13 +417,13 @@ static dp_status dp__mpi_hear(dp__mpi_line *line)
 }
 
 /* ==== >>patience ===============================================================================
-   Nothing blocks. Whoever waits asks MPI again and again, as MPI goes on only while it is called:
-   first at once, then letting others have the core in between, and after a while with short sleeps
-   between bursts. Every few milliseconds it looks whether it still makes sense to wait. Time that
-   this process was stopped for itself does not count.                                           */
+   Nothing blocks. A waiting thread asks MPI again and again, as MPI makes progress only while it is
+   called: first without a pause, then yielding the core in between, and after a while with short
+   sleeps between bursts. Every few milliseconds it looks whether it still makes sense to wait. Time
+   for which this process itself was stopped does not count.                                     */
 
 enum {
-    DP__MPI_TRIES = 64, /* at once */
+    DP__MPI_TRIES = 64, /* without a pause */
     DP__MPI_BURST = 16, /* between two sleeps */
     DP__MPI_AWAKE_NS = 1000000,
     DP__MPI_NAP_NS = 50000,   /* at first */
@@ -443,14 +444,14 @@ static void dp__mpi_nap(uint64_t ns)
     dp__os_word_wait(&word, 0, ns);
 }
 
-/* The longer it has taken, the less it matters. */
+/* The longer a wait has taken, the less a longer nap matters. */
 static uint64_t dp__mpi_nap_ns(uint64_t waited)
 {
     uint64_t nap = waited / (DP__MPI_AWAKE_NS / DP__MPI_NAP_NS);
     return nap < DP__MPI_REST_NS ? nap : DP__MPI_REST_NS;
 }
 
-/* How many others have not said what they are in; the first of them. */
+/* How many others have not said which collective they are in; the first of them. */
 static int dp__mpi_silent(const dp__mpi_line *line, int *out_first)
 {
     int count = 0;
@@ -462,7 +463,7 @@ static int dp__mpi_silent(const dp__mpi_line *line, int *out_first)
     return count;
 }
 
-/* The first process that says that it is in something else; -1: none. */
+/* The first process that says that it is in a different one; -1: none. */
 static int dp__mpi_astray(const dp__mpi_line *line)
 {
     for (int p = 0; p < line->process_count; p++) {
@@ -475,7 +476,7 @@ static int dp__mpi_astray(const dp__mpi_line *line)
     return -1;
 }
 
-/* Whoever does not answer computes, sleeps, or is gone. Who has asked before has answered. */
+/* A process that does not answer computes, sleeps, or is gone. One that has asked has answered. */
 static dp_status dp__mpi_ask(dp__mpi_line *line)
 {
     int first;
@@ -488,7 +489,7 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
     return DP_OK;
 }
 
-/* `why` an answer was wanted: "after 60000 ms", or what MPI says. */
+/* `why` is why an answer was wanted: "after 60000 ms", or what MPI says. */
 static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astray, const char *why)
 {
     char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], what[DP__MPI_DOING_BYTES];
@@ -512,7 +513,7 @@ static const char *dp__mpi_last_text(const dp__mpi_line *line, char *text)
     return text;
 }
 
-/* The time is over. */
+/* The time is up. */
 static dp_status dp__mpi_accuse(dp__mpi_line *line)
 {
     char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], text[64];
@@ -543,7 +544,7 @@ static dp_status dp__mpi_accuse(dp__mpi_line *line)
     return dp__mpi_fail(line, DP_ERR_TIMEOUT, silent > 0 ? first : -1);
 }
 
-/* MPI says that a collective has failed: often because others are in another one. */
+/* MPI says that a collective has failed: often because others are in a different one. */
 static dp_status dp__mpi_suspect(dp__mpi_line *line, int code)
 {
     char said[160];
@@ -604,7 +605,7 @@ static dp_status dp__mpi_await(dp__mpi_line *line, MPI_Request *request)
 }
 
 /* ==== >>joining ================================================================================
-   Whether MPI brings the processes together, and the line by which a context opens.             */
+   Whether MPI brings the processes together, and the line over which a context opens.           */
 
 static void dp__mpi_line_free(dp__mpi_line *line)
 {
@@ -615,7 +616,7 @@ static void dp__mpi_line_free(dp__mpi_line *line)
     line->sends = NULL;
 }
 
-/* Memory alone; not of the context's, since it outlives one that failed. */
+/* Only the memory; not the context's, since it outlives one that failed. */
 static dp_status dp__mpi_line_room(dp__mpi_line *line, int process, int process_count,
                                    int timeout_ms)
 {
@@ -647,7 +648,7 @@ static void dp__mpi_count_line(int step)
     dp__lock_leave(&dp__mpi.lock);
 }
 
-/* A copy of `of`, for which all its processes wait on the line `by`, or (NULL) on this one. */
+/* Make a copy of `of`: all its processes wait for that on the line `by`, or (NULL) on this one. */
 static dp_status dp__mpi_line_copy(dp__mpi_line *line, MPI_Comm of, dp__mpi_line *by)
 {
     MPI_Request request;
@@ -665,7 +666,7 @@ static dp_status dp__mpi_line_copy(dp__mpi_line *line, MPI_Comm of, dp__mpi_line
     return DP_OK;
 }
 
-/* The counterpart; collective only by name in any MPI that we know. What failed stays. */
+/* The counterpart; collective in name only, in any MPI that we know. A failed line stays. */
 static void dp__mpi_line_close(dp__mpi_line *line)
 {
     if (atomic_load(&line->failed) != DP_OK)
@@ -688,7 +689,7 @@ static void dp__mpi_line_leave(dp__mpi_line *line)
         dp__os_free(line, 0, NULL);
 }
 
-/* dp_bootstrap.all_gather by a line. Its memory is its own, as MPI may write there after a
+/* dp_bootstrap.all_gather over a line. Its memory is its own, as MPI may write there after a
    failure. */
 static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
@@ -714,7 +715,7 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     return DP_OK;
 }
 
-/* The same on a communicator of the user's, in case they call it; dp_open makes a line of it. */
+/* The same on a communicator of the user, in case they call it; dp_open makes a line from it. */
 static dp_status dp__mpi_handle_gather(const void *in, void *out, size_t bytes_each, void *user)
 {
     MPI_Comm comm = MPI_Comm_f2c((MPI_Fint)(intptr_t)user);
@@ -737,7 +738,7 @@ DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out)
     return DP_OK;
 }
 
-/* By the environment; `launch` is filled in where it says something. */
+/* As the environment says; `launch` is filled in with what it knows. */
 static dp_status dp__mpi_is_meant(dp__launch *launch, bool *out)
 {
     const char *only = dp__os_env("DP_LAUNCH");
@@ -761,7 +762,8 @@ static dp_status dp__mpi_is_meant(dp__launch *launch, bool *out)
     return DP_OK;
 }
 
-/* A program that was built with one MPI and started by another's mpirun is many worlds of one. */
+/* A program that was built with one MPI and started by another's mpirun becomes many worlds of
+   one. */
 static dp_status dp__mpi_check_size(const dp__launch *launch, bool found, int size)
 {
     static char
@@ -777,7 +779,7 @@ static dp_status dp__mpi_check_size(const dp__launch *launch, bool found, int si
                     size);
 }
 
-/* All mean the same job, and begin with that. */
+/* Check first that all mean the same job. */
 static dp_status dp__mpi_same_job(dp__mpi_line *line, const char *job)
 {
     uint64_t own = job != NULL ? dp__hash(dp__hash_first, job, strlen(job)) : dp__hash_first;
@@ -852,17 +854,18 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
 }
 
 /* ==== >>pieces =================================================================================
-   Every collective is cut into pieces that fit into rooms of a fixed size, so that no count is too
-   large for MPI, and nothing is allocated. A piece has up to three steps: `begin` gives it to MPI,
-   `turn` takes what has come, and may give MPI something again, `end` takes that. Two pieces are
-   begun before the first is turned, so that one travels while another is worked on. All processes
-   take the same steps in the same order, as MPI matches collectives by their order.
+   Every collective is cut into pieces that fit into buffers of a fixed size ("rooms"), so that no
+   count is too large for MPI, and nothing is allocated. A piece has up to three steps: `begin`
+   gives it to MPI, `turn` takes what has arrived, and may give MPI something again, `end` takes
+   that. Two pieces are begun before the first is turned, so that one travels while another is
+   worked on. All processes take the same steps in the same order, as MPI matches collectives by
+   their order.
 
-   Reductions are not left to MPI_Iallreduce: each process gets its slice of every other's piece, by
-   MPI_Ialltoallv, adds them up in one pass, scales included, and gives the sums to all, by
-   MPI_Iallgatherv. That moves as many bytes as any way to do it. The order of adding is ours; NaN,
-   bool, halves and whole numbers are what they are elsewhere; and Open MPI 4.1's Iallreduce took
-   twice as long as its Allreduce. What is small is gathered whole, and added up by everybody. */
+   Reductions are not left to MPI_Iallreduce: each process gets its slice of every other's piece,
+   with MPI_Ialltoallv, adds them up in one pass, scales included, and gives the sums to all, with
+   MPI_Iallgatherv. That moves no more bytes than any other way. The order of adding is ours; NaN,
+   bool, halves and whole numbers are treated as elsewhere; and Open MPI 4.1's Iallreduce took twice
+   as long as its Allreduce. Small data is gathered whole, and added up by everybody. */
 
 enum {
     DP__MPI_ROOM_BYTES = 2 << 20,
@@ -872,12 +875,12 @@ enum {
     DP__MPI_SLICE = 16              /* elements: slices begin where vectors do */
 };
 
-typedef struct dp__mpi_counts { /* bytes: MPI reads them until the piece is there */
+typedef struct dp__mpi_counts { /* bytes: MPI reads them until the piece has arrived */
     int *counts, *places;
 } dp__mpi_counts;
 
 typedef struct dp__mpi_slot {
-    char *out, *in, *sums; /* rooms: what goes, what comes, what nobody here wants */
+    char *out, *in, *sums; /* rooms: what is sent, what arrives, what nobody here wants */
     dp__mpi_counts to, from;
     MPI_Request request;
 } dp__mpi_slot;
@@ -940,7 +943,7 @@ static int dp__mpi_ranks(const dp__mpi_comm *comm, int process)
     return comm->line.firsts[process + 1] - comm->line.firsts[process];
 }
 
-/* Elements of a piece: the last one has fewer. */
+/* Elements of a piece: the last one may have fewer. */
 static size_t dp__mpi_count(const dp__mpi_call *call, size_t step)
 {
     size_t left = call->count - step * call->piece;
@@ -1120,8 +1123,8 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
 }
 
 /* ==== >>adding =================================================================================
-   What a process gives is the sum of its local ranks. With one device that is what it was given,
-   and goes from there. */
+   A process sends the sum of its local ranks. With one device that is the user's buffer, and is
+   sent from there. */
 
 static void dp__mpi_kernel(const dp__mpi_comm *comm, const dp_kernel_args *args)
 {
@@ -1199,7 +1202,7 @@ static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, c
         dp__mpi_reduce(call, (size_t)comm->local_count, 1, count, false);
 }
 
-/* What the processes gave, in comm->in, to `out_count` places in comm->out. */
+/* Add what the processes sent, in comm->in, into `out_count` places in comm->out. */
 static void dp__mpi_add_all(const dp__mpi_call *call, size_t count, size_t out_count)
 {
     const dp__mpi_comm *comm = call->comm;
@@ -1227,7 +1230,7 @@ static size_t dp__mpi_wanted(const dp__mpi_call *call, size_t at)
     return count;
 }
 
-/* Where the sum of the local ranks is, of a piece; it is made if there are several. */
+/* Where the sum of the local ranks for a piece is; with several, it is computed if `make`. */
 static const char *dp__mpi_own(const dp__mpi_call *call, size_t step, bool make)
 {
     const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
@@ -1265,7 +1268,7 @@ static dp_status dp__mpi_slices_begin(const dp__mpi_call *call, size_t step)
     return dp__mpi_give_all_to_all(call, dp__mpi_own(call, step, true), step);
 }
 
-/* The first place that wants a piece of the result; a room where nobody does. */
+/* The first place that wants a piece of the result; a room if nobody does. */
 static char *dp__mpi_sums(const dp__mpi_call *call, size_t step)
 {
     bool wanted = dp__mpi_wanted(call, dp__mpi_at(call, step)) > 0;
@@ -1302,7 +1305,7 @@ static dp_status dp__mpi_slices_end(const dp__mpi_call *call, size_t step)
     return DP_OK;
 }
 
-/* All of it, of every process. */
+/* Gather all of it from every process. */
 static dp_status dp__mpi_small_begin(const dp__mpi_call *call, size_t step)
 {
     const dp__mpi_comm *comm = call->comm;
@@ -1357,7 +1360,7 @@ static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t 
     return dp__mpi_run(&call, &large, wire);
 }
 
-/* Blocks are cut, each in the same way; a message has a piece of every rank's. */
+/* Blocks are all cut in the same way; a message has a piece of every rank's block. */
 static dp_status dp__mpi_scatter_begin(const dp__mpi_call *call, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
@@ -1413,8 +1416,8 @@ static dp_status dp__mpi_reduce_scatter(dp_comm *base, const dp_part *local, siz
 }
 
 /* ==== >>moving =================================================================================
-   The other collectives move bytes. What goes to a process travels once, and is given to those of
-   its ranks that want it there. */
+   The other collectives move bytes. Data for a process travels once, and is given there to those of
+   its ranks that want it. */
 
 /* In the root's process the buffer that MPI reads is that of the root. */
 static dp_status dp__mpi_broadcast_begin(const dp__mpi_call *call, size_t step)
@@ -1542,7 +1545,7 @@ static dp_status dp__mpi_all_to_all(dp_comm *base, const dp_part *local, size_t 
 }
 
 /* ==== >>table ==================================================================================
-   From a line to a communicator. Every step is agreed upon by all processes, also by those that
+   From a line to a communicator. Every step is agreed upon by all processes, including those that
    failed in it, so that all fail together.                                                      */
 
 typedef struct dp__mpi_card { /* what a process tells the others */
@@ -1585,7 +1588,7 @@ static dp_status dp__mpi_full(void)
     return dp_error(DP_ERR_NO_MEMORY, "MPI: no memory for a communicator");
 }
 
-/* What needs to know this process alone. */
+/* The part that depends on this process alone. */
 static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, dp__mpi_comm **out)
 {
     const dp__mpi_line *by = config->bootstrap->user;
@@ -1616,7 +1619,7 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
     return DP_OK;
 }
 
-/* A piece has an element of every block at least. */
+/* A piece has at least one element of every block. */
 static void dp__mpi_place_rooms(dp__mpi_comm *comm)
 {
     size_t processes = (size_t)comm->line.process_count, stride = comm->stride;
@@ -1635,7 +1638,7 @@ static void dp__mpi_place_rooms(dp__mpi_comm *comm)
     comm->wide = at;
 }
 
-/* What needs to know all. */
+/* The part that depends on all processes. */
 static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
 {
     size_t processes = (size_t)comm->line.process_count;

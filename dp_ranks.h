@@ -1,7 +1,7 @@
 /* dp_ranks.h - v0.1.0 - the ranks of a job: collectives of dp.h - MIT licence
 
    dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It holds what stands between a collective that a user asks for and the table
+   and nothing to call. It holds what comes between a collective that a user asks for and the table
    of functions that carries it out: checks, what a table may lack, and the way through the host.
 
    CONTENTS (search for the tag)
@@ -9,7 +9,7 @@
      >>journal      what was begun lately, for when it fails
      >>reducing     the public edge of the collectives
      >>fallbacks    collectives that a table may lack, memory that is not aligned
-     >>staging      collectives by way of the host
+     >>staging      collectives through the host
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -18,8 +18,8 @@
 #define DP_RANKS_IMPLEMENTED
 
 /* ==== >>verbs ==================================================================================
-   What each verb sends and receives stands in one table, by which arguments are checked. A call is
-   the caller's, or the courier's beside it: each has a communicator and streams of its own.     */
+   What each verb sends and receives is in one table, by which arguments are checked. Calls come
+   from the caller and, at the same time, from the courier: each has a communicator and streams. */
 
 typedef enum dp__verb {
     DP__ALL_REDUCE,
@@ -36,8 +36,8 @@ typedef struct dp__rule {
     bool send_all, recv_all;         /* a block for every rank, else one */
     bool send_at_root, recv_at_root; /* matters there only */
     bool reduces;
-    bool in_place; /* send's block may be recv's: the own one where there is one for every rank */
-    bool recv_optional; /* a rank that gives none wants none */
+    bool in_place; /* send's block may be recv's: its own one where there is one for every rank */
+    bool recv_optional; /* a rank with no recv wants no result */
 } dp__rule;
 
 static const dp__rule dp__rules[] = {
@@ -60,7 +60,7 @@ typedef struct dp__coll { /* one call */
     dp_op op;
     double scale;
     int root;
-    bool courier; /* by its thread: over its communicator, on its streams */
+    bool courier; /* on its thread: over its communicator, on its streams */
 } dp__coll;
 
 static dp_comm *dp__coll_comm(const dp__coll *coll)
@@ -68,7 +68,7 @@ static dp_comm *dp__coll_comm(const dp__coll *coll)
     return coll->courier ? coll->ctx->courier_comm : coll->ctx->comm;
 }
 
-/* Where the parts go as they were checked, with their streams. */
+/* Where checked parts are stored, with their streams. */
 static dp_part *dp__coll_parts(const dp__coll *coll)
 {
     return coll->courier ? coll->ctx->courier_parts : coll->ctx->parts;
@@ -116,7 +116,7 @@ static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
            ctx->config.devices[a] == ctx->config.devices[b];
 }
 
-/* Whether what rank i writes lies apart from what rank k reads or writes. */
+/* Whether what rank i writes does not overlap what rank k reads or writes. */
 static bool dp__parts_apart(const dp__coll *coll, int i, int k)
 {
     const void *recv = coll->local[i].recv;
@@ -131,7 +131,7 @@ static bool dp__parts_apart(const dp__coll *coll, int i, int k)
            !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes);
 }
 
-/* One local rank's part, taken over with its stream filled in. */
+/* Checks one local rank's part, and stores it with its stream filled in. */
 static dp_status dp__check_part(const dp__coll *coll, int local_rank)
 {
     const dp_part *part = &coll->local[local_rank];
@@ -460,10 +460,10 @@ static void dp__journal_say(dp_ctx *ctx, const char *text)
 }
 
 /* ==== >>reducing ===============================================================================
-   Collectives at the public edge: arguments are checked, then a world of one is served at once, and
-   the rest by the table of functions or, for what that lacks, by >>fallbacks.                   */
+   Collectives at the public edge: arguments are checked, then a world of one is served at once, any
+   other by the table of functions or, for what that lacks, by >>fallbacks.                      */
 
-/* In a world of one every collective is a copy, scaled at most. */
+/* In a world of one every collective is a copy, which may be scaled. */
 static dp_status dp__copy_alone(const dp__coll *coll)
 {
     dp_ctx *ctx = coll->ctx;
@@ -542,7 +542,8 @@ static dp_status dp__collective_served(const dp__coll *coll)
                          coll->verb == DP__ALL_REDUCE ? coll->scale : 1);
 }
 
-/* Reductions of what is not aligned to its elements are for the host alone: see dp__kernel. */
+/* Whether the table can reduce the parts: only the host can if they are not aligned to their
+   elements, see dp__kernel. */
 static bool dp__parts_reduce(const dp__coll *coll)
 {
     uintptr_t off = 0;
@@ -564,7 +565,7 @@ static dp_status dp__issue(const dp__coll *coll)
     return dp__parts_reduce(coll) ? dp__collective_served(coll) : dp__aligned(coll);
 }
 
-/* A collective that fails leaves nothing behind that still reads or writes. */
+/* When a collective has failed, nothing of it still reads or writes. */
 static dp_status dp__parts_drain(const dp__coll *coll, const dp_part *parts, dp_status status)
 {
     for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
@@ -639,7 +640,7 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
     return DP_OK;
 }
 
-/* recv = send * share. A part that counts for nothing is left out, whatever it is. */
+/* recv = send * share. A part with no weight is left out, whatever is in it. */
 static dp_status dp__weigh_part(const dp__coll *coll, int local_rank, double share)
 {
     const dp__device *device = &coll->ctx->devices[local_rank];
@@ -658,7 +659,7 @@ static dp_status dp__weigh_part(const dp__coll *coll, int local_rank, double sha
                       &args);
 }
 
-/* Every part times its share of the whole, where it is to be received; then their sum. */
+/* Every part times its share of the whole, in the memory where it is received; then their sum. */
 static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double *weights)
 {
     dp_ctx *ctx = coll->ctx;
@@ -763,7 +764,7 @@ static dp_status dp__sync_all(dp_ctx *ctx)
     return dp__poll(ctx);
 }
 
-/* A reduction of one byte a rank: nobody leaves before everybody has given theirs. */
+/* A reduction of one byte per rank: nobody leaves before everybody has given theirs. */
 static dp_status dp__barrier(dp_ctx *ctx, dp_scope *temp)
 {
     dp__coll coll = {
@@ -792,11 +793,11 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
 }
 
 /* ==== >>fallbacks ==============================================================================
-   Verbs that a table may lack, by those that it must have; and memory that a table cannot reduce,
-   since it is not aligned, by way of memory that is. They take device memory for a moment, and wait
-   until it is free again. */
+   Verbs that a table may lack, done with those that it must have; and memory that a table cannot
+   reduce, since it is not aligned, copied to memory that is. They take device memory for a moment,
+   and wait until it is free again. */
 
-/* Elements that a rank receives on the way; 0: where the caller wanted them at once. */
+/* Elements that a rank receives in temporary memory; 0: it receives where the caller wants them. */
 static size_t dp__detour_count(const dp__coll *coll, int local_rank)
 {
     size_t ranks = (size_t)coll->ctx->info.rank_count;
@@ -830,7 +831,7 @@ static dp_status dp__detour_verb(const dp__coll *coll)
     return dp__table_run(coll, DP__ALL_GATHER, coll->verb == DP__ALL_TO_ALL ? all : coll->count, 1);
 }
 
-/* What a rank wanted of what it received: its own block, or its own one from every rank. */
+/* Take from what a rank received what it wants: its own block, or its own block of every rank. */
 static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int local_rank)
 {
     size_t bytes = dp__blocks_bytes(coll, false), all = dp__blocks_bytes(coll, true);
@@ -894,7 +895,7 @@ static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int loca
     bool wants = !rule->recv_optional || dp__receives(coll, local_rank);
     DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &send_bytes, &send));
     DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &recv_bytes, &recv));
-    DP_TRY(dp__order_after(device, part->stream)); /* it was another's on the compute stream */
+    DP_TRY(dp__order_after(device, part->stream)); /* earlier work may still use this memory */
     if (dp__sends(coll, local_rank))
         DP_TRY(device->dev->ops->copy(part->stream, send.data, part->send, (size_t)send_bytes));
     part->send = send.data;
@@ -930,13 +931,13 @@ static dp_status dp__aligned(const dp__coll *coll)
 }
 
 /* ==== >>staging ================================================================================
-   The last resort of a context whose devices keep their memory to themselves and have no table of
-   collectives: a table of its own that goes through the host, a piece at a time. One process.   */
+   The last resort of a context whose devices have memory that the host does not reach, and no table
+   of collectives: a table that goes through the host, a piece at a time. One process only.      */
 
 typedef struct dp__staging {
     dp_comm base;
     int count;
-    char **pieces; /* DP__STAGE_BYTES of host memory a rank */
+    char **pieces; /* DP__STAGE_BYTES of host memory per rank */
 } dp__staging;
 _Static_assert(offsetof(dp__staging, base) == 0, "a dp_comm is the head of its communicator");
 
@@ -947,7 +948,7 @@ static bool dp__staging_fits(const dp_comm_config *config)
     return config->bootstrap == NULL && !config->host_memory;
 }
 
-/* What it has goes with the context, after the devices: one that failed may still write there. */
+/* Its memory goes with the context, after the devices: one that failed may still write there. */
 static void dp__staging_close(dp_comm *comm)
 {
     (void)comm;
@@ -990,7 +991,7 @@ static dp_status dp__staging_in(const dp_part *part, size_t offset, const char *
     return part->stream->dev->ops->copy_in(part->stream, (char *)part->recv + offset, piece, bytes);
 }
 
-/* One piece from every rank, reduced into the first one's place, and to every rank again. */
+/* One piece from every rank, reduced into the place of the first, and sent back to every rank. */
 static dp_status dp__staging_reduce_piece(dp__staging *staging, const dp_part *local,
                                           dp_kernel_args *args, size_t offset)
 {

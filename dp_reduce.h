@@ -4,7 +4,7 @@
    and nothing to call.
 
    CONTENTS (search for the tag)
-     >>layout       what a config says, checked; ranges, units, and what they are made of
+     >>layout       what a config says, checked; ranges, units, and pieces
      >>buckets      which units travel together, and in which order
      >>travel       how a bucket travels: as it lies, or flat
      >>hooks        what a function of the user's does in place of an all-reduce
@@ -21,8 +21,8 @@
 
 /* ==== >>layout =================================================================================
    Blocks are cut into ranges, ranges belong to units. A unit with memory of several dtypes has a
-   piece of each, since what travels together has one dtype. All memory of a reducer lies in a scope
-   of its own, taken when it is created: a pass allocates nothing.                               */
+   piece of each, since what travels together has one dtype. All memory of a reducer lies in its own
+   scope, and is allocated when it is created: a pass allocates nothing.                         */
 
 #define DP__REDUCER_LIVE 0x4edc0de5u /* dp_reducer.magic */
 
@@ -31,10 +31,10 @@ enum { DP__FIRST_BUCKET_BYTES = 1 << 20, DP__BUCKET_BYTES = 25 << 20 };
 enum {                   /* dp_reducer.marks */
        DP__REPORTED = 1, /* in this pass */
        DP__USED = 2,     /* since the last reduction */
-       DP__EXPECTED = 4  /* what it goes into does not travel without it before finish has come */
+       DP__EXPECTED = 4  /* before dp_reducer_finish its bucket does not travel without it */
 };
 
-typedef struct dp__piece { /* what a unit has of one dtype */
+typedef struct dp__piece { /* a unit's memory of one dtype */
     dp_dtype dtype;
     uint32_t unit, bucket;
     size_t bytes;
@@ -48,11 +48,11 @@ typedef struct dp__bucket {
     char label[DP__LABEL_BYTES]; /* for sentences */
 } dp__bucket;
 
-typedef struct dp__trip { /* of the bucket that travels */
+typedef struct dp__trip { /* the bucket that travels */
     dp_bucket bucket;
     bool courier;
     const dp__frame *frame;  /* of the hook, while it runs */
-    size_t collective_count; /* of the hook's */
+    size_t collective_count; /* that the hook has called */
 } dp__trip;
 
 typedef struct dp__excuse { /* as it travels */
@@ -84,18 +84,18 @@ struct dp_reducer {
     void *hook_user;
     dp_block *blocks;
     dp_range *ranges;       /* in the order of memory */
-    uint32_t *range_pieces; /* what each of them is a part of */
-    dp__piece *pieces;      /* unit after unit */
-    uint32_t *unit_pieces;  /* where those of a unit begin, and behind the last one */
+    uint32_t *range_pieces; /* the piece that each of them is part of */
+    dp__piece *pieces;      /* of one unit after another */
+    uint32_t *unit_pieces;  /* where those of a unit begin, and the end of the last one's */
     dp__bucket *buckets;
     size_t block_count, range_count, unit_count, piece_count, bucket_count;
     uint32_t *order;             /* of units */
-    uint32_t *bucket_units;      /* bucket after bucket */
+    uint32_t *bucket_units;      /* of one bucket after another */
     dp_range *bucket_ranges;     /* likewise */
     uint32_t *places;            /* of buckets, by dp__bucket.made */
     dp_part *parts;              /* of what travels */
     dp_part *wires, *hook_wires; /* room for what ranks tell each other */
-    void **flats;                /* local ranks: room for a bucket; NULL: none needs it */
+    void **flats;                /* local ranks: room for a flat bucket; NULL: there are none */
     dp__trip trip;
     size_t carried; /* bytes given to collectives in this pass */
     dp_status lost; /* why the pass failed on all ranks, or DP_OK */
@@ -106,11 +106,11 @@ struct dp_reducer {
     uint8_t *unused;          /* units that no rank uses in this reduction, and one byte more */
     dp_stream **streams;      /* local ranks by units: where they were reported */
     /* The rest is under the context's lock. */
-    dp_reducer *behind; /* whose pass travels after this one: see dp_ctx.riding */
+    dp_reducer *behind; /* the one whose pass travels after this one: see dp_ctx.riding */
     bool open, sync;
-    bool released;     /* finish has come: what was not reported travels too */
+    bool released;     /* finish was called: what was not reported travels too */
     uint8_t *marks;    /* local ranks by units */
-    uint32_t *owed;    /* local ranks that have to report a unit yet */
+    uint32_t *owed;    /* local ranks that have yet to report a unit */
     uint32_t *arrival; /* units as rank 0 reported them */
     size_t arrived;
     size_t next, done, early;    /* buckets: to travel next; arrived; so before finish */
@@ -151,7 +151,7 @@ static const char *dp__unit_text(const dp_reducer *reducer, uint32_t unit, char 
     return text;
 }
 
-/* The memory of a block on local ranks is theirs, and lies apart. */
+/* The memory of a block on each local rank is on its device, and does not overlap another's. */
 static dp_status dp__check_block_memory(const char *fn, const dp_ctx *ctx, const dp_block *block,
                                         size_t index)
 {
@@ -345,7 +345,7 @@ static void dp__blocks_copy(dp_reducer *reducer, const dp_reducer_config *config
     }
 }
 
-/* So many bytes on each local rank, in place. */
+/* Make parts of this many bytes on each local rank, in place. */
 static dp_status dp__wires_make(const char *fn, dp_ctx *ctx, dp_scope *scope, size_t bytes,
                                 dp_part **out)
 {
@@ -393,7 +393,7 @@ static uint64_t dp__mix(uint64_t hash, uint64_t word)
     return dp__hash(hash, &word, sizeof word);
 }
 
-/* Of all that has to be the same on all ranks. */
+/* Of everything that has to be the same on all ranks. */
 static uint64_t dp__layout_hash(const dp_reducer *reducer)
 {
     uint64_t hash = dp__mix(dp__hash_first, (uint64_t)reducer->reduction);
@@ -412,8 +412,8 @@ static uint64_t dp__layout_hash(const dp_reducer *reducer)
 
 /* ==== >>buckets ================================================================================
    Units in a given order are cut into buckets; a bucket is full as soon as it has as many bytes as
-   its cap. Each dtype has a bucket of its own open at a time, so buckets travel in the order in
-   which they got their last piece: that is when they can.                                       */
+   its cap. Each dtype has one open bucket at a time, so buckets travel in the order in which they
+   got their last piece: they cannot travel sooner.                                              */
 
 static int dp__bucket_order(const void *a, const void *b)
 {
@@ -421,7 +421,7 @@ static int dp__bucket_order(const void *a, const void *b)
     return (x->last > y->last) - (x->last < y->last);
 }
 
-/* Give each piece its bucket, as dp__bucket.made counts them. */
+/* Give each piece its bucket, by the number in dp__bucket.made. */
 static void dp__pieces_deal(dp_reducer *reducer)
 {
     bool open[DP_DTYPE_COUNT] = {false}, later[DP_DTYPE_COUNT] = {false};
@@ -483,8 +483,8 @@ typedef struct dp__spans { /* ranges in as few spans as memory allows */
     dp_reducer *reducer;
     const dp_range *ranges;
     size_t count, at;
-    bool skips;            /* units that nobody uses */
-    size_t passed, offset; /* elements of all ranges so far; before the span */
+    bool skips;            /* leaves out units that nobody uses */
+    size_t passed, offset; /* elements of all ranges so far; those before the span */
     uint32_t block;        /* of the span */
     size_t first, length;  /* its elements */
 } dp__spans;
@@ -559,11 +559,11 @@ static void dp__buckets_make(dp_reducer *reducer)
 }
 
 /* ==== >>travel =================================================================================
-   How a bucket travels: as it lies, span by span, or flat. A flat bucket is brought into memory of
-   the reducer's as one run, cast to what it travels as, and brought back. Flat are those that are
-   cast, those of many short runs, and what a hook gets unless it is one run already.            */
+   How a bucket travels: as it lies, span by span, or flat. A flat bucket is copied into memory of
+   the reducer as one run, cast to the dtype that travels, and copied back. Buckets are flat if they
+   are cast, if they have many short runs, or for a hook, unless they are one run already.       */
 
-enum { DP__SHORT_RUN_BYTES = 16 << 10 }; /* what a collective costs, in bytes copied twice */
+enum { DP__SHORT_RUN_BYTES = 16 << 10 }; /* copying this much twice costs about one collective */
 
 static dp_op dp__reduction_op(const dp_reducer *reducer)
 {
@@ -576,8 +576,8 @@ static dp_dtype dp__travel_dtype(const dp_reducer *reducer, dp_dtype dtype)
     return cast && (dtype == DP_F32 || dtype == DP_F64) ? reducer->wire : dtype;
 }
 
-/* The most bytes that a flat bucket can have, however units are grouped: it is full at its cap,
-   which its last piece may exceed. */
+/* The most bytes that a flat bucket can have, however units are grouped: it is full at its cap, but
+   its last piece may go beyond that. */
 static size_t dp__flat_bytes(const dp_reducer *reducer)
 {
     size_t totals[DP_DTYPE_COUNT] = {0}, largest[DP_DTYPE_COUNT] = {0}, most = 0;
@@ -602,7 +602,7 @@ static size_t dp__flat_bytes(const dp_reducer *reducer)
 }
 
 /* Whether any bucket may have to be flat. Inside one process a collective costs less than a copy,
-   and devices with memory of their own copy a run for as much as they reduce it. */
+   and for devices with memory of their own copying a run costs as much as reducing it. */
 static bool dp__may_be_flat(const dp_reducer *reducer)
 {
     bool flat = reducer->hook != NULL;
@@ -642,8 +642,8 @@ static bool dp__is_flat(const dp_reducer *reducer, const dp__bucket *bucket, boo
            bucket->info.bytes / bucket->run_count < DP__SHORT_RUN_BYTES;
 }
 
-/* What fails here while other processes take part is the job's failure, whatever its class: they
-   cannot know of it. */
+/* A failure here while other processes take part is the job's failure, whatever its class: they
+   cannot know about it. */
 static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
 {
     if (status != DP_OK && !dp__thread.fresh)
@@ -653,12 +653,12 @@ static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
     return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
 }
 
-/* Between host memory and what goes over the wire of a local rank. */
+/* Copy between host memory and the wire of a local rank. */
 static dp_status dp__exchange_move(const dp__coll *coll, int local_rank, void *data, bool out)
 {
     int64_t count = (int64_t)coll->count;
     void *wire = coll->local[local_rank].recv;
-    if (coll->courier) { /* whose devices are the host's; their other streams are the caller's */
+    if (coll->courier) { /* it has only host devices; their other streams belong to the caller */
         memcpy(out ? wire : data, out ? data : wire, dp__blocks_bytes(coll, false));
         return DP_OK;
     }
@@ -676,7 +676,7 @@ static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t strid
     return dp__exchange_move(coll, 0, data, false);
 }
 
-/* All ranks tell each other something small by a collective: `data` holds that of local rank i at
+/* All ranks tell each other something small with a collective: `data` has that of local rank i at
    i * stride bytes, and gets what the first of them received. */
 static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
                               size_t stride)
@@ -687,7 +687,7 @@ static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, 
     return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
 }
 
-/* Each span where it lies, on every local rank. */
+/* Reduce each span where it lies, on every local rank. */
 static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
 {
     dp_reducer *reducer = spans->reducer;
@@ -714,7 +714,7 @@ static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
     return DP_OK;
 }
 
-/* A span of a local rank, between its block and flat memory. */
+/* Copy a span of a local rank between its block and flat memory. */
 static dp_status dp__span_move(const dp__spans *spans, int local_rank, bool in)
 {
     const dp_reducer *reducer = spans->reducer;
@@ -741,7 +741,7 @@ static dp_status dp__flat_move(dp__spans spans, bool in)
     return DP_OK;
 }
 
-/* Zeros where units that nobody uses would be. */
+/* Write zeros where units that nobody uses would be. */
 static dp_status dp__flat_clear(const dp_reducer *reducer)
 {
     const dp_bucket *bucket = &reducer->trip.bucket;
@@ -811,8 +811,8 @@ static dp_status dp__trip_run(dp_reducer *reducer, dp__spans spans, bool flat, b
     return flat && reducer->lost == DP_OK ? dp__flat_move(spans, false) : DP_OK;
 }
 
-/* Over the communicator of the courier's, or of the caller's. In a pass that is lost nothing
-   travels any more. */
+/* Over the courier's communicator, or the caller's. In a pass that is lost nothing travels any
+   more. */
 static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool courier, bool skips)
 {
     const dp__bucket *bucket = &reducer->buckets[index];
@@ -836,8 +836,8 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
 }
 
 /* ==== >>hooks ==================================================================================
-   A hook is the user's, so it may fail, or do something else on another rank. Before each of its
-   collectives, and when it has returned, all ranks tell each other what they do next. Where that
+   A hook is the user's, so it may fail, or do different things on different ranks. Before each of
+   its collectives, and when it has returned, all ranks tell each other what they do next. If that
    differs nobody goes on, so nobody waits: the pass is lost, and all ranks know.                */
 
 DP__UNCHECKED static bool dp__is_reducer(const dp_reducer *reducer)
@@ -845,7 +845,7 @@ DP__UNCHECKED static bool dp__is_reducer(const dp_reducer *reducer)
     return reducer->magic == DP__REDUCER_LIVE;
 }
 
-/* One that is there, whatever became of its job. */
+/* One that exists, even if its job has failed. */
 static dp_status dp__check_reducer_open(const char *fn, const dp_reducer *reducer)
 {
     DP_TRY(dp__check_pointer(fn, "reducer", reducer));
@@ -864,7 +864,7 @@ typedef enum dp__act { DP__FAILS, DP__RETURNS, DP__REDUCES, DP__GATHERS } dp__ac
 
 enum { DP__ACT_WORDS = 2 }; /* what is done, and the scale; each has to be the same on all ranks */
 
-static const uint64_t dp__act_counts = ((uint64_t)1 << 52) - 1; /* more is no memory's */
+static const uint64_t dp__act_counts = ((uint64_t)1 << 52) - 1; /* no memory holds more */
 
 static void dp__act_words(dp__act act, const dp__coll *coll, int64_t *out)
 {
@@ -892,7 +892,7 @@ static const char *dp__act_text(int64_t word, bool scale, char *text, size_t byt
     return text;
 }
 
-/* What all ranks know of the bucket that travels. */
+/* The pass is lost with the bucket that travels; all ranks come here. */
 static dp_status dp__lose(dp_reducer *reducer, dp_status status, const char *what)
 {
     reducer->lost = status;
@@ -914,7 +914,7 @@ static dp_status dp__hook_tell(dp_reducer *reducer, int64_t *words, size_t count
     return dp__exchange(reducer->ctx, reducer->hook_wires, coll, words, 0);
 }
 
-/* Of the word that differs: who has the least one, who the greatest. */
+/* For the word that differs: which rank has the least, and which the greatest. */
 static dp_status dp__hook_differs(dp_reducer *reducer, int64_t own, int64_t least, int64_t most,
                                   bool scale)
 {
@@ -948,7 +948,7 @@ static dp_status dp__hook_agree(dp_reducer *reducer, dp__act act, const dp__coll
     return DP_OK;
 }
 
-/* After the hook has returned: its sentence is this rank's alone. */
+/* After the hook has returned: only this rank knows its sentence. */
 static dp_status dp__hook_end(dp_reducer *reducer, dp_status status)
 {
     char what[DP__TEXT_BYTES];
@@ -1004,7 +1004,7 @@ static dp_status dp__hook_collective(const dp_bucket *bucket, dp__act act, dp__c
     reducer->trip.collective_count++;
     reducer->carried += dp__blocks_bytes(&coll, false);
     dp_status status = dp__shared_failure(ctx, dp__collective_entered(&coll));
-    if (status != DP_OK) /* whatever the hook makes of it */
+    if (status != DP_OK) /* even if the hook goes on after it */
         dp__lose(reducer, status, dp_last_error());
     return dp__leave(coll.fn, ctx, status);
 }
@@ -1097,15 +1097,15 @@ static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t cou
 }
 
 /* ==== >>courier ================================================================================
-   A thread of its own carries the buckets of one pass at a time, strictly in their order, each as
-   soon as all local ranks have reported what is in it. It has a communicator and streams of its
-   own, and leaves the workers to the caller. It need not wait for streams: all devices are the
-   host's, whose work is done when a call returns.
+   A separate thread carries the buckets of one pass at a time, strictly in their order, each as
+   soon as all local ranks have reported what is in it. It has its own communicator and streams, and
+   leaves the workers to the caller. It need not wait for streams: all devices are on the host, so
+   their work is done when a call returns.
 
-   Whose pass rides is decided by begin and finish alone, which every process calls in the same
+   Which pass rides is decided by begin and finish alone, which every process calls in the same
    order: the oldest one, until it has finished, and then the next. One that finishes while an older
    one is open is reduced by the caller, over the caller's communicator: nothing may wait for what
-   the same thread has to do later. So no order depends on time.                                 */
+   the same thread has to do later. So no order depends on timing.                               */
 
 typedef struct dp__errand {
     dp_reducer *reducer;
@@ -1113,7 +1113,7 @@ typedef struct dp__errand {
     bool released;
 } dp__errand;
 
-/* What there is to carry now. The pass cannot end before what is given out here has arrived. */
+/* The next bucket to carry, if any. The pass cannot end before a bucket taken here has arrived. */
 static bool dp__errand_take(dp_ctx *ctx, dp__errand *out)
 {
     dp__lock_enter(&ctx->lock);
@@ -1126,8 +1126,8 @@ static bool dp__errand_take(dp_ctx *ctx, dp__errand *out)
     return some && !dp__has_failed(ctx);
 }
 
-/* Before finish has come a bucket is complete, so all of it is used: what nobody uses is known, and
-   left out, in those that travel later. */
+/* A bucket that travels before finish is complete, so all of it is used. In those that travel later
+   it is known what nobody uses, and that is left out. */
 static dp_status dp__errand_run(const dp__errand *errand)
 {
     dp_reducer *reducer = errand->reducer;
@@ -1171,7 +1171,7 @@ static void dp__courier_carry(void *user)
     }
 }
 
-/* Memory and streams, for the first reducer; what there is stays when something fails. */
+/* Memory and streams, for the first reducer; if something fails, what was made stays. */
 static dp_status dp__courier_equip(const char *fn, dp_ctx *ctx)
 {
     size_t count = (size_t)ctx->info.local_count;
@@ -1193,7 +1193,7 @@ static dp_status dp__courier_equip(const char *fn, dp_ctx *ctx)
     return DP_OK;
 }
 
-/* For the first reducer; nothing where nobody can ride. */
+/* For the first reducer; does nothing where no pass can ride. */
 static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
 {
     dp__courier *courier = NULL;
@@ -1208,8 +1208,8 @@ static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
     return DP_OK;
 }
 
-/* When a context closes. A pass that is still open will not be finished: what the courier is in
-   must not wait for others, and they must not wait for it. */
+/* When a context closes. A pass that is still open will not be finished: the collective that the
+   courier is in must not wait for others, and they must not wait for it. */
 static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
@@ -1227,8 +1227,8 @@ static void dp__courier_end(dp_ctx *ctx)
 }
 
 /* ==== >>reducer ================================================================================
-   Reducers are made, compared with those of other ranks, asked, destroyed. What ranks have to tell
-   each other they do on the caller's thread, over the communicator of the caller's.             */
+   Reducers are made, compared with those of other ranks, queried, destroyed. What ranks have to
+   tell each other goes over the caller's communicator, on the caller's thread.                  */
 
 static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
 {
@@ -1276,7 +1276,7 @@ static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_
     return DP_OK;
 }
 
-/* With other processes all learn whether every rank made the same reducer. */
+/* Tell all processes whether every rank made the same reducer. */
 static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
                                    const dp_reducer *made, dp_status status)
 {
@@ -1345,7 +1345,7 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
         return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: dp_reducer_finish comes first",
                         __func__, reducer->name);
     reducer->magic = 0;
-    if (!dp__has_failed(ctx)) /* else the courier may be in it still: dp_close has it */
+    if (!dp__has_failed(ctx)) /* else the courier may still use it, and dp_close frees it */
         dp__scope_end(reducer->scope);
     return DP_OK;
 }
@@ -1420,9 +1420,9 @@ static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
 }
 
 /* ==== >>passes =================================================================================
-   A pass is opened, units are reported from any thread, and finish sees to it that all is reduced.
-   Ranks tell each other their samples when a pass begins, what was not reported when it ends, and
-   once the order of units.                                                                      */
+   A pass is opened, units are reported from any thread, and finish sees to it that everything is
+   reduced. Ranks tell each other their samples when a pass begins, what was not reported when it
+   ends, and, once, the order of units.                                                          */
 
 /* Adds the pass' samples to those of passes without sync. */
 static dp_status dp__samples_add(const char *fn, dp_reducer *reducer, const dp_reduce_pass *pass)
@@ -1437,7 +1437,8 @@ static dp_status dp__samples_add(const char *fn, dp_reducer *reducer, const dp_r
     return DP_OK;
 }
 
-/* Those of all ranks. One that passed in wrong numbers takes part, so that nobody waits for it. */
+/* The samples of all ranks. A rank that passed in wrong numbers takes part too, so that nobody
+   waits for it. */
 static dp_status dp__samples_all(const char *fn, dp_reducer *reducer, dp_status own, double *out)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1497,7 +1498,7 @@ static void dp__pass_leave(dp_reducer *reducer)
     reducer->behind = NULL;
 }
 
-/* Under the context's lock: what has to come before buckets are complete. */
+/* Under the context's lock: count what has to be reported before buckets are complete. */
 static void dp__pass_owe(dp_reducer *reducer)
 {
     size_t units = reducer->unit_count, locals = (size_t)reducer->ctx->info.local_count;
@@ -1719,7 +1720,7 @@ static dp_status dp__streams_join(const dp_reducer *reducer)
     return DP_OK;
 }
 
-/* By the caller: where no bucket has to be flat, all at once, in as few spans as there can be. */
+/* By the caller: if no bucket has to be flat, all at once, in as few spans as possible. */
 static dp_status dp__reduce_all(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1738,7 +1739,7 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
     return DP_OK;
 }
 
-/* By the courier: everything may travel now, and is waited for. Then the next pass may. */
+/* By the courier: everything may travel now, and is waited for. Then it is the next pass' turn. */
 static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1764,7 +1765,7 @@ static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
     return DP_OK;
 }
 
-/* By the caller, while an older pass rides, or where nobody can. */
+/* By the caller, while an older pass rides, or where no pass can ride. */
 static dp_status dp__reduce_now(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1784,7 +1785,8 @@ static dp_status dp__reduce_now(dp_reducer *reducer)
     return DP_OK;
 }
 
-/* Once: buckets as rank 0 reported units, what it did not report last. */
+/* Once: form buckets in the order in which rank 0 reported units; those it did not report come
+   last. */
 static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
 {
     size_t count = reducer->arrived, units = reducer->unit_count;

@@ -1,14 +1,14 @@
 /* dp_shm.h - v0.1.0 - collectives between processes of one machine, for dp.h - MIT licence
 
    dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It holds the table dp_shm_coll(): all ranks are CPU devices of processes of
-   one machine. What it asks of the system stands in dp_cpu.h.
+   and nothing to call. It holds the table dp_shm_coll(), for jobs in which all ranks are CPU
+   devices of processes of one machine. Its calls to the system are in dp_cpu.h.
 
    CONTENTS (search for the tag)
      >>hall       the memory that the processes share, and how they meet in it
      >>failing    the first failure, in words, for all
      >>waiting    for another process, but not for one that is gone
-     >>meeting    that all issue the same collective
+     >>meeting    whether all issue the same collective
      >>folding    reductions
      >>moving     broadcast, all_gather, all_to_all
      >>joining    from a config to a communicator, and the table
@@ -20,30 +20,30 @@
 #define DP_SHM_IMPLEMENTED
 
 /* ==== >>hall ===================================================================================
-   Every process has a seat in the hall, a few lines that it alone writes, and a desk, memory
-   through which its bytes go to others. Lines that are written at different times lie apart.
+   Every process has a seat in the hall (a few cache lines that it alone writes) and a desk (memory
+   through which its bytes go to others). Lines that are written at different times lie apart.
 
    A collective begins with a note on every seat, which says what it is: nobody goes on before all
-   have written the same. The notes are two, taken in turn, for a process may begin the next
-   collective while another still reads this one's; but not the one after that, since it would have
-   to meet the slow one first. For the same reason each desk has two leaves for what is small: that
-   is laid there before the note is written, and needs no other step. What is large goes by pieces
-   through the slots of the desk, which are all free when a collective begins. `made` and `taken`
-   count pieces, of all collectives, and never go back.
+   have written the same. Each seat has two notes, used in turn, because a process may begin the
+   next collective while another still reads this one's note; but not the one after that, since it
+   would have to meet the slow one first. For the same reason each desk has two leaves for small
+   data, which is put there before the note is written and needs no other step. Large data goes in
+   pieces through the slots of the desk, which are all free when a collective begins. `made` and
+   `taken` count pieces, of all collectives, and never go back.
 
-   The limit. An all-reduce of N bytes reads and writes every rank's buffer once: 2 N R bytes of R
-   ranks over the bandwidth of memory. What goes through the desks comes on top of it, but a slot is
-   read soon after it was written, so it stays in the caches where they are shared. */
+   The limit. An all-reduce of N bytes over R ranks reads and writes every rank's buffer once: it
+   takes at least 2 N R bytes divided by the bandwidth of memory. What goes through the desks comes
+   on top of that, but a slot is read soon after it was written, so it stays in shared caches. */
 
-/* Sizes were tried on 2 cores. With 4 slots and a lag of 2, what has a MiB takes twice as long: a
+/* Sizes were tried on 2 cores. With 4 slots and a lag of 2, a MiB takes twice as long: a
    process that is disturbed for a moment stops all others. */
 enum {
     DP__SHM_LEAF_BYTES = 64 << 10,
     DP__SHM_SLOT_BYTES = 64 << 10, /* a piece at most: with its operands it fits into an L2 cache */
     DP__SHM_PIECE_BYTES = 32 << 10, /* and at least: a step has to be worth a look at other lines */
-    DP__SHM_PIECES = 8,             /* are made of what is large, so that all have work early */
+    DP__SHM_PIECES = 8,             /* into which large data is cut, so that all have work early */
     DP__SHM_SLOTS = 8,
-    DP__SHM_LAG = 3, /* pieces that a process makes before it takes what became of the first */
+    DP__SHM_LAG = 3, /* pieces that a process makes before it takes the result of the first */
     DP__SHM_PAGES = 64 << 10 /* a multiple of every system's page */
 };
 
@@ -76,7 +76,7 @@ typedef struct dp__shm_seat {
 } dp__shm_seat;
 
 typedef struct dp__shm_hall {
-    _Alignas(128) atomic_uint sleepers; /* more than there are, once one has died in its sleep */
+    _Alignas(128) atomic_uint sleepers; /* too many, once a process has died in its sleep */
     _Alignas(128) atomic_uint failed;   /* 1: the text is being written, 2: it is there */
     int32_t status, rank;               /* of the first failure: where it is from */
     char text[DP__TEXT_BYTES];
@@ -107,9 +107,9 @@ typedef struct dp__shm_comm {
     dp__shm_hall *hall;
     int process, process_count;
     int rank_first, local_count, rank_count;
-    int *firsts;     /* of every process, the first rank; and behind the last, rank_count */
+    int *firsts;     /* the first rank of every process, and rank_count at the end */
     unsigned seq;    /* collectives so far */
-    unsigned steps;  /* pieces of all of them, of the process that had the most */
+    unsigned steps;  /* pieces of all of them, for the process that had the most */
     unsigned missed; /* spins in a row that ran out */
     bool spin;
     int timeout_ms;
@@ -117,7 +117,7 @@ typedef struct dp__shm_comm {
     unsigned labels[2]; /* of the own notes, as the journal counts them */
     const void **in;    /* rank_count + 1 */
     void **out;
-    float *wide; /* a slot for each local rank: halves on the way, in f32 */
+    float *wide; /* a slot for each local rank: halves under way, in f32 */
 } dp__shm_comm;
 _Static_assert(offsetof(dp__shm_comm, base) == 0, "a dp_comm is the head of its communicator");
 
@@ -158,7 +158,7 @@ static char *dp__shm_desk(const dp__shm_comm *comm, int process)
            (size_t)process * dp__shm_desk_bytes();
 }
 
-/* For what is small, of the collective that is under way. */
+/* For small data, of the collective that is under way. */
 static char *dp__shm_leaf(const dp__shm_comm *comm, int process)
 {
     return dp__shm_desk(comm, process) + comm->seq % 2 * DP__SHM_LEAF_BYTES;
@@ -193,8 +193,8 @@ static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int w
     return word == DP__SHM_TAKEN ? &seat->taken : &seat->notes[word == DP__SHM_NOTE_1].seq;
 }
 
-/* A word counts up. Who sleeps is counted before it looks at the word for the last time, and the
-   count is read after the word was written: one of both sees the other. */
+/* A word counts up. A sleeper is counted before it looks at the word for the last time, and the
+   count is read after the word was written: so one of the two sees the other. */
 static void dp__shm_tell(const dp__shm_comm *comm, atomic_uint *word, unsigned value)
 {
     atomic_store(word, value);
@@ -203,9 +203,9 @@ static void dp__shm_tell(const dp__shm_comm *comm, atomic_uint *word, unsigned v
 }
 
 /* ==== >>failing ================================================================================
-   Who finds that something is wrong first says what, for all: in the hall, so that every process
-   returns the same sentence. It names the rank that is to blame, the collective, and what that rank
-   did last. */
+   The first process to find that something is wrong says so for all, in the hall, so that every
+   process returns the same sentence. It names the rank that is to blame, the collective, and what
+   that rank did last. */
 
 enum { DP__SHM_WORDS_BYTES = 96, DP__SHM_LAST_BYTES = DP__WORDS_BYTES + 224 };
 
@@ -228,7 +228,7 @@ static const char *dp__shm_who(const dp__shm_comm *comm, int process, char *text
     return text;
 }
 
-/* The note of the collective that a process has begun last. */
+/* The note of the collective that a process began last. */
 static const dp__shm_note *dp__shm_last_note(const dp__shm_seat *seat)
 {
     unsigned a = atomic_load(&seat->notes[0].seq), b = atomic_load(&seat->notes[1].seq);
@@ -320,9 +320,10 @@ static void dp__shm_pass_on(const dp__shm_comm *comm)
 }
 
 /* ==== >>waiting ================================================================================
-   A wait spins while there is a core for every thread of all the processes, and sleeps else; as in
-   a team, it learns how long. Who sleeps wakes up every few milliseconds and looks whether it still
-   makes sense to wait. Time that this process was stopped for itself does not count. */
+   A wait spins if there is a core for every thread of all the processes, and sleeps otherwise; as
+   in a team, it learns how long to spin. A sleeper wakes up every few milliseconds and looks
+   whether it still makes sense to wait. Time for which this process itself was stopped does not
+   count. */
 
 enum {
     DP__SHM_LOOK_NS = 4000000,
@@ -358,7 +359,7 @@ static bool dp__shm_spin(dp__shm_comm *comm, const dp__shm_need *need)
     return false;
 }
 
-/* Whom all wait for in the end: who waits for nobody, or could go on and does not. */
+/* The process that all wait for in the end: it waits for nobody, or could go on and does not. */
 static int dp__shm_culprit(const dp__shm_comm *comm, int process)
 {
     int at = process;
@@ -373,7 +374,8 @@ static int dp__shm_culprit(const dp__shm_comm *comm, int process)
     return process;
 }
 
-/* A process id of its own is alive, and so is one that has left its lock with another context. */
+/* One with the id of this process is alive, and so is one that has left its lock to another
+   context. */
 static bool dp__shm_alive(const dp__shm_comm *comm, int process)
 {
     int pid = atomic_load(&comm->hall->seats[process].process_id);
@@ -392,7 +394,7 @@ static dp_status dp__shm_look(const dp__shm_comm *comm, const dp__shm_need *need
     char text[64];
     bool left = atomic_load(&comm->hall->seats[need->process].state) == DP__SHM_LEFT;
     bool dead = !left && !dp__shm_alive(comm, need->process);
-    if (dp__shm_reached(comm, need)) /* it did so before it went */
+    if (dp__shm_reached(comm, need)) /* it got there before it ended */
         return DP_OK;
     if (comm->base.host->aborted(comm->base.host))
         dp__shm_pass_on(comm);
@@ -458,7 +460,7 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
 }
 
 /* ==== >>meeting ================================================================================
-   A collective in its outline: what is small is laid on the leaf, the note is written, and when all
+   The outline of a collective: small data is put on the leaf, the note is written, and when all
    have written theirs they are compared. After that every process knows that all do the same. */
 
 static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
@@ -471,7 +473,7 @@ static const dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process
     return &comm->hall->seats[process].notes[comm->seq % 2];
 }
 
-/* How many ranks have written what this process has. */
+/* How many ranks have written the same as this process. */
 static int dp__shm_votes(const dp__shm_comm *comm, int process)
 {
     int votes = 0;
@@ -481,7 +483,7 @@ static int dp__shm_votes(const dp__shm_comm *comm, int process)
     return votes;
 }
 
-/* To blame is the first one that does not do what most do. */
+/* The first process that does not do what most do is to blame. */
 static dp_status dp__shm_differs(const dp__shm_comm *comm)
 {
     char who[2][DP__SHM_WORDS_BYTES], what[2][DP__WORDS_BYTES];
@@ -529,7 +531,7 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
     return same ? DP_OK : dp__shm_differs(comm);
 }
 
-/* What a process has for the others is a row of blocks. */
+/* A process has a row of blocks for the others. */
 static size_t dp__shm_block_bytes(const dp__shm_call *call)
 {
     size_t blocks = call->verb == DP__REDUCE_SCATTER ? (size_t)call->comm->rank_count : 1;
@@ -547,7 +549,7 @@ static size_t dp__shm_blocks(const dp__shm_call *call, int process)
     return ranks;
 }
 
-/* Bytes of the process that has the most. */
+/* Bytes in the row of the process that has the most. */
 static size_t dp__shm_most_bytes(const dp__shm_call *call)
 {
     size_t most = 0;
@@ -558,7 +560,7 @@ static size_t dp__shm_most_bytes(const dp__shm_call *call)
     return most * dp__shm_block_bytes(call);
 }
 
-/* Of an all_to_all: from which local rank of `process` block `block` is, and for which rank. */
+/* In an all_to_all: from which local rank of `process` block `block` is, and for which rank. */
 static void dp__shm_address(const dp__shm_call *call, int process, size_t block, size_t *out_from,
                             size_t *out_to)
 {
@@ -616,8 +618,8 @@ static size_t dp__shm_piece(size_t bytes)
     return piece < DP__SHM_SLOT_BYTES ? piece : DP__SHM_SLOT_BYTES;
 }
 
-/* Whoever had fewer pieces than others catches up: words that stay behind for long would look as if
-   they were ahead, once the count has gone round. */
+/* A process that had fewer pieces than others catches up: words that stay behind for long would
+   look as if they were ahead, once the count has wrapped around. */
 static void dp__shm_end(const dp__shm_call *call, size_t steps)
 {
     dp__shm_comm *comm = call->comm;
@@ -768,7 +770,7 @@ static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
     return count;
 }
 
-/* From the leaves: `at` bytes further on, of what every rank has sent. */
+/* Reduce from the leaves, at an offset of `at` bytes in what every rank has sent. */
 static void dp__shm_reduce_leaves(const dp__shm_call *call, size_t at, size_t out_count)
 {
     dp__shm_comm *comm = call->comm;
@@ -900,7 +902,7 @@ static void dp__shm_fold_piece(const dp__shm_fold *fold, size_t step)
         dp__shm_narrow(fold, count, dp__shm_slot(comm, comm->process, step));
 }
 
-/* Of a piece of the result, what the local ranks want. */
+/* Copy what the local ranks want of a piece of the result. */
 static void dp__shm_fold_out(const dp__shm_fold *fold, size_t step)
 {
     const dp__shm_call *call = fold->call;
@@ -918,7 +920,7 @@ static void dp__shm_fold_out(const dp__shm_fold *fold, size_t step)
     }
 }
 
-/* This process' part in a piece, when it may have it. */
+/* This process' work on a piece, as soon as it can be done. */
 static dp_status dp__shm_fold_make(const dp__shm_fold *fold, size_t step)
 {
     dp__shm_comm *comm = fold->call->comm;
@@ -998,8 +1000,8 @@ static dp_status dp__shm_reduce_scatter(dp_comm *comm, const dp_part *local, siz
 
 /* ==== >>moving =================================================================================
    The other collectives move bytes. Every process writes the row of blocks that others want, once,
-   and each takes from the rows of the others what is for its ranks. What stays in a process goes
-   from buffer to buffer. */
+   and each takes from the rows of the others what is for its ranks. Data that stays in a process
+   goes from buffer to buffer. */
 
 /* Bytes of block `block` of a process' row, from `at` on, to the local ranks that want them. */
 static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block, size_t at,
@@ -1052,7 +1054,7 @@ typedef struct dp__shm_rows {
     size_t piece;
 } dp__shm_rows;
 
-/* Bytes of a process' piece, 0 behind its end. */
+/* Bytes of a process' piece, 0 after the end of its row. */
 static size_t dp__shm_row_bytes(const dp__shm_rows *rows, int process, size_t step)
 {
     size_t all = dp__shm_blocks(rows->call, process) * dp__shm_block_bytes(rows->call);
@@ -1076,7 +1078,7 @@ static dp_status dp__shm_give(const dp__shm_rows *rows, size_t step)
     return DP_OK;
 }
 
-/* From all others, each beginning with the one behind it: not all read from the same one. */
+/* From all others, each beginning with its successor: so not all read from the same one. */
 static dp_status dp__shm_take(const dp__shm_rows *rows, size_t step)
 {
     dp__shm_comm *comm = rows->call->comm;
@@ -1152,7 +1154,7 @@ static dp_status dp__shm_all_to_all(dp_comm *comm, const dp_part *local, size_t 
 }
 
 /* ==== >>joining ================================================================================
-   From a config to a communicator. Every step is agreed upon by all processes, also by those that
+   From a config to a communicator. Every step is agreed upon by all processes, including those that
    failed in it, so that all fail together. */
 
 typedef struct dp__shm_card { /* what a process tells the others */
@@ -1240,8 +1242,8 @@ static int dp__shm_count_bits(const uint64_t *words)
     return count;
 }
 
-/* From what all have told: who has which ranks, and whether there is a core for every thread. Where
-   a quota leaves this process fewer cores than its mask, it leaves them to all together. */
+/* Learn from what all have told which ranks each has, and whether there is a core for every thread.
+   If a quota leaves this process fewer cores than its mask has, all processes share that quota. */
 static void dp__shm_learn(const dp__shm_join *join)
 {
     dp__shm_comm *comm = join->comm;
@@ -1270,7 +1272,7 @@ static void dp__shm_sit(dp__shm_comm *comm)
     atomic_store(&seat->state, DP__SHM_INSIDE);
 }
 
-/* Each process asks for the pages of its own desk: they are near it. */
+/* Each process reserves the pages of its own desk, so that they are near it. */
 static dp_status dp__shm_enter(dp__shm_join *join, bool named, bool made)
 {
     dp__shm_comm *comm = join->comm;
@@ -1290,7 +1292,7 @@ static dp_status dp__shm_enter(dp__shm_join *join, bool named, bool made)
     return DP_OK;
 }
 
-/* One way to come by shared memory: the first process makes it, the others open it. */
+/* One way to get shared memory: the first process makes it, the others open it. */
 static dp_status dp__shm_try(dp__shm_join *join, bool named)
 {
     join->own.name = (dp__shared_name){.fd = -1};
@@ -1322,7 +1324,7 @@ static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config,
 {
     dp__shm_join join = {.boot = config->bootstrap};
     size_t bytes = (size_t)config->bootstrap->process_count * sizeof *join.all;
-    join.all = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL); /* to tell that there is none */
+    join.all = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL); /* to report that there is none */
     if (join.all == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory to ask the others");
     dp_status status = dp__shm_join_all(&join, host, config);

@@ -1,14 +1,14 @@
 /* dp_value.h - v0.1.0 - values of dp.h: trees that are cut, joined and copied - MIT licence
 
    dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It holds what is done to whole trees of tensors: they are made, looked at,
-   kept, collated from samples, scattered over devices, gathered, replicated and added up.
+   and nothing to call. It holds the work on whole trees of tensors: they are made, looked at, kept,
+   collated from samples, scattered over devices, gathered, replicated and added up.
 
    CONTENTS (search for the tag)
      >>values       constructors and look-up
      >>walk         trees rebuilt; keep
      >>collating    groups, stacks, padding
-     >>splitting    how rows fall on parts
+     >>splitting    how rows are divided into parts
      >>cutting      the plan of a scatter
      >>scattering   the parts
      >>gathering    parts become one
@@ -31,8 +31,8 @@ DP__APART static char *dp__copy_text(dp_scope *scope, const char *text)
     return copy != NULL ? memcpy(copy, text, bytes) : NULL;
 }
 
-/* An error value with this thread's sentence, kept in the scope; `lost` stands in where that cannot
-   be. */
+/* An error value with this thread's sentence, kept in the scope, or with `lost` if that is not
+   possible. */
 static dp_value dp__error_value(dp_scope *scope, dp_status status, const char *lost)
 {
     dp_value value = dp__leaf(DP_ERROR);
@@ -120,12 +120,12 @@ DP_API dp_value dp_array(dp_scope *scope, const void *data, dp_dtype dtype, int 
                            : dp__error_value(scope, status, "dp_array: no scope, or no memory");
 }
 
-/* What holds values, or is to: a constructor's arguments, or a value made by hand. */
+/* What holds values, or will hold them: a constructor's arguments, or a value made by hand. */
 typedef struct dp__holder {
     const char *fn, *what;
     const dp__path *path;
-    uint8_t limit; /* what it holds is less deep than this */
-    uint8_t depth; /* its own, as its members make it */
+    uint8_t limit; /* its members are less deep than this */
+    uint8_t depth; /* its own, which follows from its members */
 } dp__holder;
 
 static dp_status dp__deepen(const char *fn, dp_value member, uint8_t limit, uint8_t *depth)
@@ -137,7 +137,7 @@ static dp_status dp__deepen(const char *fn, dp_value member, uint8_t limit, uint
     return DP_OK;
 }
 
-/* Depths go down, so walks end. */
+/* Depths decrease from member to member, so walks end. */
 static dp_status dp__check_member(dp__holder *holder, dp_value value, const char *key, size_t index)
 {
     dp__path path = {holder->path, key, index};
@@ -193,7 +193,7 @@ DP_API dp_value dp_contain(dp_scope *scope, const dp_container *container)
                            : dp__error_value(scope, status, "dp_contain: no scope, or no memory");
 }
 
-/* Holds neither tensors nor containers. A tree that is made by hand only seems to hold some. */
+/* Holds neither tensors nor containers. Lists made by hand never count as plain. */
 static bool dp__is_plain(dp_value value)
 {
     const unsigned plain = 1u << DP_NONE | 1u << DP_BOOLEAN | 1u << DP_INT | 1u << DP_FLOAT |
@@ -201,7 +201,7 @@ static bool dp__is_plain(dp_value value)
     return (plain >> value.kind & 1) != 0 || dp__has_flag(value, DP__PLAIN_TREE);
 }
 
-/* The array becomes a list's; it lies in the scope already. */
+/* A list of the array, which lies in the scope already. */
 static dp_value dp__sequence(dp_kind kind, const dp_value *items, size_t count, uint8_t depth)
 {
     dp_value value = dp__leaf((uint8_t)kind);
@@ -240,8 +240,8 @@ DP_API dp_value dp_list_make(dp_scope *scope, dp_kind kind, const dp_value *item
                            : dp__error_value(scope, status, "dp_list_make: no scope, or no memory");
 }
 
-/* `room` is for the cells of an index, or where the copy of the pairs is going to be: until then an
-   index has place there. NULL: there is no memory, keys are compared one by one. */
+/* `room` is for the cells of an index; it may be where the copy of the pairs will be, which is not
+   needed until then. NULL: there is no memory, keys are compared one by one. */
 static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_t count, void *room)
 {
     _Static_assert(sizeof(dp_pair) >= 3 * sizeof(dp__cell), "dp__cell_count(n) is below 3 n");
@@ -258,7 +258,7 @@ static dp_status dp__check_pairs(dp__holder *holder, const dp_pair *pairs, size_
     return DP_OK;
 }
 
-/* A dict made by hand: there is to be no copy of its pairs. */
+/* A dict made by hand: no copy of its pairs will be made. */
 static dp_status dp__check_dict(dp__holder *holder, dp_value dict)
 {
     size_t bytes = dp__cell_count(dict.count) * sizeof(dp__cell);
@@ -268,7 +268,7 @@ static dp_status dp__check_dict(dp__holder *holder, dp_value dict)
     return status;
 }
 
-/* What a value made by hand holds is as a constructor would have it. */
+/* Checks that the members of a value made by hand are as a constructor would accept them. */
 static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
                                   const dp__path *path)
 {
@@ -392,15 +392,15 @@ DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype, 
 }
 
 /* ==== >>walk ===================================================================================
-   Trees are rebuilt by dp__map (one tree) and dp__zip (several of one structure, side by side);
-   what happens at the leaves is the caller's. dp_keep is the first of them. */
+   Trees are rebuilt by dp__map (one tree) and dp__zip (several of one structure, side by side); the
+   caller says what happens at the leaves. dp_keep is the first of these callers. */
 
-/* Rebuild a tree that was checked: `leaf` maps what is no list, tuple or dict with something in
-   it. */
+/* Rebuild a tree that was checked: `leaf` maps everything except non-empty lists, tuples and
+   dicts. */
 typedef struct dp__mapper {
     dp_scope *scope;
     dp_status (*leaf)(struct dp__mapper *mapper, dp_value value, dp_value *out);
-    bool plain; /* `leaf` sees what is plain too, else it stays as it is */
+    bool plain; /* `leaf` sees plain values too; else they stay as they are */
     bool keys;  /* are copied, else they stay the source's */
 } dp__mapper;
 
@@ -449,25 +449,25 @@ static dp_status dp__map(dp__mapper *mapper, dp_value value, dp_value *out)
     return mapper->leaf(mapper, value, out);
 }
 
-/* Several trees of one structure, side by side, become one: `leaf` joins what is no list, tuple or
-   dict. A difference is a MISMATCH that names the place and the tree. */
+/* Several trees of one structure, side by side, become one: `leaf` joins everything except lists,
+   tuples and dicts. A difference is a MISMATCH that names the place and the tree. */
 typedef struct dp__zipper {
     dp_scope *scope;
     size_t count;
     const char *noun; /* what each tree is */
     bool lists;       /* tuples become lists */
-    dp_value *beside; /* where the walk is in other trees, as far as they go the same way */
+    dp_value *beside; /* where the walk is in other trees, as far as they have the same structure */
     size_t beside_count;
     dp_status (*leaf)(struct dp__zipper *zipper, const dp_value *values, const dp__path *path,
                       dp_value *out);
-    /* Puts something in the place of values that are none; NULL: they stay so. */
+    /* Replaces values that are none by something; NULL: they stay none. */
     dp_status (*fill)(struct dp__zipper *zipper, dp_value *values);
 } dp__zipper;
 
 static dp_status dp__zip(dp__zipper *zipper, const dp_value *values, const dp__path *path,
                          dp_value *out);
 
-/* Tree i has no key that tree 0 has not. */
+/* Checks that tree i has no key that tree 0 does not have. */
 static dp_status dp__zip_keys(const dp__zipper *zipper, dp__finder *first, size_t i, dp_value own,
                               const dp__path *path)
 {
@@ -527,7 +527,7 @@ static dp_status dp__zip_entries(dp__zipper *zipper, dp__finder *finders, const 
     return zipper->fill != NULL ? zipper->fill(zipper, column) : DP_OK;
 }
 
-/* What lies beside, at one key. */
+/* The values in `beside`, at one key. */
 static dp_status dp__zip_beside(dp__zipper *zipper, dp__finder *finders, const char *key)
 {
     for (size_t i = 0; i < zipper->beside_count; i++) {
@@ -610,7 +610,7 @@ static dp_status dp__keep_tensor(dp_scope *to, const dp_tensor *tensor, dp_value
     if (dp__is_channels_last(tensor))
         dp__make_channels_last(&copy);
     DP_TRY(dp__copy_tensor(to->ctx, &copy, tensor, NULL));
-    if (!dp__is_host(device)) /* its source may go before the copy ran */
+    if (!dp__is_host(device)) /* the source may be freed before the copy has run */
         DP_TRY(dp__sync(device->stream));
     return dp__of(to, &copy, out);
 }
@@ -708,7 +708,7 @@ static dp_status dp__stack_run(dp__stack *stack, size_t count)
     return (dp_status)atomic_load(&stack->status);
 }
 
-/* See that a sample can be stacked with the first of its group, and let `shape` grow to hold it. */
+/* Check that a sample can be stacked with the first of its group, and let `shape` grow for it. */
 static dp_status dp__stack_fit(const dp_tensor *first, const dp_tensor *tensor, int pad_dims,
                                size_t sample, const dp__path *path, int64_t *shape)
 {
@@ -792,7 +792,7 @@ static dp_value *dp__collate_array(const dp__collator *collator, size_t count)
     return array;
 }
 
-/* Containers of one column must want the same, and hold tensors if they are to be stacked. */
+/* Containers of one column must have the same settings, and hold tensors if they are stacked. */
 static dp_status dp__collate_check(const dp__collator *collator, const dp_value *column,
                                    const dp__path *path)
 {
@@ -854,7 +854,7 @@ static dp_status dp__collate_containers(const dp__collator *collator, const dp_v
     return dp__contain(collator->zipper.scope, &batch, out);
 }
 
-/* Numbers become a tensor of as many elements. */
+/* Numbers become one tensor with as many elements. */
 static dp_status dp__collate_numbers(const dp__collator *collator, const dp_value *column,
                                      dp_value *out)
 {
@@ -939,7 +939,7 @@ DP_API dp_status dp_collate(dp_scope *scope, const dp_value *samples, size_t cou
 }
 
 /* ==== >>splitting ================================================================================
-   How rows fall on parts, and which devices the parts are for.                                  */
+   How rows are divided into parts, and which devices the parts are for.                         */
 
 static const dp_scatter_config dp__scatter_default;
 static const dp_gather_config dp__gather_default;
@@ -984,7 +984,7 @@ static dp_status dp__check_weights(const char *fn, const double *weights, size_t
     return DP_OK;
 }
 
-/* The split is one that there is, and has what it needs: an entry for each of `count` parts. */
+/* Checks that the split exists, and has what it needs: an entry for each of `count` parts. */
 static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, size_t count)
 {
     bool sizes = how->split == DP_SPLIT_SIZES, weights = how->split == DP_SPLIT_WEIGHTS;
@@ -1104,30 +1104,30 @@ static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_sca
 }
 
 /* ==== >>cutting ==================================================================================
-   The plan of a scatter: how many parts there are, how many rows each has, and that nothing is lost
-   by cutting a tree so.                                                                         */
+   The plan of a scatter: how many parts there are, how many rows each has, and whether a tree can
+   be cut that way without losing anything.                                                      */
 
 typedef struct dp__plan {
     const char *fn;
     dp_ctx *ctx;
     dp_scope *scope;
     const dp_scatter_config *how;
-    dp_value roots[2]; /* what is cut together; in them leaves are found that an error names */
+    dp_value roots[2]; /* what is cut together; errors find the paths of leaves in them */
     size_t device_count;
     size_t most;           /* parts that there can be: devices, or groups of the containers */
     const void *groups_of; /* the first container; NULL: there is none */
-    const void *rows_of;   /* the container, or else the tensor, whose rows count; NULL: none has */
+    const void *rows_of;   /* the container, else the tensor, whose rows count; NULL: none */
     int64_t total;         /* those rows */
-    bool fixed;            /* they are samples of groups, so `sizes` is said by these */
+    bool fixed;            /* they are samples of groups, so the groups decide `sizes` */
     int64_t rows;          /* for which `sizes` was worked out; -1: none yet */
     int64_t *sizes;        /* of the parts, device_count of them */
     size_t made;           /* parts that `sizes` has */
     size_t parts;          /* least number over the fields so far */
     size_t needed;         /* parts up to the last one with rows, over the fields so far */
-    const void *parts_by, *needed_by; /* the fields that make and need so many */
+    const void *parts_by, *needed_by; /* the fields that `parts` and `needed` come from */
 } dp__plan;
 
-/* The place of a leaf in a tree, told by its address. */
+/* The place of a leaf in a tree, found by its address. */
 static bool dp__leaf_path(dp_value value, const void *leaf, const dp__path *path, char *text,
                           size_t bytes)
 {
@@ -1176,7 +1176,7 @@ static dp_value dp__group_at(const dp_container *container, size_t i)
     return container->data.kind == DP_LIST ? container->data.as.items[i] : container->data;
 }
 
-/* Samples in a group, as collate makes it: rows of a tensor, entries of a list; -1: who knows. */
+/* Samples in a group, as collate makes it: rows of a tensor, entries of a list; -1: unknown. */
 static int64_t dp__group_rows(const dp_container *container, size_t i)
 {
     dp_value group = dp__group_at(container, i);
@@ -1200,7 +1200,7 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
     return DP_OK;
 }
 
-/* The first container whose samples can be counted says how many rows the parts have. */
+/* The first container whose samples can be counted decides how many rows the parts have. */
 static dp_status dp__plan_decide(dp__plan *plan, const dp_container *container,
                                  const dp__path *path)
 {
@@ -1290,7 +1290,7 @@ static bool dp__plan_is_whole(const dp__plan *plan)
     return plan->device_count == 1 && plan->most == 1;
 }
 
-/* The first tensor with rows counts them, if no container does. */
+/* The first tensor with rows decides how many there are, if no container does. */
 static void dp__plan_count(dp__plan *plan, const dp_tensor *tensor, int64_t rows)
 {
     if (plan->rows_of != NULL)
@@ -1348,8 +1348,8 @@ static dp_status dp__plan_value(dp__plan *plan, dp_kind kind, dp_value value, co
     return DP_OK;
 }
 
-/* Of some of the roots: the number of parts is the least over the fields; a field with rows beyond
-   would lose them. */
+/* For some of the roots: the number of parts is the least over the fields; a field with rows beyond
+   it would lose them. */
 static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t count)
 {
     char needs[160], makes[160];
@@ -1367,7 +1367,7 @@ static dp_status dp__plan_make(dp__plan *plan, const dp_value *values, size_t co
     return DP_OK;
 }
 
-/* Rows of each part; NULL: there is nothing that has any. */
+/* Rows of each part; NULL: nothing has any. */
 static dp_status dp__plan_sizes(dp__plan *plan, int64_t **out)
 {
     *out = plan->rows_of != NULL ? plan->sizes : NULL;
@@ -1398,7 +1398,7 @@ static dp_status dp__plan_begin(dp__plan *plan)
    Each part of a planned tree is built by itself. On devices that the host reaches a part is a
    view; elsewhere it is copied there.                                                           */
 
-/* Make a tensor seen from a device: a view where the host reaches both, else a copy. */
+/* Make a tensor visible to a device: a view if the host reaches both, else a copy. */
 static dp_status dp__place(dp_scope *scope, dp_tensor *tensor, dp__device *device)
 {
     const dp__device *from = dp__device_of(scope->ctx, tensor->device);
@@ -1586,7 +1586,7 @@ DP_API dp_status dp_scatter_kwargs(dp_ctx *ctx, dp_scope *scope, dp_value args, 
 }
 
 /* ==== >>gathering ================================================================================
-   The other way: several become one. Also the forms that fill tensors of the caller's.          */
+   The other way: several become one. Also the forms that fill tensors of the caller.            */
 
 static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const char *what,
                                   const dp_gather_config *how, dp__device **out)
@@ -1599,7 +1599,7 @@ static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const char *what,
     return DP_OK;
 }
 
-/* That tensors can be joined along `dim`; out_rows: what they have together there. */
+/* Checks that tensors can be joined along `dim`; out_rows: their rows together. */
 static dp_status dp__check_join(const dp__path *path, const dp_tensor *const *parts, size_t count,
                                 int dim, int64_t *out_rows)
 {
@@ -1622,7 +1622,7 @@ static dp_status dp__check_join(const dp__path *path, const dp_tensor *const *pa
     return DP_OK;
 }
 
-/* One part's rows of the whole, in or out; *first moves on. */
+/* Copy one part's rows into or out of the whole; *first moves on. */
 static dp_status dp__copy_rows(dp_ctx *ctx, const dp_tensor *whole, int dim, const dp_tensor *part,
                                bool into_whole, int64_t *first)
 {
@@ -1757,7 +1757,7 @@ DP_API dp_status dp_gather(dp_ctx *ctx, dp_scope *scope, dp_value list, const dp
     return dp__leave(__func__, ctx, status);
 }
 
-/* ---- into tensors of the caller's ------------------------------------------------------------ */
+/* ---- into tensors of the caller -------------------------------------------------------------- */
 
 /* The last of outs[0 .. last] overlaps none of the others. */
 static dp_status dp__check_outs_apart(const char *fn, const dp_tensor *outs, size_t last)
@@ -1857,7 +1857,7 @@ DP_API dp_status dp_replicate_into(dp_ctx *ctx, const dp_tensor *src, const dp_t
 
 /* ==== >>replicating ==============================================================================
    Whole values to several devices, and sums of them back. Tensors of one dtype and device travel as
-   one flat block (up to DP__COALESCE_BYTES), of which the results are views.                    */
+   one flat block (up to DP__COALESCE_BYTES), and the results are views of it.                   */
 
 typedef struct dp__member { /* one tensor of a tree, and its place in a flat block */
     const dp_tensor *tensor;
@@ -1870,10 +1870,10 @@ typedef struct dp__flats {
     dp__member *members; /* in the order of the walk */
     size_t count, group_count;
     int64_t *group_counts; /* elements of each group */
-    size_t next;           /* member that a walk comes to next */
+    size_t next;           /* the member that a walk comes to next */
 } dp__flats;
 
-/* Count the tensors of a tree, and list them if there is somewhere to. */
+/* Count the tensors of a tree, and list them if there is room for a list. */
 static void dp__flats_collect(dp__flats *flats, dp_value value)
 {
     if (value.kind == DP_TENSOR && flats->members != NULL)
@@ -1954,7 +1954,7 @@ static dp_status dp__flat_new(const dp__flats *flats, size_t group, dp_dtype dty
     return dp__tensor_make(flats->scope, device, dtype, 1, &flats->group_counts[group], out);
 }
 
-/* Where all tensors of a group are; NULL when they are not in one place. */
+/* The device of all tensors of a group; NULL when they are not on one device. */
 static const dp__device *dp__flat_place(const dp__flats *flats, size_t group)
 {
     const dp__device *place = NULL;
@@ -1991,7 +1991,7 @@ static dp_status dp__flat_fill(const dp__flats *flats, size_t group, const dp_te
 typedef struct dp__swapper { /* puts something else in every tensor's place */
     dp__mapper mapper;
     dp__flats *flats;
-    const dp_tensor *flat;    /* one a group: their views; or NULL: the tensors themselves, as */
+    const dp_tensor *flat;    /* one per group: by views of these; NULL: by themselves, as */
     const dp__device *device; /* this device sees them */
 } dp__swapper;
 
@@ -2039,7 +2039,7 @@ static dp_status dp__replicate_copy(dp__flats *flats, dp_value value, const dp__
     return dp__swap(flats, value, flat, device, out);
 }
 
-/* Whether the first device may simply use the tensors as they are. */
+/* Whether the first device can simply use the tensors as they are. */
 static bool dp__flats_near(const dp__flats *flats, const dp__device *device)
 {
     for (size_t i = 0; i < flats->count; i++) {
@@ -2105,7 +2105,7 @@ static dp_status dp__sum(dp_ctx *ctx, const dp__device *device, const void *cons
     return dp__kernel(ctx, device, device->stream, &args);
 }
 
-/* The part as something dense that `device` can read: itself, until dp__give_back, or a copy in
+/* The part as a dense tensor that `device` can read: itself, until dp__give_back, or a copy in
    `temp`. */
 static dp_status dp__bring(dp_scope *temp, const dp_tensor *part, dp__device *device,
                            const void **out)
@@ -2149,7 +2149,7 @@ static dp_status dp__add_up(dp_ctx *ctx, dp_scope *temp, const dp_tensor *const 
 typedef struct dp__adder { /* collects the leaves; each result is filled in afterwards */
     dp__zipper zipper;     /* its scope is the results' */
     dp_scope *temp;
-    const dp_tensor **parts; /* `count` of each leaf, leaf after leaf */
+    const dp_tensor **parts; /* `count` for each leaf, one leaf after another */
     dp_tensor **results;
     size_t leaf_count;
 } dp__adder;
@@ -2182,7 +2182,7 @@ static dp_status dp__add_leaf(dp__zipper *zipper, const dp_value *values, const 
     return DP_OK;
 }
 
-/* Where the host reaches all, each leaf is added by itself: packing would only cost. */
+/* If the host reaches all, each leaf is added by itself: packing would only cost time. */
 static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
 {
     for (size_t leaf = 0; leaf < adder->leaf_count; leaf++) {
@@ -2195,7 +2195,7 @@ static dp_status dp__add_each(dp__adder *adder, dp_ctx *ctx, dp__device *device)
     return DP_OK;
 }
 
-/* One flat block a replica and group, added in one go; the results are views of the sum. */
+/* One flat block per replica and group, added in one go; the results are views of the sum. */
 static dp_status dp__add_flats(dp__adder *adder, dp_ctx *ctx, dp__device *device, dp__flats *flats)
 {
     size_t replicas = adder->zipper.count;

@@ -1,6 +1,6 @@
 /* containers.c - images of mixed sizes, as mmcv's collate and MMDataParallel take them.
 
-   A sample is an image and notes about it. A field says by its container how it travels: images are
+   A sample is an image and notes about it. The container of a field says how it travels: images are
    stacked in groups of two, each group padded to its own largest image; notes stay on the host, as
    they are. Every device gets one group; the last batch of an epoch is cut where its groups end.
 
@@ -29,7 +29,7 @@ typedef struct picture {
 
 static char lines[DEVICES][LINE]; /* what each device saw */
 
-/* ---- the model: mean brightness of each image, its padding left out -------------------------- */
+/* ---- the model: mean brightness of each image, without its padding --------------------------- */
 
 static double note(const dp_call *call, dp_value notes, size_t image, const char *key)
 {
@@ -55,7 +55,7 @@ static dp_status forward(dp_call *call)
     const dp_tensor *image;
     dp_tensor out;
     float means[8];
-    dp_value notes = dp_get(call->kwargs, "notes"); /* a list: one entry an image of the group */
+    dp_value notes = dp_get(call->kwargs, "notes"); /* a list: one entry per image in the group */
     DP_TRY(dp_call_tensor(call, "image", DP_F32, 4, &image));
     say(call, image, notes);
     int64_t plane = image->shape[2] * image->shape[3];
@@ -97,7 +97,7 @@ static void look_at(dp_module *par, const picture *pictures, size_t count)
     float means[4];
     for (size_t i = 0; i < count; i++)
         samples[i] = sample(step, &pictures[i]);
-    DP_CHECK(dp_collate(step, samples, count, 2, &batch)); /* two samples a device */
+    DP_CHECK(dp_collate(step, samples, count, 2, &batch)); /* two samples per device */
     DP_CHECK(dp_invoke(par, "forward", step, dp_none(), batch, NULL, &out, NULL));
     DP_CHECK(dp_read(ctx, out.as.t, means, count * sizeof *means));
     printf("batch of %zu\n%s\n%s\nbrightness:", count, lines[0], lines[1]);

@@ -1,9 +1,9 @@
 /* custom_device.h - a device of your own: "toy", with memory that the host cannot touch.
 
-   Its addresses have a bit set which no address of the host has, so a stray access faults on the
-   spot; only the toy's own copies know where the bytes are. This is what the contract in dp.h asks
-   for and no more: there is no kernel and no table of collectives, so dp.h computes on the host.
-   For a backend of yours put your driver's calls into the bodies, and see whether it keeps to the
+   Its addresses have a bit set that no address of the host has, so a stray access faults at once;
+   only the toy's own copies know where the bytes are. This is the least that the contract in dp.h
+   asks for: there is no kernel and no table of collectives, so dp.h computes on the host. For a
+   backend of yours, put your driver's calls into the bodies, and see whether it keeps to the
    contract:
 
        make conform BACKEND=examples/custom_device.h TABLE=toy_device */
@@ -18,7 +18,7 @@
 enum { TOY_COUNT = 8, TOY_BYTES = 64 << 20 }; /* devices in all, bytes of one block at most */
 
 typedef struct toy_dev {
-    dp_dev base;    /* first: a cast leads from the core's struct to this one */
+    dp_dev base;    /* first: so the core's struct can be cast to this one */
     uintptr_t mask; /* between where a byte is and the address that the device gives it */
 } toy_dev;
 static inline const dp_device_ops *toy_device(void);
@@ -31,7 +31,7 @@ static dp_status toy_open(const dp_host *host, int index, dp_dev **out)
     if (toy == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "toy: no memory for device %d", index);
     toy->base = (dp_dev){.ops = toy_device(), .host = host, .index = index};
-    toy->mask = (uintptr_t)(TOY_COUNT + index) << 51; /* one bit for all, three tell them apart */
+    toy->mask = (uintptr_t)(TOY_COUNT + index) << 51; /* one bit for all, three to tell which */
     *out = &toy->base;
     return DP_OK;
 }
@@ -100,7 +100,7 @@ static dp_status toy_copy(dp_stream *stream, void *dst, const void *src, size_t 
     return DP_OK;
 }
 
-/* The rest is short, as what a toy is asked for is done when the call returns. */
+/* The rest is short, since everything a toy does is done when the call returns. */
 /* clang-format off */
 static dp_status toy_count(const dp_host *h, int *out) { (void)h, *out = TOY_COUNT; return DP_OK; }
 static void toy_close(dp_dev *dev)           { dev->host->free(dev->host, dev); }

@@ -1,5 +1,5 @@
 /* fewshot.h - the model of meta_test.c, as its user would write it: a linear classifier that is
-   trained anew for every task. */
+   trained from scratch for every task. */
 
 #ifndef FEWSHOT_H
 #define FEWSHOT_H
@@ -38,7 +38,7 @@ static dp_status read_shots(dp_call *call, shots *out)
     return out->p != NULL ? DP_OK : DP_ERR_NO_MEMORY;
 }
 
-/* mode "support": the mean loss. mode "query": how many of the samples are classified rightly. */
+/* mode "support": the mean loss. mode "query": how many of the samples are classified correctly. */
 static dp_status fewshot_forward(dp_call *call)
 {
     dp_tensor out;

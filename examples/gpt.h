@@ -1,8 +1,7 @@
 /* gpt.h - an existing program, which has never heard of dp.h: a small transformer that learns to
    continue text, in plain C. All parameters lie in one block, all gradients in another, everything
-   that backward needs of a forward in a third. The loss is the mean over the rows of a batch, and
+   that backward needs from a forward in a third. The loss is the mean over the rows of a batch, and
    gpt_backward divides by their number itself. */
-
 #ifndef GPT_H
 #define GPT_H
 
@@ -28,7 +27,7 @@ typedef struct gpt {
     float *tape;                                     /* one block: what follows points into it */
     gpt_layer layers[GPT_MAX_LAYERS];
     float *last, *last_norm, *odds;
-    float *d, *d_norm, *d_wide, *d_mixed; /* gradients on their way back */
+    float *d, *d_norm, *d_wide, *d_mixed; /* gradients going backward */
     int rows;                             /* of the last forward */
     const uint8_t *tokens, *targets;
     void (*layer_done)(void *user, int layer); /* NULL, or told when backward has its gradients */
@@ -167,7 +166,7 @@ static void gpt_softmax(float *x, int n)
         x[i] /= sum;
 }
 
-/* One head at one place: what it reads of the places up to its own. */
+/* One head at one place: what it reads from the places up to its own. */
 static void gpt_attend(const gpt *g, const gpt_layer *l, int row, int head, int t)
 {
     const int c = g->shape.channels, size = c / g->shape.heads, T = g->shape.context;

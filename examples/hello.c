@@ -17,7 +17,7 @@
 enum { DEVICES = 4, ROWS = 10, COLUMNS = 3 };
 
 typedef struct work {
-    dp_value parts;               /* of the batch, one a device */
+    dp_value parts;               /* of the batch, one per device */
     float sums[DEVICES][COLUMNS]; /* what each device found */
 } work;
 
@@ -36,7 +36,7 @@ static void add_up(dp_ctx *ctx, const float *batch, work *w)
 {
     dp_part part[DEVICES];
     dp_tensor x = dp_wrap_const(batch, DP_F32, DP_SHAPE(ROWS, COLUMNS));
-    dp_scope *step = dp_scope_begin(ctx); /* all that follows lives here, and goes in one call */
+    dp_scope *step = dp_scope_begin(ctx); /* holds all that follows; one call frees it */
     DP_CHECK(
         dp_scatter(ctx, step, dp_of(step, &x), NULL, &w->parts)); /* views: nothing is copied */
     DP_CHECK(dp_run(ctx, step, add_rows, w));

@@ -1,8 +1,8 @@
 /* meta_test.c - few-shot tasks side by side, each on a device of its own.
 
-   A task is five classes, five samples of each to learn from and fifteen to be asked about. Every
-   device has a copy of the model behind dp_meta_test_parallel and takes every DEVICES-th task: it
-   forgets, learns, is asked. Nothing is shared, nothing is summed.
+   A task has five classes, with five samples of each to learn from and fifteen to be tested on.
+   Every device has a copy of the model behind dp_meta_test_parallel and takes every DEVICES-th
+   task: it forgets, learns, and is tested. Nothing is shared, nothing is summed.
 
    Build: cc -std=c11 -O2 examples/meta_test.c -o meta_test -lpthread -lm
    Prints:

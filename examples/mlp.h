@@ -1,5 +1,5 @@
 /* mlp.h - a model as its user would write it: two layers, ReLU, softmax, cross-entropy. Nothing in
-   it knows of devices; its memory has to be the host's. */
+   it knows about devices; its memory has to be host memory. */
 
 #ifndef MLP_H
 #define MLP_H
@@ -125,7 +125,7 @@ static dp_status mlp_backward(dp_call *call)
     return DP_OK;
 }
 
-/* Small random numbers in the weights; biases begin with 0. */
+/* Small random numbers in the weights; biases start at 0. */
 static dp_status mlp_randomize(dp_module *module)
 {
     unsigned seed = 7;

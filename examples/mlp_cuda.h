@@ -1,6 +1,6 @@
 /* mlp_cuda.h - the model of mlp.h for GPUs, as its user would write it: matrices by cuBLAS, a few
-   kernels of its own. They run on the stream that the call names, so nothing is waited for. Where
-   the context has no GPU, mlp.h serves. */
+   kernels of its own. They run on the stream that the call names, so nothing has to wait. If the
+   context has no GPU, mlp.h is used. */
 
 #ifndef MLP_CUDA_H
 #define MLP_CUDA_H
@@ -54,7 +54,7 @@ static const char mlp_kernels[] =
     "    for (long long i = 0; i < rows; i++) sum[AT] += x[i * n + AT];\n"
     "}\n";
 
-typedef struct mlp_gpu { /* one a replica */
+typedef struct mlp_gpu { /* one per replica */
     int ordinal;
     cublasHandle_t blas;
     cudaLibrary_t library;
@@ -107,7 +107,7 @@ static dp_status mlp_gpu_create(const dp_replica_info *info, void **out)
     return mlp_compile(gpu);
 }
 
-/* One thread an element. */
+/* One thread per element. */
 static dp_status mlp_launch(const dp_call *call, int kernel, int64_t threads, void **arguments)
 {
     const mlp_gpu *gpu = call->own;
@@ -117,7 +117,7 @@ static dp_status mlp_launch(const dp_call *call, int kernel, int64_t threads, vo
     return DP_OK;
 }
 
-/* out[a, b] = beta * out + x[a, k] * y[k, b], by rows; cuBLAS has columns: the order turns. */
+/* out[a, b] = beta * out + x[a, k] * y[k, b], by rows; cuBLAS goes by columns: they swap. */
 static dp_status mlp_multiply(const dp_call *call, float *out, const float *x, bool x_turned,
                               const float *y, bool y_turned, int64_t a, int64_t k, int64_t b,
                               float beta)

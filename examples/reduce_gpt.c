@@ -1,11 +1,11 @@
-/* reduce_gpt.c - an existing loop like that of llm.c (gpt.h), on two devices by a reducer.
+/* reduce_gpt.c - an existing loop like that of llm.c (gpt.h), on two devices with a reducer.
 
    The program has one block of parameters and one of gradients, in which the layers interleave:
-   tensor after tensor, each with a slice of every layer. It adds up the gradients of some small
-   batches before each update. A reducer is told which slices make up a layer, and backward tells
-   it which layer is done; the rest of the loop stays as it was. Lines with "+" are what a program
-   for one device a process needs besides; with several processes the buckets travel while backward
-   goes on.
+   one tensor after another, each with a slice of every layer. It adds up the gradients of some
+   small batches before each update. A reducer is told which slices make up a layer, and backward
+   tells it which layer is done; the rest of the loop stays as it was. Lines with "+" are what a
+   program with one device per process has to add; with several processes the buckets travel while
+   backward goes on.
 
    Build: cc -std=c11 -O2 examples/reduce_gpt.c -o reduce_gpt -lpthread -lm
    Prints:
@@ -20,14 +20,14 @@
 #include <stdio.h>
 
 enum { LAYERS = 4, CONTEXT = 16, VOCABULARY = 13, STEPS = 20, DEVICES = 2 };
-enum { ROWS = 2, BATCHES = 4 }; /* of a small batch; small batches of an update */
+enum { ROWS = 2, BATCHES = 4 }; /* of a small batch; small batches per update */
 
 static const gpt_shape shape = {LAYERS, 2, 32, CONTEXT, VOCABULARY};
 static const float rate = 0.05f;
 
 static uint8_t tokens[BATCHES][ROWS * CONTEXT], targets[BATCHES][ROWS * CONTEXT];
 
-/* Letters that count up, each row from another one. */
+/* Letters that count up, each row from a different one. */
 static void fill_batches(void)
 {
     for (int batch = 0; batch < BATCHES; batch++)

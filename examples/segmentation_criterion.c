@@ -2,7 +2,7 @@
 
    A model gives eight numbers for every pixel. Gathered, the outputs of all devices end up on the
    first one, beside its own; with dp_model_parallel and dp_criterion_parallel the loss is worked
-   out where each part is, and only one number a device travels. Both give the same gradient.
+   out where each part is, and only one number per device travels. Both give the same gradient.
 
    Build: cc -std=c11 -O2 examples/segmentation_criterion.c -o segmentation -lpthread -lm
    Prints:
@@ -81,7 +81,7 @@ static void left_in_place(dp_ctx *ctx, step *s)
     DP_CHECK(dp_invoke(par, "forward", s->scope, s->batch, dp_none(), NULL, &outs, &net_pass));
     DP_CHECK(dp_invoke(criterion, "forward", s->scope, DP_LIST_OF(s->scope, outs, s->target),
                        dp_none(), NULL, &mean, &loss_pass));
-    DP_CHECK(dp_backward(loss_pass, dp_float(1), &grad)); /* a list again: one gradient a device */
+    DP_CHECK(dp_backward(loss_pass, dp_float(1), &grad)); /* a list again, one per device */
     DP_CHECK(dp_backward(net_pass, dp_at(grad.args, 0), NULL));
     DP_CHECK(dp_item(ctx, mean, &s->mean));
     for (uint32_t i = 0; i < outs.count; i++)

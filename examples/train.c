@@ -1,4 +1,4 @@
-/* train.c - a model of the user's (mlp.h), trained on every device there is.
+/* train.c - a user's model (mlp.h), trained on every device there is.
 
    Build: cc -std=c11 -O2 examples/train.c -o train -lpthread -lm
    Run:   ./train, or DP_DEVICES=1 ./train to see what one device learns: the same
@@ -37,7 +37,7 @@ int main(void)
     dp_module *net, *par;
     double loss, right;
     load_pictures();
-    DP_CHECK(dp_open(NULL, &ctx)); /* one device a core */
+    DP_CHECK(dp_open(NULL, &ctx)); /* one device per core */
     DP_CHECK(mlp_create(ctx, &shape, &net));
     DP_CHECK(dp_data_parallel(net, NULL, &par)); /* a wrapper is a module too */
     for (int i = 0; i < STEPS; i++) {

@@ -2,8 +2,8 @@
 
    A linear model learns on every core and again on one; each step scatters a batch, every device
    works out the gradient of its rows, one all_reduce adds the gradients, and every device takes the
-   same step. Shown is who got which rows, how long a step took, and that N devices learned what one
-   did.
+   same step. The output shows who got which rows, how long a step took, and that N devices learned
+   what one did.
 
    Build: cc -std=c11 -O2 examples/train_by_hand.c -o train_by_hand -lpthread -lm
    Prints:
@@ -26,7 +26,7 @@ static float inputs[ROWS * WEIGHTS], targets[ROWS];
 typedef struct trainer {
     dp_value parts;
     float weights[MOST][WEIGHTS];
-    float grads[MOST][WEIGHTS + 1]; /* the loss travels behind the gradient */
+    float grads[MOST][WEIGHTS + 1]; /* the loss travels after the gradient */
 } trainer;
 
 static dp_status gradient(int rank, dp_scope *scope, void *user)
@@ -70,7 +70,7 @@ static float step(dp_ctx *ctx, trainer *t, int devices)
     return t->grads[0][WEIGHTS];
 }
 
-static void train(trainer *t, int devices) /* 0: one a core, at most 8 */
+static void train(trainer *t, int devices) /* 0: one per core, at most 8 */
 {
     struct timespec from, to;
     float first = 0, last = 0;

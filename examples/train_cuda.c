@@ -1,5 +1,5 @@
-/* train_cuda.c - the program of train.c, on GPUs. Only the model is another one, since its kernels
-   are (mlp_cuda.h); the program is not: it is included, word for word. Without a GPU it trains on
+/* train_cuda.c - the program of train.c, on GPUs. Only the model is different, since it has GPU
+   kernels (mlp_cuda.h); the program is the same, and is simply included. Without a GPU it trains on
    the CPU.
 
    Build: cc -std=c11 -O2 -I/usr/local/cuda/include examples/train_cuda.c -o train_cuda

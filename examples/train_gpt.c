@@ -1,11 +1,11 @@
 /* train_gpt.c - an existing training program (gpt.h) on every core, in two ways.
 
    "by hand": the program keeps its loop. Every device has gradients and a tape of its own, and all
-   share the parameters; dp_run computes each device's rows, one all_reduce makes the mean, and
+   share the parameters; dp_run computes each device's rows, one all_reduce takes the mean, and
    every device updates its share of the block.
 
    "as a module": two methods of a few lines call the same functions, and dp_train_step does the
-   rest. This way also goes on GPUs and in any wrapper.
+   rest. This way also works on GPUs and in any wrapper.
 
    Build: cc -std=c11 -O2 examples/train_gpt.c -o train_gpt -lpthread -lm
    Prints:
@@ -30,7 +30,7 @@ static const float rate = 0.05f;
 
 static uint8_t tokens[ROWS * CONTEXT], targets[ROWS * CONTEXT];
 
-/* Sums such as 3+5=8; in letters from 0 to 12, drawn anew for every step. */
+/* Sums such as 3+5=8; in letters from 0 to 12, drawn again for every step. */
 static void next_batch(int step)
 {
     unsigned seed = (unsigned)step * 2654435761u + 1;
@@ -60,7 +60,7 @@ static float step_as_it_was(gpt *g)
 
 typedef struct team {
     dp_ctx *ctx;
-    gpt replicas[DEVICES]; /* one block of parameters; gradients and a tape each */
+    gpt replicas[DEVICES]; /* one block of parameters for all; gradients and a tape for each */
     dp_part grads[DEVICES];
     double rows[DEVICES], losses[DEVICES];
 } team;
@@ -167,7 +167,7 @@ static dp_status create_module(dp_ctx *ctx, float *block, dp_module **out)
                             out);
 }
 
-typedef struct sgd { /* an optimizer of the program's; dp_train_step knows its first member */
+typedef struct sgd { /* the program's own optimizer; dp_train_step knows its first member */
     dp_optim base;
     dp_ctx *ctx;
 } sgd;
