@@ -44,7 +44,8 @@
      >>compute      copy, fill, cast, axpby, statistics, read
      >>names        where each of many names is
      >>resolve      what a config means
-     >>open         from a config to a context and back
+     >>open         from a config to a context
+     >>closing      and back
      >>running      questions to a context, dp_run
    values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h (those
    between processes of one machine in dp_shm.h, of several machines in dp_mpi.h), the reducer in
@@ -1448,7 +1449,8 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
    to all other devices before the next forward. One that takes the same step for every owner, on
    its device, avoids that: parameters that were edited equally often for each owner are not sent.
    Devices that share memory have one owner, and so do other wrappers and plain modules: for them
-   dp_owner_edit is the same as dp_params_edit. */
+   dp_owner_edit is the same as dp_params_edit. dp_params_compare of the wrapper tells whether the
+   owners have come apart. */
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
@@ -5422,8 +5424,7 @@ static void dp__resolve_log(dp_ctx *ctx)
 }
 
 /* ==== >>open =====================================================================================
-   From a config to a context and back. With other processes every step is agreed upon. What was
-   opened is closed in reverse order, however far opening came.                                  */
+   From a config to a context. With other processes every step is agreed upon.                   */
 
 /* `backend` 0 is the host. */
 static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__device *device,
@@ -5801,6 +5802,9 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     *out = ctx;
     return DP_OK;
 }
+
+/* ==== >>closing ==================================================================================
+   What was opened is closed in reverse order, however far opening came.                         */
 
 /* In a child of fork (ask_devices false) locks and devices are as the parent left them:
    untouched. */

@@ -484,7 +484,8 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
 }
 
 /* The gradients of replicas are zeroed when the original's were, and not before: what is not
-   reduced yet is added to. What was reduced counts as the original has it, and is seldom added to. */
+   reduced yet is added to. What was reduced counts as the original has it, and is rarely added
+   to. */
 static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
@@ -957,8 +958,8 @@ static dp_status dp__numbers_hash(dp_scope *temp, const dp_tensor *numbers, uint
 }
 
 /* The line of a parameter or buffer with a hash of its numbers, and the first other one that a
-   local rank has; *out_apart: there is such a one. Replicas' parameters are not looked at: they are
-   the original's, or follow it at the next forward. */
+   local rank has; *out_apart: there is such a one. Replicas' parameters that follow the original's
+   at the next forward are not looked at. */
 static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp__face *face,
                                   size_t slot, dp_scope *temp, char text[DP__LINE_BYTES],
                                   bool *out_apart)
@@ -971,7 +972,8 @@ static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp
     size_t used = strlen(text);
     snprintf(text + used, DP__LINE_BYTES - used, " of hash %016llx", (unsigned long long)first);
     *out_apart = false;
-    for (size_t r = 1; face != NULL && root->buffer && r < face->count && !*out_apart; r++) {
+    bool settled = face != NULL && (root->buffer || !dp__replicas_differ(face));
+    for (size_t r = 1; settled && r < face->count && !*out_apart; r++) {
         data.data = face->replicas[r].data[slot];
         data.device = face->ctx->devices[r].id;
         DP_TRY(dp__numbers_hash(temp, &data, &other));

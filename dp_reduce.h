@@ -11,7 +11,8 @@
      >>times        when buckets left, how long passes took
      >>courier      buckets travel while the caller computes
      >>reducer      made, compared, destroyed; what ranks tell each other
-     >>passes       begin, ready, finish
+     >>passes       begin, ready
+     >>finishing    what was not reported; what is left to reduce
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -1420,9 +1421,8 @@ static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
 }
 
 /* ==== >>passes =================================================================================
-   A pass is opened, units are reported from any thread, and finish sees to it that everything is
-   reduced. Ranks tell each other their samples when a pass begins, what was not reported when it
-   ends, and, once, the order of units.                                                          */
+   A pass is opened, and units are reported from any thread. Ranks tell each other their samples
+   when a pass begins.                                                                           */
 
 /* Adds the pass' samples to those of passes without sync. */
 static dp_status dp__samples_add(const char *fn, dp_reducer *reducer, const dp_reduce_pass *pass)
@@ -1641,6 +1641,10 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
                         local_rank);
     return dp__units_ready(__func__, reducer, local_rank, &unit, 1, stream);
 }
+
+/* ==== >>finishing ==============================================================================
+   Finish sees to it that everything is reduced. Ranks tell each other what was not reported, and,
+   once, the order of units.                                                                     */
 
 /* The first of this process' ranks' units that was expected and did not come, or came without being
    expected, in one number; INT64_MAX: none; less than 0: a process excuses itself. */

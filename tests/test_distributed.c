@@ -1083,6 +1083,14 @@ TEST(owners_that_take_the_same_step_are_sent_nothing)
     CHECK_INT(copies_of_a_forward(par), more);
     check_owners(par, 1, -3);
     CHECK_INT(copies_of_a_forward(par), least);
+    for (size_t owner = 0; owner < 3; owner++)
+        edit_owner(par, owner, 1, owner == 2 ? 3 : 2, 0); /* one of them otherwise */
+    CHECK_ERROR(dp_params_compare(par), DP_ERR_MISMATCH, "parameter 'v'");
+    CHECK(strstr(dp_last_error(), "on rank 2") != NULL);
+    edit_owner(par, 0, 1, 1, 0); /* so the original's will be sent */
+    CHECK_OK(dp_params_compare(par));
+    CHECK_INT(copies_of_a_forward(par), more);
+    CHECK_OK(dp_params_compare(par));
     CHECK_OK(dp_params_changed(net)); /* before all were stepped */
     step_owners(par);
     CHECK_INT(copies_of_a_forward(par), more);
