@@ -50,7 +50,7 @@ CFLAGS_gcc     = $(if $(PLAIN_TEST),-O1,-O2) -g $(WARNINGS) $(GCC_WARNINGS)
 CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) -g
 CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fno-omit-frame-pointer
-CFLAGS_tsan    = $(CFLAGS_checked) -fsanitize=thread
+CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) -g -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
 
 # With dp_cuda.h on the simulated CUDA of tests/sim.

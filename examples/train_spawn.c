@@ -7,8 +7,20 @@
    Prints:
    2 processes, each with 64 pictures a step
    after 64 steps process 0 is ...% right; all have the same parameters
-   process 0 of 2, 0 of 2 on this machine, launcher dp
-   ...                                  (who takes part, what travels when, what a step takes) */
+   process 0 of 2, 0 of 2 on this machine; launcher: dp
+   rank... of ... on cpu, threads for each: ...; transport: shared memory
+
+   'mlp': 407104 bytes of gradients a rank; mean over samples
+     buffers: those of rank 0; unused parameters: an error; ignored: 0
+     4 units in 1 bucket of 1048576, then 26214400 bytes; as rank 0 had them ready
+     bucket  units        bytes    left ms    took ms  first parameter
+          0      4       407104   ...
+                 last ms    mean ms  of reduced passes: 64
+     forward    ...
+     backward   ...
+     waited     ...
+     travelled  ...
+     hidden     ... */
 
 #define DP_IMPLEMENTATION
 #include "../dp.h"

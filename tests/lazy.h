@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include "decorator.h"
 
-enum { LAZY_OPERANDS = 16 };
+enum { LAZY_OPERANDS = 64 };
 
 typedef struct lazy_stream lazy_stream;
 

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,11 +36,11 @@ static int rank_of(const dp_call *call)
     return info.rank_first + call->local_rank;
 }
 
-static int forwards; /* that were run here */
+static atomic_int forwards; /* that were run here */
 
 static dp_status net_forward(dp_call *call)
 {
-    forwards++;
+    atomic_fetch_add(&forwards, 1);
     call->out = dp_float(1);
     if (now == NO_LOSS)
         call->out = DP_DICT(call->scope, {"right", dp_float(1)});
@@ -758,10 +759,10 @@ static void one_aborts(meeting *m)
     if (m->process == 0)
         rest(600);
     CHECK_OK(m->process == 0 ? DP_OK : dp_zero_grad(par));
-    int before = forwards;
+    int before = atomic_load(&forwards);
     dp_status status = both_ways(par, 1);
     if (m->process == 0)
-        CHECK_INT(forwards, before);
+        CHECK_INT(atomic_load(&forwards), before);
     if (m->process == 1) {
         CHECK_ERROR(status, DP_ERR_ABORTED, "the disk is full after 3 steps");
         pthread_join(thread, NULL);
