@@ -64,7 +64,7 @@ static inline void *reluctant_stage(const dp_dev *dev, const void *at, size_t by
 
 static inline dp_status reluctant_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
-    enum { MOST = 32 };
+    enum { MOST = 64 };
     size_t in_bytes = deco_operand(args, true), out_bytes = deco_operand(args, false);
     dp_kernel_args staged = *args;
     void *in[MOST], *out[MOST];

@@ -1167,7 +1167,7 @@ DEVICE_TEST(copies_into_fresh_memory_on_a_stream_of_ones_own)
 /* From thousands of rows to bytes that no power of two divides. */
 DEVICE_TEST(large_copies)
 {
-    enum { ROWS = 1999, COLUMNS = 517 };
+    enum { ROWS = 1999, COLUMNS = 131 };
     const size_t bytes = ROWS * COLUMNS * sizeof(int32_t);
     int32_t(*in)[COLUMNS] = test_room(bytes), (*want)[ROWS] = test_room(bytes);
     int32_t(*got)[ROWS] = test_room(bytes);
