@@ -16,7 +16,8 @@
 #   make bench      measure
 #   make lint format clean
 #
-# Results go to build/. With T=substring only the tests whose name holds it are run.
+# Results go to build/. With T=substring only the tests whose name holds it are run; of several words
+# all must be in it, and of "!word" none.
 
 SHELL   := /bin/bash
 CC      := $(if $(filter default,$(origin CC)),gcc,$(CC))
@@ -168,7 +169,7 @@ $(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))
 build/with/%/dp.o: tests/dp.c $(wildcard *.h) Makefile build/config.mk
 	@mkdir -p $(@D)
 	$* -std=c11 -O2 -fPIE $(WARNINGS) $(if $(findstring clang,$*),,$(GCC_WARNINGS)) \
-	    -Wno-null-dereference $(STB_CFLAGS) -c $< -o $@
+	    -Wno-null-dereference $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 build/with/%/tests: build/with/%/dp.o \
     $(patsubst tests/%.c,build/gcc/%.o,$(filter-out %/dp.c %/test_shmfault.c,$(TESTS)))

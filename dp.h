@@ -863,10 +863,10 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    CPU devices of several processes of one machine meet in shared memory. Where a process dies,
    stops, or issues another collective, all others fail with one sentence, which names its rank, the
    collective, what that was for (a bucket, buffers, dp_tag), and what the rank did last, or was
-   refused. Nobody waits for another process longer than timeout_ms. Those of several machines use
-   MPI, where dp_mpi.h is compiled in: there, too, a different collective is noticed, a process that
-   has died after timeout_ms; and the ranks of one process are always added first. Without it they
-   are refused with UNSUPPORTED. */
+   refused. Nobody waits for another process longer than timeout_ms, and a few seconds in which it
+   may ask who is missing. Those of several machines use MPI, where dp_mpi.h is compiled in: there,
+   too, a different collective is noticed, a process that has died after timeout_ms; and the ranks
+   of one process are always added first. Without it they are refused with UNSUPPORTED. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -975,7 +975,8 @@ typedef struct dp_reducer_config {
     size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
     dp_unused unused_units;
     /* Devices of a process that share one owner of their parameters need what is reduced once: its
-       first local rank gets it, and what the others hold is void. A hook leaves it to all. */
+       first local rank gets it, and what the others hold is void. A hook leaves it to all. May
+       differ from process to process. */
     bool to_first;
     /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
        what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
@@ -1007,7 +1008,7 @@ typedef struct dp_reducer_info {
                            last reduced pass, or so far in the open one */
     bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
     dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
-    uint64_t pass_count;        /* that were reduced */
+    uint64_t pass_count;        /* that were reduced, and did not fail */
     size_t bytes;               /* of a rank's gradients */
     dp_reduction reduction;     /* from here on as the config has it, zeros resolved */
     dp_unused unused_units;
@@ -1428,9 +1429,13 @@ typedef struct dp_distributed_config {
    With several processes a dp_backward or dp_train_step that is reduced fails on all ranks if it
    does on one: a batch that cannot be cut, a gradient of another shape, a method that fails, a
    dp_zero_grad that was forgotten. All return that rank's status, with its number and sentence;
-   gradients are void, the pass is over, the next one works. A forward by itself meets nobody after
-   its buffers: what is refused before its methods run is for this process alone to mend; a method
-   that fails is the job's failure, and so is an optimizer that fails to begin. */
+   gradients are void until dp_zero_grad, the pass is over, the next one works. A forward by itself
+   meets nobody after its buffers: what is refused before its methods run is for this process alone
+   to mend; a method that fails is the job's failure, and so is an optimizer that fails to begin.
+   One whose update fails has failed here alone, after the others have made their step.
+
+   What is compared when it is made includes how memory is laid out: memory of yours (`data`, packed
+   blocks) is given on all ranks or on none. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
 /* A module whose methods train its children one by one, a GAN: each child that has parameters with
@@ -1439,7 +1444,8 @@ DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distribu
    is made runs the module's method ("train_step"), whose dp_call_child finds the children on all
    ranks, and whose dp_backward reduces; a pass with no_sync is one of all children. Gradients want
    an out_pass there, too. The module itself stays what it was. Names in `ignored` are the
-   module's: "child.name". */
+   module's: "child.name". If one of its methods fails on one rank, between two passes, the others
+   do not know, and wait: dp_abort tells them. */
 DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
                                                      const dp_distributed_config *config,
                                                      dp_module **out);
@@ -1447,7 +1453,8 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
 /* Devices with memory of their own each have their own parameters and, after a backward, the
    reduced gradients. If an optimizer steps only the parameters of the module itself, these are sent
    to all other devices before the next forward. One that takes the same step for every owner, on
-   its device, avoids that: parameters that were edited equally often for each owner are not sent.
+   its device, avoids that: parameters that were edited equally often for each owner are not sent,
+   if nothing else has edited the module since the last forward, dp_params_edit to read included.
    Devices that share memory have one owner, and so do other wrappers and plain modules: for them
    dp_owner_edit is the same as dp_params_edit. dp_params_compare of the wrapper tells whether the
    owners have come apart. */
@@ -2958,6 +2965,7 @@ static void dp__wait_reads(dp_ctx *ctx, dp__device *device)
 {
     bool fresh = dp__thread.fresh; /* an error may be on its way out past this */
     dp__thread.fresh = false;
+    dp__thread.culprit = 0;
     dp_status status = dp__wait_marked(device, &device->reads[0]);
     if (status == DP_OK)
         status = dp__wait_marked(device, &device->reads[1]);

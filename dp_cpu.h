@@ -370,8 +370,8 @@ static int dp__os_socket(int family)
 }
 
 #if defined(__linux__)
-/* A name that is no file, since it stands behind a zero, the first of those in `path`: it goes with
-   the last descriptor, whatever happens to the process. */
+/* A name that is no file: `path` is all zeros, and it begins behind the first one. It goes with the
+   last descriptor, whatever happens to the process. */
 static size_t dp__os_path(const char *name, char *path, size_t room)
 {
     return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);
@@ -615,9 +615,13 @@ static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, i
         look_up(host, port, 0, out);
     if (fd < 0)
         return;
-    dp__os_poll(&watch, 1, timeout_ms);
+    uint64_t until_ns = dp__os_now_ns() + (uint64_t)timeout_ms * 1000000;
+    for (uint64_t now = 0; now < until_ns; now = dp__os_now_ns()) /* signals end it early */
+        if (dp__os_poll(&watch, 1, now == 0 ? timeout_ms : (int)((until_ns - now) / 1000000) + 1) >
+            0)
+            break;
     if (dp__os_receive(fd, out, sizeof *out) != (ptrdiff_t)sizeof *out)
-        *out = (dp__os_found){.why = "who knows addresses does not answer"};
+        *out = (dp__os_found){.why = "the name service does not answer"};
     dp__os_close(fd);
 }
 
@@ -2634,8 +2638,8 @@ static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], void
 }
 
 /* ==== >>updates ==================================================================================
-   A tile at a time, widened to f32 or f64: optimizers, sums of channels, and sums in a tree. Plain
-   loops will do: this work waits for memory.                                                    */
+   A tile at a time, widened to f32 or f64: optimizers and sums of channels. Plain loops will do:
+   this work waits for memory.                                                                   */
 
 /* Hides where a product comes from: see DP__CPU_ROUNDED. */
 #define DP__CPU_PRODUCT(A, name, value)                                                            \

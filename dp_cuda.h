@@ -183,8 +183,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_DEVICE double dp_put_f64(double x) { return x; }
 
 /* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. In a binary tree: four inputs at a
-   time, and what waits for the right half of its subtree is in `sums`, of which 64 inputs fill
-   three. */
+   time, and what waits for the right half of its subtree is in `sums`, which 64 inputs fill. */
 #define DP__CUDA_REDUCE(name, T, A)                                                                \
     DP__CUDA_DEVICE A dp_combine_##name(int op, A v, A w)                                          \
     {                                                                                              \

@@ -151,6 +151,8 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
 
 #define DP__NO_UNIT UINT32_MAX
 
+static const char *const dp__sort_names[DP__SORT_COUNT] = {"parameters", "gradients", "buffers"};
+
 typedef enum dp__met { /* how far a pass has come in meeting the other ranks */
                        DP__MET_NOBODY,
                        DP__MET_FOR_BUFFERS,
@@ -175,7 +177,8 @@ struct dp__distributed {
     bool buffers_apart; /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
     uint64_t forward_count;
-    dp__met met; /* of the forward or backward that is under way */
+    dp__met met;                                  /* of the forward or backward that is under way */
+    char labels[DP__SORT_COUNT][DP__LABEL_BYTES]; /* of what is spread, for the journal */
 };
 
 static dp_status dp__ranks_room(dp__face *face, size_t units)
@@ -218,9 +221,9 @@ static dp_status dp__ignored_find(const char *fn, const dp_module *module,
     return dp__module_find(fn, module, config->ignored[i], out_home);
 }
 
-/* With whom a parameter may make a run: what is ignored has no party but its like, and others have
-   that of the last of these which is listed before them. So runs are the same on all ranks,
-   whatever the shapes of what they ignore. */
+/* With whom a parameter may make a run: those of one party. What is ignored has none, and what is
+   listed behind it begins another: a, (b), c are never one run, on no rank, even where b is
+   empty. So runs are the same on all ranks, whatever the shapes of what they ignore. */
 static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
                                   const dp_distributed_config *config)
 {
@@ -377,14 +380,11 @@ static dp_status dp__run_spread(const char *fn, const dp__face *face, const dp__
 static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope *temp,
                                  dp__sort sort, const dp_tensor *aside, bool mean)
 {
-    char label[DP__LABEL_BYTES];
     dp_status status = DP_OK;
     dp_part *parts = dp__array(temp, face->count, sizeof *parts);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, face->count);
-    snprintf(label, sizeof label, "%s of '%.40s'", sort == DP__BUFFERS ? "buffers" : "parameters",
-             face->inner->name);
-    const char *before = dp__journal_for(face->ctx, false, label);
+    const char *before = dp__journal_for(face->ctx, false, face->ranks->labels[sort]);
     for (size_t i = 0; i < face->ranges[sort].count && status == DP_OK; i++)
         status = dp__run_spread(fn, face, &face->ranges[sort].items[i], aside, mean, parts);
     dp__journal_for(face->ctx, false, before);
@@ -564,9 +564,10 @@ static void dp__ranks_log_unused(const dp__face *face, size_t count)
         bool touched = false;
         for (size_t r = 0; r < count && !touched; r++)
             touched = dp__unit_touched(face, r, unit);
+        if (touched)
+            continue;
         dp__param_line(face->inner, ranks->homes[unit], text, sizeof text);
-        if (!touched)
-            dp__log(face->ctx, DP_LOG_ERROR, "%s got no gradient in this backward", text);
+        dp__log(face->ctx, DP_LOG_ERROR, "%s got no gradient in this backward", text);
     }
 }
 
@@ -732,7 +733,27 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
                           .log_unused = config->log_unused,
                           .zeroed = UINT64_MAX,
                           .buffers_apart = true};
+    for (int sort = 0; sort < DP__SORT_COUNT; sort++)
+        snprintf(face->ranks->labels[sort], DP__LABEL_BYTES, "%s of '%.40s'", dp__sort_names[sort],
+                 module->name);
     return dp__units_number(face);
+}
+
+/* What travels in one piece, where parameters are alike: memory of the user's is laid out otherwise
+   than the library's. */
+static dp_status dp__runs_lines(dp__lines *lines, const dp__face *face)
+{
+    char text[DP__LINE_BYTES];
+    for (int sort = 0; sort < DP__SORT_COUNT; sort++)
+        for (size_t i = 0; i < face->ranges[sort].count; i++) {
+            const dp__range *run = &face->ranges[sort].items[i];
+            if (run->ignored)
+                continue;
+            snprintf(text, sizeof text, "%s in one piece of memory: %lld %s", dp__sort_names[sort],
+                     (long long)run->count, dp__dtype_names[run->dtype]);
+            DP_TRY(dp__lines_add(lines, text));
+        }
+    return DP_OK;
 }
 
 /* `wrapper`: what was made of the module here. */
@@ -762,12 +783,16 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
     if (ctx->info.process_count == 1)
         return status;
+    dp__lines runs = lines;
     dp_status begun = dp__lines_begin(&lines, module->listed_count + 1);
+    if (begun == DP_OK)
+        begun = dp__lines_begin(&runs, DP__SORT_COUNT * module->listed_count);
     if (begun != DP_OK)
         return dp__shared_failure(ctx, begun);
     if (status == DP_OK)
         status = dp__distributed_lines(&lines, wrapper, config);
-    return dp__lines_compare(&lines, status);
+    DP_TRY(dp__lines_compare(&lines, status));
+    return dp__lines_compare(&runs, dp__runs_lines(&runs, wrapper->face));
 }
 
 /* Whether all devices of the process use the original's parameters. */
@@ -947,27 +972,30 @@ static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size
 }
 
 /* Numbers on the host are read where they are. */
-static dp_status dp__numbers_hash(dp_scope *temp, const dp_tensor *numbers, uint64_t *out)
+static dp_status dp__numbers_hash(dp_ctx *ctx, const dp_tensor *numbers, uint64_t *out)
 {
-    dp_ctx *ctx = temp->ctx;
+    dp_scope *temp = NULL;
     dp_tensor host = *numbers;
-    if (!dp__is_host(&ctx->devices[numbers->device.index]))
-        DP_TRY(dp__tensor_from(temp, &ctx->host_device, numbers, &host));
-    *out = dp__hash(dp__hash_first, host.data, dp__bytes(&host));
-    return DP_OK;
+    dp_status status = DP_OK;
+    if (!dp__is_host(&ctx->devices[numbers->device.index])) {
+        DP_TRY(dp__temp_begin(ctx, &temp));
+        status = dp__tensor_from(temp, &ctx->host_device, numbers, &host);
+    }
+    if (status == DP_OK)
+        *out = dp__hash(dp__hash_first, host.data, dp__bytes(&host));
+    return dp__temp_end(temp, NULL, status);
 }
 
 /* The line of a parameter or buffer with a hash of its numbers, and the first other one that a
    local rank has; *out_apart: there is such a one. Replicas' parameters that follow the original's
    at the next forward are not looked at. */
 static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp__face *face,
-                                  size_t slot, dp_scope *temp, char text[DP__LINE_BYTES],
-                                  bool *out_apart)
+                                  size_t slot, char text[DP__LINE_BYTES], bool *out_apart)
 {
     const dp__param *root = dp__root(module->slots[module->listed[home]]);
     dp_tensor data = root->data;
     uint64_t first = 0, other = 0;
-    DP_TRY(dp__numbers_hash(temp, &data, &first));
+    DP_TRY(dp__numbers_hash(module->ctx, &data, &first));
     dp__param_line(module, home, text, DP__LINE_BYTES);
     size_t used = strlen(text);
     snprintf(text + used, DP__LINE_BYTES - used, " of hash %016llx", (unsigned long long)first);
@@ -976,7 +1004,9 @@ static dp_status dp__numbers_line(const dp_module *module, size_t home, const dp
     for (size_t r = 1; settled && r < face->count && !*out_apart; r++) {
         data.data = face->replicas[r].data[slot];
         data.device = face->ctx->devices[r].id;
-        DP_TRY(dp__numbers_hash(temp, &data, &other));
+        if (data.data == root->data.data)
+            continue;
+        DP_TRY(dp__numbers_hash(module->ctx, &data, &other));
         used = strlen(text);
         *out_apart = other != first;
         if (other != first)
@@ -999,7 +1029,7 @@ static dp_status dp__numbers_lines(dp__lines *lines, const dp_module *module, bo
                                      (buffers && face->ranks->buffers == DP_BUFFERS_LOCAL));
         if (free || dp__root(module->slots[module->listed[home]])->buffer != buffers)
             continue;
-        DP_TRY(dp__numbers_line(module, home, face, slot, lines->scope, text, &apart));
+        DP_TRY(dp__numbers_line(module, home, face, slot, text, &apart));
         DP_TRY(dp__lines_add(lines, text));
         if (apart && *out_apart == NULL)
             *out_apart = lines->text[lines->count - 1];
@@ -1186,15 +1216,16 @@ DP_API dp_status dp_separate_distributed(dp_module *module, const dp_distributed
     DP_TRY(dp__check_pointer(__func__, "out", out));
     dp__separating own = {
         .fn = __func__, .module = module, .config = config != NULL ? config : &zero};
-    DP_TRY(dp__shared_failure(module->ctx, dp__temp_begin(module->ctx, &own.temp)));
-    dp_status made = dp__separate_make(&own, &wrapper);
-    dp_status status = dp__separating_run(&own, wrapper, made);
+    dp_status status = dp__shared_failure(module->ctx, dp__temp_begin(module->ctx, &own.temp));
+    dp_status made = status == DP_OK ? dp__separate_make(&own, &wrapper) : status;
+    if (status == DP_OK)
+        status = dp__separating_run(&own, wrapper, made);
     status = dp__temp_end(own.temp, NULL, status);
     if (status == DP_OK)
         *out = wrapper;
     else if (wrapper != NULL)
         dp__module_end(wrapper);
-    return status;
+    return dp__leave(__func__, module->ctx, status);
 }
 
 /* ==== >>report =================================================================================
@@ -1279,19 +1310,22 @@ static void dp__page_rules(dp__page *page, const dp_report *report)
                  buffers[report->buffers], unused[info->unused_units], report->ignored_count);
 }
 
-static void dp__page_buckets(dp__page *page, const dp_reducer *reducer, const dp_reducer_info *info)
+static dp_status dp__page_buckets(dp__page *page, const dp_reducer *reducer,
+                                  const dp_reducer_info *info)
 {
+    dp_bucket_info bucket;
     dp__page_add(page, "  %zu unit%s in %zu bucket%s of %zu, then %zu bytes; %s\n",
                  info->unit_count, dp__s(info->unit_count), info->bucket_count,
                  dp__s(info->bucket_count), info->first_bucket_bytes, info->bucket_bytes,
                  info->regrouped ? "as rank 0 had them ready" : "as parameters are listed");
     dp__page_add(page, "  bucket  units        bytes    left ms    took ms  first parameter\n");
     for (size_t b = 0; b < info->bucket_count; b++) {
-        const dp_bucket_info *bucket = &reducer->buckets[b].info;
-        dp__page_add(page, "  %6zu %6zu %12zu %10.3f %10.3f  %s\n", b, bucket->unit_count,
-                     bucket->bytes, 1e3 * bucket->left_s, 1e3 * bucket->travel_s,
-                     reducer->unit_names[bucket->units[0]]);
+        DP_TRY(dp_reducer_bucket_get(reducer, b, &bucket));
+        dp__page_add(page, "  %6zu %6zu %12zu %10.3f %10.3f  %s\n", b, bucket.unit_count,
+                     bucket.bytes, 1e3 * bucket.left_s, 1e3 * bucket.travel_s,
+                     reducer->unit_names[bucket.units[0]]);
     }
+    return DP_OK;
 }
 
 static void dp__page_time(dp__page *page, const char *what, double last_s, double mean_s)
@@ -1326,7 +1360,7 @@ static dp_status dp__page_wrappers(dp__page *page, const dp_module *module)
     if (ranks != NULL) {
         DP_TRY(dp__report(module->face, &report));
         dp__page_rules(page, &report);
-        dp__page_buckets(page, ranks->reducer, &report.reducer);
+        DP_TRY(dp__page_buckets(page, ranks->reducer, &report.reducer));
         dp__page_times(page, &report);
     }
     for (size_t i = 0; module->separate != NULL && i < module->wraps->child_count; i++)

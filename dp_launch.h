@@ -381,8 +381,7 @@ enum {
     DP__KNOCK_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
-    DP__GRACE_MS =
-        1000 /* how much later a process gives up that expects to be told why, or an answer */
+    DP__GRACE_MS = 1000 /* beyond the time-out: to be told why, or for an answer */
 };
 
 typedef struct dp__knock { /* a process that comes in */
@@ -418,7 +417,7 @@ typedef enum dp__kind {
 
 typedef struct dp__note { /* precedes everything that travels between processes of a job */
     uint32_t magic, kind;
-    int32_t status, process; /* what failed, and where */
+    int32_t status, process; /* what failed, and where; of a question: the call, and who asks */
     uint64_t bytes;          /* that follow */
 } dp__note;
 
@@ -566,6 +565,7 @@ typedef struct dp__link {
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
+    int calls;                   /* of all_gather, so far */
     uint64_t until_ns;           /* then somebody's patience is over */
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
@@ -608,10 +608,10 @@ static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status,
     return dp__tree_fail(tree, NULL, status, link->process);
 }
 
-/* Nothing but a note. Where there is no room for it, nobody listens. */
-static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind)
+/* Nothing but a note, with the number of a call. Where there is no room for it, nobody listens. */
+static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind, int call)
 {
-    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, DP_OK, tree->process, 0};
+    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, call, tree->process, 0};
     (void)dp__wire_send(link->fd, &note, sizeof note, dp__after_ms(100));
 }
 
@@ -621,11 +621,13 @@ static void dp__tree_answer(dp__tree *tree, dp__link *link)
     link->got = 0;
     if (link->note.kind == DP__BYE) {
         link->left = true;
+    } else if (link->note.status < tree->calls) {
+        return; /* of a call that is over */
     } else if (link->note.kind == DP__HERE) {
         link->here = true;
     } else {
         tree->until_ns = 0;
-        dp__tree_say(tree, link, DP__HERE);
+        dp__tree_say(tree, link, DP__HERE, link->note.status);
     }
 }
 
@@ -680,7 +682,7 @@ static void dp__tree_ask(dp__tree *tree, uint32_t missing)
         if ((missing >> i & 1) == 0)
             continue;
         tree->links[i].here = false;
-        dp__tree_say(tree, &tree->links[i], DP__ASK);
+        dp__tree_say(tree, &tree->links[i], DP__ASK, tree->calls);
     }
 }
 
@@ -702,8 +704,9 @@ static dp_status dp__tree_look(dp__tree *tree, uint32_t missing, bool answered, 
 }
 
 /* Until one of those who are missing has said something. All others are heard meanwhile: they may
-   fail, and they may ask. Who has answered is asked again; that ends, as nobody waits for one that
-   waits for it. */
+   fail, and they may ask. Who has answered is asked again. That ends, as no two wait for each
+   other: a parent waits for its children before it gives them the whole, and they wait for it only
+   after they gave their part. */
 DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__link **out)
 {
     dp__os_watch watch[DP__LINKS_MAX];
@@ -752,7 +755,9 @@ static dp_status dp__tree_last_words(dp__tree *tree, dp__link *link)
     return DP_OK;
 }
 
-/* Who speaks cannot ask: so it waits longer than those who can, and then says nothing more. */
+/* Who speaks cannot ask, nor answer: it waits longer than those who can, and may be named for one
+   that has stopped listening. If it gives up, half a note may have been sent, so that nothing can
+   follow on that link. */
 static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, const void *data,
                                size_t bytes)
 {
@@ -794,6 +799,7 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     if (tree->failed != DP_OK)
         return dp_error(tree->failed, "%s", tree->text);
     memmove(own, in, bytes_each);
+    tree->calls++;
     tree->until_ns = dp__after_ms(tree->timeout_ms);
     DP_TRY(dp__tree_take_all(tree, all, bytes_each));
     if (tree->process != 0) {

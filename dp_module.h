@@ -1549,8 +1549,8 @@ static int dp__lot_run_order(const void *a, const void *b)
 }
 
 /* For ranks, which have to make the same runs in the same order, wherever memory lies: that of the
-   user's makes one in a packed module only, if none of it is ignored, and runs come as their
-   parameters are listed. */
+   user's makes one in a packed module only, if nothing is ignored, and runs come as their
+   parameters are listed. What is the user's on some ranks only makes others; that is compared. */
 static void dp__lots_align(const dp__face *face, dp__lot *lots, size_t count)
 {
     const dp_module *inner = face->inner;
@@ -2986,9 +2986,9 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     *out_pass = pass;
     dp_status status =
         dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward);
-    if (face->ranks != NULL)
-        status = dp__ranks_ran(pass, request, status);
-    return status == DP_OK ? dp__pass_out(pass, out) : status;
+    if (status == DP_OK)
+        status = dp__pass_out(pass, out);
+    return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
 }
 
 static dp_status dp__check_request(const dp__request *request, const dp_value *out)

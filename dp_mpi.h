@@ -311,10 +311,12 @@ static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, co
     }
 }
 
-/* What dp_last_error says becomes the line's failure, because of `process`; -1: of nobody. */
+/* What dp_last_error says becomes the line's failure, because of `process`; -1: nobody is known to
+   be at fault, so it is of the process where it happened. */
 static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
 {
-    int culprit = process >= 0 && line->firsts != NULL ? line->firsts[process] : -1;
+    int home = process >= 0 ? process : line->process;
+    int culprit = line->firsts != NULL ? line->firsts[home] : -1;
     dp__mpi_spread(line, status, culprit, dp_last_error());
     return dp__mpi_failure(line);
 }
@@ -505,10 +507,12 @@ static const char *dp__mpi_last_text(const dp__mpi_line *line, char *text)
     char words[DP__WORDS_BYTES];
     dp__entry entry;
     if (line->met)
-        return "it has begun that";
-    if (line->lane == NULL || !dp__lane_entry(line->lane, 1, &entry))
-        return "it has begun none";
-    snprintf(text, DP__MPI_DOING_BYTES + 32, "its last one was %llu, %s",
+        return "; it has begun that";
+    if (line->lane == NULL) /* contexts are still opened */
+        return "";
+    if (!dp__lane_entry(line->lane, 1, &entry))
+        return "; it has begun none";
+    snprintf(text, DP__MPI_DOING_BYTES + 32, "; its last one was %llu, %s",
              (unsigned long long)entry.seq, dp__issue_text(&entry.is, &entry.label, words));
     return text;
 }
@@ -535,7 +539,7 @@ static dp_status dp__mpi_accuse(dp__mpi_line *line)
     snprintf(text, sizeof text, " and %d more", silent - 1);
     dp__mpi_doing(&line->doing, own, sizeof own);
     if (silent > 0)
-        dp_error(DP_ERR_TIMEOUT, "%s: %s%s did not come within %d ms; %s", own,
+        dp_error(DP_ERR_TIMEOUT, "%s: %s%s did not come within %d ms%s", own,
                  dp__mpi_who(line, first, who), silent > 1 ? text : "", line->timeout_ms,
                  dp__mpi_last_text(line, last));
     else
@@ -979,9 +983,10 @@ static bool dp__mpi_is_small(const dp__mpi_call *call)
 
 static bool dp__mpi_is_tiny(const dp__mpi_call *call)
 {
-    size_t locals = (size_t)call->comm->most;
+    size_t locals = (size_t)call->comm->most, processes = (size_t)call->comm->line.process_count;
     if (call->verb == DP__ALL_GATHER)
-        return call->count <= DP__MPI_TINY_BYTES / call->size / locals;
+        return call->count <= DP__MPI_TINY_BYTES / call->size / locals &&
+               call->count <= DP__MPI_SMALL_BYTES / call->size / locals / processes;
     return call->verb == DP__ALL_REDUCE && dp__mpi_is_small(call) &&
            call->count <= DP__MPI_TINY_BYTES / dp__mpi_wire_bytes(call);
 }

@@ -2,7 +2,8 @@
 
    dp.h includes this file itself, and declares all that is public in it; there is nothing to set
    and nothing to call. It holds what comes between a collective that a user asks for and the table
-   of functions that carries it out: checks, what a table may lack, and the way through the host.
+   of functions that carries it out: checks, what a table may lack, the way through the host, and
+   what was begun lately.
 
    CONTENTS (search for the tag)
      >>verbs        what each collective sends and receives, and whether a call keeps to it
@@ -294,7 +295,7 @@ static void dp__lane_label(dp__journal *journal, dp__lane *lane, const char *by)
     dp__words_load(label->tag, journal->tag, DP__TAG_WORDS);
 }
 
-/* A table is about to be called. Labels seldom change from one to the next. */
+/* A table is about to be called. The label is made anew only where it has changed. */
 static void dp__journal_begin(const dp__coll *coll, dp__signature is)
 {
     dp__journal *journal = coll->ctx->journal;
@@ -319,8 +320,7 @@ static void dp__journal_done(const dp__coll *coll)
     atomic_store_explicit(&lane->done, (unsigned)lane->now.seq, memory_order_release);
 }
 
-/* For a table that begins what was asked for over one of its communicators; NULL: it serves another
-   one, and not a context. */
+/* What the journal keeps of a communicator, whose host is a context's; NULL: that keeps none. */
 static const dp__lane *dp__lane_of(const dp_comm *comm)
 {
     const dp_ctx *ctx = dp__ctx_of(comm->host);

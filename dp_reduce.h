@@ -723,7 +723,7 @@ static dp_status dp__span_move(const dp__spans *spans, int local_rank, bool in)
     const dp_part *part = &reducer->parts[local_rank];
     dp_dtype as = reducer->trip.bucket.dtype, dtype = block->dtype;
     char *own = (char *)block->local[local_rank] + spans->first * dp__dtype_sizes[dtype];
-    char *flat = (char *)part->recv + spans->offset * dp__dtype_sizes[as];
+    char *flat = (char *)reducer->flats[local_rank] + spans->offset * dp__dtype_sizes[as];
     if (as != dtype)
         return dp__cast_on(reducer->ctx, &reducer->ctx->devices[local_rank], part->stream,
                            in ? flat : own, in ? as : dtype, in ? own : flat, in ? dtype : as,
@@ -751,7 +751,7 @@ static dp_status dp__flat_clear(const dp_reducer *reducer)
                                .dtype = bucket->dtype,
                                .in_dtype = bucket->dtype,
                                .count = bucket->count,
-                               .out = &reducer->parts[i].recv,
+                               .out = &reducer->flats[i],
                                .out_count = 1};
         DP_TRY(
             dp__kernel(reducer->ctx, &reducer->ctx->devices[i], reducer->parts[i].stream, &args));
@@ -770,7 +770,8 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, bool flat, bool co
         char *own = (char *)reducer->blocks[run.block].local[i] + run.first * size;
         void *data = flat ? reducer->flats[i] : own;
         dp_stream *stream = courier ? ctx->courier_streams[i] : ctx->devices[i].stream;
-        reducer->parts[i] = (dp_part){data, data, stream};
+        bool wants = i == 0 || !reducer->to_first || reducer->hook != NULL;
+        reducer->parts[i] = (dp_part){data, wants ? data : NULL, stream};
     }
     reducer->trip = (dp__trip){.courier = courier,
                                .bucket = {.ctx = ctx,
@@ -1214,6 +1215,7 @@ static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
 static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
+        dp__thread.culprit = 0;
         (void)dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass");
         dp__comm_abort(ctx->courier_comm);
     }
@@ -1253,9 +1255,8 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     DP_TRY(dp__ranges_make(fn, reducer, config));
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
-    snprintf(reducer->label, sizeof reducer->label, "gradients of '%.40s'",
-             reducer->name != NULL ? reducer->name : "");
     DP_TRY(dp__pass_room(fn, reducer));
+    snprintf(reducer->label, sizeof reducer->label, "gradients of '%.40s'", reducer->name);
     DP_TRY(dp__travel_room(fn, reducer));
     for (size_t i = 0; i < reducer->unit_count; i++)
         reducer->order[i] = (uint32_t)i;
@@ -1773,7 +1774,7 @@ static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 static dp_status dp__reduce_now(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    bool alone = ctx->info.rank_count == 1; /* then nobody was waited for since */
+    bool alone = ctx->info.rank_count == 1; /* no exchange since finish was called: it is now */
     uint64_t start = alone ? reducer->clock.finished : dp__os_now_ns(), end = start;
     DP_TRY(dp__shared_failure(ctx, dp__reduce_all(reducer)));
     if (reducer->carried > 0)
@@ -1863,7 +1864,8 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)
         reducer->marks[i] &= DP__EXPECTED;
     dp__lock_enter(&ctx->lock);
-    dp__pass_timed(reducer, dp__os_now_ns());
+    if (status == DP_OK)
+        dp__pass_timed(reducer, dp__os_now_ns());
     dp__lock_leave(&ctx->lock);
     return dp__drain(ctx, NULL, status);
 }

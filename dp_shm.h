@@ -98,6 +98,7 @@ typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
     int taken_count;
     int next;  /* the process that is the last one to take what this leaves */
     int parts; /* of a slot: the most sums that any process leaves */
+    size_t part_bytes;
 } dp__shm_tree;
 
 typedef struct dp__shm_comm {
@@ -654,18 +655,14 @@ static unsigned dp__shm_top(unsigned bits) /* the place of the highest one */
     return top;
 }
 
-static int dp__shm_bits(unsigned bits)
-{
-    int count = 0;
-    for (; bits != 0; bits &= bits - 1)
-        count++;
-    return count;
-}
-
 /* When all ranks below some number are added, as far as the tree allows, there is a sum for each
    binary one of this number, the largest first. A process leaves those alone that stand for digits
    above the highest one in which the numbers before and behind it differ. The last one makes the
-   whole of all. */
+   whole of all.
+
+   3, 4 and 2 ranks: the first process leaves 0+1 and 2, as 3 is binary 11. The second one takes
+   both and leaves 0..3, 4+5 and 6, as 7 is 111. The third takes these and makes
+   ((0..3) + ((4+5) + (6+7))) + 8. */
 static unsigned dp__shm_touched(const dp__shm_comm *comm, int process)
 {
     unsigned before = (unsigned)comm->firsts[process], behind = (unsigned)comm->firsts[process + 1];
@@ -678,7 +675,7 @@ static int dp__shm_leaves(const dp__shm_comm *comm, int process)
     unsigned behind = (unsigned)comm->firsts[process + 1];
     return process + 1 == comm->process_count
                ? 1
-               : dp__shm_bits(behind & dp__shm_touched(comm, process));
+               : (int)dp__bits(behind & dp__shm_touched(comm, process));
 }
 
 /* Of what is before a process it takes the sum that stands for digit `level`. */
@@ -690,7 +687,7 @@ static void dp__shm_plan_take(dp__shm_comm *comm, unsigned level)
         process++;
     unsigned left = (unsigned)comm->firsts[process + 1] & dp__shm_touched(comm, process);
     tree->processes[tree->taken_count] = process;
-    tree->places[tree->taken_count++] = dp__shm_bits(left >> level) - 1;
+    tree->places[tree->taken_count++] = (int)dp__bits(left >> level) - 1;
 }
 
 /* The first sum that a process leaves, of the ranks up to `end` and what it takes. Each run adds as
@@ -722,6 +719,7 @@ static void dp__shm_plan(dp__shm_comm *comm)
     *tree = (dp__shm_tree){.next = comm->process + 1, .parts = 1};
     for (int p = 0; p < last; p++)
         tree->parts = tree->parts > dp__shm_leaves(comm, p) ? tree->parts : dp__shm_leaves(comm, p);
+    tree->part_bytes = DP__SHM_SLOT_BYTES / (size_t)tree->parts / 64 * 64;
     while (tree->next < last && (unsigned)comm->firsts[tree->next + 1] >> top == behind >> top)
         tree->next++;
     for (unsigned level = DP__SHM_SUMS; level-- > 0;)
@@ -852,7 +850,7 @@ static void dp__shm_narrow(const dp__shm_fold *fold, size_t count, void *out)
 
 static char *dp__shm_part(const dp__shm_comm *comm, int process, int part, size_t step)
 {
-    size_t each = DP__SHM_SLOT_BYTES / (size_t)comm->tree.parts / 64 * 64;
+    size_t each = comm->tree.part_bytes;
     return dp__shm_slot(comm, process, step) + (size_t)part * each;
 }
 
@@ -958,7 +956,7 @@ static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_step
                          .wide = call->dtype == DP_F16 || call->dtype == DP_BF16,
                          .last = comm->process == comm->process_count - 1};
     size_t size = fold.wide ? sizeof(float) : call->size;
-    size_t part = DP__SHM_SLOT_BYTES / (size_t)comm->tree.parts / 64 * 64;
+    size_t part = comm->tree.part_bytes;
     size_t piece = dp__shm_piece(fold.count * size);
     fold.piece = (piece < part ? piece : part) / size;
     fold.steps = (fold.count + fold.piece - 1) / fold.piece;

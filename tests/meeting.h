@@ -7,10 +7,12 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -24,6 +26,16 @@ typedef struct meeting {
     int ends[BOOT_PROCESSES][2]; /* of process p: the hub's end, its own end */
     struct meeting *second;      /* for the second communicator of a context */
 } meeting;
+
+/* Memory that all processes of a test see. */
+static inline void *shared_memory(size_t bytes)
+{
+    int zeros = open("/dev/zero", O_RDWR);
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, zeros, 0);
+    CHECK(data != MAP_FAILED);
+    close(zeros);
+    return data;
+}
 
 static inline dp_status meeting_send(int fd, const void *data, size_t bytes)
 {

@@ -232,7 +232,7 @@ TEST(a_name_is_waited_for_a_while)
     dp__os_resolve(look_slowly, "a.host", 7, 30, &found);
     CHECK(dp__os_now_ns() - start < 250 * (uint64_t)1000000);
     CHECK_INT(found.count, 0);
-    CHECK_STR(found.why, "who knows addresses does not answer");
+    CHECK_STR(found.why, "the name service does not answer");
     CHECK_INT(atomic_load(&lookers), 1);
     for (int ms = 0; ms < 5000 && atomic_load(&lookers) < 2; ms++) /* it ends by itself */
         dp__os_sleep_ms(1);

@@ -1,9 +1,7 @@
 /* test_distributed.c - a module on all ranks of a job: one process or several, each with one device
    or more. */
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include "../examples/custom_device.h"
 #include "decorator.h"
 #include "ranked.h"
@@ -599,9 +597,7 @@ static void one_has_no_memory(meeting *m)
 /* Where one process has no memory, both know, and neither waits for the other. */
 TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
 {
-    int zeros = open("/dev/zero", O_RDWR);
-    seen = mmap(NULL, sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED, zeros, 0);
-    CHECK(seen != MAP_FAILED);
+    seen = shared_memory(sizeof *seen);
     do {
         seen->fail_at += (size_t)test_stride();
         in_processes(2, one_has_no_memory);
@@ -1381,4 +1377,35 @@ TEST(memory_of_the_users_lies_anywhere)
 {
     for (devices_each = 1; devices_each < 3; devices_each++)
         in_processes(3, own_memory);
+}
+
+/* Then pieces that travel are others than where the library has all of it in one. */
+static void memory_of_one_process(meeting *m)
+{
+    static float room[2][3], sum = 1;
+    const bool own = m->process == 0;
+    const dp_param_config params[] = {
+        {.name = "a", .ndim = 1, .shape = {3}, .data = own ? room[0] : NULL},
+        {.name = "b", .ndim = 1, .shape = {3}, .data = own ? room[1] : NULL}};
+    const dp_part part = {.send = &sum, .recv = &sum};
+    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_module *net, *par = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "own",
+                                                  .methods = own_methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 2},
+                              &net));
+    CHECK_ERROR(dp_distributed(net, NULL, &par), DP_ERR_MISMATCH, "parameters in one piece");
+    CHECK(strstr(dp_last_error(), "rank 0 has parameters in one piece of memory: 3 f32") != NULL);
+    CHECK(par == NULL);
+    CHECK_OK(dp_all_reduce(ctx, &part, 1, DP_F32, DP_OP_SUM)); /* the job goes on */
+    CHECK_F64(sum, 2, 0);
+    dp_close(ctx);
+}
+
+TEST(memory_of_the_users_is_given_on_all_ranks)
+{
+    in_processes(2, memory_of_one_process);
 }
