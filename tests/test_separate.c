@@ -413,6 +413,7 @@ static void one_has_no_memory(meeting *m)
     if (m->process == 1)
         seen->failed = counter.fail_count > 0;
     CHECK(status != DP_ERR_TIMEOUT);
+    CHECK(dp_failure(ctx, NULL) == (dp_status_class(status) == DP_CLASS_JOB));
     dp_close(ctx);
     CHECK_NO_LEAKS(&counter);
 }
