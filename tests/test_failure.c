@@ -377,46 +377,6 @@ TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
 
 /* ---- who is named, and by what --------------------------------------------------------------- */
 
-enum { TIMEOUT_MS = 2000, SOON_MS = 1500, LATE_MS = 5000 };
-
-static void rest(int ms)
-{
-    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
-}
-
-static double now_ms(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
-}
-
-static void check_says(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL)
-        test_fail(__FILE__, __LINE__, "'%s' does not hold '%s'", text, part);
-}
-
-/* `status` ends the job, which has begun to fail at `start`, because of `rank`. */
-static void check_named(dp_ctx *ctx, dp_status status, double start, int most_ms, int rank,
-                        const char *what)
-{
-    char who[32];
-    dp_failure_info failure;
-    double spent = now_ms() - start;
-    snprintf(who, sizeof who, "rank %d (process %d, pid ", rank, rank);
-    CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
-    check_says(dp_last_error(), who);
-    check_says(dp_last_error(), what);
-    CHECK(spent < most_ms * test_timeout_scale());
-    CHECK(dp_failure(ctx, &failure));
-    CHECK_INT(failure.status, status);
-    CHECK_INT(failure.rank, rank);
-    check_says(failure.text, what);
-    CHECK_STATUS(dp_barrier(ctx), status);
-    CHECK_STATUS(dp_wait(ctx), status);
-}
-
 static dp_status sum_of(dp_ctx *ctx, size_t count)
 {
     static float data[100];
@@ -433,18 +393,6 @@ static dp_status train(dp_module *par)
         status = both_ways(par, 1);
     }
     return status;
-}
-
-typedef struct heard {
-    int count;
-    char lines[40][600];
-} heard;
-
-static void hear(const dp_log_record *record, void *user)
-{
-    heard *all = user;
-    if (record->level == DP_LOG_ERROR && all->count < 40)
-        snprintf(all->lines[all->count++], sizeof all->lines[0], "%s", record->text);
 }
 
 static const char *line_of(char *text, int index)
@@ -559,15 +507,15 @@ static void one_dies_in_backward(meeting *m)
     CHECK(dp_failure(ctx, &failure));
     /* either thread may see it first */
     if (strstr(failure.text, "bucket 0 of 'net'") != NULL)
-        check_says(failure.text,
+        CHECK_SAYS(failure.text,
                    "collective 1, all_reduce of 3 f32 (mean), bucket 0 of 'net', 'w', "
                    "in dp_reducer_finish, at 'epoch 3': rank 1 (process 1, pid ");
     else
-        check_says(failure.text,
+        CHECK_SAYS(failure.text,
                    "all_reduce of 1 i64 (min), gradients of 'net', in dp_backward, at "
                    "'epoch 3': rank 1 (process 1, pid ");
-    check_says(failure.text, "has died; it");
-    check_says(failure.here, "at 'epoch 3': under way");
+    CHECK_SAYS(failure.text, "has died; it");
+    CHECK_SAYS(failure.here, "at 'epoch 3': under way");
     snprintf(text, sizeof text, "the job failed: %s", failure.text);
     dp_close(ctx); /* nobody writes to the log any more */
     CHECK_STR(all.lines[0], text);
@@ -627,27 +575,16 @@ TEST_SLOW(who_was_refused_is_quoted, 30)
 
 /* ---- at any moment of training --------------------------------------------------------------- */
 
-static int moment; /* of what happens, in microseconds */
-
-static void *after_a_moment(void *signal)
-{
-    nanosleep(&(struct timespec){.tv_nsec = moment * 1000L}, NULL);
-    raise(*(const int *)signal);
-    return NULL;
-}
-
 static void one_gets(meeting *m, int signal, const char *what, int most_ms)
 {
-    pthread_t thread;
     dp_module *par;
     dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
     make_net(ctx, kind, &par);
     double start = now_ms();
-    if (m->process == 1)
-        CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
+    signal_soon(m, signal);
     dp_tag(ctx, "training");
-    check_named(ctx, train(par), start + moment / 1000.0, most_ms, 1, what);
-    check_says(dp_last_error(), "'training'");
+    check_named(ctx, train(par), start, most_ms, 1, what);
+    CHECK_SAYS(dp_last_error(), "'training'");
     dp_close(ctx);
 }
 

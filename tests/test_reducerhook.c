@@ -1416,22 +1416,17 @@ TEST(results_for_the_first_local_rank)
 
 /* ---- times ----------------------------------------------------------------------------------- */
 
-static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
-}
-
 static dp_status slow_hook(const dp_bucket *bucket, void *user)
 {
-    const long *ms = user;
-    sleep_ms(ms[bucket->index]);
+    const int *ms = user;
+    rest(ms[bucket->index]);
     return plain_hook(bucket, NULL);
 }
 
 /* The first bucket travels while this thread sleeps, the second while it waits in finish. */
 static void timed(meeting *m)
 {
-    const long ms[] = {30, 60};
+    const int ms[] = {30, 60};
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
                (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
@@ -1443,7 +1438,7 @@ static void timed(meeting *m)
     await_early(g.reducer, 1);
     report(&g, 3);
     report(&g, 2);
-    sleep_ms(20);
+    rest(20);
     CHECK_OK(dp_reducer_finish(g.reducer));
     dp_reduce_times last = info_of(g.reducer).last;
     CHECK(last.compute_s >= 0.030 && last.compute_s < 5);
@@ -1460,12 +1455,12 @@ static void timed(meeting *m)
 
 static void timed_here(dp_ctx *ctx)
 {
-    const long ms[] = {10, 20};
+    const int ms[] = {10, 20};
     grads g;
     hook_begin(&g, ctx, (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) {
-        sleep_ms(unit == 3 ? 10 : 0);
+        rest(unit == 3 ? 10 : 0);
         report(&g, unit);
     }
     CHECK_OK(dp_reducer_finish(g.reducer));
