@@ -51,7 +51,7 @@ static void torch_in_processes(meeting *m)
 
 static void torch_over_shm(meeting *m)
 {
-    steps_of_torch(open_over_shm(m, 1));
+    steps_of_torch(open_over_shm(m, 1, 0));
 }
 
 TEST(worked_values_of_torch_in_two_processes)
@@ -86,7 +86,7 @@ static void sums_and_means(dp_ctx *ctx)
 
 static void sums_over_shm(meeting *m)
 {
-    sums_and_means(open_over_shm(m, 1 + m->process));
+    sums_and_means(open_over_shm(m, 1 + m->process, 0));
 }
 
 TEST(sums_and_means_of_any_number_of_ranks)
@@ -146,7 +146,7 @@ static void change_by_hand(dp_ctx *ctx)
 
 static void change_over_shm(meeting *m)
 {
-    change_by_hand(open_over_shm(m, 3 - m->process));
+    change_by_hand(open_over_shm(m, 3 - m->process, 0));
 }
 
 TEST(gradients_may_be_changed_by_hand)
@@ -171,7 +171,7 @@ static void check_buffer(dp_module *net, double want)
 static void buffers_in_two(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out;
@@ -203,7 +203,7 @@ TEST(buffers_follow_rank_0_as_in_torch)
 static void other_buffers(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     bool first = m->process == 0;
     CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buffers = DP_BUFFERS_LOCAL}, &par));
@@ -242,7 +242,7 @@ TEST(buffers_of_local_ranks)
 static void start_apart(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1 + m->process);
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
     dp_module *net = make_net(ctx, &how), *par;
     float w[W], v[V], seen = 0.5f;
     for (int i = 0; i < V; i++)
@@ -294,18 +294,13 @@ static const odd_net odd_nets[] = {
 static void one_is_odd(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     for (size_t i = 0; i < sizeof odd_nets / sizeof *odd_nets; i++) {
         const odd_net *odd = &odd_nets[i];
-        dp_module *net = NULL, *par = NULL;
+        dp_module *par = NULL;
         dp_param_config params[3];
         dp_distributed_config config = {.reduction = 0};
-        dp_module_config own = {.name = "net",
-                                .methods = net_methods,
-                                .method_count = 2,
-                                .params = params,
-                                .param_count = 3,
-                                .state = &how};
+        dp_module_config own = {.params = params, .state = &how};
         memcpy(params, net_params, sizeof params);
         if (m->process == 2) {
             params[0].name = odd->w;
@@ -315,7 +310,7 @@ static void one_is_odd(meeting *m)
             own.param_count = odd->params;
             config.reduction = odd->reduction;
         }
-        CHECK_OK(dp_module_create(ctx, &own, &net));
+        dp_module *net = make_net_of(ctx, own);
         if (m->process == 2 && (int)odd->reduction > DP_MEAN_SAMPLES)
             CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "reduction is 9");
         else
@@ -338,15 +333,9 @@ TEST(ranks_that_differ_are_named)
 static void one_has_more(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
-    dp_module *net = NULL, *par = NULL;
-    dp_module_config own = {.name = "net",
-                            .methods = net_methods,
-                            .method_count = 2,
-                            .params = net_params,
-                            .param_count = m->process == 1 ? 3 : 2,
-                            .state = &how};
-    CHECK_OK(dp_module_create(ctx, &own, &net));
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module_config own = {.param_count = m->process == 1 ? 3 : 2, .state = &how};
+    dp_module *net = make_net_of(ctx, own), *par = NULL;
     CHECK_ERROR(dp_distributed(net, NULL, &par), DP_ERR_MISMATCH,
                 "rank 1 has buffer 'seen' f32 [], rank 0 has nothing more");
     dp_close(ctx);
@@ -391,7 +380,7 @@ TEST(unused_parameters_are_an_error_or_stay_as_they_are)
 static void said_early(meeting *m)
 {
     static plan how = {.habit = {ALL_SAID, ALL_SAID, ALL_SAID, ALL_SAID}};
-    dp_ctx *ctx = open_over_shm(m, 2);
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
     dp_module *net = make_net(ctx, &how), *par;
     dp_reducer_info info;
     CHECK_OK(dp_distributed(
@@ -454,7 +443,7 @@ static void one_fails_forward(meeting *m)
 {
     plan how = {.habit = {ALL, ALL, FAILS_FORWARD}};
     bool any = false;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_distributed(net, NULL, &par));
     CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_INTERNAL,
@@ -496,13 +485,8 @@ TEST(what_cannot_be_distributed)
     CHECK(dp_wrapper_reducer(net) == NULL && dp_wrapper_reducer(NULL) == NULL);
     CHECK_OK(dp_data_parallel(net, NULL, &other));
     CHECK(dp_wrapper_reducer(other) == NULL);
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "still",
-                                                  .methods = net_methods,
-                                                  .method_count = 2,
-                                                  .params = &frozen,
-                                                  .param_count = 1},
-                              &net));
+    net =
+        make_net_of(ctx, (dp_module_config){.name = "still", .params = &frozen, .param_count = 1});
     CHECK_ERROR(dp_distributed(net, NULL, &other), DP_ERR_INVALID,
                 "'still' has no parameter with a gradient");
     CHECK_OK(dp_module_destroy(par)); /* and its reducer */
@@ -737,7 +721,7 @@ static int all_processes, devices_each;
 static void train_in_process(meeting *m)
 {
     int updates = 0;
-    float got = train_line(open_over_shm(m, devices_each), m->process, m->process + 1, &updates);
+    float got = train_line(open_over_shm(m, devices_each, 0), m->process, m->process + 1, &updates);
     CHECK_INT(updates, STEPS / 2);
     CHECK_F64(got, alone_got, 1e-6);
 }
@@ -762,7 +746,7 @@ TEST_SLOW(ranks_train_as_one_device_does, 30)
 static void some_have_data(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     int left = 2 * m->process, steps = 0;
     CHECK_OK(dp_distributed(net, NULL, &par));
@@ -959,7 +943,7 @@ static void train_whole(dp_ctx *ctx)
 
 static void train_whole_in_processes(meeting *m)
 {
-    train_whole(open_over_shm(m, 2 - m->process));
+    train_whole(open_over_shm(m, 2 - m->process, 0));
 }
 
 TEST(parameters_of_all_kinds)
@@ -1137,7 +1121,7 @@ static void means_of_means(meeting *m)
     static float rows[] = {1, 2, 3, 4, 5, 6, 7, 8};
     static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM};
     static const double wants[] = {4, (1.5 + 3 + 4.5 + 6.5) / 4, 1.5 + 3 + 4.5 + 6.5};
-    dp_ctx *ctx = open_over_shm(m, 2);
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
     for (int i = 0; i < 3; i++) {
         dp_module *net, *par;
         dp_value out;
@@ -1180,7 +1164,7 @@ static void few_rows(meeting *m)
     static const plan how;
     static float rows[3];
     static const dp_unused kinds[] = {DP_UNUSED_ERROR, DP_UNUSED_FOUND, DP_UNUSED_FIXED};
-    dp_ctx *ctx = open_over_shm(m, 3);
+    dp_ctx *ctx = open_over_shm(m, 3, 0);
     for (int i = 0; i < 3; i++) {
         dp_module *net = make_net(ctx, &how), *par;
         CHECK_OK(dp_distributed(net,
@@ -1273,7 +1257,7 @@ static void train_pair(meeting *m)
     double mean = (devices_each * 2 + 1) / 2.0;
     static const plan how;
     static const dp_method methods[] = {{"train_step", pair_step}};
-    dp_ctx *ctx = open_over_shm(m, devices_each);
+    dp_ctx *ctx = open_over_shm(m, devices_each, 0);
     dp_module *nets[2], *children[2], *pair, *around;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_pass *pass; /* of the parent: else there are no gradients inside */
@@ -1328,7 +1312,7 @@ static void own_memory(meeting *m)
     static const plan how;
     static const char *const names[] = {"a", "b", "c", "d", "e"};
     static float room[2][32 * FIVE];
-    dp_ctx *ctx = open_over_shm(m, devices_each);
+    dp_ctx *ctx = open_over_shm(m, devices_each, 0);
     dp_param_config params[FIVE];
     dp_module *net, *par;
     for (int i = 0; i < FIVE; i++) {

@@ -45,7 +45,7 @@ static void local_gradients(dp_ctx *ctx, const plan *habits)
 
 static void local_over_shm(meeting *m)
 {
-    local_gradients(open_over_shm(m, 1 + m->process), &all_said);
+    local_gradients(open_over_shm(m, 1 + m->process, 0), &all_said);
 }
 
 TEST(gradients_of_what_is_ignored_stay_with_their_rank)
@@ -64,21 +64,14 @@ TEST(gradients_of_what_is_ignored_stay_with_their_rank)
 
 static void other_shapes(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 2);
-    dp_module *net, *par;
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
+    dp_module *par;
     dp_param_config params[3];
     float w[W + 2] = {1}, v[V] = {2}, seen = (float)m->process;
     memcpy(params, net_params, sizeof params);
     params[0].shape[0] = m->process == 2 ? 0 : W + m->process; /* 3, 4 and none */
     w[0] = v[0] = 10 + (float)m->process;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = net_methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = 3,
-                                                  .state = &how},
-                              &net));
+    dp_module *net = make_net_of(ctx, (dp_module_config){.params = params, .state = &how});
     CHECK_OK(dp_params_write(net, 0, w, (size_t)params[0].shape[0] * sizeof *w));
     CHECK_OK(dp_params_write(net, 1, v, sizeof v));
     CHECK_OK(dp_params_write(net, 2, &seen, sizeof seen));
@@ -169,7 +162,7 @@ static void some_of_five(meeting *m)
 {
     static const char *const ignored[] = {"five.b", "five.e", "five.b"}; /* once is enough */
     float block[FIVE * COUNT];
-    dp_ctx *ctx = open_over_shm(m, 2 - m->process % 2);
+    dp_ctx *ctx = open_over_shm(m, 2 - m->process % 2, 0);
     double mean = (info_here(ctx).rank_count + 1) / 2.0;
     int own = info_here(ctx).rank_first + 1;
     for (memory whose = OURS; whose < MEMORIES; whose++) {
@@ -225,7 +218,7 @@ TEST(names_that_nothing_has)
 
 static void different_names(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par = NULL;
     dp_distributed_config config = {.ignored = w_and_seen, .ignored_count = m->process == 1};
     CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_MISMATCH,
@@ -249,7 +242,7 @@ TEST(ranks_ignore_the_same)
 
 static void buffers_apart(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     float own = (float)m->process;
     static const dp_buffer_sync kinds[] = {DP_BUFFERS_FIRST, DP_BUFFERS_MEAN, DP_BUFFERS_LOCAL};
     for (int i = 0; i < 3; i++) {
@@ -330,15 +323,9 @@ TEST(local_buffers_start_as_the_modules)
     const float start = 0.5f;
     dp_ctx *ctx = open_here(3);
     for (int i = 0; i < 2; i++) {
-        dp_module *net, *par;
-        CHECK_OK(dp_module_create(ctx,
-                                  &(dp_module_config){.name = "look",
-                                                      .methods = methods,
-                                                      .method_count = 2,
-                                                      .params = net_params,
-                                                      .param_count = 3,
-                                                      .state = &how},
-                                  &net));
+        dp_module *par,
+            *net = make_net_of(
+                ctx, (dp_module_config){.name = "look", .methods = methods, .state = &how});
         CHECK_OK(dp_params_write(net, 2, &start, sizeof start));
         CHECK_OK(dp_distributed(net, &configs[i], &par));
         CHECK_OK(forward_and_backward(par, 1, false));

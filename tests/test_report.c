@@ -162,16 +162,7 @@ static dp_status slow_backward(dp_call *call)
 static dp_module *make_slow(dp_ctx *ctx)
 {
     static const dp_method methods[] = {{"forward", slow_forward}, {"backward", slow_backward}};
-    dp_module *net;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "slow",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = net_params,
-                                                  .param_count = 3,
-                                                  .state = &how},
-                              &net));
-    return net;
+    return make_net_of(ctx, (dp_module_config){.name = "slow", .methods = methods, .state = &how});
 }
 
 static void check_slow(dp_module *par)
@@ -226,7 +217,7 @@ TEST(times_in_one_process)
 /* The first bucket travels while backward sleeps. */
 static void times_over_shm(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1 + m->process);
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
     dp_module *par;
     dp_bucket_info a, b;
     CHECK_OK(
