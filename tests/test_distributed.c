@@ -38,10 +38,7 @@ TEST(worked_values_of_torch_in_one_process)
 
 TEST(worked_values_of_torch_on_devices_with_memory_of_their_own)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    steps_of_torch(ctx);
+    steps_of_torch(open_on(toy_device(), 2));
 }
 
 static void torch_in_processes(meeting *m)
@@ -107,13 +104,6 @@ static void scale_grads(dp_module *net, double by)
     }
 }
 
-static dp_status add_up(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
-}
-
 /* After a reduction the module's count for all its devices. */
 static void change_by_hand(dp_ctx *ctx)
 {
@@ -123,7 +113,7 @@ static void change_by_hand(dp_ctx *ctx)
     dp_distributed_config configs[] = {{.name = NULL},
                                        {.wire = DP_F16},
                                        {.first_bucket_bytes = 1},
-                                       {.hook = add_up},
+                                       {.hook = plain_hook},
                                        {.unused_params = DP_UNUSED_FOUND}};
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         dp_module *net = make_net(ctx, &how), *par;
@@ -151,12 +141,9 @@ static void change_over_shm(meeting *m)
 
 TEST(gradients_may_be_changed_by_hand)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     for (int devices = 1; devices <= 3; devices++)
         change_by_hand(open_here(devices));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
-    change_by_hand(ctx);
+    change_by_hand(open_on(toy_device(), 3));
     in_processes(2, change_over_shm);
 }
 
@@ -948,12 +935,9 @@ static void train_whole_in_processes(meeting *m)
 
 TEST(parameters_of_all_kinds)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     train_whole(open_here(1));
     train_whole(open_here(3));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    train_whole(ctx);
+    train_whole(open_on(toy_device(), 2));
     in_processes(2, train_whole_in_processes);
 }
 
@@ -1002,7 +986,7 @@ static void step_owners(dp_module *par)
             edit_owner(par, owner, param, 1, -0.5f);
 }
 
-/* Looks without editing: a second edit of every owner is as good as none. */
+/* dp_owner_edit only to read: as every owner is edited alike, nothing has to be sent. */
 static void check_owners(dp_module *par, size_t param, double want)
 {
     for (size_t owner = 0; owner < dp_owner_count(par); owner++) {
@@ -1018,9 +1002,7 @@ static void check_owners(dp_module *par, size_t param, double want)
 TEST(owners_that_take_the_same_step_are_sent_nothing)
 {
     static const plan how;
-    const dp_device_ops *backends[] = {decorate_device(toy_device()), NULL};
-    dp_ctx *ctx;
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    dp_ctx *ctx = open_on(decorate_device(toy_device()), 3);
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_INT(dp_owner_count(net), 1);
     CHECK_OK(dp_distributed(net, NULL, &par));

@@ -50,13 +50,10 @@ static void local_over_shm(meeting *m)
 
 TEST(gradients_of_what_is_ignored_stay_with_their_rank)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     local_gradients(open_here(1), &how);
     local_gradients(open_here(3), &how);
     local_gradients(open_here(2), &all_said);
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    local_gradients(ctx, &how);
+    local_gradients(open_on(toy_device(), 2), &how);
     in_processes(2, local_over_shm);
 }
 
@@ -294,11 +291,8 @@ static void compare_local(dp_ctx *ctx)
 
 TEST(buffers_of_local_ranks_are_compared)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     compare_local(open_here(2));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
-    compare_local(ctx);
+    compare_local(open_on(toy_device(), 3));
 }
 
 /* ---- what local ranks start with ------------------------------------------------------------- */

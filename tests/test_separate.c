@@ -170,12 +170,9 @@ static void train_over_shm(meeting *m)
 
 TEST(children_are_trained_on_all_ranks)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     train_pair(open_here(1));
     train_pair(open_here(3));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    train_pair(ctx);
+    train_pair(open_on(toy_device(), 2));
     for (devices_each = 1; devices_each < 3; devices_each++)
         in_processes(2, train_over_shm);
 }
