@@ -111,6 +111,35 @@ static inline dp_module *make_net(dp_ctx *ctx, const plan *how)
     return make_net_of(ctx, (dp_module_config){.state = how});
 }
 
+/* ---- five parameters, "a" to "e", of three numbers each -----------------------------------------
+   The gradient of parameter i is (i + 1) * (rank + 1).                                           */
+
+enum { FIVE = 5, THREE = 3 };
+
+static inline dp_status number_forward(dp_call *call)
+{
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static inline dp_status five_backward(dp_call *call)
+{
+    for (size_t i = 0; i < FIVE; i++)
+        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
+    return DP_OK;
+}
+
+static const dp_method five_methods[] = {{"forward", number_forward}, {"backward", five_backward}};
+
+static inline void five_params(dp_param_config *out)
+{
+    static const char *const names[FIVE] = {"a", "b", "c", "d", "e"};
+    for (int i = 0; i < FIVE; i++)
+        out[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {THREE}};
+}
+
+/* ---- passes ---------------------------------------------------------------------------------- */
+
 /* One replica a local rank. */
 static inline dp_value a_part_each(dp_ctx *ctx, dp_scope *scope)
 {

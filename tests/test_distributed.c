@@ -815,12 +815,6 @@ static dp_status add_number(const dp_call *call, size_t param, double value)
     return dp_axpby(call->ctx, 1, &grad, 1, &ones, &grad);
 }
 
-static dp_status part_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
 static dp_status part_backward(dp_call *call)
 {
     for (size_t i = 0; i < 2; i++) {
@@ -850,7 +844,7 @@ static dp_status whole_backward(dp_call *call)
 
 static dp_module *make_whole(dp_ctx *ctx)
 {
-    static const dp_method part_methods[] = {{"forward", part_forward},
+    static const dp_method part_methods[] = {{"forward", number_forward},
                                              {"backward", part_backward}};
     static const dp_param_config part_params[] = {
         {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {5}},
@@ -1078,12 +1072,6 @@ TEST(where_memory_is_shared_there_is_one_owner)
 
 /* ---- a backward that divides by its own rows ------------------------------------------------- */
 
-static dp_status mean_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
 /* The mean over its rows of their numbers. */
 static dp_status mean_backward(dp_call *call)
 {
@@ -1098,7 +1086,7 @@ static dp_status mean_backward(dp_call *call)
 
 static void means_of_means(meeting *m)
 {
-    static const dp_method methods[] = {{"forward", mean_forward}, {"backward", mean_backward}};
+    static const dp_method methods[] = {{"forward", number_forward}, {"backward", mean_backward}};
     static const dp_param_config w = {.name = "w", .dtype = DP_F32};
     static float rows[] = {1, 2, 3, 4, 5, 6, 7, 8};
     static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM};
@@ -1279,51 +1267,35 @@ TEST(children_may_be_distributed_each_by_itself)
 /* ---- memory of the user's ----------------------------------------------------------------------
    Where it lies is each process' own matter: in one order, in the other, or side by side. */
 
-static dp_status own_backward(dp_call *call)
-{
-    for (size_t i = 0; i < 5; i++)
-        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
-    return DP_OK;
-}
-
-static const dp_method own_methods[] = {{"forward", part_forward}, {"backward", own_backward}};
-
 static void own_memory(meeting *m)
 {
-    enum { COUNT = 3, FIVE = 5 };
     static const plan how;
-    static const char *const names[] = {"a", "b", "c", "d", "e"};
     static float room[2][32 * FIVE];
     dp_ctx *ctx = open_over_shm(m, devices_each, 0);
     dp_param_config params[FIVE];
-    dp_module *net, *par;
+    dp_module *par;
+    five_params(params);
     for (int i = 0; i < FIVE; i++) {
-        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : COUNT * i;
-        params[i] = (dp_param_config){.name = names[i],
-                                      .ndim = 1,
-                                      .shape = {COUNT},
-                                      .data = room[0] + place,
-                                      .grad = room[1] + place};
-        for (int k = 0; k < COUNT; k++)
+        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : THREE * i;
+        params[i].data = room[0] + place;
+        params[i].grad = room[1] + place;
+        for (int k = 0; k < THREE; k++)
             room[0][place + k] = (float)(10 * i + k + 100 * m->process);
     }
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "own",
-                                                  .methods = own_methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = FIVE,
-                                                  .state = &how},
-                              &net));
+    dp_module *net = make_net_of(ctx, (dp_module_config){.name = "own",
+                                                         .methods = five_methods,
+                                                         .params = params,
+                                                         .param_count = FIVE,
+                                                         .state = &how});
     CHECK_OK(dp_distributed(net, NULL, &par));
     for (size_t i = 0; i < FIVE; i++)
-        for (size_t k = 0; k < COUNT; k++)
+        for (size_t k = 0; k < THREE; k++)
             CHECK_F64(element(net, i, false, k), (double)(10 * i + k), 0);
     for (int step = 1; step < 3; step++) {
         double mean = (info_here(ctx).rank_count + 1) / 2.0 * step;
         CHECK_OK(forward_and_backward(par, 1, false));
         for (size_t i = 0; i < FIVE; i++)
-            for (size_t k = 0; k < COUNT; k++)
+            for (size_t k = 0; k < THREE; k++)
                 CHECK_F64(element(net, i, true, k), mean * (double)(i + 1), 1e-5);
     }
     dp_close(ctx);

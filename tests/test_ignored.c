@@ -95,21 +95,6 @@ TEST(what_is_ignored_stays_as_it_is)
 
 /* ---- parameters that lie together ------------------------------------------------------------ */
 
-enum { FIVE = 5, COUNT = 3 };
-
-static dp_status five_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
-static dp_status five_backward(dp_call *call)
-{
-    for (size_t i = 0; i < FIVE; i++)
-        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
-    return DP_OK;
-}
-
 static dp_status top_forward(dp_call *call)
 {
     dp_pass *pass = NULL;
@@ -128,23 +113,17 @@ typedef enum memory { OURS, PACKED, THEIRS, MEMORIES } memory;
 /* In the process 1 "b" is empty, so that its neighbours touch. */
 static dp_module *make_five(meeting *m, dp_ctx *ctx, memory whose, float *block)
 {
-    static const dp_method methods[] = {{"forward", five_forward}, {"backward", five_backward}};
     static const dp_method top_methods[] = {{"forward", top_forward}, {"backward", top_backward}};
-    static const char *const names[] = {"a", "b", "c", "d", "e"};
     dp_param_config params[FIVE];
     dp_module *five, *top;
-    for (int i = 0; i < FIVE; i++)
-        params[i] = (dp_param_config){
-            .name = names[i], .ndim = 1, .shape = {i == 1 && m->process == 1 ? 0 : COUNT}};
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "five",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = FIVE,
-                                                  .packed = whose != OURS,
-                                                  .block = whose == THEIRS ? block : NULL},
-                              &five));
+    five_params(params);
+    params[1].shape[0] = m->process == 1 ? 0 : THREE;
+    five = make_net_of(ctx, (dp_module_config){.name = "five",
+                                               .methods = five_methods,
+                                               .params = params,
+                                               .param_count = FIVE,
+                                               .packed = whose != OURS,
+                                               .block = whose == THEIRS ? block : NULL});
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "top",
                                                   .methods = top_methods,
@@ -158,12 +137,12 @@ static dp_module *make_five(meeting *m, dp_ctx *ctx, memory whose, float *block)
 static void some_of_five(meeting *m)
 {
     static const char *const ignored[] = {"five.b", "five.e", "five.b"}; /* once is enough */
-    float block[FIVE * COUNT];
+    float block[FIVE * THREE];
     dp_ctx *ctx = open_over_shm(m, 2 - m->process % 2, 0);
     double mean = (info_here(ctx).rank_count + 1) / 2.0;
     int own = info_here(ctx).rank_first + 1;
     for (memory whose = OURS; whose < MEMORIES; whose++) {
-        for (int i = 0; i < FIVE * COUNT; i++)
+        for (int i = 0; i < FIVE * THREE; i++)
             block[i] = (float)m->process;
         dp_module *top = make_five(m, ctx, whose, block), *par;
         dp_distributed_config config = {.ignored = ignored, .ignored_count = 3};
