@@ -114,7 +114,7 @@ static inline dp_module *make_net(dp_ctx *ctx, const plan *how)
 /* ---- five parameters, "a" to "e", of three numbers each -----------------------------------------
    The gradient of parameter i is (i + 1) * (rank + 1).                                           */
 
-enum { FIVE = 5, THREE = 3 };
+enum { FIVE = 5, EACH = 3 };
 
 static inline dp_status number_forward(dp_call *call)
 {
@@ -135,7 +135,7 @@ static inline void five_params(dp_param_config *out)
 {
     static const char *const names[FIVE] = {"a", "b", "c", "d", "e"};
     for (int i = 0; i < FIVE; i++)
-        out[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {THREE}};
+        out[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {EACH}};
 }
 
 /* ---- passes ---------------------------------------------------------------------------------- */

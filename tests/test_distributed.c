@@ -1276,10 +1276,10 @@ static void own_memory(meeting *m)
     dp_module *par;
     five_params(params);
     for (int i = 0; i < FIVE; i++) {
-        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : THREE * i;
+        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : EACH * i;
         params[i].data = room[0] + place;
         params[i].grad = room[1] + place;
-        for (int k = 0; k < THREE; k++)
+        for (int k = 0; k < EACH; k++)
             room[0][place + k] = (float)(10 * i + k + 100 * m->process);
     }
     dp_module *net = make_net_of(ctx, (dp_module_config){.name = "own",
@@ -1289,13 +1289,13 @@ static void own_memory(meeting *m)
                                                          .state = &how});
     CHECK_OK(dp_distributed(net, NULL, &par));
     for (size_t i = 0; i < FIVE; i++)
-        for (size_t k = 0; k < THREE; k++)
+        for (size_t k = 0; k < EACH; k++)
             CHECK_F64(element(net, i, false, k), (double)(10 * i + k), 0);
     for (int step = 1; step < 3; step++) {
         double mean = (info_here(ctx).rank_count + 1) / 2.0 * step;
         CHECK_OK(forward_and_backward(par, 1, false));
         for (size_t i = 0; i < FIVE; i++)
-            for (size_t k = 0; k < THREE; k++)
+            for (size_t k = 0; k < EACH; k++)
                 CHECK_F64(element(net, i, true, k), mean * (double)(i + 1), 1e-5);
     }
     dp_close(ctx);

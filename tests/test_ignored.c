@@ -115,15 +115,15 @@ static dp_module *make_five(meeting *m, dp_ctx *ctx, memory whose, float *block)
 {
     static const dp_method top_methods[] = {{"forward", top_forward}, {"backward", top_backward}};
     dp_param_config params[FIVE];
-    dp_module *five, *top;
+    dp_module *top;
     five_params(params);
-    params[1].shape[0] = m->process == 1 ? 0 : THREE;
-    five = make_net_of(ctx, (dp_module_config){.name = "five",
-                                               .methods = five_methods,
-                                               .params = params,
-                                               .param_count = FIVE,
-                                               .packed = whose != OURS,
-                                               .block = whose == THEIRS ? block : NULL});
+    params[1].shape[0] = m->process == 1 ? 0 : EACH;
+    dp_module *five = make_net_of(ctx, (dp_module_config){.name = "five",
+                                                          .methods = five_methods,
+                                                          .params = params,
+                                                          .param_count = FIVE,
+                                                          .packed = whose != OURS,
+                                                          .block = whose == THEIRS ? block : NULL});
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "top",
                                                   .methods = top_methods,
@@ -137,12 +137,12 @@ static dp_module *make_five(meeting *m, dp_ctx *ctx, memory whose, float *block)
 static void some_of_five(meeting *m)
 {
     static const char *const ignored[] = {"five.b", "five.e", "five.b"}; /* once is enough */
-    float block[FIVE * THREE];
+    float block[FIVE * EACH];
     dp_ctx *ctx = open_over_shm(m, 2 - m->process % 2, 0);
     double mean = (info_here(ctx).rank_count + 1) / 2.0;
     int own = info_here(ctx).rank_first + 1;
     for (memory whose = OURS; whose < MEMORIES; whose++) {
-        for (int i = 0; i < FIVE * THREE; i++)
+        for (int i = 0; i < FIVE * EACH; i++)
             block[i] = (float)m->process;
         dp_module *top = make_five(m, ctx, whose, block), *par;
         dp_distributed_config config = {.ignored = ignored, .ignored_count = 3};
