@@ -17,7 +17,7 @@ typedef enum habit {
     NO_LOSS,
     FAILS_FORWARD,
     FAILS,
-    V_SAID, /* from here on "v" is said to be ready, so that it may travel before the rest is done */
+    V_SAID, /* from here on "v" is said to be ready, and may travel before the rest is done */
     ALL_SAID,
     SAID_TWICE,
     FAILS_LATE
