@@ -144,6 +144,22 @@ static inline dp_ctx *open_here(int device_count)
     return ctx;
 }
 
+static inline dp_ctx *open_on(const dp_device_ops *ops, int device_count)
+{
+    const dp_device_ops *const backends[] = {ops, NULL};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = device_count}, &ctx));
+    return ctx;
+}
+
+/* Does what the reducer does without a hook. */
+static inline dp_status plain_hook(const dp_bucket *bucket, void *user)
+{
+    (void)user;
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
+                                bucket->scale);
+}
+
 enum { LAYERS = 8, LAYER = 90000 };
 
 static inline const dp_range *layers(size_t count)

@@ -9,7 +9,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,6 +22,10 @@
 #include "boot_coll.h"
 
 enum { PATIENCE_MS = 5000 };
+
+/* For jobs that fail: the time-out, and how long it may take to say who is at fault, where that is
+   seen at once, and where the time-out has to pass. */
+enum { TIMEOUT_MS = 2000, SOON_MS = 1500, LATE_MS = 5000 };
 
 typedef struct meeting {
     int process, process_count;
@@ -209,6 +215,73 @@ static inline dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops
     return ctx;
 }
 
+static inline void rest(int ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+static inline double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+}
+
+typedef struct heard { /* what the log got at error level */
+    int count;
+    char lines[40][600];
+} heard;
+
+static inline void hear(const dp_log_record *record, void *user)
+{
+    heard *all = user;
+    if (record->level == DP_LOG_ERROR && all->count < 40)
+        snprintf(all->lines[all->count++], sizeof all->lines[0], "%s", record->text);
+}
+
+/* ---- who is named, and by what --------------------------------------------------------------- */
+
+/* `status`, of what has begun at `start`, ends the job because of `rank`, which is a process of its
+   own; and so does all that follows. */
+static inline void check_named(dp_ctx *ctx, dp_status status, double start, int most_ms, int rank,
+                               const char *what)
+{
+    char who[40];
+    dp_failure_info failure;
+    double spent = now_ms() - start;
+    snprintf(who, sizeof who, "rank %d (process %d, pid ", rank, rank);
+    CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
+    CHECK_SAYS(dp_last_error(), who);
+    CHECK_SAYS(dp_last_error(), what);
+    CHECK(spent < most_ms * test_timeout_scale());
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.status, status);
+    CHECK_INT(failure.rank, rank);
+    CHECK_SAYS(failure.text, who);
+    CHECK_SAYS(failure.text, what);
+    CHECK_STATUS(dp_barrier(ctx), status);
+    CHECK_STATUS(dp_wait(ctx), status);
+}
+
+static int moment; /* until process 1 gets its signal, in microseconds */
+
+static inline void *after_a_moment(void *signal)
+{
+    nanosleep(&(struct timespec){.tv_nsec = moment * 1000L}, NULL);
+    raise(*(const int *)signal);
+    return NULL;
+}
+
+/* Process 1 gets a signal, at any point of what it does next. */
+static inline void signal_soon(const meeting *m, int signal)
+{
+    static int which;
+    pthread_t thread;
+    which = signal;
+    if (m->process == 1)
+        CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &which), 0);
+}
+
 /* ---- names in /dev/shm ----------------------------------------------------------------------- */
 
 static inline int names_in_shm(void)
@@ -226,9 +299,8 @@ static inline int names_in_shm(void)
 /* Tests beside this one have names for a moment; what is left behind stays. */
 static inline void check_names(int before)
 {
-    const struct timespec a_while = {.tv_nsec = 10000000};
     for (int i = 0; i < 300 && names_in_shm() > before; i++)
-        nanosleep(&a_while, NULL);
+        rest(10);
     CHECK(names_in_shm() <= before);
 }
 

@@ -11,7 +11,17 @@ enum { W = 3, V = 70 };
    Parameters w and v, a buffer that counts; the loss is a number, its gradient is `k` in every
    element of every gradient, times rank + 1.                                                     */
 
-typedef enum habit { ALL, LATE_V, ONLY_W, ALL_SAID, SAID_TWICE, FAILS, FAILS_FORWARD } habit;
+typedef enum habit {
+    ALL,
+    ONLY_W,
+    NO_LOSS,
+    FAILS_FORWARD,
+    FAILS,
+    V_SAID, /* from here on "v" is said to be ready, and may travel before the rest is done */
+    ALL_SAID,
+    SAID_TWICE,
+    FAILS_LATE
+} habit;
 
 typedef struct plan {
     habit habit[RANKS]; /* by rank */
@@ -46,13 +56,16 @@ static inline dp_status net_forward(dp_call *call)
 {
     float mean = 0;
     dp_tensor buffer = dp_buffer_tensor(call, 2), host = dp_wrap(&mean, DP_F32, 0, NULL);
-    if (habit_of(call) == FAILS_FORWARD)
+    habit own = habit_of(call);
+    if (own == FAILS_FORWARD)
         return dp_error(DP_ERR_USER, "no forward today");
     DP_TRY(dp_copy(call->ctx, &host, &buffer, NULL));
     mean = 0.9f * mean + 0.1f * (float)(rank_of(call) + 1);
     if (call->training)
         DP_TRY(dp_copy(call->ctx, &buffer, &host, NULL));
     call->out = dp_float(1);
+    if (own == NO_LOSS)
+        call->out = DP_DICT(call->scope, {"right", dp_float(1)});
     return DP_OK;
 }
 
@@ -64,8 +77,10 @@ static inline dp_status net_backward(dp_call *call)
         return dp_error(DP_ERR_USER, "no backward today");
     if (own != ONLY_W)
         DP_TRY(add_to(call, 1, value));
-    if (own == ALL_SAID || own == SAID_TWICE)
+    if (own >= V_SAID)
         DP_TRY(dp_grad_ready(call, 1));
+    if (own == FAILS_LATE)
+        return dp_error(DP_ERR_NO_MEMORY, "no backward today");
     if (own == SAID_TWICE)
         return dp_grad_ready(call, 1);
     DP_TRY(add_to(call, 0, value));
@@ -78,19 +93,52 @@ static const dp_param_config net_params[] = {
     {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}},
     {.name = "seen", .dtype = DP_F32, .buffer = true}};
 
-static inline dp_module *make_net(dp_ctx *ctx, const plan *how)
+/* What `own` leaves out is the net's; it has two methods. */
+static inline dp_module *make_net_of(dp_ctx *ctx, dp_module_config own)
 {
     dp_module *net;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = net_methods,
-                                                  .method_count = 2,
-                                                  .params = net_params,
-                                                  .param_count = 3,
-                                                  .state = how},
-                              &net));
+    own.name = own.name != NULL ? own.name : "net";
+    own.methods = own.methods != NULL ? own.methods : net_methods;
+    own.method_count = 2;
+    own.params = own.params != NULL ? own.params : net_params;
+    own.param_count = own.param_count > 0 ? own.param_count : 3;
+    CHECK_OK(dp_module_create(ctx, &own, &net));
     return net;
 }
+
+static inline dp_module *make_net(dp_ctx *ctx, const plan *how)
+{
+    return make_net_of(ctx, (dp_module_config){.state = how});
+}
+
+/* ---- five parameters, "a" to "e", of three numbers each -----------------------------------------
+   The gradient of parameter i is (i + 1) * (rank + 1).                                           */
+
+enum { FIVE = 5, EACH = 3 };
+
+static inline dp_status number_forward(dp_call *call)
+{
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static inline dp_status five_backward(dp_call *call)
+{
+    for (size_t i = 0; i < FIVE; i++)
+        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
+    return DP_OK;
+}
+
+static const dp_method five_methods[] = {{"forward", number_forward}, {"backward", five_backward}};
+
+static inline void five_params(dp_param_config *out)
+{
+    static const char *const names[FIVE] = {"a", "b", "c", "d", "e"};
+    for (int i = 0; i < FIVE; i++)
+        out[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {EACH}};
+}
+
+/* ---- passes ---------------------------------------------------------------------------------- */
 
 /* One replica a local rank. */
 static inline dp_value a_part_each(dp_ctx *ctx, dp_scope *scope)
@@ -140,11 +188,13 @@ static inline dp_info info_here(dp_ctx *ctx)
     return info;
 }
 
-static inline dp_ctx *open_over_shm(meeting *m, int devices)
+/* timeout_ms: 0 for the default. */
+static inline dp_ctx *open_over_shm(meeting *m, int devices, int timeout_ms)
 {
     dp_ctx *ctx;
     dp_config config = config_of(m, devices);
     config.colls = NULL;
+    config.timeout_ms = timeout_ms;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }

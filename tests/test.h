@@ -62,6 +62,10 @@ void test_register(test_case *test);
 
 #define CHECK_STR(got, want) test_check_str(__FILE__, __LINE__, #got, got, want)
 
+/* The text holds `part`. A failure prints the whole text, since a bare "no" would not say what is
+   there instead. */
+#define CHECK_SAYS(text, part) test_check_says(__FILE__, __LINE__, #text, text, part)
+
 #define CHECK_BYTES(got, want, bytes) test_check_bytes(__FILE__, __LINE__, #got, got, want, bytes)
 
 #define CHECK_STATUS(call, want)                                                                   \
@@ -86,6 +90,8 @@ void test_check_f64(const char *file, int line, const char *text, double got, do
                     double tolerance);
 void test_check_str(const char *file, int line, const char *text, const char *got,
                     const char *want);
+void test_check_says(const char *file, int line, const char *name, const char *text,
+                     const char *part);
 void test_check_bytes(const char *file, int line, const char *text, const void *got,
                       const void *want, size_t bytes);
 void test_check_status(const char *file, int line, const char *text, dp_status got, dp_status want,

@@ -36,10 +36,7 @@ TEST(worked_values_of_torch_in_one_process)
 
 TEST(worked_values_of_torch_on_devices_with_memory_of_their_own)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    steps_of_torch(ctx);
+    steps_of_torch(open_on(toy_device(), 2));
 }
 
 static void torch_in_processes(meeting *m)
@@ -49,7 +46,7 @@ static void torch_in_processes(meeting *m)
 
 static void torch_over_shm(meeting *m)
 {
-    steps_of_torch(open_over_shm(m, 1));
+    steps_of_torch(open_over_shm(m, 1, 0));
 }
 
 TEST(worked_values_of_torch_in_two_processes)
@@ -84,7 +81,7 @@ static void sums_and_means(dp_ctx *ctx)
 
 static void sums_over_shm(meeting *m)
 {
-    sums_and_means(open_over_shm(m, 1 + m->process));
+    sums_and_means(open_over_shm(m, 1 + m->process, 0));
 }
 
 TEST(sums_and_means_of_any_number_of_ranks)
@@ -105,13 +102,6 @@ static void scale_grads(dp_module *net, double by)
     }
 }
 
-static dp_status add_up(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
-}
-
 /* After a reduction the module's count for all its devices. */
 static void change_by_hand(dp_ctx *ctx)
 {
@@ -121,7 +111,7 @@ static void change_by_hand(dp_ctx *ctx)
     dp_distributed_config configs[] = {{.name = NULL},
                                        {.wire = DP_F16},
                                        {.first_bucket_bytes = 1},
-                                       {.hook = add_up},
+                                       {.hook = plain_hook},
                                        {.unused_params = DP_UNUSED_FOUND}};
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         dp_module *net = make_net(ctx, &how), *par;
@@ -144,17 +134,14 @@ static void change_by_hand(dp_ctx *ctx)
 
 static void change_over_shm(meeting *m)
 {
-    change_by_hand(open_over_shm(m, 3 - m->process));
+    change_by_hand(open_over_shm(m, 3 - m->process, 0));
 }
 
 TEST(gradients_may_be_changed_by_hand)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     for (int devices = 1; devices <= 3; devices++)
         change_by_hand(open_here(devices));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
-    change_by_hand(ctx);
+    change_by_hand(open_on(toy_device(), 3));
     in_processes(2, change_over_shm);
 }
 
@@ -169,7 +156,7 @@ static void check_buffer(dp_module *net, double want)
 static void buffers_in_two(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out;
@@ -201,7 +188,7 @@ TEST(buffers_follow_rank_0_as_in_torch)
 static void other_buffers(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     bool first = m->process == 0;
     CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buffers = DP_BUFFERS_LOCAL}, &par));
@@ -240,7 +227,7 @@ TEST(buffers_of_local_ranks)
 static void start_apart(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1 + m->process);
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
     dp_module *net = make_net(ctx, &how), *par;
     float w[W], v[V], seen = 0.5f;
     for (int i = 0; i < V; i++)
@@ -292,18 +279,13 @@ static const odd_net odd_nets[] = {
 static void one_is_odd(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     for (size_t i = 0; i < sizeof odd_nets / sizeof *odd_nets; i++) {
         const odd_net *odd = &odd_nets[i];
-        dp_module *net = NULL, *par = NULL;
+        dp_module *par = NULL;
         dp_param_config params[3];
         dp_distributed_config config = {.reduction = 0};
-        dp_module_config own = {.name = "net",
-                                .methods = net_methods,
-                                .method_count = 2,
-                                .params = params,
-                                .param_count = 3,
-                                .state = &how};
+        dp_module_config own = {.params = params, .state = &how};
         memcpy(params, net_params, sizeof params);
         if (m->process == 2) {
             params[0].name = odd->w;
@@ -313,7 +295,7 @@ static void one_is_odd(meeting *m)
             own.param_count = odd->params;
             config.reduction = odd->reduction;
         }
-        CHECK_OK(dp_module_create(ctx, &own, &net));
+        dp_module *net = make_net_of(ctx, own);
         if (m->process == 2 && (int)odd->reduction > DP_MEAN_SAMPLES)
             CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "reduction is 9");
         else
@@ -336,15 +318,9 @@ TEST(ranks_that_differ_are_named)
 static void one_has_more(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
-    dp_module *net = NULL, *par = NULL;
-    dp_module_config own = {.name = "net",
-                            .methods = net_methods,
-                            .method_count = 2,
-                            .params = net_params,
-                            .param_count = m->process == 1 ? 3 : 2,
-                            .state = &how};
-    CHECK_OK(dp_module_create(ctx, &own, &net));
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module_config own = {.param_count = m->process == 1 ? 3 : 2, .state = &how};
+    dp_module *net = make_net_of(ctx, own), *par = NULL;
     CHECK_ERROR(dp_distributed(net, NULL, &par), DP_ERR_MISMATCH,
                 "rank 1 has buffer 'seen' f32 [], rank 0 has nothing more");
     dp_close(ctx);
@@ -357,24 +333,10 @@ TEST(a_rank_with_more_than_rank_0_is_named)
 
 /* ---- who is used, who is ready --------------------------------------------------------------- */
 
-typedef struct heard {
-    int count;
-    char last[200];
-} heard;
-
-static void hear(const dp_log_record *record, void *user)
-{
-    heard *all = user;
-    if (record->level != DP_LOG_ERROR)
-        return;
-    all->count++;
-    snprintf(all->last, sizeof all->last, "%s", record->text);
-}
-
 TEST(unused_parameters_are_an_error_or_stay_as_they_are)
 {
     static plan how = {.habit = {ONLY_W, ONLY_W}};
-    heard all = {0};
+    static heard all;
     dp_ctx *ctx;
     dp_module *net, *par;
     CHECK_OK(dp_open(&(dp_config){.device_count = 2, .log = {.fn = hear, .user = &all}}, &ctx));
@@ -389,7 +351,7 @@ TEST(unused_parameters_are_an_error_or_stay_as_they_are)
     CHECK_OK(forward_and_backward(par, 1, false));
     check_grads(net, 1.5, 0);
     CHECK_INT(all.count, 1);
-    CHECK_STR(all.last, "parameter 'v' f32 [70] got no gradient in this backward");
+    CHECK_STR(all.lines[0], "parameter 'v' f32 [70] got no gradient in this backward");
     how.habit[1] = ALL; /* one rank uses it: it is reduced, and zeros on the other */
     CHECK_OK(forward_and_backward(par, 1, false));
     check_grads(net, 3, 1);
@@ -403,7 +365,7 @@ TEST(unused_parameters_are_an_error_or_stay_as_they_are)
 static void said_early(meeting *m)
 {
     static plan how = {.habit = {ALL_SAID, ALL_SAID, ALL_SAID, ALL_SAID}};
-    dp_ctx *ctx = open_over_shm(m, 2);
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
     dp_module *net = make_net(ctx, &how), *par;
     dp_reducer_info info;
     CHECK_OK(dp_distributed(
@@ -466,7 +428,7 @@ static void one_fails_forward(meeting *m)
 {
     plan how = {.habit = {ALL, ALL, FAILS_FORWARD}};
     bool any = false;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_distributed(net, NULL, &par));
     CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_INTERNAL,
@@ -508,13 +470,8 @@ TEST(what_cannot_be_distributed)
     CHECK(dp_wrapper_reducer(net) == NULL && dp_wrapper_reducer(NULL) == NULL);
     CHECK_OK(dp_data_parallel(net, NULL, &other));
     CHECK(dp_wrapper_reducer(other) == NULL);
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "still",
-                                                  .methods = net_methods,
-                                                  .method_count = 2,
-                                                  .params = &frozen,
-                                                  .param_count = 1},
-                              &net));
+    net =
+        make_net_of(ctx, (dp_module_config){.name = "still", .params = &frozen, .param_count = 1});
     CHECK_ERROR(dp_distributed(net, NULL, &other), DP_ERR_INVALID,
                 "'still' has no parameter with a gradient");
     CHECK_OK(dp_module_destroy(par)); /* and its reducer */
@@ -747,7 +704,7 @@ static int all_processes, devices_each;
 static void train_in_process(meeting *m)
 {
     int updates = 0;
-    float got = train_line(open_over_shm(m, devices_each), m->process, m->process + 1, &updates);
+    float got = train_line(open_over_shm(m, devices_each, 0), m->process, m->process + 1, &updates);
     CHECK_INT(updates, STEPS / 2);
     CHECK_F64(got, alone_got, 1e-6);
 }
@@ -772,7 +729,7 @@ TEST_SLOW(ranks_train_as_one_device_does, 30)
 static void some_have_data(meeting *m)
 {
     static const plan how;
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     int left = 2 * m->process, steps = 0;
     CHECK_OK(dp_distributed(net, NULL, &par));
@@ -854,12 +811,6 @@ static dp_status add_number(const dp_call *call, size_t param, double value)
     return dp_axpby(call->ctx, 1, &grad, 1, &ones, &grad);
 }
 
-static dp_status part_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
 static dp_status part_backward(dp_call *call)
 {
     for (size_t i = 0; i < 2; i++) {
@@ -889,7 +840,7 @@ static dp_status whole_backward(dp_call *call)
 
 static dp_module *make_whole(dp_ctx *ctx)
 {
-    static const dp_method part_methods[] = {{"forward", part_forward},
+    static const dp_method part_methods[] = {{"forward", number_forward},
                                              {"backward", part_backward}};
     static const dp_param_config part_params[] = {
         {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {5}},
@@ -969,17 +920,14 @@ static void train_whole(dp_ctx *ctx)
 
 static void train_whole_in_processes(meeting *m)
 {
-    train_whole(open_over_shm(m, 2 - m->process));
+    train_whole(open_over_shm(m, 2 - m->process, 0));
 }
 
 TEST(parameters_of_all_kinds)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     train_whole(open_here(1));
     train_whole(open_here(3));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    train_whole(ctx);
+    train_whole(open_on(toy_device(), 2));
     in_processes(2, train_whole_in_processes);
 }
 
@@ -1028,7 +976,7 @@ static void step_owners(dp_module *par)
             edit_owner(par, owner, param, 1, -0.5f);
 }
 
-/* Looks without editing: a second edit of every owner is as good as none. */
+/* dp_owner_edit only to read: as every owner is edited alike, nothing has to be sent. */
 static void check_owners(dp_module *par, size_t param, double want)
 {
     for (size_t owner = 0; owner < dp_owner_count(par); owner++) {
@@ -1044,9 +992,7 @@ static void check_owners(dp_module *par, size_t param, double want)
 TEST(owners_that_take_the_same_step_are_sent_nothing)
 {
     static const plan how;
-    const dp_device_ops *backends[] = {decorate_device(toy_device()), NULL};
-    dp_ctx *ctx;
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
+    dp_ctx *ctx = open_on(decorate_device(toy_device()), 3);
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_INT(dp_owner_count(net), 1);
     CHECK_OK(dp_distributed(net, NULL, &par));
@@ -1122,12 +1068,6 @@ TEST(where_memory_is_shared_there_is_one_owner)
 
 /* ---- a backward that divides by its own rows ------------------------------------------------- */
 
-static dp_status mean_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
 /* The mean over its rows of their numbers. */
 static dp_status mean_backward(dp_call *call)
 {
@@ -1142,12 +1082,12 @@ static dp_status mean_backward(dp_call *call)
 
 static void means_of_means(meeting *m)
 {
-    static const dp_method methods[] = {{"forward", mean_forward}, {"backward", mean_backward}};
+    static const dp_method methods[] = {{"forward", number_forward}, {"backward", mean_backward}};
     static const dp_param_config w = {.name = "w", .dtype = DP_F32};
     static float rows[] = {1, 2, 3, 4, 5, 6, 7, 8};
     static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM};
     static const double wants[] = {4, (1.5 + 3 + 4.5 + 6.5) / 4, 1.5 + 3 + 4.5 + 6.5};
-    dp_ctx *ctx = open_over_shm(m, 2);
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
     for (int i = 0; i < 3; i++) {
         dp_module *net, *par;
         dp_value out;
@@ -1190,7 +1130,7 @@ static void few_rows(meeting *m)
     static const plan how;
     static float rows[3];
     static const dp_unused kinds[] = {DP_UNUSED_ERROR, DP_UNUSED_FOUND, DP_UNUSED_FIXED};
-    dp_ctx *ctx = open_over_shm(m, 3);
+    dp_ctx *ctx = open_over_shm(m, 3, 0);
     for (int i = 0; i < 3; i++) {
         dp_module *net = make_net(ctx, &how), *par;
         CHECK_OK(dp_distributed(net,
@@ -1283,7 +1223,7 @@ static void train_pair(meeting *m)
     double mean = (devices_each * 2 + 1) / 2.0;
     static const plan how;
     static const dp_method methods[] = {{"train_step", pair_step}};
-    dp_ctx *ctx = open_over_shm(m, devices_each);
+    dp_ctx *ctx = open_over_shm(m, devices_each, 0);
     dp_module *nets[2], *children[2], *pair, *around;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_pass *pass; /* of the parent: else there are no gradients inside */
@@ -1323,51 +1263,35 @@ TEST(children_may_be_distributed_each_by_itself)
 /* ---- memory of the user's ----------------------------------------------------------------------
    Where it lies is each process' own matter: in one order, in the other, or side by side. */
 
-static dp_status own_backward(dp_call *call)
-{
-    for (size_t i = 0; i < 5; i++)
-        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
-    return DP_OK;
-}
-
-static const dp_method own_methods[] = {{"forward", part_forward}, {"backward", own_backward}};
-
 static void own_memory(meeting *m)
 {
-    enum { COUNT = 3, FIVE = 5 };
     static const plan how;
-    static const char *const names[] = {"a", "b", "c", "d", "e"};
     static float room[2][32 * FIVE];
-    dp_ctx *ctx = open_over_shm(m, devices_each);
+    dp_ctx *ctx = open_over_shm(m, devices_each, 0);
     dp_param_config params[FIVE];
-    dp_module *net, *par;
+    dp_module *par;
+    five_params(params);
     for (int i = 0; i < FIVE; i++) {
-        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : COUNT * i;
-        params[i] = (dp_param_config){.name = names[i],
-                                      .ndim = 1,
-                                      .shape = {COUNT},
-                                      .data = room[0] + place,
-                                      .grad = room[1] + place};
-        for (int k = 0; k < COUNT; k++)
+        int place = m->process == 0 ? 20 * i : m->process == 1 ? 20 * (FIVE - i) : EACH * i;
+        params[i].data = room[0] + place;
+        params[i].grad = room[1] + place;
+        for (int k = 0; k < EACH; k++)
             room[0][place + k] = (float)(10 * i + k + 100 * m->process);
     }
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "own",
-                                                  .methods = own_methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = FIVE,
-                                                  .state = &how},
-                              &net));
+    dp_module *net = make_net_of(ctx, (dp_module_config){.name = "own",
+                                                         .methods = five_methods,
+                                                         .params = params,
+                                                         .param_count = FIVE,
+                                                         .state = &how});
     CHECK_OK(dp_distributed(net, NULL, &par));
     for (size_t i = 0; i < FIVE; i++)
-        for (size_t k = 0; k < COUNT; k++)
+        for (size_t k = 0; k < EACH; k++)
             CHECK_F64(element(net, i, false, k), (double)(10 * i + k), 0);
     for (int step = 1; step < 3; step++) {
         double mean = (info_here(ctx).rank_count + 1) / 2.0 * step;
         CHECK_OK(forward_and_backward(par, 1, false));
         for (size_t i = 0; i < FIVE; i++)
-            for (size_t k = 0; k < COUNT; k++)
+            for (size_t k = 0; k < EACH; k++)
                 CHECK_F64(element(net, i, true, k), mean * (double)(i + 1), 1e-5);
     }
     dp_close(ctx);

@@ -2,143 +2,8 @@
    fails on one rank fails on all, and they go on; or the job fails, and all say why. */
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include "meeting.h"
-
-/* ---- a net that fails on demand -----------------------------------------------------------------
-   Parameters w and v, and a buffer. Backward adds its number times rank + 1 to every element.    */
-
-enum { W = 3, V = 70 };
-
-typedef enum mishap {
-    NONE,
-    DATA_IS_A_NUMBER,
-    DATA_IS_AN_ERROR,
-    ROWS_DIFFER,
-    IN_FORWARD,
-    NO_LOSS,
-    IN_BACKWARD,
-    OPTIMIZER_BEGINS,
-    MISHAPS
-} mishap;
-
-static mishap now; /* in this process */
-
-static int rank_of(const dp_call *call)
-{
-    dp_info info;
-    CHECK_OK(dp_info_get(call->ctx, &info));
-    return info.rank_first + call->local_rank;
-}
-
-static atomic_int forwards; /* that were run here */
-
-static dp_status net_forward(dp_call *call)
-{
-    atomic_fetch_add(&forwards, 1);
-    call->out = dp_float(1);
-    if (now == NO_LOSS)
-        call->out = DP_DICT(call->scope, {"right", dp_float(1)});
-    return now == IN_FORWARD ? dp_error(DP_ERR_USER, "no forward today") : DP_OK;
-}
-
-static dp_status add_to(const dp_call *call, size_t param, double value)
-{
-    dp_tensor grad = dp_grad_tensor(call, param), more;
-    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, grad.ndim, grad.shape, &more));
-    DP_TRY(dp_fill(call->ctx, &more, dp_float(value)));
-    return dp_axpby(call->ctx, 1, &grad, 1, &more, &grad);
-}
-
-/* It fails half-way: v may have travelled. */
-static dp_status net_backward(dp_call *call)
-{
-    double value = call->grad.as.f * (rank_of(call) + 1);
-    DP_TRY(add_to(call, 1, value));
-    DP_TRY(dp_grad_ready(call, 1));
-    if (now == IN_BACKWARD)
-        return dp_error(DP_ERR_NO_MEMORY, "no backward today");
-    return add_to(call, 0, value);
-}
-
-static dp_module *make_net(dp_ctx *ctx, const dp_distributed_config *config, dp_module **out)
-{
-    static const dp_method methods[] = {{"forward", net_forward}, {"backward", net_backward}};
-    static const dp_param_config params[] = {
-        {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}},
-        {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}},
-        {.name = "seen", .dtype = DP_F32, .buffer = true}};
-    dp_module *net;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = 3},
-                              &net));
-    CHECK_OK(dp_distributed(net, config, out));
-    return net;
-}
-
-static dp_ctx *open_shared(meeting *m, int devices, int timeout_ms)
-{
-    dp_ctx *ctx;
-    dp_config config = config_of(m, devices);
-    config.colls = NULL;
-    config.timeout_ms = timeout_ms;
-    CHECK_OK(dp_open(&config, &ctx));
-    return ctx;
-}
-
-static dp_info info_here(dp_ctx *ctx)
-{
-    dp_info info;
-    CHECK_OK(dp_info_get(ctx, &info));
-    return info;
-}
-
-/* A row a local rank. */
-static dp_value batch_here(dp_ctx *ctx, dp_scope *scope)
-{
-    static float rows[4];
-    int64_t count = info_here(ctx).local_count, odd = count + 1;
-    dp_tensor x = dp_wrap(rows, DP_F32, 1, &count), y = dp_wrap(rows, DP_F32, 1, &odd);
-    if (now == DATA_IS_A_NUMBER)
-        return dp_int(7);
-    if (now == DATA_IS_AN_ERROR)
-        return dp_list_make(scope, DP_INT, NULL, 0);
-    return DP_DICT(scope, {"x", dp_of(scope, &x)},
-                   {"y", dp_of(scope, now == ROWS_DIFFER ? &y : &x)});
-}
-
-static dp_status both_ways(dp_module *par, double k)
-{
-    dp_ctx *ctx = dp_module_ctx(par);
-    dp_scope *scope = dp_scope_begin(ctx);
-    dp_pass *pass = NULL;
-    dp_value out;
-    dp_status status =
-        dp_invoke(par, "forward", scope, dp_none(), batch_here(ctx, scope), NULL, &out, &pass);
-    if (status == DP_OK)
-        status = dp_backward(pass, dp_float(k), NULL);
-    dp_scope_end(scope);
-    return status;
-}
-
-static double element(dp_module *net, size_t param, size_t index)
-{
-    float got[V];
-    dp_tensor data, grad;
-    CHECK_OK(dp_params_edit(net, param, &data, &grad));
-    CHECK_OK(
-        dp_read(dp_module_ctx(net), &grad, got, (size_t)dp_tensor_count(&grad) * sizeof(float)));
-    return (double)got[index];
-}
+#include "ranked.h"
 
 static const dp_distributed_config kinds[] = {
     {.first_bucket_bytes = 4, .bucket_bytes = 4},
@@ -150,16 +15,42 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static const dp_distributed_config *kind; /* the one that is tried */
 
+static plan how; /* of this process: nobody else looks into it */
+
+static void behave(habit own)
+{
+    for (int r = 0; r < RANKS; r++)
+        how.habit[r] = own;
+}
+
+static atomic_int forwards; /* that were run here */
+
+static dp_status counted_forward(dp_call *call)
+{
+    atomic_fetch_add(&forwards, 1);
+    return net_forward(call);
+}
+
+/* The net is well, though "v" may have travelled when something happens. */
+static dp_module *make_wrapped(dp_ctx *ctx, dp_module **out)
+{
+    static const dp_method methods[] = {{"forward", counted_forward}, {"backward", net_backward}};
+    dp_module *net = make_net_of(ctx, (dp_module_config){.methods = methods, .state = &how});
+    behave(V_SAID);
+    CHECK_OK(dp_distributed(net, kind, out));
+    return net;
+}
+
 /* The job is well: a pass that is good on all ranks, and what comes of it. */
 static void check_well(dp_module *net, dp_module *par)
 {
     int ranks = info_here(dp_module_ctx(net)).rank_count;
     double sum = ranks * (ranks + 1) / 2.0, want = kind->reduction == DP_SUM ? sum : sum / ranks;
     CHECK_OK(dp_zero_grad(par));
-    CHECK_OK(both_ways(par, 1));
-    CHECK_F64(element(net, 0, W - 1), want, 1e-5);
-    CHECK_F64(element(net, 1, 0), want, 1e-5);
-    CHECK_F64(element(net, 1, V - 1), want, 1e-5);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_F64(element(net, 0, true, W - 1), want, 1e-5);
+    CHECK_F64(element(net, 1, true, 0), want, 1e-5);
+    CHECK_F64(element(net, 1, true, V - 1), want, 1e-5);
 }
 
 /* ---- what fails on one rank fails on all, and they go on ------------------------------------- */
@@ -179,13 +70,13 @@ static void check_same_error(dp_status status, dp_status want, bool here, const 
 static void one_backward_fails(meeting *m)
 {
     int last = m->process_count - 1;
-    dp_module *par, *net = make_net(open_shared(m, 1, 0), kind, &par);
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, 0), &par);
     for (int i = 0; i < 3; i++) {
-        now = m->process == last ? IN_BACKWARD : NONE;
+        behave(m->process == last ? FAILS_LATE : V_SAID);
         CHECK_OK(dp_zero_grad(par));
-        check_same_error(both_ways(par, 1), DP_ERR_NO_MEMORY, m->process == last, "dp_backward",
-                         last, "no backward today");
-        now = NONE;
+        check_same_error(forward_and_backward(par, 1, false), DP_ERR_NO_MEMORY, m->process == last,
+                         "dp_backward", last, "no backward today");
+        behave(V_SAID);
         check_well(net, par);
     }
     dp_close(dp_module_ctx(net));
@@ -202,11 +93,12 @@ TEST_SLOW(a_backward_that_fails_on_one_rank_fails_on_all, 60)
 /* The first of several is named, and each keeps its own words. */
 static void several_fail(meeting *m)
 {
-    dp_module *par, *net = make_net(open_shared(m, 1, 0), kind, &par);
-    now = m->process % 2 == 1 ? IN_BACKWARD : NONE;
-    check_same_error(both_ways(par, 1), DP_ERR_NO_MEMORY, now != NONE, "dp_backward", 1,
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, 0), &par);
+    bool here = m->process % 2 == 1;
+    behave(here ? FAILS_LATE : V_SAID);
+    check_same_error(forward_and_backward(par, 1, false), DP_ERR_NO_MEMORY, here, "dp_backward", 1,
                      "no backward today");
-    now = NONE;
+    behave(V_SAID);
     check_well(net, par);
     dp_close(dp_module_ctx(net));
 }
@@ -220,16 +112,16 @@ TEST(the_first_of_several_failures_is_named)
 /* A gradient that is none: the pass is over, here too. */
 static void one_gradient_is_wrong(meeting *m)
 {
-    dp_ctx *ctx = open_shared(m, 1 + m->process % 2, 0);
-    dp_module *par, *net = make_net(ctx, kind, &par);
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process % 2, 0);
+    dp_module *par, *net = make_wrapped(ctx, &par);
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value out, one = dp_float(1), odd = DP_LIST_OF(scope, one, one, one, one);
     bool here = m->process == 0;
     for (int i = 0; i < 2; i++) {
         dp_pass *pass = NULL;
         dp_value wrong = i == 0 ? odd : dp_list_make(scope, DP_INT, NULL, 0);
-        CHECK_OK(
-            dp_invoke(par, "forward", scope, dp_none(), batch_here(ctx, scope), NULL, &out, &pass));
+        CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out,
+                           &pass));
         dp_status status = dp_backward(pass, here ? wrong : one, NULL);
         CHECK_INT(dp_status_class(status), DP_CLASS_CALL);
         check_same_error(status, status, here, "dp_backward", 0, "dp_backward: ");
@@ -243,14 +135,14 @@ static void one_gradient_is_wrong(meeting *m)
 /* Once gradients are reduced they are not reduced again. */
 static void one_forgets_to_zero(meeting *m)
 {
-    dp_module *par, *net = make_net(open_shared(m, 1, 0), kind, &par);
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, 0), &par);
     check_well(net, par);
     if (m->process != 1)
         CHECK_OK(dp_zero_grad(par));
-    check_same_error(both_ways(par, 1), DP_ERR_STATE, m->process == 1, "dp_backward", 1,
-                     "gradients of 'net' hold what was reduced");
+    check_same_error(forward_and_backward(par, 1, false), DP_ERR_STATE, m->process == 1,
+                     "dp_backward", 1, "gradients of 'net' hold what was reduced");
     check_well(net, par);
-    CHECK_ERROR(both_ways(par, 1), DP_ERR_STATE, "dp_zero_grad comes first");
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE, "dp_zero_grad comes first");
     check_well(net, par);
     dp_close(dp_module_ctx(net));
 }
@@ -267,18 +159,38 @@ TEST_SLOW(a_backward_that_one_rank_refuses_fails_on_all, 60)
     in_processes(4, one_forgets_to_zero);
 }
 
+typedef enum sort { GOOD, A_NUMBER, AN_ERROR, ROWS_DIFFER } sort; /* of data */
+
+/* A row a local rank. */
+static dp_value batch_of(dp_ctx *ctx, dp_scope *scope, sort what)
+{
+    static float rows[4];
+    int64_t count = info_here(ctx).local_count, odd = count + 1;
+    dp_tensor x = dp_wrap(rows, DP_F32, 1, &count), y = dp_wrap(rows, DP_F32, 1, &odd);
+    if (what == A_NUMBER)
+        return dp_int(7);
+    if (what == AN_ERROR)
+        return dp_list_make(scope, DP_INT, NULL, 0);
+    return DP_DICT(scope, {"x", dp_of(scope, &x)},
+                   {"y", dp_of(scope, what == ROWS_DIFFER ? &y : &x)});
+}
+
 /* What a forward refuses, and what does not reduce, is this process' own. */
 static void one_mends_its_call(meeting *m)
 {
-    dp_ctx *ctx = open_shared(m, 2, 0);
-    dp_module *par, *net = make_net(ctx, kind, &par);
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
+    dp_module *par, *net = make_wrapped(ctx, &par);
     float data[4] = {0};
     dp_part parts[] = {{.send = data, .recv = data}, {.send = data + 2, .recv = data + 2}};
-    CHECK_OK(both_ways(par, 1));
+    CHECK_OK(forward_and_backward(par, 1, false));
     if (m->process == 1) {
-        now = ROWS_DIFFER;
-        CHECK_INT(dp_status_class(both_ways(par, 1)), DP_CLASS_CALL);
-        now = NONE;
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value out;
+        dp_pass *pass;
+        dp_status status = dp_invoke(par, "forward", scope, dp_none(),
+                                     batch_of(ctx, scope, ROWS_DIFFER), NULL, &out, &pass);
+        CHECK_INT(dp_status_class(status), DP_CLASS_CALL);
+        dp_scope_end(scope);
     }
     check_well(net, par);
     if (m->process == 1)
@@ -298,13 +210,15 @@ TEST(who_is_refused_may_mend_the_call)
 typedef struct counting { /* an optimizer that only counts */
     dp_optim base;
     int begun, updated;
+    bool refuses;
 } counting;
 
 static dp_status counting_begin(dp_optim *optim, dp_module *module, dp_pass_config *pass)
 {
+    counting *own = (counting *)optim;
     (void)module, (void)pass;
-    ((counting *)optim)->begun++;
-    return now == OPTIMIZER_BEGINS ? dp_error(DP_ERR_USER, "no step today") : DP_OK;
+    own->begun++;
+    return own->refuses ? dp_error(DP_ERR_USER, "no step today") : DP_OK;
 }
 
 static dp_status counting_update(dp_optim *optim, dp_module *module)
@@ -313,12 +227,12 @@ static dp_status counting_update(dp_optim *optim, dp_module *module)
     return dp_zero_grad(module);
 }
 
-static dp_status step_here(dp_module *par, dp_optim *optim)
+static dp_status step_on(dp_module *par, dp_optim *optim, sort what)
 {
-    dp_scope *scope = dp_scope_begin(dp_module_ctx(par));
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
     dp_value log;
-    dp_status status =
-        dp_train_step(par, scope, batch_here(dp_module_ctx(par), scope), optim, &log);
+    dp_status status = dp_train_step(par, scope, batch_of(ctx, scope, what), optim, &log);
     dp_scope_end(scope);
     return status;
 }
@@ -330,40 +244,43 @@ static void wait_for_all(meeting *m)
     CHECK_OK(meeting_all_gather(&own, all, 1, m));
 }
 
+typedef struct mishap {
+    sort data;
+    habit net;
+    const char *says;
+} mishap;
+
+static const mishap mishaps[] = {
+    {A_NUMBER, V_SAID, "data is an int"}, {AN_ERROR, V_SAID, "kind is neither"},
+    {ROWS_DIFFER, V_SAID, "row"},         {GOOD, FAILS_FORWARD, "no forward today"},
+    {GOOD, NO_LOSS, "holds 'loss'"},      {GOOD, FAILS_LATE, "no backward today"}};
+
 static void one_step_fails(meeting *m)
 {
-    static const char *const says[] = {"",
-                                       "data is an int",
-                                       "kind is neither",
-                                       "row",
-                                       "no forward today",
-                                       "holds 'loss'",
-                                       "no backward today",
-                                       "no step today"};
     static const dp_optim_ops ops = {
         .size = sizeof(dp_optim_ops), .begin = counting_begin, .update = counting_update};
     counting optim = {.base.ops = &ops};
     int last = m->process_count - 1, good = 0;
     bool here = m->process == last;
-    dp_module *par, *net = make_net(open_shared(m, here ? 2 : 1, 0), kind, &par);
-    for (mishap what = DATA_IS_A_NUMBER; what < OPTIMIZER_BEGINS; what++) {
-        now = here ? what : NONE;
-        dp_status status = step_here(par, &optim.base);
+    dp_module *par, *net = make_wrapped(open_over_shm(m, here ? 2 : 1, 0), &par);
+    for (size_t i = 0; i < sizeof mishaps / sizeof *mishaps; i++) {
+        behave(here ? mishaps[i].net : V_SAID);
+        dp_status status = step_on(par, &optim.base, here ? mishaps[i].data : GOOD);
         CHECK(dp_status_class(status) == DP_CLASS_CALL || dp_status_class(status) == DP_CLASS_PASS);
         check_same_error(status, status, here, "dp_train_step",
-                         info_here(dp_module_ctx(net)).rank_count - 2, says[what]);
-        now = NONE;
+                         info_here(dp_module_ctx(net)).rank_count - 2, mishaps[i].says);
+        behave(V_SAID);
         CHECK_INT(optim.updated, good);
         CHECK_OK(dp_zero_grad(par));
-        CHECK_OK(step_here(par, &optim.base));
+        CHECK_OK(step_on(par, &optim.base, GOOD));
         CHECK_INT(optim.updated, ++good);
         CHECK_INT(optim.begun, 2 * good);
         check_well(net, par);
         CHECK_OK(dp_zero_grad(par));
     }
     wait_for_all(m);
-    now = here ? OPTIMIZER_BEGINS : NONE;
-    CHECK_ERROR(step_here(par, &optim.base), DP_ERR_INTERNAL, "no step today (DP_ERR_USER)");
+    optim.refuses = here;
+    CHECK_ERROR(step_on(par, &optim.base, GOOD), DP_ERR_INTERNAL, "no step today (DP_ERR_USER)");
     dp_close(dp_module_ctx(net));
 }
 
@@ -376,46 +293,6 @@ TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
 }
 
 /* ---- who is named, and by what --------------------------------------------------------------- */
-
-enum { TIMEOUT_MS = 2000, SOON_MS = 1500, LATE_MS = 5000 };
-
-static void rest(int ms)
-{
-    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
-}
-
-static double now_ms(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
-}
-
-static void check_says(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL)
-        test_fail(__FILE__, __LINE__, "'%s' does not hold '%s'", text, part);
-}
-
-/* `status` ends the job, which has begun to fail at `start`, because of `rank`. */
-static void check_named(dp_ctx *ctx, dp_status status, double start, int most_ms, int rank,
-                        const char *what)
-{
-    char who[32];
-    dp_failure_info failure;
-    double spent = now_ms() - start;
-    snprintf(who, sizeof who, "rank %d (process %d, pid ", rank, rank);
-    CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
-    check_says(dp_last_error(), who);
-    check_says(dp_last_error(), what);
-    CHECK(spent < most_ms * test_timeout_scale());
-    CHECK(dp_failure(ctx, &failure));
-    CHECK_INT(failure.status, status);
-    CHECK_INT(failure.rank, rank);
-    check_says(failure.text, what);
-    CHECK_STATUS(dp_barrier(ctx), status);
-    CHECK_STATUS(dp_wait(ctx), status);
-}
 
 static dp_status sum_of(dp_ctx *ctx, size_t count)
 {
@@ -430,21 +307,9 @@ static dp_status train(dp_module *par)
     dp_status status = DP_OK;
     while (status == DP_OK) {
         CHECK_OK(dp_zero_grad(par));
-        status = both_ways(par, 1);
+        status = forward_and_backward(par, 1, false);
     }
     return status;
-}
-
-typedef struct heard {
-    int count;
-    char lines[40][600];
-} heard;
-
-static void hear(const dp_log_record *record, void *user)
-{
-    heard *all = user;
-    if (record->level == DP_LOG_ERROR && all->count < 40)
-        snprintf(all->lines[all->count++], sizeof all->lines[0], "%s", record->text);
 }
 
 static const char *line_of(char *text, int index)
@@ -458,7 +323,7 @@ static const char *line_of(char *text, int index)
 
 static void journal_of_two(meeting *m)
 {
-    dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
     static char text[8000], small[40];
     float data[4] = {0};
     const dp_part part = {.send = data, .recv = data + 2};
@@ -507,8 +372,7 @@ TEST(what_was_begun_lately)
 TEST(a_process_that_is_alone_keeps_no_journal)
 {
     char text[8] = "before";
-    dp_ctx *ctx;
-    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    dp_ctx *ctx = open_here(2);
     dp_tag(ctx, "epoch 3");
     CHECK_OK(dp_barrier(ctx));
     CHECK_INT(dp_recent_collectives(ctx, text, sizeof text), 0);
@@ -531,12 +395,11 @@ static dp_status die(dp_call *call)
 static void one_dies_in_backward(meeting *m)
 {
     static const dp_method methods[] = {{"forward", net_forward}, {"backward", die}};
-    static const dp_param_config param = {.name = "w", .dtype = DP_F32, .ndim = 1, .shape = {W}};
-    static const dp_param_config more = {.name = "v", .dtype = DP_F32, .ndim = 1, .shape = {V}};
-    const dp_param_config params[] = {param, more};
+    /* its forward meets nobody */
+    const dp_distributed_config local = {.buffers = DP_BUFFERS_LOCAL, .first_bucket_bytes = 4};
     static heard all;
     dp_ctx *ctx;
-    dp_module *net, *par;
+    dp_module *par;
     dp_failure_info failure;
     char text[sizeof all.lines[0]];
     dp_config config = config_of(m, 1);
@@ -544,30 +407,25 @@ static void one_dies_in_backward(meeting *m)
     config.timeout_ms = 30000;
     config.log = (dp_log){.fn = hear, .user = &all};
     CHECK_OK(dp_open(&config, &ctx));
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = 2},
-                              &net));
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.first_bucket_bytes = 4}, &par));
+    behave(V_SAID);
+    CHECK_OK(dp_distributed(make_net_of(ctx, (dp_module_config){.methods = methods, .state = &how}),
+                            &local, &par));
     CHECK_OK(sum_of(ctx, 9));
     dp_tag(ctx, "epoch 3");
-    dp_status status = both_ways(par, 1);
-    check_named(ctx, status, now_ms(), SOON_MS, 1, "has died");
+    double start = now_ms();
+    check_named(ctx, forward_and_backward(par, 1, false), start, SOON_MS, 1, "has died");
     CHECK(dp_failure(ctx, &failure));
     /* either thread may see it first */
     if (strstr(failure.text, "bucket 0 of 'net'") != NULL)
-        check_says(failure.text,
+        CHECK_SAYS(failure.text,
                    "collective 1, all_reduce of 3 f32 (mean), bucket 0 of 'net', 'w', "
                    "in dp_reducer_finish, at 'epoch 3': rank 1 (process 1, pid ");
     else
-        check_says(failure.text,
+        CHECK_SAYS(failure.text,
                    "all_reduce of 1 i64 (min), gradients of 'net', in dp_backward, at "
                    "'epoch 3': rank 1 (process 1, pid ");
-    check_says(failure.text, "has died; it");
-    check_says(failure.here, "at 'epoch 3': under way");
+    CHECK_SAYS(failure.text, "has died; it");
+    CHECK_SAYS(failure.here, "at 'epoch 3': under way");
     snprintf(text, sizeof text, "the job failed: %s", failure.text);
     dp_close(ctx); /* nobody writes to the log any more */
     CHECK_STR(all.lines[0], text);
@@ -589,7 +447,7 @@ TEST_SLOW(a_failure_says_what_was_under_way, 30)
 /* It was refused something, and does nothing more. */
 static void one_is_refused(meeting *m)
 {
-    dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
     CHECK_OK(sum_of(ctx, 7));
     double start = now_ms();
     if (m->process == 1) {
@@ -607,7 +465,7 @@ static void one_is_refused(meeting *m)
 
 static void one_is_refused_and_closes(meeting *m)
 {
-    dp_ctx *ctx = open_shared(m, 1, 30000);
+    dp_ctx *ctx = open_over_shm(m, 1, 30000);
     double start = now_ms();
     if (m->process == 1)
         CHECK_ERROR(dp_all_reduce(ctx, NULL, 7, DP_F32, DP_OP_SUM), DP_ERR_INVALID, "NULL");
@@ -627,27 +485,16 @@ TEST_SLOW(who_was_refused_is_quoted, 30)
 
 /* ---- at any moment of training --------------------------------------------------------------- */
 
-static int moment; /* of what happens, in microseconds */
-
-static void *after_a_moment(void *signal)
-{
-    nanosleep(&(struct timespec){.tv_nsec = moment * 1000L}, NULL);
-    raise(*(const int *)signal);
-    return NULL;
-}
-
 static void one_gets(meeting *m, int signal, const char *what, int most_ms)
 {
-    pthread_t thread;
     dp_module *par;
-    dp_ctx *ctx = open_shared(m, 1, TIMEOUT_MS);
-    make_net(ctx, kind, &par);
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    make_wrapped(ctx, &par);
     double start = now_ms();
-    if (m->process == 1)
-        CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
+    signal_soon(m, signal);
     dp_tag(ctx, "training");
-    check_named(ctx, train(par), start + moment / 1000.0, most_ms, 1, what);
-    check_says(dp_last_error(), "'training'");
+    check_named(ctx, train(par), start, most_ms, 1, what);
+    CHECK_SAYS(dp_last_error(), "'training'");
     dp_close(ctx);
 }
 
@@ -684,7 +531,7 @@ TEST_SLOW(a_process_that_is_stopped_in_training_is_named, 60)
 /* Slow is not dead. */
 static void one_is_slow(meeting *m)
 {
-    dp_module *par, *net = make_net(open_shared(m, 1, TIMEOUT_MS), kind, &par);
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, TIMEOUT_MS), &par);
     for (int i = 0; i < 4; i++) {
         if (m->process == i % m->process_count)
             rest(300);
@@ -705,7 +552,7 @@ static bool skips;
 
 static void one_strays(meeting *m)
 {
-    dp_module *par, *net = make_net(open_shared(m, 1, TIMEOUT_MS), kind, &par);
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, TIMEOUT_MS), &par);
     dp_ctx *ctx = dp_module_ctx(net);
     bool here = m->process == 1;
     check_well(net, par);
@@ -714,14 +561,9 @@ static void one_strays(meeting *m)
     dp_status status = here && skips ? DP_OK : sum_of(ctx, here ? 26 : 25);
     if (status == DP_OK)
         status = dp_barrier(ctx);
-    if (skips)
-        check_named(ctx, status, start, SOON_MS,
-                    m->process_count > 2 ? 1
-                    : here               ? 1
-                                         : 1,
-                    "all_reduce of 1 bool (max), in dp_barrier, at 'logging'");
-    else
-        check_named(ctx, status, start, SOON_MS, 1, "all_reduce of 26 f32 (sum), at 'logging'");
+    check_named(ctx, status, start, SOON_MS, 1,
+                skips ? "all_reduce of 1 bool (max), in dp_barrier, at 'logging'"
+                      : "all_reduce of 26 f32 (sum), at 'logging'");
     dp_close(ctx);
 }
 
@@ -748,7 +590,7 @@ static void *abort_soon(void *user)
    others wait for its gradients. */
 static void one_aborts(meeting *m)
 {
-    dp_module *par, *net = make_net(open_shared(m, 1, 30000), kind, &par);
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, 30000), &par);
     dp_ctx *ctx = dp_module_ctx(net);
     pthread_t thread;
     double start = now_ms();
@@ -760,7 +602,7 @@ static void one_aborts(meeting *m)
         rest(600);
     CHECK_OK(m->process == 0 ? DP_OK : dp_zero_grad(par));
     int before = atomic_load(&forwards);
-    dp_status status = both_ways(par, 1);
+    dp_status status = forward_and_backward(par, 1, false);
     if (m->process == 0)
         CHECK_INT(atomic_load(&forwards), before);
     if (m->process == 1) {

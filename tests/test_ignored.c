@@ -45,18 +45,15 @@ static void local_gradients(dp_ctx *ctx, const plan *habits)
 
 static void local_over_shm(meeting *m)
 {
-    local_gradients(open_over_shm(m, 1 + m->process), &all_said);
+    local_gradients(open_over_shm(m, 1 + m->process, 0), &all_said);
 }
 
 TEST(gradients_of_what_is_ignored_stay_with_their_rank)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     local_gradients(open_here(1), &how);
     local_gradients(open_here(3), &how);
     local_gradients(open_here(2), &all_said);
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    local_gradients(ctx, &how);
+    local_gradients(open_on(toy_device(), 2), &how);
     in_processes(2, local_over_shm);
 }
 
@@ -64,21 +61,14 @@ TEST(gradients_of_what_is_ignored_stay_with_their_rank)
 
 static void other_shapes(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 2);
-    dp_module *net, *par;
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
+    dp_module *par;
     dp_param_config params[3];
     float w[W + 2] = {1}, v[V] = {2}, seen = (float)m->process;
     memcpy(params, net_params, sizeof params);
     params[0].shape[0] = m->process == 2 ? 0 : W + m->process; /* 3, 4 and none */
     w[0] = v[0] = 10 + (float)m->process;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = net_methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = 3,
-                                                  .state = &how},
-                              &net));
+    dp_module *net = make_net_of(ctx, (dp_module_config){.params = params, .state = &how});
     CHECK_OK(dp_params_write(net, 0, w, (size_t)params[0].shape[0] * sizeof *w));
     CHECK_OK(dp_params_write(net, 1, v, sizeof v));
     CHECK_OK(dp_params_write(net, 2, &seen, sizeof seen));
@@ -105,21 +95,6 @@ TEST(what_is_ignored_stays_as_it_is)
 
 /* ---- parameters that lie together ------------------------------------------------------------ */
 
-enum { FIVE = 5, COUNT = 3 };
-
-static dp_status five_forward(dp_call *call)
-{
-    call->out = dp_float(1);
-    return DP_OK;
-}
-
-static dp_status five_backward(dp_call *call)
-{
-    for (size_t i = 0; i < FIVE; i++)
-        DP_TRY(add_to(call, i, (float)(i + 1) * (float)(rank_of(call) + 1)));
-    return DP_OK;
-}
-
 static dp_status top_forward(dp_call *call)
 {
     dp_pass *pass = NULL;
@@ -138,23 +113,17 @@ typedef enum memory { OURS, PACKED, THEIRS, MEMORIES } memory;
 /* In the process 1 "b" is empty, so that its neighbours touch. */
 static dp_module *make_five(meeting *m, dp_ctx *ctx, memory whose, float *block)
 {
-    static const dp_method methods[] = {{"forward", five_forward}, {"backward", five_backward}};
     static const dp_method top_methods[] = {{"forward", top_forward}, {"backward", top_backward}};
-    static const char *const names[] = {"a", "b", "c", "d", "e"};
     dp_param_config params[FIVE];
-    dp_module *five, *top;
-    for (int i = 0; i < FIVE; i++)
-        params[i] = (dp_param_config){
-            .name = names[i], .ndim = 1, .shape = {i == 1 && m->process == 1 ? 0 : COUNT}};
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "five",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = FIVE,
-                                                  .packed = whose != OURS,
-                                                  .block = whose == THEIRS ? block : NULL},
-                              &five));
+    dp_module *top;
+    five_params(params);
+    params[1].shape[0] = m->process == 1 ? 0 : EACH;
+    dp_module *five = make_net_of(ctx, (dp_module_config){.name = "five",
+                                                          .methods = five_methods,
+                                                          .params = params,
+                                                          .param_count = FIVE,
+                                                          .packed = whose != OURS,
+                                                          .block = whose == THEIRS ? block : NULL});
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "top",
                                                   .methods = top_methods,
@@ -168,12 +137,12 @@ static dp_module *make_five(meeting *m, dp_ctx *ctx, memory whose, float *block)
 static void some_of_five(meeting *m)
 {
     static const char *const ignored[] = {"five.b", "five.e", "five.b"}; /* once is enough */
-    float block[FIVE * COUNT];
-    dp_ctx *ctx = open_over_shm(m, 2 - m->process % 2);
+    float block[FIVE * EACH];
+    dp_ctx *ctx = open_over_shm(m, 2 - m->process % 2, 0);
     double mean = (info_here(ctx).rank_count + 1) / 2.0;
     int own = info_here(ctx).rank_first + 1;
     for (memory whose = OURS; whose < MEMORIES; whose++) {
-        for (int i = 0; i < FIVE * COUNT; i++)
+        for (int i = 0; i < FIVE * EACH; i++)
             block[i] = (float)m->process;
         dp_module *top = make_five(m, ctx, whose, block), *par;
         dp_distributed_config config = {.ignored = ignored, .ignored_count = 3};
@@ -225,7 +194,7 @@ TEST(names_that_nothing_has)
 
 static void different_names(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par = NULL;
     dp_distributed_config config = {.ignored = w_and_seen, .ignored_count = m->process == 1};
     CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_MISMATCH,
@@ -249,7 +218,7 @@ TEST(ranks_ignore_the_same)
 
 static void buffers_apart(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     float own = (float)m->process;
     static const dp_buffer_sync kinds[] = {DP_BUFFERS_FIRST, DP_BUFFERS_MEAN, DP_BUFFERS_LOCAL};
     for (int i = 0; i < 3; i++) {
@@ -301,11 +270,8 @@ static void compare_local(dp_ctx *ctx)
 
 TEST(buffers_of_local_ranks_are_compared)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     compare_local(open_here(2));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
-    compare_local(ctx);
+    compare_local(open_on(toy_device(), 3));
 }
 
 /* ---- what local ranks start with ------------------------------------------------------------- */
@@ -330,15 +296,9 @@ TEST(local_buffers_start_as_the_modules)
     const float start = 0.5f;
     dp_ctx *ctx = open_here(3);
     for (int i = 0; i < 2; i++) {
-        dp_module *net, *par;
-        CHECK_OK(dp_module_create(ctx,
-                                  &(dp_module_config){.name = "look",
-                                                      .methods = methods,
-                                                      .method_count = 2,
-                                                      .params = net_params,
-                                                      .param_count = 3,
-                                                      .state = &how},
-                                  &net));
+        dp_module *par,
+            *net = make_net_of(
+                ctx, (dp_module_config){.name = "look", .methods = methods, .state = &how});
         CHECK_OK(dp_params_write(net, 2, &start, sizeof start));
         CHECK_OK(dp_distributed(net, &configs[i], &par));
         CHECK_OK(forward_and_backward(par, 1, false));

@@ -75,6 +75,14 @@ void test_check_str(const char *file, int line, const char *text, const char *go
     }
 }
 
+void test_check_says(const char *file, int line, const char *name, const char *text,
+                     const char *part)
+{
+    if (strstr(text, part) == NULL) {
+        test_fail(file, line, "no \"%s\" in %s:\n%s", part, name, text);
+    }
+}
+
 void test_check_bytes(const char *file, int line, const char *text, const void *got,
                       const void *want, size_t bytes)
 {

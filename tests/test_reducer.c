@@ -671,15 +671,13 @@ TEST(gaps_are_left_alone)
 
 static void on_devices(const dp_device_ops *ops)
 {
-    const dp_device_ops *const backends[] = {ops, NULL};
     const int64_t count = 1000;
     dp_tensor tensors[3], fresh[3];
     void *local[3];
     dp_stream *streams[3];
     dp_reducer *reducer;
-    dp_ctx *ctx;
+    dp_ctx *ctx = open_on(ops, 3);
     static float got[1000];
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
     dp_scope *scope = dp_scope_begin(ctx);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 1, &count, &tensors[i]));

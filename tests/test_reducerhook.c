@@ -12,13 +12,6 @@ static dp_ctx *ctx_of(meeting *m, int device_count, const dp_device_ops *ops)
     return m != NULL ? open_job(m, device_count, ops) : open_here(device_count);
 }
 
-static dp_status plain_hook(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
-}
-
 /* ---- halves on the wire ---------------------------------------------------------------------- */
 
 /* torch's fp16_compress gives 0.14990234375 for 0.1 and 0.2. */
@@ -1299,11 +1292,9 @@ TEST(a_steady_pass_allocates_nothing)
 /* A stream of the user's goes when its pass is finished: the next pass knows nothing of it. */
 TEST(a_stream_goes_after_its_pass)
 {
-    const dp_device_ops *const backends[] = {decorate_device(toy_device()), NULL};
+    dp_ctx *ctx = open_on(decorate_device(toy_device()), 2);
     dp_stream *streams[2];
-    dp_ctx *ctx;
     grads g;
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
     hook_begin(&g, ctx, (dp_reducer_config){.unused_units = DP_UNUSED_FOUND});
     for (int i = 0; i < 2; i++) {
         dp_dev *dev = dp_local_stream(ctx, i)->dev;
@@ -1405,33 +1396,25 @@ static void reduce_to_first_of_each(meeting *m)
 
 TEST(results_for_the_first_local_rank)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     for (int devices = 1; devices <= 4; devices++)
         reduce_to_first(open_here(devices));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &ctx));
-    reduce_to_first(ctx);
+    reduce_to_first(open_on(toy_device(), 3));
     in_processes(3, reduce_to_first_of_each);
 }
 
 /* ---- times ----------------------------------------------------------------------------------- */
 
-static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
-}
-
 static dp_status slow_hook(const dp_bucket *bucket, void *user)
 {
-    const long *ms = user;
-    sleep_ms(ms[bucket->index]);
+    const int *ms = user;
+    rest(ms[bucket->index]);
     return plain_hook(bucket, NULL);
 }
 
 /* The first bucket travels while this thread sleeps, the second while it waits in finish. */
 static void timed(meeting *m)
 {
-    const long ms[] = {30, 60};
+    const int ms[] = {30, 60};
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
                (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
@@ -1443,7 +1426,7 @@ static void timed(meeting *m)
     await_early(g.reducer, 1);
     report(&g, 3);
     report(&g, 2);
-    sleep_ms(20);
+    rest(20);
     CHECK_OK(dp_reducer_finish(g.reducer));
     dp_reduce_times last = info_of(g.reducer).last;
     CHECK(last.compute_s >= 0.030 && last.compute_s < 5);
@@ -1460,12 +1443,12 @@ static void timed(meeting *m)
 
 static void timed_here(dp_ctx *ctx)
 {
-    const long ms[] = {10, 20};
+    const int ms[] = {10, 20};
     grads g;
     hook_begin(&g, ctx, (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) {
-        sleep_ms(unit == 3 ? 10 : 0);
+        rest(unit == 3 ? 10 : 0);
         report(&g, unit);
     }
     CHECK_OK(dp_reducer_finish(g.reducer));

@@ -12,13 +12,6 @@ static dp_report report_of(const dp_module *par)
     return report;
 }
 
-/* Both, or the place where the whole text is printed is better than a bare "no". */
-static void check_says(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL)
-        test_fail(__FILE__, __LINE__, "no '%s' in:\n%s", part, text);
-}
-
 /* ---- what is set ----------------------------------------------------------------------------- */
 
 TEST(what_a_report_knows_before_the_first_pass)
@@ -46,13 +39,6 @@ TEST(what_a_report_knows_before_the_first_pass)
     dp_close(ctx);
 }
 
-static dp_status add_all(const dp_bucket *bucket, void *user)
-{
-    (void)user;
-    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, bucket->op,
-                                bucket->scale);
-}
-
 TEST(a_report_says_what_was_asked_for)
 {
     char text[2000];
@@ -66,7 +52,7 @@ TEST(a_report_says_what_was_asked_for)
                                           .first_bucket_bytes = 4,
                                           .bucket_bytes = 8,
                                           .wire = DP_BF16,
-                                          .hook = add_all};
+                                          .hook = plain_hook};
     CHECK_OK(dp_distributed(net, &config, &par));
     dp_report report = report_of(par);
     CHECK_STR(report.transport, "none");
@@ -78,13 +64,13 @@ TEST(a_report_says_what_was_asked_for)
     CHECK_INT(report.reducer.wire, DP_BF16);
     CHECK(report.reducer.has_hook);
     CHECK(dp_report_text(par, text, sizeof text) > 0);
-    check_says(text, "'net': 332 bytes of gradients a rank; sum, on the wire as bf16, by a hook\n");
-    check_says(text, "  buffers: their mean; unused parameters: fixed; ignored: 1\n");
-    check_says(text, "  2 units in 2 buckets of 4, then 8 bytes; as parameters are listed\n");
+    CHECK_SAYS(text, "'net': 332 bytes of gradients a rank; sum, on the wire as bf16, by a hook\n");
+    CHECK_SAYS(text, "  buffers: their mean; unused parameters: fixed; ignored: 1\n");
+    CHECK_SAYS(text, "  2 units in 2 buckets of 4, then 8 bytes; as parameters are listed\n");
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK(dp_report_text(par, text, sizeof text) > 0);
-    check_says(text, "; as rank 0 had them ready\n");
-    check_says(text, "of reduced passes: 1\n");
+    CHECK_SAYS(text, "; as rank 0 had them ready\n");
+    CHECK_SAYS(text, "of reduced passes: 1\n");
     dp_close(ctx);
 }
 
@@ -151,14 +137,9 @@ TEST(what_has_no_report)
 
 enum { FORWARD_MS = 12, BACKWARD_MS = 25, SLOW_STEPS = 3 };
 
-static void sleep_ms(long ms)
-{
-    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
-}
-
 static dp_status slow_forward(dp_call *call)
 {
-    sleep_ms(FORWARD_MS);
+    rest(FORWARD_MS);
     return net_forward(call);
 }
 
@@ -167,23 +148,14 @@ static dp_status slow_backward(dp_call *call)
 {
     DP_TRY(add_to(call, 1, 1));
     DP_TRY(dp_grad_ready(call, 1));
-    sleep_ms(BACKWARD_MS);
+    rest(BACKWARD_MS);
     return add_to(call, 0, 1);
 }
 
 static dp_module *make_slow(dp_ctx *ctx)
 {
     static const dp_method methods[] = {{"forward", slow_forward}, {"backward", slow_backward}};
-    dp_module *net;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "slow",
-                                                  .methods = methods,
-                                                  .method_count = 2,
-                                                  .params = net_params,
-                                                  .param_count = 3,
-                                                  .state = &how},
-                              &net));
-    return net;
+    return make_net_of(ctx, (dp_module_config){.name = "slow", .methods = methods, .state = &how});
 }
 
 static void check_slow(dp_module *par)
@@ -238,7 +210,7 @@ TEST(times_in_one_process)
 /* The first bucket travels while backward sleeps. */
 static void times_over_shm(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1 + m->process);
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
     dp_module *par;
     dp_bucket_info a, b;
     CHECK_OK(

@@ -165,17 +165,14 @@ static void train_pair(dp_ctx *ctx)
 
 static void train_over_shm(meeting *m)
 {
-    train_pair(open_over_shm(m, devices_each));
+    train_pair(open_over_shm(m, devices_each, 0));
 }
 
 TEST(children_are_trained_on_all_ranks)
 {
-    const dp_device_ops *backends[] = {toy_device(), NULL};
-    dp_ctx *ctx;
     train_pair(open_here(1));
     train_pair(open_here(3));
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 2}, &ctx));
-    train_pair(ctx);
+    train_pair(open_on(toy_device(), 2));
     for (devices_each = 1; devices_each < 3; devices_each++)
         in_processes(2, train_over_shm);
 }
@@ -218,7 +215,7 @@ TEST(a_parent_of_what_is_separate)
 static void ignore_some(meeting *m)
 {
     static const char *const names[] = {"left.w", "right.w", "right.v", "right.seen", "own"};
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     pair p = a_pair(ctx);
     dp_module *par;
     static char text[4000];
@@ -291,14 +288,7 @@ TEST(children_that_are_tied)
     dp_ctx *ctx = open_here(2);
     dp_module *nets[2], *both, *par = NULL;
     for (int i = 0; i < 2; i++)
-        CHECK_OK(dp_module_create(ctx,
-                                  &(dp_module_config){.name = names[i],
-                                                      .methods = net_methods,
-                                                      .method_count = 2,
-                                                      .params = net_params,
-                                                      .param_count = 3,
-                                                      .state = &how},
-                                  &nets[i]));
+        nets[i] = make_net_of(ctx, (dp_module_config){.name = names[i], .state = &how});
     CHECK_OK(dp_module_create(
         ctx,
         &(dp_module_config){
@@ -316,7 +306,7 @@ TEST(children_that_are_tied)
 
 static void one_is_odd(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1);
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_param_config params[3];
     dp_module *par = NULL;
     for (int kind = 0; kind < 3; kind++) {

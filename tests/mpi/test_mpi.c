@@ -74,22 +74,26 @@ static int count_through(const char *directory, int processes)
     return count;
 }
 
+static void leave_file(void)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%d", getenv("TEST_HERE"), mpi_process);
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL);
+    fclose(file);
+}
+
 /* The last thing that a process does in a test that leaves MPI in a bad state, where nobody may
    call MPI_Finalize. All are through before the first ends, since mpirun then ends the others; and
    MPI, which goes on only while it is called, may still hold a note for one that slept. */
 static void say_through(void)
 {
-    const char *directory = getenv("TEST_HERE");
-    char path[128];
     int finalised = 1, there;
     MPI_Finalized(&finalised);
     CHECK(!finalised);
-    snprintf(path, sizeof path, "%s/%d", directory, mpi_process);
-    FILE *file = fopen(path, "w");
-    CHECK(file != NULL);
-    fclose(file);
+    leave_file();
     for (int i = 0; i < 2000; i++) {
-        if (count_through(directory, mpi_process_count) == mpi_process_count) {
+        if (count_through(getenv("TEST_HERE"), mpi_process_count) == mpi_process_count) {
             break;
         }
         MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE);
@@ -864,14 +868,18 @@ MPI_TEST_UNDER(who_means_another_root_is_named, 3, mpi_launch_broken)
 static void mpi_launch_to_be_ended(const char *name, int processes)
 {
     time_t start = time(NULL);
-    char run[200];
-    (void)processes;
-    snprintf(run, sizeof run, "timeout 30 %s -np 3 /proc/%d/exe mpi/%s >/dev/null 2>&1", MPIRUN,
-             (int)getpid(), name);
+    char directory[] = "build/mpirun-XXXXXX", run[200], left[sizeof directory + 2];
+    CHECK(mkdtemp(directory) != NULL);
+    snprintf(run, sizeof run, "timeout 30 %s -np %d /proc/%d/exe mpi/%s >/dev/null 2>&1", MPIRUN,
+             processes, (int)getpid(), name);
     unsetenv("DP_LAUNCH");
-    setenv("TEST_HERE", ".", 1);
+    setenv("TEST_HERE", directory, 1);
     CHECK(system(run) != 0);
     CHECK(time(NULL) - start < 15);
+    CHECK_INT(count_through(directory, processes), 1);
+    snprintf(left, sizeof left, "%s/1", directory);
+    CHECK_INT(remove(left), 0); /* of who was killed, and had come so far */
+    CHECK_INT(remove(directory), 0);
 }
 
 MPI_TEST_UNDER(who_is_killed_takes_all_with_it, 3, mpi_launch_to_be_ended)
@@ -879,6 +887,7 @@ MPI_TEST_UNDER(who_is_killed_takes_all_with_it, 3, mpi_launch_to_be_ended)
     dp_ctx *ctx = open_by_mpi(1, 60000);
     CHECK_OK(add_up(ctx, 25));
     if (mpi_process == 1) {
+        leave_file();
         raise(SIGKILL);
     }
     while (add_up(ctx, 25) == DP_OK) {
@@ -887,18 +896,6 @@ MPI_TEST_UNDER(who_is_killed_takes_all_with_it, 3, mpi_launch_to_be_ended)
 }
 
 #if defined(OPEN_MPI)
-/* For a process that will not be able to. */
-static void say_dead(int process)
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/%d", getenv("TEST_HERE"), process);
-    if (mpi_process == process) {
-        FILE *file = fopen(path, "w");
-        CHECK(file != NULL);
-        fclose(file);
-    }
-}
-
 /* Told not to, it leaves them to themselves. That of MPICH sometimes falls over then. */
 static void mpi_launch_to_go_on(const char *name, int processes)
 {
@@ -910,8 +907,8 @@ MPI_TEST_UNDER(who_is_killed_is_named, 3, mpi_launch_to_go_on)
     dp_ctx *ctx = open_by_mpi(1, 2000);
     dp_failure_info failure;
     CHECK_OK(add_up(ctx, 25));
-    say_dead(1);
     if (mpi_process == 1) {
+        leave_file(); /* it will not be able to say that it is through */
         raise(SIGKILL);
     }
     atexit(say_through);
