@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 #include "test.h"
 
 #if defined(__linux__)
@@ -238,6 +239,25 @@ TEST(a_name_is_waited_for_a_while)
         dp__os_sleep_ms(1);
     CHECK_INT(atomic_load(&lookers), 2);
     await_descriptors(before);
+}
+
+static void hear_nothing(int n)
+{
+    (void)n;
+}
+
+/* Signals that come all the time do not end it. */
+TEST(a_name_is_waited_for_through_signals)
+{
+    const struct sigaction action = {.sa_handler = hear_nothing};
+    const struct itimerval often = {{0, 3000}, {0, 3000}}, never = {{0, 0}, {0, 0}};
+    dp__os_found found;
+    CHECK_INT(sigaction(SIGALRM, &action, NULL), 0);
+    CHECK_INT(setitimer(ITIMER_REAL, &often, NULL), 0);
+    silence_ms = 60;
+    dp__os_resolve(look_slowly, "a.host", 7, 5000, &found);
+    CHECK_INT(setitimer(ITIMER_REAL, &never, NULL), 0);
+    CHECK_INT(found.count, 2);
 }
 
 /* Where no thread can start, whoever asks looks by itself. */
@@ -595,17 +615,36 @@ TEST(a_fork_is_not_interrupted)
     dp__os_close(child.pipe);
 }
 
-/* Nobody but root may always start one more. */
-TEST(a_process_that_cannot_be_started)
+/* Nobody but root may always start one more; returns the limit as it was. */
+static struct rlimit start_no_more(void)
 {
     struct rlimit none, limit;
-    dp__os_child child = {0};
     CHECK(geteuid() != 0 || setuid(65534) == 0);
     CHECK_INT(prctl(PR_SET_DUMPABLE, 1), 0); /* to look at its own descriptors */
     CHECK_INT(getrlimit(RLIMIT_NPROC, &limit), 0);
     none = limit;
     none.rlim_cur = 0;
     CHECK_INT(setrlimit(RLIMIT_NPROC, &none), 0);
+    return limit;
+}
+
+/* Who looks up a name does so by itself then, and leaves nothing open. */
+TEST(a_name_without_a_thread)
+{
+    dp__os_found found;
+    struct rlimit limit = start_no_more();
+    int before = descriptor_count();
+    silence_ms = 0;
+    dp__os_resolve(look_slowly, "a.host", 7, 5000, &found);
+    CHECK_INT(setrlimit(RLIMIT_NPROC, &limit), 0);
+    CHECK_INT(found.count, 2);
+    await_descriptors(before);
+}
+
+TEST(a_process_that_cannot_be_started)
+{
+    dp__os_child child = {0};
+    struct rlimit limit = start_no_more();
     int before = descriptor_count(), started = dp__os_fork(&child);
     if (started == 0) {
         _exit(EXIT_SUCCESS);

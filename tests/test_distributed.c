@@ -1312,15 +1312,9 @@ static void memory_of_one_process(meeting *m)
         {.name = "a", .ndim = 1, .shape = {3}, .data = own ? room[0] : NULL},
         {.name = "b", .ndim = 1, .shape = {3}, .data = own ? room[1] : NULL}};
     const dp_part part = {.send = &sum, .recv = &sum};
-    dp_ctx *ctx = open_over_shm(m, 1);
-    dp_module *net, *par = NULL;
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "own",
-                                                  .methods = own_methods,
-                                                  .method_count = 2,
-                                                  .params = params,
-                                                  .param_count = 2},
-                              &net));
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = NULL;
+    dp_module *net = make_net_of(ctx, (dp_module_config){.params = params, .param_count = 2});
     CHECK_ERROR(dp_distributed(net, NULL, &par), DP_ERR_MISMATCH, "parameters in one piece");
     CHECK(strstr(dp_last_error(), "rank 0 has parameters in one piece of memory: 3 f32") != NULL);
     CHECK(par == NULL);
