@@ -487,7 +487,8 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
 
 /* Give everything back, including scopes that are still open. Runs no collective. NULL is fine.
    Refused, with a sentence, while a dp_run or a collective of the context is under way, or a
-   function of yours that it has called. */
+   function of yours that it has called. The log is waited for while it gets the reasons of a
+   failure that the thread of a reducer has met. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -2377,7 +2378,7 @@ typedef struct dp__frame {
     int local_rank;
     bool together;    /* others like it run at the same time */
     bool owns_device; /* but none of them on this device */
-    bool counted;     /* in ctx->inside */
+    bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
     bool fresh;       /* of dp__thread, to be put back */
     char first;       /* first letter of the sentence that was set aside */
     const struct dp__frame *outer;
@@ -2386,7 +2387,8 @@ typedef struct dp__frame {
 static void dp__frame_enter(dp__frame *frame)
 {
     frame->outer = dp__thread.frames;
-    frame->counted = !frame->together && (frame->outer == NULL || frame->outer->ctx != frame->ctx);
+    frame->counted = !frame->together && !dp__thread.courier &&
+                     (frame->outer == NULL || frame->outer->ctx != frame->ctx);
     if (frame->counted)
         atomic_fetch_add_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
     frame->fresh = dp__thread.fresh;
@@ -5881,6 +5883,8 @@ DP_API void dp_close(dp_ctx *ctx)
     bool forked = ctx->fork_count != dp__os_fork_count();
     if (!forked && dp__check_idle("dp_close", ctx) != DP_OK)
         return;
+    if (!forked)
+        dp__courier_end(ctx); /* it may be in the log, which may ask the context */
     dp__live_swap(ctx, NULL);
     dp__release(ctx, !forked);
 }

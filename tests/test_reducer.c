@@ -1450,7 +1450,7 @@ static dp_status failing_open(const dp_host *host, const dp_comm_config *config,
     return status;
 }
 
-static dp_ctx *open_failing(meeting *m)
+static dp_ctx *open_failing_with(meeting *m, dp_log log)
 {
     dp_coll_ops ops = *meeting_coll();
     const dp_coll_ops *const colls[] = {&ops, NULL};
@@ -1458,8 +1458,14 @@ static dp_ctx *open_failing(meeting *m)
     dp_ctx *ctx = NULL;
     ops.open = failing_open;
     config.colls = colls;
+    config.log = log;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
+}
+
+static dp_ctx *open_failing(meeting *m)
+{
+    return open_failing_with(m, (dp_log){NULL});
 }
 
 static void a_bucket_fails_by(meeting *m, size_t count, const char *part)
@@ -1491,6 +1497,44 @@ TEST(a_bucket_that_fails_is_the_jobs_failure)
 {
     in_processes(2, a_bucket_fails);
     in_processes(2, a_bucket_fails_mute);
+}
+
+typedef struct writing { /* a log that takes its time, and asks */
+    dp_ctx *ctx;
+    int lines, refused;
+} writing;
+
+static void write_slowly(const dp_log_record *record, void *user)
+{
+    writing *log = user;
+    if (record->level != DP_LOG_ERROR)
+        return;
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    log->refused += !dp_failure(log->ctx, NULL);
+    log->lines++;
+}
+
+static void close_while_the_courier_logs(meeting *m)
+{
+    writing log = {NULL};
+    grads g;
+    grads_begin(&g, open_failing_with(m, (dp_log){.fn = write_slowly, .user = &log}), COUNT_FAILS);
+    log.ctx = g.ctx;
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 0);
+    while (!dp_failure(g.ctx, NULL))
+        sched_yield();
+    grads_end(&g);
+    CHECK(!dp_failure(log.ctx, NULL));
+    CHECK_SAYS(dp_last_error(), "closed");
+    CHECK(log.lines > 1);
+    CHECK_INT(log.refused, 0);
+}
+
+TEST(closing_waits_for_the_couriers_log)
+{
+    in_processes(2, close_while_the_courier_logs);
 }
 
 static void *abort_soon(void *user)
