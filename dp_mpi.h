@@ -15,7 +15,8 @@
 
    CPU devices of one machine still use shared memory, which is quicker: 25 MiB between two
    processes took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. If there are several
-   machines, all use the table dp_mpi_coll() here. dp_config.colls overrides this.
+   machines, all use the table dp_mpi_coll() here: large sums are added up in memory that the
+   processes of a machine share, and only the machines' sums travel. dp_config.colls overrides this.
 
    THREADS
    MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls that this file makes
@@ -35,9 +36,10 @@
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
-   algorithm MPI has. Where all have the same number of ranks, a power of two, that is the tree of
-   all ranks, as everywhere (dp.h, >>collectives). f16 and bf16 are added in f32 and rounded once.
-   All ranks get the same bits.
+   algorithm MPI has; where memory is shared, the processes of a machine come before the machines.
+   Where the numbers of ranks in a process and of processes on a machine are the same everywhere,
+   and powers of two, that is the tree of all ranks, as everywhere (dp.h, >>collectives). f16 and
+   bf16 are added in f32 and rounded once. All ranks get the same bits.
 
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table
@@ -47,6 +49,7 @@
      >>joining      whether MPI brings the processes together
      >>pieces       how a collective is cut, and how many pieces are under way at once
      >>adding       reductions
+     >>machines     large sums, where several processes are on one machine
      >>moving       broadcast, all_gather, all_to_all
      >>table        from a line to a communicator, and the table
 */
@@ -894,6 +897,14 @@ typedef struct dp__mpi_head { /* what a process begins */
     char data[DP__MPI_TINY_BYTES];
 } dp__mpi_head;
 
+typedef struct dp__mpi_map { /* which processes are on which machine: see >>machines */
+    dp__shared shared;
+    int machine, machine_count; /* 0: nothing is shared */
+    int *firsts;                /* the first process of every machine, and process_count */
+    int *machines;              /* of every process */
+    unsigned pieces;            /* of all sums so far */
+} dp__mpi_map;
+
 typedef struct dp__mpi_comm {
     dp_comm base;
     dp__mpi_line line;
@@ -905,6 +916,7 @@ typedef struct dp__mpi_comm {
     dp__mpi_slot slots[DP__MPI_SLOTS];
     dp__mpi_head *heads; /* of every process, and behind them the own */
     MPI_Request meeting;
+    dp__mpi_map map;
     char *wide;      /* a room more: halves on the way, in f32 */
     char *rooms;     /* all of them */
     int *numbers;    /* all of them, and line.firsts */
@@ -1068,12 +1080,13 @@ static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
     return DP_OK;
 }
 
-static dp_status dp__mpi_give_all_to_all(const dp__mpi_call *call, const void *out, size_t step)
+static dp_status dp__mpi_give_all_to_all(const dp__mpi_call *call, const void *out, void *in,
+                                         size_t step)
 {
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     dp__mpi_enter();
     return dp__mpi_given(call, "MPI_Ialltoallv",
-                         MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, slot->in,
+                         MPI_Ialltoallv(out, slot->to.counts, slot->to.places, MPI_BYTE, in,
                                         slot->from.counts, slot->from.places, MPI_BYTE,
                                         call->comm->line.comm, &slot->request));
 }
@@ -1110,8 +1123,8 @@ static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps
     return DP_OK;
 }
 
-/* `room_of_one`: bytes that an element of a block takes in a room. */
-static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_t room_of_one)
+/* `piece`: elements of a block that fit into a room. */
+static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_t piece)
 {
     dp__mpi_comm *comm = call->comm;
     dp__shm_note *doing = &comm->line.doing;
@@ -1123,7 +1136,7 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
     if (comm->line.lane != NULL)
         doing->label = comm->line.lane->now.label;
     atomic_fetch_add(&doing->seq, 1);
-    call->piece = comm->room / room_of_one;
+    call->piece = piece;
     return dp__mpi_run_steps(call, run);
 }
 
@@ -1207,19 +1220,20 @@ static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, c
         dp__mpi_reduce(call, (size_t)comm->local_count, 1, count, false);
 }
 
-/* Add what the processes sent, in comm->in, into `out_count` places in comm->out. */
-static void dp__mpi_add_all(const dp__mpi_call *call, size_t count, size_t out_count)
+/* Add the sums of all processes, or machines, in comm->in, into `out_count` places in comm->out. */
+static void dp__mpi_add_all(const dp__mpi_call *call, size_t in_count, size_t count,
+                            size_t out_count)
 {
     const dp__mpi_comm *comm = call->comm;
     void *first = comm->out[0];
     if (out_count == 0 || count == 0)
         return;
     if (!call->wide) {
-        dp__mpi_reduce(call, (size_t)comm->line.process_count, out_count, count, true);
+        dp__mpi_reduce(call, in_count, out_count, count, true);
         return;
     }
     comm->out[0] = comm->wide;
-    dp__mpi_reduce(call, (size_t)comm->line.process_count, 1, count, true);
+    dp__mpi_reduce(call, in_count, 1, count, true);
     comm->out[0] = first;
     for (size_t i = 0; i < out_count; i++)
         dp__mpi_cast(comm, comm->out[i], call->dtype, comm->wide, DP_F32, count);
@@ -1270,7 +1284,7 @@ static dp_status dp__mpi_slices_begin(const dp__mpi_call *call, size_t step)
         slot->from.counts[p] = other ? (int)(own * wire) : 0;
         slot->from.places[p] = (int)((size_t)p * own * wire);
     }
-    return dp__mpi_give_all_to_all(call, dp__mpi_own(call, step, true), step);
+    return dp__mpi_give_all_to_all(call, dp__mpi_own(call, step, true), slot->in, step);
 }
 
 /* The first place that wants a piece of the result; a room if nobody does. */
@@ -1292,7 +1306,7 @@ static dp_status dp__mpi_slices_turn(const dp__mpi_call *call, size_t step)
         comm->in[p] = slot->in + (size_t)p * own * wire;
     comm->in[comm->line.process] = dp__mpi_own(call, step, false) + first * wire;
     comm->out[0] = sums + first * call->size;
-    dp__mpi_add_all(call, own, 1);
+    dp__mpi_add_all(call, (size_t)comm->line.process_count, own, 1);
     for (int p = 0; p < comm->line.process_count; p++) {
         slot->from.counts[p] = (int)(dp__mpi_slice(comm, count, p, &first) * call->size);
         slot->from.places[p] = (int)(first * call->size);
@@ -1331,14 +1345,199 @@ static dp_status dp__mpi_small_turn(const dp__mpi_call *call, size_t step)
     DP_TRY(dp__mpi_arrive(call, step));
     for (int p = 0; p < comm->line.process_count; p++)
         comm->in[p] = slot->in + (size_t)p * bytes;
-    dp__mpi_add_all(call, call->count, dp__mpi_wanted(call, 0));
+    dp__mpi_add_all(call, (size_t)comm->line.process_count, call->count, dp__mpi_wanted(call, 0));
     return DP_OK;
 }
 
-static bool dp__mpi_is_wide(const dp__mpi_comm *comm, dp_dtype dtype)
+static bool dp__mpi_is_half(dp_dtype dtype)
 {
-    return comm->most > 1 && (dtype == DP_F16 || dtype == DP_BF16);
+    return dtype == DP_F16 || dtype == DP_BF16;
 }
+
+/* ==== >>machines ================================================================================
+   The processes of a machine have one sum to send, and want one result. So each puts the sum of its
+   ranks on a desk, in memory that the machine's processes share. As above, every process adds up a
+   slice of each piece. On every other machine one process, the carrier of that slice, adds it up
+   over the desks and sends it; the receiver does the same on its own machine, adds the machines,
+   and sends the result back to the carriers, into a room that all on a machine read. Each machine
+   sends 2 (M - 1) / M times the data, for M machines, however many processes it has.
+
+   A message is still a collective of all processes, though most of its parts are empty, so waits,
+   notes and names are as everywhere. `put` and `landed` count the pieces of all sums, and never go
+   back. A desk, and the room, have a place for three pieces. Nobody uses a place again too early:
+   by then it has waited until all had landed a piece that they begin after they are done with the
+   old one.                                                                                      */
+
+enum { DP__MPI_DESK_BYTES = 1 << 20 }; /* of a piece */
+
+typedef struct dp__mpi_mark {
+    _Alignas(128) atomic_uint put;    /* on its desk */
+    _Alignas(128) atomic_uint landed; /* in the room, of what it carries or adds */
+} dp__mpi_mark;
+
+static int dp__mpi_mates(const dp__mpi_map *map, int machine)
+{
+    return map->firsts[machine + 1] - map->firsts[machine];
+}
+
+/* Which process of a machine carries the slice that `process`, of another one, adds up. */
+static int dp__mpi_carrier(const dp__mpi_map *map, int machine, int process)
+{
+    return map->firsts[machine] + process % dp__mpi_mates(map, machine);
+}
+
+static dp__mpi_mark *dp__mpi_mark_of(const dp__mpi_comm *comm, int process)
+{
+    const dp__mpi_map *map = &comm->map;
+    return (dp__mpi_mark *)map->shared.data + (process - map->firsts[map->machine]);
+}
+
+/* The shared memory has marks, the room, and a desk for every process of the machine, in order. */
+static size_t dp__mpi_desk_at(const dp__mpi_map *map, int place)
+{
+    size_t marks = (size_t)dp__mpi_mates(map, map->machine) * sizeof(dp__mpi_mark);
+    return dp__shm_pages(marks) + (size_t)place * DP__MPI_SLOTS * DP__MPI_DESK_BYTES;
+}
+
+static char *dp__mpi_shared_at(const dp__mpi_call *call, int place, size_t step)
+{
+    const dp__mpi_map *map = &call->comm->map;
+    size_t slot = (map->pieces + step) % DP__MPI_SLOTS;
+    return (char *)map->shared.data + dp__mpi_desk_at(map, place) + slot * DP__MPI_DESK_BYTES;
+}
+
+static char *dp__mpi_room(const dp__mpi_call *call, size_t step)
+{
+    return dp__mpi_shared_at(call, 0, step);
+}
+
+static char *dp__mpi_desk(const dp__mpi_call *call, int process, size_t step)
+{
+    const dp__mpi_map *map = &call->comm->map;
+    return dp__mpi_shared_at(call, 1 + process - map->firsts[map->machine], step);
+}
+
+/* Until all on this machine have put, or landed, a piece. MPI goes on meanwhile. */
+static dp_status dp__mpi_await_mates(const dp__mpi_call *call, bool landed, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    const dp__mpi_map *map = &comm->map;
+    unsigned value = map->pieces + (unsigned)step + 1;
+    for (int p = map->firsts[map->machine]; p < map->firsts[map->machine + 1]; p++) {
+        dp__mpi_mark *mark = dp__mpi_mark_of(comm, p);
+        atomic_uint *word = landed ? &mark->landed : &mark->put;
+        dp__mpi_wait wait = {0};
+        while ((int)(atomic_load_explicit(word, memory_order_acquire) - value) < 0) {
+            DP_TRY(dp__mpi_hear(&comm->line));
+            DP_TRY(dp__mpi_rest(&comm->line, &wait));
+        }
+    }
+    return DP_OK;
+}
+
+/* The machine's sum of the slice of `process`, to its place in `out`. */
+static void dp__mpi_add_mates(const dp__mpi_call *call, size_t step, int process, char *out)
+{
+    const dp__mpi_comm *comm = call->comm;
+    const dp__mpi_map *map = &comm->map;
+    int mates = dp__mpi_mates(map, map->machine);
+    size_t wire = dp__mpi_wire_bytes(call), first;
+    size_t count = dp__mpi_slice(comm, dp__mpi_count(call, step), process, &first);
+    for (int i = 0; i < mates; i++)
+        comm->in[i] = dp__mpi_desk(call, map->firsts[map->machine] + i, step) + first * wire;
+    comm->out[0] = out + first * wire;
+    if (count > 0)
+        dp__mpi_reduce(call, (size_t)mates, 1, count, false);
+}
+
+/* What goes from this process to the one that adds up a slice, and, `back`, the other way. */
+static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
+{
+    const dp__mpi_comm *comm = call->comm;
+    const dp__mpi_map *map = &comm->map;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    const dp__mpi_counts *carried = back ? &slot->from : &slot->to;
+    const dp__mpi_counts *added = back ? &slot->to : &slot->from;
+    int self = comm->line.process;
+    size_t size = back ? call->size : dp__mpi_wire_bytes(call), first;
+    size_t count = dp__mpi_count(call, step);
+    size_t own = dp__mpi_slice(comm, count, self, &first);
+    for (int p = 0; p < comm->line.process_count; p++) {
+        bool away = map->machines[p] != map->machine;
+        bool mine = away && dp__mpi_carrier(map, map->machine, p) == self;
+        bool its = away && dp__mpi_carrier(map, map->machines[p], self) == p;
+        size_t bytes = dp__mpi_slice(comm, count, p, &first) * size;
+        size_t place = back ? 0 : (size_t)map->machines[p] * own;
+        carried->counts[p] = mine ? (int)bytes : 0;
+        carried->places[p] = (int)(first * size);
+        added->counts[p] = its ? (int)(own * size) : 0;
+        added->places[p] = (int)(place * size);
+    }
+}
+
+static dp_status dp__mpi_here_begin(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    int self = comm->line.process;
+    dp__mpi_add_own(call, dp__mpi_at(call, step), dp__mpi_count(call, step),
+                    dp__mpi_desk(call, self, step));
+    atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put, comm->map.pieces + (unsigned)step + 1,
+                          memory_order_release);
+    DP_TRY(dp__mpi_await_mates(call, false, step));
+    dp__mpi_carry(call, step, false);
+    for (int p = 0; p < comm->line.process_count; p++)
+        if (slot->to.counts[p] > 0)
+            dp__mpi_add_mates(call, step, p, slot->out);
+    return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
+}
+
+static dp_status dp__mpi_here_turn(const dp__mpi_call *call, size_t step)
+{
+    const dp__mpi_comm *comm = call->comm;
+    const dp__mpi_map *map = &comm->map;
+    dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
+    char *room = dp__mpi_room(call, step);
+    int self = comm->line.process;
+    size_t wire = dp__mpi_wire_bytes(call), first;
+    size_t own = dp__mpi_slice(comm, dp__mpi_count(call, step), self, &first);
+    DP_TRY(dp__mpi_arrive(call, step));
+    dp__mpi_add_mates(call, step, self, slot->out);
+    for (int m = 0; m < map->machine_count; m++)
+        comm->in[m] = slot->in + (size_t)m * own * wire;
+    comm->in[map->machine] = slot->out + first * wire;
+    comm->out[0] = slot->sums;
+    dp__mpi_add_all(call, (size_t)map->machine_count, own, 1);
+    memcpy(room + first * call->size, slot->sums, own * call->size);
+    dp__mpi_carry(call, step, true);
+    return dp__mpi_give_all_to_all(call, slot->sums, room, step);
+}
+
+static dp_status dp__mpi_here_end(const dp__mpi_call *call, size_t step)
+{
+    dp__mpi_comm *comm = call->comm;
+    size_t wanted = dp__mpi_wanted(call, dp__mpi_at(call, step));
+    DP_TRY(dp__mpi_arrive(call, step));
+    atomic_store_explicit(&dp__mpi_mark_of(comm, comm->line.process)->landed,
+                          comm->map.pieces + (unsigned)step + 1, memory_order_release);
+    DP_TRY(dp__mpi_await_mates(call, true, step));
+    for (size_t i = 0; i < wanted; i++)
+        memcpy(comm->out[i], dp__mpi_room(call, step), dp__mpi_count(call, step) * call->size);
+    return DP_OK;
+}
+
+/* Halves always travel as f32. */
+static dp_status dp__mpi_run_here(dp__mpi_call *call)
+{
+    static const dp__mpi_steps steps = {dp__mpi_here_begin, dp__mpi_here_turn, dp__mpi_here_end};
+    call->wide = dp__mpi_is_half(call->dtype);
+    size_t piece = DP__MPI_DESK_BYTES / dp__mpi_wire_bytes(call);
+    DP_TRY(dp__mpi_run(call, &steps, piece));
+    call->comm->map.pieces += (unsigned)((call->count + piece - 1) / piece);
+    return DP_OK;
+}
+
+/* --- the reductions --------------------------------------------------------------------------- */
 
 static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t count,
                                     dp_dtype dtype, dp_op op, double scale)
@@ -1358,11 +1557,13 @@ static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t 
                          scale,
                          0,
                          0,
-                         dp__mpi_is_wide(comm, dtype)};
+                         comm->most > 1 && dp__mpi_is_half(dtype)};
     size_t wire = dp__mpi_wire_bytes(&call);
     if (dp__mpi_is_small(&call))
-        return dp__mpi_run(&call, &small, wire * processes);
-    return dp__mpi_run(&call, &large, wire);
+        return dp__mpi_run(&call, &small, comm->room / wire / processes);
+    if (comm->map.machine_count > 0)
+        return dp__mpi_run_here(&call);
+    return dp__mpi_run(&call, &large, comm->room / wire);
 }
 
 /* Blocks are all cut in the same way; a message has a piece of every rank's block. */
@@ -1380,7 +1581,7 @@ static dp_status dp__mpi_scatter_begin(const dp__mpi_call *call, size_t step)
         slot->from.counts[p] = (int)((size_t)comm->local_count * bytes);
         slot->from.places[p] = (int)((size_t)(p * comm->local_count) * bytes);
     }
-    return dp__mpi_give_all_to_all(call, slot->out, step);
+    return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
 }
 
 static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
@@ -1393,7 +1594,7 @@ static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
         for (int p = 0; p < comm->line.process_count; p++)
             comm->in[p] = slot->in + (size_t)(p * comm->local_count + i) * bytes;
         comm->out[0] = (char *)call->local[i].recv + dp__mpi_at(call, step);
-        dp__mpi_add_all(call, count, 1);
+        dp__mpi_add_all(call, (size_t)comm->line.process_count, count, 1);
     }
     return DP_OK;
 }
@@ -1413,11 +1614,11 @@ static dp_status dp__mpi_reduce_scatter(dp_comm *base, const dp_part *local, siz
                          scale,
                          0,
                          0,
-                         dp__mpi_is_wide(comm, dtype)};
+                         comm->most > 1 && dp__mpi_is_half(dtype)};
     size_t blocks = (size_t)comm->rank_count > (size_t)(comm->line.process_count * comm->most)
                         ? (size_t)comm->rank_count
                         : (size_t)(comm->line.process_count * comm->most);
-    return dp__mpi_run(&call, &steps, dp__mpi_wire_bytes(&call) * blocks);
+    return dp__mpi_run(&call, &steps, comm->room / dp__mpi_wire_bytes(&call) / blocks);
 }
 
 /* ==== >>moving =================================================================================
@@ -1456,14 +1657,15 @@ static dp_status dp__mpi_broadcast_turn(const dp__mpi_call *call, size_t step)
     return DP_OK;
 }
 
-static dp_status dp__mpi_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+static dp_status dp__mpi_broadcast(dp_comm *base, const dp_part *local, size_t count,
                                    dp_dtype dtype, int root)
 {
     static const dp__mpi_steps steps = {dp__mpi_broadcast_begin, dp__mpi_broadcast_turn, NULL};
+    dp__mpi_comm *comm = dp__mpi_of(base);
     size_t size = dp_dtype_bytes(dtype);
-    return dp__mpi_run(&(dp__mpi_call){dp__mpi_of(comm), local, DP__BROADCAST, count, size, dtype,
-                                       DP_OP_SUM, 1, root, 0, false},
-                       &steps, size);
+    return dp__mpi_run(&(dp__mpi_call){comm, local, DP__BROADCAST, count, size, dtype, DP_OP_SUM, 1,
+                                       root, 0, false},
+                       &steps, comm->room / size);
 }
 
 static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
@@ -1503,7 +1705,7 @@ static dp_status dp__mpi_all_gather(dp_comm *base, const dp_part *local, size_t 
     size_t size = dp_dtype_bytes(dtype);
     return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_GATHER, count_each, size, dtype,
                                        DP_OP_SUM, 1, 0, 0, false},
-                       &steps, size * (size_t)comm->rank_count);
+                       &steps, comm->room / size / (size_t)comm->rank_count);
 }
 
 /* To a process: from each local rank, to each of its ranks. */
@@ -1522,7 +1724,7 @@ static dp_status dp__mpi_exchange_begin(const dp__mpi_call *call, size_t step)
             for (size_t k = 0; k < ranks; k++, out += bytes)
                 memcpy(out, (const char *)call->local[i].send + (first + k) * each + at, bytes);
     }
-    return dp__mpi_give_all_to_all(call, slot->out, step);
+    return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
 }
 
 static dp_status dp__mpi_exchange_turn(const dp__mpi_call *call, size_t step)
@@ -1546,7 +1748,7 @@ static dp_status dp__mpi_all_to_all(dp_comm *base, const dp_part *local, size_t 
     size_t size = dp_dtype_bytes(dtype);
     return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_TO_ALL, count_each, size, dtype,
                                        DP_OP_SUM, 1, 0, 0, false},
-                       &steps, size * (size_t)comm->rank_count * (size_t)comm->most);
+                       &steps, comm->room / size / (size_t)comm->rank_count / (size_t)comm->most);
 }
 
 /* ==== >>table ==================================================================================
@@ -1554,6 +1756,8 @@ static dp_status dp__mpi_all_to_all(dp_comm *base, const dp_part *local, size_t 
    failed in it, so that all fail together.                                                      */
 
 typedef struct dp__mpi_card { /* what a process tells the others */
+    uint64_t machine;
+    dp__shared_name name;
     int32_t status, local_count;
     char text[200];
 } dp__mpi_card;
@@ -1564,13 +1768,14 @@ static bool dp__mpi_fits(const dp_comm_config *config)
            config->bootstrap->all_gather == dp__mpi_line_gather;
 }
 
-static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *all, int local_count, dp_status own)
+static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *card, dp__mpi_card *all,
+                               dp_status own)
 {
-    dp__mpi_card card = {.status = (int32_t)own, .local_count = local_count};
-    snprintf(card.text, sizeof card.text, "%.199s", own != DP_OK ? dp_last_error() : "");
-    dp_status status = dp__mpi_line_gather(&card, all, sizeof card, by);
+    card->status = (int32_t)own;
+    snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp_last_error() : "");
+    dp_status status = dp__mpi_line_gather(card, all, sizeof *card, by);
     if (own != DP_OK)
-        return dp_error(own, "%s", card.text);
+        return dp_error(own, "%s", card->text);
     DP_TRY(status);
     for (int p = 0; p < by->process_count; p++)
         if (all[p].status != DP_OK)
@@ -1580,6 +1785,7 @@ static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *all, int local_co
 
 static void dp__mpi_free(dp__mpi_comm *comm)
 {
+    dp__os_shared_close(&comm->map.shared);
     dp__os_free(comm->rooms, 0, NULL);
     dp__os_free(comm->numbers, 0, NULL);
     dp__os_free(comm->heads, 0, NULL);
@@ -1611,6 +1817,7 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
     memset(comm, 0, sizeof *comm);
     comm->base = (dp_comm){dp_mpi_coll(), host};
     comm->simd = simd;
+    comm->map.shared.fd = -1;
     comm->rank_first = config->rank_first;
     comm->local_count = config->local_count;
     comm->rank_count = config->rank_count;
@@ -1641,6 +1848,27 @@ static void dp__mpi_place_rooms(dp__mpi_comm *comm)
         numbers += 4 * processes;
     }
     comm->wide = at;
+    comm->map.machines = numbers;
+    comm->map.firsts = numbers + processes;
+}
+
+/* Memory is shared if there are several machines, with several processes on one, and processes of a
+   machine follow each other: then the order of adding is that of all ranks. */
+static void dp__mpi_map_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
+{
+    dp__mpi_map *map = &comm->map;
+    int processes = comm->line.process_count, count = 0;
+    bool apart = false;
+    for (int p = 0; p < processes; p++) {
+        if (p == 0 || all[p].machine != all[p - 1].machine)
+            map->firsts[count++] = p;
+        for (int m = 0; m < count - 1; m++)
+            apart = apart || all[map->firsts[m]].machine == all[p].machine;
+        map->machines[p] = count - 1;
+    }
+    map->firsts[count] = processes;
+    map->machine = map->machines[comm->line.process];
+    map->machine_count = !apart && count > 1 && count < processes ? count : 0;
 }
 
 /* The part that depends on all processes. */
@@ -1648,7 +1876,7 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
 {
     size_t processes = (size_t)comm->line.process_count;
     comm->numbers =
-        dp__os_alloc((1 + processes + 4 * processes * DP__MPI_SLOTS) * sizeof(int), 64, NULL);
+        dp__os_alloc((2 + 3 * processes + 4 * processes * DP__MPI_SLOTS) * sizeof(int), 64, NULL);
     if (comm->numbers == NULL)
         return dp__mpi_full();
     comm->numbers[0] = 0;
@@ -1668,12 +1896,72 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
         return dp__mpi_full();
     dp__mpi_place_rooms(comm);
+    dp__mpi_map_learn(comm, all);
     return DP_OK;
 }
 
-static dp_status dp__mpi_open_all(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *all)
+/* The first process of a machine makes the memory, the others open it, and each reserves the pages
+   of its own desk, so that they are near it. */
+static dp_status dp__mpi_map_enter(dp__mpi_comm *comm, dp__mpi_card *own, const dp__mpi_card *all,
+                                   bool named)
 {
-    DP_TRY(dp__mpi_agree(by, all, comm->local_count, dp__mpi_learn(comm, all)));
+    dp__mpi_map *map = &comm->map;
+    int first = map->firsts[map->machine], self = comm->line.process;
+    size_t desk = dp__mpi_desk_at(map, 1) - dp__mpi_desk_at(map, 0);
+    size_t bytes = dp__mpi_desk_at(map, 1 + dp__mpi_mates(map, map->machine));
+    if (all == NULL && self == first) {
+        DP_TRY(dp__os_shared_make(named, bytes, &map->shared, &own->name));
+        return dp__os_shared_reserve(&map->shared, 0, dp__mpi_desk_at(map, 1));
+    }
+    if (all == NULL)
+        return DP_OK;
+    if (self != first)
+        DP_TRY(dp__os_shared_find(&all[first].name, bytes, &map->shared));
+    return dp__os_shared_reserve(&map->shared, dp__mpi_desk_at(map, 1 + self - first), desk);
+}
+
+static dp_status dp__mpi_map_try(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
+                                 dp__mpi_card *all, bool named)
+{
+    own->name = (dp__shared_name){.fd = -1};
+    dp_status status = dp__mpi_agree(by, own, all, dp__mpi_map_enter(comm, own, NULL, named));
+    if (status == DP_OK)
+        status = dp__mpi_agree(by, own, all, dp__mpi_map_enter(comm, own, all, named));
+    if (own->name.path[0] != '\0')
+        dp__os_shared_unlink(own->name.path);
+    if (status != DP_OK)
+        dp__os_shared_close(&comm->map.shared);
+    return status;
+}
+
+/* Where there is no such memory MPI carries everything. */
+static dp_status dp__mpi_share(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
+                               dp__mpi_card *all)
+{
+    const dp_host *host = comm->base.host;
+    dp__mpi_map *map = &comm->map;
+    dp_status status = DP_ERR_UNSUPPORTED;
+    char text[96];
+    for (int named = 0; map->machine_count > 0 && status != DP_OK && named < 2; named++) {
+        status = dp__mpi_map_try(comm, by, own, all, named == 1);
+        if (status != DP_OK && atomic_load(&by->failed) != DP_OK)
+            return status;
+        if (status != DP_OK)
+            host->log(host, DP_LOG_INFO, dp_last_error());
+    }
+    map->machine_count = status == DP_OK ? map->machine_count : 0;
+    snprintf(text, sizeof text, "MPI: %d of %d processes share memory, on one of %d machines",
+             dp__mpi_mates(map, map->machine), comm->line.process_count, map->machine_count);
+    if (status == DP_OK)
+        host->log(host, DP_LOG_INFO, text);
+    return DP_OK;
+}
+
+static dp_status dp__mpi_open_all(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
+                                  dp__mpi_card *all)
+{
+    DP_TRY(dp__mpi_agree(by, own, all, dp__mpi_learn(comm, all)));
+    DP_TRY(dp__mpi_share(comm, by, own, all));
     DP_TRY(dp__mpi_line_copy(&comm->line, by->comm, by));
     comm->line.host = comm->base.host;
     return DP_OK;
@@ -1684,13 +1972,14 @@ static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config,
     dp__mpi_comm *comm = NULL;
     dp__mpi_line *by = config->bootstrap->user;
     size_t processes = (size_t)by->process_count;
+    dp__mpi_card own = {.machine = dp__os_machine(), .local_count = config->local_count};
     dp__mpi_card *all = dp__os_alloc(processes * sizeof *all, _Alignof(dp__mpi_card), NULL);
     if (all == NULL)
         return dp__mpi_full();
     dp_status status = dp__mpi_new(host, config, &comm);
-    status = dp__mpi_agree(by, all, config->local_count, status);
+    status = dp__mpi_agree(by, &own, all, status);
     if (status == DP_OK && comm != NULL)
-        status = dp__mpi_open_all(comm, by, all);
+        status = dp__mpi_open_all(comm, by, &own, all);
     dp__os_free(all, 0, NULL);
     if (status == DP_OK)
         *out = &comm->base;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -468,6 +469,7 @@ MPI_SUITE(one_machine_shares_memory)
 {
     dp_ctx *ctx;
     dp_info info;
+    unsetenv("DP_MACHINE");
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK_STR(info.coll_backend, "shared memory");
@@ -573,16 +575,101 @@ MPI_SUITE(two_contexts)
     dp_close(b);
 }
 
-/* MPI is not initialised for a job of one process, and finalised at the end of this one. */
-MPI_TEST(all_suites, 3)
+/* `machine` NULL: all on one. */
+static void run_suites(const char *machine)
 {
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     for (const mpi_suite *suite = suites; suite != NULL; suite = suite->next) {
         if (mpi_process == 0) {
             printf("%s\n", suite->name);
         }
+        if (machine != NULL) {
+            setenv("DP_MACHINE", machine, 1);
+        }
         suite->run();
     }
+}
+
+/* MPI is not initialised for a job of one process, and finalised at the end of this one. */
+MPI_TEST(all_suites, 3)
+{
+    run_suites(NULL);
+}
+
+/* ---- machines -------------------------------------------------------------------------------- */
+
+typedef struct said { /* what a context logged of memory */
+    int shares, refusals;
+} said;
+
+static void hear_of_memory(const dp_log_record *record, void *user)
+{
+    said *all = user;
+    all->shares += strstr(record->text, "processes share memory, on one of") != NULL;
+    all->refusals += strstr(record->text, "shared memory: ") != NULL;
+}
+
+static dp_ctx *open_on(const char *machine, int device_count, said *all)
+{
+    const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    *all = (said){0, 0};
+    setenv("DP_MACHINE", machine, 1);
+    CHECK_OK(dp_open(&(dp_config){.colls = colls,
+                                  .device_count = device_count,
+                                  .log = {.fn = hear_of_memory, .user = all, .level = DP_LOG_INFO}},
+                     &ctx));
+    return ctx;
+}
+
+/* The context's collectives and its courier's share memory each, or nothing. */
+static void check_shared(const char *machine, bool shared)
+{
+    said all;
+    dp_ctx *ctx = open_on(machine, 1, &all);
+    CHECK_INT(all.shares, shared ? 2 : 0);
+    CHECK_INT(all.refusals, 0);
+    check_reducer(ctx);
+    dp_close(ctx);
+}
+
+MPI_TEST(two_machines_of_two, 4)
+{
+    run_suites(mpi_process < 2 ? "a" : "b");
+    check_shared(mpi_process < 2 ? "a" : "b", true);
+    check_shared("a", false);
+    check_shared(mpi_process % 2 ? "a" : "b", false); /* in turn */
+    check_shared(((const char *[]){"a", "b", "c", "d"})[mpi_process], false);
+}
+
+/* Their sums are added in order, one of them alone. */
+MPI_TEST(machines_of_one_and_three, 5)
+{
+    const char *machine = ((const char *[]){"a", "b", "b", "b", "c"})[mpi_process];
+    check_shared(machine, true);
+    setenv("DP_MACHINE", machine, 1);
+    mpi_run_sums_of_several_pieces();
+    mpi_run_sums_that_some_want();
+    mpi_run_halves_of_several_pieces();
+}
+
+/* One process cannot have the memory: then nobody has any, and all sums are right. */
+MPI_TEST(a_machine_without_shared_memory, 4)
+{
+    struct rlimit old, none = {0, RLIM_INFINITY};
+    said all;
+    bool here = mpi_process == 2;
+    dp_close(open_by_mpi(1, 0)); /* MPI makes files, too */
+    CHECK_INT(getrlimit(RLIMIT_FSIZE, &old), 0);
+    none.rlim_max = old.rlim_max;
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, here ? &none : &old), 0);
+    dp_ctx *ctx = open_on(mpi_process < 2 ? "a" : "b", 2, &all);
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
+    CHECK_INT(all.shares, 0);
+    CHECK_INT(all.refusals, 4);
+    check_reducer(ctx);
+    dp_close(ctx);
 }
 
 MPI_TEST(one_process_needs_no_mpi, 1)
@@ -902,26 +989,50 @@ static void mpi_launch_to_go_on(const char *name, int processes)
     launch_here(MPIRUN " --enable-recovery", name, processes, false);
 }
 
-MPI_TEST_UNDER(who_is_killed_is_named, 3, mpi_launch_to_go_on)
+static void *die_soon(void *user)
 {
+    (void)user;
+    a_while(300);
+    raise(SIGKILL);
+    return NULL;
+}
+
+/* Process 1 dies, at once, or while it adds up with others. */
+static void one_is_killed(size_t count, bool soon)
+{
+    char who[40];
+    pthread_t thread;
     dp_ctx *ctx = open_by_mpi(1, 2000);
     dp_failure_info failure;
-    CHECK_OK(add_up(ctx, 25));
+    dp_status status = add_up(ctx, 25);
+    CHECK_OK(status);
+    snprintf(who, sizeof who, "process 1 of %d (rank 1)", mpi_process_count);
     if (mpi_process == 1) {
         leave_file(); /* it will not be able to say that it is through */
-        raise(SIGKILL);
+        CHECK_INT(soon ? pthread_create(&thread, NULL, die_soon, NULL) : raise(SIGKILL), 0);
+    } else {
+        atexit(say_through);
     }
-    atexit(say_through);
-    dp_status status = DP_OK;
-    for (int i = 0; i < 1000 && status == DP_OK; i++) {
-        status = add_up(ctx, 25);
+    while (status == DP_OK) {
+        status = add_up(ctx, count);
     }
     CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
-    CHECK_ERROR(status, status, "process 1 of 3 (rank 1)");
+    CHECK_ERROR(status, status, who);
     CHECK(dp_failure(ctx, &failure));
     CHECK_INT(failure.rank, 1);
     dp_close(ctx);
     exit(EXIT_SUCCESS);
+}
+
+MPI_TEST_UNDER(who_is_killed_is_named, 3, mpi_launch_to_go_on)
+{
+    one_is_killed(25, false);
+}
+
+MPI_TEST_UNDER(who_is_killed_in_a_machines_sum_is_named, 4, mpi_launch_to_go_on)
+{
+    setenv("DP_MACHINE", mpi_process < 2 ? "a" : "b", 1);
+    one_is_killed(1 << 20, true);
 }
 #endif
 
