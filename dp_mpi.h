@@ -894,7 +894,7 @@ typedef struct dp__mpi_slot {
 
 typedef struct dp__mpi_head { /* what a process begins */
     dp__entry entry;
-    char data[DP__MPI_TINY_BYTES];
+    char data[]; /* as much as is tiny, for that many processes */
 } dp__mpi_head;
 
 typedef struct dp__mpi_map { /* which processes are on which machine: see >>machines */
@@ -914,7 +914,8 @@ typedef struct dp__mpi_comm {
     size_t room;   /* bytes that a piece may take in a room */
     size_t stride; /* bytes of a room: slices are rounded up */
     dp__mpi_slot slots[DP__MPI_SLOTS];
-    dp__mpi_head *heads; /* of every process, and behind them the own */
+    char *heads;       /* of every process, and behind them the own */
+    size_t head_bytes; /* of each */
     MPI_Request meeting;
     dp__mpi_map map;
     char *wide;      /* a room more: halves on the way, in f32 */
@@ -987,6 +988,11 @@ static dp_status dp__mpi_given(const dp__mpi_call *call, const char *name, int c
    what it begins. Nobody goes on before that was compared, so what MPI matches is alike. What is
    tiny goes with it, and needs no other message.                                                */
 
+static dp__mpi_head *dp__mpi_head_of(const dp__mpi_comm *comm, int process)
+{
+    return (dp__mpi_head *)(comm->heads + (size_t)process * comm->head_bytes);
+}
+
 static bool dp__mpi_is_small(const dp__mpi_call *call)
 {
     size_t processes = (size_t)call->comm->line.process_count;
@@ -1006,7 +1012,7 @@ static bool dp__mpi_is_tiny(const dp__mpi_call *call)
 static dp_status dp__mpi_tell_all(const dp__mpi_call *call, const void *data, size_t bytes)
 {
     dp__mpi_comm *comm = call->comm;
-    dp__mpi_head *own = &comm->heads[comm->line.process_count];
+    dp__mpi_head *own = dp__mpi_head_of(comm, comm->line.process_count);
     own->entry = (dp__entry){.seq = atomic_load(&comm->line.doing.seq),
                              .is = comm->line.doing.is,
                              .label = comm->line.doing.label};
@@ -1015,14 +1021,14 @@ static dp_status dp__mpi_tell_all(const dp__mpi_call *call, const void *data, si
     comm->line.met = false;
     dp__mpi_enter();
     return dp__mpi_given(call, "MPI_Iallgather",
-                         MPI_Iallgather(own, (int)sizeof *own, MPI_BYTE, comm->heads,
-                                        (int)sizeof *own, MPI_BYTE, comm->line.comm,
+                         MPI_Iallgather(own, (int)comm->head_bytes, MPI_BYTE, comm->heads,
+                                        (int)comm->head_bytes, MPI_BYTE, comm->line.comm,
                                         &comm->meeting));
 }
 
 static bool dp__mpi_same(const dp__mpi_comm *comm, int p, int q)
 {
-    const dp__entry *a = &comm->heads[p].entry, *b = &comm->heads[q].entry;
+    const dp__entry *a = &dp__mpi_head_of(comm, p)->entry, *b = &dp__mpi_head_of(comm, q)->entry;
     return a->seq == b->seq && memcmp(&a->is, &b->is, sizeof a->is) == 0;
 }
 
@@ -1045,7 +1051,8 @@ static dp_status dp__mpi_strays(dp__mpi_comm *comm)
             most = p;
     while (dp__mpi_same(comm, odd, most))
         odd++;
-    const dp__entry *a = &comm->heads[odd].entry, *b = &comm->heads[most].entry;
+    const dp__entry *a = &dp__mpi_head_of(comm, odd)->entry;
+    const dp__entry *b = &dp__mpi_head_of(comm, most)->entry;
     dp_error(DP_ERR_REMOTE,
              "collective %llu: %s has issued %s, and %s %s: all must make the same calls in the "
              "same order",
@@ -1076,7 +1083,8 @@ static dp_status dp__mpi_arrive(const dp__mpi_call *call, size_t step)
         return dp__mpi_await(&comm->line, &dp__mpi_slot_of(call, step)->request);
     DP_TRY(dp__mpi_hear_all(call));
     for (int p = 0; p < comm->line.process_count; p++)
-        memcpy(slot->in + slot->from.places[p], comm->heads[p].data, (size_t)slot->from.counts[p]);
+        memcpy(slot->in + slot->from.places[p], dp__mpi_head_of(comm, p)->data,
+               (size_t)slot->from.counts[p]);
     return DP_OK;
 }
 
@@ -1892,7 +1900,10 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     comm->rooms = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
     comm->in = dp__os_alloc(operands, 64, NULL);
     comm->out = dp__os_alloc(operands, 64, NULL);
-    comm->heads = dp__os_alloc((processes + 1) * sizeof *comm->heads, 64, NULL);
+    size_t tiny = DP__MPI_SMALL_BYTES / processes;
+    tiny = tiny < DP__MPI_TINY_BYTES ? tiny : DP__MPI_TINY_BYTES;
+    comm->head_bytes = (sizeof(dp__mpi_head) + tiny + 63) / 64 * 64;
+    comm->heads = dp__os_alloc((processes + 1) * comm->head_bytes, 64, NULL);
     if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
         return dp__mpi_full();
     dp__mpi_place_rooms(comm);
