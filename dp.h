@@ -3273,7 +3273,7 @@ DP__COLD static dp_status dp__no_such(dp_status status, const dp__names *names, 
 static dp_status dp__check_dtype(const char *fn, dp_dtype dtype)
 {
     if ((unsigned)dtype >= DP_DTYPE_COUNT)
-        return dp_error(DP_ERR_INVALID, "%s: %d is no dtype", fn, (int)dtype);
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dtype", fn, (int)dtype);
     return DP_OK;
 }
 
@@ -3333,7 +3333,7 @@ static dp_status dp__check_tensor(const char *fn, const char *what, const dp_ten
     size_t bytes = 0, reach = 0;
     DP_TRY(dp__check_pointer(fn, what, tensor));
     if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
-        return dp_error(DP_ERR_INVALID, "%s: %s is no tensor (dtype %d, %d dim%s)", fn, what,
+        return dp_error(DP_ERR_INVALID, "%s: %s is not a tensor (dtype %d, %d dim%s)", fn, what,
                         tensor->dtype, tensor->ndim, dp__s(tensor->ndim));
     for (int i = 0; i < tensor->ndim; i++)
         if ((tensor->shape[i] | tensor->stride[i]) < 0)
@@ -3465,7 +3465,7 @@ DP__COLD static dp_status dp__value_error(const char *fn, const char *what, dp_v
     if (value.kind == DP_TENSOR && value.as.t != NULL && value.depth <= DP_MAX_DEPTH)
         return dp__check_tensor(fn, name, value.as.t);
     if (value.kind != DP_ERROR)
-        return dp_error(DP_ERR_INVALID, "%s: %s is no value (kind %d, depth %d)", fn, name,
+        return dp_error(DP_ERR_INVALID, "%s: %s is not a value (kind %d, depth %d)", fn, name,
                         value.kind, value.depth);
     if (dp_status_class(status) != DP_CLASS_CALL && status != DP_ERR_NO_MEMORY)
         status = DP_ERR_INVALID;
@@ -3512,7 +3512,7 @@ DP__APART static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_devi
 {
     *out = dp__device_of(ctx, id);
     if (*out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: {%d, %d} is no device of this context", fn,
+        return dp_error(DP_ERR_INVALID, "%s: {%d, %d} is not a device of this context", fn,
                         (int)id.backend, (int)id.index);
     return DP_OK;
 }
@@ -3539,7 +3539,7 @@ static dp_status dp__check_owned(const char *fn, const char *what, const dp__dev
     if (data == NULL || !DP_HAS(dp_device_ops, ops, owns) || ops->owns(device->dev, data))
         return DP_OK;
     return dp_error(DP_ERR_INVALID,
-                    "%s: %s of local rank %d is %p, which is no memory of that device", fn, what,
+                    "%s: %s of local rank %d is %p, which is not memory of that device", fn, what,
                     device->local_rank, data);
 }
 
@@ -4556,7 +4556,7 @@ static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
 {
     size_t kinds = sizeof dp__kernel_rules / sizeof dp__kernel_rules[0], bytes = 0;
     if ((size_t)args->kernel >= kinds)
-        return dp_error(DP_ERR_INVALID, "%s: %d is no kernel", fn, (int)args->kernel);
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a kernel", fn, (int)args->kernel);
     const dp__kernel_rule *rule = &dp__kernel_rules[args->kernel];
     DP_TRY(dp__check_kernel_dtype(fn, rule, args));
     DP_TRY(dp__check_operands(fn, rule, "out", args->out, args->out_count, false));
@@ -4762,7 +4762,7 @@ DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, c
         DP_TRY(dp__check_apart(__func__, out, operands[i]));
     }
     if (!dp__is_float((dp_dtype)out->dtype))
-        return dp_error(DP_ERR_INVALID, "%s: %s is no floating dtype", __func__,
+        return dp_error(DP_ERR_INVALID, "%s: %s is not a floating dtype", __func__,
                         dp__dtype_names[out->dtype]);
     dp_status status = dp__dense_begin(ctx, out, operands, operand_count, &dense);
     const void *in[2] = {dense.in[0].data, dense.in[1].data};

@@ -2277,7 +2277,7 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
     const dp_stream *own = dp_local_stream(ctx, local_rank);
     int ordinal = dp_cuda_ordinal(own), place = -1;
     if (ordinal < 0)
-        return dp_error(DP_ERR_INVALID, "%s: local rank %d is no CUDA device", __func__,
+        return dp_error(DP_ERR_INVALID, "%s: local rank %d is not a CUDA device", __func__,
                         local_rank);
     if (native == NULL || out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,

@@ -1263,7 +1263,7 @@ DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *out)
     DP_TRY(dp__check_module(__func__, wrapper));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (dp__ranks_of(wrapper) == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper by dp_distributed", __func__,
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is not a wrapper by dp_distributed", __func__,
                         wrapper->name);
     return dp__report(wrapper->face, out);
 }

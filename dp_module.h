@@ -654,7 +654,7 @@ static dp_status dp__module_fill(dp_module *module, const dp_module_config *conf
     if (module->name == NULL)
         return dp__full("dp_module_create");
     if (name[0] == '\0' || strchr(name, '.') != NULL)
-        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is no name: empty, or with a dot",
+        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is not a name: empty, or with a dot",
                         name);
     DP_TRY(dp__module_methods(module, config));
     DP_TRY(dp__module_params(module, config));
@@ -2031,7 +2031,7 @@ static dp_status dp__check_call(const char *fn, const dp_call *call)
 {
     DP_TRY(dp__check_pointer(fn, "call", call));
     if (!dp__is_call(call))
-        return dp_error(DP_ERR_STATE, "%s: this is no call, or the scope of its pass has ended",
+        return dp_error(DP_ERR_STATE, "%s: this is not a call, or the scope of its pass has ended",
                         fn);
     return DP_OK;
 }
@@ -2607,7 +2607,7 @@ static dp_status dp__check_buffers(const dp__coll *want)
     size_t bytes = 0;
     DP_TRY(dp__check_dtype(want->fn, want->dtype));
     if ((unsigned)want->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", want->fn, (int)want->op);
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", want->fn, (int)want->op);
     if (!dp__mul(want->count, dp__dtype_sizes[want->dtype], &bytes) || bytes > INT64_MAX / 2)
         return dp_error(DP_ERR_INVALID, "%s: count %zu is more than can be counted", want->fn,
                         want->count);
@@ -3431,7 +3431,7 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
                         "without gradients",
                         fn);
     if (!dp__is_pass(pass))
-        return dp_error(DP_ERR_STATE, "%s: this is no pass, or its scope has ended", fn);
+        return dp_error(DP_ERR_STATE, "%s: this is not a pass, or its scope has ended", fn);
     DP_TRY(dp__check_ctx(fn, pass->ctx));
     if (pass->module->magic != DP__MODULE_LIVE || pass->module->serial != pass->serial)
         return dp_error(DP_ERR_STATE, "%s: the module of this pass was destroyed", fn);
@@ -4039,7 +4039,7 @@ DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *
     DP_TRY(dp__check_module(__func__, wrapper));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (wrapper->face == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: '%s' is no wrapper of the library's", __func__,
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is not a wrapper of the library's", __func__,
                         wrapper->name);
     const dp__face *face = wrapper->face;
     *out = (dp_wrapper_info){.local_ranks = face->how.local_ranks,

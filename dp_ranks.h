@@ -163,7 +163,7 @@ static dp_status dp__check_coll(const dp__coll *coll)
     DP_TRY(dp__check_pointer(coll->fn, "local", coll->local));
     DP_TRY(dp__check_dtype(coll->fn, coll->dtype));
     if (rule->reduces && (unsigned)coll->op > DP_OP_MAX)
-        return dp_error(DP_ERR_INVALID, "%s: %d is no dp_op", coll->fn, (int)coll->op);
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->op);
     if (coll->root < 0 || coll->root >= ctx->info.rank_count)
         return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn, coll->root,
                         ctx->info.rank_count);

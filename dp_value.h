@@ -327,7 +327,7 @@ DP_API dp_value dp_get(dp_value dict, const char *key)
     if (dict.kind == DP_ERROR)
         return dict;
     if (dp__check_value(__func__, "dict", dict) != DP_OK)
-        return dp__error_value(NULL, DP_ERR_INVALID, "dp_get: dict is no value");
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_get: dict is not a value");
     const dp_pair *pair = dict.kind == DP_DICT && key != NULL ? dp__find(dict, key) : NULL;
     return pair != NULL ? pair->value : dp_none();
 }
@@ -347,7 +347,7 @@ DP_API dp_value dp_at(dp_value value, size_t index)
     if (value.kind == DP_ERROR)
         return value;
     if (dp__check_value(__func__, "value", value) != DP_OK)
-        return dp__error_value(NULL, DP_ERR_INVALID, "dp_at: the value is no value");
+        return dp__error_value(NULL, DP_ERR_INVALID, "dp_at: the value is not a value");
     if (index >= dp_count(value))
         return dp_none();
     return value.kind == DP_DICT ? value.as.pairs[index].value : value.as.items[index];
@@ -989,7 +989,7 @@ static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, s
 {
     bool sizes = how->split == DP_SPLIT_SIZES, weights = how->split == DP_SPLIT_WEIGHTS;
     if ((unsigned)how->split > DP_SPLIT_WEIGHTS)
-        return dp_error(DP_ERR_INVALID, "%s: %d is no split", fn, (int)how->split);
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a split", fn, (int)how->split);
     if ((how->sizes != NULL && !sizes) || (how->weights != NULL && !weights))
         return dp_error(DP_ERR_INVALID, "%s: %s is given, and split is not DP_SPLIT_%s", fn,
                         sizes || how->sizes == NULL ? "weights" : "sizes",

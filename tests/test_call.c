@@ -991,7 +991,7 @@ static dp_status meet_wrongly(dp_call *call)
     CHECK_ERROR(dp_call_all_reduce(call, data, data, 1, (dp_dtype)77, DP_OP_SUM), DP_ERR_INVALID,
                 "77");
     CHECK_ERROR(dp_call_all_reduce(call, data, data, 1, DP_F32, (dp_op)77), DP_ERR_INVALID,
-                "77 is no dp_op");
+                "77 is not a dp_op");
     if (DP_HAS(dp_device_ops, call->stream->dev->ops, owns)) {
         float lost = 0;
         CHECK_ERROR(dp_call_all_reduce(call, &lost, data, 1, DP_F32, DP_OP_SUM), DP_ERR_INVALID,
@@ -1203,7 +1203,7 @@ static dp_status meet_with_tensors(dp_call *call)
                 "send and recv differ");
     wrong.device = (dp_device){9, 9};
     CHECK_ERROR(dp_call_all_reduce_tensor(call, &send, &wrong, DP_OP_SUM), DP_ERR_INVALID,
-                "{9, 9} is no device");
+                "{9, 9} is not a device");
     CHECK_ERROR(dp_call_all_reduce_tensor(NULL, &send, &recv, DP_OP_SUM), DP_ERR_INVALID,
                 "call is NULL");
     TRY(dp_call_all_reduce_tensor(call, &send, &recv, DP_OP_SUM));

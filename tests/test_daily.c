@@ -112,7 +112,7 @@ TEST_BACKENDS(numbers_come_from_the_host_at_once)
     CHECK_ERROR(dp_tensor_from(scope, dp_local_device(ctx, 0), NULL, DP_F32, DP_SHAPE(1), &nothing),
                 DP_ERR_INVALID, "dp_tensor_from: host is NULL");
     CHECK_ERROR(dp_tensor_from(scope, (dp_device){7, 7}, data, DP_F32, DP_SHAPE(1), &nothing),
-                DP_ERR_INVALID, "dp_tensor_from: {7, 7} is no device");
+                DP_ERR_INVALID, "dp_tensor_from: {7, 7} is not a device");
     CHECK_ERROR(dp_tensor_from(NULL, (dp_device){0, 0}, data, DP_F32, DP_SHAPE(1), &nothing),
                 DP_ERR_INVALID, "dp_tensor_from: scope is NULL");
 }
@@ -132,7 +132,7 @@ static dp_status look_forward(dp_call *call)
     CHECK(w.ndim == 2 && w.shape[0] == 2 && w.shape[1] == 3 && w.dtype == DP_F32);
     CHECK(!live.read_only && live.data == dp_buffer(call, LIVE) && live.ndim == 0);
     CHECK_ERROR((none = dp_buffer_tensor(call, W), dp_fill(call->ctx, &none, dp_int(0))),
-                DP_ERR_INVALID, "dst is no tensor");
+                DP_ERR_INVALID, "dst is not a tensor");
     none = dp_param_tensor(call, PARTS);
     CHECK_INT(none.dtype, DP_DTYPE_ANY);
     none = dp_grad_tensor(call, W); /* there are none in a forward */
@@ -845,7 +845,7 @@ TEST_BACKENDS(what_a_wrapper_says_of_itself)
     CHECK_OK(dp_wrapper_info_get(par, &info));
     CHECK(info.local_rank_count == 2 && info.local_ranks[0] == 2 && info.local_ranks[1] == 1);
     CHECK(info.dim == 0 && tree_same_device(info.output, dp_local_device(ctx, 4)));
-    CHECK_ERROR(dp_wrapper_info_get(outer, &info), DP_ERR_INVALID, "'outer' is no wrapper of the");
+    CHECK_ERROR(dp_wrapper_info_get(outer, &info), DP_ERR_INVALID, "'outer' is not a wrapper of the");
     CHECK_ERROR(dp_wrapper_info_get(par, NULL), DP_ERR_INVALID, "out is NULL");
     dp_value out, args = tree_of(scope, "(f32[2],)");
     CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));

@@ -153,8 +153,8 @@ TEST_BACKENDS(wrong_modules)
         dp_module_config config;
         const char *want;
     } table[] = {
-        {{.name = ""}, "'' is no name"},
-        {{.name = "a.b"}, "'a.b' is no name"},
+        {{.name = ""}, "'' is not a name"},
+        {{.name = "a.b"}, "'a.b' is not a name"},
         {{.local_rank = 99}, "local_rank is 99"},
         {{.methods = no_name, .method_count = 1}, "a method has no name"},
         {{.methods = no_fn, .method_count = 1}, "method 'forward' has no function"},

@@ -896,7 +896,7 @@ TEST_BACKENDS(wrong_wrappers)
                 "local_ranks is given and local_rank_count is 0");
     config.local_rank_count = 1;
     config.split = (dp_split)9;
-    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "9 is no split");
+    CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "9 is not a split");
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "bare"}, &bare));
     CHECK_ERROR(dp_data_parallel(bare, NULL, &par), DP_ERR_INVALID,
                 "'bare' has no method 'forward'; there are none");

@@ -1243,7 +1243,7 @@ TEST(wrong_blocks)
     dp_ctx *ctx = open_here(2);
     dp_reducer *reducer = NULL;
     block.dtype = (dp_dtype)77;
-    check_refused(ctx, config, "77 is no dtype");
+    check_refused(ctx, config, "77 is not a dtype");
     block = (dp_block){DP_F32, 3, same};
     check_refused(ctx, config, "block 0 of local rank 1 overlaps that of local rank 0");
     block.local = none;

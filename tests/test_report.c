@@ -120,8 +120,8 @@ TEST(what_has_no_report)
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_data_parallel(net, NULL, &par));
     CHECK_ERROR(dp_report_get(par, &report), DP_ERR_INVALID,
-                "'data_parallel' is no wrapper by dp_distributed");
-    CHECK_ERROR(dp_report_get(net, &report), DP_ERR_INVALID, "'net' is no wrapper");
+                "'data_parallel' is not a wrapper by dp_distributed");
+    CHECK_ERROR(dp_report_get(net, &report), DP_ERR_INVALID, "'net' is not a wrapper");
     CHECK_ERROR(dp_report_get(NULL, &report), DP_ERR_INVALID, "module is NULL");
     CHECK_OK(dp_distributed(net, NULL, &par));
     CHECK_ERROR(dp_report_get(par, NULL), DP_ERR_INVALID, "out is NULL");

@@ -388,7 +388,7 @@ TEST_BACKENDS(kernels_that_are_none)
     CHECK_ERROR(dp_kernel_run(ctx, -1, &args), DP_ERR_INVALID, "local_rank is -1, the context has");
     CHECK_ERROR(dp_kernel_run(ctx, 1000, &args), DP_ERR_INVALID, "local_rank is 1000");
     args.kernel = (dp_kernel)99;
-    CHECK_ERROR(dp_kernel_run(ctx, 0, &args), DP_ERR_INVALID, "99 is no kernel");
+    CHECK_ERROR(dp_kernel_run(ctx, 0, &args), DP_ERR_INVALID, "99 is not a kernel");
 }
 
 /* A right call of each kernel on 4 elements, of which each check changes one thing. */
@@ -466,13 +466,13 @@ TEST_BACKENDS(kernels_know_what_they_take)
         dp_kernel_args args = right_args(&right, (dp_kernel)kernel);
         check_kernel(__LINE__, &right, &args, NULL);
     }
-    CHECK_KERNEL(FILL, "77 is no dtype", a.dtype = (dp_dtype)77);
+    CHECK_KERNEL(FILL, "77 is not a dtype", a.dtype = (dp_dtype)77);
     CHECK_KERNEL(FILL, "in_count of FILL is 1, not 0 to 0", a.in_count = 1);
     CHECK_KERNEL(FILL, "out_count of FILL is 0, not 1 to 1", a.out_count = 0);
     CHECK_KERNEL(FILL, "out_count of FILL is", a.out_count = SIZE_MAX);
     CHECK_KERNEL(FILL, "FILL has no flags 0x1", a.flags = 1);
     CHECK_KERNEL(FILL, "more than can be counted", a.count = SIZE_MAX / 4);
-    CHECK_KERNEL(CAST, "77 is no dtype", a.in_dtype = (dp_dtype)77);
+    CHECK_KERNEL(CAST, "77 is not a dtype", a.in_dtype = (dp_dtype)77);
     CHECK_KERNEL(CAST, "in_count of CAST is 2, not 1 to 1", a.in_count = 2);
     CHECK_KERNEL(AXPBY, "AXPBY is not for i32", a.dtype = DP_I32);
     CHECK_KERNEL(AXPBY, "in_count of AXPBY is 3, not 1 to 2", a.in_count = 3);

@@ -542,23 +542,23 @@ TEST_BACKENDS(wrong_values_made_by_hand)
         dp_value value;
         const char *want;
     } table[] = {
-        {by_hand(DP_TENSOR, &dims, 0, 0), "value['a'][0] is no tensor (dtype 0, 200 dims)"},
-        {by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is no tensor (dtype 99, 1 dim)"},
+        {by_hand(DP_TENSOR, &dims, 0, 0), "value['a'][0] is not a tensor (dtype 0, 200 dims)"},
+        {by_hand(DP_TENSOR, &dtype, 0, 0), "value['a'][0] is not a tensor (dtype 99, 1 dim)"},
         {by_hand(DP_TENSOR, &empty, 0, 0), "value['a'][0] has 4 elements and no data"},
-        {by_hand(DP_TENSOR, NULL, 0, 0), "value['a'][0] is no value (kind 6, depth 0)"},
-        {by_hand(DP_STRING, NULL, 0, 0), "value['a'][0] is no value"},
-        {by_hand(DP_OPAQUE + 1, &good, 0, 0), "value['a'][0] is no value (kind 12"},
-        {by_hand(DP_LIST, NULL, 3, 1), "value['a'][0] is no value"},
+        {by_hand(DP_TENSOR, NULL, 0, 0), "value['a'][0] is not a value (kind 6, depth 0)"},
+        {by_hand(DP_STRING, NULL, 0, 0), "value['a'][0] is not a value"},
+        {by_hand(DP_OPAQUE + 1, &good, 0, 0), "value['a'][0] is not a value (kind 12"},
+        {by_hand(DP_LIST, NULL, 3, 1), "value['a'][0] is not a value"},
         {by_hand(DP_LIST, items, 1, 0), "nested deeper than 0"},
         {by_hand(DP_LIST, items, 1, 200), "nested deeper than 3"},
         {by_hand(DP_INT, items, 1, 40), "nested deeper than 3"},
         {itself[0], "nested deeper than 1"},
         {by_hand(DP_DICT, &no_key, 1, 1), "key 0 is NULL"},
         {by_hand(DP_DICT, twice, 2, 1), "key 'k' is there twice"},
-        {by_hand(DP_CONTAINER, NULL, 0, 1), "value['a'][0] is no value"},
+        {by_hand(DP_CONTAINER, NULL, 0, 1), "value['a'][0] is not a value"},
         {by_hand(DP_CONTAINER, &padding, 0, 1), "pad_dims is 9"},
-        {by_hand(DP_CONTAINER, &torn, 0, 1), "value['a'][0] is no value"},
-        {yes, "value['a'][0] is no value (kind 2"},
+        {by_hand(DP_CONTAINER, &torn, 0, 1), "value['a'][0] is not a value"},
+        {yes, "value['a'][0] is not a value (kind 2"},
         {by_hand(DP_ERROR, "no luck", 0, 0), "value['a'][0]: no luck"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {

@@ -412,7 +412,7 @@ static char *reach(const void *pointer, size_t bytes, bool write, cudaStream_t s
     block *b = block_of(pointer);
     size_t at = b != NULL ? (size_t)((const char *)pointer - b->public_at) : 0;
     if (b == NULL) {
-        find("no memory", "%s: %p is no memory of CUDA's", what, pointer);
+        find("no memory", "%s: %p is not memory of CUDA's", what, pointer);
         return NULL;
     }
     if (b->freed) {
