@@ -1420,6 +1420,7 @@ static void timed(meeting *m)
                (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
     CHECK_F64(info_of(g.reducer).last.travel_s, 0, 0);
     CHECK_OK(hook_pass(&g));
+    double begun = now_ms();
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 1);
     report(&g, 0);
@@ -1427,13 +1428,15 @@ static void timed(meeting *m)
     report(&g, 3);
     report(&g, 2);
     rest(20);
+    double before_finish = now_ms() - begun;
     CHECK_OK(dp_reducer_finish(g.reducer));
     dp_reduce_times last = info_of(g.reducer).last;
     CHECK(last.compute_s >= 0.030 && last.compute_s < 5);
     CHECK(last.travel_s >= 0.090 && last.travel_s < 5);
-    CHECK(last.hidden_s >= 0.030 && last.hidden_s < last.travel_s);
+    CHECK(last.hidden_s >= 0.030 && last.hidden_s <= last.travel_s);
+    CHECK(last.hidden_s * 1e3 <= before_finish + 1); /* however busy the machine is */
     CHECK(last.finish_s > 0 && last.finish_s < 5);
-    CHECK_F64(last.hidden_s + last.finish_s, last.travel_s, 0.5 * last.travel_s);
+    CHECK(last.hidden_s + last.finish_s > last.travel_s - 1e-6);
     CHECK_INT(last.bytes, 13 * sizeof(float));
     CHECK_OK(dp_reducer_begin(g.reducer, &(dp_reduce_pass){.no_sync = true}));
     CHECK_OK(dp_reducer_finish(g.reducer)); /* is no reduced pass */

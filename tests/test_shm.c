@@ -576,6 +576,7 @@ static void one_loses_its_device(meeting *m)
         stream->dev->ops = &lost;
         CHECK_ERROR(dp_wait(ctx), DP_ERR_DEVICE, "the cable is out");
         stream->dev->ops = dp_cpu();
+        rest((int)(SOON_MS * test_timeout_scale())); /* they need not wait for it to close */
         dp_close(ctx);
     } else {
         check_ends(ctx, once, "the cable is out", SOON_MS);
