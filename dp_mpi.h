@@ -1934,7 +1934,6 @@ static dp_status dp__mpi_map_enter(dp__mpi_comm *comm, dp__mpi_card *own, const 
 static dp_status dp__mpi_map_try(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
                                  dp__mpi_card *all, bool named)
 {
-    own->name = (dp__shared_name){.fd = -1};
     dp_status status = dp__mpi_agree(by, own, all, dp__mpi_map_enter(comm, own, NULL, named));
     if (status == DP_OK)
         status = dp__mpi_agree(by, own, all, dp__mpi_map_enter(comm, own, all, named));

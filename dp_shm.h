@@ -397,9 +397,7 @@ static dp_status dp__shm_look(const dp__shm_comm *comm, const dp__shm_need *need
     bool dead = !left && !dp__shm_alive(comm, need->process);
     if (dp__shm_reached(comm, need)) /* it got there before it ended */
         return DP_OK;
-    if (comm->base.host->aborted(comm->base.host))
-        dp__shm_pass_on(comm);
-    if (atomic_load(&comm->hall->failed) != 0)
+    if (atomic_load(&comm->hall->failed) != 0) /* also where this process was aborted */
         return dp__shm_failed(comm);
     if (left)
         return dp__shm_blame(comm, DP_ERR_REMOTE, need->process, "has closed its context");

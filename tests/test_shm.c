@@ -574,9 +574,10 @@ static void one_loses_its_device(meeting *m)
     if (m->process == 1) {
         lost.stream_sync = lost_sync;
         stream->dev->ops = &lost;
+        rest(100); /* the others wait for it already */
         CHECK_ERROR(dp_wait(ctx), DP_ERR_DEVICE, "the cable is out");
         stream->dev->ops = dp_cpu();
-        rest((int)(SOON_MS * test_timeout_scale())); /* they need not wait for it to close */
+        rest((int)(SOON_MS * test_timeout_scale()) + 1000); /* they need not wait for that */
         dp_close(ctx);
     } else {
         check_ends(ctx, once, "the cable is out", SOON_MS);

@@ -622,6 +622,20 @@ static dp_ctx *open_on(const char *machine, int device_count, said *all)
     return ctx;
 }
 
+static int count_shared(void)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        count += strstr(line, "/memfd:dp") != NULL;
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return count;
+}
+
 /* The context's collectives and its courier's share memory each, or nothing. */
 static void check_shared(const char *machine, bool shared)
 {
@@ -629,8 +643,10 @@ static void check_shared(const char *machine, bool shared)
     dp_ctx *ctx = open_on(machine, 1, &all);
     CHECK_INT(all.shares, shared ? 2 : 0);
     CHECK_INT(all.refusals, 0);
+    CHECK(!shared || count_shared() == 2);
     check_reducer(ctx);
     dp_close(ctx);
+    CHECK_INT(count_shared(), 0);
 }
 
 MPI_TEST(two_machines_of_two, 4)
