@@ -889,6 +889,28 @@ TEST(a_unit_that_a_rank_does_not_report)
     in_processes(4, a_missing_report_in_processes);
 }
 
+/* Not everything came, the pass is void; in the next one each bucket travels when it is full. */
+static void full_again(meeting *m)
+{
+    grads g;
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+    one_pass(&g);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report_but(&g, 2, 5, 1);
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 1 did not report unit 2");
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    backward(&g);
+    await_early(g.reducer, LAYERS);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    grads_end(&g);
+}
+
+TEST(buckets_fill_again_after_a_pass_that_was_not_whole)
+{
+    in_processes(2, full_again);
+}
+
 /* Ranks of one process know what each other has reported: the sum is all that they exchange. */
 TEST(one_process_asks_nobody_what_was_reported)
 {
@@ -1240,6 +1262,7 @@ TEST(wrong_ranges)
         {{{2, 0, 0, 1}, {0}, {0}}, "range 0 is of block 2, there are 2"},
         {{{0, 1, 2, 2}, {0, 0, 0, 3}, {1, 2, 0, 1}}, "unit 0 at 0 overlaps that of unit 1 at 2"},
         {{{0, 0, 1, 2}, {0, 0, 1, 2}, {1, 1, 0, 1}}, "at 1 overlaps that of unit 0 at 1"},
+        {{{0, 0, 0, 3}, {0, 2, 2, 2}, {1, 1, 1, 1}}, "unit 0 at 0 overlaps that of unit 2 at 2"},
         {{{0, 0, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}}, "unit 1 has no range, unit 2 has"},
         {{{0, 3, 0, 1}, {0}, {0}}, "range 0 is of unit 3"}};
     dp_ctx *ctx = open_here(2);
