@@ -1507,7 +1507,7 @@ static dp_ctx *open_failing_with(meeting *m, dp_log log)
 
 static dp_ctx *open_failing(meeting *m)
 {
-    return open_failing_with(m, (dp_log){NULL});
+    return open_failing_with(m, (dp_log){.fn = NULL});
 }
 
 static void a_bucket_fails_by(meeting *m, size_t count, const char *part)
@@ -1558,7 +1558,7 @@ static void write_slowly(const dp_log_record *record, void *user)
 
 static void close_while_the_courier_logs(meeting *m)
 {
-    writing log = {NULL};
+    writing log = {.ctx = NULL};
     grads g;
     grads_begin(&g, open_failing_with(m, (dp_log){.fn = write_slowly, .user = &log}), COUNT_FAILS);
     log.ctx = g.ctx;
