@@ -4925,10 +4925,7 @@ DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t b
     dp_tensor dst =
         dp__tensor_like(host, (dp_device){0, 0}, (dp_dtype)src->dtype, src->ndim, src->shape);
     DP_TRY(dp__check_apart(__func__, &dst, src));
-    dp_status status = dp__copy_tensor(ctx, &dst, src, NULL);
-    if (status == DP_OK)
-        status = dp__sync(device->stream);
-    return dp__leave(__func__, ctx, status);
+    return dp__leave(__func__, ctx, dp__copy_tensor(ctx, &dst, src, NULL));
 }
 
 static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor *tensor,

@@ -957,6 +957,31 @@ TEST_BACKENDS(replicas_that_do_not_come)
     }
 }
 
+static atomic_int told_why; /* replicas that were told that another one failed, and how */
+
+static dp_status note_why(dp_call *call)
+{
+    if (is_odd(call))
+        return dp_error(DP_ERR_USER, "the odd one");
+    dp_status status = meet(call);
+    bool why = status == DP_ERR_USER && strstr(dp_last_error(), "replica 1 failed") != NULL;
+    atomic_fetch_add(&told_why, why);
+    return status;
+}
+
+/* Those who wait already when one fails get its status; who comes later finds it gone. */
+TEST_BACKENDS(who_waits_is_told_that_another_failed)
+{
+    dp_module *par = on_devices(module_of(ctx, note_why, NULL), 2);
+    plan = (meeting){.count = 1, .rounds = 1, .odd_one = 1, .late = true};
+    atomic_store(&told_why, 0);
+    for (int i = 0; i < 100 && atomic_load(&told_why) == 0; i++) {
+        atomic_store(&others, 0);
+        CHECK_ERROR(run_on(par, scope, 2, NULL), DP_ERR_USER, "own.forward: the odd one");
+    }
+    CHECK_INT(atomic_load(&told_why), 1);
+}
+
 /* More replicas than devices: some share a thread. As many: each has its own. */
 TEST_BACKENDS(a_thread_cannot_wait_for_itself)
 {

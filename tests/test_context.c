@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -211,6 +212,24 @@ TEST(open_and_close_leave_nothing_behind)
     }
     check_thread_count(threads);
     CHECK_INT(entry_count("/proc/self/fd"), files);
+}
+
+/* More in turn than the process may have at once. */
+TEST(memory_goes_back_to_the_system)
+{
+    const struct rlimit at_most = {(rlim_t)1 << 30, (rlim_t)1 << 30};
+    const dp_device_ops *const backends[] = {dp_cpu(), NULL};
+    const dp_config config = {.backends = backends, .device_count = 1, .thread_count = 1};
+    if (WITH_ASAN || WITH_TSAN)
+        SKIP("sanitizers take more addresses than there are");
+    CHECK_INT(setrlimit(RLIMIT_AS, &at_most), 0);
+    for (int i = 0; i < 16; i++) {
+        dp_ctx *ctx = open_config(&config);
+        dp_tensor tensor;
+        CHECK_OK(dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 0), DP_U8,
+                               DP_SHAPE((int64_t)1 << 28), &tensor));
+        dp_close(ctx);
+    }
 }
 
 TEST(threads_per_device_is_a_fair_share)

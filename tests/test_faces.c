@@ -465,6 +465,35 @@ TEST_BACKENDS(gradients_of_a_mean_are_shared_in_every_leaf)
     }
 }
 
+static dp_status say_four(dp_call *call)
+{
+    const float four = 4;
+    return net_new(call, &four, 0, NULL, &call->out);
+}
+
+/* Where all samples together are none, replicas weigh alike. */
+TEST_BACKENDS(a_mean_of_no_samples_is_that_of_replicas)
+{
+    static const dp_method methods[] = {{"forward", say_four}, {"backward", note_grad}};
+    static const int64_t sizes[] = {0, 0};
+    dp_parallel_config config = over(2);
+    dp_module *criterion = NULL;
+    dp_value mean, x = tree_of(scope, "f32[4]"), nothing = tree_of(scope, "f32[0]");
+    dp_pass *pass;
+    config.mean_of_samples = true;
+    config.split = DP_SPLIT_SIZES;
+    config.sizes = sizes;
+    config.split_count = 2;
+    CHECK_OK(dp_criterion_parallel(create(ctx, "four", methods, 2, NULL), &config, &criterion));
+    CHECK_OK(dp_invoke(criterion, "forward", scope,
+                       DP_LIST_OF(scope, DP_LIST_OF(scope, x, x), nothing), dp_none(), NULL, &mean,
+                       &pass));
+    CHECK_F64(item(ctx, mean), 4, 0);
+    CHECK_OK(dp_backward(pass, dp_float(6), NULL));
+    CHECK_F64(grads_seen[0].as.f, 3, 0);
+    CHECK_F64(grads_seen[1].as.f, 3, 0);
+}
+
 TEST_BACKENDS(all_reduce_of_a_list)
 {
     const dp_scatter_config how = {.local_ranks = first_ranks, .local_rank_count = 3};
@@ -782,6 +811,20 @@ TEST_BACKENDS(the_optimizer_is_called_in_order)
     s = (steps){.base = {&none}};
     CHECK_ERROR(dp_train_step(par, scope, step_data(scope, 10), &s.base, &log), DP_ERR_INVALID,
                 "optim has no update");
+}
+
+/* An optimizer does not hear of a step that is none. */
+TEST_BACKENDS(wrong_data_of_a_plain_module_begins_no_step)
+{
+    static const dp_optim_ops ops = {sizeof ops, steps_begin, steps_factor, steps_update};
+    static const step_net how = {.scalar = true};
+    dp_module *net = step_create(ctx, &how);
+    dp_value log = dp_int(9);
+    steps s = {.base = {&ops}, .factor = 1};
+    CHECK_ERROR(dp_train_step(net, scope, dp_int(7), &s.base, &log), DP_ERR_INVALID,
+                "data is an int, not a dict");
+    CHECK_INT(s.count, 0);
+    CHECK_INT(log.as.i, 9);
 }
 
 static dp_status halve(dp_call *call) /* "preprocess": {'x': x/2} of a list [x] */

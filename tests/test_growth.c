@@ -916,6 +916,34 @@ TEST(zero_grad_leaves_what_lies_between)
     dp_close(ctx);
 }
 
+/* What comes right behind a gradient is a parameter, which is no part of the sum. */
+TEST(a_gradient_ends_where_a_parameter_begins)
+{
+    static float own[] = {1, 0, 7};
+    const dp_config config = {.device_count = 2, .devices = (const int[]){0, 0}, .poison = true};
+    dp_ctx *ctx = NULL;
+    dp_module *par = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_scope *used = dp_scope_begin(ctx); /* so that what the library gets next is no zeros */
+    for (int i = 0; i < 64; i++)
+        CHECK(dp_scope_alloc(used, 64) != NULL);
+    dp_scope_end(used);
+    make_names(2);
+    make_params(2, 1);
+    params[0].data = &own[0];
+    params[0].grad = &own[1];
+    params[1].data = &own[2];
+    params[1].frozen = true;
+    dp_module *net = make_net(ctx, 2, &par);
+    CHECK_OK(take_step(par, dp_scope_begin(ctx)));
+    check_grads(net, 2, 2, 1);
+    CHECK_F64(own[2], 7, 0);
+    CHECK_OK(dp_zero_grad(net));
+    check_grads(net, 2, 2, 0);
+    CHECK_F64(own[2], 7, 0);
+    dp_close(ctx);
+}
+
 /* Kernels that the tables are asked for by a step and dp_zero_grad. */
 static int kernels_of_step(size_t count)
 {

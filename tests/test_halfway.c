@@ -826,6 +826,33 @@ TEST(what_lies_together_is_copied_as_one)
     CHECK_DECORATOR();
 }
 
+/* No kernel of a device's takes what is not aligned. Both sides go through the host as a whole,
+   rather than element by element. */
+TEST(what_is_not_aligned_is_copied_by_the_host)
+{
+    test_allocator counter;
+    work w = {.ctx = open_with(decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)), &counter)};
+    dp_tensor x, odd, bytes;
+    w.scope = dp_scope_begin(w.ctx);
+    CHECK_OK(on_device(&w, 0, 0, &x));
+    CHECK_OK(on_device(&w, 0, 1, &odd));
+    CHECK_OK(dp_tensor_new(w.scope, odd.device, DP_U8, DP_SHAPE(COUNT * 4 + 1), &bytes));
+    odd.data = (char *)bytes.data + 1;
+    CHECK_OK(dp_fill(w.ctx, &x, dp_int(3)));
+    int copies = deco_calls(DECO_copy), kernels = deco_calls(DECO_kernel);
+    int out = deco_calls(DECO_copy_out), in = deco_calls(DECO_copy_in);
+    CHECK_OK(dp_copy(w.ctx, &odd, &x, NULL));
+    CHECK_INT(deco_calls(DECO_copy), copies);
+    CHECK_INT(deco_calls(DECO_kernel), kernels);
+    CHECK_INT(deco_calls(DECO_copy_out), out + 2);
+    CHECK_INT(deco_calls(DECO_copy_in), in + 1);
+    CHECK_F64(first_of(&w, &odd), 3, 0);
+    dp_scope_end(w.scope);
+    dp_close(w.ctx);
+    CHECK_NO_LEAKS(&counter);
+    CHECK_DECORATOR();
+}
+
 /* What a collective lacks goes through temporary memory, which was another's on the compute
    stream: the stream that the caller named comes after that. */
 TEST(a_detour_on_a_named_stream_is_ordered)

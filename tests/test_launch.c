@@ -849,6 +849,31 @@ TEST(a_config_tells_what_became_of_it)
     run_world(2, read_back_the_job);
 }
 
+/* More than a connection holds while nobody reads: who sends waits for room. */
+static void gather_much(void)
+{
+    enum { EACH = 16 << 20 };
+    dp_ctx *ctx;
+    dp_config config;
+    use_tcp();
+    CHECK_OK(open_world(0, NULL, &ctx));
+    CHECK_OK(dp_config_get(ctx, &config));
+    char *own = test_room(EACH), *all = test_room((size_t)world * EACH);
+    memset(own, 'a' + me, EACH);
+    nanosleep(&(struct timespec){.tv_nsec = me == 0 ? 200000000 : 0}, NULL);
+    CHECK_OK(config.bootstrap.all_gather(own, all, EACH, config.bootstrap.user));
+    for (int p = 0; p < world; p++)
+        for (size_t i = 0; i < EACH; i++)
+            if (all[(size_t)p * EACH + i] != 'a' + p)
+                test_fail(__FILE__, __LINE__, "byte %zu of process %d", i, p);
+    dp_close(ctx);
+}
+
+TEST(a_gather_larger_than_a_connection_holds)
+{
+    run_world(2, gather_much);
+}
+
 /* ---- who does not come ----------------------------------------------------------------------- */
 
 static void wait_for_others(void)

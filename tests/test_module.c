@@ -384,6 +384,19 @@ static dp_module *twins(dp_ctx *ctx, const char *name, void *data)
     return family(ctx, name, params, 2, NULL, 0);
 }
 
+/* However deep the parameters lie, all levels between list one less. */
+TEST_BACKENDS(a_tie_is_known_on_every_level)
+{
+    const dp_param_config two[] = {vector("a", NULL, NULL), vector("b", NULL, NULL)};
+    const dp_param_config tie[] = {vector("middle.inner.b", "middle.inner.a", NULL)};
+    dp_module *inner = family(ctx, "inner", two, 2, NULL, 0);
+    dp_module *middle = family(ctx, "middle", NULL, 0, &inner, 1);
+    CHECK_INT(dp_module_param_count(middle), 2);
+    check_names(family(ctx, "outer", tie, 1, &middle, 1), "middle.inner.b");
+    check_names(middle, "inner.a");
+    check_names(inner, "a");
+}
+
 TEST_BACKENDS(ties_of_ties)
 {
     static float memory[4];

@@ -810,6 +810,25 @@ TEST(the_only_device_may_be_there_twice)
     dp_close(ctx);
 }
 
+/* The devices are those that were named when the wrapper was made. */
+TEST_BACKENDS(the_list_of_devices_is_copied)
+{
+    static batch b;
+    int ranks[] = {1, 0, 2};
+    dp_module *par = NULL;
+    dp_wrapper_info info;
+    dp_module *net = net_create(ctx, &by_rows, 1);
+    CHECK_OK(dp_data_parallel(
+        net, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 3}, &par));
+    ranks[0] = ranks[1] = ranks[2] = 99;
+    CHECK_OK(dp_wrapper_info_get(par, &info));
+    CHECK_INT(info.local_ranks[0], 1);
+    CHECK_INT(info.local_ranks[1], 0);
+    CHECK_INT(info.local_ranks[2], 2);
+    fill_batch(&b, 10);
+    check_equal(ctx, net, par, &b, 0);
+}
+
 /* Nobody asks which of one it was. */
 TEST_BACKENDS(a_single_replica_fails_without_a_number)
 {

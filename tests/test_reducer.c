@@ -889,6 +889,47 @@ TEST(a_unit_that_a_rank_does_not_report)
     in_processes(4, a_missing_report_in_processes);
 }
 
+/* Not everything came, the pass is void; in the next one each bucket travels when it is full. */
+static void full_again(meeting *m)
+{
+    grads g;
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+    one_pass(&g);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report_but(&g, 2, 5, 1);
+    CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 1 did not report unit 2");
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    backward(&g);
+    await_early(g.reducer, LAYERS);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    grads_end(&g);
+}
+
+TEST(buckets_fill_again_after_a_pass_that_was_not_whole)
+{
+    in_processes(2, full_again);
+}
+
+/* Ranks of one process know what each other has reported: the sum is all that they exchange. */
+TEST(one_process_asks_nobody_what_was_reported)
+{
+    static const dp_unused modes[] = {DP_UNUSED_ERROR, DP_UNUSED_FOUND, DP_UNUSED_FIXED};
+    for (int i = 0; i < 3; i++) {
+        const dp_coll_ops *const colls[] = {decorate_coll(dp_cpu_coll()), NULL};
+        dp_ctx *ctx = NULL;
+        grads g;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2, .colls = colls}, &ctx));
+        layers_begin(&g, ctx, 10, (dp_reducer_config){.unused_units = modes[i]});
+        one_pass(&g);
+        int before = deco_calls(DECO_all_reduce);
+        one_pass(&g);
+        CHECK_INT(deco_calls(DECO_all_reduce) - before, 1);
+        grads_end(&g);
+        CHECK_DECORATOR();
+    }
+}
+
 /* Unit 3 is reported by nobody, unit 5 not by rank 1. */
 static void units_may_be_left_out(dp_ctx *ctx)
 {
@@ -1221,6 +1262,7 @@ TEST(wrong_ranges)
         {{{2, 0, 0, 1}, {0}, {0}}, "range 0 is of block 2, there are 2"},
         {{{0, 1, 2, 2}, {0, 0, 0, 3}, {1, 2, 0, 1}}, "unit 0 at 0 overlaps that of unit 1 at 2"},
         {{{0, 0, 1, 2}, {0, 0, 1, 2}, {1, 1, 0, 1}}, "at 1 overlaps that of unit 0 at 1"},
+        {{{0, 0, 0, 3}, {0, 2, 2, 2}, {1, 1, 1, 1}}, "unit 0 at 0 overlaps that of unit 2 at 2"},
         {{{0, 0, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}}, "unit 1 has no range, unit 2 has"},
         {{{0, 3, 0, 1}, {0}, {0}}, "range 0 is of unit 3"}};
     dp_ctx *ctx = open_here(2);
@@ -1465,7 +1507,7 @@ static dp_ctx *open_failing_with(meeting *m, dp_log log)
 
 static dp_ctx *open_failing(meeting *m)
 {
-    return open_failing_with(m, (dp_log){NULL});
+    return open_failing_with(m, (dp_log){.fn = NULL});
 }
 
 static void a_bucket_fails_by(meeting *m, size_t count, const char *part)
@@ -1516,7 +1558,7 @@ static void write_slowly(const dp_log_record *record, void *user)
 
 static void close_while_the_courier_logs(meeting *m)
 {
-    writing log = {NULL};
+    writing log = {.ctx = NULL};
     grads g;
     grads_begin(&g, open_failing_with(m, (dp_log){.fn = write_slowly, .user = &log}), COUNT_FAILS);
     log.ctx = g.ctx;
@@ -1572,6 +1614,79 @@ static void abort_while_a_bucket_travels(meeting *m)
 TEST(abort_releases_who_waits_for_the_courier)
 {
     in_processes(2, abort_while_a_bucket_travels);
+}
+
+/* Nobody comes to the bucket that the courier of process 0 is in: closing does not wait for it. */
+static void close_while_a_bucket_travels(meeting *m)
+{
+    char closed = 0;
+    grads g;
+    dp_ctx *ctx = NULL;
+    dp_config config = config_of(m, 1);
+    config.colls = NULL; /* the library's own can be interrupted */
+    config.timeout_ms = 30000;
+    CHECK_OK(dp_open(&config, &ctx));
+    grads_begin(&g, ctx, 9);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    if (m->process == 0) {
+        report(&g, 0);
+        rest(100);
+        double start = now_ms();
+        dp_close(ctx);
+        CHECK(now_ms() - start < SOON_MS * test_timeout_scale());
+        CHECK_OK(meeting_send(m->ends[1][0], &closed, 1));
+    } else {
+        CHECK_OK(meeting_receive(m->ends[1][1], &closed, 1));
+        dp_close(ctx);
+    }
+    free(g.local[0]);
+}
+
+TEST(closing_does_not_wait_for_a_bucket)
+{
+    in_processes(2, close_while_a_bucket_travels);
+}
+
+static int comms_opened, comms_closed;
+
+static void counting_close(dp_comm *comm)
+{
+    comms_closed++;
+    meeting_coll()->close(comm);
+}
+
+/* The courier's communicator, a context's second one, cannot be had in process 1. */
+static dp_status counting_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    static dp_coll_ops ops;
+    ops = *meeting_coll();
+    ops.close = counting_close;
+    CHECK_OK(meeting_coll()->open(host, config, out));
+    (*out)->ops = &ops;
+    if (++comms_opened < 2 || config->bootstrap->process == 0)
+        return DP_OK;
+    counting_close(*out);
+    *out = NULL;
+    return dp_error(DP_ERR_NO_MEMORY, "no socket for a courier");
+}
+
+static void no_comm_for_the_courier(meeting *m)
+{
+    dp_coll_ops ops = *meeting_coll();
+    const dp_coll_ops *const colls[] = {&ops, NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    ops.open = counting_open;
+    config.colls = colls;
+    CHECK_STATUS(dp_open(&config, &ctx), m->process == 1 ? DP_ERR_NO_MEMORY : DP_ERR_REMOTE);
+    CHECK_INT(comms_opened, 2);
+    CHECK_INT(comms_closed, 2);
+}
+
+TEST(what_opened_for_the_courier_is_closed)
+{
+    in_processes(2, no_comm_for_the_courier);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

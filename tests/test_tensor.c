@@ -279,6 +279,7 @@ TEST(select_takes_one_and_drops_the_dim)
     CHECK_OK(dp_select(&t, 1, 2, &view));
     CHECK(view.data == data + 8 && view.read_only && view.dtype == DP_I16);
     check_shape(&view, 2, (int64_t[]){2, 4}, (int64_t[]){12, 1});
+    CHECK(view.shape[2] == 0 && view.stride[2] == 0); /* the dim is gone, as if never there */
     CHECK_OK(dp_select(&t, -1, 0, &view));
     check_shape(&view, 2, (int64_t[]){2, 3}, (int64_t[]){12, 4});
     CHECK_OK(dp_select(&t, 0, 1, &t));
