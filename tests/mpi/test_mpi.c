@@ -684,6 +684,7 @@ MPI_TEST(a_machine_without_shared_memory, 4)
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
     CHECK_INT(all.shares, 0);
     CHECK_INT(all.refusals, 4);
+    CHECK_INT(count_shared(), 0);
     check_reducer(ctx);
     dp_close(ctx);
 }
