@@ -854,8 +854,8 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    Same call, same bits: ranks are added in a binary tree, ((0 + 1) + (2 + 3)) + (4 + 5) and so on,
    the left one of two halves having the largest power of two. So neighbours can be added first,
    wherever they are, and the sum of as many ranks is the same however they are spread over devices
-   and processes: between machines, where each process has the same number, a power of two, and so
-   has each machine. See THE SAME BITS.
+   and processes: between machines, where each process has the same number, a power of two. See
+   THE SAME BITS.
 
    A call that is refused (>>status: CALL) changes nothing, here or elsewhere, and can be made
    again: the others wait for it. A process that does not mean to should say so by dp_abort, or
@@ -867,8 +867,7 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    refused. Nobody waits for another process longer than timeout_ms, and a few seconds in which it
    may ask who is missing. Those of several machines use MPI, where dp_mpi.h is compiled in: there,
    too, a different collective is noticed, a process that has died after timeout_ms; and the ranks
-   of one process are always added first, in large sums also those of one machine, in memory that
-   it shares. Without it they are refused with UNSUPPORTED. */
+   of one process are always added first. Without it they are refused with UNSUPPORTED. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -5881,8 +5880,6 @@ DP_API void dp_close(dp_ctx *ctx)
     bool forked = ctx->fork_count != dp__os_fork_count();
     if (!forked && dp__check_idle("dp_close", ctx) != DP_OK)
         return;
-    if (!forked)
-        dp__courier_end(ctx); /* it may be in the log, which may ask the context */
     dp__live_swap(ctx, NULL);
     dp__release(ctx, !forked);
 }

@@ -15,8 +15,10 @@
 
    CPU devices of one machine still use shared memory, which is quicker: 25 MiB between two
    processes took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. If there are several
-   machines, all use the table dp_mpi_coll() here: large sums are added up in memory that the
-   processes of a machine share, and only the machines' sums travel. dp_config.colls overrides this.
+   machines, all use the table dp_mpi_coll() here. Processes of a machine then add up what is large
+   in memory that they share, in groups of 2, 4, 8 or more, and each group sends one sum (>>groups):
+   the processes have to follow each other on the machines, a multiple of that number on each.
+   dp_config.colls overrides this.
 
    THREADS
    MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls that this file makes
@@ -28,18 +30,17 @@
    THE END
    MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
    and none has failed; never else. After a failure nothing waits for MPI, and what a collective was
-   given stays in its hands until the process ends. mpirun ends all processes then, and where one
-   dies; told not to (--enable-recovery of Open MPI), the others name that one after timeout_ms.
-   Where you have initialised MPI, the error handler of MPI_COMM_WORLD is yours, and Open MPI calls
-   it for what fails in a collective of ours too: with MPI_ERRORS_RETURN this library says what it
-   was.
+   given stays in its hands until the process ends, as does memory that processes share. mpirun
+   ends all processes then, and where one dies; told not to (--enable-recovery of Open MPI), the
+   others name that one after timeout_ms. Where you have initialised MPI, the error handler of
+   MPI_COMM_WORLD is yours, and Open MPI calls it for what fails in a collective of ours too: with
+   MPI_ERRORS_RETURN this library says what it was.
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
-   algorithm MPI has; where memory is shared, the processes of a machine come before the machines.
-   Where the numbers of ranks in a process and of processes on a machine are the same everywhere,
-   and powers of two, that is the tree of all ranks, as everywhere (dp.h, >>collectives). f16 and
-   bf16 are added in f32 and rounded once. All ranks get the same bits.
+   algorithm MPI has. Where all have the same number of ranks, a power of two, that is the tree of
+   all ranks, as everywhere (dp.h, >>collectives). f16 and bf16 are added in f32 and rounded once.
+   All ranks get the same bits.
 
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table
@@ -49,7 +50,7 @@
      >>joining      whether MPI brings the processes together
      >>pieces       how a collective is cut, and how many pieces are under way at once
      >>adding       reductions
-     >>machines     large sums, where several processes are on one machine
+     >>groups       large sums, where several processes are on one machine
      >>moving       broadcast, all_gather, all_to_all
      >>table        from a line to a communicator, and the table
 */
@@ -897,13 +898,12 @@ typedef struct dp__mpi_head { /* what a process begins */
     char data[]; /* as much as is tiny, for that many processes */
 } dp__mpi_head;
 
-typedef struct dp__mpi_map { /* which processes are on which machine: see >>machines */
+typedef struct dp__mpi_group { /* of processes that share memory: see >>groups */
     dp__shared shared;
-    int machine, machine_count; /* 0: nothing is shared */
-    int *firsts;                /* the first process of every machine, and process_count */
-    int *machines;              /* of every process */
-    unsigned pieces;            /* of all sums so far */
-} dp__mpi_map;
+    int each;       /* processes of every group but the last, which may have fewer; 1: none share */
+    int own, count; /* the group of this process; how many there are */
+    unsigned pieces; /* of all sums so far */
+} dp__mpi_group;
 
 typedef struct dp__mpi_comm {
     dp_comm base;
@@ -917,7 +917,7 @@ typedef struct dp__mpi_comm {
     char *heads;       /* of every process, and behind them the own */
     size_t head_bytes; /* of each */
     MPI_Request meeting;
-    dp__mpi_map map;
+    dp__mpi_group group;
     char *wide;      /* a room more: halves on the way, in f32 */
     char *rooms;     /* all of them */
     int *numbers;    /* all of them, and line.firsts */
@@ -1131,7 +1131,7 @@ static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps
     return DP_OK;
 }
 
-/* `piece`: elements of a block that fit into a room. */
+/* `piece`: elements of a block that fit into what they go through. */
 static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_t piece)
 {
     dp__mpi_comm *comm = call->comm;
@@ -1228,7 +1228,7 @@ static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, c
         dp__mpi_reduce(call, (size_t)comm->local_count, 1, count, false);
 }
 
-/* Add the sums of all processes, or machines, in comm->in, into `out_count` places in comm->out. */
+/* Add the sums of all processes, or groups, in comm->in, into `out_count` places in comm->out. */
 static void dp__mpi_add_all(const dp__mpi_call *call, size_t in_count, size_t count,
                             size_t out_count)
 {
@@ -1362,19 +1362,23 @@ static bool dp__mpi_is_half(dp_dtype dtype)
     return dtype == DP_F16 || dtype == DP_BF16;
 }
 
-/* ==== >>machines ================================================================================
-   The processes of a machine have one sum to send, and want one result. So each puts the sum of its
-   ranks on a desk, in memory that the machine's processes share. As above, every process adds up a
-   slice of each piece. On every other machine one process, the carrier of that slice, adds it up
-   over the desks and sends it; the receiver does the same on its own machine, adds the machines,
-   and sends the result back to the carriers, into a room that all on a machine read. Each machine
-   sends 2 (M - 1) / M times the data, for M machines, however many processes it has.
+/* ==== >>groups =================================================================================
+   A group of processes that share memory has one sum to send, and wants one result. So each puts
+   the sum of its ranks on a desk, in that memory. As above, every process adds up a slice of each
+   piece. In every other group one process, the carrier of that slice, adds it up over the desks and
+   sends it; the receiver does the same in its own group, adds the groups, and sends the result back
+   to the carriers, into a room that all in a group read. Equal groups on M machines send
+   2 (M - 1) / M times the data from each, however many processes there are.
+
+   Groups do not change a bit. They have 1, 2, 4, 8, ... processes, the last one perhaps fewer, so
+   the sum of a group is a whole subtree of the tree of all processes. They are as large as they can
+   be without any of them lying on two machines.
 
    A message is still a collective of all processes, though most of its parts are empty, so waits,
    notes and names are as everywhere. `put` and `landed` count the pieces of all sums, and never go
-   back. A desk, and the room, have a place for three pieces. Nobody uses a place again too early:
-   by then it has waited until all had landed a piece that they begin after they are done with the
-   old one.                                                                                      */
+   back. Each desk, and the room, has places for three pieces. A process uses its desk for piece
+   n + 3 only after all have landed n, when nobody reads the desks of n any more; and the room for
+   n + 3 only after all have landed n + 1, when all have copied n.                               */
 
 enum { DP__MPI_DESK_BYTES = 1 << 20 }; /* of a piece */
 
@@ -1383,35 +1387,48 @@ typedef struct dp__mpi_mark {
     _Alignas(128) atomic_uint landed; /* in the room, of what it carries or adds */
 } dp__mpi_mark;
 
-static int dp__mpi_mates(const dp__mpi_map *map, int machine)
+static int dp__mpi_group_of(const dp__mpi_comm *comm, int process)
 {
-    return map->firsts[machine + 1] - map->firsts[machine];
+    return process / comm->group.each;
 }
 
-/* Which process of a machine carries the slice that `process`, of another one, adds up. */
-static int dp__mpi_carrier(const dp__mpi_map *map, int machine, int process)
+/* The first process of a group; of the one behind the last, process_count. */
+static int dp__mpi_group_first(const dp__mpi_comm *comm, int group)
 {
-    return map->firsts[machine] + process % dp__mpi_mates(map, machine);
+    int first = group * comm->group.each;
+    return first < comm->line.process_count ? first : comm->line.process_count;
+}
+
+static int dp__mpi_group_size(const dp__mpi_comm *comm, int group)
+{
+    return dp__mpi_group_first(comm, group + 1) - dp__mpi_group_first(comm, group);
+}
+
+/* Which process of a group carries the slice that `process`, of another one, adds up. */
+static int dp__mpi_carrier(const dp__mpi_comm *comm, int group, int process)
+{
+    return dp__mpi_group_first(comm, group) + process % dp__mpi_group_size(comm, group);
 }
 
 static dp__mpi_mark *dp__mpi_mark_of(const dp__mpi_comm *comm, int process)
 {
-    const dp__mpi_map *map = &comm->map;
-    return (dp__mpi_mark *)map->shared.data + (process - map->firsts[map->machine]);
+    const dp__mpi_group *group = &comm->group;
+    return (dp__mpi_mark *)group->shared.data + (process - group->own * group->each);
 }
 
-/* The shared memory has marks, the room, and a desk for every process of the machine, in order. */
-static size_t dp__mpi_desk_at(const dp__mpi_map *map, int place)
+/* The shared memory has marks, the room, and a desk for every process of the group, in order. */
+static size_t dp__mpi_desk_at(const dp__mpi_comm *comm, int place)
 {
-    size_t marks = (size_t)dp__mpi_mates(map, map->machine) * sizeof(dp__mpi_mark);
+    size_t marks = (size_t)comm->group.each * sizeof(dp__mpi_mark);
     return dp__shm_pages(marks) + (size_t)place * DP__MPI_SLOTS * DP__MPI_DESK_BYTES;
 }
 
 static char *dp__mpi_shared_at(const dp__mpi_call *call, int place, size_t step)
 {
-    const dp__mpi_map *map = &call->comm->map;
-    size_t slot = (map->pieces + step) % DP__MPI_SLOTS;
-    return (char *)map->shared.data + dp__mpi_desk_at(map, place) + slot * DP__MPI_DESK_BYTES;
+    const dp__mpi_group *group = &call->comm->group;
+    size_t slot = (group->pieces + step) % DP__MPI_SLOTS;
+    return (char *)group->shared.data + dp__mpi_desk_at(call->comm, place) +
+           slot * DP__MPI_DESK_BYTES;
 }
 
 static char *dp__mpi_room(const dp__mpi_call *call, size_t step)
@@ -1421,17 +1438,19 @@ static char *dp__mpi_room(const dp__mpi_call *call, size_t step)
 
 static char *dp__mpi_desk(const dp__mpi_call *call, int process, size_t step)
 {
-    const dp__mpi_map *map = &call->comm->map;
-    return dp__mpi_shared_at(call, 1 + process - map->firsts[map->machine], step);
+    const dp__mpi_group *group = &call->comm->group;
+    return dp__mpi_shared_at(call, 1 + process - group->own * group->each, step);
 }
 
-/* Until all on this machine have put, or landed, a piece. MPI goes on meanwhile. */
+/* Until all in the group have put, or landed, a piece. MPI goes on meanwhile. */
 static dp_status dp__mpi_await_mates(const dp__mpi_call *call, bool landed, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
-    const dp__mpi_map *map = &comm->map;
-    unsigned value = map->pieces + (unsigned)step + 1;
-    for (int p = map->firsts[map->machine]; p < map->firsts[map->machine + 1]; p++) {
+    const dp__mpi_group *group = &comm->group;
+    unsigned value = group->pieces + (unsigned)step + 1;
+    int first = dp__mpi_group_first(comm, group->own);
+    int end = dp__mpi_group_first(comm, group->own + 1);
+    for (int p = first; p < end; p++) {
         dp__mpi_mark *mark = dp__mpi_mark_of(comm, p);
         atomic_uint *word = landed ? &mark->landed : &mark->put;
         dp__mpi_wait wait = {0};
@@ -1443,16 +1462,16 @@ static dp_status dp__mpi_await_mates(const dp__mpi_call *call, bool landed, size
     return DP_OK;
 }
 
-/* The machine's sum of the slice of `process`, to its place in `out`. */
+/* The group's sum of the slice of `process`, to its place in `out`. */
 static void dp__mpi_add_mates(const dp__mpi_call *call, size_t step, int process, char *out)
 {
     const dp__mpi_comm *comm = call->comm;
-    const dp__mpi_map *map = &comm->map;
-    int mates = dp__mpi_mates(map, map->machine);
+    int start = dp__mpi_group_first(comm, comm->group.own);
+    int mates = dp__mpi_group_size(comm, comm->group.own);
     size_t wire = dp__mpi_wire_bytes(call), first;
     size_t count = dp__mpi_slice(comm, dp__mpi_count(call, step), process, &first);
     for (int i = 0; i < mates; i++)
-        comm->in[i] = dp__mpi_desk(call, map->firsts[map->machine] + i, step) + first * wire;
+        comm->in[i] = dp__mpi_desk(call, start + i, step) + first * wire;
     comm->out[0] = out + first * wire;
     if (count > 0)
         dp__mpi_reduce(call, (size_t)mates, 1, count, false);
@@ -1462,7 +1481,6 @@ static void dp__mpi_add_mates(const dp__mpi_call *call, size_t step, int process
 static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
 {
     const dp__mpi_comm *comm = call->comm;
-    const dp__mpi_map *map = &comm->map;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     const dp__mpi_counts *carried = back ? &slot->from : &slot->to;
     const dp__mpi_counts *added = back ? &slot->to : &slot->from;
@@ -1471,11 +1489,12 @@ static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
     size_t count = dp__mpi_count(call, step);
     size_t own = dp__mpi_slice(comm, count, self, &first);
     for (int p = 0; p < comm->line.process_count; p++) {
-        bool away = map->machines[p] != map->machine;
-        bool mine = away && dp__mpi_carrier(map, map->machine, p) == self;
-        bool its = away && dp__mpi_carrier(map, map->machines[p], self) == p;
+        int group = dp__mpi_group_of(comm, p);
+        bool away = group != comm->group.own;
+        bool mine = away && dp__mpi_carrier(comm, comm->group.own, p) == self;
+        bool its = away && dp__mpi_carrier(comm, group, self) == p;
         size_t bytes = dp__mpi_slice(comm, count, p, &first) * size;
-        size_t place = back ? 0 : (size_t)map->machines[p] * own;
+        size_t place = back ? 0 : (size_t)group * own;
         carried->counts[p] = mine ? (int)bytes : 0;
         carried->places[p] = (int)(first * size);
         added->counts[p] = its ? (int)(own * size) : 0;
@@ -1483,15 +1502,15 @@ static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
     }
 }
 
-static dp_status dp__mpi_here_begin(const dp__mpi_call *call, size_t step)
+static dp_status dp__mpi_group_begin(const dp__mpi_call *call, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     int self = comm->line.process;
     dp__mpi_add_own(call, dp__mpi_at(call, step), dp__mpi_count(call, step),
                     dp__mpi_desk(call, self, step));
-    atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put, comm->map.pieces + (unsigned)step + 1,
-                          memory_order_release);
+    atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put,
+                          comm->group.pieces + (unsigned)step + 1, memory_order_release);
     DP_TRY(dp__mpi_await_mates(call, false, step));
     dp__mpi_carry(call, step, false);
     for (int p = 0; p < comm->line.process_count; p++)
@@ -1500,10 +1519,10 @@ static dp_status dp__mpi_here_begin(const dp__mpi_call *call, size_t step)
     return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
 }
 
-static dp_status dp__mpi_here_turn(const dp__mpi_call *call, size_t step)
+static dp_status dp__mpi_group_turn(const dp__mpi_call *call, size_t step)
 {
     const dp__mpi_comm *comm = call->comm;
-    const dp__mpi_map *map = &comm->map;
+    const dp__mpi_group *group = &comm->group;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     char *room = dp__mpi_room(call, step);
     int self = comm->line.process;
@@ -1511,23 +1530,23 @@ static dp_status dp__mpi_here_turn(const dp__mpi_call *call, size_t step)
     size_t own = dp__mpi_slice(comm, dp__mpi_count(call, step), self, &first);
     DP_TRY(dp__mpi_arrive(call, step));
     dp__mpi_add_mates(call, step, self, slot->out);
-    for (int m = 0; m < map->machine_count; m++)
-        comm->in[m] = slot->in + (size_t)m * own * wire;
-    comm->in[map->machine] = slot->out + first * wire;
+    for (int g = 0; g < group->count; g++)
+        comm->in[g] = slot->in + (size_t)g * own * wire;
+    comm->in[group->own] = slot->out + first * wire;
     comm->out[0] = slot->sums;
-    dp__mpi_add_all(call, (size_t)map->machine_count, own, 1);
+    dp__mpi_add_all(call, (size_t)group->count, own, 1);
     memcpy(room + first * call->size, slot->sums, own * call->size);
     dp__mpi_carry(call, step, true);
     return dp__mpi_give_all_to_all(call, slot->sums, room, step);
 }
 
-static dp_status dp__mpi_here_end(const dp__mpi_call *call, size_t step)
+static dp_status dp__mpi_group_end(const dp__mpi_call *call, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
     size_t wanted = dp__mpi_wanted(call, dp__mpi_at(call, step));
     DP_TRY(dp__mpi_arrive(call, step));
     atomic_store_explicit(&dp__mpi_mark_of(comm, comm->line.process)->landed,
-                          comm->map.pieces + (unsigned)step + 1, memory_order_release);
+                          comm->group.pieces + (unsigned)step + 1, memory_order_release);
     DP_TRY(dp__mpi_await_mates(call, true, step));
     for (size_t i = 0; i < wanted; i++)
         memcpy(comm->out[i], dp__mpi_room(call, step), dp__mpi_count(call, step) * call->size);
@@ -1535,13 +1554,13 @@ static dp_status dp__mpi_here_end(const dp__mpi_call *call, size_t step)
 }
 
 /* Halves always travel as f32. */
-static dp_status dp__mpi_run_here(dp__mpi_call *call)
+static dp_status dp__mpi_run_groups(dp__mpi_call *call)
 {
-    static const dp__mpi_steps steps = {dp__mpi_here_begin, dp__mpi_here_turn, dp__mpi_here_end};
+    static const dp__mpi_steps steps = {dp__mpi_group_begin, dp__mpi_group_turn, dp__mpi_group_end};
     call->wide = dp__mpi_is_half(call->dtype);
     size_t piece = DP__MPI_DESK_BYTES / dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_run(call, &steps, piece));
-    call->comm->map.pieces += (unsigned)((call->count + piece - 1) / piece);
+    call->comm->group.pieces += (unsigned)((call->count + piece - 1) / piece);
     return DP_OK;
 }
 
@@ -1569,8 +1588,8 @@ static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t 
     size_t wire = dp__mpi_wire_bytes(&call);
     if (dp__mpi_is_small(&call))
         return dp__mpi_run(&call, &small, comm->room / wire / processes);
-    if (comm->map.machine_count > 0)
-        return dp__mpi_run_here(&call);
+    if (comm->group.each > 1)
+        return dp__mpi_run_groups(&call);
     return dp__mpi_run(&call, &large, comm->room / wire);
 }
 
@@ -1793,7 +1812,7 @@ static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *card, dp__mpi_car
 
 static void dp__mpi_free(dp__mpi_comm *comm)
 {
-    dp__os_shared_close(&comm->map.shared);
+    dp__os_shared_close(&comm->group.shared);
     dp__os_free(comm->rooms, 0, NULL);
     dp__os_free(comm->numbers, 0, NULL);
     dp__os_free(comm->heads, 0, NULL);
@@ -1825,7 +1844,7 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
     memset(comm, 0, sizeof *comm);
     comm->base = (dp_comm){dp_mpi_coll(), host};
     comm->simd = simd;
-    comm->map.shared.fd = -1;
+    comm->group.shared.fd = -1;
     comm->rank_first = config->rank_first;
     comm->local_count = config->local_count;
     comm->rank_count = config->rank_count;
@@ -1856,27 +1875,19 @@ static void dp__mpi_place_rooms(dp__mpi_comm *comm)
         numbers += 4 * processes;
     }
     comm->wide = at;
-    comm->map.machines = numbers;
-    comm->map.firsts = numbers + processes;
 }
 
-/* Memory is shared if there are several machines, with several processes on one, and processes of a
-   machine follow each other: then the order of adding is that of all ranks. */
-static void dp__mpi_map_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
+/* The largest power of two that divides the place of every process that another machine begins at.
+   Where there is one machine, MPI was asked for by name: nothing is shared. */
+static void dp__mpi_group_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
 {
-    dp__mpi_map *map = &comm->map;
-    int processes = comm->line.process_count, count = 0;
-    bool apart = false;
-    for (int p = 0; p < processes; p++) {
-        if (p == 0 || all[p].machine != all[p - 1].machine)
-            map->firsts[count++] = p;
-        for (int m = 0; m < count - 1; m++)
-            apart = apart || all[map->firsts[m]].machine == all[p].machine;
-        map->machines[p] = count - 1;
-    }
-    map->firsts[count] = processes;
-    map->machine = map->machines[comm->line.process];
-    map->machine_count = !apart && count > 1 && count < processes ? count : 0;
+    dp__mpi_group *group = &comm->group;
+    int processes = comm->line.process_count, begins = 0;
+    for (int p = 1; p < processes; p++)
+        begins |= all[p].machine != all[p - 1].machine ? p : 0;
+    group->each = begins > 0 ? begins & -begins : 1;
+    group->own = comm->line.process / group->each;
+    group->count = (processes + group->each - 1) / group->each;
 }
 
 /* The part that depends on all processes. */
@@ -1884,7 +1895,7 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
 {
     size_t processes = (size_t)comm->line.process_count;
     comm->numbers =
-        dp__os_alloc((2 + 3 * processes + 4 * processes * DP__MPI_SLOTS) * sizeof(int), 64, NULL);
+        dp__os_alloc((1 + processes + 4 * processes * DP__MPI_SLOTS) * sizeof(int), 64, NULL);
     if (comm->numbers == NULL)
         return dp__mpi_full();
     comm->numbers[0] = 0;
@@ -1907,40 +1918,43 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
         return dp__mpi_full();
     dp__mpi_place_rooms(comm);
-    dp__mpi_map_learn(comm, all);
+    dp__mpi_group_learn(comm, all);
     return DP_OK;
 }
 
-/* The first process of a machine makes the memory, the others open it, and each reserves the pages
-   of its own desk, so that they are near it. */
-static dp_status dp__mpi_map_enter(dp__mpi_comm *comm, dp__mpi_card *own, const dp__mpi_card *all,
-                                   bool named)
+/* The first process of a group makes the memory, the others open it, and each reserves the pages of
+   its own desk, so that they are near it. */
+static dp_status dp__mpi_group_enter(dp__mpi_comm *comm, dp__mpi_card *own, const dp__mpi_card *all,
+                                     bool named)
 {
-    dp__mpi_map *map = &comm->map;
-    int first = map->firsts[map->machine], self = comm->line.process;
-    size_t desk = dp__mpi_desk_at(map, 1) - dp__mpi_desk_at(map, 0);
-    size_t bytes = dp__mpi_desk_at(map, 1 + dp__mpi_mates(map, map->machine));
+    dp__shared *shared = &comm->group.shared;
+    int first = dp__mpi_group_first(comm, comm->group.own), self = comm->line.process;
+    int mates = dp__mpi_group_size(comm, comm->group.own);
+    size_t desk = dp__mpi_desk_at(comm, 1) - dp__mpi_desk_at(comm, 0);
+    size_t bytes = dp__mpi_desk_at(comm, 1 + mates);
     if (all == NULL && self == first) {
-        DP_TRY(dp__os_shared_make(named, bytes, &map->shared, &own->name));
-        return dp__os_shared_reserve(&map->shared, 0, dp__mpi_desk_at(map, 1));
+        DP_TRY(dp__os_shared_make(named, bytes, shared, &own->name));
+        return dp__os_shared_reserve(shared, 0, dp__mpi_desk_at(comm, 1));
     }
     if (all == NULL)
         return DP_OK;
     if (self != first)
-        DP_TRY(dp__os_shared_find(&all[first].name, bytes, &map->shared));
-    return dp__os_shared_reserve(&map->shared, dp__mpi_desk_at(map, 1 + self - first), desk);
+        DP_TRY(dp__os_shared_find(&all[first].name, bytes, shared));
+    return dp__os_shared_reserve(shared, dp__mpi_desk_at(comm, 1 + self - first), desk);
 }
 
-static dp_status dp__mpi_map_try(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
-                                 dp__mpi_card *all, bool named)
+static dp_status dp__mpi_group_try(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
+                                   dp__mpi_card *all, bool named)
 {
-    dp_status status = dp__mpi_agree(by, own, all, dp__mpi_map_enter(comm, own, NULL, named));
+    dp_status status = dp__mpi_agree(by, own, all, dp__mpi_group_enter(comm, own, NULL, named));
     if (status == DP_OK)
-        status = dp__mpi_agree(by, own, all, dp__mpi_map_enter(comm, own, all, named));
+        status = dp__mpi_agree(by, own, all, dp__mpi_group_enter(comm, own, all, named));
     if (own->name.path[0] != '\0')
         dp__os_shared_unlink(own->name.path);
     if (status != DP_OK)
-        dp__os_shared_close(&comm->map.shared);
+        dp__os_shared_close(&comm->group.shared);
+    dp__os_shared_close(&(dp__shared){.fd = comm->group.shared.fd}); /* the memory stays */
+    comm->group.shared.fd = -1;
     return status;
 }
 
@@ -1949,21 +1963,20 @@ static dp_status dp__mpi_share(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_car
                                dp__mpi_card *all)
 {
     const dp_host *host = comm->base.host;
-    dp__mpi_map *map = &comm->map;
+    dp__mpi_group *group = &comm->group;
     dp_status status = DP_ERR_UNSUPPORTED;
     char text[96];
-    for (int named = 0; map->machine_count > 0 && status != DP_OK && named < 2; named++) {
-        status = dp__mpi_map_try(comm, by, own, all, named == 1);
+    for (int named = 0; group->each > 1 && status != DP_OK && named < 2; named++) {
+        status = dp__mpi_group_try(comm, by, own, all, named == 1);
         if (status != DP_OK && atomic_load(&by->failed) != DP_OK)
             return status;
         if (status != DP_OK)
             host->log(host, DP_LOG_INFO, dp_last_error());
     }
-    map->machine_count = status == DP_OK ? map->machine_count : 0;
-    snprintf(text, sizeof text, "MPI: %d of %d processes share memory, on one of %d machines",
-             dp__mpi_mates(map, map->machine), comm->line.process_count, map->machine_count);
-    if (status == DP_OK)
-        host->log(host, DP_LOG_INFO, text);
+    group->each = status == DP_OK ? group->each : 1;
+    snprintf(text, sizeof text, "MPI: %d processes, which share memory in groups of %d",
+             comm->line.process_count, group->each);
+    host->log(host, DP_LOG_INFO, text);
     return DP_OK;
 }
 
@@ -1993,7 +2006,7 @@ static dp_status dp__mpi_open(const dp_host *host, const dp_comm_config *config,
     dp__os_free(all, 0, NULL);
     if (status == DP_OK)
         *out = &comm->base;
-    else if (comm != NULL)
+    else if (comm != NULL && atomic_load(&by->failed) == DP_OK) /* or MPI may still write there */
         comm->base.ops->close(&comm->base);
     return status;
 }

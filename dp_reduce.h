@@ -1210,8 +1210,8 @@ static dp_status dp__courier_begin(const char *fn, dp_ctx *ctx)
     return DP_OK;
 }
 
-/* When a context closes; again, it does nothing. A pass that is still open will not be finished:
-   the collective that the courier is in must not wait for others, nor they for it. */
+/* When a context closes. A pass that is still open will not be finished: the collective that the
+   courier is in must not wait for others, and they must not wait for it. */
 static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
@@ -1225,10 +1225,8 @@ static void dp__courier_end(dp_ctx *ctx)
     for (int i = 0; ctx->courier_streams != NULL && i < ctx->info.local_count; i++)
         if (ctx->courier_streams[i] != NULL)
             ctx->devices[i].dev->ops->stream_destroy(ctx->courier_streams[i]);
-    ctx->courier_streams = NULL;
     if (ctx->courier_comm != NULL)
         ctx->courier_comm->ops->close(ctx->courier_comm);
-    ctx->courier_comm = NULL;
 }
 
 /* ==== >>reducer ================================================================================

@@ -598,14 +598,15 @@ MPI_TEST(all_suites, 3)
 
 /* ---- machines -------------------------------------------------------------------------------- */
 
-typedef struct said { /* what a context logged of memory */
-    int shares, refusals;
+typedef struct said { /* what a context logged of memory: of two communicators */
+    int groups[10], refusals;
 } said;
 
 static void hear_of_memory(const dp_log_record *record, void *user)
 {
     said *all = user;
-    all->shares += strstr(record->text, "processes share memory, on one of") != NULL;
+    const char *groups = strstr(record->text, "share memory in groups of ");
+    all->groups[groups != NULL ? atoi(groups + 26) : 0]++;
     all->refusals += strstr(record->text, "shared memory: ") != NULL;
 }
 
@@ -613,7 +614,7 @@ static dp_ctx *open_on(const char *machine, int device_count, said *all)
 {
     const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
     dp_ctx *ctx = NULL;
-    *all = (said){0, 0};
+    memset(all, 0, sizeof *all);
     setenv("DP_MACHINE", machine, 1);
     CHECK_OK(dp_open(&(dp_config){.colls = colls,
                                   .device_count = device_count,
@@ -636,37 +637,49 @@ static int count_shared(void)
     return count;
 }
 
-/* The context's collectives and its courier's share memory each, or nothing. */
-static void check_shared(const char *machine, bool shared)
+/* The context's collectives share memory, and so do its courier's; a group of one shares none. */
+static void check_shared(const char *machine, int group)
 {
     said all;
     dp_ctx *ctx = open_on(machine, 1, &all);
-    CHECK_INT(all.shares, shared ? 2 : 0);
+    CHECK_INT(all.groups[group], 2);
     CHECK_INT(all.refusals, 0);
-    CHECK(!shared || count_shared() == 2);
+    CHECK_INT(count_shared(), group > 1 ? 2 : 0);
     check_reducer(ctx);
     dp_close(ctx);
     CHECK_INT(count_shared(), 0);
 }
 
-MPI_TEST(two_machines_of_two, 4)
+/* Machines, a letter for each process. */
+static const char *machine_of(const char *machines)
 {
-    run_suites(mpi_process < 2 ? "a" : "b");
-    check_shared(mpi_process < 2 ? "a" : "b", true);
-    check_shared("a", false);
-    check_shared(mpi_process % 2 ? "a" : "b", false); /* in turn */
-    check_shared(((const char *[]){"a", "b", "c", "d"})[mpi_process], false);
+    static char machine[2];
+    machine[0] = machines[mpi_process];
+    return machine;
 }
 
-/* Their sums are added in order, one of them alone. */
-MPI_TEST(machines_of_one_and_three, 5)
+MPI_TEST(two_machines_of_two, 4)
 {
-    const char *machine = ((const char *[]){"a", "b", "b", "b", "c"})[mpi_process];
-    check_shared(machine, true);
-    setenv("DP_MACHINE", machine, 1);
+    run_suites(machine_of("aabb"));
+    check_shared(machine_of("aabb"), 2);
+    check_shared(machine_of("aaaa"), 1);
+    check_shared(machine_of("abab"), 1);
+    check_shared(machine_of("abbb"), 1);
+    check_shared(machine_of("aaab"), 1);
+    check_shared(machine_of("abcd"), 1);
+}
+
+/* The last group has one process. Groups are as large as all machines allow, and change no bit. */
+MPI_TEST(machines_of_several_groups, 7)
+{
+    check_shared(machine_of("aaaabbb"), 4);
+    check_shared(machine_of("aaaaaab"), 2);
+    check_shared(machine_of("aabbbbc"), 2);
+    setenv("DP_MACHINE", machine_of("aabbbbc"), 1);
     mpi_run_sums_of_several_pieces();
     mpi_run_sums_that_some_want();
     mpi_run_halves_of_several_pieces();
+    mpi_run_ranks_are_added_in_one_tree();
 }
 
 /* One process cannot have the memory: then nobody has any, and all sums are right. */
@@ -680,9 +693,9 @@ MPI_TEST(a_machine_without_shared_memory, 4)
     none.rlim_max = old.rlim_max;
     signal(SIGXFSZ, SIG_IGN);
     CHECK_INT(setrlimit(RLIMIT_FSIZE, here ? &none : &old), 0);
-    dp_ctx *ctx = open_on(mpi_process < 2 ? "a" : "b", 2, &all);
+    dp_ctx *ctx = open_on(machine_of("aabb"), 2, &all);
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &old), 0);
-    CHECK_INT(all.shares, 0);
+    CHECK_INT(all.groups[1], 2);
     CHECK_INT(all.refusals, 4);
     CHECK_INT(count_shared(), 0);
     check_reducer(ctx);
@@ -1046,9 +1059,9 @@ MPI_TEST_UNDER(who_is_killed_is_named, 3, mpi_launch_to_go_on)
     one_is_killed(25, false);
 }
 
-MPI_TEST_UNDER(who_is_killed_in_a_machines_sum_is_named, 4, mpi_launch_to_go_on)
+MPI_TEST_UNDER(who_is_killed_in_a_groups_sum_is_named, 4, mpi_launch_to_go_on)
 {
-    setenv("DP_MACHINE", mpi_process < 2 ? "a" : "b", 1);
+    setenv("DP_MACHINE", machine_of("aabb"), 1);
     one_is_killed(1 << 20, true);
 }
 #endif
