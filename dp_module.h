@@ -654,8 +654,8 @@ static dp_status dp__module_fill(dp_module *module, const dp_module_config *conf
     if (module->name == NULL)
         return dp__full("dp_module_create");
     if (name[0] == '\0' || strchr(name, '.') != NULL)
-        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' is not a name: empty, or with a dot",
-                        name);
+        return dp_error(DP_ERR_INVALID,
+                        "dp_module_create: '%s' is not a name: empty, or with a dot", name);
     DP_TRY(dp__module_methods(module, config));
     DP_TRY(dp__module_params(module, config));
     DP_TRY(dp__module_pack(module, config));

@@ -845,7 +845,8 @@ TEST_BACKENDS(what_a_wrapper_says_of_itself)
     CHECK_OK(dp_wrapper_info_get(par, &info));
     CHECK(info.local_rank_count == 2 && info.local_ranks[0] == 2 && info.local_ranks[1] == 1);
     CHECK(info.dim == 0 && tree_same_device(info.output, dp_local_device(ctx, 4)));
-    CHECK_ERROR(dp_wrapper_info_get(outer, &info), DP_ERR_INVALID, "'outer' is not a wrapper of the");
+    CHECK_ERROR(dp_wrapper_info_get(outer, &info), DP_ERR_INVALID,
+                "'outer' is not a wrapper of the");
     CHECK_ERROR(dp_wrapper_info_get(par, NULL), DP_ERR_INVALID, "out is NULL");
     dp_value out, args = tree_of(scope, "(f32[2],)");
     CHECK_OK(dp_invoke(par, "forward", scope, args, dp_none(), NULL, &out, NULL));

@@ -987,7 +987,8 @@ static void check_passes_end(dp_ctx *ctx, dp_scope *scope)
         CHECK_ERROR(dp_backward(second, dp_none(), NULL), DP_ERR_STATE, "or its scope has ended");
         expect_no_sentence();
         CHECK(dp_param(kept_call, NET_W) == NULL);
-        CHECK_STR(dp_last_error(), "dp_param: this is not a call, or the scope of its pass has ended");
+        CHECK_STR(dp_last_error(),
+                  "dp_param: this is not a call, or the scope of its pass has ended");
         CHECK_OK(dp_backward(lasting, dp_none(), NULL));
         dp_scope_end(other);
     }
