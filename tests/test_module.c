@@ -254,6 +254,22 @@ TEST_BACKENDS(memory_never_moves)
     CHECK_BYTES(got, three, sizeof three);
 }
 
+/* Of the user's wrapper: the library's ask for the memory when they are made. */
+TEST_BACKENDS(what_is_wrapped_outlives_the_tree_around_it)
+{
+    const float three[] = {1, 2, 3};
+    float got[3];
+    dp_module *net = leaf(ctx, "net", "w", 3);
+    dp_module *user = make(ctx, (dp_module_config){.name = "user", .wraps = net});
+    dp_module *top = make(ctx, (dp_module_config){.children = &user, .child_count = 1});
+    char *memory = data_of(top, "user.w", false);
+    CHECK_OK(dp_params_write(top, 0, three, sizeof three));
+    CHECK_OK(dp_module_destroy(top));
+    CHECK(data_of(leaf(ctx, "next", "w", 3), "w", false) != memory);
+    net_numbers(ctx, net, false, got);
+    CHECK_BYTES(got, three, sizeof three);
+}
+
 TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
 {
     float got[NET_PARAMS], zero[NET_PARAMS] = {0}, one[2] = {5, 6};
