@@ -1,5 +1,6 @@
 /* test_module.c - modules: what they are made of, where their parameters lie, and their end. */
 
+#include "lazy.h"
 #include "nets.h"
 
 static const net_shape by_rows = {0};
@@ -299,6 +300,23 @@ TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
     CHECK_ERROR(dp_params_edit(net, 0, NULL, NULL), DP_ERR_INVALID, "out_data is NULL");
     CHECK_ERROR(dp_zero_grad(NULL), DP_ERR_INVALID, "module is NULL");
     CHECK_ERROR(dp_params_changed(NULL), DP_ERR_INVALID, "module is NULL");
+}
+
+TEST_BACKENDS(numbers_that_were_written_may_go)
+{
+    float numbers[] = {1, 2, 3}, got[3];
+    const float want[] = {1, 2, 3};
+    dp_module *net = leaf(ctx, "net", "w", 3);
+    CHECK_OK(dp_params_write(net, 0, numbers, sizeof numbers));
+    memset(numbers, 0, sizeof numbers);
+    net_numbers(ctx, net, false, got);
+    CHECK_BYTES(got, want, sizeof want);
+}
+
+/* From a table that reads as late as it may. */
+TEST(numbers_that_were_written_may_go_lazy)
+{
+    tree_run(tree_body_numbers_that_were_written_may_go, lazy_device(toy_device()));
 }
 
 /* ---- ties ------------------------------------------------------------------------------------ */
