@@ -114,6 +114,12 @@ TEST_BACKENDS(as_many_names_as_fit)
         dp_module_find(net, "bias", &found), DP_ERR_INVALID,
         "dp_module_find: 'net' has no parameter 'bias'; there are 'weight.00', 'weight.01'");
     CHECK_ERROR(dp_module_find(net, "bias", &found), DP_ERR_INVALID, "'weight.13' and 26 more");
+    for (int length = 7; length <= 8; length++) { /* to the last byte */
+        snprintf(names[14], sizeof names[14], "%.*s", length, "abcdefgh");
+        net = make(ctx, (dp_module_config){.name = "net", .params = params, .param_count = COUNT});
+        CHECK_ERROR(dp_module_find(net, "bias", &found), DP_ERR_INVALID,
+                    length == 7 ? "'weight.13', 'abcdefg' and 25 more" : "'weight.13' and 26 more");
+    }
 }
 
 TEST_BACKENDS(parameters_of_more_bytes_than_there_are)
