@@ -1188,7 +1188,7 @@ static double leave_nans(int frames)
 {
     volatile double room[256];
     for (int i = 0; i < 256; i++) {
-        room[i] = NAN;
+        room[i] = (double)NAN;
     }
     return frames > 0 ? leave_nans(frames - 1) + room[0] : room[0];
 }
