@@ -3564,7 +3564,6 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
     if (status == DP_OK && plan->needed > count)
         return dp_error(DP_ERR_MISMATCH, "the targets have rows in %zu parts, the outputs are %zu",
                         plan->needed, count);
-    plan->parts = count;
     return status;
 }
 

@@ -40,7 +40,7 @@ TEST(spins_that_run_out_are_counted_and_one_that_pays_ends_the_count)
 TEST(a_gate_begins_closed_whatever_was_there)
 {
     dp__gate gate;
-    memset(&gate, 0xff, sizeof gate);
+    memset(&gate, 1, sizeof gate); /* of no other byte is it said how it reads as a bool */
     dp__gate_init(&gate);
     CHECK_INT(dp__gate_word(&gate), 0);
     CHECK(!atomic_load(&gate.asleep));

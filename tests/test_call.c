@@ -918,7 +918,7 @@ static dp_status leave_one(dp_call *call)
 static dp_status count_one_more(dp_call *call)
 {
     dp_tensor send;
-    size_t less = call->replica == plan.odd_one ? 1 : 0;
+    size_t less = is_odd(call) ? 1 : 0;
     call->out = dp_none();
     TRY(send_of(call, &send));
     return dp_call_all_reduce(call, send.data, send.data, plan.count - less, plan.dtype, plan.op);
@@ -931,6 +931,21 @@ static dp_status another_op(dp_call *call)
     call->out = dp_none();
     TRY(send_of(call, &send));
     return dp_call_all_reduce(call, send.data, send.data, plan.count, plan.dtype, op);
+}
+
+/* The first to arrive and another one, each with what it asks for. */
+static void check_who_asks(const char *text)
+{
+    size_t who[2], count[2];
+    const char *at = strstr(text, "meet: replica ");
+    CHECK(at != NULL);
+    CHECK_INT(sscanf(at, "meet: replica %zu asks for %zu f32 and dp_op 0, replica %zu for %zu",
+                     &who[0], &count[0], &who[1], &count[1]),
+              4);
+    CHECK(who[0] < 4 && who[1] < 4 && who[0] != who[1]);
+    for (int i = 0; i < 2; i++) {
+        CHECK_INT(count[i], who[i] == plan.odd_one ? 3 : 4);
+    }
 }
 
 /* Nobody waits for one that does not come; what happened to that one is what is reported. */
@@ -949,7 +964,9 @@ TEST_BACKENDS(replicas_that_do_not_come)
         atomic_store(&others, 0);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "has returned");
         par = on_devices(module_of(ctx, count_one_more, NULL), 4);
+        atomic_store(&others, 0);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "4 f32 and dp_op 0");
+        check_who_asks(dp_last_error());
         par = on_devices(module_of(ctx, another_op, NULL), 4);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "and dp_op 4");
         plan.odd_one = 9; /* all is well again */

@@ -109,6 +109,16 @@ TEST(zero_config_is_the_default)
     dp_close(ctx);
 }
 
+TEST(no_more_devices_than_threads_by_default)
+{
+    clean_environment();
+    for (int threads = 1; threads <= 9; threads++) {
+        int devices = core_count() < 8 ? core_count() : 8;
+        devices = threads < devices ? threads : devices;
+        CHECK_INT(local_count(&(dp_config){.thread_count = threads}), devices);
+    }
+}
+
 TEST(default_allocator_gives_aligned_memory)
 {
     dp_ctx *ctx = open_ctx(NULL);

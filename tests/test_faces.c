@@ -472,6 +472,31 @@ static dp_status say_four(dp_call *call)
 }
 
 /* Where all samples together are none, replicas weigh alike. */
+/* What a mean of losses takes for itself is given back. */
+TEST(a_steady_criterion_allocates_nothing)
+{
+    test_allocator counter = {0};
+    const dp_config config = {.device_count = 3, .allocator = test_allocator_of(&counter)};
+    dp_parallel_config how = over(3);
+    dp_module *criterion = NULL;
+    size_t calls = 0;
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&config, &ctx));
+    how.mean_of_samples = true;
+    CHECK_OK(dp_criterion_parallel(create(ctx, "mse", mse_methods, 2, NULL), &how, &criterion));
+    for (int i = 0; i < 20; i++) {
+        dp_scope *step = dp_scope_begin(ctx);
+        dp_value y = floats(step, one_to_five, DP_SHAPE(2)), t = floats(step, zeros, DP_SHAPE(6));
+        dp_value args = DP_LIST_OF(step, DP_LIST_OF(step, y, y, y), t), mean;
+        CHECK_OK(dp_invoke(criterion, "forward", step, args, dp_none(), NULL, &mean, NULL));
+        CHECK_F64(item(ctx, mean), 2.5, 0);
+        dp_scope_end(step);
+        calls = i == 4 ? counter.call_count : calls;
+    }
+    CHECK_INT(counter.call_count, calls);
+    dp_close(ctx);
+}
+
 TEST_BACKENDS(a_mean_of_no_samples_is_that_of_replicas)
 {
     static const dp_method methods[] = {{"forward", say_four}, {"backward", note_grad}};

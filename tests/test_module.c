@@ -1,5 +1,6 @@
 /* test_module.c - modules: what they are made of, where their parameters lie, and their end. */
 
+#include "lazy.h"
 #include "nets.h"
 
 static const net_shape by_rows = {0};
@@ -113,6 +114,12 @@ TEST_BACKENDS(as_many_names_as_fit)
         dp_module_find(net, "bias", &found), DP_ERR_INVALID,
         "dp_module_find: 'net' has no parameter 'bias'; there are 'weight.00', 'weight.01'");
     CHECK_ERROR(dp_module_find(net, "bias", &found), DP_ERR_INVALID, "'weight.13' and 26 more");
+    for (int length = 7; length <= 8; length++) { /* to the last byte */
+        snprintf(names[14], sizeof names[14], "%.*s", length, "abcdefgh");
+        net = make(ctx, (dp_module_config){.name = "net", .params = params, .param_count = COUNT});
+        CHECK_ERROR(dp_module_find(net, "bias", &found), DP_ERR_INVALID,
+                    length == 7 ? "'weight.13', 'abcdefg' and 25 more" : "'weight.13' and 26 more");
+    }
 }
 
 TEST_BACKENDS(parameters_of_more_bytes_than_there_are)
@@ -254,6 +261,22 @@ TEST_BACKENDS(memory_never_moves)
     CHECK_BYTES(got, three, sizeof three);
 }
 
+/* Of the user's wrapper: the library's ask for the memory when they are made. */
+TEST_BACKENDS(what_is_wrapped_outlives_the_tree_around_it)
+{
+    const float three[] = {1, 2, 3};
+    float got[3];
+    dp_module *net = leaf(ctx, "net", "w", 3);
+    dp_module *user = make(ctx, (dp_module_config){.name = "user", .wraps = net});
+    dp_module *top = make(ctx, (dp_module_config){.children = &user, .child_count = 1});
+    char *memory = data_of(top, "user.w", false);
+    CHECK_OK(dp_params_write(top, 0, three, sizeof three));
+    CHECK_OK(dp_module_destroy(top));
+    CHECK(data_of(leaf(ctx, "next", "w", 3), "w", false) != memory);
+    net_numbers(ctx, net, false, got);
+    CHECK_BYTES(got, three, sizeof three);
+}
+
 TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
 {
     float got[NET_PARAMS], zero[NET_PARAMS] = {0}, one[2] = {5, 6};
@@ -283,6 +306,23 @@ TEST_BACKENDS(parameters_begin_as_zeros_and_are_written)
     CHECK_ERROR(dp_params_edit(net, 0, NULL, NULL), DP_ERR_INVALID, "out_data is NULL");
     CHECK_ERROR(dp_zero_grad(NULL), DP_ERR_INVALID, "module is NULL");
     CHECK_ERROR(dp_params_changed(NULL), DP_ERR_INVALID, "module is NULL");
+}
+
+TEST_BACKENDS(numbers_that_were_written_may_go)
+{
+    float numbers[] = {1, 2, 3}, got[3];
+    const float want[] = {1, 2, 3};
+    dp_module *net = leaf(ctx, "net", "w", 3);
+    CHECK_OK(dp_params_write(net, 0, numbers, sizeof numbers));
+    memset(numbers, 0, sizeof numbers);
+    net_numbers(ctx, net, false, got);
+    CHECK_BYTES(got, want, sizeof want);
+}
+
+/* From a table that reads as late as it may. */
+TEST(numbers_that_were_written_may_go_lazy)
+{
+    tree_run(tree_body_numbers_that_were_written_may_go, lazy_device(toy_device()));
 }
 
 /* ---- ties ------------------------------------------------------------------------------------ */

@@ -662,10 +662,10 @@ static dp_status ask_net(dp_call *call)
 TEST_BACKENDS(who_owns_memory_may_write_to_it)
 {
     static const dp_method methods[] = {{"forward", ask_net}};
-    for (int form = 0; form <= 2; form++) {
-        bool announces = form == 1, nested = form == 2;
+    for (int form = 0; form <= 3; form++) {
+        bool announces = form == 1, nested = form == 2, packed = form == 3;
         dp_param_config params[2];
-        dp_tensor w, b;
+        dp_tensor block, w, b;
         dp_device device = dp_local_device(ctx, 0);
         dp_module *net = NULL, *whole = NULL;
         memcpy(params, net_params, sizeof params);
@@ -673,8 +673,14 @@ TEST_BACKENDS(who_owns_memory_may_write_to_it)
         CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(NET_OUT), &b));
         CHECK_OK(dp_fill(ctx, &w, dp_float(1)));
         CHECK_OK(dp_fill(ctx, &b, dp_float(1)));
-        params[0].data = w.data;
-        params[1].data = b.data;
+        CHECK_OK(dp_tensor_new(scope, device, DP_F32, DP_SHAPE(NET_PARAMS), &block));
+        CHECK_OK(dp_fill(ctx, &block, dp_float(1)));
+        if (packed) {
+            CHECK_OK(dp_narrow(&block, 0, NET_IN * NET_OUT, NET_OUT, &b));
+        } else {
+            params[0].data = w.data;
+            params[1].data = b.data;
+        }
         CHECK_OK(dp_module_create(ctx,
                                   &(dp_module_config){.name = "net",
                                                       .methods = net_methods,
@@ -682,6 +688,8 @@ TEST_BACKENDS(who_owns_memory_may_write_to_it)
                                                       .params = params,
                                                       .param_count = 2,
                                                       .state = &by_rows,
+                                                      .packed = packed,
+                                                      .block = packed ? block.data : NULL,
                                                       .announces_changes = announces},
                                   &net));
         if (nested) {

@@ -437,6 +437,24 @@ TEST_BACKENDS(wrong_reduces)
     CHECK_OK(dp_reduce_add(ctx, scope, list, NULL, &out));
 }
 
+/* A kernel adds up as many as its tree has room for. */
+TEST(no_sum_of_more_than_a_million_parts)
+{
+    enum { MOST = 1 << 20 };
+    dp_value *ones = test_room((MOST + 1) * sizeof *ones), sum;
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int i = 0; i <= MOST; i++) {
+        ones[i] = i > 0 ? ones[0] : tree_of(scope, "i32[1]=1");
+    }
+    CHECK_ERROR(dp_reduce_add(ctx, scope, dp_list_make(scope, DP_LIST, ones, MOST + 1), NULL, &sum),
+                DP_ERR_UNSUPPORTED, "1048577 parts to add up, more than 1048576");
+    CHECK_OK(dp_reduce_add(ctx, scope, dp_list_make(scope, DP_LIST, ones, MOST), NULL, &sum));
+    CHECK_TREE(ctx, sum, "i32[1]=1048576");
+    dp_close(ctx);
+}
+
 TEST_BACKENDS(reduce_add_into)
 {
     dp_value list = tree_spread(ctx, scope, "[f32[2]=1 2, f32[2]=10 20]");
