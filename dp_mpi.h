@@ -990,7 +990,7 @@ static dp_status dp__mpi_given(const dp__mpi_call *call, const char *name, int c
 
 static dp__mpi_head *dp__mpi_head_of(const dp__mpi_comm *comm, int process)
 {
-    return (dp__mpi_head *)(comm->heads + (size_t)process * comm->head_bytes);
+    return (void *)(comm->heads + (size_t)process * comm->head_bytes);
 }
 
 static bool dp__mpi_is_small(const dp__mpi_call *call)
