@@ -487,8 +487,8 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
 
 /* Give everything back, including scopes that are still open. Runs no collective. NULL is fine.
    Refused, with a sentence, while a dp_run or a collective of the context is under way, or a
-   function of yours that it has called. The log is waited for while it gets the reasons of a
-   failure that the thread of a reducer has met. */
+   function of yours that it has called. But where a reducer's own thread tells your log of a
+   failure, it waits until that has returned. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {

@@ -1,4 +1,5 @@
-/* ranked.h - a net on all ranks, whose gradients say which rank they are of. */
+/* ranked.h - a net on all ranks, whose gradients say which rank they are of; and wrapping where one
+   process has no memory. */
 
 #ifndef RANKED_H
 #define RANKED_H
@@ -197,6 +198,61 @@ static inline dp_ctx *open_over_shm(meeting *m, int devices, int timeout_ms)
     config.timeout_ms = timeout_ms;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
+}
+
+/* ---- no memory in one process ---------------------------------------------------------------- */
+
+/* What all processes see. */
+typedef struct shortage {
+    size_t fail_at; /* of process 1's allocations, from `wrap` on */
+    bool failed;    /* there was one */
+    dp_status status[2];
+    dp_module *(*make)(dp_ctx *ctx);
+    dp_status (*wrap)(dp_module *module);
+} shortage;
+
+static shortage *lack;
+
+static inline void one_has_no_memory(meeting *m)
+{
+    test_allocator counter = {0};
+    dp_config config = config_of(m, 2);
+    dp_ctx *ctx;
+    bool any = false;
+    config.colls = NULL;
+    config.poison = true;
+    config.allocator = test_allocator_of(&counter);
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_module *module = lack->make(ctx);
+    if (m->process == 1)
+        counter.fail_at = counter.call_count + lack->fail_at;
+    dp_status status = lack->wrap(module);
+    if (status == DP_OK)
+        status = dp_any(ctx, true, &any);
+    lack->status[m->process] = status;
+    if (m->process == 1)
+        lack->failed = counter.fail_count > 0;
+    CHECK(status != DP_ERR_TIMEOUT);
+    CHECK(dp_failure(ctx, NULL) == (dp_status_class(status) == DP_CLASS_JOB));
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
+/* Where one process has no memory, both know, and neither waits for the other. Returns how many
+   allocations there are. */
+static inline size_t each_allocation_fails_in_one(dp_module *(*make)(dp_ctx *ctx),
+                                                  dp_status (*wrap)(dp_module *module))
+{
+    lack = shared_memory(sizeof *lack);
+    lack->make = make;
+    lack->wrap = wrap;
+    do {
+        lack->fail_at += (size_t)test_stride();
+        in_processes(2, one_has_no_memory);
+        CHECK_INT(lack->status[0] != DP_OK, lack->failed);
+        CHECK_INT(lack->status[1] != DP_OK, lack->failed);
+    } while (lack->failed);
+    return lack->fail_at;
 }
 
 #endif /* RANKED_H */

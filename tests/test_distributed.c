@@ -515,53 +515,22 @@ TEST_SLOW(the_nth_allocation_fails, 60)
         n += (size_t)test_stride();
 }
 
-/* What all processes of a test see. */
-typedef struct shared {
-    size_t fail_at; /* of process 1's allocations, from dp_distributed on */
-    bool failed;    /* there was one */
-    dp_status status[2];
-} shared;
-
-static shared *seen;
-
-static void one_has_no_memory(meeting *m)
+static dp_module *a_net(dp_ctx *ctx)
 {
     static const plan how;
-    test_allocator counter = {0};
-    dp_config config = config_of(m, 2);
-    dp_ctx *ctx;
-    dp_module *par = NULL;
-    bool any = false;
-    config.colls = NULL;
-    config.poison = true;
-    config.allocator = test_allocator_of(&counter);
-    CHECK_OK(dp_open(&config, &ctx));
-    dp_module *net = make_net(ctx, &how);
-    if (m->process == 1)
-        counter.fail_at = counter.call_count + seen->fail_at;
-    dp_status status = dp_distributed(net, NULL, &par);
-    if (status == DP_OK)
-        status = dp_any(ctx, true, &any);
-    if (status == DP_OK)
-        status = dp_params_compare(par);
-    seen->status[m->process] = status;
-    if (m->process == 1)
-        seen->failed = counter.fail_count > 0;
-    dp_close(ctx);
-    CHECK_NO_LEAKS(&counter);
+    return make_net(ctx, &how);
 }
 
-/* Where one process has no memory, both know, and neither waits for the other. */
+static dp_status wrap_and_compare(dp_module *net)
+{
+    dp_module *par;
+    DP_TRY(dp_distributed(net, NULL, &par));
+    return dp_params_compare(par);
+}
+
 TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
 {
-    seen = shared_memory(sizeof *seen);
-    do {
-        seen->fail_at += (size_t)test_stride();
-        in_processes(2, one_has_no_memory);
-        CHECK_INT(seen->status[0] != DP_OK, seen->failed);
-        CHECK_INT(seen->status[1] != DP_OK, seen->failed);
-    } while (seen->failed);
-    CHECK(seen->fail_at > 20);
+    CHECK(each_allocation_fails_in_one(a_net, wrap_and_compare) > 20);
 }
 
 static dp_status ask_together(int rank, dp_scope *scope, void *user)

@@ -373,49 +373,18 @@ TEST_SLOW(the_nth_allocation_fails, 60)
         n += (size_t)test_stride();
 }
 
-/* What all processes of a test see. */
-typedef struct verdicts {
-    size_t fail_at; /* of process 1's allocations, from dp_separate_distributed on */
-    bool failed;    /* there was one */
-    dp_status status[2];
-} verdicts;
-
-static verdicts *seen;
-
-static void one_has_no_memory(meeting *m)
+static dp_module *a_module(dp_ctx *ctx)
 {
-    test_allocator counter = {0};
-    dp_config config = config_of(m, 2);
-    dp_ctx *ctx;
-    dp_module *par = NULL;
-    bool any = false;
-    config.colls = NULL;
-    config.poison = true;
-    config.allocator = test_allocator_of(&counter);
-    CHECK_OK(dp_open(&config, &ctx));
-    pair p = a_pair(ctx);
-    if (m->process == 1)
-        counter.fail_at = counter.call_count + seen->fail_at;
-    dp_status status = dp_separate_distributed(p.module, NULL, &par);
-    if (status == DP_OK)
-        status = dp_any(ctx, true, &any);
-    seen->status[m->process] = status;
-    if (m->process == 1)
-        seen->failed = counter.fail_count > 0;
-    CHECK(status != DP_ERR_TIMEOUT);
-    CHECK(dp_failure(ctx, NULL) == (dp_status_class(status) == DP_CLASS_JOB));
-    dp_close(ctx);
-    CHECK_NO_LEAKS(&counter);
+    return a_pair(ctx).module;
 }
 
-/* Where one process has no memory, both know, and neither waits for the other. */
+static dp_status wrap_separately(dp_module *module)
+{
+    dp_module *par;
+    return dp_separate_distributed(module, NULL, &par);
+}
+
 TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
 {
-    seen = shared_memory(sizeof *seen);
-    do {
-        seen->fail_at += (size_t)test_stride();
-        in_processes(2, one_has_no_memory);
-        CHECK_INT(seen->status[0] != DP_OK, seen->failed);
-        CHECK_INT(seen->status[1] != DP_OK, seen->failed);
-    } while (seen->failed);
+    each_allocation_fails_in_one(a_module, wrap_separately);
 }
