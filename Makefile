@@ -40,18 +40,19 @@ LIBS         := -lpthread -lm
 
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
-# tests themselves compile fast.
+# tests themselves compile fast; for a debugger, make with DEBUG=-g.
 PLAIN_TEST  = $(filter-out test_shmfault,$(filter test_%,$*))# which holds the implementation
+DEBUG      ?= -g1
 VARIANTS   := gcc asan tsan aarch64 sim gpu conform
 CC_gcc     := $(CC)
 CC_asan    := $(CC)
 CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
-CFLAGS_gcc     = $(if $(PLAIN_TEST),-O1,-O2) -g $(WARNINGS) $(GCC_WARNINGS)
-CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) -g
+CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS)
+CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG)
 CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fno-omit-frame-pointer
-CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) -g -fsanitize=thread
+CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
 
 # With dp_cuda.h on the simulated CUDA of tests/sim.
@@ -60,8 +61,7 @@ CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
 
 # The suites for all tables, to be linked with the one that is on trial.
 CC_conform     := $(CC)
-CFLAGS_conform = -O1 -g -DTEST_CONFORM
-CONFORM_TESTS  := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/test_*.c | xargs -n1 basename -s .c)
+CFLAGS_conform = -O1 $(DEBUG) -DTEST_CONFORM
 
 # With CUDA itself, loaded when the tests run.
 CC_gpu     := $(CC)
@@ -72,9 +72,20 @@ CC_openmpi     := OMPI_CC=$(CC) mpicc.openmpi
 CC_mpich       := MPICH_CC=$(CC) mpicc.mpich
 CFLAGS_openmpi  = $(CFLAGS_checked) -DTEST_MPI
 CFLAGS_mpich    = $(CFLAGS_openmpi)
-MPI_TESTS      := test_main test_coll dp mpi/test_mpi
 
-TESTS    := $(sort $(wildcard tests/test_*.c) tests/dp.c)
+# Which files a binary is made of: what holds the implementation itself is tested by one compiler, and
+# with one sanitizer; a simulation and an emulation get what they run.
+TESTS         := $(patsubst tests/%.c,%,$(sort $(wildcard tests/test_*.c) tests/dp.c))
+TESTS_gcc     := $(TESTS)
+TESTS_asan    := $(TESTS)
+TESTS_tsan    := $(filter-out test_shmfault,$(TESTS))
+TESTS_with    := $(filter-out test_shmfault dp,$(TESTS))
+TESTS_conform := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/test_*.c | xargs -n1 basename -s .c)
+TESTS_sim     := $(TESTS_conform) test_cuda dp
+TESTS_gpu     := $(TESTS_sim)
+TESTS_aarch64 := test_main test_tensor test_steps test_thread dp
+TESTS_mpi     := test_main test_coll mpi/test_mpi dp
+
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
 CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
@@ -140,9 +151,8 @@ build/tools: tests/get.sh
 
 # ---- binaries ------------------------------------------------------------------------------------
 
-# What holds the implementation itself is tested by one compiler, and with one sanitizer.
 define variant
-build/$(1)/tests: $$(filter-out $(if $(filter gcc asan,$(1)),,%/test_shmfault.o),$$(TESTS:tests/%.c=build/$(1)/%.o))
+build/$(1)/tests: $$(TESTS_$(1):%=build/$(1)/%.o)
 	$$(CC_$(1)) $$(CFLAGS_$(1)) $$^ -o $$@ $$(LIBS)
 
 build/$(1)/%.o: tests/%.c Makefile build/config.mk
@@ -154,7 +164,7 @@ $(foreach v,$(VARIANTS),$(eval $(call variant,$(v))))
 
 # MPI's own wrappers know where it is.
 define mpi_variant
-build/$(1)/tests: $(MPI_TESTS:%=build/$(1)/%.o)
+build/$(1)/tests: $(TESTS_mpi:%=build/$(1)/%.o)
 	$$(CC_$(1)) $$(CFLAGS_$(1)) $$^ -o $$@ $$(LIBS)
 
 build/$(1)/%.o: tests/%.c Makefile build/config.mk
@@ -171,14 +181,13 @@ build/with/%/dp.o: tests/dp.c $(wildcard *.h) Makefile build/config.mk
 	$* -std=c11 -O2 -fPIE $(WARNINGS) $(if $(findstring clang,$*),,$(GCC_WARNINGS)) \
 	    -Wno-null-dereference $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
-build/with/%/tests: build/with/%/dp.o \
-    $(patsubst tests/%.c,build/gcc/%.o,$(filter-out %/dp.c %/test_shmfault.c,$(TESTS)))
+build/with/%/tests: build/with/%/dp.o $(TESTS_with:%=build/gcc/%.o)
 	$(CC) $(filter-out tests/%,$^) -o $@ $(LIBS)
 
 .PRECIOUS: build/with/%/dp.o
 
 # What clang says of the tests, which the usual compiler compiles.
-build/clang/silent: $(patsubst tests/%.c,build/clang/%.silent,$(filter-out %/dp.c,$(TESTS)))
+build/clang/silent: $(patsubst %,build/clang/%.silent,$(filter-out dp,$(TESTS)))
 	@touch $@
 
 build/clang/%.silent: tests/%.c Makefile build/config.mk
@@ -188,7 +197,7 @@ build/clang/%.silent: tests/%.c Makefile build/config.mk
 	@touch $@
 
 # make build/conform/NAME/tests BACKEND=header TABLE=function [COLL=function]
-CONFORM_OBJECTS := $(CONFORM_TESTS:%=build/conform/%.o)
+CONFORM_OBJECTS := $(TESTS_conform:%=build/conform/%.o)
 build/conform/%/tests: tests/conform.c $(CONFORM_OBJECTS) Makefile build/config.mk FORCE
 	@mkdir -p $(@D)
 	$(CC) -std=c11 $(CFLAGS_conform) $(TEST_DEFINES) $(STB_CFLAGS) -DCONFORM_BACKEND='"$(abspath $(BACKEND))"' \

@@ -64,10 +64,10 @@ typedef struct decorator {
     bool then_waits_fail; /* after that call every wait for a device fails too */
 
     pthread_mutex_t mutex;
-    long call_count; /* of those that can fail */
-    deco_method log[DECO_MAX_LOG];
+    long call_count;  /* of those that can fail */
+    deco_method *log; /* DECO_MAX_LOG */
     size_t log_count;
-    deco_object objects[DECO_MAX_OBJECTS];
+    deco_object *objects; /* DECO_MAX_OBJECTS */
     size_t object_count;
     char breach[256];
 } decorator;
@@ -584,9 +584,18 @@ static inline void deco_reset(long fail_at, dp_status fail_with)
     deco.breach[0] = '\0';
 }
 
-static inline const dp_device_ops *decorate_device(const dp_device_ops *inner)
+static inline void deco_begin(void)
 {
     pthread_mutex_init(&deco.mutex, NULL);
+    if (deco.log == NULL) {
+        deco.log = test_room(DECO_MAX_LOG * sizeof *deco.log);
+        deco.objects = test_room(DECO_MAX_OBJECTS * sizeof *deco.objects);
+    }
+}
+
+static inline const dp_device_ops *decorate_device(const dp_device_ops *inner)
+{
+    deco_begin();
     deco.inner = inner;
     deco.device = (dp_device_ops){
         .size = sizeof(dp_device_ops),
@@ -621,7 +630,7 @@ static inline const dp_device_ops *decorate_device(const dp_device_ops *inner)
 
 static inline const dp_coll_ops *decorate_coll(const dp_coll_ops *inner)
 {
-    pthread_mutex_init(&deco.mutex, NULL);
+    deco_begin();
     deco.inner_coll = inner;
     deco.coll = (dp_coll_ops){
         .size = sizeof(dp_coll_ops),

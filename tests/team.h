@@ -440,7 +440,8 @@ static void count_slices(const dp_host *host, int part_count, void (*fn)(int par
 TEST(moves_are_shared_out_by_what_they_move)
 {
     enum { RANKS = 3, EACH = DP__CPU_SLICE_BYTES / 4 };
-    static char send[RANKS][RANKS * EACH], recv[RANKS][RANKS * EACH];
+    char(*send)[RANKS * EACH] = test_room(RANKS * sizeof *send);
+    char(*recv)[RANKS * EACH] = test_room(RANKS * sizeof *recv);
     const dp_host host = {.size = sizeof host,
                           .alloc = alloc_for_tests,
                           .free = free_for_tests,

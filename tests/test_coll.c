@@ -780,7 +780,8 @@ WORLD_TEST(whole_numbers)
 TEST_SLOW(same_call_same_bits, 60)
 {
     enum { COUNT = 100003 };
-    static char first[COUNT * 4], again[COUNT * 4], bytes[COUNT * 4];
+    const size_t size = COUNT * 4;
+    char *first = test_room(size), *again = test_room(size), *bytes = test_room(size);
     static world w;
     for (int round = 0; round < 6; round++) {
         const dp_config config = {.device_count = 5, .thread_count = 1 + round % 3};
@@ -804,8 +805,8 @@ TEST_SLOW(same_call_same_bits, 60)
             w.a[r] = t;
         }
         CHECK_OK(dp_all_reduce(ctx, parts, COUNT, DP_F32, DP_OP_SUM));
-        CHECK_OK(dp_read(ctx, &w.a[round % 5], round == 0 ? first : again, sizeof(first)));
-        CHECK(round == 0 || memcmp(first, again, sizeof(first)) == 0);
+        CHECK_OK(dp_read(ctx, &w.a[round % 5], round == 0 ? first : again, size));
+        CHECK(round == 0 || memcmp(first, again, size) == 0);
         dp_scope_end(w.scope);
         dp_close(ctx);
     }

@@ -629,7 +629,7 @@ TEST_BACKENDS(a_block_is_zeroed_whole)
     static const dp_method methods[] = {{"forward", wide_forward}, {"backward", wide_backward}};
     static const dp_param_config params[] = {{.name = "a", .ndim = 1, .shape = {WIDE}},
                                              {.name = "b", .ndim = 1, .shape = {WIDE}}};
-    static float got[2 * WIDE];
+    float *got = test_room(2 * WIDE * sizeof *got);
     const dp_module_config wide = {.name = "wide",
                                    .methods = methods,
                                    .method_count = 2,

@@ -65,12 +65,13 @@ static void lay_out(char *out, size_t bytes, const char *row, size_t row_bytes)
    nothing, if it is not the only one. */
 static void check_sum(dp_ctx *ctx, dp_dtype dtype, size_t count, form how)
 {
-    static char rows[MOST * PERIOD * 8];
+    static char *rows;
     dp_info info;
     dp_part parts[MOST];
     size_t period = count < PERIOD ? count : PERIOD, size = dp_dtype_bytes(dtype);
     CHECK_OK(dp_info_get(ctx, &info));
     CHECK(info.rank_count <= MOST);
+    rows = rows != NULL ? rows : test_room(MOST * PERIOD * 8);
     make_rows(rows, info.rank_count, dtype, period, count + (uint64_t)dtype);
     char *sum = tree_of_rows(rows, info.rank_count, dtype, period, how),
          *want = malloc(count * size);
@@ -467,7 +468,7 @@ static uint16_t *reduced;
 
 static void reduce_halves(meeting *m)
 {
-    static uint16_t rows[MOST][LONG];
+    uint16_t(*rows)[LONG] = test_room(MOST * sizeof *rows);
     dp_config config = config_of(m, now.devices);
     void *local[MOST];
     dp_info info;
@@ -495,7 +496,7 @@ static void reduce_halves(meeting *m)
 
 TEST_SLOW(halves_are_reduced_alike, 60)
 {
-    static uint16_t rows[8][LONG];
+    uint16_t(*rows)[LONG] = test_room(8 * sizeof *rows);
     reduced = shared_memory(sizeof *rows);
     for (int i = 0; i < 2; i++) {
         half = i == 0 ? DP_F16 : DP_BF16;

@@ -10,10 +10,14 @@
 
 enum { FEW = 128, MANY = 8192, TRIES = 5, NAME = 32 };
 
-static char names[MANY][NAME], reversed_names[MANY][NAME];
+static char (*names)[NAME], (*reversed_names)[NAME];
 
 static void make_names(size_t count)
 {
+    if (names == NULL) {
+        names = test_room(MANY * sizeof *names);
+        reversed_names = test_room(MANY * sizeof *reversed_names);
+    }
     for (size_t i = 0; i < count; i++) {
         snprintf(names[i], NAME, "loss%zu", i);
         snprintf(reversed_names[i], NAME, "loss%zu", count - 1 - i);
@@ -258,6 +262,7 @@ TEST(keys_in_their_order_need_no_index)
 TEST(keys_that_differ_are_named)
 {
     dp_ctx *ctx = two_devices();
+    make_names(4096);
     check_other_keys(ctx, 9, names);
     check_other_keys(ctx, 9, reversed_names);
     check_other_keys(ctx, 4096, names);
@@ -558,12 +563,13 @@ TEST_SLOW(many_outputs_cost_as_much_as_few, 60)
 
 /* ---- modules --------------------------------------------------------------------------------- */
 
-static dp_param_config params[MANY];
+static dp_param_config *params; /* MANY */
 static dp_module *children[MANY];
 
 /* `count` parameters of `floats` floats. */
 static void make_params(size_t count, int64_t floats)
 {
+    params = params != NULL ? params : test_room(MANY * sizeof *params);
     for (size_t i = 0; i < count; i++)
         params[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {floats}};
 }
@@ -865,6 +871,7 @@ TEST(gradients_of_many_parameters_are_added_up)
     dp_module *par = NULL;
     CHECK_OK(dp_open(&(dp_config){.device_count = 4, .devices = (const int[]){0, 0, 0, 0}}, &ctx));
     make_names(COUNT);
+    make_params(COUNT, 1);
     for (size_t i = 0; i < COUNT; i++) {
         int64_t floats = i % 7 == 0 ? 0 : i % 50 == 49 ? 40000 : (int64_t)(i * 37 % 200 + 1);
         params[i] = (dp_param_config){.name = names[i], .ndim = 1, .shape = {floats}};
@@ -1081,9 +1088,10 @@ static dp_status make_and_wrap_children(const task *job, dp_scope *scope)
 /* All tied to the first one, in pairs of a parent's and a child's names. */
 static dp_status make_tied(const task *job, dp_scope *scope)
 {
-    static char tied[MANY][NAME + 8];
+    static char(*tied)[NAME + 8];
     dp_module *net = NULL, *parent = NULL;
     (void)scope;
+    tied = tied != NULL ? tied : test_room(MANY * sizeof *tied);
     make_params(job->count, 1);
     TRY(make_module(job->ctx, job->count, &net));
     for (size_t i = 0; i < job->count; i++) {

@@ -455,7 +455,7 @@ static void check_same_elements(const dp_tensor *a, const dp_tensor *b)
 
 TEST(reshape_never_moves_an_element)
 {
-    static uint16_t data[ROOM];
+    uint16_t *data = test_room(ROOM * sizeof *data);
     uint64_t random = test_seed();
     int view_count = 0;
     for (int i = 0; i < ROOM; i++) {
@@ -719,7 +719,8 @@ TEST(fill_refuses_numbers_that_do_not_fit)
 
 TEST(fill_leaves_gaps_alone)
 {
-    static int32_t data[ROOM], want[ROOM];
+    const size_t bytes = ROOM * sizeof(int32_t);
+    int32_t *data = test_room(bytes), *want = test_room(bytes);
     dp_ctx *ctx = open_devices(2);
     uint64_t random = test_seed();
     for (int round = 0; round < 300 / test_stride(); round++) {
@@ -728,13 +729,13 @@ TEST(fill_leaves_gaps_alone)
         if (random_strides(&random, false, &t) == 0) {
             continue;
         }
-        memset(data, 0x11, sizeof data);
-        memcpy(want, data, sizeof want);
+        memset(data, 0x11, bytes);
+        memcpy(want, data, bytes);
         for (walk w = walk_start(&t); !w.done; walk_next(&w, &t)) {
             want[w.offset] = -7;
         }
         CHECK_OK(dp_fill(ctx, &t, dp_int(-7)));
-        CHECK_BYTES(data, want, sizeof data);
+        CHECK_BYTES(data, want, bytes);
     }
     dp_close(ctx);
 }
@@ -760,7 +761,8 @@ static dp_tensor view_of_buffer(dp_scope *scope, dp_device device, dp_dtype dtyp
 static void check_random_copy(dp_ctx *ctx, dp_scope *scope, uint64_t *random, dp_device to,
                               dp_device from)
 {
-    static unsigned char want[ROOM * 8];
+    static unsigned char *want;
+    want = want != NULL ? want : test_room(ROOM * 8);
     dp_dtype dtype = (dp_dtype)random_below(random, DP_DTYPE_COUNT);
     dp_tensor dst = view_of_buffer(scope, to, dtype);
     dp_tensor src = view_of_buffer(scope, from, dtype);
@@ -1099,8 +1101,10 @@ static void fill_patterns(dp_dtype dtype, unsigned char *out)
 
 static void check_cast(dp_ctx *ctx, dp_dtype to, dp_dtype from)
 {
-    static unsigned char src[CAST_COUNT * 8], dst[CAST_COUNT * 8], want[CAST_COUNT * 8];
+    const size_t bytes = CAST_COUNT * 8;
+    unsigned char *src = malloc(bytes), *dst = malloc(bytes), *want = malloc(bytes);
     char what[32];
+    CHECK(src != NULL && dst != NULL && want != NULL);
     fill_patterns(from, src);
     snprintf(what, sizeof what, "%s from %s", dp_dtype_name(to), dp_dtype_name(from));
     for (size_t i = 0; i < CAST_COUNT; i++) {
@@ -1108,9 +1112,12 @@ static void check_cast(dp_ctx *ctx, dp_dtype to, dp_dtype from)
     }
     dp_tensor x = dp_wrap_const(src, from, 1, (int64_t[]){CAST_COUNT});
     dp_tensor y = dp_wrap(dst, to, 1, (int64_t[]){CAST_COUNT});
-    memset(dst, 0x5a, sizeof dst);
+    memset(dst, 0x5a, bytes);
     CHECK_OK(dp_cast(ctx, &y, &x));
     check_elements(to, dst, want, CAST_COUNT, what);
+    free(src);
+    free(dst);
+    free(want);
 }
 
 static void check_casts_from(dp_dtype from)
@@ -1211,8 +1218,9 @@ TEST(a_cast_of_few_reads_nothing_else)
 
 TEST(cast_takes_any_strides)
 {
-    static float from[ROOM];
-    static int16_t to[ROOM], want[ROOM];
+    const size_t bytes = ROOM * sizeof(int16_t);
+    float *from = test_room(ROOM * sizeof *from);
+    int16_t *to = test_room(bytes), *want = test_room(bytes);
     dp_ctx *ctx = open_devices(2);
     uint64_t random = test_seed();
     for (int i = 0; i < ROOM; i++) {
@@ -1226,14 +1234,14 @@ TEST(cast_takes_any_strides)
         if (random_strides(&random, true, &x) == 0 || random_strides(&random, false, &y) == 0) {
             continue;
         }
-        memset(to, 0x5a, sizeof to);
-        memset(want, 0x5a, sizeof want);
+        memset(to, 0x5a, bytes);
+        memset(want, 0x5a, bytes);
         walk w = walk_start(&y), v = walk_start(&x);
         for (; !w.done; walk_next(&w, &y), walk_next(&v, &x)) {
             put(DP_I16, want, (size_t)w.offset, (number)from[v.offset]);
         }
         CHECK_OK(dp_cast(ctx, &y, &x));
-        CHECK_BYTES(to, want, sizeof to);
+        CHECK_BYTES(to, want, bytes);
     }
     dp_close(ctx);
 }
@@ -1303,7 +1311,9 @@ TEST(axpby_rounds_each_product_and_the_sum)
 
 TEST(axpby_takes_any_strides)
 {
-    static float x[ROOM], y[ROOM], z[ROOM], want[ROOM];
+    const size_t bytes = ROOM * sizeof(float);
+    float *x = test_room(bytes), *y = test_room(bytes);
+    float *z = test_room(bytes), *want = test_room(bytes);
     dp_ctx *ctx = open_devices(2);
     uint64_t random = test_seed();
     for (int i = 0; i < ROOM; i++) {
@@ -1321,14 +1331,14 @@ TEST(axpby_takes_any_strides)
             random_strides(&random, false, &tz) == 0) {
             continue;
         }
-        memset(z, 0x5a, sizeof z);
-        memcpy(want, z, sizeof want);
+        memset(z, 0x5a, bytes);
+        memcpy(want, z, bytes);
         walk i = walk_start(&tx), k = walk_start(&ty), o = walk_start(&tz);
         for (; !o.done; walk_next(&i, &tx), walk_next(&k, &ty), walk_next(&o, &tz)) {
             want[o.offset] = 2.0f * x[i.offset] - y[k.offset];
         }
         CHECK_OK(dp_axpby(ctx, 2.0, &tx, -1.0, &ty, &tz));
-        CHECK_BYTES(z, want, sizeof z);
+        CHECK_BYTES(z, want, bytes);
     }
     dp_close(ctx);
 }
@@ -1476,7 +1486,8 @@ TEST(read_gives_row_major_elements)
 {
     dp_ctx *ctx = open_devices(2);
     uint64_t random = test_seed();
-    static uint32_t out[ROOM];
+    const size_t room = ROOM * sizeof(uint32_t);
+    uint32_t *out = test_room(room);
     for (int round = 0; round < 200 / test_stride(); round++) {
         dp_scope *scope = dp_scope_begin(ctx);
         dp_device device = round % 2 == 0 ? host : dp_local_device(ctx, 1);
@@ -1485,12 +1496,12 @@ TEST(read_gives_row_major_elements)
         random_shape(&random, &t);
         if (random_strides(&random, true, &t) != 0) {
             size_t bytes = (size_t)dp_tensor_count(&t) * 4;
-            memset(out, 0x5a, sizeof out);
+            memset(out, 0x5a, room);
             t.read_only = true;
             CHECK_OK(dp_read(ctx, &t, out, bytes));
             dp_tensor flat = dp_wrap(out, DP_I32, t.ndim, t.shape);
             check_same_elements(&flat, &t);
-            CHECK(bytes == sizeof out || out[bytes / 4] == 0x5a5a5a5a);
+            CHECK(bytes == room || out[bytes / 4] == 0x5a5a5a5a);
         }
         dp_scope_end(scope);
     }

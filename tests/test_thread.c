@@ -129,7 +129,7 @@ TEST_SLOW(steps_where_threads_outnumber_cores, 30)
 
 TEST_SLOW(steps_of_two_contexts_at_once, 30)
 {
-    static model models[2];
+    model *models = test_room(2 * sizeof *models);
     pthread_t threads[2];
     for (int i = 0; i < 2; i++) {
         open_model(&models[i], 2 + i, 2 - i, 200);
@@ -154,8 +154,8 @@ TEST_SLOW(steps_from_one_thread_after_another, 30)
 
 TEST_SLOW(contexts_come_and_go_in_several_threads, 30)
 {
+    model *models = test_room(4 * sizeof *models);
     for (int i = rounds(20); i > 0; i--) {
-        static model models[4];
         pthread_t threads[4];
         for (int k = 0; k < 4; k++) {
             open_model(&models[k], 1 + k, 1 + i % 4, 10);
