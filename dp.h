@@ -134,7 +134,8 @@
      dp_param and its like, dp_call_child, dp_call_all_reduce,
      dp_grad_ready, dp_reducer_ready
      dp_backward of what dp_call_child made                       yes       in its own backward
-     dp_tensor_new, dp_copy, dp_fill and other work on tensors    yes       on its own device
+     dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
+     dp_scatter, dp_replicate
      dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
@@ -2378,6 +2379,7 @@ typedef struct dp__frame {
     int local_rank;
     bool together;    /* others like it run at the same time */
     bool owns_device; /* but none of them on this device */
+    bool on_all;      /* a hook: it works on the streams that it was given */
     bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
     bool fresh;       /* of dp__thread, to be put back */
     char first;       /* first letter of the sentence that was set aside */
@@ -2454,6 +2456,19 @@ static bool dp__is_shared(const dp_ctx *ctx)
 static dp_status dp__check_alone(const char *fn, const dp_ctx *ctx)
 {
     return dp__is_shared(ctx) ? dp__busy(fn, ctx) : DP_OK;
+}
+
+/* For work on a device: while others run too, a function keeps to its own. */
+static dp_status dp__check_own(const char *fn, const dp_ctx *ctx, int local_rank)
+{
+    char text[160];
+    const dp__frame *frame = dp__frame_of(ctx, true);
+    if (frame == NULL || frame->on_all || frame->local_rank == local_rank)
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: %s runs on local rank %d, and this is the device of local rank %d, which "
+                    "others use at the same time",
+                    fn, dp__frame_text(frame, text, sizeof text), frame->local_rank, local_rank);
 }
 
 static dp_status dp__enter(const char *fn, dp_ctx *ctx)
@@ -3513,7 +3528,7 @@ DP__APART static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_devi
     if (*out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: {%d, %d} is not a device of this context", fn,
                         (int)id.backend, (int)id.index);
-    return DP_OK;
+    return *out == &ctx->host_device ? DP_OK : dp__check_own(fn, ctx, (int)id.index);
 }
 
 static bool dp__is_local_rank(const dp_ctx *ctx, int local_rank)

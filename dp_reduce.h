@@ -970,7 +970,8 @@ static dp_status dp__hook_end(dp_reducer *reducer, dp_status status)
 static dp_status dp__hook_run(dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    dp__frame frame = {.what = "the hook of", .name = reducer->name, .ctx = ctx, .together = true};
+    dp__frame frame = {
+        .what = "the hook of", .name = reducer->name, .ctx = ctx, .together = true, .on_all = true};
     reducer->trip.frame = &frame;
     dp__frame_enter(&frame);
     dp_status status =

@@ -1093,12 +1093,14 @@ static dp_status dp__check_ranks(const char *fn, const dp_ctx *ctx, const dp_sca
     if (count == 0 || count > INT_MAX)
         return dp_error(DP_ERR_INVALID, "%s: local_ranks is given and local_rank_count is %zu", fn,
                         count);
-    for (size_t i = 0; how->local_ranks != NULL && i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         char what[48];
-        if (dp__is_local_rank(ctx, how->local_ranks[i]))
-            continue;
-        snprintf(what, sizeof what, "local_ranks[%zu]", i);
-        return dp__check_rank(fn, ctx, what, how->local_ranks[i]);
+        int rank = dp__rank_at(how, i);
+        if (!dp__is_local_rank(ctx, rank)) {
+            snprintf(what, sizeof what, "local_ranks[%zu]", i);
+            return dp__check_rank(fn, ctx, what, rank);
+        }
+        DP_TRY(dp__check_own(fn, ctx, rank));
     }
     return DP_OK;
 }

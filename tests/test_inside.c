@@ -242,9 +242,30 @@ static dp_status act_barrier(stage *s, int rank)
 
 static dp_status act_reduce_list(stage *s, int rank)
 {
-    dp_value list, out;
-    TRY(dp_replicate(s->ctx, s->other[rank], batch_of(s->other[rank], 1), NULL, &list));
+    dp_value list, out, one = batch_of(s->other[rank], 1);
+    if (dp_replicate(s->ctx, s->other[rank], one, NULL, &list) != DP_OK) /* is refused itself */
+        list = DP_LIST_OF(s->other[rank], one);
     return dp_all_reduce_list(s->ctx, s->other[rank], list, NULL, &out);
+}
+
+static dp_status act_replicate(stage *s, int rank)
+{
+    dp_value out;
+    return dp_replicate(s->ctx, s->other[rank], batch_of(s->other[rank], 1), NULL, &out);
+}
+
+static dp_status act_scatter(stage *s, int rank)
+{
+    dp_value out;
+    return dp_scatter(s->ctx, s->other[rank], batch_of(s->other[rank], 2), NULL, &out);
+}
+
+/* The next rank's device. */
+static dp_status act_elsewhere(stage *s, int rank)
+{
+    dp_tensor tensor;
+    dp_device device = dp_local_device(s->ctx, (rank + 1) % 2);
+    return dp_tensor_new(s->other[rank], device, DP_F32, DP_SHAPE(1), &tensor);
 }
 
 /* What a function may do anywhere: on its own device, with a module that nobody else runs. */
@@ -313,6 +334,9 @@ static const deed deeds[] = {
     {"dp_run", act_run, DP_OK, STATE, false, false, false},
     {"dp_barrier", act_barrier, DP_OK, STATE, false, false, false},
     {"dp_all_reduce_list", act_reduce_list, DP_OK, STATE, false, false, false},
+    {"dp_replicate", act_replicate, DP_OK, STATE, false, false, false},
+    {"dp_scatter", act_scatter, DP_OK, STATE, false, false, false},
+    {"dp_tensor_new", act_elsewhere, DP_OK, STATE, false, false, false},
     {"dp_invoke", act_own, DP_OK, DP_OK, false, false, false},
     {"dp_module_param", act_read, DP_OK, DP_OK, false, false, false}};
 enum { DEED_COUNT = sizeof deeds / sizeof deeds[0] };

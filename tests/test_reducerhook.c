@@ -751,6 +751,46 @@ TEST(a_hook_may_scale)
     in_processes(2, samples_in_processes);
 }
 
+/* A hook works on all devices, whichever thread it is called on. */
+static dp_status doubled(const dp_bucket *bucket, void *user)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(bucket->ctx, &info));
+    for (int i = 0; i < info.local_count; i++) {
+        dp_tensor part = dp_wrap(bucket->local[i].recv, DP_F32, DP_SHAPE((int64_t)bucket->count));
+        part.device = dp_local_device(bucket->ctx, i);
+        dp_status status = dp_axpby(bucket->ctx, 2, &part, 0, &part, &part);
+        if (status != DP_OK)
+            return status;
+    }
+    return plain_hook(bucket, user);
+}
+
+static void double_by_hook(dp_ctx *ctx)
+{
+    grads g;
+    grads_begin(&g, ctx, 7);
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS, .hook = doubled});
+    grads_fill(&g, 1.25f);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    report(&g, 0);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_all(&g, 2.5);
+    grads_end(&g);
+}
+
+static void double_in_processes(meeting *m)
+{
+    double_by_hook(open_job(m, 2, dp_cpu()));
+}
+
+TEST(a_hook_works_on_all_devices)
+{
+    double_by_hook(open_here(3));
+    double_by_hook(open_on(toy_device(), 3));
+    in_processes(2, double_in_processes);
+}
+
 /* ---- hooks that fail ------------------------------------------------------------------------- */
 
 typedef enum fault {
