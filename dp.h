@@ -135,7 +135,7 @@
      dp_grad_ready, dp_reducer_ready
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
-     dp_scatter, dp_replicate
+     dp_scatter, dp_replicate, dp_gather, dp_reduce_add
      dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
@@ -4801,6 +4801,7 @@ DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "args", args));
     DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    DP_TRY(dp__check_own(__func__, ctx, local_rank));
     DP_TRY(dp__check_kernel(__func__, args));
     const dp__device *device = &ctx->devices[local_rank];
     for (size_t i = 0; i < args->out_count; i++)

@@ -1597,6 +1597,7 @@ static dp_status dp__check_output(const char *fn, dp_ctx *ctx, const char *what,
     if (how->to_host)
         return DP_OK;
     DP_TRY(dp__check_rank(fn, ctx, what, how->local_rank));
+    DP_TRY(dp__check_own(fn, ctx, how->local_rank));
     *out = &ctx->devices[how->local_rank];
     return DP_OK;
 }

@@ -260,6 +260,41 @@ static dp_status act_scatter(stage *s, int rank)
     return dp_scatter(s->ctx, s->other[rank], batch_of(s->other[rank], 2), NULL, &out);
 }
 
+/* Of nothing, but of the next rank. */
+static dp_status act_kernel(stage *s, int rank)
+{
+    void *out = NULL;
+    const dp_kernel_args none = {
+        .kernel = DP_KERNEL_FILL, .dtype = DP_F32, .out = &out, .out_count = 1};
+    return dp_kernel_run(s->ctx, (rank + 1) % 2, &none);
+}
+
+/* Wherever it is told. */
+static dp_status gather_on(stage *s, int rank, int target)
+{
+    dp_value out, batch = batch_of(s->other[rank], 2);
+    const dp_gather_config how = {.local_rank = target};
+    return dp_gather(s->ctx, s->other[rank], DP_LIST_OF(s->other[rank], batch, batch), &how, &out);
+}
+
+static dp_status act_gather(stage *s, int rank)
+{
+    return gather_on(s, rank, rank);
+}
+
+static dp_status act_gather_elsewhere(stage *s, int rank)
+{
+    return gather_on(s, rank, (rank + 1) % 2);
+}
+
+static dp_status act_add_elsewhere(stage *s, int rank)
+{
+    dp_value out, batch = batch_of(s->other[rank], 2);
+    const dp_gather_config how = {.local_rank = (rank + 1) % 2};
+    return dp_reduce_add(s->ctx, s->other[rank], DP_LIST_OF(s->other[rank], batch, batch), &how,
+                         &out);
+}
+
 /* The next rank's device. */
 static dp_status act_elsewhere(stage *s, int rank)
 {
@@ -336,6 +371,10 @@ static const deed deeds[] = {
     {"dp_all_reduce_list", act_reduce_list, DP_OK, STATE, false, false, false},
     {"dp_replicate", act_replicate, DP_OK, STATE, false, false, false},
     {"dp_scatter", act_scatter, DP_OK, STATE, false, false, false},
+    {"dp_gather", act_gather, DP_OK, DP_OK, false, false, false},
+    {"dp_gather", act_gather_elsewhere, DP_OK, STATE, false, false, false},
+    {"dp_reduce_add", act_add_elsewhere, DP_OK, STATE, false, false, false},
+    {"dp_kernel_run", act_kernel, DP_OK, STATE, false, false, false},
     {"dp_tensor_new", act_elsewhere, DP_OK, STATE, false, false, false},
     {"dp_invoke", act_own, DP_OK, DP_OK, false, false, false},
     {"dp_module_param", act_read, DP_OK, DP_OK, false, false, false}};
