@@ -1249,6 +1249,31 @@ TEST_SLOW(who_waits_is_not_taken_for_who_stops, 30)
     run_with_a_victim(8, 0, SIGSTOP, 4);
 }
 
+/* Process 1 asks after its patience, and process 0 comes only then: it has what it waits for, and
+   does not read the question in that call. In the next one it would be no reason to be impatient:
+   process 1 comes later than an answer may. */
+static void one_asks_in_the_call_before(void)
+{
+    dp_ctx *ctx;
+    dp_config config;
+    char own = (char)('a' + me), all[2];
+    use_tcp();
+    CHECK_OK(open_world(me == 0 ? 20000 : 700, NULL, &ctx));
+    CHECK_OK(dp_config_get(ctx, &config));
+    const dp_bootstrap *boot = &config.bootstrap;
+    poll(NULL, 0, me == 0 ? 800 : 0);
+    CHECK_OK(boot->all_gather(&own, all, 1, boot->user));
+    poll(NULL, 0, me == 0 ? 0 : 1500);
+    CHECK_OK(boot->all_gather(&own, all, 1, boot->user));
+    CHECK_BYTES(all, "ab", 2);
+    dp_close(ctx);
+}
+
+TEST(a_question_of_an_earlier_call_is_none)
+{
+    run_world(2, one_asks_in_the_call_before);
+}
+
 static void one_closes_early(void)
 {
     dp_ctx *ctx;
