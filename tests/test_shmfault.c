@@ -1,7 +1,7 @@
 /* test_shmfault.c - opening shared memory while the system says no: every call that it makes fails
    once, in every process; all processes come through, or fail together and leave nothing behind.
    The implementation is in this file once more, static, with system calls that can be made to
-   fail. */
+   fail; so what proofs between processes are made of is looked at here too. */
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -236,6 +236,19 @@ TEST(too_little_room_is_a_sentence)
         SKIP("only root may mount");
     in_processes(2, open_without_room);
     CHECK_INT(names_in_shm(), 0);
+}
+
+/* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */
+TEST(proofs_are_made_by_siphash)
+{
+    unsigned char text[15];
+    const dp__key key = {0x0706050403020100, 0x0f0e0d0c0b0a0908};
+    for (int i = 0; i < 15; i++)
+        text[i] = (unsigned char)i;
+    CHECK(dp__sip(key, text, 0) == 0x726fdb47dd0e0e31);
+    CHECK(dp__sip(key, text, 1) == 0x74f839c593dc67fd);
+    CHECK(dp__sip(key, text, 8) == 0x93f5f5799a932462);
+    CHECK(dp__sip(key, text, 15) == 0xa129ca6149be45e5);
 }
 
 #endif

@@ -181,6 +181,9 @@ static void try_tree(fuzz *in)
            dp__os_poll(&watch, 1, 0) > 0) {
         status = dp__tree_hear(&tree, &tree.links[0]);
     }
+    const dp__note *note = &tree.links[0].note; /* what is none is not taken for one */
+    FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *note ||
+               (note->magic == DP__NOTE_MAGIC && note->kind < DP__KINDS));
     status = dp__tree_all_gather(own, all, sizeof own, &tree);
     FUZZ_CHECK(status == DP_OK || dp_status_class(status) == DP_CLASS_JOB);
     FUZZ_CHECK(status == DP_OK || dp_last_error()[0] != '\0');
