@@ -222,6 +222,26 @@ TEST(buffers_of_local_ranks)
     dp_close(ctx);
 }
 
+/* What they need where ranks meet, before and behind, is given back. */
+TEST(passes_in_a_loop_allocate_nothing)
+{
+    static const plan how;
+    test_allocator counter = {0};
+    dp_ctx *ctx = NULL;
+    dp_module *par;
+    size_t before = 0;
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 3, .allocator = test_allocator_of(&counter)}, &ctx));
+    CHECK_OK(dp_distributed(make_net(ctx, &how), NULL, &par));
+    for (int i = 0; i < 40; i++) {
+        before = i == 10 ? counter.call_count : before;
+        CHECK_OK(forward_and_backward(par, 1, false));
+    }
+    CHECK_INT(counter.call_count, before);
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
 /* ---- the start ------------------------------------------------------------------------------- */
 
 static void start_apart(meeting *m)

@@ -25,10 +25,15 @@ static void behave(habit own)
 
 static atomic_int forwards; /* that were run here */
 
+static bool gives_up; /* in a forward */
+
 static dp_status counted_forward(dp_call *call)
 {
     atomic_fetch_add(&forwards, 1);
-    return net_forward(call);
+    if (!gives_up)
+        return net_forward(call);
+    dp_abort(dp_module_ctx(call->module), DP_ERR_ABORTED, "this leads nowhere");
+    return dp_error(DP_ERR_USER, "no forward today");
 }
 
 /* The net is well, though "v" may have travelled when something happens. */
@@ -290,6 +295,21 @@ TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
         in_processes(2, one_step_fails);
         in_processes(4, one_step_fails);
     }
+}
+
+/* Who fails in a step that ends the job hears of the job, as all do. */
+static void one_gives_up(meeting *m)
+{
+    dp_module *par, *net = make_wrapped(open_over_shm(m, 1, 0), &par);
+    gives_up = m->process == 1;
+    CHECK_ERROR(step_on(par, NULL, GOOD), DP_ERR_ABORTED, "this leads nowhere");
+    dp_close(dp_module_ctx(net));
+}
+
+TEST(a_step_that_ends_the_job)
+{
+    kind = kinds;
+    in_processes(2, one_gives_up);
 }
 
 /* ---- who is named, and by what --------------------------------------------------------------- */

@@ -883,8 +883,11 @@ static void wait_for_others(void)
     if (me == 1 || me == 4 || me == 5) {
         return;
     }
-    CHECK_ERROR(open_world((int)(700 * test_timeout_scale()), NULL, &ctx), DP_ERR_TIMEOUT,
+    int ms = (int)(700 * test_timeout_scale());
+    CHECK_ERROR(open_world(ms, NULL, &ctx), DP_ERR_TIMEOUT,
                 "processes 1, 4 and 5 of 7 did not come within ");
+    double seconds = atof(strstr(dp_last_error(), "within ") + 7);
+    CHECK(seconds > 0 && seconds <= ms * 1.01e-3); /* from when it waits on */
 }
 
 TEST(who_is_missing_is_named_everywhere)
@@ -1249,6 +1252,31 @@ TEST_SLOW(who_waits_is_not_taken_for_who_stops, 30)
     run_with_a_victim(8, 0, SIGSTOP, 4);
 }
 
+/* Process 1 asks after its patience, and process 0 comes only then: it has what it waits for, and
+   does not read the question in that call. In the next one it would be no reason to be impatient:
+   process 1 comes later than an answer may. */
+static void one_asks_in_the_call_before(void)
+{
+    dp_ctx *ctx;
+    dp_config config;
+    char own = (char)('a' + me), all[2];
+    use_tcp();
+    CHECK_OK(open_world(me == 0 ? 20000 : 700, NULL, &ctx));
+    CHECK_OK(dp_config_get(ctx, &config));
+    const dp_bootstrap *boot = &config.bootstrap;
+    poll(NULL, 0, me == 0 ? 800 : 0);
+    CHECK_OK(boot->all_gather(&own, all, 1, boot->user));
+    poll(NULL, 0, me == 0 ? 0 : 1500);
+    CHECK_OK(boot->all_gather(&own, all, 1, boot->user));
+    CHECK_BYTES(all, "ab", 2);
+    dp_close(ctx);
+}
+
+TEST(a_question_of_an_earlier_call_is_none)
+{
+    run_world(2, one_asks_in_the_call_before);
+}
+
 static void one_closes_early(void)
 {
     dp_ctx *ctx;
@@ -1366,6 +1394,30 @@ TEST(no_descriptor_is_left)
 {
     run_world(8, leave_nothing);
 }
+
+#if defined(__linux__) /* all of 127/8 is this machine */
+/* All reach process 0, which listens everywhere; but process 2 listens at its own 127.0.0.1 only,
+   where process 3 does not look for it. So process 2 has a parent when it gives up. */
+static void listen_where_the_child_is_not(void)
+{
+    char address[40];
+    dp_ctx *ctx;
+    int before = count_files(), ms = (int)(700 * test_timeout_scale());
+    use_tcp();
+    snprintf(address, sizeof address, "%s:%d", me == 0 ? "0.0.0.0" : "127.0.0.2", port);
+    if (me == 0 || me == 3)
+        set("DP_ADDR", address);
+    CHECK_ERROR(open_world(ms, NULL, &ctx), DP_ERR_TIMEOUT,
+                me == 3 ? "process 2 of 4 did not answer at 127.0.0.2, ports "
+                        : "process 3 of 4 did not come within ");
+    CHECK_INT(count_files(), before);
+}
+
+TEST(a_parent_that_is_not_found_is_named)
+{
+    run_world(4, listen_where_the_child_is_not);
+}
+#endif
 
 TEST(a_world_of_one_opens_no_socket)
 {
@@ -1830,6 +1882,7 @@ static dp_status tidy_up(void *user)
     all->seen[process] = 1;
     while (!told_to_end)
         poll(NULL, 0, 5);
+    poll(NULL, 0, 200);
     all->seen[process] = 2;
     return DP_OK;
 }

@@ -1402,9 +1402,44 @@ static void one_leaves(meeting *m)
     free(g.local[0]);
 }
 
+/* Over shared memory, behind the failure of another job: there rank 0 is to blame, here it is who
+   leaves. */
+static void one_leaves_two_jobs(meeting *m)
+{
+    static const dp_coll_ops *colls[2];
+    dp_ctx *here, *other;
+    dp_config config = config_of(m, 1), second = config_of(m->second, 1);
+    dp_failure_info failure;
+    grads g;
+    colls[0] = dp_shm_coll();
+    config.colls = second.colls = colls;
+    CHECK_OK(dp_open(&config, &here));
+    CHECK_OK(dp_open(&second, &other));
+    layers_begin(&g, here, 10, (dp_reducer_config){0});
+    one_pass(&g);
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    if (m->process == 0) {
+        dp_abort(other, DP_ERR_ABORTED, "no more of this");
+        backward(&g);
+        while (!dp_failure(here, &failure)) { /* the courier is waiting for process 1 */
+            rest(1);
+        }
+        CHECK_INT(failure.rank, 1);
+        CHECK_SAYS(failure.text, "rank 1 (process 1, pid ");
+        CHECK_SAYS(failure.text, "failed: dp_close: in an open pass");
+        CHECK_STATUS(dp_reducer_finish(g.reducer), DP_ERR_ABORTED);
+    } else {
+        CHECK_ERROR(dp_barrier(other), DP_ERR_ABORTED, "no more of this");
+    }
+    dp_close(here);
+    dp_close(other);
+    free(g.local[0]);
+}
+
 TEST(a_process_closes_in_an_open_pass)
 {
     in_processes(2, one_leaves);
+    in_processes(2, one_leaves_two_jobs);
 }
 
 static int count_threads(void)

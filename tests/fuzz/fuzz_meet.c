@@ -132,6 +132,40 @@ static void try_door(fuzz *in)
     dp__door_close(&door);
 }
 
+/* What a neighbour says: the rest of the input, perhaps with a beginning that may be a note. It may
+   end after that; returns its end of the connection, or -1. */
+static int speak(fuzz *in, int fd)
+{
+    if (fuzz_next(in, 2) == 1) {
+        dp__note note = {DP__NOTE_MAGIC, 0, 0, 1, 0};
+        note.kind = (uint32_t)fuzz_next(in, DP__KINDS + 1);
+        note.status = fuzz_next(in, 16) - 14;
+        note.bytes = (uint64_t)fuzz_next(in, 40);
+        (void)dp__os_send(fd, &note, sizeof note);
+    }
+    (void)dp__os_send(fd, in->data + in->at, in->bytes - in->at);
+    if (in->bytes % 2) {
+        dp__os_close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* A process has come in, and waits to hear that all have; it gets the input. */
+static void try_welcome(fuzz in)
+{
+    int fds[2];
+    dp__welcome welcome = {0};
+    pair(fds);
+    fds[1] = speak(&in, fds[1]);
+    dp_status status = dp__await_welcome(fds[0], dp__os_now_ns(), &welcome);
+    FUZZ_CHECK(status == DP_OK || dp__is_failure(status));
+    FUZZ_CHECK((status == DP_OK) == (dp_last_error()[0] == '\0'));
+    FUZZ_CHECK(memchr(welcome.host, '\0', sizeof welcome.host) != NULL);
+    dp__os_close(fds[0]);
+    dp__os_close(fds[1]);
+}
+
 /* Process 0 of 2 waits for what process 1 gives, and gets the input. */
 static void try_tree(fuzz *in)
 {
@@ -140,24 +174,16 @@ static void try_tree(fuzz *in)
     dp__tree tree = {.process_count = 2, .timeout_ms = 1};
     pair(fds);
     dp__tree_link(&tree, fds[0], 1);
-    if (fuzz_next(in, 2) == 1) { /* what begins well */
-        dp__note note = {DP__NOTE_MAGIC, 0, 0, 1, 0};
-        note.kind = (uint32_t)fuzz_next(in, DP__KINDS + 1);
-        note.status = fuzz_next(in, 16) - 14;
-        note.bytes = (uint64_t)fuzz_next(in, 40);
-        (void)dp__os_send(fds[1], &note, sizeof note);
-    }
-    (void)dp__os_send(fds[1], in->data + in->at, in->bytes - in->at);
-    if (in->bytes % 2) {
-        dp__os_close(fds[1]);
-        fds[1] = -1;
-    }
+    fds[1] = speak(in, fds[1]);
     dp__os_watch watch = {.fd = fds[0], .events = POLLIN};
     dp_status status = DP_OK;
     while (status == DP_OK && tree.links[0].got < sizeof(dp__note) && !tree.links[0].left &&
            dp__os_poll(&watch, 1, 0) > 0) {
         status = dp__tree_hear(&tree, &tree.links[0]);
     }
+    const dp__note *note = &tree.links[0].note; /* what is none is not taken for one */
+    FUZZ_CHECK(status != DP_OK || tree.links[0].got < sizeof *note ||
+               (note->magic == DP__NOTE_MAGIC && note->kind < DP__KINDS));
     status = dp__tree_all_gather(own, all, sizeof own, &tree);
     FUZZ_CHECK(status == DP_OK || dp_status_class(status) == DP_CLASS_JOB);
     FUZZ_CHECK(status == DP_OK || dp_last_error()[0] != '\0');
@@ -189,6 +215,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (what < 2) {
         try_door(&in);
     } else if (what == 2) {
+        (void)dp__sentence_hide(); /* of the input before */
+        try_welcome(in);
         try_tree(&in);
     } else {
         try_environment(&in);
