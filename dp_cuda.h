@@ -1641,6 +1641,7 @@ static dp_status dp__cuda_poll(const dp__cuda_side *side)
         cudaError_t code = dp__cuda.cudaEventQuery(side->event);
         if (code != cudaErrorNotReady)
             return dp__cuda_check("cudaEventQuery", side->gpu->ordinal, code);
+        (void)dp__cuda.cudaGetLastError(); /* "not ready" stays as well */
         (void)timespec_get(&now, TIME_UTC);
         if (now.tv_sec - start.tv_sec > DP__CUDA_CHECK_SECONDS)
             return dp_error(DP_ERR_TIMEOUT, "a copy does not end");
@@ -2103,6 +2104,7 @@ static void dp__cuda_stream_destroy(dp_stream *stream)
         if (!host->aborted(
                 host)) /* cudaStreamDestroy lets work go on; its memory may be freed now */
             (void)dp__cuda.cudaStreamSynchronize(own->native);
+        (void)dp__cuda.cudaGetLastError();
         (void)dp__cuda_leave(gpu, DP_OK, "cudaStreamDestroy",
                              dp__cuda.cudaStreamDestroy(own->native));
     }
