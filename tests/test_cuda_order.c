@@ -359,6 +359,43 @@ TEST(copies_over_the_host_are_in_order)
     with_seeds(2, over_the_host);
 }
 
+/* Whatever call fails on the way, what was under way in a slot is over before the slot is used
+   again, by the host or by the other GPU. */
+TEST_SLOW(a_copy_over_the_host_fails_anywhere, 60)
+{
+    enum { COUNT = 3 << 18, HALF = COUNT / 2 }; /* two pieces */
+    static float numbers[COUNT];
+    bool fired = true;
+    sim_set_peer(0, 1, SIM_PEER_NONE);
+    sim_set_peer(1, 0, SIM_PEER_NONE);
+    sim_defer(0);
+    dp_ctx *ctx = open_gpus(2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(COUNT), &x));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(COUNT), &y));
+    CHECK_OK(dp_fill(ctx, &x, dp_float(3)));
+    CHECK_OK(dp_copy(ctx, &y, &x, NULL)); /* the pair has been looked at */
+    for (long n = 1; fired; n++) {
+        CHECK_OK(dp_wait(ctx));
+        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        dp_status status = dp_copy(ctx, &y, &x, NULL);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        CHECK_INT(status, fired ? DP_ERR_NO_MEMORY : DP_OK);
+        CHECK_OK(dp_fill(ctx, &x, dp_float((double)n)));
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL));
+        CHECK_OK(dp_copy(ctx, &x, &y, NULL)); /* two pieces each: all four slots */
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL));
+        CHECK_OK(dp_read(ctx, &y, numbers, sizeof numbers));
+        CHECK_F64(numbers[0] + numbers[HALF] + numbers[COUNT - 1], 3 * n, 0);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 typedef struct rows {
