@@ -962,8 +962,8 @@ static void capture_of_two_streams(void)
     record(b);
     wait_on(a);
     inside(x, y, a);
-    must_be(cudaStreamEndCapture(a, &graph), cudaSuccess);
-    must_be(cudaStreamSynchronize(a), cudaSuccess);
+    must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
+    must_be((int)cudaStreamSynchronize(a), cudaSuccess);
 }
 static void pinned_for_both_devices(void)
 {
@@ -982,20 +982,20 @@ static void libraries_are_counted(void)
     cudaLibraryLoadData(&other, "sim compute_75", NULL, NULL, 0, NULL, NULL, 0);
     must_be((int)(sim_library_loads() - loads), 1);
     cudaLibraryUnload(other);
-    must_be(cudaLibraryLoadData(&other, "sim sm_75", NULL, NULL, 0, NULL, NULL, 0),
+    must_be((int)cudaLibraryLoadData(&other, "sim sm_75", NULL, NULL, 0, NULL, NULL, 0),
             cudaErrorNoKernelImageForDevice);
-    must_be(cudaLibraryLoadData(&other, "sim compute_120", NULL, NULL, 0, NULL, NULL, 0),
+    must_be((int)cudaLibraryLoadData(&other, "sim compute_120", NULL, NULL, 0, NULL, NULL, 0),
             cudaErrorNoKernelImageForDevice);
     cudaGetLastError();
 }
 static void a_device_is_lost(void)
 {
     sim_lose_device(0, cudaErrorIllegalAddress);
-    must_be(cudaStreamSynchronize(a), cudaErrorIllegalAddress);
-    must_be(cudaGetLastError(), cudaErrorIllegalAddress);
-    must_be(cudaGetLastError(), cudaErrorIllegalAddress); /* it stays */
+    must_be((int)cudaStreamSynchronize(a), cudaErrorIllegalAddress);
+    must_be((int)cudaGetLastError(), cudaErrorIllegalAddress);
+    must_be((int)cudaGetLastError(), cudaErrorIllegalAddress); /* it stays */
     use_far();
-    must_be(cudaStreamSynchronize(far), cudaSuccess);
+    must_be((int)cudaStreamSynchronize(far), cudaSuccess);
     CUcontext popped;
     pop(&popped);
     push(near_context);
