@@ -81,7 +81,7 @@ TESTS_asan    := $(TESTS)
 TESTS_tsan    := $(filter-out test_shmfault,$(TESTS))
 TESTS_with    := $(filter-out test_shmfault dp,$(TESTS))
 TESTS_conform := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/test_*.c | xargs -n1 basename -s .c)
-TESTS_sim     := $(TESTS_conform) test_cuda dp
+TESTS_sim     := $(TESTS_conform) $(filter test_cuda%,$(TESTS)) dp
 TESTS_gpu     := $(TESTS_sim)
 TESTS_aarch64 := test_main test_tensor test_steps test_thread dp
 TESTS_mpi     := test_main test_coll mpi/test_mpi dp
@@ -224,8 +224,8 @@ build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 
 $(SIM) build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O1 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than -D_GNU_SOURCE -I. -Itests/sim $(STB_CFLAGS) \
-	    -MMD -MP -c $< -o $@
+	$(CC) -std=c11 -O2 -g -fsanitize=alignment $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
+	    -D_GNU_SOURCE -I. -Itests/sim $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)

@@ -64,28 +64,14 @@ DP_API void dp_cuda_release(dp_stream *stream);
 #define DP_CUDA_IMPLEMENTED
 
 /* ==== >>text =====================================================================================
-   The kernels. Each generator below is source for NVRTC, and C for tests: nothing in it is CUDA
-   except what these macros stand for. A kernel gets one dp__cuda_params. Results do not depend on
-   the number of blocks: sums are made in chunks whose size depends only on the count. NVRTC is told
-   not to contract; conversions of halves are done with integers.                                */
+   The kernels. Each generator below is source for NVRTC, and C for tests, which give CUDA's words a
+   meaning: nothing in it is CUDA except what these macros stand for. A kernel gets one
+   dp__cuda_params. Results do not depend on the number of blocks: sums are made in chunks whose
+   size depends only on the count. NVRTC is told not to contract; conversions of halves are done
+   with integers.                                                                                */
 
 enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
-#if defined(DP_CUDA_TEXT_AS_C)
-#define DP__CUDA_KERNEL(name) static void dp_cuda_##name(const struct dp__cuda_params p)
-#define DP__CUDA_DEVICE       static inline
-#define DP__CUDA_SHARED
-#define DP__CUDA_SYNC  ;
-#define DP__CUDA_SQRTF __builtin_sqrtf
-#define DP__CUDA_SQRT  __builtin_sqrt
-#define DP__CUDA_ROLLED
-#define DP__CUDA_FIRST      0
-#define DP__CUDA_STEP       1
-#define DP__CUDA_LANE       0
-#define DP__CUDA_LANE_STEP  1
-#define DP__CUDA_BLOCK      0
-#define DP__CUDA_BLOCK_STEP 1
-#else
 #define DP__CUDA_KERNEL(name) dp_global void dp_cuda_##name(const struct dp__cuda_params p)
 #define DP__CUDA_DEVICE       dp_device
 #define DP__CUDA_SHARED       dp_shared
@@ -99,7 +85,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_LANE_STEP    256
 #define DP__CUDA_BLOCK        blockIdx.x
 #define DP__CUDA_BLOCK_STEP   gridDim.x
-#endif
 
 /* clang-format off */
 #define DP__CUDA_PARAMS                                                                            \
@@ -1641,6 +1626,7 @@ static dp_status dp__cuda_poll(const dp__cuda_side *side)
         cudaError_t code = dp__cuda.cudaEventQuery(side->event);
         if (code != cudaErrorNotReady)
             return dp__cuda_check("cudaEventQuery", side->gpu->ordinal, code);
+        (void)dp__cuda.cudaGetLastError(); /* "not ready" stays as well */
         (void)timespec_get(&now, TIME_UTC);
         if (now.tv_sec - start.tv_sec > DP__CUDA_CHECK_SECONDS)
             return dp_error(DP_ERR_TIMEOUT, "a copy does not end");
@@ -2103,6 +2089,7 @@ static void dp__cuda_stream_destroy(dp_stream *stream)
         if (!host->aborted(
                 host)) /* cudaStreamDestroy lets work go on; its memory may be freed now */
             (void)dp__cuda.cudaStreamSynchronize(own->native);
+        (void)dp__cuda.cudaGetLastError();
         (void)dp__cuda_leave(gpu, DP_OK, "cudaStreamDestroy",
                              dp__cuda.cudaStreamDestroy(own->native));
     }

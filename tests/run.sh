@@ -108,6 +108,11 @@ step_sim() {
     fi
     export SIM_SEED=${SIM_SEED:-1}
     T=${T:-cuda} TEST_GPUS=8 tests sim 6
+    # What passes over all GPUs, in other orders and on other numbers of them.
+    local seed
+    for seed in 2 3; do
+        SIM_SEED=$seed T=${T:-backward/ _cuda} TEST_GPUS=$((seed + 1)) tests sim 6
+    done
     # The same on one GPU, but for those that have GPUs of their own, and what one computes alone.
     T=${T:-_cuda !align/ !device/reduce !device/pad} TEST_GPUS=1 tests sim 6
 }

@@ -845,7 +845,7 @@ KERNEL_TEST(total)
 KERNEL_TEST(strided_copy)
 {
     static blocks start;
-    static const int64_t shapes[][3] = {{2, 3, 4}, {1, 1, 1}, {5, 1, 7}, {3, 4, 1}};
+    static const int64_t shapes[][3] = {{2, 3, 4}, {1, 1, 1}, {5, 1, 7}, {3, 3, 1}};
     static const int64_t strides[][3] = {
         {12, 4, 1}, {1, 7, 28}, {40, 12, 3}, {1, 40, 5}, {50, 9, 1}};
     fill_blocks(dtype, start, state);

@@ -20,6 +20,15 @@ SAME(cudaErrorIllegalAddress, 700);
 SAME(cudaErrorPeerAccessAlreadyEnabled, 704);
 SAME(cudaErrorPeerAccessNotEnabled, 705);
 SAME(cudaErrorNotSupported, 801);
+SAME(cudaErrorStreamCaptureUnsupported, 900);
+SAME(cudaErrorStreamCaptureUnmatched, 903);
+SAME(cudaErrorStreamCaptureUnjoined, 904);
+SAME(cudaErrorStreamCaptureIsolation, 905);
+SAME(cudaErrorCapturedEvent, 907);
+SAME(cudaStreamCaptureStatusNone, 0);
+SAME(cudaStreamCaptureStatusActive, 1);
+SAME(cudaStreamCaptureModeGlobal, 0);
+SAME(cudaStreamCaptureModeThreadLocal, 1);
 SAME(cudaMemcpyHostToDevice, 1);
 SAME(cudaMemcpyDeviceToHost, 2);
 SAME(cudaMemcpyDeviceToDevice, 3);
@@ -84,9 +93,12 @@ extern const struct surface {
     E (*copy)(void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t);
     E (*copy_peer)(void *, int, const void *, int, size_t, cudaStream_t);
     E (*pointer_attributes)(struct cudaPointerAttributes *, const void *);
+    E (*stream_capture)(cudaStream_t, enum cudaStreamCaptureMode);
+    E (*stream_capture_end)(cudaStream_t, cudaGraph_t *);
     E (*stream_create)(cudaStream_t *, unsigned, int);
     E (*stream_destroy)(cudaStream_t);
     E (*stream_device)(cudaStream_t, int *);
+    E (*stream_is_capturing)(cudaStream_t, enum cudaStreamCaptureStatus *);
     E (*stream_synchronize)(cudaStream_t);
     E (*stream_wait)(cudaStream_t, cudaEvent_t, unsigned);
     N (*compile)(nvrtcProgram, int, strings);
@@ -134,9 +146,12 @@ const struct surface surface = {
     cudaMemcpyAsync,
     cudaMemcpyPeerAsync,
     cudaPointerGetAttributes,
+    cudaStreamBeginCapture,
+    cudaStreamEndCapture,
     cudaStreamCreateWithPriority,
     cudaStreamDestroy,
     cudaStreamGetDevice,
+    cudaStreamIsCapturing,
     cudaStreamSynchronize,
     cudaStreamWaitEvent,
     nvrtcCompileProgram,

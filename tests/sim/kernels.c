@@ -1,5 +1,8 @@
 /* kernels.c - the kernels of dp_cuda.h, compiled as C, and which bytes each of them touches. */
 
+#include "../../dp.h" /* before dp_device is a word of the kernels */
+#define SIM_GRID_IMPLEMENTATION
+#include "grid.h"
 #define DP_CUDA_TEXT_AS_C
 #include "../../dp_cuda.h"
 #include <string.h>
@@ -25,6 +28,11 @@ static int number_of(const char *name)
 int sim_kernel_find(const char *name)
 {
     return number_of(name);
+}
+
+int sim_kernel_count(void)
+{
+    return DP__CUDA_KERNEL_COUNT;
 }
 
 const char *sim_kernel_name(int kernel)
@@ -126,8 +134,15 @@ size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
     return count;
 }
 
+static params_fn *running;
+
+static void lane(const void *arguments)
+{
+    running(*(const params *)arguments);
+}
+
 /* Run it on other memory: each range at `at`, in the order of sim_kernel_ranges. */
-void sim_kernel_run(int kernel, const void *arguments, char *const *at)
+bool sim_kernel_run(int kernel, const void *arguments, char *const *at, const sim_launch *launch)
 {
     params p = *(const params *)arguments;
     for (unsigned k = 0; k < in_count(kernel, &p); k++)
@@ -136,7 +151,8 @@ void sim_kernel_run(int kernel, const void *arguments, char *const *at)
         p.out[k] = *at++;
     if (makes_sums(kernel) || ends_sums(kernel))
         p.scratch = (double *)(void *)*at;
-    kernels[kernel].fn(p);
+    running = kernels[kernel].fn;
+    return sim_grid_run(lane, &p, launch->blocks, launch->lanes, launch->backwards);
 }
 
 size_t sim_param_bytes(void)

@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include "cuda.h"
 #include "cuda_runtime_api.h"
+#include "grid.h"
+#include "nvrtc.h"
 #include "sim.h"
 
 enum { BYTES = 1 << 16 };
@@ -157,6 +159,158 @@ static void use_far(void)
 }
 
 static volatile char sink;
+
+/* ---- kernels -----------------------------------------------------------------------------------
+
+   Written as for CUDA. Each touches `bytes` at `data`.                                           */
+
+typedef struct numbers {
+    int *data;
+    size_t bytes, count;
+} numbers;
+
+typedef struct __attribute__((aligned(16))) four {
+    int at[4];
+} four;
+
+static unsigned here(void)
+{
+    return blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+/* Each lane's number, added up in a tree. */
+static void add_lanes(const numbers *p, bool before_tree, bool in_tree)
+{
+    dp_shared int sums[256];
+    sums[threadIdx.x] = (int)threadIdx.x;
+    if (before_tree)
+        __syncthreads();
+    for (unsigned half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
+        if (in_tree)
+            __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        p->data[blockIdx.x] = sums[0];
+}
+static void adds_up(const void *p)
+{
+    add_lanes(p, true, true);
+}
+static void adds_up_too_early(const void *p)
+{
+    add_lanes(p, false, true);
+}
+static void adds_up_without_steps(const void *p)
+{
+    add_lanes(p, true, false);
+}
+static void turns_around(const void *arguments) /* and writes again what others still read */
+{
+    const numbers *p = arguments;
+    dp_shared int row[256];
+    for (int round = 0; round < 2; round++) {
+        row[threadIdx.x] = (int)threadIdx.x + round;
+        __syncthreads();
+        p->data[(unsigned)round * 256 + threadIdx.x] = row[255 - threadIdx.x];
+    }
+}
+static void half_waits(const void *arguments)
+{
+    const numbers *p = arguments;
+    if (threadIdx.x < 128)
+        __syncthreads();
+    p->data[threadIdx.x] = 1;
+}
+static void some_wait_twice(const void *arguments)
+{
+    const numbers *p = arguments;
+    __syncthreads();
+    if (threadIdx.x == 7)
+        __syncthreads();
+    p->data[threadIdx.x] = 1;
+}
+static void reads_what_was_never_written(const void *arguments)
+{
+    const numbers *p = arguments;
+    dp_shared int sum[1];
+    sum[0] += 1;
+    p->data[threadIdx.x] = sum[0];
+}
+static void forgets_its_block(const void *arguments)
+{
+    const numbers *p = arguments;
+    p->data[threadIdx.x] = (int)here();
+}
+static void strides(const void *arguments)
+{
+    const numbers *p = arguments;
+    for (unsigned i = here(); i < p->count; i += gridDim.x * blockDim.x)
+        p->data[i] = (int)i;
+}
+static void shifts_in_place(const void *arguments)
+{
+    const numbers *p = arguments;
+    p->data[here()] = p->data[here() + 1];
+}
+static void reads_behind(const void *arguments)
+{
+    const numbers *p = arguments;
+    if (here() == 0)
+        p->data[0] = p->data[p->bytes / 4 + 8];
+}
+static void writes_behind(const void *arguments)
+{
+    const numbers *p = arguments;
+    p->data[here()] = 1;
+}
+static void writes_before(const void *arguments)
+{
+    const numbers *p = arguments;
+    p->data[-1] = 1;
+}
+static void four_at_a_time(const void *arguments)
+{
+    const numbers *p = arguments;
+    ((volatile four *)(void *)p->data)[here()].at[0] = 5;
+}
+
+static size_t numbers_ranges(const void *arguments, sim_range *out)
+{
+    const numbers *p = arguments;
+    *out = (sim_range){p->data, p->bytes, 4, true};
+    return 1;
+}
+
+static sim_lane_fn *planted_lane;
+
+static bool numbers_run(const void *arguments, char *const *at, const sim_launch *launch)
+{
+    numbers p = *(const numbers *)arguments;
+    p.data = (int *)(void *)at[0];
+    return sim_grid_run(planted_lane, &p, launch->blocks, launch->lanes, launch->backwards);
+}
+
+static cudaKernel_t kernel_of(sim_lane_fn *lane)
+{
+    cudaKernel_t kernel = NULL;
+    planted_lane = lane;
+    sim_add_kernel(&(sim_kernel){"planted", numbers_ranges, numbers_run});
+    cudaLibraryGetKernel(&kernel, library, "planted");
+    return kernel;
+}
+
+/* On `bytes` bytes at `data`, with 256 lanes a block. */
+static void launch(sim_lane_fn *lane, void *data, size_t bytes, unsigned blocks)
+{
+    static _Alignas(16) char params[SIM_PARAM_BYTES];
+    void *arguments[] = {params};
+    const numbers own = {data, bytes, bytes / 4};
+    memcpy(params, &own, sizeof own);
+    cudaLaunchKernel((const void *)kernel_of(lane), (dim3){blocks, 1, 1}, (dim3){256, 1, 1},
+                     arguments, 0, a);
+}
 
 /* ---- planted --------------------------------------------------------------------------------- */
 
@@ -359,13 +513,13 @@ static void memory_leak(void)
 static void stream_leak(void)
 {
     cudaStream_t s;
-    cudaStreamCreateWithPriority(&s, 0, 0);
+    cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, 0);
     clean_up();
 }
 static void event_leak(void)
 {
     cudaEvent_t e;
-    cudaEventCreateWithFlags(&e, 0);
+    cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
     clean_up();
 }
 static void context_left_current(void)
@@ -405,6 +559,240 @@ static void peer_of_another_device(void)
 {
     cudaDeviceEnablePeerAccess(1, 0);
     cudaMemcpyPeerAsync(x, 0, y, 1, BYTES, a);
+}
+
+/* ---- planted: kernels ------------------------------------------------------------------------ */
+
+static void no_barrier_before_the_tree(void)
+{
+    launch(adds_up_too_early, x, 4, 1);
+}
+static void no_barrier_in_the_tree(void)
+{
+    launch(adds_up_without_steps, x, 4, 1);
+}
+static void no_barrier_before_writing_again(void)
+{
+    launch(turns_around, x, 2048, 1);
+}
+static void barrier_of_half_a_block(void)
+{
+    launch(half_waits, x, 1024, 1);
+}
+static void one_barrier_more(void)
+{
+    launch(some_wait_twice, x, 1024, 1);
+}
+static void shared_memory_as_it_comes(void)
+{
+    launch(reads_what_was_never_written, x, 1024, 1);
+}
+static void all_blocks_on_one_place(void)
+{
+    launch(forgets_its_block, x, 4096, 4);
+}
+static void lanes_read_what_others_write(void)
+{
+    for (int i = 0; i < 4096; i++)
+        pinned[i] = (char)(i / 4);
+    cudaMemcpyAsync(x, pinned, 4096, cudaMemcpyHostToDevice, a);
+    launch(shifts_in_place, x, 257 * 4, 1);
+}
+static void kernel_reads_behind_its_operand(void)
+{
+    launch(reads_behind, x, 1024, 1);
+}
+static void kernel_writes_behind_its_operand(void)
+{
+    launch(writes_behind, x, 1020, 1);
+}
+static void kernel_writes_before_its_operand(void)
+{
+    launch(writes_before, x + 512, 1024, 1);
+}
+static void wide_access_that_is_not_aligned(void)
+{
+    launch(four_at_a_time, x + 8, 4096, 1);
+}
+static void launch_of_no_block(void)
+{
+    launch(strides, x, 1024, 0);
+}
+static void kernel_after_unload(void)
+{
+    const cudaKernel_t kernel = kernel_of(strides);
+    static char params[SIM_PARAM_BYTES];
+    void *arguments[] = {params};
+    cudaLibraryUnload(library);
+    cudaLaunchKernel((const void *)kernel, (dim3){1, 1, 1}, (dim3){256, 1, 1}, arguments, 0, a);
+}
+static void library_unloaded_twice(void)
+{
+    cudaLibraryUnload(library);
+    cudaLibraryUnload(library);
+}
+static void library_leak(void)
+{
+    cudaLibrary_t other;
+    cudaLibraryLoadData(&other, "sim sm_90", NULL, NULL, 0, NULL, NULL, 0);
+    clean_up();
+}
+static void unknown_architecture(void)
+{
+    nvrtcProgram program;
+    const char *option = "--gpu-architecture=sm_80";
+    nvrtcCreateProgram(&program, "", "", 0, NULL, NULL);
+    nvrtcCompileProgram(program, 1, &option);
+}
+
+/* ---- planted: flags, captures, errors -------------------------------------------------------- */
+
+static void stream_that_blocks(void)
+{
+    cudaStream_t s;
+    cudaStreamCreateWithPriority(&s, 0, 0);
+}
+static void flags_of_a_stream(void)
+{
+    cudaStream_t s;
+    cudaStreamCreateWithPriority(&s, 2, 0);
+}
+static void event_with_timing(void)
+{
+    cudaEvent_t e;
+    cudaEventCreateWithFlags(&e, 0);
+}
+static void flags_of_an_event(void)
+{
+    cudaEvent_t e;
+    cudaEventCreateWithFlags(&e, cudaEventDisableTiming | 0x40);
+}
+static void flags_of_a_wait(void)
+{
+    record(a);
+    cudaStreamWaitEvent(b, event, 2);
+}
+static void flags_of_pinned_memory(void)
+{
+    void *p;
+    cudaHostAlloc(&p, 64, 0x80);
+}
+static void pinned_for_another_device(void)
+{
+    void *p;
+    cudaHostAlloc(&p, 64, 0);
+    use_far();
+    cudaMemcpyAsync(far_x, p, 64, cudaMemcpyHostToDevice, far);
+}
+static void host_writes_behind_pinned_memory(void)
+{
+    void *p;
+    cudaHostAlloc(&p, 100, cudaHostAllocPortable);
+    ((char *)p)[100] = 1;
+    cudaFreeHost(p);
+}
+static void host_touches_the_page_behind(void)
+{
+    pinned[BYTES] = 1;
+}
+static void event_taken_for_ready(void)
+{
+    for (int i = 0; i < 3; i++) {
+        out(x, a);
+        record(a);
+        cudaEventQuery(event);
+        cudaGetLastError();
+        sink = pinned[0];
+    }
+}
+static void error_left_behind(void)
+{
+    void *p;
+    CUcontext c;
+    cudaMalloc(&p, (size_t)1 << 50);
+    pop(&c);
+}
+static void not_ready_left_behind(void)
+{
+    CUcontext c;
+    do {
+        in(x, a);
+        record(a);
+    } while (cudaEventQuery(event) != cudaErrorNotReady);
+    pop(&c);
+}
+static void begin_capture(void)
+{
+    cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal);
+}
+static void capture_of_nothing_joined(void)
+{
+    cudaGraph_t graph;
+    begin_capture();
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+    cudaStreamEndCapture(a, &graph);
+}
+static void capture_waits_for_others(void)
+{
+    in(x, b);
+    record(b);
+    begin_capture();
+    wait_on(a);
+}
+static void capture_ended_elsewhere(void)
+{
+    cudaGraph_t graph;
+    begin_capture();
+    record(a);
+    wait_on(b);
+    cudaStreamEndCapture(b, &graph);
+}
+static void wait_for_a_capture_that_ended(void)
+{
+    cudaGraph_t graph;
+    begin_capture();
+    record(a);
+    cudaStreamEndCapture(a, &graph);
+    wait_on(b);
+}
+static void allocation_in_a_capture(void)
+{
+    void *p;
+    begin_capture();
+    cudaMalloc(&p, 64);
+}
+static void capture_that_does_not_end(void)
+{
+    begin_capture();
+    clean_up();
+}
+
+static void hang(void)
+{
+    sim_mind_hangs(true);
+    sim_set_peer(0, 1, SIM_PEER_HANGS);
+    cudaDeviceEnablePeerAccess(1, 0);
+    cudaMemcpyPeerAsync(x, 0, far_x, 1, BYTES, a);
+}
+static void sync_of_what_hangs(void)
+{
+    hang();
+    cudaStreamSynchronize(a);
+}
+static void free_beside_what_hangs(void)
+{
+    hang();
+    cudaFree(y);
+}
+static void event_of_what_hangs(void)
+{
+    hang();
+    record(a);
+    wait_on(b);
+    record(b);
+    cudaEventSynchronize(event);
 }
 
 /* ---- correct --------------------------------------------------------------------------------- */
@@ -514,6 +902,100 @@ static void transitive(void)
     use_far();
     cudaStreamWaitEvent(far, event, 0);
     some(far_x, x, cudaMemcpyDeviceToDevice, far);
+    CUcontext popped;
+    pop(&popped);
+    push(near_context);
+}
+
+static int first_of(const void *device)
+{
+    int number;
+    cudaMemcpyAsync(pinned, device, sizeof number, cudaMemcpyDeviceToHost, a);
+    cudaStreamSynchronize(a);
+    memcpy(&number, pinned, sizeof number);
+    return number;
+}
+
+static void must_be(int got, int want)
+{
+    if (got != want)
+        fprintf(stderr, "sim: wrong number: %d, not %d\n", got, want);
+}
+static void barriers(void)
+{
+    launch(adds_up, x, 12, 3);
+    must_be(first_of(x), 255 * 128);
+    must_be(first_of(x + 8), 255 * 128);
+}
+static void blocks_in_strides(void)
+{
+    launch(strides, x, 3000, 2);
+    must_be(first_of(x + 2996), 749);
+}
+static void wide_accesses(void)
+{
+    launch(four_at_a_time, x + 16, 4096, 1);
+    must_be(first_of(x + 16 + 4080), 5);
+}
+static void memory_begins_as_nan(void)
+{
+    must_be(first_of(x + 400), -1);
+}
+static void asked_until_ready(void)
+{
+    for (int i = 0; i < 8; i++) {
+        out(x, a);
+        record(a);
+        while (cudaEventQuery(event) == cudaErrorNotReady)
+            cudaGetLastError();
+        pinned[0] = 1;
+    }
+}
+static void capture_of_two_streams(void)
+{
+    cudaGraph_t graph;
+    in(x, a);
+    begin_capture();
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+    record(b);
+    wait_on(a);
+    inside(x, y, a);
+    must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
+    must_be((int)cudaStreamSynchronize(a), cudaSuccess);
+}
+static void pinned_for_both_devices(void)
+{
+    in(x, a);
+    cudaStreamSynchronize(a);
+    use_far();
+    cudaMemcpyAsync(far_x, pinned, BYTES, cudaMemcpyHostToDevice, far);
+    CUcontext popped;
+    pop(&popped);
+    push(near_context);
+}
+static void libraries_are_counted(void)
+{
+    cudaLibrary_t other;
+    long loads = sim_library_loads();
+    cudaLibraryLoadData(&other, "sim compute_75", NULL, NULL, 0, NULL, NULL, 0);
+    must_be((int)(sim_library_loads() - loads), 1);
+    cudaLibraryUnload(other);
+    must_be((int)cudaLibraryLoadData(&other, "sim sm_75", NULL, NULL, 0, NULL, NULL, 0),
+            cudaErrorNoKernelImageForDevice);
+    must_be((int)cudaLibraryLoadData(&other, "sim compute_120", NULL, NULL, 0, NULL, NULL, 0),
+            cudaErrorNoKernelImageForDevice);
+    cudaGetLastError();
+}
+static void a_device_is_lost(void)
+{
+    sim_lose_device(0, cudaErrorIllegalAddress);
+    must_be((int)cudaStreamSynchronize(a), cudaErrorIllegalAddress);
+    must_be((int)cudaGetLastError(), cudaErrorIllegalAddress);
+    must_be((int)cudaGetLastError(), cudaErrorIllegalAddress); /* it stays */
+    use_far();
+    must_be((int)cudaStreamSynchronize(far), cudaSuccess);
     CUcontext popped;
     pop(&popped);
     push(near_context);
@@ -636,6 +1118,39 @@ static const struct program {
     PLANTED(query_during_capture, "in capture"), PLANTED(wait_during_capture, "in capture"),
     PLANTED(peer_without_access, "peer without access"),
     PLANTED(peer_of_another_device, "wrong device"),
+    PLANTED(no_barrier_before_the_tree, "order of lanes"),
+    PLANTED(no_barrier_in_the_tree, "order of lanes"),
+    PLANTED(no_barrier_before_writing_again, "order of lanes"),
+    PLANTED(barrier_of_half_a_block, "barrier of some"),
+    PLANTED(one_barrier_more, "barrier of some"),
+    PLANTED(shared_memory_as_it_comes, "order of lanes"),
+    PLANTED(all_blocks_on_one_place, "order of lanes"),
+    PLANTED(lanes_read_what_others_write, "order of lanes"),
+    PLANTED(kernel_reads_behind_its_operand, "out of bounds"),
+    PLANTED(kernel_writes_behind_its_operand, "out of bounds"),
+    PLANTED(kernel_writes_before_its_operand, "out of bounds"),
+    PLANTED(wide_access_that_is_not_aligned, "misaligned"),
+    PLANTED(launch_of_no_block, "bad launch"),
+    PLANTED(kernel_after_unload, "library after unload"),
+    PLANTED(library_unloaded_twice, "library after unload"), PLANTED(library_leak, "leak"),
+    PLANTED(unknown_architecture, "unknown architecture"),
+    PLANTED(stream_that_blocks, "blocking stream"), PLANTED(flags_of_a_stream, "unknown flags"),
+    PLANTED(event_with_timing, "event with timing"), PLANTED(flags_of_an_event, "unknown flags"),
+    PLANTED(flags_of_a_wait, "unknown flags"), PLANTED(flags_of_pinned_memory, "unknown flags"),
+    PLANTED(pinned_for_another_device, "not portable"),
+    PLANTED(host_writes_behind_pinned_memory, "host out of bounds"),
+    PLANTED(host_touches_the_page_behind, "host out of bounds"),
+    PLANTED(event_taken_for_ready, "host in flight"),
+    PLANTED(error_left_behind, "error left behind"),
+    PLANTED(not_ready_left_behind, "error left behind"),
+    PLANTED(capture_of_nothing_joined, "in capture"),
+    PLANTED(capture_waits_for_others, "in capture"),
+    PLANTED(capture_ended_elsewhere, "in capture"),
+    PLANTED(wait_for_a_capture_that_ended, "in capture"),
+    PLANTED(allocation_in_a_capture, "in capture"), PLANTED(capture_that_does_not_end, "leak"),
+    PLANTED(sync_of_what_hangs, "waits for ever"),
+    PLANTED(free_beside_what_hangs, "waits for ever"),
+    PLANTED(event_of_what_hangs, "waits for ever"),
     PLANTED(deferred_missing_wait, "wrong number"),
     PLANTED(deferred_wait_for_the_wrong_stream, "wrong number"),
     PLANTED(deferred_overwritten_too_early, "wrong number"),
@@ -643,7 +1158,10 @@ static const struct program {
     CORRECT(by_an_event), CORRECT(readers_together), CORRECT(apart_in_one_block),
     CORRECT(kernels_in_order), CORRECT(over_two_devices), CORRECT(ring_of_slots),
     CORRECT(transitive), CORRECT(peers), CORRECT(captured), CORRECT(deferred_in_order),
-    CORRECT(deferred_recorded_on_two_streams),
+    CORRECT(deferred_recorded_on_two_streams), CORRECT(barriers), CORRECT(blocks_in_strides),
+    CORRECT(wide_accesses), CORRECT(memory_begins_as_nan), CORRECT(asked_until_ready),
+    CORRECT(capture_of_two_streams), CORRECT(pinned_for_both_devices),
+    CORRECT(libraries_are_counted), CORRECT(a_device_is_lost),
 };
 /* clang-format on */
 

@@ -3,9 +3,11 @@
    Work is done at once, on memory of the host, but its order is followed as if it were not: each
    stream has a clock, and so has the host; enqueueing, events and waits hand clocks on. Accesses to
    the same bytes, one of them a write, that no clock orders are a race, whatever the timing.
-   Device memory is at addresses that nobody can touch; pinned memory cannot be touched by the host
-   while a copy may still be using it. Whatever is wrong becomes a finding, and a test with findings
-   fails.
+   Device memory is at addresses that nobody can touch, and begins as NaN of any kind; pinned memory
+   cannot be touched by the host while a copy may still be using it. Behind each block, and behind
+   each operand of a kernel, is a page that cannot be touched either. A kernel runs lane by lane, as
+   its text is for CUDA, in two orders that must give the same. Whatever is wrong becomes a finding,
+   and a test with findings fails.
 
    All threads of the host have one clock: how they order each other is not known here.          */
 
@@ -17,10 +19,11 @@
 
 /* ---- for tests ------------------------------------------------------------------------------- */
 
-void sim_set_device_count(int count); /* none before */
-void sim_set_driver(int version);     /* 13000; 0 = there is none */
-void sim_set_memory(size_t bytes);    /* of each device; 4 GiB */
-void sim_set_arch(int arch);          /* 90 for sm_90; NVRTC knows 75 and 90 */
+void sim_set_device_count(int count);            /* none before */
+void sim_set_driver(int version);                /* 13000; 0 = there is none */
+void sim_set_memory(size_t bytes);               /* of each device; 4 GiB */
+void sim_set_arch(int arch);                     /* 90 for sm_90 */
+void sim_set_archs(const int *archs, int count); /* what NVRTC knows, up to 16: 75 and 90 */
 
 /* How `reader` gets what `from` has. A pair that is not good may still say that it is. */
 typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;
@@ -37,10 +40,21 @@ void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);
 long sim_call_count(void);
 
+/* Waiting for what hangs is a finding, also where the driver waits: when it frees memory. */
+void sim_mind_hangs(bool on);
+
+/* The device is lost: each call with its context fails with this cudaError_t, until the last who
+   uses the context releases it. */
+void sim_lose_device(int device, int code);
+
 /* While it is on, calls that may wait for the device are findings: "blocks" where only enqueueing
-   is allowed, "in capture" while somebody captures, when even asking for an event is wrong. */
+   is allowed, "in capture" while somebody captures, when even asking for an event is wrong. The
+   same is in capture while a stream is, by cudaStreamBeginCapture. */
 void sim_enqueue_only(bool on);
 void sim_capture(bool on);
+
+/* Images of kernels that were loaded, so far. */
+long sim_library_loads(void);
 
 /* Findings so far, by name; printed to stderr as they happen unless hushed. */
 int sim_finding_count(const char *name); /* NULL: of any name */
@@ -50,7 +64,10 @@ void sim_forget_findings(void);
 /* What is still there becomes findings "leak". */
 void sim_check_leaks(void);
 
-/* ---- between its parts ----------------------------------------------------------------------- */
+/* Arguments of the kernels fill_1 ... fill_8, for count elements at dst. */
+void sim_fill_params(void *out, void *dst, size_t count);
+
+/* ---- between its parts, and for kernels of a test's own -------------------------------------- */
 
 typedef struct sim_range {
     void *pointer;
@@ -58,15 +75,30 @@ typedef struct sim_range {
     bool write;
 } sim_range;
 
+typedef struct sim_launch {
+    unsigned blocks, lanes;
+    bool backwards; /* the last block and the last lane first */
+} sim_launch;
+
 enum { SIM_RANGES = 160, SIM_PARAM_BYTES = 4096 };
 
+/* What it touches, and how it runs on other memory: each range at `at`. False: not all lanes came
+   to the same barriers. Arguments are SIM_PARAM_BYTES, and end where sim_param_bytes says. */
+typedef struct sim_kernel {
+    const char *name;
+    size_t (*ranges)(const void *arguments, sim_range *out);
+    bool (*run)(const void *arguments, char *const *at, const sim_launch *launch);
+} sim_kernel;
+
+void sim_add_kernel(const sim_kernel *kernel); /* a copy; libraries have it from now on */
+
+enum { SIM_KERNELS = 256 }; /* at most, of the text and of the test */
+
 int sim_kernel_find(const char *name); /* -1: there is none */
+int sim_kernel_count(void);
 const char *sim_kernel_name(int kernel);
 size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out);
 size_t sim_param_bytes(void);
-void sim_kernel_run(int kernel, const void *arguments, char *const *at);
-
-/* Arguments of the kernels fill_1 ... fill_8, for count elements at dst. */
-void sim_fill_params(void *out, void *dst, size_t count);
+bool sim_kernel_run(int kernel, const void *arguments, char *const *at, const sim_launch *launch);
 
 #endif /* SIM_H */

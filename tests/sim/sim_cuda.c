@@ -15,7 +15,7 @@
 #include "sim.h"
 
 enum { DEVICES = 64, ACTORS = 256, HOST = 0, FINDINGS = 64, PAGE = 4096, STACK = 16 };
-enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3 };
+enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3, LANES = 1024, SHARED_MAX = 48 << 10 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
 
@@ -80,6 +80,17 @@ __attribute__((destructor)) static void end_with_findings(void)
     }
 }
 
+/* ---- contexts of threads --------------------------------------------------------------------- */
+
+struct CUctx_st {
+    int device, users;
+};
+static struct CUctx_st contexts[DEVICES];
+static cudaError_t lost[DEVICES]; /* cudaSuccess: it is not */
+static _Thread_local CUcontext stack[STACK];
+static _Thread_local int stack_depth;
+static _Thread_local cudaError_t last_error;
+
 /* ---- faults ---------------------------------------------------------------------------------- */
 
 static long call_count, fail_at;
@@ -105,6 +116,17 @@ long sim_call_count(void)
     return call_count;
 }
 
+/* What is wrong with the device of the context that the thread has. */
+static cudaError_t lost_here(void)
+{
+    return stack_depth > 0 ? lost[stack[stack_depth - 1]->device] : cudaSuccess;
+}
+
+void sim_lose_device(int device, int code)
+{
+    lost[device] = (cudaError_t)code;
+}
+
 /* Every call passes here first, and ends with leave(). */
 static cudaError_t enter(void)
 {
@@ -112,10 +134,16 @@ static cudaError_t enter(void)
     call_count++;
     bool fails = fail_at > 0 && (call_count == fail_at || (fail_sticky && call_count > fail_at));
     fault_fired = fault_fired || fails;
-    return fails ? (cudaError_t)fail_code : cudaSuccess;
+    return fails ? (cudaError_t)fail_code : lost_here();
 }
 
 static bool enqueue_only, capturing;
+static int captures_open;
+
+static bool is_capturing(void)
+{
+    return capturing || captures_open > 0;
+}
 
 void sim_enqueue_only(bool on)
 {
@@ -133,7 +161,7 @@ static cudaError_t enter_waiting(const char *fn)
     cudaError_t code = enter();
     if (enqueue_only)
         find("blocks", "%s, where work is only enqueued", fn);
-    if (capturing)
+    if (is_capturing())
         find("in capture", "%s, while a stream is captured", fn);
     return code;
 }
@@ -141,13 +169,24 @@ static cudaError_t enter_waiting(const char *fn)
 /* Calls that release: on a lost device they fail, and yet nothing is left behind. */
 static bool releases(cudaError_t code)
 {
-    return code == cudaSuccess || fail_sticky;
+    return code == cudaSuccess || fail_sticky || lost_here() != cudaSuccess;
 }
 
+/* The thread keeps an error until it is asked for it, even "not ready". */
 static cudaError_t leave(cudaError_t code)
 {
+    if (code != cudaSuccess)
+        last_error = code;
     pthread_mutex_unlock(&lock);
     return code;
+}
+
+/* NVRTC has errors of its own. */
+static bool nvrtc_fails(void)
+{
+    cudaError_t code = enter();
+    pthread_mutex_unlock(&lock);
+    return code != cudaSuccess;
 }
 
 /* ---- pairs of devices ------------------------------------------------------------------------ */
@@ -163,14 +202,7 @@ static void spoil(int reader, int from, char *bytes, size_t count)
         bytes[count / 2] = (char)(bytes[count / 2] ^ 1);
 }
 
-/* ---- contexts of threads --------------------------------------------------------------------- */
-
-struct CUctx_st {
-    int device, users;
-};
-static struct CUctx_st contexts[DEVICES];
-static _Thread_local CUcontext stack[STACK];
-static _Thread_local int stack_depth;
+/* ---- the driver: contexts -------------------------------------------------------------------- */
 
 /* The device of the context that the thread has; what needs one would else make one. */
 static int current_device(const char *fn)
@@ -195,6 +227,12 @@ static CUresult ctx_pop(CUcontext *out)
     if (stack_depth == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     *out = stack[--stack_depth];
+    if (stack_depth == 0 && last_error != cudaSuccess) {
+        if (lost[(*out)->device] == cudaSuccess) /* or nobody can clear it */
+            find("error left behind", "code %d, for the next who asks this thread",
+                 (int)last_error);
+        last_error = cudaSuccess;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -215,6 +253,8 @@ static CUresult ctx_release(CUdevice device)
         find("context released twice", "device %d", device);
     for (int d = 0; d < DEVICES && contexts[device].users == 0; d++)
         reaches[device][d] = reaches[d][device] = false; /* it went with the context */
+    if (contexts[device].users == 0)
+        lost[device] = cudaSuccess;
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
@@ -245,6 +285,7 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
     size_t bytes;
     int reader, source; /* devices; -1: the host */
     int kernel;
+    sim_launch launch;
     size_t operand_count;
     struct operand *operands;
     void *params;
@@ -254,7 +295,8 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
 struct CUstream_st {
     uint32_t magic;
     int device, actor;
-    bool hangs; /* it will never be done */
+    bool hangs;  /* it will never be done */
+    int capture; /* its number; 0: none */
     clock_of clock;
     work *todo, **end; /* deferred */
     struct CUstream_st *next;
@@ -263,6 +305,8 @@ struct CUevent_st {
     uint32_t magic;
     int device;
     bool recorded, hangs;
+    int capture;     /* in which the newest record is */
+    unsigned denied; /* how often a query says that it is not ready yet */
     uint64_t serial; /* of the newest record */
     clock_of clock;
     struct CUevent_st *next;
@@ -274,6 +318,25 @@ static uint64_t ticks[ACTORS]; /* of each actor, also after its stream was destr
 static bool taken[ACTORS] = {[HOST] = true};
 static struct CUstream_st *streams;
 static struct CUevent_st *events;
+static cudaStream_t capture_origin;
+static bool hangs_matter;
+
+void sim_mind_hangs(bool on)
+{
+    hangs_matter = on;
+}
+
+static void never_ends(const char *fn, bool hangs)
+{
+    if (hangs && hangs_matter)
+        find("waits for ever", "%s waits for what hangs", fn);
+}
+
+static void device_never_ends(const char *fn, int device)
+{
+    for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
+        never_ends(fn, s->hangs && s->magic == STREAM && s->device == device);
+}
 
 static void join(clock_of *into, const clock_of *other)
 {
@@ -304,6 +367,19 @@ static void enqueue(cudaStream_t stream)
     stream->clock.at[stream->actor] = ++ticks[stream->actor];
 }
 
+struct CUkern_st {
+    int kernel;
+    struct CUlib_st *library;
+};
+struct CUlib_st {
+    bool live;
+    struct CUkern_st kernels[SIM_KERNELS];
+    struct CUlib_st *next;
+};
+
+static struct CUlib_st *libraries;
+static long library_loads;
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 typedef struct access_of {
@@ -318,11 +394,14 @@ typedef struct access_of {
 typedef struct block {
     char *public_at, *shadow; /* what the program has; where the bytes are */
     size_t bytes;
-    int device; /* -1: pinned memory of the host */
+    int device;   /* -1: pinned memory of the host */
+    int only_for; /* pinned: the device that may use it; -1: any */
     bool freed, closed;
     access_of *accesses;
     struct block *next;
 } block;
+
+enum { BEHIND_BYTE = 0x5d };
 
 static block *blocks;
 
@@ -338,6 +417,15 @@ static block *block_of(const void *pointer)
 static size_t pages(size_t bytes)
 {
     return (bytes + PAGE - 1) / PAGE * PAGE;
+}
+
+static bool is_behind_block(const char *at)
+{
+    bool behind = false;
+    for (const block *b = blocks; b != NULL; b = b->next)
+        behind = behind ||
+                 (at >= b->public_at + b->bytes && at < b->public_at + pages(b->bytes) + PAGE);
+    return behind;
 }
 
 static bool before(const access_of *a, const clock_of *clock)
@@ -392,7 +480,8 @@ static void touch(block *b, size_t begin, size_t bytes, bool write, cudaStream_t
                  "and nothing orders them",
                  what, write ? "writes" : "reads", begin, end, b->bytes, b->device, a->what,
                  a->write ? "wrote" : "read", a->begin, a->end);
-        if (a->begin >= begin && a->end <= end && ordered && (write || !a->write)) {
+        bool covered = a->begin >= begin && a->end <= end && ordered && (write || !a->write);
+        if (covered || before(a, &host)) { /* what the host knows of is before all that comes */
             *link = a->next;
             free(a);
         } else {
@@ -424,9 +513,14 @@ static char *reach(const void *pointer, size_t bytes, bool write, cudaStream_t s
              b->bytes);
         return NULL;
     }
+    if (b->only_for >= 0 && b->only_for != stream->device)
+        find("not portable", "%s of device %d uses memory that is pinned for %d", what,
+             stream->device, b->only_for);
     touch(b, at, bytes, write, stream, what);
     return b->shadow + at;
 }
+
+static bool cell_fault(const char *at);
 
 /* The host touched what it must not: say so, and let it have pinned memory. */
 static void fault(int signal_number, siginfo_t *info, void *context)
@@ -439,6 +533,10 @@ static void fault(int signal_number, siginfo_t *info, void *context)
         b->closed = false;
         return;
     }
+    if (b == NULL && cell_fault(info->si_addr))
+        return;
+    if (b == NULL && is_behind_block(info->si_addr))
+        find("host out of bounds", "the host touches what is behind a block");
     if (b != NULL)
         find("host on device", "the host touches memory of device %d", b->device);
     signal(SIGSEGV, SIG_DFL); /* and the same access again */
@@ -459,26 +557,56 @@ static bool map_host(block *b)
     int file = memfd_create("sim", 0);
     size_t bytes = pages(b->bytes);
     bool made = file >= 0 && ftruncate(file, (off_t)bytes) == 0;
-    void *first = made ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
+    void *first = made ? mmap(NULL, bytes + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
                        : MAP_FAILED;
     void *second = made ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)
                         : MAP_FAILED;
     close(file);
     b->public_at = first;
     b->shadow = second;
+    if (second != MAP_FAILED && first != MAP_FAILED) { /* behind the end of the file is nothing */
+        mprotect((char *)first + bytes, PAGE, PROT_NONE);
+        memset(b->shadow + b->bytes, BEHIND_BYTE, bytes - b->bytes);
+    }
     return first != MAP_FAILED && second != MAP_FAILED;
 }
 
-/* Addresses of device memory are reserved for ever: what was freed is never anybody else's. */
+/* Memory begins as NaN of any kind: pages of one file, each copied when it is first written. */
+enum { POISON_BYTES = 4 << 20 };
+static int poison_file = -1;
+
+__attribute__((constructor)) static void make_poison(void)
+{
+    static char page[PAGE];
+    memset(page, 0xff, sizeof page);
+    poison_file = memfd_create("sim poison", 0);
+    for (int at = 0; at < POISON_BYTES; at += PAGE)
+        if (write(poison_file, page, sizeof page) != PAGE)
+            abort();
+}
+
+static bool poison(char *at, size_t bytes)
+{
+    bool made = true;
+    for (size_t done = 0; done < bytes && made; done += POISON_BYTES) {
+        size_t part = bytes - done < POISON_BYTES ? bytes - done : POISON_BYTES;
+        made = mmap(at + done, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, poison_file,
+                    0) != MAP_FAILED;
+    }
+    return made;
+}
+
+/* Addresses of device memory are reserved for ever: what was freed is never anybody else's, and
+   behind each block is a page of nobody's. */
 static bool map_device(block *b)
 {
-    void *at =
-        mmap(NULL, pages(b->bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    void *shadow = mmap(NULL, pages(b->bytes), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    size_t bytes = pages(b->bytes);
+    void *at = mmap(NULL, bytes + PAGE, PROT_NONE, how, -1, 0);
+    void *shadow = mmap(NULL, bytes, PROT_NONE, how, -1, 0);
     b->public_at = at;
     b->shadow = shadow;
-    return at != MAP_FAILED && shadow != MAP_FAILED;
+    return at != MAP_FAILED && shadow != MAP_FAILED && poison(shadow, bytes);
 }
 
 static cudaError_t make_block(size_t bytes, int device, void **out)
@@ -489,7 +617,7 @@ static cudaError_t make_block(size_t bytes, int device, void **out)
         free(b);
         return bytes == 0 ? cudaErrorInvalidValue : cudaErrorMemoryAllocation;
     }
-    *b = (block){.bytes = bytes, .device = device, .next = blocks};
+    *b = (block){.bytes = bytes, .device = device, .only_for = -1, .next = blocks};
     if (!(device < 0 ? map_host(b) : map_device(b))) {
         free(b);
         return cudaErrorMemoryAllocation;
@@ -518,13 +646,18 @@ static cudaError_t drop_block(const char *fn, void *pointer, bool pinned)
         return cudaErrorInvalidValue;
     }
     for (const access_of *a = b->accesses; a != NULL; a = a->next)
-        if (!before(a, &host) && !fail_sticky)
+        if (!before(a, &host) && !fail_sticky && lost_here() == cudaSuccess)
             find("free in flight", "%s of a block that %s may still be using", fn, a->what);
     while (b->accesses != NULL) {
         access_of *a = b->accesses;
         b->accesses = a->next;
         free(a);
     }
+    bool same = true;
+    for (size_t at = b->bytes; b->device < 0 && at < pages(b->bytes); at++)
+        same = same && b->shadow[at] == BEHIND_BYTE;
+    if (!same)
+        find("host out of bounds", "the host wrote behind a pinned block of %zu bytes", b->bytes);
     b->freed = true;
     munmap(b->shadow, pages(b->bytes));
     mprotect(b->public_at, pages(b->bytes), PROT_NONE);
@@ -548,9 +681,46 @@ void sim_check_leaks(void)
     for (int d = 0; d < DEVICES; d++)
         if (contexts[d].users > 0)
             find("leak", "the context of device %d", d);
+    for (const struct CUlib_st *l = libraries; l != NULL; l = l->next)
+        if (l->live)
+            find("leak", "a library of kernels");
     if (stack_depth > 0)
         find("leak", "a context on the stack of this thread");
+    if (captures_open > 0)
+        find("leak", "a capture that did not end");
+    if (last_error != cudaSuccess)
+        find("error left behind", "code %d, for the next who asks this thread", (int)last_error);
     pthread_mutex_unlock(&lock);
+}
+
+/* ---- kernels of the text, and of the test's own ---------------------------------------------- */
+
+static sim_kernel added_kernels[SIM_KERNELS];
+static int added_kernel_count;
+
+void sim_add_kernel(const sim_kernel *kernel)
+{
+    added_kernels[added_kernel_count++] = *kernel;
+}
+
+static int kernel_find(const char *name)
+{
+    for (int k = 0; k < added_kernel_count; k++)
+        if (strcmp(added_kernels[k].name, name) == 0)
+            return sim_kernel_count() + k;
+    return sim_kernel_find(name);
+}
+
+static const char *kernel_name(int kernel)
+{
+    const int text = sim_kernel_count();
+    return kernel >= text ? added_kernels[kernel - text].name : sim_kernel_name(kernel);
+}
+
+/* NULL: it is of the text. */
+static const sim_kernel *added_kernel(int kernel)
+{
+    return kernel >= sim_kernel_count() ? &added_kernels[kernel - sim_kernel_count()] : NULL;
 }
 
 /* ---- work ------------------------------------------------------------------------------------
@@ -561,10 +731,9 @@ void sim_check_leaks(void)
 typedef struct operand {
     sim_range range;
     int device;
-    char *shadow, *copy;
+    char *shadow, *copy, *first;    /* first: the copy of the first of two runs */
+    struct cell *cell, *first_cell; /* NULL: the copy is that of an operand before */
 } operand;
-
-enum { FENCE = 64, FENCE_BYTE = 0x5e };
 
 static uint64_t seed; /* 0: nothing is deferred */
 
@@ -606,22 +775,139 @@ static uint64_t chance(uint64_t below)
     return seed % below;
 }
 
-/* A kernel runs on copies of exactly the bytes that it may touch, with a fence behind. Operands at
-   the same address are the same bytes. */
+/* A kernel runs on copies of exactly the bytes that it may touch. A copy lies as its operand does
+   in steps of COPY_ALIGN, so that wide accesses are aligned where they are in reality, and ends
+   where a page that nobody may touch begins; what lies between has a known content. */
+typedef struct cell {
+    char *begin, *end; /* whole pages */
+    bool used, torn;   /* torn: somebody was in the pages around it, which are open now */
+    struct cell *next;
+} cell;
+
+enum { COPY_ALIGN = 32, FENCE = 64, FENCE_BYTE = 0x5e, TWICE_BYTES = 1 << 20 };
+
+static cell *cells;
+static const char *running; /* the kernel */
+
+/* The kernels' text is compiled with -fsanitize=alignment, which calls this. */
+void __ubsan_handle_type_mismatch_v1(void *site, uintptr_t pointer);
+void __ubsan_handle_type_mismatch_v1(void *site, uintptr_t pointer)
+{
+    (void)site;
+    find("misaligned", "%s reads or writes more at a time than 0x%llx allows", running,
+         (unsigned long long)pointer);
+}
+
+static cell *cell_take(size_t bytes)
+{
+    cell *own = cells;
+    bytes = pages(bytes + FENCE);
+    while (own != NULL && (own->used || (size_t)(own->end - own->begin) != bytes))
+        own = own->next;
+    if (own == NULL) {
+        char *at = mmap(NULL, bytes + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mprotect(at + PAGE, bytes, PROT_READ | PROT_WRITE);
+        own = malloc(sizeof *own);
+        *own = (cell){.begin = at + PAGE, .end = at + PAGE + bytes, .next = cells};
+        cells = own;
+    }
+    own->used = true;
+    return own;
+}
+
+static void cell_give(cell *own)
+{
+    if (own->torn) {
+        mprotect(own->begin - PAGE, PAGE, PROT_NONE);
+        mprotect(own->end, PAGE, PROT_NONE);
+    }
+    own->used = own->torn = false;
+}
+
+/* A kernel is beside its operand: say so, and let it go on. */
+static bool cell_fault(const char *at)
+{
+    for (cell *c = cells; c != NULL; c = c->next)
+        if (c->used && at >= c->begin - PAGE && at < c->end + PAGE) {
+            find("out of bounds", "%s touches what is %s an operand", running,
+                 at < c->begin ? "before" : "behind");
+            mprotect(c->begin - PAGE, PAGE, PROT_READ | PROT_WRITE);
+            mprotect(c->end, PAGE, PROT_READ | PROT_WRITE);
+            c->torn = true;
+            return true;
+        }
+    return false;
+}
+
+/* The place of a copy in its cell: at its end. */
+static char *cell_place(const cell *own, const operand *o)
+{
+    size_t over = ((uintptr_t)own->end - o->range.bytes - (uintptr_t)o->range.pointer) % COPY_ALIGN;
+    return own->end - o->range.bytes - over;
+}
+
 static void lay_out(const work *w)
 {
     for (size_t i = 0; i < w->operand_count; i++) {
         operand *own = &w->operands[i];
+        size_t bytes = own->range.bytes;
+        own->copy = NULL;
+        own->cell = NULL;
         for (size_t k = 0; k < i && own->copy == NULL; k++)
-            if (w->operands[k].shadow == own->shadow &&
-                w->operands[k].range.bytes == own->range.bytes)
-                own->copy = w->operands[k].copy;
+            if (w->operands[k].shadow == own->shadow && w->operands[k].range.bytes == bytes)
+                own->copy = w->operands[k].copy; /* the same bytes */
         if (own->copy != NULL)
             continue;
-        own->copy = malloc(own->range.bytes + FENCE);
-        memcpy(own->copy, own->shadow, own->range.bytes);
-        spoil(w->reader, own->device, own->copy, own->range.bytes);
-        memset(own->copy + own->range.bytes, FENCE_BYTE, FENCE);
+        own->cell = cell_take(bytes + COPY_ALIGN);
+        own->copy = cell_place(own->cell, own);
+        memcpy(own->copy, own->shadow, bytes);
+        spoil(w->reader, own->device, own->copy, bytes);
+        memset(own->copy - FENCE, FENCE_BYTE, FENCE);
+        memset(own->copy + bytes, FENCE_BYTE, (size_t)(own->cell->end - own->copy) - bytes);
+    }
+}
+
+static bool is_fence(const char *from, const char *to)
+{
+    while (from < to && *from == FENCE_BYTE)
+        from++;
+    return from == to;
+}
+
+static void check_fences(const work *w)
+{
+    for (size_t i = 0; i < w->operand_count; i++) {
+        const operand *own = &w->operands[i];
+        if (own->cell != NULL && (!is_fence(own->copy - FENCE, own->copy) ||
+                                  !is_fence(own->copy + own->range.bytes, own->cell->end)))
+            find("out of bounds", "%s writes beside an operand of %zu bytes",
+                 kernel_name(w->kernel), own->range.bytes);
+    }
+}
+
+static void run_on_copies(const work *w, bool backwards)
+{
+    char *at[SIM_RANGES];
+    const sim_kernel *added = added_kernel(w->kernel);
+    const sim_launch launch = {w->launch.blocks, w->launch.lanes, backwards};
+    lay_out(w);
+    for (size_t i = 0; i < w->operand_count; i++)
+        at[i] = w->operands[i].copy;
+    running = kernel_name(w->kernel);
+    bool together = added != NULL ? added->run(w->params, at, &launch)
+                                  : sim_kernel_run(w->kernel, w->params, at, &launch);
+    if (!together)
+        find("barrier of some", "%s: not all lanes of a block come to it", running);
+    check_fences(w);
+}
+
+static void compare_runs(const work *w)
+{
+    for (size_t i = 0; i < w->operand_count; i++) {
+        const operand *own = &w->operands[i];
+        if (own->range.write && memcmp(own->first, own->copy, own->range.bytes) != 0)
+            find("order of lanes", "%s: the result depends on which lane or block is first",
+                 running);
     }
 }
 
@@ -629,31 +915,32 @@ static void put_back(const work *w)
 {
     for (size_t i = 0; i < w->operand_count; i++) {
         const operand *own = &w->operands[i];
-        for (int k = 0; k < FENCE; k++)
-            if (own->copy[own->range.bytes + (size_t)k] != FENCE_BYTE) {
-                find("out of bounds", "%s writes behind an operand of %zu bytes",
-                     sim_kernel_name(w->kernel), own->range.bytes);
-                break;
-            }
         if (own->range.write)
             memcpy(own->shadow, own->copy, own->range.bytes);
-    }
-    for (size_t i = 0; i < w->operand_count; i++) {
-        bool first = true;
-        for (size_t k = 0; k < i; k++)
-            first = first && w->operands[k].copy != w->operands[i].copy;
-        if (first)
-            free(w->operands[i].copy);
+        if (own->cell != NULL)
+            cell_give(own->cell);
+        if (own->first_cell != NULL)
+            cell_give(own->first_cell);
     }
 }
 
+/* In both orders, which must give the same; what is long in one of them, by turns. */
 static void run_kernel(const work *w)
 {
-    char *at[SIM_RANGES];
-    lay_out(w);
+    static bool turn;
+    size_t bytes = 0;
     for (size_t i = 0; i < w->operand_count; i++)
-        at[i] = w->operands[i].copy;
-    sim_kernel_run(w->kernel, w->params, at);
+        bytes += w->operands[i].range.bytes;
+    turn = !turn;
+    run_on_copies(w, turn);
+    if (bytes < TWICE_BYTES) {
+        for (size_t i = 0; i < w->operand_count; i++) {
+            w->operands[i].first = w->operands[i].copy;
+            w->operands[i].first_cell = w->operands[i].cell;
+        }
+        run_on_copies(w, !turn);
+        compare_runs(w);
+    }
     put_back(w);
     free(w->operands);
     free(w->params);
@@ -828,7 +1115,8 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     cudaError_t code = enter();
     int device = current_device(__func__);
-    (void)flags;
+    if (flags != 0)
+        find("unknown flags", "%s: 0x%x", __func__, flags);
     if (code == cudaSuccess && peers[device][peer] == SIM_PEER_NONE)
         code = cudaErrorInvalidDevice;
     if (code == cudaSuccess && reaches[device][peer])
@@ -876,9 +1164,12 @@ const char *cudaGetErrorString(cudaError_t error)
     return error == cudaErrorMemoryAllocation ? "out of memory" : "a simulated error";
 }
 
+/* What a device is lost for stays. */
 cudaError_t cudaGetLastError(void)
 {
-    return cudaSuccess;
+    cudaError_t code = last_error;
+    last_error = lost_here();
+    return code;
 }
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
@@ -917,7 +1208,9 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
 cudaError_t cudaFree(void *pointer)
 {
     cudaError_t code = enter_waiting(__func__);
-    (void)current_device(__func__);
+    int device = current_device(__func__);
+    if (code == cudaSuccess)
+        device_never_ends(__func__, device);
     cudaError_t dropped = releases(code) ? drop_block(__func__, pointer, false) : code;
     return leave(code == cudaSuccess ? dropped : code);
 }
@@ -925,9 +1218,16 @@ cudaError_t cudaFree(void *pointer)
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     cudaError_t code = enter_waiting(__func__);
-    (void)current_device(__func__);
-    (void)flags;
-    return leave(code == cudaSuccess ? make_block(bytes, -1, out) : code);
+    int device = current_device(__func__);
+    if (code == cudaSuccess && (flags & ~(unsigned)cudaHostAllocPortable) != 0) {
+        find("unknown flags", "%s: 0x%x", __func__, flags);
+        code = cudaErrorInvalidValue;
+    }
+    if (code == cudaSuccess)
+        code = make_block(bytes, -1, out);
+    if (code == cudaSuccess)
+        blocks->only_for = flags == 0 ? device : -1;
+    return leave(code);
 }
 
 cudaError_t cudaFreeHost(void *pointer)
@@ -959,7 +1259,13 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
 {
     cudaError_t code = enter_waiting(__func__);
     int device = current_device(__func__), actor = 1;
-    (void)flags, (void)priority;
+    (void)priority;
+    if (code == cudaSuccess && (flags & ~(unsigned)cudaStreamNonBlocking) != 0) {
+        find("unknown flags", "%s: 0x%x", __func__, flags);
+        code = cudaErrorInvalidValue;
+    }
+    if (code == cudaSuccess && flags == 0)
+        find("blocking stream", "it waits for the default stream, and that for it");
     while (actor < ACTORS && taken[actor])
         actor++;
     if (code != cudaSuccess || actor == ACTORS)
@@ -980,6 +1286,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     if (releases(code) && stream_is(__func__, stream)) {
+        if (stream->capture != 0)
+            find("in capture", "%s of a stream that is captured", __func__);
         finish_stream(stream);
         stream->magic = GONE;
         taken[stream->actor] = false;
@@ -1000,9 +1308,75 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     if (code == cudaSuccess && stream_is(__func__, stream)) {
+        if (stream->capture != 0)
+            return leave(cudaErrorStreamCaptureUnsupported);
+        never_ends(__func__, stream->hangs);
         finish_stream(stream);
         host_learns(&stream->clock);
     }
+    return leave(code);
+}
+
+/* Capture, a stream at a time: one that waits for an event of a captured one is captured from then
+   on. What is captured is done at once, as if the graph were launched. */
+static int capture_count;
+
+static cudaError_t capture_follows(cudaStream_t stream, cudaEvent_t event)
+{
+    if (stream->capture == event->capture)
+        return cudaSuccess;
+    if (event->capture == 0 || stream->capture != 0) {
+        find("in capture", "a captured stream waits for one that is not in its capture");
+        return cudaErrorStreamCaptureIsolation;
+    }
+    if (event->capture != capture_count || captures_open == 0) {
+        find("in capture", "a stream waits for an event of a capture that has ended");
+        return cudaErrorCapturedEvent;
+    }
+    stream->capture = event->capture;
+    return cudaSuccess;
+}
+
+/* One at a time is enough here. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    cudaError_t code = enter();
+    (void)mode;
+    if (code == cudaSuccess && captures_open > 0)
+        code = cudaErrorStreamCaptureUnsupported;
+    if (code == cudaSuccess && stream_is(__func__, stream)) {
+        stream->capture = ++capture_count;
+        capture_origin = stream;
+        captures_open++;
+    }
+    return leave(code);
+}
+
+/* Every stream that was drawn in has come back to the one where it began. */
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    cudaError_t code = enter();
+    *graph = NULL;
+    if (code == cudaSuccess && (captures_open == 0 || stream != capture_origin)) {
+        find("in capture", "it is ended on another stream than it was begun");
+        code = cudaErrorStreamCaptureUnmatched;
+    }
+    for (struct CUstream_st *s = streams; s != NULL && code == cudaSuccess; s = s->next)
+        if (s->capture != 0 && s->clock.at[s->actor] > stream->clock.at[s->actor]) {
+            find("in capture", "a stream of device %d was not joined again", s->device);
+            code = cudaErrorStreamCaptureUnjoined;
+        }
+    for (struct CUstream_st *s = streams; s != NULL; s = s->next)
+        s->capture = 0;
+    captures_open = 0;
+    return leave(code);
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess && stream_is(__func__, stream))
+        *out = stream->capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return leave(code);
 }
 
@@ -1010,10 +1384,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
-    (void)flags;
+    if (flags != 0)
+        find("unknown flags", "%s: 0x%x", __func__, flags);
     if (code == cudaSuccess && stream_is(__func__, stream) && event_is(__func__, event)) {
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
+        code = capture_follows(stream, event);
+        if (code != cudaSuccess)
+            return leave(code);
         join(&stream->clock, &event->clock);
         submit(stream, (work){.kind = WAIT, .serial = event->serial});
         stream->hangs = stream->hangs || event->hangs;
@@ -1025,7 +1403,12 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
 {
     cudaError_t code = enter_waiting(__func__);
     int device = current_device(__func__);
-    (void)flags;
+    if (code == cudaSuccess && (flags & ~(unsigned)cudaEventDisableTiming) != 0) {
+        find("unknown flags", "%s: 0x%x", __func__, flags);
+        code = cudaErrorInvalidValue;
+    }
+    if (code == cudaSuccess && flags == 0)
+        find("event with timing", "to record it and to wait for it costs more");
     if (code == cudaSuccess) {
         struct CUevent_st *e = calloc(1, sizeof *e);
         e->magic = EVENT;
@@ -1059,6 +1442,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         event->clock = stream->clock;
         join(&event->clock, &host);
         event->recorded = true;
+        event->capture = stream->capture;
+        event->denied = seed != 0 ? 0 : (unsigned)(record_count % 3);
         event->serial = record_new();
         submit(stream, (work){.kind = RECORD, .serial = event->serial});
         event->hangs = stream->hangs;
@@ -1066,20 +1451,40 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return leave(code);
 }
 
+static bool host_knows(const clock_of *clock)
+{
+    bool known = true;
+    for (int a = 0; a < ACTORS && known; a++)
+        known = clock->at[a] <= host.at[a];
+    return known;
+}
+
+/* The answer is not always yes: a few times it is no, or, deferred, as long as it is. */
+static bool event_is_ready(struct CUevent_st *event)
+{
+    if (event->hangs || (event->denied > 0 && !host_knows(&event->clock))) {
+        event->denied -= event->denied > 0;
+        return false;
+    }
+    for (uint64_t some = seed != 0 ? 1 + chance(8) : 0; some > 0 && run_some(); some--)
+        continue;
+    return is_reached(event->serial);
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
-    if (capturing)
+    if (is_capturing())
         find("in capture", "%s, while a stream is captured", __func__);
-    if (code == cudaSuccess && event_is(__func__, event)) {
-        finish_event(event);
-        if (event->hangs)
-            code = cudaErrorNotReady;
-        else
-            host_learns(&event->clock);
-    }
-    return leave(code);
+    if (code != cudaSuccess || !event_is(__func__, event))
+        return leave(code);
+    if (event->capture != 0)
+        return leave(cudaErrorCapturedEvent);
+    if (!event_is_ready(event))
+        return leave(cudaErrorNotReady);
+    host_learns(&event->clock);
+    return leave(cudaSuccess);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
@@ -1089,6 +1494,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     if (code == cudaSuccess && event_is(__func__, event)) {
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
+        if (event->capture != 0)
+            return leave(cudaErrorCapturedEvent);
+        never_ends(__func__, event->hangs);
         finish_event(event);
         host_learns(&event->clock);
     }
@@ -1192,12 +1600,25 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-struct CUlib_st {
-    bool live;
-};
-struct CUkern_st {
-    int kernel;
-};
+long sim_library_loads(void)
+{
+    return library_loads;
+}
+
+/* 90 for sm_90 and compute_90. */
+static int arch_of(const char *name)
+{
+    const char *number = strchr(name, '_');
+    return number != NULL ? atoi(number + 1) : 0;
+}
+
+/* A binary runs on its own generation, from its own architecture on; text on all from that on. */
+static bool image_fits(const char *image)
+{
+    int of = strncmp(image, "sim ", 4) == 0 ? arch_of(image + 4) : 0;
+    bool text = strncmp(image, "sim compute_", 12) == 0;
+    return of > 0 && of <= arch && (text || of / 10 == arch / 10);
+}
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum cudaJitOption *jit,
                                 void **jit_values, unsigned jit_count,
@@ -1206,37 +1627,44 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum 
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    char binary[32];
-    snprintf(binary, sizeof binary, "sim sm_%d", arch);
-    bool fits = strcmp(code_data, binary) == 0 || strncmp(code_data, "sim compute_", 12) == 0;
-    if (code == cudaSuccess && !fits)
+    if (code == cudaSuccess && !image_fits(code_data))
         code = cudaErrorNoKernelImageForDevice;
     if (code == cudaSuccess) {
-        *out = calloc(1, sizeof **out);
-        (*out)->live = true;
+        struct CUlib_st *library = calloc(1, sizeof *library);
+        *library = (struct CUlib_st){.live = true, .next = libraries};
+        libraries = *out = library;
+        library_loads++;
     }
     return leave(code);
+}
+
+static bool library_is(const char *fn, cudaLibrary_t library)
+{
+    if (!library->live)
+        find("library after unload", "%s", fn);
+    return library->live;
 }
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library)
 {
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
-    if (releases(code))
-        free(library);
+    if (releases(code) && library_is(__func__, library)) {
+        finish_all();
+        library->live = false;
+    }
     return leave(code);
 }
 
 cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const char *name)
 {
-    static struct CUkern_st kernels[256];
     cudaError_t code = enter();
-    int kernel = sim_kernel_find(name);
-    if (code == cudaSuccess && (!library->live || kernel < 0))
+    int kernel = kernel_find(name);
+    if (code == cudaSuccess && (!library_is(__func__, library) || kernel < 0))
         code = cudaErrorInvalidValue;
     if (code == cudaSuccess) {
-        kernels[kernel].kernel = kernel;
-        *out = &kernels[kernel];
+        library->kernels[kernel] = (struct CUkern_st){kernel, library};
+        *out = &library->kernels[kernel];
     }
     return leave(code);
 }
@@ -1245,7 +1673,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const v
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
-    (void)fn;
+    if (code == cudaSuccess && !library_is(__func__, ((const struct CUkern_st *)fn)->library))
+        code = cudaErrorInvalidResourceHandle;
     if (code == cudaSuccess)
         attributes->maxThreadsPerBlock = 1024;
     return leave(code);
@@ -1270,23 +1699,39 @@ static bool find_operands(operand *operands, size_t count, cudaStream_t stream, 
     return true;
 }
 
+/* What the launch itself is allowed to be. */
+static bool launch_fits(const char *name, const struct CUkern_st *fn, dim3 grid, dim3 block_dim,
+                        size_t shared, cudaStream_t stream)
+{
+    int device = current_device("cudaLaunchKernel");
+    unsigned long long lanes = (unsigned long long)block_dim.x * block_dim.y * block_dim.z;
+    if (!stream_is("cudaLaunchKernel", stream) || !library_is("cudaLaunchKernel", fn->library))
+        return false;
+    if (device != stream->device)
+        find("wrong device", "%s is launched with device %d current on a stream of %d", name,
+             device, stream->device);
+    bool fits = grid.x >= 1 && grid.x <= INT32_MAX && grid.y == 1 && grid.z == 1 &&
+                block_dim.y == 1 && block_dim.z == 1 && lanes >= 1 && lanes <= LANES &&
+                shared <= SHARED_MAX;
+    if (!fits)
+        find("bad launch", "%s: %u blocks of %llu lanes, %zu bytes shared", name, grid.x, lanes,
+             shared);
+    return fits;
+}
+
 cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **args, size_t shared,
                              cudaStream_t stream)
 {
     static sim_range ranges[SIM_RANGES];
     cudaError_t code = enter();
-    int device = current_device(__func__), kernel = ((const struct CUkern_st *)fn)->kernel;
-    const char *name = sim_kernel_name(kernel);
-    (void)shared;
-    if (code != cudaSuccess || !stream_is(__func__, stream))
-        return leave(code != cudaSuccess ? code : cudaErrorInvalidResourceHandle);
-    if (device != stream->device)
-        find("wrong device", "%s is launched with device %d current on a stream of %d", name,
-             device, stream->device);
-    if (grid.x == 0 || block_dim.x != 256)
-        find("bad launch", "%s: %u blocks of %u threads", name, grid.x, block_dim.x);
+    const struct CUkern_st *own = fn;
+    const char *name = kernel_name(own->kernel);
+    if (code != cudaSuccess || !launch_fits(name, own, grid, block_dim, shared, stream))
+        return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
     enqueue(stream);
-    size_t count = sim_kernel_ranges(kernel, args[0], ranges);
+    const sim_kernel *added = added_kernel(own->kernel);
+    size_t count = added != NULL ? added->ranges(args[0], ranges)
+                                 : sim_kernel_ranges(own->kernel, args[0], ranges);
     operand *operands = calloc(count, sizeof *operands);
     for (size_t i = 0; i < count; i++)
         operands[i].range = ranges[i];
@@ -1295,9 +1740,10 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
         return leave(cudaErrorIllegalAddress);
     }
     void *params = malloc(SIM_PARAM_BYTES);
-    memcpy(params, args[0], sim_param_bytes());
+    memcpy(params, args[0], added != NULL ? SIM_PARAM_BYTES : sim_param_bytes());
     submit(stream, (work){.kind = KERNEL,
-                          .kernel = kernel,
+                          .kernel = own->kernel,
+                          .launch = {grid.x, block_dim.x, false},
                           .reader = stream->device,
                           .operands = operands,
                           .operand_count = count,
@@ -1311,12 +1757,28 @@ struct _nvrtcProgram {
     char image[32];
 };
 
+static int known_archs[16] = {75, 90}, known_count = 2;
+
+void sim_set_archs(const int *archs, int count)
+{
+    memcpy(known_archs, archs, (size_t)count * sizeof *archs);
+    known_count = count;
+}
+
+static bool nvrtc_knows(int number)
+{
+    bool known = false;
+    for (int i = 0; i < known_count; i++)
+        known = known || known_archs[i] == number;
+    return known;
+}
+
 nvrtcResult nvrtcCreateProgram(nvrtcProgram *out, const char *source, const char *name,
                                int header_count, const char *const *headers,
                                const char *const *names)
 {
     (void)source, (void)name, (void)header_count, (void)headers, (void)names;
-    if (leave(enter()) != cudaSuccess)
+    if (nvrtc_fails())
         return NVRTC_ERROR_OUT_OF_MEMORY;
     *out = calloc(1, sizeof **out);
     return NVRTC_SUCCESS;
@@ -1331,24 +1793,29 @@ nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program)
 
 nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *const *options)
 {
-    if (leave(enter()) != cudaSuccess)
+    if (nvrtc_fails())
         return NVRTC_ERROR_COMPILATION;
     for (int i = 0; i < count; i++)
-        if (strncmp(options[i], "--gpu-architecture=", 19) == 0)
+        if (strncmp(options[i], "--gpu-architecture=", 19) == 0) {
+            if (!nvrtc_knows(arch_of(options[i] + 19))) {
+                find("unknown architecture", "NVRTC is asked for %s", options[i] + 19);
+                return NVRTC_ERROR_INVALID_OPTION;
+            }
             snprintf(program->image, sizeof program->image, "sim %s", options[i] + 19);
+        }
     return NVRTC_SUCCESS;
 }
 
 nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t *bytes)
 {
     *bytes = sizeof program->image;
-    return leave(enter()) == cudaSuccess ? NVRTC_SUCCESS : NVRTC_ERROR_INVALID_PROGRAM;
+    return nvrtc_fails() ? NVRTC_ERROR_INVALID_PROGRAM : NVRTC_SUCCESS;
 }
 
 nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char *out)
 {
     memcpy(out, program->image, sizeof program->image);
-    return leave(enter()) == cudaSuccess ? NVRTC_SUCCESS : NVRTC_ERROR_INVALID_PROGRAM;
+    return nvrtc_fails() ? NVRTC_ERROR_INVALID_PROGRAM : NVRTC_SUCCESS;
 }
 
 nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, size_t *bytes)
@@ -1382,13 +1849,12 @@ const char *nvrtcGetErrorString(nvrtcResult result)
 
 nvrtcResult nvrtcGetNumSupportedArchs(int *count)
 {
-    *count = 2;
+    *count = known_count;
     return NVRTC_SUCCESS;
 }
 
 nvrtcResult nvrtcGetSupportedArchs(int *archs)
 {
-    archs[0] = 75;
-    archs[1] = 90;
+    memcpy(archs, known_archs, (size_t)known_count * sizeof *archs);
     return NVRTC_SUCCESS;
 }

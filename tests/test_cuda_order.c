@@ -1,0 +1,493 @@
+/* test_cuda_order.c - order on simulated GPUs: copies on streams of the user's, a stream that
+   becomes the compute stream while others are busy, memory of the host that a device still reads,
+   staged copies of odd lengths, rows. Each also with work that is done late, in many orders. */
+
+#include "test.h"
+
+#if defined(TEST_SIM)
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include "cuda_device.h"
+#include "nets.h"
+
+enum { SIDE = 40000, SEEDS = 4 }; /* elements */
+
+static dp_ctx *open_gpus(int gpus)
+{
+    dp_ctx *ctx = NULL;
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    sim_set_device_count(gpus);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .thread_count = 7}, &ctx));
+    return ctx;
+}
+
+/* With work that is done at once, which finds what is not ordered, and late, which shows it. */
+static void with_seeds(int gpus, void (*run)(dp_ctx *ctx))
+{
+    for (unsigned seed = 0; seed < SEEDS; seed++) {
+        sim_defer(seed * 0x9e3779b9u);
+        dp_ctx *ctx = open_gpus(gpus);
+        run(ctx);
+        dp_close(ctx);
+    }
+    sim_check_leaks();
+}
+
+static void make(dp_scope *scope, dp_ctx *ctx, int rank, dp_tensor *out)
+{
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, rank), DP_F32, DP_SHAPE(SIDE), out));
+}
+
+/* All elements are `want`. */
+static void check_all(dp_ctx *ctx, const dp_tensor *tensor, float want)
+{
+    static float got[SIDE];
+    size_t count = (size_t)dp_tensor_count(tensor);
+    CHECK_OK(dp_read(ctx, tensor, got, count * sizeof *got));
+    for (size_t i = 0; i < count; i++)
+        CHECK_F64(got[i], want, 0);
+}
+
+/* ---- a stream of the user's ------------------------------------------------------------------ */
+
+typedef struct side {
+    dp_stream *stream;
+    cudaStream_t native, compute;
+    cudaEvent_t event;
+} side;
+
+static CUresult (*push)(CUcontext);
+static CUresult (*pop)(CUcontext *);
+
+static void find_entry(const char *name, void *out)
+{
+    enum cudaDriverEntryPointQueryResult result;
+    void *fn = NULL;
+    CHECK_INT(cudaGetDriverEntryPointByVersion(name, &fn, 12080, cudaEnableDefault, &result),
+              cudaSuccess);
+    memcpy(out, &fn, sizeof fn);
+}
+
+/* The context of GPU 0 is current until side_close. */
+static side side_open(dp_ctx *ctx)
+{
+    side own = {.compute = dp_cuda_stream(dp_local_stream(ctx, 0))};
+    CUresult (*retain)(CUcontext *, CUdevice);
+    CUcontext context;
+    find_entry("cuCtxPushCurrent", &push);
+    find_entry("cuCtxPopCurrent", &pop);
+    find_entry("cuDevicePrimaryCtxRetain", &retain);
+    CHECK_INT(retain(&context, 0), CUDA_SUCCESS);
+    CHECK_INT(push(context), CUDA_SUCCESS);
+    CHECK_INT(cudaStreamCreateWithPriority(&own.native, cudaStreamNonBlocking, 0), cudaSuccess);
+    CHECK_INT(cudaEventCreateWithFlags(&own.event, cudaEventDisableTiming), cudaSuccess);
+    CHECK_OK(dp_cuda_adopt(ctx, 0, own.native, &own.stream));
+    return own;
+}
+
+static void side_close(side *own)
+{
+    CUresult (*release)(CUdevice);
+    CUcontext popped;
+    find_entry("cuDevicePrimaryCtxRelease", &release);
+    CHECK_INT(cudaStreamSynchronize(own->native), cudaSuccess);
+    dp_cuda_release(own->stream);
+    CHECK_INT(cudaEventDestroy(own->event), cudaSuccess);
+    CHECK_INT(cudaStreamDestroy(own->native), cudaSuccess);
+    CHECK_INT(pop(&popped), CUDA_SUCCESS);
+    CHECK_INT(release(0), CUDA_SUCCESS);
+}
+
+/* What follows a copy on a stream of theirs, users order themselves. */
+static void side_joins(const side *own)
+{
+    CHECK_INT(cudaEventRecord(own->event, own->native), cudaSuccess);
+    CHECK_INT(cudaStreamWaitEvent(own->compute, own->event, 0), cudaSuccess);
+}
+
+/* Both sides were just written on the compute stream, and are written again right behind. */
+static void copy_beside(dp_ctx *ctx)
+{
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    make(scope, ctx, 0, &x);
+    make(scope, ctx, 0, &y);
+    for (int i = 1; i < 4; i++) {
+        CHECK_OK(dp_fill(ctx, &x, dp_float(i)));
+        CHECK_OK(dp_fill(ctx, &y, dp_float(-i)));
+        CHECK_OK(dp_copy(ctx, &y, &x, own.stream));
+        side_joins(&own);
+        CHECK_OK(dp_fill(ctx, &x, dp_float(100)));
+        check_all(ctx, &y, (float)i);
+    }
+    dp_scope_end(scope);
+    side_close(&own);
+}
+
+TEST(a_copy_on_a_side_stream)
+{
+    with_seeds(1, copy_beside);
+}
+
+/* The device still reads or writes what the copy replaces, the host reads what is just made. */
+static void copy_in_and_out_beside(dp_ctx *ctx)
+{
+    static float host[SIDE];
+    const int64_t shape[] = {SIDE};
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y, there = dp_wrap(host, DP_F32, 1, shape);
+    make(scope, ctx, 0, &x);
+    make(scope, ctx, 0, &y);
+    for (int i = 1; i < 4; i++) {
+        for (int k = 0; k < SIDE; k++)
+            host[k] = (float)i;
+        CHECK_OK(dp_fill(ctx, &x, dp_float(-i)));
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL)); /* reads x on the compute stream */
+        CHECK_OK(dp_copy(ctx, &x, &there, own.stream));
+        side_joins(&own);
+        check_all(ctx, &x, (float)i);
+        check_all(ctx, &y, (float)-i);
+        CHECK_OK(dp_fill(ctx, &y, dp_float(10 * i)));
+        CHECK_OK(dp_copy(ctx, &there, &y, own.stream));
+        CHECK_F64(host[0], 10 * i, 0);
+        CHECK_F64(host[SIDE - 1], 10 * i, 0);
+    }
+    dp_scope_end(scope);
+    side_close(&own);
+}
+
+TEST(copies_in_and_out_on_a_side_stream)
+{
+    with_seeds(1, copy_in_and_out_beside);
+}
+
+/* Every third column: packed on the way, in memory that the compute stream may still use. */
+static void copy_columns_beside(dp_ctx *ctx)
+{
+    enum { ROWS = 300, COLS = 3 };
+    static float host[ROWS];
+    const int64_t shape[] = {ROWS};
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, column, there = dp_wrap(host, DP_F32, 1, shape);
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(ROWS, COLS), &x));
+    for (int i = 1; i < 4; i++) {
+        CHECK_OK(dp_select(&x, 1, i % COLS, &column));
+        CHECK_OK(dp_copy(ctx, &there, &column, NULL)); /* leaves such memory behind */
+        CHECK_OK(dp_fill(ctx, &x, dp_float(i)));
+        CHECK_OK(dp_copy(ctx, &there, &column, own.stream));
+        CHECK_F64(host[0] + host[ROWS - 1], 2 * i, 0);
+        for (int k = 0; k < ROWS; k++)
+            host[k] = (float)(k + i);
+        CHECK_OK(dp_copy(ctx, &column, &there, own.stream));
+        memset(host, 0, sizeof host);
+        side_joins(&own);
+        CHECK_OK(dp_copy(ctx, &there, &column, NULL));
+        for (int k = 0; k < ROWS; k++)
+            CHECK_F64(host[k], k + i, 0);
+    }
+    dp_scope_end(scope);
+    side_close(&own);
+}
+
+TEST(columns_on_a_side_stream)
+{
+    with_seeds(1, copy_columns_beside);
+}
+
+/* Work goes on on another stream, behind what the one before still has to do; forth and back. */
+static void use_behind_work(dp_ctx *ctx)
+{
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    make(scope, ctx, 0, &x);
+    make(scope, ctx, 0, &y);
+    for (int i = 1; i < 4; i++) {
+        CHECK_OK(dp_fill(ctx, &x, dp_float(i)));
+        CHECK_OK(dp_use_stream(ctx, 0, own.stream));
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL));
+        CHECK_OK(dp_fill(ctx, &x, dp_float(-1)));
+        CHECK_OK(dp_use_stream(ctx, 0, NULL));
+        CHECK_OK(dp_axpby(ctx, 2, &y, 1, &x, &y));
+        check_all(ctx, &y, (float)(2 * i - 1));
+    }
+    dp_scope_end(scope);
+    side_close(&own);
+}
+
+TEST(a_stream_is_used_behind_pending_work)
+{
+    with_seeds(1, use_behind_work);
+}
+
+/* ---- memory of the host ---------------------------------------------------------------------- */
+
+/* Pinned memory is read later, on the compute stream and on another; after dp_wait it is free. */
+static void wait_for_readers(dp_ctx *ctx)
+{
+    const int64_t shape[] = {SIDE};
+    dp_dev *dev = dp_local_stream(ctx, 0)->dev;
+    void *memory[2] = {NULL, NULL};
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    make(scope, ctx, 0, &x);
+    make(scope, ctx, 0, &y);
+    for (int k = 0; k < 2; k++)
+        CHECK_OK(dp_cuda()->host_alloc(dev, SIDE * sizeof(float), &memory[k]));
+    for (int i = 1; i < 4; i++) {
+        for (int k = 0; k < SIDE; k++)
+            ((float *)memory[0])[k] = ((float *)memory[1])[k] = (float)i;
+        dp_tensor first = dp_wrap(memory[0], DP_F32, 1, shape);
+        dp_tensor second = dp_wrap(memory[1], DP_F32, 1, shape);
+        CHECK_OK(dp_copy(ctx, &x, &first, NULL));
+        CHECK_OK(dp_copy(ctx, &y, &second, own.stream));
+        CHECK_OK(dp_wait(ctx));
+        memset(memory[0], 0, SIDE * sizeof(float));
+        CHECK_INT(cudaStreamSynchronize(own.native), cudaSuccess);
+        memset(memory[1], 0, SIDE * sizeof(float));
+        check_all(ctx, &x, (float)i);
+        check_all(ctx, &y, (float)i);
+    }
+    dp_scope_end(scope);
+    for (int k = 0; k < 2; k++)
+        dp_cuda()->host_free(dev, memory[k], SIDE * sizeof(float));
+    side_close(&own);
+}
+
+TEST(pinned_memory_is_free_after_a_wait)
+{
+    with_seeds(1, wait_for_readers);
+}
+
+/* A scope's host memory is read until its end, whichever streams read it. */
+static void end_with_readers(dp_ctx *ctx)
+{
+    side own[2] = {side_open(ctx), side_open(ctx)};
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x[3];
+    for (int k = 0; k < 3; k++)
+        make(scope, ctx, 0, &x[k]);
+    for (int i = 1; i < 5; i++) { /* each scope gets the memory of the one before, and fills it */
+        dp_scope *inner = dp_scope_begin(ctx);
+        dp_tensor host;
+        CHECK_OK(dp_tensor_new(inner, (dp_device){0}, DP_F32, DP_SHAPE(SIDE), &host));
+        CHECK_OK(dp_fill(ctx, &host, dp_float(i)));
+        if (i % 2 == 0)
+            CHECK_OK(dp_copy(ctx, &x[2], &host, NULL));
+        for (int k = 0; k < 2; k++)
+            CHECK_OK(dp_copy(ctx, &x[k], &host, own[k].stream));
+        dp_scope_end(inner);
+    }
+    for (int k = 0; k < 2; k++)
+        side_joins(&own[k]);
+    for (int k = 0; k < 3; k++)
+        check_all(ctx, &x[k], 4);
+    dp_scope_end(scope);
+    side_close(&own[1]);
+    side_close(&own[0]);
+}
+
+TEST(a_scope_ends_behind_its_readers)
+{
+    with_seeds(1, end_with_readers);
+}
+
+/* ---- staging --------------------------------------------------------------------------------- */
+
+/* In parts of seven threads that are not equal, in pieces of which the last is short, or alone. */
+static void stage(dp_ctx *ctx)
+{
+    static const size_t lengths[] = {1,       63,       262145,          1835007,         1835009,
+                                     2097151, 2097152,  2097153,         5 * 1048576 + 7, 8388608,
+                                     8388609, 10485759, 12 * 1048576 + 1};
+    static unsigned char own[13 << 20], got[sizeof own];
+    for (size_t i = 0; i < sizeof own; i++)
+        own[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const int64_t shape[] = {(int64_t)lengths[i]};
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_tensor x, y, from = dp_wrap(own + i, DP_U8, 1, shape);
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_U8, 1, shape, &x));
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_U8, 1, shape, &y));
+        CHECK_OK(dp_copy(ctx, &x, &from, NULL));
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL)); /* over the host */
+        memset(got, 0xee, lengths[i] + 1);
+        CHECK_OK(dp_read(ctx, &y, got, lengths[i]));
+        CHECK_BYTES(got, own + i, lengths[i]);
+        CHECK_INT(got[lengths[i]], 0xee);
+        dp_scope_end(scope);
+    }
+}
+
+TEST_SLOW(staged_lengths_of_unequal_parts, 60)
+{
+    sim_set_peer(0, 1, SIM_PEER_NONE);
+    sim_set_peer(1, 0, SIM_PEER_NONE);
+    for (unsigned seed = 0; seed < 2; seed++) {
+        sim_defer(seed);
+        dp_ctx *ctx = open_gpus(2);
+        stage(ctx);
+        dp_close(ctx);
+    }
+    sim_check_leaks();
+}
+
+/* Between two GPUs over the host, on a slot that was just used; what is read is written again. */
+static void over_the_host(dp_ctx *ctx)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x[2], y[2];
+    for (int r = 0; r < 2; r++) {
+        make(scope, ctx, r, &x[r]);
+        make(scope, ctx, r, &y[r]);
+    }
+    for (int i = 1; i < 12; i++) {
+        CHECK_OK(dp_fill(ctx, &x[i % 2], dp_float(i)));
+        CHECK_OK(dp_fill(ctx, &y[1 - i % 2], dp_float(-i)));
+        CHECK_OK(dp_copy(ctx, &y[1 - i % 2], &x[i % 2], NULL));
+        CHECK_OK(dp_fill(ctx, &x[i % 2], dp_float(1000)));
+        if (i % 4 == 3)
+            check_all(ctx, &y[1 - i % 2], (float)i);
+    }
+    dp_scope_end(scope);
+}
+
+TEST(copies_over_the_host_are_in_order)
+{
+    sim_set_peer(0, 1, SIM_PEER_NONE);
+    sim_set_peer(1, 0, SIM_PEER_NONE);
+    with_seeds(2, over_the_host);
+}
+
+/* Whatever call fails on the way, what was under way in a slot is over before the slot is used
+   again, by the host or by the other GPU. */
+TEST_SLOW(a_copy_over_the_host_fails_anywhere, 60)
+{
+    enum { COUNT = 3 << 18, HALF = COUNT / 2 }; /* two pieces */
+    static float numbers[COUNT];
+    bool fired = true;
+    sim_set_peer(0, 1, SIM_PEER_NONE);
+    sim_set_peer(1, 0, SIM_PEER_NONE);
+    sim_defer(0);
+    dp_ctx *ctx = open_gpus(2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(COUNT), &x));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(COUNT), &y));
+    CHECK_OK(dp_fill(ctx, &x, dp_float(3)));
+    CHECK_OK(dp_copy(ctx, &y, &x, NULL)); /* the pair has been looked at */
+    for (long n = 1; fired; n++) {
+        CHECK_OK(dp_wait(ctx));
+        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        dp_status status = dp_copy(ctx, &y, &x, NULL);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        CHECK_INT(status, fired ? DP_ERR_NO_MEMORY : DP_OK);
+        CHECK_OK(dp_fill(ctx, &x, dp_float((double)n)));
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL));
+        CHECK_OK(dp_copy(ctx, &x, &y, NULL)); /* two pieces each: all four slots */
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL));
+        CHECK_OK(dp_read(ctx, &y, numbers, sizeof numbers));
+        CHECK_F64(numbers[0] + numbers[HALF] + numbers[COUNT - 1], 3 * n, 0);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+typedef struct rows {
+    size_t row, count, to_pitch, from_pitch, to_skip, from_skip;
+} rows;
+
+enum { ROOM = 4 << 20 };
+
+static void check_rows(dp_ctx *ctx, dp_tensor *to, dp_tensor *from, const rows *r)
+{
+    static unsigned char source[ROOM], want[ROOM], got[ROOM];
+    dp_stream *stream = dp_local_stream(ctx, 0);
+    size_t whole = r->count == 0 ? 0 : (r->count - 1) * r->from_pitch + r->row + r->from_skip;
+    for (size_t i = 0; i < whole; i++)
+        source[i] = (unsigned char)(i * 2654435761u >> 11);
+    memset(want, 7, sizeof want);
+    for (size_t k = 0; k < r->count; k++)
+        memcpy(want + r->to_skip + k * r->to_pitch, source + r->from_skip + k * r->from_pitch,
+               r->row);
+    CHECK_OK(dp_fill(ctx, to, dp_int(7)));
+    CHECK_OK(dp_cuda()->copy_in(stream, from->data, source, whole));
+    CHECK_OK(dp_cuda()->copy_2d(stream, (char *)to->data + r->to_skip, r->to_pitch,
+                                (char *)from->data + r->from_skip, r->from_pitch, r->row,
+                                r->count));
+    CHECK_OK(dp_read(ctx, to, got, sizeof got));
+    CHECK_BYTES(got, want, sizeof got);
+}
+
+TEST_SLOW(rows_of_odd_lengths_and_pitches, 60)
+{
+    static const rows cases[] = {{1, 1, 1, 1, 0, 0},
+                                 {1, 9, 3, 5, 1, 2},
+                                 {3, 7, 3, 3, 0, 1},
+                                 {17, 31, 19, 23, 1, 0},
+                                 {64, 5, 64, 72, 0, 8},
+                                 {255, 4, 257, 256, 0, 0},
+                                 {255, 3, 255, 511, 5, 3},
+                                 {256, 1, 256, 256, 0, 0},
+                                 {256, 33, 260, 300, 4, 4},
+                                 {257, 11, 259, 263, 1, 7},
+                                 {1000, 9, 1001, 1003, 1, 1},
+                                 {4096, 40, 4096, 5000, 0, 16},
+                                 {300, 2, 1 << 20, 300, 0, 0},
+                                 {300, 3, 1 << 20, (1 << 20) + 4, 0, 0},
+                                 {301, 3, (1 << 20) + 1, 301, 3, 0}};
+    dp_ctx *ctx = open_gpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor to, from;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_U8, DP_SHAPE(ROOM), &to));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_U8, DP_SHAPE(ROOM), &from));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_rows(ctx, &to, &from, &cases[i]);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* ---- everything, late ------------------------------------------------------------------------ */
+
+static const net_shape by_rows = {0};
+
+/* A forward and a backward, then a parameter is written while replicas may still read it. */
+static void train(dp_ctx *ctx)
+{
+    static const float w[NET_PARAMS] = {1, -1, 2, -2, 3, -3, 1, 2};
+    dp_module *net = net_create(ctx, &by_rows, 0), *par = NULL;
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    for (int step = 0; step < 2; step++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value y;
+        dp_pass *pass = NULL;
+        float grads[NET_PARAMS];
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[13,3],)"), dp_none(), NULL,
+                           &y, &pass));
+        CHECK_OK(dp_backward(pass, dp_float(1), NULL));
+        net_numbers(ctx, net, true, grads);
+        CHECK_F64(grads[NET_PARAMS - 1], 13 * (step + 1), 0);
+        CHECK_F64(grads[0], 234 * (step + 1), 0); /* 0 + 3 + ... + 36 */
+        CHECK_OK(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
+        dp_scope_end(scope);
+    }
+}
+
+TEST_SLOW(training_on_gpus_that_are_late, 60)
+{
+    static const int gpus[] = {1, 3, 4, 8};
+    (void)cuda_device_available(8); /* few pairs copy directly: to check them takes long */
+    for (int i = 0; i < 4; i++)
+        with_seeds(gpus[i], train);
+}
+#endif
