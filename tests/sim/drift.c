@@ -9,6 +9,7 @@
 SAME(cudaSuccess, 0);
 SAME(cudaErrorInvalidValue, 1);
 SAME(cudaErrorMemoryAllocation, 2);
+SAME(cudaErrorInitializationError, 3);
 SAME(cudaErrorStubLibrary, 34);
 SAME(cudaErrorInsufficientDriver, 35);
 SAME(cudaErrorNoDevice, 100);
@@ -20,6 +21,9 @@ SAME(cudaErrorIllegalAddress, 700);
 SAME(cudaErrorPeerAccessAlreadyEnabled, 704);
 SAME(cudaErrorPeerAccessNotEnabled, 705);
 SAME(cudaErrorNotSupported, 801);
+SAME(cudaErrorSystemNotReady, 802);
+SAME(cudaErrorSystemDriverMismatch, 803);
+SAME(cudaErrorCompatNotSupportedOnDevice, 804);
 SAME(cudaMemcpyHostToDevice, 1);
 SAME(cudaMemcpyDeviceToHost, 2);
 SAME(cudaMemcpyDeviceToDevice, 3);
@@ -40,7 +44,11 @@ SAME(cudaHostAllocPortable, 1);
 SAME(cudaStreamNonBlocking, 1);
 SAME(CUDA_SUCCESS, 0);
 SAME(CUDA_ERROR_OUT_OF_MEMORY, 2);
+SAME(CUDA_ERROR_STUB_LIBRARY, 34);
+SAME(CUDA_ERROR_NO_DEVICE, 100);
 SAME(CUDA_ERROR_INVALID_CONTEXT, 201);
+SAME(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11);
+SAME(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12);
 SAME(NVRTC_SUCCESS, 0);
 SAME(NVRTC_ERROR_OUT_OF_MEMORY, 1);
 SAME(NVRTC_ERROR_COMPILATION, 6);
@@ -84,6 +92,7 @@ extern const struct surface {
     E (*copy)(void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t);
     E (*copy_peer)(void *, int, const void *, int, size_t, cudaStream_t);
     E (*pointer_attributes)(struct cudaPointerAttributes *, const void *);
+    E (*runtime_version)(int *);
     E (*stream_create)(cudaStream_t *, unsigned, int);
     E (*stream_destroy)(cudaStream_t);
     E (*stream_device)(cudaStream_t, int *);
@@ -101,6 +110,7 @@ extern const struct surface {
     N (*log)(nvrtcProgram, char *);
     N (*log_size)(nvrtcProgram, size_t *);
     N (*archs)(int *);
+    N (*version)(int *, int *);
 } surface;
 
 const struct surface surface = {
@@ -134,6 +144,7 @@ const struct surface surface = {
     cudaMemcpyAsync,
     cudaMemcpyPeerAsync,
     cudaPointerGetAttributes,
+    cudaRuntimeGetVersion,
     cudaStreamCreateWithPriority,
     cudaStreamDestroy,
     cudaStreamGetDevice,
@@ -151,4 +162,5 @@ const struct surface surface = {
     nvrtcGetProgramLog,
     nvrtcGetProgramLogSize,
     nvrtcGetSupportedArchs,
+    nvrtcVersion,
 };

@@ -20,6 +20,7 @@ enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
 
 static int device_count, driver_version = 13000, arch = 90;
+static int runtime_version = 13000, nvrtc_version = 13000, count_error;
 static size_t memory_bytes = (size_t)4 << 30;
 static size_t memory_used[DEVICES];
 
@@ -320,6 +321,7 @@ typedef struct block {
     size_t bytes;
     int device; /* -1: pinned memory of the host */
     bool freed, closed;
+    bool lent; /* the test's own memory, pinned */
     access_of *accesses;
     struct block *next;
 } block;
@@ -345,17 +347,27 @@ static bool before(const access_of *a, const clock_of *clock)
     return a->time <= clock->at[a->actor];
 }
 
-/* Pinned memory is the host's again when it knows of the end of every copy. */
+/* The host may not touch these bytes, and what else is on their pages; or only read them. */
+static void close_bytes(const block *b, size_t begin, size_t end, bool write)
+{
+    size_t first = begin / PAGE * PAGE;
+    mprotect(b->public_at + first, pages(end) - first, write ? PROT_NONE : PROT_READ);
+}
+
+/* A page of pinned memory is the host's again when it knows of the end of every copy there. */
 static void open_blocks(void)
 {
     for (block *b = blocks; b != NULL; b = b->next) {
-        bool ours = b->closed && !b->freed;
-        for (const access_of *a = b->accesses; a != NULL && ours; a = a->next)
-            ours = before(a, &host);
-        if (ours) {
-            mprotect(b->public_at, pages(b->bytes), PROT_READ | PROT_WRITE);
-            b->closed = false;
-        }
+        if (!b->closed || b->freed)
+            continue;
+        mprotect(b->public_at, pages(b->bytes), PROT_READ | PROT_WRITE);
+        b->closed = false;
+        for (int writes = 0; writes < 2; writes++) /* where both are, nothing may be done */
+            for (const access_of *a = b->accesses; a != NULL; a = a->next)
+                if (a->write == (writes == 1) && !before(a, &host)) {
+                    close_bytes(b, a->begin, a->end, a->write);
+                    b->closed = true;
+                }
     }
 }
 
@@ -365,11 +377,11 @@ static void host_learns(const clock_of *clock)
     open_blocks();
 }
 
-static void close_block(block *b, bool write)
+static void close_block(block *b, size_t begin, size_t end, bool write)
 {
-    if (b->device >= 0)
+    if (b->device >= 0 || b->lent)
         return;
-    mprotect(b->public_at, pages(b->bytes), write ? PROT_NONE : PROT_READ);
+    close_bytes(b, begin, end, write);
     b->closed = true;
 }
 
@@ -402,7 +414,7 @@ static void touch(block *b, size_t begin, size_t bytes, bool write, cudaStream_t
     access_of *own = malloc(sizeof *own);
     *own = (access_of){begin, end, stream->actor, write, ticks[stream->actor], what, b->accesses};
     b->accesses = own;
-    close_block(b, write);
+    close_block(b, begin, end, write);
 }
 
 /* Where the bytes of an operand are; NULL, and a finding, where there are none. */
@@ -501,7 +513,33 @@ static cudaError_t make_block(size_t bytes, int device, void **out)
     return cudaSuccess;
 }
 
+void sim_pin(void *pointer, size_t bytes)
+{
+    block *b = calloc(1, sizeof *b);
+    pthread_mutex_lock(&lock);
+    *b = (block){.public_at = pointer,
+                 .shadow = pointer,
+                 .bytes = bytes,
+                 .device = -1,
+                 .lent = true,
+                 .next = blocks};
+    blocks = b;
+    pthread_mutex_unlock(&lock);
+}
+
 static void finish_all(void);
+
+void sim_unpin(void *pointer)
+{
+    pthread_mutex_lock(&lock);
+    finish_all();
+    for (block **link = &blocks; *link != NULL; link = &(*link)->next)
+        if ((*link)->public_at == pointer && (*link)->lent) {
+            *link = (*link)->next;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+}
 
 static cudaError_t drop_block(const char *fn, void *pointer, bool pinned)
 {
@@ -587,10 +625,11 @@ static bool is_reached(uint64_t serial)
     return serial == 0 || reached[serial];
 }
 
-__attribute__((constructor)) static void begin_with_seed(void)
+__attribute__((constructor)) static void begin(void)
 {
     const char *text = getenv("SIM_SEED");
     seed = text != NULL ? strtoull(text, NULL, 10) : 0;
+    setenv("DP_CACHE", "off", 1);
 }
 
 void sim_defer(unsigned long long new_seed)
@@ -765,9 +804,29 @@ void sim_set_arch(int new_arch)
     arch = new_arch;
 }
 
+void sim_set_versions(int runtime, int nvrtc)
+{
+    runtime_version = runtime;
+    nvrtc_version = nvrtc;
+}
+
+void sim_set_count_error(int code)
+{
+    count_error = code;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    cudaError_t code = enter();
+    *version = runtime_version;
+    return leave(code);
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
     cudaError_t code = enter();
+    if (code == cudaSuccess)
+        code = (cudaError_t)count_error;
     if (code == cudaSuccess && driver_version == 0)
         code = cudaErrorInsufficientDriver;
     if (code == cudaSuccess && device_count == 0)
@@ -881,6 +940,23 @@ cudaError_t cudaGetLastError(void)
     return cudaSuccess;
 }
 
+static CUresult pointer_attribute(void *out, CUpointer_attribute what, CUdeviceptr pointer)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    const block *b = block_of((const void *)(uintptr_t)pointer);
+    CUdeviceptr first = b != NULL ? (uintptr_t)b->public_at : 0;
+    if (b != NULL && !b->freed) {
+        if (what == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+            memcpy(out, &b->bytes, sizeof b->bytes);
+        else
+            memcpy(out, &first, sizeof first);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result)
@@ -893,7 +969,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
                    {"cuDeviceGet", (void (*)(void))device_get},
                    {"cuDeviceGetName", (void (*)(void))device_name},
                    {"cuDevicePrimaryCtxRetain", (void (*)(void))ctx_retain},
-                   {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release}};
+                   {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release},
+                   {"cuPointerGetAttribute", (void (*)(void))pointer_attribute}};
     cudaError_t code = enter();
     (void)version, (void)flags;
     *result = cudaDriverEntryPointSymbolNotFound;
@@ -990,6 +1067,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 {
     cudaError_t code = enter();
+    (void)current_device(__func__);
     if (code == cudaSuccess && stream_is(__func__, stream))
         *device = stream->device;
     return leave(code);
@@ -1082,9 +1160,17 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return leave(code);
 }
 
+static long wait_count;
+
+long sim_wait_count(void)
+{
+    return wait_count;
+}
+
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     cudaError_t code = enter_waiting(__func__);
+    wait_count++;
     (void)current_device(__func__);
     if (code == cudaSuccess && event_is(__func__, event)) {
         if (!event->recorded)
@@ -1208,7 +1294,8 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum 
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     char binary[32];
     snprintf(binary, sizeof binary, "sim sm_%d", arch);
-    bool fits = strcmp(code_data, binary) == 0 || strncmp(code_data, "sim compute_", 12) == 0;
+    bool fits = strcmp(code_data, binary) == 0 || (strncmp(code_data, "sim compute_", 12) == 0 &&
+                                                   atoi((const char *)code_data + 12) <= arch);
     if (code == cudaSuccess && !fits)
         code = cudaErrorNoKernelImageForDevice;
     if (code == cudaSuccess) {
@@ -1311,6 +1398,40 @@ struct _nvrtcProgram {
     char image[32];
 };
 
+static int known_archs[16] = {75, 90}, known_count = 2;
+static int compile_ms, compile_count;
+static char compiled[24];
+
+void sim_set_archs(const int *archs, int count)
+{
+    memcpy(known_archs, archs, (size_t)count * sizeof *archs);
+    known_count = count;
+}
+
+void sim_set_compile_ms(int ms)
+{
+    compile_ms = ms;
+}
+
+int sim_compile_count(void)
+{
+    return compile_count;
+}
+
+const char *sim_compiled(void)
+{
+    return compiled;
+}
+
+static bool is_known(const char *name) /* "sm_90", "compute_90" */
+{
+    const char *number = strchr(name, '_');
+    bool known = false;
+    for (int i = 0; i < known_count; i++)
+        known = known || (number != NULL && atoi(number + 1) == known_archs[i]);
+    return known;
+}
+
 nvrtcResult nvrtcCreateProgram(nvrtcProgram *out, const char *source, const char *name,
                                int header_count, const char *const *headers,
                                const char *const *names)
@@ -1333,9 +1454,15 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *con
 {
     if (leave(enter()) != cudaSuccess)
         return NVRTC_ERROR_COMPILATION;
+    usleep((useconds_t)compile_ms * 1000);
+    compile_count++;
     for (int i = 0; i < count; i++)
-        if (strncmp(options[i], "--gpu-architecture=", 19) == 0)
-            snprintf(program->image, sizeof program->image, "sim %s", options[i] + 19);
+        if (strncmp(options[i], "--gpu-architecture=", 19) == 0) {
+            if (!is_known(options[i] + 19))
+                return NVRTC_ERROR_INVALID_OPTION;
+            snprintf(compiled, sizeof compiled, "%s", options[i] + 19);
+            snprintf(program->image, sizeof program->image, "sim %s", compiled);
+        }
     return NVRTC_SUCCESS;
 }
 
@@ -1382,13 +1509,19 @@ const char *nvrtcGetErrorString(nvrtcResult result)
 
 nvrtcResult nvrtcGetNumSupportedArchs(int *count)
 {
-    *count = 2;
-    return NVRTC_SUCCESS;
+    *count = known_count;
+    return leave(enter()) == cudaSuccess ? NVRTC_SUCCESS : NVRTC_ERROR_INVALID_PROGRAM;
 }
 
 nvrtcResult nvrtcGetSupportedArchs(int *archs)
 {
-    archs[0] = 75;
-    archs[1] = 90;
+    memcpy(archs, known_archs, (size_t)known_count * sizeof *archs);
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcVersion(int *major, int *minor)
+{
+    *major = nvrtc_version / 1000;
+    *minor = nvrtc_version % 1000 / 10;
     return NVRTC_SUCCESS;
 }
