@@ -737,7 +737,8 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
 #define DP__CUDA_DRIVER(X)                                                                         \
     X(cuCtxPopCurrent, (CUcontext *)) X(cuCtxPushCurrent, (CUcontext))                             \
     X(cuDeviceGet, (CUdevice *, int)) X(cuDeviceGetName, (char *, int, CUdevice))                  \
-    X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))
+    X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))  \
+    X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
 /* clang-format on */
 
 /* The driver's names have versions behind macros; `cuda.h` knows them. */
@@ -1513,13 +1514,19 @@ typedef struct dp__cuda_slab {
     size_t live; /* blocks that are out */
 } dp__cuda_slab;
 
+enum { DP__CUDA_SLOTS = 4, DP__CUDA_SLOT_BYTES = 2 << 20, DP__CUDA_SLOT_STREAMS = 4 };
+
+typedef struct dp__cuda_pending { /* the copies of one stream from or to a slot */
+    cudaEvent_t done;             /* the last of them */
+    cudaStream_t stream;
+    bool busy;
+} dp__cuda_pending;
+
 typedef struct dp__cuda_slot { /* of the ring of >>staging */
     char *data;
-    cudaEvent_t done; /* the copy from or to it */
-    bool busy;
+    size_t used; /* bytes that pieces have had since it was empty */
+    dp__cuda_pending pending[DP__CUDA_SLOT_STREAMS];
 } dp__cuda_slot;
-
-enum { DP__CUDA_SLOTS = 4, DP__CUDA_SLOT_BYTES = 2 << 20 };
 
 typedef struct dp__cuda_dev {
     dp_dev base;
@@ -1527,7 +1534,7 @@ typedef struct dp__cuda_dev {
     dp__lock lock; /* for the slabs, and for the ring */
     dp__cuda_slab *slabs;
     dp__cuda_slot slots[DP__CUDA_SLOTS];
-    unsigned next_slot;
+    unsigned slot;    /* that pieces come from now */
     cudaStream_t out; /* copies from this GPU to others leave on this stream */
     cudaEvent_t mark; /* between `out` and other streams, under the lock */
 } dp__cuda_dev;
@@ -1646,8 +1653,9 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
 
 /* ==== >>staging ==================================================================================
    The driver copies pageable memory itself, a small piece at a time, and blocks. So what is not
-   pinned goes through a ring of pinned slots, filled by all idle threads; a slot is used again when
-   its event says so. Under the device's lock.                                                   */
+   pinned goes through a ring of pinned slots, filled by all idle threads. A long copy has one slot
+   after another, short ones share a slot; it is used again when it is full and its events say so,
+   one for each stream that used it. Under the device's lock.                                    */
 
 typedef struct dp__cuda_fill { /* memcpy by several threads */
     char *to;
@@ -1680,27 +1688,87 @@ static void dp__cuda_fill_all(const dp_host *host, void *to, const void *from, s
 }
 
 /* Some versions of the driver report an error for memory that they do not know. */
-static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host)
+static bool dp__cuda_pins_byte(const void *host)
 {
     struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
-    if (dp__cuda_enter(gpu) != DP_OK)
-        return false;
     if (dp__cuda.cudaPointerGetAttributes(&attributes, host) != cudaSuccess)
         (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
     return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeManaged;
 }
 
-/* The slot that was used longest ago, when the copy that used it is done. */
-static dp_status dp__cuda_slot_take(dp__cuda_dev *dev, dp__cuda_slot **out)
+/* Whether an allocation that has the first of these bytes has all of them. Where the driver does
+   not say how far it goes, the last byte has to do. */
+static bool dp__cuda_pins_all(const char *host, size_t bytes)
 {
-    dp__cuda_slot *slot = &dev->slots[dev->next_slot];
-    if (slot->busy)
-        DP_TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
-                              dp__cuda.cudaEventSynchronize(slot->done)));
-    slot->busy = false;
-    dev->next_slot = (dev->next_slot + 1) % DP__CUDA_SLOTS;
-    *out = slot;
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)host, first = at;
+    size_t size = 0;
+    CUresult found =
+        dp__cuda.call_cuPointerGetAttribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at);
+    if (found == CUDA_SUCCESS)
+        found = dp__cuda.call_cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at);
+    if (found != CUDA_SUCCESS || at < first || at - first >= size)
+        return dp__cuda_pins_byte(host + bytes - 1);
+    return size - (size_t)(at - first) >= bytes;
+}
+
+/* All of it, in one piece: CUDA refuses a copy that goes from one allocation into the next, and one
+   of memory that is pinned in part. Such a copy goes through the ring. */
+static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host, size_t bytes)
+{
+    if (bytes == 0 || dp__cuda_enter(gpu) != DP_OK)
+        return false;
+    bool pinned = dp__cuda_pins_byte(host) && dp__cuda_pins_all(host, bytes);
+    return dp__cuda_leave(gpu, DP_OK, "", cudaSuccess) == DP_OK && pinned;
+}
+
+/* Where a stream's copies from or to the slot are noted; -1: too many streams use it already. A new
+   stream may have the address of one that is gone: its work comes after that one's. */
+static int dp__cuda_pending_of(const dp__cuda_slot *slot, cudaStream_t stream)
+{
+    int place = -1;
+    for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++) {
+        if (slot->pending[i].busy && slot->pending[i].stream == stream)
+            return i;
+        if (!slot->pending[i].busy)
+            place = i;
+    }
+    return place;
+}
+
+static dp_status dp__cuda_pending_wait(const dp__cuda_gpu *gpu, dp__cuda_pending *pending)
+{
+    if (pending->busy)
+        DP_TRY(dp__cuda_check("cudaEventSynchronize", gpu->ordinal,
+                              dp__cuda.cudaEventSynchronize(pending->done)));
+    pending->busy = false;
+    return DP_OK;
+}
+
+typedef struct dp__cuda_piece { /* of the ring, for one copy */
+    char *data;
+    dp__cuda_pending *pending;
+} dp__cuda_piece;
+
+/* From the slot in use, else from the one that was used longest ago, when all copies that used it
+   are done. Each piece has pages of its own: none is with a copy and with the host. */
+static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream_t stream,
+                                     dp__cuda_piece *out)
+{
+    const size_t page = 4096;
+    dp__cuda_slot *slot = &dev->slots[dev->slot];
+    int place = dp__cuda_pending_of(slot, stream);
+    if (place < 0 || DP__CUDA_SLOT_BYTES - slot->used < bytes) {
+        unsigned next = (dev->slot + 1) % DP__CUDA_SLOTS;
+        slot = &dev->slots[next];
+        for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
+            DP_TRY(dp__cuda_pending_wait(dev->gpu, &slot->pending[i]));
+        slot->used = 0;
+        dev->slot = next;
+        place = 0;
+    }
+    out->pending = &slot->pending[place];
+    out->data = slot->data + slot->used;
+    slot->used += (bytes + page - 1) / page * page;
     return DP_OK;
 }
 
@@ -1711,17 +1779,18 @@ static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *s
                           dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, stream));
 }
 
-/* From here on the slot belongs to the copy. Its event is recorded even if the copy failed. */
-static dp_status dp__cuda_slot_use(const dp__cuda_gpu *gpu, dp__cuda_slot *slot, dp_status status,
-                                   cudaStream_t stream)
+/* From here on the piece belongs to the copy. It is noted even if the copy failed. */
+static dp_status dp__cuda_piece_use(const dp__cuda_gpu *gpu, dp__cuda_pending *pending,
+                                    dp_status status, cudaStream_t stream)
 {
     dp_status marked = dp__cuda_check("cudaEventRecord", gpu->ordinal,
-                                      dp__cuda.cudaEventRecord(slot->done, stream));
-    slot->busy = marked == DP_OK;
+                                      dp__cuda.cudaEventRecord(pending->done, stream));
+    if (marked == DP_OK) /* else what was noted before still holds */
+        *pending = (dp__cuda_pending){pending->done, stream, true};
     return status != DP_OK ? status : marked;
 }
 
-static size_t dp__cuda_piece(size_t left)
+static size_t dp__cuda_piece_bytes(size_t left)
 {
     return left < DP__CUDA_SLOT_BYTES ? left : DP__CUDA_SLOT_BYTES;
 }
@@ -1730,42 +1799,40 @@ static dp_status dp__cuda_stage_in(dp__cuda_dev *dev, char *dst, const char *hos
                                    cudaStream_t stream)
 {
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
-        size_t piece = dp__cuda_piece(bytes - at);
-        dp__cuda_slot *slot = NULL;
-        DP_TRY(dp__cuda_slot_take(dev, &slot));
-        dp__cuda_fill_all(dev->base.host, slot->data, host + at, piece);
+        size_t some = dp__cuda_piece_bytes(bytes - at);
+        dp__cuda_piece piece;
+        DP_TRY(dp__cuda_piece_take(dev, some, stream, &piece));
+        dp__cuda_fill_all(dev->base.host, piece.data, host + at, some);
         dp_status status =
-            dp__cuda_move(dev->gpu, dst + at, slot->data, piece, cudaMemcpyHostToDevice, stream);
-        DP_TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
+            dp__cuda_move(dev->gpu, dst + at, piece.data, some, cudaMemcpyHostToDevice, stream);
+        DP_TRY(dp__cuda_piece_use(dev->gpu, piece.pending, status, stream));
     }
     return DP_OK;
 }
 
-/* All slots are under way at once; the oldest is waited for and emptied. */
+/* As many pieces as there are slots are under way at once; the oldest is waited for and emptied.
+   None shares a slot with another: all but the last fill theirs. */
 static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *src, size_t bytes,
                                     cudaStream_t stream)
 {
-    dp__cuda_slot *slots[DP__CUDA_SLOTS];
-    size_t pieces = (bytes + DP__CUDA_SLOT_BYTES - 1) / DP__CUDA_SLOT_BYTES;
-    for (size_t i = 0; i < pieces + DP__CUDA_SLOTS; i++) {
-        dp__cuda_slot **place = &slots[i % DP__CUDA_SLOTS];
+    dp__cuda_piece pieces[DP__CUDA_SLOTS];
+    size_t count = (bytes + DP__CUDA_SLOT_BYTES - 1) / DP__CUDA_SLOT_BYTES;
+    for (size_t i = 0; i < count + DP__CUDA_SLOTS; i++) {
+        dp__cuda_piece *piece = &pieces[i % DP__CUDA_SLOTS];
         if (i >= DP__CUDA_SLOTS) {
             size_t at = (i - DP__CUDA_SLOTS) * DP__CUDA_SLOT_BYTES;
             if (at >= bytes)
                 continue;
-            DP_TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
-                                  dp__cuda.cudaEventSynchronize((*place)->done)));
-            (*place)->busy = false;
-            dp__cuda_fill_all(dev->base.host, host + at, (*place)->data,
-                              dp__cuda_piece(bytes - at));
+            DP_TRY(dp__cuda_pending_wait(dev->gpu, piece->pending));
+            dp__cuda_fill_all(dev->base.host, host + at, piece->data,
+                              dp__cuda_piece_bytes(bytes - at));
         }
-        if (i < pieces) {
-            size_t at = i * DP__CUDA_SLOT_BYTES;
-            DP_TRY(dp__cuda_slot_take(dev, place));
-            dp_status status = dp__cuda_move(dev->gpu, (*place)->data, src + at,
-                                             dp__cuda_piece(bytes - at), cudaMemcpyDeviceToHost,
-                                             stream);
-            DP_TRY(dp__cuda_slot_use(dev->gpu, *place, status, stream));
+        if (i < count) {
+            size_t at = i * DP__CUDA_SLOT_BYTES, some = dp__cuda_piece_bytes(bytes - at);
+            DP_TRY(dp__cuda_piece_take(dev, some, stream, piece));
+            dp_status status = dp__cuda_move(dev->gpu, piece->data, src + at, some,
+                                             cudaMemcpyDeviceToHost, stream);
+            DP_TRY(dp__cuda_piece_use(dev->gpu, piece->pending, status, stream));
         }
     }
     return DP_OK;
@@ -1785,17 +1852,17 @@ static dp_status dp__cuda_follow(const dp__cuda_gpu *gpu, cudaStream_t stream, c
 static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
                                      const char *src, size_t bytes, cudaStream_t stream)
 {
-    dp__cuda_slot *slot = NULL;
-    DP_TRY(dp__cuda_slot_take(dev, &slot));
+    dp__cuda_piece piece;
+    DP_TRY(dp__cuda_piece_take(dev, bytes, stream, &piece));
     dp_status status =
-        dp__cuda_move(from->gpu, slot->data, src, bytes, cudaMemcpyDeviceToHost, from->out);
+        dp__cuda_move(from->gpu, piece.data, src, bytes, cudaMemcpyDeviceToHost, from->out);
     if (status == DP_OK)
         status = dp__cuda_follow(from->gpu, stream, from->mark, from->out);
     if (status == DP_OK)
-        status = dp__cuda_move(dev->gpu, dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
-    if (status != DP_OK) /* the copy out may not be covered by the slot's event */
+        status = dp__cuda_move(dev->gpu, dst, piece.data, bytes, cudaMemcpyHostToDevice, stream);
+    if (status != DP_OK) /* the copy out may not be covered by the piece's event */
         (void)dp__cuda.cudaStreamSynchronize(from->out);
-    return dp__cuda_slot_use(dev->gpu, slot, status, stream);
+    return dp__cuda_piece_use(dev->gpu, piece.pending, status, stream);
 }
 
 static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
@@ -1803,8 +1870,8 @@ static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char
 {
     DP_TRY(dp__cuda_follow(dev->gpu, from->out, dev->mark, stream));
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES)
-        DP_TRY(
-            dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece(bytes - at), stream));
+        DP_TRY(dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece_bytes(bytes - at),
+                                   stream));
     return DP_OK;
 }
 
@@ -1895,7 +1962,8 @@ static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
             "cudaHostAlloc", dev->gpu->ordinal,
             dp__cuda.cudaHostAlloc(&data, DP__CUDA_SLOT_BYTES, cudaHostAllocPortable)));
         dev->slots[i].data = data;
-        DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].done));
+        for (int k = 0; k < DP__CUDA_SLOT_STREAMS; k++)
+            DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].pending[k].done));
     }
     return DP_OK;
 }
@@ -1916,10 +1984,11 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
 {
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         dp__cuda_slot *slot = &dev->slots[i];
-        if (slot->busy)
-            (void)dp__cuda.cudaEventSynchronize(slot->done);
-        if (slot->done != NULL)
-            (void)dp__cuda.cudaEventDestroy(slot->done);
+        for (int k = 0; k < DP__CUDA_SLOT_STREAMS; k++) {
+            (void)dp__cuda_pending_wait(dev->gpu, &slot->pending[k]);
+            if (slot->pending[k].done != NULL)
+                (void)dp__cuda.cudaEventDestroy(slot->pending[k].done);
+        }
         if (slot->data != NULL)
             (void)dp__cuda.cudaFreeHost(slot->data);
     }
@@ -2158,14 +2227,14 @@ static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, 
 
 static dp_status dp__cuda_copy_in(dp_stream *stream, void *dst, const void *host, size_t bytes)
 {
-    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host)
+    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host, bytes)
                ? dp__cuda_plain(stream, dst, host, bytes, cudaMemcpyHostToDevice)
                : dp__cuda_staged(stream, dst, host, bytes, dp__cuda_stage_in);
 }
 
 static dp_status dp__cuda_copy_out(dp_stream *stream, void *host, const void *src, size_t bytes)
 {
-    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host)
+    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host, bytes)
                ? dp__cuda_plain(stream, host, src, bytes, cudaMemcpyDeviceToHost)
                : dp__cuda_staged(stream, host, src, bytes, dp__cuda_stage_out);
 }

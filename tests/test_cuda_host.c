@@ -589,6 +589,10 @@ TEST_SLOW(nothing_bad_is_kept, 60)
     remove_all(cache);
 }
 
+/* ---- pinned memory --------------------------------------------------------------------------- */
+
+enum { FLOATS = 30000 };
+
 static dp_ctx *open_with(int gpus)
 {
     dp_ctx *ctx = NULL;
@@ -596,6 +600,197 @@ static dp_ctx *open_with(int gpus)
     sim_set_device_count(gpus);
     CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = gpus}, &ctx));
     return ctx;
+}
+
+static dp_tensor host_view(float *data, int64_t count)
+{
+    return dp_wrap(data, DP_F32, 1, &count);
+}
+
+/* In from `from`, out to `to`; how often the host waited for a piece of the ring. */
+static long forth_and_back(dp_ctx *ctx, float *from, float *to, int64_t count)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor device, in = host_view(from, count), out = host_view(to, count);
+    for (int64_t i = 0; i < count; i++) {
+        from[i] = (float)(i * 7 % 1000);
+        to[i] = -1;
+    }
+    long waits = sim_wait_count();
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &device));
+    CHECK_OK(dp_copy(ctx, &device, &in, NULL));
+    CHECK_OK(dp_copy(ctx, &out, &device, NULL));
+    CHECK_OK(dp_wait(ctx));
+    waits = sim_wait_count() - waits;
+    for (int64_t i = 0; i < count; i++)
+        CHECK_F64(to[i], i * 7 % 1000, 0);
+    dp_scope_end(scope);
+    return waits;
+}
+
+TEST(a_buffer_is_pinned_if_all_of_it_is)
+{
+    static const struct {
+        size_t first[3], count[3]; /* what is pinned */
+        bool whole;
+    } cases[] = {
+        {{0}, {0}, false},
+        {{0}, {FLOATS}, true},
+        {{0}, {FLOATS / 2}, false},
+        {{FLOATS / 2}, {FLOATS / 2}, false},
+        {{0}, {FLOATS - 1}, false},
+        {{1}, {FLOATS - 1}, false},
+        {{0, FLOATS / 2}, {FLOATS / 2, FLOATS / 2}, false}, /* in two pieces */
+        {{0, FLOATS - 1}, {1, 1}, false},                   /* both ends */
+        {{0, 100, FLOATS - 50}, {100, FLOATS - 200, 50}, false},
+        {{0, 100, FLOATS - 100}, {100, FLOATS - 200, 100}, false},
+    };
+    dp_ctx *ctx = open_with(1);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float *from = malloc(FLOATS * sizeof *from), *to = malloc(FLOATS * sizeof *to);
+        CHECK(from != NULL && to != NULL);
+        for (int k = 0; k < 3; k++)
+            if (cases[i].count[k] > 0) {
+                sim_pin(from + cases[i].first[k], cases[i].count[k] * sizeof *from);
+                sim_pin(to + cases[i].first[k], cases[i].count[k] * sizeof *to);
+            }
+        CHECK_INT(forth_and_back(ctx, from, to, FLOATS), !cases[i].whole);
+        for (int k = 0; k < 3; k++) {
+            sim_unpin(from + cases[i].first[k]);
+            sim_unpin(to + cases[i].first[k]);
+        }
+        free(from);
+        free(to);
+    }
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* ---- the ring -------------------------------------------------------------------------------- */
+
+/* `count` copies of `each` floats from pageable memory, the i-th of which begins with i. Streams
+   know nothing of each other; the first one has every `rarely`-th copy, the others the rest. */
+static void copy_small(dp_ctx *ctx, int count, int64_t each, int stream_count, int rarely)
+{
+    enum { STREAMS = 7 };
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_dev *dev = dp_local_stream(ctx, 0)->dev;
+    dp_stream *streams[STREAMS];
+    dp_tensor *tensors = malloc((size_t)count * sizeof *tensors);
+    size_t bytes = (size_t)each * sizeof(float);
+    float *numbers = malloc(bytes), *got = malloc(bytes);
+    CHECK(tensors != NULL && numbers != NULL && got != NULL);
+    for (int i = 0; i < count; i++)
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &each, &tensors[i]));
+    CHECK_OK(dp_wait(ctx));
+    for (int i = 0; i < stream_count; i++)
+        CHECK_OK(dev->ops->stream_create(dev, i % 2, &streams[i]));
+    for (int i = 0; i < count; i++) {
+        dp_stream *stream = streams[i % rarely == 0 ? 0 : i % stream_count];
+        for (int64_t k = 0; k < each; k++)
+            numbers[k] = (float)(i + k);
+        CHECK_OK(dev->ops->copy_in(stream, tensors[i].data, numbers, bytes));
+        memset(numbers, 0xff, bytes);
+    }
+    for (int i = 0; i < stream_count; i++)
+        dev->ops->stream_destroy(streams[i]);
+    for (int i = 0; i < count; i++) {
+        CHECK_OK(dp_read(ctx, &tensors[i], got, bytes));
+        for (int64_t k = 0; k < each; k++)
+            CHECK_F64(got[k], i + k, 0);
+    }
+    free(tensors);
+    free(numbers);
+    free(got);
+    dp_scope_end(scope);
+}
+
+TEST(small_copies_share_the_ring)
+{
+    static const int counts[] = {1, 5, 100, 500};
+    for (unsigned long long seed = 0; seed < 3; seed++) {
+        sim_defer(seed);
+        for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+            dp_ctx *ctx = open_with(1);
+            dp_scope *scope = dp_scope_begin(ctx);
+            dp_tensor tensors[500];
+            long waits = 0;
+            for (int k = 0; k < counts[i]; k++) {
+                float numbers[101] = {(float)k};
+                numbers[100] = (float)(2 * k);
+                dp_tensor in = host_view(numbers, 101);
+                CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(101),
+                                       &tensors[k]));
+                waits -= sim_wait_count();
+                CHECK_OK(dp_copy(ctx, &tensors[k], &in, NULL));
+                waits += sim_wait_count();
+            }
+            CHECK_INT(waits, 0);
+            for (int k = 0; k < counts[i]; k++) {
+                float got[101];
+                CHECK_OK(dp_read(ctx, &tensors[k], got, sizeof got));
+                CHECK_F64(got[0], k, 0);
+                CHECK_F64(got[100], 2 * k, 0);
+            }
+            dp_close(ctx);
+        }
+    }
+    sim_check_leaks();
+}
+
+/* The ring goes round several times; lengths are odd, and long ones come between. */
+TEST_SLOW(the_ring_goes_round, 60)
+{
+    for (unsigned long long seed = 0; seed < 3; seed++) {
+        sim_defer(seed);
+        dp_ctx *ctx = open_with(1);
+        copy_small(ctx, 700, 5003, 1, 1); /* a hundred to a slot */
+        copy_small(ctx, 11, (1 << 18) + 1, 1, 1);
+        copy_small(ctx, 3, (5 << 18) + 77, 1, 1);
+        copy_small(ctx, 3, 1 << 19, 1, 1); /* a slot */
+        dp_close(ctx);
+    }
+    sim_check_leaks();
+}
+
+/* Up to more streams than a slot has events. */
+TEST_SLOW(streams_share_the_ring, 60)
+{
+    static const struct {
+        int streams, rarely;
+    } cases[] = {{2, 1000}, {2, 3}, {4, 5}, {5, 7}, {7, 2}};
+    for (unsigned long long seed = 0; seed < 3; seed++) {
+        sim_defer(seed);
+        dp_ctx *ctx = open_with(1);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            copy_small(ctx, 60, 50003, cases[i].streams, cases[i].rarely); /* ten to a slot */
+            copy_small(ctx, 50, 9, cases[i].streams, cases[i].rarely);
+        }
+        dp_close(ctx);
+    }
+    sim_check_leaks();
+}
+
+/* A stream of another context, whose copies are under way when the ring is given back. */
+TEST(a_ring_that_closes_waits_for_its_copies)
+{
+    for (unsigned long long seed = 0; seed < 3; seed++) {
+        dp_ctx *ctx = open_with(1), *lender = open_with(1);
+        dp_scope *scope = dp_scope_begin(lender);
+        dp_tensor tensor;
+        dp_stream *stream = NULL;
+        float numbers[] = {1, 2, 3}, got[3];
+        sim_defer(seed);
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(lender, 0), DP_F32, DP_SHAPE(3), &tensor));
+        CHECK_OK(dp_cuda_adopt(ctx, 0, dp_cuda_stream(dp_local_stream(lender, 0)), &stream));
+        CHECK_OK(stream->dev->ops->copy_in(stream, tensor.data, numbers, sizeof numbers));
+        dp_cuda_release(stream);
+        dp_close(ctx);
+        CHECK_OK(dp_read(lender, &tensor, got, sizeof got));
+        CHECK_BYTES(got, numbers, sizeof numbers);
+        dp_close(lender);
+    }
+    sim_check_leaks();
 }
 
 /* ---- streams without the lock ---------------------------------------------------------------- */
