@@ -603,7 +603,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* `fill` chunks a channel, one a block. */
+/* `fill` chunks a channel, one a block; shape[1] channels in all. */
 #define DP__CUDA_CHANNEL_PLACE                                                                     \
     DP__CUDA_DEVICE unsigned long long dp_place(unsigned long long i, unsigned long long channel,  \
                                                 const long long *shape)                            \
@@ -627,7 +627,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 squares += p.scratch[2 * (i * p.fill + k) + 1];                                    \
             }                                                                                      \
             ((double *)p.out[0])[i] = sum;                                                         \
-            ((double *)p.out[0])[p.count + i] = squares;                                           \
+            ((double *)p.out[0])[(unsigned long long)p.shape[1] + i] = squares;                    \
         }                                                                                          \
     }
 
@@ -2324,25 +2324,40 @@ static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
     return params;
 }
 
-/* Chunks per channel: as many as there is scratch for, with a size that depends only on the
-   shape. */
+/* Some of the channels, from `first` on: no more than there is scratch for. */
+static dp_status dp__cuda_launch_some_channels(dp_stream *stream, int kernel, uint64_t first,
+                                               uint64_t some, const struct dp__cuda_params *whole)
+{
+    struct dp__cuda_params params = *whole;
+    uint64_t skipped = first * (uint64_t)params.shape[2];
+    params.in[0] = (const char *)whole->in[0] + skipped * params.width;
+    params.out[0] = (double *)whole->out[0] + first;
+    params.count -= skipped; /* what is left of the input */
+    params.chunk_count = some * params.fill;
+    params.scratch = dp__cuda_stream_of(stream)->scratch;
+    DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                              kernel, params.chunk_count, &params));
+    params.count = some;
+    return dp__cuda_launch_each(stream, DP__CUDA_channels_end, &params);
+}
+
+/* Chunks per channel: as many as there is scratch for, with a size that depends only on the shape.
+   More channels than that share the scratch, some after others. */
 static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const int64_t *shape,
                                           struct dp__cuda_params *params)
 {
     uint64_t all = (uint64_t)shape[0] * (uint64_t)shape[2], channels = (uint64_t)shape[1];
-    uint64_t most = DP__CUDA_CHUNKS / channels, each = (all + (64 << 10) - 1) / (64 << 10);
-    if (most == 0)
-        return dp_error(DP_ERR_UNSUPPORTED, "cuda: %llu channels", (unsigned long long)channels);
+    uint64_t together = channels < DP__CUDA_CHUNKS ? channels : DP__CUDA_CHUNKS;
+    uint64_t most = DP__CUDA_CHUNKS / together, each = (all + (64 << 10) - 1) / (64 << 10);
     params->fill = each < most ? each : most;
     params->chunk = (all + params->fill - 1) / params->fill;
-    params->chunk_count = channels * params->fill;
-    params->scratch = dp__cuda_stream_of(stream)->scratch;
     for (int d = 0; d < 3; d++)
         params->shape[d] = shape[d];
-    DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                              kernel, params->chunk_count, params));
-    params->count = channels;
-    return dp__cuda_launch_each(stream, DP__CUDA_channels_end, params);
+    for (uint64_t first = 0; first < channels; first += together) {
+        uint64_t some = together < channels - first ? together : channels - first;
+        DP_TRY(dp__cuda_launch_some_channels(stream, kernel, first, some, params));
+    }
+    return DP_OK;
 }
 
 static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)

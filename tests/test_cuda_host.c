@@ -847,4 +847,62 @@ TEST_SLOW(devices_may_be_opened_any_number_of_times, 60)
     sim_check_leaks();
 }
 
+/* ---- channels -------------------------------------------------------------------------------- */
+
+/* Element i of a channel c is c % 13 - 6 + i % 3. */
+static void sum_channels(dp_ctx *ctx, int64_t outer, int64_t channels, int64_t inner)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    const int64_t shape[] = {outer, channels, inner}, sums_shape[] = {2, channels};
+    size_t count = (size_t)(outer * channels * inner);
+    dp_tensor in, sums;
+    float *numbers = malloc(count * sizeof *numbers);
+    double *got = malloc(2 * (size_t)channels * sizeof *got);
+    CHECK(numbers != NULL && got != NULL);
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t i = 0; i < inner; i++)
+                numbers[(o * channels + c) * inner + i] = (float)(c % 13 - 6 + (o * inner + i) % 3);
+    CHECK_OK(dp_tensor_from(scope, dp_local_device(ctx, 0), numbers, DP_F32, 3, shape, &in));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F64, 2, sums_shape, &sums));
+    CHECK_OK(dp_kernel_run(ctx, 0,
+                           &(dp_kernel_args){.kernel = DP_KERNEL_CHANNELS,
+                                             .dtype = DP_F32,
+                                             .count = count,
+                                             .in = (const void *const[]){in.data},
+                                             .out = (void *const[]){sums.data},
+                                             .in_count = 1,
+                                             .out_count = 1,
+                                             .ndim = 3,
+                                             .shape = shape}));
+    CHECK_OK(dp_read(ctx, &sums, got, 2 * (size_t)channels * sizeof *got));
+    for (int64_t c = 0; c < channels; c++) {
+        double sum = 0, squares = 0;
+        for (int64_t i = 0; i < outer * inner; i++) {
+            double x = (double)(c % 13 - 6 + i % 3);
+            sum += x;
+            squares += x * x;
+        }
+        CHECK_F64(got[c], sum, 0);
+        CHECK_F64(got[channels + c], squares, 0);
+    }
+    free(numbers);
+    free(got);
+    dp_scope_end(scope);
+}
+
+TEST_SLOW(any_number_of_channels, 60)
+{
+    static const int64_t channels[] = {1, 2, 4095, 4096, 4097, 8192, 8193, 10000};
+    dp_ctx *ctx = open_with(1);
+    for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) {
+        long calls = sim_call_count();
+        sum_channels(ctx, 3, channels[i], 5);
+        CHECK(sim_call_count() > calls);
+        sum_channels(ctx, 1, channels[i], 1);
+    }
+    sum_channels(ctx, 70001, 2, 1); /* several chunks */
+    dp_close(ctx);
+    sim_check_leaks();
+}
 #endif
