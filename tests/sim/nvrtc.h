@@ -28,5 +28,6 @@ nvrtcResult nvrtcGetPTXSize(nvrtcProgram prog, size_t *ptxSizeRet);
 nvrtcResult nvrtcGetProgramLog(nvrtcProgram prog, char *log);
 nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram prog, size_t *logSizeRet);
 nvrtcResult nvrtcGetSupportedArchs(int *supportedArchs);
+nvrtcResult nvrtcVersion(int *major, int *minor);
 
 #endif /* SIM_NVRTC_H */

@@ -19,11 +19,24 @@
 
 /* ---- for tests ------------------------------------------------------------------------------- */
 
-void sim_set_device_count(int count);            /* none before */
-void sim_set_driver(int version);                /* 13000; 0 = there is none */
-void sim_set_memory(size_t bytes);               /* of each device; 4 GiB */
-void sim_set_arch(int arch);                     /* 90 for sm_90 */
-void sim_set_archs(const int *archs, int count); /* what NVRTC knows, up to 16: 75 and 90 */
+void sim_set_device_count(int count);          /* none before */
+void sim_set_driver(int version);              /* 13000; 0 = there is none */
+void sim_set_memory(size_t bytes);             /* of each device; 4 GiB */
+void sim_set_arch(int arch);                   /* 90 for sm_90 */
+void sim_set_versions(int runtime, int nvrtc); /* 13000 and 13000 */
+void sim_set_count_error(int code);            /* what cudaGetDeviceCount returns */
+
+/* What NVRTC knows, up to 16: 75 and 90; how long it takes; how often it was asked to compile, and
+   what for at last. Compiled kernels are not kept on disk, as no GPU could use them: $DP_CACHE is
+   off when a test begins. */
+void sim_set_archs(const int *archs, int count);
+void sim_set_compile_ms(int ms);
+int sim_compile_count(void);
+const char *sim_compiled(void); /* "sm_90" */
+
+/* Memory of the test's own is pinned, until then. */
+void sim_pin(void *pointer, size_t bytes);
+void sim_unpin(void *pointer);
 
 /* How `reader` gets what `from` has. A pair that is not good may still say that it is. */
 typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;
@@ -39,6 +52,7 @@ void sim_defer(unsigned long long seed);
 void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);
 long sim_call_count(void);
+long sim_wait_count(void); /* calls of cudaEventSynchronize */
 
 /* Waiting for what hangs is a finding, also where the driver waits: when it frees memory. */
 void sim_mind_hangs(bool on);

@@ -20,6 +20,7 @@ enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3, LANES = 1024, SHARED_MAX = 48 <
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
 
 static int device_count, driver_version = 13000, arch = 90;
+static int runtime_version = 13000, nvrtc_version = 13000, count_error;
 static size_t memory_bytes = (size_t)4 << 30;
 static size_t memory_used[DEVICES];
 
@@ -397,6 +398,7 @@ typedef struct block {
     int device;   /* -1: pinned memory of the host */
     int only_for; /* pinned: the device that may use it; -1: any */
     bool freed, closed;
+    bool lent; /* the test's own memory, pinned */
     access_of *accesses;
     struct block *next;
 } block;
@@ -433,17 +435,27 @@ static bool before(const access_of *a, const clock_of *clock)
     return a->time <= clock->at[a->actor];
 }
 
-/* Pinned memory is the host's again when it knows of the end of every copy. */
+/* The host may not touch these bytes, and what else is on their pages; or only read them. */
+static void close_bytes(const block *b, size_t begin, size_t end, bool write)
+{
+    size_t first = begin / PAGE * PAGE;
+    mprotect(b->public_at + first, pages(end) - first, write ? PROT_NONE : PROT_READ);
+}
+
+/* A page of pinned memory is the host's again when it knows of the end of every copy there. */
 static void open_blocks(void)
 {
     for (block *b = blocks; b != NULL; b = b->next) {
-        bool ours = b->closed && !b->freed;
-        for (const access_of *a = b->accesses; a != NULL && ours; a = a->next)
-            ours = before(a, &host);
-        if (ours) {
-            mprotect(b->public_at, pages(b->bytes), PROT_READ | PROT_WRITE);
-            b->closed = false;
-        }
+        if (!b->closed || b->freed)
+            continue;
+        mprotect(b->public_at, pages(b->bytes), PROT_READ | PROT_WRITE);
+        b->closed = false;
+        for (int writes = 0; writes < 2; writes++) /* where both are, nothing may be done */
+            for (const access_of *a = b->accesses; a != NULL; a = a->next)
+                if (a->write == (writes == 1) && !before(a, &host)) {
+                    close_bytes(b, a->begin, a->end, a->write);
+                    b->closed = true;
+                }
     }
 }
 
@@ -453,11 +465,11 @@ static void host_learns(const clock_of *clock)
     open_blocks();
 }
 
-static void close_block(block *b, bool write)
+static void close_block(block *b, size_t begin, size_t end, bool write)
 {
-    if (b->device >= 0)
+    if (b->device >= 0 || b->lent)
         return;
-    mprotect(b->public_at, pages(b->bytes), write ? PROT_NONE : PROT_READ);
+    close_bytes(b, begin, end, write);
     b->closed = true;
 }
 
@@ -491,7 +503,7 @@ static void touch(block *b, size_t begin, size_t bytes, bool write, cudaStream_t
     access_of *own = malloc(sizeof *own);
     *own = (access_of){begin, end, stream->actor, write, ticks[stream->actor], what, b->accesses};
     b->accesses = own;
-    close_block(b, write);
+    close_block(b, begin, end, write);
 }
 
 /* Where the bytes of an operand are; NULL, and a finding, where there are none. */
@@ -629,7 +641,33 @@ static cudaError_t make_block(size_t bytes, int device, void **out)
     return cudaSuccess;
 }
 
+void sim_pin(void *pointer, size_t bytes)
+{
+    block *b = calloc(1, sizeof *b);
+    pthread_mutex_lock(&lock);
+    *b = (block){.public_at = pointer,
+                 .shadow = pointer,
+                 .bytes = bytes,
+                 .device = -1,
+                 .lent = true,
+                 .next = blocks};
+    blocks = b;
+    pthread_mutex_unlock(&lock);
+}
+
 static void finish_all(void);
+
+void sim_unpin(void *pointer)
+{
+    pthread_mutex_lock(&lock);
+    finish_all();
+    for (block **link = &blocks; *link != NULL; link = &(*link)->next)
+        if ((*link)->public_at == pointer && (*link)->lent) {
+            *link = (*link)->next;
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+}
 
 static cudaError_t drop_block(const char *fn, void *pointer, bool pinned)
 {
@@ -756,10 +794,11 @@ static bool is_reached(uint64_t serial)
     return serial == 0 || reached[serial];
 }
 
-__attribute__((constructor)) static void begin_with_seed(void)
+__attribute__((constructor)) static void begin(void)
 {
     const char *text = getenv("SIM_SEED");
     seed = text != NULL ? strtoull(text, NULL, 10) : 0;
+    setenv("DP_CACHE", "off", 1);
 }
 
 void sim_defer(unsigned long long new_seed)
@@ -1052,9 +1091,29 @@ void sim_set_arch(int new_arch)
     arch = new_arch;
 }
 
+void sim_set_versions(int runtime, int nvrtc)
+{
+    runtime_version = runtime;
+    nvrtc_version = nvrtc;
+}
+
+void sim_set_count_error(int code)
+{
+    count_error = code;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    cudaError_t code = enter();
+    *version = runtime_version;
+    return leave(code);
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
     cudaError_t code = enter();
+    if (code == cudaSuccess)
+        code = (cudaError_t)count_error;
     if (code == cudaSuccess && driver_version == 0)
         code = cudaErrorInsufficientDriver;
     if (code == cudaSuccess && device_count == 0)
@@ -1172,6 +1231,23 @@ cudaError_t cudaGetLastError(void)
     return code;
 }
 
+static CUresult pointer_attribute(void *out, CUpointer_attribute what, CUdeviceptr pointer)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    const block *b = block_of((const void *)(uintptr_t)pointer);
+    CUdeviceptr first = b != NULL ? (uintptr_t)b->public_at : 0;
+    if (b != NULL && !b->freed) {
+        if (what == CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+            memcpy(out, &b->bytes, sizeof b->bytes);
+        else
+            memcpy(out, &first, sizeof first);
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result)
@@ -1184,7 +1260,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
                    {"cuDeviceGet", (void (*)(void))device_get},
                    {"cuDeviceGetName", (void (*)(void))device_name},
                    {"cuDevicePrimaryCtxRetain", (void (*)(void))ctx_retain},
-                   {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release}};
+                   {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release},
+                   {"cuPointerGetAttribute", (void (*)(void))pointer_attribute}};
     cudaError_t code = enter();
     (void)version, (void)flags;
     *result = cudaDriverEntryPointSymbolNotFound;
@@ -1298,6 +1375,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 {
     cudaError_t code = enter();
+    (void)current_device(__func__);
     if (code == cudaSuccess && stream_is(__func__, stream))
         *device = stream->device;
     return leave(code);
@@ -1487,9 +1565,17 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
     return leave(cudaSuccess);
 }
 
+static long wait_count;
+
+long sim_wait_count(void)
+{
+    return wait_count;
+}
+
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     cudaError_t code = enter_waiting(__func__);
+    wait_count++;
     (void)current_device(__func__);
     if (code == cudaSuccess && event_is(__func__, event)) {
         if (!event->recorded)
@@ -1758,11 +1844,28 @@ struct _nvrtcProgram {
 };
 
 static int known_archs[16] = {75, 90}, known_count = 2;
+static int compile_ms, compile_count;
+static char compiled[24];
 
 void sim_set_archs(const int *archs, int count)
 {
     memcpy(known_archs, archs, (size_t)count * sizeof *archs);
     known_count = count;
+}
+
+void sim_set_compile_ms(int ms)
+{
+    compile_ms = ms;
+}
+
+int sim_compile_count(void)
+{
+    return compile_count;
+}
+
+const char *sim_compiled(void)
+{
+    return compiled;
 }
 
 static bool nvrtc_knows(int number)
@@ -1795,13 +1898,16 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *con
 {
     if (nvrtc_fails())
         return NVRTC_ERROR_COMPILATION;
+    usleep((useconds_t)compile_ms * 1000);
+    compile_count++;
     for (int i = 0; i < count; i++)
         if (strncmp(options[i], "--gpu-architecture=", 19) == 0) {
             if (!nvrtc_knows(arch_of(options[i] + 19))) {
                 find("unknown architecture", "NVRTC is asked for %s", options[i] + 19);
                 return NVRTC_ERROR_INVALID_OPTION;
             }
-            snprintf(program->image, sizeof program->image, "sim %s", options[i] + 19);
+            snprintf(compiled, sizeof compiled, "%s", options[i] + 19);
+            snprintf(program->image, sizeof program->image, "sim %s", compiled);
         }
     return NVRTC_SUCCESS;
 }
@@ -1850,11 +1956,18 @@ const char *nvrtcGetErrorString(nvrtcResult result)
 nvrtcResult nvrtcGetNumSupportedArchs(int *count)
 {
     *count = known_count;
-    return NVRTC_SUCCESS;
+    return nvrtc_fails() ? NVRTC_ERROR_INVALID_PROGRAM : NVRTC_SUCCESS;
 }
 
 nvrtcResult nvrtcGetSupportedArchs(int *archs)
 {
     memcpy(archs, known_archs, (size_t)known_count * sizeof *archs);
+    return NVRTC_SUCCESS;
+}
+
+nvrtcResult nvrtcVersion(int *major, int *minor)
+{
+    *major = nvrtc_version / 1000;
+    *minor = nvrtc_version % 1000 / 10;
     return NVRTC_SUCCESS;
 }
