@@ -75,9 +75,16 @@ DP_API void dp_cuda_release(dp_stream *stream);
    takes (Little's law): at 600 ns, a multiprocessor of an H100 (3.35 TB/s for 132 of them) needs 15
    KB in flight, one of an H200 (4.8 TB/s) 22 KB. So a thread moves packs of 16 bytes, and several
    of them are on their way before the first is used:
-   TABLE
-   Packs are for operands that all begin at a multiple of 16; what is left of them, and all of others,
-   goes element by element, with the same operations in the same order.                          */
+     REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64)
+     AXPBY   two packs of each input: 64 to 96 KB
+     CAST    four packs: 64 KB from f32, 32 KB from halves
+     STATS   16 elements a lane: 64 to 96 KB; TOTAL 160 KB
+     COPY, PAD  four elements of 16 bytes: 64 KB; eight of 4 bytes 32 KB, of 2 bytes 16, of 1 byte 8
+     SGD     60 KB, ADAMW 64 KB: one pack of each operand
+   This is bytes a thread loads before it waits, times the threads that the registers of sm_90 leave
+   room for.
+   Packs are for operands that all begin at a multiple of 16; what is left of them, and all of
+   others, goes element by element, with the same operations in the same order.                  */
 
 enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
@@ -89,7 +96,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_SQRTF __builtin_sqrtf
 #define DP__CUDA_SQRT  __builtin_sqrt
 #define DP__CUDA_ROLLED
-#define DP__CUDA_EIGHT
 #define DP__CUDA_ALIGNED    _Alignas
 #define DP__CUDA_FIRST      0
 #define DP__CUDA_STEP       1
@@ -105,7 +111,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_SQRTF        sqrtf
 #define DP__CUDA_SQRT         sqrt
 #define DP__CUDA_ROLLED       dp_rolled
-#define DP__CUDA_EIGHT        dp_eight
 #define DP__CUDA_ALIGNED      alignas
 #define DP__CUDA_FIRST        (blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x)
 #define DP__CUDA_STEP         (gridDim.x * (unsigned long long)blockDim.x)
@@ -268,9 +273,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }
 
 /* In a binary tree: all of four inputs are loaded before the first is used, and what waits for the
-   right half of its subtree is in `sums`, which 64 inputs fill. It is indexed by number, and so lies
-   in memory: few have more than four inputs, and the registers are worth more. Packs are for sums
-   alone, OP is `op` otherwise: four operations for each of their elements take long to compile. */
+   right half of its subtree is in `sums`, which 64 inputs fill. It is indexed by number, and so
+   lies in memory: few have more than four inputs, and the registers are worth more. Packs are for
+   sums alone, OP is `op` otherwise: four operations an element would take long to compile. */
 #define DP__CUDA_REDUCE_SPAN(fn, name, PACK, A, W, OP)                                             \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
                             unsigned long long end)                                                \
@@ -546,47 +551,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* Four elements a round, at their places in all dims before the first is loaded. Places are found
-   without divisions: n / shape[d] is ((n * magic) >> 32) + n) >> shift for n < 2^31. What is behind
-   in_shape is `fill`: a copy has nothing there, a pad has. */
-#define DP__CUDA_COPY_AS(T)                                                                        \
-    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, unsigned i, unsigned end,    \
-                                     unsigned step)                                                \
-    {                                                                                              \
-        const T fill = dp_filled_##T(p->fill);                                                     \
-        T x[4];                                                                                    \
-        long long from[4], to[4];                                                                  \
-        unsigned rest[4];                                                                          \
-        int inside[4];                                                                             \
-        for (unsigned u = 0; u < 4; u++) {                                                         \
-            rest[u] = i + u * step < end ? i + u * step : i;                                       \
-            from[u] = to[u] = 0;                                                                   \
-            inside[u] = 1;                                                                         \
-        }                                                                                          \
-        DP__CUDA_ROLLED for (int d = p->ndim - 1; d >= 0; d--) {                                   \
-            for (unsigned u = 0; u < 4; u++) {                                                     \
-                const unsigned long long high = (unsigned long long)rest[u] * p->magic[d] >> 32;   \
-                const unsigned whole = d > 0 ? ((unsigned)high + rest[u]) >> p->shift[d] : 0;      \
-                const unsigned at = rest[u] - whole * (unsigned)p->shape[d];                       \
-                rest[u] = whole;                                                                   \
-                from[u] += at * p->in_stride[d];                                                   \
-                to[u] += at * p->out_stride[d];                                                    \
-                inside[u] = inside[u] && at < p->in_shape[d];                                      \
-            }                                                                                      \
-        }                                                                                          \
-        for (unsigned u = 0; u < 4; u++)                                                           \
-            x[u] = inside[u] ? ((const T *)p->in[0])[from[u]] : fill;                              \
-        for (unsigned u = 0; u < 4; u++)                                                           \
-            if (u == 0 || i + u * step < end)                                                      \
-                ((T *)p->out[0])[to[u]] = x[u];                                                    \
-    }
-#define DP__CUDA_COPY_WIDTH(T, bytes)                                                              \
-    if (p.width == bytes)                                                                          \
-        DP__CUDA_ROLLED for (unsigned i = (unsigned)DP__CUDA_FIRST; i < count; i += 4 * step)      \
-            dp_copy_##T(&p, i, count, step);
 #define DP__CUDA_FILLED(T)                                                                         \
     DP__CUDA_DEVICE T dp_filled_##T(unsigned long long x) { return (T)x; }
-#define DP__CUDA_COPY                                                                              \
+#define DP__CUDA_COPY_TYPES                                                                        \
     typedef unsigned char dp_u8;                                                                   \
     typedef unsigned short dp_u16;                                                                 \
     typedef unsigned dp_u32;                                                                       \
@@ -600,20 +567,53 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     {                                                                                              \
         const dp_u128 pack = {{x, x}};                                                             \
         return pack;                                                                               \
-    }                                                                                              \
-    DP__CUDA_COPY_AS(dp_u8)                                                                        \
-    DP__CUDA_COPY_AS(dp_u16)                                                                       \
-    DP__CUDA_COPY_AS(dp_u32)                                                                       \
-    DP__CUDA_COPY_AS(dp_u64)                                                                       \
-    DP__CUDA_COPY_AS(dp_u128)                                                                      \
+    }
+
+/* N elements a round, at their places in all dims before the first is loaded. Places are found
+   without divisions: n / shape[d] is (((n * magic) >> 32) + n) >> shift for n < 2^31. What is
+   behind in_shape is `fill`: a copy has nothing there, a pad has. */
+#define DP__CUDA_COPY_AS(T, N)                                                                     \
+    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, unsigned i, unsigned end,    \
+                                     unsigned step)                                                \
+    {                                                                                              \
+        const T fill = dp_filled_##T(p->fill);                                                     \
+        T x[N];                                                                                    \
+        long long from[N], to[N];                                                                  \
+        unsigned rest[N], behind = 0; /* a bit each */                                             \
+        for (unsigned u = 0; u < N; u++) {                                                         \
+            rest[u] = i + u * step < end ? i + u * step : i;                                       \
+            from[u] = to[u] = 0;                                                                   \
+        }                                                                                          \
+        DP__CUDA_ROLLED for (int d = p->ndim - 1; d >= 0; d--) {                                   \
+            for (unsigned u = 0; u < N; u++) {                                                     \
+                const unsigned long long high = (unsigned long long)rest[u] * p->magic[d] >> 32;   \
+                const unsigned whole = d > 0 ? ((unsigned)high + rest[u]) >> p->shift[d] : 0;      \
+                const unsigned at = rest[u] - whole * (unsigned)p->shape[d];                       \
+                rest[u] = whole;                                                                   \
+                from[u] += at * p->in_stride[d];                                                   \
+                to[u] += at * p->out_stride[d];                                                    \
+                behind |= at < p->in_shape[d] ? 0 : 1u << u;                                       \
+            }                                                                                      \
+        }                                                                                          \
+        for (unsigned u = 0; u < N; u++)                                                           \
+            x[u] = behind >> u & 1 ? fill : ((const T *)p->in[0])[from[u]];                        \
+        for (unsigned u = 0; u < N; u++)                                                           \
+            if (u == 0 || i + u * step < end)                                                      \
+                ((T *)p->out[0])[to[u]] = x[u];                                                    \
+    }
+#define DP__CUDA_COPY_WIDTH(T, N, bytes)                                                           \
+    if (p.width == bytes)                                                                          \
+        DP__CUDA_ROLLED for (unsigned i = (unsigned)DP__CUDA_FIRST; i < count; i += N * step)      \
+            dp_copy_##T(&p, i, count, step);
+#define DP__CUDA_COPY                                                                              \
     DP__CUDA_KERNEL(copy)                                                                          \
     {                                                                                              \
         const unsigned count = (unsigned)p.count, step = (unsigned)DP__CUDA_STEP;                  \
-        DP__CUDA_COPY_WIDTH(dp_u8, 1)                                                              \
-        DP__CUDA_COPY_WIDTH(dp_u16, 2)                                                             \
-        DP__CUDA_COPY_WIDTH(dp_u32, 4)                                                             \
-        DP__CUDA_COPY_WIDTH(dp_u64, 8)                                                             \
-        DP__CUDA_COPY_WIDTH(dp_u128, 16)                                                           \
+        DP__CUDA_COPY_WIDTH(dp_u8, 8, 1)                                                           \
+        DP__CUDA_COPY_WIDTH(dp_u16, 8, 2)                                                          \
+        DP__CUDA_COPY_WIDTH(dp_u32, 8, 4)                                                          \
+        DP__CUDA_COPY_WIDTH(dp_u64, 4, 8)                                                          \
+        DP__CUDA_COPY_WIDTH(dp_u128, 4, 16)                                                        \
     }
 
 /* Integers wrap, in 64 bits and then in their own size; one kernel for all of them. */
@@ -743,6 +743,25 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }                                                                                              \
     DP__CUDA_SUMS(total, f64, 2)
 
+/* Every so manieth pair, in order; eight are loaded before the first is added. */
+#define DP__CUDA_PAIRS                                                                             \
+    DP__CUDA_DEVICE struct dp_f64x2 dp_sum_of_pairs(const double *pairs, unsigned long long first, \
+                                                    unsigned long long end, unsigned step)         \
+    {                                                                                              \
+        struct dp_f64x2 sums = {{0, 0}};                                                           \
+        DP__CUDA_ROLLED for (unsigned long long i = first; i < end; i += 8 * step) {               \
+            struct dp_f64x2 x[8];                                                                  \
+            for (unsigned u = 0; u < 8; u++)                                                       \
+                x[u] = ((const struct dp_f64x2 *)pairs)[i + u * step < end ? i + u * step : i];    \
+            for (unsigned u = 0; u < 8; u++)                                                       \
+                if (i + u * step < end) {                                                          \
+                    sums.at[0] += x[u].at[0];                                                      \
+                    sums.at[1] += x[u].at[1];                                                      \
+                }                                                                                  \
+        }                                                                                          \
+        return sums;                                                                               \
+    }
+
 /* One block: out[0] = alpha * the first sums, followed by the second ones if out_count is 2. */
 #define DP__CUDA_SUMS_END                                                                          \
     DP__CUDA_KERNEL(sums_end)                                                                      \
@@ -750,14 +769,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
         for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                       \
-            double one = 0, two = 0;                                                               \
-            DP__CUDA_EIGHT for (unsigned b = t; b < (unsigned)p.chunk_count; b += 256) {           \
-                const struct dp_f64x2 sums = ((const struct dp_f64x2 *)p.scratch)[b];              \
-                one += sums.at[0];                                                                 \
-                two += sums.at[1];                                                                 \
-            }                                                                                      \
-            first[t] = one;                                                                        \
-            second[t] = two;                                                                       \
+            const struct dp_f64x2 sums = dp_sum_of_pairs(p.scratch, t, p.chunk_count, 256);        \
+            first[t] = sums.at[0];                                                                 \
+            second[t] = sums.at[1];                                                                \
         }                                                                                          \
         DP__CUDA_LANES_ADD                                                                         \
         if (DP__CUDA_LANE == 0) {                                                                  \
@@ -892,19 +906,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             return;                                                                                \
         DP__CUDA_EACH_PACK(dp_##name, W, 1)                                                        \
     }
-#define DP__CUDA_STEPS                                                                             \
-    DP__CUDA_SGD_SPAN(dp_sgd_f32_wide, f32x4, dp_any_f32x4, float, 4)                              \
-    DP__CUDA_SGD_SPAN(dp_sgd_f32_one, f32x1, dp_any_f32x1, float, 1)                               \
-    DP__CUDA_STEP_KERNEL(sgd_f32, 4)                                                               \
-    DP__CUDA_SGD_SPAN(dp_sgd_f64_wide, f64x2, dp_f64x2, double, 2)                                 \
-    DP__CUDA_SGD_SPAN(dp_sgd_f64_one, f64x1, dp_f64x1, double, 1)                                  \
-    DP__CUDA_STEP_KERNEL(sgd_f64, 2)                                                               \
-    DP__CUDA_ADAMW_SPAN(dp_adamw_f32_wide, f32x4, dp_any_f32x4, float, 4, DP__CUDA_SQRTF)          \
-    DP__CUDA_ADAMW_SPAN(dp_adamw_f32_one, f32x1, dp_any_f32x1, float, 1, DP__CUDA_SQRTF)           \
-    DP__CUDA_STEP_KERNEL(adamw_f32, 4)                                                             \
-    DP__CUDA_ADAMW_SPAN(dp_adamw_f64_wide, f64x2, dp_f64x2, double, 2, DP__CUDA_SQRT)              \
-    DP__CUDA_ADAMW_SPAN(dp_adamw_f64_one, f64x1, dp_f64x1, double, 1, DP__CUDA_SQRT)               \
-    DP__CUDA_STEP_KERNEL(adamw_f64, 2)
 
 /* `fill` chunks a channel, one a block. */
 #define DP__CUDA_CHANNEL_PLACE                                                                     \
@@ -944,14 +945,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     {                                                                                              \
         DP__CUDA_EACH(i)                                                                           \
         {                                                                                          \
-            double sum = 0, squares = 0;                                                           \
-            DP__CUDA_EIGHT for (unsigned k = 0; k < (unsigned)p.fill; k++) {                       \
-                const struct dp_f64x2 x = ((const struct dp_f64x2 *)p.scratch)[i * p.fill + k];    \
-                sum += x.at[0];                                                                    \
-                squares += x.at[1];                                                                \
-            }                                                                                      \
-            ((double *)p.out[0])[i] = sum;                                                         \
-            ((double *)p.out[0])[p.count + i] = squares;                                           \
+            const unsigned long long begin = i * p.fill;                                           \
+            const struct dp_f64x2 sums = dp_sum_of_pairs(p.scratch, begin, begin + p.fill, 1);     \
+            ((double *)p.out[0])[i] = sums.at[0];                                                  \
+            ((double *)p.out[0])[p.count + i] = sums.at[1];                                        \
         }                                                                                          \
     }
 
@@ -974,6 +971,12 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_ANY(4))                                                                          \
     TEXT(DP__CUDA_CAST)                                                                            \
     TEXT(DP__CUDA_FILL)                                                                            \
+    TEXT(DP__CUDA_COPY_TYPES)                                                                      \
+    TEXT(DP__CUDA_COPY_AS(dp_u8, 8))                                                               \
+    TEXT(DP__CUDA_COPY_AS(dp_u16, 8))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u32, 8))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u64, 4))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u128, 4))                                                             \
     TEXT(DP__CUDA_COPY)                                                                            \
     TEXT(DP__CUDA_REDUCE_WHOLE)                                                                    \
     TEXT(DP__CUDA_STATS(f32, f32, float, float, 4))                                                \
@@ -981,12 +984,24 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_STATS(f16, u16, unsigned short, float, 8))                                       \
     TEXT(DP__CUDA_STATS(bf16, u16, unsigned short, float, 8))                                      \
     TEXT(DP__CUDA_TOTAL)                                                                           \
+    TEXT(DP__CUDA_PAIRS)                                                                           \
     TEXT(DP__CUDA_SUMS_END)                                                                        \
     TEXT(DP__CUDA_PATTERN)                                                                         \
     TEXT(DP__CUDA_ANY_F64(1))                                                                      \
     TEXT(DP__CUDA_ANY_F64(2))                                                                      \
     TEXT(DP__CUDA_GATE)                                                                            \
-    TEXT(DP__CUDA_STEPS)                                                                           \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_wide, f32x4, dp_any_f32x4, float, 4))                        \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_one, f32x1, dp_any_f32x1, float, 1))                         \
+    TEXT(DP__CUDA_STEP_KERNEL(sgd_f32, 4))                                                         \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_wide, f64x2, dp_f64x2, double, 2))                           \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_one, f64x1, dp_f64x1, double, 1))                            \
+    TEXT(DP__CUDA_STEP_KERNEL(sgd_f64, 2))                                                         \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_wide, f32x4, dp_any_f32x4, float, 4, DP__CUDA_SQRTF))    \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_one, f32x1, dp_any_f32x1, float, 1, DP__CUDA_SQRTF))     \
+    TEXT(DP__CUDA_STEP_KERNEL(adamw_f32, 4))                                                       \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_wide, f64x2, dp_f64x2, double, 2, DP__CUDA_SQRT))        \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_one, f64x1, dp_f64x1, double, 1, DP__CUDA_SQRT))         \
+    TEXT(DP__CUDA_STEP_KERNEL(adamw_f64, 2))                                                       \
     TEXT(DP__CUDA_CHANNEL_PLACE)                                                                   \
     TEXT(DP__CUDA_CHANNELS(f32, dp_any_f32x1))                                                     \
     TEXT(DP__CUDA_CHANNELS(f64, dp_f64x1))                                                         \
@@ -1035,8 +1050,7 @@ static const char *const dp__cuda_texts[] = {
     "#define dp_device static __device__ __forceinline__\n"
     "#define dp_shared __shared__\n"
     "#define dp_const const __grid_constant__\n"
-    "#define dp_rolled _Pragma(\"unroll 1\")\n" /* unrolled they take four times as long */
-    "#define dp_eight _Pragma(\"unroll 8\")\n",
+    "#define dp_rolled _Pragma(\"unroll 1\")\n", /* unrolled they take four times as long here */
     DP__CUDA_TEXTS(DP__CUDA_AS_STRING)};
 static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
 
@@ -1458,7 +1472,7 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
    for its kernel. None of it changes a result.                                                  */
 
 enum {
-    DP__CUDA_BLOCKS = 32, /* of a launch for each multiprocessor: some rounds of those that fit */
+    DP__CUDA_BLOCKS = 32,       /* of a launch for each multiprocessor; 4 to 8 run at a time */
     DP__CUDA_COPY_MAX = 1 << 26 /* elements of a launch of `copy`, which numbers them in 32 bits */
 };
 
