@@ -80,9 +80,10 @@ DP_API void dp_cuda_release(dp_stream *stream);
      CAST    four packs: 64 KB from f32, 32 KB from halves
      STATS   16 elements a lane: 64 to 96 KB; TOTAL 160 KB
      COPY, PAD  four elements of 16 bytes: 64 KB; eight of 4 bytes 32 KB, of 2 bytes 16, of 1 byte 8
-     SGD     60 KB, ADAMW 64 KB: one pack of each operand
-   This is bytes a thread loads before it waits, times the threads that the registers of sm_90 leave
-   room for.
+     SGD     one pack of each operand: 40 KB, with momentum 60; ADAMW 64 KB
+   This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
+   room for. What tests/compile/sass.sh counts is where the loads of this list come from.
+
    Packs are for operands that all begin at a multiple of 16; what is left of them, and all of
    others, goes element by element, with the same operations in the same order.                  */
 
