@@ -15,12 +15,14 @@
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
      >>text         kernels: one text, compiled by NVRTC and, in tests, as C
-     >>sums         those of them that add up
+     >>moves        those of them that copy, fill, convert
+     >>sums         those that add up
      >>steps        what optimizers do, sums of channels
      >>surface      all that is called of CUDA, and how it is found
      >>compile      kernels for one architecture
      >>kept         compiled kernels on disk
      >>gpus         physical devices: context, kernels
+     >>grid         blocks of a launch, packs and dims of its operands
      >>memory       slabs
      >>staging      pageable memory goes through a ring of pinned slots
      >>peers        which GPU can read which, and whether it reads the right bytes
@@ -73,18 +75,34 @@ DP_API void dp_cuda_release(dp_stream *stream);
    The kernels. Each generator below is source for NVRTC, and C for tests, which give CUDA's words a
    meaning: nothing in it is CUDA except what these macros stand for. A kernel gets one
    dp__cuda_params. Results do not depend on the number of blocks: sums are made in chunks whose
-   size depends only on the count. NVRTC is told not to contract; conversions of halves are done
-   with integers.                                                                                */
+   size depends only on the count. NVRTC is told not to contract.
+
+   All of them wait for memory. What is read in a second has to be on its way for as long as a load
+   takes (Little's law): at 600 ns, a multiprocessor of an H100 (3.35 TB/s for 132 of them) needs 15
+   KB in flight, one of an H200 (4.8 TB/s) 22 KB. So a thread moves packs of 16 bytes, and several
+   of them are on their way before the first is used:
+     REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64)
+     AXPBY   two packs of each input: 64 to 96 KB
+     CAST    four packs: 64 KB from f32, 32 KB from halves
+     STATS   16 elements a lane: 64 to 96 KB; TOTAL 160 KB
+     COPY, PAD  four elements of 16 bytes: 64 KB; eight of 4 bytes 32 KB, of 2 bytes 16, of 1 byte 8
+     SGD     one pack of each operand: 40 KB, with momentum 60; ADAMW 64 KB
+   This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
+   room for. What tests/compile/sass.sh counts is where the loads of this list come from.
+
+   Packs are for operands that all begin at a multiple of 16; what is left of them, and all of
+   others, goes element by element, with the same operations in the same order.                  */
 
 enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
-#define DP__CUDA_KERNEL(name) dp_global void dp_cuda_##name(const struct dp__cuda_params p)
+#define DP__CUDA_KERNEL(name) dp_global void dp_cuda_##name(dp_const struct dp__cuda_params p)
 #define DP__CUDA_DEVICE       dp_device
 #define DP__CUDA_SHARED       dp_shared
 #define DP__CUDA_SYNC         __syncthreads();
 #define DP__CUDA_SQRTF        sqrtf
 #define DP__CUDA_SQRT         sqrt
 #define DP__CUDA_ROLLED       dp_rolled
+#define DP__CUDA_ALIGNED      alignas
 #define DP__CUDA_FIRST        (blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x)
 #define DP__CUDA_STEP         (gridDim.x * (unsigned long long)blockDim.x)
 #define DP__CUDA_LANE         threadIdx.x
@@ -98,6 +116,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const void *in[64];                                                                        \
         void *out[64];                                                                             \
         unsigned long long count;                                                                  \
+        unsigned long long packs;                                                                  \
         unsigned long long chunk;                                                                  \
         unsigned long long chunk_count;                                                            \
         unsigned long long fill;                                                                   \
@@ -109,21 +128,45 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         long long out_stride[8];                                                                   \
         long long in_shape[8];                                                                     \
         long long in_stride[8];                                                                    \
+        unsigned magic[8];                                                                         \
+        unsigned shift[8];                                                                         \
         unsigned in_count;                                                                         \
         unsigned out_count;                                                                        \
         int ndim;                                                                                  \
         int op;                                                                                    \
         int dtype;                                                                                 \
         int in_dtype;                                                                              \
-        unsigned width;                                                                           \
+        unsigned width;                                                                            \
         unsigned flags;                                                                            \
     };
+
+/* `each` of them a thread in a round, DP__CUDA_STEP apart. */
+#define DP__CUDA_FROM(begin, end, each)                                                            \
+    DP__CUDA_ROLLED for (unsigned long long i = (begin) + DP__CUDA_FIRST; i < (end);               \
+                         i += (each) * DP__CUDA_STEP)
 
 #define DP__CUDA_EACH(i)                                                                           \
     for (unsigned long long i = DP__CUDA_FIRST; i < p.count; i += DP__CUDA_STEP)
 
-/* Halves, from and to their bits; see dp_cpu.h for the same without branches. */
-#define DP__CUDA_HALVES                                                                            \
+/* Packs first, then what is left: fn_wide(&p, i, end) for pack i, fn_one for element i. */
+#define DP__CUDA_EACH_PACK(fn, W, each)                                                            \
+    DP__CUDA_FROM(0, p.packs, each) fn##_wide(&p, i, p.packs);                                     \
+    DP__CUDA_FROM(p.packs * (W), p.count, each) fn##_one(&p, i, p.count);
+
+/* dp_f32x4 and its like: elements that are loaded and stored together. */
+#define DP__CUDA_PACK(name, T, W)                                                                  \
+    struct dp_##name##x##W {                                                                       \
+        DP__CUDA_ALIGNED(W * sizeof(T)) T at[W];                                                   \
+    };
+#define DP__CUDA_PACKS                                                                             \
+    DP__CUDA_PACK(f32, float, 1) DP__CUDA_PACK(f32, float, 4)                                      \
+    DP__CUDA_PACK(f64, double, 1) DP__CUDA_PACK(f64, double, 2)                                    \
+    DP__CUDA_PACK(u16, unsigned short, 1) DP__CUDA_PACK(u16, unsigned short, 4)                    \
+    DP__CUDA_PACK(u16, unsigned short, 8)                                                          \
+    DP__CUDA_PACK(u32, unsigned, 1) DP__CUDA_PACK(u32, unsigned, 4)                                \
+    DP__CUDA_PACK(u64, unsigned long long, 2)
+
+#define DP__CUDA_BITS                                                                              \
     DP__CUDA_DEVICE float dp_float_of(unsigned bits)                                               \
     {                                                                                              \
         union { unsigned u; float f; } x;                                                          \
@@ -135,27 +178,60 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         union { unsigned u; float f; } x;                                                          \
         x.f = number;                                                                              \
         return x.u;                                                                                \
-    }                                                                                              \
-    DP__CUDA_DEVICE float dp_get_f16(unsigned short h)                                             \
+    }
+
+/* What GPUs have an instruction for: f16 from and to f32, except that NaN keeps its bits below. */
+#if defined(DP_CUDA_TEXT_AS_C)
+#define DP__CUDA_CONVERT                                                                           \
+    DP__CUDA_DEVICE float dp_of_f16(unsigned short h)                                              \
     {                                                                                              \
         unsigned sign = (h & 0x8000u) << 16, u = (h & 0x7fffu) << 13, whole = u + 0x38000000u;     \
         if (u < 0x00800000u)                                                                       \
             whole = dp_bits_of(dp_float_of(u + 0x38800000u) - dp_float_of(0x38800000u));           \
         else if (u >= 0x0f800000u)                                                                 \
-            whole = (whole + 0x38000000u) | (u > 0x0f800000u ? 0x00400000u : 0u);                  \
+            whole = whole + 0x38000000u;                                                           \
         return dp_float_of(sign | whole);                                                          \
     }                                                                                              \
-    DP__CUDA_DEVICE unsigned short dp_put_f16(float number)                                        \
+    DP__CUDA_DEVICE unsigned short dp_f16_of(float number)                                         \
     {                                                                                              \
         unsigned bits = dp_bits_of(number), sign = bits & 0x80000000u, u = bits ^ sign;            \
         unsigned h = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;                          \
         if (u < 0x38800000u)                                                                       \
             h = dp_bits_of(dp_float_of(u) + 0.5f) - 0x3f000000u;                                   \
-        else if (u > 0x7f800000u)                                                                  \
-            h = 0x7e00u | ((u >> 13) & 0x3ffu);                                                    \
         else if (u >= 0x47800000u)                                                                 \
             h = 0x7c00u;                                                                           \
         return (unsigned short)(h | sign >> 16);                                                   \
+    }
+#else
+#define DP__CUDA_CONVERT                                                                           \
+    DP__CUDA_DEVICE float dp_of_f16(unsigned short h)                                              \
+    {                                                                                              \
+        float x;                                                                                   \
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));                                             \
+        return x;                                                                                  \
+    }                                                                                              \
+    DP__CUDA_DEVICE unsigned short dp_f16_of(float number)                                         \
+    {                                                                                              \
+        unsigned short h;                                                                          \
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(number));                                     \
+        return h;                                                                                  \
+    }
+#endif
+
+#define DP__CUDA_HALVES                                                                            \
+    DP__CUDA_DEVICE float dp_get_f16(unsigned short h)                                             \
+    {                                                                                              \
+        const unsigned u = h & 0x7fffu;                                                            \
+        if (u > 0x7c00u)                                                                           \
+            return dp_float_of(((h & 0x8000u) << 16) | (u << 13) | 0x7fc00000u);                   \
+        return dp_of_f16(h);                                                                       \
+    }                                                                                              \
+    DP__CUDA_DEVICE unsigned short dp_put_f16(float number)                                        \
+    {                                                                                              \
+        const unsigned bits = dp_bits_of(number);                                                  \
+        if (number != number)                                                                      \
+            return (unsigned short)(((bits >> 16) & 0x8000u) | 0x7e00u | ((bits >> 13) & 0x3ffu)); \
+        return dp_f16_of(number);                                                                  \
     }                                                                                              \
     DP__CUDA_DEVICE float dp_get_bf16(unsigned short h)                                            \
     {                                                                                              \
@@ -173,9 +249,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_DEVICE double dp_get_f64(double x) { return x; }                                      \
     DP__CUDA_DEVICE double dp_put_f64(double x) { return x; }
 
-/* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. In a binary tree: four inputs at a
-   time, and what waits for the right half of its subtree is in `sums`, which 64 inputs fill. */
-#define DP__CUDA_REDUCE(name, T, A)                                                                \
+/* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. */
+#define DP__CUDA_COMBINE(name, A)                                                                  \
     DP__CUDA_DEVICE A dp_combine_##name(int op, A v, A w)                                          \
     {                                                                                              \
         if (op == 0)                                                                               \
@@ -185,37 +260,78 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         if (op == 3)                                                                               \
             return v < w || v != v ? v : w;                                                        \
         return v > w || v != v ? v : w;                                                            \
+    }
+
+/* In a binary tree: all of four inputs are loaded before the first is used, and what waits for the
+   right half of its subtree is in `sums`, which 64 inputs fill. It is indexed by number, and so
+   lies in memory: few have more than four inputs, and the registers are worth more. Packs are for
+   sums alone, OP is `op` otherwise: four operations an element would take long to compile. */
+#define DP__CUDA_REDUCE_SPAN(fn, name, PACK, A, W, OP)                                             \
+    DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
+                            unsigned long long end)                                                \
+    {                                                                                              \
+        const A alpha = (A)p->alpha, beta = (A)p->beta;                                            \
+        const unsigned count = p->in_count;                                                        \
+        const int op = OP;                                                                         \
+        A sums[4][W], v[W] = {0}, w[W];                                                            \
+        unsigned waiting = 0;                                                                      \
+        struct PACK x[4];                                                                          \
+        (void)end;                                                                                 \
+        DP__CUDA_ROLLED for (unsigned k = 0; k < count; k += 4) {                                  \
+            unsigned half = k / 4;                                                                 \
+            for (unsigned j = 0; j < 4; j++)                                                       \
+                if (k + j < count)                                                                 \
+                    x[j] = ((const struct PACK *)p->in[k + j])[i];                                 \
+            dp_get_##PACK##_##name(v, &x[0]);                                                      \
+            if (k + 1 < count) {                                                                   \
+                dp_get_##PACK##_##name(w, &x[1]);                                                  \
+                dp_join_##PACK##_##name(op, v, v, w);                                              \
+            }                                                                                      \
+            if (k + 2 < count) {                                                                   \
+                A right[W];                                                                        \
+                dp_get_##PACK##_##name(w, &x[2]);                                                  \
+                if (k + 3 < count) {                                                               \
+                    dp_get_##PACK##_##name(right, &x[3]);                                          \
+                    dp_join_##PACK##_##name(op, w, w, right);                                      \
+                }                                                                                  \
+                dp_join_##PACK##_##name(op, v, v, w);                                              \
+            }                                                                                      \
+            DP__CUDA_ROLLED for (; waiting > 0 && (half % 2 == 1 || k + 4 >= count); half /= 2)    \
+                dp_join_##PACK##_##name(op, v, sums[--waiting], v);                                \
+            if (k + 4 < count) {                                                                   \
+                for (unsigned e = 0; e < W; e++)                                                   \
+                    sums[waiting][e] = v[e];                                                       \
+                waiting++;                                                                         \
+            }                                                                                      \
+        }                                                                                          \
+        if (p->alpha != 1 || p->beta != 1)                                                         \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                v[e] = v[e] * alpha / beta;                                                        \
+        for (unsigned e = 0; e < W; e++)                                                           \
+            x[0].at[e] = dp_put_##name(v[e]);                                                      \
+        DP__CUDA_ROLLED for (unsigned k = 0; k < p->out_count; k++)                                \
+            ((struct PACK *)p->out[k])[i] = x[0];                                                  \
+    }
+#define DP__CUDA_JOIN(name, PACK, A, W)                                                            \
+    DP__CUDA_DEVICE void dp_get_##PACK##_##name(A *out, const struct PACK *x)                      \
+    {                                                                                              \
+        for (unsigned e = 0; e < W; e++)                                                           \
+            out[e] = dp_get_##name(x->at[e]);                                                      \
     }                                                                                              \
+    DP__CUDA_DEVICE void dp_join_##PACK##_##name(int op, A *out, const A *v, const A *w)           \
+    {                                                                                              \
+        for (unsigned e = 0; e < W; e++)                                                           \
+            out[e] = dp_combine_##name(op, v[e], w[e]);                                            \
+    }
+#define DP__CUDA_REDUCE(name, T, A, W)                                                             \
+    DP__CUDA_COMBINE(name, A)                                                                      \
+    DP__CUDA_JOIN(name, dp_##T##x##W, A, W)                                                        \
+    DP__CUDA_JOIN(name, dp_##T##x1, A, 1)                                                          \
+    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_wide, name, dp_##T##x##W, A, W, 0)                     \
+    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_one, name, dp_##T##x1, A, 1, p->op)                    \
     DP__CUDA_KERNEL(reduce_##name)                                                                 \
     {                                                                                              \
-        const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
-        const unsigned count = p.in_count;                                                         \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            A v = 0, sums[4];                                                                      \
-            unsigned waiting = 0;                                                                  \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < count; k += 4) {                              \
-                unsigned half = k / 4;                                                             \
-                v = dp_get_##name(((const T *)p.in[k])[i]);                                        \
-                if (k + 1 < count)                                                                 \
-                    v = dp_combine_##name(p.op, v, dp_get_##name(((const T *)p.in[k + 1])[i]));    \
-                if (k + 2 < count) {                                                               \
-                    A w = dp_get_##name(((const T *)p.in[k + 2])[i]);                              \
-                    if (k + 3 < count)                                                             \
-                        w = dp_combine_##name(p.op, w, dp_get_##name(((const T *)p.in[k + 3])[i]));\
-                    v = dp_combine_##name(p.op, v, w);                                             \
-                }                                                                                  \
-                DP__CUDA_ROLLED for (; waiting > 0 && (half % 2 == 1 || k + 4 >= count); half /= 2)\
-                    v = dp_combine_##name(p.op, sums[--waiting], v);                               \
-                if (k + 4 < count)                                                                 \
-                    sums[waiting++] = v;                                                           \
-            }                                                                                      \
-            if (p.alpha != 1 || p.beta != 1)                                                       \
-                v = v * alpha / beta;                                                              \
-            T stored = dp_put_##name(v);                                                           \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                ((T *)p.out[k])[i] = stored;                                                       \
-        }                                                                                          \
+        DP__CUDA_EACH_PACK(dp_reduce_##name, W, 1)                                                 \
     }
 
 #define DP__CUDA_REDUCE_BOOL                                                                       \
@@ -233,18 +349,79 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-#define DP__CUDA_AXPBY(name, T, A)                                                                 \
+/* Two packs a round; behind the end the first once more, so that loads need no branch. */
+#define DP__CUDA_AXPBY_SPAN(fn, name, PACK, A, W)                                                  \
+    DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
+                            unsigned long long end)                                                \
+    {                                                                                              \
+        const A alpha = (A)p->alpha, beta = (A)p->beta;                                            \
+        const int two = p->in_count > 1;                                                           \
+        const unsigned long long next = i + DP__CUDA_STEP, at[2] = {i, next < end ? next : i};     \
+        struct PACK x[2], y[2];                                                                    \
+        for (unsigned u = 0; u < 2; u++)                                                           \
+            x[u] = ((const struct PACK *)p->in[0])[at[u]];                                         \
+        for (unsigned u = 0; u < 2; u++)                                                           \
+            y[u] = ((const struct PACK *)p->in[two])[at[u]];                                       \
+        for (unsigned u = 0; u < 2; u++) {                                                         \
+            for (unsigned e = 0; e < W; e++) {                                                     \
+                const A v = alpha * dp_get_##name(x[u].at[e]);                                     \
+                const A w = beta * dp_get_##name(y[u].at[e]);                                      \
+                x[u].at[e] = dp_put_##name(two ? v + w : v);                                       \
+            }                                                                                      \
+            if (u == 0 || next < end)                                                              \
+                ((struct PACK *)p->out[0])[at[u]] = x[u];                                          \
+        }                                                                                          \
+    }
+#define DP__CUDA_AXPBY(name, T, A, W)                                                              \
+    DP__CUDA_AXPBY_SPAN(dp_axpby_##name##_wide, name, dp_##T##x##W, A, W)                          \
+    DP__CUDA_AXPBY_SPAN(dp_axpby_##name##_one, name, dp_##T##x1, A, 1)                             \
     DP__CUDA_KERNEL(axpby_##name)                                                                  \
     {                                                                                              \
-        const A alpha = (A)p.alpha, beta = (A)p.beta;                                              \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            A v = alpha * dp_get_##name(((const T *)p.in[0])[i]);                                  \
-            if (p.in_count > 1) {                                                                  \
-                A w = beta * dp_get_##name(((const T *)p.in[1])[i]);                               \
-                v = v + w;                                                                         \
-            }                                                                                      \
-            ((T *)p.out[0])[i] = dp_put_##name(v);                                                 \
+        DP__CUDA_EACH_PACK(dp_axpby_##name, W, 2)                                                  \
+    }
+
+/* clang-format on */
+
+/* ==== >>moves ====================================================================================
+   Kernels that change where numbers lie, or what they are, and those of integers.               */
+
+/* clang-format off */
+/* W numbers that are f32, or halves and computed as f32: what `dtype` says was loaded. */
+#define DP__CUDA_ANY(W)                                                                            \
+    struct dp_any_f32x##W {                                                                        \
+        struct dp_f32x##W wide;                                                                    \
+        struct dp_u16x##W half;                                                                    \
+    };                                                                                             \
+    DP__CUDA_DEVICE struct dp_any_f32x##W dp_load_f32x##W(const void *in, unsigned long long i,    \
+                                                          int dtype)                               \
+    {                                                                                              \
+        struct dp_any_f32x##W x;                                                                   \
+        if (dtype == 0)                                                                            \
+            x.wide = ((const struct dp_f32x##W *)in)[i];                                           \
+        else                                                                                       \
+            x.half = ((const struct dp_u16x##W *)in)[i];                                           \
+        return x;                                                                                  \
+    }                                                                                              \
+    DP__CUDA_DEVICE struct dp_f32x##W dp_floats_f32x##W(struct dp_any_f32x##W x, int dtype)        \
+    {                                                                                              \
+        if (dtype == 2)                                                                            \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                x.wide.at[e] = dp_get_f16(x.half.at[e]);                                           \
+        if (dtype == 3)                                                                            \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                x.wide.at[e] = dp_get_bf16(x.half.at[e]);                                          \
+        return x.wide;                                                                             \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_store_f32x##W(void *out, unsigned long long i, int dtype,              \
+                                          struct dp_f32x##W x)                                     \
+    {                                                                                              \
+        struct dp_u16x##W half;                                                                    \
+        if (dtype == 0)                                                                            \
+            ((struct dp_f32x##W *)out)[i] = x;                                                     \
+        else {                                                                                     \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                half.at[e] = dtype == 2 ? dp_put_f16(x.at[e]) : dp_put_bf16(x.at[e]);              \
+            ((struct dp_u16x##W *)out)[i] = half;                                                  \
         }                                                                                          \
     }
 
@@ -284,52 +461,61 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     {                                                                                              \
         return x < least ? least : x > most ? most : x;                                            \
     }                                                                                              \
+    DP__CUDA_DEVICE void dp_cast_one(const struct dp__cuda_params *p, unsigned long long i,        \
+                                     unsigned long long end)                                       \
+    {                                                                                              \
+        const int real = p->in_dtype < 4;                                                          \
+        const double x = real ? dp_real_of(p->in[0], i, p->in_dtype) : 0;                          \
+        const long long w = real ? 0 : dp_whole_of(p->in[0], i, p->in_dtype);                      \
+        const float f = real ? (float)x : (float)w;                                                \
+        const long long v = real ? dp_cut(x) : w;                                                  \
+        (void)end;                                                                                 \
+        if (p->dtype == 0)                                                                         \
+            ((float *)p->out[0])[i] = f;                                                           \
+        else if (p->dtype == 1)                                                                    \
+            ((double *)p->out[0])[i] = real ? x : (double)w;                                       \
+        else if (p->dtype == 2)                                                                    \
+            ((unsigned short *)p->out[0])[i] = dp_put_f16(f);                                      \
+        else if (p->dtype == 3)                                                                    \
+            ((unsigned short *)p->out[0])[i] = dp_put_bf16(f);                                     \
+        else if (p->dtype == 4)                                                                    \
+            ((long long *)p->out[0])[i] = v;                                                       \
+        else if (p->dtype == 5)                                                                    \
+            ((int *)p->out[0])[i] = (int)dp_within(v, -2147483647LL - 1, 2147483647LL);            \
+        else if (p->dtype == 6)                                                                    \
+            ((short *)p->out[0])[i] = (short)dp_within(v, -32768, 32767);                          \
+        else if (p->dtype == 7)                                                                    \
+            ((signed char *)p->out[0])[i] = (signed char)dp_within(v, -128, 127);                  \
+        else if (p->dtype == 8)                                                                    \
+            ((unsigned char *)p->out[0])[i] = (unsigned char)dp_within(v, 0, 255);                 \
+        else                                                                                       \
+            ((unsigned char *)p->out[0])[i] = real ? x != 0 : w != 0;                              \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_cast_wide(const struct dp__cuda_params *p, unsigned long long i,       \
+                                      unsigned long long end)                                      \
+    {                                                                                              \
+        struct dp_any_f32x4 x[4];                                                                  \
+        for (unsigned u = 0; u < 4; u++) {                                                         \
+            const unsigned long long at = i + u * DP__CUDA_STEP;                                   \
+            x[u] = dp_load_f32x4(p->in[0], at < end ? at : i, p->in_dtype);                        \
+        }                                                                                          \
+        for (unsigned u = 0; u < 4; u++) {                                                         \
+            const unsigned long long at = i + u * DP__CUDA_STEP;                                   \
+            if (at < end)                                                                          \
+                dp_store_f32x4(p->out[0], at, p->dtype, dp_floats_f32x4(x[u], p->in_dtype));       \
+        }                                                                                          \
+    }                                                                                              \
     DP__CUDA_KERNEL(cast)                                                                          \
     {                                                                                              \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            const int real = p.in_dtype < 4;                                                       \
-            const double x = real ? dp_real_of(p.in[0], i, p.in_dtype) : 0;                        \
-            const long long w = real ? 0 : dp_whole_of(p.in[0], i, p.in_dtype);                    \
-            const float f = real ? (float)x : (float)w;                                            \
-            if (p.dtype == 0)                                                                      \
-                ((float *)p.out[0])[i] = f;                                                        \
-            else if (p.dtype == 1)                                                                 \
-                ((double *)p.out[0])[i] = real ? x : (double)w;                                    \
-            else if (p.dtype == 2)                                                                 \
-                ((unsigned short *)p.out[0])[i] = dp_put_f16(f);                                   \
-            else if (p.dtype == 3)                                                                 \
-                ((unsigned short *)p.out[0])[i] = dp_put_bf16(f);                                  \
-            else if (p.dtype == 9)                                                                 \
-                ((unsigned char *)p.out[0])[i] = real ? x != 0 : w != 0;                           \
-            else {                                                                                 \
-                const long long v = real ? dp_cut(x) : w;                                          \
-                if (p.dtype == 4)                                                                  \
-                    ((long long *)p.out[0])[i] = v;                                                \
-                else if (p.dtype == 5)                                                             \
-                    ((int *)p.out[0])[i] = (int)dp_within(v, -2147483647LL - 1, 2147483647LL);     \
-                else if (p.dtype == 6)                                                             \
-                    ((short *)p.out[0])[i] = (short)dp_within(v, -32768, 32767);                   \
-                else if (p.dtype == 7)                                                             \
-                    ((signed char *)p.out[0])[i] = (signed char)dp_within(v, -128, 127);           \
-                else                                                                               \
-                    ((unsigned char *)p.out[0])[i] = (unsigned char)dp_within(v, 0, 255);          \
-            }                                                                                      \
-        }                                                                                          \
+        DP__CUDA_FROM(0, p.packs, 4) dp_cast_wide(&p, i, p.packs);                                 \
+        DP__CUDA_FROM(p.packs * 4, p.count, 1) dp_cast_one(&p, i, p.count);                        \
     }
 
-/* Kernels that only move bytes: elements of `width` 1, 2, 4 or 8 bytes. One kernel for all widths,
-   since each takes time to compile; the branch is the same for all threads. */
-#define DP__CUDA_MOVES                                                                             \
-    DP__CUDA_DEVICE unsigned long long dp_take(const void *in, long long i, unsigned width)        \
-    {                                                                                              \
-        if (width == 4)                                                                            \
-            return ((const unsigned *)in)[i];                                                      \
-        if (width == 8)                                                                            \
-            return ((const unsigned long long *)in)[i];                                            \
-        return width == 2 ? ((const unsigned short *)in)[i] : ((const unsigned char *)in)[i];      \
-    }                                                                                              \
-    DP__CUDA_DEVICE void dp_give(void *out, long long i, unsigned width, unsigned long long x)     \
+/* Kernels that only move bytes: elements of `width` 1, 2, 4, 8 or 16 bytes. One kernel for all
+   widths; the branch is the same for all threads. */
+#define DP__CUDA_FILL                                                                              \
+    DP__CUDA_DEVICE void dp_give(void *out, unsigned long long i, unsigned width,                  \
+                                 unsigned long long x)                                             \
     {                                                                                              \
         if (width == 4)                                                                            \
             ((unsigned *)out)[i] = (unsigned)x;                                                    \
@@ -342,43 +528,82 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }                                                                                              \
     DP__CUDA_KERNEL(fill)                                                                          \
     {                                                                                              \
-        DP__CUDA_EACH(i)                                                                           \
+        const struct dp_u64x2 pack = {{p.fill, p.fill}};                                           \
+        DP__CUDA_FROM(0, p.packs, 1)                                                               \
         {                                                                                          \
             DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                dp_give(p.out[k], (long long)i, p.width, p.fill);                                  \
+                ((struct dp_u64x2 *)p.out[k])[i] = pack;                                           \
         }                                                                                          \
-    }                                                                                              \
+        DP__CUDA_FROM(p.packs * (16 / p.width), p.count, 1)                                        \
+        {                                                                                          \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
+                dp_give(p.out[k], i, p.width, p.fill);                                             \
+        }                                                                                          \
+    }
+
+#define DP__CUDA_FILLED(T)                                                                         \
+    DP__CUDA_DEVICE T dp_filled_##T(unsigned long long x) { return (T)x; }
+#define DP__CUDA_COPY_TYPES                                                                        \
+    typedef unsigned char dp_u8;                                                                   \
+    typedef unsigned short dp_u16;                                                                 \
+    typedef unsigned dp_u32;                                                                       \
+    typedef unsigned long long dp_u64;                                                             \
+    typedef struct dp_u64x2 dp_u128;                                                               \
+    DP__CUDA_FILLED(dp_u8)                                                                         \
+    DP__CUDA_FILLED(dp_u16)                                                                        \
+    DP__CUDA_FILLED(dp_u32)                                                                        \
+    DP__CUDA_FILLED(dp_u64)                                                                        \
+    DP__CUDA_DEVICE dp_u128 dp_filled_dp_u128(unsigned long long x)                                \
+    {                                                                                              \
+        const dp_u128 pack = {{x, x}};                                                             \
+        return pack;                                                                               \
+    }
+
+/* N elements a round, at their places in all dims before the first is loaded. Places are found
+   without divisions: n / shape[d] is (((n * magic) >> 32) + n) >> shift for n < 2^31. What is
+   behind in_shape is `fill`: a copy has nothing there, a pad has. */
+#define DP__CUDA_COPY_AS(T, N)                                                                     \
+    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, unsigned i, unsigned end,    \
+                                     unsigned step)                                                \
+    {                                                                                              \
+        const T fill = dp_filled_##T(p->fill);                                                     \
+        T x[N];                                                                                    \
+        long long from[N], to[N];                                                                  \
+        unsigned rest[N], behind = 0; /* a bit each */                                             \
+        for (unsigned u = 0; u < N; u++) {                                                         \
+            rest[u] = i + u * step < end ? i + u * step : i;                                       \
+            from[u] = to[u] = 0;                                                                   \
+        }                                                                                          \
+        DP__CUDA_ROLLED for (int d = p->ndim - 1; d >= 0; d--) {                                   \
+            for (unsigned u = 0; u < N; u++) {                                                     \
+                const unsigned long long high = (unsigned long long)rest[u] * p->magic[d] >> 32;   \
+                const unsigned whole = d > 0 ? ((unsigned)high + rest[u]) >> p->shift[d] : 0;      \
+                const unsigned at = rest[u] - whole * (unsigned)p->shape[d];                       \
+                rest[u] = whole;                                                                   \
+                from[u] += at * p->in_stride[d];                                                   \
+                to[u] += at * p->out_stride[d];                                                    \
+                behind |= at < p->in_shape[d] ? 0 : 1u << u;                                       \
+            }                                                                                      \
+        }                                                                                          \
+        for (unsigned u = 0; u < N; u++)                                                           \
+            x[u] = behind >> u & 1 ? fill : ((const T *)p->in[0])[from[u]];                        \
+        for (unsigned u = 0; u < N; u++)                                                           \
+            if (u == 0 || i + u * step < end)                                                      \
+                ((T *)p->out[0])[to[u]] = x[u];                                                    \
+    }
+#define DP__CUDA_COPY_WIDTH(T, N, bytes)                                                           \
+    if (p.width == bytes)                                                                          \
+        DP__CUDA_ROLLED for (unsigned i = (unsigned)DP__CUDA_FIRST; i < count; i += N * step)      \
+            dp_copy_##T(&p, i, count, step);
+#define DP__CUDA_COPY                                                                              \
     DP__CUDA_KERNEL(copy)                                                                          \
     {                                                                                              \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            unsigned long long rest = i;                                                           \
-            long long from = 0, to = 0;                                                            \
-            DP__CUDA_ROLLED for (int d = p.ndim - 1; d >= 0; d--) {                                \
-                long long at = (long long)(rest % (unsigned long long)p.shape[d]);                 \
-                rest = rest / (unsigned long long)p.shape[d];                                      \
-                from += at * p.in_stride[d];                                                       \
-                to += at * p.out_stride[d];                                                        \
-            }                                                                                      \
-            dp_give(p.out[0], to, p.width, dp_take(p.in[0], from, p.width));                       \
-        }                                                                                          \
-    }                                                                                              \
-    DP__CUDA_KERNEL(pad)                                                                           \
-    {                                                                                              \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            unsigned long long rest = i;                                                           \
-            long long from = 0;                                                                    \
-            int inside = 1;                                                                        \
-            DP__CUDA_ROLLED for (int d = p.ndim - 1; d >= 0; d--) {                                \
-                long long at = (long long)(rest % (unsigned long long)p.shape[d]);                 \
-                rest = rest / (unsigned long long)p.shape[d];                                      \
-                from += at * p.in_stride[d];                                                       \
-                inside = inside && at < p.in_shape[d];                                             \
-            }                                                                                      \
-            dp_give(p.out[0], (long long)i, p.width,                                               \
-                    inside ? dp_take(p.in[0], from, p.width) : p.fill);                            \
-        }                                                                                          \
+        const unsigned count = (unsigned)p.count, step = (unsigned)DP__CUDA_STEP;                  \
+        DP__CUDA_COPY_WIDTH(dp_u8, 8, 1)                                                           \
+        DP__CUDA_COPY_WIDTH(dp_u16, 8, 2)                                                          \
+        DP__CUDA_COPY_WIDTH(dp_u32, 8, 4)                                                          \
+        DP__CUDA_COPY_WIDTH(dp_u64, 4, 8)                                                          \
+        DP__CUDA_COPY_WIDTH(dp_u128, 4, 16)                                                        \
     }
 
 /* Integers wrap, in 64 bits and then in their own size; one kernel for all of them. */
@@ -414,13 +639,15 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             if (beta != 1)                                                                         \
                 v = v / beta;                                                                      \
             DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                dp_give(p.out[k], (long long)i, p.width, (unsigned long long)v);                   \
+                dp_give(p.out[k], i, p.width, (unsigned long long)v);                   \
         }                                                                                          \
     }
 
 /* ==== >>sums ====================================================================================
    Sums of two numbers per element, chunk by chunk, then over the chunks: lanes of a block in a
-   tree. The same chunks on any GPU give the same bits.                                          */
+   tree. The same chunks on any GPU give the same bits. A chunk is 4096 elements, more if there were
+   more than 4096 chunks: a lane loads the 16 elements that are its part of them before it adds the
+   first, packs of them 256 packs apart.                                                         */
 
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
@@ -432,25 +659,20 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }                                                                                              \
     DP__CUDA_SYNC
 
-/* Block b adds up chunk CHUNK of ALL elements; VALUE is element i, and x in FIRST and SECOND. */
-#define DP__CUDA_CHUNKS_ADD(name, ALL, CHUNK, VALUE, FIRST, SECOND)                                \
+/* Block b adds up chunk CHUNK of ALL elements; lane(&p, what the chunk is of, its first element of
+   the lane, the chunk's end, out) is what a lane has to add up. */
+#define DP__CUDA_CHUNKS_ADD(name, ALL, CHUNK, OF, W, lane)                                         \
     DP__CUDA_KERNEL(name)                                                                          \
     {                                                                                              \
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
         const unsigned long long all = (unsigned long long)(ALL);                                  \
         for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count; b += DP__CUDA_BLOCK_STEP) { \
-            unsigned long long begin = (CHUNK) * p.chunk, end = begin + p.chunk;                   \
-            end = end < all ? end : all;                                                           \
+            const unsigned long long begin = (CHUNK) * p.chunk, end = begin + p.chunk;             \
             for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                   \
-                double one = 0, two = 0;                                                           \
-                DP__CUDA_ROLLED for (unsigned long long i = begin + t; i < end; i += 256) {        \
-                    const double x = (double)(VALUE);                                              \
-                    one += FIRST;                                                                  \
-                    two += SECOND;                                                                 \
-                }                                                                                  \
-                first[t] = one;                                                                    \
-                second[t] = two;                                                                   \
+                struct dp_f64x2 sums = lane(&p, OF, begin + t * W, end < all ? end : all);         \
+                first[t] = sums.at[0];                                                             \
+                second[t] = sums.at[1];                                                            \
             }                                                                                      \
             DP__CUDA_LANES_ADD                                                                     \
             if (DP__CUDA_LANE == 0) {                                                              \
@@ -461,8 +683,74 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-#define DP__CUDA_SUMS(name, T, get, FIRST, SECOND)                                                 \
-    DP__CUDA_CHUNKS_ADD(name, p.count, b, get(((const T *)p.in[0])[i]), FIRST, SECOND)
+/* dp_add_NAME(&p, i, x, &one, &two) adds element i, which is x, to a lane's sums. */
+#define DP__CUDA_SUMS(name, T, W)                                                                  \
+    DP__CUDA_DEVICE struct dp_f64x2 dp_lane_##name(                                                \
+        const struct dp__cuda_params *p, unsigned long long of, unsigned long long begin,          \
+        unsigned long long end)                                                                    \
+    {                                                                                              \
+        struct dp_f64x2 sums = {{0, 0}};                                                           \
+        unsigned long long i = begin;                                                              \
+        double one = 0;                                                                            \
+        unsigned two = 0;                                                                          \
+        (void)of;                                                                                  \
+        DP__CUDA_ROLLED for (; p->packs > 0 && i + (16 - W) * 256 + W <= end; i += 16 * 256) {     \
+            struct dp_##T##x##W x[16 / W];                                                         \
+            for (unsigned u = 0; u < 16 / W; u++)                                                  \
+                x[u] = ((const struct dp_##T##x##W *)p->in[0])[i / W + u * 256];                   \
+            for (unsigned u = 0; u < 16 / W; u++)                                                  \
+                for (unsigned e = 0; e < W; e++)                                                   \
+                    dp_add_##name(p, i + u * 256 * W + e, x[u].at[e], &one, &two);                 \
+        }                                                                                          \
+        DP__CUDA_ROLLED for (; i < end; i += 256 * W)                                              \
+            DP__CUDA_ROLLED for (unsigned long long k = i; k < i + W && k < end; k++)              \
+                dp_add_##name(p, k, ((const struct dp_##T##x1 *)p->in[0])[k].at[0], &one, &two);   \
+        sums.at[0] = one;                                                                          \
+        sums.at[1] = (double)two;                                                                  \
+        return sums;                                                                               \
+    }                                                                                              \
+    DP__CUDA_CHUNKS_ADD(name, p.count, b, 0, W, dp_lane_##name)
+#define DP__CUDA_ADD(name, T)                                                                      \
+    DP__CUDA_DEVICE void dp_add_##name(const struct dp__cuda_params *p, unsigned long long i,      \
+                                       T got, double *one, unsigned *two)
+
+/* The sum of squares, and how many are not finite. */
+#define DP__CUDA_STATS(name, T, E, A, W)                                                           \
+    DP__CUDA_ADD(stats_##name, E)                                                                  \
+    {                                                                                              \
+        const A x = dp_get_##name(got);                                                            \
+        const double wide = (double)x;                                                             \
+        (void)p, (void)i;                                                                          \
+        *one += wide * wide;                                                                       \
+        *two += x - x == 0 ? 0 : 1;                                                                \
+    }                                                                                              \
+    DP__CUDA_SUMS(stats_##name, T, W)
+#define DP__CUDA_TOTAL                                                                             \
+    DP__CUDA_ADD(total, double)                                                                    \
+    {                                                                                              \
+        (void)p, (void)i, (void)two;                                                               \
+        *one += got;                                                                               \
+    }                                                                                              \
+    DP__CUDA_SUMS(total, f64, 2)
+
+/* Every so manieth pair, in order; eight are loaded before the first is added. */
+#define DP__CUDA_PAIRS                                                                             \
+    DP__CUDA_DEVICE struct dp_f64x2 dp_sum_of_pairs(const double *pairs, unsigned long long first, \
+                                                    unsigned long long end, unsigned step)         \
+    {                                                                                              \
+        struct dp_f64x2 sums = {{0, 0}};                                                           \
+        DP__CUDA_ROLLED for (unsigned long long i = first; i < end; i += 8 * step) {               \
+            struct dp_f64x2 x[8];                                                                  \
+            for (unsigned u = 0; u < 8; u++)                                                       \
+                x[u] = ((const struct dp_f64x2 *)pairs)[i + u * step < end ? i + u * step : i];    \
+            for (unsigned u = 0; u < 8; u++)                                                       \
+                if (i + u * step < end) {                                                          \
+                    sums.at[0] += x[u].at[0];                                                      \
+                    sums.at[1] += x[u].at[1];                                                      \
+                }                                                                                  \
+        }                                                                                          \
+        return sums;                                                                               \
+    }
 
 /* One block: out[0] = alpha * the first sums, followed by the second ones if out_count is 2. */
 #define DP__CUDA_SUMS_END                                                                          \
@@ -471,11 +759,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
         for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                       \
-            first[t] = second[t] = 0;                                                              \
-            DP__CUDA_ROLLED for (unsigned long long b = t; b < p.chunk_count; b += 256) {          \
-                first[t] += p.scratch[2 * b];                                                      \
-                second[t] += p.scratch[2 * b + 1];                                                 \
-            }                                                                                      \
+            const struct dp_f64x2 sums = dp_sum_of_pairs(p.scratch, t, p.chunk_count, 256);        \
+            first[t] = sums.at[0];                                                                 \
+            second[t] = sums.at[1];                                                                \
         }                                                                                          \
         DP__CUDA_LANES_ADD                                                                         \
         if (DP__CUDA_LANE == 0) {                                                                  \
@@ -484,9 +770,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                 ((double *)p.out[0])[1] = second[0];                                               \
         }                                                                                          \
     }
-
-#define DP__CUDA_STATS(name, T)                                                                    \
-    DP__CUDA_SUMS(stats_##name, T, dp_get_##name, x * x, x - x == 0 ? 0 : 1)
 
 /* What memory is filled with to see whether it arrives. */
 #define DP__CUDA_PATTERN                                                                           \
@@ -502,90 +785,116 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         {                                                                                          \
             ((unsigned *)p.out[0])[i] = dp_pattern(i, p.fill);                                     \
         }                                                                                          \
-    }
+    }                                                                                              \
+    DP__CUDA_ADD(differ, unsigned)                                                                 \
+    {                                                                                              \
+        (void)two;                                                                                 \
+        *one += got != dp_pattern(i, p->fill) ? 1 : 0;                                             \
+    }                                                                                              \
+    DP__CUDA_SUMS(differ, u32, 4)
 
 /* ==== >>steps ====================================================================================
    The kernels of dp_train.h: see DP_KERNEL_SGD and what follows it. f16 and bf16 are computed as
    f32, by the same kernel. At the end the list of all kernels.                                  */
 
-#define DP__CUDA_ANY                                                                               \
-    DP__CUDA_DEVICE float dp_load_f32(const void *in, unsigned long long i, int dtype)             \
+#define DP__CUDA_ANY_F64(W)                                                                        \
+    DP__CUDA_DEVICE struct dp_f64x##W dp_load_f64x##W(const void *in, unsigned long long i,        \
+                                                      int dtype)                                   \
     {                                                                                              \
-        if (dtype == 0)                                                                            \
-            return ((const float *)in)[i];                                                         \
-        return dtype == 2 ? dp_get_f16(((const unsigned short *)in)[i])                            \
-                          : dp_get_bf16(((const unsigned short *)in)[i]);                          \
+        (void)dtype;                                                                               \
+        return ((const struct dp_f64x##W *)in)[i];                                                 \
     }                                                                                              \
-    DP__CUDA_DEVICE void dp_store_f32(void *out, unsigned long long i, int dtype, float x)         \
+    DP__CUDA_DEVICE struct dp_f64x##W dp_floats_f64x##W(struct dp_f64x##W x, int dtype)            \
     {                                                                                              \
-        if (dtype == 0)                                                                            \
-            ((float *)out)[i] = x;                                                                 \
-        else                                                                                       \
-            ((unsigned short *)out)[i] = dtype == 2 ? dp_put_f16(x) : dp_put_bf16(x);              \
+        (void)dtype;                                                                               \
+        return x;                                                                                  \
     }                                                                                              \
-    DP__CUDA_DEVICE double dp_load_f64(const void *in, unsigned long long i, int dtype)            \
+    DP__CUDA_DEVICE void dp_store_f64x##W(void *out, unsigned long long i, int dtype,              \
+                                          struct dp_f64x##W x)                                     \
     {                                                                                              \
-        return dtype == 1 ? ((const double *)in)[i] : 0;                                           \
-    }                                                                                              \
-    DP__CUDA_DEVICE void dp_store_f64(void *out, unsigned long long i, int dtype, double x)        \
-    {                                                                                              \
-        if (dtype == 1)                                                                            \
-            ((double *)out)[i] = x;                                                                \
+        (void)dtype;                                                                               \
+        ((struct dp_f64x##W *)out)[i] = x;                                                         \
     }
 
-#define DP__CUDA_SGD(name, A)                                                                      \
-    DP__CUDA_KERNEL(sgd_##name)                                                                    \
+/* A gate's second number above 0 leaves everything as it is. */
+#define DP__CUDA_GATE                                                                              \
+    DP__CUDA_DEVICE int dp_is_shut(const struct dp__cuda_params *p)                                \
     {                                                                                              \
-        const double *gate = (const double *)(p.in_count > 1 ? p.in[1] : p.numbers);               \
-        const A lr = (A)p.numbers[0], decay = (A)p.numbers[1], momentum = (A)p.numbers[2];         \
-        const A rest = (A)p.numbers[3], factor = p.in_count > 1 ? (A)gate[0] : (A)1;               \
-        const A sign = p.flags & 8 ? -factor : factor;                                            \
-        A *velocity = (A *)p.out[1];                                                               \
-        if (p.in_count > 1 && gate[1] > 0)                                                         \
-            return;                                                                                \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            const A x = dp_load_##name(p.out[0], i, p.dtype);                                      \
-            A g = dp_load_##name(p.in[0], i, p.dtype) * sign;                                      \
-            const A decayed = decay * x;                                                           \
+        return p->in_count > 1 && ((const double *)p->in[1])[1] > 0;                               \
+    }                                                                                              \
+    DP__CUDA_DEVICE double dp_factor(const struct dp__cuda_params *p)                              \
+    {                                                                                              \
+        const double factor = p->in_count > 1 ? ((const double *)p->in[1])[0] : 1;                 \
+        return p->flags & 8 ? -factor : factor;                                                    \
+    }
+
+/* PACK is a struct of W numbers of the type A, ANY what they were loaded as. */
+#define DP__CUDA_SGD_SPAN(fn, PACK, ANY, A, W)                                                     \
+    DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
+                            unsigned long long end)                                                \
+    {                                                                                              \
+        const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], momentum = (A)p->numbers[2];      \
+        const A rest = (A)p->numbers[3], sign = (A)dp_factor(p);                                   \
+        const struct ANY loaded = dp_load_##PACK(p->out[0], i, p->dtype);                          \
+        const struct ANY slope = dp_load_##PACK(p->in[0], i, p->dtype);                            \
+        struct dp_##PACK velocity = {{0}};                                                         \
+        (void)end;                                                                                 \
+        if (p->out_count > 1)                                                                      \
+            velocity = ((const struct dp_##PACK *)p->out[1])[i];                                   \
+        struct dp_##PACK x = dp_floats_##PACK(loaded, p->dtype);                                   \
+        const struct dp_##PACK grad = dp_floats_##PACK(slope, p->dtype);                           \
+        for (unsigned e = 0; e < W; e++) {                                                         \
+            A g = grad.at[e] * sign;                                                               \
+            const A decayed = decay * x.at[e];                                                     \
             g = decay != 0 ? g + decayed : g;                                                      \
-            if (p.out_count > 1) {                                                                 \
-                const A kept = momentum * velocity[i], fresh = rest * g;                           \
-                const A v = p.flags & 2 ? g : kept + fresh;                                        \
-                const A ahead = momentum * v;                                                      \
-                velocity[i] = v;                                                                   \
-                g = p.flags & 1 ? g + ahead : v;                                                   \
-            }                                                                                      \
+            const A kept = momentum * velocity.at[e], fresh = rest * g;                            \
+            const A v = p->flags & 2 ? g : kept + fresh;                                           \
+            const A ahead = momentum * v;                                                          \
+            velocity.at[e] = v;                                                                    \
+            if (p->out_count > 1)                                                                  \
+                g = p->flags & 1 ? g + ahead : v;                                                  \
             const A step = lr * g;                                                                 \
-            dp_store_##name(p.out[0], i, p.dtype, x - step);                                       \
+            x.at[e] = x.at[e] - step;                                                              \
         }                                                                                          \
+        if (p->out_count > 1)                                                                      \
+            ((struct dp_##PACK *)p->out[1])[i] = velocity;                                         \
+        dp_store_##PACK(p->out[0], i, p->dtype, x);                                                \
     }
-
-#define DP__CUDA_ADAMW(name, A, SQRT)                                                              \
-    DP__CUDA_KERNEL(adamw_##name)                                                                  \
+#define DP__CUDA_ADAMW_SPAN(fn, PACK, ANY, A, W, SQRT)                                             \
+    DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
+                            unsigned long long end)                                                \
     {                                                                                              \
-        const double *gate = (const double *)(p.in_count > 1 ? p.in[1] : p.numbers);               \
-        const A lr = (A)p.numbers[0], decay = (A)p.numbers[1], fresh1 = (A)p.numbers[2];           \
-        const A kept2 = (A)p.numbers[3], fresh2 = (A)p.numbers[4], bias2 = (A)p.numbers[5];        \
-        const A eps = (A)p.numbers[6], factor = p.in_count > 1 ? (A)gate[0] : (A)1;                \
-        const A sign = p.flags & 8 ? -factor : factor;                                            \
-        A *mean = (A *)p.out[1], *square = (A *)p.out[2];                                          \
-        if (p.in_count > 1 && gate[1] > 0)                                                         \
-            return;                                                                                \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            const A x = dp_load_##name(p.out[0], i, p.dtype), decayed = decay * x;                 \
-            A g = dp_load_##name(p.in[0], i, p.dtype) * sign;                                      \
-            const A from = p.flags & 4 ? x : decayed;                                              \
-            g = p.flags & 4 && decay != 0 ? g + decayed : g;                                       \
-            const A moved = (g - mean[i]) * fresh1, m = mean[i] + moved;                           \
-            const A kept = square[i] * kept2, squared = g * g, fresh = squared * fresh2;           \
-            const A s = kept + fresh;                                                              \
-            const A step = lr * (m / (SQRT(s) / bias2 + eps));                                     \
-            mean[i] = m;                                                                           \
-            square[i] = s;                                                                         \
-            dp_store_##name(p.out[0], i, p.dtype, from - step);                                    \
+        const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], fresh1 = (A)p->numbers[2];        \
+        const A kept2 = (A)p->numbers[3], fresh2 = (A)p->numbers[4], bias2 = (A)p->numbers[5];     \
+        const A eps = (A)p->numbers[6], sign = (A)dp_factor(p);                                    \
+        const struct ANY loaded = dp_load_##PACK(p->out[0], i, p->dtype);                          \
+        const struct ANY slope = dp_load_##PACK(p->in[0], i, p->dtype);                            \
+        struct dp_##PACK mean = ((const struct dp_##PACK *)p->out[1])[i];                          \
+        struct dp_##PACK square = ((const struct dp_##PACK *)p->out[2])[i];                        \
+        struct dp_##PACK x = dp_floats_##PACK(loaded, p->dtype);                                   \
+        const struct dp_##PACK grad = dp_floats_##PACK(slope, p->dtype);                           \
+        (void)end;                                                                                 \
+        for (unsigned e = 0; e < W; e++) {                                                         \
+            const A decayed = decay * x.at[e], from = p->flags & 4 ? x.at[e] : decayed;            \
+            A g = grad.at[e] * sign;                                                               \
+            g = p->flags & 4 && decay != 0 ? g + decayed : g;                                      \
+            const A moved = (g - mean.at[e]) * fresh1;                                             \
+            const A kept = square.at[e] * kept2, squared = g * g, fresh = squared * fresh2;        \
+            mean.at[e] = mean.at[e] + moved;                                                       \
+            square.at[e] = kept + fresh;                                                           \
+            const A step = lr * (mean.at[e] / (SQRT(square.at[e]) / bias2 + eps));                 \
+            x.at[e] = from - step;                                                                 \
         }                                                                                          \
+        ((struct dp_##PACK *)p->out[1])[i] = mean;                                                 \
+        ((struct dp_##PACK *)p->out[2])[i] = square;                                               \
+        dp_store_##PACK(p->out[0], i, p->dtype, x);                                                \
+    }
+#define DP__CUDA_STEP_KERNEL(name, W)                                                              \
+    DP__CUDA_KERNEL(name)                                                                          \
+    {                                                                                              \
+        if (dp_is_shut(&p))                                                                        \
+            return;                                                                                \
+        DP__CUDA_EACH_PACK(dp_##name, W, 1)                                                        \
     }
 
 /* `fill` chunks a channel, one a block; shape[1] channels in all. */
@@ -597,56 +906,95 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const unsigned long long inner = (unsigned long long)shape[2];                             \
         return (i / inner * channels + channel) * inner + i % inner;                               \
     }
-#define DP__CUDA_CHANNELS(name)                                                                    \
-    DP__CUDA_CHUNKS_ADD(channels_##name, p.shape[0] * p.shape[2], b % p.fill,                      \
-                        dp_load_##name(p.in[0], dp_place(i, b / p.fill, p.shape), p.dtype), x,     \
-                        x * x)
+#define DP__CUDA_CHANNELS(name, ANY)                                                               \
+    DP__CUDA_DEVICE struct dp_f64x2 dp_lane_channels_##name(                                       \
+        const struct dp__cuda_params *p, unsigned long long channel, unsigned long long begin,     \
+        unsigned long long end)                                                                    \
+    {                                                                                              \
+        struct dp_f64x2 sums = {{0, 0}};                                                           \
+        DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 4 * 256) {                \
+            struct ANY x[4];                                                                       \
+            for (unsigned u = 0; u < 4; u++) {                                                     \
+                const unsigned long long at = i + u * 256 < end ? i + u * 256 : i;                 \
+                x[u] = dp_load_##name##x1(p->in[0], dp_place(at, channel, p->shape), p->dtype);    \
+            }                                                                                      \
+            for (unsigned u = 0; u < 4; u++) {                                                     \
+                const double one = (double)dp_floats_##name##x1(x[u], p->dtype).at[0];             \
+                if (i + u * 256 < end) {                                                           \
+                    sums.at[0] += one;                                                             \
+                    sums.at[1] += one * one;                                                       \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        return sums;                                                                               \
+    }                                                                                              \
+    DP__CUDA_CHUNKS_ADD(channels_##name, p.shape[0] * p.shape[2], b % p.fill, b / p.fill, 1,       \
+                        dp_lane_channels_##name)
 #define DP__CUDA_CHANNELS_END                                                                      \
     DP__CUDA_KERNEL(channels_end)                                                                  \
     {                                                                                              \
         DP__CUDA_EACH(i)                                                                           \
         {                                                                                          \
-            double sum = 0, squares = 0;                                                           \
-            DP__CUDA_ROLLED for (unsigned long long k = 0; k < p.fill; k++) {                      \
-                sum += p.scratch[2 * (i * p.fill + k)];                                            \
-                squares += p.scratch[2 * (i * p.fill + k) + 1];                                    \
-            }                                                                                      \
-            ((double *)p.out[0])[i] = sum;                                                         \
-            ((double *)p.out[0])[(unsigned long long)p.shape[1] + i] = squares;                    \
+            const unsigned long long begin = i * p.fill;                                           \
+            const struct dp_f64x2 sums = dp_sum_of_pairs(p.scratch, begin, begin + p.fill, 1);     \
+            ((double *)p.out[0])[i] = sums.at[0];                                                  \
+            ((double *)p.out[0])[(unsigned long long)p.shape[1] + i] = sums.at[1];                 \
         }                                                                                          \
     }
 
 #define DP__CUDA_TEXTS(TEXT)                                                                       \
     TEXT(DP__CUDA_PARAMS)                                                                          \
+    TEXT(DP__CUDA_PACKS)                                                                           \
+    TEXT(DP__CUDA_BITS)                                                                            \
+    TEXT(DP__CUDA_CONVERT)                                                                         \
     TEXT(DP__CUDA_HALVES)                                                                          \
-    TEXT(DP__CUDA_REDUCE(f32, float, float))                                                       \
-    TEXT(DP__CUDA_REDUCE(f64, double, double))                                                     \
-    TEXT(DP__CUDA_REDUCE(f16, unsigned short, float))                                              \
-    TEXT(DP__CUDA_REDUCE(bf16, unsigned short, float))                                             \
+    TEXT(DP__CUDA_REDUCE(f32, f32, float, 4))                                                      \
+    TEXT(DP__CUDA_REDUCE(f64, f64, double, 2))                                                     \
+    TEXT(DP__CUDA_REDUCE(f16, u16, float, 8))                                                      \
+    TEXT(DP__CUDA_REDUCE(bf16, u16, float, 8))                                                     \
     TEXT(DP__CUDA_REDUCE_BOOL)                                                                     \
-    TEXT(DP__CUDA_AXPBY(f32, float, float))                                                        \
-    TEXT(DP__CUDA_AXPBY(f64, double, double))                                                      \
-    TEXT(DP__CUDA_AXPBY(f16, unsigned short, float))                                               \
-    TEXT(DP__CUDA_AXPBY(bf16, unsigned short, float))                                              \
+    TEXT(DP__CUDA_AXPBY(f32, f32, float, 4))                                                       \
+    TEXT(DP__CUDA_AXPBY(f64, f64, double, 2))                                                      \
+    TEXT(DP__CUDA_AXPBY(f16, u16, float, 8))                                                       \
+    TEXT(DP__CUDA_AXPBY(bf16, u16, float, 8))                                                      \
+    TEXT(DP__CUDA_ANY(1))                                                                          \
+    TEXT(DP__CUDA_ANY(4))                                                                          \
     TEXT(DP__CUDA_CAST)                                                                            \
-    TEXT(DP__CUDA_MOVES)                                                                           \
+    TEXT(DP__CUDA_FILL)                                                                            \
+    TEXT(DP__CUDA_COPY_TYPES)                                                                      \
+    TEXT(DP__CUDA_COPY_AS(dp_u8, 8))                                                               \
+    TEXT(DP__CUDA_COPY_AS(dp_u16, 8))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u32, 8))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u64, 4))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u128, 4))                                                             \
+    TEXT(DP__CUDA_COPY)                                                                            \
     TEXT(DP__CUDA_REDUCE_WHOLE)                                                                    \
-    TEXT(DP__CUDA_STATS(f32, float))                                                               \
-    TEXT(DP__CUDA_STATS(f64, double))                                                              \
-    TEXT(DP__CUDA_STATS(f16, unsigned short))                                                      \
-    TEXT(DP__CUDA_STATS(bf16, unsigned short))                                                     \
-    TEXT(DP__CUDA_SUMS(total, double, dp_get_f64, x, 0))                                           \
+    TEXT(DP__CUDA_STATS(f32, f32, float, float, 4))                                                \
+    TEXT(DP__CUDA_STATS(f64, f64, double, double, 2))                                              \
+    TEXT(DP__CUDA_STATS(f16, u16, unsigned short, float, 8))                                       \
+    TEXT(DP__CUDA_STATS(bf16, u16, unsigned short, float, 8))                                      \
+    TEXT(DP__CUDA_TOTAL)                                                                           \
+    TEXT(DP__CUDA_PAIRS)                                                                           \
     TEXT(DP__CUDA_SUMS_END)                                                                        \
     TEXT(DP__CUDA_PATTERN)                                                                         \
-    TEXT(DP__CUDA_SUMS(differ, unsigned, (double), x != dp_pattern(i, p.fill) ? 1 : 0, 0))         \
-    TEXT(DP__CUDA_ANY)                                                                             \
-    TEXT(DP__CUDA_SGD(f32, float))                                                                 \
-    TEXT(DP__CUDA_SGD(f64, double))                                                                \
-    TEXT(DP__CUDA_ADAMW(f32, float, DP__CUDA_SQRTF))                                               \
-    TEXT(DP__CUDA_ADAMW(f64, double, DP__CUDA_SQRT))                                               \
+    TEXT(DP__CUDA_ANY_F64(1))                                                                      \
+    TEXT(DP__CUDA_ANY_F64(2))                                                                      \
+    TEXT(DP__CUDA_GATE)                                                                            \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_wide, f32x4, dp_any_f32x4, float, 4))                        \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_one, f32x1, dp_any_f32x1, float, 1))                         \
+    TEXT(DP__CUDA_STEP_KERNEL(sgd_f32, 4))                                                         \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_wide, f64x2, dp_f64x2, double, 2))                           \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_one, f64x1, dp_f64x1, double, 1))                            \
+    TEXT(DP__CUDA_STEP_KERNEL(sgd_f64, 2))                                                         \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_wide, f32x4, dp_any_f32x4, float, 4, DP__CUDA_SQRTF))    \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_one, f32x1, dp_any_f32x1, float, 1, DP__CUDA_SQRTF))     \
+    TEXT(DP__CUDA_STEP_KERNEL(adamw_f32, 4))                                                       \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_wide, f64x2, dp_f64x2, double, 2, DP__CUDA_SQRT))        \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_one, f64x1, dp_f64x1, double, 1, DP__CUDA_SQRT))         \
+    TEXT(DP__CUDA_STEP_KERNEL(adamw_f64, 2))                                                       \
     TEXT(DP__CUDA_CHANNEL_PLACE)                                                                   \
-    TEXT(DP__CUDA_CHANNELS(f32))                                                                   \
-    TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
+    TEXT(DP__CUDA_CHANNELS(f32, dp_any_f32x1))                                                     \
+    TEXT(DP__CUDA_CHANNELS(f64, dp_f64x1))                                                         \
     TEXT(DP__CUDA_CHANNELS_END)
 
 /* Floats in the order of dp_dtype. */
@@ -654,7 +1002,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     X(reduce_f32) X(reduce_f64) X(reduce_f16) X(reduce_bf16) X(reduce_whole) X(reduce_bool)        \
     X(axpby_f32) X(axpby_f64) X(axpby_f16) X(axpby_bf16)                                           \
     X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16) X(total) X(sums_end)                      \
-    X(fill) X(copy) X(pad) X(cast) X(pattern) X(differ)                                            \
+    X(fill) X(copy) X(cast) X(pattern) X(differ)                                                   \
     X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64)                                                \
     X(channels_f32) X(channels_f64) X(channels_end)
 /* clang-format on */
@@ -689,9 +1037,10 @@ DP__CUDA_PARAMS
 #define DP__CUDA_NAME(name)                "dp_cuda_" #name,
 static const char *const dp__cuda_texts[] = {
     /* CUDA's headers hide these words from a C compiler. */
-    "#define dp_global extern \"C\" __global__\n"
-    "#define dp_device static __device__ inline\n"
+    "#define dp_global extern \"C\" __global__ __launch_bounds__(256, 4)\n"
+    "#define dp_device static __device__ __forceinline__\n"
     "#define dp_shared __shared__\n"
+    "#define dp_const const __grid_constant__\n"
     "#define dp_rolled _Pragma(\"unroll 1\")\n", /* unrolled they take four times as long here */
     DP__CUDA_TEXTS(DP__CUDA_AS_STRING)};
 static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
@@ -1432,38 +1781,6 @@ static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
     return dp__cuda_leave(gpu, dp__cuda_load(host, gpu), "", cudaSuccess);
 }
 
-static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                    uint64_t blocks, struct dp__cuda_params *params)
-{
-    uint64_t most = (uint64_t)gpu->multiprocessors * 16;
-    void *arguments[] = {params};
-    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
-    dim3 block = {DP__CUDA_LANES, 1, 1};
-    DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
-                          dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
-                                                    block, arguments, 0, stream));
-}
-
-/* One thread per element. */
-static dp_status dp__cuda_launch_each_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                         struct dp__cuda_params *params)
-{
-    uint64_t blocks = (params->count + DP__CUDA_LANES - 1) / DP__CUDA_LANES;
-    return dp__cuda_launch_on(gpu, stream, kernel, blocks, params);
-}
-
-/* The size of chunks depends only on the count. */
-static dp_status dp__cuda_launch_sums_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
-                                         struct dp__cuda_params *params)
-{
-    const uint64_t least = 64 << 10, all = DP__CUDA_CHUNKS * least;
-    params->chunk = (params->count + all - 1) / all * least;
-    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
-    DP_TRY(dp__cuda_launch_on(gpu, stream, kernel, params->chunk_count, params));
-    return dp__cuda_launch_on(gpu, stream, DP__CUDA_sums_end, 1, params);
-}
-
 static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu **out)
 {
     int count = 0;
@@ -1483,6 +1800,171 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
     gpu->users++;
     *out = gpu;
     return DP_OK;
+}
+
+/* ==== >>grid =====================================================================================
+   How many blocks a launch has, whether its operands are made of packs, and which dims a copy has
+   for its kernel. None of it changes a result.                                                  */
+
+enum {
+    DP__CUDA_BLOCKS = 32,       /* of a launch for each multiprocessor; 4 to 8 run at a time */
+    DP__CUDA_COPY_MAX = 1 << 26 /* elements of a launch of `copy`, which numbers them in 32 bits */
+};
+
+static dp_status dp__cuda_launch_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
+                                    uint64_t blocks, struct dp__cuda_params *params)
+{
+    uint64_t most = (uint64_t)gpu->multiprocessors * DP__CUDA_BLOCKS;
+    void *arguments[] = {params};
+    dim3 grid = {(unsigned)(blocks < most ? blocks : most), 1, 1};
+    dim3 block = {DP__CUDA_LANES, 1, 1};
+    DP_TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, dp__cuda_names[kernel],
+                          dp__cuda.cudaLaunchKernel((const void *)gpu->code->kernels[kernel], grid,
+                                                    block, arguments, 0, stream));
+}
+
+/* One thread per pack, or per element if there are none: what is small is spread over the GPU
+   before a thread gets a second one. */
+static dp_status dp__cuda_launch_each_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
+                                         struct dp__cuda_params *params)
+{
+    uint64_t threads = params->packs > 0 ? params->packs : params->count;
+    uint64_t blocks = (threads + DP__CUDA_LANES - 1) / DP__CUDA_LANES;
+    return dp__cuda_launch_on(gpu, stream, kernel, blocks, params);
+}
+
+/* The size of chunks depends only on the count. */
+static dp_status dp__cuda_launch_sums_on(const dp__cuda_gpu *gpu, cudaStream_t stream, int kernel,
+                                         struct dp__cuda_params *params)
+{
+    const uint64_t least = 4 << 10, all = DP__CUDA_CHUNKS * least;
+    params->chunk = (params->count + all - 1) / all * least;
+    params->chunk_count = (params->count + params->chunk - 1) / params->chunk;
+    DP_TRY(dp__cuda_launch_on(gpu, stream, kernel, params->chunk_count, params));
+    return dp__cuda_launch_on(gpu, stream, DP__CUDA_sums_end, 1, params);
+}
+
+/* Packs of `each` elements, if the first so many inputs and outputs all begin at one. */
+static uint64_t dp__cuda_packs(const struct dp__cuda_params *params, size_t in_count,
+                               size_t out_count, uint64_t each)
+{
+    uintptr_t together = 0;
+    for (size_t i = 0; i < in_count; i++)
+        together |= (uintptr_t)params->in[i];
+    for (size_t i = 0; i < out_count; i++)
+        together |= (uintptr_t)params->out[i];
+    return together % 16 == 0 ? params->count / each : 0;
+}
+
+/* The bits of an element, again and again. */
+static uint64_t dp__cuda_repeated(uint64_t bits, size_t width)
+{
+    for (; width < sizeof bits; width *= 2)
+        bits = (bits & ((UINT64_C(1) << 8 * width) - 1)) | bits << 8 * width;
+    return bits;
+}
+
+/* Leave out dims of one element, and make one of neighbours that lie as one on both sides. */
+static void dp__cuda_merge(struct dp__cuda_params *params)
+{
+    int last = -1;
+    for (int d = 0; d < params->ndim; d++) {
+        long long shape = params->shape[d], in_shape = params->in_shape[d];
+        if (shape == 1 && in_shape == 1)
+            continue;
+        if (last < 0 || in_shape != shape ||
+            params->in_stride[last] != params->in_stride[d] * shape ||
+            params->out_stride[last] != params->out_stride[d] * shape) {
+            last++;
+            params->shape[last] = params->in_shape[last] = 1;
+        }
+        params->shape[last] *= shape;
+        params->in_shape[last] *= in_shape;
+        params->in_stride[last] = params->in_stride[d];
+        params->out_stride[last] = params->out_stride[d];
+    }
+    params->ndim = last + 1;
+}
+
+static bool dp__cuda_has_rows(const struct dp__cuda_params *params)
+{
+    int last = params->ndim - 1;
+    return last >= 0 && params->in_stride[last] == 1 && params->out_stride[last] == 1;
+}
+
+/* The widest elements that rows, and the steps between them, are made of. */
+static void dp__cuda_widen(struct dp__cuda_params *params)
+{
+    int last = params->ndim - 1;
+    uint64_t together = (uint64_t)(uintptr_t)params->in[0] | (uint64_t)(uintptr_t)params->out[0];
+    if (!dp__cuda_has_rows(params))
+        return;
+    for (int d = 0; d < last; d++)
+        together |= (uint64_t)(params->in_stride[d] | params->out_stride[d]) * params->width;
+    together |= (uint64_t)(params->in_shape[last] | params->shape[last]) * params->width;
+    for (; params->width < 16 && together % (2 * params->width) == 0; params->width *= 2) {
+        for (int d = 0; d < last; d++) {
+            params->in_stride[d] /= 2;
+            params->out_stride[d] /= 2;
+        }
+        params->in_shape[last] /= 2;
+        params->shape[last] /= 2;
+        params->count /= 2;
+    }
+}
+
+/* For division by shape[d] without one: Granlund and Montgomery, 1994. */
+static void dp__cuda_divide(struct dp__cuda_params *params)
+{
+    for (int d = 1; d < params->ndim; d++) {
+        uint64_t by = (uint64_t)params->shape[d], power = 1;
+        for (params->shift[d] = 0; power < by; power *= 2)
+            params->shift[d]++;
+        params->magic[d] = (unsigned)(((power - by) << 32) / by + 1);
+    }
+}
+
+/* What has more elements than a launch may number is halved, in its first dim. */
+static dp_status dp__cuda_launch_parts_on(const dp__cuda_gpu *gpu, cudaStream_t stream,
+                                          const struct dp__cuda_params *params)
+{
+    struct dp__cuda_params part = *params;
+    int d = 0;
+    if (params->count <= DP__CUDA_COPY_MAX) {
+        dp__cuda_divide(&part);
+        return dp__cuda_launch_each_on(gpu, stream, DP__CUDA_copy, &part);
+    }
+    while (params->shape[d] == 1)
+        d++;
+    const long long half = params->shape[d] / 2, inside = params->in_shape[d];
+    part.shape[d] = half;
+    part.in_shape[d] = inside < half ? inside : half;
+    part.count = params->count / (uint64_t)params->shape[d] * (uint64_t)half;
+    DP_TRY(dp__cuda_launch_parts_on(gpu, stream, &part));
+    part.count = params->count - part.count;
+    part.shape[d] = params->shape[d] - half;
+    part.in_shape[d] = inside < half ? 0 : inside - half;
+    part.out[0] = (char *)part.out[0] + half * part.out_stride[d] * part.width;
+    if (inside > half)
+        part.in[0] = (const char *)part.in[0] + half * part.in_stride[d] * part.width;
+    return dp__cuda_launch_parts_on(gpu, stream, &part);
+}
+
+/* With in_shape: all that a copy or a pad needs beside what was asked for. */
+static void dp__cuda_lay_out(struct dp__cuda_params *params)
+{
+    dp__cuda_merge(params);
+    dp__cuda_widen(params);
+}
+
+static dp_status dp__cuda_launch_copy_on(const dp__cuda_gpu *gpu, cudaStream_t stream,
+                                         const struct dp__cuda_params *params)
+{
+    struct dp__cuda_params copy = *params;
+    memcpy(copy.in_shape, copy.shape, sizeof copy.in_shape);
+    dp__cuda_lay_out(&copy);
+    return dp__cuda_launch_parts_on(gpu, stream, &copy);
 }
 
 /* ==== >>memory ===================================================================================
@@ -2070,7 +2552,7 @@ static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_
     const dp__cuda_gpu *gpu = reader->gpu;
     DP_TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_fill, &params));
     if (by_kernel)
-        DP_TRY(dp__cuda_launch_each_on(gpu, reader->stream, DP__CUDA_copy, &params));
+        DP_TRY(dp__cuda_launch_copy_on(gpu, reader->stream, &params));
     else
         DP_TRY(dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
                               dp__cuda.cudaMemcpyPeerAsync(
@@ -2278,30 +2760,36 @@ static dp_status dp__cuda_launch_sums(dp_stream *stream, int kernel, struct dp__
                                    kernel, params);
 }
 
+/* What lies behind in_shape is filled: of a copy nothing, and a pad is dense. */
 static void dp__cuda_dims(struct dp__cuda_params *params, const dp_kernel_args *args)
 {
+    bool pad = args->kernel == DP_KERNEL_PAD;
+    long long dense = 1;
     params->ndim = args->ndim;
-    for (int d = 0; d < args->ndim; d++) {
+    for (int d = args->ndim - 1; d >= 0; d--) {
         params->shape[d] = args->shape[d];
+        params->in_shape[d] = pad ? args->in_shape[d] : args->shape[d];
         params->in_stride[d] = args->in_stride[d];
-        params->out_stride[d] = args->out_stride != NULL ? args->out_stride[d] : 0;
-        params->in_shape[d] = args->in_shape != NULL ? args->in_shape[d] : 0;
+        params->out_stride[d] = pad ? dense : args->out_stride[d];
+        dense *= args->shape[d];
     }
+    dp__cuda_lay_out(params);
 }
 
 static struct dp__cuda_params dp__cuda_params_of(const dp_kernel_args *args)
 {
-    struct dp__cuda_params params = {.count = args->count,
-                                     .fill = args->fill_bits,
-                                     .alpha = args->alpha,
-                                     .beta = args->beta,
-                                     .in_count = (unsigned)args->in_count,
-                                     .out_count = (unsigned)args->out_count,
-                                     .op = (int)args->op,
-                                     .dtype = (int)args->dtype,
-                                     .in_dtype = (int)args->in_dtype,
-                                     .width = (unsigned)dp_dtype_bytes(args->dtype),
-                                     .flags = args->flags};
+    struct dp__cuda_params params = {
+        .count = args->count,
+        .fill = dp__cuda_repeated(args->fill_bits, dp_dtype_bytes(args->dtype)),
+        .alpha = args->alpha,
+        .beta = args->beta,
+        .in_count = (unsigned)args->in_count,
+        .out_count = (unsigned)args->out_count,
+        .op = (int)args->op,
+        .dtype = (int)args->dtype,
+        .in_dtype = (int)args->in_dtype,
+        .width = (unsigned)dp_dtype_bytes(args->dtype),
+        .flags = args->flags};
     memcpy(params.numbers, args->numbers, sizeof params.numbers);
     for (size_t i = 0; i < args->in_count; i++)
         params.in[i] = args->in[i];
@@ -2327,14 +2815,16 @@ static dp_status dp__cuda_launch_some_channels(dp_stream *stream, int kernel, ui
     return dp__cuda_launch_each(stream, DP__CUDA_channels_end, &params);
 }
 
-/* Chunks per channel: as many as there is scratch for, with a size that depends only on the shape.
-   More channels than that share the scratch, some after others. */
+/* Chunks per channel: as many as there is scratch for, but not more than one thread adds up in a
+   few rounds, with a size that depends only on the shape. More channels than that share the
+   scratch, some after others. */
 static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const int64_t *shape,
                                           struct dp__cuda_params *params)
 {
     uint64_t all = (uint64_t)shape[0] * (uint64_t)shape[2], channels = (uint64_t)shape[1];
     uint64_t together = channels < DP__CUDA_CHUNKS ? channels : DP__CUDA_CHUNKS;
-    uint64_t most = DP__CUDA_CHUNKS / together, each = (all + (64 << 10) - 1) / (64 << 10);
+    uint64_t most = DP__CUDA_CHUNKS / together, each = (all + (4 << 10) - 1) / (4 << 10);
+    most = most < 128 ? most : 128;
     params->fill = each < most ? each : most;
     params->chunk = (all + params->fill - 1) / params->fill;
     for (int d = 0; d < 3; d++)
@@ -2346,6 +2836,97 @@ static dp_status dp__cuda_launch_channels(dp_stream *stream, int kernel, const i
     return DP_OK;
 }
 
+/* By the driver, which has a copy engine and its own kernels. */
+static dp_status dp__cuda_copy_rows(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
+                                    size_t src_pitch, size_t row_bytes, size_t rows)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    DP_TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, DP_OK, "cudaMemcpy2DAsync",
+                          dp__cuda.cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes,
+                                                     rows, cudaMemcpyDeviceToDevice,
+                                                     dp__cuda_stream_of(stream)->native));
+}
+
+/* Whether the driver takes such rows: not short ones, for each costs it something, none that
+   overlap, and none too far apart. */
+static bool dp__cuda_takes_rows(const dp__cuda_gpu *gpu, size_t dst_pitch, size_t src_pitch,
+                                size_t row_bytes)
+{
+    return row_bytes >= 256 && row_bytes <= dst_pitch && row_bytes <= src_pitch &&
+           dst_pitch <= gpu->pitch_max && src_pitch <= gpu->pitch_max;
+}
+
+/* The kernel needs elements of 4 bytes to have enough in flight (see >>text); rows of less are the
+   driver's if it takes them. */
+static dp_status dp__cuda_launch_copy(dp_stream *stream, const struct dp__cuda_params *params)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    const size_t width = params->width;
+    if (params->ndim == 2 && width < 4 && dp__cuda_has_rows(params)) {
+        size_t dst_pitch = (size_t)params->out_stride[0] * width;
+        size_t src_pitch = (size_t)params->in_stride[0] * width;
+        size_t row_bytes = (size_t)params->shape[1] * width;
+        if (dp__cuda_takes_rows(gpu, dst_pitch, src_pitch, row_bytes))
+            return dp__cuda_copy_rows(stream, params->out[0], dst_pitch, params->in[0], src_pitch,
+                                      row_bytes, (size_t)params->shape[0]);
+    }
+    return dp__cuda_launch_parts_on(gpu, dp__cuda_stream_of(stream)->native, params);
+}
+
+/* Rows that the driver does not take are copied by the kernel. */
+static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
+                                  size_t src_pitch, size_t row_bytes, size_t rows)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    const struct dp__cuda_params params = {
+        .in = {src},
+        .out = {dst},
+        .in_count = 1,
+        .out_count = 1,
+        .width = 1,
+        .count = rows * row_bytes,
+        .ndim = 2,
+        .shape = {(long long)rows, (long long)row_bytes},
+        .out_stride = {(long long)dst_pitch, 1},
+        .in_stride = {(long long)src_pitch, 1},
+    };
+    if (dp__cuda_takes_rows(gpu, dst_pitch, src_pitch, row_bytes))
+        return dp__cuda_copy_rows(stream, dst, dst_pitch, src, src_pitch, row_bytes, rows);
+    return dp__cuda_launch_copy_on(gpu, dp__cuda_stream_of(stream)->native, &params);
+}
+
+/* How many packs the operands are made of; 0 where the kernel has no form for packs. */
+static uint64_t dp__cuda_packs_of(const dp_kernel_args *args, const struct dp__cuda_params *params)
+{
+    const uint64_t each = 16 / params->width;
+    const bool real = args->dtype <= DP_BF16;
+    switch (args->kernel) {
+    case DP_KERNEL_REDUCE:
+        if (!real || args->op != DP_OP_SUM)
+            return 0;
+        return dp__cuda_packs(params, args->in_count, args->out_count, each);
+    case DP_KERNEL_FILL:
+    case DP_KERNEL_AXPBY:
+        return dp__cuda_packs(params, args->in_count, args->out_count, each);
+    case DP_KERNEL_STATS:
+    case DP_KERNEL_TOTAL:
+        return dp__cuda_packs(params, 1, 0, each);
+    case DP_KERNEL_CAST:
+        if (!real || args->dtype == DP_F64 || args->in_dtype > DP_BF16 || args->in_dtype == DP_F64)
+            return 0;
+        return dp__cuda_packs(params, 1, 1, 4);
+    case DP_KERNEL_SGD:
+    case DP_KERNEL_ADAMW: /* their state is f32 where they are halves */
+        return dp__cuda_packs(params, 1, args->out_count, args->dtype == DP_F64 ? 2 : 4);
+    case DP_KERNEL_COPY:
+    case DP_KERNEL_PAD:
+    case DP_KERNEL_CHANNELS:
+        break;
+    }
+    return 0;
+}
+
 static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
     bool real = args->dtype <= DP_BF16;
@@ -2355,10 +2936,11 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
         return dp_error(DP_ERR_UNSUPPORTED, "cuda: a kernel of %zu and %zu operands",
                         args->in_count, args->out_count);
     struct dp__cuda_params params = dp__cuda_params_of(args);
+    params.packs = dp__cuda_packs_of(args, &params);
     switch (args->kernel) {
     case DP_KERNEL_COPY:
         dp__cuda_dims(&params, args);
-        return dp__cuda_launch_each(stream, DP__CUDA_copy, &params);
+        return dp__cuda_launch_copy(stream, &params);
     case DP_KERNEL_FILL:
         return dp__cuda_launch_each(stream, DP__CUDA_fill, &params);
     case DP_KERNEL_CAST:
@@ -2371,7 +2953,8 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
                                     &params);
     case DP_KERNEL_PAD:
         dp__cuda_dims(&params, args);
-        return dp__cuda_launch_each(stream, DP__CUDA_pad, &params);
+        return dp__cuda_launch_parts_on(dp__cuda_gpu_of(stream->dev),
+                                        dp__cuda_stream_of(stream)->native, &params);
     case DP_KERNEL_TOTAL:
         return dp__cuda_launch_sums(stream, DP__CUDA_total, &params);
     case DP_KERNEL_AXPBY:
@@ -2400,32 +2983,6 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
     }
     return dp_error(DP_ERR_UNSUPPORTED, "cuda: no kernel %d for dtype %s", (int)args->kernel,
                     dp_dtype_name(args->dtype));
-}
-
-/* Rows that are short, or too far apart for the copy engine, are copied by a kernel. */
-static dp_status dp__cuda_copy_2d(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
-                                  size_t src_pitch, size_t row_bytes, size_t rows)
-{
-    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
-    size_t together = (uintptr_t)dst | (uintptr_t)src | dst_pitch | src_pitch | row_bytes;
-    size_t each = together % 8 == 0 ? 8 : together % 4 == 0 ? 4 : together % 2 == 0 ? 2 : 1;
-    struct dp__cuda_params params = {.in = {src}, .out = {dst}, .in_count = 1, .out_count = 1};
-    if (row_bytes < 256 || dst_pitch > gpu->pitch_max || src_pitch > gpu->pitch_max) {
-        params.ndim = 2;
-        params.width = (unsigned)each;
-        params.count = rows * (row_bytes / each);
-        params.shape[0] = (long long)rows;
-        params.shape[1] = (long long)(row_bytes / each);
-        params.out_stride[0] = (long long)(dst_pitch / each);
-        params.in_stride[0] = (long long)(src_pitch / each);
-        params.out_stride[1] = params.in_stride[1] = 1;
-        return dp__cuda_launch_each(stream, DP__CUDA_copy, &params);
-    }
-    DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, "cudaMemcpy2DAsync",
-                          dp__cuda.cudaMemcpy2DAsync(dst, dst_pitch, src, src_pitch, row_bytes,
-                                                     rows, cudaMemcpyDeviceToDevice,
-                                                     dp__cuda_stream_of(stream)->native));
 }
 
 /* ==== >>device ===================================================================================

@@ -139,10 +139,21 @@ install_zig() {
     } >build/log/zig.log 2>&1 || rm -rf build/zig
 }
 
+# Reads what NVRTC made; the Toolkit's own is not always there.
+install_nvdisasm() {
+    has python3 && has nvcc && ! has nvdisasm || return 0
+    {
+        python3 -m venv build/nvdisasm &&
+            timeout 240 build/nvdisasm/bin/pip -q --no-cache-dir --retries 1 --timeout 10 install \
+                nvidia-cuda-nvdisasm
+    } >build/log/nvdisasm.log 2>&1 || rm -rf build/nvdisasm
+}
+
 install_tools() {
     mkdir -p build/log
     install_packages_of_tools
     install_zig
+    install_nvdisasm
 }
 
 case ${1:-} in

@@ -1,5 +1,6 @@
 /* cuda.c - the real libraries, on a machine that may have no GPU: the kernels compile for every
-   architecture, and a context opens, on the CPU if nothing else is there. */
+   architecture, and a context opens, on the CPU if nothing else is there. With the name of a file:
+   write the kernels for sm_90 there, for sass.sh. */
 
 #define DP_IMPLEMENTATION
 #include "../../dp_cuda.h"
@@ -18,13 +19,38 @@ static void host_free(const dp_host *host, void *data)
     free(data);
 }
 
-int main(void)
+static int write_kernels(const dp_host *host, const char *name)
+{
+    static const char *const options[] = {"--gpu-architecture=sm_90", "--fmad=false"};
+    nvrtcProgram program = NULL;
+    size_t bytes = 0;
+    if (dp__cuda_bind() != DP_OK)
+        return 1;
+    char *source = dp__cuda_source(host);
+    FILE *file = fopen(name, "wb");
+    if (file == NULL || source == NULL ||
+        dp__cuda.nvrtcCreateProgram(&program, source, "dp_cuda.h", 0, NULL, NULL) != 0 ||
+        dp__cuda.nvrtcCompileProgram(program, 2, options) != 0 ||
+        dp__cuda.nvrtcGetCUBINSize(program, &bytes) != 0)
+        return 1;
+    char *image = malloc(bytes);
+    if (image == NULL || dp__cuda.nvrtcGetCUBIN(program, image) != 0 ||
+        fwrite(image, 1, bytes, file) != bytes)
+        return 1;
+    free(image);
+    free(source);
+    return fclose(file);
+}
+
+int main(int count, char **words)
 {
     /* The last ones become text: NVRTC may leave them out, or they are newer than any. */
     static const int archs[] = {75, 80, 90, 100, 120, 101, 105, 999};
     const dp_host host = {.size = sizeof host, .alloc = host_alloc, .free = host_free};
     dp_ctx *ctx = NULL;
     dp_info info;
+    if (count > 1)
+        return write_kernels(&host, words[1]);
     for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
         dp__cuda_image image = {.data = NULL};
         dp__cuda_target target;

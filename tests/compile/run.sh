@@ -230,6 +230,7 @@ cuda_compiler() {
         -lcudart -lnvrtc
     expect "$cc: the same, loaded at run time" env LD_LIBRARY_PATH="$home/lib64" \
         "$BASH" -c 'exec "$@"' - "$(loaded "${at[@]}")"
+    tests/compile/sass.sh "$BUILD/program-$(basename "$cc")"
     expect "nvcc: declarations" nvcc -I. -Werror all-warnings -x cu -c tests/compile/use.c \
         -o $BUILD/use.o
     expect "nvcc: declarations of dp_cuda.h" nvcc -I. -DDP_USE_CUDA -Werror all-warnings -x cu \

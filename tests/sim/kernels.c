@@ -69,8 +69,11 @@ static bool steps(int kernel) /* parameter and gradient; a gate; state */
 static size_t strided_count(const params *p, const long long *shape, const long long *stride)
 {
     long long last = 0;
-    for (int d = 0; d < p->ndim; d++)
+    for (int d = 0; d < p->ndim; d++) {
+        if (shape[d] == 0)
+            return 0;
         last += (shape[d] - 1) * stride[d];
+    }
     return (size_t)last + 1;
 }
 
@@ -82,10 +85,10 @@ static size_t element_count(int kernel, const params *p, bool input, unsigned pl
         return (size_t)p->shape[1] + (size_t)p->count;
     if (steps(kernel) && input && place > 0)
         return 2;
-    if (kernel == DP__CUDA_copy)
-        return strided_count(p, p->shape, input ? p->in_stride : p->out_stride);
-    if (kernel == DP__CUDA_pad && input)
+    if (kernel == DP__CUDA_copy && input)
         return strided_count(p, p->in_shape, p->in_stride);
+    if (kernel == DP__CUDA_copy)
+        return strided_count(p, p->shape, p->out_stride);
     return (size_t)p->count;
 }
 
@@ -95,7 +98,7 @@ static size_t element_bytes(int kernel, const params *p, bool input, unsigned pl
         return sizeof(double);
     if (steps(kernel) && place > 0)
         return p->dtype == 1 ? sizeof(double) : sizeof(float);
-    if (is_between(kernel, DP__CUDA_fill, DP__CUDA_pad))
+    if (kernel == DP__CUDA_fill || kernel == DP__CUDA_copy)
         return p->width;
     return dtype_bytes[input && kernel == DP__CUDA_cast ? p->in_dtype : p->dtype];
 }
@@ -103,9 +106,10 @@ static size_t element_bytes(int kernel, const params *p, bool input, unsigned pl
 static sim_range operand_range(int kernel, const params *p, bool input, unsigned place)
 {
     size_t each = element_bytes(kernel, p, input, place);
+    bool gate = steps(kernel) && input && place > 0;
     return (sim_range){.pointer = input ? (void *)(uintptr_t)p->in[place] : p->out[place],
                        .bytes = element_count(kernel, p, input, place) * each,
-                       .align = each,
+                       .align = p->packs > 0 && !ends_sums(kernel) && !gate ? 16 : each,
                        .write = !input};
 }
 
