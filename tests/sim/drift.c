@@ -15,11 +15,27 @@ SAME(cudaErrorNoDevice, 100);
 SAME(cudaErrorInvalidDevice, 101);
 SAME(cudaErrorNoKernelImageForDevice, 209);
 SAME(cudaErrorInvalidResourceHandle, 400);
+SAME(cudaErrorECCUncorrectable, 214);
+SAME(cudaErrorNvlinkUncorrectable, 220);
 SAME(cudaErrorNotReady, 600);
 SAME(cudaErrorIllegalAddress, 700);
+SAME(cudaErrorLaunchTimeout, 702);
 SAME(cudaErrorPeerAccessAlreadyEnabled, 704);
 SAME(cudaErrorPeerAccessNotEnabled, 705);
+SAME(cudaErrorAssert, 710);
+SAME(cudaErrorHardwareStackError, 714);
+SAME(cudaErrorIllegalInstruction, 715);
+SAME(cudaErrorMisalignedAddress, 716);
+SAME(cudaErrorInvalidAddressSpace, 717);
+SAME(cudaErrorInvalidPc, 718);
+SAME(cudaErrorLaunchFailure, 719);
 SAME(cudaErrorNotSupported, 801);
+SAME(cudaErrorCapturedEvent, 907);
+SAME(cudaErrorUnknown, 999);
+SAME(cudaStreamCaptureStatusNone, 0);
+SAME(cudaStreamCaptureStatusActive, 1);
+SAME(cudaStreamCaptureModeGlobal, 0);
+SAME(cudaStreamCaptureModeThreadLocal, 1);
 SAME(cudaMemcpyHostToDevice, 1);
 SAME(cudaMemcpyDeviceToHost, 2);
 SAME(cudaMemcpyDeviceToDevice, 3);
@@ -84,9 +100,12 @@ extern const struct surface {
     E (*copy)(void *, const void *, size_t, enum cudaMemcpyKind, cudaStream_t);
     E (*copy_peer)(void *, int, const void *, int, size_t, cudaStream_t);
     E (*pointer_attributes)(struct cudaPointerAttributes *, const void *);
+    E (*stream_capture)(cudaStream_t, enum cudaStreamCaptureMode);
+    E (*stream_capture_end)(cudaStream_t, cudaGraph_t *);
     E (*stream_create)(cudaStream_t *, unsigned, int);
     E (*stream_destroy)(cudaStream_t);
     E (*stream_device)(cudaStream_t, int *);
+    E (*stream_is_capturing)(cudaStream_t, enum cudaStreamCaptureStatus *);
     E (*stream_synchronize)(cudaStream_t);
     E (*stream_wait)(cudaStream_t, cudaEvent_t, unsigned);
     N (*compile)(nvrtcProgram, int, strings);
@@ -134,9 +153,12 @@ const struct surface surface = {
     cudaMemcpyAsync,
     cudaMemcpyPeerAsync,
     cudaPointerGetAttributes,
+    cudaStreamBeginCapture,
+    cudaStreamEndCapture,
     cudaStreamCreateWithPriority,
     cudaStreamDestroy,
     cudaStreamGetDevice,
+    cudaStreamIsCapturing,
     cudaStreamSynchronize,
     cudaStreamWaitEvent,
     nvrtcCompileProgram,

@@ -13,6 +13,7 @@
 #include "cuda_runtime_api.h"
 #include "nvrtc.h"
 #include "sim.h"
+#include "trace.h"
 
 enum { DEVICES = 64, ACTORS = 256, HOST = 0, FINDINGS = 64, PAGE = 4096, STACK = 16 };
 enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3 };
@@ -182,8 +183,16 @@ static int current_device(const char *fn)
     return stack[stack_depth - 1]->device;
 }
 
+static long push_count;
+
+long sim_push_count(void)
+{
+    return push_count;
+}
+
 static CUresult ctx_push(CUcontext context)
 {
+    push_count++;
     if (context == NULL || context->users == 0 || stack_depth == STACK)
         return CUDA_ERROR_INVALID_CONTEXT;
     stack[stack_depth++] = context;
@@ -255,6 +264,7 @@ struct CUstream_st {
     uint32_t magic;
     int device, actor;
     bool hangs; /* it will never be done */
+    bool captured;
     clock_of clock;
     work *todo, **end; /* deferred */
     struct CUstream_st *next;
@@ -262,7 +272,7 @@ struct CUstream_st {
 struct CUevent_st {
     uint32_t magic;
     int device;
-    bool recorded, hangs;
+    bool recorded, hangs, captured;
     uint64_t serial; /* of the newest record */
     clock_of clock;
     struct CUevent_st *next;
@@ -706,6 +716,11 @@ static bool run_some(void)
 
 static void submit(cudaStream_t stream, work w)
 {
+    if (trace_on && (w.kind == MOVE || w.kind == KERNEL)) {
+        free(w.operands);
+        free(w.params);
+        return;
+    }
     if (seed == 0) {
         perform(&w);
         return;
@@ -1014,7 +1029,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (code == cudaSuccess && stream_is(__func__, stream) && event_is(__func__, event)) {
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
+        if (stream->captured && !event->captured)
+            find("in capture", "a captured stream waits for one that is not");
+        stream->captured = stream->captured || event->captured;
         join(&stream->clock, &event->clock);
+        trace_order(TRACE_WAIT, stream->actor, event->serial);
         submit(stream, (work){.kind = WAIT, .serial = event->serial});
         stream->hangs = stream->hangs || event->hangs;
     }
@@ -1060,6 +1079,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         join(&event->clock, &host);
         event->recorded = true;
         event->serial = record_new();
+        event->captured = stream->captured;
+        trace_order(TRACE_RECORD, stream->actor, event->serial);
         submit(stream, (work){.kind = RECORD, .serial = event->serial});
         event->hangs = stream->hangs;
     }
@@ -1086,12 +1107,45 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
+    if (code == cudaSuccess && event_is(__func__, event) && event->captured)
+        code = cudaErrorCapturedEvent;
     if (code == cudaSuccess && event_is(__func__, event)) {
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
         finish_event(event);
         host_learns(&event->clock);
     }
+    return leave(code);
+}
+
+/* What follows it in a capture is done at once, as if the graph were launched. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
+{
+    cudaError_t code = enter();
+    (void)mode;
+    if (code == cudaSuccess && stream_is(__func__, stream))
+        stream->captured = capturing = true;
+    return leave(code);
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    cudaError_t code = enter();
+    *graph = NULL;
+    for (struct CUstream_st *s = streams; s != NULL; s = s->next) {
+        if (s->captured && s->clock.at[s->actor] > stream->clock.at[s->actor])
+            find("in capture", "a stream of device %d was not joined again", s->device);
+        s->captured = false;
+    }
+    capturing = false;
+    return leave(code);
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess && stream_is(__func__, stream))
+        *out = stream->captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return leave(code);
 }
 
@@ -1129,8 +1183,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     enqueue(stream);
     const char *from = reach(src, bytes, false, stream, "cudaMemcpyAsync");
     char *to = reach(dst, bytes, true, stream, "cudaMemcpyAsync");
-    if (from != NULL && to != NULL)
+    if (from != NULL && to != NULL) {
+        trace_copy(stream->actor, stream->device, stream->device, bytes);
         submit(stream, (work){.kind = MOVE, .to = to, .from = from, .bytes = bytes});
+    }
     return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -1158,6 +1214,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int 
                               .bytes = bytes,
                               .reader = dst_device,
                               .source = src_device});
+        trace_copy(stream->actor, src_device, dst_device, bytes);
         stream->hangs = stream->hangs || peers[dst_device][src_device] == SIM_PEER_HANGS;
         peer_copies++;
     }
@@ -1288,8 +1345,12 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
     enqueue(stream);
     size_t count = sim_kernel_ranges(kernel, args[0], ranges);
     operand *operands = calloc(count, sizeof *operands);
-    for (size_t i = 0; i < count; i++)
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
         operands[i].range = ranges[i];
+        bytes += ranges[i].bytes;
+    }
+    trace_kernel(stream->actor, bytes);
     if (!find_operands(operands, count, stream, name)) {
         free(operands);
         return leave(cudaErrorIllegalAddress);
