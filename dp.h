@@ -40,6 +40,7 @@
      >>checks       what a user passes in
      >>views        shapes and strides
      >>copy         any strides, any two devices
+     >>chains       from one device to several others
      >>operands     what may be read and written together
      >>compute      copy, fill, cast, axpby, statistics, read
      >>names        where each of many names is
@@ -3078,9 +3079,9 @@ static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
 }
 
 /* A call that fails half-way may have left work in any stream that it could use: the compute
-   streams and `stream` (or NULL). That work is waited for before its memory is reused; a stream that
-   cannot be waited for now has none that runs, and refused what was to come. A failure of the JOB class waits for nothing, since
-   no memory is reused after it. */
+   streams and `stream` (or NULL). That work is waited for before its memory is reused; a stream
+   that cannot be waited for now has none that runs, and refused what was to come. A failure of the
+   JOB class waits for nothing, since no memory is reused after it. */
 static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 {
     char text[DP__TEXT_BYTES];
@@ -4274,7 +4275,8 @@ static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_ten
     return dp__drain(ctx, stream, dp__copy_for(ctx, stream, dst, src));
 }
 
-/* ---- to several devices ---- */
+/* ==== >>chains ===================================================================================
+   From one device to several others.                                                            */
 
 /* Whether each of `outs` can be copied from the one before: dense, on devices of one table that
    copies among them, each once. */

@@ -21,7 +21,9 @@
      >>copies       in, out, inside, between
      >>launch       a dp_kernel becomes a launch
      >>device       the table of devices
-     >>collectives  the table of collectives
+     >>collectives  ranks, and the order of their streams
+     >>adding       all-reduce, reduce-scatter
+     >>spreading    broadcast, gathers; the table of collectives
 */
 
 #define DP__CUDA_FIRST_DP /* dp.h must not include this file again */
@@ -2537,7 +2539,7 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
     return DP_OK;
 }
 
-/* ---- order ----------------------------------------------------------------------------------- */
+/* ---- order of streams ------------------------------------------------------------------------ */
 
 static dp_status dp__cuda_mark(const dp__cuda_rank *rank, const dp_part *part)
 {
@@ -2621,7 +2623,8 @@ static dp_status dp__cuda_coll_end(dp__cuda_comm *comm, const dp_part *local, dp
     return dp__cuda_leave(comm->ranks[0].dev->gpu, status, "", cudaSuccess);
 }
 
-/* ---- sums ------------------------------------------------------------------------------------ */
+/* ==== >>adding ===================================================================================
+   The collectives that add up.                                                                  */
 
 typedef struct dp__cuda_sum { /* of every rank's send */
     dp__cuda_comm *comm;
@@ -2835,7 +2838,8 @@ static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, si
     return dp__cuda_coll_end(own, local, dp__cuda_scatter_sums(&sum, count_each));
 }
 
-/* ---- copies ---------------------------------------------------------------------------------- */
+/* ==== >>spreading ================================================================================
+   The collectives that only copy, and the table.                                                */
 
 typedef struct dp__cuda_route { /* who reads whom in a broadcast, those who are read first */
     int order[DP__CUDA_OPERANDS];

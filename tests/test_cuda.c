@@ -592,8 +592,8 @@ static dp_status open_and_train(void)
     return status;
 }
 
-/* The nth call fails: an error, no hang, and everything closes. What could not be given back because
-   CUDA refused is no leak of ours. */
+/* The nth call fails: an error, no hang, and everything closes. What could not be given back
+   because CUDA refused is no leak of ours. */
 static void every_call_fails(int code)
 {
     bool fired = true;

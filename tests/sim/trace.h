@@ -2,7 +2,7 @@
 
    While a trace is on, what streams are given is listed. At its end the list is played: a piece of
    work begins when its stream, and the links that it needs, are free; of all that could begin the
-   one that can earliest does. A GPU has one link in and one out, which carry one copy at a time.  */
+   one that can earliest does. A GPU has one link in and one out, which carry one copy at a time. */
 
 #ifndef SIM_TRACE_H
 #define SIM_TRACE_H
