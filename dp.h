@@ -40,6 +40,7 @@
      >>checks       what a user passes in
      >>views        shapes and strides
      >>copy         any strides, any two devices
+     >>chains       from one device to several others
      >>operands     what may be read and written together
      >>compute      copy, fill, cast, axpby, statistics, read
      >>names        where each of many names is
@@ -663,9 +664,12 @@ DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *ten
 DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
 
 /* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
-   device that writes (if the host writes: of the one that reads). On a stream of yours the copy
-   comes after what is on the compute streams of both by now, and you have to order what follows,
-   including the end of a scope. Host memory that a device reads may change again after dp_wait. */
+   device that writes (if the host writes: of the one that reads). On a stream of yours, of one of
+   the two, the copy comes after what is on the compute streams of both by now, and you have to
+   order what follows, including the end of a scope. From one device to another the one that writes
+   copies: given a stream of the one that reads, it does so on its compute stream, after what is on
+   the stream by now, and what follows on the stream comes after the copy. Host memory that a device
+   reads may change again after dp_wait. */
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
@@ -1600,7 +1604,9 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
                     reuses the memory. DP_ERR_UNSUPPORTED from kernel and peer_copy is not a
                     failure: nothing is enqueued, and the core does without.
      stream_sync, event_sync
-                    always of the JOB class; DP_ERR_DEVICE if the table says something else.
+                    always of the JOB class; DP_ERR_DEVICE if the table says something else. Only
+                    DP_ERR_STATE stays what it is: nobody can wait for the stream now (it is being
+                    captured), and nothing of it runs.
    If work fails after its call has returned, the syncs that wait for it report that, or any later
    call for that device. The failure must not get lost. */
 
@@ -1719,8 +1725,8 @@ struct dp_device_ops {
     dp_status (*kernel)(dp_stream *stream, const dp_kernel_args *args);
     /* Whether work on the device may use this address (without: nobody asks). Asked for each
        pointer of a collective and of dp_kernel_run, so that a pointer into other memory is an error
-       instead of a stray access. Leave it out where the answer is slow: dp_cuda does, since it
-       would have to ask the driver every time; for dp_cpu any address will do. */
+       instead of a stray access. Leave it out where the answer is slow; for dp_cpu any address will
+       do. */
     bool (*owns)(dp_dev *dev, const void *data);
 };
 
@@ -1977,6 +1983,8 @@ enum {
     DP__CHUNK_BYTES = 32 << 10,     /* from which a scope cuts small things */
     DP__SMALL_BYTES = 4 << 10,      /* larger things get a block of their own */
     DP__PACKED_RUN_BYTES = 4 << 10, /* shorter runs are packed by a device that can */
+    DP__CHAIN_PIECE = 512 << 10,    /* what devices pass on is cut into: pieces of at least this, */
+    DP__CHAIN_PIECES = 32,          /* at most so many */
     DP__COALESCE_BYTES = 10 << 20,
     DP__STAGE_BYTES = 4 << 20,
     DP__OPERANDS_MAX = 1 << 20, /* of a REDUCE */
@@ -2328,10 +2336,11 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
     return status;
 }
 
-/* The result of a wait. A device that cannot be waited for is lost, whatever its table says. */
+/* The result of a wait. A device that cannot be waited for is lost, whatever its table says, except
+   that now is not the time. */
 static dp_status dp__waited(dp_status status)
 {
-    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
+    if (status == DP_OK || status == DP_ERR_STATE || dp_status_class(status) == DP_CLASS_JOB)
         return status;
     return dp_error(DP_ERR_DEVICE, "the device cannot be waited for: %s",
                     dp__thread.fresh ? dp__thread.text : dp_status_text(status));
@@ -3092,21 +3101,25 @@ static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
 }
 
 /* A call that fails half-way may have left work in any stream that it could use: the compute
-   streams and `stream` (or NULL). That work is waited for before its memory is reused. A failure of
-   the JOB class waits for nothing, since no memory is reused after it. */
+   streams and `stream` (or NULL). That work is waited for before its memory is reused; a stream
+   that cannot be waited for now has none that runs, and refused what was to come. A failure of the
+   JOB class waits for nothing, since no memory is reused after it. */
 static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
 {
+    char text[DP__TEXT_BYTES];
     dp_status synced = DP_OK;
     bool fresh = dp__thread.fresh;
     if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
         return status;
+    memcpy(text, dp__thread.text, sizeof text);
     dp__thread.fresh = false;
     if (stream != NULL)
         synced = dp__sync(stream);
     for (int i = 0; i < ctx->info.local_count && synced == DP_OK; i++)
         synced = dp__sync(ctx->devices[i].stream);
-    if (synced != DP_OK)
+    if (dp_status_class(synced) == DP_CLASS_JOB)
         return synced;
+    memcpy(dp__thread.text, text, sizeof text);
     dp__thread.fresh = fresh;
     return status;
 }
@@ -4256,6 +4269,21 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
     return dp__copy_peer(ctx, to, stream, from, dst, src);
 }
 
+/* An event belongs to a device, so a copy on another one's stream cannot be marked there: it goes
+   on the compute stream of the device that writes, between two marks. */
+static dp_status dp__copy_for(dp_ctx *ctx, dp_stream *stream, const dp_tensor *dst,
+                              const dp_tensor *src)
+{
+    const dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    const dp_device_ops *ops = from->dev->ops;
+    if (stream->dev != from->dev || dp__is_host(to) || to->dev == from->dev)
+        return dp__copy_on(ctx, stream, dst, src);
+    DP_TRY(ops->event_record(from->done, stream));
+    DP_TRY(ops->event_wait(to->stream, from->done));
+    DP_TRY(dp__copy_on(ctx, to->stream, dst, src));
+    return dp__order_after(to, stream);
+}
+
 /* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. When
    a copy has failed, nothing of it still reads or writes. */
 static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
@@ -4266,7 +4294,71 @@ static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_ten
         return DP_OK;
     if (stream == NULL)
         stream = dp__is_host(to) && !dp__is_host(from) ? from->stream : to->stream;
-    return dp__drain(ctx, stream, dp__copy_on(ctx, stream, dst, src));
+    return dp__drain(ctx, stream, dp__copy_for(ctx, stream, dst, src));
+}
+
+/* ==== >>chains ===================================================================================
+   From one device to several others.                                                            */
+
+/* Whether each of `outs` can be copied from the one before: dense, on devices of one table that
+   copies among them, each once. */
+static bool dp__forms_chain(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs, size_t count)
+{
+    const dp__device *first = dp__device_of(ctx, src->device);
+    const dp_device_ops *ops = first->dev->ops;
+    bool fits = !dp__is_host(first) && DP_HAS(dp_device_ops, ops, peer_copy) && dp__is_dense(src);
+    for (size_t i = 0; i < count && fits; i++) {
+        const dp__device *device = dp__device_of(ctx, outs[i].device);
+        fits = device != first && device->dev->ops == ops && dp__is_dense(&outs[i]);
+        for (size_t k = 0; k < i && fits; k++)
+            fits = device != dp__device_of(ctx, outs[k].device);
+    }
+    return fits && count > 1 && dp__bytes(src) > DP__CHAIN_PIECE;
+}
+
+/* A piece from each to the next; what came to a device before is what it passes on. */
+static dp_status dp__chain_piece(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                 size_t count, size_t at, size_t bytes)
+{
+    const dp_tensor *last = src;
+    for (size_t i = 0; i < count; last = &outs[i++]) {
+        const dp__device *from = dp__device_of(ctx, last->device);
+        const dp__device *to = dp__device_of(ctx, outs[i].device);
+        DP_TRY(dp__order_after(from, to->stream));
+        DP_TRY(to->dev->ops->peer_copy(to->stream, (char *)outs[i].data + at, from->dev,
+                                       (const char *)last->data + at, bytes));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__copy_chain(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                size_t count)
+{
+    size_t all = dp__bytes(src), piece = all / DP__CHAIN_PIECES / 512 * 512;
+    piece = piece > DP__CHAIN_PIECE ? piece : DP__CHAIN_PIECE;
+    for (size_t at = 0; at < all; at += piece)
+        DP_TRY(dp__chain_piece(ctx, src, outs, count, at, all - at < piece ? all - at : piece));
+    for (size_t i = 0; i < count; i++) { /* who was read goes on after its reader */
+        const dp__device *from = dp__device_of(ctx, i == 0 ? src->device : outs[i - 1].device);
+        DP_TRY(dp__order_after(dp__device_of(ctx, outs[i].device), from->stream));
+    }
+    return DP_OK;
+}
+
+/* From one device to others. As a chain, a piece after another, each link carries the bytes once:
+   one device alone would send them count times. Those that are src itself are left alone. */
+static dp_status dp__copy_to_all(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                 size_t count)
+{
+    if (dp__forms_chain(ctx, src, outs, count)) {
+        dp_status status = dp__drain(ctx, NULL, dp__copy_chain(ctx, src, outs, count));
+        if (status != DP_ERR_UNSUPPORTED)
+            return status;
+    }
+    for (size_t i = 0; i < count; i++)
+        if (outs[i].data != src->data)
+            DP_TRY(dp__copy_tensor(ctx, &outs[i], src, NULL));
+    return DP_OK;
 }
 
 /* ==== >>operands =================================================================================

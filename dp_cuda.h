@@ -29,7 +29,9 @@
      >>copies       in, out, inside, between
      >>launch       a dp_kernel becomes a launch
      >>device       the table of devices
-     >>collectives  the table of collectives
+     >>collectives  ranks, and the order of their streams
+     >>adding       all-reduce, reduce-scatter
+     >>spreading    broadcast, gathers; the table of collectives
 */
 
 #define DP__CUDA_FIRST_DP /* dp.h must not include this file again */
@@ -1061,8 +1063,8 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
     X(cudaLibraryGetKernel) X(cudaLibraryLoadData) X(cudaLibraryUnload) X(cudaMalloc)              \
     X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaMemcpyPeerAsync)               \
     X(cudaPointerGetAttributes) X(cudaRuntimeGetVersion)                                           \
-    X(cudaStreamCreateWithPriority) X(cudaStreamDestroy)                                           \
-    X(cudaStreamGetDevice) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
+    X(cudaStreamCreateWithPriority) X(cudaStreamDestroy) X(cudaStreamGetDevice)                    \
+    X(cudaStreamIsCapturing) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
 #define DP__CUDA_NVRTC(X)                                                                          \
     X(nvrtcCompileProgram) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcGetCUBIN)           \
     X(nvrtcGetCUBINSize) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetPTX)        \
@@ -1095,12 +1097,31 @@ dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound 
 /* The oldest driver and libraries, and the version of the driver's functions that is asked for. */
 enum { DP__CUDA_FLOOR = 12080 };
 
+/* For CUDA up to this version; 0: there is no driver. */
+static int dp__cuda_driver(void)
+{
+    int version = 0;
+    if (dp__cuda.cudaDriverGetVersion(&version) == cudaSuccess)
+        return version;
+    (void)dp__cuda.cudaGetLastError();
+    return 0;
+}
+
+/* 0: it does not say. */
+static int dp__cuda_runtime(void)
+{
+    int version = 0;
+    if (dp__cuda.cudaRuntimeGetVersion(&version) == cudaSuccess)
+        return version;
+    (void)dp__cuda.cudaGetLastError();
+    return 0;
+}
+
 /* Driver and libraries are of versions that work together. A newer driver serves older libraries,
    an older one those of its own major version; the compiler's code is for its own runtime. */
 static dp_status dp__cuda_versions_fit(int driver)
 {
-    int runtime = 0, major = 0, minor = 0;
-    (void)dp__cuda.cudaRuntimeGetVersion(&runtime);
+    int runtime = dp__cuda_runtime(), major = 0, minor = 0;
     (void)dp__cuda.nvrtcVersion(&major, &minor);
     int nvrtc = major * 1000 + minor * 10;
     const char *old = runtime < DP__CUDA_FLOOR ? "libcudart" : "libnvrtc";
@@ -1121,13 +1142,6 @@ static dp_status dp__cuda_versions_fit(int driver)
                         "the driver is for CUDA %d.%d, libcudart is of CUDA %d.%d", driver / 1000,
                         driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     return DP_OK;
-}
-
-/* For CUDA up to this version; 0: there is no driver. */
-static int dp__cuda_driver(void)
-{
-    int version = 0;
-    return dp__cuda.cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
 }
 
 #if defined(DP_DYNAMIC_LOAD)
@@ -1230,11 +1244,40 @@ static dp_status dp__cuda_status(cudaError_t code)
     }
 }
 
+enum { DP__CUDA_GPUS_MAX = 64 };
+
+/* A GPU that has faulted, or hangs, is lost for as long as the process runs: its context is not
+   entered again (>>gpus), so nothing of it is waited for or given back. */
+static atomic_bool dp__cuda_lost[DP__CUDA_GPUS_MAX];
+
+/* What leaves a context such that all later calls return the same code. */
+static bool dp__cuda_is_fault(cudaError_t code)
+{
+    switch ((int)code) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+        return true;
+    default:
+        return false;
+    }
+}
+
 /* Also clears the thread's last error, where the user would find the code. */
 static dp_status dp__cuda_check(const char *fn, int ordinal, cudaError_t code)
 {
     if (code == cudaSuccess)
         return DP_OK;
+    if (dp__cuda_is_fault(code))
+        atomic_store(&dp__cuda_lost[ordinal], true);
     (void)dp__cuda.cudaGetLastError();
     return dp_error(dp__cuda_status(code), "cuda %d: %s: %s (%d)", ordinal, fn,
                     dp__cuda.cudaGetErrorString(code), (int)code);
@@ -1293,13 +1336,13 @@ static const char *dp__cuda_hint(cudaError_t code)
 
 static dp_status dp__cuda_gpu_count(int *out)
 {
-    int count = 0, runtime = 0, driver = dp__cuda_driver();
+    int count = 0;
     cudaError_t code = dp__cuda.cudaGetDeviceCount(&count);
     *out = count;
     if (code == cudaSuccess)
         return DP_OK;
     (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda.cudaRuntimeGetVersion(&runtime);
+    int driver = dp__cuda_driver(), runtime = dp__cuda_runtime();
     return dp_error(dp__cuda_status(code),
                     "cudaGetDeviceCount: %s (%d)%s; the driver is for CUDA %d.%d, the runtime of "
                     "CUDA %d.%d",
@@ -1631,9 +1674,11 @@ static dp_status dp__cuda_kernels_of(const dp_host *host, int arch, dp__cuda_ima
 /* ==== >>gpus =====================================================================================
    A physical GPU: its primary context and its kernels, shared by all devices on it. The thread's
    current device stays as it was: calls are made between enter and leave, which push the context
-   and pop it. Setting a device back would give a thread a context that it did not have.         */
+   and pop it, once where they are nested. Setting a device back would give a thread a context that
+   it did not have. A launch needs the context of its stream, and an allocation that of its GPU;
+   copies, events and waits go with any.                                                         */
 
-enum { DP__CUDA_GPUS_MAX = 64, DP__CUDA_OPEN_MAX = 1024 };
+enum { DP__CUDA_NESTED = 8, DP__CUDA_OPEN_MAX = 1024 };
 
 typedef struct dp__cuda_code { /* the kernels for one architecture; they run on all its GPUs */
     int arch, users;
@@ -1669,10 +1714,28 @@ static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult cod
                     "cuda %d: %s: code %d of the driver", ordinal, fn, (int)code);
 }
 
+static _Thread_local struct { /* what this thread has entered, the innermost last */
+    const dp__cuda_gpu *gpu;
+    int times;
+} dp__cuda_inside[DP__CUDA_NESTED];
+static _Thread_local int dp__cuda_depth;
+
 static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
 {
-    return dp__cuda_driver_check("cuCtxPushCurrent", gpu->ordinal,
-                                 dp__cuda.call_cuCtxPushCurrent(gpu->context));
+    int depth = dp__cuda_depth;
+    if (atomic_load_explicit(&dp__cuda_lost[gpu->ordinal], memory_order_relaxed))
+        return dp_error(DP_ERR_DEVICE, "cuda %d: the GPU is lost, since it faulted or hung",
+                        gpu->ordinal);
+    if (depth > 0 && dp__cuda_inside[depth - 1].gpu == gpu) {
+        dp__cuda_inside[depth - 1].times++;
+        return DP_OK;
+    }
+    DP_TRY(dp__cuda_driver_check("cuCtxPushCurrent", gpu->ordinal,
+                                 dp__cuda.call_cuCtxPushCurrent(gpu->context)));
+    dp__cuda_inside[depth].gpu = gpu;
+    dp__cuda_inside[depth].times = 1;
+    dp__cuda_depth++;
+    return DP_OK;
 }
 
 /* The status of the calls in between; `status` of an earlier failure wins. */
@@ -1682,6 +1745,9 @@ static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const
     CUcontext popped = NULL;
     if (status == DP_OK)
         status = dp__cuda_check(fn, gpu->ordinal, code);
+    if (--dp__cuda_inside[dp__cuda_depth - 1].times > 0)
+        return status;
+    dp__cuda_depth--;
     CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
     return status != DP_OK ? status : dp__cuda_driver_check("cuCtxPopCurrent", gpu->ordinal, pop);
 }
@@ -1753,13 +1819,15 @@ static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
     return DP_OK;
 }
 
+/* The context and the kernels of a lost GPU stay. */
 static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
 {
+    bool lost = atomic_load(&dp__cuda_lost[gpu->ordinal]);
     if (gpu->code != NULL && dp__cuda_enter(gpu) == DP_OK) {
         dp__cuda_code_drop(gpu->code);
         (void)dp__cuda_leave(gpu, DP_OK, "cudaLibraryUnload", dp__cuda.cudaGetLastError());
     }
-    if (gpu->context != NULL)
+    if (gpu->context != NULL && !lost)
         (void)dp__cuda.call_cuDevicePrimaryCtxRelease(gpu->device);
     for (int i = 0; i < DP__CUDA_GPUS_MAX; i++) {
         atomic_store(&gpu->reach[i], 0);
@@ -1789,6 +1857,9 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
     DP_TRY(dp__cuda_gpu_count(&count));
     if (ordinal >= count)
         return dp_error(DP_ERR_NO_DEVICE, "cuda: no GPU %d, there are %d", ordinal, count);
+    if (atomic_load(&dp__cuda_lost[ordinal]))
+        return dp_error(DP_ERR_NO_DEVICE,
+                        "cuda: GPU %d is lost to this process, since it faulted or hung", ordinal);
     if (gpu->users == 0) {
         gpu->ordinal = ordinal;
         dp_status status = dp__cuda_gpu_open(host, gpu);
@@ -2471,7 +2542,10 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
    pair is checked at its first copy; if it does not pass, copies go through the host.           */
 
 enum dp__cuda_reach { DP__CUDA_UNKNOWN, DP__CUDA_DIRECT, DP__CUDA_STAGED };
-enum { DP__CUDA_CHECK_COUNT = (8 << 20) / 4 + 3, DP__CUDA_CHECK_ROUNDS = 3 };
+#if !defined(DP__CUDA_CHECK_BYTES)
+#define DP__CUDA_CHECK_BYTES (8 << 20) /* less where a GPU is simulated */
+#endif
+enum { DP__CUDA_CHECK_COUNT = DP__CUDA_CHECK_BYTES / 4 + 3, DP__CUDA_CHECK_ROUNDS = 3 };
 enum { DP__CUDA_CHECK_SECONDS = 5, DP__CUDA_RESULTS = 2 };
 
 typedef struct dp__cuda_side { /* one GPU's side of a check */
@@ -2500,10 +2574,10 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
     return DP_OK;
 }
 
-/* A hanging stream cannot be waited for, nor its memory freed: both stay. */
-static void dp__cuda_side_close(dp__cuda_side *side, bool hangs)
+/* Of a GPU that is lost everything stays. */
+static void dp__cuda_side_close(dp__cuda_side *side)
 {
-    if (hangs || dp__cuda_enter(side->gpu) != DP_OK)
+    if (dp__cuda_enter(side->gpu) != DP_OK)
         return;
     if (side->stream != NULL)
         (void)dp__cuda.cudaStreamSynchronize(side->stream);
@@ -2587,7 +2661,8 @@ static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cud
     return DP_OK;
 }
 
-/* With the reader's context. */
+/* With the reader's context. A check that does not end loses both GPUs: what hangs in one cannot be
+   waited for, and what the other gives back may still be read. */
 static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
 {
     void *wrong = NULL;
@@ -2600,10 +2675,13 @@ static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
     dp_status status = DP_OK;
     for (int round = 0; round < DP__CUDA_CHECK_ROUNDS && status == DP_OK; round++)
         status = dp__cuda_check_round(reader, from, wrong, (uint64_t)(round + 1) * 0x5851f42d);
-    if (status != DP_ERR_TIMEOUT)
-        (void)dp__cuda.cudaStreamSynchronize(reader->stream);
-    if (status != DP_ERR_TIMEOUT)
-        (void)dp__cuda.cudaFreeHost(wrong);
+    if (status == DP_ERR_TIMEOUT) { /* all of it stays */
+        atomic_store(&dp__cuda_lost[reader->gpu->ordinal], true);
+        atomic_store(&dp__cuda_lost[from->gpu->ordinal], true);
+        return status;
+    }
+    (void)dp__cuda.cudaStreamSynchronize(reader->stream);
+    (void)dp__cuda.cudaFreeHost(wrong);
     return status;
 }
 
@@ -2626,37 +2704,69 @@ static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_g
     if (status == DP_OK)
         status = dp__cuda_check_pair(&sides[0], &sides[1]);
     DP_TRY(dp__cuda_leave(reader, DP_OK, "", cudaSuccess));
-    dp__cuda_side_close(&sides[0], status == DP_ERR_TIMEOUT);
-    dp__cuda_side_close(&sides[1], status == DP_ERR_TIMEOUT);
+    dp__cuda_side_close(&sides[0]);
+    dp__cuda_side_close(&sides[1]);
     if (status != DP_OK && enabled == cudaSuccess && dp__cuda_enter(reader) == DP_OK)
         (void)dp__cuda_leave(reader, DP_OK, "cudaDeviceDisablePeerAccess",
                              dp__cuda.cudaDeviceDisablePeerAccess(from->ordinal));
     return status;
 }
 
-/* Whether the reader copies from the other directly. Says so once, if it does not. */
-static bool dp__cuda_reaches(dp__cuda_dev *dev, const dp__cuda_gpu *from)
+static dp_status dp__cuda_captures(const dp_stream *stream, bool *out)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t code =
+        dp__cuda.cudaStreamIsCapturing(((const dp__cuda_stream *)stream)->native, &capture);
+    *out = capture != cudaStreamCaptureStatusNone;
+    return dp__cuda_check("cudaStreamIsCapturing", dp__cuda_gpu_of(stream->dev)->ordinal, code);
+}
+
+/* Refuses what makes the host wait where the stream is captured, before anything has been added to
+   the capture. */
+static dp_status dp__cuda_uncaptured(const dp_stream *stream, const char *what)
+{
+    bool captured = false;
+    DP_TRY(dp__cuda_captures(stream, &captured));
+    return !captured ? DP_OK
+                     : dp_error(DP_ERR_STATE, "cuda %d: %s cannot be captured, and its stream is",
+                                dp__cuda_gpu_of(stream->dev)->ordinal, what);
+}
+
+/* Checks the pair at its first copy. Says so once, if that does not pass. */
+static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, atomic_int *reach)
 {
     char text[DP__TEXT_BYTES];
-    atomic_int *reach = &dp__cuda_gpus[dev->gpu->ordinal].reach[from->ordinal];
-    if (atomic_load(reach) != DP__CUDA_UNKNOWN)
-        return atomic_load(reach) == DP__CUDA_DIRECT;
-    dp__lock_enter(&dp__cuda_lock);
-    if (atomic_load(reach) == DP__CUDA_UNKNOWN) {
-        char first = dp__sentence_hide();
-        dp_status status = dp__cuda_pair_open(dev->gpu, from);
-        if (status != DP_OK) {
-            snprintf(text, sizeof text,
-                     "cuda: GPU %d does not read GPU %d directly (%.300s): copies go through the "
-                     "host",
-                     dev->gpu->ordinal, from->ordinal, dp_last_error());
-            dev->base.host->log(dev->base.host, DP_LOG_WARN, text);
-        }
-        (void)dp__sentence_after(first, DP_OK);
-        atomic_store(reach, status == DP_OK ? DP__CUDA_DIRECT : DP__CUDA_STAGED);
+    char first = dp__sentence_hide();
+    dp_status status = dp__cuda_pair_open(dev->gpu, from);
+    if (status == DP_ERR_TIMEOUT)
+        return dp_error(DP_ERR_DEVICE, "cuda: GPU %d does not come to the end of reading GPU %d",
+                        dev->gpu->ordinal, from->ordinal);
+    if (status != DP_OK) {
+        snprintf(text, sizeof text,
+                 "cuda: GPU %d does not read GPU %d directly (%.300s): copies go through the host",
+                 dev->gpu->ordinal, from->ordinal, dp_last_error());
+        dev->base.host->log(dev->base.host, DP_LOG_WARN, text);
     }
-    dp__lock_leave(&dp__cuda_lock);
-    return atomic_load(reach) == DP__CUDA_DIRECT;
+    (void)dp__sentence_after(first, DP_OK);
+    atomic_store(reach, status == DP_OK ? DP__CUDA_DIRECT : DP__CUDA_STAGED);
+    return DP_OK;
+}
+
+/* Whether the stream's GPU copies from the other directly. */
+static dp_status dp__cuda_reaches(dp_stream *stream, const dp__cuda_gpu *from, bool *out)
+{
+    dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
+    atomic_int *reach = &dp__cuda_gpus[dev->gpu->ordinal].reach[from->ordinal];
+    dp_status status = DP_OK;
+    if (atomic_load(reach) == DP__CUDA_UNKNOWN) {
+        DP_TRY(dp__cuda_uncaptured(stream, "the first copy from another GPU, which is checked,"));
+        dp__lock_enter(&dp__cuda_lock);
+        if (atomic_load(reach) == DP__CUDA_UNKNOWN)
+            status = dp__cuda_reach(dev, from, reach);
+        dp__lock_leave(&dp__cuda_lock);
+    }
+    *out = atomic_load(reach) == DP__CUDA_DIRECT;
+    return status;
 }
 
 /* ==== >>copies ===================================================================================
@@ -2687,9 +2797,13 @@ static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, 
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
     DP_TRY(dp__cuda_enter(dev->gpu));
-    dp__lock_enter(&dev->lock);
-    dp_status status = stage(dev, dst, src, bytes, dp__cuda_stream_of(stream)->native);
-    dp__lock_leave(&dev->lock);
+    dp_status status =
+        dp__cuda_uncaptured(stream, "a copy between a GPU and memory that is not pinned");
+    if (status == DP_OK) {
+        dp__lock_enter(&dev->lock);
+        status = stage(dev, dst, src, bytes, dp__cuda_stream_of(stream)->native);
+        dp__lock_leave(&dev->lock);
+    }
     return dp__cuda_leave(dev->gpu, status, "", cudaSuccess);
 }
 
@@ -2720,28 +2834,40 @@ static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev
     bool reader_first = (uintptr_t)dev < (uintptr_t)from;
     dp__lock *first = reader_first ? &dev->lock : &from->lock;
     dp__lock *second = reader_first ? &from->lock : &dev->lock;
-    DP_TRY(dp__cuda_enter(dev->gpu));
+    DP_TRY(dp__cuda_uncaptured(stream, "a copy from another GPU through the host"));
     dp__lock_enter(first);
     dp__lock_enter(second);
     dp_status status =
         dp__cuda_stage_over(dev, from, dst, src, bytes, dp__cuda_stream_of(stream)->native);
     dp__lock_leave(second);
     dp__lock_leave(first);
-    return dp__cuda_leave(dev->gpu, status, "", cudaSuccess);
+    return status;
+}
+
+/* With the context of any GPU. */
+static dp_status dp__cuda_peer_move(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
+                                    size_t bytes)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev), *from = dp__cuda_gpu_of(src_dev);
+    bool reaches = false;
+    if (from == gpu)
+        return dp__cuda_move(gpu, dst, src, bytes, cudaMemcpyDeviceToDevice,
+                             dp__cuda_stream_of(stream)->native);
+    DP_TRY(dp__cuda_reaches(stream, from, &reaches));
+    if (!reaches)
+        return dp__cuda_staged_over(stream, dst, dp__cuda_dev_of(src_dev), src, bytes);
+    return dp__cuda_check("cudaMemcpyPeerAsync", gpu->ordinal,
+                          dp__cuda.cudaMemcpyPeerAsync(dst, gpu->ordinal, src, from->ordinal, bytes,
+                                                       dp__cuda_stream_of(stream)->native));
 }
 
 static dp_status dp__cuda_peer_copy(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
                                     size_t bytes)
 {
-    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev), *from = dp__cuda_gpu_of(src_dev);
-    if (from == gpu)
-        return dp__cuda_copy(stream, dst, src, bytes);
-    if (!dp__cuda_reaches(dp__cuda_dev_of(stream->dev), from))
-        return dp__cuda_staged_over(stream, dst, dp__cuda_dev_of(src_dev), src, bytes);
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, "cudaMemcpyPeerAsync",
-                          dp__cuda.cudaMemcpyPeerAsync(dst, gpu->ordinal, src, from->ordinal, bytes,
-                                                       dp__cuda_stream_of(stream)->native));
+    return dp__cuda_leave(gpu, dp__cuda_peer_move(stream, dst, src_dev, src, bytes), "",
+                          cudaSuccess);
 }
 
 /* ==== >>launch ===================================================================================
@@ -3146,9 +3272,12 @@ static dp_status dp__cuda_stream_create(dp_dev *dev, int priority, dp_stream **o
 static dp_status dp__cuda_stream_sync(dp_stream *stream)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    cudaError_t code = cudaSuccess;
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, "cudaStreamSynchronize",
-                          dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native));
+    dp_status status = dp__cuda_uncaptured(stream, "a wait");
+    if (status == DP_OK)
+        code = dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native);
+    return dp__cuda_leave(gpu, status, "cudaStreamSynchronize", code);
 }
 
 static dp_status dp__cuda_event_create(dp_dev *dev, dp_event **out)
@@ -3211,8 +3340,32 @@ static dp_status dp__cuda_event_sync(dp_event *event)
         return DP_OK;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(event->dev);
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize",
-                          dp__cuda.cudaEventSynchronize(own->native));
+    cudaError_t code = dp__cuda.cudaEventSynchronize(own->native);
+    if (code == cudaErrorCapturedEvent) { /* what is captured does not run: nothing to wait for */
+        (void)dp__cuda.cudaGetLastError();
+        code = cudaSuccess;
+    }
+    return dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize", code);
+}
+
+/* Blocks of ours are known; only of other memory the driver is asked. A lost GPU says so later. */
+static bool dp__cuda_owns(dp_dev *dev, const void *data)
+{
+    dp__cuda_dev *own = dp__cuda_dev_of(dev);
+    struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
+    dp__lock_enter(&own->lock);
+    const dp__cuda_slab *slab = own->slabs;
+    while (slab != NULL &&
+           ((const char *)data < slab->data || (const char *)data >= slab->data + slab->bytes))
+        slab = slab->next;
+    dp__lock_leave(&own->lock);
+    if (slab != NULL || dp__cuda_enter(own->gpu) != DP_OK)
+        return true;
+    if (dp__cuda.cudaPointerGetAttributes(&attributes, data) != cudaSuccess)
+        (void)dp__cuda.cudaGetLastError();
+    (void)dp__cuda_leave(own->gpu, DP_OK, "", cudaSuccess);
+    return attributes.type == cudaMemoryTypeManaged ||
+           (attributes.type == cudaMemoryTypeDevice && attributes.device == own->gpu->ordinal);
 }
 
 DP_API const dp_device_ops *dp_cuda(void)
@@ -3240,7 +3393,8 @@ DP_API const dp_device_ops *dp_cuda(void)
                                       .host_free = dp__cuda_host_free,
                                       .copy_2d = dp__cuda_copy_2d,
                                       .peer_copy = dp__cuda_peer_copy,
-                                      .kernel = dp__cuda_kernel};
+                                      .kernel = dp__cuda_kernel,
+                                      .owns = dp__cuda_owns};
     return &ops;
 }
 
@@ -3289,9 +3443,24 @@ DP_API void dp_cuda_release(dp_stream *stream)
    The table dp_cuda_coll(): ranks of one process, each on a GPU, several on one if need be. Sums
    are made where they are wanted, over all ranks, by one kernel that reads what is on its GPU in
    place; what is on another one comes to a lobby first, a piece at a time. An all-reduce gives each
-   GPU one slice to add up, and everybody fetches the sums. All of it on the streams of the call. */
+   GPU one slice to add up. No sum needs another, so all of them are enqueued before anything is
+   fetched: every GPU then reads all the time, and no two read the same one. All of it is on the
+   streams of the call. An order that is not one after another is kept by marks: `heed` makes one
+   rank's stream wait for what another's had to do when it was marked.
 
-enum { DP__CUDA_LOBBY_BYTES = 4 << 20 }; /* of each other rank */
+   S bytes on D GPUs: each reads (D - 1) / D of S for its sums and as much of others' sums, and is
+   read as often. A broadcast goes from GPU to GPU, each of which is read once. With links of 350
+   GB/s in each direction, 2 us a copy, 2 us and 2400 GB/s a kernel, S = 256 MiB (tests/sim/sim.h
+   has the same links; to the right what goes over each in each direction):
+
+     GPUs   all-reduce   one sum after another   broadcast   from one
+        2      1.06 ms                 2.3 ms       0.77 ms    0.77 ms     256 MiB
+        4      1.42 ms                 4.3 ms       0.88 ms    2.30 ms     384 MiB
+        8      1.61 ms                 8.3 ms       0.99 ms    5.37 ms     448 MiB              */
+
+enum { DP__CUDA_LOBBY_BYTES = 4 << 20 };  /* of each other rank */
+enum { DP__CUDA_SLICE_LEAST = 32 << 10 }; /* smaller ones cost more in calls than they save */
+enum { DP__CUDA_LINK_LEAST = 512 << 10, DP__CUDA_LINK_PIECES = 32 }; /* of a broadcast */
 
 typedef struct dp__cuda_rank {
     dp__cuda_dev *dev;
@@ -3303,6 +3472,7 @@ typedef struct dp__cuda_rank {
 typedef struct dp__cuda_comm {
     dp_comm base;
     int count, gpu_count;
+    bool captured; /* the collective that runs */
     dp__cuda_rank ranks[DP__CUDA_OPERANDS];
 } dp__cuda_comm;
 _Static_assert(offsetof(dp__cuda_comm, base) == 0, "a dp_comm is the head of its communicator");
@@ -3372,22 +3542,20 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
     return DP_OK;
 }
 
-/* ---- order ----------------------------------------------------------------------------------- */
+/* ---- order of streams ------------------------------------------------------------------------ */
 
 static dp_status dp__cuda_mark(const dp__cuda_rank *rank, const dp_part *part)
 {
-    DP_TRY(dp__cuda_enter(rank->dev->gpu));
-    return dp__cuda_leave(
-        rank->dev->gpu, DP_OK, "cudaEventRecord",
+    return dp__cuda_check(
+        "cudaEventRecord", rank->dev->gpu->ordinal,
         dp__cuda.cudaEventRecord(rank->mark, dp__cuda_stream_of(part->stream)->native));
 }
 
 static dp_status dp__cuda_heed(const dp__cuda_rank *rank, const dp_part *part,
                                const dp__cuda_rank *other)
 {
-    DP_TRY(dp__cuda_enter(rank->dev->gpu));
-    return dp__cuda_leave(
-        rank->dev->gpu, DP_OK, "cudaStreamWaitEvent",
+    return dp__cuda_check(
+        "cudaStreamWaitEvent", rank->dev->gpu->ordinal,
         dp__cuda.cudaStreamWaitEvent(dp__cuda_stream_of(part->stream)->native, other->mark, 0));
 }
 
@@ -3418,25 +3586,71 @@ static dp_status dp__cuda_meet(dp__cuda_comm *comm, const dp_part *local)
     return dp__cuda_fan_out(comm, local, 0);
 }
 
-/* ---- verbs ----------------------------------------------------------------------------------- */
+/* A stream outside a capture cannot be waited for inside: the first that is captured takes all
+   others in. */
+static dp_status dp__cuda_fork(dp__cuda_comm *comm, const dp_part *local)
+{
+    bool captured[DP__CUDA_OPERANDS];
+    int origin = comm->count;
+    for (int i = comm->count; i-- > 0;) {
+        DP_TRY(dp__cuda_captures(local[i].stream, &captured[i]));
+        origin = captured[i] ? i : origin;
+    }
+    comm->captured = origin < comm->count;
+    if (!comm->captured)
+        return DP_OK;
+    DP_TRY(dp__cuda_mark(&comm->ranks[origin], &local[origin]));
+    for (int i = 0; i < comm->count; i++)
+        if (!captured[i])
+            DP_TRY(dp__cuda_heed(&comm->ranks[i], &local[i], &comm->ranks[origin]));
+    return DP_OK;
+}
 
-typedef struct dp__cuda_sum { /* count elements from `offset` on of every rank's send */
+/* Between begin and end a collective has a context; launches enter that of their own GPU. */
+static dp_status dp__cuda_coll_begin(dp__cuda_comm *comm, const dp_part *local)
+{
+    const dp__cuda_gpu *gpu = comm->ranks[0].dev->gpu;
+    DP_TRY(dp__cuda_enter(gpu));
+    dp_status status = dp__cuda_fork(comm, local);
+    return status == DP_OK ? DP_OK : dp__cuda_leave(gpu, status, "", cudaSuccess);
+}
+
+/* Whoever began a capture can end it only when all that were taken in have come back, also from a
+   collective that failed. */
+static dp_status dp__cuda_coll_end(dp__cuda_comm *comm, const dp_part *local, dp_status status)
+{
+    if (comm->captured) {
+        dp_status joined = dp__cuda_meet(comm, local);
+        status = status != DP_OK ? status : joined;
+    }
+    return dp__cuda_leave(comm->ranks[0].dev->gpu, status, "", cudaSuccess);
+}
+
+/* ==== >>adding ===================================================================================
+   The collectives that add up.                                                                  */
+
+typedef struct dp__cuda_sum { /* of every rank's send */
     dp__cuda_comm *comm;
     const dp_part *local;
-    size_t count, offset, size; /* size: bytes per element */
+    size_t size; /* bytes per element */
     dp_dtype dtype;
     dp_op op;
     double scale;
 } dp__cuda_sum;
+
+typedef struct dp__cuda_slice { /* elements from begin on, before end, and who adds them up */
+    size_t begin, end;
+    int owner;
+} dp__cuda_slice;
 
 static bool dp__cuda_near(const dp__cuda_comm *comm, int a, int b)
 {
     return comm->ranks[a].lead == comm->ranks[b].lead;
 }
 
-/* Sum up on one rank's stream, into `out`. */
-static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, int rank, void *const *out,
-                                 size_t out_count)
+/* One piece, of no more than a lobby, on one rank's stream, into `out`. */
+static dp_status dp__cuda_sum_piece(const dp__cuda_sum *sum, int rank, size_t first, size_t count,
+                                    void *const *out, size_t out_count)
 {
     const void *in[DP__CUDA_OPERANDS];
     const dp__cuda_comm *comm = sum->comm;
@@ -3445,84 +3659,145 @@ static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, int rank, void *const 
                            .op = sum->op == DP_OP_MEAN ? DP_OP_SUM : sum->op,
                            .dtype = sum->dtype,
                            .in_dtype = sum->dtype,
-                           .count = sum->count,
+                           .count = count,
                            .out = out,
                            .in = in,
                            .out_count = out_count,
                            .in_count = (size_t)comm->count,
                            .alpha = sum->scale,
                            .beta = sum->op == DP_OP_MEAN ? comm->count : 1};
-    for (int i = 0; i < comm->count; i++) {
-        in[i] = (const char *)sum->local[i].send + sum->offset * sum->size;
+    for (int k = 0; k < comm->count; k++) {
+        int i = (rank + k) % comm->count; /* not all from the same one at the same time */
+        in[i] = (const char *)sum->local[i].send + first * sum->size;
         if (dp__cuda_near(comm, i, rank))
             continue;
         char *lobby = comm->ranks[rank].lobby + (size_t)i * DP__CUDA_LOBBY_BYTES;
-        DP_TRY(dp__cuda_peer_copy(stream, lobby, &comm->ranks[i].dev->base, in[i],
-                                  sum->count * sum->size));
+        DP_TRY(
+            dp__cuda_peer_move(stream, lobby, &comm->ranks[i].dev->base, in[i], count * sum->size));
         in[i] = lobby;
     }
     return dp__cuda_kernel(stream, &args);
 }
 
-/* Whether a rank on this one's GPU wants the result. */
-static bool dp__cuda_wants(const dp__cuda_sum *sum, int rank)
+/* Elements begin to end of the sends, to the same place of every `out`. */
+static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, const dp__cuda_slice *slice,
+                                 void *const *out, size_t out_count)
 {
-    bool wants = false;
-    for (int i = 0; i < sum->comm->count; i++)
-        wants = wants || (dp__cuda_near(sum->comm, i, rank) && sum->local[i].recv != NULL);
-    return wants;
+    const dp__cuda_gpu *gpu = sum->comm->ranks[slice->owner].dev->gpu;
+    size_t most = sum->comm->gpu_count > 1 ? DP__CUDA_LOBBY_BYTES / sum->size : SIZE_MAX;
+    dp_status status = DP_OK;
+    void *at[DP__CUDA_OPERANDS];
+    DP_TRY(dp__cuda_enter(gpu));
+    for (size_t first = slice->begin, count = 0; first < slice->end && status == DP_OK;
+         first += count) {
+        count = slice->end - first < most ? slice->end - first : most;
+        for (size_t i = 0; i < out_count; i++)
+            at[i] = (char *)out[i] + (first - slice->begin) * sum->size;
+        status = dp__cuda_sum_piece(sum, slice->owner, first, count, at, out_count);
+    }
+    return dp__cuda_leave(gpu, status, "", cudaSuccess);
 }
 
-/* The lead sums up for all ranks on its GPU; the others fetch it from there. */
-static dp_status dp__cuda_reduce_piece(const dp__cuda_sum *sum, int lead)
+/* The first rank on the same GPU that wants the result; -1: none does. */
+static int dp__cuda_taker(const dp__cuda_sum *sum, int rank)
+{
+    for (int i = sum->comm->ranks[rank].lead; i < sum->comm->count; i++)
+        if (dp__cuda_near(sum->comm, i, rank) && sum->local[i].recv != NULL)
+            return i;
+    return -1;
+}
+
+/* A slice for each GPU that wants the result, or for as many as are worth it. */
+static int dp__cuda_cut_slices(const dp__cuda_sum *sum, size_t count, dp__cuda_slice *out)
+{
+    size_t least = DP__CUDA_SLICE_LEAST / sum->size, takers = 0, each = 0;
+    int slices = 0;
+    for (int i = 0; i < sum->comm->count; i++)
+        takers += dp__cuda_taker(sum, i) == i;
+    if (takers > 0)
+        each = ((count + takers - 1) / takers + 63) / 64 * 64;
+    each = each > least ? each : least;
+    for (int i = 0; i < sum->comm->count; i++) {
+        size_t begin = (size_t)slices * each;
+        if (dp__cuda_taker(sum, i) == i && begin < count)
+            out[slices++] = (dp__cuda_slice){
+                .begin = begin, .end = count - begin > each ? begin + each : count, .owner = i};
+    }
+    return slices;
+}
+
+/* The owner adds up for all ranks on its GPU. */
+static dp_status dp__cuda_sum_slice(const dp__cuda_sum *sum, const dp__cuda_slice *slice)
 {
     dp__cuda_comm *comm = sum->comm;
     void *out[DP__CUDA_OPERANDS];
-    size_t out_count = 0, at = sum->offset * sum->size;
-    for (int i = lead; i < comm->count; i++)
-        if (dp__cuda_near(comm, i, lead) && sum->local[i].recv != NULL)
-            out[out_count++] = (char *)sum->local[i].recv + at;
-    DP_TRY(dp__cuda_sum_up(sum, lead, out, out_count));
-    if (comm->gpu_count == 1)
-        return DP_OK;
-    DP_TRY(dp__cuda_mark(&comm->ranks[lead], &sum->local[lead]));
-    for (int i = 0; i < comm->count; i++)
-        if (!dp__cuda_near(comm, i, lead) && sum->local[i].recv != NULL) {
-            DP_TRY(dp__cuda_heed(&comm->ranks[i], &sum->local[i], &comm->ranks[lead]));
-            DP_TRY(dp__cuda_peer_copy(sum->local[i].stream, (char *)sum->local[i].recv + at,
-                                      &comm->ranks[lead].dev->base, out[0],
-                                      sum->count * sum->size));
-        }
-    return DP_OK;
+    size_t out_count = 0;
+    for (int i = slice->owner; i < comm->count; i++)
+        if (dp__cuda_near(comm, i, slice->owner) && sum->local[i].recv != NULL)
+            out[out_count++] = (char *)sum->local[i].recv + slice->begin * sum->size;
+    DP_TRY(dp__cuda_sum_up(sum, slice, out, out_count));
+    return dp__cuda_mark(&comm->ranks[slice->owner], &sum->local[slice->owner]);
 }
 
-static bool dp__cuda_sums(const dp__cuda_sum *sum, int rank)
-{
-    return sum->comm->ranks[rank].lead == rank && dp__cuda_wants(sum, rank);
-}
-
-/* A slice for each GPU that wants the result, a piece of each in turn, so that all are busy. */
-static dp_status dp__cuda_reduce_slices(dp__cuda_sum *sum, size_t count)
+/* The sums that a rank's GPU did not make: from their owners, or from the rank on the same GPU that
+   has fetched them. */
+static dp_status dp__cuda_fetch_slices(const dp__cuda_sum *sum, int rank,
+                                       const dp__cuda_slice *slices, int count)
 {
     const dp__cuda_comm *comm = sum->comm;
-    size_t gpus = 0, piece = DP__CUDA_LOBBY_BYTES / sum->size;
-    for (int i = 0; i < comm->count; i++)
-        gpus += dp__cuda_sums(sum, i);
-    size_t each = gpus > 0 ? ((count + gpus - 1) / gpus + 63) / 64 * 64 : 0;
-    for (size_t at = 0; at < each; at += piece) {
-        size_t begin = at;
-        for (int lead = 0; lead < comm->count; lead++) {
-            if (!dp__cuda_sums(sum, lead))
-                continue;
-            size_t end = begin - at + each < count ? begin - at + each : count;
-            sum->offset = begin;
-            sum->count = begin < end && end - begin > piece ? piece : end - begin;
-            if (begin < end)
-                DP_TRY(dp__cuda_reduce_piece(sum, lead));
-            begin += each;
-        }
+    const dp_part *part = &sum->local[rank];
+    int taker = dp__cuda_taker(sum, rank);
+    if (taker != rank)
+        DP_TRY(dp__cuda_heed(&comm->ranks[rank], part, &comm->ranks[taker]));
+    for (int k = 0; k < count; k++) {
+        const dp__cuda_slice *slice = &slices[(rank + k) % count];
+        int from = taker == rank ? slice->owner : taker;
+        size_t at = slice->begin * sum->size;
+        if (dp__cuda_near(comm, slice->owner, rank))
+            continue;
+        if (taker == rank)
+            DP_TRY(dp__cuda_heed(&comm->ranks[rank], part, &comm->ranks[from]));
+        DP_TRY(dp__cuda_peer_move(
+            part->stream, (char *)part->recv + at, &comm->ranks[from].dev->base,
+            (const char *)sum->local[from].recv + at, (slice->end - slice->begin) * sum->size));
     }
     return DP_OK;
+}
+
+/* Among several GPUs. */
+static dp_status dp__cuda_reduce_slices(const dp__cuda_sum *sum, size_t count)
+{
+    dp__cuda_comm *comm = sum->comm;
+    dp__cuda_slice slices[DP__CUDA_OPERANDS];
+    int slice_count = dp__cuda_cut_slices(sum, count, slices);
+    DP_TRY(dp__cuda_meet(comm, sum->local));
+    for (int i = 0; i < slice_count; i++)
+        DP_TRY(dp__cuda_sum_slice(sum, &slices[i]));
+    for (int i = 0; i < comm->count; i++)
+        if (dp__cuda_taker(sum, i) == i)
+            DP_TRY(dp__cuda_fetch_slices(sum, i, slices, slice_count));
+    for (int i = 0; i < comm->count; i++)
+        if (dp__cuda_taker(sum, i) == i)
+            DP_TRY(dp__cuda_mark(&comm->ranks[i], &sum->local[i]));
+    for (int i = 0; i < comm->count; i++)
+        if (dp__cuda_taker(sum, i) != i && sum->local[i].recv != NULL)
+            DP_TRY(dp__cuda_fetch_slices(sum, i, slices, slice_count));
+    return dp__cuda_meet(comm, sum->local);
+}
+
+/* On one GPU the first rank's stream does it all. */
+static dp_status dp__cuda_reduce_here(const dp__cuda_sum *sum, size_t count)
+{
+    const dp__cuda_slice whole = {.end = count};
+    void *out[DP__CUDA_OPERANDS];
+    size_t out_count = 0;
+    for (int i = 0; i < sum->comm->count; i++)
+        if (sum->local[i].recv != NULL)
+            out[out_count++] = sum->local[i].recv;
+    DP_TRY(dp__cuda_fan_in(sum->comm, sum->local, 0));
+    if (out_count > 0)
+        DP_TRY(dp__cuda_sum_up(sum, &whole, out, out_count));
+    return dp__cuda_fan_out(sum->comm, sum->local, 0);
 }
 
 static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
@@ -3531,62 +3806,25 @@ static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
     dp__cuda_sum sum = {.comm = own,
                         .local = local,
-                        .count = count,
                         .size = dp_dtype_bytes(dtype),
                         .dtype = dtype,
                         .op = op,
                         .scale = scale};
-    if (own->gpu_count == 1) {
-        DP_TRY(dp__cuda_fan_in(own, local, 0));
-        if (dp__cuda_wants(&sum, 0))
-            DP_TRY(dp__cuda_reduce_piece(&sum, 0));
-        return dp__cuda_fan_out(own, local, 0);
+    DP_TRY(dp__cuda_coll_begin(own, local));
+    return dp__cuda_coll_end(own, local,
+                             own->gpu_count == 1 ? dp__cuda_reduce_here(&sum, count)
+                                                 : dp__cuda_reduce_slices(&sum, count));
+}
+
+static dp_status dp__cuda_scatter_sums(const dp__cuda_sum *sum, size_t count_each)
+{
+    DP_TRY(dp__cuda_meet(sum->comm, sum->local));
+    for (int i = 0; i < sum->comm->count; i++) {
+        size_t begin = (size_t)i * count_each;
+        const dp__cuda_slice slice = {.begin = begin, .end = begin + count_each, .owner = i};
+        DP_TRY(dp__cuda_sum_up(sum, &slice, &sum->local[i].recv, 1));
     }
-    DP_TRY(dp__cuda_meet(own, local));
-    DP_TRY(dp__cuda_reduce_slices(&sum, count));
-    return dp__cuda_meet(own, local);
-}
-
-static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                    dp_dtype dtype, int root)
-{
-    dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    dp_dev *from = &own->ranks[root].dev->base;
-    DP_TRY(dp__cuda_fan_out(own, local, root));
-    for (int i = 0; i < own->count; i++)
-        if (local[i].recv != local[root].send)
-            DP_TRY(dp__cuda_peer_copy(local[i].stream, local[i].recv, from, local[root].send,
-                                      count * dp_dtype_bytes(dtype)));
-    return dp__cuda_fan_in(own, local, root);
-}
-
-/* Every rank gets block `from_own ? i : 0` of each rank's send, one after another. */
-static dp_status dp__cuda_fetch(dp_comm *comm, const dp_part *local, size_t bytes, bool from_own)
-{
-    dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    DP_TRY(dp__cuda_meet(own, local));
-    for (int i = 0; i < own->count; i++)
-        for (int k = 0; k < own->count; k++) {
-            int from = (i + k) % own->count; /* not all from the same one at the same time */
-            char *to = (char *)local[i].recv + (size_t)from * bytes;
-            const char *send = (const char *)local[from].send + (from_own ? (size_t)i * bytes : 0);
-            if (to != send)
-                DP_TRY(dp__cuda_peer_copy(local[i].stream, to, &own->ranks[from].dev->base, send,
-                                          bytes));
-        }
-    return dp__cuda_meet(own, local);
-}
-
-static dp_status dp__cuda_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                     dp_dtype dtype)
-{
-    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), false);
-}
-
-static dp_status dp__cuda_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                     dp_dtype dtype)
-{
-    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), true);
+    return dp__cuda_meet(sum->comm, sum->local);
 }
 
 static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
@@ -3599,16 +3837,127 @@ static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, si
                         .dtype = dtype,
                         .op = op,
                         .scale = scale};
-    size_t piece = own->gpu_count > 1 ? DP__CUDA_LOBBY_BYTES / sum.size : count_each;
-    DP_TRY(dp__cuda_meet(own, local));
-    for (size_t at = 0; at < count_each; at += piece)
-        for (int i = 0; i < own->count; i++) {
-            void *out = (char *)local[i].recv + at * sum.size;
-            sum.offset = (size_t)i * count_each + at;
-            sum.count = count_each - at < piece ? count_each - at : piece;
-            DP_TRY(dp__cuda_sum_up(&sum, i, &out, 1));
+    DP_TRY(dp__cuda_coll_begin(own, local));
+    return dp__cuda_coll_end(own, local, dp__cuda_scatter_sums(&sum, count_each));
+}
+
+/* ==== >>spreading ================================================================================
+   The collectives that only copy, and the table.                                                */
+
+typedef struct dp__cuda_route { /* who reads whom in a broadcast, those who are read first */
+    int order[DP__CUDA_OPERANDS];
+    int from[DP__CUDA_OPERANDS]; /* by rank */
+    bool is_read[DP__CUDA_OPERANDS];
+    size_t bytes, piece;
+} dp__cuda_route;
+
+/* What is small goes from the root to everybody. Else the first rank of each GPU reads the GPU
+   before, and all others of a GPU read that rank. */
+static void dp__cuda_route_plan(const dp__cuda_comm *comm, int root, size_t bytes,
+                                dp__cuda_route *out)
+{
+    bool chain = comm->gpu_count > 2 && bytes > DP__CUDA_LINK_LEAST;
+    int last = root, place = 0, heads[DP__CUDA_OPERANDS];
+    size_t piece = bytes / DP__CUDA_LINK_PIECES;
+    piece = piece > DP__CUDA_LINK_LEAST ? piece / 512 * 512 : DP__CUDA_LINK_LEAST;
+    *out = (dp__cuda_route){.bytes = bytes, .piece = chain ? piece : bytes};
+    for (int i = 0; i < comm->count; i++)
+        heads[i] = dp__cuda_near(comm, i, root) ? root : comm->ranks[i].lead;
+    out->order[place++] = out->from[root] = root;
+    for (int i = 0; i < comm->count; i++) /* heads of the other GPUs */
+        if (heads[i] == i && i != root) {
+            out->order[place++] = i;
+            out->from[i] = chain ? last : root;
+            last = i;
         }
-    return dp__cuda_meet(own, local);
+    for (int i = 0; i < comm->count; i++)
+        if (heads[i] != i) {
+            out->order[place++] = i;
+            out->from[i] = chain ? heads[i] : root;
+        }
+    for (int i = 0; i < comm->count; i++)
+        out->is_read[out->from[i]] = true;
+}
+
+/* One rank's copy of one piece; its own send, if it is the root and not in place. */
+static dp_status dp__cuda_route_piece(dp__cuda_comm *comm, const dp_part *local,
+                                      const dp__cuda_route *route, int rank, size_t at)
+{
+    int from = route->from[rank], root = route->order[0];
+    size_t bytes = route->bytes - at < route->piece ? route->bytes - at : route->piece;
+    const char *src = from == root ? local[from].send : local[from].recv;
+    if (rank != root && (from != root || at == 0))
+        DP_TRY(dp__cuda_heed(&comm->ranks[rank], &local[rank], &comm->ranks[from]));
+    if (local[rank].recv != src)
+        DP_TRY(dp__cuda_peer_move(local[rank].stream, (char *)local[rank].recv + at,
+                                  &comm->ranks[from].dev->base, src + at, bytes));
+    return route->is_read[rank] && rank != root ? dp__cuda_mark(&comm->ranks[rank], &local[rank])
+                                                : DP_OK;
+}
+
+/* A rank that was read goes on after its readers. */
+static dp_status dp__cuda_route_run(dp__cuda_comm *comm, const dp_part *local,
+                                    const dp__cuda_route *route)
+{
+    int root = route->order[0];
+    DP_TRY(dp__cuda_mark(&comm->ranks[root], &local[root]));
+    for (size_t at = 0; at < route->bytes; at += route->piece)
+        for (int i = 0; i < comm->count; i++)
+            DP_TRY(dp__cuda_route_piece(comm, local, route, route->order[i], at));
+    for (int i = 0; i < comm->count; i++) {
+        const dp__cuda_rank *from = &comm->ranks[route->from[i]];
+        if (i == root)
+            continue;
+        DP_TRY(dp__cuda_mark(&comm->ranks[i], &local[i]));
+        DP_TRY(dp__cuda_heed(from, &local[route->from[i]], &comm->ranks[i]));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                    dp_dtype dtype, int root)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    dp__cuda_route route;
+    dp__cuda_route_plan(own, root, count * dp_dtype_bytes(dtype), &route);
+    DP_TRY(dp__cuda_coll_begin(own, local));
+    return dp__cuda_coll_end(own, local, dp__cuda_route_run(own, local, &route));
+}
+
+/* Every rank gets block `from_own ? i : 0` of each rank's send, one after another. */
+static dp_status dp__cuda_fetch_blocks(dp__cuda_comm *comm, const dp_part *local, size_t bytes,
+                                       bool from_own)
+{
+    DP_TRY(dp__cuda_meet(comm, local));
+    for (int i = 0; i < comm->count; i++)
+        for (int k = 0; k < comm->count; k++) {
+            int from = (i + k) % comm->count; /* not all from the same one at the same time */
+            char *to = (char *)local[i].recv + (size_t)from * bytes;
+            const char *send = (const char *)local[from].send + (from_own ? (size_t)i * bytes : 0);
+            if (to != send)
+                DP_TRY(dp__cuda_peer_move(local[i].stream, to, &comm->ranks[from].dev->base, send,
+                                          bytes));
+        }
+    return dp__cuda_meet(comm, local);
+}
+
+static dp_status dp__cuda_fetch(dp_comm *comm, const dp_part *local, size_t bytes, bool from_own)
+{
+    dp__cuda_comm *own = dp__cuda_comm_of(comm);
+    DP_TRY(dp__cuda_coll_begin(own, local));
+    return dp__cuda_coll_end(own, local, dp__cuda_fetch_blocks(own, local, bytes, from_own));
+}
+
+static dp_status dp__cuda_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                     dp_dtype dtype)
+{
+    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), false);
+}
+
+static dp_status dp__cuda_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                     dp_dtype dtype)
+{
+    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), true);
 }
 
 DP_API const dp_coll_ops *dp_cuda_coll(void)

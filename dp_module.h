@@ -1386,6 +1386,7 @@ struct dp__face {
     bool mean_of_samples;
     dp__memory *replicas;
     dp__ranges ranges[DP__SORT_COUNT];
+    dp_tensor *sent_to;     /* room for the replicas of a range */
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not say when they change */
     dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp_distributed.h */
@@ -1645,7 +1646,8 @@ static dp_status dp__replicas_make(dp__face *face)
 {
     DP_TRY(dp__module_ready(face->inner));
     face->replicas = dp__array(face->scope, face->count, sizeof *face->replicas);
-    if (face->replicas == NULL)
+    face->sent_to = dp__array(face->scope, face->count, sizeof *face->sent_to);
+    if (face->replicas == NULL || face->sent_to == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
     face->replicas[0] = face->inner->memory;
     for (size_t r = 1; r < face->count; r++) {
@@ -1673,11 +1675,11 @@ static dp_status dp__replicas_send(const dp__face *face, dp__sort sort, size_t c
         const dp__range *range = &face->ranges[sort].items[i];
         dp_tensor from = dp__range_of(face, range, 0);
         bool stays = range->ignored && sort == DP__GRADS;
-        for (size_t r = 1; r < count && !stays; r++) {
-            dp_tensor to = dp__range_of(face, range, r);
-            if (to.data != from.data)
-                DP_TRY(dp__copy_tensor(face->ctx, &to, &from, NULL));
-        }
+        size_t apart = 0;
+        for (size_t r = 1; r < count && !stays; r++)
+            if (range->at[r] != from.data)
+                face->sent_to[apart++] = dp__range_of(face, range, r);
+        DP_TRY(dp__copy_to_all(face->ctx, &from, face->sent_to, apart));
     }
     return DP_OK;
 }

@@ -1851,11 +1851,7 @@ DP_API dp_status dp_replicate_into(dp_ctx *ctx, const dp_tensor *src, const dp_t
         DP_TRY(dp__check_same_dtype(__func__, name, &outs[i], "src", src));
         DP_TRY(dp__check_outs_apart(__func__, outs, i));
     }
-    dp_status status = DP_OK;
-    for (size_t i = 0; i < out_count && status == DP_OK; i++)
-        if (outs[i].data != src->data)
-            status = dp__copy_tensor(ctx, &outs[i], src, NULL);
-    return dp__leave(__func__, ctx, status);
+    return dp__leave(__func__, ctx, dp__copy_to_all(ctx, src, outs, out_count));
 }
 
 /* ==== >>replicating ==============================================================================

@@ -12,6 +12,9 @@
 #include "numbers.h"
 #include "split_coll.h"
 
+#if defined(TEST_CUDA)
+#include "cuda_device.h"
+#endif
 #if defined(TEST_MPI)
 #include "mpi/launched.h"
 #endif
@@ -142,7 +145,18 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     {                                                                                              \
         every_size(name, dp_cpu(), decorate_coll(split_coll(2)));                                  \
     }                                                                                              \
+    WORLD_TEST_CUDA(name)                                                                          \
     static void name(world *w)
+#endif
+
+#if defined(TEST_CUDA)
+#define WORLD_TEST_CUDA(name)                                                                      \
+    TEST_SLOW(name##_cuda, 120)                                                                    \
+    {                                                                                              \
+        every_size(name, cuda_device(MOST_RANKS), decorate_coll(dp_cuda_coll()));                  \
+    }
+#else
+#define WORLD_TEST_CUDA(name)
 #endif
 
 /* What the core refuses before it asks a table. */

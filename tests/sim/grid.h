@@ -16,7 +16,7 @@
 #define dp_global static
 #define dp_device static inline
 #define dp_shared static __attribute__((section("sim_shared")))
-#define dp_const const
+#define dp_const  const
 #define dp_rolled
 #define alignas _Alignas
 

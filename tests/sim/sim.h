@@ -61,6 +61,15 @@ void sim_mind_hangs(bool on);
    uses the context releases it. */
 void sim_lose_device(int device, int code);
 
+long sim_push_count(void); /* of contexts; not among the calls */
+
+/* How long what is enqueued between the two would take, in microseconds: links between GPUs carry
+   350 GB/s in each direction, memory has 2400 GB/s, and whatever is started takes 2 us more. Order
+   is as streams and events say. Nothing is moved meanwhile. And what each GPU's link carried. */
+void sim_trace_begin(void);
+double sim_trace_end(void);
+size_t sim_trace_bytes(int device, bool out);
+
 /* While it is on, calls that may wait for the device are findings: "blocks" where only enqueueing
    is allowed, "in capture" while somebody captures, when even asking for an event is wrong. The
    same is in capture while a stream is, by cudaStreamBeginCapture. */

@@ -13,6 +13,7 @@
 #include "cuda_runtime_api.h"
 #include "nvrtc.h"
 #include "sim.h"
+#include "trace.h"
 
 enum { DEVICES = 64, ACTORS = 256, HOST = 0, FINDINGS = 64, PAGE = 4096, STACK = 16 };
 enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3, LANES = 1024, SHARED_MAX = 48 << 10 };
@@ -215,8 +216,16 @@ static int current_device(const char *fn)
     return stack[stack_depth - 1]->device;
 }
 
+static long push_count;
+
+long sim_push_count(void)
+{
+    return push_count;
+}
+
 static CUresult ctx_push(CUcontext context)
 {
+    push_count++;
     if (context == NULL || context->users == 0 || stack_depth == STACK)
         return CUDA_ERROR_INVALID_CONTEXT;
     stack[stack_depth++] = context;
@@ -1032,6 +1041,11 @@ static bool run_some(void)
 
 static void submit(cudaStream_t stream, work w)
 {
+    if (trace_on && (w.kind == MOVE || w.kind == KERNEL)) {
+        free(w.operands);
+        free(w.params);
+        return;
+    }
     if (seed == 0) {
         perform(&w);
         return;
@@ -1471,6 +1485,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         if (code != cudaSuccess)
             return leave(code);
         join(&stream->clock, &event->clock);
+        trace_order(TRACE_WAIT, stream->actor, event->serial);
         submit(stream, (work){.kind = WAIT, .serial = event->serial});
         stream->hangs = stream->hangs || event->hangs;
     }
@@ -1523,6 +1538,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         event->capture = stream->capture;
         event->denied = seed != 0 ? 0 : (unsigned)(record_count % 3);
         event->serial = record_new();
+        trace_order(TRACE_RECORD, stream->actor, event->serial);
         submit(stream, (work){.kind = RECORD, .serial = event->serial});
         event->hangs = stream->hangs;
     }
@@ -1623,8 +1639,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     enqueue(stream);
     const char *from = reach(src, bytes, false, stream, "cudaMemcpyAsync");
     char *to = reach(dst, bytes, true, stream, "cudaMemcpyAsync");
-    if (from != NULL && to != NULL)
+    if (from != NULL && to != NULL) {
+        trace_copy(stream->actor, stream->device, stream->device, bytes);
         submit(stream, (work){.kind = MOVE, .to = to, .from = from, .bytes = bytes});
+    }
     return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -1652,6 +1670,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int 
                               .bytes = bytes,
                               .reader = dst_device,
                               .source = src_device});
+        trace_copy(stream->actor, src_device, dst_device, bytes);
         stream->hangs = stream->hangs || peers[dst_device][src_device] == SIM_PEER_HANGS;
         peer_copies++;
     }
@@ -1819,8 +1838,12 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
     size_t count = added != NULL ? added->ranges(args[0], ranges)
                                  : sim_kernel_ranges(own->kernel, args[0], ranges);
     operand *operands = calloc(count, sizeof *operands);
-    for (size_t i = 0; i < count; i++)
+    size_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
         operands[i].range = ranges[i];
+        bytes += ranges[i].bytes;
+    }
+    trace_kernel(stream->actor, bytes);
     if (!find_operands(operands, count, stream, name)) {
         free(operands);
         return leave(cudaErrorIllegalAddress);

@@ -1,0 +1,729 @@
+/* test_cuda_several.c - several simulated GPUs: collectives among them, copies from one to another,
+   captures over all of them, what is left when one is lost. Each rank has numbers of its own, and
+   writes to its memory right before and right after whatever is on trial. */
+
+#include "test.h"
+
+#if defined(TEST_SIM)
+#include <cuda_runtime_api.h>
+#include "cuda_device.h"
+#include "nets.h"
+
+enum { MOST = 8, LONG_COUNT = 140001, FILLED = -7 };
+
+typedef struct team {
+    dp_ctx *ctx;
+    dp_scope *scope;
+    int count;
+    size_t room; /* elements of every tensor */
+    dp_tensor source[MOST], send[MOST], recv[MOST], kept[MOST];
+    dp_stream *streams[MOST]; /* NULL: the compute stream */
+} team;
+
+static float *host; /* `room` numbers */
+
+static void all_pairs(int gpus, sim_peer peer)
+{
+    for (int reader = 0; reader < gpus; reader++)
+        for (int from = 0; from < gpus; from++)
+            sim_set_peer(reader, from, peer);
+}
+
+/* Small whole numbers, so that every sum is exact. */
+static float number_of(int rank, size_t i)
+{
+    return (float)((i * 7 + (size_t)rank * 131) % 1009);
+}
+
+static void open_on(dp_ctx **out, int gpus, const int *devices, int count)
+{
+    sim_set_device_count(gpus);
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL};
+    CHECK_OK(dp_open(
+        &(dp_config){
+            .backends = backends, .colls = colls, .device_count = count, .devices = devices},
+        out));
+}
+
+static void team_open(team *t, int gpus, const int *devices, int count, size_t room)
+{
+    *t = (team){.count = count, .room = room};
+    const int64_t shape[] = {(int64_t)room};
+    host = realloc(host, room * sizeof *host);
+    CHECK(host != NULL);
+    open_on(&t->ctx, gpus, devices, count);
+    t->scope = dp_scope_begin(t->ctx);
+    for (int r = 0; r < count; r++) {
+        dp_device device = dp_local_device(t->ctx, r);
+        for (size_t i = 0; i < room; i++)
+            host[i] = number_of(r, i);
+        CHECK_OK(dp_tensor_from(t->scope, device, host, DP_F32, 1, shape, &t->source[r]));
+        CHECK_OK(dp_tensor_new(t->scope, device, DP_F32, 1, shape, &t->send[r]));
+        CHECK_OK(dp_tensor_new(t->scope, device, DP_F32, 1, shape, &t->recv[r]));
+        CHECK_OK(dp_tensor_new(t->scope, device, DP_F32, 1, shape, &t->kept[r]));
+    }
+}
+
+static void team_close(team *t)
+{
+    dp_scope_end(t->scope);
+    dp_close(t->ctx);
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+static dp_tensor first_of(const dp_tensor *tensor, size_t count)
+{
+    dp_tensor part;
+    CHECK_OK(dp_narrow(tensor, 0, 0, (int64_t)count, &part));
+    return part;
+}
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+typedef enum verb {
+    SUM,
+    SUM_IN_PLACE,
+    SUM_FOR_SOME,
+    BROADCAST,
+    BROADCAST_IN_PLACE,
+    GATHER,
+    SCATTER_SUM,
+    ALL_TO_ALL,
+    SUM_TO,
+    GATHER_TO,
+    SCATTER_FROM,
+    VERBS
+} verb;
+
+static bool wants(verb v, int rank)
+{
+    return v != SUM_FOR_SOME || rank % 3 != 0;
+}
+
+/* Ranks send `each` elements, or that many to each. */
+static dp_status run_verb(team *t, verb v, size_t each, int root)
+{
+    dp_part parts[MOST];
+    for (int r = 0; r < t->count; r++) {
+        bool in_place = v == SUM_IN_PLACE || (v == BROADCAST_IN_PLACE && r == root);
+        parts[r] =
+            (dp_part){t->send[r].data, in_place ? t->send[r].data : t->recv[r].data, t->streams[r]};
+        if (!wants(v, r))
+            parts[r].recv = NULL;
+    }
+    switch (v) {
+    case SUM:
+    case SUM_IN_PLACE:
+    case SUM_FOR_SOME:
+        return dp_all_reduce(t->ctx, parts, each, DP_F32, DP_OP_SUM);
+    case BROADCAST:
+    case BROADCAST_IN_PLACE:
+        return dp_broadcast(t->ctx, parts, each, DP_F32, root);
+    case GATHER:
+        return dp_all_gather(t->ctx, parts, each, DP_F32);
+    case SCATTER_SUM:
+        return dp_reduce_scatter(t->ctx, parts, each, DP_F32, DP_OP_SUM);
+    case ALL_TO_ALL:
+        return dp_all_to_all(t->ctx, parts, each, DP_F32);
+    case SUM_TO:
+        return dp_reduce_to(t->ctx, parts, each, DP_F32, DP_OP_SUM, root);
+    case GATHER_TO:
+        return dp_gather_to(t->ctx, parts, each, DP_F32, root);
+    default:
+        return dp_scatter_from(t->ctx, parts, each, DP_F32, root);
+    }
+}
+
+static float sum_of(const team *t, size_t i)
+{
+    float sum = 0;
+    for (int r = 0; r < t->count; r++)
+        sum += number_of(r, i);
+    return sum;
+}
+
+/* What a rank has in place i afterwards. */
+static float result_of(const team *t, verb v, size_t each, int root, int rank, size_t i)
+{
+    int block = (int)(i / each);
+    size_t at = i % each, own = (size_t)rank * each;
+    switch (v) {
+    case SUM:
+    case SUM_IN_PLACE:
+    case SUM_FOR_SOME:
+    case SUM_TO:
+        return sum_of(t, i);
+    case BROADCAST:
+    case BROADCAST_IN_PLACE:
+        return number_of(root, i);
+    case GATHER:
+    case GATHER_TO:
+        return number_of(block, at);
+    case SCATTER_SUM:
+        return sum_of(t, own + i);
+    case ALL_TO_ALL:
+        return number_of(block, own + at);
+    default:
+        return number_of(root, own + i);
+    }
+}
+
+static void check_results(team *t, verb v, size_t each, int root)
+{
+    bool all = v == GATHER || v == ALL_TO_ALL || v == GATHER_TO;
+    bool rooted = v == SUM_TO || v == GATHER_TO;
+    size_t count = all ? each * (size_t)t->count : each, step = count > 5000 ? 617 : 1;
+    for (int r = 0; r < t->count; r++) {
+        if (!wants(v, r) || (rooted && r != root))
+            continue;
+        dp_tensor kept = first_of(&t->kept[r], count);
+        CHECK_OK(dp_read(t->ctx, &kept, host, count * sizeof *host));
+        for (size_t i = 0; i < count; i = i + step < count || i + 1 == count ? i + step : count - 1)
+            CHECK_F64(host[i], result_of(t, v, each, root, r, i), 0);
+    }
+}
+
+/* Each rank's stream writes what it sends and where it receives, and again right after. */
+static void write_around(team *t, verb v, size_t each, int root)
+{
+    for (int r = 0; r < t->count; r++) {
+        CHECK_OK(dp_copy(t->ctx, &t->send[r], &t->source[r], t->streams[r]));
+        CHECK_OK(dp_copy(t->ctx, &t->recv[r], &t->source[(r + 1) % t->count], t->streams[r]));
+    }
+    CHECK_OK(run_verb(t, v, each, root));
+    for (int r = 0; r < t->count; r++) {
+        bool in_place = v == SUM_IN_PLACE || (v == BROADCAST_IN_PLACE && r == root);
+        const dp_tensor *got = in_place ? &t->send[r] : &t->recv[r];
+        CHECK_OK(dp_copy(t->ctx, &t->kept[r], got, t->streams[r]));
+        CHECK_OK(dp_copy(t->ctx, &t->recv[r], &t->source[r], t->streams[r]));
+        CHECK_OK(dp_copy(t->ctx, &t->send[r], &t->recv[r], t->streams[r]));
+    }
+    CHECK_OK(dp_wait(t->ctx));
+    check_results(t, v, each, root);
+}
+
+static void every_verb(team *t)
+{
+    size_t most = t->room / (size_t)t->count;
+    for (int v = 0; v < VERBS; v++) {
+        bool blocks = v >= GATHER && v != SUM_TO;
+        int roots = v == BROADCAST || v == BROADCAST_IN_PLACE || v >= SUM_TO ? t->count : 1;
+        for (int root = 0; root < roots; root += (roots + 1) / 2) {
+            write_around(t, (verb)v, 1, root);
+            write_around(t, (verb)v, 50, root);
+            write_around(t, (verb)v, blocks ? most : t->room, root);
+        }
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+}
+
+static void every_verb_on(int gpus, const int *devices, int count, size_t room)
+{
+    team t;
+    team_open(&t, gpus, devices, count, room);
+    every_verb(&t);
+    team_close(&t);
+}
+
+#define VERBS_TEST(name, gpus, count, peer, room, ...)                                             \
+    TEST_SLOW(name, 60)                                                                            \
+    {                                                                                              \
+        all_pairs(gpus, peer);                                                                     \
+        every_verb_on(gpus, (const int[]){__VA_ARGS__}, count, room);                              \
+    }
+
+VERBS_TEST(ranks_on_one_gpu, 1, 4, SIM_PEER_GOOD, LONG_COUNT, 0, 0, 0, 0)
+VERBS_TEST(ranks_on_three_gpus, 3, 3, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2)
+VERBS_TEST(ranks_on_four_gpus, 4, 4, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2, 3)
+VERBS_TEST(ranks_on_five_gpus, 5, 5, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2, 3, 4)
+VERBS_TEST(ranks_on_eight_gpus, 8, 8, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2, 3, 4, 5, 6, 7)
+VERBS_TEST(two_ranks_on_each_gpu, 3, 6, SIM_PEER_GOOD, LONG_COUNT, 0, 0, 1, 1, 2, 2)
+VERBS_TEST(ranks_dealt_out_in_turns, 3, 8, SIM_PEER_GOOD, LONG_COUNT, 2, 1, 0, 2, 1, 0, 2, 1)
+VERBS_TEST(ranks_without_access, 3, 4, SIM_PEER_NONE, LONG_COUNT, 0, 1, 1, 2)
+
+/* Slices of more than a lobby. */
+TEST_SLOW(long_sums_on_two_gpus, 60)
+{
+    team t;
+    all_pairs(2, SIM_PEER_GOOD);
+    team_open(&t, 2, (const int[]){0, 1, 1}, 3, 2500001);
+    write_around(&t, SUM, t.room, 0);
+    write_around(&t, SUM_IN_PLACE, t.room, 0);
+    team_close(&t);
+}
+
+/* The parts say which streams: the library's own ones go on with something else. */
+TEST_SLOW(collectives_on_streams_of_the_users, 60)
+{
+    team t;
+    all_pairs(3, SIM_PEER_GOOD);
+    team_open(&t, 3, (const int[]){0, 1, 2}, 3, LONG_COUNT);
+    for (int r = 0; r < t.count; r++)
+        CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, r)->dev, 0, &t.streams[r]));
+    CHECK_OK(dp_wait(t.ctx));
+    for (int v = 0; v < SUM_TO; v++) {
+        dp_part parts[MOST];
+        for (int r = 0; r < t.count; r++) {
+            CHECK_OK(dp_copy(t.ctx, &t.send[r], &t.source[r], t.streams[r]));
+            parts[r] = (dp_part){t.send[r].data, t.recv[r].data, t.streams[r]};
+        }
+        CHECK_OK(run_verb(&t, (verb)v, 1000, 1));
+        for (int r = 0; r < t.count; r++)
+            CHECK_OK(dp_cuda()->stream_sync(parts[r].stream));
+    }
+    for (int r = 0; r < t.count; r++)
+        dp_cuda()->stream_destroy(t.streams[r]);
+    team_close(&t);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+/* From GPU 0 to GPU 1: on no stream, on one of the writer, on one of the reader; the source is
+   written on that stream right before and right after. */
+static void copy_over(team *t, dp_stream *stream, dp_stream *writes)
+{
+    CHECK_OK(dp_copy(t->ctx, &t->send[0], &t->source[0], writes));
+    if (stream != NULL && stream != writes) {
+        CHECK_OK(dp_wait(t->ctx));
+        if (writes != NULL)
+            CHECK_OK(dp_cuda()->stream_sync(writes));
+    }
+    CHECK_OK(dp_fill(t->ctx, &t->recv[1], dp_float(FILLED)));
+    CHECK_OK(dp_copy(t->ctx, &t->recv[1], &t->send[0], stream));
+    if (stream == writes)
+        CHECK_OK(dp_copy(t->ctx, &t->send[0], &t->recv[0], writes));
+    if (stream != NULL)
+        CHECK_OK(dp_cuda()->stream_sync(stream));
+    CHECK_OK(dp_read(t->ctx, &t->recv[1], host, t->room * sizeof *host));
+    for (size_t i = 0; i < t->room; i += 101)
+        CHECK_F64(host[i], number_of(0, i), 0);
+}
+
+static void copies_over(sim_peer peer)
+{
+    team t;
+    dp_stream *of_reader = NULL, *of_writer = NULL;
+    all_pairs(2, peer);
+    team_open(&t, 2, NULL, 2, 20011);
+    CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, 0)->dev, 0, &of_reader));
+    CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, 1)->dev, 0, &of_writer));
+    for (int i = 0; i < 3; i++) {
+        copy_over(&t, NULL, NULL);
+        copy_over(&t, of_reader, of_reader);
+        copy_over(&t, of_writer, NULL);
+        copy_over(&t, dp_local_stream(t.ctx, 0), NULL);
+    }
+    CHECK_OK(dp_wait(t.ctx));
+    dp_cuda()->stream_destroy(of_reader);
+    dp_cuda()->stream_destroy(of_writer);
+    team_close(&t);
+}
+
+TEST(copies_on_streams_of_either_gpu)
+{
+    copies_over(SIM_PEER_GOOD);
+}
+
+TEST(copies_through_the_host_on_streams_of_either_gpu)
+{
+    copies_over(SIM_PEER_NONE);
+}
+
+/* Rows of a wide tensor have to be packed on both sides. */
+TEST(strided_copies_on_a_stream_of_the_reader)
+{
+    team t;
+    dp_stream *side = NULL;
+    dp_tensor from, to;
+    all_pairs(2, SIM_PEER_GOOD);
+    team_open(&t, 2, NULL, 2, 6000);
+    CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, 0)->dev, 0, &side));
+    CHECK_OK(dp_reshape(&t.source[0], 2, (const int64_t[]){100, 60}, &from));
+    CHECK_OK(dp_reshape(&t.recv[1], 2, (const int64_t[]){100, 60}, &to));
+    CHECK_OK(dp_fill(t.ctx, &t.recv[1], dp_float(FILLED)));
+    CHECK_OK(dp_narrow(&from, 1, 3, 5, &from));
+    CHECK_OK(dp_narrow(&to, 1, 20, 5, &to));
+    CHECK_OK(dp_copy(t.ctx, &to, &from, side));
+    CHECK_OK(dp_cuda()->stream_sync(side));
+    CHECK_OK(dp_read(t.ctx, &t.recv[1], host, 6000 * sizeof *host));
+    for (size_t i = 0; i < 6000; i++) {
+        bool inside = i % 60 >= 20 && i % 60 < 25;
+        CHECK_F64(host[i], inside ? number_of(0, i - 17) : FILLED, 0);
+    }
+    dp_cuda()->stream_destroy(side);
+    team_close(&t);
+}
+
+/* What was enqueued on the stream before comes before what follows on the other one. */
+TEST(another_stream_behind_pending_work)
+{
+    team t;
+    dp_stream *side[2] = {NULL, NULL};
+    all_pairs(2, SIM_PEER_GOOD);
+    team_open(&t, 2, NULL, 2, 20011);
+    for (int r = 0; r < 2; r++)
+        CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, r)->dev, 0, &side[r]));
+    for (int i = 0; i < 4; i++) {
+        for (int r = 0; r < 2; r++) {
+            CHECK_OK(dp_copy(t.ctx, &t.send[r], &t.source[r], NULL));
+            CHECK_OK(dp_use_stream(t.ctx, r, i % 2 == 0 ? side[r] : NULL));
+        }
+        CHECK_OK(run_verb(&t, SUM, t.room, 0));
+        for (int r = 0; r < 2; r++)
+            CHECK_OK(dp_copy(t.ctx, &t.kept[r], &t.recv[r], NULL));
+        check_results(&t, SUM, t.room, 0);
+    }
+    for (int r = 0; r < 2; r++) {
+        CHECK_OK(dp_use_stream(t.ctx, r, NULL));
+        dp_cuda()->stream_destroy(side[r]);
+    }
+    team_close(&t);
+}
+
+/* From one to all others, in pieces, with writes to all of them before and after. */
+static void replicate_among(int gpus, sim_peer peer)
+{
+    team t;
+    all_pairs(gpus, peer);
+    team_open(&t, gpus, NULL, gpus, LONG_COUNT);
+    for (int times = 0; times < 2; times++) {
+        for (int r = 0; r < gpus; r++)
+            CHECK_OK(dp_copy(t.ctx, &t.recv[r], &t.source[r], NULL));
+        CHECK_OK(dp_copy(t.ctx, &t.send[0], &t.source[0], NULL));
+        CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], (size_t)gpus - 1));
+        CHECK_OK(dp_fill(t.ctx, &t.send[0], dp_float(FILLED)));
+        for (int r = 1; r < gpus; r++) {
+            CHECK_OK(dp_copy(t.ctx, &t.kept[r], &t.recv[r], NULL));
+            CHECK_OK(dp_fill(t.ctx, &t.recv[r], dp_float(FILLED)));
+        }
+        for (int r = 1; r < gpus; r++) {
+            CHECK_OK(dp_read(t.ctx, &t.kept[r], host, t.room * sizeof *host));
+            for (size_t i = 0; i < t.room; i += 977)
+                CHECK_F64(host[i], number_of(0, i), 0);
+            CHECK_F64(host[t.room - 1], number_of(0, t.room - 1), 0);
+        }
+    }
+    team_close(&t);
+}
+
+TEST_SLOW(replicas_are_sent_from_gpu_to_gpu, 60)
+{
+    replicate_among(2, SIM_PEER_GOOD);
+    replicate_among(3, SIM_PEER_NONE);
+    replicate_among(5, SIM_PEER_GOOD);
+}
+
+/* Wrong memory in a collective is refused, and changes nothing. */
+TEST(memory_that_is_not_of_this_gpu)
+{
+    team t;
+    dp_part parts[3];
+    all_pairs(3, SIM_PEER_GOOD);
+    team_open(&t, 3, NULL, 3, 1000);
+    for (int r = 0; r < 3; r++) {
+        CHECK_OK(dp_copy(t.ctx, &t.recv[r], &t.source[r], NULL));
+        parts[r] = (dp_part){t.source[r].data, t.recv[r].data, NULL};
+    }
+    parts[1].send = t.source[2].data;
+    CHECK_ERROR(dp_all_reduce(t.ctx, parts, 1000, DP_F32, DP_OP_SUM), DP_ERR_INVALID,
+                "which is not memory of that device");
+    parts[1].send = host;
+    CHECK_ERROR(dp_broadcast(t.ctx, parts, 1000, DP_F32, 1), DP_ERR_INVALID,
+                "which is not memory of that device");
+    for (int r = 0; r < 3; r++) {
+        CHECK_OK(dp_read(t.ctx, &t.recv[r], host, 1000 * sizeof *host));
+        CHECK_F64(host[999], number_of(r, 999), 0);
+    }
+    team_close(&t);
+}
+
+/* Memory of another context on the same GPU is as good as our own. */
+TEST(memory_of_another_context_on_the_gpu)
+{
+    team t, other;
+    all_pairs(2, SIM_PEER_GOOD);
+    team_open(&t, 2, NULL, 2, 1000);
+    team_open(&other, 2, NULL, 2, 1000);
+    CHECK_OK(dp_wait(other.ctx));
+    for (int r = 0; r < 2; r++) {
+        CHECK_OK(dp_copy(t.ctx, &t.send[r], &t.source[r], NULL));
+        t.recv[r].data = other.recv[r].data;
+    }
+    CHECK_OK(run_verb(&t, SUM, 1000, 0));
+    CHECK_OK(dp_wait(t.ctx));
+    for (int r = 0; r < 2; r++) {
+        CHECK_OK(dp_read(other.ctx, &other.recv[r], host, 1000 * sizeof *host));
+        CHECK_F64(host[999], sum_of(&t, 999), 0);
+    }
+    dp_close(other.ctx);
+    team_close(&t);
+}
+
+/* ---- what it costs --------------------------------------------------------------------------- */
+
+enum { TRACE_BYTES = 16 << 20 };
+
+static double traced(team *t, verb v, int root)
+{
+    CHECK_OK(run_verb(t, v, 1 << 18, root)); /* pairs are checked */
+    CHECK_OK(dp_wait(t->ctx));
+    sim_trace_begin();
+    CHECK_OK(run_verb(t, v, t->room, root));
+    return sim_trace_end();
+}
+
+/* The model in dp_cuda.h, in microseconds: copies and kernels one after another on each GPU. */
+static double model_sum(double gpus, double bytes)
+{
+    double slice = bytes / gpus, piece = slice < 4 << 20 ? slice : 4 << 20;
+    double copy = 2 + piece / 350e3, kernel = 2 + (gpus + 1) * piece / 2400e3;
+    double sums = slice / piece * ((gpus - 1) * copy + kernel);
+    return sums + (gpus - 1) * (2 + slice / 350e3);
+}
+
+static double model_broadcast(double gpus, double bytes)
+{
+    double piece = bytes / 32, copy = 2 + piece / 350e3;
+    return gpus > 2 ? (32 + gpus - 2) * copy : 2 + bytes / 350e3;
+}
+
+/* $TEST_LINK_MIB says for how many MiB. */
+TEST_SLOW(what_links_carry_and_how_long, 60)
+{
+    static const int sizes[] = {2, 4, 8};
+    const char *mib = getenv("TEST_LINK_MIB");
+    size_t bytes = mib != NULL ? (size_t)atoi(mib) << 20 : TRACE_BYTES;
+    for (int i = 0; i < 3; i++) {
+        team t;
+        int gpus = sizes[i];
+        all_pairs(gpus, SIM_PEER_GOOD);
+        team_open(&t, gpus, NULL, gpus, bytes / sizeof(float));
+        double sum = traced(&t, SUM_IN_PLACE, 0), want = model_sum(gpus, (double)bytes);
+        size_t each = 2 * (bytes / (size_t)gpus) * ((size_t)gpus - 1);
+        fprintf(stderr, "# %d GPUs: all-reduce %.0f us, model %.0f;", gpus, sum, want);
+        CHECK(sum < 1.05 * want && sum > 0.95 * want);
+        for (int d = 0; d < gpus; d++) {
+            CHECK_INT(sim_trace_bytes(d, true), each);
+            CHECK_INT(sim_trace_bytes(d, false), each);
+        }
+        double spread = traced(&t, BROADCAST, 1);
+        want = model_broadcast(gpus, (double)bytes);
+        fprintf(stderr, " broadcast %.0f us, model %.0f\n", spread, want);
+        CHECK(spread < 1.10 * want && spread > 0.90 * want);
+        for (int d = 0; d < gpus; d++)
+            CHECK(sim_trace_bytes(d, true) <= bytes);
+        team_close(&t);
+    }
+}
+
+/* Replicas get a model's parameters along the same chain. */
+TEST_SLOW(what_links_carry_to_replicas, 60)
+{
+    team t;
+    all_pairs(4, SIM_PEER_GOOD);
+    team_open(&t, 4, NULL, 4, (8 << 20) / sizeof(float));
+    CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], 3));
+    CHECK_OK(dp_wait(t.ctx));
+    sim_trace_begin();
+    CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], 3));
+    double took = sim_trace_end(), piece = 2 + (512 << 10) / 350e3;
+    CHECK(took < 1.2 * 18 * piece);
+    for (int d = 0; d < 4; d++)
+        CHECK_INT(sim_trace_bytes(d, true), d < 3 ? 8 << 20 : 0);
+    team_close(&t);
+}
+
+TEST_SLOW(one_context_a_gpu_and_call, 60)
+{
+    team t;
+    all_pairs(8, SIM_PEER_GOOD);
+    team_open(&t, 8, NULL, 8, (16 << 20) / sizeof(float));
+    (void)traced(&t, SUM_IN_PLACE, 0);
+    long calls = sim_call_count(), pushes = sim_push_count();
+    sim_trace_begin();
+    CHECK_OK(run_verb(&t, SUM_IN_PLACE, t.room, 0));
+    (void)sim_trace_end();
+    CHECK(sim_push_count() - pushes <= 2 * 8);
+    /* begin: 8; two meetings: 2 * (14 + 8); sums: 8 * (7 + 1 + 1); fetches: 8 * 7 * 2; marks: 8 */
+    CHECK(sim_call_count() - calls <= 8 + 44 + 72 + 112 + 8);
+    team_close(&t);
+}
+
+/* ---- captures -------------------------------------------------------------------------------- */
+
+static void capture_from(int origin)
+{
+    team t;
+    cudaGraph_t graph = NULL;
+    all_pairs(3, SIM_PEER_GOOD);
+    team_open(&t, 3, (const int[]){0, 1, 2, 1}, 4, LONG_COUNT);
+    for (int v = 0; v < SUM_TO; v++)
+        write_around(&t, (verb)v, 500, 1); /* pairs are checked */
+    for (int v = 0; v < SUM_TO; v++) {
+        cudaStream_t native = dp_cuda_stream(dp_local_stream(t.ctx, origin));
+        CHECK_OK(dp_wait(t.ctx));
+        CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+        CHECK_OK(run_verb(&t, (verb)v, 500, 1));
+        CHECK_OK(run_verb(&t, (verb)v, v < GATHER ? t.room : 7, 2));
+        CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+    team_close(&t);
+}
+
+TEST_SLOW(collectives_are_captured_from_any_rank, 60)
+{
+    capture_from(0);
+    capture_from(2);
+}
+
+/* What would wait is refused, and neither the capture nor the context minds. */
+TEST(what_cannot_be_captured_is_refused)
+{
+    team t;
+    float number = 1;
+    cudaGraph_t graph = NULL;
+    const int64_t one[] = {1};
+    dp_tensor pageable = dp_wrap(&number, DP_F32, 1, one), first;
+    team_open(&t, 1, NULL, 1, 1000);
+    CHECK_OK(dp_wait(t.ctx));
+    cudaStream_t native = dp_cuda_stream(dp_local_stream(t.ctx, 0));
+    CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    first = first_of(&t.recv[0], 1);
+    CHECK_ERROR(dp_copy(t.ctx, &first, &pageable, NULL), DP_ERR_STATE,
+                "cuda 0: a copy between a GPU and memory that is not pinned cannot be captured");
+    CHECK_ERROR(dp_copy(t.ctx, &pageable, &first, NULL), DP_ERR_STATE,
+                "memory that is not pinned cannot be captured");
+    CHECK_ERROR(dp_wait(t.ctx), DP_ERR_STATE, "cuda 0: a wait cannot be captured");
+    CHECK_ERROR(dp_read(t.ctx, &first, &number, sizeof number), DP_ERR_STATE, "be captured");
+    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    CHECK_INT(sim_finding_count(NULL), 0);
+    CHECK_OK(dp_copy(t.ctx, &first, &pageable, NULL));
+    CHECK_OK(dp_read(t.ctx, &first, &number, sizeof number));
+    CHECK_F64(number, 1, 0);
+    team_close(&t);
+}
+
+static void refused_in_capture(sim_peer peer, const char *sentence)
+{
+    team t;
+    cudaGraph_t graph = NULL;
+    all_pairs(2, peer);
+    team_open(&t, 2, NULL, 2, 1000);
+    if (peer == SIM_PEER_NONE)
+        CHECK_OK(run_verb(&t, SUM, t.room, 0));
+    CHECK_OK(dp_wait(t.ctx));
+    cudaStream_t native = dp_cuda_stream(dp_local_stream(t.ctx, 0));
+    CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    CHECK_ERROR(run_verb(&t, SUM, 1000, 0), DP_ERR_STATE, sentence);
+    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    CHECK_INT(sim_finding_count(NULL), 0);
+    write_around(&t, SUM, 1000, 0);
+    team_close(&t);
+}
+
+TEST(copies_that_pass_the_host_cannot_be_captured)
+{
+    refused_in_capture(SIM_PEER_NONE, "a copy from another GPU through the host cannot be");
+    refused_in_capture(SIM_PEER_GOOD, "the first copy from another GPU, which is checked, cannot");
+}
+
+/* ---- what is lost ---------------------------------------------------------------------------- */
+
+/* A pair that hangs costs both GPUs. Nothing is asked of them any more; the third goes on. */
+TEST_SLOW(a_pair_that_hangs_is_lost, 30)
+{
+    team t;
+    dp_ctx *again = NULL;
+    all_pairs(3, SIM_PEER_GOOD);
+    sim_set_peer(0, 1, SIM_PEER_HANGS);
+    team_open(&t, 3, NULL, 3, 1000);
+    CHECK_ERROR(run_verb(&t, SUM, 1000, 0), DP_ERR_DEVICE,
+                "GPU 0 does not come to the end of reading GPU 1");
+    dp_scope_end(t.scope);
+    dp_close(t.ctx);
+    CHECK_INT(sim_finding_count(NULL), 0);
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    CHECK_ERROR(dp_open(&(dp_config){.backends = backends, .device_count = 3}, &again),
+                DP_ERR_NO_DEVICE, "GPU 0 is lost to this process, since it faulted or hung");
+    team_open(&t, 3, (const int[]){2, 2}, 2, 1000);
+    write_around(&t, SUM, 1000, 0);
+    dp_scope_end(t.scope);
+    dp_close(t.ctx);
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+/* From a fault on, the calls to the GPU that had it are those of the moment: closing makes none. */
+TEST(a_gpu_that_faulted_is_left_alone)
+{
+    team t;
+    team_open(&t, 1, NULL, 1, 1000);
+    CHECK_OK(dp_wait(t.ctx));
+    sim_fail_at(1, cudaErrorIllegalAddress, true);
+    CHECK_ERROR(dp_fill(t.ctx, &t.recv[0], dp_float(1)), DP_ERR_DEVICE, "simulated error (700)");
+    long calls = sim_call_count();
+    dp_scope_end(t.scope);
+    dp_close(t.ctx);
+    CHECK(sim_call_count() - calls <= 1);
+    sim_fail_at(0, 0, false);
+}
+
+/* A call fails in the middle of a collective among three: an error, no hang, nothing left. */
+TEST_SLOW(every_call_of_a_collective_fails, 60)
+{
+    bool fired = true;
+    for (long n = 1; fired; n += 5 * test_stride()) {
+        team t;
+        all_pairs(3, SIM_PEER_GOOD);
+        team_open(&t, 3, NULL, 3, 1000);
+        if (n % 2 == 1) /* pairs are checked before, or in it */
+            CHECK_OK(run_verb(&t, SUM, 1000, 0));
+        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        (void)run_verb(&t, SUM, 1000, 0);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        dp_scope_end(t.scope);
+        dp_close(t.ctx);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+/* Parameters that replicas read are written right after a forward, while it may still run. */
+static void write_after_forward(int gpus, const int *devices, int count)
+{
+    static const net_shape rows = {0};
+    dp_ctx *ctx = NULL;
+    dp_module *par = NULL;
+    all_pairs(gpus, SIM_PEER_GOOD);
+    open_on(&ctx, gpus, devices, count);
+    dp_module *net = net_create(ctx, &rows, 0);
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    for (int i = 1; i < 4; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_tensor data, grad;
+        dp_value y;
+        float before[NET_IN * NET_OUT];
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
+                           &y, NULL));
+        CHECK_OK(dp_params_edit(net, NET_W, &data, &grad));
+        CHECK_OK(dp_fill(ctx, &data, dp_float(i)));
+        CHECK_OK(dp_read(ctx, &data, before, sizeof before));
+        CHECK_F64(before[0], i, 0);
+        dp_scope_end(scope);
+    }
+    dp_close(ctx);
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+TEST(a_shared_parameter_is_written_after_a_forward)
+{
+    write_after_forward(1, (const int[]){0, 0, 0}, 3);
+    write_after_forward(3, NULL, 3);
+    write_after_forward(2, (const int[]){0, 1, 0, 1}, 4);
+}
+#endif
