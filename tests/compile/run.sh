@@ -52,14 +52,13 @@ write() {
     printf '%s\n' "$@" >"$file"
 }
 
-# The compiler is the variable $cc from here on, and $warn its warnings.
+# The compiler is the variable $cc from here on, $warn its warnings, and $program what it links: one
+# for each group, as they run side by side.
 c() { "$cc" -I. "${STB[@]}" "$@"; }
 strict() { c "${warn[@]}" "$@"; }
 parses() { strict -fsyntax-only "$@"; }
 
 links() {
-    local program
-    program=$BUILD/program-$(basename "$cc")
     # Frames are larger without optimization; the test builds check what they are with it.
     strict "$@" -Wno-frame-larger-than -o "$program" "${LINK[@]}" && timeout 300 "$program"
 }
@@ -230,7 +229,7 @@ cuda_compiler() {
         -lcudart -lnvrtc
     expect "$cc: the same, loaded at run time" env LD_LIBRARY_PATH="$home/lib64" \
         "$BASH" -c 'exec "$@"' - "$(loaded "${at[@]}")"
-    tests/compile/sass.sh "$BUILD/program-$(basename "$cc")"
+    tests/compile/sass.sh "$program"
     expect "nvcc: declarations" nvcc -I. -Werror all-warnings -x cu -c tests/compile/use.c \
         -o $BUILD/use.o
     expect "nvcc: declarations of dp_cuda.h" nvcc -I. -DDP_USE_CUDA -Werror all-warnings -x cu \
@@ -305,7 +304,7 @@ thirty_two_bits() {
 }
 
 # The groups run side by side; what they print is shown in order.
-group() { "$@" >"$BUILD/$1-$(basename "${2:-}").tap" 2>&1 & }
+group() { program=$BUILD/program-$1-$(basename "${2:-}") "$@" >"$BUILD/$1-$(basename "${2:-}").tap" 2>&1 & }
 
 rm -f $BUILD/*.tap
 group c_compiler "$GCC"
