@@ -897,9 +897,9 @@ TEST_SLOW(any_number_of_channels, 60)
     dp_ctx *ctx = open_with(1);
     for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) {
         long calls = sim_call_count();
-        sum_channels(ctx, 3, channels[i], 5);
+        bool inner = i % 4 == 0 || i == 7; /* 1, 4097, 10000 */
+        sum_channels(ctx, inner ? 3 : 1, channels[i], inner ? 5 : 1);
         CHECK(sim_call_count() > calls);
-        sum_channels(ctx, 1, channels[i], 1);
     }
     sum_channels(ctx, 70001, 2, 1); /* several chunks */
     dp_close(ctx);

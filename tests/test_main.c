@@ -145,7 +145,8 @@ double test_timeout_scale(void)
 
 #if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
 enum { STRIDE = 11 };
-#elif defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer) || defined(TEST_MPI)
+#elif defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer) || defined(TEST_MPI) ||      \
+    defined(TEST_SIM)
 enum { STRIDE = 3 };
 #else
 enum { STRIDE = 1 };
