@@ -36,9 +36,10 @@ without_aslr() {
 }
 
 can_sanitize() {
+    local probe=$LOGS/probe-${1%%,*} # two steps may ask at the same time
     mkdir -p "$LOGS"
     echo 'int main(void) { return 0; }' |
-        $CC "-fsanitize=$1" -x c - -o "$LOGS/probe" 2>/dev/null && without_aslr "$LOGS/probe"
+        $CC "-fsanitize=$1" -x c - -o "$probe" 2>/dev/null && without_aslr "$probe"
 }
 
 # tests VARIANT TIMEOUT_SCALE [COMMAND...]: build the variant's binary, run it under the command
