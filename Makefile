@@ -57,7 +57,7 @@ CFLAGS_aarch64 = $(CFLAGS_checked) -static
 
 # With dp_cuda.h on the simulated CUDA of tests/sim.
 CC_sim     := $(CC)
-CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -DDP__CUDA_CHECK_BYTES=65536 -Itests/sim
+CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
 
 # The suites for all tables, to be linked with the one that is on trial.
 CC_conform     := $(CC)

@@ -1678,7 +1678,10 @@ static dp_status dp__cuda_kernels_of(const dp_host *host, int arch, dp__cuda_ima
    it did not have. A launch needs the context of its stream, and an allocation that of its GPU;
    copies, events and waits go with any.                                                         */
 
-enum { DP__CUDA_NESTED = 8, DP__CUDA_OPEN_MAX = 1024 };
+enum {
+    DP__CUDA_NESTED = 8, /* deepest: a collective, in it a pair's check, its other GPU, a launch */
+    DP__CUDA_OPEN_MAX = 1024
+};
 
 typedef struct dp__cuda_code { /* the kernels for one architecture; they run on all its GPUs */
     int arch, users;
@@ -2543,7 +2546,7 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
 
 enum dp__cuda_reach { DP__CUDA_UNKNOWN, DP__CUDA_DIRECT, DP__CUDA_STAGED };
 #if !defined(DP__CUDA_CHECK_BYTES)
-#define DP__CUDA_CHECK_BYTES (8 << 20) /* less where a GPU is simulated */
+#define DP__CUDA_CHECK_BYTES (8 << 20) /* simulated GPUs have less */
 #endif
 enum { DP__CUDA_CHECK_COUNT = DP__CUDA_CHECK_BYTES / 4 + 3, DP__CUDA_CHECK_ROUNDS = 3 };
 enum { DP__CUDA_CHECK_SECONDS = 5, DP__CUDA_RESULTS = 2 };
@@ -3638,6 +3641,17 @@ typedef struct dp__cuda_sum { /* of every rank's send */
     double scale;
 } dp__cuda_sum;
 
+static dp__cuda_sum dp__cuda_sum_of(dp__cuda_comm *comm, const dp_part *local, dp_dtype dtype,
+                                    dp_op op, double scale)
+{
+    return (dp__cuda_sum){.comm = comm,
+                          .local = local,
+                          .size = dp_dtype_bytes(dtype),
+                          .dtype = dtype,
+                          .op = op,
+                          .scale = scale};
+}
+
 typedef struct dp__cuda_slice { /* elements from begin on, before end, and who adds them up */
     size_t begin, end;
     int owner;
@@ -3804,12 +3818,7 @@ static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t
                                      dp_dtype dtype, dp_op op, double scale)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    dp__cuda_sum sum = {.comm = own,
-                        .local = local,
-                        .size = dp_dtype_bytes(dtype),
-                        .dtype = dtype,
-                        .op = op,
-                        .scale = scale};
+    dp__cuda_sum sum = dp__cuda_sum_of(own, local, dtype, op, scale);
     DP_TRY(dp__cuda_coll_begin(own, local));
     return dp__cuda_coll_end(own, local,
                              own->gpu_count == 1 ? dp__cuda_reduce_here(&sum, count)
@@ -3831,12 +3840,7 @@ static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, si
                                          dp_dtype dtype, dp_op op, double scale)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    dp__cuda_sum sum = {.comm = own,
-                        .local = local,
-                        .size = dp_dtype_bytes(dtype),
-                        .dtype = dtype,
-                        .op = op,
-                        .scale = scale};
+    dp__cuda_sum sum = dp__cuda_sum_of(own, local, dtype, op, scale);
     DP_TRY(dp__cuda_coll_begin(own, local));
     return dp__cuda_coll_end(own, local, dp__cuda_scatter_sums(&sum, count_each));
 }

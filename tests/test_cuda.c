@@ -424,7 +424,9 @@ TEST(gpus_without_access_go_through_the_host)
 
 TEST(a_pair_that_flips_bytes_goes_through_the_host)
 {
-    goes_through_the_host(SIM_PEER_FLIPS, SIM_PEER_FLIPS, "1 of 16387 words arrive wrong");
+    char sentence[64];
+    snprintf(sentence, sizeof sentence, "1 of %d words arrive wrong", DP__CUDA_CHECK_BYTES / 4 + 3);
+    goes_through_the_host(SIM_PEER_FLIPS, SIM_PEER_FLIPS, sentence);
     sim_check_leaks();
 }
 

@@ -893,15 +893,15 @@ static void sum_channels(dp_ctx *ctx, int64_t outer, int64_t channels, int64_t i
 
 TEST_SLOW(any_number_of_channels, 60)
 {
-    static const int64_t channels[] = {1, 2, 4095, 4096, 4097, 8192, 8193, 10000};
+    static const int64_t shapes[][3] = {{3, 1, 5},    {1, 2, 1},    {1, 4095, 1}, {1, 4096, 1},
+                                        {3, 4097, 5}, {1, 8192, 1}, {1, 8193, 1}, {3, 10000, 5},
+                                        {70001, 2, 1}}; /* several chunks */
     dp_ctx *ctx = open_with(1);
-    for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) {
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         long calls = sim_call_count();
-        bool inner = i % 4 == 0 || i == 7; /* 1, 4097, 10000 */
-        sum_channels(ctx, inner ? 3 : 1, channels[i], inner ? 5 : 1);
+        sum_channels(ctx, shapes[i][0], shapes[i][1], shapes[i][2]);
         CHECK(sim_call_count() > calls);
     }
-    sum_channels(ctx, 70001, 2, 1); /* several chunks */
     dp_close(ctx);
     sim_check_leaks();
 }
