@@ -771,7 +771,6 @@ static void capture_that_does_not_end(void)
 
 static void hang(void)
 {
-    sim_mind_hangs(true);
     sim_set_peer(0, 1, SIM_PEER_HANGS);
     cudaDeviceEnablePeerAccess(1, 0);
     cudaMemcpyPeerAsync(x, 0, far_x, 1, BYTES, a);

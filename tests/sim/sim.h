@@ -38,7 +38,8 @@ const char *sim_compiled(void); /* "sm_90" */
 void sim_pin(void *pointer, size_t bytes);
 void sim_unpin(void *pointer);
 
-/* How `reader` gets what `from` has. A pair that is not good may still say that it is. */
+/* How `reader` gets what `from` has. A pair that is not good may still say that it is. Waiting for
+   what hangs is a finding, also where the driver waits: when it frees memory. */
 typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;
 void sim_set_peer(int reader, int from, sim_peer peer);
 long sim_peer_copies(void); /* directly between devices, so far */
@@ -53,9 +54,6 @@ void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);
 long sim_call_count(void);
 long sim_wait_count(void); /* calls of cudaEventSynchronize */
-
-/* Waiting for what hangs is a finding, also where the driver waits: when it frees memory. */
-void sim_mind_hangs(bool on);
 
 /* The device is lost: each call with its context fails with this cudaError_t, until the last who
    uses the context releases it. */

@@ -329,16 +329,10 @@ static bool taken[ACTORS] = {[HOST] = true};
 static struct CUstream_st *streams;
 static struct CUevent_st *events;
 static cudaStream_t capture_origin;
-static bool hangs_matter;
-
-void sim_mind_hangs(bool on)
-{
-    hangs_matter = on;
-}
 
 static void never_ends(const char *fn, bool hangs)
 {
-    if (hangs && hangs_matter)
+    if (hangs)
         find("waits for ever", "%s waits for what hangs", fn);
 }
 
