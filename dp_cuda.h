@@ -2557,6 +2557,7 @@ typedef struct dp__cuda_side { /* one GPU's side of a check */
     cudaEvent_t event;
     unsigned *words;
     double *scratch, *results; /* after the words; results: one per way to read */
+    double *wrong;             /* the reader's results, where the host can read them */
 } dp__cuda_side;
 
 static dp_status dp__cuda_side_open(dp__cuda_side *side)
@@ -2586,6 +2587,8 @@ static void dp__cuda_side_close(dp__cuda_side *side)
         (void)dp__cuda.cudaStreamSynchronize(side->stream);
     if (side->words != NULL)
         (void)dp__cuda.cudaFree(side->words);
+    if (side->wrong != NULL)
+        (void)dp__cuda.cudaFreeHost(side->wrong);
     if (side->event != NULL)
         (void)dp__cuda.cudaEventDestroy(side->event);
     if (side->stream != NULL)
@@ -2642,22 +2645,22 @@ static dp_status dp__cuda_read_over(const dp__cuda_side *reader, const dp__cuda_
     return dp__cuda_launch_sums_on(gpu, reader->stream, DP__CUDA_differ, &params);
 }
 
-/* `wrong`: pinned, one number per way to read. */
+/* The host has seen the end of it before the next round begins. */
 static dp_status dp__cuda_check_round(const dp__cuda_side *reader, const dp__cuda_side *from,
-                                      double *wrong, uint64_t seed)
+                                      uint64_t seed)
 {
+    const double *wrong = reader->wrong;
     struct dp__cuda_params params = {
         .out = {from->words}, .out_count = 1, .count = DP__CUDA_CHECK_COUNT, .fill = seed};
     DP_TRY(dp__cuda_launch_each_on(from->gpu, from->stream, DP__CUDA_pattern, &params));
     DP_TRY(dp__cuda_follow(from->gpu, reader->stream, from->event, from->stream));
     DP_TRY(dp__cuda_read_over(reader, from, false, seed));
     DP_TRY(dp__cuda_read_over(reader, from, true, seed));
-    DP_TRY(dp__cuda_move(reader->gpu, wrong, reader->results, DP__CUDA_RESULTS * sizeof *wrong,
-                         cudaMemcpyDeviceToHost, reader->stream));
+    DP_TRY(dp__cuda_move(reader->gpu, reader->wrong, reader->results,
+                         DP__CUDA_RESULTS * sizeof *wrong, cudaMemcpyDeviceToHost, reader->stream));
     DP_TRY(dp__cuda_check("cudaEventRecord", reader->gpu->ordinal,
                           dp__cuda.cudaEventRecord(reader->event, reader->stream)));
     DP_TRY(dp__cuda_poll(reader));
-    DP_TRY(dp__cuda_follow(reader->gpu, from->stream, reader->event, reader->stream));
     if (wrong[0] > 0 || wrong[1] > 0)
         return dp_error(DP_ERR_DEVICE, "%.0f of %d words arrive wrong", wrong[wrong[0] > 0 ? 0 : 1],
                         DP__CUDA_CHECK_COUNT);
@@ -2675,16 +2678,14 @@ static dp_status dp__cuda_check_pair(dp__cuda_side *reader, dp__cuda_side *from)
     DP_TRY(dp__cuda_check(
         "cudaHostAlloc", reader->gpu->ordinal,
         dp__cuda.cudaHostAlloc(&wrong, DP__CUDA_RESULTS * sizeof(double), cudaHostAllocPortable)));
+    reader->wrong = wrong;
     dp_status status = DP_OK;
     for (int round = 0; round < DP__CUDA_CHECK_ROUNDS && status == DP_OK; round++)
-        status = dp__cuda_check_round(reader, from, wrong, (uint64_t)(round + 1) * 0x5851f42d);
+        status = dp__cuda_check_round(reader, from, (uint64_t)(round + 1) * 0x5851f42d);
     if (status == DP_ERR_TIMEOUT) { /* all of it stays */
         atomic_store(&dp__cuda_lost[reader->gpu->ordinal], true);
         atomic_store(&dp__cuda_lost[from->gpu->ordinal], true);
-        return status;
     }
-    (void)dp__cuda.cudaStreamSynchronize(reader->stream);
-    (void)dp__cuda.cudaFreeHost(wrong);
     return status;
 }
 

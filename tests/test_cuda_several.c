@@ -690,6 +690,30 @@ TEST_SLOW(every_call_of_a_collective_fails, 60)
     }
 }
 
+/* A call fails in the middle of a pair's check: what it had begun is over before its memory goes,
+   and the copy is made through the host. */
+TEST_SLOW(every_call_of_a_check_fails, 60)
+{
+    bool fired = true;
+    for (long n = 1; fired; n += test_stride()) {
+        team t;
+        all_pairs(2, SIM_PEER_GOOD);
+        team_open(&t, 2, NULL, 2, 1000);
+        CHECK_OK(dp_wait(t.ctx));
+        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        dp_status status = dp_copy(t.ctx, &t.recv[1], &t.source[0], NULL);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        if (status == DP_OK) {
+            CHECK_OK(dp_read(t.ctx, &t.recv[1], host, 1000 * sizeof *host));
+            CHECK_F64(host[999], number_of(0, 999), 0);
+        }
+        dp_scope_end(t.scope);
+        dp_close(t.ctx);
+        CHECK_INT(sim_finding_count(NULL), 0);
+    }
+}
+
 /* ---- models ---------------------------------------------------------------------------------- */
 
 /* Parameters that replicas read are written right after a forward, while it may still run. */
