@@ -3227,9 +3227,8 @@ static void dp__cuda_stream_destroy(dp_stream *stream)
     const dp_host *host = stream->dev->host;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
     if (own->native != NULL && !own->adopted && dp__cuda_enter(gpu) == DP_OK) {
-        if (!host->aborted(
-                host)) /* cudaStreamDestroy lets work go on; its memory may be freed now */
-            (void)dp__cuda.cudaStreamSynchronize(own->native);
+        /* cudaStreamDestroy lets work go on; its memory may be freed now */
+        (void)dp__cuda.cudaStreamSynchronize(own->native);
         (void)dp__cuda.cudaGetLastError();
         (void)dp__cuda_leave(gpu, DP_OK, "cudaStreamDestroy",
                              dp__cuda.cudaStreamDestroy(own->native));

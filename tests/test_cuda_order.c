@@ -12,6 +12,8 @@
 
 enum { SIDE = 40000, SEEDS = 4 }; /* elements */
 
+static const net_shape by_rows = {0};
+
 static dp_ctx *open_gpus(int gpus)
 {
     dp_ctx *ctx = NULL;
@@ -54,6 +56,7 @@ typedef struct side {
     dp_stream *stream;
     cudaStream_t native, compute;
     cudaEvent_t event;
+    void *memory; /* NULL: none */
 } side;
 
 static CUresult (*push)(CUcontext);
@@ -92,6 +95,7 @@ static void side_close(side *own)
     find_entry("cuDevicePrimaryCtxRelease", &release);
     CHECK_INT(cudaStreamSynchronize(own->native), cudaSuccess);
     dp_cuda_release(own->stream);
+    CHECK_INT(cudaFree(own->memory), cudaSuccess);
     CHECK_INT(cudaEventDestroy(own->event), cudaSuccess);
     CHECK_INT(cudaStreamDestroy(own->native), cudaSuccess);
     CHECK_INT(pop(&popped), CUDA_SUCCESS);
@@ -171,8 +175,11 @@ static void copy_columns_beside(dp_ctx *ctx)
     const int64_t shape[] = {ROWS};
     side own = side_open(ctx);
     dp_scope *scope = dp_scope_begin(ctx);
-    dp_tensor x, column, there = dp_wrap(host, DP_F32, 1, shape);
+    dp_tensor x, y, column, other, there = dp_wrap(host, DP_F32, 1, shape);
     CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(ROWS, COLS), &x));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(ROWS, COLS), &y));
+    CHECK_OK(dp_fill(ctx, &y, dp_float(7)));
+    CHECK_OK(dp_select(&y, 1, 1, &other));
     for (int i = 1; i < 4; i++) {
         CHECK_OK(dp_select(&x, 1, i % COLS, &column));
         CHECK_OK(dp_copy(ctx, &there, &column, NULL)); /* leaves such memory behind */
@@ -182,7 +189,8 @@ static void copy_columns_beside(dp_ctx *ctx)
         for (int k = 0; k < ROWS; k++)
             host[k] = (float)(k + i);
         CHECK_OK(dp_copy(ctx, &column, &there, own.stream));
-        memset(host, 0, sizeof host);
+        CHECK_OK(dp_copy(ctx, &there, &other, NULL)); /* takes it again */
+        CHECK_F64(host[0] + host[ROWS - 1], 14, 0);
         side_joins(&own);
         CHECK_OK(dp_copy(ctx, &there, &column, NULL));
         for (int k = 0; k < ROWS; k++)
@@ -223,6 +231,39 @@ TEST(a_stream_is_used_behind_pending_work)
     with_seeds(1, use_behind_work);
 }
 
+/* A stream goes with work in it, and the memory that this uses goes next. */
+static void leave_work(dp_ctx *ctx, bool fails)
+{
+    dp_stream *stream = NULL;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x, y;
+    make(scope, ctx, 0, &x);
+    make(scope, ctx, 0, &y);
+    CHECK_OK(dp_fill(ctx, &x, dp_float(1)));
+    CHECK_OK(dp_cuda()->stream_create(dp_local_stream(ctx, 0)->dev, 0, &stream));
+    CHECK_OK(dp_copy(ctx, &y, &x, stream));
+    if (fails)
+        dp_abort(ctx, DP_ERR_ABORTED, NULL);
+    dp_cuda()->stream_destroy(stream);
+    dp_scope_end(scope);
+}
+
+static void leave_work_behind(dp_ctx *ctx)
+{
+    leave_work(ctx, false);
+}
+
+static void leave_work_of_a_job_that_fails(dp_ctx *ctx)
+{
+    leave_work(ctx, true);
+}
+
+TEST(a_stream_goes_with_work_in_it)
+{
+    with_seeds(1, leave_work_behind);
+    with_seeds(1, leave_work_of_a_job_that_fails);
+}
+
 /* ---- memory of the host ---------------------------------------------------------------------- */
 
 /* Pinned memory is read later, on the compute stream and on another; after dp_wait it is free. */
@@ -261,6 +302,102 @@ static void wait_for_readers(dp_ctx *ctx)
 TEST(pinned_memory_is_free_after_a_wait)
 {
     with_seeds(1, wait_for_readers);
+}
+
+/* Work of the user's on the compute stream writes to it. */
+static void wait_for_writers(dp_ctx *ctx)
+{
+    dp_stream *stream = dp_local_stream(ctx, 0);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x;
+    void *memory = NULL;
+    make(scope, ctx, 0, &x);
+    CHECK_OK(dp_cuda()->host_alloc(stream->dev, SIDE * sizeof(float), &memory));
+    for (int i = 1; i < 4; i++) {
+        CHECK_OK(dp_fill(ctx, &x, dp_float(i)));
+        CHECK_OK(dp_cuda()->copy_out(stream, memory, x.data, SIDE * sizeof(float)));
+        CHECK_OK(i == 1 ? dp_wait(ctx) : dp_barrier(ctx));
+        CHECK_F64(((float *)memory)[SIDE - 1], i, 0);
+    }
+    dp_scope_end(scope);
+    dp_cuda()->host_free(stream->dev, memory, SIDE * sizeof(float));
+}
+
+TEST(pinned_memory_is_written_before_a_wait_is_over)
+{
+    with_seeds(1, wait_for_writers);
+    with_seeds(2, wait_for_writers);
+}
+
+/* Parameters are written from memory that the GPU reads where it is. */
+static void write_pinned(dp_ctx *ctx)
+{
+    const size_t bytes = NET_IN * NET_OUT * sizeof(float);
+    dp_dev *dev = dp_local_stream(ctx, 0)->dev;
+    dp_module *net = net_create(ctx, &by_rows, 0);
+    float numbers[NET_PARAMS];
+    void *memory = NULL;
+    CHECK_OK(dp_cuda()->host_alloc(dev, bytes, &memory));
+    for (int i = 1; i < 4; i++) {
+        for (int k = 0; k < NET_IN * NET_OUT; k++)
+            ((float *)memory)[k] = (float)(i + k);
+        CHECK_OK(dp_params_write(net, NET_W, memory, bytes));
+        memset(memory, 0, bytes);
+        net_numbers(ctx, net, false, numbers);
+        CHECK_F64(numbers[0], i, 0);
+    }
+    dp_cuda()->host_free(dev, memory, bytes);
+}
+
+TEST(pinned_numbers_that_were_written_may_go)
+{
+    with_seeds(1, write_pinned);
+}
+
+/* What was kept needs its source no more: memory on the GPU, but not the library's. */
+static void keep_foreign(dp_ctx *ctx)
+{
+    const int64_t shape[] = {SIDE};
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value kept;
+    CHECK_INT(cudaMalloc(&own.memory, SIDE * sizeof(float)), cudaSuccess);
+    dp_tensor source = dp_wrap(own.memory, DP_F32, 1, shape);
+    source.device = dp_local_device(ctx, 0);
+    CHECK_OK(dp_fill(ctx, &source, dp_float(3)));
+    CHECK_OK(dp_keep(scope, dp_of(scope, &source), &kept));
+    CHECK_INT(cudaFree(own.memory), cudaSuccess);
+    own.memory = NULL;
+    check_all(ctx, kept.as.t, 3);
+    dp_scope_end(scope);
+    side_close(&own);
+}
+
+TEST(the_source_of_what_was_kept_may_go)
+{
+    with_seeds(1, keep_foreign);
+}
+
+/* A user's stream still copies from the ring, to memory of the user's, when the context closes. */
+TEST(a_context_closes_behind_its_ring)
+{
+    static float host[SIDE];
+    const int64_t shape[] = {SIDE};
+    for (unsigned seed = 0; seed < SEEDS; seed++) {
+        sim_defer(seed * 0x9e3779b9u);
+        dp_ctx *ctx = open_gpus(1);
+        side own = side_open(ctx);
+        CHECK_INT(cudaMalloc(&own.memory, sizeof host), cudaSuccess);
+        dp_tensor there = dp_wrap(own.memory, DP_F32, 1, shape),
+                  here = dp_wrap(host, DP_F32, 1, shape);
+        there.device = dp_local_device(ctx, 0);
+        CHECK_OK(dp_copy(ctx, &there, &here, own.stream));
+        dp_cuda_release(own.stream);
+        own.stream = NULL;
+        dp_close(ctx);
+        side_close(&own);
+    }
+    sim_check_leaks();
 }
 
 /* A scope's host memory is read until its end, whichever streams read it. */
@@ -458,8 +595,6 @@ TEST_SLOW(rows_of_odd_lengths_and_pitches, 60)
 }
 
 /* ---- everything, late ------------------------------------------------------------------------ */
-
-static const net_shape by_rows = {0};
 
 /* A forward and a backward, then a parameter is written while replicas may still read it. */
 static void train(dp_ctx *ctx)
