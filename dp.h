@@ -4106,26 +4106,24 @@ static dp_status dp__copy_inside(dp_ctx *ctx, const dp__device *device, dp_strea
     return status != DP_ERR_UNSUPPORTED ? status : dp__copy_runs(&copy, dst->data, src->data);
 }
 
-/* What follows on `stream` comes after what is enqueued on the device's compute stream. */
+/* What follows on `stream`, of the same table, comes after what is enqueued on the device's compute
+   stream. */
 static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
 {
     const dp_device_ops *ops = device->dev->ops;
     if (device->stream == stream)
         return DP_OK;
     DP_TRY(ops->event_record(device->done, device->stream));
-    if (stream->dev->ops == ops)
-        return ops->event_wait(stream, device->done);
-    return dp__waited(ops->event_sync(device->done));
+    return ops->event_wait(stream, device->done);
 }
 
 static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
                                  const dp_tensor *dst, const dp_tensor *src);
 
-/* Like `tensor`, dense, on a device; for `stream`, until the scope ends. */
-static dp_status dp__packed_make(dp_scope *temp, dp__device *device, dp_stream *stream,
-                                 const dp_tensor *tensor, dp_tensor *out)
+/* Like `tensor`, dense, on a device, until the scope ends. */
+static dp_status dp__packed_make(dp_scope *temp, const dp__device *device, const dp_tensor *tensor,
+                                 dp_tensor *out)
 {
-    DP_TRY(dp__order_after(device, stream)); /* earlier work there may still use this memory */
     return dp__tensor_make(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out);
 }
 
@@ -4137,7 +4135,7 @@ static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, d
     dp_scope *temp = NULL;
     dp_tensor packed;
     DP_TRY(dp__temp_begin(ctx, &temp));
-    dp_status status = dp__packed_make(temp, device, stream, dst, &packed);
+    dp_status status = dp__packed_make(temp, device, dst, &packed);
     if (status == DP_OK)
         status = in ? dp__copy_across(ctx, way, device, stream, &packed, src)
                     : dp__copy_inside(ctx, device, stream, &packed, src);
@@ -4206,11 +4204,11 @@ static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream,
     DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = DP_OK;
     if (packs_src)
-        status = dp__packed_make(temp, from, from->stream, src, &packed_src);
+        status = dp__packed_make(temp, from, src, &packed_src);
     if (status == DP_OK && packs_src)
         status = dp__copy_inside(ctx, from, from->stream, &packed_src, src);
     if (status == DP_OK && packs_dst)
-        status = dp__packed_make(temp, to, stream, dst, &packed_dst);
+        status = dp__packed_make(temp, to, dst, &packed_dst);
     if (status == DP_OK)
         status = dp__peer_dense(to, stream, from, &packed_dst, &packed_src);
     if (status == DP_OK && packs_dst)
@@ -4263,7 +4261,6 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
         DP_TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
         return dp__mark_read(to, stream);
     }
-    DP_TRY(dp__order_after(from, stream));
     if (to == from || dp__is_host(to))
         return dp__copy_inside(ctx, to, stream, dst, src);
     return dp__copy_peer(ctx, to, stream, from, dst, src);

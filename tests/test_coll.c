@@ -975,6 +975,41 @@ WORLD_TEST(barrier)
     }
 }
 
+/* Nobody waits between two calls: what the first has not read or written yet is left alone. */
+WORLD_TEST(two_in_a_row)
+{
+    enum { COUNT = 64, ROOM = MOST_RANKS * COUNT };
+    static const verb verbs[] = {ALL_REDUCE, BROADCAST, ALL_GATHER};
+    unsigned char bytes[ROOM];
+    for (int v = 0; v < 3; v++) {
+        for (int r = w->first; r < w->first + w->count; r++) {
+            for (int k = 0; k < 2; k++) {
+                memset(bytes, 1 + r + 20 * k, COUNT);
+                put(w, &w->a[r], (size_t)k * COUNT, bytes, COUNT);
+            }
+        }
+        for (int k = 0; k < 2; k++) {
+            const call c = {verbs[v], DP_U8, DP_OP_MAX, COUNT, w->ranks - 1, false};
+            dp_part parts[MOST_RANKS];
+            for (int r = 0; r < w->ranks; r++) {
+                parts[r] = (dp_part){.send = (char *)w->a[r].data + k * COUNT,
+                                     .recv = (char *)w->b[r].data + k * ROOM};
+            }
+            CHECK_OK(issue(w, &c, parts));
+        }
+        for (int r = w->first; r < w->first + w->count; r++) {
+            for (int k = 0; k < 2; k++) {
+                bool all = verbs[v] == ALL_GATHER;
+                for (int from = all ? 0 : w->ranks - 1; from < w->ranks; from++) {
+                    get(w, &w->b[r], (size_t)(k * ROOM + all * from * COUNT), bytes, COUNT);
+                    CHECK_INT(bytes[0], 1 + from + 20 * k);
+                    CHECK_INT(bytes[COUNT - 1], 1 + from + 20 * k);
+                }
+            }
+        }
+    }
+}
+
 /* CPU devices take memory of anybody's, at any address that suits the dtype. */
 TEST(memory_of_the_users)
 {

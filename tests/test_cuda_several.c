@@ -254,27 +254,64 @@ TEST_SLOW(long_sums_on_two_gpus, 60)
     team_close(&t);
 }
 
+/* Streams of the users' do the collectives. */
+static void streams_open(team *t)
+{
+    for (int r = 0; r < t->count; r++)
+        CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t->ctx, r)->dev, 0, &t->streams[r]));
+    CHECK_OK(dp_wait(t->ctx));
+}
+
+static void streams_close(team *t)
+{
+    for (int r = 0; r < t->count; r++)
+        dp_cuda()->stream_destroy(t->streams[r]);
+}
+
+static void streams_wait(const team *t)
+{
+    for (int r = 0; r < t->count; r++)
+        CHECK_OK(dp_cuda()->stream_sync(t->streams[r]));
+}
+
+/* Compute streams write to memory that a call may take, and then to what it has given back. */
+static void write_to_spare_memory(team *t)
+{
+    dp_scope *scope = dp_scope_begin(t->ctx);
+    for (int64_t count = 1000; count <= 3000; count += 2000)
+        for (int r = 0; r < t->count; r++) {
+            dp_tensor spare;
+            CHECK_OK(dp_tensor_new(scope, dp_local_device(t->ctx, r), DP_F32, 1, &count, &spare));
+            CHECK_OK(dp_fill(t->ctx, &spare, dp_float(FILLED)));
+        }
+    dp_scope_end(scope);
+}
+
+static dp_status run_misaligned(team *t)
+{
+    dp_part parts[MOST];
+    for (int r = 0; r < t->count; r++)
+        parts[r] =
+            (dp_part){(char *)t->send[r].data + 1, (char *)t->recv[r].data + 1, t->streams[r]};
+    return dp_all_reduce(t->ctx, parts, 1000, DP_F32, DP_OP_SUM);
+}
+
 /* The parts say which streams: the library's own ones go on with something else. */
 TEST_SLOW(collectives_on_streams_of_the_users, 60)
 {
     team t;
     all_pairs(3, SIM_PEER_GOOD);
     team_open(&t, 3, (const int[]){0, 1, 2}, 3, LONG_COUNT);
-    for (int r = 0; r < t.count; r++)
-        CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, r)->dev, 0, &t.streams[r]));
-    CHECK_OK(dp_wait(t.ctx));
-    for (int v = 0; v < SUM_TO; v++) {
-        dp_part parts[MOST];
-        for (int r = 0; r < t.count; r++) {
-            CHECK_OK(dp_copy(t.ctx, &t.send[r], &t.source[r], t.streams[r]));
-            parts[r] = (dp_part){t.send[r].data, t.recv[r].data, t.streams[r]};
-        }
-        CHECK_OK(run_verb(&t, (verb)v, 1000, 1));
+    streams_open(&t);
+    for (int v = 0; v <= VERBS; v++) {
         for (int r = 0; r < t.count; r++)
-            CHECK_OK(dp_cuda()->stream_sync(parts[r].stream));
+            CHECK_OK(dp_copy(t.ctx, &t.send[r], &t.source[r], t.streams[r]));
+        write_to_spare_memory(&t);
+        CHECK_OK(v < VERBS ? run_verb(&t, (verb)v, 1000, 1) : run_misaligned(&t));
+        write_to_spare_memory(&t);
+        streams_wait(&t);
     }
-    for (int r = 0; r < t.count; r++)
-        dp_cuda()->stream_destroy(t.streams[r]);
+    streams_close(&t);
     team_close(&t);
 }
 
@@ -292,8 +329,9 @@ static void copy_over(team *t, dp_stream *stream, dp_stream *writes)
     }
     CHECK_OK(dp_fill(t->ctx, &t->recv[1], dp_float(FILLED)));
     CHECK_OK(dp_copy(t->ctx, &t->recv[1], &t->send[0], stream));
-    if (stream == writes)
-        CHECK_OK(dp_copy(t->ctx, &t->send[0], &t->recv[0], writes));
+    if (stream == writes) /* work of the user's, which only the stream orders */
+        CHECK_OK(dp_cuda()->copy(writes != NULL ? writes : dp_local_stream(t->ctx, 0),
+                                 t->send[0].data, t->recv[0].data, t->room * sizeof *host));
     if (stream != NULL)
         CHECK_OK(dp_cuda()->stream_sync(stream));
     CHECK_OK(dp_read(t->ctx, &t->recv[1], host, t->room * sizeof *host));

@@ -2129,7 +2129,7 @@ static void every_call_fails(const dp_device_ops *ops, dp_status fault)
     while (job_with_fault(&config, n, fault)) {
         n += test_stride();
     }
-    CHECK(n > 60);
+    CHECK(n > 50);
 }
 
 #if defined(TEST_CONFORM)
