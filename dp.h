@@ -3980,10 +3980,8 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
         status = ops->kernel(stream, args);
     if (status != DP_ERR_UNSUPPORTED)
         return status;
-    if (dp__is_host(device)) {
-        DP_TRY(dp__sync(stream));
+    if (dp__is_host(device)) /* its streams have nothing to do */
         return dp__kernel_on_host(ctx, args);
-    }
     dp_scope *temp = NULL;
     DP_TRY(dp__temp_begin(ctx, &temp));
     return dp__temp_end(temp, stream, dp__kernel_bounced(ctx, temp, device, stream, args));

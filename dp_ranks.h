@@ -871,10 +871,8 @@ static dp_status dp__with_temp(const dp__coll *coll,
     dp_scope *temp = NULL;
     DP_TRY(dp__temp_begin(ctx, &temp));
     dp_status status = run(coll, temp);
-    for (int i = 0; i < ctx->info.local_count; i++) {
-        dp_stream *stream = ctx->parts[i].stream;
-        status = status == DP_OK ? dp__sync(stream) : dp__drain(ctx, stream, status);
-    }
+    for (int i = 0; i < ctx->info.local_count && status == DP_OK; i++)
+        status = dp__sync(ctx->parts[i].stream);
     return dp__temp_end(temp, NULL, status);
 }
 

@@ -329,6 +329,39 @@ TEST(pinned_memory_is_written_before_a_wait_is_over)
     with_seeds(2, wait_for_writers);
 }
 
+/* A copy that failed does not read it any more, on whatever stream. */
+TEST(every_call_of_a_copy_of_pinned_memory_fails)
+{
+    const int64_t shape[] = {SIDE};
+    void *memory = NULL;
+    dp_ctx *ctx = open_gpus(1);
+    side own = side_open(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x;
+    make(scope, ctx, 0, &x);
+    CHECK_OK(dp_cuda()->host_alloc(own.stream->dev, SIDE * sizeof(float), &memory));
+    dp_tensor there = dp_wrap(memory, DP_F32, 1, shape);
+    for (int beside = 0; beside < 2; beside++) {
+        bool fired = true;
+        for (long n = 1; fired; n++) {
+            sim_fail_at(n, cudaErrorMemoryAllocation, false);
+            dp_status status = dp_copy(ctx, &x, &there, beside ? own.stream : NULL);
+            fired = sim_fault_fired();
+            sim_fail_at(0, 0, false);
+            if (status == DP_OK) {
+                CHECK_OK(dp_wait(ctx));
+                CHECK_INT(cudaStreamSynchronize(own.native), cudaSuccess);
+            }
+            memset(memory, 0, SIDE * sizeof(float));
+        }
+    }
+    dp_scope_end(scope);
+    dp_cuda()->host_free(own.stream->dev, memory, SIDE * sizeof(float));
+    side_close(&own);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
 /* Parameters are written from memory that the GPU reads where it is. */
 static void write_pinned(dp_ctx *ctx)
 {

@@ -369,28 +369,35 @@ TEST(copies_through_the_host_on_streams_of_either_gpu)
     copies_over(SIM_PEER_NONE);
 }
 
-/* Rows of a wide tensor have to be packed on both sides. */
-TEST(strided_copies_on_a_stream_of_the_reader)
+/* Rows of a wide tensor have to be packed on both sides, in memory that is used again. */
+static void copy_rows_over(team *t, int rank)
 {
-    team t;
     dp_stream *side = NULL;
     dp_tensor from, to;
-    all_pairs(2, SIM_PEER_GOOD);
-    team_open(&t, 2, NULL, 2, 6000);
-    CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, 0)->dev, 0, &side));
-    CHECK_OK(dp_reshape(&t.source[0], 2, (const int64_t[]){100, 60}, &from));
-    CHECK_OK(dp_reshape(&t.recv[1], 2, (const int64_t[]){100, 60}, &to));
-    CHECK_OK(dp_fill(t.ctx, &t.recv[1], dp_float(FILLED)));
-    CHECK_OK(dp_narrow(&from, 1, 3, 5, &from));
-    CHECK_OK(dp_narrow(&to, 1, 20, 5, &to));
-    CHECK_OK(dp_copy(t.ctx, &to, &from, side));
+    CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t->ctx, rank)->dev, 0, &side));
+    CHECK_OK(dp_reshape(&t->source[0], 2, (const int64_t[]){100, 60}, &from));
+    CHECK_OK(dp_reshape(&t->recv[1], 2, (const int64_t[]){100, 60}, &to));
+    CHECK_OK(dp_fill(t->ctx, &t->recv[1], dp_float(FILLED)));
+    CHECK_OK(dp_narrow(&from, 1, 3, 10, &from));
+    CHECK_OK(dp_narrow(&to, 1, 20, 10, &to));
+    CHECK_OK(dp_copy(t->ctx, &to, &from, side));
+    write_to_spare_memory(t);
     CHECK_OK(dp_cuda()->stream_sync(side));
-    CHECK_OK(dp_read(t.ctx, &t.recv[1], host, 6000 * sizeof *host));
+    CHECK_OK(dp_read(t->ctx, &t->recv[1], host, 6000 * sizeof *host));
     for (size_t i = 0; i < 6000; i++) {
-        bool inside = i % 60 >= 20 && i % 60 < 25;
+        bool inside = i % 60 >= 20 && i % 60 < 30;
         CHECK_F64(host[i], inside ? number_of(0, i - 17) : FILLED, 0);
     }
     dp_cuda()->stream_destroy(side);
+}
+
+TEST(strided_copies_on_streams_of_either_gpu)
+{
+    team t;
+    all_pairs(2, SIM_PEER_GOOD);
+    team_open(&t, 2, NULL, 2, 6000);
+    copy_rows_over(&t, 0);
+    copy_rows_over(&t, 1);
     team_close(&t);
 }
 
@@ -451,6 +458,23 @@ TEST_SLOW(replicas_are_sent_from_gpu_to_gpu, 60)
     replicate_among(2, SIM_PEER_GOOD);
     replicate_among(3, SIM_PEER_NONE);
     replicate_among(5, SIM_PEER_GOOD);
+}
+
+/* Parts on one GPU are added where they lie: their own streams write them before and behind. */
+TEST(parts_are_added_where_they_lie)
+{
+    team t;
+    team_open(&t, 1, (const int[]){0, 0, 0}, 3, 20011);
+    for (int i = 1; i < 4; i++) {
+        for (int r = 0; r < t.count; r++)
+            CHECK_OK(dp_fill(t.ctx, &t.send[r], dp_float(i + r)));
+        CHECK_OK(dp_reduce_add_into(t.ctx, t.send, 3, &t.recv[0]));
+        for (int r = 0; r < t.count; r++)
+            CHECK_OK(dp_fill(t.ctx, &t.send[r], dp_float(FILLED)));
+        CHECK_OK(dp_read(t.ctx, &t.recv[0], host, t.room * sizeof *host));
+        CHECK_F64(host[0] + host[t.room - 1], 6 * (i + 1), 0);
+    }
+    team_close(&t);
 }
 
 /* Wrong memory in a collective is refused, and changes nothing. */
@@ -668,6 +692,61 @@ TEST(copies_that_pass_the_host_cannot_be_captured)
     refused_in_capture(SIM_PEER_GOOD, "the first copy from another GPU, which is checked, cannot");
 }
 
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+enum { GRADS = 1000 };
+
+/* Gradients are the first of what is received. */
+static dp_status reducer_make(team *t, dp_dtype wire, dp_reducer **out)
+{
+    static const dp_range ranges[] = {{.unit = 0, .count = GRADS / 3},
+                                      {.unit = 1, .first = GRADS / 3, .count = GRADS - GRADS / 3}};
+    static void *local[MOST];
+    for (int r = 0; r < t->count; r++)
+        local[r] = t->recv[r].data;
+    return dp_reducer_create(t->ctx,
+                             &(dp_reducer_config){.blocks = &(dp_block){DP_F32, GRADS, local},
+                                                  .block_count = 1,
+                                                  .ranges = ranges,
+                                                  .range_count = 2,
+                                                  .reduction = DP_SUM,
+                                                  .wire = wire},
+                             out);
+}
+
+static dp_status reduce_gradients(team *t, dp_reducer *reducer)
+{
+    DP_TRY(dp_reducer_begin(reducer, NULL));
+    for (int r = 0; r < t->count; r++) {
+        DP_TRY(dp_reducer_ready(reducer, r, 1, NULL));
+        DP_TRY(dp_reducer_ready(reducer, r, 0, t->streams[r]));
+    }
+    return dp_reducer_finish(reducer);
+}
+
+/* They are made on streams of the users', which the reduction comes after. */
+TEST(gradients_on_streams_of_the_users)
+{
+    team t;
+    dp_reducer *reducer = NULL;
+    all_pairs(3, SIM_PEER_GOOD);
+    team_open(&t, 3, NULL, 3, GRADS);
+    streams_open(&t);
+    CHECK_OK(reducer_make(&t, 0, &reducer));
+    for (int pass = 0; pass < 3; pass++) {
+        for (int r = 0; r < t.count; r++)
+            CHECK_OK(dp_copy(t.ctx, &t.recv[r], &t.source[r], t.streams[r]));
+        CHECK_OK(reduce_gradients(&t, reducer));
+        for (int r = 0; r < t.count; r++) {
+            CHECK_OK(dp_read(t.ctx, &t.recv[r], host, GRADS * sizeof *host));
+            for (size_t i = 0; i < GRADS; i++)
+                CHECK_F64(host[i], sum_of(&t, i), 0);
+        }
+    }
+    streams_close(&t);
+    team_close(&t);
+}
+
 /* ---- what is lost ---------------------------------------------------------------------------- */
 
 /* A pair that hangs costs both GPUs. Nothing is asked of them any more; the third goes on. */
@@ -726,6 +805,107 @@ TEST_SLOW(every_call_of_a_collective_fails, 60)
         dp_close(t.ctx);
         CHECK_INT(sim_finding_count(NULL), 0);
     }
+}
+
+static void trio_open(team *t, int gpus, size_t room)
+{
+    team_open(t, gpus, (const int[]){0, 1 % gpus, 2 % gpus}, 3, room);
+    CHECK_OK(run_verb(t, SUM, t->room, 0)); /* pairs are checked */
+    streams_open(t);
+}
+
+static void trio_close(team *t)
+{
+    streams_close(t);
+    team_close(t);
+}
+
+/* The memory of a call that failed may be written to at once, on any stream. */
+static void write_after(team *t, dp_status status)
+{
+    for (int r = 0; r < t->count && status != DP_OK; r++) {
+        CHECK_OK(dp_fill(t->ctx, &t->send[r], dp_float(FILLED)));
+        CHECK_OK(dp_cuda()->copy(t->streams[r], t->recv[r].data, t->source[r].data,
+                                 t->room * sizeof *host));
+    }
+    if (status != DP_OK)
+        write_to_spare_memory(t);
+    streams_wait(t);
+    CHECK_OK(dp_wait(t->ctx));
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+static dp_status run_weighted(team *t)
+{
+    const double weights[] = {1, 2, 3};
+    dp_part parts[MOST];
+    for (int r = 0; r < t->count; r++)
+        parts[r] = (dp_part){t->send[r].data, t->recv[r].data, t->streams[r]};
+    return dp_all_reduce_weighted(t->ctx, parts, weights, 1000, DP_F32);
+}
+
+static dp_status run_replicate(team *t)
+{
+    return dp_replicate_into(t->ctx, &t->send[0], &t->recv[1], (size_t)t->count - 1);
+}
+
+static dp_status run_sum(team *t)
+{
+    return run_verb(t, SUM, 1000, 0);
+}
+
+static dp_status run_sum_to(team *t)
+{
+    return run_verb(t, SUM_TO, 1000, 0);
+}
+
+static dp_status run_add(team *t)
+{
+    return dp_reduce_add_into(t->ctx, t->send, (size_t)t->count, &t->recv[0]);
+}
+
+/* Halves travel, and are cast on the way. */
+static dp_status run_gradients(team *t)
+{
+    dp_reducer *reducer = NULL;
+    dp_status status = reducer_make(t, DP_BF16, &reducer);
+    if (status == DP_OK)
+        status = reduce_gradients(t, reducer);
+    dp_reducer_destroy(reducer);
+    return status;
+}
+
+/* Each call of it fails, one after another. */
+static void fail_everywhere(dp_status (*run)(team *t), int gpus, size_t room)
+{
+    team t;
+    bool fired = true;
+    trio_open(&t, gpus, room);
+    for (long n = 1; fired; n++) {
+        sim_fail_at(n, cudaErrorMemoryAllocation, false);
+        dp_status status = run(&t);
+        fired = sim_fault_fired();
+        sim_fail_at(0, 0, false);
+        if (dp_status_class(status) == DP_CLASS_JOB) { /* it was a wait that failed */
+            trio_close(&t);
+            trio_open(&t, gpus, room);
+        } else {
+            write_after(&t, status);
+        }
+    }
+    trio_close(&t);
+}
+
+TEST_SLOW(what_failed_touches_nothing_afterwards, 60)
+{
+    all_pairs(3, SIM_PEER_GOOD);
+    fail_everywhere(run_sum, 3, 1000);
+    fail_everywhere(run_sum_to, 1, 1000);
+    fail_everywhere(run_weighted, 1, 1000);
+    fail_everywhere(run_misaligned, 1, 1001);
+    fail_everywhere(run_add, 1, 1000);
+    fail_everywhere(run_gradients, 1, GRADS);
+    fail_everywhere(run_replicate, 3, LONG_COUNT);
 }
 
 /* A call fails in the middle of a pair's check: what it had begun is over before its memory goes,
@@ -787,5 +967,51 @@ TEST(a_shared_parameter_is_written_after_a_forward)
     write_after_forward(1, (const int[]){0, 0, 0}, 3);
     write_after_forward(3, NULL, 3);
     write_after_forward(2, (const int[]){0, 1, 0, 1}, 4);
+}
+
+static dp_tensor copied; /* of the second replica's device */
+
+/* Nothing of what replica 1 does is gathered. */
+static dp_status copy_param(dp_call *call)
+{
+    dp_tensor param = dp_param_tensor(call, 0);
+    call->out = dp_none();
+    return call->replica == 1 ? dp_copy(call->ctx, &copied, &param, NULL) : DP_OK;
+}
+
+TEST(a_shared_parameter_is_written_after_a_replica_read_it)
+{
+    static const dp_method methods[] = {{"forward", copy_param}};
+    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {4}}};
+    dp_ctx *ctx = NULL;
+    dp_module *net = NULL, *par = NULL;
+    open_on(&ctx, 1, (const int[]){0, 0}, 2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .params = params,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(4), &copied));
+    for (int i = 1; i < 4; i++) {
+        dp_tensor param;
+        dp_value out;
+        float number = 0;
+        CHECK_OK(dp_params_edit(net, 0, &param, NULL));
+        CHECK_OK(dp_fill(ctx, &param, dp_float(i)));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
+                           &out, NULL));
+        CHECK_OK(dp_fill(ctx, &param, dp_float(FILLED)));
+        dp_tensor first = first_of(&copied, 1);
+        CHECK_OK(dp_read(ctx, &first, &number, sizeof number));
+        CHECK_F64(number, i, 0);
+    }
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count(NULL), 0);
 }
 #endif
