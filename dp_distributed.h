@@ -418,8 +418,6 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
     DP_TRY(dp__aside_make(face, temp, &aside));
     DP_TRY(dp__runs_spread(fn, face, temp, DP__PARAMS, aside, false));
     DP_TRY(dp__runs_spread(fn, face, temp, DP__BUFFERS, aside, false));
-    for (size_t r = 0; r < face->count; r++) /* `aside` is read until then */
-        DP_TRY(dp__sync(face->ctx->devices[r].stream));
     dp__changed(face->inner);
     return DP_OK;
 }
@@ -524,7 +522,6 @@ static dp_status dp__ranks_absent(const dp__face *face, size_t first)
         const dp__memory *memory = &face->replicas[r];
         for (dp__patch *patch = memory->all_patches; patch != NULL; patch = patch->next)
             DP_TRY(dp__patch_zero(face->ctx, memory, patch));
-        DP_TRY(dp__sync(face->ctx->devices[r].stream));
         dp__reducer_absent(face->ranks->reducer, (int)r);
     }
     return DP_OK;

@@ -1014,4 +1014,44 @@ TEST(a_shared_parameter_is_written_after_a_replica_read_it)
     sim_check_leaks();
     CHECK_INT(sim_finding_count(NULL), 0);
 }
+
+/* On all ranks, of which some have no row in the second step. */
+static void train_on_all_ranks(int gpus, const int *devices, int count)
+{
+    static const net_shape rows = {0};
+    static const float w[NET_PARAMS] = {1, -1, 2, -2, 3, -3, 1, 2};
+    static const char *const batches[] = {"(f32[13,3],)", "(f32[2,3],)"};
+    static const float sums[][2] = {{234, 13}, {3, 2}}; /* 0 + 3 + ... + 36, rows */
+    dp_ctx *ctx = NULL;
+    dp_module *par = NULL;
+    all_pairs(gpus, SIM_PEER_GOOD);
+    open_on(&ctx, gpus, devices, count);
+    dp_module *net = net_create(ctx, &rows, 0);
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    for (int step = 0; step < 2; step++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value y;
+        dp_pass *pass = NULL;
+        float grads[NET_PARAMS];
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, batches[step]), dp_none(), NULL,
+                           &y, &pass));
+        CHECK_OK(dp_backward(pass, dp_float(1), NULL));
+        net_numbers(ctx, net, true, grads);
+        CHECK_F64(grads[0], sums[step][0], 0);
+        CHECK_F64(grads[NET_PARAMS - 1], sums[step][1], 0);
+        CHECK_OK(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
+        dp_scope_end(scope);
+    }
+    dp_close(ctx);
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+TEST(training_on_all_ranks)
+{
+    train_on_all_ranks(3, NULL, 3);
+    train_on_all_ranks(2, (const int[]){0, 0, 1, 1}, 4);
+    train_on_all_ranks(1, (const int[]){0, 0, 0}, 3);
+}
 #endif
