@@ -826,6 +826,128 @@ TEST_SLOW(same_call_same_bits, 60)
     }
 }
 
+/* ---- the bits of the CPU --------------------------------------------------------------------- */
+
+#if defined(TEST_CUDA)
+
+typedef struct layout { /* of the bits of a floating dtype: how many digits, the last exponent */
+    unsigned digits;
+    uint64_t last;
+} layout;
+
+static const layout layouts[] = {
+    [DP_F32] = {23, 0xff}, [DP_F64] = {52, 0x7ff}, [DP_F16] = {10, 0x1f}, [DP_BF16] = {7, 0xff}};
+
+/* Zeros of both signs, the least and the greatest number, infinities, NaN that is quiet or not. */
+static uint64_t special_bits(layout own, uint64_t u)
+{
+    const uint64_t infinity = own.last << own.digits, quiet = UINT64_C(1) << (own.digits - 1);
+    const uint64_t bits[] = {0, 1, infinity - 1, infinity, infinity | quiet | 1, infinity | 1};
+    const uint64_t sign = (own.last + 1) << own.digits;
+    return bits[u % 8 < 6 ? u % 8 : 0] | (u >> 3 & 1 ? sign : 0);
+}
+
+/* The magnitude differs from element to element, and little from rank to rank, so that the order of
+   additions shows. Every 16th element is special; some are zeros, the first of them all of -0. */
+static void send_bits(const world *w, data *d, dp_dtype dtype, uint64_t *state)
+{
+    const layout own = layouts[dtype];
+    const uint64_t sign = (own.last + 1) << own.digits;
+    for (size_t i = 0; i < PERIOD; i++) {
+        const uint64_t least = test_random(state) % own.last;
+        for (int r = 0; r < w->ranks; r++) {
+            uint64_t u = test_random(state), exponent = least + (u >> 60) % 4;
+            exponent = exponent < own.last ? exponent : own.last - 1;
+            u = (u & (sign | ((UINT64_C(1) << own.digits) - 1))) | exponent << own.digits;
+            u = i % 16 == 0 ? special_bits(own, test_random(state)) : u;
+            u = i % 64 == 1 ? (i == 1 || r % 2 ? sign : 0) : u;
+            memcpy(d->sent[r] + i * dp_dtype_bytes(dtype), &u, dp_dtype_bytes(dtype));
+        }
+    }
+}
+
+/* Which NaN a sum is, GPUs and CPUs do not agree upon. */
+static void make_one_nan(dp_dtype dtype, char *bytes, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (isnan(number_get(dtype, bytes, i))) {
+            number_put(dtype, bytes, i, NUMBER_NAN);
+        }
+    }
+}
+
+static void issue_bits(world *w, const call *c, const data *d)
+{
+    dp_part parts[MOST_RANKS];
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = part_of(w, c, d, r);
+    }
+    if (c->op == DP_OP_MEAN && c->verb == ALL_REDUCE) {
+        CHECK_OK(dp_all_reduce_scaled(w->ctx, parts, c->count, c->dtype, c->op, 0.3));
+    } else {
+        CHECK_OK(issue(w, c, parts));
+    }
+}
+
+static void check_bits(world *gpus, world *cpus, const call *c, const data *d)
+{
+    const form *f = &forms[c->verb];
+    size_t blocks = f->receives_all ? (size_t)gpus->ranks : 1, size = dp_dtype_bytes(c->dtype);
+    size_t bytes = blocks * c->count * size, pad = c->in_place ? 0 : PAD;
+    issue_bits(gpus, c, d);
+    issue_bits(cpus, c, d);
+    for (int r = 0; r < gpus->ranks; r++) {
+        slot s = slot_of(gpus, c, r), same = slot_of(cpus, c, r);
+        get(gpus, s.recv, s.recv_first, room(0), bytes + pad);
+        get(cpus, same.recv, same.recv_first, room(1), bytes + pad);
+        for (int k = 0; k < 2 && f->reduces; k++) {
+            make_one_nan(c->dtype, room(k), blocks * c->count);
+        }
+        check_bytes(c, "recv", r, room(0), room(1), bytes + pad);
+    }
+}
+
+static void check_bits_of(world *gpus, world *cpus)
+{
+    static const struct {
+        verb verb;
+        dp_op op;
+    } calls[] = {{ALL_REDUCE, DP_OP_SUM},     {ALL_REDUCE, DP_OP_MEAN},
+                 {REDUCE_SCATTER, DP_OP_SUM}, {REDUCE_SCATTER, DP_OP_MEAN},
+                 {BROADCAST, DP_OP_SUM},      {ALL_GATHER, DP_OP_SUM}};
+    static const size_t odd[] = {0, 1, 7, 5003, 65537};
+    static data d;
+    uint64_t state = test_seed();
+    for (int i = 0; i < 4 * 6 * 5; i++) {
+        call c = {calls[i / 4 % 6].verb,  floats[i % 4], calls[i / 4 % 6].op, odd[i / 24], 0,
+                  i / 4 % 2 == i / 24 % 2};
+        const form *f = &forms[c.verb];
+        if (c.count * 8 <= CAPACITY / 2 / (size_t)gpus->ranks ||
+            !(f->sends_all || f->receives_all)) {
+            c.root = i % gpus->ranks;
+            send_bits(gpus, &d, c.dtype, &state);
+            check_bits(gpus, cpus, &c, &d);
+        }
+    }
+}
+
+/* Numbers of any magnitude: none of them, few, and so many that each GPU gets a slice to add up. */
+TEST_SLOW(gpus_have_the_bits_of_cpus_cuda, 60)
+{
+    static const int sizes[] = {3, 5, 8};
+    static world gpus, cpus;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        world_open(&gpus, cuda_device(MOST_RANKS), dp_cuda_coll(), sizes[i]);
+        world_open(&cpus, dp_cpu(), dp_cpu_coll(), sizes[i]);
+        check_bits_of(&gpus, &cpus);
+        world_close(&cpus);
+        world_close(&gpus);
+    }
+    cuda_check_leaks();
+}
+
+#endif
+
 /* ---- what is done with the arguments --------------------------------------------------------- */
 
 static const dp_status invalid = DP_ERR_INVALID;
