@@ -1461,11 +1461,13 @@ static dp_status dp__cuda_compile(const dp_host *host, const dp__cuda_target *ta
 /* ==== >>kept =====================================================================================
    Compiled kernels on disk. A file is named after what it was made of: the source, the target, and
    NVRTC's version. It is written under another name and renamed, so nobody sees a part of it; what
-   a crash or somebody else has left there differs from its checksum, and is made anew. Processes
-   that start together take turns behind a lock on the folder, so that one compiles and the others
-   read; a lock goes with its process, and who cannot have it in some seconds, or on this file
-   system, does without: two files of the same name have the same kernels. Whatever fails here, the
-   kernels are compiled.                                                                         */
+   a crash or somebody else has left there differs from its checksum, and is made anew. The other
+   name is always the same: what a process left that was killed goes with the next that writes.
+   Processes that start together take turns behind a lock on the folder, so that one compiles and
+   the others read; a lock goes with its process, and who cannot have it in some seconds, or on this
+   file system, does without: two files of the same name have the same kernels, and if one is
+   renamed that another process still writes, it is damaged until that is done. Whatever fails here,
+   the kernels are compiled.                                                                     */
 
 enum { DP__CUDA_KEPT_PATH = 1024, DP__CUDA_KEPT_WAIT_MS = 20000 };
 
@@ -1635,8 +1637,9 @@ static void dp__cuda_kept_put(const dp__cuda_kept *kept, const dp__cuda_image *i
                                .bytes = image->bytes,
                                .checksum = dp__hash(dp__hash_first, image->data, image->bytes)};
     memcpy(head.what, dp__cuda_kept_what, sizeof head.what);
-    snprintf(path, sizeof path, "%s.XXXXXX", kept->path);
-    int file = mkstemp(path);
+    snprintf(path, sizeof path, "%s.new", kept->path);
+    (void)unlink(path);
+    int file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0) {
         dp__cuda_kept_say(kept, "no file in", kept->folder);
         return;

@@ -10,11 +10,13 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -562,6 +564,43 @@ TEST(a_lock_goes_with_its_process)
     CHECK_INT(read(ready[0], &c, 1), 1);
     CHECK_INT(compiles(), 1);
     CHECK_INT(waitpid(pid, NULL, WNOHANG), pid); /* it was waited for */
+    CHECK_INT(compiles(), 0);
+    remove_all(cache);
+}
+
+/* In a process that may write a part of the file only; false: that killed it. */
+static bool survives_writing(void (*at_limit)(int))
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        (void)setrlimit(RLIMIT_FSIZE, &(struct rlimit){50, 50});
+        (void)signal(SIGXFSZ, at_limit);
+        dp_ctx *ctx = NULL;
+        (void)open_gpu(&ctx); /* the simulator's pinned memory is a file as well, so no context */
+        _exit(0);
+    }
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status) || WTERMSIG(status) == SIGXFSZ);
+    return WIFEXITED(status);
+}
+
+/* A process is killed while it writes: what it leaves does not add up, and goes in the end. */
+TEST(the_next_who_writes_tidies_up)
+{
+    char path[512];
+    make_cache();
+    for (int i = 0; i < 3; i++) {
+        CHECK(!survives_writing(SIG_DFL));
+        CHECK_INT(own_files(path), 1);
+        CHECK_INT(size_of(path), 50);
+    }
+    CHECK(survives_writing(SIG_IGN)); /* the limit is an error then */
+    CHECK_INT(own_files(path), 0);
+    CHECK(!survives_writing(SIG_DFL));
+    CHECK_INT(compiles(), 1);
+    CHECK_INT(own_files(path), 1);
     CHECK_INT(compiles(), 0);
     remove_all(cache);
 }
