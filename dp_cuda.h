@@ -87,7 +87,8 @@ DP_API void dp_cuda_release(dp_stream *stream);
      AXPBY   two packs of each input: 64 to 96 KB
      CAST    four packs: 64 KB from f32, 32 KB from halves
      STATS   16 elements a lane: 64 to 96 KB; TOTAL 160 KB
-     COPY, PAD  four elements of 16 bytes: 64 KB; eight of 4 bytes 32 KB, of 2 bytes 16, of 1 byte 8
+     COPY, PAD  eight elements, of 16 bytes four: 64 KB; of 4 bytes 32 KB, of 2 16, of 1 8
+     CHANNELS  eight elements: 32 KB, halves 16
      SGD     one pack of each operand: 40 KB, with momentum 60; ADAMW 64 KB
    This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
    room for. What tests/compile/sass.sh counts is where the loads of this list come from.
@@ -108,7 +109,6 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_FIRST        (blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x)
 #define DP__CUDA_STEP         (gridDim.x * (unsigned long long)blockDim.x)
 #define DP__CUDA_LANE         threadIdx.x
-#define DP__CUDA_LANE_STEP    256
 #define DP__CUDA_BLOCK        blockIdx.x
 #define DP__CUDA_BLOCK_STEP   gridDim.x
 
@@ -223,17 +223,15 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_HALVES                                                                            \
     DP__CUDA_DEVICE float dp_get_f16(unsigned short h)                                             \
     {                                                                                              \
-        const unsigned u = h & 0x7fffu;                                                            \
-        if (u > 0x7c00u)                                                                           \
-            return dp_float_of(((h & 0x8000u) << 16) | (u << 13) | 0x7fc00000u);                   \
-        return dp_of_f16(h);                                                                       \
+        const unsigned nan = ((h & 0x8000u) << 16) | ((h & 0x7fffu) << 13) | 0x7fc00000u;          \
+        const unsigned number = dp_bits_of(dp_of_f16(h));                                          \
+        return dp_float_of((h & 0x7fffu) > 0x7c00u ? nan : number);                                \
     }                                                                                              \
     DP__CUDA_DEVICE unsigned short dp_put_f16(float number)                                        \
     {                                                                                              \
-        const unsigned bits = dp_bits_of(number);                                                  \
-        if (number != number)                                                                      \
-            return (unsigned short)(((bits >> 16) & 0x8000u) | 0x7e00u | ((bits >> 13) & 0x3ffu)); \
-        return dp_f16_of(number);                                                                  \
+        const unsigned bits = dp_bits_of(number), half = dp_f16_of(number);                        \
+        const unsigned nan = ((bits >> 16) & 0x8000u) | 0x7e00u | ((bits >> 13) & 0x3ffu);         \
+        return (unsigned short)(number != number ? nan : half);                                    \
     }                                                                                              \
     DP__CUDA_DEVICE float dp_get_bf16(unsigned short h)                                            \
     {                                                                                              \
@@ -241,10 +239,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }                                                                                              \
     DP__CUDA_DEVICE unsigned short dp_put_bf16(float number)                                       \
     {                                                                                              \
-        unsigned u = dp_bits_of(number);                                                           \
-        if ((u & 0x7fffffffu) > 0x7f800000u)                                                       \
-            return (unsigned short)((u | 0x400000u) >> 16);                                        \
-        return (unsigned short)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);                           \
+        const unsigned bits = dp_bits_of(number), nan = bits | 0x400000u;                          \
+        const unsigned half = bits + 0x7fffu + ((bits >> 16) & 1u);                                \
+        return (unsigned short)((number != number ? nan : half) >> 16);                            \
     }                                                                                              \
     DP__CUDA_DEVICE float dp_get_f32(float x) { return x; }                                        \
     DP__CUDA_DEVICE float dp_put_f32(float x) { return x; }                                        \
@@ -388,31 +385,28 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
    Kernels that change where numbers lie, or what they are, and those of integers.               */
 
 /* clang-format off */
-/* W numbers that are f32, or halves and computed as f32: what `dtype` says was loaded. */
+/* W numbers that are f32, or halves and computed as f32, as `dtype` says: where pack i is, and some
+   packs, which are all on their way before the first is converted. */
 #define DP__CUDA_ANY(W)                                                                            \
-    struct dp_any_f32x##W {                                                                        \
-        struct dp_f32x##W wide;                                                                    \
-        struct dp_u16x##W half;                                                                    \
-    };                                                                                             \
-    DP__CUDA_DEVICE struct dp_any_f32x##W dp_load_f32x##W(const void *in, unsigned long long i,    \
-                                                          int dtype)                               \
+    DP__CUDA_DEVICE const void *dp_at_f32x##W(const void *in, unsigned long long i, int dtype)     \
     {                                                                                              \
-        struct dp_any_f32x##W x;                                                                   \
-        if (dtype == 0)                                                                            \
-            x.wide = ((const struct dp_f32x##W *)in)[i];                                           \
-        else                                                                                       \
-            x.half = ((const struct dp_u16x##W *)in)[i];                                           \
-        return x;                                                                                  \
+        return (const char *)in + i * (dtype == 0 ? 4 * W : 2 * W);                                \
     }                                                                                              \
-    DP__CUDA_DEVICE struct dp_f32x##W dp_floats_f32x##W(struct dp_any_f32x##W x, int dtype)        \
+    DP__CUDA_DEVICE void dp_load_f32x##W(const void *const *at, unsigned count, int dtype,         \
+                                         struct dp_f32x##W *out)                                   \
     {                                                                                              \
-        if (dtype == 2)                                                                            \
-            for (unsigned e = 0; e < W; e++)                                                       \
-                x.wide.at[e] = dp_get_f16(x.half.at[e]);                                           \
-        if (dtype == 3)                                                                            \
-            for (unsigned e = 0; e < W; e++)                                                       \
-                x.wide.at[e] = dp_get_bf16(x.half.at[e]);                                          \
-        return x.wide;                                                                             \
+        struct dp_u16x##W half[8];                                                                 \
+        if (dtype == 0) {                                                                          \
+            for (unsigned u = 0; u < count; u++)                                                   \
+                out[u] = *(const struct dp_f32x##W *)at[u];                                        \
+            return;                                                                                \
+        }                                                                                          \
+        for (unsigned u = 0; u < count; u++)                                                       \
+            half[u] = *(const struct dp_u16x##W *)at[u];                                           \
+        for (unsigned u = 0; u < count * W && dtype == 2; u++)                                     \
+            out[u / W].at[u % W] = dp_get_f16(half[u / W].at[u % W]);                              \
+        for (unsigned u = 0; u < count * W && dtype == 3; u++)                                     \
+            out[u / W].at[u % W] = dp_get_bf16(half[u / W].at[u % W]);                             \
     }                                                                                              \
     DP__CUDA_DEVICE void dp_store_f32x##W(void *out, unsigned long long i, int dtype,              \
                                           struct dp_f32x##W x)                                     \
@@ -496,16 +490,16 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_DEVICE void dp_cast_wide(const struct dp__cuda_params *p, unsigned long long i,       \
                                       unsigned long long end)                                      \
     {                                                                                              \
-        struct dp_any_f32x4 x[4];                                                                  \
+        struct dp_f32x4 x[4];                                                                      \
+        const void *at[4];                                                                         \
         for (unsigned u = 0; u < 4; u++) {                                                         \
-            const unsigned long long at = i + u * DP__CUDA_STEP;                                   \
-            x[u] = dp_load_f32x4(p->in[0], at < end ? at : i, p->in_dtype);                        \
+            const unsigned long long pack = i + u * DP__CUDA_STEP;                                 \
+            at[u] = dp_at_f32x4(p->in[0], pack < end ? pack : i, p->in_dtype);                     \
         }                                                                                          \
-        for (unsigned u = 0; u < 4; u++) {                                                         \
-            const unsigned long long at = i + u * DP__CUDA_STEP;                                   \
-            if (at < end)                                                                          \
-                dp_store_f32x4(p->out[0], at, p->dtype, dp_floats_f32x4(x[u], p->in_dtype));       \
-        }                                                                                          \
+        dp_load_f32x4(at, 4, p->in_dtype, x);                                                      \
+        for (unsigned u = 0; u < 4; u++)                                                           \
+            if (i + u * DP__CUDA_STEP < end)                                                       \
+                dp_store_f32x4(p->out[0], i + u * DP__CUDA_STEP, p->dtype, x[u]);                  \
     }                                                                                              \
     DP__CUDA_KERNEL(cast)                                                                          \
     {                                                                                              \
@@ -561,51 +555,56 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         return pack;                                                                               \
     }
 
-/* N elements a round, at their places in all dims before the first is loaded. Places are found
-   without divisions: n / shape[d] is (((n * magic) >> 32) + n) >> shift for n < 2^31. What is
-   behind in_shape is `fill`: a copy has nothing there, a pad has. */
+/* Eight elements a round, at their places in all dims before the first is loaded; N of them at a
+   time go through registers. Places are found without divisions: n / shape[d] is
+   (((n * magic) >> 32) + n) >> shift for n < 2^31. What is behind in_shape is `fill`: a copy has
+   nothing there, a pad has. */
 #define DP__CUDA_COPY_AS(T, N)                                                                     \
-    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, unsigned i, unsigned end,    \
-                                     unsigned step)                                                \
+    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, const long long *from,       \
+                                     const long long *to, unsigned count, unsigned behind)         \
     {                                                                                              \
-        const T fill = dp_filled_##T(p->fill);                                                     \
-        T x[N];                                                                                    \
-        long long from[N], to[N];                                                                  \
-        unsigned rest[N], behind = 0; /* a bit each */                                             \
-        for (unsigned u = 0; u < N; u++) {                                                         \
-            rest[u] = i + u * step < end ? i + u * step : i;                                       \
-            from[u] = to[u] = 0;                                                                   \
+        for (unsigned first = 0; first < 8; first += N) {                                          \
+            T x[N];                                                                                \
+            for (unsigned u = 0; u < N; u++)                                                       \
+                x[u] = behind >> (first + u) & 1 ? dp_filled_##T(p->fill)                          \
+                                                 : ((const T *)p->in[0])[from[first + u]];         \
+            for (unsigned u = 0; u < N; u++)                                                       \
+                if (first + u < count)                                                             \
+                    ((T *)p->out[0])[to[first + u]] = x[u];                                        \
         }                                                                                          \
-        DP__CUDA_ROLLED for (int d = p->ndim - 1; d >= 0; d--) {                                   \
-            for (unsigned u = 0; u < N; u++) {                                                     \
-                const unsigned long long high = (unsigned long long)rest[u] * p->magic[d] >> 32;   \
-                const unsigned whole = d > 0 ? ((unsigned)high + rest[u]) >> p->shift[d] : 0;      \
-                const unsigned at = rest[u] - whole * (unsigned)p->shape[d];                       \
-                rest[u] = whole;                                                                   \
-                from[u] += at * p->in_stride[d];                                                   \
-                to[u] += at * p->out_stride[d];                                                    \
-                behind |= at < p->in_shape[d] ? 0 : 1u << u;                                       \
-            }                                                                                      \
-        }                                                                                          \
-        for (unsigned u = 0; u < N; u++)                                                           \
-            x[u] = behind >> u & 1 ? fill : ((const T *)p->in[0])[from[u]];                        \
-        for (unsigned u = 0; u < N; u++)                                                           \
-            if (u == 0 || i + u * step < end)                                                      \
-                ((T *)p->out[0])[to[u]] = x[u];                                                    \
     }
-#define DP__CUDA_COPY_WIDTH(T, N, bytes)                                                           \
-    if (p.width == bytes)                                                                          \
-        DP__CUDA_ROLLED for (unsigned i = (unsigned)DP__CUDA_FIRST; i < count; i += N * step)      \
-            dp_copy_##T(&p, i, count, step);
 #define DP__CUDA_COPY                                                                              \
     DP__CUDA_KERNEL(copy)                                                                          \
     {                                                                                              \
-        const unsigned count = (unsigned)p.count, step = (unsigned)DP__CUDA_STEP;                  \
-        DP__CUDA_COPY_WIDTH(dp_u8, 8, 1)                                                           \
-        DP__CUDA_COPY_WIDTH(dp_u16, 8, 2)                                                          \
-        DP__CUDA_COPY_WIDTH(dp_u32, 8, 4)                                                          \
-        DP__CUDA_COPY_WIDTH(dp_u64, 4, 8)                                                          \
-        DP__CUDA_COPY_WIDTH(dp_u128, 4, 16)                                                        \
+        const unsigned end = (unsigned)p.count, step = (unsigned)DP__CUDA_STEP;                    \
+        DP__CUDA_ROLLED for (unsigned i = (unsigned)DP__CUDA_FIRST; i < end; i += 8 * step) {      \
+            long long from[8] = {0}, to[8] = {0};                                                  \
+            unsigned rest[8], count = 0, behind = 0; /* a bit each */                              \
+            for (unsigned u = 0; u < 8; u++) {                                                     \
+                rest[u] = i + u * step < end ? i + u * step : i;                                   \
+                count += i + u * step < end ? 1 : 0;                                               \
+            }                                                                                      \
+            DP__CUDA_ROLLED for (int d = p.ndim - 1; d >= 0; d--)                                  \
+                for (unsigned u = 0; u < 8; u++) {                                                 \
+                    const unsigned n = rest[u];                                                    \
+                    const unsigned high = (unsigned)((unsigned long long)n * p.magic[d] >> 32);    \
+                    rest[u] = d > 0 ? (high + n) >> p.shift[d] : 0;                                \
+                    const unsigned at = n - rest[u] * (unsigned)p.shape[d];                        \
+                    from[u] += at * p.in_stride[d];                                                \
+                    to[u] += at * p.out_stride[d];                                                 \
+                    behind |= at < p.in_shape[d] ? 0 : 1u << u;                                    \
+                }                                                                                  \
+            if (p.width == 1)                                                                      \
+                dp_copy_dp_u8(&p, from, to, count, behind);                                        \
+            else if (p.width == 2)                                                                 \
+                dp_copy_dp_u16(&p, from, to, count, behind);                                       \
+            else if (p.width == 4)                                                                 \
+                dp_copy_dp_u32(&p, from, to, count, behind);                                       \
+            else if (p.width == 8)                                                                 \
+                dp_copy_dp_u64(&p, from, to, count, behind);                                       \
+            else                                                                                   \
+                dp_copy_dp_u128(&p, from, to, count, behind);                                      \
+        }                                                                                          \
     }
 
 /* Integers wrap, in 64 bits and then in their own size; one kernel for all of them. */
@@ -641,7 +640,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             if (beta != 1)                                                                         \
                 v = v / beta;                                                                      \
             DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                dp_give(p.out[k], i, p.width, (unsigned long long)v);                   \
+                dp_give(p.out[k], i, p.width, (unsigned long long)v);                              \
         }                                                                                          \
     }
 
@@ -654,9 +653,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
         DP__CUDA_SYNC                                                                              \
-        for (unsigned t = DP__CUDA_LANE; t < half; t += DP__CUDA_LANE_STEP) {                      \
-            first[t] += first[t + half];                                                           \
-            second[t] += second[t + half];                                                         \
+        if (DP__CUDA_LANE < half) {                                                                \
+            first[DP__CUDA_LANE] += first[DP__CUDA_LANE + half];                                   \
+            second[DP__CUDA_LANE] += second[DP__CUDA_LANE + half];                                 \
         }                                                                                          \
     }                                                                                              \
     DP__CUDA_SYNC
@@ -669,13 +668,13 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
         const unsigned long long all = (unsigned long long)(ALL);                                  \
-        for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count; b += DP__CUDA_BLOCK_STEP) { \
+        DP__CUDA_ROLLED for (unsigned long long b = DP__CUDA_BLOCK; b < p.chunk_count;             \
+                             b += DP__CUDA_BLOCK_STEP) {                                           \
             const unsigned long long begin = (CHUNK) * p.chunk, end = begin + p.chunk;             \
-            for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                   \
-                struct dp_f64x2 sums = lane(&p, OF, begin + t * W, end < all ? end : all);         \
-                first[t] = sums.at[0];                                                             \
-                second[t] = sums.at[1];                                                            \
-            }                                                                                      \
+            const struct dp_f64x2 sums =                                                           \
+                lane(&p, OF, begin + DP__CUDA_LANE * W, end < all ? end : all);                    \
+            first[DP__CUDA_LANE] = sums.at[0];                                                     \
+            second[DP__CUDA_LANE] = sums.at[1];                                                    \
             DP__CUDA_LANES_ADD                                                                     \
             if (DP__CUDA_LANE == 0) {                                                              \
                 p.scratch[2 * b] = first[0];                                                       \
@@ -760,11 +759,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     {                                                                                              \
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
-        for (unsigned t = DP__CUDA_LANE; t < 256; t += DP__CUDA_LANE_STEP) {                       \
-            const struct dp_f64x2 sums = dp_sum_of_pairs(p.scratch, t, p.chunk_count, 256);        \
-            first[t] = sums.at[0];                                                                 \
-            second[t] = sums.at[1];                                                                \
-        }                                                                                          \
+        const struct dp_f64x2 sums =                                                               \
+            dp_sum_of_pairs(p.scratch, DP__CUDA_LANE, p.chunk_count, 256);                         \
+        first[DP__CUDA_LANE] = sums.at[0];                                                         \
+        second[DP__CUDA_LANE] = sums.at[1];                                                        \
         DP__CUDA_LANES_ADD                                                                         \
         if (DP__CUDA_LANE == 0) {                                                                  \
             ((double *)p.out[0])[0] = p.alpha * first[0];                                          \
@@ -800,16 +798,17 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
    f32, by the same kernel. At the end the list of all kernels.                                  */
 
 #define DP__CUDA_ANY_F64(W)                                                                        \
-    DP__CUDA_DEVICE struct dp_f64x##W dp_load_f64x##W(const void *in, unsigned long long i,        \
-                                                      int dtype)                                   \
+    DP__CUDA_DEVICE const void *dp_at_f64x##W(const void *in, unsigned long long i, int dtype)     \
     {                                                                                              \
         (void)dtype;                                                                               \
-        return ((const struct dp_f64x##W *)in)[i];                                                 \
+        return (const struct dp_f64x##W *)in + i;                                                  \
     }                                                                                              \
-    DP__CUDA_DEVICE struct dp_f64x##W dp_floats_f64x##W(struct dp_f64x##W x, int dtype)            \
+    DP__CUDA_DEVICE void dp_load_f64x##W(const void *const *at, unsigned count, int dtype,         \
+                                         struct dp_f64x##W *out)                                   \
     {                                                                                              \
         (void)dtype;                                                                               \
-        return x;                                                                                  \
+        for (unsigned u = 0; u < count; u++)                                                       \
+            out[u] = *(const struct dp_f64x##W *)at[u];                                            \
     }                                                                                              \
     DP__CUDA_DEVICE void dp_store_f64x##W(void *out, unsigned long long i, int dtype,              \
                                           struct dp_f64x##W x)                                     \
@@ -830,24 +829,24 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         return p->flags & 8 ? -factor : factor;                                                    \
     }
 
-/* PACK is a struct of W numbers of the type A, ANY what they were loaded as. */
-#define DP__CUDA_SGD_SPAN(fn, PACK, ANY, A, W)                                                     \
+/* PACK is a struct of W numbers of the type A; what is never a half is loaded first. */
+#define DP__CUDA_SGD_SPAN(fn, PACK, A, W)                                                          \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
                             unsigned long long end)                                                \
     {                                                                                              \
         const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], momentum = (A)p->numbers[2];      \
         const A rest = (A)p->numbers[3], sign = (A)dp_factor(p);                                   \
-        const struct ANY loaded = dp_load_##PACK(p->out[0], i, p->dtype);                          \
-        const struct ANY slope = dp_load_##PACK(p->in[0], i, p->dtype);                            \
+        const void *const at[2] = {dp_at_##PACK(p->out[0], i, p->dtype),                           \
+                                   dp_at_##PACK(p->in[0], i, p->dtype)};                           \
+        struct dp_##PACK x[2];                                                                     \
         struct dp_##PACK velocity = {{0}};                                                         \
         (void)end;                                                                                 \
         if (p->out_count > 1)                                                                      \
             velocity = ((const struct dp_##PACK *)p->out[1])[i];                                   \
-        struct dp_##PACK x = dp_floats_##PACK(loaded, p->dtype);                                   \
-        const struct dp_##PACK grad = dp_floats_##PACK(slope, p->dtype);                           \
+        dp_load_##PACK(at, 2, p->dtype, x);                                                        \
         for (unsigned e = 0; e < W; e++) {                                                         \
-            A g = grad.at[e] * sign;                                                               \
-            const A decayed = decay * x.at[e];                                                     \
+            A g = x[1].at[e] * sign;                                                               \
+            const A decayed = decay * x[0].at[e];                                                  \
             g = decay != 0 ? g + decayed : g;                                                      \
             const A kept = momentum * velocity.at[e], fresh = rest * g;                            \
             const A v = p->flags & 2 ? g : kept + fresh;                                           \
@@ -856,40 +855,40 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             if (p->out_count > 1)                                                                  \
                 g = p->flags & 1 ? g + ahead : v;                                                  \
             const A step = lr * g;                                                                 \
-            x.at[e] = x.at[e] - step;                                                              \
+            x[0].at[e] = x[0].at[e] - step;                                                        \
         }                                                                                          \
         if (p->out_count > 1)                                                                      \
             ((struct dp_##PACK *)p->out[1])[i] = velocity;                                         \
-        dp_store_##PACK(p->out[0], i, p->dtype, x);                                                \
+        dp_store_##PACK(p->out[0], i, p->dtype, x[0]);                                             \
     }
-#define DP__CUDA_ADAMW_SPAN(fn, PACK, ANY, A, W, SQRT)                                             \
+#define DP__CUDA_ADAMW_SPAN(fn, PACK, A, W, SQRT)                                                  \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
                             unsigned long long end)                                                \
     {                                                                                              \
         const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], fresh1 = (A)p->numbers[2];        \
         const A kept2 = (A)p->numbers[3], fresh2 = (A)p->numbers[4], bias2 = (A)p->numbers[5];     \
         const A eps = (A)p->numbers[6], sign = (A)dp_factor(p);                                    \
-        const struct ANY loaded = dp_load_##PACK(p->out[0], i, p->dtype);                          \
-        const struct ANY slope = dp_load_##PACK(p->in[0], i, p->dtype);                            \
+        const void *const at[2] = {dp_at_##PACK(p->out[0], i, p->dtype),                           \
+                                   dp_at_##PACK(p->in[0], i, p->dtype)};                           \
+        struct dp_##PACK x[2];                                                                     \
         struct dp_##PACK mean = ((const struct dp_##PACK *)p->out[1])[i];                          \
         struct dp_##PACK square = ((const struct dp_##PACK *)p->out[2])[i];                        \
-        struct dp_##PACK x = dp_floats_##PACK(loaded, p->dtype);                                   \
-        const struct dp_##PACK grad = dp_floats_##PACK(slope, p->dtype);                           \
+        dp_load_##PACK(at, 2, p->dtype, x);                                                        \
         (void)end;                                                                                 \
         for (unsigned e = 0; e < W; e++) {                                                         \
-            const A decayed = decay * x.at[e], from = p->flags & 4 ? x.at[e] : decayed;            \
-            A g = grad.at[e] * sign;                                                               \
+            const A decayed = decay * x[0].at[e], from = p->flags & 4 ? x[0].at[e] : decayed;      \
+            A g = x[1].at[e] * sign;                                                               \
             g = p->flags & 4 && decay != 0 ? g + decayed : g;                                      \
             const A moved = (g - mean.at[e]) * fresh1;                                             \
             const A kept = square.at[e] * kept2, squared = g * g, fresh = squared * fresh2;        \
             mean.at[e] = mean.at[e] + moved;                                                       \
             square.at[e] = kept + fresh;                                                           \
             const A step = lr * (mean.at[e] / (SQRT(square.at[e]) / bias2 + eps));                 \
-            x.at[e] = from - step;                                                                 \
+            x[0].at[e] = from - step;                                                              \
         }                                                                                          \
         ((struct dp_##PACK *)p->out[1])[i] = mean;                                                 \
         ((struct dp_##PACK *)p->out[2])[i] = square;                                               \
-        dp_store_##PACK(p->out[0], i, p->dtype, x);                                                \
+        dp_store_##PACK(p->out[0], i, p->dtype, x[0]);                                             \
     }
 #define DP__CUDA_STEP_KERNEL(name, W)                                                              \
     DP__CUDA_KERNEL(name)                                                                          \
@@ -899,29 +898,35 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         DP__CUDA_EACH_PACK(dp_##name, W, 1)                                                        \
     }
 
-/* `fill` chunks a channel, one a block; shape[1] channels in all. */
-#define DP__CUDA_CHANNEL_PLACE                                                                     \
-    DP__CUDA_DEVICE unsigned long long dp_place(unsigned long long i, unsigned long long channel,  \
-                                                const long long *shape)                            \
-    {                                                                                              \
-        const unsigned long long channels = (unsigned long long)shape[1];                          \
-        const unsigned long long inner = (unsigned long long)shape[2];                             \
-        return (i / inner * channels + channel) * inner + i % inner;                               \
-    }
-#define DP__CUDA_CHANNELS(name, ANY)                                                               \
+/* `fill` chunks a channel, one a block; shape[1] channels in all. Only a lane's first place needs a
+   division: 256 elements on is always as many rows, and as far in a row. */
+#define DP__CUDA_CHANNELS(name)                                                                    \
     DP__CUDA_DEVICE struct dp_f64x2 dp_lane_channels_##name(                                       \
         const struct dp__cuda_params *p, unsigned long long channel, unsigned long long begin,     \
         unsigned long long end)                                                                    \
     {                                                                                              \
+        const unsigned long long inner = (unsigned long long)p->shape[2];                          \
+        const unsigned rows = inner > 256 ? 0 : 256 / (unsigned)inner;                             \
+        const unsigned long long row = (unsigned long long)p->shape[1] * inner;                    \
+        unsigned long long at = begin % inner, from = begin / inner * row + channel * inner;       \
         struct dp_f64x2 sums = {{0, 0}};                                                           \
-        DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 4 * 256) {                \
-            struct ANY x[4];                                                                       \
-            for (unsigned u = 0; u < 4; u++) {                                                     \
-                const unsigned long long at = i + u * 256 < end ? i + u * 256 : i;                 \
-                x[u] = dp_load_##name##x1(p->in[0], dp_place(at, channel, p->shape), p->dtype);    \
+        DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 8 * 256) {                \
+            const unsigned long long first = from + at;                                            \
+            struct dp_##name##x1 x[8];                                                             \
+            const void *place[8];                                                                  \
+            for (unsigned u = 0; u < 8; u++) {                                                     \
+                place[u] = dp_at_##name##x1(p->in[0], i + u * 256 < end ? from + at : first,       \
+                                            p->dtype);                                             \
+                at += 256 - rows * inner;                                                          \
+                from += rows * row;                                                                \
+                if (at >= inner) {                                                                 \
+                    at -= inner;                                                                   \
+                    from += row;                                                                   \
+                }                                                                                  \
             }                                                                                      \
-            for (unsigned u = 0; u < 4; u++) {                                                     \
-                const double one = (double)dp_floats_##name##x1(x[u], p->dtype).at[0];             \
+            dp_load_##name##x1(place, 8, p->dtype, x);                                             \
+            for (unsigned u = 0; u < 8; u++) {                                                     \
+                const double one = (double)x[u].at[0];                                             \
                 if (i + u * 256 < end) {                                                           \
                     sums.at[0] += one;                                                             \
                     sums.at[1] += one * one;                                                       \
@@ -967,7 +972,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_COPY_AS(dp_u8, 8))                                                               \
     TEXT(DP__CUDA_COPY_AS(dp_u16, 8))                                                              \
     TEXT(DP__CUDA_COPY_AS(dp_u32, 8))                                                              \
-    TEXT(DP__CUDA_COPY_AS(dp_u64, 4))                                                              \
+    TEXT(DP__CUDA_COPY_AS(dp_u64, 8))                                                              \
     TEXT(DP__CUDA_COPY_AS(dp_u128, 4))                                                             \
     TEXT(DP__CUDA_COPY)                                                                            \
     TEXT(DP__CUDA_REDUCE_WHOLE)                                                                    \
@@ -982,21 +987,20 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_ANY_F64(1))                                                                      \
     TEXT(DP__CUDA_ANY_F64(2))                                                                      \
     TEXT(DP__CUDA_GATE)                                                                            \
-    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_wide, f32x4, dp_any_f32x4, float, 4))                        \
-    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_one, f32x1, dp_any_f32x1, float, 1))                         \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_wide, f32x4, float, 4))                                      \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f32_one, f32x1, float, 1))                                       \
     TEXT(DP__CUDA_STEP_KERNEL(sgd_f32, 4))                                                         \
-    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_wide, f64x2, dp_f64x2, double, 2))                           \
-    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_one, f64x1, dp_f64x1, double, 1))                            \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_wide, f64x2, double, 2))                                     \
+    TEXT(DP__CUDA_SGD_SPAN(dp_sgd_f64_one, f64x1, double, 1))                                      \
     TEXT(DP__CUDA_STEP_KERNEL(sgd_f64, 2))                                                         \
-    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_wide, f32x4, dp_any_f32x4, float, 4, DP__CUDA_SQRTF))    \
-    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_one, f32x1, dp_any_f32x1, float, 1, DP__CUDA_SQRTF))     \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_wide, f32x4, float, 4, DP__CUDA_SQRTF))                  \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f32_one, f32x1, float, 1, DP__CUDA_SQRTF))                   \
     TEXT(DP__CUDA_STEP_KERNEL(adamw_f32, 4))                                                       \
-    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_wide, f64x2, dp_f64x2, double, 2, DP__CUDA_SQRT))        \
-    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_one, f64x1, dp_f64x1, double, 1, DP__CUDA_SQRT))         \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_wide, f64x2, double, 2, DP__CUDA_SQRT))                  \
+    TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_one, f64x1, double, 1, DP__CUDA_SQRT))                   \
     TEXT(DP__CUDA_STEP_KERNEL(adamw_f64, 2))                                                       \
-    TEXT(DP__CUDA_CHANNEL_PLACE)                                                                   \
-    TEXT(DP__CUDA_CHANNELS(f32, dp_any_f32x1))                                                     \
-    TEXT(DP__CUDA_CHANNELS(f64, dp_f64x1))                                                         \
+    TEXT(DP__CUDA_CHANNELS(f32))                                                                   \
+    TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
     TEXT(DP__CUDA_CHANNELS_END)
 
 /* Floats in the order of dp_dtype. */

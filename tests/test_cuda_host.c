@@ -944,4 +944,15 @@ TEST_SLOW(any_number_of_channels, 60)
     dp_close(ctx);
     sim_check_leaks();
 }
+
+/* A lane goes from row to row of its channel in steps of 256 elements. */
+TEST(channels_with_rows_of_any_length)
+{
+    static const int64_t lengths[] = {2, 3, 16, 100, 128, 255, 256, 257, 511, 512, 1000, 2500};
+    dp_ctx *ctx = open_with(1);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        sum_channels(ctx, 5000 / lengths[i] + 1, 2, lengths[i]);
+    dp_close(ctx);
+    sim_check_leaks();
+}
 #endif
