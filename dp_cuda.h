@@ -86,10 +86,10 @@ DP_API void dp_cuda_release(dp_stream *stream);
      REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64)
      AXPBY   two packs of each input: 64 to 96 KB
      CAST    four packs: 64 KB from f32, 32 KB from halves
-     STATS   16 elements a lane: 64 to 96 KB; TOTAL 160 KB
+     STATS   16 elements a lane: 96 KB, halves 48; TOTAL 160 KB
      COPY, PAD  eight elements, of 16 bytes four: 64 KB; of 4 bytes 32 KB, of 2 16, of 1 8
      CHANNELS  eight elements: 32 KB, halves 16
-     SGD     one pack of each operand: 40 KB, with momentum 60; ADAMW 64 KB
+     SGD     one pack of each operand: 48 KB, with momentum 72; ADAMW 64 KB
    This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
    room for. What tests/compile/sass.sh counts is where the loads of this list come from.
 
@@ -242,11 +242,42 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const unsigned bits = dp_bits_of(number), nan = bits | 0x400000u;                          \
         const unsigned half = bits + 0x7fffu + ((bits >> 16) & 1u);                                \
         return (unsigned short)((number != number ? nan : half) >> 16);                            \
+    }
+
+/* A pack's W numbers as those that are computed with, and back. Which halves they are `dtype` says,
+   since one kernel is for both. */
+#define DP__CUDA_NUMBERS(T, A, W)                                                                  \
+    DP__CUDA_DEVICE void dp_get_##T##x##W(A *out, const struct dp_##T##x##W *x, int dtype)         \
+    {                                                                                              \
+        (void)dtype;                                                                               \
+        for (unsigned e = 0; e < W; e++)                                                           \
+            out[e] = x->at[e];                                                                     \
     }                                                                                              \
-    DP__CUDA_DEVICE float dp_get_f32(float x) { return x; }                                        \
-    DP__CUDA_DEVICE float dp_put_f32(float x) { return x; }                                        \
-    DP__CUDA_DEVICE double dp_get_f64(double x) { return x; }                                      \
-    DP__CUDA_DEVICE double dp_put_f64(double x) { return x; }
+    DP__CUDA_DEVICE void dp_put_##T##x##W(struct dp_##T##x##W *out, const A *x, int dtype)         \
+    {                                                                                              \
+        (void)dtype;                                                                               \
+        for (unsigned e = 0; e < W; e++)                                                           \
+            out->at[e] = x[e];                                                                     \
+    }
+#define DP__CUDA_NUMBERS_OF_HALVES(W)                                                              \
+    DP__CUDA_DEVICE void dp_get_u16x##W(float *out, const struct dp_u16x##W *x, int dtype)         \
+    {                                                                                              \
+        if (dtype == 2)                                                                            \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out[e] = dp_get_f16(x->at[e]);                                                     \
+        else                                                                                       \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out[e] = dp_get_bf16(x->at[e]);                                                    \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_put_u16x##W(struct dp_u16x##W *out, const float *x, int dtype)         \
+    {                                                                                              \
+        if (dtype == 2)                                                                            \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out->at[e] = dp_put_f16(x[e]);                                                     \
+        else                                                                                       \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out->at[e] = dp_put_bf16(x[e]);                                                    \
+    }
 
 /* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. */
 #define DP__CUDA_COMBINE(name, A)                                                                  \
@@ -265,7 +296,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
    right half of its subtree is in `sums`, which 64 inputs fill. It is indexed by number, and so
    lies in memory: few have more than four inputs, and the registers are worth more. Packs are for
    sums alone, OP is `op` otherwise: four operations an element would take long to compile. */
-#define DP__CUDA_REDUCE_SPAN(fn, name, PACK, A, W, OP)                                             \
+#define DP__CUDA_REDUCE_SPAN(fn, name, T, A, W, OP)                                                \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
                             unsigned long long end)                                                \
     {                                                                                              \
@@ -274,29 +305,29 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const int op = OP;                                                                         \
         A sums[4][W], v[W] = {0}, w[W];                                                            \
         unsigned waiting = 0;                                                                      \
-        struct PACK x[4];                                                                          \
+        struct dp_##T##x##W x[4];                                                                  \
         (void)end;                                                                                 \
         DP__CUDA_ROLLED for (unsigned k = 0; k < count; k += 4) {                                  \
             unsigned half = k / 4;                                                                 \
             for (unsigned j = 0; j < 4; j++)                                                       \
                 if (k + j < count)                                                                 \
-                    x[j] = ((const struct PACK *)p->in[k + j])[i];                                 \
-            dp_get_##PACK##_##name(v, &x[0]);                                                      \
+                    x[j] = ((const struct dp_##T##x##W *)p->in[k + j])[i];                         \
+            dp_get_##T##x##W(v, &x[0], p->dtype);                                                  \
             if (k + 1 < count) {                                                                   \
-                dp_get_##PACK##_##name(w, &x[1]);                                                  \
-                dp_join_##PACK##_##name(op, v, v, w);                                              \
+                dp_get_##T##x##W(w, &x[1], p->dtype);                                              \
+                dp_join_##name##x##W(op, v, v, w);                                                 \
             }                                                                                      \
             if (k + 2 < count) {                                                                   \
                 A right[W];                                                                        \
-                dp_get_##PACK##_##name(w, &x[2]);                                                  \
+                dp_get_##T##x##W(w, &x[2], p->dtype);                                              \
                 if (k + 3 < count) {                                                               \
-                    dp_get_##PACK##_##name(right, &x[3]);                                          \
-                    dp_join_##PACK##_##name(op, w, w, right);                                      \
+                    dp_get_##T##x##W(right, &x[3], p->dtype);                                      \
+                    dp_join_##name##x##W(op, w, w, right);                                         \
                 }                                                                                  \
-                dp_join_##PACK##_##name(op, v, v, w);                                              \
+                dp_join_##name##x##W(op, v, v, w);                                                 \
             }                                                                                      \
             DP__CUDA_ROLLED for (; waiting > 0 && (half % 2 == 1 || k + 4 >= count); half /= 2)    \
-                dp_join_##PACK##_##name(op, v, sums[--waiting], v);                                \
+                dp_join_##name##x##W(op, v, sums[--waiting], v);                                   \
             if (k + 4 < count) {                                                                   \
                 for (unsigned e = 0; e < W; e++)                                                   \
                     sums[waiting][e] = v[e];                                                       \
@@ -306,28 +337,22 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         if (p->alpha != 1 || p->beta != 1)                                                         \
             for (unsigned e = 0; e < W; e++)                                                       \
                 v[e] = v[e] * alpha / beta;                                                        \
-        for (unsigned e = 0; e < W; e++)                                                           \
-            x[0].at[e] = dp_put_##name(v[e]);                                                      \
+        dp_put_##T##x##W(&x[0], v, p->dtype);                                                      \
         DP__CUDA_ROLLED for (unsigned k = 0; k < p->out_count; k++)                                \
-            ((struct PACK *)p->out[k])[i] = x[0];                                                  \
+            ((struct dp_##T##x##W *)p->out[k])[i] = x[0];                                          \
     }
-#define DP__CUDA_JOIN(name, PACK, A, W)                                                            \
-    DP__CUDA_DEVICE void dp_get_##PACK##_##name(A *out, const struct PACK *x)                      \
-    {                                                                                              \
-        for (unsigned e = 0; e < W; e++)                                                           \
-            out[e] = dp_get_##name(x->at[e]);                                                      \
-    }                                                                                              \
-    DP__CUDA_DEVICE void dp_join_##PACK##_##name(int op, A *out, const A *v, const A *w)           \
+#define DP__CUDA_JOIN(name, A, W)                                                                  \
+    DP__CUDA_DEVICE void dp_join_##name##x##W(int op, A *out, const A *v, const A *w)              \
     {                                                                                              \
         for (unsigned e = 0; e < W; e++)                                                           \
             out[e] = dp_combine_##name(op, v[e], w[e]);                                            \
     }
 #define DP__CUDA_REDUCE(name, T, A, W)                                                             \
     DP__CUDA_COMBINE(name, A)                                                                      \
-    DP__CUDA_JOIN(name, dp_##T##x##W, A, W)                                                        \
-    DP__CUDA_JOIN(name, dp_##T##x1, A, 1)                                                          \
-    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_wide, name, dp_##T##x##W, A, W, 0)                     \
-    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_one, name, dp_##T##x1, A, 1, p->op)                    \
+    DP__CUDA_JOIN(name, A, W)                                                                      \
+    DP__CUDA_JOIN(name, A, 1)                                                                      \
+    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_wide, name, T, A, W, 0)                                \
+    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_one, name, T, A, 1, p->op)                             \
     DP__CUDA_KERNEL(reduce_##name)                                                                 \
     {                                                                                              \
         DP__CUDA_EACH_PACK(dp_reduce_##name, W, 1)                                                 \
@@ -349,31 +374,39 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }
 
 /* Two packs a round; behind the end the first once more, so that loads need no branch. */
-#define DP__CUDA_AXPBY_SPAN(fn, name, PACK, A, W)                                                  \
+#define DP__CUDA_AXPBY_SPAN(fn, T, A, W)                                                           \
+    DP__CUDA_DEVICE void fn##_pack(const struct dp__cuda_params *p, unsigned long long i,          \
+                                   const struct dp_##T##x##W *x, const struct dp_##T##x##W *y)     \
+    {                                                                                              \
+        const A alpha = (A)p->alpha, beta = (A)p->beta;                                            \
+        A v[W], w[W];                                                                              \
+        dp_get_##T##x##W(v, x, p->dtype);                                                          \
+        dp_get_##T##x##W(w, y, p->dtype);                                                          \
+        for (unsigned e = 0; e < W; e++) {                                                         \
+            v[e] = alpha * v[e];                                                                   \
+            w[e] = beta * w[e];                                                                    \
+            v[e] = p->in_count > 1 ? v[e] + w[e] : v[e];                                           \
+        }                                                                                          \
+        struct dp_##T##x##W z;                                                                     \
+        dp_put_##T##x##W(&z, v, p->dtype);                                                         \
+        ((struct dp_##T##x##W *)p->out[0])[i] = z;                                                 \
+    }                                                                                              \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
                             unsigned long long end)                                                \
     {                                                                                              \
-        const A alpha = (A)p->alpha, beta = (A)p->beta;                                            \
-        const int two = p->in_count > 1;                                                           \
         const unsigned long long next = i + DP__CUDA_STEP, at[2] = {i, next < end ? next : i};     \
-        struct PACK x[2], y[2];                                                                    \
+        struct dp_##T##x##W x[2], y[2];                                                            \
         for (unsigned u = 0; u < 2; u++)                                                           \
-            x[u] = ((const struct PACK *)p->in[0])[at[u]];                                         \
+            x[u] = ((const struct dp_##T##x##W *)p->in[0])[at[u]];                                 \
         for (unsigned u = 0; u < 2; u++)                                                           \
-            y[u] = ((const struct PACK *)p->in[two])[at[u]];                                       \
-        for (unsigned u = 0; u < 2; u++) {                                                         \
-            for (unsigned e = 0; e < W; e++) {                                                     \
-                const A v = alpha * dp_get_##name(x[u].at[e]);                                     \
-                const A w = beta * dp_get_##name(y[u].at[e]);                                      \
-                x[u].at[e] = dp_put_##name(two ? v + w : v);                                       \
-            }                                                                                      \
-            if (u == 0 || next < end)                                                              \
-                ((struct PACK *)p->out[0])[at[u]] = x[u];                                          \
-        }                                                                                          \
+            y[u] = ((const struct dp_##T##x##W *)p->in[p->in_count > 1])[at[u]];                   \
+        fn##_pack(p, i, &x[0], &y[0]);                                                             \
+        if (next < end)                                                                            \
+            fn##_pack(p, next, &x[1], &y[1]);                                                      \
     }
 #define DP__CUDA_AXPBY(name, T, A, W)                                                              \
-    DP__CUDA_AXPBY_SPAN(dp_axpby_##name##_wide, name, dp_##T##x##W, A, W)                          \
-    DP__CUDA_AXPBY_SPAN(dp_axpby_##name##_one, name, dp_##T##x1, A, 1)                             \
+    DP__CUDA_AXPBY_SPAN(dp_axpby_##name##_wide, T, A, W)                                           \
+    DP__CUDA_AXPBY_SPAN(dp_axpby_##name##_one, T, A, 1)                                            \
     DP__CUDA_KERNEL(axpby_##name)                                                                  \
     {                                                                                              \
         DP__CUDA_EACH_PACK(dp_axpby_##name, W, 2)                                                  \
@@ -403,10 +436,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
         for (unsigned u = 0; u < count; u++)                                                       \
             half[u] = *(const struct dp_u16x##W *)at[u];                                           \
-        for (unsigned u = 0; u < count * W && dtype == 2; u++)                                     \
-            out[u / W].at[u % W] = dp_get_f16(half[u / W].at[u % W]);                              \
-        for (unsigned u = 0; u < count * W && dtype == 3; u++)                                     \
-            out[u / W].at[u % W] = dp_get_bf16(half[u / W].at[u % W]);                             \
+        for (unsigned u = 0; u < count; u++)                                                       \
+            dp_get_u16x##W(out[u].at, &half[u], dtype);                                            \
     }                                                                                              \
     DP__CUDA_DEVICE void dp_store_f32x##W(void *out, unsigned long long i, int dtype,              \
                                           struct dp_f32x##W x)                                     \
@@ -415,8 +446,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         if (dtype == 0)                                                                            \
             ((struct dp_f32x##W *)out)[i] = x;                                                     \
         else {                                                                                     \
-            for (unsigned e = 0; e < W; e++)                                                       \
-                half.at[e] = dtype == 2 ? dp_put_f16(x.at[e]) : dp_put_bf16(x.at[e]);              \
+            dp_put_u16x##W(&half, x.at, dtype);                                                    \
             ((struct dp_u16x##W *)out)[i] = half;                                                  \
         }                                                                                          \
     }
@@ -685,7 +715,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }
 
 /* dp_add_NAME(&p, i, x, &one, &two) adds element i, which is x, to a lane's sums. */
-#define DP__CUDA_SUMS(name, T, W)                                                                  \
+#define DP__CUDA_SUMS(name, T, A, W)                                                               \
     DP__CUDA_DEVICE struct dp_f64x2 dp_lane_##name(                                                \
         const struct dp__cuda_params *p, unsigned long long of, unsigned long long begin,          \
         unsigned long long end)                                                                    \
@@ -699,40 +729,45 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             struct dp_##T##x##W x[16 / W];                                                         \
             for (unsigned u = 0; u < 16 / W; u++)                                                  \
                 x[u] = ((const struct dp_##T##x##W *)p->in[0])[i / W + u * 256];                   \
-            for (unsigned u = 0; u < 16 / W; u++)                                                  \
+            for (unsigned u = 0; u < 16 / W; u++) {                                                \
+                A v[W];                                                                            \
+                dp_get_##T##x##W(v, &x[u], p->dtype);                                              \
                 for (unsigned e = 0; e < W; e++)                                                   \
-                    dp_add_##name(p, i + u * 256 * W + e, x[u].at[e], &one, &two);                 \
+                    dp_add_##name(p, i + u * 256 * W + e, v[e], &one, &two);                       \
+            }                                                                                      \
         }                                                                                          \
         DP__CUDA_ROLLED for (; i < end; i += 256 * W)                                              \
-            DP__CUDA_ROLLED for (unsigned long long k = i; k < i + W && k < end; k++)              \
-                dp_add_##name(p, k, ((const struct dp_##T##x1 *)p->in[0])[k].at[0], &one, &two);   \
+            DP__CUDA_ROLLED for (unsigned long long k = i; k < i + W && k < end; k++) {            \
+                A v[1];                                                                            \
+                dp_get_##T##x1(v, &((const struct dp_##T##x1 *)p->in[0])[k], p->dtype);            \
+                dp_add_##name(p, k, v[0], &one, &two);                                             \
+            }                                                                                      \
         sums.at[0] = one;                                                                          \
         sums.at[1] = (double)two;                                                                  \
         return sums;                                                                               \
     }                                                                                              \
     DP__CUDA_CHUNKS_ADD(name, p.count, b, 0, W, dp_lane_##name)
-#define DP__CUDA_ADD(name, T)                                                                      \
+#define DP__CUDA_ADD(name, A)                                                                      \
     DP__CUDA_DEVICE void dp_add_##name(const struct dp__cuda_params *p, unsigned long long i,      \
-                                       T got, double *one, unsigned *two)
+                                       A x, double *one, unsigned *two)
 
 /* The sum of squares, and how many are not finite. */
-#define DP__CUDA_STATS(name, T, E, A, W)                                                           \
-    DP__CUDA_ADD(stats_##name, E)                                                                  \
+#define DP__CUDA_STATS(name, T, A, W)                                                              \
+    DP__CUDA_ADD(stats_##name, A)                                                                  \
     {                                                                                              \
-        const A x = dp_get_##name(got);                                                            \
         const double wide = (double)x;                                                             \
         (void)p, (void)i;                                                                          \
         *one += wide * wide;                                                                       \
         *two += x - x == 0 ? 0 : 1;                                                                \
     }                                                                                              \
-    DP__CUDA_SUMS(stats_##name, T, W)
+    DP__CUDA_SUMS(stats_##name, T, A, W)
 #define DP__CUDA_TOTAL                                                                             \
     DP__CUDA_ADD(total, double)                                                                    \
     {                                                                                              \
         (void)p, (void)i, (void)two;                                                               \
-        *one += got;                                                                               \
+        *one += x;                                                                                 \
     }                                                                                              \
-    DP__CUDA_SUMS(total, f64, 2)
+    DP__CUDA_SUMS(total, f64, double, 2)
 
 /* Every so manieth pair, in order; eight are loaded before the first is added. */
 #define DP__CUDA_PAIRS                                                                             \
@@ -789,9 +824,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_ADD(differ, unsigned)                                                                 \
     {                                                                                              \
         (void)two;                                                                                 \
-        *one += got != dp_pattern(i, p->fill) ? 1 : 0;                                             \
+        *one += x != dp_pattern(i, p->fill) ? 1 : 0;                                               \
     }                                                                                              \
-    DP__CUDA_SUMS(differ, u32, 4)
+    DP__CUDA_SUMS(differ, u32, unsigned, 4)
 
 /* ==== >>steps ====================================================================================
    The kernels of dp_train.h: see DP_KERNEL_SGD and what follows it. f16 and bf16 are computed as
@@ -955,15 +990,22 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_BITS)                                                                            \
     TEXT(DP__CUDA_CONVERT)                                                                         \
     TEXT(DP__CUDA_HALVES)                                                                          \
+    TEXT(DP__CUDA_NUMBERS(f32, float, 1))                                                          \
+    TEXT(DP__CUDA_NUMBERS(f32, float, 4))                                                          \
+    TEXT(DP__CUDA_NUMBERS(f64, double, 1))                                                         \
+    TEXT(DP__CUDA_NUMBERS(f64, double, 2))                                                         \
+    TEXT(DP__CUDA_NUMBERS(u32, unsigned, 1))                                                       \
+    TEXT(DP__CUDA_NUMBERS(u32, unsigned, 4))                                                       \
+    TEXT(DP__CUDA_NUMBERS_OF_HALVES(1))                                                            \
+    TEXT(DP__CUDA_NUMBERS_OF_HALVES(4))                                                            \
+    TEXT(DP__CUDA_NUMBERS_OF_HALVES(8))                                                            \
     TEXT(DP__CUDA_REDUCE(f32, f32, float, 4))                                                      \
     TEXT(DP__CUDA_REDUCE(f64, f64, double, 2))                                                     \
-    TEXT(DP__CUDA_REDUCE(f16, u16, float, 8))                                                      \
-    TEXT(DP__CUDA_REDUCE(bf16, u16, float, 8))                                                     \
+    TEXT(DP__CUDA_REDUCE(half, u16, float, 8))                                                     \
     TEXT(DP__CUDA_REDUCE_BOOL)                                                                     \
     TEXT(DP__CUDA_AXPBY(f32, f32, float, 4))                                                       \
     TEXT(DP__CUDA_AXPBY(f64, f64, double, 2))                                                      \
-    TEXT(DP__CUDA_AXPBY(f16, u16, float, 8))                                                       \
-    TEXT(DP__CUDA_AXPBY(bf16, u16, float, 8))                                                      \
+    TEXT(DP__CUDA_AXPBY(half, u16, float, 8))                                                      \
     TEXT(DP__CUDA_ANY(1))                                                                          \
     TEXT(DP__CUDA_ANY(4))                                                                          \
     TEXT(DP__CUDA_CAST)                                                                            \
@@ -976,10 +1018,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_COPY_AS(dp_u128, 4))                                                             \
     TEXT(DP__CUDA_COPY)                                                                            \
     TEXT(DP__CUDA_REDUCE_WHOLE)                                                                    \
-    TEXT(DP__CUDA_STATS(f32, f32, float, float, 4))                                                \
-    TEXT(DP__CUDA_STATS(f64, f64, double, double, 2))                                              \
-    TEXT(DP__CUDA_STATS(f16, u16, unsigned short, float, 8))                                       \
-    TEXT(DP__CUDA_STATS(bf16, u16, unsigned short, float, 8))                                      \
+    TEXT(DP__CUDA_STATS(f32, f32, float, 4))                                                       \
+    TEXT(DP__CUDA_STATS(f64, f64, double, 2))                                                      \
+    TEXT(DP__CUDA_STATS(half, u16, float, 8))                                                      \
     TEXT(DP__CUDA_TOTAL)                                                                           \
     TEXT(DP__CUDA_PAIRS)                                                                           \
     TEXT(DP__CUDA_SUMS_END)                                                                        \
@@ -1003,11 +1044,11 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
     TEXT(DP__CUDA_CHANNELS_END)
 
-/* Floats in the order of dp_dtype. */
+/* Floats in the order of dp_dtype, but for f16 and bf16, which share a kernel. */
 #define DP__CUDA_NAMES(X)                                                                          \
-    X(reduce_f32) X(reduce_f64) X(reduce_f16) X(reduce_bf16) X(reduce_whole) X(reduce_bool)        \
-    X(axpby_f32) X(axpby_f64) X(axpby_f16) X(axpby_bf16)                                           \
-    X(stats_f32) X(stats_f64) X(stats_f16) X(stats_bf16) X(total) X(sums_end)                      \
+    X(reduce_f32) X(reduce_f64) X(reduce_half) X(reduce_whole) X(reduce_bool)                      \
+    X(axpby_f32) X(axpby_f64) X(axpby_half)                                                        \
+    X(stats_f32) X(stats_f64) X(stats_half) X(total) X(sums_end)                                   \
     X(fill) X(copy) X(cast) X(pattern) X(differ)                                                   \
     X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64)                                                \
     X(channels_f32) X(channels_f64) X(channels_end)
@@ -3068,7 +3109,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
 {
     bool real = args->dtype <= DP_BF16;
     int wide = args->dtype == DP_F64; /* of the kernels that compute halves as f32 */
-    int dtype = (int)args->dtype;
+    int form = args->dtype < DP_F16 ? (int)args->dtype : DP_F16; /* of those that have all three */
     if (args->in_count > DP__CUDA_OPERANDS || args->out_count > DP__CUDA_OPERANDS)
         return dp_error(DP_ERR_UNSUPPORTED, "cuda: a kernel of %zu and %zu operands",
                         args->in_count, args->out_count);
@@ -3084,7 +3125,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
         return dp__cuda_launch_each(stream, DP__CUDA_cast, &params);
     case DP_KERNEL_REDUCE:
         return dp__cuda_launch_each(stream,
-                                    real                     ? DP__CUDA_reduce_f32 + dtype
+                                    real                     ? DP__CUDA_reduce_f32 + form
                                     : args->dtype == DP_BOOL ? DP__CUDA_reduce_bool
                                                              : DP__CUDA_reduce_whole,
                                     &params);
@@ -3096,13 +3137,13 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
         return dp__cuda_launch_sums(stream, DP__CUDA_total, &params);
     case DP_KERNEL_AXPBY:
         if (real)
-            return dp__cuda_launch_each(stream, DP__CUDA_axpby_f32 + dtype, &params);
+            return dp__cuda_launch_each(stream, DP__CUDA_axpby_f32 + form, &params);
         break;
     case DP_KERNEL_STATS:
         params.alpha = 1;
         params.out_count = 2; /* both sums lie in out[0] */
         if (real)
-            return dp__cuda_launch_sums(stream, DP__CUDA_stats_f32 + dtype, &params);
+            return dp__cuda_launch_sums(stream, DP__CUDA_stats_f32 + form, &params);
         break;
     case DP_KERNEL_SGD:
         if (real)

@@ -10,16 +10,13 @@ BUILD=build/compile
 #       kernel         loads  in a row  stores
 KERNELS="reduce_f32       4      4        1
          reduce_f64       4      4        1
-         reduce_f16       4      4        1
-         reduce_bf16      4      4        1
+         reduce_half      4      4        1
          axpby_f32        4      4        2
          axpby_f64        4      4        2
-         axpby_f16        4      4        2
-         axpby_bf16       4      4        2
+         axpby_half       4      4        2
          stats_f32        4      4        0
          stats_f64        8      8        0
-         stats_f16        2      2        0
-         stats_bf16       2      2        0
+         stats_half       2      2        0
          total            8      8        0
          sums_end         8      7        0
          channels_end     8      7        0
