@@ -85,7 +85,8 @@ DP_API void dp_cuda_release(dp_stream *stream);
    of them are on their way before the first is used:
      REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64)
      AXPBY   two packs of each input: 64 to 96 KB
-     CAST    four packs: 64 KB from f32, 32 KB from halves
+     CAST    four packs: 64 KB from f32, 32 KB from halves; of other dtypes four elements: 5 KB a
+             byte that they have, as in sums of integers 6
      STATS   16 elements a lane: 96 KB, halves 48; TOTAL 160 KB
      COPY, PAD  eight elements, of 16 bytes four: 64 KB; of 4 bytes 32 KB, of 2 16, of 1 8
      CHANNELS  eight elements: 32 KB, halves 16
@@ -451,29 +452,50 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* From any dtype to any other; the numbers are those of dp_dtype. */
-#define DP__CUDA_CAST                                                                              \
-    DP__CUDA_DEVICE double dp_real_of(const void *in, unsigned long long i, int dtype)             \
+/* The bits of four elements, all on their way before one is used; and what they are as an integer
+   of this dtype. */
+#define DP__CUDA_TAKE                                                                              \
+    DP__CUDA_DEVICE void dp_take(unsigned long long *out, const void *in, unsigned width,          \
+                                 unsigned long long i, unsigned long long end)                     \
     {                                                                                              \
-        if (dtype == 0)                                                                            \
-            return ((const float *)in)[i];                                                         \
-        if (dtype == 1)                                                                            \
-            return ((const double *)in)[i];                                                        \
-        if (dtype == 2)                                                                            \
-            return dp_get_f16(((const unsigned short *)in)[i]);                                    \
-        return dp_get_bf16(((const unsigned short *)in)[i]);                                       \
+        unsigned long long at[4];                                                                  \
+        for (unsigned u = 0; u < 4; u++)                                                           \
+            at[u] = i + u * DP__CUDA_STEP < end ? i + u * DP__CUDA_STEP : i;                       \
+        if (width == 4)                                                                            \
+            for (unsigned u = 0; u < 4; u++)                                                       \
+                out[u] = ((const unsigned *)in)[at[u]];                                            \
+        else if (width == 8)                                                                       \
+            for (unsigned u = 0; u < 4; u++)                                                       \
+                out[u] = ((const unsigned long long *)in)[at[u]];                                  \
+        else if (width == 2)                                                                       \
+            for (unsigned u = 0; u < 4; u++)                                                       \
+                out[u] = ((const unsigned short *)in)[at[u]];                                      \
+        else                                                                                       \
+            for (unsigned u = 0; u < 4; u++)                                                       \
+                out[u] = ((const unsigned char *)in)[at[u]];                                       \
     }                                                                                              \
-    DP__CUDA_DEVICE long long dp_whole_of(const void *in, unsigned long long i, int dtype)         \
+    DP__CUDA_DEVICE long long dp_whole_of(unsigned long long bits, int dtype)                      \
     {                                                                                              \
         if (dtype == 4)                                                                            \
-            return ((const long long *)in)[i];                                                     \
+            return (long long)bits;                                                                \
         if (dtype == 5)                                                                            \
-            return ((const int *)in)[i];                                                           \
+            return (int)bits;                                                                      \
         if (dtype == 6)                                                                            \
-            return ((const short *)in)[i];                                                         \
-        if (dtype == 7)                                                                            \
-            return ((const signed char *)in)[i];                                                   \
-        return ((const unsigned char *)in)[i];                                                     \
+            return (short)bits;                                                                    \
+        return dtype == 7 ? (signed char)bits : (unsigned char)bits;                               \
+    }
+
+/* From any dtype to any other; the numbers are those of dp_dtype, `width` is the input's. */
+#define DP__CUDA_CAST                                                                              \
+    DP__CUDA_DEVICE double dp_real_of(unsigned long long bits, int dtype)                          \
+    {                                                                                              \
+        union { unsigned long long u; double f; } x;                                               \
+        x.u = bits;                                                                                \
+        if (dtype == 0)                                                                            \
+            return dp_float_of((unsigned)bits);                                                    \
+        if (dtype == 1)                                                                            \
+            return x.f;                                                                            \
+        return dtype == 2 ? dp_get_f16((unsigned short)bits) : dp_get_bf16((unsigned short)bits);  \
     }                                                                                              \
     DP__CUDA_DEVICE long long dp_cut(double x)                                                     \
     {                                                                                              \
@@ -488,14 +510,13 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         return x < least ? least : x > most ? most : x;                                            \
     }                                                                                              \
     DP__CUDA_DEVICE void dp_cast_one(const struct dp__cuda_params *p, unsigned long long i,        \
-                                     unsigned long long end)                                       \
+                                     unsigned long long bits)                                      \
     {                                                                                              \
         const int real = p->in_dtype < 4;                                                          \
-        const double x = real ? dp_real_of(p->in[0], i, p->in_dtype) : 0;                          \
-        const long long w = real ? 0 : dp_whole_of(p->in[0], i, p->in_dtype);                      \
+        const double x = real ? dp_real_of(bits, p->in_dtype) : 0;                                 \
+        const long long w = real ? 0 : dp_whole_of(bits, p->in_dtype);                             \
         const float f = real ? (float)x : (float)w;                                                \
         const long long v = real ? dp_cut(x) : w;                                                  \
-        (void)end;                                                                                 \
         if (p->dtype == 0)                                                                         \
             ((float *)p->out[0])[i] = f;                                                           \
         else if (p->dtype == 1)                                                                    \
@@ -534,7 +555,18 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_KERNEL(cast)                                                                          \
     {                                                                                              \
         DP__CUDA_FROM(0, p.packs, 4) dp_cast_wide(&p, i, p.packs);                                 \
-        DP__CUDA_FROM(p.packs * 4, p.count, 1) dp_cast_one(&p, i, p.count);                        \
+        DP__CUDA_FROM(p.packs * 4, p.count, 4)                                                     \
+        {                                                                                          \
+            unsigned long long x[4], at = i;                                                       \
+            dp_take(x, p.in[0], p.width, i, p.count);                                              \
+            DP__CUDA_ROLLED for (unsigned u = 0; u < 4 && at < p.count; u++) {                     \
+                dp_cast_one(&p, at, x[0]);                                                         \
+                at += DP__CUDA_STEP;                                                               \
+                x[0] = x[1];                                                                       \
+                x[1] = x[2];                                                                       \
+                x[2] = x[3];                                                                       \
+            }                                                                                      \
+        }                                                                                          \
     }
 
 /* Kernels that only move bytes: elements of `width` 1, 2, 4, 8 or 16 bytes. One kernel for all
@@ -639,38 +671,41 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* Integers wrap, in 64 bits and then in their own size; one kernel for all of them. */
 #define DP__CUDA_REDUCE_WHOLE                                                                      \
-    DP__CUDA_DEVICE long long dp_modulo(long long x, int dtype)                                    \
+    DP__CUDA_DEVICE long long dp_combine_whole(int op, long long v, long long w)                   \
     {                                                                                              \
-        if (dtype == 4)                                                                            \
-            return x;                                                                              \
-        if (dtype == 5)                                                                            \
-            return (int)x;                                                                         \
-        if (dtype == 6)                                                                            \
-            return (short)x;                                                                       \
-        return dtype == 7 ? (signed char)x : (unsigned char)x;                                     \
+        if (op == 0)                                                                               \
+            return (long long)((unsigned long long)v + (unsigned long long)w);                     \
+        if (op == 2)                                                                               \
+            return (long long)((unsigned long long)v * (unsigned long long)w);                     \
+        if (op == 3)                                                                               \
+            return v < w ? v : w;                                                                  \
+        return v > w ? v : w;                                                                      \
     }                                                                                              \
     DP__CUDA_KERNEL(reduce_whole)                                                                  \
     {                                                                                              \
         const long long beta = (long long)p.beta;                                                  \
-        DP__CUDA_EACH(i)                                                                           \
+        DP__CUDA_FROM(0, p.count, 4)                                                               \
         {                                                                                          \
-            long long v = dp_whole_of(p.in[0], i, p.dtype);                                        \
-            DP__CUDA_ROLLED for (unsigned k = 1; k < p.in_count; k++) {                            \
-                long long w = dp_whole_of(p.in[k], i, p.dtype);                                    \
-                if (p.op == 0)                                                                     \
-                    v = (long long)((unsigned long long)v + (unsigned long long)w);                \
-                else if (p.op == 2)                                                                \
-                    v = (long long)((unsigned long long)v * (unsigned long long)w);                \
-                else if (p.op == 3)                                                                \
-                    v = v < w ? v : w;                                                             \
-                else                                                                               \
-                    v = v > w ? v : w;                                                             \
+            unsigned long long x[4], at = i;                                                       \
+            long long v[4] = {0};                                                                  \
+            DP__CUDA_ROLLED for (unsigned k = 0; k < p.in_count; k++) {                            \
+                dp_take(x, p.in[k], p.width, i, p.count);                                          \
+                for (unsigned u = 0; u < 4; u++) {                                                 \
+                    const long long w = dp_whole_of(x[u], p.dtype);                                \
+                    v[u] = k == 0 ? w : dp_combine_whole(p.op, v[u], w);                           \
+                }                                                                                  \
             }                                                                                      \
-            v = dp_modulo(v, p.dtype);                                                             \
-            if (beta != 1)                                                                         \
-                v = v / beta;                                                                      \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                dp_give(p.out[k], i, p.width, (unsigned long long)v);                              \
+            DP__CUDA_ROLLED for (unsigned u = 0; u < 4 && at < p.count; u++) {                     \
+                long long whole = dp_whole_of((unsigned long long)v[0], p.dtype);                  \
+                if (beta != 1)                                                                     \
+                    whole = whole / beta;                                                          \
+                DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                         \
+                    dp_give(p.out[k], at, p.width, (unsigned long long)whole);                     \
+                at += DP__CUDA_STEP;                                                               \
+                v[0] = v[1];                                                                       \
+                v[1] = v[2];                                                                       \
+                v[2] = v[3];                                                                       \
+            }                                                                                      \
         }                                                                                          \
     }
 
@@ -1008,6 +1043,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_AXPBY(half, u16, float, 8))                                                      \
     TEXT(DP__CUDA_ANY(1))                                                                          \
     TEXT(DP__CUDA_ANY(4))                                                                          \
+    TEXT(DP__CUDA_TAKE)                                                                            \
     TEXT(DP__CUDA_CAST)                                                                            \
     TEXT(DP__CUDA_FILL)                                                                            \
     TEXT(DP__CUDA_COPY_TYPES)                                                                      \
@@ -3122,6 +3158,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
     case DP_KERNEL_FILL:
         return dp__cuda_launch_each(stream, DP__CUDA_fill, &params);
     case DP_KERNEL_CAST:
+        params.width = (unsigned)dp_dtype_bytes(args->in_dtype);
         return dp__cuda_launch_each(stream, DP__CUDA_cast, &params);
     case DP_KERNEL_REDUCE:
         return dp__cuda_launch_each(stream,

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "cuda_device.h"
+#include "numbers.h"
 
 typedef struct gpu {
     dp_ctx *ctx;
@@ -226,6 +227,39 @@ TEST(every_half_keeps_its_bits)
     for (size_t skip = 0; skip < 2; skip++) {
         check_halves(&g, DP_F16, skip);
         check_halves(&g, DP_BF16, skip);
+    }
+    gpu_close(&g);
+}
+
+/* ---- casts ----------------------------------------------------------------------------------- */
+
+/* More elements than a launch has threads: each takes several. */
+TEST(casts_of_elements_that_are_no_packs)
+{
+    enum { COUNT = 140003 };
+    static const dp_dtype from[] = {DP_I8, DP_U8, DP_I16, DP_I32, DP_I64, DP_F64, DP_F16};
+    static double out[COUNT], in[COUNT];
+    gpu g;
+    gpu_open(&g);
+    char *src = gpu_bytes(&g, sizeof in), *dst = gpu_bytes(&g, sizeof out);
+    for (size_t k = 0; k < sizeof from / sizeof *from; k++) {
+        const void *ins = src;
+        void *outs = dst;
+        for (size_t i = 0; i < COUNT; i++)
+            number_put(from[k], in, i, (number)((i * 37 + i / 251) % 127));
+        CHECK_OK(dp_cuda()->copy_in(g.stream, src, in, sizeof in));
+        CHECK_OK(dp_cuda()->kernel(g.stream, &(dp_kernel_args){.kernel = DP_KERNEL_CAST,
+                                                               .dtype = DP_F64,
+                                                               .in_dtype = from[k],
+                                                               .count = COUNT,
+                                                               .in = &ins,
+                                                               .out = &outs,
+                                                               .in_count = 1,
+                                                               .out_count = 1}));
+        gpu_get(&g, out, dst, sizeof out);
+        for (size_t i = 0; i < COUNT; i++)
+            if (out[i] != (double)((i * 37 + i / 251) % 127))
+                CHECK_F64(out[i], (i * 37 + i / 251) % 127, 0);
     }
     gpu_close(&g);
 }
