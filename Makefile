@@ -8,7 +8,8 @@
 #                   to the contract in dp.h (devices, collectives, wrappers); CONFORM_FLAGS are for
 #                   its compiler, CONFORM_LIBS for its linker. Without arguments: tables of our own
 #   make mpi        dp_mpi.h, with Open MPI and with MPICH, where they are
-#   make sim        dp_cuda.h on the simulated CUDA; make sim-selftest: what the simulator finds
+#   make sim        dp_cuda.h and dp_nccl.h on simulated GPUs; make sim-selftest: what the
+#                   simulator finds
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-pack: what
 #                   to carry to a machine without packages
 #   make fuzz       replay the fuzzers' corpora
@@ -55,7 +56,7 @@ CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-re
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
 
-# With dp_cuda.h on the simulated CUDA of tests/sim.
+# With dp_cuda.h and dp_nccl.h on the simulated GPUs of tests/sim.
 CC_sim     := $(CC)
 CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
 
@@ -63,7 +64,7 @@ CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
 CC_conform     := $(CC)
 CFLAGS_conform = -O1 $(DEBUG) -DTEST_CONFORM
 
-# With CUDA itself, loaded when the tests run.
+# With CUDA itself, loaded when the tests run, and NCCL where it is (-DTEST_NCCL).
 CC_gpu     := $(CC)
 CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu.sh flags)
 
@@ -213,7 +214,9 @@ build/gpu/bench: tests/bench/gpu/gpu.c $(wildcard *.h) Makefile build/config.mk
 	$(CC) -std=c11 -O2 $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than -DDP_DYNAMIC_LOAD -I. \
 	    $(shell tests/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
 
+# The simulator is one object: who links it need not know its parts.
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
+SIM_PARTS := $(patsubst %,build/sim/sim/parts/%.o,sim_cuda sim_nccl sim_world)
 build/sim/tests: $(SIM)
 
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(wildcard *.h)
@@ -222,10 +225,18 @@ build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(wildcard *.h)
 build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 	$(CC) -g $^ -o $@ $(LIBS)
 
-$(SIM) build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
+build/sim/sim/sim_cuda.o: $(SIM_PARTS)
+	$(CC) -r -nostdlib $^ -o $@
+
+COMPILE_SIM = $(CC) -std=c11 -O2 -g -fsanitize=alignment $(WARNINGS) $(GCC_WARNINGS) \
+    -Wno-frame-larger-than -D_GNU_SOURCE -I. -Itests/sim $(STB_CFLAGS) -MMD -MP -c $< -o $@
+$(SIM_PARTS): build/sim/sim/parts/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -g -fsanitize=alignment $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
-	    -D_GNU_SOURCE -I. -Itests/sim $(STB_CFLAGS) -MMD -MP -c $< -o $@
+	$(COMPILE_SIM)
+
+build/sim/sim/kernels.o build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(COMPILE_SIM)
 
 build/examples/%: examples/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
@@ -251,5 +262,5 @@ build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
 	$(CLANG) -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
 	    $(TEST_DEFINES) -DTEST_ALONE $(STB_CFLAGS) $(filter %.c,$^) -o $@ $(LIBS)
 
--include $(wildcard build/*/*.d build/*/*/*.d)
+-include $(wildcard build/*/*.d build/*/*/*.d build/*/*/*/*.d)
 -include tests/bench/bench.mk

@@ -71,7 +71,8 @@ enum cudaMemoryType {
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone = 0, cudaStreamCaptureStatusActive = 1 };
 enum cudaStreamCaptureMode {
     cudaStreamCaptureModeGlobal = 0,
-    cudaStreamCaptureModeThreadLocal = 1
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2
 };
 typedef struct CUgraph_st *cudaGraph_t;
 
@@ -153,5 +154,6 @@ cudaError_t cudaStreamGetDevice(cudaStream_t hStream, int *device);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *pStatus);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode);
 
 #endif /* SIM_CUDA_RUNTIME_API_H */

@@ -190,3 +190,118 @@ const struct surface surface = {
     nvrtcGetSupportedArchs,
     nvrtcVersion,
 };
+
+/* ---- NCCL, which is no part of the Toolkit --------------------------------------------------- */
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#include <stddef.h>
+
+SAME(NCCL_MAJOR, 2);
+SAME(NCCL_VERSION_CODE, 22809);
+SAME(NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH), NCCL_VERSION_CODE);
+SAME(NCCL_VERSION(2, 8, 3), 2803);
+SAME(NCCL_UNIQUE_ID_BYTES, 128);
+SAME(NCCL_CONFIG_UNDEF_INT, -2147483647 - 1);
+SAME(sizeof(ncclUniqueId), 128);
+SAME(sizeof(ncclConfig_t), 80);
+SAME(offsetof(ncclConfig_t, magic), 8);
+SAME(offsetof(ncclConfig_t, version), 12);
+SAME(offsetof(ncclConfig_t, blocking), 16);
+SAME(offsetof(ncclConfig_t, cgaClusterSize), 20);
+SAME(offsetof(ncclConfig_t, minCTAs), 24);
+SAME(offsetof(ncclConfig_t, maxCTAs), 28);
+SAME(offsetof(ncclConfig_t, netName), 32);
+SAME(offsetof(ncclConfig_t, splitShare), 40);
+SAME(offsetof(ncclConfig_t, trafficClass), 44);
+SAME(offsetof(ncclConfig_t, commName), 48);
+SAME(offsetof(ncclConfig_t, collnetEnable), 56);
+SAME(offsetof(ncclConfig_t, CTAPolicy), 60);
+SAME(offsetof(ncclConfig_t, shrinkShare), 64);
+SAME(offsetof(ncclConfig_t, nvlsCTAs), 68);
+SAME(offsetof(ncclConfig_t, nChannelsPerNetPeer), 72);
+SAME(offsetof(ncclConfig_t, nvlinkCentricSched), 76);
+SAME(ncclSuccess, 0);
+SAME(ncclUnhandledCudaError, 1);
+SAME(ncclSystemError, 2);
+SAME(ncclInternalError, 3);
+SAME(ncclInvalidArgument, 4);
+SAME(ncclInvalidUsage, 5);
+SAME(ncclRemoteError, 6);
+SAME(ncclInProgress, 7);
+SAME(ncclNumResults, 8);
+SAME(ncclSum, 0);
+SAME(ncclProd, 1);
+SAME(ncclMax, 2);
+SAME(ncclMin, 3);
+SAME(ncclAvg, 4);
+SAME(ncclNumOps, 5);
+SAME(ncclMaxRedOp, 0x7fffffff);
+SAME(ncclInt8, 0);
+SAME(ncclUint8, 1);
+SAME(ncclInt32, 2);
+SAME(ncclUint32, 3);
+SAME(ncclInt64, 4);
+SAME(ncclUint64, 5);
+SAME(ncclFloat16, 6);
+SAME(ncclFloat32, 7);
+SAME(ncclFloat64, 8);
+SAME(ncclBfloat16, 9);
+SAME(ncclFloat8e4m3, 10);
+SAME(ncclFloat8e5m2, 11);
+SAME(ncclNumTypes, 12);
+SAME(ncclScalarDevice, 0);
+SAME(ncclScalarHostImmediate, 1);
+
+extern const ncclConfig_t nccl_config;
+const ncclConfig_t nccl_config = NCCL_CONFIG_INITIALIZER;
+
+typedef ncclResult_t R;
+typedef ncclComm_t C;
+typedef ncclDataType_t T;
+typedef cudaStream_t S;
+
+extern const struct nccl_surface {
+    R (*all_gather)(const void *, void *, size_t, T, C, S);
+    R (*all_reduce)(const void *, void *, size_t, T, ncclRedOp_t, C, S);
+    R (*broadcast)(const void *, void *, size_t, T, int, C, S);
+    R (*abort)(C);
+    R (*destroy)(C);
+    R (*finalize)(C);
+    R (*async_error)(C, R *);
+    R (*init)(C *, int, ncclUniqueId, int, ncclConfig_t *);
+    const char *(*error_string)(R);
+    const char *(*last_error)(C);
+    R (*unique_id)(ncclUniqueId *);
+    R (*version)(int *);
+    R (*group_end)(void);
+    R (*group_start)(void);
+    R (*receive)(void *, size_t, T, int, C, S);
+    R (*redop_create)(ncclRedOp_t *, void *, T, ncclScalarResidence_t, C);
+    R (*redop_destroy)(ncclRedOp_t, C);
+    R (*reduce_scatter)(const void *, void *, size_t, T, ncclRedOp_t, C, S);
+    R (*send)(const void *, size_t, T, int, C, S);
+} nccl_surface;
+
+const struct nccl_surface nccl_surface = {
+    ncclAllGather,
+    ncclAllReduce,
+    ncclBroadcast,
+    ncclCommAbort,
+    ncclCommDestroy,
+    ncclCommFinalize,
+    ncclCommGetAsyncError,
+    ncclCommInitRankConfig,
+    ncclGetErrorString,
+    ncclGetLastError,
+    ncclGetUniqueId,
+    ncclGetVersion,
+    ncclGroupEnd,
+    ncclGroupStart,
+    ncclRecv,
+    ncclRedOpCreatePreMulSum,
+    ncclRedOpDestroy,
+    ncclReduceScatter,
+    ncclSend,
+};
+#endif

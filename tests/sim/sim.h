@@ -1,4 +1,4 @@
-/* sim.h - a simulated CUDA: what tests may ask of it, and what its parts ask of each other.
+/* sim.h - simulated CUDA and NCCL: what tests may ask of it, and what its parts ask of each other.
 
    Work is done at once, on memory of the host, but its order is followed as if it were not: each
    stream has a clock, and so has the host; enqueueing, events and waits hand clocks on. Accesses to
@@ -8,6 +8,9 @@
    each operand of a kernel, is a page that cannot be touched either. A kernel runs lane by lane, as
    its text is for CUDA, in two orders that must give the same. Whatever is wrong becomes a finding,
    and a test with findings fails.
+
+   Collectives of NCCL wait for ranks of other processes, each with a simulation of its own, and
+   hold back what their streams have behind them.
 
    All threads of the host have one clock: how they order each other is not known here.          */
 
@@ -20,6 +23,7 @@
 /* ---- for tests ------------------------------------------------------------------------------- */
 
 void sim_set_device_count(int count);          /* none before */
+void sim_set_first_device(int place);          /* of this process, in the machine; 0 */
 void sim_set_driver(int version);              /* 13000; 0 = there is none */
 void sim_set_memory(size_t bytes);             /* of each device; 4 GiB */
 void sim_set_arch(int arch);                   /* 90 for sm_90 */
@@ -73,6 +77,36 @@ size_t sim_trace_bytes(int device, bool out);
    same is in capture while a stream is, by cudaStreamBeginCapture. */
 void sim_enqueue_only(bool on);
 void sim_capture(bool on);
+
+/* ---- NCCL: ranks of this process, and of others that have the same unique id ---- */
+
+void sim_set_nccl(int version); /* 22809; 0 = there is none */
+
+/* An asynchronous error: after so many more calls of collectives (one for each rank) every
+   communicator reports this ncclResult_t, and what is called then never ends until it is aborted.
+   0: none. */
+void sim_nccl_fail(int code, long after);
+
+/* As with the real one, a group stays in progress until all ranks have called its verbs once: only
+   then are they connected. A test begins with it if $SIM_SEED is odd. */
+void sim_nccl_connects_late(bool on);
+
+/* Ranks of this process take part in nothing more. */
+void sim_nccl_never_arrives(bool on);
+
+/* ncclCommAbort blocks as long as it is on. */
+void sim_nccl_abort_hangs(bool on);
+
+/* Waiting for a collective that will never end is a finding; else another thread may abort it. */
+void sim_nccl_mind_hangs(bool on);
+
+/* What ranks of this process were told to do so far, by calls in groups that were ended. */
+typedef struct sim_nccl_counts {
+    long all_reduce, broadcast, all_gather, reduce_scatter, send, recv;
+    long groups;  /* with at least one of them */
+    size_t bytes; /* that they give to others */
+} sim_nccl_counts;
+sim_nccl_counts sim_nccl_count(void);
 
 /* Images of kernels that were loaded, so far. */
 long sim_library_loads(void);

@@ -12,6 +12,7 @@
 #include "cuda.h"
 #include "cuda_runtime_api.h"
 #include "nvrtc.h"
+#include "parts.h"
 #include "sim.h"
 #include "trace.h"
 
@@ -24,6 +25,7 @@ static int device_count, driver_version = 13000, arch = 90;
 static int runtime_version = 13000, nvrtc_version = 13000, count_error;
 static size_t memory_bytes = (size_t)4 << 30;
 static size_t memory_used[DEVICES];
+static bool devices_used; /* somebody has asked whether there are some */
 
 /* ---- findings -------------------------------------------------------------------------------- */
 
@@ -168,6 +170,16 @@ static cudaError_t enter_waiting(const char *fn)
     return code;
 }
 
+/* A call that waits for all that the device does: with a rank of NCCL's among it, perhaps for ever.
+ */
+static cudaError_t enter_allocating(const char *fn)
+{
+    cudaError_t code = enter_waiting(fn);
+    if (!fail_sticky && lost_here() == cudaSuccess && sim_nccl_in_flight())
+        find("allocation in flight", "%s, while a collective of this process may be running", fn);
+    return code;
+}
+
 /* Calls that release: on a lost device they fail, and yet nothing is left behind. */
 static bool releases(cudaError_t code)
 {
@@ -288,7 +300,7 @@ typedef struct clock_of {
 } clock_of;
 
 typedef struct work { /* what a stream has to do: bytes to move, a kernel, or order to keep */
-    enum { MOVE, KERNEL, RECORD, WAIT } kind;
+    enum { MOVE, KERNEL, RECORD, WAIT, JOB } kind;
     struct work *next;
     char *to; /* MOVE */
     const char *from;
@@ -300,6 +312,7 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
     struct operand *operands;
     void *params;
     uint64_t serial; /* RECORD, WAIT: which record */
+    sim_job *job;
 } work;
 
 struct CUstream_st {
@@ -307,6 +320,7 @@ struct CUstream_st {
     int device, actor;
     bool hangs;  /* it will never be done */
     int capture; /* its number; 0: none */
+    int held;    /* so many groups of NCCL are in progress with it */
     clock_of clock;
     work *todo, **end; /* deferred */
     struct CUstream_st *next;
@@ -318,6 +332,7 @@ struct CUevent_st {
     int capture;     /* in which the newest record is */
     unsigned denied; /* how often a query says that it is not ready yet */
     uint64_t serial; /* of the newest record */
+    cudaStream_t stream;
     clock_of clock;
     struct CUevent_st *next;
 };
@@ -329,6 +344,12 @@ static bool taken[ACTORS] = {[HOST] = true};
 static struct CUstream_st *streams;
 static struct CUevent_st *events;
 static cudaStream_t capture_origin;
+static bool collectives_matter;
+
+void sim_nccl_mind_hangs(bool on)
+{
+    collectives_matter = on;
+}
 
 static void never_ends(const char *fn, bool hangs)
 {
@@ -336,10 +357,33 @@ static void never_ends(const char *fn, bool hangs)
         find("waits for ever", "%s waits for what hangs", fn);
 }
 
+static const struct CUstream_st *recorder_of(uint64_t serial)
+{
+    for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
+        for (const work *w = s->todo; w != NULL; w = w->next)
+            if (w->kind == RECORD && w->serial == serial)
+                return s;
+    return NULL;
+}
+
+/* It will never be done: what it is at will not be, or what that waits for. */
+static bool stream_hangs(const struct CUstream_st *stream)
+{
+    while (!stream->hangs && stream->todo != NULL && stream->todo->kind == WAIT) {
+        const struct CUstream_st *other = recorder_of(stream->todo->serial);
+        if (other == NULL)
+            return false;
+        stream = other;
+    }
+    const work *w = stream->todo;
+    return stream->hangs ||
+           (collectives_matter && w != NULL && w->kind == JOB && sim_job_never_ends(w->job));
+}
+
 static void device_never_ends(const char *fn, int device)
 {
     for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
-        never_ends(fn, s->hangs && s->magic == STREAM && s->device == device);
+        never_ends(fn, s->magic == STREAM && s->device == device && stream_hangs(s));
 }
 
 static void join(clock_of *into, const clock_of *other)
@@ -355,6 +399,15 @@ static bool stream_is(const char *fn, cudaStream_t stream)
     else if (stream->magic != STREAM)
         find("stream after destroy", "%s", fn);
     return stream != NULL && stream->magic == STREAM;
+}
+
+/* Nobody may use a stream while NCCL has not said that it has enqueued what it was told to. */
+static bool stream_is_free(const char *fn, cudaStream_t stream)
+{
+    bool is = stream_is(fn, stream);
+    if (is && stream->held > 0)
+        find("stream in progress", "%s, while a group of NCCL is not polled to its end", fn);
+    return is;
 }
 
 static bool event_is(const char *fn, cudaEvent_t event)
@@ -729,6 +782,7 @@ void sim_check_leaks(void)
         find("leak", "a context on the stack of this thread");
     if (captures_open > 0)
         find("leak", "a capture that did not end");
+    sim_nccl_check_leaks();
     if (last_error != cudaSuccess)
         find("error left behind", "code %d, for the next who asks this thread", (int)last_error);
     pthread_mutex_unlock(&lock);
@@ -1002,13 +1056,55 @@ static void perform(const work *w)
         reached[w->serial] = true;
         break;
     case WAIT:
+    case JOB:
         break;
     }
 }
 
+/* Every one of its streams has come to the job, or passed it. */
+static bool is_met(const sim_job *job)
+{
+    int met = job->count - job->holders;
+    for (int i = 0; i < job->count; i++) {
+        const work *next = job->streams[i]->todo;
+        met += next != NULL && next->kind == JOB && next->job == job;
+    }
+    return met == job->count;
+}
+
+static bool can_begin(const work *w)
+{
+    if (w->kind == JOB)
+        return is_met(w->job) && sim_job_can_step(w->job);
+    return w->kind != WAIT || is_reached(w->serial);
+}
+
 static bool is_ready(const struct CUstream_st *s)
 {
-    return s->todo != NULL && (s->todo->kind != WAIT || is_reached(s->todo->serial));
+    return s->todo != NULL && can_begin(s->todo);
+}
+
+static void pass(struct CUstream_st *s)
+{
+    work *w = s->todo;
+    s->todo = w->next;
+    if (s->todo == NULL)
+        s->end = &s->todo;
+    free(w);
+}
+
+static void take_step(struct CUstream_st *s)
+{
+    work *w = s->todo;
+    if (w->kind != JOB) {
+        perform(w);
+        pass(s);
+    } else if (sim_job_step(w->job)) {
+        sim_job *job = w->job;
+        pass(s);
+        if (--job->holders == 0)
+            sim_job_give_back(job);
+    }
 }
 
 /* One piece of work of any stream that has some ready; false: there is none. */
@@ -1022,15 +1118,16 @@ static bool run_some(void)
     place = chance(ready);
     for (struct CUstream_st *s = streams; s != NULL; s = s->next)
         if (is_ready(s) && place-- == 0) {
-            work *w = s->todo;
-            s->todo = w->next;
-            if (s->todo == NULL)
-                s->end = &s->todo;
-            perform(w);
-            free(w);
+            take_step(s);
             return true;
         }
     return false;
+}
+
+static void finish_all(void)
+{
+    while (run_some())
+        continue;
 }
 
 static void submit(cudaStream_t stream, work w)
@@ -1040,7 +1137,7 @@ static void submit(cudaStream_t stream, work w)
         free(w.params);
         return;
     }
-    if (seed == 0) {
+    if (seed == 0 && stream->todo == NULL && w.kind != JOB && can_begin(&w)) {
         perform(&w);
         return;
     }
@@ -1051,30 +1148,51 @@ static void submit(cudaStream_t stream, work w)
         stream->end = &stream->todo;
     *stream->end = own;
     stream->end = &own->next;
-    for (uint64_t some = chance(3); some > 0 && run_some(); some--)
+    if (seed == 0)
+        finish_all();
+    for (uint64_t some = seed != 0 ? chance(3) : 0; some > 0 && run_some(); some--)
         continue;
+}
+
+/* What can only go on when another process does something, or another thread: those get their
+   time. False: it is in vain. */
+static bool others_go_on(void)
+{
+    if (!sim_nccl_waits())
+        return false;
+    pthread_mutex_unlock(&lock);
+    usleep(100);
+    pthread_mutex_lock(&lock);
+    return true;
+}
+
+/* For ever, where hangs are not minded: another thread may still abort. */
+static bool waits_on(const char *fn, const struct CUstream_st *stream)
+{
+    bool hangs = stream != NULL && stream_hangs(stream);
+    never_ends(fn, hangs);
+    return !hangs && others_go_on();
+}
+
+static void check_finished(const struct CUstream_st *stream)
+{
+    if (stream->todo != NULL && !sim_nccl_waits())
+        find("never done", "a stream is waited for that does not come to its end");
 }
 
 static void finish_stream(const struct CUstream_st *stream)
 {
-    while (stream->todo != NULL && run_some())
+    while (stream->todo != NULL && (run_some() || waits_on("a stream", stream)))
         continue;
-    if (stream->todo != NULL)
-        find("never done", "a stream is waited for that does not come to its end");
+    check_finished(stream);
 }
 
 static void finish_event(const struct CUevent_st *event)
 {
-    while (!is_reached(event->serial) && run_some())
+    while (!is_reached(event->serial) && (run_some() || waits_on("an event", event->stream)))
         continue;
-    if (!is_reached(event->serial))
+    if (!is_reached(event->serial) && !sim_nccl_waits())
         find("never done", "an event is waited for that no stream comes to");
-}
-
-static void finish_all(void)
-{
-    while (run_some())
-        continue;
 }
 
 /* ---- the runtime: devices -------------------------------------------------------------------- */
@@ -1128,6 +1246,7 @@ cudaError_t cudaGetDeviceCount(int *count)
         code = cudaErrorNoDevice;
     if (code == cudaSuccess)
         *count = device_count;
+    devices_used = devices_used || code == cudaSuccess;
     return leave(code);
 }
 
@@ -1152,11 +1271,23 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     return leave(code);
 }
 
+static int first_place;
+
+void sim_set_first_device(int place)
+{
+    first_place = place;
+}
+
+int sim_place(int device)
+{
+    return first_place + device;
+}
+
 cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
 {
     cudaError_t code = enter();
     if (code == cudaSuccess)
-        snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)device);
+        snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)sim_place(device));
     return leave(code);
 }
 
@@ -1285,14 +1416,14 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_allocating(__func__);
     int device = current_device(__func__);
     return leave(code == cudaSuccess ? make_block(bytes, device, out) : code);
 }
 
 cudaError_t cudaFree(void *pointer)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_allocating(__func__);
     int device = current_device(__func__);
     if (code == cudaSuccess)
         device_never_ends(__func__, device);
@@ -1302,7 +1433,7 @@ cudaError_t cudaFree(void *pointer)
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_allocating(__func__);
     int device = current_device(__func__);
     if (code == cudaSuccess && (flags & ~(unsigned)cudaHostAllocPortable) != 0) {
         find("unknown flags", "%s: 0x%x", __func__, flags);
@@ -1317,7 +1448,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 
 cudaError_t cudaFreeHost(void *pointer)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_allocating(__func__);
     (void)current_device(__func__);
     cudaError_t dropped = releases(code) ? drop_block(__func__, pointer, true) : code;
     return leave(code == cudaSuccess ? dropped : code);
@@ -1370,12 +1501,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
-    if (releases(code) && stream_is(__func__, stream)) {
+    if (releases(code) && stream_is_free(__func__, stream)) {
         if (stream->capture != 0)
             find("in capture", "%s of a stream that is captured", __func__);
-        finish_stream(stream);
-        stream->magic = GONE;
-        taken[stream->actor] = false;
+        while (stream->todo != NULL && run_some())
+            continue;
+        check_finished(stream);
+        stream->magic = GONE; /* what waits for other ranks it still does */
+        taken[stream->actor] = stream->todo != NULL;
     }
     return leave(code);
 }
@@ -1393,7 +1526,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     cudaError_t code = enter_waiting(__func__);
     (void)current_device(__func__);
-    if (code == cudaSuccess && stream_is(__func__, stream)) {
+    if (code == cudaSuccess && stream_is_free(__func__, stream)) {
         if (stream->capture != 0)
             return leave(cudaErrorStreamCaptureUnsupported);
         never_ends(__func__, stream->hangs);
@@ -1430,7 +1563,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     (void)mode;
     if (code == cudaSuccess && captures_open > 0)
         code = cudaErrorStreamCaptureUnsupported;
-    if (code == cudaSuccess && stream_is(__func__, stream)) {
+    if (code == cudaSuccess && stream_is_free(__func__, stream)) {
         stream->capture = ++capture_count;
         capture_origin = stream;
         captures_open++;
@@ -1458,6 +1591,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     return leave(code);
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    static _Thread_local enum cudaStreamCaptureMode own;
+    enum cudaStreamCaptureMode before = own;
+    own = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out)
 {
     cudaError_t code = enter();
@@ -1472,7 +1614,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     (void)current_device(__func__);
     if (flags != 0)
         find("unknown flags", "%s: 0x%x", __func__, flags);
-    if (code == cudaSuccess && stream_is(__func__, stream) && event_is(__func__, event)) {
+    if (code == cudaSuccess && stream_is_free(__func__, stream) && event_is(__func__, event)) {
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
         code = capture_follows(stream, event);
@@ -1520,7 +1662,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
-    if (code == cudaSuccess && event_is(__func__, event) && stream_is(__func__, stream)) {
+    if (code == cudaSuccess && event_is(__func__, event) && stream_is_free(__func__, stream)) {
         if (event->device != stream->device) {
             find("event of another device", "an event of %d is recorded on a stream of %d",
                  event->device, stream->device);
@@ -1532,6 +1674,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
         event->capture = stream->capture;
         event->denied = seed != 0 ? 0 : (unsigned)(record_count % 3);
         event->serial = record_new();
+        event->stream = stream;
         trace_order(TRACE_RECORD, stream->actor, event->serial);
         submit(stream, (work){.kind = RECORD, .serial = event->serial});
         event->hangs = stream->hangs;
@@ -1628,7 +1771,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
-    if (code != cudaSuccess || !stream_is(__func__, stream) || !copy_fits(dst, src, kind))
+    if (code != cudaSuccess || !stream_is_free(__func__, stream) || !copy_fits(dst, src, kind))
         return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
     enqueue(stream);
     const char *from = reach(src, bytes, false, stream, "cudaMemcpyAsync");
@@ -1645,7 +1788,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int 
 {
     cudaError_t code = enter();
     (void)current_device(__func__);
-    if (code != cudaSuccess || !stream_is(__func__, stream))
+    if (code != cudaSuccess || !stream_is_free(__func__, stream))
         return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
     const block *to_block = block_of(dst), *from_block = block_of(src);
     if ((to_block != NULL && to_block->device != dst_device) ||
@@ -1682,7 +1825,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
         find("bad pitch", "%zu and %zu for rows of %zu", dst_pitch, src_pitch, width);
         code = cudaErrorInvalidValue;
     }
-    if (code != cudaSuccess || !stream_is(__func__, stream) || !copy_fits(dst, src, kind))
+    if (code != cudaSuccess || !stream_is_free(__func__, stream) || !copy_fits(dst, src, kind))
         return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
     enqueue(stream);
     for (size_t row = 0; row < height && code == cudaSuccess; row++) {
@@ -1723,7 +1866,7 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum 
                                 void **jit_values, unsigned jit_count,
                                 enum cudaLibraryOption *options, void **values, unsigned count)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_allocating(__func__);
     (void)current_device(__func__);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
     if (code == cudaSuccess && !image_fits(code_data))
@@ -1746,7 +1889,7 @@ static bool library_is(const char *fn, cudaLibrary_t library)
 
 cudaError_t cudaLibraryUnload(cudaLibrary_t library)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_allocating(__func__);
     (void)current_device(__func__);
     if (releases(code) && library_is(__func__, library)) {
         finish_all();
@@ -1804,7 +1947,7 @@ static bool launch_fits(const char *name, const struct CUkern_st *fn, dim3 grid,
 {
     int device = current_device("cudaLaunchKernel");
     unsigned long long lanes = (unsigned long long)block_dim.x * block_dim.y * block_dim.z;
-    if (!stream_is("cudaLaunchKernel", stream) || !library_is("cudaLaunchKernel", fn->library))
+    if (!stream_is_free("cudaLaunchKernel", stream) || !library_is("cudaLaunchKernel", fn->library))
         return false;
     if (device != stream->device)
         find("wrong device", "%s is launched with device %d current on a stream of %d", name,
@@ -1852,6 +1995,157 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
                           .operand_count = count,
                           .params = params});
     return leave(cudaSuccess);
+}
+
+/* ---- for NCCL -------------------------------------------------------------------------------- */
+
+bool sim_enter(const char *function)
+{
+    (void)function;
+    return enter() == cudaSuccess;
+}
+
+bool sim_enter_waiting(const char *function)
+{
+    return enter_waiting(function) == cudaSuccess;
+}
+
+void sim_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void sim_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+void sim_find(const char *name, const char *format, ...)
+{
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    find(name, "%s", text);
+}
+
+uint64_t sim_chance(uint64_t below)
+{
+    static uint64_t turn;
+    return seed != 0 ? chance(below) : turn++ % below;
+}
+
+bool sim_uses_devices(void)
+{
+    return devices_used;
+}
+
+int sim_current_device(void)
+{
+    return stack_depth > 0 ? stack[stack_depth - 1]->device : -1;
+}
+
+bool sim_is_lost(int device)
+{
+    return lost[device] != cudaSuccess;
+}
+
+int sim_memory_device(const void *pointer)
+{
+    const block *b = block_of(pointer);
+    return b != NULL ? b->device : -2;
+}
+
+char *sim_memory(const void *pointer, size_t bytes)
+{
+    const block *b = block_of(pointer);
+    size_t at = b != NULL ? (size_t)((const char *)pointer - b->public_at) : 0;
+    return b != NULL && !b->freed && bytes <= b->bytes - at ? b->shadow + at : NULL;
+}
+
+struct sim_order {
+    clock_of before;
+};
+
+sim_order *sim_order_begin(const sim_job *job)
+{
+    sim_order *own = malloc(sizeof *own);
+    own->before = host;
+    for (int i = 0; i < job->count; i++)
+        join(&own->before, &job->streams[i]->clock);
+    for (int i = 0; i < job->count; i++) {
+        enqueue(job->streams[i]);
+        join(&job->streams[i]->clock, &own->before);
+    }
+    return own;
+}
+
+bool sim_job_touch(const sim_job *job, int stream, const void *pointer, size_t bytes, bool write,
+                   const char *what)
+{
+    return reach(pointer, bytes, write, job->streams[stream], what) != NULL;
+}
+
+void sim_order_after(const sim_job *job, const sim_order *other)
+{
+    for (int i = 0; i < job->count; i++)
+        join(&job->streams[i]->clock, &other->before);
+}
+
+void sim_order_end(const sim_job *job, sim_order *own)
+{
+    own->before = host;
+    for (int i = 0; i < job->count; i++)
+        join(&own->before, &job->streams[i]->clock);
+    sim_order_after(job, own);
+    free(own);
+}
+
+bool sim_job_known(const sim_job *job)
+{
+    bool known = true;
+    for (int i = 0; i < job->count; i++)
+        known = known && job->at[i] <= host.at[job->actors[i]];
+    return known;
+}
+
+void sim_job_submit(sim_job *job, double us)
+{
+    for (int i = 0; i < job->count; i++) {
+        cudaStream_t stream = job->streams[i];
+        job->actors[i] = stream->actor;
+        job->at[i] = stream->clock.at[stream->actor];
+        trace_add((trace_item){.actor = stream->actor, .from = -1, .to = -1, .us = us});
+    }
+    job->holders = job->count;
+    for (int i = 0; i < job->count; i++)
+        submit(job->streams[i], (work){.kind = JOB, .job = job});
+}
+
+bool sim_stream_usable(const char *function, cudaStream_t stream)
+{
+    return stream_is_free(function, stream);
+}
+
+int sim_stream_device(cudaStream_t stream)
+{
+    return stream->device;
+}
+
+int sim_stream_capture(cudaStream_t stream)
+{
+    return stream->capture;
+}
+
+void sim_stream_hold(cudaStream_t stream, int more)
+{
+    stream->held += more;
+}
+
+bool sim_run_some(void)
+{
+    return run_some();
 }
 
 /* ---- NVRTC ----------------------------------------------------------------------------------- */
