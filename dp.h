@@ -2088,6 +2088,7 @@ struct dp_ctx {
     dp__courier *courier;      /* started by the first reducer */
     dp_part *courier_parts;
     dp_stream **courier_streams;
+    struct dp__reported *reported; /* local ranks: what the courier's streams have to come after */
     dp_reducer *riding; /* passes to reduce, the oldest first, which the courier carries; under the
                            lock, as is all state of a pass */
     dp_scope *scopes;   /* live ones without a parent */
@@ -5657,8 +5658,7 @@ typedef struct dp__hello { /* what every process tells the others while it opens
     uint64_t machine;
     int32_t version, status;
     int32_t local_count;
-    int32_t coll;        /* place of the table that it chose; -1: none yet */
-    int32_t host_memory; /* of all its devices */
+    int32_t coll; /* place of the table that it chose; -1: none yet */
     int32_t shards;
 } dp__hello;
 
@@ -5759,17 +5759,6 @@ static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int pl
     return coll->open(&ctx->host, config, out);
 }
 
-/* The courier's collectives must not mix with those of the user's threads: if all processes can
-   have a courier, it has a communicator of its own. */
-static dp_status dp__courier_comm_open(dp_ctx *ctx, dp__meeting *meeting,
-                                       const dp_comm_config *config, int place)
-{
-    for (int i = 0; i < meeting->boot->process_count; i++)
-        if (!meeting->all[i].host_memory)
-            return DP_OK;
-    return dp__agree(meeting, dp__comm_open(ctx, config, place, &ctx->courier_comm));
-}
-
 /* Ranks of the whole job and the communicator, unless this rank is the only one. With other
    processes each step is agreed upon before the next. */
 static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
@@ -5789,7 +5778,6 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         status = dp__comm_choose(ctx, &config, &place);
     if (meeting != NULL) {
         meeting->own.coll = place;
-        meeting->own.host_memory = config.host_memory;
         DP_TRY(dp__agree(meeting, status));
     }
     if (status == DP_OK)
@@ -5797,7 +5785,8 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     if (meeting == NULL)
         return status;
     DP_TRY(dp__agree(meeting, status));
-    return dp__courier_comm_open(ctx, meeting, &config, place);
+    /* The courier's collectives must not mix with those of the user's threads. */
+    return dp__agree(meeting, dp__comm_open(ctx, &config, place, &ctx->courier_comm));
 }
 
 static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)

@@ -522,7 +522,7 @@ static dp_status dp__ranks_absent(const dp__face *face, size_t first)
         const dp__memory *memory = &face->replicas[r];
         for (dp__patch *patch = memory->all_patches; patch != NULL; patch = patch->next)
             DP_TRY(dp__patch_zero(face->ctx, memory, patch));
-        dp__reducer_absent(face->ranks->reducer, (int)r);
+        DP_TRY(dp__reducer_absent(face->ranks->reducer, (int)r));
     }
     return DP_OK;
 }

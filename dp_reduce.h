@@ -659,7 +659,7 @@ static dp_status dp__exchange_move(const dp__coll *coll, int local_rank, void *d
 {
     int64_t count = (int64_t)coll->count;
     void *wire = coll->local[local_rank].recv;
-    if (coll->courier) { /* it has only host devices; their other streams belong to the caller */
+    if (coll->courier) { /* of a hook: on the host; its other streams belong to the caller */
         memcpy(out ? wire : data, out ? data : wire, dp__blocks_bytes(coll, false));
         return DP_OK;
     }
@@ -1102,13 +1102,47 @@ static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t cou
 /* ==== >>courier ================================================================================
    A separate thread carries the buckets of one pass at a time, strictly in their order, each as
    soon as all local ranks have reported what is in it. It has its own communicator and streams, and
-   leaves the workers to the caller. It need not wait for streams: all devices are on the host, so
-   their work is done when a call returns.
+   leaves the workers to the caller. Its streams come after those on which units were reported, and
+   it waits for them, one bucket after another: so nobody else has to, and a failure is known where
+   it happens.
 
    Which pass rides is decided by begin and finish alone, which every process calls in the same
    order: the oldest one, until it has finished, and then the next. One that finishes while an older
    one is open is reduced by the caller, over the caller's communicator: nothing may wait for what
    the same thread has to do later. So no order depends on timing.                               */
+
+/* What a local rank has reported so far: its last stream has come after the ones before. NULL where
+   the host reaches the device's memory, as its work is done when a call returns. */
+typedef struct dp__reported {
+    dp_event *done;
+    dp_stream *stream;
+} dp__reported;
+
+/* Under the lock. */
+static dp_status dp__reported_mark(dp_ctx *ctx, int local_rank, dp_stream *stream)
+{
+    dp__reported *reported = ctx->reported != NULL ? &ctx->reported[local_rank] : NULL;
+    const dp_device_ops *ops = ctx->devices[local_rank].dev->ops;
+    if (reported == NULL || reported->done == NULL)
+        return DP_OK;
+    stream = stream != NULL ? stream : ctx->devices[local_rank].stream;
+    if (reported->stream != NULL && reported->stream != stream)
+        DP_TRY(ops->event_wait(stream, reported->done));
+    reported->stream = stream;
+    return ops->event_record(reported->done, stream);
+}
+
+/* The courier's streams come after what was reported; or are waited for. */
+static dp_status dp__courier_order(const dp_ctx *ctx, bool wait)
+{
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        dp_stream *stream = ctx->courier_streams[i];
+        if (ctx->reported[i].done != NULL)
+            DP_TRY(wait ? dp__sync(stream)
+                        : stream->dev->ops->event_wait(stream, ctx->reported[i].done));
+    }
+    return DP_OK;
+}
 
 typedef struct dp__errand {
     dp_reducer *reducer;
@@ -1135,7 +1169,9 @@ static dp_status dp__errand_run(const dp__errand *errand)
 {
     dp_reducer *reducer = errand->reducer;
     dp_comm *comm = reducer->ctx->courier_comm;
+    DP_TRY(dp__courier_order(reducer->ctx, false));
     DP_TRY(dp__bucket_travel(reducer, errand->bucket, true, errand->released || reducer->fixed));
+    DP_TRY(dp__courier_order(reducer->ctx, true));
     return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
@@ -1186,12 +1222,19 @@ static dp_status dp__courier_equip(const char *fn, dp_ctx *ctx)
         if (ctx->courier_streams != NULL)
             memset(ctx->courier_streams, 0, bytes);
     }
-    if (ctx->courier_parts == NULL || ctx->courier_streams == NULL)
+    if (ctx->reported == NULL) {
+        ctx->reported = dp__host_alloc(&ctx->host, count * sizeof *ctx->reported, 64);
+        if (ctx->reported != NULL)
+            memset(ctx->reported, 0, count * sizeof *ctx->reported);
+    }
+    if (ctx->courier_parts == NULL || ctx->courier_streams == NULL || ctx->reported == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, count);
     for (size_t i = 0; i < count; i++) {
         dp_dev *dev = ctx->devices[i].dev;
         if (ctx->courier_streams[i] == NULL)
             DP_TRY(dev->ops->stream_create(dev, 0, &ctx->courier_streams[i]));
+        if (ctx->reported[i].done == NULL && !dp__is_host(&ctx->devices[i]))
+            DP_TRY(dev->ops->event_create(dev, &ctx->reported[i].done));
     }
     return DP_OK;
 }
@@ -1226,6 +1269,9 @@ static void dp__courier_end(dp_ctx *ctx)
     for (int i = 0; ctx->courier_streams != NULL && i < ctx->info.local_count; i++)
         if (ctx->courier_streams[i] != NULL)
             ctx->devices[i].dev->ops->stream_destroy(ctx->courier_streams[i]);
+    for (int i = 0; ctx->reported != NULL && i < ctx->info.local_count; i++)
+        if (ctx->reported[i].done != NULL)
+            ctx->devices[i].dev->ops->event_destroy(ctx->reported[i].done);
     if (ctx->courier_comm != NULL)
         ctx->courier_comm->ops->close(ctx->courier_comm);
 }
@@ -1515,6 +1561,15 @@ static void dp__pass_owe(dp_reducer *reducer)
                                                             0;
 }
 
+/* What a hook does on a device is on the compute stream, and that is the caller's. */
+static bool dp__may_ride(const dp_reducer *reducer)
+{
+    bool rides = true;
+    for (int i = 0; i < reducer->ctx->info.local_count && reducer->hook != NULL; i++)
+        rides = rides && dp__is_host(&reducer->ctx->devices[i]);
+    return rides;
+}
+
 static void dp__pass_open(dp_reducer *reducer, bool sync)
 {
     dp_ctx *ctx = reducer->ctx;
@@ -1532,7 +1587,7 @@ static void dp__pass_open(dp_reducer *reducer, bool sync)
     reducer->sync = sync;
     reducer->released = false;
     reducer->arrived = reducer->next = reducer->done = 0;
-    if (sync && ctx->courier != NULL)
+    if (sync && ctx->courier != NULL && dp__may_ride(reducer))
         *dp__pass_place(ctx, NULL) = reducer;
     dp__lock_leave(&ctx->lock);
 }
@@ -1589,7 +1644,7 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
 
 /* A local rank that has nothing to do in the open pass. It keeps nobody waiting, and makes no unit
    count as used, unless that is fixed already. */
-static void dp__reducer_absent(dp_reducer *reducer, int local_rank)
+static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
 {
     dp_ctx *ctx = reducer->ctx;
     bool full = false;
@@ -1601,11 +1656,13 @@ static void dp__reducer_absent(dp_reducer *reducer, int local_rank)
         *mark |= reducer->fixed ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
+    dp_status status = dp__reported_mark(ctx, local_rank, NULL);
     reducer->clock.reported = dp__os_now_ns();
     full = full && ctx->riding == reducer;
     dp__lock_leave(&ctx->lock);
     if (full)
         dp__courier_wake(ctx->courier);
+    return status;
 }
 
 /* Several units of a local rank at once, in this order. */
@@ -1619,6 +1676,8 @@ static dp_status dp__units_ready(const char *fn, dp_reducer *reducer, int local_
     dp__lock_enter(&ctx->lock);
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__unit_mark(fn, reducer, local_rank, units[i], stream, &full);
+    if (status == DP_OK)
+        status = dp__reported_mark(ctx, local_rank, stream);
     if (status == DP_OK)
         reducer->clock.reported = now;
     full = full && ctx->riding == reducer;
@@ -1749,9 +1808,13 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
 static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
+    dp_status status = DP_OK;
     dp__lock_enter(&ctx->lock);
+    for (int i = 0; i < ctx->info.local_count && status == DP_OK; i++)
+        status = dp__reported_mark(ctx, i, NULL);
     reducer->released = true;
     dp__lock_leave(&ctx->lock);
+    DP_TRY(dp__shared_failure(ctx, status));
     dp__courier_wake(ctx->courier);
     for (bool all = false; !all;) {
         unsigned seen = dp__courier_ticket(ctx->courier);
