@@ -233,6 +233,20 @@ output_matches() {
     ! IFS= read -r got
 } <"$2"
 
+# What is wrong is said, by the exit status too.
+doctor_finds() {
+    local found=$1 got=$LOGS/doctor.bad status
+    shift
+    env -u DP_LAUNCH "$@" build/examples/doctor >"$got" 2>&1
+    status=$?
+    if [ $status = 1 ] && grep -q "^BAD .*$found" "$got"; then
+        echo "ok - examples/doctor.c finds what is wrong with $*"
+    else
+        echo "not ok - examples/doctor.c finds what is wrong with $*"
+        sed 's/^/#   /' "$got"
+    fi
+}
+
 step_examples() {
     local source name want got devices
     # That they run is the question here, not how fast: each compiles the whole implementation. But
@@ -261,6 +275,7 @@ step_examples() {
             echo "ok - $source"
         fi
     done
+    doctor_finds "RANK is not set" WORLD_SIZE=2
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
 }
 
