@@ -49,9 +49,9 @@
      >>closing      and back
      >>running      questions to a context, dp_run
    values, scatter and gather are implemented in dp_value.h, collectives in dp_ranks.h (those
-   between processes of one machine in dp_shm.h, of several machines in dp_mpi.h), the reducer in
-   dp_reduce.h, launch in dp_launch.h, modules and wrappers in dp_module.h, the wrapper for all
-   ranks in dp_distributed.h
+   between processes of one machine in dp_shm.h, of several machines in dp_mpi.h, of GPUs in
+   dp_nccl.h), the reducer in dp_reduce.h, launch in dp_launch.h, modules and wrappers in
+   dp_module.h, the wrapper for all ranks in dp_distributed.h
 
    WHAT IT IS
    A batch goes in; it is cut into parts, one per device; your model runs on all devices at the same
@@ -99,17 +99,20 @@
      DP_API                           every file: linkage of the public functions, else extern
      DP_ASSERT(condition)             with DP_IMPLEMENTATION: for bugs of dp.h, else assert
      DP_USE_CUDA                      every file: includes dp_cuda.h; GPUs are used if there are any
+     DP_USE_NCCL                      every file: includes dp_nccl.h, and dp_cuda.h with it; NCCL
+                                      carries data between GPUs, of several processes too
      DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries data from one
                                       machine to another
-     DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA is looked for at run time
+     DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL are looked for at run
+                                      time
      DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
      STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
                                       opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
-   they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see
-   >>launch.
+   they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
+   $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function returns belongs to the scope you named, or to the
@@ -188,7 +191,7 @@
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
             dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
-            dp_mpi.h: several machines */
+            dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -877,7 +880,14 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    refused. Nobody waits for another process longer than timeout_ms, and a few seconds in which it
    may ask who is missing. Those of several machines use MPI, where dp_mpi.h is compiled in: there,
    too, a different collective is noticed, a process that has died after timeout_ms; and the ranks
-   of one process are always added first. Without it they are refused with UNSUPPORTED. */
+   of one process are always added first. Without it they are refused with UNSUPPORTED.
+
+   GPUs of several processes use NCCL, where dp_nccl.h is compiled in, and are refused without it.
+   Sums have the order above where dp_config.shards is set; else NCCL adds floats in an order of its
+   own, the same each time on the same GPUs, and rounds halves on the way. On one machine a process
+   that dies, closes or does something else is named at once; on several, NCCL notices, or
+   timeout_ms passes. What a GPU still waits for then is given up: dp_wait and dp_read return the
+   failure. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -1732,11 +1742,12 @@ struct dp_device_ops {
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
    and the first that says yes is opened. Ranks rank_first .. rank_first + local_count - 1 are
-   local. Each collective gets one dp_part per local rank, with its stream filled in, and orders its
-   work on it; the array of parts is valid until the call returns. One thread at a time calls,
-   except abort. A failure may leave work in those streams, and in no others: it is waited for. Its
-   class is what the table says; with several processes it must be JOB, since the others cannot
-   know. No wait for another process is longer than timeout_ms; its error should name the rank that
+   local. Each collective gets one dp_part per local rank, with its stream filled in, and orders
+   its work on it; the array of parts is valid until the call returns. One thread at a time
+   calls, except abort. A failure may leave work in those streams, and in no others: it is waited
+   for. Its class is what the table says; with several processes it must be JOB, since the others
+   cannot know. A table may refuse a call, with the class CALL, before it has begun anything of
+   it. No wait for another process is longer than timeout_ms; its error should name the rank that
    did not come. close runs no collective: it may come at any time. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
@@ -1745,6 +1756,7 @@ typedef struct dp_comm_config {
     bool host_memory;              /* of all local devices */
     const dp_bootstrap *bootstrap; /* NULL = one process */
     bool one_machine;              /* all processes see the same memory and the same processes */
+    bool ordered;                  /* sums have to be made in the order below */
 } dp_comm_config;
 
 typedef struct dp_comm {
@@ -1759,8 +1771,9 @@ struct dp_coll_ops {
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
     /* op over ranks, in the tree of DP_KERNEL_REDUCE (MEAN: the sum, divided by rank_count), then
-       * scale; f16 and bf16 are rounded once, at the end. A rank whose recv is NULL gives, and
-       wants nothing. */
+       * scale; f16 and bf16 are rounded once, at the end. Unless config->ordered, a table may add
+       up in another order, the same each time, and round on the way. A rank whose recv is NULL
+       gives, and wants nothing. */
     dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
@@ -1835,6 +1848,9 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP) && !defined(DP_IMPLEMENTATION)
 #include "dp_cuda.h"
+#endif
+#if defined(DP_USE_NCCL) && !defined(DP__NCCL_FIRST_DP) && !defined(DP_IMPLEMENTATION)
+#include "dp_nccl.h"
 #endif
 #if defined(DP_USE_MPI) && !defined(DP__MPI_FIRST_DP) && !defined(DP_IMPLEMENTATION)
 #include "dp_mpi.h"
@@ -5334,17 +5350,20 @@ static dp_status dp__copy_job(dp_ctx *ctx, const char *text, const char **out)
 
 static const dp_device_ops *(*dp__backend_cuda)(void); /* dp_cuda.h defines them */
 static const dp_coll_ops *(*dp__backend_cuda_coll)(void);
+static const dp_coll_ops *(*dp__backend_nccl_coll)(void); /* dp_nccl.h defines it */
 
 static dp_status dp__resolve_tables(dp_ctx *ctx)
 {
     bool cuda = dp__backend_cuda != NULL;
     const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
                                             cuda ? dp_cpu() : NULL, NULL};
-    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL};
+    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL, NULL};
     int count = 2;
     dp_config *config = &ctx->config;
     if (dp__backend_mpi != NULL)
         colls[count++] = dp__backend_mpi->coll();
+    if (dp__backend_nccl_coll != NULL)
+        colls[count++] = dp__backend_nccl_coll();
     if (cuda)
         colls[count++] = dp__backend_cuda_coll();
     if (config->backends == NULL)
@@ -5723,7 +5742,8 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
                          .timeout_ms = ctx->config.timeout_ms,
                          .host_memory = true,
                          .bootstrap = ctx->info.process_count > 1 ? &ctx->config.bootstrap : NULL,
-                         .one_machine = dp__one_machine(meeting)};
+                         .one_machine = dp__one_machine(meeting),
+                         .ordered = ctx->config.shards > 0};
     for (int i = 0; i < count; i++) {
         local[i] = ctx->devices[i].dev;
         out->host_memory = out->host_memory && dp__is_host(&ctx->devices[i]);
@@ -5743,7 +5763,10 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
             DP_ERR_UNSUPPORTED,
             "dp_open: no table of collectives serves '%s' devices of %d processes%s",
             ctx->info.device_backend, ctx->info.process_count,
-            config->host_memory && !config->one_machine
+            !config->host_memory
+                ? ": between GPUs of several processes NCCL carries the bytes, where dp_nccl.h is "
+                  "compiled in (DP_USE_NCCL)"
+            : !config->one_machine
                 ? " on several machines: between machines MPI carries the bytes, where dp_mpi.h "
                   "is compiled in (DP_USE_MPI) and MPI has started the processes (mpirun)"
                 : "");
@@ -6186,6 +6209,9 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP)
 #include "dp_cuda.h"
+#endif
+#if defined(DP_USE_NCCL) && !defined(DP__NCCL_FIRST_DP)
+#include "dp_nccl.h"
 #endif
 #if defined(DP_USE_MPI) && !defined(DP__MPI_FIRST_DP)
 #include "dp_mpi.h"

@@ -60,7 +60,7 @@ DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream);
 DP_API int dp_cuda_ordinal(const dp_stream *stream);
 
 /* A stream of yours, for dp_use_stream. It stays yours; dp_cuda_release frees what stands for it
-   here, when no context uses it any more. */
+   here, when no context uses it any more and its work is done. */
 DP_MUST_USE DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *native,
                                            dp_stream **out);
 DP_API void dp_cuda_release(dp_stream *stream);
@@ -1145,7 +1145,8 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
     X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaMemcpyPeerAsync)               \
     X(cudaPointerGetAttributes) X(cudaRuntimeGetVersion)                                           \
     X(cudaStreamCreateWithPriority) X(cudaStreamDestroy) X(cudaStreamGetDevice)                    \
-    X(cudaStreamIsCapturing) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
+    X(cudaStreamIsCapturing) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)                       \
+    X(cudaThreadExchangeStreamCaptureMode)
 #define DP__CUDA_NVRTC(X)                                                                          \
     X(nvrtcCompileProgram) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcGetCUBIN)           \
     X(nvrtcGetCUBINSize) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetPTX)        \
@@ -1839,6 +1840,16 @@ static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const
     return status != DP_OK ? status : dp__cuda_driver_check("cuCtxPopCurrent", gpu->ordinal, pop);
 }
 
+static void (*dp__cuda_calm)(void); /* dp_nccl.h defines it */
+
+/* What allocates or frees may wait for GPUs, and they for other processes: not before all that is
+   under way with those has ended. */
+static void dp__cuda_quiet(void)
+{
+    if (dp__cuda_calm != NULL)
+        dp__cuda_calm();
+}
+
 static dp_status dp__cuda_attribute(int ordinal, enum cudaDeviceAttr what, int *out)
 {
     *out = 0;
@@ -1866,6 +1877,7 @@ static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
     if (code->users++ > 0)
         return DP_OK;
     code->arch = gpu->arch;
+    dp__cuda_quiet();
     dp_status status = dp__cuda_kernels_of(host, gpu->arch, &image);
     if (status == DP_OK)
         status = dp__cuda_check(
@@ -2159,9 +2171,10 @@ typedef struct dp__cuda_dev {
     dp__lock lock; /* for the slabs, and for the ring */
     dp__cuda_slab *slabs;
     dp__cuda_slot slots[DP__CUDA_SLOTS];
-    unsigned slot;    /* that pieces come from now */
-    cudaStream_t out; /* copies from this GPU to others leave on this stream */
-    cudaEvent_t mark; /* between `out` and other streams, under the lock */
+    unsigned slot;           /* that pieces come from now */
+    cudaStream_t out;        /* copies from this GPU to others leave on this stream */
+    cudaEvent_t mark;        /* between `out` and other streams, under the lock */
+    dp_comm *_Atomic failed; /* one that has let go of streams: what was waited for is void */
 } dp__cuda_dev;
 _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its device");
 
@@ -2197,6 +2210,7 @@ static dp_status dp__cuda_slab_make(dp__cuda_dev *dev, size_t bytes, dp__cuda_sl
     void *data = NULL;
     if (slab == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", dev->gpu->ordinal);
+    dp__cuda_quiet();
     dp_status status = dp__cuda_enter(dev->gpu);
     if (status == DP_OK)
         status = dp__cuda_leave(dev->gpu, DP_OK, "cudaMalloc", dp__cuda.cudaMalloc(&data, bytes));
@@ -2214,6 +2228,7 @@ static void dp__cuda_slab_drop(dp__cuda_dev *dev, dp__cuda_slab **link)
 {
     dp__cuda_slab *slab = *link;
     *link = slab->next;
+    dp__cuda_quiet();
     if (dp__cuda_enter(dev->gpu) == DP_OK)
         (void)dp__cuda_leave(dev->gpu, DP_OK, "cudaFree", dp__cuda.cudaFree(slab->data));
     dev->base.host->free(dev->base.host, slab);
@@ -2263,6 +2278,7 @@ static void dp__cuda_free(dp_dev *dev, void *data, size_t bytes)
 static dp_status dp__cuda_host_alloc(dp_dev *dev, size_t bytes, void **out)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
+    dp__cuda_quiet();
     DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, DP_OK, "cudaHostAlloc",
                           dp__cuda.cudaHostAlloc(out, bytes, cudaHostAllocPortable));
@@ -2272,6 +2288,7 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     (void)bytes;
+    dp__cuda_quiet();
     if (dp__cuda_enter(gpu) == DP_OK)
         (void)dp__cuda_leave(gpu, DP_OK, "cudaFreeHost", dp__cuda.cudaFreeHost(data));
 }
@@ -2581,6 +2598,7 @@ static void dp__cuda_near_end(const dp__cuda_policy *before)
 
 static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 {
+    dp__cuda_quiet();
     for (int i = 0; i < DP__CUDA_SLOTS; i++) {
         void *data = NULL;
         DP_TRY(dp__cuda_check(
@@ -2651,6 +2669,7 @@ static dp_status dp__cuda_side_open(dp__cuda_side *side)
     size_t scratch = 2 * sizeof(double) * DP__CUDA_CHUNKS;
     int ordinal = side->gpu->ordinal;
     void *block = NULL;
+    dp__cuda_quiet();
     DP_TRY(dp__cuda_native_stream(ordinal, 0, &side->stream));
     DP_TRY(dp__cuda_native_event(ordinal, &side->event));
     DP_TRY(dp__cuda_check(
@@ -2840,21 +2859,33 @@ static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, ato
     return DP_OK;
 }
 
-/* Whether the stream's GPU copies from the other directly. */
+static atomic_int *dp__cuda_reach_of(const dp__cuda_dev *dev, const dp__cuda_gpu *from)
+{
+    return &dp__cuda_gpus[dev->gpu->ordinal].reach[from->ordinal];
+}
+
+/* Whether the device's GPU copies from the other directly. */
+static dp_status dp__cuda_pair(dp__cuda_dev *dev, const dp__cuda_gpu *from, bool *out)
+{
+    atomic_int *reach = dp__cuda_reach_of(dev, from);
+    dp_status status = DP_OK;
+    dp__lock_enter(&dp__cuda_lock);
+    if (atomic_load(reach) == DP__CUDA_UNKNOWN)
+        status = dp__cuda_reach(dev, from, reach);
+    dp__lock_leave(&dp__cuda_lock);
+    *out = atomic_load(reach) == DP__CUDA_DIRECT;
+    return status;
+}
+
 static dp_status dp__cuda_reaches(dp_stream *stream, const dp__cuda_gpu *from, bool *out)
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
-    atomic_int *reach = &dp__cuda_gpus[dev->gpu->ordinal].reach[from->ordinal];
-    dp_status status = DP_OK;
-    if (atomic_load(reach) == DP__CUDA_UNKNOWN) {
-        DP_TRY(dp__cuda_uncaptured(stream, "the first copy from another GPU, which is checked,"));
-        dp__lock_enter(&dp__cuda_lock);
-        if (atomic_load(reach) == DP__CUDA_UNKNOWN)
-            status = dp__cuda_reach(dev, from, reach);
-        dp__lock_leave(&dp__cuda_lock);
-    }
-    *out = atomic_load(reach) == DP__CUDA_DIRECT;
-    return status;
+    int reach = atomic_load(dp__cuda_reach_of(dev, from));
+    *out = reach == DP__CUDA_DIRECT;
+    if (reach != DP__CUDA_UNKNOWN)
+        return DP_OK;
+    DP_TRY(dp__cuda_uncaptured(stream, "the first copy from another GPU, which is checked,"));
+    return dp__cuda_pair(dev, from, out);
 }
 
 /* ==== >>copies ===================================================================================
@@ -3357,6 +3388,13 @@ static dp_status dp__cuda_stream_create(dp_dev *dev, int priority, dp_stream **o
     return dp__cuda_stream_make(dev, priority, NULL, out);
 }
 
+/* After a wait: whether what was waited for was done. */
+static dp_status dp__cuda_done(dp_dev *dev)
+{
+    dp_comm *failed = atomic_load_explicit(&dp__cuda_dev_of(dev)->failed, memory_order_acquire);
+    return failed != NULL ? failed->ops->poll(failed) : DP_OK;
+}
+
 static dp_status dp__cuda_stream_sync(dp_stream *stream)
 {
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
@@ -3365,7 +3403,8 @@ static dp_status dp__cuda_stream_sync(dp_stream *stream)
     dp_status status = dp__cuda_uncaptured(stream, "a wait");
     if (status == DP_OK)
         code = dp__cuda.cudaStreamSynchronize(dp__cuda_stream_of(stream)->native);
-    return dp__cuda_leave(gpu, status, "cudaStreamSynchronize", code);
+    DP_TRY(dp__cuda_leave(gpu, status, "cudaStreamSynchronize", code));
+    return dp__cuda_done(stream->dev);
 }
 
 static dp_status dp__cuda_event_create(dp_dev *dev, dp_event **out)
@@ -3433,7 +3472,8 @@ static dp_status dp__cuda_event_sync(dp_event *event)
         (void)dp__cuda.cudaGetLastError();
         code = cudaSuccess;
     }
-    return dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize", code);
+    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize", code));
+    return dp__cuda_done(event->dev);
 }
 
 /* Blocks of ours are known; only of other memory the driver is asked. A lost GPU says so later. */

@@ -565,9 +565,12 @@ static dp_status dp__issue(const dp__coll *coll)
     return dp__parts_reduce(coll) ? dp__collective_served(coll) : dp__aligned(coll);
 }
 
-/* When a collective has failed, nothing of it still reads or writes. */
+/* When a collective has failed, nothing of it still reads or writes. Of what was refused nothing
+   was begun; and a stream that is captured is not to be waited for. */
 static dp_status dp__parts_drain(const dp__coll *coll, const dp_part *parts, dp_status status)
 {
+    if (dp_status_class(status) == DP_CLASS_CALL)
+        return status;
     for (int i = 0; i < coll->ctx->info.local_count && status != DP_OK; i++)
         status = dp__drain(coll->ctx, parts[i].stream, status);
     return status;

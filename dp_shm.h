@@ -103,6 +103,7 @@ typedef struct dp__shm_tree { /* what a process does of it: see >>folding */
 
 typedef struct dp__shm_comm {
     dp_comm base;
+    const dp_comm *face; /* the communicator that the context knows: mostly this one */
     const dp__simd *simd;
     dp__shared shared;
     dp__shm_hall *hall;
@@ -293,31 +294,46 @@ static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int rank, c
 }
 
 /* "collective 8, all_reduce of 25 f32 (sum): rank 1 (process 1, pid 4242) died; ..." */
-static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int process,
-                               const char *what)
+static dp_status dp__shm_blame_for(const dp__shm_comm *comm, const char *collective,
+                                   dp_status status, int process, const char *what)
 {
-    char own[DP__WORDS_BYTES], who[DP__SHM_WORDS_BYTES], last[DP__SHM_LAST_BYTES];
-    const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
+    char who[DP__SHM_WORDS_BYTES], last[DP__SHM_LAST_BYTES];
     dp__shm_last_text(comm, process, last, sizeof last);
-    dp__shm_fail(comm, status, comm->firsts[process], "collective %u, %s: %s %s; %s", comm->seq,
-                 dp__shm_note_text(note, own), dp__shm_who(comm, process, who), what, last);
+    dp__shm_fail(comm, status, comm->firsts[process], "%s: %s %s; %s", collective,
+                 dp__shm_who(comm, process, who), what, last);
     return dp__shm_failed(comm);
 }
 
-/* The job of this process has failed, by dp_abort or otherwise: the others hear why. What another
-   process is to blame for names that one already. */
-static void dp__shm_pass_on(const dp__shm_comm *comm)
+static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int process,
+                               const char *what)
+{
+    char own[DP__WORDS_BYTES], collective[DP__WORDS_BYTES + 32];
+    const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
+    snprintf(collective, sizeof collective, "collective %u, %s", comm->seq,
+             dp__shm_note_text(note, own));
+    return dp__shm_blame_for(comm, collective, status, process, what);
+}
+
+/* This process has failed: the others hear why. What another one is to blame for names that one
+   already. */
+static void dp__shm_tell_failure(const dp__shm_comm *comm, dp_status status, int rank,
+                                 const char *text)
 {
     char who[DP__SHM_WORDS_BYTES];
+    if (rank == comm->rank_first)
+        dp__shm_fail(comm, status, rank, "%s failed: %s", dp__shm_who(comm, comm->process, who),
+                     text);
+    else
+        dp__shm_fail(comm, status, rank, "%s", text);
+}
+
+/* The job of this process has failed, by dp_abort or otherwise. */
+static void dp__shm_pass_on(const dp__shm_comm *comm)
+{
     const dp_ctx *ctx = dp__ctx_of(comm->base.host);
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed == DP_OK)
-        return;
-    if (ctx->failed_rank == comm->rank_first)
-        dp__shm_fail(comm, (dp_status)failed, ctx->failed_rank, "%s failed: %s",
-                     dp__shm_who(comm, comm->process, who), ctx->failed_text);
-    else
-        dp__shm_fail(comm, (dp_status)failed, ctx->failed_rank, "%s", ctx->failed_text);
+    if (failed != DP_OK)
+        dp__shm_tell_failure(comm, (dp_status)failed, ctx->failed_rank, ctx->failed_text);
 }
 
 /* ==== >>waiting ================================================================================
@@ -505,25 +521,32 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
 /* What the journal says of the collective that begins. */
 static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
 {
-    const dp__lane *lane = dp__lane_of(&comm->base);
+    const dp__lane *lane = dp__lane_of(comm->face);
     if (lane == NULL || comm->labels[comm->seq % 2] == lane->labels)
         return;
     note->label = lane->now.label;
     comm->labels[comm->seq % 2] = lane->labels;
 }
 
+/* What this process begins is written down, for all to read. */
+static const dp__shm_note *dp__shm_note_down(dp__shm_comm *comm, const dp__signature *is)
+{
+    dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
+    note->is = *is;
+    dp__shm_label(comm, note);
+    dp__shm_tell(comm, &note->seq, comm->seq);
+    return note;
+}
+
 /* Until all have begun this collective; DP_OK: it is the same one. */
 static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    dp__shm_seat *seat = dp__shm_own(comm);
     int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
-    dp__shm_note *note = &seat->notes[comm->seq % 2];
+    const dp__signature is = {(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
+                              call->root,          call->count,          call->scale};
+    const dp__shm_note *note = dp__shm_note_down(comm, &is);
     bool same = true;
-    note->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
-                               call->root,          call->count,          call->scale};
-    dp__shm_label(comm, note);
-    dp__shm_tell(comm, &note->seq, comm->seq);
     DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
     for (int p = 0; p < comm->process_count; p++)
         same = same && dp__shm_same(note, dp__shm_note_of(comm, p));
@@ -1225,6 +1248,7 @@ static dp_status dp__shm_new(const dp_host *host, const dp_comm_config *config, 
         dp__shm_free(comm);
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory for a communicator");
     }
+    comm->face = &comm->base;
     *out = comm;
     return DP_OK;
 }
@@ -1332,13 +1356,19 @@ static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config,
     return status;
 }
 
-/* Others may still read what this process has made: the memory is theirs too. */
-static void dp__shm_close(dp_comm *comm)
+/* It takes part in nothing more. */
+static void dp__shm_leave(dp_comm *comm)
 {
     dp__shm_comm *own = dp__shm_of(comm);
     atomic_store(&dp__shm_own(own)->state, DP__SHM_LEFT);
     dp__shm_wake_all(own);
-    dp__shm_free(own);
+}
+
+/* Others may still read what this process has made: the memory is theirs too. */
+static void dp__shm_close(dp_comm *comm)
+{
+    dp__shm_leave(comm);
+    dp__shm_free(dp__shm_of(comm));
 }
 
 static void dp__shm_abort(dp_comm *comm)

@@ -42,6 +42,12 @@ static inline int cuda_device_available(int count)
     return count;
 }
 
+/* The place in the machine of this process' first GPU. */
+static inline void cuda_device_first(int place)
+{
+    sim_set_first_device(place);
+}
+
 static inline void cuda_check_leaks(void)
 {
     sim_check_leaks();
@@ -53,6 +59,11 @@ static inline int cuda_device_available(int count)
     if (dp_cuda()->count(NULL, &found) != DP_OK || found == 0)
         SKIP("no GPU");
     return found < count ? found : count;
+}
+
+static inline void cuda_device_first(int place)
+{
+    (void)place;
 }
 
 static inline void cuda_check_leaks(void)

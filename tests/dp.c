@@ -4,6 +4,9 @@
 #if defined(TEST_CUDA)
 #define DP_USE_CUDA
 #endif
+#if defined(TEST_NCCL) || defined(TEST_SIM)
+#define DP_USE_NCCL
+#endif
 #if defined(TEST_MPI)
 #define DP_USE_MPI
 #endif

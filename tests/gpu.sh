@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# gpu.sh - dp_cuda.h on a real GPU. Called by make, which exports the variables.
+# gpu.sh - dp_cuda.h and dp_nccl.h on real GPUs. Called by make, which exports the variables.
 #
-#   gpu.sh flags     the compiler's flags for CUDA's headers
+#   gpu.sh flags     the compiler's flags for CUDA's headers, and NCCL's where they are
 #   gpu.sh test      the suites that have a table of devices, on all GPUs that are there
 #   gpu.sh bench     the table of figures, and PyTorch's beside it where it is installed
 #   gpu.sh pack      put the installed stb_ds.h where a machine without packages finds it
@@ -16,12 +16,13 @@ JOBS=$(nproc 2>/dev/null || echo 4)
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# Folders of Python's packages nvidia.cuda_runtime and nvidia.cuda_nvrtc, or of nvidia.cu13.
+# Folders of Python's packages nvidia.cuda_runtime and nvidia.cuda_nvrtc, or of nvidia.cu13, and of
+# nvidia.nccl.
 python_folders() {
     has python3 && python3 - <<'PYTHON' 2>/dev/null
 import glob, site, sys
 for root in site.getsitepackages() + [site.getusersitepackages()]:
-    for folder in sorted(glob.glob(root + "/nvidia/cu*")):
+    for folder in sorted(glob.glob(root + "/nvidia/cu*") + glob.glob(root + "/nvidia/nccl")):
         print(folder)
 PYTHON
 }
@@ -39,6 +40,7 @@ flags() {
     cuda_folders | while read -r folder; do
         [ -e "$folder/include/cuda_runtime_api.h" ] || [ -e "$folder/include/nvrtc.h" ] ||
             [ -e "$folder/include/cuda.h" ] && printf -- '-isystem %s/include ' "$folder"
+        [ -e "$folder/include/nccl.h" ] && printf -- '-DTEST_NCCL -isystem %s/include ' "$folder"
     done
 }
 

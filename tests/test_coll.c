@@ -15,6 +15,10 @@
 #if defined(TEST_CUDA)
 #include "cuda_device.h"
 #endif
+#if defined(TEST_SIM)
+#include "../dp_nccl.h"
+#include "meeting.h"
+#endif
 #if defined(TEST_MPI)
 #include "mpi/launched.h"
 #endif
@@ -32,6 +36,9 @@ typedef struct world {
     dp_tensor a[MOST_RANKS], b[MOST_RANKS]; /* CAPACITY bytes on every device */
 } world;
 
+/* For jobs of several processes that no launcher has started. */
+static dp_bootstrap world_boot;
+
 static bool is_here(const world *w, int rank)
 {
     return rank >= w->first && rank < w->first + w->count;
@@ -46,8 +53,8 @@ static void world_learn(world *w)
     CHECK_OK(dp_info_get(w->ctx, &info));
     w->ranks = info.rank_count;
     w->first = info.rank_first;
-    if (info.process_count == 1) {
-        return;
+    if (info.process_count == 1 || world_boot.all_gather != NULL) {
+        return; /* else sums are by process, as MPI has them */
     }
     CHECK(info.rank_count <= MOST_RANKS);
     for (int i = 0; i < w->count; i++) {
@@ -68,6 +75,7 @@ static void world_open(world *w, const dp_device_ops *ops, const dp_coll_ops *co
                               .colls = colls,
                               .device_count = ranks,
                               .thread_count = 4,
+                              .bootstrap = world_boot,
                               .allocator = test_allocator_of(&w->counter)};
     CHECK_OK(dp_open(&config, &w->ctx));
     world_learn(w);
@@ -117,7 +125,7 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     }                                                                                              \
     static void name(world *w)
 #elif defined(TEST_CONFORM)
-#define WORLD_TEST(name)                                                                           \
+#define ONE_PROCESS_TEST(name)                                                                     \
     static void name(world *w);                                                                    \
     TEST_OF_TABLE(name, 120)                                                                       \
     {                                                                                              \
@@ -127,7 +135,7 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     }                                                                                              \
     static void name(world *w)
 #else
-#define WORLD_TEST(name)                                                                           \
+#define ONE_PROCESS_TEST(name)                                                                     \
     static void name(world *w);                                                                    \
     TEST_SLOW(name##_cpu, 60)                                                                      \
     {                                                                                              \
@@ -149,7 +157,14 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     static void name(world *w)
 #endif
 
-#if defined(TEST_CUDA)
+#if !defined(TEST_MPI)
+#define WORLD_TEST(name)                                                                           \
+    static void name(world *w);                                                                    \
+    WORLD_TEST_NCCL(name)                                                                          \
+    ONE_PROCESS_TEST(name)
+#endif
+
+#if defined(TEST_CUDA) && !defined(TEST_CONFORM)
 #define WORLD_TEST_CUDA(name)                                                                      \
     TEST_SLOW(name##_cuda, 120)                                                                    \
     {                                                                                              \
@@ -159,15 +174,18 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
 #define WORLD_TEST_CUDA(name)
 #endif
 
-/* What the core refuses before it asks a table. */
-#if defined(TEST_MPI)
-#define REFUSED_TEST(name) __attribute__((unused)) static void name(world *w)
+#if defined(TEST_SIM)
+#define WORLD_TEST_NCCL(name)                                                                      \
+    TEST_SLOW(name##_nccl_cuda, 120)                                                               \
+    {                                                                                              \
+        every_division(name);                                                                      \
+    }
 #else
-#define REFUSED_TEST(name) FALLBACK_TEST(name)
+#define WORLD_TEST_NCCL(name)
 #endif
 
-/* Also with tables that lack what is optional: it is NULL, or past the end. */
-#define FALLBACK_TEST(name)                                                                        \
+/* Tables that lack what is optional: it is NULL, or past the end. */
+#define CUT_TABLE_TESTS(name)                                                                      \
     static void name(world *w);                                                                    \
     TEST_SLOW(name##_without_optional_methods, 60)                                                 \
     {                                                                                              \
@@ -183,8 +201,20 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
         deco.coll.reduce_scatter = forbidden_reduce_scatter;                                       \
         deco.coll.all_to_all = forbidden_all_to_all;                                               \
         every_size(name, dp_cpu(), &deco.coll);                                                    \
-    }                                                                                              \
+    }
+
+#define FALLBACK_TEST(name)                                                                        \
+    CUT_TABLE_TESTS(name)                                                                          \
     WORLD_TEST(name)
+
+/* What the core refuses before it asks a table; the parts of all ranks have to be here. */
+#if defined(TEST_MPI)
+#define REFUSED_TEST(name) __attribute__((unused)) static void name(world *w)
+#else
+#define REFUSED_TEST(name)                                                                         \
+    CUT_TABLE_TESTS(name)                                                                          \
+    ONE_PROCESS_TEST(name)
+#endif
 
 static dp_status forbidden_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
                                           dp_dtype dtype, dp_op op, double scale)
@@ -224,6 +254,48 @@ static void every_shape(void (*body)(world *w))
         world_open(&w, dp_cpu(), dp_mpi_coll(), shapes[i][mpi_process % 3]);
         body(&w);
         world_close(&w);
+    }
+}
+#endif
+
+#if defined(TEST_SIM)
+static void (*division_body)(world *w);
+static int division[3]; /* GPUs of each process */
+static bool division_ordered = true;
+
+static dp_status open_ordered(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_comm_config own = *config;
+    own.ordered = division_ordered;
+    return dp_nccl_coll()->open(host, &own, out);
+}
+
+static void division_process(meeting *m)
+{
+    static world w;
+    static dp_coll_ops ordered;
+    int own = division[m->process], first = 0;
+    for (int p = 0; p < m->process; p++)
+        first += division[p];
+    ordered = *dp_nccl_coll();
+    ordered.open = open_ordered;
+    cuda_device_first(first);
+    world_boot = config_of(m, own).bootstrap;
+    world_open(&w, cuda_device(own), decorate_coll(&ordered), own);
+    division_body(&w);
+    world_close(&w);
+    CHECK_STR(deco.breach, "");
+    CHECK_INT(deco.object_count, 0);
+}
+
+/* GPUs of several processes, sums in the promised order. */
+static void every_division(void (*body)(world *w))
+{
+    static const int divisions[][3] = {{1, 1}, {2, 1, 3}};
+    division_body = body;
+    for (size_t i = 0; i < sizeof divisions / sizeof divisions[0]; i++) {
+        memcpy(division, divisions[i], sizeof division);
+        in_processes(division[2] > 0 ? 3 : 2, division_process);
     }
 }
 #endif
@@ -347,7 +419,7 @@ static void reduce_sent(const world *w, data *d, dp_dtype dtype, dp_op op, doubl
     for (int r = 0; r < w->ranks; r++) {
         in[r] = d->sent[r];
     }
-    if (number_is_float(dtype) && w->count < w->ranks) {
+    if (number_is_float(dtype) && w->count < w->ranks && world_boot.all_gather == NULL) {
         reduce_by_process(w, d, dtype, op, scale);
     } else {
         reduce_rows(in, w->ranks, d->reduced, dtype, op, scale, op == DP_OP_MEAN ? w->ranks : 1);
@@ -1131,6 +1203,34 @@ WORLD_TEST(two_in_a_row)
         }
     }
 }
+
+#if defined(TEST_SIM)
+/* Numbers whose sums are exact, and moves: all that NCCL does itself. */
+static void (*const exact_bodies[])(world *w) = {
+    all_reduce,    reduce_scatter, reduce_to,
+    broadcast,     all_gather,     all_to_all,
+    whole_numbers, sums_are_close, who_gives_no_recv_wants_no_result};
+
+TEST_SLOW(nccl_in_its_own_order_cuda, 120)
+{
+    static world w;
+    setenv("DP_NCCL", "0", 1);
+    division_ordered = false;
+    for (size_t i = 0; i < sizeof exact_bodies / sizeof exact_bodies[0]; i++) {
+        memcpy(division, (int[]){2, 1, 1}, sizeof division);
+        division_body = exact_bodies[i];
+        in_processes(3, division_process);
+    }
+    for (int ranks = 2; ranks <= 4; ranks += 2)
+        for (size_t i = 0; i < sizeof exact_bodies / sizeof exact_bodies[0]; i++) {
+            world_open(&w, cuda_device(ranks), decorate_coll(dp_nccl_coll()), ranks);
+            exact_bodies[i](&w);
+            world_close(&w);
+            CHECK_STR(deco.breach, "");
+        }
+    CHECK(cuda_device_gpus == 1 || sim_nccl_count().reduce_scatter > 0);
+}
+#endif
 
 /* CPU devices take memory of anybody's, at any address that suits the dtype. */
 TEST(memory_of_the_users)

@@ -248,10 +248,13 @@ static dp_ctx *open_pair(void)
 {
     dp_ctx *ctx = NULL;
     const dp_device_ops *const backends[] = {real_gpus(2), NULL};
+    const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL};
     said[0] = '\0';
-    CHECK_OK(dp_open(
-        &(dp_config){.backends = backends, .device_count = 2, .log = {listen, NULL, DP_LOG_WARN}},
-        &ctx));
+    CHECK_OK(dp_open(&(dp_config){.backends = backends,
+                                  .colls = colls,
+                                  .device_count = 2,
+                                  .log = {listen, NULL, DP_LOG_WARN}},
+                     &ctx));
     return ctx;
 }
 

@@ -18,8 +18,9 @@ static dp_ctx *open_gpus(int gpus)
 {
     dp_ctx *ctx = NULL;
     const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL}; /* no thread calls beside this one */
     sim_set_device_count(gpus);
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .thread_count = 7}, &ctx));
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .colls = colls, .thread_count = 7}, &ctx));
     return ctx;
 }
 

@@ -107,6 +107,9 @@ write stb_before.c '#define _GNU_SOURCE' "$EMIT_STB" "$INCLUDE_STB" "$IMPLEMENT"
 write stb_declared.c '#define _GNU_SOURCE' "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
 write cuda.c "$IMPLEMENT" '#include "dp_cuda.h"'
 write cuda_dp.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_cuda.h"'
+write nccl.c "$IMPLEMENT" '#include "dp_nccl.h"' "$DP"
+write nccl_dp.c "$IMPLEMENT" '#define DP_USE_NCCL' "$DP" '#include "dp_cuda.h"' '#include "dp_nccl.h"'
+write nccl_after.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_nccl.h"'
 write mpi.c "$IMPLEMENT" '#include "dp_mpi.h"' "$DP"
 write mpi_dp.c "$IMPLEMENT" '#define DP_USE_MPI' "$DP" '#include "dp_mpi.h"'
 write mpi_after.c "$IMPLEMENT" "$DP" '#include "dp_mpi.h"'
@@ -241,6 +244,31 @@ cuda_compiler() {
     expect "$cc: dp_cuda.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/cuda.c
 }
 
+# dp_nccl.h with NCCL beside the Toolkit, if it is there.
+nccl_compiler() {
+    local home at file link
+    cc=$GCC
+    warn=("${WARN[@]}" "${WARN_GCC[@]}")
+    home=$(dirname "$(dirname "$(readlink -f "$(command -v nvcc)")")")
+    at=(-std=c11 -isystem "$home/include")
+    echo '#include <nccl.h>' | "$cc" "${at[@]}" -fsyntax-only -x c - 2>/dev/null ||
+        { skip "the real NCCL" "no nccl.h"; return; }
+    link=(-L"$home/lib64" -Wl,--disable-new-dtags,-rpath,"$home/lib64")
+    for file in nccl nccl_dp nccl_after; do
+        expect "$cc: $file.c" parses "${at[@]}" $BUILD/$file.c
+    done
+    expect "$cc: dp_nccl.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/nccl.c
+    expect "$cc: NCCL is linked" links "${at[@]}" tests/compile/nccl.c "${link[@]}" -lnccl -lcudart \
+        -lnvrtc
+    expect "$cc: NCCL is loaded at run time" links "${at[@]}" -DDP_DYNAMIC_LOAD tests/compile/nccl.c \
+        "${link[@]}"
+    has "$CLANG" || return
+    cc=$CLANG
+    warn=("${WARN[@]}")
+    expect "$cc: dp_nccl.h" parses "${at[@]}" $BUILD/nccl.c
+    expect "$cc: dp_nccl.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/nccl.c
+}
+
 # dp_mpi.h with each MPI that there is; its declarations need none.
 mpi_compiler() {
     local mpi file
@@ -313,6 +341,7 @@ group link_cases
 group cxx_compiler g++ "$GCC"
 group cxx_compiler clang++ "$CLANG"
 group cuda_compiler
+group nccl_compiler
 group mpi_compiler
 group other_machine
 group other_system

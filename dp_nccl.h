@@ -1,0 +1,2114 @@
+/* dp_nccl.h - v0.1.0 - collectives among GPUs by NCCL, for dp.h - MIT licence
+
+   Include it after dp_cuda.h, or instead of dp.h; or define DP_USE_NCCL, and dp.h includes it. Link
+   with -lnccl beside what dp_cuda.h needs; or define DP_DYNAMIC_LOAD together with
+   DP_IMPLEMENTATION, and the library is loaded when a context opens. NCCL 2.18 or newer.
+
+   GPUs of several processes need it, on one machine or on many. Among the GPUs of one process it
+   carries what is large and what it can add up as it is asked to; the rest goes over
+   dp_cuda_coll(). $DP_NCCL says from how many bytes on (1048576 if it is not set; this was not
+   measured); "off" leaves NCCL alone.
+
+   With dp_config.shards sums are made in the order that dp_coll_ops states, from slices that the
+   ranks send each other: the bits are those of any other table. Without, NCCL adds up in an order
+   of its own, the same each time on the same machines.
+
+   CONTENTS (search for the tag)
+     >>library    what is called of NCCL, and how it is found
+     >>ranks      which rank is on which GPU
+     >>failing    the first failure stays
+     >>board      processes of one machine see what the others have begun
+     >>keeper     a thread that watches what has been begun
+     >>groups     calls that begin together, and streams around them
+     >>natively   sums that NCCL makes
+     >>slices     sums that keep the order
+     >>blocks     broadcast, gathers
+     >>joining    from a config to a communicator
+     >>table      which of these carries what; closing
+*/
+
+#define DP__NCCL_FIRST_DP /* dp.h must not include this file again */
+#include "dp_cuda.h"      /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+#undef DP__NCCL_FIRST_DP
+
+#ifndef DP_NCCL_H
+#define DP_NCCL_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+DP_API const dp_coll_ops *dp_nccl_coll(void); /* among CUDA devices, of any number of processes */
+
+/* The version as NCCL says it (2.28.9 is 22809) and where it was loaded from; 0 and why not if it
+   cannot be used. */
+DP_API int dp_nccl_version(char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DP_NCCL_H */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_NCCL_IMPLEMENTED)
+#define DP_NCCL_IMPLEMENTED
+
+#include <nccl.h>
+#if defined(DP_DYNAMIC_LOAD)
+#include <glob.h>
+#endif
+
+/* ==== >>library ==================================================================================
+   Every function of NCCL that is called is in this list, and is called through one table: bound
+   when the program is linked, or with DP_DYNAMIC_LOAD when the first context asks. Nothing but its
+   version is asked before a device has been opened: NCCL starts threads as soon as it is used.
+
+   RCCL has the same calls under the same names, and would be one more name to look for; it has not
+   been tried.                                                                                   */
+
+/* clang-format off */
+#define DP__NCCL_FUNCTIONS(X)                                                                      \
+    X(ncclAllGather) X(ncclAllReduce) X(ncclBroadcast) X(ncclCommAbort) X(ncclCommDestroy)         \
+    X(ncclCommFinalize) X(ncclCommGetAsyncError) X(ncclCommInitRankConfig) X(ncclGetErrorString)   \
+    X(ncclGetLastError) X(ncclGetUniqueId) X(ncclGetVersion) X(ncclGroupEnd) X(ncclGroupStart)     \
+    X(ncclRecv) X(ncclRedOpCreatePreMulSum) X(ncclRedOpDestroy) X(ncclReduceScatter) X(ncclSend)
+/* clang-format on */
+
+/* The oldest that has all of them, and communicators that do not block. */
+enum { DP__NCCL_FLOOR = 21800, DP__NCCL_LEAST_BYTES = 1 << 20 };
+
+static struct dp__nccl_library {
+    DP__NCCL_FUNCTIONS(DP__CUDA_FIELD)
+    bool bound;
+    char path[512];
+}
+#if defined(DP_DYNAMIC_LOAD)
+dp__nccl;
+#else
+dp__nccl = {DP__NCCL_FUNCTIONS(DP__CUDA_BIND).bound = true, .path = "linked"};
+#endif
+
+static dp__lock dp__nccl_lock = DP__LOCK_INITIALIZER; /* for binding, and the list of >>keeper */
+
+#if defined(DP_DYNAMIC_LOAD)
+#define DP__NCCL_FIND(name) found = found && dp__cuda_find(library, #name, &dp__nccl.name);
+
+/* The file that a library is; as far as the system says, else what it was asked for by. */
+static void dp__nccl_place_of(const char *name, void *library)
+{
+    Dl_info info;
+    bool known = dladdr(dlsym(library, "ncclGetVersion"), &info) != 0;
+    snprintf(dp__nccl.path, sizeof dp__nccl.path, "%s", known ? info.dli_fname : name);
+}
+
+/* One that this process has already goes before another copy of it. */
+static bool dp__nccl_bind_path(const char *path)
+{
+    bool found = true;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    library = library != NULL ? library : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL)
+        return false;
+    DP__NCCL_FUNCTIONS(DP__NCCL_FIND)
+    dp__nccl.bound = found;
+    if (found)
+        dp__nccl_place_of(path, library);
+    else
+        (void)dlclose(library);
+    return found;
+}
+
+/* Where Python's package has it, in the folder of an environment or of the system. */
+static bool dp__nccl_bind_package(const char *root)
+{
+    char pattern[768];
+    glob_t list;
+    bool found = false;
+    if (root == NULL || root[0] != '/')
+        return false;
+    snprintf(pattern, sizeof pattern, "%s/lib/python3*/*-packages/nvidia/nccl/lib/libnccl.so.2",
+             root);
+    if (glob(pattern, 0, NULL, &list) != 0)
+        return false;
+    for (size_t i = 0; i < list.gl_pathc && !found; i++)
+        found = dp__nccl_bind_path(list.gl_pathv[i]);
+    globfree(&list);
+    return found;
+}
+
+static bool dp__nccl_bind(void)
+{
+    char local[512] = "";
+    const char *home = dp__os_env("HOME");
+    if (home != NULL)
+        snprintf(local, sizeof local, "%.490s/.local", home);
+    const char *const roots[] = {dp__os_env("VIRTUAL_ENV"), dp__os_env("CONDA_PREFIX"), local,
+                                 "/usr/local", "/usr"};
+    bool found = dp__nccl_bind_path("libnccl.so.2") || dp__nccl_bind_path("libnccl.so");
+    for (size_t i = 0; i < sizeof roots / sizeof roots[0] && !found; i++)
+        found = dp__nccl_bind_package(roots[i]);
+    return found;
+}
+#else
+static bool dp__nccl_bind(void)
+{
+    return true;
+}
+#endif
+
+/* The library is there, and new enough. */
+static dp_status dp__nccl_ready(void)
+{
+    int version = 0;
+    dp__lock_enter(&dp__nccl_lock);
+    bool bound = dp__nccl.bound || dp__nccl_bind();
+    dp__lock_leave(&dp__nccl_lock);
+    if (!bound)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "NCCL was not found: libnccl.so.2 is looked for where the system finds "
+                        "libraries ($LD_LIBRARY_PATH), and in Python's package nvidia.nccl");
+    if (dp__nccl.ncclGetVersion(&version) != ncclSuccess || version < DP__NCCL_FLOOR)
+        return dp_error(DP_ERR_UNSUPPORTED, "NCCL %d.%d.%d (%s) is too old, 2.18 is needed",
+                        version / 10000, version / 100 % 100, version % 100, dp__nccl.path);
+    return DP_OK;
+}
+
+/* $DP_NCCL: 0: off; else from how many bytes on NCCL carries what one process could do without. */
+static dp_status dp__nccl_wish(size_t *out_least)
+{
+    const char *wish = dp__os_env("DP_NCCL");
+    char *end = NULL;
+    *out_least = DP__NCCL_LEAST_BYTES;
+    if (wish == NULL || wish[0] == '\0')
+        return DP_OK;
+    if (strcmp(wish, "off") == 0)
+        return dp_error(DP_ERR_UNSUPPORTED, "NCCL is off, as DP_NCCL says");
+    unsigned long long least = strtoull(wish, &end, 10);
+    if (wish[0] < '0' || wish[0] > '9' || *end != '\0')
+        return dp_error(DP_ERR_INVALID, "DP_NCCL is '%.60s', neither off nor a number of bytes",
+                        wish);
+    *out_least = (size_t)least;
+    return DP_OK;
+}
+
+DP_API int dp_nccl_version(char *text, size_t bytes)
+{
+    int version = 0;
+    bool usable = dp__nccl_ready() == DP_OK;
+    if (usable)
+        (void)dp__nccl.ncclGetVersion(&version);
+    if (text != NULL && bytes > 0)
+        snprintf(text, bytes, "%s", usable ? dp__nccl.path : dp_last_error());
+    return version;
+}
+
+/* ==== >>ranks ====================================================================================
+   NCCL knows GPUs: each that takes part is one of its ranks, which one process drives, whatever
+   number of ranks of the job are on it. The GPUs are numbered as ranks come to them. What NCCL does
+   for a GPU is on the stream of the first local rank there, its lead.                            */
+
+enum {
+    DP__NCCL_WATCHED = 128,           /* collectives that may be under way */
+    DP__NCCL_SLOTS_BYTES = 128 << 20, /* of a GPU: what others send, a slot for each rank */
+    DP__NCCL_SLOT_LEAST = 64 << 10,
+    DP__NCCL_SLOT_MOST = 4 << 20,
+    DP__NCCL_LOOK_NS = 20000000, /* between two looks of the keeper */
+    DP__NCCL_CLOSE_MS = 2000     /* for NCCL to finish what it has begun, or to abort it */
+};
+
+typedef struct dp__nccl_gpu { /* one that this process drives */
+    dp__cuda_dev *dev;
+    int lead; /* local rank */
+    ncclComm_t comm;
+    char *slots; /* one for each rank of the job; NULL in one process */
+    char *spare; /* for what no rank here wants */
+    size_t spare_bytes;
+    const void *send; /* of the collective that runs */
+    void *recv;
+    ncclRedOp_t scaled; /* a sum of numbers times a factor, made when it is first needed */
+    double factor;
+    dp_dtype scaled_dtype;
+    bool has_scaled;
+    cudaEvent_t begun[DP__NCCL_WATCHED], ended[DP__NCCL_WATCHED];
+} dp__nccl_gpu;
+
+typedef struct dp__nccl_slice { /* of every send, for the GPU that adds it up */
+    size_t begin, count;
+} dp__nccl_slice;
+
+typedef enum dp__nccl_order { DP__NCCL_WATCH, DP__NCCL_ABORT, DP__NCCL_CLOSE } dp__nccl_order;
+
+/* In memory of its own: a keeper that hangs in NCCL outlives the context. */
+typedef struct dp__nccl_comm {
+    dp_comm base;
+    dp_comm *near;  /* dp_cuda_coll(), for one process */
+    dp_comm *board; /* see >>board; NULL: there is none */
+    int rank_first, rank_count, local_count, timeout_ms;
+    int gpu_first, gpu_count, seat_count; /* local GPUs; all GPUs of the job */
+    bool ordered;
+    size_t least, slot_bytes;
+    int *seats;             /* the GPU of each rank of the job */
+    dp__nccl_gpu *gpus;     /* local */
+    dp__nccl_slice *slices; /* of each GPU of the job */
+    cudaEvent_t *marks;     /* of each local rank, */
+    dp__cuda_dev **devs;    /* and its device */
+    uint64_t carried, carried_bytes;
+    dp__lock lock; /* around every call of NCCL, and for what follows */
+    dp_status failed;
+    int culprit;
+    char text[DP__TEXT_BYTES];
+    dp__signature begun[DP__NCCL_WATCHED];
+    unsigned calls[DP__NCCL_WATCHED]; /* their numbers on the board */
+    unsigned head, tail;              /* begun, ended */
+    uint64_t since_ns; /* since then the oldest one under way has kept all GPUs here waiting */
+    bool kept;         /* there is a keeper, and communicators that it is to destroy */
+    struct dp__nccl_comm *next; /* of all that are kept */
+    pthread_t thread;
+    atomic_int order; /* dp__nccl_order */
+    atomic_uint bell;
+    atomic_uint over; /* 1: the keeper is done; 2: dp_close has gone on without it */
+} dp__nccl_comm;
+_Static_assert(offsetof(dp__nccl_comm, base) == 0, "a dp_comm is the head of its communicator");
+
+static dp__nccl_comm *dp__nccl_of(dp_comm *comm)
+{
+    return (dp__nccl_comm *)comm;
+}
+
+typedef struct dp__nccl_call { /* one collective */
+    dp__nccl_comm *comm;
+    const dp_part *local;
+    dp__verb verb;
+    size_t count, size; /* elements of a block, bytes of an element */
+    dp_dtype dtype;
+    dp_op op;
+    double scale;
+    int root;
+    bool captured;
+} dp__nccl_call;
+
+static int dp__nccl_seat_of(const dp__nccl_comm *comm, int local_rank)
+{
+    return comm->seats[comm->rank_first + local_rank];
+}
+
+/* Whether a local rank is on this local GPU. */
+static bool dp__nccl_is_on(const dp__nccl_comm *comm, int local_rank, int gpu)
+{
+    return dp__nccl_seat_of(comm, local_rank) == comm->gpu_first + gpu;
+}
+
+static dp_stream *dp__nccl_stream(const dp__nccl_call *call, int gpu)
+{
+    return call->local[call->comm->gpus[gpu].lead].stream;
+}
+
+static cudaStream_t dp__nccl_native(const dp__nccl_call *call, int gpu)
+{
+    return dp__cuda_stream_of(dp__nccl_stream(call, gpu))->native;
+}
+
+static bool dp__nccl_one_each(const dp__nccl_comm *comm)
+{
+    return comm->seat_count == comm->rank_count;
+}
+
+/* The first local rank on this GPU that wants what is reduced; -1: none does. */
+static int dp__nccl_taker(const dp__nccl_call *call, int gpu)
+{
+    for (int i = call->comm->gpus[gpu].lead; i < call->comm->local_count; i++)
+        if (dp__nccl_is_on(call->comm, i, gpu) && call->local[i].recv != NULL)
+            return i;
+    return -1;
+}
+
+/* ==== >>failing ==================================================================================
+   A failure in NCCL is one of the job, and the first one stays: what came after it was caused by
+   it. From then on nobody but the keeper calls NCCL.                                            */
+
+static dp_status dp__nccl_status(ncclResult_t code)
+{
+    switch ((int)code) {
+    case ncclUnhandledCudaError:
+        return DP_ERR_DEVICE;
+    case ncclSystemError:
+    case ncclRemoteError:
+        return DP_ERR_REMOTE;
+    default:
+        return DP_ERR_INTERNAL;
+    }
+}
+
+/* The first failure in the job, of which all processes on the board hear. */
+static dp_status dp__nccl_tell(const dp__nccl_comm *comm, dp_status status)
+{
+    int rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : comm->rank_first;
+    if (comm->board == NULL)
+        return status;
+    dp__shm_tell_failure(dp__shm_of(comm->board), status, rank, dp__thread.text);
+    return comm->board->ops->poll(comm->board);
+}
+
+/* Under the lock. The sentence is this thread's last one. */
+static dp_status dp__nccl_fail(dp__nccl_comm *comm, dp_status status)
+{
+    if (comm->failed == DP_OK) {
+        comm->failed = dp__nccl_tell(comm, status);
+        comm->culprit = dp__thread.culprit;
+        snprintf(comm->text, sizeof comm->text, "%s", dp__thread.text);
+        atomic_fetch_add(&comm->bell, 1);
+        dp__os_word_wake(&comm->bell);
+    }
+    dp__thread.culprit = comm->culprit;
+    return dp_error(comm->failed, "%s", comm->text);
+}
+
+/* Under the lock. A code, or what the communicator of a GPU has to say about it. */
+static dp_status dp__nccl_check(dp__nccl_comm *comm, const char *fn, const dp__nccl_gpu *gpu,
+                                ncclResult_t code)
+{
+    if (code == ncclSuccess || code == ncclInProgress)
+        return DP_OK;
+    const char *more = dp__nccl.ncclGetLastError(gpu->comm);
+    (void)dp__cuda.cudaGetLastError();
+    dp_error(dp__nccl_status(code), "nccl: %s on GPU %d: %s (%d)%s%.200s", fn,
+             gpu->dev->gpu->ordinal, dp__nccl.ncclGetErrorString(code), (int)code,
+             more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "");
+    return dp__nccl_fail(comm, dp__nccl_status(code));
+}
+
+/* Under the lock: NCCL may be called. */
+static dp_status dp__nccl_usable(dp__nccl_comm *comm)
+{
+    return comm->failed == DP_OK ? DP_OK : dp__nccl_fail(comm, comm->failed);
+}
+
+/* Under the lock: what others, or NCCL, have found out. out_busy: NCCL still works at what it was
+   given last. */
+static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
+{
+    const dp_host *host = comm->base.host;
+    dp_status status = DP_OK;
+    *out_busy = false;
+    if (comm->board != NULL && comm->failed == DP_OK)
+        status = comm->board->ops->poll(comm->board);
+    if (status == DP_OK && (host->aborted(host) || atomic_load(&comm->order) == DP__NCCL_ABORT))
+        status = dp_error(DP_ERR_ABORTED, "nccl: the context was aborted");
+    if (status != DP_OK)
+        return dp__nccl_fail(comm, status);
+    for (int g = 0; g < comm->gpu_count && comm->failed == DP_OK; g++) {
+        ncclResult_t state = ncclSuccess;
+        const dp__nccl_gpu *gpu = &comm->gpus[g];
+        if (gpu->comm == NULL)
+            continue;
+        DP_TRY(dp__nccl_check(comm, "ncclCommGetAsyncError", gpu,
+                              dp__nccl.ncclCommGetAsyncError(gpu->comm, &state)));
+        DP_TRY(dp__nccl_check(comm, "what was begun before", gpu, state));
+        *out_busy = *out_busy || state == ncclInProgress;
+    }
+    return dp__nccl_usable(comm);
+}
+
+/* ==== >>board ====================================================================================
+   Where all processes are on one machine they have a communicator in shared memory too, as a board:
+   each writes down what it begins, and does not wait. Who waits too long reads what the others have
+   written, or that one has died.                                                                */
+
+static unsigned dp__nccl_announce_on(dp_comm *board, const dp__signature *is)
+{
+    dp__shm_comm *comm = dp__shm_of(board);
+    comm->seq++;
+    (void)dp__shm_note_down(comm, is);
+    return comm->seq;
+}
+
+/* Up to this collective it has ended all. */
+static void dp__nccl_ended_on(dp_comm *board, unsigned seq)
+{
+    atomic_store(&dp__shm_own(dp__shm_of(board))->done, seq);
+}
+
+/* Whether a process has begun this collective. */
+static bool dp__nccl_came(const dp__shm_comm *comm, int process)
+{
+    const dp__shm_note *last = dp__shm_last_note(&comm->hall->seats[process]);
+    return (int)(atomic_load(&last->seq) - comm->seq) >= 0;
+}
+
+/* Whether all have just this one on the board, and not the same. */
+static bool dp__nccl_clashes(const dp__shm_comm *comm)
+{
+    bool same = true;
+    for (int p = 0; p < comm->process_count; p++) {
+        if (atomic_load(&dp__shm_note_of(comm, p)->seq) != comm->seq)
+            return false;
+        same = same && dp__shm_same(dp__shm_note_of(comm, p), dp__shm_note_of(comm, 0));
+    }
+    return !same;
+}
+
+/* The first process that is gone and has not come; out_late: the first that has not come yet, or
+   -1. */
+static dp_status dp__nccl_missing(const dp__shm_comm *comm, const char *collective, int *out_late)
+{
+    *out_late = -1;
+    for (int p = comm->process_count - 1; p >= 0; p--) {
+        bool came = dp__nccl_came(comm, p);
+        bool left = atomic_load(&comm->hall->seats[p].state) == DP__SHM_LEFT;
+        *out_late = came ? *out_late : p;
+        if (left && !came)
+            return dp__shm_blame_for(comm, collective, DP_ERR_REMOTE, p, "has closed its context");
+        if (!left && p != comm->process && !dp__shm_alive(comm, p))
+            return dp__shm_blame_for(comm, collective, DP_ERR_REMOTE, p, "has died");
+    }
+    return DP_OK;
+}
+
+/* Whether it makes sense to go on waiting for the end of what was announced as `seq`. */
+static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const dp__signature *is,
+                                   uint64_t waited_ns)
+{
+    char words[DP__WORDS_BYTES], collective[DP__WORDS_BYTES + 32], late[64];
+    dp__shm_comm view = *(const dp__shm_comm *)board; /* sentences are about this collective */
+    int behind = -1;
+    view.seq = seq;
+    if (atomic_load(&view.hall->failed) != 0)
+        return dp__shm_failed(&view);
+    if (dp__nccl_clashes(&view))
+        return dp__shm_differs(&view);
+    dp__signature_text(is, words, sizeof words);
+    snprintf(collective, sizeof collective, "collective %u, %s", seq, words);
+    DP_TRY(dp__nccl_missing(&view, collective, &behind));
+    if (waited_ns < (uint64_t)view.timeout_ms * 1000000)
+        return DP_OK;
+    snprintf(late, sizeof late, "did not come within %d ms", view.timeout_ms);
+    if (behind >= 0)
+        return dp__shm_blame_for(&view, collective, DP_ERR_TIMEOUT, behind, late);
+    dp__shm_fail(&view, DP_ERR_TIMEOUT, view.rank_first,
+                 "%s: all processes have begun it, and it did not end within %d ms: a GPU has much "
+                 "else to do, or hangs",
+                 collective, view.timeout_ms);
+    return dp__shm_failed(&view);
+}
+
+/* ==== >>keeper ===================================================================================
+   Nobody who waits for a stream can be told that others will not come: the wait is CUDA's. So a
+   thread of its own looks every few milliseconds what NCCL has found out, whether the context was
+   aborted, what the board says, and whether what is under way takes too long. If so it aborts the
+   communicators, and the GPUs let go of what they wait for. It destroys them, too. Aborting may
+   hang in NCCL: then dp_close goes on without.
+
+   A collective waits for other processes from the moment on when all GPUs here have come to it, on
+   their streams, until all have done it. Two marks tell.                                        */
+
+/* What a mark says; not yet reached: false. */
+static dp_status dp__nccl_passed(const dp__nccl_gpu *gpu, cudaEvent_t mark, bool *out)
+{
+    cudaError_t code = dp__cuda.cudaEventQuery(mark);
+    *out = code == cudaSuccess;
+    if (code == cudaErrorNotReady)
+        (void)dp__cuda.cudaGetLastError();
+    return dp__cuda_check("cudaEventQuery", gpu->dev->gpu->ordinal,
+                          code == cudaErrorNotReady ? cudaSuccess : code);
+}
+
+static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool *out)
+{
+    size_t place = comm->tail % DP__NCCL_WATCHED;
+    *out = true;
+    for (int g = 0; g < comm->gpu_count && *out; g++) {
+        const dp__nccl_gpu *gpu = &comm->gpus[g];
+        DP_TRY(dp__nccl_passed(gpu, ended ? gpu->ended[place] : gpu->begun[place], out));
+    }
+    return DP_OK;
+}
+
+/* It is not sure that others will come; why, if they will not. */
+static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns)
+{
+    char words[DP__WORDS_BYTES];
+    size_t place = comm->tail % DP__NCCL_WATCHED;
+    if (comm->board != NULL)
+        return dp__nccl_doubt_on(comm->board, comm->calls[place], &comm->begun[place], waited_ns);
+    if (waited_ns < (uint64_t)comm->timeout_ms * 1000000)
+        return DP_OK;
+    dp__signature_text(&comm->begun[place], words, sizeof words);
+    return dp_error(DP_ERR_TIMEOUT, "%s: others did not come within %d ms", words,
+                    comm->timeout_ms);
+}
+
+/* Under the lock: collectives that have ended are forgotten, the oldest other one is looked at. */
+static dp_status dp__nccl_look(dp__nccl_comm *comm)
+{
+    bool passed = true;
+    while (comm->tail != comm->head) {
+        DP_TRY(dp__nccl_all_passed(comm, true, &passed));
+        if (!passed)
+            break;
+        if (comm->board != NULL)
+            dp__nccl_ended_on(comm->board, comm->calls[comm->tail % DP__NCCL_WATCHED]);
+        comm->tail++;
+        comm->since_ns = 0;
+    }
+    if (comm->tail == comm->head)
+        return DP_OK;
+    DP_TRY(dp__nccl_all_passed(comm, false, &passed));
+    if (passed && comm->since_ns == 0)
+        comm->since_ns = dp__os_now_ns();
+    return passed ? dp__nccl_doubt(comm, dp__os_now_ns() - comm->since_ns) : DP_OK;
+}
+
+/* Under the lock, with a context: once around. */
+static dp_status dp__nccl_round(dp__nccl_comm *comm)
+{
+    bool busy = false;
+    DP_TRY(dp__nccl_heard(comm, &busy));
+    dp_status status = dp__nccl_look(comm);
+    return status == DP_OK ? DP_OK : dp__nccl_fail(comm, status);
+}
+
+static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
+{
+    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    dp__thread.culprit = 0;
+    DP_TRY(dp__cuda_enter(gpu));
+    dp__lock_enter(&comm->lock);
+    dp_status status = dp__nccl_round(comm);
+    dp__lock_leave(&comm->lock);
+    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+}
+
+/* Not under the lock, for which others may wait: they find that it has failed. Streams go on now,
+   with nothing done: whoever waits for them hears of it. */
+static void dp__nccl_abort_all(dp__nccl_comm *comm)
+{
+    for (int i = 0; i < comm->local_count; i++)
+        atomic_store_explicit(&comm->devs[i]->failed, &comm->base, memory_order_release);
+    for (int g = 0; g < comm->gpu_count; g++)
+        if (comm->gpus[g].comm != NULL && dp__cuda_enter(comm->gpus[g].dev->gpu) == DP_OK) {
+            (void)dp__nccl.ncclCommAbort(comm->gpus[g].comm);
+            (void)dp__cuda_leave(comm->gpus[g].dev->gpu, DP_OK, "", cudaSuccess);
+        }
+}
+
+static bool dp__nccl_group(dp__nccl_comm *comm, ncclResult_t (*fn)(ncclComm_t comm))
+{
+    bool good = true;
+    if (dp__nccl.ncclGroupStart() != ncclSuccess)
+        return false;
+    for (int g = 0; g < comm->gpu_count && good; g++) {
+        ncclResult_t code = fn(comm->gpus[g].comm);
+        good = code == ncclSuccess || code == ncclInProgress;
+    }
+    ncclResult_t code = dp__nccl.ncclGroupEnd();
+    return good && (code == ncclSuccess || code == ncclInProgress);
+}
+
+/* Nothing is under way any more, as streams were waited for. What NCCL still sends for others is
+   given some time. */
+static void dp__nccl_destroy_all(dp__nccl_comm *comm)
+{
+    uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_CLOSE_MS * 1000000;
+    bool busy = true, good = dp__nccl_group(comm, dp__nccl.ncclCommFinalize);
+    while (good && busy) {
+        good = dp__nccl_heard(comm, &busy) == DP_OK && dp__os_now_ns() < until;
+        if (busy)
+            dp__os_sleep_ms(1);
+    }
+    if (good)
+        (void)dp__nccl_group(comm, dp__nccl.ncclCommDestroy);
+    else
+        dp__nccl_abort_all(comm);
+}
+
+static void dp__nccl_free(dp__nccl_comm *comm)
+{
+    dp__os_free(comm->seats, 0, NULL);
+    dp__os_free(comm->gpus, 0, NULL);
+    dp__os_free(comm->slices, 0, NULL);
+    dp__os_free(comm->marks, 0, NULL);
+    dp__os_free(comm->devs, 0, NULL);
+    dp__os_free(comm, 0, NULL);
+}
+
+/* With a context, so that NCCL does not make one on another GPU for this thread. */
+static void dp__nccl_end(dp__nccl_comm *comm)
+{
+    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    dp__lock_enter(&comm->lock);
+    bool failed = comm->failed != DP_OK;
+    dp__lock_leave(&comm->lock);
+    if (dp__cuda_enter(gpu) != DP_OK)
+        return;
+    if (failed)
+        dp__nccl_abort_all(comm);
+    else
+        dp__nccl_destroy_all(comm);
+    (void)dp__cuda.cudaGetLastError();
+    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
+}
+
+static dp__nccl_comm *dp__nccl_kept; /* under dp__nccl_lock */
+
+/* Until nothing is under way, or it has failed. */
+static void dp__nccl_calm_one(dp__nccl_comm *comm)
+{
+    for (bool busy = true; busy;) {
+        dp__lock_enter(&comm->lock);
+        if (comm->failed == DP_OK) {
+            dp_status status = dp__nccl_look(comm);
+            if (status != DP_OK)
+                (void)dp__nccl_fail(comm, status);
+        }
+        busy = comm->failed == DP_OK && comm->head != comm->tail;
+        dp__lock_leave(&comm->lock);
+        if (busy)
+            dp__os_sleep_ms(1);
+    }
+}
+
+static void dp__nccl_calm(void)
+{
+    dp__lock_enter(&dp__nccl_lock);
+    for (dp__nccl_comm *comm = dp__nccl_kept; comm != NULL; comm = comm->next) {
+        const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+        if (dp__cuda_enter(gpu) != DP_OK)
+            continue;
+        dp__nccl_calm_one(comm);
+        (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
+    }
+    dp__lock_leave(&dp__nccl_lock);
+}
+
+static void (*dp__cuda_calm)(void) = dp__nccl_calm;
+
+static void dp__nccl_list(dp__nccl_comm *comm, bool kept)
+{
+    dp__lock_enter(&dp__nccl_lock);
+    dp__nccl_comm **link = &dp__nccl_kept;
+    while (*link != NULL && *link != comm)
+        link = &(*link)->next;
+    if (kept)
+        *link = comm;
+    else if (*link != NULL)
+        *link = comm->next;
+    dp__lock_leave(&dp__nccl_lock);
+}
+
+static void *dp__nccl_keep(void *user)
+{
+    dp__nccl_comm *comm = user;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    (void)dp__cuda.cudaThreadExchangeStreamCaptureMode(&relaxed); /* captures are others' */
+    while (atomic_load(&comm->order) != DP__NCCL_CLOSE) {
+        unsigned seen = atomic_load(&comm->bell);
+        if (dp__nccl_watch_once(comm) != DP_OK)
+            break;
+        if (atomic_load(&comm->order) == DP__NCCL_WATCH)
+            dp__os_word_wait(&comm->bell, seen, DP__NCCL_LOOK_NS);
+    }
+    dp__nccl_end(comm);
+    bool alone = atomic_fetch_or(&comm->over, 1) != 0;
+    dp__os_word_wake(&comm->over);
+    if (alone)
+        dp__nccl_free(comm);
+    return NULL;
+}
+
+static void dp__nccl_bid(dp__nccl_comm *comm, dp__nccl_order order)
+{
+    int before = DP__NCCL_WATCH;
+    if (order == DP__NCCL_CLOSE)
+        atomic_store(&comm->order, order);
+    else
+        (void)atomic_compare_exchange_strong(&comm->order, &before, order);
+    atomic_fetch_add(&comm->bell, 1);
+    dp__os_word_wake(&comm->bell);
+}
+
+/* ==== >>groups ===================================================================================
+   A collective is one group of calls, one for each GPU here. NCCL does not block: it may still work
+   at a group when the call has returned, and until it has done so the streams are not to be used.
+   So each group is waited for; that is a matter of the host, and does not wait for the GPUs of
+   others once connections are made.                                                             */
+
+/* The lock is held, and a context, until dp__nccl_group_end. */
+static dp_status dp__nccl_group_begin(dp__nccl_comm *comm)
+{
+    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    DP_TRY(dp__cuda_enter(gpu));
+    dp__lock_enter(&comm->lock);
+    dp_status status = dp__nccl_usable(comm);
+    if (status == DP_OK)
+        status = dp__nccl_check(comm, "ncclGroupStart", &comm->gpus[0], dp__nccl.ncclGroupStart());
+    if (status == DP_OK)
+        return DP_OK;
+    dp__lock_leave(&comm->lock);
+    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+}
+
+/* Until NCCL has done what it was given. */
+static dp_status dp__nccl_settle(dp__nccl_comm *comm)
+{
+    uint64_t begun = dp__os_now_ns(), waited = 0;
+    bool busy = true;
+    while (true) {
+        dp__lock_enter(&comm->lock);
+        dp_status status = dp__nccl_heard(comm, &busy);
+        waited = dp__os_now_ns() - begun;
+        if (status == DP_OK && busy && waited > (uint64_t)comm->timeout_ms * 1000000)
+            status = dp__nccl_fail(comm, dp_error(DP_ERR_TIMEOUT,
+                                                  "nccl: connections were not made within %d ms",
+                                                  comm->timeout_ms));
+        dp__lock_leave(&comm->lock);
+        if (status != DP_OK || !busy)
+            return status;
+        if (waited > 1000000)
+            dp__os_sleep_ms(1);
+        else
+            dp__os_pause();
+    }
+}
+
+/* After a failure, until the streams are free again, if that does not take too long. */
+static void dp__nccl_let_go(dp__nccl_comm *comm)
+{
+    uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_CLOSE_MS * 1000000;
+    while (atomic_load(&comm->over) == 0 && dp__os_now_ns() < until)
+        dp__os_word_wait(&comm->over, 0, 100000000);
+}
+
+/* A group that was begun is ended, whatever happened in it. */
+static dp_status dp__nccl_group_end(dp__nccl_comm *comm, dp_status status)
+{
+    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    ncclResult_t code = dp__nccl.ncclGroupEnd();
+    dp_status ended = dp__nccl_check(comm, "ncclGroupEnd", &comm->gpus[0], code);
+    status = status != DP_OK ? dp__nccl_fail(comm, status) : ended;
+    dp__lock_leave(&comm->lock);
+    if (status == DP_OK && code == ncclInProgress)
+        status = dp__nccl_settle(comm);
+    if (status != DP_OK)
+        dp__nccl_let_go(comm);
+    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static dp_status dp__nccl_mark(const dp__nccl_gpu *gpu, cudaEvent_t mark, cudaStream_t stream)
+{
+    return dp__cuda_check("cudaEventRecord", gpu->dev->gpu->ordinal,
+                          dp__cuda.cudaEventRecord(mark, stream));
+}
+
+static dp_status dp__nccl_heed(const dp__nccl_gpu *gpu, cudaStream_t stream, cudaEvent_t mark)
+{
+    return dp__cuda_check("cudaStreamWaitEvent", gpu->dev->gpu->ordinal,
+                          dp__cuda.cudaStreamWaitEvent(stream, mark, 0));
+}
+
+/* The streams of all local ranks on a GPU meet in that of the lead: before what it does for them,
+   or after. */
+static dp_status dp__nccl_meet(const dp__nccl_call *call, bool before)
+{
+    const dp__nccl_comm *comm = call->comm;
+    for (int g = 0; g < comm->gpu_count; g++) {
+        const dp__nccl_gpu *gpu = &comm->gpus[g];
+        cudaStream_t lead = dp__nccl_native(call, g);
+        if (!before && !dp__nccl_one_each(comm))
+            DP_TRY(dp__nccl_mark(gpu, comm->marks[gpu->lead], lead));
+        for (int i = gpu->lead + 1; i < comm->local_count; i++) {
+            cudaStream_t own = dp__cuda_stream_of(call->local[i].stream)->native;
+            if (!dp__nccl_is_on(comm, i, g))
+                continue;
+            if (before)
+                DP_TRY(dp__nccl_mark(gpu, comm->marks[i], own));
+            DP_TRY(before ? dp__nccl_heed(gpu, lead, comm->marks[i])
+                          : dp__nccl_heed(gpu, own, comm->marks[gpu->lead]));
+        }
+    }
+    return DP_OK;
+}
+
+/* A place among those that are watched; who is far ahead of the GPUs waits for one. */
+static dp_status dp__nccl_place(dp__nccl_comm *comm)
+{
+    for (bool full = true; full;) {
+        dp__lock_enter(&comm->lock);
+        dp_status status = dp__nccl_usable(comm);
+        full = comm->head - comm->tail == DP__NCCL_WATCHED;
+        dp__lock_leave(&comm->lock);
+        DP_TRY(status);
+        if (full)
+            dp__os_sleep_ms(1);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__nccl_marks(const dp__nccl_call *call, bool ended)
+{
+    dp__nccl_comm *comm = call->comm;
+    size_t place = comm->head % DP__NCCL_WATCHED;
+    for (int g = 0; g < comm->gpu_count && !call->captured; g++) {
+        const dp__nccl_gpu *gpu = &comm->gpus[g];
+        DP_TRY(dp__nccl_mark(gpu, ended ? gpu->ended[place] : gpu->begun[place],
+                             dp__nccl_native(call, g)));
+    }
+    return DP_OK;
+}
+
+/* The others may read on the board what is begun here. */
+static void dp__nccl_announce(const dp__nccl_call *call)
+{
+    dp__nccl_comm *comm = call->comm;
+    dp__signature is = {(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
+                        call->root,          call->count,          call->scale};
+    dp__lock_enter(&comm->lock);
+    comm->begun[comm->head % DP__NCCL_WATCHED] = is;
+    if (comm->board != NULL)
+        comm->calls[comm->head % DP__NCCL_WATCHED] = dp__nccl_announce_on(comm->board, &is);
+    dp__lock_leave(&comm->lock);
+}
+
+/* What is captured runs later, perhaps often: nobody can watch it, and only one GPU in a process
+   may wait for others in it. */
+static dp_status dp__nccl_captured(const dp__nccl_call *call, bool *out)
+{
+    *out = false;
+    for (int i = 0; i < call->comm->local_count && !*out; i++)
+        DP_TRY(dp__cuda_captures(call->local[i].stream, out));
+    if (*out && call->comm->near == NULL && call->comm->gpu_count > 1)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "nccl: a collective with other processes can be captured where a process "
+                        "drives one GPU, this one drives %d",
+                        call->comm->gpu_count);
+    return DP_OK;
+}
+
+static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
+                                     dp_status (*run)(const dp__nccl_call *call))
+{
+    dp__nccl_comm *comm = call->comm;
+    dp__nccl_announce(call);
+    DP_TRY(dp__nccl_meet(call, true));
+    DP_TRY(dp__nccl_marks(call, false));
+    DP_TRY(run(call));
+    DP_TRY(dp__nccl_marks(call, true));
+    DP_TRY(dp__nccl_meet(call, false));
+    comm->carried++;
+    comm->carried_bytes += call->count * call->size;
+    dp__lock_enter(&comm->lock);
+    comm->head += !call->captured;
+    dp__lock_leave(&comm->lock);
+    return DP_OK;
+}
+
+/* With a context for marks; launches enter that of their own GPU. */
+static dp_status dp__nccl_run(const dp__nccl_call *call,
+                              dp_status (*run)(const dp__nccl_call *call))
+{
+    const dp__cuda_gpu *gpu = call->comm->gpus[0].dev->gpu;
+    DP_TRY(dp__nccl_place(call->comm));
+    DP_TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(gpu, dp__nccl_run_inside(call, run), "", cudaSuccess);
+}
+
+/* A copy on a GPU, by the stream of its lead. */
+static dp_status dp__nccl_copy(const dp__nccl_call *call, int gpu, void *to, const void *from,
+                               size_t bytes)
+{
+    return to != from ? dp__cuda_copy(dp__nccl_stream(call, gpu), to, from, bytes) : DP_OK;
+}
+
+/* What one local rank has received goes to all others on its GPU that want it. */
+static dp_status dp__nccl_share(const dp__nccl_call *call, int gpu, int from, size_t at,
+                                size_t bytes)
+{
+    const char *src = call->local[from].recv;
+    for (int i = call->comm->gpus[gpu].lead; i < call->comm->local_count; i++)
+        if (i != from && dp__nccl_is_on(call->comm, i, gpu) && call->local[i].recv != NULL)
+            DP_TRY(dp__nccl_copy(call, gpu, (char *)call->local[i].recv + at, src + at, bytes));
+    return DP_OK;
+}
+
+/* Bytes of one GPU to another, in a group. Those of a pair arrive in the order in which they were
+   sent, so both sides go through ranks in the same order. */
+static dp_status dp__nccl_send(const dp__nccl_call *call, int gpu, const void *data, size_t bytes,
+                               int seat)
+{
+    dp__nccl_comm *comm = call->comm;
+    if (bytes == 0)
+        return DP_OK;
+    return dp__nccl_check(comm, "ncclSend", &comm->gpus[gpu],
+                          dp__nccl.ncclSend(data, bytes, ncclUint8, seat, comm->gpus[gpu].comm,
+                                            dp__nccl_native(call, gpu)));
+}
+
+static dp_status dp__nccl_take(const dp__nccl_call *call, int gpu, void *data, size_t bytes,
+                               int seat)
+{
+    dp__nccl_comm *comm = call->comm;
+    if (bytes == 0)
+        return DP_OK;
+    return dp__nccl_check(comm, "ncclRecv", &comm->gpus[gpu],
+                          dp__nccl.ncclRecv(data, bytes, ncclUint8, seat, comm->gpus[gpu].comm,
+                                            dp__nccl_native(call, gpu)));
+}
+
+/* One group of calls, in which each GPU has a turn. */
+static dp_status dp__nccl_each(const dp__nccl_call *call,
+                               dp_status (*turn)(const dp__nccl_call *call, int gpu))
+{
+    dp__nccl_comm *comm = call->comm;
+    dp_status status = DP_OK;
+    DP_TRY(dp__nccl_group_begin(comm));
+    for (int g = 0; g < comm->gpu_count && status == DP_OK; g++)
+        status = turn(call, g);
+    return dp__nccl_group_end(comm, status);
+}
+
+/* ==== >>natively =================================================================================
+   Sums that NCCL makes: of floats, with a factor that goes with them, and what is exact in any
+   order. Halves are rounded at each step, as everywhere with NCCL; but a factor of theirs has to be
+   a power of two, since it would be rounded first. What else there is, smallest and largest floats
+   among it, whose NaN would depend on NCCL's version, is made of slices.                        */
+
+static bool dp__nccl_dtype(dp_dtype dtype, ncclDataType_t *out)
+{
+    static const int types[DP_DTYPE_COUNT] = {[DP_F32] = ncclFloat32, [DP_F64] = ncclFloat64,
+                                              [DP_F16] = ncclFloat16, [DP_BF16] = ncclBfloat16,
+                                              [DP_I64] = ncclInt64,   [DP_I32] = ncclInt32,
+                                              [DP_I16] = -1,          [DP_I8] = ncclInt8,
+                                              [DP_U8] = ncclUint8,    [DP_BOOL] = ncclUint8};
+    *out = (ncclDataType_t)types[dtype];
+    return types[dtype] >= 0;
+}
+
+/* What every sum is multiplied by. */
+static double dp__nccl_factor(const dp__nccl_call *call)
+{
+    return call->op == DP_OP_MEAN ? call->scale / call->comm->rank_count : call->scale;
+}
+
+static bool dp__nccl_is_one(double factor)
+{
+    return !(factor < 1) && !(factor > 1);
+}
+
+static bool dp__nccl_can_add(const dp__nccl_call *call)
+{
+    ncclDataType_t type;
+    int exponent;
+    double factor = dp__nccl_factor(call);
+    if (call->comm->ordered || !dp__nccl_dtype(call->dtype, &type))
+        return false;
+    if (call->dtype > DP_BF16)
+        return call->op != DP_OP_MEAN && dp__nccl_is_one(factor);
+    if (call->op != DP_OP_SUM && call->op != DP_OP_MEAN)
+        return false;
+    if (call->dtype == DP_F32 || call->dtype == DP_F64)
+        return true;
+    double half = frexp(factor, &exponent); /* f16 has normal numbers from 2^-14 to 2^15 */
+    return !(half < 0.5) && !(half > 0.5) && exponent >= -13 && exponent <= 16;
+}
+
+/* Bools are 0 and 1: their sum is the largest of them, their product the smallest. */
+static ncclRedOp_t dp__nccl_op(const dp__nccl_call *call)
+{
+    bool yes_no = call->dtype == DP_BOOL;
+    switch (call->op) {
+    case DP_OP_PROD:
+        return yes_no ? ncclMin : ncclProd;
+    case DP_OP_MIN:
+        return ncclMin;
+    case DP_OP_MAX:
+        return ncclMax;
+    case DP_OP_SUM:
+    case DP_OP_MEAN:
+        break;
+    }
+    return yes_no ? ncclMax : ncclSum;
+}
+
+/* The factor as a number of the dtype; of halves it is a power of two. */
+static void dp__nccl_number(double factor, dp_dtype dtype, void *out)
+{
+    float narrow = (float)factor;
+    int exponent;
+    (void)frexp(factor, &exponent);
+    unsigned power = (unsigned)(exponent - 1 + (dtype == DP_F16 ? 15 : 127));
+    uint16_t half = (uint16_t)(power << (dtype == DP_F16 ? 10 : 7));
+    if (dtype == DP_F64)
+        memcpy(out, &factor, sizeof factor);
+    else if (dtype == DP_F32)
+        memcpy(out, &narrow, sizeof narrow);
+    else
+        memcpy(out, &half, sizeof half);
+}
+
+/* With the lock: the operation with a factor, kept as long as the next call wants the same. */
+static dp_status dp__nccl_scale(const dp__nccl_call *call, dp__nccl_gpu *gpu, double factor)
+{
+    dp__nccl_comm *comm = call->comm;
+    ncclDataType_t type;
+    uint64_t number = 0;
+    (void)dp__nccl_dtype(call->dtype, &type);
+    if (gpu->has_scaled && gpu->scaled_dtype == call->dtype && !(gpu->factor < factor) &&
+        !(gpu->factor > factor))
+        return DP_OK;
+    if (gpu->has_scaled)
+        DP_TRY(dp__nccl_check(comm, "ncclRedOpDestroy", gpu,
+                              dp__nccl.ncclRedOpDestroy(gpu->scaled, gpu->comm)));
+    gpu->has_scaled = false;
+    dp__nccl_number(factor, call->dtype, &number);
+    DP_TRY(dp__nccl_check(comm, "ncclRedOpCreatePreMulSum", gpu,
+                          dp__nccl.ncclRedOpCreatePreMulSum(&gpu->scaled, &number, type,
+                                                            ncclScalarHostImmediate, gpu->comm)));
+    gpu->has_scaled = true;
+    gpu->scaled_dtype = call->dtype;
+    gpu->factor = factor;
+    return DP_OK;
+}
+
+static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
+{
+    dp__nccl_gpu *gpu = &call->comm->gpus[place];
+    ncclDataType_t type;
+    ncclRedOp_t op = dp__nccl_op(call);
+    double factor = dp__nccl_factor(call);
+    (void)dp__nccl_dtype(call->dtype, &type);
+    if (!dp__nccl_is_one(factor)) {
+        DP_TRY(dp__nccl_scale(call, gpu, factor));
+        op = gpu->scaled;
+    }
+    if (call->verb == DP__REDUCE_SCATTER)
+        return dp__nccl_check(call->comm, "ncclReduceScatter", gpu,
+                              dp__nccl.ncclReduceScatter(gpu->send, gpu->recv, call->count, type,
+                                                         op, gpu->comm,
+                                                         dp__nccl_native(call, place)));
+    return dp__nccl_check(call->comm, "ncclAllReduce", gpu,
+                          dp__nccl.ncclAllReduce(gpu->send, gpu->recv, call->count, type, op,
+                                                 gpu->comm, dp__nccl_native(call, place)));
+}
+
+/* Memory for a result that no rank on the GPU wants. Allocating waits for the GPU, on which nothing
+   may be under way that waits for others: so this process waits first. */
+static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t bytes)
+{
+    dp__nccl_gpu *gpu = &call->comm->gpus[place];
+    void *spare = NULL;
+    if (gpu->spare_bytes >= bytes)
+        return DP_OK;
+    for (int i = 0; i < call->comm->local_count; i++)
+        DP_TRY(dp__sync(call->local[i].stream));
+    if (gpu->spare != NULL)
+        dp__cuda_free(&gpu->dev->base, gpu->spare, gpu->spare_bytes);
+    gpu->spare = NULL;
+    gpu->spare_bytes = 0;
+    DP_TRY(dp__cuda_alloc(&gpu->dev->base, bytes, &spare));
+    gpu->spare = spare;
+    gpu->spare_bytes = bytes;
+    return DP_OK;
+}
+
+/* What a GPU gives: the send of its one rank, or the sum of those of all, where the result goes. */
+static dp_status dp__nccl_prepare(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    dp__nccl_gpu *gpu = &comm->gpus[place];
+    const void *in[DP__CUDA_OPERANDS];
+    int taker = dp__nccl_taker(call, place);
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
+                           .dtype = call->dtype,
+                           .in_dtype = call->dtype,
+                           .count = call->count,
+                           .out = &gpu->recv,
+                           .in = in,
+                           .out_count = 1,
+                           .alpha = 1,
+                           .beta = 1};
+    if (taker < 0)
+        DP_TRY(dp__nccl_spare(call, place, call->count * call->size));
+    gpu->recv = taker < 0 ? gpu->spare : call->local[taker].recv;
+    gpu->send = call->local[gpu->lead].send;
+    for (int i = gpu->lead; i < comm->local_count; i++)
+        if (dp__nccl_is_on(comm, i, place))
+            in[args.in_count++] = call->local[i].send;
+    if (args.in_count == 1)
+        return DP_OK;
+    gpu->send = gpu->recv;
+    return dp__cuda_kernel(dp__nccl_stream(call, place), &args);
+}
+
+static dp_status dp__nccl_add(const dp__nccl_call *call)
+{
+    for (int g = 0; g < call->comm->gpu_count; g++)
+        DP_TRY(dp__nccl_prepare(call, g));
+    DP_TRY(dp__nccl_each(call, dp__nccl_add_turn));
+    for (int g = 0; g < call->comm->gpu_count; g++) {
+        int taker = dp__nccl_taker(call, g);
+        if (taker >= 0)
+            DP_TRY(dp__nccl_share(call, g, taker, 0, call->count * call->size));
+    }
+    return DP_OK;
+}
+
+/* Each GPU has one rank, whose block it gets. */
+static dp_status dp__nccl_scatter(const dp__nccl_call *call)
+{
+    for (int g = 0; g < call->comm->gpu_count; g++) {
+        dp__nccl_gpu *gpu = &call->comm->gpus[g];
+        gpu->send = call->local[gpu->lead].send;
+        gpu->recv = call->local[gpu->lead].recv;
+    }
+    return dp__nccl_each(call, dp__nccl_add_turn);
+}
+
+/* ==== >>slices ===================================================================================
+   Sums in the order that was promised. Every GPU adds up one slice of the data: the others send
+   theirs into its slots, one for each rank, and one kernel adds up slots and what is here, in the
+   tree. Of an all-reduce it then sends the sums to all others. Large data goes in pieces, whose
+   slices fill the slots. With R GPUs each sends, and receives, 2 (R - 1) / R of the data, as in a
+   ring, and halves are rounded once.                                                            */
+
+static char *dp__nccl_slot(const dp__nccl_comm *comm, int place, int rank)
+{
+    return comm->gpus[place].slots + (size_t)rank * comm->slot_bytes;
+}
+
+/* Each slice to the GPU that adds it up. */
+static dp_status dp__nccl_collect_turn(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    int seat = comm->gpu_first + place;
+    size_t bytes = comm->slices[seat].count * call->size;
+    for (int i = 0; i < comm->local_count; i++)
+        for (int other = 0; other < comm->seat_count && dp__nccl_is_on(comm, i, place); other++) {
+            const dp__nccl_slice *slice = &comm->slices[other];
+            const char *send = (const char *)call->local[i].send + slice->begin * call->size;
+            if (other != seat)
+                DP_TRY(dp__nccl_send(call, place, send, slice->count * call->size, other));
+        }
+    for (int rank = 0; rank < comm->rank_count; rank++)
+        if (comm->seats[rank] != seat)
+            DP_TRY(dp__nccl_take(call, place, dp__nccl_slot(comm, place, rank), bytes,
+                                 comm->seats[rank]));
+    return DP_OK;
+}
+
+/* Where a GPU has the sums that another one, or itself, has made: where a rank wants them, or in a
+   slot. */
+static char *dp__nccl_sums_at(const dp__nccl_call *call, int place, int seat)
+{
+    const dp__nccl_comm *comm = call->comm;
+    int taker = dp__nccl_taker(call, place);
+    if (taker < 0)
+        return dp__nccl_slot(comm, place, seat);
+    return (char *)call->local[taker].recv + comm->slices[seat].begin * call->size;
+}
+
+/* What a rank gives to the GPU's slice: in its memory, or in its slot. */
+static const void *dp__nccl_given(const dp__nccl_call *call, int place, int rank)
+{
+    const dp__nccl_comm *comm = call->comm;
+    int seat = comm->gpu_first + place;
+    if (comm->seats[rank] != seat)
+        return dp__nccl_slot(comm, place, rank);
+    return (const char *)call->local[rank - comm->rank_first].send +
+           comm->slices[seat].begin * call->size;
+}
+
+/* in[0] op in[1] ..., without what comes after. */
+static dp_status dp__nccl_tree(const dp__nccl_call *call, int place, dp_dtype dtype,
+                               const void *const *in, int in_count, void *out, bool last)
+{
+    const dp__nccl_comm *comm = call->comm;
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
+                           .dtype = dtype,
+                           .in_dtype = dtype,
+                           .count = comm->slices[comm->gpu_first + place].count,
+                           .out = &out,
+                           .in = in,
+                           .out_count = 1,
+                           .in_count = (size_t)in_count,
+                           .alpha = last ? call->scale : 1,
+                           .beta = last && call->op == DP_OP_MEAN ? comm->rank_count : 1};
+    return dp__cuda_kernel(dp__nccl_stream(call, place), &args);
+}
+
+static bool dp__nccl_is_half(const dp__nccl_call *call)
+{
+    return call->dtype == DP_F16 || call->dtype == DP_BF16;
+}
+
+static dp_status dp__nccl_cast(const dp__nccl_call *call, int place, dp_dtype to, void *out,
+                               dp_dtype from, const void *in)
+{
+    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                           .dtype = to,
+                           .in_dtype = from,
+                           .count = call->comm->slices[call->comm->gpu_first + place].count,
+                           .out = &out,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1};
+    return dp__cuda_kernel(dp__nccl_stream(call, place), &args);
+}
+
+/* More ranks than a kernel takes are added in runs of as many, which are whole parts of the tree;
+   halves as f32, for which the second half of each slot is kept. */
+static dp_status dp__nccl_sum_run(const dp__nccl_call *call, int place, int first, void *out)
+{
+    const dp__nccl_comm *comm = call->comm;
+    const void *in[DP__CUDA_OPERANDS];
+    bool half = dp__nccl_is_half(call);
+    int count = comm->rank_count - first < DP__CUDA_OPERANDS ? comm->rank_count - first
+                                                             : DP__CUDA_OPERANDS;
+    for (int i = 0; i < count; i++) {
+        in[i] = dp__nccl_given(call, place, first + i);
+        if (!half)
+            continue;
+        void *wide = dp__nccl_slot(comm, place, first + i) + comm->slot_bytes / 2;
+        DP_TRY(dp__nccl_cast(call, place, DP_F32, wide, call->dtype, in[i]));
+        in[i] = wide;
+    }
+    return dp__nccl_tree(call, place, half ? DP_F32 : call->dtype, in, count, out, false);
+}
+
+static dp_status dp__nccl_sum_runs(const dp__nccl_call *call, int place, void *out)
+{
+    const dp__nccl_comm *comm = call->comm;
+    const void *sums[DP__CUDA_OPERANDS];
+    bool half = dp__nccl_is_half(call);
+    int count = 0;
+    void *whole = half ? dp__nccl_slot(comm, place, 0) + comm->slot_bytes / 2 : out;
+    for (int first = 0; first < comm->rank_count; first += DP__CUDA_OPERANDS, count++) {
+        void *sum = dp__nccl_slot(comm, place, first) + (half ? comm->slot_bytes / 2 : 0);
+        DP_TRY(dp__nccl_sum_run(call, place, first, sum));
+        sums[count] = sum;
+    }
+    DP_TRY(dp__nccl_tree(call, place, half ? DP_F32 : call->dtype, sums, count, whole, true));
+    return half ? dp__nccl_cast(call, place, call->dtype, out, DP_F32, whole) : DP_OK;
+}
+
+/* The GPU's own slice, into `out`. */
+static dp_status dp__nccl_sum_slice(const dp__nccl_call *call, int place, void *out)
+{
+    const dp__nccl_comm *comm = call->comm;
+    const void *in[DP__CUDA_OPERANDS];
+    if (comm->slices[comm->gpu_first + place].count == 0)
+        return DP_OK;
+    if (comm->rank_count > DP__CUDA_OPERANDS)
+        return dp__nccl_sum_runs(call, place, out);
+    for (int rank = 0; rank < comm->rank_count; rank++)
+        in[rank] = dp__nccl_given(call, place, rank);
+    return dp__nccl_tree(call, place, call->dtype, in, comm->rank_count, out, true);
+}
+
+/* Elements of a slice at most. */
+static size_t dp__nccl_slot_count(const dp__nccl_call *call)
+{
+    bool wide = dp__nccl_is_half(call) && call->comm->rank_count > DP__CUDA_OPERANDS;
+    return call->comm->slot_bytes / (wide ? 2 * sizeof(float) : call->size);
+}
+
+/* The sums to all others. */
+static dp_status dp__nccl_spread_turn(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    int seat = comm->gpu_first + place;
+    const char *own = dp__nccl_sums_at(call, place, seat);
+    for (int other = 0; other < comm->seat_count; other++) {
+        if (other == seat)
+            continue;
+        DP_TRY(dp__nccl_send(call, place, own, comm->slices[seat].count * call->size, other));
+        DP_TRY(dp__nccl_take(call, place, dp__nccl_sums_at(call, place, other),
+                             comm->slices[other].count * call->size, other));
+    }
+    return DP_OK;
+}
+
+/* Elements begin to begin + count, a slice for each GPU. */
+static void dp__nccl_cut(dp__nccl_comm *comm, size_t size, size_t begin, size_t count)
+{
+    size_t seats = (size_t)comm->seat_count, pack = 16 / size;
+    size_t each = ((count + seats - 1) / seats + pack - 1) / pack * pack;
+    for (size_t seat = 0; seat < seats; seat++) {
+        size_t at = seat * each < count ? seat * each : count;
+        size_t left = count - at;
+        comm->slices[seat] = (dp__nccl_slice){begin + at, left < each ? left : each};
+    }
+}
+
+static dp_status dp__nccl_add_piece(const dp__nccl_call *call, size_t begin, size_t count)
+{
+    dp__nccl_comm *comm = call->comm;
+    dp__nccl_cut(comm, call->size, begin, count);
+    DP_TRY(dp__nccl_each(call, dp__nccl_collect_turn));
+    for (int g = 0; g < comm->gpu_count; g++)
+        DP_TRY(dp__nccl_sum_slice(call, g, dp__nccl_sums_at(call, g, comm->gpu_first + g)));
+    DP_TRY(dp__nccl_each(call, dp__nccl_spread_turn));
+    for (int g = 0; g < comm->gpu_count; g++) {
+        int taker = dp__nccl_taker(call, g);
+        if (taker >= 0)
+            DP_TRY(dp__nccl_share(call, g, taker, begin * call->size, count * call->size));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__nccl_add_slices(const dp__nccl_call *call)
+{
+    size_t most = dp__nccl_slot_count(call) * (size_t)call->comm->seat_count;
+    for (size_t at = 0, count = 0; at < call->count; at += count) {
+        count = call->count - at < most ? call->count - at : most;
+        DP_TRY(dp__nccl_add_piece(call, at, count));
+    }
+    return DP_OK;
+}
+
+/* The rank whose block a GPU adds up in this round; -1: it has no more. */
+static int dp__nccl_in_round(const dp__nccl_comm *comm, int seat, int round)
+{
+    for (int rank = 0; rank < comm->rank_count; rank++)
+        if (comm->seats[rank] == seat && round-- == 0)
+            return rank;
+    return -1;
+}
+
+/* A piece of a block for each GPU; false: nobody has a block in this round. */
+static bool dp__nccl_cut_blocks(const dp__nccl_call *call, int round, size_t at, size_t count)
+{
+    dp__nccl_comm *comm = call->comm;
+    bool any = false;
+    for (int seat = 0; seat < comm->seat_count; seat++) {
+        int rank = dp__nccl_in_round(comm, seat, round);
+        any = any || rank >= 0;
+        comm->slices[seat] = rank < 0 ? (dp__nccl_slice){0, 0}
+                                      : (dp__nccl_slice){(size_t)rank * call->count + at, count};
+    }
+    return any;
+}
+
+static dp_status dp__nccl_scatter_piece(const dp__nccl_call *call, int round, size_t at)
+{
+    const dp__nccl_comm *comm = call->comm;
+    DP_TRY(dp__nccl_each(call, dp__nccl_collect_turn));
+    for (int g = 0; g < comm->gpu_count; g++) {
+        int rank = dp__nccl_in_round(comm, comm->gpu_first + g, round);
+        if (rank >= 0)
+            DP_TRY(dp__nccl_sum_slice(
+                call, g, (char *)call->local[rank - comm->rank_first].recv + at * call->size));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__nccl_scatter_slices(const dp__nccl_call *call)
+{
+    size_t most = dp__nccl_slot_count(call);
+    for (int round = 0; dp__nccl_cut_blocks(call, round, 0, 0); round++)
+        for (size_t at = 0, count = 0; at < call->count; at += count) {
+            count = call->count - at < most ? call->count - at : most;
+            (void)dp__nccl_cut_blocks(call, round, at, count);
+            DP_TRY(dp__nccl_scatter_piece(call, round, at));
+        }
+    return DP_OK;
+}
+
+/* ==== >>blocks ===================================================================================
+   What is not added up. Where every rank has a GPU of its own NCCL gathers; else, and where blocks
+   are of pairs, GPUs send each other what they lack, and copies on a GPU do the rest.           */
+
+static int dp__nccl_receiver(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    return comm->seats[call->root] == comm->gpu_first + place ? call->root - comm->rank_first
+                                                              : comm->gpus[place].lead;
+}
+
+static dp_status dp__nccl_broadcast_turn(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    int receiver = dp__nccl_receiver(call, place);
+    const dp_part *part = &call->local[receiver];
+    bool is_root = comm->rank_first + receiver == call->root;
+    return dp__nccl_check(call->comm, "ncclBroadcast", &comm->gpus[place],
+                          dp__nccl.ncclBroadcast(is_root ? part->send : part->recv, part->recv,
+                                                 call->count * call->size, ncclUint8,
+                                                 comm->seats[call->root], comm->gpus[place].comm,
+                                                 dp__nccl_native(call, place)));
+}
+
+static dp_status dp__nccl_broadcast_all(const dp__nccl_call *call)
+{
+    DP_TRY(dp__nccl_each(call, dp__nccl_broadcast_turn));
+    for (int g = 0; g < call->comm->gpu_count; g++)
+        DP_TRY(dp__nccl_share(call, g, dp__nccl_receiver(call, g), 0, call->count * call->size));
+    return DP_OK;
+}
+
+static dp_status dp__nccl_gather_turn(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    const dp_part *part = &call->local[comm->gpus[place].lead];
+    return dp__nccl_check(call->comm, "ncclAllGather", &comm->gpus[place],
+                          dp__nccl.ncclAllGather(part->send, part->recv, call->count * call->size,
+                                                 ncclUint8, comm->gpus[place].comm,
+                                                 dp__nccl_native(call, place)));
+}
+
+/* Whether others send to this rank: in a gather to the first one on each GPU. */
+static bool dp__nccl_gets(const dp__nccl_call *call, int rank)
+{
+    return call->verb == DP__ALL_TO_ALL ||
+           dp__nccl_in_round(call->comm, call->comm->seats[rank], 0) == rank;
+}
+
+/* What a local rank has for this rank. */
+static const char *dp__nccl_block(const dp__nccl_call *call, int local_rank, int rank)
+{
+    size_t before = call->verb == DP__ALL_TO_ALL ? (size_t)rank : 0;
+    return (const char *)call->local[local_rank].send + before * call->count * call->size;
+}
+
+static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int local_rank)
+{
+    const dp__nccl_comm *comm = call->comm;
+    for (int rank = 0; rank < comm->rank_count; rank++)
+        if (comm->seats[rank] != comm->gpu_first + place && dp__nccl_gets(call, rank))
+            DP_TRY(dp__nccl_send(call, place, dp__nccl_block(call, local_rank, rank),
+                                 call->count * call->size, comm->seats[rank]));
+    return DP_OK;
+}
+
+/* From one rank, for all that are here. */
+static dp_status dp__nccl_take_blocks(const dp__nccl_call *call, int place, int rank)
+{
+    const dp__nccl_comm *comm = call->comm;
+    size_t bytes = call->count * call->size;
+    for (int i = 0; i < comm->local_count; i++)
+        if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
+            DP_TRY(dp__nccl_take(call, place, (char *)call->local[i].recv + (size_t)rank * bytes,
+                                 bytes, comm->seats[rank]));
+    return DP_OK;
+}
+
+static dp_status dp__nccl_exchange_turn(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    for (int i = 0; i < comm->local_count; i++)
+        if (dp__nccl_is_on(comm, i, place))
+            DP_TRY(dp__nccl_give_blocks(call, place, i));
+    for (int rank = 0; rank < comm->rank_count; rank++)
+        if (comm->seats[rank] != comm->gpu_first + place)
+            DP_TRY(dp__nccl_take_blocks(call, place, rank));
+    return DP_OK;
+}
+
+/* What ranks on one GPU have for each other. */
+static dp_status dp__nccl_blocks_here(const dp__nccl_call *call, int place, int from)
+{
+    const dp__nccl_comm *comm = call->comm;
+    size_t bytes = call->count * call->size, at = (size_t)(comm->rank_first + from) * bytes;
+    for (int i = 0; i < comm->local_count; i++)
+        if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
+            DP_TRY(dp__nccl_copy(call, place, (char *)call->local[i].recv + at,
+                                 dp__nccl_block(call, from, comm->rank_first + i), bytes));
+    return DP_OK;
+}
+
+static dp_status dp__nccl_exchange(const dp__nccl_call *call)
+{
+    const dp__nccl_comm *comm = call->comm;
+    size_t all = call->count * call->size * (size_t)comm->rank_count;
+    DP_TRY(dp__nccl_each(call, dp__nccl_exchange_turn));
+    for (int i = 0; i < comm->local_count; i++)
+        DP_TRY(dp__nccl_blocks_here(call, dp__nccl_seat_of(comm, i) - comm->gpu_first, i));
+    for (int g = 0; g < comm->gpu_count && call->verb == DP__ALL_GATHER; g++)
+        DP_TRY(dp__nccl_share(call, g, comm->gpus[g].lead, 0, all));
+    return DP_OK;
+}
+
+static dp_status dp__nccl_gather(const dp__nccl_call *call)
+{
+    return dp__nccl_one_each(call->comm) ? dp__nccl_each(call, dp__nccl_gather_turn)
+                                         : dp__nccl_exchange(call);
+}
+
+/* ==== >>joining ==================================================================================
+   From a config to a communicator. Every step is agreed upon by all processes, including those that
+   failed in it: nobody waits in NCCL for one that will not come.                                */
+
+enum { DP__NCCL_LOCAL = 64 }; /* ranks in a process */
+
+typedef struct dp__nccl_tag { /* which GPU a rank is on */
+    uint64_t machine;
+    char bus_id[32];
+} dp__nccl_tag;
+
+typedef struct dp__nccl_card { /* what a process tells the others */
+    int32_t status, local_count;
+    char text[200];
+    dp__nccl_tag tags[DP__NCCL_LOCAL];
+    ncclUniqueId id; /* of process 0 */
+} dp__nccl_card;
+
+typedef struct dp__nccl_join {
+    const dp_host *host;
+    const dp_comm_config *config;
+    int process, process_count;
+    dp__nccl_comm *comm;
+    dp__nccl_card own, *all; /* of each process */
+} dp__nccl_join;
+
+static bool dp__nccl_fits(const dp_comm_config *config)
+{
+    int gpus = 0;
+    size_t least;
+    for (int i = 0; i < config->local_count; i++) {
+        int k = 0;
+        if (!dp__cuda_is_open(config->local[i]))
+            return false;
+        while (dp__cuda_gpu_of(config->local[k]) != dp__cuda_gpu_of(config->local[i]))
+            k++;
+        gpus += k == i;
+    }
+    if (config->bootstrap != NULL)
+        return true; /* else nobody would: dp__nccl_open says what is missing */
+    return gpus > 1 && !config->ordered && dp__nccl_wish(&least) == DP_OK &&
+           dp__nccl_ready() == DP_OK && dp_cuda_coll()->fits(config);
+}
+
+/* The cards of all; with one process its own. */
+static dp_status dp__nccl_agree(dp__nccl_join *join, dp_status status)
+{
+    const dp_bootstrap *boot = join->config->bootstrap;
+    dp_status heard = DP_OK;
+    join->own.status = (int32_t)status;
+    snprintf(join->own.text, sizeof join->own.text, "%.199s",
+             status != DP_OK ? dp_last_error() : "");
+    if (boot != NULL)
+        heard = dp__boot_gather(boot, &join->own, join->all, sizeof join->own);
+    else
+        join->all[0] = join->own;
+    if (status != DP_OK)
+        return dp_error(status, "%s", join->own.text);
+    for (int p = 0; p < join->process_count && heard == DP_OK; p++)
+        if (join->all[p].status != DP_OK)
+            heard = dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, join->all[p].text);
+    return heard;
+}
+
+/* NCCL tells machines apart by NCCL_HOSTID where that is set. */
+static uint64_t dp__nccl_machine(void)
+{
+    const char *host = dp__os_env("NCCL_HOSTID");
+    bool set = host != NULL && host[0] != '\0';
+    return set ? dp__hash(dp__hash_first, host, strlen(host)) : dp__os_machine();
+}
+
+static dp_status dp__nccl_tags(dp__nccl_join *join)
+{
+    const dp_comm_config *config = join->config;
+    if (config->local_count > DP__NCCL_LOCAL)
+        return dp_error(DP_ERR_UNSUPPORTED, "nccl: %d devices in a process, at most %d",
+                        config->local_count, DP__NCCL_LOCAL);
+    if (config->rank_count > DP__CUDA_OPERANDS * DP__CUDA_OPERANDS)
+        return dp_error(DP_ERR_UNSUPPORTED, "nccl: %d ranks, at most %d", config->rank_count,
+                        DP__CUDA_OPERANDS * DP__CUDA_OPERANDS);
+    join->own.local_count = config->local_count;
+    for (int i = 0; i < config->local_count; i++) {
+        dp_device_info info;
+        DP_TRY(config->local[i]->ops->info(config->local[i], &info));
+        join->own.tags[i].machine = dp__nccl_machine();
+        memcpy(join->own.tags[i].bus_id, info.bus_id, sizeof info.bus_id);
+    }
+    return DP_OK;
+}
+
+/* Zeros. */
+static void *dp__nccl_room(int count, size_t size, bool *full)
+{
+    void *room = dp__os_alloc((size_t)count * size, 64, NULL);
+    if (room != NULL)
+        memset(room, 0, (size_t)count * size);
+    *full = *full || room == NULL;
+    return room;
+}
+
+/* A communicator with nothing in it. */
+static dp_status dp__nccl_new(dp__nccl_join *join)
+{
+    const dp_comm_config *config = join->config;
+    bool full = false;
+    dp__nccl_comm *comm = join->comm = dp__nccl_room(1, sizeof *comm, &full);
+    if (comm == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for a communicator");
+    comm->base = (dp_comm){dp_nccl_coll(), join->host};
+    comm->rank_first = config->rank_first;
+    comm->rank_count = config->rank_count;
+    comm->local_count = config->local_count;
+    comm->timeout_ms = config->timeout_ms;
+    comm->ordered = config->ordered;
+    comm->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    comm->seats = dp__nccl_room(config->rank_count, sizeof *comm->seats, &full);
+    comm->slices = dp__nccl_room(config->rank_count, sizeof *comm->slices, &full);
+    comm->gpus = dp__nccl_room(config->local_count, sizeof *comm->gpus, &full);
+    comm->marks = dp__nccl_room(config->local_count, sizeof *comm->marks, &full);
+    comm->devs = dp__nccl_room(config->local_count, sizeof *comm->devs, &full);
+    if (full)
+        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for a communicator");
+    DP_TRY(dp__nccl_wish(&comm->least));
+    DP_TRY(dp__nccl_ready());
+    return dp__nccl_tags(join);
+}
+
+/* The first rank on the same GPU as this one. */
+static int dp__nccl_twin(const dp__nccl_tag *const *tags, int rank)
+{
+    int twin = 0;
+    while (tags[twin]->machine != tags[rank]->machine ||
+           strcmp(tags[twin]->bus_id, tags[rank]->bus_id) != 0)
+        twin++;
+    return twin;
+}
+
+/* Numbers the GPUs of the job. Each is of one process. */
+static dp_status dp__nccl_number_gpus(const dp__nccl_join *join, const dp__nccl_tag **tags,
+                                      int *owners)
+{
+    dp__nccl_comm *comm = join->comm;
+    int rank = 0;
+    for (int p = 0; p < join->process_count; p++)
+        for (int i = 0; i < join->all[p].local_count; i++, rank++) {
+            tags[rank] = &join->all[p].tags[i];
+            owners[rank] = p;
+            int twin = dp__nccl_twin(tags, rank);
+            comm->seats[rank] = twin == rank ? comm->seat_count++ : comm->seats[twin];
+            if (owners[twin] != p)
+                return dp_error(DP_ERR_UNSUPPORTED,
+                                "nccl: processes %d and %d drive the same GPU, %s: each process "
+                                "needs GPUs of its own (CUDA_VISIBLE_DEVICES, or "
+                                "dp_config.devices)",
+                                owners[twin], p, tags[rank]->bus_id);
+        }
+    return DP_OK;
+}
+
+static dp_status dp__nccl_sit(const dp__nccl_join *join)
+{
+    bool full = false;
+    const dp__nccl_tag **tags = dp__nccl_room(join->comm->rank_count, sizeof *tags, &full);
+    int *owners = dp__nccl_room(join->comm->rank_count, sizeof *owners, &full);
+    dp_status status = full ? dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for ranks")
+                            : dp__nccl_number_gpus(join, tags, owners);
+    dp__os_free(tags, 0, NULL);
+    dp__os_free(owners, 0, NULL);
+    return status;
+}
+
+static dp_status dp__nccl_gpu_open(const dp__nccl_comm *comm, dp__nccl_gpu *gpu)
+{
+    int ordinal = gpu->dev->gpu->ordinal;
+    void *slots = NULL;
+    for (int i = 0; i < DP__NCCL_WATCHED; i++) {
+        DP_TRY(dp__cuda_native_event(ordinal, &gpu->begun[i]));
+        DP_TRY(dp__cuda_native_event(ordinal, &gpu->ended[i]));
+    }
+    if (comm->near == NULL)
+        DP_TRY(
+            dp__cuda_alloc(&gpu->dev->base, (size_t)comm->rank_count * comm->slot_bytes, &slots));
+    gpu->slots = slots;
+    return DP_OK;
+}
+
+/* With the context of its GPU. */
+static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int local_rank)
+{
+    dp__nccl_gpu *gpu = &comm->gpus[dp__nccl_seat_of(comm, local_rank) - comm->gpu_first];
+    comm->devs[local_rank] = dev;
+    DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &comm->marks[local_rank]));
+    if (gpu->dev != NULL)
+        return DP_OK;
+    comm->gpu_count++;
+    gpu->dev = dev;
+    gpu->lead = local_rank;
+    return dp__nccl_gpu_open(comm, gpu);
+}
+
+/* NCCL lets GPUs read each other wherever the driver does, and does not look at what arrives. If
+   that is wrong, it has to go another way. */
+static dp_status dp__nccl_distrust(const dp__nccl_join *join, const dp__nccl_gpu *reader,
+                                   const dp__nccl_gpu *from)
+{
+    char text[160];
+    int can = 0;
+    bool direct = true;
+    DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->dev->gpu->ordinal,
+                          dp__cuda.cudaDeviceCanAccessPeer(&can, reader->dev->gpu->ordinal,
+                                                           from->dev->gpu->ordinal)));
+    if (can)
+        DP_TRY(dp__cuda_pair(reader->dev, from->dev->gpu, &direct));
+    if (direct || dp__os_env("NCCL_P2P_DISABLE") != NULL)
+        return DP_OK;
+    snprintf(text, sizeof text,
+             "nccl: NCCL_P2P_DISABLE is set to 1, as GPU %d does not read GPU %d rightly",
+             reader->dev->gpu->ordinal, from->dev->gpu->ordinal);
+    join->host->log(join->host, DP_LOG_WARN, text);
+    dp__os_env_set("NCCL_P2P_DISABLE", "1");
+    return DP_OK;
+}
+
+static dp_status dp__nccl_check_pairs(const dp__nccl_join *join)
+{
+    const dp__nccl_comm *comm = join->comm;
+    for (int g = 0; g < comm->gpu_count; g++)
+        for (int k = 0; k < comm->gpu_count; k++)
+            if (g != k)
+                DP_TRY(dp__nccl_distrust(join, &comm->gpus[g], &comm->gpus[k]));
+    return DP_OK;
+}
+
+/* All that this process has on its GPUs, before NCCL is asked for anything. */
+static dp_status dp__nccl_equip(const dp__nccl_join *join)
+{
+    const dp_comm_config *config = join->config;
+    dp__nccl_comm *comm = join->comm;
+    size_t slot = DP__NCCL_SLOTS_BYTES / (size_t)comm->rank_count / 256 * 256;
+    slot = slot < DP__NCCL_SLOT_MOST ? slot : DP__NCCL_SLOT_MOST;
+    comm->slot_bytes = slot > DP__NCCL_SLOT_LEAST ? slot : DP__NCCL_SLOT_LEAST;
+    comm->gpu_first = comm->seats[comm->rank_first];
+    if (config->bootstrap == NULL)
+        DP_TRY(dp_cuda_coll()->open(join->host, config, &comm->near));
+    for (int i = 0; i < comm->local_count; i++) {
+        dp__cuda_dev *dev = dp__cuda_dev_of(config->local[i]);
+        DP_TRY(dp__cuda_enter(dev->gpu));
+        DP_TRY(dp__cuda_leave(dev->gpu, dp__nccl_rank_open(comm, dev, i), "", cudaSuccess));
+    }
+    return dp__nccl_check_pairs(join);
+}
+
+/* The board is a help: without it failures are noticed later. */
+static void dp__nccl_board(const dp__nccl_join *join)
+{
+    dp__nccl_comm *comm = join->comm;
+    char text[DP__TEXT_BYTES];
+    if (join->config->bootstrap == NULL || !join->config->one_machine)
+        return;
+    if (dp_shm_coll()->open(join->host, join->config, &comm->board) == DP_OK) {
+        dp__shm_of(comm->board)->face = &comm->base;
+        return;
+    }
+    comm->board = NULL;
+    snprintf(text, sizeof text, "nccl: processes do not see what others do: %.400s",
+             dp_last_error());
+    join->host->log(join->host, DP_LOG_INFO, text);
+}
+
+/* All local GPUs at once. */
+static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    for (int g = 0; g < comm->gpu_count; g++) {
+        dp__nccl_gpu *gpu = &comm->gpus[g];
+        DP_TRY(dp__cuda_enter(gpu->dev->gpu));
+        ncclResult_t code = dp__nccl.ncclCommInitRankConfig(&gpu->comm, comm->seat_count, *id,
+                                                            comm->gpu_first + g, &config);
+        if (code == ncclUnhandledCudaError) /* which leaves a group of its own open */
+            (void)dp__nccl.ncclGroupEnd();
+        DP_TRY(dp__cuda_leave(gpu->dev->gpu,
+                              dp__nccl_check(comm, "ncclCommInitRankConfig", gpu, code), "",
+                              cudaSuccess));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__nccl_init(dp__nccl_comm *comm, const ncclUniqueId *id)
+{
+    DP_TRY(dp__nccl_group_begin(comm));
+    return dp__nccl_group_end(comm, dp__nccl_init_turns(comm, id));
+}
+
+static dp_status dp__nccl_name(dp__nccl_join *join)
+{
+    ncclResult_t code = join->process == 0 ? dp__nccl.ncclGetUniqueId(&join->own.id) : ncclSuccess;
+    if (code == ncclSuccess)
+        return DP_OK;
+    return dp_error(DP_ERR_INTERNAL, "nccl: ncclGetUniqueId: %s: %.100s",
+                    dp__nccl.ncclGetErrorString(code), dp__nccl.ncclGetLastError(NULL));
+}
+
+static dp_status dp__nccl_join_all(dp__nccl_join *join)
+{
+    DP_TRY(dp__nccl_agree(join, dp__nccl_new(join)));
+    dp_status status = dp__nccl_sit(join);
+    if (status == DP_OK)
+        status = dp__nccl_equip(join);
+    if (status == DP_OK)
+        status = dp__nccl_name(join);
+    DP_TRY(dp__nccl_agree(join, status));
+    dp__nccl_board(join);
+    int failed = dp__thread_start(&join->comm->thread, dp__nccl_keep, join->comm);
+    join->comm->kept = failed == 0;
+    if (failed == 0)
+        dp__nccl_list(join->comm, true);
+    status = failed == 0
+                 ? DP_OK
+                 : dp_error(DP_ERR_NO_MEMORY, "nccl: cannot start a thread: %s", strerror(failed));
+    DP_TRY(dp__nccl_agree(join, status));
+    return dp__nccl_init(join->comm, &join->all[0].id);
+}
+
+static void dp__nccl_close(dp_comm *base);
+
+static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    const dp_bootstrap *boot = config->bootstrap;
+    dp__nccl_join join = {.host = host,
+                          .config = config,
+                          .process = boot != NULL ? boot->process : 0,
+                          .process_count = boot != NULL ? boot->process_count : 1};
+    bool full = false;
+    join.all = dp__nccl_room(join.process_count, sizeof *join.all, &full);
+    if (full)
+        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory to ask %d processes",
+                        join.process_count);
+    dp_status status = dp__nccl_join_all(&join);
+    dp__os_free(join.all, 0, NULL);
+    if (status == DP_OK)
+        *out = &join.comm->base;
+    else if (join.comm != NULL)
+        dp__nccl_close(&join.comm->base);
+    return status;
+}
+
+/* ==== >>table ====================================================================================
+   The table of collectives, and the end of a communicator.                                      */
+
+static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
+{
+    if (gpu->dev == NULL || dp__cuda_enter(gpu->dev->gpu) != DP_OK)
+        return;
+    for (int i = 0; i < DP__NCCL_WATCHED; i++) {
+        if (gpu->begun[i] != NULL)
+            (void)dp__cuda.cudaEventDestroy(gpu->begun[i]);
+        if (gpu->ended[i] != NULL)
+            (void)dp__cuda.cudaEventDestroy(gpu->ended[i]);
+    }
+    (void)dp__cuda.cudaGetLastError();
+    (void)dp__cuda_leave(gpu->dev->gpu, DP_OK, "", cudaSuccess);
+    if (gpu->slots != NULL)
+        dp__cuda_free(&gpu->dev->base, gpu->slots, 0);
+    if (gpu->spare != NULL)
+        dp__cuda_free(&gpu->dev->base, gpu->spare, 0);
+}
+
+/* What is left once nobody keeps it. */
+static void dp__nccl_clear(dp__nccl_comm *comm)
+{
+    for (int i = 0; i < comm->local_count && comm->devs != NULL; i++) {
+        dp__cuda_dev *dev = comm->devs[i];
+        if (dev == NULL)
+            continue;
+        atomic_store(&dev->failed, NULL);
+        if (comm->marks[i] != NULL && dp__cuda_enter(dev->gpu) == DP_OK)
+            (void)dp__cuda_leave(dev->gpu, DP_OK, "cudaEventDestroy",
+                                 dp__cuda.cudaEventDestroy(comm->marks[i]));
+    }
+    for (int g = 0; g < comm->gpu_count; g++)
+        dp__nccl_gpu_close(&comm->gpus[g]);
+    if (comm->near != NULL)
+        comm->near->ops->close(comm->near);
+    if (comm->board != NULL)
+        comm->board->ops->close(comm->board);
+}
+
+/* True: the keeper is done. */
+static bool dp__nccl_dismiss(dp__nccl_comm *comm)
+{
+    uint64_t until = dp__os_now_ns() + (uint64_t)2 * DP__NCCL_CLOSE_MS * 1000000;
+    dp__nccl_bid(comm, DP__NCCL_CLOSE);
+    while (atomic_load(&comm->over) == 0 && dp__os_now_ns() < until)
+        dp__os_word_wait(&comm->over, 0, 100000000);
+    if (atomic_fetch_or(&comm->over, 2) == 0) {
+        (void)pthread_detach(comm->thread);
+        return false;
+    }
+    (void)pthread_join(comm->thread, NULL);
+    return true;
+}
+
+/* Without a keeper there are no communicators of NCCL. */
+static void dp__nccl_close(dp_comm *base)
+{
+    char text[128];
+    dp__nccl_comm *comm = dp__nccl_of(base);
+    const dp_host *host = base->host;
+    if (comm->board != NULL)
+        dp__shm_leave(comm->board);
+    dp__nccl_list(comm, false);
+    bool done = !comm->kept || dp__nccl_dismiss(comm);
+    snprintf(text, sizeof text, "nccl: carried %llu collectives, %llu bytes of each rank",
+             (unsigned long long)comm->carried, (unsigned long long)comm->carried_bytes);
+    host->log(host, DP_LOG_INFO, text);
+    if (!done)
+        host->log(host, DP_LOG_WARN, "nccl: a communicator hangs while it is aborted, and is left");
+    dp__nccl_clear(comm);
+    if (done)
+        dp__nccl_free(comm);
+}
+
+/* What went wrong here the others read on the board; the keeper aborts. */
+static void dp__nccl_abort(dp_comm *base)
+{
+    dp__nccl_comm *comm = dp__nccl_of(base);
+    if (comm->board != NULL)
+        comm->board->ops->abort(comm->board);
+    dp__nccl_bid(comm, DP__NCCL_ABORT);
+}
+
+static dp_status dp__nccl_poll(dp_comm *base)
+{
+    dp__nccl_comm *comm = dp__nccl_of(base);
+    dp__lock_enter(&comm->lock);
+    dp_status status = dp__nccl_usable(comm);
+    dp__lock_leave(&comm->lock);
+    return status;
+}
+
+static void dp__nccl_say(dp_comm *base, const char *text)
+{
+    const dp__nccl_comm *comm = dp__nccl_of(base);
+    if (comm->board != NULL)
+        comm->board->ops->say(comm->board, text);
+}
+
+static dp__nccl_call dp__nccl_call_of(dp_comm *comm, const dp_part *local, dp__verb verb,
+                                      size_t count, dp_dtype dtype)
+{
+    return (dp__nccl_call){.comm = dp__nccl_of(comm),
+                           .local = local,
+                           .verb = verb,
+                           .count = count,
+                           .size = dp_dtype_bytes(dtype),
+                           .dtype = dtype,
+                           .op = DP_OP_SUM,
+                           .scale = 1};
+}
+
+/* Whether the GPUs of one process do it among themselves: what is small, or captured, what not all
+   want, and sums that NCCL would not make. */
+static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
+{
+    const dp__nccl_comm *comm = call->comm;
+    bool all_want = true;
+    for (int g = 0; g < comm->gpu_count; g++)
+        all_want = all_want && dp__nccl_taker(call, g) >= 0;
+    return comm->near != NULL &&
+           (call->captured || !all_want || !by_nccl || call->count * call->size < comm->least);
+}
+
+static dp_status dp__nccl_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                     dp_dtype dtype, dp_op op, double scale)
+{
+    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_REDUCE, count, dtype);
+    dp_comm *near = call.comm->near;
+    call.op = op;
+    call.scale = scale;
+    bool by_nccl = dp__nccl_can_add(&call);
+    DP_TRY(dp__nccl_captured(&call, &call.captured));
+    if (dp__nccl_is_near(&call, by_nccl))
+        return near->ops->all_reduce(near, local, count, dtype, op, scale);
+    return dp__nccl_run(&call, by_nccl ? dp__nccl_add : dp__nccl_add_slices);
+}
+
+static dp_status dp__nccl_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                         dp_dtype dtype, dp_op op, double scale)
+{
+    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__REDUCE_SCATTER, count_each, dtype);
+    dp_comm *near = call.comm->near;
+    call.op = op;
+    call.scale = scale;
+    bool by_nccl = dp__nccl_one_each(call.comm) && dp__nccl_can_add(&call);
+    DP_TRY(dp__nccl_captured(&call, &call.captured));
+    if (dp__nccl_is_near(&call, by_nccl))
+        return near->ops->reduce_scatter(near, local, count_each, dtype, op, scale);
+    return dp__nccl_run(&call, by_nccl ? dp__nccl_scatter : dp__nccl_scatter_slices);
+}
+
+static dp_status dp__nccl_broadcast(dp_comm *comm, const dp_part *local, size_t count,
+                                    dp_dtype dtype, int root)
+{
+    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__BROADCAST, count, dtype);
+    dp_comm *near = call.comm->near;
+    call.root = root;
+    DP_TRY(dp__nccl_captured(&call, &call.captured));
+    if (dp__nccl_is_near(&call, true))
+        return near->ops->broadcast(near, local, count, dtype, root);
+    return dp__nccl_run(&call, dp__nccl_broadcast_all);
+}
+
+static dp_status dp__nccl_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
+                                     dp_dtype dtype)
+{
+    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_GATHER, count_each, dtype);
+    dp_comm *near = call.comm->near;
+    DP_TRY(dp__nccl_captured(&call, &call.captured));
+    if (dp__nccl_is_near(&call, true))
+        return near->ops->all_gather(near, local, count_each, dtype);
+    return dp__nccl_run(&call, dp__nccl_gather);
+}
+
+static dp_status dp__nccl_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
+                                     dp_dtype dtype)
+{
+    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_TO_ALL, count_each, dtype);
+    dp_comm *near = call.comm->near;
+    DP_TRY(dp__nccl_captured(&call, &call.captured));
+    if (dp__nccl_is_near(&call, true))
+        return near->ops->all_to_all(near, local, count_each, dtype);
+    return dp__nccl_run(&call, dp__nccl_exchange);
+}
+
+DP_API const dp_coll_ops *dp_nccl_coll(void)
+{
+    static const dp_coll_ops ops = {.size = sizeof ops,
+                                    .name = "nccl",
+                                    .fits = dp__nccl_fits,
+                                    .open = dp__nccl_open,
+                                    .close = dp__nccl_close,
+                                    .all_reduce = dp__nccl_all_reduce,
+                                    .broadcast = dp__nccl_broadcast,
+                                    .all_gather = dp__nccl_all_gather,
+                                    .reduce_scatter = dp__nccl_reduce_scatter,
+                                    .all_to_all = dp__nccl_all_to_all,
+                                    .abort = dp__nccl_abort,
+                                    .poll = dp__nccl_poll,
+                                    .say = dp__nccl_say};
+    return &ops;
+}
+
+static const dp_coll_ops *(*dp__backend_nccl_coll)(void) = dp_nccl_coll;
+#endif /* DP_IMPLEMENTATION && !DP_NCCL_IMPLEMENTED */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

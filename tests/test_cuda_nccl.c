@@ -1,0 +1,1135 @@
+/* test_cuda_nccl.c - collectives over the simulated NCCL: which table serves, who adds up, what a
+   process hears of others that fail. The suites of test_coll.c run over it too. */
+
+#include "test.h"
+
+#if defined(TEST_SIM)
+#include <cuda_runtime_api.h>
+#include "cuda_device.h"
+#include "../dp_nccl.h"
+#include "grads.h"
+#include "nets.h"
+
+enum { COUNT = 25, LARGE = 600000, GPUS = 8 };
+
+/* GPUs of each process, if they are not one each. */
+static int shares[BOOT_PROCESSES];
+
+static int gpus_of(int process)
+{
+    return shares[process] > 0 ? shares[process] : 1;
+}
+
+/* A process of the job; what `config` leaves out is the default. */
+static dp_ctx *open_with(meeting *m, dp_config config)
+{
+    static const dp_device_ops *backends[2];
+    int first = 0, own = gpus_of(m->process);
+    dp_ctx *ctx = NULL;
+    for (int p = 0; p < m->process; p++)
+        first += gpus_of(p);
+    sim_set_device_count(own);
+    sim_set_first_device(first);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.bootstrap = config_of(m, own).bootstrap;
+    config.device_count = own;
+    CHECK_OK(dp_open(&config, &ctx));
+    return ctx;
+}
+
+static dp_ctx *open_for(meeting *m, int timeout_ms)
+{
+    return open_with(m, (dp_config){.timeout_ms = timeout_ms});
+}
+
+static dp_ctx *open_alone(int gpus)
+{
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(gpus);
+    CHECK_OK(dp_open(NULL, &ctx));
+    return ctx;
+}
+
+static const char *carrier(dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info.coll_backend;
+}
+
+/* Rank r has r + 1 everywhere. */
+typedef struct vectors {
+    dp_scope *scope;
+    dp_tensor data[GPUS];
+    dp_part parts[GPUS];
+    int count, ranks;
+} vectors;
+
+static dp_status vectors_try(dp_ctx *ctx, vectors *v, dp_dtype dtype, int64_t count)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    v->count = info.local_count;
+    v->ranks = info.rank_count;
+    v->scope = dp_scope_begin(ctx);
+    for (int i = 0; i < v->count; i++) {
+        DP_TRY(dp_tensor_new(v->scope, dp_local_device(ctx, i), dtype, 1, &count, &v->data[i]));
+        DP_TRY(dp_fill(ctx, &v->data[i], dp_int(info.rank_first + i + 1)));
+        v->parts[i] = (dp_part){.send = v->data[i].data, .recv = v->data[i].data};
+    }
+    return DP_OK;
+}
+
+static void vectors_make(dp_ctx *ctx, vectors *v, dp_dtype dtype, int64_t count)
+{
+    CHECK_OK(vectors_try(ctx, v, dtype, count));
+}
+
+static dp_status all_are(dp_ctx *ctx, const vectors *v, float want)
+{
+    size_t count = (size_t)dp_tensor_count(&v->data[0]);
+    float *got = test_room(count * sizeof *got);
+    for (int i = 0; i < v->count; i++) {
+        DP_TRY(dp_read(ctx, &v->data[i], got, count * sizeof *got));
+        for (size_t k = 0; k < count; k++)
+            CHECK_F64(got[k], want, 0);
+    }
+    return DP_OK;
+}
+
+static dp_status sum_of(dp_ctx *ctx, int64_t count)
+{
+    vectors v;
+    dp_status status = vectors_try(ctx, &v, DP_F32, count);
+    if (status == DP_OK)
+        status = dp_all_reduce(ctx, v.parts, (size_t)count, DP_F32, DP_OP_SUM);
+    if (status == DP_OK)
+        status = dp_wait(ctx);
+    if (status == DP_OK)
+        status = all_are(ctx, &v, (float)(v.ranks * (v.ranks + 1) / 2));
+    dp_scope_end(v.scope);
+    return status;
+}
+
+/* ---- which table serves ---------------------------------------------------------------------- */
+
+TEST(several_gpus_of_one_process_have_nccl)
+{
+    dp_ctx *ctx = open_alone(4);
+    CHECK_STR(carrier(ctx), "nccl");
+    CHECK_OK(sum_of(ctx, LARGE));
+    CHECK_INT(sim_nccl_count().all_reduce, 4);
+    CHECK_OK(sum_of(ctx, COUNT)); /* small: by the GPUs themselves */
+    CHECK_INT(sim_nccl_count().all_reduce, 4);
+    dp_close(ctx);
+}
+
+TEST(one_gpu_has_none)
+{
+    dp_ctx *ctx = open_alone(1);
+    CHECK_STR(carrier(ctx), "none");
+    dp_close(ctx);
+    sim_set_device_count(1);
+    CHECK_OK(dp_open(&(dp_config){.devices = (const int[]){0, 0, 0}, .device_count = 3}, &ctx));
+    CHECK_STR(carrier(ctx), "cuda");
+    dp_close(ctx);
+}
+
+TEST(sums_in_a_fixed_order_are_the_gpus_own)
+{
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(4);
+    CHECK_OK(dp_open(&(dp_config){.shards = 8}, &ctx));
+    CHECK_STR(carrier(ctx), "cuda");
+    dp_close(ctx);
+}
+
+TEST(without_the_library_gpus_do_it_themselves)
+{
+    char text[300];
+    sim_set_nccl(0);
+    CHECK_INT(dp_nccl_version(text, sizeof text), 0);
+    dp_ctx *ctx = open_alone(4);
+    CHECK_STR(carrier(ctx), "cuda");
+    CHECK_OK(sum_of(ctx, LARGE));
+    dp_close(ctx);
+    sim_set_nccl(21705);
+    CHECK_INT(dp_nccl_version(text, sizeof text), 0);
+    CHECK_SAYS(text, "NCCL 2.17.5");
+    ctx = open_alone(4);
+    CHECK_STR(carrier(ctx), "cuda");
+    dp_close(ctx);
+    sim_set_nccl(22809);
+    CHECK_INT(dp_nccl_version(text, sizeof text), 22809);
+    CHECK_INT(dp_nccl_version(NULL, 0), 22809);
+}
+
+TEST(devices_of_the_host_are_not_for_nccl)
+{
+    const dp_device_ops *const backends[] = {dp_cpu(), NULL};
+    const dp_coll_ops *const colls[] = {dp_nccl_coll(), dp_cpu_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .colls = colls, .device_count = 2}, &ctx));
+    CHECK_STR(carrier(ctx), "cpu");
+    dp_close(ctx);
+}
+
+TEST(a_switch_says_how_much_is_large)
+{
+    setenv("DP_NCCL", "100", 1);
+    dp_ctx *ctx = open_alone(2);
+    CHECK_OK(sum_of(ctx, COUNT)); /* 100 bytes */
+    CHECK_INT(sim_nccl_count().all_reduce, 2);
+    CHECK_OK(sum_of(ctx, COUNT - 1));
+    CHECK_INT(sim_nccl_count().all_reduce, 2);
+    dp_close(ctx);
+    setenv("DP_NCCL", "off", 1);
+    ctx = open_alone(2);
+    CHECK_STR(carrier(ctx), "cuda");
+    dp_close(ctx);
+}
+
+TEST(a_switch_that_makes_no_sense)
+{
+    static const char *const words[] = {"on", "-1", "1k", " 3", "12 "};
+    const dp_coll_ops *const colls[] = {dp_nccl_coll(), NULL};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        dp_ctx *ctx = NULL;
+        setenv("DP_NCCL", words[i], 1);
+        sim_set_device_count(2);
+        CHECK_OK(dp_open(NULL, &ctx));
+        CHECK_STR(carrier(ctx), "cuda");
+        dp_close(ctx);
+        CHECK_OK(dp_open(&(dp_config){.colls = colls}, &ctx));
+        CHECK_STR(carrier(ctx), "through the host");
+        dp_close(ctx);
+    }
+}
+
+/* NCCL is not to read over a pair that brings wrong bytes. */
+TEST(a_pair_that_flips_bytes_is_not_for_nccl)
+{
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(2);
+    for (int reader = 0; reader < 2; reader++)
+        sim_set_peer(reader, 1 - reader, SIM_PEER_GOOD);
+    CHECK_OK(dp_open(NULL, &ctx));
+    CHECK(getenv("NCCL_P2P_DISABLE") == NULL);
+    dp_close(ctx);
+    sim_set_peer(1, 0, SIM_PEER_NONE);
+    CHECK_OK(dp_open(NULL, &ctx));
+    CHECK(getenv("NCCL_P2P_DISABLE") == NULL);
+    dp_close(ctx);
+    sim_set_peer(1, 0, SIM_PEER_FLIPS);
+    CHECK_OK(dp_open(NULL, &ctx));
+    CHECK_STR(getenv("NCCL_P2P_DISABLE"), "1");
+    dp_close(ctx);
+}
+
+/* ---- several processes ----------------------------------------------------------------------- */
+
+static void sums(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    CHECK_STR(carrier(ctx), "nccl");
+    CHECK_OK(sum_of(ctx, COUNT));
+    CHECK_OK(sum_of(ctx, LARGE));
+    CHECK_INT(sim_nccl_count().all_reduce, 2 * gpus_of(m->process));
+    CHECK_INT(sim_nccl_count().send, 0);
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST_SLOW(gpus_of_several_processes, 60)
+{
+    in_processes(2, sums);
+    memcpy(shares, (int[]){2, 1, 3}, 3 * sizeof(int));
+    in_processes(3, sums);
+    memcpy(shares, (int[]){2, 2, 2, 2}, 4 * sizeof(int));
+    in_processes(4, sums);
+}
+
+TEST_SLOW(eight_processes, 60)
+{
+    in_processes(8, sums);
+}
+
+static int open_files(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    CHECK(directory != NULL);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
+static void again_and_again(meeting *m)
+{
+    int before = 0;
+    for (int i = 0; i < 3; i++) {
+        dp_ctx *ctx = open_for(m, 0);
+        CHECK_OK(sum_of(ctx, COUNT));
+        dp_close(ctx);
+        before = i == 0 ? open_files() : before;
+    }
+    CHECK_INT(open_files(), before);
+}
+
+TEST_SLOW(nothing_stays_open, 60)
+{
+    in_processes(2, again_and_again);
+}
+
+/* Both have the GPU that CUDA calls 0000:01:00.0. */
+static void same_gpu(meeting *m)
+{
+    static const dp_device_ops *backends[2];
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(1);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.colls = NULL;
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_UNSUPPORTED, "processes 0 and 1 drive the same GPU");
+}
+
+TEST_SLOW(a_gpu_is_of_one_process, 30)
+{
+    in_processes(2, same_gpu);
+}
+
+static void hosts_of_their_own(meeting *m)
+{
+    setenv("NCCL_HOSTID", m->process == 0 ? "here" : "there", 1);
+    dp_ctx *ctx = NULL;
+    static const dp_device_ops *backends[2];
+    dp_config config = config_of(m, 1);
+    sim_set_device_count(1);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.colls = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    CHECK_OK(sum_of(ctx, COUNT));
+    dp_close(ctx);
+}
+
+TEST_SLOW(nccl_may_be_told_that_hosts_are_two, 30)
+{
+    in_processes(2, hosts_of_their_own);
+}
+
+static void no_library(meeting *m)
+{
+    static const dp_device_ops *backends[2];
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(1);
+    sim_set_first_device(m->process);
+    sim_set_nccl(m->process == 1 ? 0 : 22809);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.colls = NULL;
+    CHECK_ERROR(dp_open(&config, &ctx), m->process == 1 ? DP_ERR_UNSUPPORTED : DP_ERR_REMOTE,
+                "NCCL");
+}
+
+TEST_SLOW(one_process_has_no_library, 30)
+{
+    in_processes(2, no_library);
+}
+
+static void switched_off(meeting *m)
+{
+    static const dp_device_ops *backends[2];
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    setenv("DP_NCCL", "off", 1);
+    sim_set_device_count(1);
+    sim_set_first_device(m->process);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.colls = NULL;
+    CHECK_ERROR(dp_open(&config, &ctx), DP_ERR_UNSUPPORTED, "NCCL is off, as DP_NCCL says");
+}
+
+TEST_SLOW(off_is_off, 30)
+{
+    in_processes(2, switched_off);
+}
+
+/* Sums in the promised order, where nobody asked for shards. */
+static dp_coll_ops in_order;
+
+static dp_status open_in_order(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_comm_config own = *config;
+    own.ordered = true;
+    return dp_nccl_coll()->open(host, &own, out);
+}
+
+/* ---- who adds up ----------------------------------------------------------------------------- */
+
+static void factors(meeting *m)
+{
+    static const double scales[] = {0.5, 0.5, 3, 1, 0.25};
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v;
+    for (int i = 0; i < 5; i++) {
+        long before = sim_nccl_count().all_reduce;
+        vectors_make(ctx, &v, DP_F32, COUNT);
+        CHECK_OK(dp_all_reduce_scaled(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM, scales[i]));
+        CHECK_OK(all_are(ctx, &v, (float)(3 * scales[i])));
+        CHECK_INT(sim_nccl_count().all_reduce, before + 1);
+        dp_scope_end(v.scope);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(factors_go_with_the_sum, 30)
+{
+    in_processes(2, factors);
+}
+
+static float half(uint16_t bits)
+{
+    return (float)number_get(DP_F16, (const char *)&bits, 0);
+}
+
+/* A third is no number of f16: NCCL would multiply by what is near it. */
+static void halves(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v;
+    uint16_t got;
+    for (int i = 0; i < 2; i++) {
+        long before = sim_nccl_count().all_reduce;
+        vectors_make(ctx, &v, DP_F16, 1);
+        CHECK_OK(dp_all_reduce_scaled(ctx, v.parts, 1, DP_F16, DP_OP_SUM, i == 0 ? 0.5 : 1.0 / 3));
+        CHECK_OK(dp_read(ctx, &v.data[0], &got, sizeof got));
+        CHECK_F64(half(got), i == 0 ? 1.5 : 1, 0);
+        CHECK_INT(sim_nccl_count().all_reduce, before + (i == 0));
+        dp_scope_end(v.scope);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(factors_of_halves_are_powers_of_two, 30)
+{
+    in_processes(2, halves);
+}
+
+/* The context of the other process is told nothing: its calls have to be the same. */
+static void nobody_here_wants_it(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    for (int i = 0; i < 3; i++) {
+        vectors v;
+        vectors_make(ctx, &v, DP_F32, i == 1 ? LARGE : COUNT);
+        size_t count = (size_t)dp_tensor_count(&v.data[0]);
+        if (m->process == 1)
+            v.parts[0].recv = NULL;
+        CHECK_OK(dp_all_reduce(ctx, v.parts, count, DP_F32, DP_OP_SUM));
+        CHECK_OK(all_are(ctx, &v, m->process == 1 ? 2 : 3));
+        dp_scope_end(v.scope);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_gpu_on_which_nobody_wants_the_sum, 30)
+{
+    in_processes(2, nobody_here_wants_it);
+}
+
+/* More ranks than a kernel takes: the same tree, of any dtype. */
+enum { MANY = 90, HERE = 45 };
+
+static dp_dtype many_dtype;
+
+static void many_ranks(meeting *m)
+{
+    static const dp_device_ops *backends[2];
+    const int zeros[HERE] = {0};
+    const int64_t count = COUNT;
+    const void *rows[MANY];
+    char want[COUNT * 8], got[COUNT * 8];
+    void *out = want;
+    dp_config config = config_of(m, HERE);
+    dp_ctx *ctx = NULL;
+    dp_part parts[HERE];
+    uint64_t state = 7;
+    size_t bytes = COUNT * dp_dtype_bytes(many_dtype);
+    for (int r = 0; r < MANY; r++) {
+        char *row = test_room(bytes);
+        for (size_t i = 0; i < COUNT; i++)
+            number_put(many_dtype, row, i, (number)ldexp((double)(test_random(&state) >> 40), -14));
+        rows[r] = row;
+    }
+    number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                    .op = DP_OP_SUM,
+                                    .dtype = many_dtype,
+                                    .count = COUNT,
+                                    .out = &out,
+                                    .in = rows,
+                                    .out_count = 1,
+                                    .in_count = MANY,
+                                    .alpha = 1.0 / 3,
+                                    .beta = MANY});
+    sim_set_device_count(1);
+    sim_set_first_device(m->process);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.devices = zeros;
+    config.colls = (const dp_coll_ops *const[]){&in_order, NULL};
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (int i = 0; i < HERE; i++) {
+        dp_tensor own;
+        CHECK_OK(dp_tensor_from(scope, dp_local_device(ctx, i), rows[m->process * HERE + i],
+                                many_dtype, 1, &count, &own));
+        parts[i] = (dp_part){own.data, i % 2 == m->process ? own.data : NULL, NULL};
+    }
+    CHECK_OK(dp_all_reduce_scaled(ctx, parts, COUNT, many_dtype, DP_OP_MEAN, 1.0 / 3));
+    for (int i = m->process; i < HERE; i += 2) {
+        dp_tensor own = dp_wrap(parts[i].recv, many_dtype, 1, &count);
+        own.device = dp_local_device(ctx, i);
+        CHECK_OK(dp_read(ctx, &own, got, bytes));
+        CHECK_BYTES(got, want, bytes);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(more_ranks_than_a_kernel_takes, 60)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
+    in_order = *dp_nccl_coll();
+    in_order.open = open_in_order;
+    for (int i = 0; i < 4; i++) {
+        many_dtype = dtypes[i];
+        in_processes(2, many_ranks);
+    }
+}
+
+/* ---- who is named ---------------------------------------------------------------------------- */
+
+static dp_status once(dp_ctx *ctx)
+{
+    return sum_of(ctx, COUNT);
+}
+
+static dp_status go_on(dp_ctx *ctx)
+{
+    dp_status status = DP_OK;
+    for (int i = 0; i < 10000 && status == DP_OK; i++)
+        status = sum_of(ctx, i % 20 == 19 ? LARGE : COUNT);
+    return status;
+}
+
+/* Rank 1 is named for what comes of this, which is the last of the job. */
+static void check_ends(dp_ctx *ctx, dp_status (*work)(dp_ctx *ctx), const char *what, int most_ms)
+{
+    double start = now_ms();
+    check_named(ctx, work(ctx), start, most_ms, 1, what);
+    dp_close(ctx);
+    CHECK(now_ms() - start < (most_ms + 1000) * test_timeout_scale());
+}
+
+static void one_is_killed(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    signal_soon(m, SIGKILL);
+    check_ends(ctx, go_on, "has died", SOON_MS);
+}
+
+TEST_SLOW(a_process_that_is_killed_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 3; i++) {
+        moment = (int)(test_random(&state) % 200000);
+        in_processes_but(2 + i, 1, one_is_killed);
+    }
+}
+
+static void one_is_stopped(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, TIMEOUT_MS);
+    signal_soon(m, SIGSTOP);
+    check_ends(ctx, go_on, "did not come within 2000 ms", LATE_MS);
+}
+
+TEST_SLOW(a_process_that_is_stopped_is_named, 60)
+{
+    moment = 50000;
+    in_processes_but(2, 1, one_is_stopped);
+}
+
+static void one_closes(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 1)
+        dp_close(ctx);
+    else
+        check_ends(ctx, once, "has closed its context", SOON_MS);
+}
+
+TEST_SLOW(a_process_that_closes_is_named, 30)
+{
+    in_processes(3, one_closes);
+}
+
+static dp_status sleep_instead(dp_ctx *ctx)
+{
+    rest(TIMEOUT_MS + 1000);
+    return sum_of(ctx, COUNT);
+}
+
+static void one_skips(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, TIMEOUT_MS);
+    CHECK_OK(sum_of(ctx, 7));
+    check_ends(ctx, m->process == 1 ? sleep_instead : once,
+               "its last one was 1, all_reduce of 7 f32 (sum)", LATE_MS);
+}
+
+TEST_SLOW(a_process_that_skips_one_is_named, 60)
+{
+    in_processes(3, one_skips);
+}
+
+static dp_status another(dp_ctx *ctx)
+{
+    return sum_of(ctx, COUNT + 1);
+}
+
+static void one_differs(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    sim_hush(true); /* the simulator sees it too */
+    double start = now_ms();
+    dp_status status = m->process == 1 ? another(ctx) : once(ctx);
+    check_named(ctx, status, start, SOON_MS, 1, "26 f32");
+    dp_close(ctx);
+    sim_forget_findings();
+}
+
+TEST_SLOW(a_process_that_does_something_else_is_named, 30)
+{
+    in_processes(3, one_differs);
+}
+
+/* Nobody has to wait for it. */
+static void one_aborts(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    double start = now_ms();
+    if (m->process == 1) {
+        rest(300);
+        dp_abort(ctx, DP_ERR_USER, "the disk is full");
+        dp_close(ctx);
+    } else {
+        check_named(ctx, once(ctx), start, SOON_MS, 1, "the disk is full");
+        dp_close(ctx);
+    }
+}
+
+TEST_SLOW(who_aborts_says_why, 30)
+{
+    in_processes(3, one_aborts);
+}
+
+/* What nobody has added up is not read, by whatever wait. */
+static void one_reads_what_was_given_up(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    vectors v;
+    float got[COUNT];
+    CHECK_OK(sum_of(ctx, COUNT));
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    dp_dev *dev = dp_local_stream(ctx, 0)->dev;
+    dp_event *event = NULL;
+    CHECK_OK(dev->ops->event_create(dev, &event));
+    if (m->process == 1) {
+        rest(500);
+        raise(SIGKILL);
+    }
+    dp_status status = dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM);
+    CHECK_OK(dev->ops->event_record(event, dp_local_stream(ctx, 0)));
+    if (status == DP_OK) { /* nobody has noticed yet */
+        CHECK_ERROR(dev->ops->event_sync(event), DP_ERR_REMOTE, "has died");
+        CHECK_ERROR(dev->ops->stream_sync(dp_local_stream(ctx, 0)), DP_ERR_REMOTE, "has died");
+        CHECK_ERROR(dp_read(ctx, &v.data[0], got, sizeof got), DP_ERR_REMOTE, "has died");
+    }
+    dev->ops->event_destroy(event);
+    dp_close(ctx);
+}
+
+TEST_SLOW(what_was_given_up_is_not_read, 60)
+{
+    in_processes_but(2, 1, one_reads_what_was_given_up);
+}
+
+/* All ranks of the process are there, and the collective does not end. */
+static void one_hangs(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, TIMEOUT_MS);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 1)
+        sim_nccl_never_arrives(true);
+    double start = now_ms();
+    CHECK_ERROR(sum_of(ctx, COUNT), DP_ERR_TIMEOUT,
+                "collective 2, all_reduce of 25 f32 (sum): all processes have begun it, and it did "
+                "not end within 2000 ms");
+    CHECK(now_ms() - start < LATE_MS * test_timeout_scale());
+    dp_close(ctx);
+}
+
+TEST_SLOW(a_collective_that_does_not_end, 60)
+{
+    in_processes(2, one_hangs);
+}
+
+/* What NCCL finds out on its own. */
+static void one_hears_of_an_error(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 1) {
+        rest(300);
+        sim_nccl_fail(6, 0);
+    }
+    double start = now_ms();
+    check_named(ctx, go_on(ctx), start, SOON_MS, 1, "remote error");
+    dp_close(ctx);
+}
+
+TEST_SLOW(an_error_that_nccl_reports_later, 30)
+{
+    in_processes(3, one_hears_of_an_error);
+}
+
+static void aborting_hangs(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 1) {
+        rest(300); /* the others may be in the first one still */
+        sim_nccl_abort_hangs(true);
+        dp_abort(ctx, DP_ERR_USER, "enough");
+    } else {
+        CHECK_STATUS(sum_of(ctx, COUNT), DP_ERR_ABORTED);
+    }
+    double start = now_ms();
+    dp_close(ctx);
+    CHECK(now_ms() - start < 15000 * test_timeout_scale());
+    sim_hush(true); /* what was left behind */
+    sim_forget_findings();
+    _exit(0);
+}
+
+TEST_SLOW(aborting_hangs_and_closing_does_not, 60)
+{
+    in_processes(2, aborting_hangs);
+}
+
+/* After a failure those who are left can begin again, as fewer. */
+static void some_go_on(meeting *m)
+{
+    static meeting fewer;
+    dp_ctx *ctx = open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 2) {
+        rest(300);
+        raise(SIGKILL);
+    }
+    CHECK_INT(dp_status_class(sum_of(ctx, COUNT)), DP_CLASS_JOB);
+    dp_close(ctx);
+    fewer = *m;
+    fewer.process_count = 2;
+    ctx = open_for(&fewer, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    dp_close(ctx);
+}
+
+TEST_SLOW(those_who_are_left_begin_again, 60)
+{
+    in_processes_but(3, 2, some_go_on);
+}
+
+/* ---- captures -------------------------------------------------------------------------------- */
+
+static void captured(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v;
+    cudaGraph_t graph = NULL;
+    bool alone = gpus_of(0) == 1;
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    cudaStream_t stream = dp_cuda_stream(dp_local_stream(ctx, 0));
+    CHECK_OK(dp_wait(ctx));
+    CHECK_INT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    if (alone)
+        CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM));
+    else
+        CHECK_ERROR(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM), DP_ERR_UNSUPPORTED,
+                    "can be captured where a process drives one GPU, this one drives 2");
+    CHECK_INT(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    CHECK_OK(sum_of(ctx, COUNT));
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(one_gpu_a_process_can_be_captured, 30)
+{
+    in_processes(2, captured);
+    memcpy(shares, (int[]){2, 2}, 2 * sizeof(int));
+    in_processes(2, captured);
+}
+
+/* Within one process GPUs do by themselves what is captured. */
+TEST(several_gpus_are_captured_without_nccl)
+{
+    dp_ctx *ctx = open_alone(2);
+    vectors v;
+    cudaGraph_t graph = NULL;
+    for (int reader = 0; reader < 2; reader++)
+        sim_set_peer(reader, 1 - reader, SIM_PEER_GOOD);
+    vectors_make(ctx, &v, DP_F32, LARGE);
+    CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM)); /* the pair is checked */
+    CHECK_OK(dp_wait(ctx));
+    cudaStream_t stream = dp_cuda_stream(dp_local_stream(ctx, 0));
+    CHECK_INT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    CHECK_OK(dp_all_reduce(ctx, v.parts, LARGE, DP_F32, DP_OP_SUM));
+    CHECK_INT(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    CHECK_INT(sim_nccl_count().all_reduce, 0);
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+/* ---- gradients that travel early ------------------------------------------------------------- */
+
+enum { UNIT_0 = 333, UNITS = 1000 };
+
+typedef struct early {
+    dp_ctx *ctx;
+    dp_reducer *reducer;
+    int count, first;
+    dp_tensor grads[GPUS], fresh[GPUS];
+    dp_stream *sides[GPUS];
+} early;
+
+static dp_status (*hook)(const dp_bucket *bucket, void *user);
+static void *hook_user;
+
+static void early_begin(early *e, meeting *m)
+{
+    static const dp_range ranges[] = {{.unit = 0, .count = UNIT_0},
+                                      {.unit = 1, .first = UNIT_0, .count = UNITS - UNIT_0}};
+    const int64_t count = UNITS;
+    void *local[GPUS];
+    dp_info info;
+    e->ctx = open_for(m, 0);
+    CHECK_OK(dp_info_get(e->ctx, &info));
+    e->count = info.local_count;
+    e->first = info.rank_first;
+    dp_scope *scope = dp_scope_begin(e->ctx);
+    for (int i = 0; i < e->count; i++) {
+        dp_device device = dp_local_device(e->ctx, i);
+        dp_dev *dev = dp_local_stream(e->ctx, i)->dev;
+        CHECK_OK(dp_tensor_new(scope, device, DP_F32, 1, &count, &e->grads[i]));
+        CHECK_OK(dp_tensor_new(scope, device, DP_F32, 1, &count, &e->fresh[i]));
+        CHECK_OK(dev->ops->stream_create(dev, 0, &e->sides[i]));
+        local[i] = e->grads[i].data;
+    }
+    CHECK_OK(dp_reducer_create(e->ctx,
+                               &(dp_reducer_config){.blocks = &(dp_block){DP_F32, UNITS, local},
+                                                    .block_count = 1,
+                                                    .ranges = ranges,
+                                                    .range_count = 2,
+                                                    .first_bucket_bytes = 1,
+                                                    .bucket_bytes = 1,
+                                                    .hook = hook,
+                                                    .hook_user = hook_user,
+                                                    .reduction = DP_SUM},
+                               &e->reducer));
+}
+
+static void early_end(early *e)
+{
+    CHECK_OK(dp_wait(e->ctx));
+    for (int i = 0; i < e->count; i++) {
+        CHECK_OK(e->sides[i]->dev->ops->stream_sync(e->sides[i]));
+        e->sides[i]->dev->ops->stream_destroy(e->sides[i]);
+    }
+    dp_close(e->ctx);
+}
+
+/* Elements of a unit on all local ranks, on their side streams; then it is ready. */
+static void give_unit(early *e, uint32_t unit, int pass)
+{
+    int64_t first = unit == 0 ? 0 : UNIT_0, count = unit == 0 ? UNIT_0 : UNITS - UNIT_0;
+    for (int i = 0; i < e->count; i++) {
+        dp_tensor to, from;
+        CHECK_OK(dp_narrow(&e->grads[i], 0, first, count, &to));
+        CHECK_OK(dp_narrow(&e->fresh[i], 0, first, count, &from));
+        CHECK_OK(dp_fill(e->ctx, &from, dp_float(e->first + i + 1 + pass)));
+        CHECK_OK(dp_copy(e->ctx, &to, &from, e->sides[i]));
+        CHECK_OK(dp_reducer_ready(e->reducer, i, unit, e->sides[i]));
+    }
+}
+
+/* What comes right after is ordered too: memory is overwritten at once. */
+static void one_bucket_is_early(meeting *m)
+{
+    static float got[UNITS];
+    early e;
+    early_begin(&e, m);
+    int ranks = e.count;
+    for (int p = 0, all = m->process_count; p < all; p++)
+        ranks += p != m->process ? gpus_of(p) : 0;
+    for (int pass = 0; pass < 4; pass++) {
+        CHECK_OK(dp_reducer_begin(e.reducer, NULL));
+        give_unit(&e, 1, pass);
+        if (pass > 1)
+            await_early(e.reducer, 1);
+        give_unit(&e, 0, pass);
+        CHECK_OK(dp_reducer_finish(e.reducer));
+        for (int i = 0; i < e.count; i++) {
+            CHECK_OK(dp_copy(e.ctx, &e.fresh[i], &e.grads[i], NULL));
+            CHECK_OK(dp_fill(e.ctx, &e.grads[i], dp_float(-7)));
+            CHECK_OK(dp_read(e.ctx, &e.fresh[i], got, sizeof got));
+            for (int k = 0; k < UNITS; k++)
+                CHECK_F64(got[k], ranks * (ranks + 1) / 2 + pass * ranks, 0);
+        }
+    }
+    early_end(&e);
+}
+
+TEST_SLOW(buckets_travel_while_gpus_compute, 60)
+{
+    in_processes(2, one_bucket_is_early);
+    memcpy(shares, (int[]){2, 1, 1}, 3 * sizeof(int));
+    in_processes(3, one_bucket_is_early);
+}
+
+/* A hook works on the compute streams, so its buckets do not travel early. */
+static dp_status doubled(const dp_bucket *bucket, void *user)
+{
+    const int64_t count = (int64_t)bucket->count;
+    for (int i = 0; i < *(const int *)user; i++) {
+        dp_tensor own = dp_wrap(bucket->local[i].recv, bucket->dtype, 1, &count);
+        own.device = dp_local_device(bucket->ctx, i);
+        CHECK(bucket->local[i].stream == dp_local_stream(bucket->ctx, i));
+        DP_TRY(dp_axpby(bucket->ctx, 2, &own, 0, NULL, &own));
+    }
+    return dp_bucket_all_reduce(bucket, bucket->local, bucket->count, bucket->dtype, DP_OP_SUM, 1);
+}
+
+static void a_hook_on_gpus(meeting *m)
+{
+    static float got[UNITS];
+    static int local;
+    early e;
+    local = gpus_of(m->process);
+    hook = doubled;
+    hook_user = &local;
+    early_begin(&e, m);
+    for (int pass = 0; pass < 2; pass++) {
+        CHECK_OK(dp_reducer_begin(e.reducer, NULL));
+        give_unit(&e, 1, pass);
+        give_unit(&e, 0, pass);
+        CHECK_OK(dp_reducer_finish(e.reducer));
+        CHECK_OK(dp_read(e.ctx, &e.grads[0], got, sizeof got));
+        CHECK_F64(got[0], 2 * (6 + pass * 3), 0);
+        CHECK_F64(got[UNITS - 1], 2 * (6 + pass * 3), 0);
+    }
+    early_end(&e);
+}
+
+TEST_SLOW(hooks_of_gpus_are_the_callers, 60)
+{
+    memcpy(shares, (int[]){2, 1}, 2 * sizeof(int));
+    in_processes(2, a_hook_on_gpus);
+}
+
+/* ---- training -------------------------------------------------------------------------------- */
+
+enum { STEPS = 4, ROWS = 64 };
+
+static struct training {
+    int processes, devices;
+    bool on_gpus;
+} now;
+static float *trained;
+
+/* Numbers with many digits: the order of sums shows. */
+static dp_value rows_of(dp_scope *scope, const dp_info *info, int step)
+{
+    int64_t each = ROWS / info->rank_count, count = each * info->local_count;
+    float *x = dp_scope_alloc(scope, sizeof *x * ROWS * NET_IN);
+    uint64_t state = (uint64_t)step + 1;
+    CHECK(x != NULL);
+    for (int i = 0; i < ROWS * NET_IN; i++)
+        x[i] = (float)ldexp((double)(int64_t)test_random(&state), -64 - i % 5);
+    dp_tensor own = dp_wrap(x + info->rank_first * each * NET_IN, DP_F32, DP_SHAPE(count, NET_IN));
+    return DP_LIST_OF(scope, dp_of(scope, &own));
+}
+
+/* The gradient of a row's outputs are the outputs. */
+static void step_once(dp_ctx *ctx, dp_module *net, dp_module *par, int step)
+{
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_info info;
+    dp_value out;
+    dp_tensor data, grad;
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_OK(dp_invoke(par, "forward", scope, rows_of(scope, &info, step), dp_none(), NULL, &out,
+                       &pass));
+    CHECK_OK(dp_backward(pass, out, NULL));
+    for (size_t i = 0; i < dp_module_param_count(net); i++) {
+        CHECK_OK(dp_params_edit(net, i, &data, &grad));
+        CHECK_OK(dp_axpby(ctx, 1, &data, -0.01, &grad, &data));
+    }
+    CHECK_OK(dp_zero_grad(par));
+    dp_scope_end(scope);
+}
+
+static void train(meeting *m)
+{
+    static const net_shape shape = {0};
+    static const dp_device_ops *backends[2];
+    dp_config config = config_of(m, now.devices);
+    dp_module *net, *par;
+    dp_ctx *ctx = NULL;
+    if (now.on_gpus) {
+        sim_set_device_count(now.devices);
+        sim_set_first_device(m->process * now.devices);
+    }
+    backends[0] = now.on_gpus ? dp_cuda() : dp_cpu();
+    config.backends = backends;
+    config.colls = NULL;
+    config.shards = 8;
+    CHECK_OK(dp_open(&config, &ctx));
+    net = net_create(ctx, &shape, 0);
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    for (int step = 0; step < STEPS; step++)
+        step_once(ctx, net, par, step);
+    net_numbers(ctx, net, false, trained + m->process * NET_PARAMS);
+    dp_close(ctx);
+}
+
+TEST_SLOW(gpus_of_processes_train_as_one_cpu_does, 120)
+{
+    static const struct training ways[] = {{1, 1, false}, {1, 8, true}, {2, 2, true},
+                                           {4, 2, true},  {8, 1, true}, {4, 1, true}};
+    float first[NET_PARAMS];
+    trained = shared_memory(8 * sizeof first);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        now = ways[i];
+        in_processes(now.processes, train);
+        if (i == 0)
+            memcpy(first, trained, sizeof first);
+        for (int p = 0; p < now.processes; p++)
+            CHECK_BYTES(trained + p * NET_PARAMS, first, sizeof first);
+    }
+    CHECK(first[0] > 0 && first[0] < 1);
+}
+
+/* ---- every call fails once ------------------------------------------------------------------- */
+
+typedef struct outcome { /* of all processes */
+    bool fired;
+} outcome;
+
+static outcome *shared;
+static long fail_at;
+
+static void a_call_fails(meeting *m)
+{
+    static const dp_device_ops *backends[2];
+    test_allocator counter = {0};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(1);
+    sim_set_first_device(m->process);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.colls = NULL;
+    config.timeout_ms = 20000;
+    config.allocator = test_allocator_of(&counter);
+    if (m->process == 1)
+        sim_fail_at(fail_at, 999, false);
+    dp_status status = dp_open(&config, &ctx);
+    if (status == DP_OK) {
+        status = sum_of(ctx, COUNT);
+        dp_close(ctx);
+    }
+    if (m->process == 1)
+        shared->fired = sim_fault_fired();
+    CHECK(status != DP_ERR_TIMEOUT);
+    CHECK_NO_LEAKS(&counter);
+}
+
+TEST_SLOW(every_call_of_one_process_fails, 120)
+{
+    shared = shared_memory(sizeof *shared);
+    for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += 3)
+        in_processes(2, a_call_fails);
+    CHECK(fail_at > 100);
+}
+
+#elif defined(TEST_NCCL)
+#include "../dp_nccl.h"
+#include "meeting.h"
+
+static char *reason; /* why NCCL does not do it */
+
+/* NCCL refuses a GPU of two processes, unless they seem to be on two machines. */
+static void on_one_gpu(meeting *m)
+{
+    const int64_t count = 300000;
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    dp_tensor data;
+    float got[3];
+    setenv("NCCL_HOSTID", m->process == 0 ? "one" : "another", 1);
+    setenv("NCCL_NET", "Socket", 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    config.colls = (const dp_coll_ops *const[]){dp_nccl_coll(), NULL};
+    config.backends = (const dp_device_ops *const[]){dp_cuda(), NULL};
+    if (dp_open(&config, &ctx) != DP_OK) {
+        snprintf(reason, 200, "%.199s", dp_last_error());
+        return;
+    }
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &data));
+    for (int i = 0; i < 3; i++) {
+        const dp_part part = {data.data, data.data, NULL};
+        CHECK_OK(dp_fill(ctx, &data, dp_float(m->process + 1 + i)));
+        CHECK_OK(dp_all_reduce(ctx, &part, (size_t)count, DP_F32, DP_OP_SUM));
+        CHECK_OK(dp_narrow(&data, 0, count - 3, 3, &data));
+        CHECK_OK(dp_read(ctx, &data, got, sizeof got));
+        CHECK_F64(got[2], 3 + 2 * i, 0);
+        data.data = (char *)data.data - (count - 3) * (int64_t)sizeof(float);
+        data.shape[0] = count;
+    }
+    CHECK_OK(dp_barrier(ctx));
+    dp_close(ctx);
+}
+
+TEST_SLOW(two_processes_on_one_gpu, 120)
+{
+    char text[512];
+    reason = shared_memory(200);
+    if (dp_nccl_version(text, sizeof text) == 0)
+        SKIP(text);
+    in_processes(2, on_one_gpu);
+    if (reason[0] != '\0')
+        SKIP(reason);
+}
+#endif
