@@ -2986,12 +2986,9 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent)
     return dp__scope_try_open(__func__, parent->ctx, parent);
 }
 
-/* A copy that was enqueued on `stream` reads host memory. One event stands for all such copies of
-   the device's compute stream, another for those of other streams. */
-static dp_status dp__mark_read(dp__device *device, dp_stream *stream)
+/* Under the lock. */
+static dp_status dp__reads_mark(dp__reads *reads, const dp_device_ops *ops, dp_stream *stream)
 {
-    const dp_device_ops *ops = device->dev->ops;
-    dp__reads *reads = &device->reads[stream == device->stream ? 0 : 1];
     bool pending = atomic_load(&reads->marked) != atomic_load(&reads->waited);
     if (pending && reads->stream != stream) /* the event is about to leave that stream */
         DP_TRY(ops->event_wait(stream, reads->done));
@@ -2999,6 +2996,18 @@ static dp_status dp__mark_read(dp__device *device, dp_stream *stream)
     reads->stream = stream;
     atomic_fetch_add(&reads->marked, 1);
     return DP_OK;
+}
+
+/* A copy that was enqueued on `stream` reads host memory. One event stands for all such copies of
+   the device's compute stream, another for those of other streams. Replicas that share a device
+   have threads of their own. */
+static dp_status dp__mark_read(dp_ctx *ctx, dp__device *device, dp_stream *stream)
+{
+    dp__lock_enter(&ctx->lock);
+    dp_status status =
+        dp__reads_mark(&device->reads[stream == device->stream ? 0 : 1], device->dev->ops, stream);
+    dp__lock_leave(&ctx->lock);
+    return status;
 }
 
 static dp_status dp__wait_marked(const dp__device *device, dp__reads *reads)
@@ -4274,7 +4283,7 @@ static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *ds
     }
     if (!dp__is_host(to) && dp__is_host(from)) {
         DP_TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
-        return dp__mark_read(to, stream);
+        return dp__mark_read(ctx, to, stream);
     }
     if (to == from || dp__is_host(to))
         return dp__copy_inside(ctx, to, stream, dst, src);
