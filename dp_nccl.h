@@ -217,7 +217,8 @@ enum {
 
 typedef struct dp__nccl_gpu { /* one that this process drives */
     dp__cuda_dev *dev;
-    int lead; /* local rank */
+    const dp__cuda_gpu *physical; /* stays when the device is closed */
+    int lead;                     /* local rank */
     ncclComm_t comm;
     char *slots; /* one for each rank of the job; NULL in one process */
     char *spare; /* for what no rank here wants */
@@ -371,7 +372,7 @@ static dp_status dp__nccl_check(dp__nccl_comm *comm, const char *fn, const dp__n
     const char *more = dp__nccl.ncclGetLastError(gpu->comm);
     (void)dp__cuda.cudaGetLastError();
     dp_error(dp__nccl_status(code), "nccl: %s on GPU %d: %s (%d)%s%.200s", fn,
-             gpu->dev->gpu->ordinal, dp__nccl.ncclGetErrorString(code), (int)code,
+             gpu->physical->ordinal, dp__nccl.ncclGetErrorString(code), (int)code,
              more != NULL && more[0] != '\0' ? ": " : "", more != NULL ? more : "");
     return dp__nccl_fail(comm, dp__nccl_status(code));
 }
@@ -503,21 +504,25 @@ static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const dp_
 /* What a mark says; not yet reached: false. */
 static dp_status dp__nccl_passed(const dp__nccl_gpu *gpu, cudaEvent_t mark, bool *out)
 {
+    DP_TRY(dp__cuda_enter(gpu->physical));
     cudaError_t code = dp__cuda.cudaEventQuery(mark);
     *out = code == cudaSuccess;
     if (code == cudaErrorNotReady)
         (void)dp__cuda.cudaGetLastError();
-    return dp__cuda_check("cudaEventQuery", gpu->dev->gpu->ordinal,
+    return dp__cuda_leave(gpu->physical, DP_OK, "cudaEventQuery",
                           code == cudaErrorNotReady ? cudaSuccess : code);
 }
 
+/* Every GPU is asked: one that is lost may be the one for which the first one waits. */
 static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool *out)
 {
     size_t place = comm->tail % DP__NCCL_WATCHED;
     *out = true;
-    for (int g = 0; g < comm->gpu_count && *out; g++) {
+    for (int g = 0; g < comm->gpu_count; g++) {
         const dp__nccl_gpu *gpu = &comm->gpus[g];
-        DP_TRY(dp__nccl_passed(gpu, ended ? gpu->ended[place] : gpu->begun[place], out));
+        bool passed = false;
+        DP_TRY(dp__nccl_passed(gpu, ended ? gpu->ended[place] : gpu->begun[place], &passed));
+        *out = *out && passed;
     }
     return DP_OK;
 }
@@ -557,36 +562,39 @@ static dp_status dp__nccl_look(dp__nccl_comm *comm)
     return passed ? dp__nccl_doubt(comm, dp__os_now_ns() - comm->since_ns) : DP_OK;
 }
 
-/* Under the lock, with a context: once around. */
+/* Under the lock: once around. */
 static dp_status dp__nccl_round(dp__nccl_comm *comm)
 {
+    const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     bool busy = false;
-    DP_TRY(dp__nccl_heard(comm, &busy));
-    dp_status status = dp__nccl_look(comm);
-    return status == DP_OK ? DP_OK : dp__nccl_fail(comm, status);
+    DP_TRY(dp__cuda_enter(gpu));
+    dp_status status = dp__nccl_heard(comm, &busy);
+    if (status == DP_OK)
+        status = dp__nccl_look(comm);
+    return dp__cuda_leave(gpu, status, "", cudaSuccess);
 }
 
 static dp_status dp__nccl_watch_once(dp__nccl_comm *comm)
 {
-    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
     dp__thread.culprit = 0;
-    DP_TRY(dp__cuda_enter(gpu));
     dp__lock_enter(&comm->lock);
     dp_status status = dp__nccl_round(comm);
+    if (status != DP_OK)
+        status = dp__nccl_fail(comm, status);
     dp__lock_leave(&comm->lock);
-    return dp__cuda_leave(gpu, status, "", cudaSuccess);
+    return status;
 }
 
 /* Not under the lock, for which others may wait: they find that it has failed. Streams go on now,
-   with nothing done: whoever waits for them hears of it. */
+   with nothing done: whoever waits for them hears of it. What a lost GPU has stays. */
 static void dp__nccl_abort_all(dp__nccl_comm *comm)
 {
     for (int i = 0; i < comm->local_count; i++)
         atomic_store_explicit(&comm->devs[i]->failed, &comm->base, memory_order_release);
     for (int g = 0; g < comm->gpu_count; g++)
-        if (comm->gpus[g].comm != NULL && dp__cuda_enter(comm->gpus[g].dev->gpu) == DP_OK) {
+        if (comm->gpus[g].comm != NULL && dp__cuda_enter(comm->gpus[g].physical) == DP_OK) {
             (void)dp__nccl.ncclCommAbort(comm->gpus[g].comm);
-            (void)dp__cuda_leave(comm->gpus[g].dev->gpu, DP_OK, "", cudaSuccess);
+            (void)dp__cuda_leave(comm->gpus[g].physical, DP_OK, "", cudaSuccess);
         }
 }
 
@@ -604,8 +612,9 @@ static bool dp__nccl_group(dp__nccl_comm *comm, ncclResult_t (*fn)(ncclComm_t co
 }
 
 /* Nothing is under way any more, as streams were waited for. What NCCL still sends for others is
-   given some time. */
-static void dp__nccl_destroy_all(dp__nccl_comm *comm)
+   given some time. With a context, so that NCCL does not make one on another GPU for this thread.
+   False: they are still to be aborted. */
+static bool dp__nccl_destroy_all(dp__nccl_comm *comm)
 {
     uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_CLOSE_MS * 1000000;
     bool busy = true, good = dp__nccl_group(comm, dp__nccl.ncclCommFinalize);
@@ -616,8 +625,8 @@ static void dp__nccl_destroy_all(dp__nccl_comm *comm)
     }
     if (good)
         (void)dp__nccl_group(comm, dp__nccl.ncclCommDestroy);
-    else
-        dp__nccl_abort_all(comm);
+    (void)dp__cuda.cudaGetLastError();
+    return good;
 }
 
 static void dp__nccl_free(dp__nccl_comm *comm)
@@ -630,21 +639,18 @@ static void dp__nccl_free(dp__nccl_comm *comm)
     dp__os_free(comm, 0, NULL);
 }
 
-/* With a context, so that NCCL does not make one on another GPU for this thread. */
 static void dp__nccl_end(dp__nccl_comm *comm)
 {
-    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     dp__lock_enter(&comm->lock);
-    bool failed = comm->failed != DP_OK;
+    bool gone = false, failed = comm->failed != DP_OK;
     dp__lock_leave(&comm->lock);
-    if (dp__cuda_enter(gpu) != DP_OK)
-        return;
-    if (failed)
+    if (!failed && dp__cuda_enter(gpu) == DP_OK) {
+        gone = dp__nccl_destroy_all(comm);
+        (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
+    }
+    if (!gone)
         dp__nccl_abort_all(comm);
-    else
-        dp__nccl_destroy_all(comm);
-    (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
 }
 
 static dp__nccl_comm *dp__nccl_kept; /* under dp__nccl_lock */
@@ -669,13 +675,8 @@ static void dp__nccl_calm_one(dp__nccl_comm *comm)
 static void dp__nccl_calm(void)
 {
     dp__lock_enter(&dp__nccl_lock);
-    for (dp__nccl_comm *comm = dp__nccl_kept; comm != NULL; comm = comm->next) {
-        const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
-        if (dp__cuda_enter(gpu) != DP_OK)
-            continue;
+    for (dp__nccl_comm *comm = dp__nccl_kept; comm != NULL; comm = comm->next)
         dp__nccl_calm_one(comm);
-        (void)dp__cuda_leave(gpu, DP_OK, "", cudaSuccess);
-    }
     dp__lock_leave(&dp__nccl_lock);
 }
 
@@ -734,7 +735,7 @@ static void dp__nccl_bid(dp__nccl_comm *comm, dp__nccl_order order)
 /* The lock is held, and a context, until dp__nccl_group_end. */
 static dp_status dp__nccl_group_begin(dp__nccl_comm *comm)
 {
-    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     DP_TRY(dp__cuda_enter(gpu));
     dp__lock_enter(&comm->lock);
     dp_status status = dp__nccl_usable(comm);
@@ -780,7 +781,7 @@ static void dp__nccl_let_go(dp__nccl_comm *comm)
 /* A group that was begun is ended, whatever happened in it. */
 static dp_status dp__nccl_group_end(dp__nccl_comm *comm, dp_status status)
 {
-    const dp__cuda_gpu *gpu = comm->gpus[0].dev->gpu;
+    const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     ncclResult_t code = dp__nccl.ncclGroupEnd();
     dp_status ended = dp__nccl_check(comm, "ncclGroupEnd", &comm->gpus[0], code);
     status = status != DP_OK ? dp__nccl_fail(comm, status) : ended;
@@ -796,13 +797,13 @@ static dp_status dp__nccl_group_end(dp__nccl_comm *comm, dp_status status)
 
 static dp_status dp__nccl_mark(const dp__nccl_gpu *gpu, cudaEvent_t mark, cudaStream_t stream)
 {
-    return dp__cuda_check("cudaEventRecord", gpu->dev->gpu->ordinal,
+    return dp__cuda_check("cudaEventRecord", gpu->physical->ordinal,
                           dp__cuda.cudaEventRecord(mark, stream));
 }
 
 static dp_status dp__nccl_heed(const dp__nccl_gpu *gpu, cudaStream_t stream, cudaEvent_t mark)
 {
-    return dp__cuda_check("cudaStreamWaitEvent", gpu->dev->gpu->ordinal,
+    return dp__cuda_check("cudaStreamWaitEvent", gpu->physical->ordinal,
                           dp__cuda.cudaStreamWaitEvent(stream, mark, 0));
 }
 
@@ -906,7 +907,7 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
 static dp_status dp__nccl_run(const dp__nccl_call *call,
                               dp_status (*run)(const dp__nccl_call *call))
 {
-    const dp__cuda_gpu *gpu = call->comm->gpus[0].dev->gpu;
+    const dp__cuda_gpu *gpu = call->comm->gpus[0].physical;
     DP_TRY(dp__nccl_place(call->comm));
     DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, dp__nccl_run_inside(call, run), "", cudaSuccess);
@@ -1090,16 +1091,14 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
                                                  gpu->comm, dp__nccl_native(call, place)));
 }
 
-/* Memory for a result that no rank on the GPU wants. Allocating waits for the GPU, on which nothing
-   may be under way that waits for others: so this process waits first. */
+/* Memory for a result that no rank on the GPU wants. What used it is done when it is given back, as
+   dp_cuda.h waits then. */
 static dp_status dp__nccl_spare(const dp__nccl_call *call, int place, size_t bytes)
 {
     dp__nccl_gpu *gpu = &call->comm->gpus[place];
     void *spare = NULL;
     if (gpu->spare_bytes >= bytes)
         return DP_OK;
-    for (int i = 0; i < call->comm->local_count; i++)
-        DP_TRY(dp__sync(call->local[i].stream));
     if (gpu->spare != NULL)
         dp__cuda_free(&gpu->dev->base, gpu->spare, gpu->spare_bytes);
     gpu->spare = NULL;
@@ -1709,7 +1708,7 @@ static dp_status dp__nccl_sit(const dp__nccl_join *join)
 
 static dp_status dp__nccl_gpu_open(const dp__nccl_comm *comm, dp__nccl_gpu *gpu)
 {
-    int ordinal = gpu->dev->gpu->ordinal;
+    int ordinal = gpu->physical->ordinal;
     void *slots = NULL;
     for (int i = 0; i < DP__NCCL_WATCHED; i++) {
         DP_TRY(dp__cuda_native_event(ordinal, &gpu->begun[i]));
@@ -1732,6 +1731,7 @@ static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int 
         return DP_OK;
     comm->gpu_count++;
     gpu->dev = dev;
+    gpu->physical = dev->gpu;
     gpu->lead = local_rank;
     return dp__nccl_gpu_open(comm, gpu);
 }
@@ -1744,16 +1744,16 @@ static dp_status dp__nccl_distrust(const dp__nccl_join *join, const dp__nccl_gpu
     char text[160];
     int can = 0;
     bool direct = true;
-    DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->dev->gpu->ordinal,
-                          dp__cuda.cudaDeviceCanAccessPeer(&can, reader->dev->gpu->ordinal,
-                                                           from->dev->gpu->ordinal)));
+    DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->physical->ordinal,
+                          dp__cuda.cudaDeviceCanAccessPeer(&can, reader->physical->ordinal,
+                                                           from->physical->ordinal)));
     if (can)
-        DP_TRY(dp__cuda_pair(reader->dev, from->dev->gpu, &direct));
+        DP_TRY(dp__cuda_pair(reader->dev, from->physical, &direct));
     if (direct || dp__os_env("NCCL_P2P_DISABLE") != NULL)
         return DP_OK;
     snprintf(text, sizeof text,
              "nccl: NCCL_P2P_DISABLE is set to 1, as GPU %d does not read GPU %d rightly",
-             reader->dev->gpu->ordinal, from->dev->gpu->ordinal);
+             reader->physical->ordinal, from->physical->ordinal);
     join->host->log(join->host, DP_LOG_WARN, text);
     dp__os_env_set("NCCL_P2P_DISABLE", "1");
     return DP_OK;
@@ -1812,12 +1812,12 @@ static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id
     config.blocking = 0;
     for (int g = 0; g < comm->gpu_count; g++) {
         dp__nccl_gpu *gpu = &comm->gpus[g];
-        DP_TRY(dp__cuda_enter(gpu->dev->gpu));
+        DP_TRY(dp__cuda_enter(gpu->physical));
         ncclResult_t code = dp__nccl.ncclCommInitRankConfig(&gpu->comm, comm->seat_count, *id,
                                                             comm->gpu_first + g, &config);
         if (code == ncclUnhandledCudaError) /* which leaves a group of its own open */
             (void)dp__nccl.ncclGroupEnd();
-        DP_TRY(dp__cuda_leave(gpu->dev->gpu,
+        DP_TRY(dp__cuda_leave(gpu->physical,
                               dp__nccl_check(comm, "ncclCommInitRankConfig", gpu, code), "",
                               cudaSuccess));
     }
@@ -1888,7 +1888,7 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
 
 static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
 {
-    if (gpu->dev == NULL || dp__cuda_enter(gpu->dev->gpu) != DP_OK)
+    if (gpu->dev == NULL || dp__cuda_enter(gpu->physical) != DP_OK)
         return;
     for (int i = 0; i < DP__NCCL_WATCHED; i++) {
         if (gpu->begun[i] != NULL)
@@ -1897,7 +1897,7 @@ static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
             (void)dp__cuda.cudaEventDestroy(gpu->ended[i]);
     }
     (void)dp__cuda.cudaGetLastError();
-    (void)dp__cuda_leave(gpu->dev->gpu, DP_OK, "", cudaSuccess);
+    (void)dp__cuda_leave(gpu->physical, DP_OK, "", cudaSuccess);
     if (gpu->slots != NULL)
         dp__cuda_free(&gpu->dev->base, gpu->slots, 0);
     if (gpu->spare != NULL)
@@ -1939,6 +1939,15 @@ static bool dp__nccl_dismiss(dp__nccl_comm *comm)
     return true;
 }
 
+/* Its GPUs may never be done with what they were given: nothing of them is waited for any more. */
+static void dp__nccl_leave_behind(const dp__nccl_comm *comm)
+{
+    const dp_host *host = comm->base.host;
+    host->log(host, DP_LOG_WARN, "nccl: a communicator hangs while it is aborted, and is left");
+    for (int g = 0; g < comm->gpu_count; g++)
+        atomic_store(&dp__cuda_lost[comm->gpus[g].physical->ordinal], true);
+}
+
 /* Without a keeper there are no communicators of NCCL. */
 static void dp__nccl_close(dp_comm *base)
 {
@@ -1953,7 +1962,7 @@ static void dp__nccl_close(dp_comm *base)
              (unsigned long long)comm->carried, (unsigned long long)comm->carried_bytes);
     host->log(host, DP_LOG_INFO, text);
     if (!done)
-        host->log(host, DP_LOG_WARN, "nccl: a communicator hangs while it is aborted, and is left");
+        dp__nccl_leave_behind(comm);
     dp__nccl_clear(comm);
     if (done)
         dp__nccl_free(comm);
@@ -2002,11 +2011,12 @@ static dp__nccl_call dp__nccl_call_of(dp_comm *comm, const dp_part *local, dp__v
 static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
 {
     const dp__nccl_comm *comm = call->comm;
-    bool all_want = true;
+    if (comm->near == NULL)
+        return false;
     for (int g = 0; g < comm->gpu_count; g++)
-        all_want = all_want && dp__nccl_taker(call, g) >= 0;
-    return comm->near != NULL &&
-           (call->captured || !all_want || !by_nccl || call->count * call->size < comm->least);
+        if (dp__nccl_taker(call, g) < 0)
+            return true;
+    return call->captured || !by_nccl || call->count * call->size < comm->least;
 }
 
 static dp_status dp__nccl_all_reduce(dp_comm *comm, const dp_part *local, size_t count,

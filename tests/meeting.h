@@ -282,6 +282,19 @@ static inline void signal_soon(const meeting *m, int signal)
         CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &which), 0);
 }
 
+/* ---- what is left open ----------------------------------------------------------------------- */
+
+static inline int open_files(void)
+{
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    CHECK(directory != NULL);
+    while (readdir(directory) != NULL)
+        count++;
+    closedir(directory);
+    return count;
+}
+
 /* ---- names in /dev/shm ----------------------------------------------------------------------- */
 
 static inline int names_in_shm(void)

@@ -255,17 +255,6 @@ TEST_SLOW(eight_processes, 60)
     in_processes(8, sums);
 }
 
-static int open_files(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/proc/self/fd");
-    CHECK(directory != NULL);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
-    return count;
-}
-
 static void again_and_again(meeting *m)
 {
     int before = 0;
@@ -360,14 +349,30 @@ TEST_SLOW(off_is_off, 30)
     in_processes(2, switched_off);
 }
 
-/* Sums in the promised order, where nobody asked for shards. */
-static dp_coll_ops in_order;
+/* Sums in the promised order, where nobody asked for shards; and processes that seem to be on two
+   machines. */
+static dp_coll_ops in_order, apart;
 
 static dp_status open_in_order(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     dp_comm_config own = *config;
     own.ordered = true;
     return dp_nccl_coll()->open(host, &own, out);
+}
+
+static dp_status open_apart(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_comm_config own = *config;
+    own.one_machine = false;
+    return dp_nccl_coll()->open(host, &own, out);
+}
+
+static dp_ctx *open_far(meeting *m, int timeout_ms)
+{
+    static const dp_coll_ops *const colls[] = {&apart, NULL};
+    apart = *dp_nccl_coll();
+    apart.open = open_apart;
+    return open_with(m, (dp_config){.timeout_ms = timeout_ms, .colls = colls});
 }
 
 /* ---- who adds up ----------------------------------------------------------------------------- */
@@ -419,6 +424,25 @@ static void halves(meeting *m)
 TEST_SLOW(factors_of_halves_are_powers_of_two, 30)
 {
     in_processes(2, halves);
+}
+
+/* NCCL may make of a NaN what it likes, so it is not asked. */
+static void the_largest(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v;
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_MAX));
+    CHECK_OK(all_are(ctx, &v, 2));
+    CHECK_INT(sim_nccl_count().all_reduce, 0);
+    CHECK(sim_nccl_count().send > 0);
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(the_largest_of_floats_is_found_in_slices, 30)
+{
+    in_processes(2, the_largest);
 }
 
 /* The context of the other process is told nothing: its calls have to be the same. */
@@ -714,6 +738,87 @@ TEST_SLOW(an_error_that_nccl_reports_later, 30)
     in_processes(3, one_hears_of_an_error);
 }
 
+/* Nobody waits for what a GPU that faulted was to give, in its process or in another. */
+static int lost_gpu;
+
+static void one_is_lost(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    vectors v;
+    CHECK_OK(sum_of(ctx, COUNT));
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    CHECK_OK(dp_wait(ctx));
+    if (m->process == 1)
+        rest(700);
+    double start = now_ms();
+    dp_status status = dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM);
+    if (m->process == 0) {
+        rest(250);
+        sim_lose_device(lost_gpu, cudaErrorIllegalAddress);
+    }
+    status = status == DP_OK ? dp_wait(ctx) : status;
+    CHECK(status != DP_OK);
+    CHECK_INT(dp_status_class(dp_barrier(ctx)), DP_CLASS_JOB);
+    CHECK(now_ms() - start < SOON_MS * test_timeout_scale());
+    sim_hush(true); /* the context of the lost one stays */
+    dp_close(ctx);
+    sim_forget_findings();
+}
+
+TEST_SLOW(one_gpu_of_a_process_is_lost, 60)
+{
+    memcpy(shares, (int[]){2, 1}, 2 * sizeof(int));
+    for (lost_gpu = 0; lost_gpu < 2; lost_gpu++)
+        in_processes(2, one_is_lost);
+}
+
+/* ---- on two machines ------------------------------------------------------------------------- */
+
+static void one_is_far_and_late(meeting *m)
+{
+    dp_ctx *ctx = open_far(m, TIMEOUT_MS / 4);
+    CHECK_OK(sum_of(ctx, COUNT));
+    double start = now_ms();
+    if (m->process == 1)
+        rest(TIMEOUT_MS);
+    else
+        CHECK_ERROR(sum_of(ctx, COUNT), DP_ERR_TIMEOUT,
+                    "all_reduce of 25 f32 (sum): others did not come within 500 ms");
+    CHECK(now_ms() - start < LATE_MS * test_timeout_scale());
+    dp_close(ctx);
+}
+
+static void *abort_soon(void *ctx)
+{
+    rest(200);
+    dp_abort(ctx, DP_ERR_USER, "the disk is full");
+    return NULL;
+}
+
+static void one_is_far_and_aborts(meeting *m)
+{
+    pthread_t thread;
+    dp_ctx *ctx = open_far(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    double start = now_ms();
+    if (m->process == 0) {
+        CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
+        CHECK_INT(dp_status_class(sum_of(ctx, COUNT)), DP_CLASS_JOB);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        CHECK_ERROR(dp_wait(ctx), DP_ERR_ABORTED, "the disk is full");
+        CHECK(now_ms() - start < SOON_MS * test_timeout_scale());
+    } else {
+        rest(600);
+    }
+    dp_close(ctx);
+}
+
+TEST_SLOW(processes_of_two_machines, 60)
+{
+    in_processes(2, one_is_far_and_late);
+    in_processes(2, one_is_far_and_aborts);
+}
+
 static void aborting_hangs(meeting *m)
 {
     dp_ctx *ctx = open_for(m, 30000);
@@ -729,6 +834,8 @@ static void aborting_hangs(meeting *m)
     dp_close(ctx);
     CHECK(now_ms() - start < 15000 * test_timeout_scale());
     sim_hush(true); /* what was left behind */
+    sim_nccl_abort_hangs(false);
+    rest(200); /* the keeper goes on, without the context */
     sim_forget_findings();
     _exit(0);
 }
@@ -827,6 +934,8 @@ typedef struct early {
 static dp_status (*hook)(const dp_bucket *bucket, void *user);
 static void *hook_user;
 
+static dp_unused unused_units;
+
 static void early_begin(early *e, meeting *m)
 {
     static const dp_range ranges[] = {{.unit = 0, .count = UNIT_0},
@@ -856,6 +965,7 @@ static void early_begin(early *e, meeting *m)
                                                     .bucket_bytes = 1,
                                                     .hook = hook,
                                                     .hook_user = hook_user,
+                                                    .unused_units = unused_units,
                                                     .reduction = DP_SUM},
                                &e->reducer));
 }
@@ -916,6 +1026,38 @@ TEST_SLOW(buckets_travel_while_gpus_compute, 60)
     in_processes(2, one_bucket_is_early);
     memcpy(shares, (int[]){2, 1, 1}, 3 * sizeof(int));
     in_processes(3, one_bucket_is_early);
+}
+
+/* What a rank has put on its compute stream and does not report goes with what others report. */
+static void one_is_silent(meeting *m)
+{
+    static float got[UNITS];
+    const int64_t count = UNITS;
+    early e;
+    unused_units = DP_UNUSED_FOUND;
+    early_begin(&e, m);
+    for (int pass = 0; pass < 3; pass++) {
+        CHECK_OK(dp_reducer_begin(e.reducer, NULL));
+        for (int i = 0; i < e.count; i++) {
+            dp_tensor from = dp_wrap(e.fresh[i].data, DP_F32, 1, &count);
+            from.device = e.fresh[i].device;
+            CHECK_OK(dp_fill(e.ctx, &from, dp_float(e.first + i + 1 + pass)));
+            CHECK_OK(dp_copy(e.ctx, &e.grads[i], &from, NULL));
+            for (uint32_t unit = 0; unit < 2 && e.first + i == 0; unit++)
+                CHECK_OK(dp_reducer_ready(e.reducer, i, unit, NULL));
+        }
+        CHECK_OK(dp_reducer_finish(e.reducer));
+        CHECK_OK(dp_read(e.ctx, &e.grads[0], got, sizeof got));
+        for (int k = 0; k < UNITS; k++)
+            CHECK_F64(got[k], 6 + 3 * pass, 0);
+    }
+    early_end(&e);
+}
+
+TEST_SLOW(what_is_not_reported_travels_last, 60)
+{
+    memcpy(shares, (int[]){1, 2}, 2 * sizeof(int));
+    in_processes(2, one_is_silent);
 }
 
 /* A hook works on the compute streams, so its buckets do not travel early. */

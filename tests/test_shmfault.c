@@ -101,17 +101,6 @@ static int faulty_fcntl(int fd, int command, ...)
 
 #include "meeting.h"
 
-static int open_files(void)
-{
-    int count = 0;
-    DIR *directory = opendir("/proc/self/fd");
-    CHECK(directory != NULL);
-    while (readdir(directory) != NULL)
-        count++;
-    closedir(directory);
-    return count;
-}
-
 static int victim; /* the process that a call fails in */
 static fault next;
 
