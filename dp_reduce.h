@@ -1564,10 +1564,12 @@ static void dp__pass_owe(dp_reducer *reducer)
 /* What a hook does on a device is on the compute stream, and that is the caller's. */
 static bool dp__may_ride(const dp_reducer *reducer)
 {
-    bool rides = true;
-    for (int i = 0; i < reducer->ctx->info.local_count && reducer->hook != NULL; i++)
-        rides = rides && dp__is_host(&reducer->ctx->devices[i]);
-    return rides;
+    if (reducer->hook == NULL)
+        return true;
+    for (int i = 0; i < reducer->ctx->info.local_count; i++)
+        if (!dp__is_host(&reducer->ctx->devices[i]))
+            return false;
+    return true;
 }
 
 static void dp__pass_open(dp_reducer *reducer, bool sync)
@@ -1676,7 +1678,7 @@ static dp_status dp__units_ready(const char *fn, dp_reducer *reducer, int local_
     dp__lock_enter(&ctx->lock);
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__unit_mark(fn, reducer, local_rank, units[i], stream, &full);
-    if (status == DP_OK)
+    if (status == DP_OK && reducer->sync)
         status = dp__reported_mark(ctx, local_rank, stream);
     if (status == DP_OK)
         reducer->clock.reported = now;
@@ -1804,17 +1806,15 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
     return DP_OK;
 }
 
-/* By the courier: everything may travel now, and is waited for. Then it is the next pass' turn. */
+/* By the courier: everything may travel now, and is waited for. Then it is the next pass' turn.
+   What was put on compute streams and not reported has been done: ranks have just told each other
+   about this pass, over the same streams, and the host has waited for that. */
 static dp_status dp__ride_out(const char *fn, dp_reducer *reducer)
 {
     dp_ctx *ctx = reducer->ctx;
-    dp_status status = DP_OK;
     dp__lock_enter(&ctx->lock);
-    for (int i = 0; i < ctx->info.local_count && status == DP_OK; i++)
-        status = dp__reported_mark(ctx, i, NULL);
     reducer->released = true;
     dp__lock_leave(&ctx->lock);
-    DP_TRY(dp__shared_failure(ctx, status));
     dp__courier_wake(ctx->courier);
     for (bool all = false; !all;) {
         unsigned seen = dp__courier_ticket(ctx->courier);
