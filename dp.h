@@ -885,9 +885,10 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    GPUs of several processes use NCCL, where dp_nccl.h is compiled in, and are refused without it.
    Sums have the order above where dp_config.shards is set; else NCCL adds floats in an order of its
    own, the same each time on the same GPUs, and rounds halves on the way. On one machine a process
-   that dies, closes or does something else is named at once; on several, NCCL notices, or
-   timeout_ms passes. What a GPU still waits for then is given up: dp_wait and dp_read return the
-   failure. */
+   that dies, closes or does something else is named at once. On several, one that fails tells the
+   others over the connections by which they have met, and those of one that dies break (not where
+   dp_config.bootstrap is yours); for the rest NCCL notices, or timeout_ms passes. What a GPU still
+   waits for then is given up: dp_wait and dp_read return the failure. */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -2098,6 +2099,7 @@ struct dp_ctx {
     dp_comm *comm;               /* NULL in a world of one */
     dp_part *parts;              /* local ranks, streams filled in */
     struct dp__journal *journal; /* with several processes; else NULL */
+    dp__lock far_lock;           /* of the next two, while the context is open */
     struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
     dp_comm *courier_comm;     /* for the courier; NULL where nothing travels during backward */
@@ -5852,7 +5854,10 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
         return NULL;
     }
     dp__os_init(dp__before_fork, dp__after_fork);
-    *ctx = (dp_ctx){.host = dp__host_make(), .config = *config, .lock = DP__LOCK_INITIALIZER};
+    *ctx = (dp_ctx){.host = dp__host_make(),
+                    .config = *config,
+                    .lock = DP__LOCK_INITIALIZER,
+                    .far_lock = DP__LOCK_INITIALIZER};
     ctx->config.allocator = allocator;
     ctx->fork_count = dp__os_fork_count();
     dp__resolve_log(ctx);
@@ -5950,8 +5955,7 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
         dp__line_close(line, true);
     }
     DP_TRY(status);
-    ctx->tree = tree;
-    ctx->line = line;
+    dp__far_begin(ctx, tree, line);
     dp__log(ctx, DP_LOG_INFO, "launcher: %s, process %d of %d, %d of %d on this machine",
             ctx->info.launcher, ctx->info.process, ctx->info.process_count,
             ctx->info.machine_process, ctx->info.machine_process_count);

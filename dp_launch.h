@@ -570,6 +570,7 @@ typedef struct dp__tree {
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
     dp_status failed; /* once and for all */
+    int culprit;      /* a process */
     char text[DP__TEXT_BYTES];
 } dp__tree;
 
@@ -583,17 +584,25 @@ static void dp__tree_link(dp__tree *tree, int fd, int process)
 }
 
 /* The first failure stays, and goes on to all but the one that told it. */
-DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
-                                        int process)
+DP__COLD static void dp__tree_end(dp__tree *tree, const dp__link *teller, dp_status status,
+                                  int process, const char *text)
 {
     if (tree->failed != DP_OK)
-        return dp_error(tree->failed, "%s", tree->text);
+        return;
     tree->failed = status;
-    snprintf(tree->text, sizeof tree->text, "%s", dp_last_error());
+    tree->culprit = process;
+    snprintf(tree->text, sizeof tree->text, "%s", text);
     for (int i = 0; i < tree->link_count; i++)
         if (&tree->links[i] != teller && !tree->links[i].left)
             dp__note_failure(tree->links[i].fd, status, process, tree->text);
-    return status;
+}
+
+/* The same, in words that dp_last_error has. */
+DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
+                                        int process)
+{
+    dp__tree_end(tree, teller, status, process, dp_last_error());
+    return dp_error(tree->failed, "%s", tree->text);
 }
 
 /* There is no sense in waiting for this link: `why` is said about the process at the other end. */
@@ -812,6 +821,18 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     for (int i = tree->link_count; i-- > tree->first_child;) /* those with most behind them first */
         DP_TRY(dp__tree_give(tree, &tree->links[i], DP__SPREAD, all, bytes));
     return DP_OK;
+}
+
+/* Between calls, and without waiting: why the job has failed, if it has. Who has closed its context
+   is not missed. */
+static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
+{
+    dp__os_watch watch[DP__LINKS_MAX];
+    int count = tree->failed == DP_OK ? dp__tree_watch(tree, watch) : 0;
+    if (count > 0 && dp__os_poll(watch, count, 0) > 0)
+        (void)dp__tree_hear_all(tree, watch, count);
+    *out_process = tree->culprit;
+    return tree->failed != DP_OK ? dp_error(tree->failed, "%s", tree->text) : DP_OK;
 }
 
 /* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */
@@ -1433,6 +1454,8 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet thro
     void (*leave)(dp__mpi_line *line);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
+    dp_status (*hear)(dp__mpi_line *line, int *out_process);
+    void (*tell)(dp__mpi_line *line, dp_status status, int process, const char *text);
 } dp__mpi_place;
 
 static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
@@ -1442,6 +1465,58 @@ static void dp__line_close(dp__mpi_line *line, bool own)
 {
     if (dp__backend_mpi != NULL && line != NULL && own)
         dp__backend_mpi->leave(line);
+}
+
+/* Once a context is open it has no more to say over these connections. Whoever waits for other
+   processes, and does not see them, asks here whether one of them has failed, and because of which
+   process (-1: unknown). */
+DP__MAYBE_UNUSED static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
+{
+    dp_status status = DP_OK;
+    *out_process = -1;
+    dp__lock_enter(&ctx->far_lock);
+    if (ctx->tree != NULL)
+        status = dp__tree_listen(ctx->tree, out_process);
+    if (ctx->line != NULL)
+        status = dp__backend_mpi->hear(ctx->line, out_process);
+    dp__lock_leave(&ctx->far_lock);
+    return status;
+}
+
+/* A failure of this process, which all others hear if it is the first. dp_last_error stays. */
+DP__MAYBE_UNUSED static void dp__far_tell(dp_ctx *ctx, dp_status status, int process,
+                                          const char *text)
+{
+    dp__lock_enter(&ctx->far_lock);
+    if (ctx->tree != NULL)
+        dp__tree_end(ctx->tree, NULL, status, process, text);
+    if (ctx->line != NULL)
+        dp__backend_mpi->tell(ctx->line, status, process, text);
+    dp__lock_leave(&ctx->far_lock);
+}
+
+static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
+{
+    dp__lock_enter(&ctx->far_lock);
+    ctx->tree = tree;
+    ctx->line = line;
+    dp__lock_leave(&ctx->far_lock);
+}
+
+/* "process 2 of 4 (ranks 4 to 5)". firsts: the first rank of every process, and one past the last
+   of all; NULL: unknown. */
+DP__MAYBE_UNUSED static const char *dp__process_text(int process, int process_count,
+                                                     const int *firsts, char *text, size_t bytes)
+{
+    int used = snprintf(text, bytes, "process %d of %d", process, process_count);
+    int first = firsts != NULL ? firsts[process] : 0;
+    int last = firsts != NULL ? firsts[process + 1] - 1 : 0;
+    size_t room = bytes - (size_t)used;
+    if (firsts != NULL && first == last)
+        snprintf(text + used, room, " (rank %d)", first);
+    else if (firsts != NULL)
+        snprintf(text + used, room, " (ranks %d to %d)", first, last);
+    return text;
 }
 
 /* Join the world that the environment names, unless the config has another, or wants none. */

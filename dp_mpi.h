@@ -325,19 +325,9 @@ static dp_status dp__mpi_fail(dp__mpi_line *line, dp_status status, int process)
     return dp__mpi_failure(line);
 }
 
-/* "process 2 of 4 (ranks 4 to 5)" */
 static const char *dp__mpi_who(const dp__mpi_line *line, int process, char *text)
 {
-    int used =
-        snprintf(text, DP__SHM_WORDS_BYTES, "process %d of %d", process, line->process_count);
-    int first = line->firsts != NULL ? line->firsts[process] : 0;
-    int last = line->firsts != NULL ? line->firsts[process + 1] - 1 : 0;
-    size_t room = DP__SHM_WORDS_BYTES - (size_t)used;
-    if (line->firsts != NULL && first == last)
-        snprintf(text + used, room, " (rank %d)", first);
-    else if (line->firsts != NULL)
-        snprintf(text + used, room, " (ranks %d to %d)", first, last);
-    return text;
+    return dp__process_text(process, line->process_count, line->firsts, text, DP__SHM_WORDS_BYTES);
 }
 
 /* "collective 8, all_reduce of 25 f32 (sum)" */
@@ -721,6 +711,24 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     memcpy(out, room, all);
     dp__os_free(room, 0, NULL);
     return DP_OK;
+}
+
+/* What was said on the line over which a context was opened, while others than MPI's collectives
+   carry its bytes. Where MPI serves one thread only nothing is heard: who asks is another one. */
+static dp_status dp__mpi_line_hear(dp__mpi_line *line, int *out_process)
+{
+    if (dp__mpi_level() < MPI_THREAD_SERIALIZED)
+        return DP_OK;
+    dp_status status = atomic_load(&line->failed) != DP_OK ? dp__mpi_failure(line)
+                                                           : dp__mpi_hear(line);
+    *out_process = line->culprit; /* nobody has said which ranks a process has */
+    return status;
+}
+
+static void dp__mpi_line_tell(dp__mpi_line *line, dp_status status, int process, const char *text)
+{
+    if (dp__mpi_level() >= MPI_THREAD_SERIALIZED)
+        dp__mpi_spread(line, status, process, text);
 }
 
 /* The same on a communicator of the user, in case they call it; dp_open makes a line from it. */
@@ -2049,7 +2057,7 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
 }
 
 static const dp__mpi_place dp__mpi_here = {dp__mpi_join, dp__mpi_line_leave, dp__mpi_line_gather,
-                                           dp_mpi_coll};
+                                           dp_mpi_coll,  dp__mpi_line_hear,  dp__mpi_line_tell};
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
 #endif /* DP_IMPLEMENTATION && !DP_MPI_IMPLEMENTED */

@@ -212,6 +212,7 @@ enum {
     DP__NCCL_SLOT_LEAST = 64 << 10,
     DP__NCCL_SLOT_MOST = 4 << 20,
     DP__NCCL_LOOK_NS = 20000000, /* between two looks of the keeper */
+    DP__NCCL_NEWS_MS = 200,      /* for others to say what NCCL has noticed */
     DP__NCCL_CLOSE_MS = 2000     /* for NCCL to finish what it has begun, or to abort it */
 };
 
@@ -241,8 +242,9 @@ typedef enum dp__nccl_order { DP__NCCL_WATCH, DP__NCCL_ABORT, DP__NCCL_CLOSE } d
 /* In memory of its own: a keeper that hangs in NCCL outlives the context. */
 typedef struct dp__nccl_comm {
     dp_comm base;
-    dp_comm *near;  /* dp_cuda_coll(), for one process */
-    dp_comm *board; /* see >>board; NULL: there is none */
+    dp_comm *near;              /* dp_cuda_coll(), for one process */
+    dp_comm *board;             /* see >>board; NULL: there is none */
+    int process_count, *firsts; /* the first rank of each, and one past the last of all */
     int rank_first, rank_count, local_count, timeout_ms;
     int gpu_first, gpu_count, seat_count; /* local GPUs; all GPUs of the job */
     bool ordered;
@@ -339,14 +341,71 @@ static dp_status dp__nccl_status(ncclResult_t code)
     }
 }
 
-/* The first failure in the job, of which all processes on the board hear. */
+static int dp__nccl_process_of(const dp__nccl_comm *comm, int rank)
+{
+    int process = 0;
+    while (comm->firsts[process + 1] <= rank)
+        process++;
+    return process;
+}
+
+/* What others have said, on the board or over the connections of the launcher. */
+static dp_status dp__nccl_news(const dp__nccl_comm *comm)
+{
+    int process = -1;
+    if (comm->board != NULL)
+        return comm->board->ops->poll(comm->board);
+    dp_status status = dp__far_hear(dp__ctx_of(comm->base.host), &process);
+    if (status != DP_OK && process >= 0 && process < comm->process_count)
+        dp__thread.culprit = comm->firsts[process] + 1;
+    return status;
+}
+
+/* Others hear of a failure, unless there was one before. Where another process is to blame, the
+   sentence says so already. */
+static void dp__nccl_spread(const dp__nccl_comm *comm, dp_status status, int rank, const char *text)
+{
+    char who[DP__SHM_WORDS_BYTES], said[DP__TEXT_BYTES];
+    int process = dp__nccl_process_of(comm, rank);
+    if (comm->board != NULL) {
+        dp__shm_tell_failure(dp__shm_of(comm->board), status, rank, text);
+        return;
+    }
+    dp__process_text(process, comm->process_count, comm->firsts, who, sizeof who);
+    if (rank == comm->rank_first)
+        snprintf(said, sizeof said, "%s failed: %.*s", who, DP__TEXT_BYTES - 120, text);
+    else
+        snprintf(said, sizeof said, "%s", text);
+    dp__far_tell(dp__ctx_of(comm->base.host), status, process, said);
+}
+
+static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns); /* see >>keeper */
+
+/* NCCL may notice that a process has gone before others can see who it was: they have some time. */
+static dp_status dp__nccl_late_news(const dp__nccl_comm *comm)
+{
+    uint64_t until = dp__os_now_ns() + (uint64_t)DP__NCCL_NEWS_MS * 1000000;
+    dp_status first = dp__nccl_news(comm);
+    while (first == DP_OK && dp__os_now_ns() < until) {
+        dp__os_sleep_ms(1);
+        first = comm->tail != comm->head ? dp__nccl_doubt(comm, 0) : DP_OK;
+        first = first == DP_OK ? dp__nccl_news(comm) : first;
+    }
+    return first;
+}
+
+/* The first failure in the job. */
 static dp_status dp__nccl_tell(const dp__nccl_comm *comm, dp_status status)
 {
+    char text[DP__TEXT_BYTES];
     int rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : comm->rank_first;
-    if (comm->board == NULL)
-        return status;
-    dp__shm_tell_failure(dp__shm_of(comm->board), status, rank, dp__thread.text);
-    return comm->board->ops->poll(comm->board);
+    snprintf(text, sizeof text, "%s", dp__thread.text);
+    dp_status first = status == DP_ERR_REMOTE ? dp__nccl_late_news(comm) : dp__nccl_news(comm);
+    if (first != DP_OK)
+        return first;
+    dp__nccl_spread(comm, status, rank, text);
+    first = dp__nccl_news(comm);
+    return first != DP_OK ? first : dp_error(status, "%s", text);
 }
 
 /* Under the lock. The sentence is this thread's last one. */
@@ -390,8 +449,8 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
     const dp_host *host = comm->base.host;
     dp_status status = DP_OK;
     *out_busy = false;
-    if (comm->board != NULL && comm->failed == DP_OK)
-        status = comm->board->ops->poll(comm->board);
+    if (comm->failed == DP_OK)
+        status = dp__nccl_news(comm);
     if (status == DP_OK && (host->aborted(host) || atomic_load(&comm->order) == DP__NCCL_ABORT))
         status = dp_error(DP_ERR_ABORTED, "nccl: the context was aborted");
     if (status != DP_OK)
@@ -494,7 +553,7 @@ static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const dp_
 /* ==== >>keeper ===================================================================================
    Nobody who waits for a stream can be told that others will not come: the wait is CUDA's. So a
    thread of its own looks every few milliseconds what NCCL has found out, whether the context was
-   aborted, what the board says, and whether what is under way takes too long. If so it aborts the
+   aborted, what others have said, and whether what is under way takes too long. If so it aborts the
    communicators, and the GPUs let go of what they wait for. It destroys them, too. Aborting may
    hang in NCCL: then dp_close goes on without.
 
@@ -631,6 +690,7 @@ static bool dp__nccl_destroy_all(dp__nccl_comm *comm)
 
 static void dp__nccl_free(dp__nccl_comm *comm)
 {
+    dp__os_free(comm->firsts, 0, NULL);
     dp__os_free(comm->seats, 0, NULL);
     dp__os_free(comm->gpus, 0, NULL);
     dp__os_free(comm->slices, 0, NULL);
@@ -1650,6 +1710,8 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->timeout_ms = config->timeout_ms;
     comm->ordered = config->ordered;
     comm->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    comm->process_count = join->process_count;
+    comm->firsts = dp__nccl_room(join->process_count + 1, sizeof *comm->firsts, &full);
     comm->seats = dp__nccl_room(config->rank_count, sizeof *comm->seats, &full);
     comm->slices = dp__nccl_room(config->rank_count, sizeof *comm->slices, &full);
     comm->gpus = dp__nccl_room(config->local_count, sizeof *comm->gpus, &full);
@@ -1697,6 +1759,8 @@ static dp_status dp__nccl_number_gpus(const dp__nccl_join *join, const dp__nccl_
 static dp_status dp__nccl_sit(const dp__nccl_join *join)
 {
     bool full = false;
+    for (int p = 0; p < join->process_count; p++)
+        join->comm->firsts[p + 1] = join->comm->firsts[p] + join->all[p].local_count;
     const dp__nccl_tag **tags = dp__nccl_room(join->comm->rank_count, sizeof *tags, &full);
     int *owners = dp__nccl_room(join->comm->rank_count, sizeof *owners, &full);
     dp_status status = full ? dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for ranks")
@@ -1968,12 +2032,14 @@ static void dp__nccl_close(dp_comm *base)
         dp__nccl_free(comm);
 }
 
-/* What went wrong here the others read on the board; the keeper aborts. */
+/* What went wrong here the others hear; the keeper aborts. */
 static void dp__nccl_abort(dp_comm *base)
 {
     dp__nccl_comm *comm = dp__nccl_of(base);
-    if (comm->board != NULL)
-        comm->board->ops->abort(comm->board);
+    const dp_ctx *ctx = dp__ctx_of(base->host);
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        dp__nccl_spread(comm, (dp_status)failed, ctx->failed_rank, ctx->failed_text);
     dp__nccl_bid(comm, DP__NCCL_ABORT);
 }
 

@@ -11,6 +11,9 @@
 #define DP_USE_MPI
 #endif
 #include "../dp.h"
+#if defined(TEST_MPI)
+#include "mpi/far.h"
+#endif
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
 #include "system.h"
 #include "team.h"

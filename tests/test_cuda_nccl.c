@@ -32,7 +32,8 @@ static dp_ctx *open_with(meeting *m, dp_config config)
     sim_set_first_device(first);
     backends[0] = dp_cuda();
     config.backends = backends;
-    config.bootstrap = config_of(m, own).bootstrap;
+    if (getenv("DP_ADDR") == NULL)
+        config.bootstrap = config_of(m, own).bootstrap;
     config.device_count = own;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
@@ -373,6 +374,27 @@ static dp_ctx *open_far(meeting *m, int timeout_ms)
     apart = *dp_nccl_coll();
     apart.open = open_apart;
     return open_with(m, (dp_config){.timeout_ms = timeout_ms, .colls = colls});
+}
+
+static void set_number(const char *name, int number)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    setenv(name, text, 1);
+}
+
+/* The same, as a launcher starts them: there are connections among them. */
+static dp_ctx *open_launched(meeting *m)
+{
+    char address[40];
+    snprintf(address, sizeof address, "@test-nccl-%d", (int)getppid());
+    setenv("DP_LAUNCH", "dp", 1);
+    setenv("DP_ADDR", address, 1);
+    set_number("DP_PROCESS", m->process);
+    set_number("DP_PROCESS_COUNT", m->process_count);
+    set_number("DP_LOCAL_PROCESS", m->process);
+    set_number("DP_LOCAL_PROCESS_COUNT", m->process_count);
+    return open_far(m, 30000);
 }
 
 /* ---- who adds up ----------------------------------------------------------------------------- */
@@ -817,6 +839,83 @@ TEST_SLOW(processes_of_two_machines, 60)
 {
     in_processes(2, one_is_far_and_late);
     in_processes(2, one_is_far_and_aborts);
+}
+
+/* Process 1 is named, whose first rank is 2 of 4. */
+static void check_far(dp_ctx *ctx, const char *what)
+{
+    dp_failure_info failure;
+    double start = now_ms();
+    CHECK_INT(dp_status_class(go_on(ctx)), DP_CLASS_JOB);
+    CHECK(now_ms() - start < SOON_MS * test_timeout_scale());
+    CHECK_SAYS(dp_last_error(), what);
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.rank, 2);
+    CHECK_SAYS(failure.text, what);
+    dp_close(ctx);
+}
+
+static bool on_purpose;
+
+static void one_is_far_and_ends(meeting *m)
+{
+    dp_ctx *ctx = open_launched(m);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 1) {
+        rest(300);
+        if (!on_purpose)
+            raise(SIGKILL);
+        dp_abort(ctx, DP_ERR_USER, "the disk is full");
+        dp_close(ctx);
+        return;
+    }
+    check_far(ctx, on_purpose ? "process 1 of 3 (rank 2) failed: the disk is full"
+                              : "process 1 of 3 has ended, or the connection to it");
+}
+
+TEST_SLOW(far_processes_tell_each_other, 60)
+{
+    memcpy(shares, (int[]){2, 1, 1}, 3 * sizeof(int));
+    for (int i = 0; i < 2; i++) {
+        on_purpose = i == 1;
+        in_processes_but(3, on_purpose ? -1 : 1, one_is_far_and_ends);
+    }
+}
+
+/* NCCL may see that somebody has gone, and not who. */
+static bool far_away;
+
+static void *remote_error_soon(void *unused)
+{
+    (void)unused;
+    rest(350);
+    sim_nccl_fail(6, 0);
+    return NULL;
+}
+
+static void one_dies_and_nccl_says_so(meeting *m)
+{
+    pthread_t thread;
+    dp_ctx *ctx = far_away ? open_launched(m) : open_for(m, 30000);
+    CHECK_OK(sum_of(ctx, COUNT));
+    if (m->process == 1) {
+        rest(400);
+        raise(SIGKILL);
+    }
+    if (m->process == 0)
+        CHECK_INT(pthread_create(&thread, NULL, remote_error_soon, NULL), 0);
+    if (far_away)
+        check_far(ctx, "process 1 of 3 has ended, or the connection to it");
+    else
+        check_ends(ctx, once, "has died", SOON_MS);
+}
+
+TEST_SLOW(who_has_gone_is_named_although_nccl_saw_it_first, 60)
+{
+    in_processes_but(2, 1, one_dies_and_nccl_says_so);
+    far_away = true;
+    memcpy(shares, (int[]){2, 1, 1}, 3 * sizeof(int));
+    in_processes_but(3, 1, one_dies_and_nccl_says_so);
 }
 
 static void aborting_hangs(meeting *m)

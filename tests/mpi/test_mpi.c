@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "../boot_coll.h"
 #include "launched.h"
 
 /* ---- under mpirun ---------------------------------------------------------------------------- */
@@ -874,6 +875,30 @@ MPI_TEST_UNDER(who_aborts_says_why, 3, mpi_launch_broken)
         CHECK_ERROR(add_up(ctx, 25), DP_ERR_ABORTED,
                     "process 2 of 3 (rank 2) failed: the disk is full");
     }
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
+/* Where MPI has brought the processes together, and something else carries their collectives. */
+MPI_TEST_UNDER(failures_travel_beside_another_table, 3, mpi_launch_broken)
+{
+    const dp_coll_ops *colls[] = {boot_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    dp_status status = DP_OK;
+    int process = 7;
+    atexit(say_through);
+    CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1, .timeout_ms = 20000}, &ctx));
+    CHECK_OK(test_far_hear(ctx, &process));
+    if (mpi_process == 1) {
+        test_far_tell(ctx, DP_ERR_ABORTED, 1, "the disk is full");
+        test_far_tell(ctx, DP_ERR_REMOTE, 1, "what comes of it");
+    }
+    for (int i = 0; i < 2000 && status == DP_OK; i++) {
+        a_while(5);
+        status = test_far_hear(ctx, &process);
+    }
+    CHECK_ERROR(status, DP_ERR_ABORTED, "the disk is full");
+    CHECK_INT(process, 1);
     dp_close(ctx);
     exit(EXIT_SUCCESS);
 }
