@@ -1353,7 +1353,8 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
 
 typedef struct
     dp_parallel_config {    /* zero: all devices, balanced along dim 0, results on the first */
-    const int *local_ranks; /* the wrapped module lives on the first of them */
+    const int *local_ranks; /* the wrapped module lives on the first of them; the replicas of a GPU
+                               that is there twice take turns */
     size_t local_rank_count;
     const int *output_rank; /* NULL = the first; need not be one of them */
     bool output_to_host;

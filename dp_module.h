@@ -3842,10 +3842,12 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
     return DP_OK;
 }
 
-/* Each device's own thread, unless a device is there twice. */
+/* Each device's own thread. Replicas of a device that is there twice have other threads too, if it
+   works on the host; else they would use its stream at the same time, so they take turns. */
 static void dp__face_threads(dp__face *face)
 {
     int threads = face->ctx->info.local_count;
+    bool on_host = dp__is_host(&face->ctx->devices[dp__rank_at(&face->how, 0)]);
     face->own_threads = true;
     for (size_t r = 0; r < face->count; r++) {
         face->threads[r] = dp__rank_at(&face->how, r);
@@ -3853,7 +3855,7 @@ static void dp__face_threads(dp__face *face)
             face->own_threads = face->own_threads && face->threads[k] != face->threads[r];
     }
     face->own_devices = face->own_threads;
-    if (face->own_threads)
+    if (face->own_threads || !on_host)
         return;
     face->own_threads = face->count <= (size_t)threads;
     for (size_t r = 0; r < face->count; r++)

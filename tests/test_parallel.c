@@ -2,6 +2,7 @@
    few rows, odd devices, errors and memory. */
 
 #include <stdatomic.h>
+#include <time.h>
 #include "lazy.h"
 #include "nets.h"
 #include "reluctant.h"
@@ -427,6 +428,39 @@ TEST_BACKENDS(a_device_may_be_there_twice)
         net, &(dp_parallel_config){.local_ranks = ranks, .local_rank_count = 4}, &par));
     fill_batch(&b, 9);
     check_equal(ctx, net, par, &b, 0);
+}
+
+static atomic_int busy, most_busy;
+
+static dp_status busy_forward(dp_call *call)
+{
+    int now = atomic_fetch_add(&busy, 1) + 1, most = atomic_load(&most_busy);
+    while (now > most && !atomic_compare_exchange_weak(&most_busy, &most, now)) {
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    atomic_fetch_sub(&busy, 1);
+    call->out = dp_none();
+    return DP_OK;
+}
+
+/* Not where they would use one stream at the same time. */
+TEST_BACKENDS(replicas_of_one_device_take_turns)
+{
+    static const dp_method methods[] = {{"forward", busy_forward}};
+    static const int twice[] = {1, 1};
+    dp_device_info device;
+    dp_module *net = NULL, *par = NULL;
+    dp_value out;
+    CHECK_OK(dp_device_info_get(ctx, 1, &device));
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){.name = "busy", .methods = methods, .method_count = 1, .local_rank = 1},
+        &net));
+    CHECK_OK(dp_data_parallel(
+        net, &(dp_parallel_config){.local_ranks = twice, .local_rank_count = 2}, &par));
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, tree_of(scope, "(f32[4],)"), dp_none(), NULL, &out, NULL));
+    CHECK(atomic_load(&most_busy) == 1 || device.host_memory);
 }
 
 TEST_BACKENDS(sizes_and_weights_split_too)
