@@ -1794,6 +1794,9 @@ struct dp_coll_ops {
     /* A call has failed here, and the job has not: a sentence for those who come to wait for this
        process in vain. From one thread at a time (without: they do not hear it). */
     void (*say)(dp_comm *comm, const char *text);
+    /* What it has carried so far, in a few words for dp_report_text, from any thread (without:
+       nothing is said). */
+    void (*describe)(dp_comm *comm, char *text, size_t bytes);
 };
 
 #define DP_HAS(type, ops, method)                                                                  \

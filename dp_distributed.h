@@ -1293,6 +1293,20 @@ static void dp__page_job(dp__page *page, const dp_info *job)
                  job->device_backend, job->threads_per_device, dp__transport(job));
 }
 
+/* Of both communicators: the second one has carried buckets while backward ran. */
+static void dp__page_carried(dp__page *page, const dp_ctx *ctx)
+{
+    dp_comm *const comms[] = {ctx->comm, ctx->courier_comm};
+    char text[160];
+    for (int i = 0; i < 2; i++) {
+        if (comms[i] == NULL || !DP_HAS(dp_coll_ops, comms[i]->ops, describe))
+            continue;
+        comms[i]->ops->describe(comms[i], text, sizeof text);
+        dp__page_add(page, "%s: %s\n", i == 0 ? "collectives" : "buckets that travelled early",
+                     text);
+    }
+}
+
 static void dp__page_rules(dp__page *page, const dp_report *report)
 {
     static const char *const reductions[] = {"", "sum", "mean over ranks", "mean over samples"};
@@ -1375,6 +1389,7 @@ DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes)
         (bytes > 0 && dp__check_pointer(__func__, "text", text) != DP_OK))
         return 0;
     dp__page_job(&page, &module->ctx->info);
+    dp__page_carried(&page, module->ctx);
     return dp__page_wrappers(&page, module) == DP_OK ? page.used : 0;
 }
 

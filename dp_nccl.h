@@ -254,7 +254,7 @@ typedef struct dp__nccl_comm {
     dp__nccl_slice *slices; /* of each GPU of the job */
     cudaEvent_t *marks;     /* of each local rank, */
     dp__cuda_dev **devs;    /* and its device */
-    uint64_t carried, carried_bytes;
+    atomic_ullong carried, carried_bytes, carried_near;
     dp__lock lock; /* around every call of NCCL, and for what follows */
     dp_status failed;
     int culprit;
@@ -955,8 +955,8 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
     DP_TRY(run(call));
     DP_TRY(dp__nccl_marks(call, true));
     DP_TRY(dp__nccl_meet(call, false));
-    comm->carried++;
-    comm->carried_bytes += call->count * call->size;
+    atomic_fetch_add_explicit(&comm->carried, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&comm->carried_bytes, call->count * call->size, memory_order_relaxed);
     dp__lock_enter(&comm->lock);
     comm->head += !call->captured;
     dp__lock_leave(&comm->lock);
@@ -2012,19 +2012,30 @@ static void dp__nccl_leave_behind(const dp__nccl_comm *comm)
         atomic_store(&dp__cuda_lost[comm->gpus[g].physical->ordinal], true);
 }
 
+static void dp__nccl_describe(dp_comm *base, char *text, size_t bytes)
+{
+    const dp__nccl_comm *comm = dp__nccl_of(base);
+    int used = snprintf(text, bytes, "%llu by NCCL, %llu bytes of each rank",
+                        atomic_load_explicit(&comm->carried, memory_order_relaxed),
+                        atomic_load_explicit(&comm->carried_bytes, memory_order_relaxed));
+    if (comm->near != NULL && used > 0 && (size_t)used < bytes)
+        snprintf(text + used, bytes - (size_t)used, "; %llu by the GPUs themselves",
+                 atomic_load_explicit(&comm->carried_near, memory_order_relaxed));
+}
+
 /* Without a keeper there are no communicators of NCCL. */
 static void dp__nccl_close(dp_comm *base)
 {
-    char text[128];
+    char text[128], line[160];
     dp__nccl_comm *comm = dp__nccl_of(base);
     const dp_host *host = base->host;
     if (comm->board != NULL)
         dp__shm_leave(comm->board);
     dp__nccl_list(comm, false);
     bool done = !comm->kept || dp__nccl_dismiss(comm);
-    snprintf(text, sizeof text, "nccl: carried %llu collectives, %llu bytes of each rank",
-             (unsigned long long)comm->carried, (unsigned long long)comm->carried_bytes);
-    host->log(host, DP_LOG_INFO, text);
+    dp__nccl_describe(base, text, sizeof text);
+    snprintf(line, sizeof line, "nccl: collectives: %s", text);
+    host->log(host, DP_LOG_INFO, line);
     if (!done)
         dp__nccl_leave_behind(comm);
     dp__nccl_clear(comm);
@@ -2085,6 +2096,14 @@ static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
     return call->captured || !by_nccl || call->count * call->size < comm->least;
 }
 
+static bool dp__nccl_leave_near(const dp__nccl_call *call, bool by_nccl)
+{
+    bool near = dp__nccl_is_near(call, by_nccl);
+    if (near)
+        atomic_fetch_add_explicit(&call->comm->carried_near, 1, memory_order_relaxed);
+    return near;
+}
+
 static dp_status dp__nccl_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
                                      dp_dtype dtype, dp_op op, double scale)
 {
@@ -2094,7 +2113,7 @@ static dp_status dp__nccl_all_reduce(dp_comm *comm, const dp_part *local, size_t
     call.scale = scale;
     bool by_nccl = dp__nccl_can_add(&call);
     DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_is_near(&call, by_nccl))
+    if (dp__nccl_leave_near(&call, by_nccl))
         return near->ops->all_reduce(near, local, count, dtype, op, scale);
     return dp__nccl_run(&call, by_nccl ? dp__nccl_add : dp__nccl_add_slices);
 }
@@ -2108,7 +2127,7 @@ static dp_status dp__nccl_reduce_scatter(dp_comm *comm, const dp_part *local, si
     call.scale = scale;
     bool by_nccl = dp__nccl_one_each(call.comm) && dp__nccl_can_add(&call);
     DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_is_near(&call, by_nccl))
+    if (dp__nccl_leave_near(&call, by_nccl))
         return near->ops->reduce_scatter(near, local, count_each, dtype, op, scale);
     return dp__nccl_run(&call, by_nccl ? dp__nccl_scatter : dp__nccl_scatter_slices);
 }
@@ -2120,7 +2139,7 @@ static dp_status dp__nccl_broadcast(dp_comm *comm, const dp_part *local, size_t 
     dp_comm *near = call.comm->near;
     call.root = root;
     DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_is_near(&call, true))
+    if (dp__nccl_leave_near(&call, true))
         return near->ops->broadcast(near, local, count, dtype, root);
     return dp__nccl_run(&call, dp__nccl_broadcast_all);
 }
@@ -2131,7 +2150,7 @@ static dp_status dp__nccl_all_gather(dp_comm *comm, const dp_part *local, size_t
     dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_GATHER, count_each, dtype);
     dp_comm *near = call.comm->near;
     DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_is_near(&call, true))
+    if (dp__nccl_leave_near(&call, true))
         return near->ops->all_gather(near, local, count_each, dtype);
     return dp__nccl_run(&call, dp__nccl_gather);
 }
@@ -2142,7 +2161,7 @@ static dp_status dp__nccl_all_to_all(dp_comm *comm, const dp_part *local, size_t
     dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_TO_ALL, count_each, dtype);
     dp_comm *near = call.comm->near;
     DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_is_near(&call, true))
+    if (dp__nccl_leave_near(&call, true))
         return near->ops->all_to_all(near, local, count_each, dtype);
     return dp__nccl_run(&call, dp__nccl_exchange);
 }
@@ -2161,7 +2180,8 @@ DP_API const dp_coll_ops *dp_nccl_coll(void)
                                     .all_to_all = dp__nccl_all_to_all,
                                     .abort = dp__nccl_abort,
                                     .poll = dp__nccl_poll,
-                                    .say = dp__nccl_say};
+                                    .say = dp__nccl_say,
+                                    .describe = dp__nccl_describe};
     return &ops;
 }
 

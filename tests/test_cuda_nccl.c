@@ -1266,6 +1266,43 @@ static void train(meeting *m)
     dp_close(ctx);
 }
 
+/* ---- what has been carried by what ----------------------------------------------------------- */
+
+static void check_report(dp_ctx *ctx, const char *all, const char *early)
+{
+    static const net_shape shape = {0};
+    char text[4000];
+    dp_module *net = net_create(ctx, &shape, 0), *par;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    step_once(ctx, net, par, 0);
+    CHECK(dp_report_text(par, text, sizeof text) < sizeof text);
+    CHECK_SAYS(text, all);
+    CHECK((strstr(text, "buckets that travelled early: ") != NULL) == (early != NULL));
+    if (early != NULL)
+        CHECK_SAYS(text, early);
+    dp_close(ctx);
+}
+
+TEST(a_report_says_what_carried_what)
+{
+    dp_ctx *ctx = open_alone(2);
+    CHECK_OK(sum_of(ctx, LARGE));
+    check_report(ctx, "collectives: 1 by NCCL, 2400000 bytes of each rank; ", NULL);
+    setenv("DP_NCCL", "1", 1);
+    check_report(open_alone(2), "; 0 by the GPUs themselves\n", NULL);
+}
+
+static void report_of_two(meeting *m)
+{
+    check_report(open_for(m, 0), " bytes of each rank\n",
+                 "buckets that travelled early: 1 by NCCL, 88 bytes of each rank\n");
+}
+
+TEST_SLOW(a_report_of_several_processes, 30)
+{
+    in_processes(2, report_of_two);
+}
+
 TEST_SLOW(gpus_of_processes_train_as_one_cpu_does, 120)
 {
     static const struct training ways[] = {{1, 1, false}, {1, 8, true}, {2, 2, true},
