@@ -247,6 +247,37 @@ doctor_finds() {
     fi
 }
 
+as_torchrun() {
+    local port=$((20000 + $$ % 10000)) rank
+    for rank in 0 1; do
+        RANK=$rank WORLD_SIZE=2 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 \
+            MASTER_PORT=$port TORCHELASTIC_RUN_ID=none "$@" &
+    done
+    wait
+}
+
+as_openmpi() { mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$@"; }
+as_mpich() { mpirun.mpich -np 4 "$@"; }
+
+# Each launcher's processes learn the same, and one of them says so.
+launchers_agree() {
+    local by want got name=examples/train_anywhere.c program=build/examples/train_anywhere
+    want=$("$program")
+    for by in as_torchrun as_openmpi as_mpich; do
+        if [ $by != as_torchrun ] && ! has "mpirun.${by#as_}"; then
+            skip "$name $by" "no mpirun.${by#as_}"
+            continue
+        fi
+        got=$(unset DP_LAUNCH; export -f $by; timeout 120 bash -c "$by $program" 2>&1)
+        if [ -n "$want" ] && [ "$got" = "$want" ]; then
+            echo "ok - $name $by"
+        else
+            echo "not ok - $name $by"
+            printf '%s\n' "$want" "$got" | sed 's/^/#   /'
+        fi
+    done
+}
+
 step_examples() {
     local source name want got devices
     # That they run is the question here, not how fast: each compiles the whole implementation. But
@@ -276,6 +307,7 @@ step_examples() {
         fi
     done
     doctor_finds "RANK is not set" WORLD_SIZE=2
+    launchers_agree
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
 }
 
