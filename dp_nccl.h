@@ -100,12 +100,10 @@ static void dp__nccl_place_of(const char *name, void *library)
     snprintf(dp__nccl.path, sizeof dp__nccl.path, "%s", known ? info.dli_fname : name);
 }
 
-/* One that this process has already goes before another copy of it. */
 static bool dp__nccl_bind_path(const char *path)
 {
     bool found = true;
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    library = library != NULL ? library : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
         return false;
     DP__NCCL_FUNCTIONS(DP__NCCL_FIND)
@@ -143,6 +141,7 @@ static bool dp__nccl_bind(void)
         snprintf(local, sizeof local, "%.490s/.local", home);
     const char *const roots[] = {dp__os_env("VIRTUAL_ENV"), dp__os_env("CONDA_PREFIX"), local,
                                  "/usr/local", "/usr"};
+    /* The first is also the name of a copy that this process has already, wherever it is from. */
     bool found = dp__nccl_bind_path("libnccl.so.2") || dp__nccl_bind_path("libnccl.so");
     for (size_t i = 0; i < sizeof roots / sizeof roots[0] && !found; i++)
         found = dp__nccl_bind_package(roots[i]);
@@ -288,6 +287,11 @@ typedef struct dp__nccl_call { /* one collective */
     int root;
     bool captured;
 } dp__nccl_call;
+
+static size_t dp__nccl_least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
 
 static int dp__nccl_seat_of(const dp__nccl_comm *comm, int local_rank)
 {
@@ -1322,8 +1326,7 @@ static dp_status dp__nccl_sum_run(const dp__nccl_call *call, int place, int firs
     const dp__nccl_comm *comm = call->comm;
     const void *in[DP__CUDA_OPERANDS];
     bool half = dp__nccl_is_half(call);
-    int count = comm->rank_count - first < DP__CUDA_OPERANDS ? comm->rank_count - first
-                                                             : DP__CUDA_OPERANDS;
+    int count = (int)dp__nccl_least((size_t)(comm->rank_count - first), DP__CUDA_OPERANDS);
     for (int i = 0; i < count; i++) {
         in[i] = dp__nccl_given(call, place, first + i);
         if (!half)
@@ -1394,9 +1397,8 @@ static void dp__nccl_cut(dp__nccl_comm *comm, size_t size, size_t begin, size_t 
     size_t seats = (size_t)comm->seat_count, pack = 16 / size;
     size_t each = ((count + seats - 1) / seats + pack - 1) / pack * pack;
     for (size_t seat = 0; seat < seats; seat++) {
-        size_t at = seat * each < count ? seat * each : count;
-        size_t left = count - at;
-        comm->slices[seat] = (dp__nccl_slice){begin + at, left < each ? left : each};
+        size_t at = dp__nccl_least(seat * each, count);
+        comm->slices[seat] = (dp__nccl_slice){begin + at, dp__nccl_least(each, count - at)};
     }
 }
 
@@ -1420,7 +1422,7 @@ static dp_status dp__nccl_add_slices(const dp__nccl_call *call)
 {
     size_t most = dp__nccl_slot_count(call) * (size_t)call->comm->seat_count;
     for (size_t at = 0, count = 0; at < call->count; at += count) {
-        count = call->count - at < most ? call->count - at : most;
+        count = dp__nccl_least(most, call->count - at);
         DP_TRY(dp__nccl_add_piece(call, at, count));
     }
     return DP_OK;
@@ -1467,7 +1469,7 @@ static dp_status dp__nccl_scatter_slices(const dp__nccl_call *call)
     size_t most = dp__nccl_slot_count(call);
     for (int round = 0; dp__nccl_cut_blocks(call, round, 0, 0); round++)
         for (size_t at = 0, count = 0; at < call->count; at += count) {
-            count = call->count - at < most ? call->count - at : most;
+            count = dp__nccl_least(most, call->count - at);
             (void)dp__nccl_cut_blocks(call, round, at, count);
             DP_TRY(dp__nccl_scatter_piece(call, round, at));
         }
@@ -1839,7 +1841,7 @@ static dp_status dp__nccl_equip(const dp__nccl_join *join)
     const dp_comm_config *config = join->config;
     dp__nccl_comm *comm = join->comm;
     size_t slot = DP__NCCL_SLOTS_BYTES / (size_t)comm->rank_count / 256 * 256;
-    slot = slot < DP__NCCL_SLOT_MOST ? slot : DP__NCCL_SLOT_MOST;
+    slot = dp__nccl_least(slot, DP__NCCL_SLOT_MOST);
     comm->slot_bytes = slot > DP__NCCL_SLOT_LEAST ? slot : DP__NCCL_SLOT_LEAST;
     comm->gpu_first = comm->seats[comm->rank_first];
     if (config->bootstrap == NULL)

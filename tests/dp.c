@@ -10,7 +10,13 @@
 #if defined(TEST_MPI)
 #define DP_USE_MPI
 #endif
+#if defined(TEST_SIM)
+#include "sim/loader.h"
+#endif
 #include "../dp.h"
+#if defined(TEST_SIM)
+#include "sim/loaded.h"
+#endif
 #if defined(TEST_MPI)
 #include "mpi/far.h"
 #endif

@@ -166,6 +166,113 @@ TEST(without_the_library_gpus_do_it_themselves)
     CHECK_INT(dp_nccl_version(NULL, 0), 22809);
 }
 
+/* Where the library is found; "" if it is not. */
+static const char *found_at(sim_nccl_file *files, int count)
+{
+    static char text[512];
+    sim_set_nccl_files(files, count);
+    return dp_nccl_version(text, sizeof text) == 22809 ? text : "";
+}
+
+TEST(the_library_has_two_names)
+{
+    sim_nccl_file files[] = {{.path = "libnccl.so", .is_at = "/opt/libnccl.so.2.28.9"},
+                             {.path = "libnccl.so.1"}};
+    CHECK_STR(found_at(files, 2), "/opt/libnccl.so.2.28.9");
+    CHECK_INT(files[0].loads, 1);
+    CHECK_INT(files[1].loads, 0);
+    CHECK_STR(found_at(NULL, 0), "/opt/libnccl.so.2.28.9"); /* once and for all */
+}
+
+TEST(who_does_not_know_where_it_is_says_its_name)
+{
+    sim_nccl_file files[] = {{.path = "libnccl.so.2"}, {.path = "libnccl.so", .is_at = "/opt/no"}};
+    CHECK_STR(found_at(files, 2), "libnccl.so.2");
+    CHECK_INT(files[1].loads, 0);
+}
+
+TEST(a_library_without_a_function_is_let_go_of)
+{
+    static const char *const lacking[] = {"ncclAllGather", "ncclSend", "ncclGetVersion"};
+    for (int i = 0; i < 3; i++) {
+        sim_nccl_file files[] = {{.path = "libnccl.so.2", .lacks = lacking[i]}};
+        CHECK_STR(found_at(files, 1), "");
+        CHECK_SAYS(dp_last_error(), "NCCL was not found: libnccl.so.2 is looked for where");
+        CHECK_INT(files[0].loads, 0);
+    }
+    sim_nccl_file files[] = {{.path = "libnccl.so.2", .lacks = "ncclRecv"},
+                             {.path = "libnccl.so", .is_at = "/opt/good"}};
+    CHECK_STR(found_at(files, 2), "/opt/good");
+    CHECK_INT(files[0].loads, 0);
+}
+
+/* An empty file where Python's package has the library. */
+static const char *package_in(const char *root, const char *python)
+{
+    static char path[400];
+    char command[500];
+    snprintf(path, sizeof path, "%s/lib/%s/nvidia/nccl/lib/libnccl.so.2", root, python);
+    snprintf(command, sizeof command, "mkdir -p %s && rmdir %s && : > %s", path, path, path);
+    CHECK_INT(system(command), 0);
+    return path;
+}
+
+/* From the root, as the variables say it. */
+static const char *new_folder(void)
+{
+    static char path[300];
+    CHECK(getcwd(path, sizeof path - 32) != NULL);
+    strcat(path, "/build/nccl-XXXXXX");
+    CHECK(mkdtemp(path) != NULL);
+    return path;
+}
+
+static void drop_folder(const char *path)
+{
+    char command[320];
+    snprintf(command, sizeof command, "rm -r %s", path);
+    CHECK_INT(system(command), 0);
+}
+
+TEST(pythons_package_has_it)
+{
+    static const char *const roots[] = {"VIRTUAL_ENV", "CONDA_PREFIX", "HOME"};
+    const char *here = new_folder();
+    char paths[4][400], root[340];
+    sim_nccl_file files[4] = {{NULL, NULL, NULL, 0}};
+    for (int i = 0; i < 3; i++) {
+        snprintf(root, sizeof root, "%s/%d", here, i);
+        setenv(roots[i], root, 1);
+        snprintf(root, sizeof root, "%s/%d%s", here, i, i == 2 ? "/.local" : "");
+        snprintf(paths[i], sizeof paths[i], "%s", package_in(root, "python3.12/site-packages"));
+        files[i].path = paths[i];
+    }
+    files[0].lacks = files[1].lacks = "ncclSend"; /* one after the other is tried */
+    CHECK_STR(found_at(files, 3), paths[2]);
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(files[i].loads, i == 2);
+    drop_folder(here);
+}
+
+TEST(a_package_may_be_there_twice)
+{
+    const char *here = new_folder();
+    char first[400];
+    CHECK_INT(chdir(here), 0);
+    setenv("VIRTUAL_ENV", "there", 1); /* no path from the root: nobody's */
+    setenv("CONDA_PREFIX", here, 1);
+    unsetenv("HOME");
+    const char *nobodys = package_in("there", "python3.9/site-packages");
+    sim_nccl_file files[2] = {{.path = nobodys}};
+    CHECK_STR(found_at(files, 1), "");
+    snprintf(first, sizeof first, "%s", package_in(here, "python3.10/dist-packages"));
+    files[0] = (sim_nccl_file){.path = first, .lacks = "ncclSend"};
+    files[1] = (sim_nccl_file){.path = package_in(here, "python3.11/dist-packages")};
+    CHECK_STR(found_at(files, 2), files[1].path);
+    CHECK_INT(files[0].loads, 0);
+    drop_folder(here);
+}
+
 TEST(devices_of_the_host_are_not_for_nccl)
 {
     const dp_device_ops *const backends[] = {dp_cpu(), NULL};
@@ -473,11 +580,13 @@ static void nobody_here_wants_it(meeting *m)
     dp_ctx *ctx = open_for(m, 0);
     for (int i = 0; i < 3; i++) {
         vectors v;
-        vectors_make(ctx, &v, DP_F32, i == 1 ? LARGE : COUNT);
+        vectors_make(ctx, &v, DP_F32, i == 0 ? COUNT : 8 * LARGE); /* has a slab of its own */
         size_t count = (size_t)dp_tensor_count(&v.data[0]);
+        long allocs = sim_alloc_count();
         if (m->process == 1)
             v.parts[0].recv = NULL;
         CHECK_OK(dp_all_reduce(ctx, v.parts, count, DP_F32, DP_OP_SUM));
+        CHECK_INT(sim_alloc_count() - allocs, i == 1 && m->process == 1);
         CHECK_OK(all_are(ctx, &v, m->process == 1 ? 2 : 3));
         dp_scope_end(v.scope);
     }
@@ -970,6 +1079,32 @@ TEST_SLOW(those_who_are_left_begin_again, 60)
 
 /* ---- captures -------------------------------------------------------------------------------- */
 
+enum { VERBS = 5 };
+
+/* Of a few elements, so that all ranks' blocks fit. */
+static dp_status verb_of(dp_ctx *ctx, vectors *v, int verb)
+{
+    dp_part parts[GPUS];
+    size_t some = 2;
+    memcpy(parts, v->parts, sizeof parts);
+    for (int i = 0; i < v->count && (verb == 3 || verb == 4); i++) /* not in place */
+        parts[i].recv = (float *)parts[i].recv + COUNT / 2;
+    switch (verb) {
+    case 0:
+        return dp_all_reduce(ctx, parts, some, DP_F32, DP_OP_SUM);
+    case 1:
+        return dp_broadcast(ctx, parts, some, DP_F32, 1);
+    case 2:
+        for (int i = 0; i < v->count; i++)
+            parts[i].send = (float *)parts[i].recv + COUNT / 2;
+        return dp_all_gather(ctx, parts, some, DP_F32);
+    case 3:
+        return dp_reduce_scatter(ctx, parts, some, DP_F32, DP_OP_SUM);
+    default:
+        return dp_all_to_all(ctx, parts, some, DP_F32);
+    }
+}
+
 static void captured(meeting *m)
 {
     dp_ctx *ctx = open_for(m, 0);
@@ -980,11 +1115,12 @@ static void captured(meeting *m)
     cudaStream_t stream = dp_cuda_stream(dp_local_stream(ctx, 0));
     CHECK_OK(dp_wait(ctx));
     CHECK_INT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    if (alone)
-        CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM));
-    else
-        CHECK_ERROR(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM), DP_ERR_UNSUPPORTED,
-                    "can be captured where a process drives one GPU, this one drives 2");
+    for (int verb = 0; verb < VERBS; verb++)
+        if (alone)
+            CHECK_OK(verb_of(ctx, &v, verb));
+        else
+            CHECK_ERROR(verb_of(ctx, &v, verb), DP_ERR_UNSUPPORTED,
+                        "can be captured where a process drives one GPU, this one drives 2");
     CHECK_INT(cudaStreamEndCapture(stream, &graph), cudaSuccess);
     CHECK_OK(sum_of(ctx, COUNT));
     dp_scope_end(v.scope);
@@ -1012,8 +1148,10 @@ TEST(several_gpus_are_captured_without_nccl)
     cudaStream_t stream = dp_cuda_stream(dp_local_stream(ctx, 0));
     CHECK_INT(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
     CHECK_OK(dp_all_reduce(ctx, v.parts, LARGE, DP_F32, DP_OP_SUM));
+    for (int verb = 1; verb < VERBS; verb++)
+        CHECK_OK(verb_of(ctx, &v, verb));
     CHECK_INT(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    CHECK_INT(sim_nccl_count().all_reduce, 0);
+    CHECK_INT(sim_nccl_count().groups, 0);
     dp_scope_end(v.scope);
     dp_close(ctx);
 }

@@ -57,7 +57,8 @@ void sim_defer(unsigned long long seed);
 void sim_fail_at(long n, int code, bool sticky);
 bool sim_fault_fired(void);
 long sim_call_count(void);
-long sim_wait_count(void); /* calls of cudaEventSynchronize */
+long sim_wait_count(void);  /* calls of cudaEventSynchronize */
+long sim_alloc_count(void); /* calls of cudaMalloc */
 
 /* The device is lost: each call with its context fails with this cudaError_t, until the last who
    uses the context releases it. */
@@ -81,6 +82,17 @@ void sim_capture(bool on);
 /* ---- NCCL: ranks of this process, and of others that have the same unique id ---- */
 
 void sim_set_nccl(int version); /* 22809; 0 = there is none */
+int sim_nccl_version(void);
+
+/* The files that are there of NCCL's library, by the names under which it is loaded; when a test
+   begins there is "libnccl.so.2". */
+typedef struct sim_nccl_file {
+    const char *path;
+    const char *is_at; /* as the system says; NULL: it does not know */
+    const char *lacks; /* one function */
+    int loads;
+} sim_nccl_file;
+void sim_set_nccl_files(sim_nccl_file *files, int count);
 
 /* An asynchronous error: after so many more calls of collectives (one for each rank) every
    communicator reports this ncclResult_t, and what is called then never ends until it is aborted.

@@ -1414,10 +1414,18 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
 
 /* ---- the runtime: memory --------------------------------------------------------------------- */
 
+static long alloc_count;
+
+long sim_alloc_count(void)
+{
+    return alloc_count;
+}
+
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
     cudaError_t code = enter_allocating(__func__);
     int device = current_device(__func__);
+    alloc_count++;
     return leave(code == cudaSuccess ? make_block(bytes, device, out) : code);
 }
 

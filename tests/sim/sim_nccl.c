@@ -100,6 +100,11 @@ void sim_set_nccl(int version)
     nccl_version = version;
 }
 
+int sim_nccl_version(void)
+{
+    return nccl_version;
+}
+
 void sim_nccl_fail(int code, long after)
 {
     sim_lock();

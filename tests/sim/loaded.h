@@ -1,0 +1,71 @@
+/* loaded.h - after the implementation, whose lists name what it calls: the libraries that it loads.
+   See loader.h. */
+
+#undef dlopen
+#undef dlsym
+#undef dlclose
+#undef dladdr
+
+#define SIM_ENTRY(name) {#name, (void (*)(void))name},
+static const struct sim_entry {
+    const char *name;
+    void (*fn)(void);
+} sim_entries[] = {DP__CUDA_RUNTIME(SIM_ENTRY) DP__CUDA_NVRTC(SIM_ENTRY)
+                       DP__NCCL_FUNCTIONS(SIM_ENTRY)};
+
+static const char *const sim_cuda_names[] = {"libcudart.so.13", "libnvrtc.so.13"};
+static sim_nccl_file sim_nccl_usual[] = {{.path = "libnccl.so.2"}};
+static sim_nccl_file *sim_nccl_files = sim_nccl_usual;
+static int sim_nccl_file_count = 1;
+static const sim_nccl_file *sim_nccl_asked; /* for a function, last */
+
+void sim_set_nccl_files(sim_nccl_file *files, int count)
+{
+    sim_nccl_files = files;
+    sim_nccl_file_count = count;
+}
+
+void *sim_dlopen(const char *name, int flags)
+{
+    (void)flags;
+    for (int i = 0; i < 2; i++)
+        if (strcmp(sim_cuda_names[i], name) == 0)
+            return (void *)(uintptr_t)sim_cuda_names[i];
+    for (int i = 0; i < sim_nccl_file_count && sim_nccl_version() != 0; i++)
+        if (strcmp(sim_nccl_files[i].path, name) == 0) {
+            sim_nccl_files[i].loads++;
+            return &sim_nccl_files[i];
+        }
+    return NULL;
+}
+
+int sim_dlclose(void *library)
+{
+    for (int i = 0; i < sim_nccl_file_count; i++)
+        if (library == &sim_nccl_files[i])
+            sim_nccl_files[i].loads--;
+    return 0;
+}
+
+void *sim_dlsym(void *library, const char *name)
+{
+    void (*fn)(void) = NULL;
+    void *found;
+    for (int i = 0; i < sim_nccl_file_count; i++)
+        sim_nccl_asked = library == &sim_nccl_files[i] ? &sim_nccl_files[i] : sim_nccl_asked;
+    for (size_t i = 0; i < sizeof sim_entries / sizeof *sim_entries; i++)
+        if (strcmp(sim_entries[i].name, name) == 0)
+            fn = sim_entries[i].fn;
+    if (library == sim_nccl_asked && sim_nccl_asked->lacks != NULL &&
+        strcmp(sim_nccl_asked->lacks, name) == 0)
+        fn = NULL;
+    memcpy(&found, &fn, sizeof found);
+    return found;
+}
+
+int sim_dladdr(const void *address, Dl_info *out)
+{
+    (void)address;
+    *out = (Dl_info){.dli_fname = sim_nccl_asked->is_at};
+    return sim_nccl_asked->is_at != NULL;
+}
