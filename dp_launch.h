@@ -590,7 +590,7 @@ DP__COLD static void dp__tree_end(dp__tree *tree, const dp__link *teller, dp_sta
     if (tree->failed != DP_OK)
         return;
     tree->failed = status;
-    tree->culprit = process;
+    tree->culprit = process >= 0 && process < tree->process_count ? process : -1;
     snprintf(tree->text, sizeof tree->text, "%s", text);
     for (int i = 0; i < tree->link_count; i++)
         if (&tree->links[i] != teller && !tree->links[i].left)

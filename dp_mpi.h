@@ -721,7 +721,7 @@ static dp_status dp__mpi_line_hear(dp__mpi_line *line, int *out_process)
         return DP_OK;
     dp_status status = atomic_load(&line->failed) != DP_OK ? dp__mpi_failure(line)
                                                            : dp__mpi_hear(line);
-    *out_process = line->culprit; /* nobody has said which ranks a process has */
+    *out_process = line->culprit < line->process_count ? line->culprit : -1;
     return status;
 }
 

@@ -360,7 +360,7 @@ static dp_status dp__nccl_news(const dp__nccl_comm *comm)
     if (comm->board != NULL)
         return comm->board->ops->poll(comm->board);
     dp_status status = dp__far_hear(dp__ctx_of(comm->base.host), &process);
-    if (status != DP_OK && process >= 0 && process < comm->process_count)
+    if (status != DP_OK && process >= 0)
         dp__thread.culprit = comm->firsts[process] + 1;
     return status;
 }

@@ -126,6 +126,24 @@ TEST(several_gpus_of_one_process_have_nccl)
     dp_close(ctx);
 }
 
+TEST(nothing_stays_of_one_process)
+{
+    test_allocator counter = {0};
+    dp_config config = {.allocator = test_allocator_of(&counter)};
+    for (int i = 0; i < 2; i++) {
+        dp_ctx *ctx = NULL;
+        sim_set_device_count(3);
+        CHECK_OK(dp_open(&config, &ctx));
+        CHECK_STR(carrier(ctx), "nccl");
+        CHECK_OK(sum_of(ctx, LARGE));
+        CHECK_OK(sum_of(ctx, COUNT));
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count("leak"), 0);
+}
+
 TEST(one_gpu_has_none)
 {
     dp_ctx *ctx = open_alone(1);
@@ -373,6 +391,8 @@ static void again_and_again(meeting *m)
         before = i == 0 ? open_files() : before;
     }
     CHECK_INT(open_files(), before);
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count("leak"), 0);
 }
 
 TEST_SLOW(nothing_stays_open, 60)
@@ -1029,6 +1049,7 @@ TEST_SLOW(who_has_gone_is_named_although_nccl_saw_it_first, 60)
 
 static void aborting_hangs(meeting *m)
 {
+    const dp_device_ops *const gpus_only[] = {dp_cuda(), NULL};
     dp_ctx *ctx = open_for(m, 30000);
     CHECK_OK(sum_of(ctx, COUNT));
     if (m->process == 1) {
@@ -1041,6 +1062,9 @@ static void aborting_hangs(meeting *m)
     double start = now_ms();
     dp_close(ctx);
     CHECK(now_ms() - start < 15000 * test_timeout_scale());
+    if (m->process == 1)
+        CHECK_ERROR(dp_open(&(dp_config){.local_only = true, .backends = gpus_only}, &ctx),
+                    DP_ERR_NO_DEVICE, "GPU 0 is lost to this process");
     sim_hush(true); /* what was left behind */
     sim_nccl_abort_hangs(false);
     rest(200); /* the keeper goes on, without the context */
