@@ -1952,6 +1952,7 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
 /* ==== >>table ====================================================================================
    The table of collectives, and the end of a communicator.                                      */
 
+/* Memory of a device goes with it. */
 static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
 {
     if (gpu->dev == NULL || dp__cuda_enter(gpu->physical) != DP_OK)
@@ -1964,10 +1965,6 @@ static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
     }
     (void)dp__cuda.cudaGetLastError();
     (void)dp__cuda_leave(gpu->physical, DP_OK, "", cudaSuccess);
-    if (gpu->slots != NULL)
-        dp__cuda_free(&gpu->dev->base, gpu->slots, 0);
-    if (gpu->spare != NULL)
-        dp__cuda_free(&gpu->dev->base, gpu->spare, 0);
 }
 
 /* What is left once nobody keeps it. */

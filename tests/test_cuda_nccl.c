@@ -1513,6 +1513,7 @@ static void a_call_fails(meeting *m)
     }
     if (m->process == 1)
         shared->fired = sim_fault_fired();
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
     CHECK(status != DP_ERR_TIMEOUT);
     CHECK_NO_LEAKS(&counter);
 }

@@ -6,14 +6,20 @@
 #undef dlclose
 #undef dladdr
 
+static CUresult sim_init(unsigned flags)
+{
+    (void)flags;
+    return sim_has_gpus() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
 #define SIM_ENTRY(name) {#name, (void (*)(void))name},
 static const struct sim_entry {
     const char *name;
     void (*fn)(void);
 } sim_entries[] = {DP__CUDA_RUNTIME(SIM_ENTRY) DP__CUDA_NVRTC(SIM_ENTRY)
-                       DP__NCCL_FUNCTIONS(SIM_ENTRY)};
+                       DP__NCCL_FUNCTIONS(SIM_ENTRY){"cuInit", (void (*)(void))sim_init}};
 
-static const char *const sim_cuda_names[] = {"libcudart.so.13", "libnvrtc.so.13"};
+static const char *const sim_cuda_names[] = {"libcudart.so.13", "libnvrtc.so.13", "libcuda.so.1"};
 static sim_nccl_file sim_nccl_usual[] = {{.path = "libnccl.so.2"}};
 static sim_nccl_file *sim_nccl_files = sim_nccl_usual;
 static int sim_nccl_file_count = 1;
@@ -28,7 +34,7 @@ void sim_set_nccl_files(sim_nccl_file *files, int count)
 void *sim_dlopen(const char *name, int flags)
 {
     (void)flags;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (strcmp(sim_cuda_names[i], name) == 0)
             return (void *)(uintptr_t)sim_cuda_names[i];
     for (int i = 0; i < sim_nccl_file_count && sim_nccl_version() != 0; i++)

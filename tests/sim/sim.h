@@ -22,9 +22,10 @@
 
 /* ---- for tests ------------------------------------------------------------------------------- */
 
-void sim_set_device_count(int count);          /* none before */
-void sim_set_first_device(int place);          /* of this process, in the machine; 0 */
-void sim_set_driver(int version);              /* 13000; 0 = there is none */
+void sim_set_device_count(int count); /* none before */
+void sim_set_first_device(int place); /* of this process, in the machine; 0 */
+void sim_set_driver(int version);     /* 13000; 0 = there is none */
+bool sim_has_gpus(void);
 void sim_set_memory(size_t bytes);             /* of each device; 4 GiB */
 void sim_set_arch(int arch);                   /* 90 for sm_90 */
 void sim_set_versions(int runtime, int nvrtc); /* 13000 and 13000 */

@@ -1197,6 +1197,11 @@ static void finish_event(const struct CUevent_st *event)
 
 /* ---- the runtime: devices -------------------------------------------------------------------- */
 
+bool sim_has_gpus(void)
+{
+    return driver_version != 0 && device_count > 0;
+}
+
 void sim_set_device_count(int count)
 {
     device_count = count;
