@@ -2168,12 +2168,13 @@ typedef struct dp__cuda_slot { /* of the ring of >>staging */
 typedef struct dp__cuda_dev {
     dp_dev base;
     dp__cuda_gpu *gpu;
-    dp__lock lock; /* for the slabs, and for the ring */
+    dp__lock lock; /* for the slabs */
     dp__cuda_slab *slabs;
+    dp__lock ring; /* for what follows: who has it may wait for the GPU, as copies do */
     dp__cuda_slot slots[DP__CUDA_SLOTS];
     unsigned slot;           /* that pieces come from now */
     cudaStream_t out;        /* copies from this GPU to others leave on this stream */
-    cudaEvent_t mark;        /* between `out` and other streams, under the lock */
+    cudaEvent_t mark;        /* between `out` and other streams */
     dp_comm *_Atomic failed; /* one that has let go of streams: what was waited for is void */
 } dp__cuda_dev;
 _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its device");
@@ -2297,7 +2298,7 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
    The driver copies pageable memory itself, a small piece at a time, and blocks. So what is not
    pinned goes through a ring of pinned slots, filled by all idle threads. A long copy has one slot
    after another, short ones share a slot; it is used again when it is full and its events say so,
-   one for each stream that used it. Under the device's lock.                                    */
+   one for each stream that used it. Under the ring's lock.                                      */
 
 typedef struct dp__cuda_fill { /* memcpy by several threads */
     char *to;
@@ -2919,9 +2920,9 @@ static dp_status dp__cuda_staged(dp_stream *stream, void *dst, const void *src, 
     dp_status status =
         dp__cuda_uncaptured(stream, "a copy between a GPU and memory that is not pinned");
     if (status == DP_OK) {
-        dp__lock_enter(&dev->lock);
+        dp__lock_enter(&dev->ring);
         status = stage(dev, dst, src, bytes, dp__cuda_stream_of(stream)->native);
-        dp__lock_leave(&dev->lock);
+        dp__lock_leave(&dev->ring);
     }
     return dp__cuda_leave(dev->gpu, status, "", cudaSuccess);
 }
@@ -2951,8 +2952,8 @@ static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
     bool reader_first = (uintptr_t)dev < (uintptr_t)from;
-    dp__lock *first = reader_first ? &dev->lock : &from->lock;
-    dp__lock *second = reader_first ? &from->lock : &dev->lock;
+    dp__lock *first = reader_first ? &dev->ring : &from->ring;
+    dp__lock *second = reader_first ? &from->ring : &dev->ring;
     DP_TRY(dp__cuda_uncaptured(stream, "a copy from another GPU through the host"));
     dp__lock_enter(first);
     dp__lock_enter(second);
@@ -3294,7 +3295,9 @@ static dp_status dp__cuda_open(const dp_host *host, int index, dp_dev **out)
     dp__cuda_dev *dev = host->alloc(host, sizeof *dev, _Alignof(dp__cuda_dev));
     if (dev == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", index);
-    *dev = (dp__cuda_dev){.base = {dp_cuda(), host, index}, .lock = DP__LOCK_INITIALIZER};
+    *dev = (dp__cuda_dev){.base = {dp_cuda(), host, index},
+                          .lock = DP__LOCK_INITIALIZER,
+                          .ring = DP__LOCK_INITIALIZER};
     dp__lock_enter(&dp__cuda_lock);
     dp_status status = dp__cuda_list(NULL, dev)
                            ? dp__cuda_gpu_use(host, index, &dev->gpu)

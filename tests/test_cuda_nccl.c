@@ -1289,6 +1289,45 @@ TEST_SLOW(buckets_travel_while_gpus_compute, 60)
     in_processes(3, one_bucket_is_early);
 }
 
+/* A copy to memory that is not pinned waits for the GPU, here for the sum of all: process 1 comes to
+   it only when a bucket has travelled, to which process 0 comes while it waits. */
+static void *report_meanwhile(void *user)
+{
+    early *e = user;
+    rest(200);
+    CHECK_OK(dp_reducer_ready(e->reducer, 0, 1, e->sides[0]));
+    return NULL;
+}
+
+static void one_waits_for_a_copy(meeting *m)
+{
+    float got[COUNT];
+    pthread_t thread;
+    vectors v;
+    early e;
+    early_begin(&e, m);
+    vectors_make(e.ctx, &v, DP_F32, COUNT);
+    CHECK_OK(dp_wait(e.ctx));
+    for (int pass = 0; pass < 4; pass++) {
+        CHECK_OK(dp_reducer_begin(e.reducer, NULL));
+        CHECK_INT(pthread_create(&thread, NULL, report_meanwhile, &e), 0);
+        if (pass > 1 && m->process == 1)
+            await_early(e.reducer, 1);
+        CHECK_OK(dp_all_reduce(e.ctx, v.parts, COUNT, DP_F32, DP_OP_SUM));
+        CHECK_OK(dp_read(e.ctx, &v.data[0], got, sizeof got));
+        CHECK_F64(got[0], 3 << pass, 0);
+        CHECK_INT(pthread_join(thread, NULL), 0);
+        CHECK_OK(dp_reducer_ready(e.reducer, 0, 0, NULL));
+        CHECK_OK(dp_reducer_finish(e.reducer));
+    }
+    early_end(&e);
+}
+
+TEST_SLOW(buckets_travel_while_the_caller_waits_for_a_copy, 60)
+{
+    in_processes(2, one_waits_for_a_copy);
+}
+
 /* What a rank has put on its compute stream and does not report goes with what others report. */
 static void one_is_silent(meeting *m)
 {
