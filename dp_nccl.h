@@ -259,8 +259,10 @@ typedef struct dp__nccl_comm {
     int culprit;
     char text[DP__TEXT_BYTES];
     dp__signature begun[DP__NCCL_WATCHED];
+    dp__label labels[DP__NCCL_WATCHED];
     unsigned calls[DP__NCCL_WATCHED]; /* their numbers on the board */
     unsigned head, tail;              /* begun, ended */
+    bool announced;                   /* what `head` is going to count: others may be waited for */
     uint64_t since_ns; /* since then the oldest one under way has kept all GPUs here waiting */
     bool kept;         /* there is a keeper, and communicators that it is to destroy */
     struct dp__nccl_comm *next; /* of all that are kept */
@@ -527,11 +529,11 @@ static dp_status dp__nccl_missing(const dp__shm_comm *comm, const char *collecti
     return DP_OK;
 }
 
-/* Whether it makes sense to go on waiting for the end of what was announced as `seq`. */
-static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const dp__signature *is,
+/* Whether it makes sense to go on waiting for the end of what was announced as `seq`: `words`. */
+static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const char *words,
                                    uint64_t waited_ns)
 {
-    char words[DP__WORDS_BYTES], collective[DP__WORDS_BYTES + 32], late[64];
+    char collective[DP__WORDS_BYTES + 32], late[64];
     dp__shm_comm view = *(const dp__shm_comm *)board; /* sentences are about this collective */
     int behind = -1;
     view.seq = seq;
@@ -539,7 +541,6 @@ static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const dp_
         return dp__shm_failed(&view);
     if (dp__nccl_clashes(&view))
         return dp__shm_differs(&view);
-    dp__signature_text(is, words, sizeof words);
     snprintf(collective, sizeof collective, "collective %u, %s", seq, words);
     DP_TRY(dp__nccl_missing(&view, collective, &behind));
     if (waited_ns < (uint64_t)view.timeout_ms * 1000000)
@@ -590,18 +591,24 @@ static dp_status dp__nccl_all_passed(const dp__nccl_comm *comm, bool ended, bool
     return DP_OK;
 }
 
-/* It is not sure that others will come; why, if they will not. */
-static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns)
+/* It is not sure that others will come to collective `number`; why, if they will not. */
+static dp_status dp__nccl_doubt_of(const dp__nccl_comm *comm, unsigned number, uint64_t waited_ns)
 {
     char words[DP__WORDS_BYTES];
-    size_t place = comm->tail % DP__NCCL_WATCHED;
+    size_t place = number % DP__NCCL_WATCHED;
+    dp__issue_text(&comm->begun[place], &comm->labels[place], words);
     if (comm->board != NULL)
-        return dp__nccl_doubt_on(comm->board, comm->calls[place], &comm->begun[place], waited_ns);
+        return dp__nccl_doubt_on(comm->board, comm->calls[place], words, waited_ns);
     if (waited_ns < (uint64_t)comm->timeout_ms * 1000000)
         return DP_OK;
-    dp__signature_text(&comm->begun[place], words, sizeof words);
     return dp_error(DP_ERR_TIMEOUT, "%s: others did not come within %d ms", words,
                     comm->timeout_ms);
+}
+
+/* The oldest that has not ended. */
+static dp_status dp__nccl_doubt(const dp__nccl_comm *comm, uint64_t waited_ns)
+{
+    return dp__nccl_doubt_of(comm, comm->tail, waited_ns);
 }
 
 /* Under the lock: collectives that have ended are forgotten, the oldest other one is looked at. */
@@ -811,6 +818,19 @@ static dp_status dp__nccl_group_begin(dp__nccl_comm *comm)
     return dp__cuda_leave(gpu, status, "", cudaSuccess);
 }
 
+/* Under the lock. Connections are made with all who come to the collective, so that others are
+   waited for before it can be watched. */
+static dp_status dp__nccl_unsettled(dp__nccl_comm *comm, uint64_t waited_ns)
+{
+    dp_status status = DP_OK;
+    if (comm->announced)
+        status = dp__nccl_doubt_of(comm, comm->head, waited_ns);
+    else if (waited_ns > (uint64_t)comm->timeout_ms * 1000000)
+        status = dp_error(DP_ERR_TIMEOUT, "nccl: connections were not made within %d ms",
+                          comm->timeout_ms);
+    return status == DP_OK ? DP_OK : dp__nccl_fail(comm, status);
+}
+
 /* Until NCCL has done what it was given. */
 static dp_status dp__nccl_settle(dp__nccl_comm *comm)
 {
@@ -820,10 +840,8 @@ static dp_status dp__nccl_settle(dp__nccl_comm *comm)
         dp__lock_enter(&comm->lock);
         dp_status status = dp__nccl_heard(comm, &busy);
         waited = dp__os_now_ns() - begun;
-        if (status == DP_OK && busy && waited > (uint64_t)comm->timeout_ms * 1000000)
-            status = dp__nccl_fail(comm, dp_error(DP_ERR_TIMEOUT,
-                                                  "nccl: connections were not made within %d ms",
-                                                  comm->timeout_ms));
+        if (status == DP_OK && busy && waited > 1000000)
+            status = dp__nccl_unsettled(comm, waited);
         dp__lock_leave(&comm->lock);
         if (status != DP_OK || !busy)
             return status;
@@ -921,16 +939,22 @@ static dp_status dp__nccl_marks(const dp__nccl_call *call, bool ended)
     return DP_OK;
 }
 
-/* The others may read on the board what is begun here. */
+/* The others may read on the board what is begun here. The journal goes on to what comes next while
+   the keeper looks at this one, so it gets the label now. */
 static void dp__nccl_announce(const dp__nccl_call *call)
 {
     dp__nccl_comm *comm = call->comm;
+    const dp__lane *lane = dp__lane_of(&comm->base);
+    size_t place = comm->head % DP__NCCL_WATCHED;
     dp__signature is = {(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
                         call->root,          call->count,          call->scale};
     dp__lock_enter(&comm->lock);
-    comm->begun[comm->head % DP__NCCL_WATCHED] = is;
+    comm->begun[place] = is;
+    if (lane != NULL)
+        comm->labels[place] = lane->now.label;
     if (comm->board != NULL)
-        comm->calls[comm->head % DP__NCCL_WATCHED] = dp__nccl_announce_on(comm->board, &is);
+        comm->calls[place] = dp__nccl_announce_on(comm->board, &is);
+    comm->announced = true;
     dp__lock_leave(&comm->lock);
 }
 
@@ -963,6 +987,7 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
     atomic_fetch_add_explicit(&comm->carried_bytes, call->count * call->size, memory_order_relaxed);
     dp__lock_enter(&comm->lock);
     comm->head += !call->captured;
+    comm->announced = false;
     dp__lock_leave(&comm->lock);
     return DP_OK;
 }

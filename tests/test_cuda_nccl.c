@@ -757,6 +757,30 @@ TEST_SLOW(a_process_that_closes_is_named, 30)
     in_processes(3, one_closes);
 }
 
+/* NCCL connects GPUs in their first collective, and waits for all of them. */
+static bool is_killed;
+
+static void one_never_comes(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 30000);
+    sim_nccl_connects_late(true);
+    if (m->process == 1 && is_killed)
+        raise(SIGKILL);
+    else if (m->process == 1)
+        dp_close(ctx);
+    else
+        check_ends(ctx, once, is_killed ? "has died; it has begun none" : "has closed its context",
+                   SOON_MS);
+}
+
+TEST_SLOW(connections_to_nobody_are_not_waited_for, 60)
+{
+    for (int i = 0; i < 2; i++) {
+        is_killed = i == 1;
+        in_processes_but(3, is_killed ? 1 : -1, one_never_comes);
+    }
+}
+
 static dp_status sleep_instead(dp_ctx *ctx)
 {
     rest(TIMEOUT_MS + 1000);
