@@ -1651,14 +1651,14 @@ static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
     dp_ctx *ctx = reducer->ctx;
     bool full = false;
     dp__lock_enter(&ctx->lock);
-    for (size_t unit = 0; unit < reducer->unit_count; unit++) {
+    dp_status status = dp__reported_mark(ctx, local_rank, NULL);
+    for (size_t unit = 0; unit < reducer->unit_count && status == DP_OK; unit++) {
         uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
         if ((*mark & DP__EXPECTED) == 0)
             continue;
         *mark |= reducer->fixed ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
-    dp_status status = dp__reported_mark(ctx, local_rank, NULL);
     reducer->clock.reported = dp__os_now_ns();
     full = full && ctx->riding == reducer;
     dp__lock_leave(&ctx->lock);
@@ -1667,7 +1667,8 @@ static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
     return status;
 }
 
-/* Several units of a local rank at once, in this order. */
+/* Several units of a local rank at once, in this order. The courier takes a bucket as soon as it is
+   full, so its streams have to know before what it comes after. */
 static dp_status dp__units_ready(const char *fn, dp_reducer *reducer, int local_rank,
                                  const uint32_t *units, size_t count, dp_stream *stream)
 {
@@ -1676,10 +1677,10 @@ static dp_status dp__units_ready(const char *fn, dp_reducer *reducer, int local_
     dp_status status = DP_OK;
     uint64_t now = dp__os_now_ns();
     dp__lock_enter(&ctx->lock);
+    if (reducer->open && reducer->sync)
+        status = dp__reported_mark(ctx, local_rank, stream);
     for (size_t i = 0; i < count && status == DP_OK; i++)
         status = dp__unit_mark(fn, reducer, local_rank, units[i], stream, &full);
-    if (status == DP_OK && reducer->sync)
-        status = dp__reported_mark(ctx, local_rank, stream);
     if (status == DP_OK)
         reducer->clock.reported = now;
     full = full && ctx->riding == reducer;
