@@ -1,6 +1,7 @@
 /* meeting.h - jobs of several processes on one machine, which meet through dp_config.bootstrap: all
    talk to process 0 by sockets. A context may open two communicators, and use them at the same
-   time: each has sockets of its own. */
+   time: each has sockets of its own. With the simulator the same jobs run on its GPUs, too, over
+   NCCL. */
 
 #ifndef MEETING_H
 #define MEETING_H
@@ -20,6 +21,10 @@
 #include <time.h>
 #include <unistd.h>
 #include "boot_coll.h"
+#if defined(TEST_SIM)
+#include "../dp_cuda.h"
+#include "sim/sim.h"
+#endif
 
 enum { PATIENCE_MS = 5000 };
 
@@ -192,16 +197,78 @@ static inline const dp_coll_ops *meeting_coll(void)
     return &ops;
 }
 
+/* How many GPUs each process has, whatever a test asks for: a digit each. NULL: none, and it gets
+   what it asks for. */
+static const char *meeting_gpus;
+
+#if defined(TEST_SIM)
+/* GPUs of this process' own, and the library's own collectives. */
+static inline void config_gpus(int process, dp_config *config)
+{
+    static const dp_device_ops *backends[2];
+    int first = 0;
+    for (int p = 0; p < process; p++)
+        first += meeting_gpus[p] - '0';
+    config->device_count = meeting_gpus[process] - '0';
+    sim_set_device_count(config->device_count);
+    sim_set_first_device(first);
+    backends[0] = dp_cuda();
+    config->backends = backends;
+    config->colls = NULL;
+}
+
+/* The simulator may find something, up to forget_findings(). */
+static inline void expect_findings(void)
+{
+    sim_hush(true);
+}
+
+static inline void forget_findings(void)
+{
+    sim_hush(false);
+    sim_forget_findings();
+}
+#else
+static inline void config_gpus(int process, dp_config *config)
+{
+    (void)process, (void)config;
+}
+
+static inline void expect_findings(void)
+{
+}
+
+static inline void forget_findings(void)
+{
+}
+#endif
+
 static inline dp_config config_of(meeting *m, int device_count)
 {
     static const dp_coll_ops *colls[2];
     colls[0] = meeting_coll();
-    return (dp_config){.colls = colls,
-                       .device_count = device_count,
-                       .bootstrap = {.all_gather = meeting_all_gather,
-                                     .user = m,
-                                     .process = m->process,
-                                     .process_count = m->process_count}};
+    dp_config config = {.colls = colls,
+                        .device_count = device_count,
+                        .bootstrap = {.all_gather = meeting_all_gather,
+                                      .user = m,
+                                      .process = m->process,
+                                      .process_count = m->process_count}};
+    if (meeting_gpus != NULL)
+        config_gpus(m->process, &config);
+    return config;
+}
+
+/* Run `body` on GPUs, a digit of `gpus` for each process; all must end well, but for `victim`. */
+static inline void on_gpus_but(const char *gpus, int victim, void (*body)(meeting *m))
+{
+    meeting_gpus = gpus;
+    in_processes_but((int)strlen(gpus), victim, body);
+    meeting_gpus = NULL;
+}
+
+static inline void on_gpus(const char *gpus, void (*body)(meeting *m))
+{
+    on_gpus_but(gpus, -1, body);
 }
 
 static inline dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops *ops)
@@ -210,7 +277,8 @@ static inline dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops
     dp_config config = config_of(m, device_count);
     dp_ctx *ctx = NULL;
     backends[0] = ops;
-    config.backends = backends;
+    if (config.backends == NULL)
+        config.backends = backends;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }

@@ -1316,3 +1316,72 @@ TEST(memory_of_the_users_is_given_on_all_ranks)
 {
     in_processes(2, memory_of_one_process);
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_worked_values_of_torch, 60)
+{
+    on_gpus("11", torch_in_processes);
+    on_gpus("12", sums_over_shm);
+}
+
+TEST_SLOW(cuda_nccl_gradients_may_be_changed_by_hand, 60)
+{
+    on_gpus("31", change_over_shm);
+}
+
+TEST_SLOW(cuda_nccl_buffers, 60)
+{
+    on_gpus("11", buffers_in_two);
+    on_gpus("11", other_buffers);
+}
+
+TEST_SLOW(cuda_nccl_all_ranks_start_with_the_numbers_of_rank_0, 60)
+{
+    on_gpus("12", start_apart);
+}
+
+TEST_SLOW(cuda_nccl_ranks_that_differ_are_named, 60)
+{
+    on_gpus("111", one_is_odd);
+    on_gpus("111", one_has_more);
+}
+
+TEST_SLOW(cuda_nccl_gradients_that_are_ready_may_travel, 60)
+{
+    on_gpus("22", said_early);
+}
+
+TEST_SLOW(cuda_nccl_a_method_that_fails_in_a_forward_ends_the_job, 60)
+{
+    on_gpus("111", one_fails_forward);
+}
+
+TEST_SLOW(cuda_nccl_a_process_that_has_run_out_goes_on, 60)
+{
+    on_gpus("111", some_have_data);
+}
+
+TEST_SLOW(cuda_nccl_ranks_without_rows_add_nothing, 60)
+{
+    on_gpus("33", few_rows);
+}
+
+TEST_SLOW(cuda_nccl_parameters_of_all_kinds, 60)
+{
+    on_gpus("21", train_whole_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_children_may_be_distributed_each_by_itself, 60)
+{
+    devices_each = 2;
+    on_gpus("22", train_pair);
+}
+
+TEST_SLOW(cuda_nccl_the_nth_allocation_of_one_process_fails, 120)
+{
+    meeting_gpus = "11";
+    CHECK(each_allocation_fails_in_one(a_net, wrap_and_compare) > 20);
+}
+#endif

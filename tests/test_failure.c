@@ -301,6 +301,7 @@ TEST_SLOW(a_step_that_fails_on_one_rank_fails_on_all, 60)
 static void one_gives_up(meeting *m)
 {
     dp_module *par, *net = make_wrapped(open_over_shm(m, 1, 0), &par);
+    wait_for_all(m);
     gives_up = m->process == 1;
     CHECK_ERROR(step_on(par, NULL, GOOD), DP_ERR_ABORTED, "this leads nowhere");
     dp_close(dp_module_ctx(net));
@@ -316,9 +317,18 @@ TEST(a_step_that_ends_the_job)
 
 static dp_status sum_of(dp_ctx *ctx, size_t count)
 {
-    static float data[100];
-    const dp_part part = {.send = data, .recv = data};
-    return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
+    const int64_t shape = (int64_t)count;
+    dp_tensor data;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_status status = dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &shape, &data);
+    if (status == DP_OK) {
+        const dp_part part = {.send = data.data, .recv = data.data};
+        status = dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
+    }
+    if (status == DP_OK)
+        status = dp_wait(ctx);
+    dp_scope_end(scope);
+    return status;
 }
 
 /* Until the job fails. */
@@ -345,8 +355,11 @@ static void journal_of_two(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
     static char text[8000], small[40];
-    float data[4] = {0};
-    const dp_part part = {.send = data, .recv = data + 2};
+    const int64_t count = 4;
+    dp_tensor data;
+    dp_scope *scope = dp_scope_begin(ctx); /* ends with the context */
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &data));
+    const dp_part part = {.send = data.data, .recv = (float *)data.data + 2};
     bool any;
     CHECK_INT(dp_recent_collectives(ctx, text, sizeof text), 0);
     CHECK_STR(text, "");
@@ -404,19 +417,23 @@ TEST(a_process_that_is_alone_keeps_no_journal)
     dp_close(ctx);
 }
 
-/* Rank 1 dies in backward, before it reports anything. */
+/* Rank 1 dies or stops in backward, before it reports anything. */
+static int fatal = SIGKILL;
+
 static dp_status die(dp_call *call)
 {
     if (rank_of(call) == 1)
-        raise(SIGKILL);
+        raise(fatal);
     return net_backward(call);
 }
 
+static const dp_method fatal_methods[] = {{"forward", net_forward}, {"backward", die}};
+
+/* Its forward meets nobody. */
+static const dp_distributed_config early = {.buffers = DP_BUFFERS_LOCAL, .first_bucket_bytes = 4};
+
 static void one_dies_in_backward(meeting *m)
 {
-    static const dp_method methods[] = {{"forward", net_forward}, {"backward", die}};
-    /* its forward meets nobody */
-    const dp_distributed_config local = {.buffers = DP_BUFFERS_LOCAL, .first_bucket_bytes = 4};
     static heard all;
     dp_ctx *ctx;
     dp_module *par;
@@ -428,8 +445,9 @@ static void one_dies_in_backward(meeting *m)
     config.log = (dp_log){.fn = hear, .user = &all};
     CHECK_OK(dp_open(&config, &ctx));
     behave(V_SAID);
-    CHECK_OK(dp_distributed(make_net_of(ctx, (dp_module_config){.methods = methods, .state = &how}),
-                            &local, &par));
+    CHECK_OK(dp_distributed(
+        make_net_of(ctx, (dp_module_config){.methods = fatal_methods, .state = &how}), &early,
+        &par));
     CHECK_OK(sum_of(ctx, 9));
     dp_tag(ctx, "epoch 3");
     double start = now_ms();
@@ -445,7 +463,8 @@ static void one_dies_in_backward(meeting *m)
                    "all_reduce of 1 i64 (min), gradients of 'net', in dp_backward, at "
                    "'epoch 3': rank 1 (process 1, pid ");
     CHECK_SAYS(failure.text, "has died; it");
-    CHECK_SAYS(failure.here, "at 'epoch 3': under way");
+    /* on GPUs what was enqueued counts as ended */
+    CHECK_SAYS(failure.here, meeting_gpus != NULL ? "at 'epoch 3'" : "at 'epoch 3': under way");
     snprintf(text, sizeof text, "the job failed: %s", failure.text);
     dp_close(ctx); /* nobody writes to the log any more */
     CHECK_STR(all.lines[0], text);
@@ -458,10 +477,26 @@ static void one_dies_in_backward(meeting *m)
     CHECK_INT(sums, 1);
 }
 
+static void one_stops_in_backward(meeting *m)
+{
+    dp_module *par;
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    behave(V_SAID);
+    fatal = SIGSTOP;
+    CHECK_OK(dp_distributed(
+        make_net_of(ctx, (dp_module_config){.methods = fatal_methods, .state = &how}), &early,
+        &par));
+    double start = now_ms();
+    check_named(ctx, forward_and_backward(par, 1, false), start, LATE_MS, 1,
+                "did not come within 2000 ms");
+    dp_close(ctx);
+}
+
 TEST_SLOW(a_failure_says_what_was_under_way, 30)
 {
     in_processes_but(2, 1, one_dies_in_backward);
     in_processes_but(4, 1, one_dies_in_backward);
+    in_processes_but(3, 1, one_stops_in_backward);
 }
 
 /* It was refused something, and does nothing more. */
@@ -577,6 +612,7 @@ static void one_strays(meeting *m)
     bool here = m->process == 1;
     check_well(net, par);
     dp_tag(ctx, "logging");
+    expect_findings(); /* the simulator sees it too */
     double start = now_ms();
     dp_status status = here && skips ? DP_OK : sum_of(ctx, here ? 26 : 25);
     if (status == DP_OK)
@@ -585,6 +621,7 @@ static void one_strays(meeting *m)
                 skips ? "all_reduce of 1 bool (max), in dp_barrier, at 'logging'"
                       : "all_reduce of 26 f32 (sum), at 'logging'");
     dp_close(ctx);
+    forget_findings();
 }
 
 TEST_SLOW(a_process_that_strays_between_steps_is_named, 60)
@@ -615,6 +652,7 @@ static void one_aborts(meeting *m)
     pthread_t thread;
     double start = now_ms();
     check_well(net, par);
+    wait_for_all(m);
     dp_tag(ctx, "saving");
     if (m->process == 1)
         CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
@@ -634,10 +672,96 @@ static void one_aborts(meeting *m)
     dp_close(ctx);
 }
 
+/* Its forward meets nobody. */
+static const dp_distributed_config local = {.buffers = DP_BUFFERS_LOCAL};
+
 TEST_SLOW(an_abort_ends_training_everywhere, 30)
 {
-    static const dp_distributed_config local = {.buffers = DP_BUFFERS_LOCAL};
-    kind = &local; /* its forward meets nobody */
+    kind = &local;
     in_processes(2, one_aborts);
     in_processes(4, one_aborts);
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_a_backward_that_fails_on_one_rank_fails_on_all, 60)
+{
+    for (kind = kinds; kind < kinds + KINDS; kind++) {
+        on_gpus("111", one_backward_fails);
+    }
+    kind = kinds;
+    on_gpus("1111", several_fail);
+}
+
+TEST_SLOW(cuda_nccl_a_backward_that_one_rank_refuses_fails_on_all, 60)
+{
+    for (kind = kinds; kind < kinds + KINDS; kind++) {
+        on_gpus("12", one_gradient_is_wrong);
+    }
+    kind = &kinds[1];
+    on_gpus("111", one_forgets_to_zero);
+}
+
+TEST_SLOW(cuda_nccl_a_step_that_fails_on_one_rank_fails_on_all, 60)
+{
+    for (kind = kinds; kind < kinds + KINDS; kind++) {
+        on_gpus("112", one_step_fails);
+    }
+}
+
+TEST_SLOW(cuda_nccl_a_step_that_ends_the_job, 60)
+{
+    kind = kinds;
+    on_gpus("11", one_gives_up);
+}
+
+TEST_SLOW(cuda_nccl_what_was_begun_lately, 60)
+{
+    on_gpus("11", journal_of_two);
+}
+
+TEST_SLOW(cuda_nccl_a_failure_says_what_was_under_way, 60)
+{
+    on_gpus_but("11", 1, one_dies_in_backward);
+    on_gpus_but("111", 1, one_dies_in_backward);
+    on_gpus_but("112", 1, one_stops_in_backward);
+}
+
+TEST_SLOW(cuda_nccl_who_was_refused_is_quoted, 60)
+{
+    on_gpus("11", one_is_refused);
+    on_gpus("111", one_is_refused_and_closes);
+}
+
+TEST_SLOW(cuda_nccl_a_process_that_is_killed_in_training_is_named, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 4; i++) {
+        kind = &kinds[i];
+        moment = (int)(test_random(&state) % 200000);
+        on_gpus_but(i % 2 == 0 ? "11" : "112", 1, one_is_killed);
+    }
+}
+
+TEST_SLOW(cuda_nccl_a_process_that_is_slow_in_training_is_waited_for, 60)
+{
+    kind = kinds;
+    on_gpus("21", one_is_slow);
+}
+
+TEST_SLOW(cuda_nccl_a_process_that_strays_between_steps_is_named, 60)
+{
+    kind = kinds;
+    for (int i = 0; i < 2; i++) {
+        skips = i > 0;
+        on_gpus("111", one_strays);
+    }
+}
+
+TEST_SLOW(cuda_nccl_an_abort_ends_training_everywhere, 60)
+{
+    kind = &local;
+    on_gpus("111", one_aborts);
+}
+#endif

@@ -308,3 +308,19 @@ TEST(local_buffers_start_as_the_modules)
     }
     dp_close(ctx);
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_what_is_ignored_stays_as_it_is, 60)
+{
+    on_gpus("12", local_over_shm);
+    on_gpus("222", other_shapes);
+}
+
+TEST_SLOW(cuda_nccl_ranks_ignore_the_same, 60)
+{
+    on_gpus("111", different_names);
+    on_gpus("11", buffers_apart);
+}
+#endif

@@ -1321,10 +1321,13 @@ TEST(wrong_blocks)
 
 static void create_another(meeting *m, dp_ctx *ctx, int difference)
 {
-    static float data[8];
+    const int64_t count = 8;
     const bool odd = m->process == 1;
+    dp_tensor data;
+    dp_scope *scope = dp_scope_begin(ctx); /* ends with the context */
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &data));
     const dp_block block = {odd && difference == 0 ? DP_F16 : DP_F32,
-                            odd && difference == 1 ? 7u : 8u, (void *[]){data}};
+                            odd && difference == 1 ? 7u : 8u, (void *[]){data.data}};
     const dp_range ranges[] = {{0, 0, 0, odd && difference == 2 ? 2u : 3u},
                                {0, odd && difference == 3 ? 0u : 1u, 5, 2},
                                {0, 1, 4, 1}};
@@ -1402,17 +1405,15 @@ static void one_leaves(meeting *m)
     free(g.local[0]);
 }
 
-/* Over shared memory, behind the failure of another job: there rank 0 is to blame, here it is who
-   leaves. */
+/* By the library's own tables, behind the failure of another job: there rank 0 is to blame, here it
+   is who leaves. */
 static void one_leaves_two_jobs(meeting *m)
 {
-    static const dp_coll_ops *colls[2];
     dp_ctx *here, *other;
     dp_config config = config_of(m, 1), second = config_of(m->second, 1);
     dp_failure_info failure;
     grads g;
-    colls[0] = dp_shm_coll();
-    config.colls = second.colls = colls;
+    config.colls = second.colls = NULL;
     CHECK_OK(dp_open(&config, &here));
     CHECK_OK(dp_open(&second, &other));
     layers_begin(&g, here, 10, (dp_reducer_config){0});
@@ -1824,3 +1825,73 @@ TEST(a_world_of_one_only_keeps_count)
     CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH, "rank 0 did not report unit 0");
     grads_end(&g);
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_worked_values, 60)
+{
+    on_gpus("11", torch_in_processes);
+    on_gpus("12", samples_in_processes);
+    on_gpus("111", one_has_wrong_samples);
+    on_gpus("13", many_layers_in_processes);
+    on_gpus("21", no_units_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_reports_in_different_orders, 60)
+{
+    on_gpus("11", rank_0_decides);
+    on_gpus("1111", rank_0_decides);
+    on_gpus("31", rank_0_decides);
+}
+
+TEST_SLOW(cuda_nccl_buckets_travel_before_finish, 60)
+{
+    on_gpus("11", first_bucket_travels_early);
+    on_gpus("22", first_bucket_travels_early);
+}
+
+TEST_SLOW(cuda_nccl_several_reducers_at_the_same_time, 60)
+{
+    on_gpus("11", older_first);
+    on_gpus("11", younger_first);
+    on_gpus("11", middle_first);
+}
+
+TEST_SLOW(cuda_nccl_a_unit_that_a_rank_does_not_report, 60)
+{
+    on_gpus("12", a_missing_report_in_processes);
+    on_gpus("111", a_missing_report_in_processes);
+    on_gpus("11", full_again);
+}
+
+TEST_SLOW(cuda_nccl_units_that_nobody_reports_stay, 60)
+{
+    on_gpus("111", left_out_in_processes);
+    on_gpus("12", left_out_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_units_of_the_first_pass_are_those_of_all, 60)
+{
+    on_gpus("21", fixed_in_processes);
+    on_gpus("11", fixed_units_travel);
+    on_gpus("111", change_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_ranks_create_different_reducers, 60)
+{
+    on_gpus("111", another_reducer);
+    on_gpus("11", a_wrong_reducer);
+}
+
+TEST_SLOW(cuda_nccl_a_process_closes_in_an_open_pass, 60)
+{
+    on_gpus("11", one_leaves_two_jobs);
+    on_gpus("11", close_while_a_bucket_travels);
+}
+
+TEST_SLOW(cuda_nccl_a_steady_pass_allocates_nothing, 60)
+{
+    on_gpus("12", steady_in_processes);
+}
+#endif

@@ -817,8 +817,8 @@ typedef struct culprit {
 
 static dp_status do_wrong(const dp_bucket *bucket, fault now)
 {
-    static float room[64];
-    const dp_part part = {.send = room, .recv = room + 16}, none = {0};
+    float *data = bucket->local[0].recv;
+    const dp_part part = {.send = data + 6, .recv = data}, none = {0};
     switch (now) {
     case FAILS:
         return dp_error(DP_ERR_INVALID, "no %s", "room");
@@ -1097,9 +1097,12 @@ TEST(a_process_leaves_in_a_hook)
 
 static void other_travel(meeting *m)
 {
-    static float data[8];
+    const int64_t count = 8;
+    dp_tensor data;
     dp_ctx *ctx = open_job(m, 1, dp_cpu());
-    const dp_block block = {DP_F32, 8, (void *[]){data}};
+    dp_scope *scope = dp_scope_begin(ctx); /* ends with the context */
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &data));
+    const dp_block block = {DP_F32, 8, (void *[]){data.data}};
     for (int difference = 0; difference < 3; difference++) {
         bool odd = m->process == 1;
         const dp_reducer_config config = {.blocks = &block,
@@ -1521,3 +1524,63 @@ TEST(times_of_a_pass_without_reports)
     CHECK_INT(info_of(g.reducer).last.bytes, 0);
     grads_end(&g);
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_halves_on_the_wire, 60)
+{
+    on_gpus("11", halves_in_processes);
+    on_gpus("11", short_halves_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_short_ranges_in_all_ways, 60)
+{
+    on_gpus("12", all_ways_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_a_hook_gets_each_bucket, 60)
+{
+    on_gpus("11", looked_at_on_toys);
+    on_gpus("21", looked_at_on_toys);
+}
+
+TEST_SLOW(cuda_nccl_a_hook_may_scale_and_work, 60)
+{
+    on_gpus("12", samples_in_processes);
+    on_gpus("21", double_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_a_hook_that_is_wrong, 60)
+{
+    on_gpus("11", one_is_wrong);
+    on_gpus("111", one_is_wrong);
+    on_gpus("11", all_wrong_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_calls_in_and_around_a_hook, 60)
+{
+    on_gpus("11", intruded_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_a_process_leaves_in_a_hook, 60)
+{
+    on_gpus("11", one_leaves_in_its_hook);
+    on_gpus("111", one_leaves_in_its_hook);
+}
+
+TEST_SLOW(cuda_nccl_ranks_with_another_wire_or_hook, 60)
+{
+    on_gpus("11", other_travel);
+}
+
+TEST_SLOW(cuda_nccl_a_steady_pass_allocates_nothing, 60)
+{
+    on_gpus("21", steady_in_processes);
+}
+
+TEST_SLOW(cuda_nccl_results_for_the_first_local_rank, 60)
+{
+    on_gpus("123", reduce_to_first_of_each);
+}
+#endif

@@ -388,3 +388,19 @@ TEST_SLOW(the_nth_allocation_of_one_process_fails, 120)
 {
     each_allocation_fails_in_one(a_module, wrap_separately);
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_children_are_trained_on_all_ranks, 60)
+{
+    on_gpus("11", train_over_shm);
+    on_gpus("21", train_over_shm);
+}
+
+TEST_SLOW(cuda_nccl_ranks_train_the_same_children, 60)
+{
+    on_gpus("11", ignore_some);
+    on_gpus("111", one_is_odd);
+}
+#endif
