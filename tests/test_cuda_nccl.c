@@ -1313,8 +1313,8 @@ TEST_SLOW(buckets_travel_while_gpus_compute, 60)
     in_processes(3, one_bucket_is_early);
 }
 
-/* A copy to memory that is not pinned waits for the GPU, here for the sum of all: process 1 comes to
-   it only when a bucket has travelled, to which process 0 comes while it waits. */
+/* A copy to memory that is not pinned waits for the GPU, here for the sum of all: process 1 comes
+   to it only when a bucket has travelled, to which process 0 comes while it waits. */
 static void *report_meanwhile(void *user)
 {
     early *e = user;
@@ -1426,13 +1426,7 @@ TEST_SLOW(hooks_of_gpus_are_the_callers, 60)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-enum { STEPS = 4, ROWS = 64 };
-
-static struct training {
-    int processes, devices;
-    bool on_gpus;
-} now;
-static float *trained;
+enum { ROWS = 64 };
 
 /* Numbers with many digits: the order of sums shows. */
 static dp_value rows_of(dp_scope *scope, const dp_info *info, int step)
@@ -1465,30 +1459,6 @@ static void step_once(dp_ctx *ctx, dp_module *net, dp_module *par, int step)
     }
     CHECK_OK(dp_zero_grad(par));
     dp_scope_end(scope);
-}
-
-static void train(meeting *m)
-{
-    static const net_shape shape = {0};
-    static const dp_device_ops *backends[2];
-    dp_config config = config_of(m, now.devices);
-    dp_module *net, *par;
-    dp_ctx *ctx = NULL;
-    if (now.on_gpus) {
-        sim_set_device_count(now.devices);
-        sim_set_first_device(m->process * now.devices);
-    }
-    backends[0] = now.on_gpus ? dp_cuda() : dp_cpu();
-    config.backends = backends;
-    config.colls = NULL;
-    config.shards = 8;
-    CHECK_OK(dp_open(&config, &ctx));
-    net = net_create(ctx, &shape, 0);
-    CHECK_OK(dp_distributed(net, NULL, &par));
-    for (int step = 0; step < STEPS; step++)
-        step_once(ctx, net, par, step);
-    net_numbers(ctx, net, false, trained + m->process * NET_PARAMS);
-    dp_close(ctx);
 }
 
 /* ---- what has been carried by what ----------------------------------------------------------- */
@@ -1526,23 +1496,6 @@ static void report_of_two(meeting *m)
 TEST_SLOW(a_report_of_several_processes, 30)
 {
     in_processes(2, report_of_two);
-}
-
-TEST_SLOW(gpus_of_processes_train_as_one_cpu_does, 120)
-{
-    static const struct training ways[] = {{1, 1, false}, {1, 8, true}, {2, 2, true},
-                                           {4, 2, true},  {8, 1, true}, {4, 1, true}};
-    float first[NET_PARAMS];
-    trained = shared_memory(8 * sizeof first);
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-        now = ways[i];
-        in_processes(now.processes, train);
-        if (i == 0)
-            memcpy(first, trained, sizeof first);
-        for (int p = 0; p < now.processes; p++)
-            CHECK_BYTES(trained + p * NET_PARAMS, first, sizeof first);
-    }
-    CHECK(first[0] > 0 && first[0] < 1);
 }
 
 /* ---- every call fails once ------------------------------------------------------------------- */
