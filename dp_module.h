@@ -103,11 +103,18 @@ struct dp_module {
     dp_module **separate; /* by child of what it wraps: a wrapper, or NULL; NULL: there are none */
 };
 
-DP__APART static dp_status dp__check_module(const char *fn, const dp_module *module)
+/* One that exists, even if its job has failed. */
+DP__APART static dp_status dp__check_module_open(const char *fn, const dp_module *module)
 {
     DP_TRY(dp__check_pointer(fn, "module", module));
     if (module->magic != DP__MODULE_LIVE)
         return dp_error(DP_ERR_STATE, "%s: the module was destroyed", fn);
+    return dp__check_open(fn, module->ctx);
+}
+
+DP__APART static dp_status dp__check_module(const char *fn, const dp_module *module)
+{
+    DP_TRY(dp__check_module_open(fn, module));
     return dp__check_ctx(fn, module->ctx);
 }
 
@@ -1086,9 +1093,10 @@ DP_API int dp_module_rank(const dp_module *module)
     return dp__check_module(__func__, module) == DP_OK ? module->local_rank : -1;
 }
 
+/* Also of a job that has failed: its context is to be closed. */
 DP_API dp_ctx *dp_module_ctx(const dp_module *module)
 {
-    return dp__check_module(__func__, module) == DP_OK ? module->ctx : NULL;
+    return dp__check_module_open(__func__, module) == DP_OK ? module->ctx : NULL;
 }
 
 DP_API size_t dp_module_param_count(const dp_module *module)

@@ -804,7 +804,7 @@ static const row table[] = {
     ROW(dp_bucket_all_reduce, "jPe", NOT_RIGHTLY), ROW(dp_bucket_all_gather, "jPe", NOT_RIGHTLY),
     ROW(dp_module_create, "cYO", 0), ROW(dp_module_copy, "mrO", 0),
     ROW(dp_module_destroy, "M", NOT_RIGHTLY), ROW(dp_module_train, "m", 0),
-    ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", 0),
+    ROW(dp_module_name, "m", 0), ROW(dp_module_rank, "m", 0), ROW(dp_module_ctx, "m", GOES_ON),
     ROW(dp_module_param_count, "m", 0), ROW(dp_module_param, "miO", 0),
     ROW(dp_module_find, "mKO", 0), ROW(dp_params_edit, "miO", 0), ROW(dp_params_write, "miH", 0),
     ROW(dp_params_changed, "m", 0), ROW(dp_zero_grad, "m", 0), ROW(dp_param, "ki", INSIDE),
