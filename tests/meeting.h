@@ -38,6 +38,66 @@ typedef struct meeting {
     struct meeting *second;      /* for the second communicator of a context */
 } meeting;
 
+/* ---- simulated GPUs -------------------------------------------------------------------------- */
+
+/* How many each process has, whatever a test asks for: a digit each. NULL: none, and it gets what
+   it asks for. */
+static const char *meeting_gpus;
+
+#if defined(TEST_SIM)
+/* GPUs of this process' own, and the library's own collectives. */
+static inline void config_gpus(int process, dp_config *config)
+{
+    static const dp_device_ops *backends[2];
+    int first = 0;
+    for (int p = 0; p < process; p++)
+        first += meeting_gpus[p] - '0';
+    config->device_count = meeting_gpus[process] - '0';
+    sim_set_device_count(config->device_count);
+    sim_set_first_device(first);
+    backends[0] = dp_cuda();
+    config->backends = backends;
+    config->colls = NULL;
+}
+
+/* Once its contexts are closed a process has nothing left there. */
+static inline void check_gpus(void)
+{
+    sim_check_leaks();
+}
+
+/* The simulator may find something, up to forget_findings(). */
+static inline void expect_findings(void)
+{
+    sim_hush(true);
+}
+
+static inline void forget_findings(void)
+{
+    sim_hush(false);
+    sim_forget_findings();
+}
+#else
+static inline void config_gpus(int process, dp_config *config)
+{
+    (void)process, (void)config;
+}
+
+static inline void check_gpus(void)
+{
+}
+
+static inline void expect_findings(void)
+{
+}
+
+static inline void forget_findings(void)
+{
+}
+#endif
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
 /* Memory that all processes of a test see. */
 static inline void *shared_memory(size_t bytes)
 {
@@ -129,6 +189,8 @@ static inline void in_processes_but(int process_count, int victim, void (*body)(
             meeting_enter(&m, p);
             meeting_enter(&second, p);
             body(&m);
+            if (meeting_gpus != NULL)
+                check_gpus();
             exit(EXIT_SUCCESS);
         }
     }
@@ -196,52 +258,6 @@ static inline const dp_coll_ops *meeting_coll(void)
     }
     return &ops;
 }
-
-/* How many GPUs each process has, whatever a test asks for: a digit each. NULL: none, and it gets
-   what it asks for. */
-static const char *meeting_gpus;
-
-#if defined(TEST_SIM)
-/* GPUs of this process' own, and the library's own collectives. */
-static inline void config_gpus(int process, dp_config *config)
-{
-    static const dp_device_ops *backends[2];
-    int first = 0;
-    for (int p = 0; p < process; p++)
-        first += meeting_gpus[p] - '0';
-    config->device_count = meeting_gpus[process] - '0';
-    sim_set_device_count(config->device_count);
-    sim_set_first_device(first);
-    backends[0] = dp_cuda();
-    config->backends = backends;
-    config->colls = NULL;
-}
-
-/* The simulator may find something, up to forget_findings(). */
-static inline void expect_findings(void)
-{
-    sim_hush(true);
-}
-
-static inline void forget_findings(void)
-{
-    sim_hush(false);
-    sim_forget_findings();
-}
-#else
-static inline void config_gpus(int process, dp_config *config)
-{
-    (void)process, (void)config;
-}
-
-static inline void expect_findings(void)
-{
-}
-
-static inline void forget_findings(void)
-{
-}
-#endif
 
 static inline dp_config config_of(meeting *m, int device_count)
 {

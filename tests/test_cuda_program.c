@@ -102,6 +102,7 @@ static void run_program(meeting *m)
     if (now.gpus > 0)
         sim_set_device_count(now.gpus);
     program(trained + m->process * NET_PARAMS);
+    check_gpus();
     CHECK((sim_nccl_count().groups > 0) == (now.processes > 1 && now.gpus > 0));
 }
 
@@ -138,6 +139,45 @@ TEST_SLOW(a_program_trains_alike_in_all_ways_to_reduce, 120)
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         how = &ways[i];
         check_starts(some, sizeof some / sizeof *some);
+    }
+}
+
+/* ---- those who are left ---------------------------------------------------------------------- */
+
+/* Until it fails, or has done so many steps. */
+static dp_status train_for(meeting *m, int steps, int signal)
+{
+    dp_config config = config_of(m, 1);
+    dp_module *net, *par;
+    dp_ctx *ctx = NULL;
+    pthread_t thread;
+    dp_status status = DP_OK;
+    config.timeout_ms = 30000;
+    CHECK_OK(dp_open(&config, &ctx));
+    net = wrapped(ctx, &par);
+    if (signal != 0)
+        CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
+    for (int step = 0; status == DP_OK && step < steps; step++)
+        status = step_once(net, par, step);
+    dp_close(ctx);
+    return status;
+}
+
+/* Process 2 of 3 is killed at any moment; the other two begin again, as a job of two. */
+static void two_go_on(meeting *m)
+{
+    meeting fewer = *m;
+    CHECK_INT(dp_status_class(train_for(m, 1000000, m->process == 2 ? SIGKILL : 0)), DP_CLASS_JOB);
+    fewer.process_count = 2;
+    CHECK_OK(train_for(&fewer, STEPS, 0));
+}
+
+TEST_SLOW(those_who_are_left_train_on, 60)
+{
+    uint64_t state = test_seed();
+    for (int i = 0; i < 3; i++) {
+        moment = (int)(test_random(&state) % 100000);
+        on_gpus_but("112", 2, two_go_on);
     }
 }
 
@@ -220,9 +260,11 @@ static void one_gpu_is_lost(meeting *m)
     CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
     CHECK(dp_failure(ctx, NULL));
     CHECK(now_ms() - start < (SOON_MS + moment / 1000) * test_timeout_scale());
-    expect_findings(); /* the context of the lost one stays */
+    expect_findings();
     dp_close(ctx);
     forget_findings();
+    if (m->process == 0)
+        exit(EXIT_SUCCESS); /* what the lost one has stays */
 }
 
 TEST_SLOW(a_gpu_that_is_lost_ends_training_everywhere, 60)

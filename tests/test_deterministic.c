@@ -469,8 +469,10 @@ static uint16_t *reduced;
 static void reduce_halves(meeting *m)
 {
     uint16_t(*rows)[LONG] = test_room(MOST * sizeof *rows);
+    const int64_t count = LONG;
     dp_config config = config_of(m, now.devices);
     void *local[MOST];
+    dp_tensor data[MOST];
     dp_info info;
     dp_ctx *ctx;
     dp_reducer *reducer;
@@ -479,8 +481,12 @@ static void reduce_halves(meeting *m)
     CHECK_OK(dp_open(&config, &ctx));
     CHECK_OK(dp_info_get(ctx, &info));
     make_rows((char *)rows, info.rank_count, half, LONG, 5);
-    for (int i = 0; i < info.local_count; i++)
-        local[i] = rows[info.rank_first + i];
+    dp_scope *scope = dp_scope_begin(ctx); /* ends with the context */
+    for (int i = 0; i < info.local_count; i++) {
+        CHECK_OK(dp_tensor_from(scope, dp_local_device(ctx, i), rows[info.rank_first + i], half, 1,
+                                &count, &data[i]));
+        local[i] = data[i].data;
+    }
     const dp_block block = {half, LONG, local};
     CHECK_OK(dp_reducer_create(
         ctx, &(dp_reducer_config){.blocks = &block, .block_count = 1, .reduction = DP_MEAN_RANKS},
@@ -490,7 +496,7 @@ static void reduce_halves(meeting *m)
         CHECK_OK(dp_reducer_ready(reducer, i, 0, NULL));
     CHECK_OK(dp_reducer_finish(reducer));
     if (m->process == 0)
-        memcpy(reduced, local[0], sizeof rows[0]);
+        CHECK_OK(dp_read(ctx, &data[0], reduced, sizeof rows[0]));
     dp_close(ctx);
 }
 
@@ -511,3 +517,23 @@ TEST_SLOW(halves_are_reduced_alike, 60)
         free(want);
     }
 }
+
+#if defined(TEST_SIM)
+/* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
+
+TEST_SLOW(cuda_nccl_halves_are_reduced_alike, 60)
+{
+    static const char *const gpus[] = {"11", "22", "1111", "11111111"};
+    uint16_t(*rows)[LONG] = test_room(8 * sizeof *rows);
+    reduced = shared_memory(sizeof *rows);
+    now.shards = 8;
+    for (int i = 0; i < 4; i++) {
+        half = i % 2 == 0 ? DP_F16 : DP_BF16;
+        make_rows((char *)rows, 8, half, LONG, 5);
+        char *want = tree_of_rows((char *)rows, 8, half, LONG, (form){DP_OP_MEAN, 1});
+        on_gpus(gpus[i], reduce_halves);
+        CHECK_BYTES(reduced, want, sizeof rows[0]);
+        free(want);
+    }
+}
+#endif
