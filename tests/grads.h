@@ -197,7 +197,8 @@ static inline void one_pass(const grads *g)
 /* So many buckets have travelled by themselves. */
 static inline void await_early(const dp_reducer *reducer, size_t count)
 {
-    for (int ms = 0; ms < PATIENCE_MS && info_of(reducer).early_count < count; ms++) {
+    double most = PATIENCE_MS * test_timeout_scale();
+    for (int ms = 0; ms < most && info_of(reducer).early_count < count; ms++) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     CHECK_INT(info_of(reducer).early_count, count);

@@ -124,7 +124,7 @@ static inline dp_status meeting_receive(int fd, void *data, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
         struct pollfd ready = {.fd = fd, .events = POLLIN};
-        if (poll(&ready, 1, PATIENCE_MS) == 0) {
+        if (poll(&ready, 1, (int)(PATIENCE_MS * test_timeout_scale())) == 0) {
             return dp_error(DP_ERR_TIMEOUT, "meeting: a process does not come");
         }
         ssize_t got = read(fd, (char *)data + done, bytes - done);
