@@ -299,6 +299,13 @@ static inline dp_ctx *open_job(meeting *m, int device_count, const dp_device_ops
     return ctx;
 }
 
+/* Outside the job, so that its failure does not reach who is not through with what came before. */
+static inline void wait_for_all(meeting *m)
+{
+    char all[BOOT_PROCESSES], own = 0;
+    CHECK_OK(meeting_all_gather(&own, all, 1, m));
+}
+
 static inline void rest(int ms)
 {
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);

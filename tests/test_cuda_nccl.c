@@ -764,6 +764,7 @@ static void one_never_comes(meeting *m)
 {
     dp_ctx *ctx = open_for(m, 30000);
     sim_nccl_connects_late(true);
+    wait_for_all(m);
     if (m->process == 1 && is_killed)
         raise(SIGKILL);
     else if (m->process == 1)

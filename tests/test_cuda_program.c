@@ -155,6 +155,7 @@ static dp_status train_for(meeting *m, int steps, int signal)
     config.timeout_ms = 30000;
     CHECK_OK(dp_open(&config, &ctx));
     net = wrapped(ctx, &par);
+    wait_for_all(m);
     if (signal != 0)
         CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
     for (int step = 0; status == DP_OK && step < steps; step++)
@@ -196,13 +197,12 @@ static void a_call_fails(meeting *m)
     dp_config config = config_of(m, 1);
     dp_module *net, *par;
     dp_ctx *ctx = NULL;
-    char own = 0, all[2];
     bool any;
     config.timeout_ms = 30000;
     config.allocator = test_allocator_of(&counter);
     CHECK_OK(dp_open(&config, &ctx));
     net = wrapped(ctx, &par);
-    CHECK_OK(meeting_all_gather(&own, all, 1, m)); /* neither is behind */
+    wait_for_all(m);
     if (m->process == 1)
         sim_fail_at(fail_at, 999, false);
     dp_status status = DP_OK;
@@ -252,6 +252,7 @@ static void one_gpu_is_lost(meeting *m)
     config.timeout_ms = 30000;
     CHECK_OK(dp_open(&config, &ctx));
     net = wrapped(ctx, &par);
+    wait_for_all(m);
     double start = now_ms();
     if (m->process == 0)
         CHECK_INT(pthread_create(&thread, NULL, lose_soon, NULL), 0);

@@ -451,6 +451,7 @@ static void one_fails_forward(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_distributed(net, NULL, &par));
+    wait_for_all(m);
     CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_INTERNAL,
                 m->process == 2 ? "net." : "rank 2");
     CHECK(strstr(dp_last_error(), "today (DP_ERR_USER)") != NULL);

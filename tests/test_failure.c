@@ -242,13 +242,6 @@ static dp_status step_on(dp_module *par, dp_optim *optim, sort what)
     return status;
 }
 
-/* Outside the job, so that its failure does not reach who is not through with what came before. */
-static void wait_for_all(meeting *m)
-{
-    char all[BOOT_PROCESSES], own = 0;
-    CHECK_OK(meeting_all_gather(&own, all, 1, m));
-}
-
 typedef struct mishap {
     sort data;
     habit net;
@@ -449,6 +442,7 @@ static void one_dies_in_backward(meeting *m)
         make_net_of(ctx, (dp_module_config){.methods = fatal_methods, .state = &how}), &early,
         &par));
     CHECK_OK(sum_of(ctx, 9));
+    wait_for_all(m);
     dp_tag(ctx, "epoch 3");
     double start = now_ms();
     check_named(ctx, forward_and_backward(par, 1, false), start, SOON_MS, 1, "has died");
@@ -521,6 +515,7 @@ static void one_is_refused(meeting *m)
 static void one_is_refused_and_closes(meeting *m)
 {
     dp_ctx *ctx = open_over_shm(m, 1, 30000);
+    wait_for_all(m);
     double start = now_ms();
     if (m->process == 1)
         CHECK_ERROR(dp_all_reduce(ctx, NULL, 7, DP_F32, DP_OP_SUM), DP_ERR_INVALID, "NULL");
@@ -545,6 +540,7 @@ static void one_gets(meeting *m, int signal, const char *what, int most_ms)
     dp_module *par;
     dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
     make_wrapped(ctx, &par);
+    wait_for_all(m);
     double start = now_ms();
     signal_soon(m, signal);
     dp_tag(ctx, "training");

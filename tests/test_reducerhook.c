@@ -1077,6 +1077,7 @@ static void one_leaves_in_its_hook(meeting *m)
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
                (dp_reducer_config){.hook = leave_or_reduce, .hook_user = m});
+    wait_for_all(m);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) { /* it may have happened before the last of them */
         dp_status status = dp_reducer_ready(g.reducer, 0, unit, NULL);
