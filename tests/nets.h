@@ -205,4 +205,49 @@ static inline void net_numbers(dp_ctx *ctx, dp_module *net, bool grads, float *o
     }
 }
 
+/* ---- a step of training ---------------------------------------------------------------------- */
+
+enum { NET_STEP_ROWS = 64 }; /* of all ranks together */
+
+/* Numbers with many digits: the order of sums shows. */
+static inline dp_value net_rows_of(dp_scope *scope, const dp_info *info, int step)
+{
+    int64_t each = NET_STEP_ROWS / info->rank_count, count = each * info->local_count;
+    float *x = dp_scope_alloc(scope, sizeof *x * NET_STEP_ROWS * NET_IN);
+    uint64_t state = (uint64_t)step + 1;
+    CHECK(x != NULL);
+    for (int i = 0; i < NET_STEP_ROWS * NET_IN; i++)
+        x[i] = (float)ldexp((double)(int64_t)test_random(&state), -64 - i % 5);
+    dp_tensor own = dp_wrap(x + info->rank_first * each * NET_IN, DP_F32, DP_SHAPE(count, NET_IN));
+    return DP_LIST_OF(scope, dp_of(scope, &own));
+}
+
+/* The gradient of a row's outputs are the outputs. */
+static inline dp_status net_step(dp_module *net, dp_module *par, int step)
+{
+    dp_ctx *ctx = dp_module_ctx(net);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_info info;
+    dp_value out;
+    dp_tensor data, grad;
+    dp_failure_info failure = {.status = DP_ERR_NO_MEMORY};
+    if (scope == NULL) { /* the job may have failed since the last step */
+        dp_failure(ctx, &failure);
+        return failure.status;
+    }
+    CHECK_OK(dp_info_get(ctx, &info));
+    dp_status status = dp_invoke(par, "forward", scope, net_rows_of(scope, &info, step), dp_none(),
+                                 NULL, &out, &pass);
+    if (status == DP_OK)
+        status = dp_backward(pass, out, NULL);
+    for (size_t i = 0; i < dp_module_param_count(net) && status == DP_OK; i++) {
+        status = dp_params_edit(net, i, &data, &grad);
+        if (status == DP_OK)
+            status = dp_axpby(ctx, 1, &data, -0.01, &grad, &data);
+    }
+    dp_scope_end(scope);
+    return status == DP_OK ? dp_zero_grad(par) : status;
+}
+
 #endif /* NETS_H */

@@ -1425,43 +1425,6 @@ TEST_SLOW(hooks_of_gpus_are_the_callers, 60)
     in_processes(2, a_hook_on_gpus);
 }
 
-/* ---- training -------------------------------------------------------------------------------- */
-
-enum { ROWS = 64 };
-
-/* Numbers with many digits: the order of sums shows. */
-static dp_value rows_of(dp_scope *scope, const dp_info *info, int step)
-{
-    int64_t each = ROWS / info->rank_count, count = each * info->local_count;
-    float *x = dp_scope_alloc(scope, sizeof *x * ROWS * NET_IN);
-    uint64_t state = (uint64_t)step + 1;
-    CHECK(x != NULL);
-    for (int i = 0; i < ROWS * NET_IN; i++)
-        x[i] = (float)ldexp((double)(int64_t)test_random(&state), -64 - i % 5);
-    dp_tensor own = dp_wrap(x + info->rank_first * each * NET_IN, DP_F32, DP_SHAPE(count, NET_IN));
-    return DP_LIST_OF(scope, dp_of(scope, &own));
-}
-
-/* The gradient of a row's outputs are the outputs. */
-static void step_once(dp_ctx *ctx, dp_module *net, dp_module *par, int step)
-{
-    dp_scope *scope = dp_scope_begin(ctx);
-    dp_pass *pass = NULL;
-    dp_info info;
-    dp_value out;
-    dp_tensor data, grad;
-    CHECK_OK(dp_info_get(ctx, &info));
-    CHECK_OK(dp_invoke(par, "forward", scope, rows_of(scope, &info, step), dp_none(), NULL, &out,
-                       &pass));
-    CHECK_OK(dp_backward(pass, out, NULL));
-    for (size_t i = 0; i < dp_module_param_count(net); i++) {
-        CHECK_OK(dp_params_edit(net, i, &data, &grad));
-        CHECK_OK(dp_axpby(ctx, 1, &data, -0.01, &grad, &data));
-    }
-    CHECK_OK(dp_zero_grad(par));
-    dp_scope_end(scope);
-}
-
 /* ---- what has been carried by what ----------------------------------------------------------- */
 
 static void check_report(dp_ctx *ctx, const char *all, const char *early)
@@ -1470,7 +1433,7 @@ static void check_report(dp_ctx *ctx, const char *all, const char *early)
     char text[4000];
     dp_module *net = net_create(ctx, &shape, 0), *par;
     CHECK_OK(dp_distributed(net, NULL, &par));
-    step_once(ctx, net, par, 0);
+    CHECK_OK(net_step(net, par, 0));
     CHECK(dp_report_text(par, text, sizeof text) < sizeof text);
     CHECK_SAYS(text, all);
     CHECK((strstr(text, "buckets that travelled early: ") != NULL) == (early != NULL));

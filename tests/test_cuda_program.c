@@ -11,45 +11,9 @@
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-enum { STEPS = 4, ROWS = 64 };
+enum { STEPS = 4 };
 
 static const dp_distributed_config *how;
-
-/* Numbers with many digits: the order of sums shows. */
-static dp_value rows_of(dp_scope *scope, const dp_info *info, int step)
-{
-    int64_t each = ROWS / info->rank_count, count = each * info->local_count;
-    float *x = dp_scope_alloc(scope, sizeof *x * ROWS * NET_IN);
-    uint64_t state = (uint64_t)step + 1;
-    CHECK(x != NULL);
-    for (int i = 0; i < ROWS * NET_IN; i++)
-        x[i] = (float)ldexp((double)(int64_t)test_random(&state), -64 - i % 5);
-    dp_tensor own = dp_wrap(x + info->rank_first * each * NET_IN, DP_F32, DP_SHAPE(count, NET_IN));
-    return DP_LIST_OF(scope, dp_of(scope, &own));
-}
-
-/* The gradient of a row's outputs are the outputs. */
-static dp_status step_once(dp_module *net, dp_module *par, int step)
-{
-    dp_ctx *ctx = dp_module_ctx(net);
-    dp_scope *scope = dp_scope_begin(ctx);
-    dp_pass *pass = NULL;
-    dp_info info;
-    dp_value out;
-    dp_tensor data, grad;
-    CHECK_OK(dp_info_get(ctx, &info));
-    dp_status status =
-        dp_invoke(par, "forward", scope, rows_of(scope, &info, step), dp_none(), NULL, &out, &pass);
-    if (status == DP_OK)
-        status = dp_backward(pass, out, NULL);
-    for (size_t i = 0; i < dp_module_param_count(net) && status == DP_OK; i++) {
-        status = dp_params_edit(net, i, &data, &grad);
-        if (status == DP_OK)
-            status = dp_axpby(ctx, 1, &data, -0.01, &grad, &data);
-    }
-    dp_scope_end(scope);
-    return status == DP_OK ? dp_zero_grad(par) : status;
-}
 
 static dp_module *wrapped(dp_ctx *ctx, dp_module **out)
 {
@@ -66,7 +30,7 @@ static void program(float *out)
     CHECK_OK(dp_open(&(dp_config){.shards = 8}, &ctx));
     net = wrapped(ctx, &par);
     for (int step = 0; step < STEPS; step++)
-        CHECK_OK(step_once(net, par, step));
+        CHECK_OK(net_step(net, par, step));
     net_numbers(ctx, net, false, out);
     dp_close(ctx);
 }
@@ -159,7 +123,7 @@ static dp_status train_for(meeting *m, int steps, int signal)
     if (signal != 0)
         CHECK_INT(pthread_create(&thread, NULL, after_a_moment, &signal), 0);
     for (int step = 0; status == DP_OK && step < steps; step++)
-        status = step_once(net, par, step);
+        status = net_step(net, par, step);
     dp_close(ctx);
     return status;
 }
@@ -207,7 +171,7 @@ static void a_call_fails(meeting *m)
         sim_fail_at(fail_at, 999, false);
     dp_status status = DP_OK;
     for (int step = 0; step < 2 && status == DP_OK; step++)
-        status = step_once(net, par, step);
+        status = net_step(net, par, step);
     if (m->process == 1)
         shared->fired = sim_fault_fired();
     sim_fail_at(0, 0, false);
@@ -257,7 +221,7 @@ static void one_gpu_is_lost(meeting *m)
     if (m->process == 0)
         CHECK_INT(pthread_create(&thread, NULL, lose_soon, NULL), 0);
     for (int step = 0; status == DP_OK; step++)
-        status = step_once(net, par, step);
+        status = net_step(net, par, step);
     CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
     CHECK(dp_failure(ctx, NULL));
     CHECK(now_ms() - start < (SOON_MS + moment / 1000) * test_timeout_scale());
