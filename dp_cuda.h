@@ -1374,6 +1374,8 @@ static bool dp__cuda_entry(const char *name, void *out_fn)
     enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     cudaError_t code = dp__cuda.cudaGetDriverEntryPointByVersion(name, &fn, DP__CUDA_FLOOR,
                                                                  cudaEnableDefault, &result);
+    if (code != cudaSuccess)
+        (void)dp__cuda.cudaGetLastError();
     memcpy(out_fn, &fn, sizeof fn);
     return code == cudaSuccess && result == cudaDriverEntryPointSuccess && fn != NULL;
 }
