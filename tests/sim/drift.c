@@ -98,6 +98,10 @@ extern const struct surface {
     E (*entry_point)(const char *, void **, unsigned, unsigned long long, query *);
     const char *(*error_string)(E);
     E (*last_error)(void);
+    E (*graph_destroy)(cudaGraph_t);
+    E (*graph_exec_destroy)(cudaGraphExec_t);
+    E (*graph_instantiate)(cudaGraphExec_t *, cudaGraph_t, unsigned long long);
+    E (*graph_launch)(cudaGraphExec_t, cudaStream_t);
     E (*host_alloc)(void **, size_t, unsigned);
     E (*launch)(const void *, dim3, dim3, void **, size_t, cudaStream_t);
     E (*get_kernel)(cudaKernel_t *, cudaLibrary_t, const char *);
@@ -156,6 +160,10 @@ const struct surface surface = {
     cudaGetDriverEntryPointByVersion,
     cudaGetErrorString,
     cudaGetLastError,
+    cudaGraphDestroy,
+    cudaGraphExecDestroy,
+    cudaGraphInstantiate,
+    cudaGraphLaunch,
     cudaHostAlloc,
     cudaLaunchKernel,
     cudaLibraryGetKernel,

@@ -969,6 +969,25 @@ static void capture_of_two_streams(void)
     must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
     must_be((int)cudaStreamSynchronize(a), cudaSuccess);
 }
+static void a_graph_is_launched_twice(void)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t again;
+    begin_capture();
+    inside(y, x, a);
+    must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
+    must_be((int)cudaGraphInstantiate(&again, graph, 0), cudaSuccess);
+    must_be((int)cudaGraphDestroy(graph), cudaSuccess);
+    for (char i = 1; i < 3; i++) {
+        memset(pinned, i, BYTES);
+        in(x, a);
+        must_be((int)cudaGraphLaunch(again, a), cudaSuccess);
+        out(y, a);
+        must_be((int)cudaStreamSynchronize(a), cudaSuccess);
+        must_be(pinned[BYTES - 1], i);
+    }
+    must_be((int)cudaGraphExecDestroy(again), cudaSuccess);
+}
 static void pinned_for_both_devices(void)
 {
     in(x, a);
@@ -1226,7 +1245,8 @@ static const struct program {
     CORRECT(transitive), CORRECT(peers), CORRECT(captured), CORRECT(deferred_in_order),
     CORRECT(deferred_recorded_on_two_streams), CORRECT(barriers), CORRECT(blocks_in_strides),
     CORRECT(wide_accesses), CORRECT(memory_begins_as_nan), CORRECT(asked_until_ready),
-    CORRECT(capture_of_two_streams), CORRECT(pinned_for_both_devices),
+    CORRECT(capture_of_two_streams), CORRECT(a_graph_is_launched_twice),
+    CORRECT(pinned_for_both_devices),
     CORRECT(libraries_are_counted), CORRECT(a_device_is_lost),
 };
 /* clang-format on */

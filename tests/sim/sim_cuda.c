@@ -1130,8 +1130,59 @@ static void finish_all(void)
         continue;
 }
 
+/* What was captured, to be done again: one piece after another, as it was enqueued. Who else uses
+   its memory meanwhile is not looked at. */
+struct CUgraph_st {
+    work *pieces;
+    size_t count;
+    int users;
+    bool has_jobs; /* which are done once */
+};
+struct CUgraphExec_st {
+    struct CUgraph_st *graph;
+};
+
+static struct CUgraph_st *captured; /* so far */
+
+static void *copy_of(const void *data, size_t bytes)
+{
+    void *copy = data != NULL ? malloc(bytes) : NULL;
+    return copy != NULL ? memcpy(copy, data, bytes) : NULL;
+}
+
+static work piece_of(const work *w)
+{
+    work own = *w;
+    own.operands = copy_of(w->operands, w->operand_count * sizeof *w->operands);
+    own.params = copy_of(w->params, SIM_PARAM_BYTES);
+    return own;
+}
+
+static void capture_piece(const work *w)
+{
+    captured->has_jobs = captured->has_jobs || w->kind == JOB;
+    if (w->kind != MOVE && w->kind != KERNEL)
+        return;
+    captured->pieces = realloc(captured->pieces, (captured->count + 1) * sizeof *w);
+    captured->pieces[captured->count++] = piece_of(w);
+}
+
+static void graph_drop(struct CUgraph_st *graph)
+{
+    if (graph == NULL || --graph->users > 0)
+        return;
+    for (size_t i = 0; i < graph->count; i++) {
+        free(graph->pieces[i].operands);
+        free(graph->pieces[i].params);
+    }
+    free(graph->pieces);
+    free(graph);
+}
+
 static void submit(cudaStream_t stream, work w)
 {
+    if (stream->capture != 0)
+        capture_piece(&w);
     if (trace_on && (w.kind == MOVE || w.kind == KERNEL)) {
         free(w.operands);
         free(w.params);
@@ -1550,7 +1601,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 }
 
 /* Capture, a stream at a time: one that waits for an event of a captured one is captured from then
-   on. What is captured is done at once, as if the graph were launched. */
+   on. What is captured is done at once, as if the graph were launched, and again when it is. */
 static int capture_count;
 
 static cudaError_t capture_follows(cudaStream_t stream, cudaEvent_t event)
@@ -1579,6 +1630,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (code == cudaSuccess && stream_is_free(__func__, stream)) {
         stream->capture = ++capture_count;
         capture_origin = stream;
+        captured = calloc(1, sizeof *captured);
+        captured->users = 1;
         captures_open++;
     }
     return leave(code);
@@ -1601,6 +1654,52 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     for (struct CUstream_st *s = streams; s != NULL; s = s->next)
         s->capture = 0;
     captures_open = 0;
+    if (code == cudaSuccess)
+        *graph = captured;
+    else
+        graph_drop(captured);
+    captured = NULL;
+    return leave(code);
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long flags)
+{
+    cudaError_t code = enter_allocating(__func__);
+    if (flags != 0)
+        find("unknown flags", "%s: 0x%llx", __func__, flags);
+    if (code == cudaSuccess && graph->has_jobs)
+        code = cudaErrorNotSupported;
+    if (code == cudaSuccess) {
+        *out = malloc(sizeof **out);
+        (*out)->graph = graph;
+        graph->users++;
+    }
+    return leave(code);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    cudaError_t code = enter();
+    if (code == cudaSuccess && stream_is_free(__func__, stream)) {
+        enqueue(stream);
+        for (size_t i = 0; i < exec->graph->count; i++)
+            submit(stream, piece_of(&exec->graph->pieces[i]));
+    }
+    return leave(code);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    cudaError_t code = enter();
+    graph_drop(graph);
+    return leave(code);
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    cudaError_t code = enter();
+    graph_drop(exec->graph);
+    free(exec);
     return leave(code);
 }
 
