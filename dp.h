@@ -111,8 +111,8 @@
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
-   they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
-   $DP_ADDR and $DP_SECRET: see >>launch.
+   they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
+   through the host; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function returns belongs to the scope you named, or to the

@@ -12,6 +12,9 @@
    A device opens when its kernels are compiled, which takes a second: so they are kept in
    $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h, for the next process. $DP_CACHE = off keeps none.
 
+   GPUs of a process copy directly from each other, if a check shows that the bytes arrive, else
+   through the host. $DP_PEERS = off: always through the host.
+
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
      >>text         kernels: one text, compiled by NVRTC and, in tests, as C
@@ -1589,22 +1592,27 @@ static bool dp__cuda_kept_folder(char *folder)
     return length > 0 && length < DP__CUDA_KEPT_PATH;
 }
 
+/* Whether a variable turns off what it is about; otherwise things are as usual. */
+static bool dp__cuda_is_off(const dp_host *host, const char *variable, const char *usual)
+{
+    const char *wish = dp__os_env(variable);
+    char text[160];
+    if (wish == NULL || strcmp(wish, "off") == 0)
+        return wish != NULL;
+    snprintf(text, sizeof text, "%s is '%.60s', not off: %s", variable, wish, usual);
+    host->log(host, DP_LOG_WARN, text);
+    return false;
+}
+
 /* False: nothing is kept. */
 static bool dp__cuda_kept_open(const dp_host *host, const dp__cuda_target *target,
                                dp__cuda_kept *out)
 {
-    const char *wish = dp__os_env("DP_CACHE");
     int version[2] = {0, 0};
     out->host = host;
     out->lock = -1;
-    if (wish != NULL && strcmp(wish, "off") == 0)
+    if (dp__cuda_is_off(host, "DP_CACHE", "compiled kernels are kept"))
         return false;
-    if (wish != NULL) {
-        char text[128];
-        snprintf(text, sizeof text, "DP_CACHE is '%.60s', not off: compiled kernels are kept",
-                 wish);
-        host->log(host, DP_LOG_WARN, text);
-    }
     if (!dp__cuda_kept_folder(out->folder)) {
         host->log(host, DP_LOG_INFO,
                   "cuda: compiled kernels are not kept: neither $XDG_CACHE_HOME nor $HOME is a "
@@ -1781,6 +1789,7 @@ typedef struct dp__cuda_gpu {
     int arch; /* 90: sm_90 */
     int multiprocessors;
     size_t pitch_max;
+    bool apart; /* it is not to read other GPUs */
     CUdevice device;
     CUcontext context;
     struct dp__cuda_code *code;
@@ -1943,6 +1952,7 @@ static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
     DP_TRY(dp__cuda_driver_check("cuDeviceGet", gpu->ordinal,
                                  dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
     DP_TRY(dp__cuda_gpu_look(gpu));
+    gpu->apart = dp__cuda_is_off(host, "DP_PEERS", "GPUs copy directly from each other");
     DP_TRY(
         dp__cuda_driver_check("cuDevicePrimaryCtxRetain", gpu->ordinal,
                               dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device)));
@@ -2800,6 +2810,8 @@ static dp_status dp__cuda_pair_open(const dp__cuda_gpu *reader, const dp__cuda_g
 {
     int can = 0;
     dp__cuda_side sides[2] = {{.gpu = reader}, {.gpu = from}};
+    if (reader->apart)
+        return dp_error(DP_ERR_UNSUPPORTED, "DP_PEERS is off");
     DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->ordinal,
                           dp__cuda.cudaDeviceCanAccessPeer(&can, reader->ordinal, from->ordinal)));
     if (!can)
@@ -2842,7 +2854,8 @@ static dp_status dp__cuda_uncaptured(const dp_stream *stream, const char *what)
                                 dp__cuda_gpu_of(stream->dev)->ordinal, what);
 }
 
-/* Checks the pair at its first copy. Says so once, if that does not pass. */
+/* Checks the pair at its first copy. Says so once, if that does not pass: a warning, unless it is
+   as the user wants it. */
 static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, atomic_int *reach)
 {
     char text[DP__TEXT_BYTES];
@@ -2855,7 +2868,7 @@ static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, ato
         snprintf(text, sizeof text,
                  "cuda: GPU %d does not read GPU %d directly (%.300s): copies go through the host",
                  dev->gpu->ordinal, from->ordinal, dp_last_error());
-        dev->base.host->log(dev->base.host, DP_LOG_WARN, text);
+        dev->base.host->log(dev->base.host, dev->gpu->apart ? DP_LOG_INFO : DP_LOG_WARN, text);
     }
     (void)dp__sentence_after(first, DP_OK);
     atomic_store(reach, status == DP_OK ? DP__CUDA_DIRECT : DP__CUDA_STAGED);

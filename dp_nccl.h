@@ -1843,7 +1843,7 @@ static dp_status dp__nccl_distrust(const dp__nccl_join *join, const dp__nccl_gpu
     if (direct || dp__os_env("NCCL_P2P_DISABLE") != NULL)
         return DP_OK;
     snprintf(text, sizeof text,
-             "nccl: NCCL_P2P_DISABLE is set to 1, as GPU %d does not read GPU %d rightly",
+             "nccl: NCCL_P2P_DISABLE is set to 1, as GPU %d does not read GPU %d directly",
              reader->physical->ordinal, from->physical->ordinal);
     join->host->log(join->host, DP_LOG_WARN, text);
     dp__os_env_set("NCCL_P2P_DISABLE", "1");

@@ -226,6 +226,7 @@ static void look_at_switches(void)
         {"DP_SIMD", "base: slower kernels for any CPU"},
         {"DP_NCCL", "from how many bytes NCCL carries; off: never"},
         {"DP_CACHE", "off: each start compiles the kernels for GPUs, which takes a second"},
+        {"DP_PEERS", "off: GPUs copy through the host, not directly from each other"},
         {"CUDA_VISIBLE_DEVICES", "there seem to be no other GPUs"},
         {"CUDA_LAUNCH_BLOCKING", "1: nothing on a GPU runs beside anything else"},
         {"SLURM_JOB_ID", "an allocation, in which srun starts the processes"},
