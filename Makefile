@@ -82,8 +82,9 @@ TESTS_asan    := $(TESTS)
 TESTS_tsan    := $(filter-out test_shmfault,$(TESTS))
 TESTS_with    := $(filter-out test_shmfault dp,$(TESTS))
 TESTS_conform := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/test_*.c | xargs -n1 basename -s .c)
-TESTS_gpu     := $(TESTS_conform) $(filter test_cuda%,$(TESTS)) dp
-TESTS_sim     := $(sort $(TESTS_gpu) $(shell grep -lE 'on_gpus' tests/test_*.c | xargs -n1 basename -s .c))
+TESTS_cuda    := $(TESTS_conform) $(filter test_cuda%,$(TESTS)) dp
+TESTS_gpu     := $(TESTS_cuda) cuda_calls
+TESTS_sim     := $(sort $(TESTS_cuda) $(shell grep -lE 'on_gpus' tests/test_*.c | xargs -n1 basename -s .c))
 TESTS_aarch64 := test_main test_tensor test_steps test_thread dp
 TESTS_mpi     := test_main test_coll mpi/test_mpi dp
 

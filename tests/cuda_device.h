@@ -1,9 +1,12 @@
-/* cuda_device.h - CUDA devices for tests: the simulator's (TEST_SIM), or real ones. */
+/* cuda_device.h - CUDA devices for tests: the simulator's (TEST_SIM), or real ones. A test that
+   uses nothing but what is here, the library and CUDA runs on both. */
 
 #ifndef CUDA_DEVICE_H
 #define CUDA_DEVICE_H
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <cuda_runtime_api.h>
 #include "../dp_cuda.h"
 #if defined(TEST_SIM)
 #include "sim/sim.h"
@@ -52,6 +55,49 @@ static inline void cuda_check_leaks(void)
 {
     sim_check_leaks();
 }
+
+enum { CUDA_ORDERS = 4 }; /* in which work is done */
+
+/* 0: at once, which finds what is not ordered; else late, which shows it. */
+static inline void cuda_order(unsigned order)
+{
+    sim_defer(order * 0x9e3779b9u);
+}
+
+static inline void cuda_check_findings(void)
+{
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
+/* Directly between GPUs, so far. */
+static inline long cuda_peer_copies(void)
+{
+    return sim_peer_copies();
+}
+
+/* How often the host waited for a copy. */
+static inline long cuda_waits(void)
+{
+    return sim_wait_count();
+}
+
+/* The test has so many GPUs. */
+static inline void cuda_gpus(int count)
+{
+    sim_set_device_count(count);
+}
+
+static inline void cuda_pairs(int gpus, bool direct)
+{
+    for (int reader = 0; reader < gpus; reader++)
+        for (int from = 0; from < gpus; from++)
+            sim_set_peer(reader, from, direct ? SIM_PEER_GOOD : SIM_PEER_NONE);
+}
+
+static inline void cuda_pairs_directly(int gpus)
+{
+    cuda_pairs(gpus, true);
+}
 #else
 static inline int cuda_device_available(int count)
 {
@@ -59,6 +105,67 @@ static inline int cuda_device_available(int count)
     if (dp_cuda()->count(NULL, &found) != DP_OK || found == 0)
         SKIP("no GPU");
     return found < count ? found : count;
+}
+
+enum { CUDA_ORDERS = 1 };
+
+static inline void cuda_order(unsigned order)
+{
+    (void)order;
+}
+
+static inline void cuda_check_findings(void)
+{
+}
+
+/* Nobody counts. */
+static inline long cuda_peer_copies(void)
+{
+    return -1;
+}
+
+static inline long cuda_waits(void)
+{
+    return 0;
+}
+
+/* There are at least so many GPUs, $TEST_GPUS at most; or the test ends here. */
+static inline void cuda_gpus(int count)
+{
+    const char *most = getenv("TEST_GPUS");
+    char reason[64];
+    int found = cuda_device_available(count);
+    if (most != NULL && atoi(most) > 0 && atoi(most) < found)
+        found = atoi(most);
+    snprintf(reason, sizeof reason, "%d GPUs are needed, here is %d", count, found);
+    if (found < count)
+        SKIP(reason);
+}
+
+/* They copy from each other directly, as far as they can; or none does. */
+static inline void cuda_pairs(int gpus, bool direct)
+{
+    cuda_gpus(gpus);
+    if (!direct)
+        setenv("DP_PEERS", "off", 1);
+    else
+        unsetenv("DP_PEERS");
+}
+
+/* All of them can, or the test ends here. */
+static inline void cuda_pairs_directly(int gpus)
+{
+    char reason[64];
+    cuda_pairs(gpus, true);
+    for (int reader = 0; reader < gpus; reader++)
+        for (int from = 0; from < gpus; from++) {
+            int can = reader == from;
+            if (!can)
+                CHECK_INT(cudaDeviceCanAccessPeer(&can, reader, from), cudaSuccess);
+            snprintf(reason, sizeof reason, "GPU %d does not access GPU %d", reader, from);
+            if (!can)
+                SKIP(reason);
+        }
 }
 
 static inline void cuda_device_first(int place)

@@ -1,12 +1,11 @@
-/* test_cuda.c - dp_cuda.h on the simulator: which devices there are, streams of the user's, several
-   devices on one GPU, and what happens when CUDA fails. What all tables have in common is in
-   test_device.c, what all devices do in the others. */
+/* test_cuda.c - dp_cuda.h: which devices there are, streams of the user's, several devices on one
+   GPU, pairs of GPUs, and on the simulator what happens when CUDA fails. What all tables have in
+   common is in test_device.c, what all devices do in the others. */
 
 #define _GNU_SOURCE /* syscall */
 #include "test.h"
 
-#if defined(TEST_SIM)
-#include <cuda_runtime_api.h>
+#if defined(TEST_CUDA)
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,10 +13,10 @@
 #include "nets.h"
 #include "numbers.h"
 
-/* GPUs as they are: what $TEST_GPUS says is for the other files. */
+/* GPUs as they are, none twice. */
 static const dp_device_ops *real_gpus(int count)
 {
-    sim_set_device_count(count);
+    cuda_gpus(count);
     return dp_cuda();
 }
 
@@ -46,68 +45,9 @@ static const char *default_backend(void)
 
 TEST(gpus_come_before_the_cpu)
 {
-    real_gpus(2);
+    real_gpus(1);
     CHECK_STR(default_backend(), "cuda");
-    sim_check_leaks();
-}
-
-TEST(without_gpus_the_cpu_serves)
-{
-    CHECK_STR(default_backend(), "cpu");
-}
-
-TEST(without_a_driver_the_cpu_serves)
-{
-    real_gpus(2);
-    sim_set_driver(0);
-    CHECK_STR(default_backend(), "cpu");
-}
-
-TEST(an_old_driver_is_none)
-{
-    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
-    dp_ctx *ctx = NULL;
-    sim_set_driver(12070);
-    CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_NO_DEVICE,
-                "the driver is for CUDA 12.7, 12.8 is needed");
-    sim_set_driver(12080);
-    sim_set_versions(12080, 12080);
-    CHECK_OK(dp_open(&(dp_config){.backends = backends}, &ctx));
-    dp_close(ctx);
-    sim_check_leaks();
-}
-
-TEST(a_gpu_that_is_too_old)
-{
-    const dp_device_ops *const backends[] = {real_gpus(1), NULL};
-    dp_ctx *ctx = NULL;
-    sim_set_arch(70);
-    CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_UNSUPPORTED,
-                "architecture 7.0, 7.5 is needed");
-    sim_check_leaks();
-}
-
-TEST(a_gpu_newer_than_the_compiler)
-{
-    sim_set_arch(130);
-    dp_ctx *ctx = open_cuda(2, NULL, 2);
-    train_once(ctx, 2);
-    dp_close(ctx);
-    sim_check_leaks();
-}
-
-TEST(a_gpu_that_is_not_there)
-{
-    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
-    dp_ctx *ctx = NULL;
-    CHECK_ERROR(
-        dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){2}}, &ctx),
-        DP_ERR_NO_DEVICE, "no GPU 2, there are 2");
-    CHECK_ERROR(
-        dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){-1}},
-                &ctx),
-        DP_ERR_NO_DEVICE, "there is no GPU -1");
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 /* Pinned memory comes from the GPU's node; the thread's own choice is as it was. */
@@ -118,35 +58,22 @@ TEST(the_memory_policy_stays)
     if (syscall(SYS_get_mempolicy, &mode_before, before, 1024, 0, 0) != 0) {
         SKIP("no policies here");
     }
-    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    dp_ctx *ctx = open_cuda(1, NULL, 1);
     CHECK_INT(syscall(SYS_get_mempolicy, &mode_after, after, 1024, 0, 0), 0);
     CHECK_INT(mode_after, mode_before);
     CHECK(memcmp(before, after, sizeof before) == 0);
     dp_close(ctx);
 }
 
-TEST(what_a_gpu_says_of_itself)
-{
-    dp_ctx *ctx = open_cuda(2, NULL, 2);
-    dp_device_info info;
-    CHECK_OK(dp_device_info_get(ctx, 1, &info));
-    CHECK_STR(info.name, "simulated GPU 1");
-    CHECK_STR(info.bus_id, "0000:01:00.0");
-    CHECK(info.bytes_total > info.bytes_free && info.bytes_free > 0);
-    CHECK(!info.host_memory && info.compute_units > 0);
-    dp_close(ctx);
-    sim_check_leaks();
-}
-
 /* ---- streams --------------------------------------------------------------------------------- */
 
 TEST(streams_as_cuda_knows_them)
 {
-    dp_ctx *ctx = open_cuda(3, (int[]){2, 1}, 2), *cpu = NULL;
+    dp_ctx *ctx = open_cuda(2, (int[]){1, 0}, 2), *cpu = NULL;
     cudaStream_t native = dp_cuda_stream(dp_local_stream(ctx, 0));
     CHECK(native != NULL);
-    CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 0)), 2);
-    CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 1)), 1);
+    CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 0)), 1);
+    CHECK_INT(dp_cuda_ordinal(dp_local_stream(ctx, 1)), 0);
     const dp_device_ops *const backends[] = {dp_cpu(), NULL};
     CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &cpu));
     CHECK(dp_cuda_stream(dp_local_stream(cpu, 0)) == NULL && dp_cuda_stream(NULL) == NULL);
@@ -154,7 +81,7 @@ TEST(streams_as_cuda_knows_them)
     CHECK_INT(dp_cuda_ordinal(NULL), -1);
     dp_close(cpu);
     dp_close(ctx);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 TEST(a_stream_of_the_users)
@@ -186,7 +113,7 @@ TEST(a_stream_of_the_users)
     dp_cuda_release(dp_local_stream(ctx, 0)); /* the library's own stays */
     CHECK(dp_cuda_stream(dp_local_stream(ctx, 0)) != NULL);
     dp_close(ctx);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 /* ---- several devices on one GPU -------------------------------------------------------------- */
@@ -220,7 +147,7 @@ TEST(several_devices_on_one_gpu)
         train_once(ctx, count);
         dp_close(ctx);
     }
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 TEST(several_contexts_on_one_gpu)
@@ -231,7 +158,7 @@ TEST(several_contexts_on_one_gpu)
     dp_close(one);
     train_once(two, 3);
     dp_close(two);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 /* ---- pairs of GPUs --------------------------------------------------------------------------- */
@@ -317,7 +244,7 @@ TEST_SLOW(a_gpu_that_gives_no_recv_wants_no_sum, 60)
 {
     static const int places[][3] = {{0, 0, 0}, {0, 1, 1}, {0, 1, 2}};
     for (int i = 0; i < 3; i++) {
-        dp_ctx *ctx = open_cuda(3, places[i], 3);
+        dp_ctx *ctx = open_cuda(i + 1, places[i], 3);
         for (unsigned wanted = 0; wanted < 8; wanted++)
             check_wanted(ctx, 3, wanted);
         dp_close(ctx);
@@ -357,52 +284,238 @@ static void add_up_shards(int gpus, dp_dtype dtype, const void *const *rows, con
     dp_close(ctx);
 }
 
+static void add_up_anywhere(dp_dtype dtype)
+{
+    uint64_t state = test_seed();
+    void *rows[SHARDS], *want = malloc(LONG * sizeof(float));
+    CHECK(want != NULL);
+    for (int r = 0; r < SHARDS; r++) {
+        rows[r] = malloc(LONG * sizeof(float));
+        CHECK(rows[r] != NULL);
+        for (size_t i = 0; i < PERIOD; i++)
+            number_put(dtype, rows[r], i, (number)((double)test_random(&state) / 3));
+        repeat(rows[r], PERIOD * dp_dtype_bytes(dtype));
+    }
+    number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                    .op = DP_OP_SUM,
+                                    .dtype = dtype,
+                                    .count = PERIOD,
+                                    .out = &want,
+                                    .in = (const void *const *)rows,
+                                    .out_count = 1,
+                                    .in_count = SHARDS,
+                                    .alpha = 0.3,
+                                    .beta = SHARDS});
+    repeat(want, PERIOD * dp_dtype_bytes(dtype));
+    for (int gpus = 1; gpus < SHARDS; gpus *= 2)
+        add_up_shards(gpus, dtype, (const void *const *)rows, want);
+    for (int r = 0; r < SHARDS; r++)
+        free(rows[r]);
+    free(want);
+    cuda_check_leaks();
+}
+
 TEST_SLOW(shards_give_the_same_bits_on_any_gpus, 60)
 {
-    static const dp_dtype dtypes[] = {DP_F32, DP_BF16};
-    for (int d = 0; d < 2; d++) {
-        uint64_t state = test_seed();
-        void *rows[SHARDS], *want = malloc(LONG * sizeof(float));
-        CHECK(want != NULL);
-        for (int r = 0; r < SHARDS; r++) {
-            rows[r] = malloc(LONG * sizeof(float));
-            CHECK(rows[r] != NULL);
-            for (size_t i = 0; i < PERIOD; i++)
-                number_put(dtypes[d], rows[r], i, (number)((double)test_random(&state) / 3));
-            repeat(rows[r], PERIOD * dp_dtype_bytes(dtypes[d]));
-        }
-        number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
-                                        .op = DP_OP_SUM,
-                                        .dtype = dtypes[d],
-                                        .count = PERIOD,
-                                        .out = &want,
-                                        .in = (const void *const *)rows,
-                                        .out_count = 1,
-                                        .in_count = SHARDS,
-                                        .alpha = 0.3,
-                                        .beta = SHARDS});
-        repeat(want, PERIOD * dp_dtype_bytes(dtypes[d]));
-        for (int gpus = 1; gpus < SHARDS; gpus *= 2)
-            add_up_shards(gpus, dtypes[d], (const void *const *)rows, want);
-        for (int r = 0; r < SHARDS; r++)
-            free(rows[r]);
-        free(want);
-    }
-    sim_check_leaks();
+    add_up_anywhere(DP_F32);
+}
+
+TEST_SLOW(shards_of_halves_give_the_same_bits_on_any_gpus, 60)
+{
+    add_up_anywhere(DP_BF16);
 }
 
 TEST(gpus_copy_directly_after_a_check)
 {
+    cuda_pairs_directly(2);
     dp_ctx *ctx = open_pair();
     CHECK_OK(add_up(ctx, 1000));
-    long copies = sim_peer_copies();
-    CHECK(copies > 0);
+    long copies = cuda_peer_copies();
+    CHECK(copies != 0);
     CHECK_OK(add_up(ctx, 1));
-    CHECK(sim_peer_copies() - copies < 4); /* no second check */
+    CHECK(cuda_peer_copies() - copies < 4); /* no second check */
     CHECK_STR(said, "");
+    dp_close(ctx);
+    cuda_check_leaks();
+}
+
+/* The user wants it so: no warning, and nothing is checked. */
+TEST(gpus_may_be_told_to_copy_through_the_host)
+{
+    setenv("DP_PEERS", "off", 1);
+    dp_ctx *ctx = open_pair();
+    long copies = cuda_peer_copies();
+    CHECK_OK(add_up(ctx, 3 << 20)); /* several pieces, and several rounds of the ring */
+    CHECK_OK(add_up(ctx, 1001));
+    CHECK_INT(cuda_peer_copies(), copies);
+    CHECK_STR(said, "");
+    dp_close(ctx);
+    cuda_check_leaks();
+}
+
+TEST(a_wish_for_peers_that_makes_no_sense)
+{
+    setenv("DP_PEERS", "no", 1);
+    dp_ctx *ctx = open_pair();
+    CHECK_OK(add_up(ctx, 1000));
+    CHECK(cuda_peer_copies() != 0);
+    CHECK_SAYS(said, "DP_PEERS is 'no', not off: GPUs copy directly from each other");
+    dp_close(ctx);
+    cuda_check_leaks();
+}
+
+/* ---- captures -------------------------------------------------------------------------------- */
+
+/* Rank 0's numbers to all, added up, and back, through everything that only enqueues. */
+static void enqueue_all(dp_ctx *ctx, const dp_tensor *tensors, int count)
+{
+    dp_part parts[4];
+    for (int i = 0; i < count; i++)
+        parts[i] = (dp_part){tensors[i].data, tensors[i].data, NULL};
+    CHECK_OK(dp_broadcast(ctx, parts, 1000, DP_F32, 0));
+    CHECK_OK(dp_all_reduce(ctx, parts, 1000, DP_F32, DP_OP_MEAN));
+    CHECK_OK(dp_reduce_add_into(ctx, tensors, (size_t)count, &tensors[0]));
+    CHECK_OK(dp_replicate_into(ctx, &tensors[0], tensors + 1, (size_t)count - 1));
+    for (int i = 0; i < count; i++) {
+        CHECK_OK(dp_axpby(ctx, 2, &tensors[i], 0, NULL, &tensors[i]));
+        CHECK_OK(dp_copy(ctx, &tensors[i], &tensors[(i + 1) % count], NULL));
+    }
+    CHECK_OK(
+        dp_all_reduce(ctx, parts, 1000, DP_F32, DP_OP_MEAN)); /* of the same: all come together */
+}
+
+static void fill_all(dp_ctx *ctx, dp_scope *scope, dp_tensor tensors[4])
+{
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(
+            dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, DP_SHAPE(1000), &tensors[i]));
+        CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
+    }
+}
+
+static void check_all(dp_ctx *ctx, const dp_tensor *tensor, float want)
+{
+    float numbers[1000];
+    CHECK_OK(dp_read(ctx, tensor, numbers, sizeof numbers));
+    for (int i = 0; i < 1000; i++)
+        CHECK_F64(numbers[i], want, 0);
+}
+
+/* The user captures: what only enqueues may be captured, and does the same each time. */
+static void capture_all(dp_ctx *ctx)
+{
+    dp_tensor tensors[4];
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaStream_t native = dp_cuda_stream(dp_local_stream(ctx, 0));
+    dp_scope *scope = dp_scope_begin(ctx);
+    fill_all(ctx, scope, tensors);
+    enqueue_all(ctx, tensors, 4); /* pairs are checked here, and memory is taken */
+    CHECK_OK(dp_wait(ctx));
+    CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    enqueue_all(ctx, tensors, 4);
+    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    CHECK_INT(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    CHECK_OK(dp_fill(ctx, &tensors[0], dp_float(3)));
+    for (int times = 0; times < 2; times++)
+        CHECK_INT(cudaGraphLaunch(exec, native), cudaSuccess);
+    CHECK_OK(dp_wait(ctx));
+    for (int i = 0; i < 4; i++)
+        check_all(ctx, &tensors[i], 48); /* four times what it was, twice */
+    CHECK_INT(cudaGraphExecDestroy(exec), cudaSuccess);
+    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    cuda_check_leaks();
+}
+
+TEST(steps_can_be_captured)
+{
+    capture_all(open_cuda(1, (int[]){0, 0, 0, 0}, 4));
+}
+
+TEST(steps_of_two_gpus_can_be_captured)
+{
+    cuda_pairs_directly(2);
+    capture_all(open_cuda(2, (int[]){0, 1, 0, 1}, 4));
+}
+
+#if defined(TEST_SIM)
+/* ---- which devices there are, and are not ---------------------------------------------------- */
+
+TEST(without_gpus_the_cpu_serves)
+{
+    CHECK_STR(default_backend(), "cpu");
+}
+
+TEST(without_a_driver_the_cpu_serves)
+{
+    real_gpus(2);
+    sim_set_driver(0);
+    CHECK_STR(default_backend(), "cpu");
+}
+
+TEST(an_old_driver_is_none)
+{
+    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
+    dp_ctx *ctx = NULL;
+    sim_set_driver(12070);
+    CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_NO_DEVICE,
+                "the driver is for CUDA 12.7, 12.8 is needed");
+    sim_set_driver(12080);
+    sim_set_versions(12080, 12080);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends}, &ctx));
     dp_close(ctx);
     sim_check_leaks();
 }
+
+TEST(a_gpu_that_is_too_old)
+{
+    const dp_device_ops *const backends[] = {real_gpus(1), NULL};
+    dp_ctx *ctx = NULL;
+    sim_set_arch(70);
+    CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_UNSUPPORTED,
+                "architecture 7.0, 7.5 is needed");
+    sim_check_leaks();
+}
+
+TEST(a_gpu_newer_than_the_compiler)
+{
+    sim_set_arch(130);
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    train_once(ctx, 2);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+TEST(a_gpu_that_is_not_there)
+{
+    const dp_device_ops *const backends[] = {real_gpus(2), NULL};
+    dp_ctx *ctx = NULL;
+    CHECK_ERROR(
+        dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){2}}, &ctx),
+        DP_ERR_NO_DEVICE, "no GPU 2, there are 2");
+    CHECK_ERROR(
+        dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){-1}},
+                &ctx),
+        DP_ERR_NO_DEVICE, "there is no GPU -1");
+    sim_check_leaks();
+}
+
+TEST(what_a_gpu_says_of_itself)
+{
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    dp_device_info info;
+    CHECK_OK(dp_device_info_get(ctx, 1, &info));
+    CHECK_STR(info.name, "simulated GPU 1");
+    CHECK_STR(info.bus_id, "0000:01:00.0");
+    CHECK(info.bytes_total > info.bytes_free && info.bytes_free > 0);
+    CHECK(!info.host_memory && info.compute_units > 0);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* ---- pairs that do not work ------------------------------------------------------------------ */
 
 static void goes_through_the_host(sim_peer forth, sim_peer back, const char *sentence)
 {
@@ -483,38 +596,16 @@ TEST(a_steady_step_allocates_nothing_on_gpus)
     dp_close(ctx);
 }
 
-/* Rank 0's numbers to all, added up, and back, through everything that only enqueues. */
-static void enqueue_all(dp_ctx *ctx, const dp_tensor *tensors, int count)
-{
-    dp_part parts[4];
-    for (int i = 0; i < count; i++)
-        parts[i] = (dp_part){tensors[i].data, tensors[i].data, NULL};
-    CHECK_OK(dp_broadcast(ctx, parts, 1000, DP_F32, 0));
-    CHECK_OK(dp_all_reduce(ctx, parts, 1000, DP_F32, DP_OP_MEAN));
-    CHECK_OK(dp_reduce_add_into(ctx, tensors, (size_t)count, &tensors[0]));
-    CHECK_OK(dp_replicate_into(ctx, &tensors[0], tensors + 1, (size_t)count - 1));
-    for (int i = 0; i < count; i++) {
-        CHECK_OK(dp_axpby(ctx, 2, &tensors[i], 0, NULL, &tensors[i]));
-        CHECK_OK(dp_copy(ctx, &tensors[i], &tensors[(i + 1) % count], NULL));
-    }
-}
-
 static void enqueues_only(dp_ctx *ctx)
 {
     dp_tensor tensors[4];
-    float numbers[1000];
     dp_scope *scope = dp_scope_begin(ctx);
-    for (int i = 0; i < 4; i++) {
-        CHECK_OK(
-            dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, DP_SHAPE(1000), &tensors[i]));
-        CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
-    }
+    fill_all(ctx, scope, tensors);
     enqueue_all(ctx, tensors, 4); /* pairs are checked here, and memory is taken */
     sim_enqueue_only(true);
     enqueue_all(ctx, tensors, 4);
     sim_enqueue_only(false);
-    CHECK_OK(dp_read(ctx, &tensors[3], numbers, sizeof numbers));
-    CHECK_F64(numbers[999], 16, 0); /* four times what it was, twice */
+    check_all(ctx, &tensors[3], 16); /* four times what it was, twice */
     dp_scope_end(scope);
     dp_close(ctx);
     sim_check_leaks();
@@ -528,25 +619,6 @@ TEST(nothing_waits_among_gpus)
 TEST(nothing_waits_on_one_gpu)
 {
     enqueues_only(open_cuda(1, (int[]){0, 0, 0, 0}, 4));
-}
-
-/* The user captures: what only enqueues may be captured, also over several devices of a GPU. */
-TEST(steps_can_be_captured)
-{
-    dp_ctx *ctx = open_cuda(1, (int[]){0, 0, 0, 0}, 4);
-    dp_tensor tensors[4];
-    dp_scope *scope = dp_scope_begin(ctx);
-    for (int i = 0; i < 4; i++) {
-        CHECK_OK(
-            dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, DP_SHAPE(1000), &tensors[i]));
-        CHECK_OK(dp_fill(ctx, &tensors[i], dp_float(i + 1)));
-    }
-    enqueue_all(ctx, tensors, 4);
-    sim_capture(true);
-    enqueue_all(ctx, tensors, 4);
-    sim_capture(false);
-    dp_scope_end(scope);
-    dp_close(ctx);
 }
 
 /* ---- what CUDA says no to -------------------------------------------------------------------- */
@@ -662,4 +734,5 @@ TEST(out_of_memory_is_said_and_survived)
     dp_close(ctx);
     sim_check_leaks();
 }
-#endif
+#endif /* TEST_SIM */
+#endif /* TEST_CUDA */

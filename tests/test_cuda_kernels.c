@@ -1,10 +1,9 @@
 /* test_cuda_kernels.c - what the kernels of dp_cuda.h do in packs and what element by element: the
-   same numbers, wherever operands begin and however many there are. On the simulator. */
+   same numbers, wherever operands begin and however many there are. */
 
 #include "test.h"
 
-#if defined(TEST_SIM)
-#include <cuda_runtime_api.h>
+#if defined(TEST_CUDA)
 #include <stdlib.h>
 #include <string.h>
 #include "cuda_device.h"
@@ -19,7 +18,7 @@ typedef struct gpu {
 static void gpu_open(gpu *g)
 {
     const dp_device_ops *const backends[] = {dp_cuda(), NULL};
-    sim_set_device_count(1);
+    cuda_gpus(1);
     CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &g->ctx));
     g->scope = dp_scope_begin(g->ctx);
     g->stream = dp_local_stream(g->ctx, 0);
@@ -29,7 +28,7 @@ static void gpu_close(gpu *g)
 {
     dp_scope_end(g->scope);
     dp_close(g->ctx);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 static void *gpu_bytes(gpu *g, size_t bytes)

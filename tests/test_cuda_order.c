@@ -1,39 +1,47 @@
-/* test_cuda_order.c - order on simulated GPUs: copies on streams of the user's, a stream that
-   becomes the compute stream while others are busy, memory of the host that a device still reads,
-   staged copies of odd lengths, rows. Each also with work that is done late, in many orders. */
+/* test_cuda_order.c - order on GPUs: copies on streams of the user's, a stream that becomes the
+   compute stream while others are busy, memory of the host that a device still reads, staged copies
+   of odd lengths, rows. On simulated GPUs each also with work that is done late, in many orders. */
 
 #include "test.h"
 
-#if defined(TEST_SIM)
+#if defined(TEST_CUDA)
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 #include "cuda_device.h"
 #include "nets.h"
 
-enum { SIDE = 40000, SEEDS = 4 }; /* elements */
+enum { SIDE = 40000 }; /* elements */
 
 static const net_shape by_rows = {0};
 
-static dp_ctx *open_gpus(int gpus)
+static dp_ctx *open_on(int gpus, const int *devices, int count)
 {
     dp_ctx *ctx = NULL;
     const dp_device_ops *const backends[] = {dp_cuda(), NULL};
     const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL}; /* no thread calls beside this one */
-    sim_set_device_count(gpus);
-    CHECK_OK(dp_open(&(dp_config){.backends = backends, .colls = colls, .thread_count = 7}, &ctx));
+    cuda_gpus(gpus);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends,
+                                  .colls = colls,
+                                  .device_count = count,
+                                  .devices = devices,
+                                  .thread_count = 7},
+                     &ctx));
     return ctx;
 }
 
-/* With work that is done at once, which finds what is not ordered, and late, which shows it. */
-static void with_seeds(int gpus, void (*run)(dp_ctx *ctx))
+static dp_ctx *open_gpus(int gpus)
 {
-    for (unsigned seed = 0; seed < SEEDS; seed++) {
-        sim_defer(seed * 0x9e3779b9u);
+    return open_on(gpus, NULL, gpus);
+}
+
+static void in_all_orders(int gpus, void (*run)(dp_ctx *ctx))
+{
+    for (unsigned order = 0; order < CUDA_ORDERS; order++) {
+        cuda_order(order);
         dp_ctx *ctx = open_gpus(gpus);
         run(ctx);
         dp_close(ctx);
     }
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 static void make(dp_scope *scope, dp_ctx *ctx, int rank, dp_tensor *out)
@@ -132,7 +140,7 @@ static void copy_beside(dp_ctx *ctx)
 
 TEST(a_copy_on_a_side_stream)
 {
-    with_seeds(1, copy_beside);
+    in_all_orders(1, copy_beside);
 }
 
 /* The device still reads or writes what the copy replaces, the host reads what is just made. */
@@ -165,7 +173,7 @@ static void copy_in_and_out_beside(dp_ctx *ctx)
 
 TEST(copies_in_and_out_on_a_side_stream)
 {
-    with_seeds(1, copy_in_and_out_beside);
+    in_all_orders(1, copy_in_and_out_beside);
 }
 
 /* Every third column: packed on the way, in memory that the compute stream may still use. */
@@ -203,7 +211,7 @@ static void copy_columns_beside(dp_ctx *ctx)
 
 TEST(columns_on_a_side_stream)
 {
-    with_seeds(1, copy_columns_beside);
+    in_all_orders(1, copy_columns_beside);
 }
 
 /* Work goes on on another stream, behind what the one before still has to do; forth and back. */
@@ -229,7 +237,7 @@ static void use_behind_work(dp_ctx *ctx)
 
 TEST(a_stream_is_used_behind_pending_work)
 {
-    with_seeds(1, use_behind_work);
+    in_all_orders(1, use_behind_work);
 }
 
 /* A stream goes with work in it, and the memory that this uses goes next. */
@@ -261,8 +269,8 @@ static void leave_work_of_a_job_that_fails(dp_ctx *ctx)
 
 TEST(a_stream_goes_with_work_in_it)
 {
-    with_seeds(1, leave_work_behind);
-    with_seeds(1, leave_work_of_a_job_that_fails);
+    in_all_orders(1, leave_work_behind);
+    in_all_orders(1, leave_work_of_a_job_that_fails);
 }
 
 /* ---- memory of the host ---------------------------------------------------------------------- */
@@ -302,7 +310,7 @@ static void wait_for_readers(dp_ctx *ctx)
 
 TEST(pinned_memory_is_free_after_a_wait)
 {
-    with_seeds(1, wait_for_readers);
+    in_all_orders(1, wait_for_readers);
 }
 
 /* Work of the user's on the compute stream writes to it. */
@@ -326,10 +334,11 @@ static void wait_for_writers(dp_ctx *ctx)
 
 TEST(pinned_memory_is_written_before_a_wait_is_over)
 {
-    with_seeds(1, wait_for_writers);
-    with_seeds(2, wait_for_writers);
+    in_all_orders(1, wait_for_writers);
+    in_all_orders(2, wait_for_writers);
 }
 
+#if defined(TEST_SIM)
 /* A copy that failed does not read it any more, on whatever stream. */
 TEST(every_call_of_a_copy_of_pinned_memory_fails)
 {
@@ -360,8 +369,9 @@ TEST(every_call_of_a_copy_of_pinned_memory_fails)
     dp_cuda()->host_free(own.stream->dev, memory, SIDE * sizeof(float));
     side_close(&own);
     dp_close(ctx);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
+#endif
 
 /* Parameters are written from memory that the GPU reads where it is. */
 static void write_pinned(dp_ctx *ctx)
@@ -385,7 +395,7 @@ static void write_pinned(dp_ctx *ctx)
 
 TEST(pinned_numbers_that_were_written_may_go)
 {
-    with_seeds(1, write_pinned);
+    in_all_orders(1, write_pinned);
 }
 
 /* What was kept needs its source no more: memory on the GPU, but not the library's. */
@@ -409,7 +419,7 @@ static void keep_foreign(dp_ctx *ctx)
 
 TEST(the_source_of_what_was_kept_may_go)
 {
-    with_seeds(1, keep_foreign);
+    in_all_orders(1, keep_foreign);
 }
 
 /* A user's stream still copies from the ring, to memory of the user's, when the context closes. */
@@ -417,8 +427,8 @@ TEST(a_context_closes_behind_its_ring)
 {
     static float host[SIDE];
     const int64_t shape[] = {SIDE};
-    for (unsigned seed = 0; seed < SEEDS; seed++) {
-        sim_defer(seed * 0x9e3779b9u);
+    for (unsigned order = 0; order < CUDA_ORDERS; order++) {
+        cuda_order(order);
         dp_ctx *ctx = open_gpus(1);
         side own = side_open(ctx);
         CHECK_INT(cudaMalloc(&own.memory, sizeof host), cudaSuccess);
@@ -431,7 +441,7 @@ TEST(a_context_closes_behind_its_ring)
         dp_close(ctx);
         side_close(&own);
     }
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 /* A scope's host memory is read until its end, whichever streams read it. */
@@ -464,7 +474,7 @@ static void end_with_readers(dp_ctx *ctx)
 
 TEST(a_scope_ends_behind_its_readers)
 {
-    with_seeds(1, end_with_readers);
+    in_all_orders(1, end_with_readers);
 }
 
 /* ---- staging --------------------------------------------------------------------------------- */
@@ -485,7 +495,7 @@ static void stage(dp_ctx *ctx)
         CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_U8, 1, shape, &x));
         CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_U8, 1, shape, &y));
         CHECK_OK(dp_copy(ctx, &x, &from, NULL));
-        CHECK_OK(dp_copy(ctx, &y, &x, NULL)); /* over the host */
+        CHECK_OK(dp_copy(ctx, &y, &x, NULL)); /* over the host, between two GPUs */
         memset(got, 0xee, lengths[i] + 1);
         CHECK_OK(dp_read(ctx, &y, got, lengths[i]));
         CHECK_BYTES(got, own + i, lengths[i]);
@@ -494,17 +504,26 @@ static void stage(dp_ctx *ctx)
     }
 }
 
-TEST_SLOW(staged_lengths_of_unequal_parts, 60)
+static void stage_on(int gpus, const int *devices)
 {
-    sim_set_peer(0, 1, SIM_PEER_NONE);
-    sim_set_peer(1, 0, SIM_PEER_NONE);
-    for (unsigned seed = 0; seed < 2; seed++) {
-        sim_defer(seed);
-        dp_ctx *ctx = open_gpus(2);
+    for (unsigned order = 0; order < (CUDA_ORDERS + 1) / 2; order++) {
+        cuda_order(order);
+        dp_ctx *ctx = open_on(gpus, devices, 2);
         stage(ctx);
         dp_close(ctx);
     }
-    sim_check_leaks();
+    cuda_check_leaks();
+}
+
+TEST_SLOW(staged_lengths_of_unequal_parts, 60)
+{
+    cuda_pairs(2, false);
+    stage_on(2, NULL);
+}
+
+TEST_SLOW(staged_lengths_on_one_gpu, 60)
+{
+    stage_on(1, (const int[]){0, 0});
 }
 
 /* Between two GPUs over the host, on a slot that was just used; what is read is written again. */
@@ -529,11 +548,11 @@ static void over_the_host(dp_ctx *ctx)
 
 TEST(copies_over_the_host_are_in_order)
 {
-    sim_set_peer(0, 1, SIM_PEER_NONE);
-    sim_set_peer(1, 0, SIM_PEER_NONE);
-    with_seeds(2, over_the_host);
+    cuda_pairs(2, false);
+    in_all_orders(2, over_the_host);
 }
 
+#if defined(TEST_SIM)
 /* Whatever call fails on the way, what was under way in a slot is over before the slot is used
    again, by the host or by the other GPU. */
 TEST_SLOW(a_copy_over_the_host_fails_anywhere, 60)
@@ -568,8 +587,9 @@ TEST_SLOW(a_copy_over_the_host_fails_anywhere, 60)
     }
     dp_scope_end(scope);
     dp_close(ctx);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
+#endif
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
@@ -625,7 +645,7 @@ TEST_SLOW(rows_of_odd_lengths_and_pitches, 60)
         check_rows(ctx, &to, &from, &cases[i]);
     dp_scope_end(scope);
     dp_close(ctx);
-    sim_check_leaks();
+    cuda_check_leaks();
 }
 
 /* ---- everything, late ------------------------------------------------------------------------ */
@@ -657,6 +677,6 @@ TEST_SLOW(training_on_gpus_that_are_late, 60)
     static const int gpus[] = {1, 3, 4, 8};
     (void)cuda_device_available(8); /* few pairs copy directly: to check them takes long */
     for (int i = 0; i < 4; i++)
-        with_seeds(gpus[i], train);
+        in_all_orders(gpus[i], train);
 }
 #endif

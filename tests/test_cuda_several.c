@@ -1,11 +1,11 @@
-/* test_cuda_several.c - several simulated GPUs: collectives among them, copies from one to another,
-   captures over all of them, what is left when one is lost. Each rank has numbers of its own, and
-   writes to its memory right before and right after whatever is on trial. */
+/* test_cuda_several.c - several GPUs: collectives among them, copies from one to another, captures
+   over all of them; on simulated ones also what it costs, and what is left when one is lost. Each
+   rank has numbers of its own, and writes to its memory right before and right after whatever is on
+   trial. */
 
 #include "test.h"
 
-#if defined(TEST_SIM)
-#include <cuda_runtime_api.h>
+#if defined(TEST_CUDA)
 #include "cuda_device.h"
 #include "nets.h"
 
@@ -22,13 +22,6 @@ typedef struct team {
 
 static float *host; /* `room` numbers */
 
-static void all_pairs(int gpus, sim_peer peer)
-{
-    for (int reader = 0; reader < gpus; reader++)
-        for (int from = 0; from < gpus; from++)
-            sim_set_peer(reader, from, peer);
-}
-
 /* Small whole numbers, so that every sum is exact. */
 static float number_of(int rank, size_t i)
 {
@@ -37,7 +30,7 @@ static float number_of(int rank, size_t i)
 
 static void open_on(dp_ctx **out, int gpus, const int *devices, int count)
 {
-    sim_set_device_count(gpus);
+    cuda_gpus(gpus);
     const dp_device_ops *const backends[] = {dp_cuda(), NULL};
     const dp_coll_ops *const colls[] = {dp_cuda_coll(), NULL};
     CHECK_OK(dp_open(
@@ -69,8 +62,8 @@ static void team_close(team *t)
 {
     dp_scope_end(t->scope);
     dp_close(t->ctx);
-    sim_check_leaks();
-    CHECK_INT(sim_finding_count(NULL), 0);
+    cuda_check_leaks();
+    cuda_check_findings();
 }
 
 static dp_tensor first_of(const dp_tensor *tensor, size_t count)
@@ -215,7 +208,7 @@ static void every_verb(team *t)
             write_around(t, (verb)v, 50, root);
             write_around(t, (verb)v, blocks ? most : t->room, root);
         }
-        CHECK_INT(sim_finding_count(NULL), 0);
+        cuda_check_findings();
     }
 }
 
@@ -227,27 +220,27 @@ static void every_verb_on(int gpus, const int *devices, int count, size_t room)
     team_close(&t);
 }
 
-#define VERBS_TEST(name, gpus, count, peer, room, ...)                                             \
+#define VERBS_TEST(name, gpus, count, direct, room, ...)                                           \
     TEST_SLOW(name, 60)                                                                            \
     {                                                                                              \
-        all_pairs(gpus, peer);                                                                     \
+        cuda_pairs(gpus, direct);                                                                  \
         every_verb_on(gpus, (const int[]){__VA_ARGS__}, count, room);                              \
     }
 
-VERBS_TEST(ranks_on_one_gpu, 1, 4, SIM_PEER_GOOD, LONG_COUNT, 0, 0, 0, 0)
-VERBS_TEST(ranks_on_three_gpus, 3, 3, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2)
-VERBS_TEST(ranks_on_four_gpus, 4, 4, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2, 3)
-VERBS_TEST(ranks_on_five_gpus, 5, 5, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2, 3, 4)
-VERBS_TEST(ranks_on_eight_gpus, 8, 8, SIM_PEER_GOOD, LONG_COUNT, 0, 1, 2, 3, 4, 5, 6, 7)
-VERBS_TEST(two_ranks_on_each_gpu, 3, 6, SIM_PEER_GOOD, LONG_COUNT, 0, 0, 1, 1, 2, 2)
-VERBS_TEST(ranks_dealt_out_in_turns, 3, 8, SIM_PEER_GOOD, LONG_COUNT, 2, 1, 0, 2, 1, 0, 2, 1)
-VERBS_TEST(ranks_without_access, 3, 4, SIM_PEER_NONE, LONG_COUNT, 0, 1, 1, 2)
+VERBS_TEST(ranks_on_one_gpu, 1, 4, true, LONG_COUNT, 0, 0, 0, 0)
+VERBS_TEST(ranks_on_three_gpus, 3, 3, true, LONG_COUNT, 0, 1, 2)
+VERBS_TEST(ranks_on_four_gpus, 4, 4, true, LONG_COUNT, 0, 1, 2, 3)
+VERBS_TEST(ranks_on_five_gpus, 5, 5, true, LONG_COUNT, 0, 1, 2, 3, 4)
+VERBS_TEST(ranks_on_eight_gpus, 8, 8, true, LONG_COUNT, 0, 1, 2, 3, 4, 5, 6, 7)
+VERBS_TEST(two_ranks_on_each_gpu, 3, 6, true, LONG_COUNT, 0, 0, 1, 1, 2, 2)
+VERBS_TEST(ranks_dealt_out_in_turns, 3, 8, true, LONG_COUNT, 2, 1, 0, 2, 1, 0, 2, 1)
+VERBS_TEST(ranks_without_access, 3, 4, false, LONG_COUNT, 0, 1, 1, 2)
 
 /* Slices of more than a lobby. */
 TEST_SLOW(long_sums_on_two_gpus, 60)
 {
     team t;
-    all_pairs(2, SIM_PEER_GOOD);
+    cuda_pairs(2, true);
     team_open(&t, 2, (const int[]){0, 1, 1}, 3, 2500001);
     write_around(&t, SUM, t.room, 0);
     write_around(&t, SUM_IN_PLACE, t.room, 0);
@@ -300,7 +293,7 @@ static dp_status run_misaligned(team *t)
 TEST_SLOW(collectives_on_streams_of_the_users, 60)
 {
     team t;
-    all_pairs(3, SIM_PEER_GOOD);
+    cuda_pairs(3, true);
     team_open(&t, 3, (const int[]){0, 1, 2}, 3, LONG_COUNT);
     streams_open(&t);
     for (int v = 0; v <= VERBS; v++) {
@@ -339,11 +332,11 @@ static void copy_over(team *t, dp_stream *stream, dp_stream *writes)
         CHECK_F64(host[i], number_of(0, i), 0);
 }
 
-static void copies_over(sim_peer peer)
+static void copies_over(bool direct)
 {
     team t;
     dp_stream *of_reader = NULL, *of_writer = NULL;
-    all_pairs(2, peer);
+    cuda_pairs(2, direct);
     team_open(&t, 2, NULL, 2, 20011);
     CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, 0)->dev, 0, &of_reader));
     CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, 1)->dev, 0, &of_writer));
@@ -361,12 +354,12 @@ static void copies_over(sim_peer peer)
 
 TEST(copies_on_streams_of_either_gpu)
 {
-    copies_over(SIM_PEER_GOOD);
+    copies_over(true);
 }
 
 TEST(copies_through_the_host_on_streams_of_either_gpu)
 {
-    copies_over(SIM_PEER_NONE);
+    copies_over(false);
 }
 
 /* Rows of a wide tensor have to be packed on both sides, in memory that is used again. */
@@ -394,7 +387,7 @@ static void copy_rows_over(team *t, int rank)
 TEST(strided_copies_on_streams_of_either_gpu)
 {
     team t;
-    all_pairs(2, SIM_PEER_GOOD);
+    cuda_pairs(2, true);
     team_open(&t, 2, NULL, 2, 6000);
     copy_rows_over(&t, 0);
     copy_rows_over(&t, 1);
@@ -406,7 +399,7 @@ TEST(another_stream_behind_pending_work)
 {
     team t;
     dp_stream *side[2] = {NULL, NULL};
-    all_pairs(2, SIM_PEER_GOOD);
+    cuda_pairs(2, true);
     team_open(&t, 2, NULL, 2, 20011);
     for (int r = 0; r < 2; r++)
         CHECK_OK(dp_cuda()->stream_create(dp_local_stream(t.ctx, r)->dev, 0, &side[r]));
@@ -428,10 +421,10 @@ TEST(another_stream_behind_pending_work)
 }
 
 /* From one to all others, in pieces, with writes to all of them before and after. */
-static void replicate_among(int gpus, sim_peer peer)
+static void replicate_among(int gpus, bool direct)
 {
     team t;
-    all_pairs(gpus, peer);
+    cuda_pairs(gpus, direct);
     team_open(&t, gpus, NULL, gpus, LONG_COUNT);
     for (int times = 0; times < 2; times++) {
         for (int r = 0; r < gpus; r++)
@@ -455,9 +448,10 @@ static void replicate_among(int gpus, sim_peer peer)
 
 TEST_SLOW(replicas_are_sent_from_gpu_to_gpu, 60)
 {
-    replicate_among(2, SIM_PEER_GOOD);
-    replicate_among(3, SIM_PEER_NONE);
-    replicate_among(5, SIM_PEER_GOOD);
+    replicate_among(2, true);
+    replicate_among(2, false);
+    replicate_among(3, false);
+    replicate_among(5, true);
 }
 
 /* Parts on one GPU are added where they lie: their own streams write them before and behind. */
@@ -482,7 +476,7 @@ TEST(memory_that_is_not_of_this_gpu)
 {
     team t;
     dp_part parts[3];
-    all_pairs(3, SIM_PEER_GOOD);
+    cuda_pairs(3, true);
     team_open(&t, 3, NULL, 3, 1000);
     for (int r = 0; r < 3; r++) {
         CHECK_OK(dp_copy(t.ctx, &t.recv[r], &t.source[r], NULL));
@@ -505,7 +499,7 @@ TEST(memory_that_is_not_of_this_gpu)
 TEST(memory_of_another_context_on_the_gpu)
 {
     team t, other;
-    all_pairs(2, SIM_PEER_GOOD);
+    cuda_pairs(2, true);
     team_open(&t, 2, NULL, 2, 1000);
     team_open(&other, 2, NULL, 2, 1000);
     CHECK_OK(dp_wait(other.ctx));
@@ -523,122 +517,104 @@ TEST(memory_of_another_context_on_the_gpu)
     team_close(&t);
 }
 
-/* ---- what it costs --------------------------------------------------------------------------- */
+/* ---- captures -------------------------------------------------------------------------------- */
 
-enum { TRACE_BYTES = 16 << 20 };
-
-static double traced(team *t, verb v, int root)
+/* Until `capture_end`. */
+static cudaStream_t capture_begin(team *t, int origin)
 {
-    CHECK_OK(run_verb(t, v, 1 << 18, root)); /* pairs are checked */
+    cudaStream_t native = dp_cuda_stream(dp_local_stream(t->ctx, origin));
     CHECK_OK(dp_wait(t->ctx));
-    sim_trace_begin();
-    CHECK_OK(run_verb(t, v, t->room, root));
-    return sim_trace_end();
+    CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    return native;
 }
 
-/* The model in dp_cuda.h, in microseconds: copies and kernels one after another on each GPU. */
-static double model_sum(double gpus, double bytes)
+static void capture_drop(cudaStream_t native)
 {
-    double slice = bytes / gpus, piece = slice < 4 << 20 ? slice : 4 << 20;
-    double copy = 2 + piece / 350e3, kernel = 2 + (gpus + 1) * piece / 2400e3;
-    double sums = slice / piece * ((gpus - 1) * copy + kernel);
-    return sums + (gpus - 1) * (2 + slice / 350e3);
+    cudaGraph_t graph = NULL;
+    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
+    cuda_check_findings();
 }
 
-static double model_broadcast(double gpus, double bytes)
+static cudaGraphExec_t capture_end(cudaStream_t native)
 {
-    double piece = bytes / 32, copy = 2 + piece / 350e3;
-    return gpus > 2 ? (32 + gpus - 2) * copy : 2 + bytes / 350e3;
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
+    CHECK_INT(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    CHECK_INT(cudaGraphDestroy(graph), cudaSuccess);
+    cuda_check_findings();
+    return exec;
 }
 
-/* $TEST_LINK_MIB says for how many MiB. */
-TEST_SLOW(what_links_carry_and_how_long, 60)
+static void fill_again(team *t)
 {
-    static const int sizes[] = {2, 4, 8};
-    const char *mib = getenv("TEST_LINK_MIB");
-    size_t bytes = mib != NULL ? (size_t)atoi(mib) << 20 : TRACE_BYTES;
-    for (int i = 0; i < 3; i++) {
-        team t;
-        int gpus = sizes[i];
-        all_pairs(gpus, SIM_PEER_GOOD);
-        team_open(&t, gpus, NULL, gpus, bytes / sizeof(float));
-        double sum = traced(&t, SUM_IN_PLACE, 0), want = model_sum(gpus, (double)bytes);
-        size_t each = 2 * (bytes / (size_t)gpus) * ((size_t)gpus - 1);
-        fprintf(stderr, "# %d GPUs: all-reduce %.0f us, model %.0f;", gpus, sum, want);
-        CHECK(sum < 1.05 * want && sum > 0.95 * want);
-        for (int d = 0; d < gpus; d++) {
-            CHECK_INT(sim_trace_bytes(d, true), each);
-            CHECK_INT(sim_trace_bytes(d, false), each);
-        }
-        double spread = traced(&t, BROADCAST, 1);
-        want = model_broadcast(gpus, (double)bytes);
-        fprintf(stderr, " broadcast %.0f us, model %.0f\n", spread, want);
-        CHECK(spread < 1.10 * want && spread > 0.90 * want);
-        for (int d = 0; d < gpus; d++)
-            CHECK(sim_trace_bytes(d, true) <= bytes);
-        team_close(&t);
+    for (int r = 0; r < t->count; r++) {
+        CHECK_OK(dp_copy(t->ctx, &t->send[r], &t->source[r], NULL));
+        CHECK_OK(dp_fill(t->ctx, &t->recv[r], dp_float(FILLED)));
+    }
+    CHECK_OK(dp_wait(t->ctx));
+}
+
+static void run_twice(team *t, verb v)
+{
+    CHECK_OK(run_verb(t, v, 500, 1));
+    CHECK_OK(run_verb(t, v, v < GATHER ? t->room : 7, 2));
+}
+
+/* All that the ranks have sent from and received. */
+static void read_all(team *t, float *out)
+{
+    CHECK_OK(dp_wait(t->ctx));
+    for (int r = 0; r < t->count; r++) {
+        CHECK_OK(
+            dp_read(t->ctx, &t->send[r], out + 2 * (size_t)r * t->room, t->room * sizeof *host));
+        CHECK_OK(dp_read(t->ctx, &t->recv[r], out + (2 * (size_t)r + 1) * t->room,
+                         t->room * sizeof *host));
     }
 }
 
-/* Replicas get a model's parameters along the same chain. */
-TEST_SLOW(what_links_carry_to_replicas, 60)
+/* Each time it is launched, a graph leaves what the calls leave that are in it. */
+static void capture_from(int origin, int gpus, const int *devices, int count)
 {
     team t;
-    all_pairs(4, SIM_PEER_GOOD);
-    team_open(&t, 4, NULL, 4, (8 << 20) / sizeof(float));
-    CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], 3));
-    CHECK_OK(dp_wait(t.ctx));
-    sim_trace_begin();
-    CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], 3));
-    double took = sim_trace_end(), piece = 2 + (512 << 10) / 350e3;
-    CHECK(took < 1.2 * 18 * piece);
-    for (int d = 0; d < 4; d++)
-        CHECK_INT(sim_trace_bytes(d, true), d < 3 ? 8 << 20 : 0);
-    team_close(&t);
-}
-
-TEST_SLOW(one_context_a_gpu_and_call, 60)
-{
-    team t;
-    all_pairs(8, SIM_PEER_GOOD);
-    team_open(&t, 8, NULL, 8, (16 << 20) / sizeof(float));
-    (void)traced(&t, SUM_IN_PLACE, 0);
-    long calls = sim_call_count(), pushes = sim_push_count();
-    sim_trace_begin();
-    CHECK_OK(run_verb(&t, SUM_IN_PLACE, t.room, 0));
-    (void)sim_trace_end();
-    CHECK(sim_push_count() - pushes <= 2 * 8);
-    /* begin: 8; two meetings: 2 * (14 + 8); sums: 8 * (7 + 1 + 1); fetches: 8 * 7 * 2; marks: 8 */
-    CHECK(sim_call_count() - calls <= 8 + 44 + 72 + 112 + 8);
-    team_close(&t);
-}
-
-/* ---- captures -------------------------------------------------------------------------------- */
-
-static void capture_from(int origin)
-{
-    team t;
-    cudaGraph_t graph = NULL;
-    all_pairs(3, SIM_PEER_GOOD);
-    team_open(&t, 3, (const int[]){0, 1, 2, 1}, 4, LONG_COUNT);
-    for (int v = 0; v < SUM_TO; v++)
-        write_around(&t, (verb)v, 500, 1); /* pairs are checked */
+    cuda_pairs_directly(gpus);
+    team_open(&t, gpus, devices, count, LONG_COUNT);
+    size_t bytes = 2 * (size_t)count * t.room * sizeof *host;
+    float *want = test_room(bytes), *got = test_room(bytes);
     for (int v = 0; v < SUM_TO; v++) {
-        cudaStream_t native = dp_cuda_stream(dp_local_stream(t.ctx, origin));
-        CHECK_OK(dp_wait(t.ctx));
-        CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-        CHECK_OK(run_verb(&t, (verb)v, 500, 1));
-        CHECK_OK(run_verb(&t, (verb)v, v < GATHER ? t.room : 7, 2));
-        CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
-        CHECK_INT(sim_finding_count(NULL), 0);
+        fill_again(&t);
+        run_twice(&t, (verb)v); /* pairs are checked */
+        read_all(&t, want);
+        cudaStream_t native = capture_begin(&t, origin);
+        run_twice(&t, (verb)v);
+        cudaGraphExec_t graph = capture_end(native);
+        for (int times = 0; times < 2; times++) {
+            fill_again(&t);
+            CHECK_INT(cudaGraphLaunch(graph, native), cudaSuccess);
+            read_all(&t, got);
+            CHECK_BYTES(got, want, bytes);
+        }
+        CHECK_INT(cudaGraphExecDestroy(graph), cudaSuccess);
     }
     team_close(&t);
 }
 
 TEST_SLOW(collectives_are_captured_from_any_rank, 60)
 {
-    capture_from(0);
-    capture_from(2);
+    capture_from(0, 3, (const int[]){0, 1, 2, 1}, 4);
+    capture_from(2, 3, (const int[]){0, 1, 2, 1}, 4);
+}
+
+TEST_SLOW(collectives_of_two_gpus_are_captured, 60)
+{
+    capture_from(1, 2, (const int[]){0, 1, 0}, 3);
+}
+
+TEST_SLOW(collectives_on_one_gpu_are_captured, 60)
+{
+    capture_from(0, 1, (const int[]){0, 0, 0}, 3);
+    capture_from(2, 1, (const int[]){0, 0, 0}, 3);
 }
 
 /* What would wait is refused, and neither the capture nor the context minds. */
@@ -646,13 +622,10 @@ TEST(what_cannot_be_captured_is_refused)
 {
     team t;
     float number = 1;
-    cudaGraph_t graph = NULL;
     const int64_t one[] = {1};
     dp_tensor pageable = dp_wrap(&number, DP_F32, 1, one), first;
     team_open(&t, 1, NULL, 1, 1000);
-    CHECK_OK(dp_wait(t.ctx));
-    cudaStream_t native = dp_cuda_stream(dp_local_stream(t.ctx, 0));
-    CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    cudaStream_t native = capture_begin(&t, 0);
     first = first_of(&t.recv[0], 1);
     CHECK_ERROR(dp_copy(t.ctx, &first, &pageable, NULL), DP_ERR_STATE,
                 "cuda 0: a copy between a GPU and memory that is not pinned cannot be captured");
@@ -660,36 +633,31 @@ TEST(what_cannot_be_captured_is_refused)
                 "memory that is not pinned cannot be captured");
     CHECK_ERROR(dp_wait(t.ctx), DP_ERR_STATE, "cuda 0: a wait cannot be captured");
     CHECK_ERROR(dp_read(t.ctx, &first, &number, sizeof number), DP_ERR_STATE, "be captured");
-    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
-    CHECK_INT(sim_finding_count(NULL), 0);
+    capture_drop(native);
     CHECK_OK(dp_copy(t.ctx, &first, &pageable, NULL));
     CHECK_OK(dp_read(t.ctx, &first, &number, sizeof number));
     CHECK_F64(number, 1, 0);
     team_close(&t);
 }
 
-static void refused_in_capture(sim_peer peer, const char *sentence)
+static void refused_in_capture(bool direct, const char *sentence)
 {
     team t;
-    cudaGraph_t graph = NULL;
-    all_pairs(2, peer);
+    cuda_pairs(2, direct);
     team_open(&t, 2, NULL, 2, 1000);
-    if (peer == SIM_PEER_NONE)
+    if (!direct)
         CHECK_OK(run_verb(&t, SUM, t.room, 0));
-    CHECK_OK(dp_wait(t.ctx));
-    cudaStream_t native = dp_cuda_stream(dp_local_stream(t.ctx, 0));
-    CHECK_INT(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    cudaStream_t native = capture_begin(&t, 0);
     CHECK_ERROR(run_verb(&t, SUM, 1000, 0), DP_ERR_STATE, sentence);
-    CHECK_INT(cudaStreamEndCapture(native, &graph), cudaSuccess);
-    CHECK_INT(sim_finding_count(NULL), 0);
+    capture_drop(native);
     write_around(&t, SUM, 1000, 0);
     team_close(&t);
 }
 
 TEST(copies_that_pass_the_host_cannot_be_captured)
 {
-    refused_in_capture(SIM_PEER_NONE, "a copy from another GPU through the host cannot be");
-    refused_in_capture(SIM_PEER_GOOD, "the first copy from another GPU, which is checked, cannot");
+    refused_in_capture(false, "a copy from another GPU through the host cannot be");
+    refused_in_capture(true, "the first copy from another GPU, which is checked, cannot");
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -729,7 +697,7 @@ TEST(gradients_on_streams_of_the_users)
 {
     team t;
     dp_reducer *reducer = NULL;
-    all_pairs(3, SIM_PEER_GOOD);
+    cuda_pairs(3, true);
     team_open(&t, 3, NULL, 3, GRADS);
     streams_open(&t);
     CHECK_OK(reducer_make(&t, 0, &reducer));
@@ -747,6 +715,220 @@ TEST(gradients_on_streams_of_the_users)
     team_close(&t);
 }
 
+/* ---- models ---------------------------------------------------------------------------------- */
+
+/* Parameters that replicas read are written right after a forward, while it may still run. */
+static void write_after_forward(int gpus, const int *devices, int count)
+{
+    static const net_shape rows = {0};
+    dp_ctx *ctx = NULL;
+    dp_module *par = NULL;
+    cuda_pairs(gpus, true);
+    open_on(&ctx, gpus, devices, count);
+    dp_module *net = net_create(ctx, &rows, 0);
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    for (int i = 1; i < 4; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_tensor data, grad;
+        dp_value y;
+        float before[NET_IN * NET_OUT];
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
+                           &y, NULL));
+        CHECK_OK(dp_params_edit(net, NET_W, &data, &grad));
+        CHECK_OK(dp_fill(ctx, &data, dp_float(i)));
+        CHECK_OK(dp_read(ctx, &data, before, sizeof before));
+        CHECK_F64(before[0], i, 0);
+        dp_scope_end(scope);
+    }
+    dp_close(ctx);
+    cuda_check_leaks();
+    cuda_check_findings();
+}
+
+TEST(a_shared_parameter_is_written_after_a_forward)
+{
+    write_after_forward(1, (const int[]){0, 0, 0}, 3);
+    write_after_forward(2, (const int[]){0, 1, 0, 1}, 4);
+    write_after_forward(3, NULL, 3);
+}
+
+static dp_tensor copied; /* of the second replica's device */
+
+/* Nothing of what replica 1 does is gathered. */
+static dp_status copy_param(dp_call *call)
+{
+    dp_tensor param = dp_param_tensor(call, 0);
+    call->out = dp_none();
+    return call->replica == 1 ? dp_copy(call->ctx, &copied, &param, NULL) : DP_OK;
+}
+
+TEST(a_shared_parameter_is_written_after_a_replica_read_it)
+{
+    static const dp_method methods[] = {{"forward", copy_param}};
+    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {4}}};
+    dp_ctx *ctx = NULL;
+    dp_module *net = NULL, *par = NULL;
+    open_on(&ctx, 1, (const int[]){0, 0}, 2);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 1,
+                                                  .params = params,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(4), &copied));
+    for (int i = 1; i < 4; i++) {
+        dp_tensor param;
+        dp_value out;
+        float number = 0;
+        CHECK_OK(dp_params_edit(net, 0, &param, NULL));
+        CHECK_OK(dp_fill(ctx, &param, dp_float(i)));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
+                           &out, NULL));
+        CHECK_OK(dp_fill(ctx, &param, dp_float(FILLED)));
+        dp_tensor first = first_of(&copied, 1);
+        CHECK_OK(dp_read(ctx, &first, &number, sizeof number));
+        CHECK_F64(number, i, 0);
+    }
+    dp_scope_end(scope);
+    dp_close(ctx);
+    cuda_check_leaks();
+    cuda_check_findings();
+}
+
+/* On all ranks, of which some have no row in the second step. */
+static void train_on_all_ranks(int gpus, const int *devices, int count)
+{
+    static const net_shape rows = {0};
+    static const float w[NET_PARAMS] = {1, -1, 2, -2, 3, -3, 1, 2};
+    static const char *const batches[] = {"(f32[13,3],)", "(f32[2,3],)"};
+    static const float sums[][2] = {{234, 13}, {3, 2}}; /* 0 + 3 + ... + 36, rows */
+    dp_ctx *ctx = NULL;
+    dp_module *par = NULL;
+    cuda_pairs(gpus, true);
+    open_on(&ctx, gpus, devices, count);
+    dp_module *net = net_create(ctx, &rows, 0);
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    for (int step = 0; step < 2; step++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value y;
+        dp_pass *pass = NULL;
+        float grads[NET_PARAMS];
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, batches[step]), dp_none(), NULL,
+                           &y, &pass));
+        CHECK_OK(dp_backward(pass, dp_float(1), NULL));
+        net_numbers(ctx, net, true, grads);
+        CHECK_F64(grads[0], sums[step][0], 0);
+        CHECK_F64(grads[NET_PARAMS - 1], sums[step][1], 0);
+        CHECK_OK(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
+        dp_scope_end(scope);
+    }
+    dp_close(ctx);
+    cuda_check_leaks();
+    cuda_check_findings();
+}
+
+TEST(training_on_all_ranks)
+{
+    train_on_all_ranks(1, (const int[]){0, 0, 0}, 3);
+    train_on_all_ranks(2, (const int[]){0, 0, 1, 1}, 4);
+    train_on_all_ranks(3, NULL, 3);
+}
+
+#if defined(TEST_SIM)
+/* ---- what it costs --------------------------------------------------------------------------- */
+
+enum { TRACE_BYTES = 16 << 20 };
+
+static double traced(team *t, verb v, int root)
+{
+    CHECK_OK(run_verb(t, v, 1 << 18, root)); /* pairs are checked */
+    CHECK_OK(dp_wait(t->ctx));
+    sim_trace_begin();
+    CHECK_OK(run_verb(t, v, t->room, root));
+    return sim_trace_end();
+}
+
+/* The model in dp_cuda.h, in microseconds: copies and kernels one after another on each GPU. */
+static double model_sum(double gpus, double bytes)
+{
+    double slice = bytes / gpus, piece = slice < 4 << 20 ? slice : 4 << 20;
+    double copy = 2 + piece / 350e3, kernel = 2 + (gpus + 1) * piece / 2400e3;
+    double sums = slice / piece * ((gpus - 1) * copy + kernel);
+    return sums + (gpus - 1) * (2 + slice / 350e3);
+}
+
+static double model_broadcast(double gpus, double bytes)
+{
+    double piece = bytes / 32, copy = 2 + piece / 350e3;
+    return gpus > 2 ? (32 + gpus - 2) * copy : 2 + bytes / 350e3;
+}
+
+/* $TEST_LINK_MIB says for how many MiB. */
+TEST_SLOW(what_links_carry_and_how_long, 60)
+{
+    static const int sizes[] = {2, 4, 8};
+    const char *mib = getenv("TEST_LINK_MIB");
+    size_t bytes = mib != NULL ? (size_t)atoi(mib) << 20 : TRACE_BYTES;
+    for (int i = 0; i < 3; i++) {
+        team t;
+        int gpus = sizes[i];
+        cuda_pairs(gpus, true);
+        team_open(&t, gpus, NULL, gpus, bytes / sizeof(float));
+        double sum = traced(&t, SUM_IN_PLACE, 0), want = model_sum(gpus, (double)bytes);
+        size_t each = 2 * (bytes / (size_t)gpus) * ((size_t)gpus - 1);
+        fprintf(stderr, "# %d GPUs: all-reduce %.0f us, model %.0f;", gpus, sum, want);
+        CHECK(sum < 1.05 * want && sum > 0.95 * want);
+        for (int d = 0; d < gpus; d++) {
+            CHECK_INT(sim_trace_bytes(d, true), each);
+            CHECK_INT(sim_trace_bytes(d, false), each);
+        }
+        double spread = traced(&t, BROADCAST, 1);
+        want = model_broadcast(gpus, (double)bytes);
+        fprintf(stderr, " broadcast %.0f us, model %.0f\n", spread, want);
+        CHECK(spread < 1.10 * want && spread > 0.90 * want);
+        for (int d = 0; d < gpus; d++)
+            CHECK(sim_trace_bytes(d, true) <= bytes);
+        team_close(&t);
+    }
+}
+
+/* Replicas get a model's parameters along the same chain. */
+TEST_SLOW(what_links_carry_to_replicas, 60)
+{
+    team t;
+    cuda_pairs(4, true);
+    team_open(&t, 4, NULL, 4, (8 << 20) / sizeof(float));
+    CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], 3));
+    CHECK_OK(dp_wait(t.ctx));
+    sim_trace_begin();
+    CHECK_OK(dp_replicate_into(t.ctx, &t.send[0], &t.recv[1], 3));
+    double took = sim_trace_end(), piece = 2 + (512 << 10) / 350e3;
+    CHECK(took < 1.2 * 18 * piece);
+    for (int d = 0; d < 4; d++)
+        CHECK_INT(sim_trace_bytes(d, true), d < 3 ? 8 << 20 : 0);
+    team_close(&t);
+}
+
+TEST_SLOW(one_context_a_gpu_and_call, 60)
+{
+    team t;
+    cuda_pairs(8, true);
+    team_open(&t, 8, NULL, 8, (16 << 20) / sizeof(float));
+    (void)traced(&t, SUM_IN_PLACE, 0);
+    long calls = sim_call_count(), pushes = sim_push_count();
+    sim_trace_begin();
+    CHECK_OK(run_verb(&t, SUM_IN_PLACE, t.room, 0));
+    (void)sim_trace_end();
+    CHECK(sim_push_count() - pushes <= 2 * 8);
+    /* begin: 8; two meetings: 2 * (14 + 8); sums: 8 * (7 + 1 + 1); fetches: 8 * 7 * 2; marks: 8 */
+    CHECK(sim_call_count() - calls <= 8 + 44 + 72 + 112 + 8);
+    team_close(&t);
+}
+
 /* ---- what is lost ---------------------------------------------------------------------------- */
 
 /* A pair that hangs costs both GPUs. Nothing is asked of them any more; the third goes on. */
@@ -754,7 +936,7 @@ TEST_SLOW(a_pair_that_hangs_is_lost, 30)
 {
     team t;
     dp_ctx *again = NULL;
-    all_pairs(3, SIM_PEER_GOOD);
+    cuda_pairs(3, true);
     sim_set_peer(0, 1, SIM_PEER_HANGS);
     team_open(&t, 3, NULL, 3, 1000);
     CHECK_ERROR(run_verb(&t, SUM, 1000, 0), DP_ERR_DEVICE,
@@ -793,7 +975,7 @@ TEST_SLOW(every_call_of_a_collective_fails, 60)
     bool fired = true;
     for (long n = 1; fired; n += 5 * test_stride()) {
         team t;
-        all_pairs(3, SIM_PEER_GOOD);
+        cuda_pairs(3, true);
         team_open(&t, 3, NULL, 3, 1000);
         if (n % 2 == 1) /* pairs are checked before, or in it */
             CHECK_OK(run_verb(&t, SUM, 1000, 0));
@@ -898,7 +1080,7 @@ static void fail_everywhere(dp_status (*run)(team *t), int gpus, size_t room)
 
 TEST_SLOW(what_failed_touches_nothing_afterwards, 60)
 {
-    all_pairs(3, SIM_PEER_GOOD);
+    cuda_pairs(3, true);
     fail_everywhere(run_sum, 3, 1000);
     fail_everywhere(run_sum_to, 1, 1000);
     fail_everywhere(run_weighted, 1, 1000);
@@ -915,7 +1097,7 @@ TEST_SLOW(every_call_of_a_check_fails, 60)
     bool fired = true;
     for (long n = 1; fired; n += test_stride()) {
         team t;
-        all_pairs(2, SIM_PEER_GOOD);
+        cuda_pairs(2, true);
         team_open(&t, 2, NULL, 2, 1000);
         CHECK_OK(dp_wait(t.ctx));
         sim_fail_at(n, cudaErrorMemoryAllocation, false);
@@ -931,127 +1113,5 @@ TEST_SLOW(every_call_of_a_check_fails, 60)
         CHECK_INT(sim_finding_count(NULL), 0);
     }
 }
-
-/* ---- models ---------------------------------------------------------------------------------- */
-
-/* Parameters that replicas read are written right after a forward, while it may still run. */
-static void write_after_forward(int gpus, const int *devices, int count)
-{
-    static const net_shape rows = {0};
-    dp_ctx *ctx = NULL;
-    dp_module *par = NULL;
-    all_pairs(gpus, SIM_PEER_GOOD);
-    open_on(&ctx, gpus, devices, count);
-    dp_module *net = net_create(ctx, &rows, 0);
-    CHECK_OK(dp_data_parallel(net, NULL, &par));
-    for (int i = 1; i < 4; i++) {
-        dp_scope *scope = dp_scope_begin(ctx);
-        dp_tensor data, grad;
-        dp_value y;
-        float before[NET_IN * NET_OUT];
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[7,3],)"), dp_none(), NULL,
-                           &y, NULL));
-        CHECK_OK(dp_params_edit(net, NET_W, &data, &grad));
-        CHECK_OK(dp_fill(ctx, &data, dp_float(i)));
-        CHECK_OK(dp_read(ctx, &data, before, sizeof before));
-        CHECK_F64(before[0], i, 0);
-        dp_scope_end(scope);
-    }
-    dp_close(ctx);
-    sim_check_leaks();
-    CHECK_INT(sim_finding_count(NULL), 0);
-}
-
-TEST(a_shared_parameter_is_written_after_a_forward)
-{
-    write_after_forward(1, (const int[]){0, 0, 0}, 3);
-    write_after_forward(3, NULL, 3);
-    write_after_forward(2, (const int[]){0, 1, 0, 1}, 4);
-}
-
-static dp_tensor copied; /* of the second replica's device */
-
-/* Nothing of what replica 1 does is gathered. */
-static dp_status copy_param(dp_call *call)
-{
-    dp_tensor param = dp_param_tensor(call, 0);
-    call->out = dp_none();
-    return call->replica == 1 ? dp_copy(call->ctx, &copied, &param, NULL) : DP_OK;
-}
-
-TEST(a_shared_parameter_is_written_after_a_replica_read_it)
-{
-    static const dp_method methods[] = {{"forward", copy_param}};
-    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {4}}};
-    dp_ctx *ctx = NULL;
-    dp_module *net = NULL, *par = NULL;
-    open_on(&ctx, 1, (const int[]){0, 0}, 2);
-    dp_scope *scope = dp_scope_begin(ctx);
-    CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "net",
-                                                  .methods = methods,
-                                                  .method_count = 1,
-                                                  .params = params,
-                                                  .param_count = 1},
-                              &net));
-    CHECK_OK(dp_data_parallel(net, NULL, &par));
-    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 1), DP_F32, DP_SHAPE(4), &copied));
-    for (int i = 1; i < 4; i++) {
-        dp_tensor param;
-        dp_value out;
-        float number = 0;
-        CHECK_OK(dp_params_edit(net, 0, &param, NULL));
-        CHECK_OK(dp_fill(ctx, &param, dp_float(i)));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[2],)"), dp_none(), NULL,
-                           &out, NULL));
-        CHECK_OK(dp_fill(ctx, &param, dp_float(FILLED)));
-        dp_tensor first = first_of(&copied, 1);
-        CHECK_OK(dp_read(ctx, &first, &number, sizeof number));
-        CHECK_F64(number, i, 0);
-    }
-    dp_scope_end(scope);
-    dp_close(ctx);
-    sim_check_leaks();
-    CHECK_INT(sim_finding_count(NULL), 0);
-}
-
-/* On all ranks, of which some have no row in the second step. */
-static void train_on_all_ranks(int gpus, const int *devices, int count)
-{
-    static const net_shape rows = {0};
-    static const float w[NET_PARAMS] = {1, -1, 2, -2, 3, -3, 1, 2};
-    static const char *const batches[] = {"(f32[13,3],)", "(f32[2,3],)"};
-    static const float sums[][2] = {{234, 13}, {3, 2}}; /* 0 + 3 + ... + 36, rows */
-    dp_ctx *ctx = NULL;
-    dp_module *par = NULL;
-    all_pairs(gpus, SIM_PEER_GOOD);
-    open_on(&ctx, gpus, devices, count);
-    dp_module *net = net_create(ctx, &rows, 0);
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
-    for (int step = 0; step < 2; step++) {
-        dp_scope *scope = dp_scope_begin(ctx);
-        dp_value y;
-        dp_pass *pass = NULL;
-        float grads[NET_PARAMS];
-        CHECK_OK(dp_zero_grad(par));
-        CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, batches[step]), dp_none(), NULL,
-                           &y, &pass));
-        CHECK_OK(dp_backward(pass, dp_float(1), NULL));
-        net_numbers(ctx, net, true, grads);
-        CHECK_F64(grads[0], sums[step][0], 0);
-        CHECK_F64(grads[NET_PARAMS - 1], sums[step][1], 0);
-        CHECK_OK(dp_params_write(net, NET_W, w, NET_IN * NET_OUT * sizeof *w));
-        dp_scope_end(scope);
-    }
-    dp_close(ctx);
-    sim_check_leaks();
-    CHECK_INT(sim_finding_count(NULL), 0);
-}
-
-TEST(training_on_all_ranks)
-{
-    train_on_all_ranks(3, NULL, 3);
-    train_on_all_ranks(2, (const int[]){0, 0, 1, 1}, 4);
-    train_on_all_ranks(1, (const int[]){0, 0, 0}, 3);
-}
-#endif
+#endif /* TEST_SIM */
+#endif /* TEST_CUDA */
