@@ -10,8 +10,8 @@
 #   make mpi        dp_mpi.h, with Open MPI and with MPICH, where they are
 #   make sim        dp_cuda.h and dp_nccl.h on simulated GPUs; make sim-selftest: what the
 #                   simulator finds
-#   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-pack: what
-#                   to carry to a machine without packages
+#   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-all: both in
+#                   minutes, with logs in $OUT; gpu-pack: what to carry to a machine without packages
 #   make fuzz       replay the fuzzers' corpora
 #   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
 #   make bench      measure
@@ -124,6 +124,9 @@ gpu-test: build/gpu/tests
 gpu-bench: build/gpu/bench
 	@tests/gpu.sh bench
 
+gpu-all:
+	+@tests/gpu.sh all
+
 gpu-pack:
 	@tests/gpu.sh pack
 
@@ -136,7 +139,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim mpi conform sim-selftest gpu-test gpu-bench gpu-pack fuzz fuzz-run bench lint compilers format clean
+.PHONY: all demo test check asan tsan sim mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compilers format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
