@@ -353,6 +353,16 @@ TEST(a_pair_that_flips_bytes_is_not_for_nccl)
     dp_close(ctx);
 }
 
+TEST(gpus_that_are_kept_apart_are_not_for_nccl)
+{
+    setenv("DP_PEERS", "off", 1);
+    dp_ctx *ctx = open_alone(2);
+    CHECK_STR(getenv("NCCL_P2P_DISABLE"), "1");
+    CHECK_OK(sum_of(ctx, LARGE));
+    CHECK_INT(sim_peer_copies(), 0);
+    dp_close(ctx);
+}
+
 /* ---- several processes ----------------------------------------------------------------------- */
 
 static void sums(meeting *m)
