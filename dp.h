@@ -191,7 +191,8 @@
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
             modules, passes, wrappers for the devices of one process, dp_train_step;
             dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
-            dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes */
+            dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
+            dp_train.h: optimizers */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1528,7 +1529,8 @@ DP_API bool dp_is_wrapper(const dp_module *module);
 DP_API dp_module *dp_wrapped(const dp_module *module); /* what it wraps directly, or NULL */
 DP_API dp_module *dp_unwrap(dp_module *module); /* the innermost; itself if it is not a wrapper */
 
-/* What dp_train_step needs of an optimizer; put a dp_optim first in a struct of yours. */
+/* What dp_train_step needs of an optimizer: put a dp_optim first in a struct of yours, or take one
+   of dp_train.h. */
 typedef struct dp_optim dp_optim;
 typedef struct dp_optim_ops {
     size_t size; /* sizeof(dp_optim_ops) */

@@ -21,6 +21,7 @@
 #include "mpi/far.h"
 #endif
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
+#include "../dp_train.h"
 #include "system.h"
 #include "team.h"
 #endif

@@ -1,0 +1,854 @@
+/* test_train.c - dp_train.h: optimizers, schedules, clipping. */
+
+#include <math.h>
+#include <stdlib.h>
+#include "tree.h"
+/* clang-format off */
+#include "nets.h"
+#include "../dp_train.h"
+/* clang-format on */
+
+enum { A = 4, B = 3, ALL = A + B };
+
+static const float beginning[ALL] = {1, -2, 0.25f, 0, 3, -0.5f, 0.125f};
+
+/* Parameters "layer.weight" and "bias", on one device. */
+static dp_module *bare_net(dp_ctx *ctx, dp_dtype dtype)
+{
+    const dp_param_config own[] = {{.name = "bias", .dtype = dtype, .ndim = 1, .shape = {B}},
+                                   {.name = "mean", .ndim = 1, .shape = {2}, .buffer = true}};
+    const dp_param_config inner[] = {
+        {.name = "weight", .dtype = dtype, .ndim = 2, .shape = {2, 2}},
+        {.name = "fixed", .dtype = dtype, .ndim = 1, .shape = {2}, .frozen = true}};
+    dp_module *layer = NULL, *net = NULL;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "layer", .params = inner, .param_count = 2}, &layer));
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .name = "net", .params = own, .param_count = 2, .children = &layer, .child_count = 1},
+        &net));
+    return net;
+}
+
+static const char *const names[] = {"layer.weight", "bias"};
+static const size_t counts[] = {A, B};
+
+static void put(dp_ctx *ctx, const dp_tensor *to, const float *from)
+{
+    dp_scope *temp = dp_scope_begin(ctx);
+    dp_tensor host = dp_wrap_const(from, DP_F32, to->ndim, to->shape), own;
+    CHECK_OK(dp_tensor_new(temp, to->device, DP_F32, to->ndim, to->shape, &own));
+    CHECK_OK(dp_copy(ctx, &own, &host, NULL));
+    CHECK_OK(dp_cast(ctx, to, &own));
+    CHECK_OK(dp_wait(ctx));
+    dp_scope_end(temp);
+}
+
+static void pull(dp_ctx *ctx, const dp_tensor *from, float *to)
+{
+    dp_scope *temp = dp_scope_begin(ctx);
+    dp_tensor own;
+    CHECK_OK(dp_tensor_new(temp, from->device, DP_F32, from->ndim, from->shape, &own));
+    CHECK_OK(dp_cast(ctx, &own, from));
+    CHECK_OK(dp_read(ctx, &own, to, (size_t)dp_tensor_count(&own) * sizeof *to));
+    dp_scope_end(temp);
+}
+
+/* All of a net's numbers, or its gradients'. */
+static void net_put(dp_module *net, bool grads, const float *from)
+{
+    for (int i = 0, at = 0; i < 2; at += (int)counts[i++]) {
+        dp_tensor data, grad;
+        size_t param = 0;
+        CHECK_OK(dp_module_find(net, names[i], &param));
+        CHECK_OK(dp_params_edit(net, param, &data, &grad));
+        put(dp_module_ctx(net), grads ? &grad : &data, from + at);
+    }
+}
+
+static void net_pull(dp_module *net, bool grads, float *to)
+{
+    for (int i = 0, at = 0; i < 2; at += (int)counts[i++]) {
+        dp_tensor data, grad;
+        size_t param = 0;
+        CHECK_OK(dp_module_find(net, names[i], &param));
+        CHECK_OK(dp_params_edit(net, param, &data, &grad));
+        pull(dp_module_ctx(net), grads ? &grad : &data, to + at);
+    }
+}
+
+static dp_module *begun_net(dp_ctx *ctx)
+{
+    dp_module *net = bare_net(ctx, DP_F32);
+    net_put(net, false, beginning);
+    return net;
+}
+
+/* Numbers that every dtype has. */
+static void grads_of(int step, float *out)
+{
+    for (int i = 0; i < ALL; i++)
+        out[i] = (float)((step * 7 + i * 13) % 17 - 8) / 8;
+}
+
+static dp_optim *optim_of(dp_module *net, dp_optim_config config)
+{
+    dp_optim *optim = NULL;
+    CHECK_OK(dp_optim_create(net, &config, &optim));
+    return optim;
+}
+
+static void some_steps(dp_module *net, dp_optim *optim, int first, int last)
+{
+    float grads[ALL];
+    for (int step = first; step < last; step++) {
+        grads_of(step, grads);
+        net_put(net, true, grads);
+        CHECK_OK(dp_optim_step(optim));
+    }
+}
+
+static dp_optim_info info_of(const dp_optim *optim)
+{
+    dp_optim_info info;
+    CHECK_OK(dp_optim_info_get(optim, &info));
+    return info;
+}
+
+/* ---- rules ----------------------------------------------------------------------------------- */
+
+typedef struct rule_case { /* 50 steps by torch.optim 2.15, f32 */
+    const char *name;
+    const dp_rule *(*rule)(void);
+    dp_hyper hyper;
+    size_t states;
+    float torch[ALL];
+} rule_case;
+
+/* clang-format off */
+static const rule_case rules[] = {
+    {"sgd", dp_sgd, {.lr = 0.05}, 0,
+     {1.01249993f, -2.01250005f, 0.212500006f, 0.0437500179f, 3.01874995f, -0.506250024f,
+      0.09375f}},
+    {"momentum", dp_sgd, {.lr = 0.02, .momentum = 0.9}, 1,
+     {1.10137641f, -1.9138459f, 0.163033217f, 0.0455733947f, 3.01711583f, -0.621933877f,
+      0.182342902f}},
+    {"dampened, decayed", dp_sgd,
+     {.lr = 0.03, .momentum = 0.8, .dampening = 0.25, .weight_decay = 0.02}, 1,
+     {0.968964159f, -1.77764726f, 0.180839777f, 0.0530851632f, 2.74045777f, -0.548541248f,
+      0.116420768f}},
+    {"nesterov", dp_sgd, {.lr = 0.01, .momentum = 0.9, .nesterov = true, .weight_decay = 0.01}, 1,
+     {1.0046159f, -1.88230014f, 0.19478479f, 0.0289193615f, 2.88705468f, -0.533897281f,
+      0.138070047f}},
+    {"uphill", dp_sgd, {.lr = 0.05, .momentum = 0.5, .maximize = true}, 1,
+     {0.987903237f, -2.02177477f, 0.300799638f, -0.0686019361f, 2.97618484f, -0.44052434f,
+      0.150806248f}},
+    {"adam", dp_adam, {.lr = 0.01}, 2,
+     {1.02875721f, -1.99562502f, 0.217085153f, 0.0136108696f, 3.01443315f, -0.523979664f,
+      0.13168624f}},
+    {"adam, decayed", dp_adam,
+     {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.05}, 2,
+     {0.960381448f, -1.84504032f, 0.18298769f, 0.0273813307f, 2.80130839f, -0.500985563f,
+      0.115973219f}},
+    {"adamw", dp_adamw, {.lr = 0.01, .weight_decay = 0.1}, 2,
+     {0.9785887f, -1.89811516f, 0.206424952f, 0.0130766528f, 2.86734056f, -0.49862963f,
+      0.125261053f}},
+    {"adamw, uphill", dp_adamw, {.lr = 0.03, .beta1 = 0.7, .beta2 = 0.9, .maximize = true}, 2,
+     {0.961949348f, -2.00399327f, 0.318020463f, -0.0467853323f, 2.96956444f, -0.44429782f,
+      0.137324095f}},
+};
+/* clang-format on */
+
+TEST_BACKENDS(fifty_steps_of_torch)
+{
+    float got[ALL];
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        const rule_case *own = &rules[i];
+        dp_module *net = begun_net(ctx);
+        dp_optim *optim =
+            optim_of(net, (dp_optim_config){.rule = own->rule(), .hyper = own->hyper});
+        some_steps(net, optim, 0, 50);
+        net_pull(net, false, got);
+        for (int k = 0; k < ALL; k++)
+            CHECK_F64(got[k], own->torch[k], 1e-6 * fmax(1, fabs((double)own->torch[k])));
+        CHECK_INT(info_of(optim).step_count, 50);
+        CHECK_INT(info_of(optim).state_bytes, own->states * ALL * sizeof(float));
+        net_pull(net, true, got);
+        for (int k = 0; k < ALL; k++)
+            CHECK_F64(got[k], 0, 0);
+        dp_optim_destroy(optim);
+        CHECK_OK(dp_module_destroy(net));
+    }
+}
+
+/* Their state is f32. */
+TEST_BACKENDS(halves_are_stepped_too)
+{
+    float got[ALL], first[ALL];
+    dp_module *net = bare_net(ctx, DP_BF16);
+    net_put(net, false, beginning);
+    dp_optim *optim =
+        optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125, .momentum = 0.5}, .accumulate = 1});
+    some_steps(net, optim, 0, 1);
+    grads_of(0, first);
+    net_pull(net, false, got);
+    for (int k = 0; k < ALL; k++)
+        CHECK_F64(got[k], beginning[k] - 0.125f * first[k], 0.004 * fabs((double)beginning[k]));
+    CHECK_INT(info_of(optim).state_bytes, ALL * sizeof(float));
+}
+
+static struct own_rule {
+    int calls;
+    double lrs[8], gate;
+    size_t count;
+} own;
+
+static int one_state(const dp_hyper *hyper)
+{
+    (void)hyper;
+    return 1;
+}
+
+/* state += grad, param = state */
+static dp_status sum_up(const dp_rule_args *args)
+{
+    const void *in[] = {args->state[0], args->grad};
+    void *out = args->state[0];
+    dp_kernel_args add = {.kernel = DP_KERNEL_AXPBY,
+                          .dtype = args->dtype,
+                          .count = args->count,
+                          .out = &out,
+                          .in = in,
+                          .out_count = 1,
+                          .in_count = 2,
+                          .alpha = 1,
+                          .beta = 1};
+    DP_TRY(dp_kernel_run(args->ctx, args->local_rank, &add));
+    out = args->param;
+    add.in_count = 1;
+    own.lrs[own.calls++ % 8] = args->hyper.lr;
+    own.count += args->count;
+    return dp_kernel_run(args->ctx, args->local_rank, &add);
+}
+
+TEST_BACKENDS(a_rule_may_be_yours)
+{
+    const dp_rule rule = {
+        .size = sizeof rule, .name = "sums", .state_count = one_state, .step = sum_up};
+    float got[ALL], want[ALL] = {0}, grads[ALL];
+    dp_module *net = begun_net(ctx);
+    own = (struct own_rule){0};
+    dp_optim *optim = optim_of(net, (dp_optim_config){.rule = &rule, .hyper = {.lr = 0.5}});
+    CHECK_STR(info_of(optim).rule, "sums");
+    some_steps(net, optim, 0, 3);
+    for (int step = 0; step < 3; step++) {
+        grads_of(step, grads);
+        for (int k = 0; k < ALL; k++)
+            want[k] += grads[k];
+    }
+    net_pull(net, false, got);
+    CHECK_BYTES(got, want, sizeof got);
+    CHECK_INT(own.calls, 6);
+    CHECK_INT(own.count, 3 * ALL);
+    CHECK_F64(own.lrs[0], 0.5, 0);
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+static void check_factor(dp_ctx *ctx, const char *match, bool weight, bool bias)
+{
+    const double ten = 10;
+    const dp_param_group groups[] = {{.match = "nothing*"}, {.match = match, .lr_factor = &ten}};
+    float got[ALL], grads[ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(
+        net, (dp_optim_config){.hyper = {.lr = 0.125}, .groups = groups, .group_count = 2});
+    some_steps(net, optim, 0, 1);
+    grads_of(0, grads);
+    net_pull(net, false, got);
+    for (int k = 0; k < ALL; k++) {
+        double lr = (k < A ? weight : bias) ? 1.25 : 0.125;
+        CHECK_F64(got[k], (double)beginning[k] - lr * (double)grads[k], 1e-6);
+    }
+    dp_optim_destroy(optim);
+    CHECK_OK(dp_module_destroy(net));
+}
+
+TEST_BACKENDS(groups_are_found_by_name)
+{
+    check_factor(ctx, "bias", false, true);
+    check_factor(ctx, "*", true, true);
+    check_factor(ctx, "layer.*", true, false);
+    check_factor(ctx, "*weight", true, false);
+    check_factor(ctx, "*i*", true, true);
+    check_factor(ctx, "*ei*t", true, false);
+    check_factor(ctx, "b*as", false, true);
+    check_factor(ctx, "b*s*", false, true);
+    check_factor(ctx, "layer", false, false);
+    check_factor(ctx, "ayer.weight", false, false);
+    check_factor(ctx, "", false, false);
+    check_factor(ctx, "*.w*.*", false, false);
+}
+
+TEST(the_first_group_counts)
+{
+    const double half = 0.5, none = 0, two = 2;
+    const dp_param_group groups[] = {{"*bias", &half, &none}, {"*", &two, NULL}};
+    dp_ctx *ctx = NULL;
+    double lr = 0;
+    float got[ALL], zeros[ALL] = {0};
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125, .weight_decay = 0.5},
+                                                      .groups = groups,
+                                                      .group_count = 2});
+    CHECK_INT(info_of(optim).group_count, 3);
+    for (size_t i = 0; i < 3; i++) {
+        CHECK_OK(dp_optim_lr(optim, i, &lr));
+        CHECK_F64(lr, i == 0 ? 0.0625 : i == 1 ? 0.25 : 0.125, 0);
+    }
+    CHECK_ERROR(dp_optim_lr(optim, 3, &lr), DP_ERR_INVALID, "dp_optim_lr: group 3 of 3");
+    net_put(net, true, zeros);
+    CHECK_OK(dp_optim_step(optim));
+    net_pull(net, false, got);
+    for (int k = 0; k < ALL; k++) /* bias does not decay */
+        CHECK_F64(got[k], beginning[k] * (k < A ? 0.875f : 1), 1e-7);
+    dp_close(ctx);
+}
+
+/* ---- schedules ------------------------------------------------------------------------------- */
+
+static void check_factors(dp_schedule schedule, const double *want, int count)
+{
+    for (int i = 0; i < count; i++)
+        CHECK_F64(dp_schedule_factor(&schedule, i), want[i], 1e-12);
+}
+
+static double twice(int64_t step, void *user)
+{
+    return 2 * (double)step + *(const double *)user;
+}
+
+TEST(schedules_of_torch)
+{
+    double one = 1;
+    check_factors((dp_schedule){0}, (const double[]){1, 1, 1}, 3);
+    check_factors((dp_schedule){.warmup = 4, .start_factor = 0.25},
+                  (const double[]){0.25, 0.4375, 0.625, 0.8125, 1, 1}, 6);
+    check_factors((dp_schedule){.warmup = 3}, (const double[]){0.25, 0.5, 0.75, 1, 1}, 5);
+    check_factors((dp_schedule){.decay = DP_DECAY_COSINE, .total = 8, .end_factor = 0.1},
+                  (const double[]){1, 0.9657457896300791, 0.8681980515339464, 0.7222075445642905,
+                                   0.55, 0.3777924554357097, 0.2318019484660537, 0.134254210369921,
+                                   0.1, 0.1},
+                  10);
+    check_factors((dp_schedule){.decay = DP_DECAY_STEPS, .every = 3, .gamma = 0.5},
+                  (const double[]){1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25}, 8);
+    check_factors((dp_schedule){.warmup = 1, .decay = DP_DECAY_STEPS, .every = 2, .gamma = 0.5},
+                  (const double[]){0.5, 1, 1, 0.5, 0.5}, 5);
+    check_factors((dp_schedule){.warmup = 1, .decay = DP_DECAY_LINEAR, .total = 5},
+                  (const double[]){0.5, 1, 0.75, 0.5, 0.25, 0, 0}, 7);
+    check_factors((dp_schedule){.factor = twice, .user = &one, .warmup = 3},
+                  (const double[]){1, 3, 5}, 3);
+}
+
+TEST_BACKENDS(the_rate_follows_its_schedule)
+{
+    float got[ALL], grads[ALL], want[ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(
+        net, (dp_optim_config){.hyper = {.lr = 0.5},
+                               .schedule = {.decay = DP_DECAY_STEPS, .every = 1, .gamma = 0.5}});
+    memcpy(want, beginning, sizeof want);
+    for (int step = 0; step < 3; step++) {
+        CHECK_F64(info_of(optim).lr, ldexp(0.5, -step), 0);
+        some_steps(net, optim, step, step + 1);
+        grads_of(step, grads);
+        for (int k = 0; k < ALL; k++)
+            want[k] -= ldexpf(0.5f, -step) * grads[k];
+    }
+    net_pull(net, false, got);
+    CHECK_BYTES(got, want, sizeof got);
+}
+
+/* ---- when it is time ------------------------------------------------------------------------- */
+
+typedef struct turn {
+    int divisor;
+    bool steps;
+} turn;
+
+static void check_turns(dp_ctx *ctx, int accumulate, int64_t done, int64_t total, const turn *turns,
+                        int count)
+{
+    float ones[ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim =
+        optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .accumulate = accumulate});
+    CHECK_OK(dp_optim_progress(optim, done, total));
+    for (int k = 0; k < ALL; k++)
+        ones[k] = 1;
+    for (int i = 0; i < count; i++) {
+        dp_pass_config pass = {0};
+        double factor = 0;
+        int64_t before = info_of(optim).step_count;
+        float left[ALL];
+        net_put(net, true, ones);
+        CHECK_OK(optim->ops->begin(optim, net, &pass));
+        CHECK(pass.no_sync == !turns[i].steps);
+        CHECK_OK(optim->ops->loss_factor(optim, &factor));
+        CHECK_F64(1 / factor, turns[i].divisor, 1e-12);
+        CHECK_OK(optim->ops->update(optim, net));
+        CHECK_INT(info_of(optim).step_count - before, turns[i].steps);
+        CHECK_INT(info_of(optim).done, done + i + 1);
+        net_pull(net, true, left);
+        CHECK_F64(left[0], turns[i].steps ? 0 : 1, 0);
+    }
+    CHECK_INT(info_of(optim).total, total);
+    dp_optim_destroy(optim);
+    CHECK_OK(dp_module_destroy(net));
+}
+
+/* As mmengine's OptimWrapper. */
+TEST_BACKENDS(gradients_of_several_make_a_step)
+{
+    static const turn third[] = {{3, 0}, {3, 0}, {3, 1}, {3, 0}, {3, 0}, {3, 1}, {3, 0}};
+    static const turn ten[] = {{3, 0}, {3, 0}, {3, 1}, {3, 0}, {3, 0},
+                               {3, 1}, {3, 0}, {3, 0}, {3, 1}, {1, 1}};
+    static const turn four[] = {{4, 0}, {4, 0}, {4, 0}, {4, 1}, {4, 0},
+                                {4, 0}, {4, 0}, {4, 1}, {2, 0}, {2, 1}};
+    static const turn two[] = {{2, 0}, {2, 1}};
+    static const turn once[] = {{1, 1}, {1, 1}, {1, 1}};
+    static const turn beyond[] = {{2, 1}, {2, 0}, {2, 1}};
+    check_turns(ctx, 3, 0, -1, third, 7);
+    check_turns(ctx, 3, 0, 10, ten, 10);
+    check_turns(ctx, 3, 5, 10, ten + 5, 5);
+    check_turns(ctx, 4, 0, 10, four, 10);
+    check_turns(ctx, 3, 0, 2, two, 2);
+    check_turns(ctx, 0, 0, -1, once, 3);
+    check_turns(ctx, 2, 3, 4, beyond, 3);
+}
+
+/* ---- clipping -------------------------------------------------------------------------------- */
+
+static void check_clipped(dp_module *net, double p, double want_norm, double want_3, double want_4)
+{
+    float grads[ALL] = {3, 0, 0, 0, 0, 4, 0}, got[ALL];
+    double norm = 0;
+    net_put(net, true, grads);
+    CHECK_OK(dp_grad_norm(net, p, &norm));
+    CHECK_F64(norm, want_norm, 1e-6);
+    CHECK_OK(dp_clip_grad_norm(net, 1, p, &norm));
+    CHECK_F64(norm, want_norm, 1e-6);
+    net_pull(net, true, got);
+    CHECK_F64(got[0], want_3, 1e-6);
+    CHECK_F64(got[5], want_4, 1e-6);
+    CHECK_F64(got[1], 0, 0);
+}
+
+TEST_BACKENDS(clipping_by_norm_as_torch)
+{
+    dp_module *net = begun_net(ctx);
+    float small[ALL] = {0.25f, 0, 0, 0, 0, 0.5f, 0}, got[ALL];
+    check_clipped(net, 2, 5, 0.6, 0.8);
+    check_clipped(net, 1, 7, 0.42857134342193604, 0.5714284777641296);
+    check_clipped(net, 3, 4.497941493988037, 0.6669716238975525, 0.8892955183982849);
+    check_clipped(net, HUGE_VAL, 4, 0.7499998211860657, 0.9999997615814209);
+    net_put(net, true, small);
+    CHECK_OK(dp_clip_grad_norm(net, 1, 2, NULL));
+    net_pull(net, true, got);
+    CHECK_BYTES(got, small, sizeof got);
+}
+
+TEST_BACKENDS(clipping_by_value_as_torch)
+{
+    const float grads[ALL] = {3, -3, 0.5f, -0.5f, INFINITY, NAN, 1};
+    const float want[ALL] = {1, -1, 0.5f, -0.5f, 1, 0, 1};
+    float got[ALL];
+    dp_module *net = begun_net(ctx);
+    net_put(net, true, grads);
+    CHECK_OK(dp_clip_grad_value(net, 1));
+    net_pull(net, true, got);
+    for (int k = 0; k < ALL; k++)
+        CHECK(k == 5 ? isnan(got[k]) : got[k] <= want[k] && got[k] >= want[k]);
+}
+
+/* More elements than are done at a time. */
+TEST(large_gradients_are_clipped)
+{
+    enum { MANY = 70001 };
+    const dp_param_config param = {.name = "w", .dtype = DP_F64, .ndim = 1, .shape = {MANY}};
+    dp_ctx *ctx = NULL;
+    dp_module *net = NULL;
+    dp_tensor data, grad;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "n", .params = &param, .param_count = 1}, &net));
+    CHECK_OK(dp_params_edit(net, 0, &data, &grad));
+    for (int i = 0; i < MANY; i++)
+        ((double *)grad.data)[i] = i - 35000;
+    CHECK_OK(dp_clip_grad_value(net, 7));
+    for (int i = 0; i < MANY; i++)
+        CHECK_F64(((double *)grad.data)[i], fmax(-7, fmin(7, i - 35000)), 0);
+    dp_close(ctx);
+}
+
+TEST_BACKENDS(a_step_is_clipped)
+{
+    const float grads[ALL] = {3, 0, 0, 0, 0, -4, 0};
+    float got[ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 2.5}});
+    CHECK(!info_of(optim).has_norm);
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_step(optim));
+    CHECK(info_of(optim).has_norm);
+    CHECK_F64(info_of(optim).grad_norm, 5, 1e-12);
+    net_pull(net, false, got);
+    CHECK_F64(got[0], 1 - 1.5, 1e-6);
+    CHECK_F64(got[5], -0.5 + 2, 1e-6);
+    CHECK_F64(got[6], 0.125, 0);
+    dp_optim_destroy(optim);
+    net_put(net, false, beginning);
+    optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .clip = {.value = 0.5}});
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_step(optim));
+    net_pull(net, false, got);
+    CHECK_F64(got[0], 0.5, 0);
+    CHECK_F64(got[5], 0, 0);
+    CHECK(!info_of(optim).has_norm);
+}
+
+TEST_BACKENDS(what_is_not_finite_is_named)
+{
+    const float grads[ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
+    float got[ALL];
+    dp_module *net = begun_net(ctx);
+    for (int i = 0; i < 2; i++) {
+        dp_optim *optim = optim_of(
+            net,
+            (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1, .p = i == 0 ? 0 : HUGE_VAL}});
+        net_put(net, true, grads);
+        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
+                    "dp_optim_step: the norm of the gradients is nan: not finite is that of bias");
+        net_pull(net, false, got);
+        CHECK_BYTES(got, beginning, sizeof got);
+        net_pull(net, true, got);
+        CHECK_F64(got[0], 1, 0);
+        CHECK_INT(info_of(optim).step_count, 0);
+        dp_optim_destroy(optim);
+    }
+    dp_optim *optim =
+        optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125},
+                                        .clip = {.norm = 100, .skip_if_not_finite = true}});
+    CHECK_OK(dp_optim_step(optim));
+    net_pull(net, false, got);
+    CHECK_BYTES(got, beginning, sizeof got);
+    CHECK_INT(info_of(optim).step_count, 0);
+    CHECK_INT(info_of(optim).skip_count, 1);
+    some_steps(net, optim, 0, 1);
+    CHECK_INT(info_of(optim).step_count, 1);
+    net_pull(net, false, got);
+    CHECK_F64(got[0], 1.125, 1e-6); /* a gradient of -1 */
+}
+
+/* ---- kept and brought back ------------------------------------------------------------------- */
+
+TEST_BACKENDS(training_goes_on_where_it_stopped)
+{
+    float want[ALL], got[ALL];
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        const dp_optim_config config = {.rule = rules[i].rule(),
+                                        .hyper = rules[i].hyper,
+                                        .schedule = {.decay = DP_DECAY_LINEAR, .total = 30}};
+        dp_value saved;
+        dp_module *net = begun_net(ctx), *again = begun_net(ctx);
+        dp_optim *optim = optim_of(net, config), *other = optim_of(again, config);
+        some_steps(net, optim, 0, 10);
+        CHECK_OK(dp_optim_save(optim, scope, &saved));
+        net_pull(net, false, got);
+        some_steps(net, optim, 10, 20);
+        net_pull(net, false, want);
+        net_put(again, false, got);
+        CHECK_OK(dp_optim_load(other, saved));
+        CHECK_INT(info_of(other).step_count, 10);
+        some_steps(again, other, 10, 20);
+        net_pull(again, false, got);
+        CHECK_BYTES(got, want, sizeof got);
+        dp_optim_destroy(optim);
+        dp_optim_destroy(other);
+        CHECK_OK(dp_module_destroy(net));
+        CHECK_OK(dp_module_destroy(again));
+    }
+}
+
+/* The entry of a dict, replaced. */
+static dp_value with(dp_scope *scope, dp_value dict, const char *key, dp_value value)
+{
+    dp_pair pairs[8];
+    for (size_t i = 0; i < dp_count(dict); i++) {
+        pairs[i] = (dp_pair){dp_key_at(dict, i), dp_at(dict, i)};
+        if (strcmp(pairs[i].key, key) == 0)
+            pairs[i].value = value;
+    }
+    return dp_dict_make(scope, pairs, dp_count(dict));
+}
+
+TEST_BACKENDS(what_does_not_fit_is_not_loaded)
+{
+    dp_value saved, state, more;
+    dp_module *net = begun_net(ctx);
+    const dp_optim_config config = {.hyper = {.lr = 0.5, .momentum = 0.5}};
+    dp_optim *optim = optim_of(net, config);
+    dp_optim *adam = optim_of(net, (dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 1}});
+    const dp_tensor small = dp_wrap(&(float){1}, DP_F32, 1, (const int64_t[]){1});
+    some_steps(net, optim, 0, 3);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    state = dp_get(saved, "state");
+    CHECK_ERROR(dp_optim_load(adam, saved), DP_ERR_MISMATCH,
+                "dp_optim_load: the rule is 'adamw', saved 'sgd'");
+    CHECK_ERROR(dp_optim_load(optim, dp_none()), DP_ERR_MISMATCH, "the rule is 'sgd', saved ''");
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_none())), DP_ERR_MISMATCH,
+                "'steps' is missing, or no count");
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "done", dp_int(-1))), DP_ERR_MISMATCH,
+                "'done' is missing");
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", dp_none())), DP_ERR_MISMATCH,
+                "'bias' has 1 tensors of state, 0 were saved");
+    more = with(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &small)));
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", more)), DP_ERR_MISMATCH,
+                "dim 0 of the state of 'bias' is 3, saved 1");
+    const dp_pair three[] = {{"bias", dp_get(state, "bias")},
+                             {"layer.weight", dp_get(state, "layer.weight")},
+                             {"other", dp_none()}};
+    more = dp_dict_make(scope, three, 3);
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", more)), DP_ERR_MISMATCH,
+                "2 parameters, saved 3");
+    CHECK_INT(info_of(optim).step_count, 3);
+    CHECK_OK(dp_optim_load(optim, saved));
+}
+
+/* ---- several owners -------------------------------------------------------------------------- */
+
+static void owners_step(dp_ctx *ctx, dp_module *par, dp_optim *optim, int step)
+{
+    enum { ROWS = 16 };
+    float x[ROWS * NET_IN];
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_value out;
+    for (int i = 0; i < ROWS * NET_IN; i++)
+        x[i] = (float)((i * 5 + step * 3) % 11 - 5) / 8;
+    dp_tensor data = dp_wrap(x, DP_F32, 2, (const int64_t[]){ROWS, NET_IN});
+    CHECK_OK(dp_invoke(par, "forward", scope, DP_LIST_OF(scope, dp_of(scope, &data)), dp_none(),
+                       NULL, &out, &pass));
+    CHECK_OK(dp_backward(pass, out, NULL));
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_wait(ctx));
+    dp_scope_end(scope);
+}
+
+/* Each device steps its own parameters, and all have the same. */
+TEST_BACKENDS(every_owner_is_stepped)
+{
+    static const net_shape shape = {0};
+    float alone[NET_PARAMS], together[NET_PARAMS];
+    const dp_optim_config config = {
+        .rule = dp_adamw(), .hyper = {.lr = 0.01}, .clip = {.norm = 0.5}};
+    dp_module *one = net_create(ctx, &shape, 0), *net = net_create(ctx, &shape, 0), *par = NULL;
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    dp_optim *first = optim_of(one, config), *all = optim_of(par, config);
+    for (int step = 0; step < 5; step++) {
+        owners_step(ctx, one, first, step);
+        owners_step(ctx, par, all, step);
+        CHECK_F64(info_of(all).grad_norm, info_of(first).grad_norm,
+                  1e-5 * info_of(first).grad_norm);
+    }
+    net_numbers(ctx, one, false, alone);
+    net_numbers(ctx, net, false, together);
+    for (int i = 0; i < NET_PARAMS; i++)
+        CHECK_F64(together[i], alone[i], 1e-4);
+    CHECK_OK(dp_params_compare(par));
+}
+
+/* ---- bad input ------------------------------------------------------------------------------- */
+
+static int many_states(const dp_hyper *hyper)
+{
+    (void)hyper;
+    return DP_RULE_STATES + 1;
+}
+
+static const double less = -1;
+static const dp_param_group nameless = {0}, backwards = {.match = "*", .lr_factor = &less};
+static const dp_rule old = {.size = 8, .step = sum_up}, idle = {.size = sizeof idle};
+static const dp_rule greedy = {.size = sizeof greedy, .state_count = many_states, .step = sum_up};
+
+typedef struct refusal {
+    const char *text;
+    dp_optim_config config;
+} refusal;
+
+/* clang-format off */
+static const refusal of_sgd[] = {
+    {"dp_optim_create: lr is 0", {.hyper = {.lr = 0}}},
+    {"lr is -1", {.hyper = {.lr = -1}}},
+    {"lr is nan", {.hyper = {.lr = (double)NAN}}},
+    {"lr is inf", {.hyper = {.lr = HUGE_VAL}}},
+    {"weight_decay is -1", {.hyper = {.lr = 1, .weight_decay = -1}}},
+    {"weight_decay is nan", {.hyper = {.lr = 1, .weight_decay = (double)NAN}}},
+    {"weight_decay is inf", {.hyper = {.lr = 1, .weight_decay = HUGE_VAL}}},
+    {"momentum is 1", {.hyper = {.lr = 1, .momentum = 1}}},
+    {"momentum is -0.5", {.hyper = {.lr = 1, .momentum = -0.5}}},
+    {"dampening is inf", {.hyper = {.lr = 1, .dampening = HUGE_VAL}}},
+    {"nesterov wants", {.hyper = {.lr = 1, .nesterov = true}}},
+    {"nesterov wants",
+     {.hyper = {.lr = 1, .momentum = 0.5, .dampening = 0.5, .nesterov = true}}},
+    {"nesterov wants",
+     {.hyper = {.lr = 1, .momentum = 0.5, .dampening = -0.5, .nesterov = true}}},
+    {"warm-up of -1 steps", {.hyper = {.lr = 1}, .schedule = {.warmup = -1}}},
+    {"from a factor of 2", {.hyper = {.lr = 1}, .schedule = {.start_factor = 2}}},
+    {"from a factor of -1", {.hyper = {.lr = 1}, .schedule = {.start_factor = -1}}},
+    {"by step 0", {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_LINEAR}}},
+    {"after 5 steps",
+     {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_COSINE, .warmup = 5, .total = 5}}},
+    {"to a factor of -1",
+     {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_LINEAR, .total = 5, .end_factor = -1}}},
+    {"to a factor of inf",
+     {.hyper = {.lr = 1},
+      .schedule = {.decay = DP_DECAY_LINEAR, .total = 5, .end_factor = HUGE_VAL}}},
+    {"times 1 every 0 steps",
+     {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_STEPS, .gamma = 1}}},
+    {"times 0 every 1 steps",
+     {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_STEPS, .every = 1}}},
+    {"times inf every 1 steps",
+     {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_STEPS, .every = 1, .gamma = HUGE_VAL}}},
+    {"schedule.decay is 9", {.hyper = {.lr = 1}, .schedule = {.decay = (dp_decay)9}}},
+    {"accumulate is -1", {.hyper = {.lr = 1}, .accumulate = -1}},
+    {"clip.norm is -1", {.hyper = {.lr = 1}, .clip = {.norm = -1}}},
+    {"clip.value -1", {.hyper = {.lr = 1}, .clip = {.value = -1}}},
+    {"clip.norm is 1 and clip.value 1", {.hyper = {.lr = 1}, .clip = {.norm = 1, .value = 1}}},
+    {"p is -2", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = -2}}},
+    {"groups is NULL", {.hyper = {.lr = 1}, .group_count = 1}},
+    {"groups[0].match is NULL", {.hyper = {.lr = 1}, .groups = &nameless, .group_count = 1}},
+    {"groups[0] ('*'): factors are -1 and 1",
+     {.hyper = {.lr = 1}, .groups = &backwards, .group_count = 1}},
+    {"rule has no step", {.rule = &old, .hyper = {.lr = 1}}},
+    {"rule has no step", {.rule = &idle, .hyper = {.lr = 1}}},
+    {"rule '' wants 5 states, at most 4", {.rule = &greedy, .hyper = {.lr = 1}}},
+};
+static const refusal of_adam[] = {
+    {"betas are 1 and 0.999", {.hyper = {.lr = 1, .beta1 = 1}}},
+    {"betas are 0.9 and -1", {.hyper = {.lr = 1, .beta2 = -1}}},
+    {"betas are 0.9 and 1", {.hyper = {.lr = 1, .beta2 = 1}}},
+    {"eps is -1", {.hyper = {.lr = 1, .eps = -1}}},
+    {"eps is inf", {.hyper = {.lr = 1, .eps = HUGE_VAL}}},
+};
+/* clang-format on */
+
+static void check_refused(dp_module *net, const dp_rule *rule, const refusal *row)
+{
+    dp_optim *optim = NULL;
+    dp_optim_config config = row->config;
+    config.rule = rule != NULL ? rule : config.rule;
+    CHECK_ERROR(dp_optim_create(net, &config, &optim), DP_ERR_INVALID, row->text);
+    CHECK(optim == NULL);
+}
+
+TEST_BACKENDS(numbers_that_make_no_sense)
+{
+    dp_module *net = begun_net(ctx);
+    for (size_t i = 0; i < sizeof of_sgd / sizeof of_sgd[0]; i++)
+        check_refused(net, NULL, &of_sgd[i]);
+    for (size_t i = 0; i < sizeof of_adam / sizeof of_adam[0]; i++) {
+        check_refused(net, dp_adam(), &of_adam[i]);
+        check_refused(net, dp_adamw(), &of_adam[i]);
+    }
+}
+
+TEST_BACKENDS(calls_that_make_no_sense)
+{
+    static const dp_optim_ops ops = {.size = sizeof ops};
+    dp_optim stranger = {&ops}, *optim = NULL;
+    dp_optim_info info;
+    dp_value value;
+    double number;
+    dp_pass_config pass = {0};
+    dp_module *net = begun_net(ctx), *other = begun_net(ctx);
+    const dp_optim_config config = {.hyper = {.lr = 1}};
+    CHECK_ERROR(dp_optim_create(NULL, &config, &optim), DP_ERR_INVALID, "this is no module");
+    CHECK_ERROR(dp_optim_create(net, NULL, &optim), DP_ERR_INVALID, "config is NULL");
+    CHECK_ERROR(dp_optim_create(net, &config, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_optim_step(NULL), DP_ERR_INVALID, "dp_optim_step: this is no optimizer");
+    CHECK_ERROR(dp_optim_step(&stranger), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_progress(&stranger, 0, 0), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_info_get(&stranger, &info), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_lr(NULL, 0, &number), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_save(&stranger, scope, &value), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_load(&stranger, dp_none()), DP_ERR_INVALID, "this is no optimizer");
+    dp_optim_destroy(NULL);
+    optim = optim_of(net, config);
+    CHECK_ERROR(dp_optim_info_get(optim, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_optim_lr(optim, 0, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_optim_save(optim, scope, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_optim_save(optim, NULL, &value), DP_ERR_INVALID, "scope");
+    CHECK_ERROR(dp_optim_progress(optim, -1, 3), DP_ERR_INVALID, "-1 of 3 are done");
+    CHECK_ERROR(dp_optim_progress(optim, 4, 3), DP_ERR_INVALID, "4 of 3 are done");
+    CHECK_ERROR(dp_optim_progress(optim, 0, -2), DP_ERR_INVALID, "0 of -2 are done");
+    CHECK_ERROR(optim->ops->begin(optim, other, &pass), DP_ERR_INVALID,
+                "the optimizer was made for 'net', not for 'net'");
+    CHECK_ERROR(dp_grad_norm(net, 0, &number), DP_ERR_INVALID, "dp_grad_norm: p is 0");
+    CHECK_ERROR(dp_grad_norm(net, 2, NULL), DP_ERR_INVALID, "out is NULL");
+    CHECK_ERROR(dp_grad_norm(NULL, 2, &number), DP_ERR_INVALID, "this is no module");
+    CHECK_ERROR(dp_clip_grad_norm(net, 0, 2, NULL), DP_ERR_INVALID, "most is 0");
+    CHECK_ERROR(dp_clip_grad_norm(net, 1, (double)NAN, NULL), DP_ERR_INVALID, "p is nan");
+    CHECK_ERROR(dp_clip_grad_value(net, -1), DP_ERR_INVALID, "most is -1");
+}
+
+TEST(a_net_without_parameters)
+{
+    dp_ctx *ctx = NULL;
+    dp_module *net = NULL;
+    double norm = 7;
+    dp_value saved;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "empty"}, &net));
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1}});
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_grad_norm(net, 2, &norm));
+    CHECK_F64(norm, 0, 0);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    CHECK_OK(dp_optim_load(optim, saved));
+    dp_close(ctx);
+}
+
+/* ---- no memory ------------------------------------------------------------------------------- */
+
+TEST(every_allocation_fails_once)
+{
+    test_allocator counter = {0};
+    dp_config config = {.device_count = 2, .allocator = test_allocator_of(&counter)};
+    bool fired = true;
+    for (int at = 1; fired; at++) {
+        dp_ctx *ctx = NULL;
+        dp_optim *optim = NULL;
+        dp_value saved;
+        counter = (test_allocator){0};
+        CHECK_OK(dp_open(&config, &ctx));
+        dp_module *net = begun_net(ctx);
+        dp_scope *scope = dp_scope_begin(ctx);
+        counter.fail_at = counter.call_count + (size_t)at;
+        dp_status status = dp_optim_create(
+            net, &(dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 1}, .clip = {.norm = 1}},
+            &optim);
+        if (status == DP_OK)
+            status = dp_optim_step(optim);
+        if (status == DP_OK)
+            status = dp_optim_save(optim, scope, &saved);
+        fired = counter.fail_count > 0;
+        CHECK(status == DP_OK || status == DP_ERR_NO_MEMORY);
+        CHECK(fired || status == DP_OK);
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+}
