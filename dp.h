@@ -1631,8 +1631,9 @@ typedef enum dp_kernel {
     DP_KERNEL_AXPBY,   /* out[0] = alpha * in[0] + beta * in[1]; in_count 1: alpha * in[0] */
     DP_KERNEL_REDUCE,  /* every out = op over in[0], in[1], ..., then * alpha, then / beta, rounded
                          to dtype once; an out may be an in; op is never DP_OP_MEAN here: the core
-                         says SUM and beta. In a binary tree: ((in[0] + in[1]) + (in[2] + in[3])) +
-                         in[4], the left half having the largest power of two */
+                         says SUM and beta. The smaller, or larger, of NaN and a number is NaN. In a
+                         binary tree: ((in[0] + in[1]) + (in[2] + in[3])) + in[4], the left half
+                         having the largest power of two */
     DP_KERNEL_STATS,   /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
     DP_KERNEL_PAD,     /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
     DP_KERNEL_TOTAL,   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */

@@ -199,8 +199,8 @@ static inline number number_combine(dp_dtype dtype, dp_op op, number a, number b
     if (dtype == DP_BOOL)
         return op == DP_OP_SUM || op == DP_OP_MAX ? a + b > 0 : a * b > 0;
     return op == DP_OP_PROD  ? number_multiply(dtype, a, b)
-           : op == DP_OP_MIN ? (a < b ? a : b)
-           : op == DP_OP_MAX ? (a > b ? a : b)
+           : op == DP_OP_MIN ? (a < b || isnan(a) ? a : b)
+           : op == DP_OP_MAX ? (a > b || isnan(a) ? a : b)
                              : number_add(dtype, a, b);
 }
 
