@@ -61,7 +61,7 @@ typedef struct dp_rule_args {
     void *param, *grad;
     void *state[DP_RULE_STATES]; /* as many as the rule wants: f64 for f64, else f32 */
     const double *gate; /* NULL; or, on the device: what the gradient is multiplied by, and a
-                                    number that, above 0, says that this step is left out */
+                           number that, above 0, says that this step is left out */
     int64_t step;       /* the first is 1 */
     dp_hyper hyper;     /* lr and weight_decay of now, and of this parameter */
 } dp_rule_args;
@@ -97,8 +97,8 @@ typedef struct dp_schedule { /* zero: 1 */
     double end_factor;
     int64_t every;
     double gamma;
-    double (*factor)(int64_t step,
-                     void *user); /* yours, in place of all that; the first step is 0 */
+    /* Yours, in place of all that; the first step is 0. */
+    double (*factor)(int64_t step, void *user);
     void *user;
 } dp_schedule;
 
@@ -125,7 +125,7 @@ typedef struct dp_clip { /* zero: nothing is clipped */
 } dp_clip;
 
 typedef struct dp_optim_config {
-    const dp_rule *rule; /* NULL: dp_sgd() */
+    const dp_rule *rule; /* NULL: dp_sgd(); yours has to last as long as the optimizer */
     dp_hyper hyper;
     const dp_param_group *groups;
     size_t group_count;
