@@ -1188,6 +1188,7 @@ typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
     bool frozen, buffer;
     dp_tensor data; /* read-only */
+    bool reduced;   /* it has a gradient, which a backward here makes equal on all ranks */
 } dp_param_info;
 
 /* Parameters and buffers of the whole tree, each piece of memory once: the module's own come first,

@@ -968,6 +968,19 @@ static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size
     return module->face;
 }
 
+/* By a wrapper in the module's tree, under any of its names. */
+static bool dp__slot_is_reduced(const dp_module *module, size_t slot)
+{
+    bool reduced = false;
+    for (; slot != DP__NO_SLOT && !reduced; slot = module->twins[slot]) {
+        size_t own = 0;
+        const dp__face *face = dp__slot_ranks(module, slot, &own);
+        reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
+                  dp__is_of_sort(dp__root(module->slots[slot]), DP__GRADS);
+    }
+    return reduced;
+}
+
 /* Numbers on the host are read where they are. */
 static dp_status dp__numbers_hash(dp_ctx *ctx, const dp_tensor *numbers, uint64_t *out)
 {

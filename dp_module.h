@@ -1117,13 +1117,19 @@ static dp_status dp__check_param(const char *fn, dp_module *module, size_t param
     return dp__leave(fn, module->ctx, dp__module_ready(module));
 }
 
+static bool dp__slot_is_reduced(const dp_module *module, size_t slot);
+
 DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out)
 {
     DP_TRY(dp__check_param(__func__, module, param));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     size_t slot = module->listed[param];
     const dp__param *root = dp__root(module->slots[slot]);
-    *out = (dp_param_info){module->names[slot], root->frozen, root->buffer, root->data};
+    *out = (dp_param_info){.name = module->names[slot],
+                           .frozen = root->frozen,
+                           .buffer = root->buffer,
+                           .data = root->data,
+                           .reduced = dp__slot_is_reduced(module, slot)};
     out->data.read_only = true;
     return DP_OK;
 }

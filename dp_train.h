@@ -17,16 +17,19 @@
    CONTENTS (search for the tag)
      >>rules      how a parameter is stepped: SGD, Adam, AdamW, yours
      >>schedule   what the learning rate is multiplied by
-     >>optim      the optimizer that dp_train_step takes
+     >>optim      the optimizer that dp_train_step takes; scaled losses, state on several ranks
      >>clipping   gradients that are not too large
    and of the implementation
      >>stepping   rules as kernels
      >>factors    of the learning rate
-     >>views      all parameters and gradients of a module, asked for once
-     >>norms      of gradients, and what follows from them
+     >>views      all parameters and gradients of a module
+     >>norms      of gradients
+     >>clips      what follows from them
+     >>shares     what an optimizer keeps, and what of it each rank has
      >>turns      which gradients make a step, and the step
      >>making     an optimizer and its state
-     >>keeping    what is asked for, saved and loaded
+     >>asking     what a loop asks and tells
+     >>keeping    what is saved and loaded
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -39,8 +42,8 @@ extern "C" {
 #endif
 
 /* ==== >>rules ==================================================================================
-   A rule steps the elements of one parameter on one device. It keeps nothing: its state is given to
-   it, and is zero at first.                                                                     */
+   A rule steps elements on one device: several parameters that are neighbours in memory, or a part
+   of one. It keeps nothing: their state is given to it, and is zero at first.                   */
 
 typedef struct dp_hyper { /* 0: what torch.optim has there, but no weight decay, and no lr */
     double lr;            /* above 0 */
@@ -63,7 +66,10 @@ typedef struct dp_rule_args {
     const double *gate; /* NULL; or, on the device: what the gradient is multiplied by, and a
                            number that, above 0, says that this step is left out */
     int64_t step;       /* the first is 1 */
-    dp_hyper hyper;     /* lr and weight_decay of now, and of this parameter */
+    dp_hyper hyper;     /* lr and weight_decay of now, and of these parameters */
+    const char *name;   /* these three are for rules that want parameters whole */
+    int ndim;
+    const int64_t *shape;
 } dp_rule_args;
 
 typedef struct dp_rule {
@@ -73,6 +79,8 @@ typedef struct dp_rule {
     dp_status (*check)(dp_hyper *hyper);
     int (*state_count)(const dp_hyper *hyper); /* NULL: none */
     dp_status (*step)(const dp_rule_args *args);
+    bool whole; /* one parameter at a time, all of it: for rules in which elements meet (LARS,
+                   LAMB, Muon) */
 } dp_rule;
 
 DP_API const dp_rule *dp_sgd(void);
@@ -124,6 +132,16 @@ typedef struct dp_clip { /* zero: nothing is clipped */
     bool skip_if_not_finite;
 } dp_clip;
 
+/* Small gradients vanish in f16. So losses are multiplied by a scale, and gradients divided by it
+   when they make a step, which is left out where not all are finite. */
+typedef struct dp_loss_scale { /* zero: none */
+    bool dynamic; /* it falls when a step is left out, and grows after so many steps that were not,
+                     as torch's GradScaler does */
+    double scale; /* always, or at first; dynamic: 0 = 65536 */
+    double growth, backoff; /* 0 = 2, 0.5 */
+    int64_t interval;       /* 0 = 2000 */
+} dp_loss_scale;
+
 typedef struct dp_optim_config {
     const dp_rule *rule; /* NULL: dp_sgd(); yours has to last as long as the optimizer */
     dp_hyper hyper;
@@ -132,6 +150,16 @@ typedef struct dp_optim_config {
     dp_schedule schedule;
     int accumulate; /* gradients of so many dp_train_steps make one step; 0 = 1 */
     dp_clip clip;
+    dp_loss_scale scale;
+    /* f16 and bf16 parameters are stepped in f32, by copies that are kept with the state. They
+       begin as the parameters are: who writes to these later makes another optimizer, or loads
+       one. */
+    bool masters;
+    /* State is spread over the ranks of the job: each keeps that of its part of the parameters,
+       steps that part, and gets the other parts from the others. The same numbers come out, bit by
+       bit. The module is one by dp_distributed, and between a forward and the step nobody else
+       writes to parameters. All processes make the calls that create, step, save and load. */
+    bool sharded;
 } dp_optim_config;
 
 /* Strings and arrays are copied. It ends with the context, or earlier. */
@@ -141,6 +169,10 @@ DP_API void dp_optim_destroy(dp_optim *optim); /* NULL is fine */
 
 /* Clip, step, forget the gradients; whatever `accumulate` says. */
 DP_MUST_USE DP_API dp_status dp_optim_step(dp_optim *optim);
+
+/* Divide gradients by the scale of losses now, to look at them or to clip them by hand: once before
+   each step, which divides them by itself otherwise. [host] */
+DP_MUST_USE DP_API dp_status dp_optim_unscale(dp_optim *optim);
 
 /* Where a loop stands: `done` of its `total` dp_train_steps are done (-1: nobody knows how many
    there will be). The last of them makes a step too, from the gradients that are left over, and
@@ -155,6 +187,8 @@ typedef struct dp_optim_info {
     double lr, momentum; /* of the next step, for parameters in no group; Adam: beta1 */
     bool has_norm;       /* the last step was clipped by its norm, which was */
     double grad_norm;
+    double scale;       /* of losses; 1 where they have none */
+    double loss_factor; /* what dp_train_step gives to dp_backward next, and a loop of yours too */
     size_t group_count; /* groups, and one for what is in none, which is the last */
     size_t state_bytes; /* on each device that has parameters */
 } dp_optim_info;
@@ -170,7 +204,8 @@ DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 
 /* ==== >>clipping ===============================================================================
    For loops of your own. The norm is that of all gradients of the module together, before they are
-   clipped; several owners have the same.                                                        */
+   clipped; several owners have the same. If ranks reduce only some of them, others count once for
+   each process, and all processes ask: the norm is that of the job.                             */
 
 DP_MUST_USE DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out); /* [host] */
 /* As torch's clip_grad_norm_: all are multiplied by most / (norm + 1e-6), unless that is above 1.
@@ -305,22 +340,31 @@ static dp_status dp__train_adamw_step(const dp_rule_args *args)
 
 DP_API const dp_rule *dp_sgd(void)
 {
-    static const dp_rule rule = {sizeof rule, "sgd", dp__train_sgd_check, dp__train_sgd_states,
-                                 dp__train_sgd_step};
+    static const dp_rule rule = {.size = sizeof rule,
+                                 .name = "sgd",
+                                 .check = dp__train_sgd_check,
+                                 .state_count = dp__train_sgd_states,
+                                 .step = dp__train_sgd_step};
     return &rule;
 }
 
 DP_API const dp_rule *dp_adam(void)
 {
-    static const dp_rule rule = {sizeof rule, "adam", dp__train_adam_check, dp__train_adam_states,
-                                 dp__train_adam_step};
+    static const dp_rule rule = {.size = sizeof rule,
+                                 .name = "adam",
+                                 .check = dp__train_adam_check,
+                                 .state_count = dp__train_adam_states,
+                                 .step = dp__train_adam_step};
     return &rule;
 }
 
 DP_API const dp_rule *dp_adamw(void)
 {
-    static const dp_rule rule = {sizeof rule, "adamw", dp__train_adam_check, dp__train_adam_states,
-                                 dp__train_adamw_step};
+    static const dp_rule rule = {.size = sizeof rule,
+                                 .name = "adamw",
+                                 .check = dp__train_adam_check,
+                                 .state_count = dp__train_adam_states,
+                                 .step = dp__train_adamw_step};
     return &rule;
 }
 
@@ -384,99 +428,224 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
 }
 
 /* ==== >>views ==================================================================================
-   All parameters that have a gradient, of every owner, asked for once: that is an edit, and owners
-   that are edited equally stay equal.                                                           */
+   All parameters that have a gradient, of every owner. To ask for them is an edit, and owners that
+   are edited equally stay equal. Neighbours in memory are one run, which a kernel passes at once: a
+   packed module is one.                                                                         */
+
+typedef struct dp__train_run {
+    size_t first, param_count; /* of the parameters below */
+    size_t count;              /* elements */
+} dp__train_run;
 
 typedef struct dp__train_views {
     dp_module *module;
     dp_ctx *ctx;
-    dp_scope *temp;
-    size_t owner_count, count;
+    dp_info job;
+    size_t owner_count, count, run_count;
     size_t *params;         /* their numbers in the module */
+    size_t *groups;         /* parameters of a run are of one */
+    size_t *ranks;          /* the first rank of each owner, and where those of the last end */
+    bool *reduced;          /* see dp_param_info; the first owner alone steps what is not */
+    bool spread;            /* some are and some are not: norms are to be the same on all ranks */
     dp_tensor *data, *grad; /* owner after owner */
+    dp__train_run *runs;
 } dp__train_views;
 
-static size_t dp__train_trained(dp_module *module, size_t *out_params)
+static const dp_tensor *dp__train_data(const dp__train_views *views, size_t owner, size_t i)
+{
+    return &views->data[owner * views->count + i];
+}
+
+static const dp_tensor *dp__train_grad(const dp__train_views *views, size_t owner, size_t i)
+{
+    return &views->grad[owner * views->count + i];
+}
+
+static size_t dp__train_bytes(const dp_tensor *tensor)
+{
+    return (size_t)dp_tensor_count(tensor) * dp_dtype_bytes((dp_dtype)tensor->dtype);
+}
+
+/* Elements one after another, where `like` is. */
+static dp_tensor dp__train_flat(const dp_tensor *like, void *data, dp_dtype dtype, size_t count)
+{
+    dp_tensor flat = {.data = data, .device = like->device, .dtype = (uint8_t)dtype, .ndim = 1};
+    flat.shape[0] = (int64_t)count;
+    flat.stride[0] = 1;
+    return flat;
+}
+
+/* Elements of a run's gradients. */
+static dp_tensor dp__train_run_grad(const dp__train_views *views, size_t owner,
+                                    const dp__train_run *run)
+{
+    const dp_tensor *first = dp__train_grad(views, owner, run->first);
+    return dp__train_flat(first, first->data, (dp_dtype)first->dtype, run->count);
+}
+
+static bool dp__train_has(const dp__train_views *views, size_t owner, size_t i)
+{
+    return owner == 0 || views->reduced[i];
+}
+
+static size_t dp__train_count(dp_module *module)
 {
     size_t count = 0;
     for (size_t i = 0; i < dp_module_param_count(module); i++) {
         dp_param_info info;
-        if (dp_module_param(module, i, &info) != DP_OK || info.frozen || info.buffer)
-            continue;
-        if (out_params != NULL)
-            out_params[count] = i;
-        count++;
+        count += dp_module_param(module, i, &info) == DP_OK && !info.frozen && !info.buffer;
     }
     return count;
 }
 
-static dp_status dp__train_views_ask(dp__train_views *views)
+static void dp__train_list(dp__train_views *views)
 {
-    size_t all = views->owner_count * views->count;
-    views->params = dp_scope_alloc(views->temp, views->count * sizeof *views->params);
-    views->data = dp_scope_alloc(views->temp, all * sizeof *views->data);
-    views->grad = dp_scope_alloc(views->temp, all * sizeof *views->grad);
-    if (views->params == NULL || views->data == NULL || views->grad == NULL)
-        return dp__train_full();
-    (void)dp__train_trained(views->module, views->params);
+    size_t count = 0, reduced = 0;
+    for (size_t i = 0; i < dp_module_param_count(views->module); i++) {
+        dp_param_info info;
+        if (dp_module_param(views->module, i, &info) != DP_OK || info.frozen || info.buffer)
+            continue;
+        views->params[count] = i;
+        views->groups[count] = 0;
+        views->reduced[count++] = info.reduced;
+        reduced += info.reduced;
+    }
+    views->spread = reduced > 0 && reduced < count;
+}
+
+static dp_status dp__train_ask(const dp__train_views *views)
+{
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++) {
             size_t at = owner * views->count + i;
-            DP_TRY(dp_owner_edit(views->module, owner, views->params[i], &views->data[at],
-                                 &views->grad[at]));
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp_owner_edit(views->module, owner, views->params[i], &views->data[at],
+                                     &views->grad[at]));
         }
     return DP_OK;
 }
 
-/* Ends with dp__train_views_end, whatever this returns. */
-static dp_status dp__train_views_begin(dp_module *module, dp__train_views *out)
+/* An owner's ranks go up to the next one's. */
+static void dp__train_rank_all(dp__train_views *views)
 {
-    *out = (dp__train_views){.module = module, .ctx = dp_module_ctx(module)};
-    if (out->ctx == NULL)
-        return dp_error(DP_ERR_INVALID, "this is no module");
-    out->temp = dp_scope_begin(out->ctx);
-    out->owner_count = dp_owner_count(module);
-    out->count = dp__train_trained(module, NULL);
-    return dp__train_views_ask(out);
+    for (size_t owner = 0; owner <= views->owner_count; owner++) {
+        size_t i = 0, local = owner > 0 ? (size_t)views->job.local_count : 0;
+        while (owner > 0 && i < views->count && !views->reduced[i])
+            i++;
+        if (owner > 0 && owner < views->owner_count && i < views->count)
+            local = (size_t)dp__train_data(views, owner, i)->device.index;
+        views->ranks[owner] = (size_t)views->job.rank_first + local;
+    }
 }
 
-static dp_status dp__train_views_end(const dp__train_views *views, dp_status status)
+static bool dp__train_adjoins(const dp_tensor *before, const dp_tensor *tensor)
 {
-    dp_scope_end(views->temp);
-    return status;
+    return before->dtype == tensor->dtype &&
+           (char *)before->data + dp__train_bytes(before) == tensor->data;
+}
+
+/* Whether a parameter comes right after the one before, wherever it is. */
+static bool dp__train_goes_on(const dp__train_views *views, size_t i)
+{
+    bool on = i > 0 && views->groups[i - 1] == views->groups[i] &&
+              views->reduced[i - 1] == views->reduced[i];
+    for (size_t owner = 0; owner < views->owner_count && on; owner++)
+        on = !dp__train_has(views, owner, i) ||
+             (dp__train_adjoins(dp__train_data(views, owner, i - 1),
+                                dp__train_data(views, owner, i)) &&
+              dp__train_adjoins(dp__train_grad(views, owner, i - 1),
+                                dp__train_grad(views, owner, i)));
+    return on;
+}
+
+/* alone: each parameter is a run by itself. */
+static void dp__train_run_all(dp__train_views *views, bool alone)
+{
+    views->run_count = 0;
+    for (size_t i = 0; i < views->count; i++) {
+        if (alone || !dp__train_goes_on(views, i))
+            views->runs[views->run_count++] = (dp__train_run){.first = i};
+        views->runs[views->run_count - 1].param_count++;
+        views->runs[views->run_count - 1].count +=
+            (size_t)dp_tensor_count(dp__train_data(views, 0, i));
+    }
+}
+
+/* They live as long as the scope. */
+static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__train_views *out)
+{
+    *out = (dp__train_views){.module = module,
+                             .ctx = dp_module_ctx(module),
+                             .owner_count = dp_owner_count(module),
+                             .count = dp__train_count(module)};
+    size_t all = out->owner_count * out->count;
+    out->params = dp_scope_alloc(scope, out->count * sizeof *out->params);
+    out->groups = dp_scope_alloc(scope, out->count * sizeof *out->groups);
+    out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
+    out->reduced = dp_scope_alloc(scope, out->count * sizeof *out->reduced);
+    out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
+    out->data = dp_scope_alloc(scope, all * sizeof *out->data);
+    out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
+    if (out->params == NULL || out->groups == NULL || out->ranks == NULL || out->reduced == NULL ||
+        out->runs == NULL || out->data == NULL || out->grad == NULL)
+        return dp__train_full();
+    DP_TRY(dp_info_get(out->ctx, &out->job));
+    dp__train_list(out);
+    DP_TRY(dp__train_ask(out));
+    dp__train_rank_all(out);
+    dp__train_run_all(out, false);
+    return DP_OK;
 }
 
 /* ==== >>norms ===================================================================================
-   Norms are taken of the first owner's gradients: others have the same.                         */
+   Norms are taken of the first owner's gradients: others have the same. What ranks do not reduce
+   differs from process to process, and so counts once for each.                                  */
 
-/* STATS of each, read at once. Which parameter is not finite is known then. */
-static dp_status dp__train_norm_of_squares(const dp__train_views *views, double *out,
-                                           size_t *out_bad)
+/* A number of this process becomes that of all. */
+static dp_status dp__train_share(const dp__train_views *views, dp_scope *temp, dp_op op,
+                                 double *number)
 {
-    const int64_t shape[] = {(int64_t)views->count, 2};
-    dp_tensor sums;
-    double *read = dp_scope_alloc(views->temp, 2 * views->count * sizeof *read), total = 0;
+    const int64_t one = 1;
+    dp_part *parts = dp_scope_alloc(temp, (size_t)views->job.local_count * sizeof *parts);
+    dp_tensor first;
+    if (parts == NULL)
+        return dp__train_full();
+    for (int r = views->job.local_count; r-- > 0;) {
+        DP_TRY(dp_tensor_new(temp, dp_local_device(views->ctx, r), DP_F64, 1, &one, &first));
+        DP_TRY(dp_fill(views->ctx, &first, dp_float(r == 0 ? *number : 0)));
+        parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
+    }
+    DP_TRY(dp_all_reduce(views->ctx, parts, 1, DP_F64, op));
+    return dp_read(views->ctx, &first, number, sizeof *number);
+}
+
+/* STATS of each run, read at once. sums: of those that are reduced, and of the others. */
+static dp_status dp__train_squares(const dp__train_views *views, dp_scope *temp, double *sums)
+{
+    const int64_t shape[] = {(int64_t)views->run_count, 2};
+    dp_tensor all;
+    double *read = dp_scope_alloc(temp, 2 * views->run_count * sizeof *read);
     if (read == NULL)
         return dp__train_full();
-    DP_TRY(dp_tensor_new(views->temp, views->grad[0].device, DP_F64, 2, shape, &sums));
-    for (size_t i = 0; i < views->count; i++) {
-        void *own = (double *)sums.data + 2 * i;
-        const void *grad = views->grad[i].data;
-        DP_TRY(dp_kernel_run(views->ctx, views->grad[i].device.index,
-                             &(dp_kernel_args){.kernel = DP_KERNEL_STATS,
-                                               .dtype = (dp_dtype)views->grad[i].dtype,
-                                               .count = (size_t)dp_tensor_count(&views->grad[i]),
-                                               .out = &own,
-                                               .in = &grad,
-                                               .out_count = 1,
-                                               .in_count = 1}));
+    DP_TRY(dp_tensor_new(temp, dp__train_grad(views, 0, 0)->device, DP_F64, 2, shape, &all));
+    DP_TRY(dp_fill(views->ctx, &all, dp_float(0))); /* a run may have no elements */
+    for (size_t r = 0; r < views->run_count; r++) {
+        dp_tensor grad = dp__train_run_grad(views, 0, &views->runs[r]);
+        void *own = (double *)all.data + 2 * r;
+        const void *in = grad.data;
+        if (views->runs[r].count > 0)
+            DP_TRY(dp_kernel_run(views->ctx, grad.device.index,
+                                 &(dp_kernel_args){.kernel = DP_KERNEL_STATS,
+                                                   .dtype = (dp_dtype)grad.dtype,
+                                                   .count = views->runs[r].count,
+                                                   .out = &own,
+                                                   .in = &in,
+                                                   .out_count = 1,
+                                                   .in_count = 1}));
     }
-    DP_TRY(dp_read(views->ctx, &sums, read, 2 * views->count * sizeof *read));
-    for (size_t i = views->count; i-- > 0;)
-        *out_bad = read[2 * i + 1] > 0 ? i : *out_bad;
-    for (size_t i = 0; i < views->count; i++)
-        total += read[2 * i];
-    *out = sqrt(total);
+    DP_TRY(dp_read(views->ctx, &all, read, 2 * views->run_count * sizeof *read));
+    for (size_t r = 0; r < views->run_count; r++)
+        sums[!views->reduced[views->runs[r].first]] += read[2 * r];
     return DP_OK;
 }
 
@@ -493,38 +662,80 @@ static double dp__train_powers(const double *numbers, size_t count, double p, do
     return so_far;
 }
 
-static dp_status dp__train_norm_of_powers(const dp__train_views *views, double p, double *out,
-                                          size_t *out_bad)
+static dp_status dp__train_run_powers(const dp__train_views *views, const dp__train_run *run,
+                                      double p, dp_tensor *wide, double *read, double *sum)
 {
-    double sum = 0;
-    for (size_t i = 0; i < views->count; i++) {
-        dp_tensor wide, grad = views->grad[i];
-        size_t count = (size_t)dp_tensor_count(&grad);
-        double *read = dp_scope_alloc(views->temp, count * sizeof *read);
-        if (read == NULL)
-            return dp__train_full();
-        DP_TRY(dp_tensor_new(views->temp, grad.device, DP_F64, grad.ndim, grad.shape, &wide));
-        DP_TRY(dp_cast(views->ctx, &wide, &grad));
-        DP_TRY(dp_read(views->ctx, &wide, read, count * sizeof *read));
-        sum = dp__train_powers(read, count, p, sum);
-        if (!isfinite(sum) && *out_bad == views->count)
-            *out_bad = i;
+    dp_tensor grad = dp__train_run_grad(views, 0, run), own, to;
+    int64_t most = wide->shape[0];
+    for (int64_t at = 0, some; at < grad.shape[0]; at += some) {
+        some = grad.shape[0] - at < most ? grad.shape[0] - at : most;
+        DP_TRY(dp_narrow(&grad, 0, at, some, &own));
+        DP_TRY(dp_narrow(wide, 0, 0, some, &to));
+        DP_TRY(dp_cast(views->ctx, &to, &own));
+        DP_TRY(dp_read(views->ctx, &to, read, (size_t)some * sizeof *read));
+        *sum = dp__train_powers(read, (size_t)some, p, *sum);
     }
-    *out = isinf(p) ? sum : pow(sum, 1 / p);
     return DP_OK;
 }
 
-/* out_bad: the first that has a number which is not finite; views->count: none. */
-static dp_status dp__train_norm(const dp__train_views *views, double p, double *out,
-                                size_t *out_bad)
+static dp_status dp__train_all_powers(const dp__train_views *views, dp_scope *temp, double p,
+                                      double *sums)
 {
-    *out = 0;
-    *out_bad = views->count;
-    if (views->count == 0)
-        return DP_OK;
-    return p < 2 || p > 2 ? dp__train_norm_of_powers(views, p, out, out_bad)
-                          : dp__train_norm_of_squares(views, out, out_bad);
+    enum { CHUNK = 1 << 16 };
+    const int64_t chunk = CHUNK;
+    dp_tensor wide;
+    double *read = dp_scope_alloc(temp, CHUNK * sizeof *read);
+    if (read == NULL)
+        return dp__train_full();
+    DP_TRY(dp_tensor_new(temp, dp__train_grad(views, 0, 0)->device, DP_F64, 1, &chunk, &wide));
+    for (size_t r = 0; r < views->run_count; r++)
+        DP_TRY(dp__train_run_powers(views, &views->runs[r], p, &wide, read,
+                                    &sums[!views->reduced[views->runs[r].first]]));
+    return DP_OK;
 }
+
+/* Of both sums, or both maxima. */
+static double dp__train_root(const double *sums, double p)
+{
+    if (isinf(p))
+        return sums[0] > sums[1] || isnan(sums[0]) ? sums[0] : sums[1];
+    return p < 2 || p > 2 ? pow(sums[0] + sums[1], 1 / p) : sqrt(sums[0] + sums[1]);
+}
+
+static dp_status dp__train_norm(const dp__train_views *views, double p, double *out)
+{
+    double sums[2] = {0, 0};
+    dp_scope *temp = dp_scope_begin(views->ctx);
+    dp_status status = DP_OK;
+    if (views->count > 0)
+        status = p < 2 || p > 2 ? dp__train_all_powers(views, temp, p, sums)
+                                : dp__train_squares(views, temp, sums);
+    if (status == DP_OK && views->spread)
+        status = dp__train_share(views, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, &sums[1]);
+    dp_scope_end(temp);
+    *out = dp__train_root(sums, p);
+    return status;
+}
+
+/* The error for a norm that is no finite number. */
+static dp_status dp__train_not_finite(const dp__train_views *views, double norm)
+{
+    for (size_t i = 0; i < views->count; i++) {
+        dp_param_info info;
+        dp_stats stats;
+        DP_TRY(dp_tensor_stats(views->ctx, dp__train_grad(views, 0, i), &stats));
+        DP_TRY(dp_module_param(views->module, views->params[i], &info));
+        if (!stats.all_finite)
+            return dp_error(DP_ERR_STATE,
+                            "the norm of the gradients is %g: not finite is that of %s", norm,
+                            info.name);
+    }
+    return dp_error(DP_ERR_STATE, "the norm of the gradients is %g%s", norm,
+                    views->spread ? ", or of another process" : "");
+}
+
+/* ==== >>clips ===================================================================================
+   What follows from a norm, or from a limit.                                                    */
 
 static dp_status dp__train_clip_check(double p, double most, const char *what)
 {
@@ -568,22 +779,52 @@ static dp_status dp__train_clamp(dp_ctx *ctx, const dp_tensor *grad, const dp_te
     return DP_OK;
 }
 
-static dp_status dp__train_clip_value(const dp__train_views *views, double most)
+static dp_status dp__train_limits_make(const dp__train_views *views, dp_scope *temp,
+                                       const dp_tensor *grad, double most, size_t count,
+                                       dp_tensor *limits)
+{
+    const int64_t shape = (int64_t)count;
+    for (int k = 0; k < 2; k++) {
+        DP_TRY(dp_tensor_new(temp, grad->device, (dp_dtype)grad->dtype, 1, &shape, &limits[k]));
+        DP_TRY(dp_fill(views->ctx, &limits[k], dp_float(k == 0 ? most : -most)));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__train_clip_runs(const dp__train_views *views, dp_scope *temp, double most)
 {
     enum { CHUNK = 1 << 16 };
-    const int64_t shape = CHUNK;
     dp_tensor limits[2] = {{0}};
-    for (size_t i = 0; i < views->owner_count * views->count; i++) {
-        const dp_tensor *grad = &views->grad[i];
-        if (i == 0 || limits[0].dtype != grad->dtype ||
-            limits[0].device.index != grad->device.index)
-            for (int k = 0; k < 2; k++) {
-                DP_TRY(dp_tensor_new(views->temp, grad->device, (dp_dtype)grad->dtype, 1, &shape,
-                                     &limits[k]));
-                DP_TRY(dp_fill(views->ctx, &limits[k], dp_float(k == 0 ? most : -most)));
-            }
-        DP_TRY(dp__train_clamp(views->ctx, grad, limits, CHUNK));
-    }
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t r = 0; r < views->run_count; r++) {
+            if (!dp__train_has(views, owner, views->runs[r].first))
+                continue;
+            dp_tensor grad = dp__train_run_grad(views, owner, &views->runs[r]);
+            if (limits[0].data == NULL || limits[0].dtype != grad.dtype ||
+                limits[0].device.index != grad.device.index)
+                DP_TRY(dp__train_limits_make(views, temp, &grad, most, CHUNK, limits));
+            DP_TRY(dp__train_clamp(views->ctx, &grad, limits, CHUNK));
+        }
+    return DP_OK;
+}
+
+static dp_status dp__train_clip_value(const dp__train_views *views, double most)
+{
+    dp_scope *temp = dp_scope_begin(views->ctx);
+    dp_status status = dp__train_clip_runs(views, temp, most);
+    dp_scope_end(temp);
+    return status;
+}
+
+static dp_status dp__train_scale_all(const dp__train_views *views, double factor)
+{
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t r = 0; r < views->run_count; r++) {
+            if (!dp__train_has(views, owner, views->runs[r].first))
+                continue;
+            dp_tensor grad = dp__train_run_grad(views, owner, &views->runs[r]);
+            DP_TRY(dp_axpby(views->ctx, factor, &grad, 0, NULL, &grad));
+        }
     return DP_OK;
 }
 
@@ -595,75 +836,103 @@ static dp_status dp__train_named(const char *fn, dp_status status)
     return dp_error(status, "%s: %s", fn, dp_last_error());
 }
 
-DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
+typedef struct dp__train_clipping { /* by one of the calls below */
+    double p, most, norm;
+    dp_status (*run)(const dp__train_views *views, struct dp__train_clipping *clipping);
+} dp__train_clipping;
+
+static dp_status dp__train_norm_only(const dp__train_views *views, dp__train_clipping *clipping)
 {
-    dp__train_views views;
-    size_t bad = 0;
-    double norm = 0;
-    if (out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
-    DP_TRY(dp__train_named(__func__, dp__train_clip_check(p, 1, "most")));
-    dp_status status = dp__train_views_begin(module, &views);
-    if (status == DP_OK)
-        status = dp__train_norm(&views, p, &norm, &bad);
-    DP_TRY(dp__train_named(__func__, dp__train_views_end(&views, status)));
-    *out = norm;
-    return DP_OK;
+    return dp__train_norm(views, clipping->p, &clipping->norm);
 }
 
-static dp_status dp__train_scale_all(const dp__train_views *views, double factor)
+static dp_status dp__train_norm_and_scale(const dp__train_views *views,
+                                          dp__train_clipping *clipping)
 {
-    for (size_t i = 0; i < views->owner_count * views->count && (factor < 1 || isnan(factor)); i++)
-        DP_TRY(dp_axpby(views->ctx, factor, &views->grad[i], 0, NULL, &views->grad[i]));
+    DP_TRY(dp__train_norm(views, clipping->p, &clipping->norm));
+    double factor = dp__train_clip_factor(clipping->most, clipping->norm);
+    return factor < 1 || isnan(factor) ? dp__train_scale_all(views, factor) : DP_OK;
+}
+
+static dp_status dp__train_value_only(const dp__train_views *views, dp__train_clipping *clipping)
+{
+    return dp__train_clip_value(views, clipping->most);
+}
+
+static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_clipping *clipping)
+{
+    dp__train_views views;
+    DP_TRY(dp__train_named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
+    if (dp_module_ctx(module) == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
+    dp_scope *temp = dp_scope_begin(dp_module_ctx(module));
+    dp_status status = dp__train_views_make(module, temp, &views);
+    if (status == DP_OK)
+        status = clipping->run(&views, clipping);
+    dp_scope_end(temp);
+    return dp__train_named(fn, status);
+}
+
+DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out)
+{
+    dp__train_clipping clipping = {.p = p, .most = 1, .run = dp__train_norm_only};
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__train_clip(__func__, module, &clipping));
+    *out = clipping.norm;
     return DP_OK;
 }
 
 DP_API dp_status dp_clip_grad_norm(dp_module *module, double most, double p, double *out_norm)
 {
-    dp__train_views views;
-    size_t bad = 0;
-    double norm = 0;
-    DP_TRY(dp__train_named(__func__, dp__train_clip_check(p, most, "most")));
-    dp_status status = dp__train_views_begin(module, &views);
-    if (status == DP_OK)
-        status = dp__train_norm(&views, p, &norm, &bad);
-    if (status == DP_OK)
-        status = dp__train_scale_all(&views, dp__train_clip_factor(most, norm));
-    DP_TRY(dp__train_named(__func__, dp__train_views_end(&views, status)));
+    dp__train_clipping clipping = {.p = p, .most = most, .run = dp__train_norm_and_scale};
+    DP_TRY(dp__train_clip(__func__, module, &clipping));
     if (out_norm != NULL)
-        *out_norm = norm;
+        *out_norm = clipping.norm;
     return DP_OK;
 }
 
 DP_API dp_status dp_clip_grad_value(dp_module *module, double most)
 {
-    dp__train_views views;
-    DP_TRY(dp__train_named(__func__, dp__train_clip_check(2, most, "most")));
-    dp_status status = dp__train_views_begin(module, &views);
-    if (status == DP_OK)
-        status = dp__train_clip_value(&views, most);
-    return dp__train_named(__func__, dp__train_views_end(&views, status));
+    dp__train_clipping clipping = {.p = 2, .most = most, .run = dp__train_value_only};
+    return dp__train_clip(__func__, module, &clipping);
 }
 
-/* ==== >>turns ===================================================================================
-   State lies in a scope of the optimizer's, beside the parameters that it belongs to.           */
+/* ==== >>shares ==================================================================================
+   What an optimizer keeps of the elements of a run: all of them, or, sharded, a part for each rank.
+   What cannot be cut evenly, at the end, everybody has.                                         */
 
-typedef struct dp__train_optim_param {
-    const char *name;
-    size_t group;
-    dp_tensor *state; /* owner after owner */
-} dp__train_optim_param;
+enum { DP__TRAIN_SLICE_LEAST = 256, DP__TRAIN_STAGE = 1 << 16 };
+
+typedef struct dp__train_span { /* of the run of the same number */
+    size_t each;                /* elements that a rank has for itself; 0: all have all */
+    size_t slots;               /* states, and the master copy if there is one */
+    dp_tensor *state;           /* owner after owner; of its pieces, one after another */
+} dp__train_span;
+
+typedef struct dp__train_piece {
+    size_t first, count; /* elements of the run */
+    size_t at;           /* in the state */
+} dp__train_piece;
 
 typedef struct dp__train_optimizer {
     dp_optim base;
-    dp_module *module;
-    dp_ctx *ctx;
     dp_scope *scope;
     dp_optim_config config; /* with arrays of its own */
-    size_t owner_count, param_count, state_count;
-    dp__train_optim_param *params;
-    dp_tensor *gates; /* of each owner; where norms are clipped */
-    int64_t done, total, steps, skipped;
+    dp__train_views views;
+    const char **names;
+    size_t state_count;
+    dp__train_span *spans;
+    dp_tensor *gates;  /* of each owner */
+    dp_tensor *rooms;  /* of each owner: gradients in f32; where there are master copies */
+    dp_tensor *stages; /* of each local rank, on the way to others; where state is sharded */
+    dp_part *parts;
+    dp_tensor *all;                            /* of each owner: a run, as it is sent */
+    int64_t done, total, steps, skipped, good; /* good: steps since the scale has changed */
+    double scale;
+    bool staged;   /* some owner in the job is that of several ranks */
+    bool unscaled; /* gradients of the next step were divided by it already */
+    bool overflow; /* and not all were finite */
     bool has_norm;
     double norm;
 } dp__train_optimizer;
@@ -673,6 +942,358 @@ static dp__train_optimizer *dp__train_optimizer_of(dp_optim *optim)
 {
     return (dp__train_optimizer *)optim;
 }
+
+/* Its own part, and the end; both may be empty. */
+static void dp__train_pieces(const dp__train_views *views, const dp__train_span *span,
+                             const dp__train_run *run, size_t owner, dp__train_piece *out)
+{
+    size_t first = span->each > 0 ? views->ranks[owner] : 0;
+    size_t last = span->each > 0 ? views->ranks[owner + 1] : 0;
+    size_t cut = span->each * (size_t)views->job.rank_count;
+    out[0] = (dp__train_piece){first * span->each, (last - first) * span->each, 0};
+    out[1] = (dp__train_piece){cut, run->count - cut, out[0].count};
+}
+
+/* Numbers are sent as integers of their size, so that no bit of them changes. */
+static dp_dtype dp__train_bits(dp_dtype dtype)
+{
+    size_t bytes = dp_dtype_bytes(dtype);
+    return bytes == 2 ? DP_I16 : bytes == 4 ? DP_I32 : DP_I64;
+}
+
+/* Each rank's device has all numbers: they are gathered in place. */
+static dp_status dp__train_gather_each(const dp__train_optimizer *optim, size_t each,
+                                       const dp_tensor *all)
+{
+    const dp__train_views *views = &optim->views;
+    size_t size = dp_dtype_bytes((dp_dtype)all->dtype);
+    for (size_t owner = 0; owner < views->owner_count; owner++) {
+        char *data = all[owner].data;
+        size_t own = views->ranks[owner] * each * size;
+        optim->parts[owner] = (dp_part){.send = data + own, .recv = data};
+    }
+    return dp_all_gather(views->ctx, optim->parts, each, (dp_dtype)all->dtype);
+}
+
+/* What an owner has of elements that are staged, and zeros elsewhere. */
+static dp_status dp__train_stage(const dp__train_optimizer *optim, size_t each, size_t owner,
+                                 const dp_tensor *all, int64_t from, const dp_tensor *stage)
+{
+    const dp__train_views *views = &optim->views;
+    int64_t first = (int64_t)(views->ranks[owner] * each) - from;
+    int64_t last = (int64_t)(views->ranks[owner + 1] * each) - from;
+    dp_tensor to, own;
+    first = first > 0 ? first : 0;
+    last = last < stage->shape[0] ? last : stage->shape[0];
+    DP_TRY(dp_fill(views->ctx, stage, dp_int(0)));
+    if (first >= last)
+        return DP_OK;
+    DP_TRY(dp_narrow(stage, 0, first, last - first, &to));
+    DP_TRY(dp_narrow(all, 0, from + first, last - first, &own));
+    return dp_copy(views->ctx, &to, &own, NULL);
+}
+
+/* The owner that a local rank sends for, and owner_count for one that has nothing to send. */
+static size_t dp__train_sender(const dp__train_views *views, size_t local)
+{
+    size_t owner = 0, rank = (size_t)views->job.rank_first + local;
+    while (owner < views->owner_count && views->ranks[owner] != rank)
+        owner++;
+    return owner;
+}
+
+static dp_status dp__train_gather_some(const dp__train_optimizer *optim, size_t each,
+                                       const dp_tensor *all, int64_t from, int64_t count)
+{
+    const dp__train_views *views = &optim->views;
+    dp_dtype dtype = (dp_dtype)all->dtype;
+    for (size_t r = 0; r < (size_t)views->job.local_count; r++) {
+        size_t owner = dp__train_sender(views, r);
+        const dp_tensor *room = &optim->stages[r];
+        dp_tensor stage = dp__train_flat(room, room->data, dtype, (size_t)count);
+        bool sends = owner < views->owner_count;
+        DP_TRY(sends ? dp__train_stage(optim, each, owner, &all[owner], from, &stage)
+                     : dp_fill(views->ctx, &stage, dp_int(0)));
+        optim->parts[r] = (dp_part){.send = stage.data, .recv = sends ? stage.data : NULL};
+    }
+    DP_TRY(dp_all_reduce(views->ctx, optim->parts, (size_t)count, dtype, DP_OP_SUM));
+    for (size_t owner = 0; owner < views->owner_count; owner++) {
+        size_t r = views->ranks[owner] - (size_t)views->job.rank_first;
+        dp_tensor to,
+            stage = dp__train_flat(&optim->stages[r], optim->stages[r].data, dtype, (size_t)count);
+        DP_TRY(dp_narrow(&all[owner], 0, from, count, &to));
+        DP_TRY(dp_copy(views->ctx, &to, &stage, NULL));
+    }
+    return DP_OK;
+}
+
+/* Owners of several ranks: one of those receives for all, which a sum can do. `all`: of each owner,
+   integers. Its own pieces are there; the others come. */
+static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
+                                  const dp_tensor *all)
+{
+    const dp__train_views *views = &optim->views;
+    int64_t cut = (int64_t)(each * (size_t)views->job.rank_count), some;
+    if (views->owner_count == 1 && views->job.process_count == 1)
+        return DP_OK;
+    if (!optim->staged)
+        return dp__train_gather_each(optim, each, all);
+    for (int64_t at = 0; at < cut; at += some) {
+        some = cut - at < DP__TRAIN_STAGE ? cut - at : DP__TRAIN_STAGE;
+        DP_TRY(dp__train_gather_some(optim, each, all, at, some));
+    }
+    return DP_OK;
+}
+
+/* ==== >>turns ===================================================================================
+   Which gradients make a step, and the step.                                                    */
+
+/* How many train steps have their gradients in the step that comes next. */
+static int64_t dp__train_gathered(const dp__train_optimizer *optim)
+{
+    int64_t every = optim->config.accumulate, rest = optim->total > 0 ? optim->total % every : 0;
+    bool last = optim->total >= 0 && optim->done < optim->total &&
+                optim->done >= optim->total - rest;
+    return last ? rest : every;
+}
+
+static bool dp__train_is_due(const dp__train_optimizer *optim, int64_t done)
+{
+    return done % optim->config.accumulate == 0 || done == optim->total;
+}
+
+static dp_hyper dp__train_hyper_now(const dp__train_optimizer *optim, size_t group)
+{
+    const dp_optim_config *config = &optim->config;
+    dp_hyper hyper = config->hyper;
+    hyper.lr *= dp_schedule_factor(&config->schedule, optim->steps);
+    if (group < config->group_count && config->groups[group].lr_factor != NULL)
+        hyper.lr *= *config->groups[group].lr_factor;
+    if (group < config->group_count && config->groups[group].decay_factor != NULL)
+        hyper.weight_decay *= *config->groups[group].decay_factor;
+    return hyper;
+}
+
+/* ---- the scale of losses --------------------------------------------------------------------- */
+
+static bool dp__train_is_scaled(const dp__train_optimizer *optim)
+{
+    return optim->config.scale.scale > 0;
+}
+
+static void dp__train_rescale(dp__train_optimizer *optim, bool skips)
+{
+    const dp_loss_scale *scale = &optim->config.scale;
+    optim->unscaled = optim->overflow = false;
+    if (!scale->dynamic)
+        return;
+    optim->good = skips ? 0 : optim->good + 1;
+    if (skips)
+        optim->scale *= scale->backoff;
+    if (optim->good < scale->interval)
+        return;
+    optim->good = 0;
+    if (isfinite((float)(optim->scale * scale->growth)))
+        optim->scale *= scale->growth;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+typedef struct dp__train_turn { /* of a piece */
+    dp_rule_args args;
+    dp_tensor data, grad; /* its elements */
+    dp_tensor master;     /* data NULL: there is none */
+} dp__train_turn;
+
+/* In f32, as much at a time as there is room for. */
+static dp_status dp__train_master_step(const dp__train_optimizer *optim, const dp__train_turn *turn,
+                                       const dp_tensor *room)
+{
+    dp_ctx *ctx = optim->views.ctx;
+    for (int64_t at = 0, some; at < turn->data.shape[0]; at += some) {
+        dp_rule_args args = turn->args;
+        dp_tensor grad, from, master, to;
+        some = turn->data.shape[0] - at;
+        some = some < room->shape[0] ? some : room->shape[0];
+        DP_TRY(dp_narrow(room, 0, 0, some, &grad));
+        DP_TRY(dp_narrow(&turn->grad, 0, at, some, &from));
+        DP_TRY(dp_narrow(&turn->master, 0, at, some, &master));
+        DP_TRY(dp_narrow(&turn->data, 0, at, some, &to));
+        args.dtype = DP_F32;
+        args.count = (size_t)some;
+        args.param = master.data;
+        args.grad = grad.data;
+        for (size_t k = 0; k < optim->state_count; k++)
+            args.state[k] = (float *)args.state[k] + at;
+        DP_TRY(dp_cast(ctx, &grad, &from));
+        DP_TRY(optim->config.rule->step(&args));
+        DP_TRY(dp_cast(ctx, &to, &master));
+    }
+    return DP_OK;
+}
+
+static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *piece)
+{
+    size_t at = piece->first * dp_dtype_bytes((dp_dtype)first->dtype);
+    return dp__train_flat(first, (char *)first->data + at, (dp_dtype)first->dtype, piece->count);
+}
+
+static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t owner, size_t r,
+                                      const dp__train_piece *piece, const dp_tensor *gate)
+{
+    const dp__train_views *views = &optim->views;
+    const dp__train_run *run = &views->runs[r];
+    const dp__train_span *span = &optim->spans[r];
+    const dp_tensor *state = &span->state[owner * span->slots];
+    const dp_tensor *first = dp__train_data(views, owner, run->first);
+    bool whole = optim->config.rule->whole;
+    dp__train_turn turn = {.data = dp__train_part(first, piece),
+                           .grad = dp__train_part(dp__train_grad(views, owner, run->first), piece)};
+    turn.args = (dp_rule_args){.ctx = views->ctx,
+                               .local_rank = first->device.index,
+                               .dtype = (dp_dtype)first->dtype,
+                               .count = piece->count,
+                               .param = turn.data.data,
+                               .grad = turn.grad.data,
+                               .gate = gate != NULL ? gate->data : NULL,
+                               .step = optim->steps + 1,
+                               .hyper = dp__train_hyper_now(optim, views->groups[run->first]),
+                               .name = whole ? optim->names[run->first] : NULL,
+                               .ndim = whole ? first->ndim : 0,
+                               .shape = whole ? first->shape : NULL};
+    for (size_t k = 0; k < span->slots; k++) {
+        dp__train_piece own = {piece->at, piece->count, 0};
+        dp_tensor part = dp__train_part(&state[k], &own);
+        if (k < optim->state_count)
+            turn.args.state[k] = part.data;
+        else
+            turn.master = part;
+    }
+    return turn.master.data != NULL ? dp__train_master_step(optim, &turn, &optim->rooms[owner])
+                                    : optim->config.rule->step(&turn.args);
+}
+
+static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t owner, double factor)
+{
+    const dp__train_views *views = &optim->views;
+    const dp_tensor *gate = factor < 1 || factor > 1 ? &optim->gates[owner] : NULL;
+    dp_tensor number;
+    if (gate != NULL) {
+        DP_TRY(dp_narrow(gate, 0, 0, 1, &number));
+        DP_TRY(dp_fill(views->ctx, &number, dp_float(factor)));
+    }
+    for (size_t r = 0; r < views->run_count; r++) {
+        dp__train_piece pieces[2];
+        if (!dp__train_has(views, owner, views->runs[r].first))
+            continue;
+        dp__train_pieces(views, &optim->spans[r], &views->runs[r], owner, pieces);
+        for (int k = 0; k < 2; k++)
+            if (pieces[k].count > 0)
+                DP_TRY(dp__train_piece_step(optim, owner, r, &pieces[k], gate));
+    }
+    return DP_OK;
+}
+
+/* What the others have stepped of a run. */
+static dp_status dp__train_fetch(const dp__train_optimizer *optim, size_t r)
+{
+    const dp__train_views *views = &optim->views;
+    const dp__train_run *run = &views->runs[r];
+    for (size_t owner = 0; owner < views->owner_count; owner++) {
+        const dp_tensor *first = dp__train_data(views, owner, run->first);
+        dp_dtype bits = dp__train_bits((dp_dtype)first->dtype);
+        optim->all[owner] = dp__train_flat(first, first->data, bits, run->count);
+    }
+    return dp__train_gather(optim, optim->spans[r].each, optim->all);
+}
+
+/* A rule that fails here must not make others wait: all send what they have. */
+static dp_status dp__train_optim_steps(const dp__train_optimizer *optim, double factor)
+{
+    dp_status status = DP_OK;
+    for (size_t owner = 0; owner < optim->views.owner_count && status == DP_OK; owner++)
+        status = dp__train_owner_step(optim, owner, factor);
+    for (size_t r = 0; r < optim->views.run_count; r++)
+        if (optim->spans[r].each > 0)
+            DP_TRY(dp__train_fetch(optim, r));
+    return status;
+}
+
+/* out_factor: what gradients are to be multiplied by; out_skips: this step is left out. */
+static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_factor,
+                                      bool *out_skips)
+{
+    const dp_clip *clip = &optim->config.clip;
+    bool clips = clip->norm > 0, scaled = dp__train_is_scaled(optim);
+    double scale = optim->unscaled ? 1 : optim->scale, norm = 0;
+    *out_factor = 1 / scale;
+    *out_skips = optim->has_norm = false;
+    if (clips || scaled)
+        DP_TRY(dp__train_norm(&optim->views, clip->p, &norm));
+    *out_skips = !isfinite(norm) || optim->overflow;
+    if (*out_skips && !scaled && !clip->skip_if_not_finite)
+        return dp__train_not_finite(&optim->views, norm);
+    if (clips) {
+        optim->has_norm = true;
+        optim->norm = norm / scale;
+        *out_factor *= dp__train_clip_factor(clip->norm, optim->norm);
+    }
+    return clip->value > 0 && !*out_skips ? dp__train_clip_value(&optim->views, clip->value * scale)
+                                          : DP_OK;
+}
+
+static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
+{
+    double factor = 1;
+    bool skips = false;
+    DP_TRY(dp__train_ask(&optim->views));
+    DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
+    if (!skips)
+        DP_TRY(dp__train_optim_steps(optim, factor));
+    optim->steps += !skips;
+    optim->skipped += skips;
+    dp__train_rescale(optim, skips);
+    return dp_zero_grad(optim->views.module);
+}
+
+/* ---- for dp_train_step ----------------------------------------------------------------------- */
+
+static dp_status dp__train_optim_begin(dp_optim *base, dp_module *module, dp_pass_config *pass)
+{
+    const dp__train_optimizer *optim = dp__train_optimizer_of(base);
+    if (module != optim->views.module)
+        return dp_error(DP_ERR_INVALID, "the optimizer was made for '%s', not for '%s'",
+                        dp_module_name(optim->views.module), dp_module_name(module));
+    pass->no_sync = !dp__train_is_due(optim, optim->done + 1);
+    return DP_OK;
+}
+
+static double dp__train_loss_factor(const dp__train_optimizer *optim)
+{
+    return optim->scale / (double)dp__train_gathered(optim);
+}
+
+static dp_status dp__train_optim_loss_factor(dp_optim *base, double *out)
+{
+    *out = dp__train_loss_factor(dp__train_optimizer_of(base));
+    return DP_OK;
+}
+
+static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
+{
+    dp__train_optimizer *optim = dp__train_optimizer_of(base);
+    (void)module; /* begin has seen it */
+    optim->done++;
+    return dp__train_is_due(optim, optim->done) ? dp__train_optim_apply(optim) : DP_OK;
+}
+
+static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),
+                                           .begin = dp__train_optim_begin,
+                                           .loss_factor = dp__train_optim_loss_factor,
+                                           .update = dp__train_optim_update};
+
+/* ==== >>making ==================================================================================
+   Everything that an optimizer has is in a scope of its own.                                    */
 
 /* Whether a name is of a pattern, in which * stands for any characters. */
 static bool dp__train_matches(const char *pattern, const char *name)
@@ -705,154 +1326,6 @@ static size_t dp__train_group_of(const dp_optim_config *config, const char *name
     return group;
 }
 
-/* ---- which step it is ------------------------------------------------------------------------ */
-
-/* How many train steps have their gradients in the step that comes next. */
-static int64_t dp__train_gathered(const dp__train_optimizer *optim)
-{
-    int64_t every = optim->config.accumulate, rest = optim->total > 0 ? optim->total % every : 0;
-    bool last = optim->total >= 0 && optim->done < optim->total &&
-                optim->done >= optim->total - rest;
-    return last ? rest : every;
-}
-
-static bool dp__train_is_due(const dp__train_optimizer *optim, int64_t done)
-{
-    return done % optim->config.accumulate == 0 || done == optim->total;
-}
-
-static dp_hyper dp__train_hyper_now(const dp__train_optimizer *optim, size_t group)
-{
-    const dp_optim_config *config = &optim->config;
-    dp_hyper hyper = config->hyper;
-    hyper.lr *= dp_schedule_factor(&config->schedule, optim->steps);
-    if (group < config->group_count && config->groups[group].lr_factor != NULL)
-        hyper.lr *= *config->groups[group].lr_factor;
-    if (group < config->group_count && config->groups[group].decay_factor != NULL)
-        hyper.weight_decay *= *config->groups[group].decay_factor;
-    return hyper;
-}
-
-/* ---- a step ---------------------------------------------------------------------------------- */
-
-static dp_status dp__train_param_step(const dp__train_optimizer *optim,
-                                      const dp__train_views *views, size_t owner, size_t i,
-                                      const dp_tensor *gate)
-{
-    size_t at = owner * views->count + i;
-    const dp_tensor *data = &views->data[at];
-    dp_rule_args args = {.ctx = optim->ctx,
-                         .local_rank = data->device.index,
-                         .dtype = (dp_dtype)data->dtype,
-                         .count = (size_t)dp_tensor_count(data),
-                         .param = data->data,
-                         .grad = views->grad[at].data,
-                         .gate = gate != NULL ? gate->data : NULL,
-                         .step = optim->steps + 1,
-                         .hyper = dp__train_hyper_now(optim, optim->params[i].group)};
-    for (size_t k = 0; k < optim->state_count; k++)
-        args.state[k] = optim->params[i].state[owner * optim->state_count + k].data;
-    return args.count > 0 ? optim->config.rule->step(&args) : DP_OK;
-}
-
-/* out_factor: what gradients are to be multiplied by; out_skips: this step is left out. */
-static dp_status dp__train_optim_clip(dp__train_optimizer *optim, const dp__train_views *views,
-                                      double *out_factor, bool *out_skips)
-{
-    const dp_clip *clip = &optim->config.clip;
-    size_t bad = 0;
-    *out_factor = 1;
-    *out_skips = optim->has_norm = false;
-    if (clip->value > 0)
-        return dp__train_clip_value(views, clip->value);
-    if (!(clip->norm > 0))
-        return DP_OK;
-    DP_TRY(dp__train_norm(views, clip->p, &optim->norm, &bad));
-    optim->has_norm = true;
-    *out_factor = dp__train_clip_factor(clip->norm, optim->norm);
-    *out_skips = !isfinite(optim->norm);
-    if (*out_skips && !clip->skip_if_not_finite)
-        return dp_error(DP_ERR_STATE, "the norm of the gradients is %g%s%s", optim->norm,
-                        bad < views->count ? ": not finite is that of " : "",
-                        bad < views->count ? optim->params[bad].name : "");
-    return DP_OK;
-}
-
-static dp_status dp__train_optim_steps(const dp__train_optimizer *optim,
-                                       const dp__train_views *views, double factor)
-{
-    for (size_t owner = 0; owner < views->owner_count; owner++) {
-        const dp_tensor *gate = factor < 1 ? &optim->gates[owner] : NULL;
-        dp_tensor first;
-        if (gate != NULL) {
-            DP_TRY(dp_narrow(gate, 0, 0, 1, &first));
-            DP_TRY(dp_fill(optim->ctx, &first, dp_float(factor)));
-        }
-        for (size_t i = 0; i < views->count; i++)
-            DP_TRY(dp__train_param_step(optim, views, owner, i, gate));
-    }
-    return DP_OK;
-}
-
-static dp_status dp__train_optim_run(dp__train_optimizer *optim, const dp__train_views *views)
-{
-    double factor = 1;
-    bool skips = false;
-    if (views->count != optim->param_count || views->owner_count != optim->owner_count)
-        return dp_error(DP_ERR_STATE, "'%s' has other parameters than when the optimizer was made",
-                        dp_module_name(optim->module));
-    DP_TRY(dp__train_optim_clip(optim, views, &factor, &skips));
-    if (!skips)
-        DP_TRY(dp__train_optim_steps(optim, views, factor));
-    optim->steps += !skips;
-    optim->skipped += skips;
-    return DP_OK;
-}
-
-static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
-{
-    dp__train_views views;
-    dp_status status = dp__train_views_begin(optim->module, &views);
-    if (status == DP_OK)
-        status = dp__train_optim_run(optim, &views);
-    DP_TRY(dp__train_views_end(&views, status));
-    return dp_zero_grad(optim->module);
-}
-
-/* ---- for dp_train_step ----------------------------------------------------------------------- */
-
-static dp_status dp__train_optim_begin(dp_optim *base, dp_module *module, dp_pass_config *pass)
-{
-    const dp__train_optimizer *optim = dp__train_optimizer_of(base);
-    if (module != optim->module)
-        return dp_error(DP_ERR_INVALID, "the optimizer was made for '%s', not for '%s'",
-                        dp_module_name(optim->module), dp_module_name(module));
-    pass->no_sync = !dp__train_is_due(optim, optim->done + 1);
-    return DP_OK;
-}
-
-static dp_status dp__train_optim_loss_factor(dp_optim *base, double *out)
-{
-    *out = 1 / (double)dp__train_gathered(dp__train_optimizer_of(base));
-    return DP_OK;
-}
-
-static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
-{
-    dp__train_optimizer *optim = dp__train_optimizer_of(base);
-    (void)module; /* begin has seen it */
-    optim->done++;
-    return dp__train_is_due(optim, optim->done) ? dp__train_optim_apply(optim) : DP_OK;
-}
-
-static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),
-                                           .begin = dp__train_optim_begin,
-                                           .loss_factor = dp__train_optim_loss_factor,
-                                           .update = dp__train_optim_update};
-
-/* ==== >>making ==================================================================================
-   Everything that an optimizer has is in a scope of its own.                                    */
-
 static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
 {
     dp_param_group *own = dp_scope_alloc(scope, config->group_count * sizeof *own);
@@ -878,6 +1351,26 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
 }
 
 /* Defaults are put in. */
+static dp_status dp__train_scale_check(dp_loss_scale *scale)
+{
+    if (scale->dynamic) {
+        scale->scale = dp__train_or(scale->scale, 65536);
+        scale->growth = dp__train_or(scale->growth, 2);
+        scale->backoff = dp__train_or(scale->backoff, 0.5);
+        scale->interval = scale->interval == 0 ? 2000 : scale->interval;
+    }
+    if (!(scale->scale >= 0) || !isfinite((float)scale->scale))
+        return dp_error(DP_ERR_INVALID, "scale.scale is %g", scale->scale);
+    if (scale->dynamic && (!(scale->growth > 1) || !isfinite(scale->growth) ||
+                           !(scale->backoff > 0 && scale->backoff < 1) || scale->interval < 1))
+        return dp_error(DP_ERR_INVALID,
+                        "scale: times %g after %lld steps, which is not above 1, or times %g, "
+                        "which is not between 0 and 1",
+                        scale->growth, (long long)scale->interval, scale->backoff);
+    return DP_OK;
+}
+
+/* The same. */
 static dp_status dp__train_optim_check(dp_optim_config *config)
 {
     dp_clip *clip = &config->clip;
@@ -894,58 +1387,167 @@ static dp_status dp__train_optim_check(dp_optim_config *config)
         return dp_error(DP_ERR_INVALID, "clip.norm is %g and clip.value %g: one of them, above 0",
                         clip->norm, clip->value);
     DP_TRY(dp__train_clip_check(clip->p, 1, "norm"));
+    DP_TRY(dp__train_scale_check(&config->scale));
     DP_TRY(dp__train_hyper_check(&config->hyper));
     DP_TRY(dp__train_schedule_check(&config->schedule));
     return config->rule->check != NULL ? config->rule->check(&config->hyper) : DP_OK;
 }
 
-/* Zeros, of the parameter's shape. */
-static dp_status dp__train_state_make(const dp__train_optimizer *optim, const dp_tensor *data,
+/* ---- an optimizer's memory ------------------------------------------------------------------- */
+
+static bool dp__train_is_half(dp_dtype dtype)
+{
+    return dtype == DP_F16 || dtype == DP_BF16;
+}
+
+/* Zeros for the pieces that an owner has. */
+static dp_status dp__train_state_make(const dp__train_optimizer *optim, size_t r, size_t owner,
                                       dp_tensor *out)
 {
-    dp_dtype dtype = data->dtype == DP_F64 ? DP_F64 : DP_F32;
-    DP_TRY(dp_tensor_new(optim->scope, data->device, dtype, data->ndim, data->shape, out));
-    return dp_fill(optim->ctx, out, dp_float(0));
+    const dp__train_views *views = &optim->views;
+    const dp_tensor *first = dp__train_data(views, owner, views->runs[r].first);
+    dp_dtype dtype = first->dtype == DP_F64 ? DP_F64 : DP_F32;
+    dp__train_piece pieces[2];
+    dp__train_pieces(views, &optim->spans[r], &views->runs[r], owner, pieces);
+    const int64_t count = (int64_t)(pieces[0].count + pieces[1].count);
+    DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &count, out));
+    return dp_fill(views->ctx, out, dp_float(0));
 }
 
-static dp_status dp__train_optim_param_make(dp__train_optimizer *optim,
-                                            const dp__train_views *views, size_t i)
+/* The master copy begins as the parameter of the first owner is: others follow at a forward. */
+static dp_status dp__train_master_make(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
+                                       size_t owner, const dp_tensor *master)
 {
-    dp__train_optim_param *param = &optim->params[i];
-    dp_param_info info;
-    DP_TRY(dp_module_param(optim->module, views->params[i], &info));
-    if (info.data.dtype > DP_BF16)
-        return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, which is no floating dtype",
-                        info.name, dp_dtype_name((dp_dtype)info.data.dtype));
-    param->name = dp_text(dp_string(optim->scope, info.name));
-    param->state = dp_scope_alloc(optim->scope,
-                                  views->owner_count * optim->state_count * sizeof *param->state);
-    if (param->name == NULL || param->state == NULL)
-        return dp__train_full();
-    param->group = dp__train_group_of(&optim->config, param->name);
-    for (size_t owner = 0; owner < views->owner_count; owner++)
-        for (size_t k = 0; k < optim->state_count; k++)
-            DP_TRY(dp__train_state_make(optim, &views->data[owner * views->count + i],
-                                        &param->state[owner * optim->state_count + k]));
-    return DP_OK;
-}
-
-static dp_status dp__train_gates_make(dp__train_optimizer *optim, const dp__train_views *views)
-{
-    const int64_t two = 2;
-    optim->gates = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->gates);
-    if (optim->gates == NULL)
-        return dp__train_full();
-    for (size_t owner = 0; owner < views->owner_count && views->count > 0; owner++) {
-        dp_tensor *gate = &optim->gates[owner];
-        DP_TRY(dp_tensor_new(optim->scope, views->data[owner * views->count].device, DP_F64, 1,
-                             &two, gate));
-        DP_TRY(dp_fill(optim->ctx, gate, dp_float(0)));
+    const dp__train_views *views = &optim->views;
+    const dp_tensor *first = dp__train_data(views, 0, views->runs[r].first);
+    dp__train_piece pieces[2];
+    dp__train_pieces(views, &optim->spans[r], &views->runs[r], owner, pieces);
+    for (int k = 0; k < 2; k++) {
+        dp_tensor from = dp__train_part(first, &pieces[k]), here, to;
+        DP_TRY(dp_tensor_new(temp, master->device, (dp_dtype)from.dtype, 1, from.shape, &here));
+        DP_TRY(dp_copy(views->ctx, &here, &from, NULL));
+        DP_TRY(dp_narrow(master, 0, (int64_t)pieces[k].at, (int64_t)pieces[k].count, &to));
+        DP_TRY(dp_cast(views->ctx, &to, &here));
     }
     return DP_OK;
 }
 
-static dp_status dp__train_optim_fill(dp__train_optimizer *optim, const dp__train_views *views)
+static dp_status dp__train_span_make(dp__train_optimizer *optim, dp_scope *temp, size_t r)
+{
+    const dp__train_views *views = &optim->views;
+    const dp__train_run *run = &views->runs[r];
+    dp__train_span *span = &optim->spans[r];
+    dp_dtype dtype = (dp_dtype)dp__train_data(views, 0, run->first)->dtype;
+    size_t each = run->count / (size_t)views->job.rank_count;
+    bool cut = optim->config.sharded && views->reduced[run->first] && each >= DP__TRAIN_SLICE_LEAST;
+    bool master = optim->config.masters && dp__train_is_half(dtype);
+    *span = (dp__train_span){.each = cut ? each : 0, .slots = optim->state_count + master};
+    span->state =
+        dp_scope_alloc(optim->scope, views->owner_count * span->slots * sizeof *span->state);
+    if (span->state == NULL)
+        return dp__train_full();
+    for (size_t owner = 0; owner < views->owner_count; owner++) {
+        dp_tensor *state = &span->state[owner * span->slots];
+        if (!dp__train_has(views, owner, run->first))
+            continue;
+        for (size_t k = 0; k < span->slots; k++)
+            DP_TRY(dp__train_state_make(optim, r, owner, &state[k]));
+        if (master)
+            DP_TRY(dp__train_master_make(optim, temp, r, owner, &state[optim->state_count]));
+    }
+    return DP_OK;
+}
+
+/* How many elements a master copy is stepped by at a time; 0: there is none. */
+static int64_t dp__train_room(const dp__train_optimizer *optim)
+{
+    const size_t usual = 1 << 20;
+    size_t room = 0;
+    for (size_t r = 0; r < optim->views.run_count; r++)
+        if (optim->spans[r].slots > optim->state_count && optim->views.runs[r].count > room)
+            room = optim->views.runs[r].count;
+    return (int64_t)(room < usual || optim->config.rule->whole ? room : usual);
+}
+
+static dp_status dp__train_rooms_make(dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    const int64_t two = 2, room = dp__train_room(optim);
+    optim->gates = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->gates);
+    optim->rooms = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->rooms);
+    if (optim->gates == NULL || optim->rooms == NULL)
+        return dp__train_full();
+    for (size_t owner = 0; owner < views->owner_count && views->count > 0; owner++) {
+        dp_device device =
+            dp_local_device(views->ctx, (int)views->ranks[owner] - views->job.rank_first);
+        dp_tensor *gate = &optim->gates[owner];
+        DP_TRY(dp_tensor_new(optim->scope, device, DP_F64, 1, &two, gate));
+        DP_TRY(dp_fill(views->ctx, gate, dp_float(0)));
+        DP_TRY(dp_tensor_new(optim->scope, device, DP_F32, 1, &room, &optim->rooms[owner]));
+    }
+    return DP_OK;
+}
+
+/* What gathering needs is there before the first step: then it does not fail on one rank alone. */
+static dp_status dp__train_stages_make(dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    const int64_t room = DP__TRAIN_STAGE;
+    size_t local = (size_t)views->job.local_count;
+    optim->parts = dp_scope_alloc(optim->scope, local * sizeof *optim->parts);
+    optim->stages = dp_scope_alloc(optim->scope, local * sizeof *optim->stages);
+    optim->all = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->all);
+    if (optim->parts == NULL || optim->stages == NULL || optim->all == NULL)
+        return dp__train_full();
+    for (size_t r = 0; r < local && optim->staged; r++)
+        DP_TRY(dp_tensor_new(optim->scope, dp_local_device(views->ctx, (int)r), DP_I64, 1, &room,
+                             &optim->stages[r]));
+    return DP_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+/* Names, and groups: a rule that wants parameters whole gets each by itself. */
+static dp_status dp__train_names_make(dp__train_optimizer *optim)
+{
+    dp__train_views *views = &optim->views;
+    optim->names = dp_scope_alloc(optim->scope, views->count * sizeof *optim->names);
+    if (optim->names == NULL)
+        return dp__train_full();
+    for (size_t i = 0; i < views->count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(views->module, views->params[i], &info));
+        if (info.data.dtype > DP_BF16)
+            return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, which is no floating dtype",
+                            info.name, dp_dtype_name((dp_dtype)info.data.dtype));
+        optim->names[i] = dp_text(dp_string(optim->scope, info.name));
+        if (optim->names[i] == NULL)
+            return dp__train_full();
+        views->groups[i] = dp__train_group_of(&optim->config, optim->names[i]);
+    }
+    dp__train_run_all(views, optim->config.rule->whole);
+    return DP_OK;
+}
+
+/* All processes gather in the same way, whatever their devices are. */
+static dp_status dp__train_sharded_begin(dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    size_t i = 0;
+    while (i < views->count && !views->reduced[i])
+        i++;
+    if (!optim->config.sharded)
+        return DP_OK;
+    if (optim->config.rule->whole)
+        return dp_error(DP_ERR_INVALID, "sharded: rule '%s' wants parameters whole",
+                        optim->config.rule->name != NULL ? optim->config.rule->name : "");
+    if (i == views->count)
+        return dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
+                        dp_module_name(views->module));
+    return dp_any(views->ctx, views->owner_count < (size_t)views->job.local_count, &optim->staged);
+}
+
+static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
 {
     const dp_rule *rule = optim->config.rule;
     int states = rule->state_count != NULL ? rule->state_count(&optim->config.hyper) : 0;
@@ -953,36 +1555,36 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim, const dp__trai
         return dp_error(DP_ERR_INVALID, "rule '%s' wants %d states, at most %d",
                         rule->name != NULL ? rule->name : "", states, DP_RULE_STATES);
     optim->state_count = (size_t)states;
-    optim->param_count = views->count;
-    optim->owner_count = views->owner_count;
-    optim->params = dp_scope_alloc(optim->scope, views->count * sizeof *optim->params);
-    if (optim->params == NULL)
+    DP_TRY(dp__train_names_make(optim));
+    DP_TRY(dp__train_sharded_begin(optim));
+    optim->spans = dp_scope_alloc(optim->scope, optim->views.run_count * sizeof *optim->spans);
+    if (optim->spans == NULL)
         return dp__train_full();
-    for (size_t i = 0; i < views->count; i++)
-        DP_TRY(dp__train_optim_param_make(optim, views, i));
-    return dp__train_gates_make(optim, views);
+    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    dp_status status = DP_OK;
+    for (size_t r = 0; r < optim->views.run_count && status == DP_OK; r++)
+        status = dp__train_span_make(optim, temp, r);
+    dp_scope_end(temp);
+    if (status == DP_OK)
+        status = dp__train_rooms_make(optim);
+    return status == DP_OK ? dp__train_stages_make(optim) : status;
 }
 
 static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *config,
                                       dp_scope *scope, dp__train_optimizer **out)
 {
-    dp__train_views views;
     dp__train_optimizer *optim = dp_scope_alloc(scope, sizeof *optim);
     if (optim == NULL)
         return dp__train_full();
-    *optim = (dp__train_optimizer){.base = {&dp__train_ops},
-                                   .module = module,
-                                   .ctx = dp_module_ctx(module),
-                                   .scope = scope,
-                                   .config = *config,
-                                   .total = -1};
+    *optim = (dp__train_optimizer){
+        .base = {&dp__train_ops}, .scope = scope, .config = *config, .total = -1, .scale = 1};
     DP_TRY(dp__train_optim_check(&optim->config));
     DP_TRY(dp__train_groups_copy(scope, &optim->config));
-    dp_status status = dp__train_views_begin(module, &views);
-    if (status == DP_OK)
-        status = dp__train_optim_fill(optim, &views);
+    if (dp__train_is_scaled(optim))
+        optim->scale = optim->config.scale.scale;
+    DP_TRY(dp__train_views_make(module, scope, &optim->views));
     *out = optim;
-    return dp__train_views_end(&views, status);
+    return dp__train_optim_fill(optim);
 }
 
 DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config, dp_optim **out)
@@ -1008,8 +1610,8 @@ DP_API void dp_optim_destroy(dp_optim *optim)
         dp_scope_end(dp__train_optimizer_of(optim)->scope);
 }
 
-/* ==== >>keeping =================================================================================
-   What is asked for, and what goes into checkpoints and comes out of them.                       */
+/* ==== >>asking ==================================================================================
+   What a loop asks an optimizer, and tells it.                                                  */
 
 static dp_status dp__train_optim_valid(const char *fn, const dp_optim *optim)
 {
@@ -1022,6 +1624,27 @@ DP_API dp_status dp_optim_step(dp_optim *optim)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
     return dp__train_named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
+}
+
+static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
+{
+    double norm = 0;
+    if (!dp__train_is_scaled(optim))
+        return dp_error(DP_ERR_STATE, "losses are not scaled");
+    if (optim->unscaled)
+        return dp_error(DP_ERR_STATE, "gradients of this step were divided by the scale already");
+    DP_TRY(dp__train_ask(&optim->views));
+    DP_TRY(dp__train_norm(&optim->views, 2, &norm));
+    DP_TRY(dp__train_scale_all(&optim->views, 1 / optim->scale));
+    optim->overflow = !isfinite(norm);
+    optim->unscaled = true;
+    return DP_OK;
+}
+
+DP_API dp_status dp_optim_unscale(dp_optim *optim)
+{
+    DP_TRY(dp__train_optim_valid(__func__, optim));
+    return dp__train_named(__func__, dp__train_optim_unscale(dp__train_optimizer_of(optim)));
 }
 
 DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
@@ -1038,11 +1661,9 @@ DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
 static size_t dp__train_state_bytes(const dp__train_optimizer *optim)
 {
     size_t bytes = 0;
-    for (size_t i = 0; i < optim->param_count; i++)
-        for (size_t k = 0; k < optim->state_count; k++) {
-            const dp_tensor *state = &optim->params[i].state[k];
-            bytes += (size_t)dp_tensor_count(state) * dp_dtype_bytes((dp_dtype)state->dtype);
-        }
+    for (size_t r = 0; r < optim->views.run_count; r++)
+        for (size_t k = 0; k < optim->spans[r].slots; k++)
+            bytes += dp__train_bytes(&optim->spans[r].state[k]);
     return bytes;
 }
 
@@ -1062,6 +1683,8 @@ DP_API dp_status dp_optim_info_get(const dp_optim *base, dp_optim_info *out)
                            .momentum = hyper.momentum > 0 ? hyper.momentum : hyper.beta1,
                            .has_norm = optim->has_norm,
                            .grad_norm = optim->has_norm ? optim->norm : 0,
+                           .scale = optim->scale,
+                           .loss_factor = dp__train_loss_factor(optim),
                            .group_count = optim->config.group_count + 1,
                            .state_bytes = dp__train_state_bytes(optim)};
     return DP_OK;
@@ -1078,38 +1701,102 @@ DP_API dp_status dp_optim_lr(const dp_optim *base, size_t group, double *out)
     return DP_OK;
 }
 
-/* ---- kept and brought back ------------------------------------------------------------------- */
+/* ==== >>keeping =================================================================================
+   What goes into checkpoints and comes out of them: tensors of the parameters' shapes, however
+   state is cut here.                                                                            */
 
-static dp_status dp__train_state_save(const dp__train_optimizer *optim, dp_scope *scope, size_t i,
-                                      dp_pair *out)
+/* A run's state on the first owner's device, the other ranks' parts too. */
+static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
+                                       size_t k, dp_tensor *out)
 {
-    dp_value items[DP_RULE_STATES];
-    for (size_t k = 0; k < optim->state_count; k++) {
-        const dp_tensor *state = &optim->params[i].state[k];
-        dp_tensor own;
-        DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)state->dtype, state->ndim,
-                             state->shape, &own));
-        DP_TRY(dp_copy(optim->ctx, &own, state, NULL));
-        items[k] = dp_of(scope, &own);
+    const dp__train_views *views = &optim->views;
+    const dp__train_run *run = &views->runs[r];
+    const dp__train_span *span = &optim->spans[r];
+    const int64_t count = (int64_t)run->count;
+    *out = span->state[k];
+    if (span->each == 0)
+        return DP_OK;
+    for (size_t owner = 0; owner < views->owner_count; owner++) {
+        const dp_tensor *state = &span->state[owner * span->slots + k];
+        dp_tensor *all = &optim->all[owner], to, from;
+        dp__train_piece pieces[2];
+        dp__train_pieces(views, span, run, owner, pieces);
+        DP_TRY(dp_tensor_new(temp, state->device, (dp_dtype)state->dtype, 1, &count, all));
+        for (int i = 0; i < 2; i++) {
+            int64_t own = (int64_t)pieces[i].count;
+            DP_TRY(dp_narrow(all, 0, (int64_t)pieces[i].first, own, &to));
+            DP_TRY(dp_narrow(state, 0, (int64_t)pieces[i].at, own, &from));
+            DP_TRY(dp_copy(views->ctx, &to, &from, NULL));
+        }
+        all->dtype = (uint8_t)dp__train_bits((dp_dtype)all->dtype);
     }
-    *out =
-        (dp_pair){optim->params[i].name, dp_list_make(scope, DP_LIST, items, optim->state_count)};
+    DP_TRY(dp__train_gather(optim, span->each, optim->all));
+    *out = dp__train_flat(&optim->all[0], optim->all[0].data, (dp_dtype)span->state[k].dtype,
+                          run->count);
     return DP_OK;
+}
+
+/* The part of a run's state that is a parameter's, on the host. */
+static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope *scope, size_t i,
+                                      size_t first, const dp_tensor *whole, dp_value *out)
+{
+    const dp_tensor *data = dp__train_data(&optim->views, 0, i);
+    dp_tensor own, from, flat;
+    DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)whole->dtype, data->ndim, data->shape,
+                         &own));
+    DP_TRY(dp_narrow(whole, 0, (int64_t)first, dp_tensor_count(data), &from));
+    flat = dp__train_flat(&own, own.data, (dp_dtype)own.dtype, (size_t)dp_tensor_count(data));
+    DP_TRY(dp_copy(optim->views.ctx, &flat, &from, NULL));
+    *out = dp_of(scope, &own);
+    return DP_OK;
+}
+
+static dp_status dp__train_run_save(const dp__train_optimizer *optim, dp_scope *scope, size_t r,
+                                    dp_value *items)
+{
+    const dp__train_run *run = &optim->views.runs[r];
+    size_t slots = optim->spans[r].slots;
+    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    dp_status status = DP_OK;
+    for (size_t k = 0; k < slots && status == DP_OK; k++) {
+        size_t first = 0;
+        dp_tensor whole;
+        status = dp__train_state_whole(optim, temp, r, k, &whole);
+        for (size_t p = 0; p < run->param_count && status == DP_OK; p++) {
+            size_t i = run->first + p;
+            status = dp__train_param_save(optim, scope, i, first, &whole, &items[p * slots + k]);
+            first += (size_t)dp_tensor_count(dp__train_data(&optim->views, 0, i));
+        }
+    }
+    dp_scope_end(temp);
+    return status;
 }
 
 static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope *scope,
                                       dp_value *out)
 {
-    dp_pair *pairs = dp_scope_alloc(scope, optim->param_count * sizeof *pairs);
-    if (pairs == NULL)
+    const dp__train_views *views = &optim->views;
+    dp_pair *pairs = dp_scope_alloc(scope, views->count * sizeof *pairs);
+    dp_value *items =
+        dp_scope_alloc(scope, views->count * (optim->state_count + 1) * sizeof *items);
+    if (pairs == NULL || items == NULL)
         return dp__train_full();
-    for (size_t i = 0; i < optim->param_count; i++)
-        DP_TRY(dp__train_state_save(optim, scope, i, &pairs[i]));
+    for (size_t r = 0; r < views->run_count; r++) {
+        const dp__train_run *run = &views->runs[r];
+        size_t slots = optim->spans[r].slots;
+        DP_TRY(dp__train_run_save(optim, scope, r, items));
+        for (size_t p = 0; p < run->param_count; p++)
+            pairs[run->first + p] =
+                (dp_pair){optim->names[run->first + p],
+                          dp_list_make(scope, DP_LIST, items + p * slots, slots)};
+    }
     const dp_pair all[] = {{"rule", dp_string(scope, optim->config.rule->name)},
                            {"done", dp_int(optim->done)},
                            {"steps", dp_int(optim->steps)},
                            {"skipped", dp_int(optim->skipped)},
-                           {"state", dp_dict_make(scope, pairs, optim->param_count)}};
+                           {"good", dp_int(optim->good)},
+                           {"scale", dp_float(optim->scale)},
+                           {"state", dp_dict_make(scope, pairs, views->count)}};
     dp_value made = dp_dict_make(scope, all, sizeof all / sizeof all[0]);
     if (made.kind == DP_ERROR)
         return dp_error((dp_status)made.status, "%s", made.as.s);
@@ -1127,53 +1814,118 @@ DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
                            dp__train_optim_save(dp__train_optimizer_of(optim), scope, out));
 }
 
-static dp_status dp__train_state_check(const dp__train_optimizer *optim, size_t i, dp_value saved)
+/* ---- brought back ---------------------------------------------------------------------------- */
+
+static dp_status dp__train_state_check(const dp__train_optimizer *optim, size_t i, size_t slots,
+                                       dp_value saved)
 {
-    const dp__train_optim_param *param = &optim->params[i];
-    if (dp_count(saved) != optim->state_count)
+    const dp_tensor *data = dp__train_data(&optim->views, 0, i);
+    dp_dtype dtype = data->dtype == DP_F64 ? DP_F64 : DP_F32;
+    if (dp_count(saved) != slots)
         return dp_error(DP_ERR_MISMATCH, "'%s' has %zu tensors of state, %zu were saved",
-                        param->name, optim->state_count, dp_count(saved));
-    for (size_t k = 0; k < optim->state_count; k++) {
-        const dp_tensor *from, *to = &param->state[k];
-        DP_TRY(dp_as_tensor(dp_at(saved, k), param->name, (dp_dtype)to->dtype, to->ndim, &from));
-        for (int d = 0; d < to->ndim; d++)
-            if (from->shape[d] != to->shape[d])
+                        optim->names[i], slots, dp_count(saved));
+    for (size_t k = 0; k < slots; k++) {
+        const dp_tensor *from;
+        DP_TRY(dp_as_tensor(dp_at(saved, k), optim->names[i], dtype, data->ndim, &from));
+        for (int d = 0; d < data->ndim; d++)
+            if (from->shape[d] != data->shape[d])
                 return dp_error(DP_ERR_MISMATCH, "dim %d of the state of '%s' is %lld, saved %lld",
-                                d, param->name, (long long)to->shape[d], (long long)from->shape[d]);
+                                d, optim->names[i], (long long)data->shape[d],
+                                (long long)from->shape[d]);
     }
+    return DP_OK;
+}
+
+static dp_status dp__train_counts_check(dp_value saved)
+{
+    static const char *const counts[] = {"done", "steps", "skipped", "good"};
+    dp_value scale = dp_get(saved, "scale");
+    for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+        dp_value count = dp_get(saved, counts[k]);
+        if (count.kind != DP_INT || count.as.i < 0)
+            return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or no count", counts[k]);
+    }
+    if (scale.kind != DP_FLOAT || !(scale.as.f > 0) || !isfinite(scale.as.f))
+        return dp_error(DP_ERR_MISMATCH, "'scale' is missing, or no number above 0");
     return DP_OK;
 }
 
 static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_value saved)
 {
+    const dp__train_views *views = &optim->views;
     const char *rule = dp_text(dp_get(saved, "rule"));
     dp_value state = dp_get(saved, "state");
     if (rule == NULL || strcmp(rule, optim->config.rule->name) != 0)
         return dp_error(DP_ERR_MISMATCH, "the rule is '%s', saved '%s'", optim->config.rule->name,
                         rule != NULL ? rule : "");
-    for (int k = 0; k < 3; k++) {
-        static const char *const counts[] = {"done", "steps", "skipped"};
-        dp_value count = dp_get(saved, counts[k]);
-        if (count.kind != DP_INT || count.as.i < 0)
-            return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or no count", counts[k]);
-    }
-    for (size_t i = 0; i < optim->param_count; i++)
-        DP_TRY(dp__train_state_check(optim, i, dp_get(state, optim->params[i].name)));
-    if (dp_count(state) != optim->param_count)
-        return dp_error(DP_ERR_MISMATCH, "%zu parameters, saved %zu", optim->param_count,
+    DP_TRY(dp__train_counts_check(saved));
+    for (size_t r = 0; r < views->run_count; r++)
+        for (size_t p = 0; p < views->runs[r].param_count; p++) {
+            size_t i = views->runs[r].first + p;
+            DP_TRY(dp__train_state_check(optim, i, optim->spans[r].slots,
+                                         dp_get(state, optim->names[i])));
+        }
+    if (dp_count(state) != views->count)
+        return dp_error(DP_ERR_MISMATCH, "%zu parameters, saved %zu", views->count,
                         dp_count(state));
     return DP_OK;
 }
 
-static dp_status dp__train_state_load(const dp__train_optimizer *optim, size_t i, dp_value saved)
+/* Elements from `at` of a run on, to the owner that keeps them. */
+static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t r, size_t owner,
+                                     size_t k, size_t at, const dp_tensor *from)
 {
-    for (size_t k = 0; k < optim->owner_count * optim->state_count; k++) {
-        const dp_tensor *from;
-        DP_TRY(
-            dp_as_tensor(dp_at(saved, k % optim->state_count), "state", DP_DTYPE_ANY, -1, &from));
-        DP_TRY(dp_copy(optim->ctx, &optim->params[i].state[k], from, NULL));
+    const dp__train_views *views = &optim->views;
+    const dp__train_span *span = &optim->spans[r];
+    size_t count = (size_t)dp_tensor_count(from);
+    dp_tensor dense = dp__train_flat(from, from->data, (dp_dtype)from->dtype, count);
+    dp__train_piece pieces[2];
+    dp__train_pieces(views, span, &views->runs[r], owner, pieces);
+    for (int i = 0; i < 2; i++) {
+        const dp__train_piece *piece = &pieces[i];
+        size_t first = at > piece->first ? at : piece->first;
+        size_t end = piece->first + piece->count, last = at + count < end ? at + count : end;
+        dp_tensor own, to;
+        if (first >= last)
+            continue;
+        DP_TRY(dp_narrow(&dense, 0, (int64_t)(first - at), (int64_t)(last - first), &own));
+        DP_TRY(dp_narrow(&span->state[owner * span->slots + k], 0,
+                         (int64_t)(piece->at + first - piece->first), (int64_t)(last - first),
+                         &to));
+        DP_TRY(dp_copy(views->ctx, &to, &own, NULL));
     }
     return DP_OK;
+}
+
+static dp_status dp__train_param_load(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
+                                      size_t at, dp_value saved)
+{
+    const dp__train_views *views = &optim->views;
+    for (size_t k = 0; k < optim->spans[r].slots; k++) {
+        const dp_tensor *from;
+        dp_tensor dense;
+        DP_TRY(dp_as_tensor(dp_at(saved, k), "state", DP_DTYPE_ANY, -1, &from));
+        DP_TRY(dp_contiguous(temp, from, &dense));
+        for (size_t owner = 0; owner < views->owner_count; owner++)
+            if (dp__train_has(views, owner, views->runs[r].first))
+                DP_TRY(dp__train_state_put(optim, r, owner, k, at, &dense));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scope *temp,
+                                       dp_value state)
+{
+    for (size_t r = 0; r < optim->views.run_count; r++) {
+        const dp__train_run *run = &optim->views.runs[r];
+        size_t at = 0;
+        for (size_t p = 0; p < run->param_count; p++) {
+            size_t i = run->first + p;
+            DP_TRY(dp__train_param_load(optim, temp, r, at, dp_get(state, optim->names[i])));
+            at += (size_t)dp_tensor_count(dp__train_data(&optim->views, 0, i));
+        }
+    }
+    return dp_wait(optim->views.ctx); /* what was saved may go */
 }
 
 DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
@@ -1181,13 +1933,19 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
     DP_TRY(dp__train_named(__func__, dp__train_saved_check(optim, saved)));
-    for (size_t i = 0; i < optim->param_count; i++)
-        DP_TRY(
-            dp__train_state_load(optim, i, dp_get(dp_get(saved, "state"), optim->params[i].name)));
+    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    dp_status status = dp__train_states_load(optim, temp, dp_get(saved, "state"));
+    dp_scope_end(temp);
+    DP_TRY(dp__train_named(__func__, status));
     optim->done = dp_get(saved, "done").as.i;
     optim->steps = dp_get(saved, "steps").as.i;
     optim->skipped = dp_get(saved, "skipped").as.i;
-    return dp_wait(optim->ctx); /* what was saved may go */
+    if (optim->config.scale.dynamic) {
+        optim->good = dp_get(saved, "good").as.i;
+        optim->scale = dp_get(saved, "scale").as.f;
+    }
+    optim->unscaled = optim->overflow = false;
+    return DP_OK;
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

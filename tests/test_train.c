@@ -5,12 +5,11 @@
 #include "tree.h"
 /* clang-format off */
 #include "nets.h"
-#include "../dp_train.h"
+#include "torch_steps.h"
 /* clang-format on */
 
-enum { A = 4, B = 3, ALL = A + B };
-
-static const float beginning[ALL] = {1, -2, 0.25f, 0, 3, -0.5f, 0.125f};
+enum { A = 4, B = 3 };
+_Static_assert(A + B == TORCH_ALL, "the net has all numbers");
 
 /* Parameters "layer.weight" and "bias", on one device. */
 static dp_module *bare_net(dp_ctx *ctx, dp_dtype dtype)
@@ -85,13 +84,6 @@ static dp_module *begun_net(dp_ctx *ctx)
     return net;
 }
 
-/* Numbers that every dtype has. */
-static void grads_of(int step, float *out)
-{
-    for (int i = 0; i < ALL; i++)
-        out[i] = (float)((step * 7 + i * 13) % 17 - 8) / 8;
-}
-
 static dp_optim *optim_of(dp_module *net, dp_optim_config config)
 {
     dp_optim *optim = NULL;
@@ -101,7 +93,7 @@ static dp_optim *optim_of(dp_module *net, dp_optim_config config)
 
 static void some_steps(dp_module *net, dp_optim *optim, int first, int last)
 {
-    float grads[ALL];
+    float grads[TORCH_ALL];
     for (int step = first; step < last; step++) {
         grads_of(step, grads);
         net_put(net, true, grads);
@@ -118,51 +110,9 @@ static dp_optim_info info_of(const dp_optim *optim)
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 
-typedef struct rule_case { /* 50 steps by torch.optim 2.15, f32 */
-    const char *name;
-    const dp_rule *(*rule)(void);
-    dp_hyper hyper;
-    size_t states;
-    float torch[ALL];
-} rule_case;
-
-/* clang-format off */
-static const rule_case rules[] = {
-    {"sgd", dp_sgd, {.lr = 0.05}, 0,
-     {1.01249993f, -2.01250005f, 0.212500006f, 0.0437500179f, 3.01874995f, -0.506250024f,
-      0.09375f}},
-    {"momentum", dp_sgd, {.lr = 0.02, .momentum = 0.9}, 1,
-     {1.10137641f, -1.9138459f, 0.163033217f, 0.0455733947f, 3.01711583f, -0.621933877f,
-      0.182342902f}},
-    {"dampened, decayed", dp_sgd,
-     {.lr = 0.03, .momentum = 0.8, .dampening = 0.25, .weight_decay = 0.02}, 1,
-     {0.968964159f, -1.77764726f, 0.180839777f, 0.0530851632f, 2.74045777f, -0.548541248f,
-      0.116420768f}},
-    {"nesterov", dp_sgd, {.lr = 0.01, .momentum = 0.9, .nesterov = true, .weight_decay = 0.01}, 1,
-     {1.0046159f, -1.88230014f, 0.19478479f, 0.0289193615f, 2.88705468f, -0.533897281f,
-      0.138070047f}},
-    {"uphill", dp_sgd, {.lr = 0.05, .momentum = 0.5, .maximize = true}, 1,
-     {0.987903237f, -2.02177477f, 0.300799638f, -0.0686019361f, 2.97618484f, -0.44052434f,
-      0.150806248f}},
-    {"adam", dp_adam, {.lr = 0.01}, 2,
-     {1.02875721f, -1.99562502f, 0.217085153f, 0.0136108696f, 3.01443315f, -0.523979664f,
-      0.13168624f}},
-    {"adam, decayed", dp_adam,
-     {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.05}, 2,
-     {0.960381448f, -1.84504032f, 0.18298769f, 0.0273813307f, 2.80130839f, -0.500985563f,
-      0.115973219f}},
-    {"adamw", dp_adamw, {.lr = 0.01, .weight_decay = 0.1}, 2,
-     {0.9785887f, -1.89811516f, 0.206424952f, 0.0130766528f, 2.86734056f, -0.49862963f,
-      0.125261053f}},
-    {"adamw, uphill", dp_adamw, {.lr = 0.03, .beta1 = 0.7, .beta2 = 0.9, .maximize = true}, 2,
-     {0.961949348f, -2.00399327f, 0.318020463f, -0.0467853323f, 2.96956444f, -0.44429782f,
-      0.137324095f}},
-};
-/* clang-format on */
-
 TEST_BACKENDS(fifty_steps_of_torch)
 {
-    float got[ALL];
+    float got[TORCH_ALL];
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         const rule_case *own = &rules[i];
         dp_module *net = begun_net(ctx);
@@ -170,12 +120,12 @@ TEST_BACKENDS(fifty_steps_of_torch)
             optim_of(net, (dp_optim_config){.rule = own->rule(), .hyper = own->hyper});
         some_steps(net, optim, 0, 50);
         net_pull(net, false, got);
-        for (int k = 0; k < ALL; k++)
+        for (int k = 0; k < TORCH_ALL; k++)
             CHECK_F64(got[k], own->torch[k], 1e-6 * fmax(1, fabs((double)own->torch[k])));
         CHECK_INT(info_of(optim).step_count, 50);
-        CHECK_INT(info_of(optim).state_bytes, own->states * ALL * sizeof(float));
+        CHECK_INT(info_of(optim).state_bytes, own->states * TORCH_ALL * sizeof(float));
         net_pull(net, true, got);
-        for (int k = 0; k < ALL; k++)
+        for (int k = 0; k < TORCH_ALL; k++)
             CHECK_F64(got[k], 0, 0);
         dp_optim_destroy(optim);
         CHECK_OK(dp_module_destroy(net));
@@ -185,7 +135,7 @@ TEST_BACKENDS(fifty_steps_of_torch)
 /* Their state is f32. */
 TEST_BACKENDS(halves_are_stepped_too)
 {
-    float got[ALL], first[ALL];
+    float got[TORCH_ALL], first[TORCH_ALL];
     dp_module *net = bare_net(ctx, DP_BF16);
     net_put(net, false, beginning);
     dp_optim *optim =
@@ -193,9 +143,9 @@ TEST_BACKENDS(halves_are_stepped_too)
     some_steps(net, optim, 0, 1);
     grads_of(0, first);
     net_pull(net, false, got);
-    for (int k = 0; k < ALL; k++)
+    for (int k = 0; k < TORCH_ALL; k++)
         CHECK_F64(got[k], beginning[k] - 0.125f * first[k], 0.004 * fabs((double)beginning[k]));
-    CHECK_INT(info_of(optim).state_bytes, ALL * sizeof(float));
+    CHECK_INT(info_of(optim).state_bytes, TORCH_ALL * sizeof(float));
 }
 
 static struct own_rule {
@@ -236,7 +186,7 @@ TEST_BACKENDS(a_rule_may_be_yours)
 {
     const dp_rule rule = {
         .size = sizeof rule, .name = "sums", .state_count = one_state, .step = sum_up};
-    float got[ALL], want[ALL] = {0}, grads[ALL];
+    float got[TORCH_ALL], want[TORCH_ALL] = {0}, grads[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     own = (struct own_rule){0};
     dp_optim *optim = optim_of(net, (dp_optim_config){.rule = &rule, .hyper = {.lr = 0.5}});
@@ -244,13 +194,13 @@ TEST_BACKENDS(a_rule_may_be_yours)
     some_steps(net, optim, 0, 3);
     for (int step = 0; step < 3; step++) {
         grads_of(step, grads);
-        for (int k = 0; k < ALL; k++)
+        for (int k = 0; k < TORCH_ALL; k++)
             want[k] += grads[k];
     }
     net_pull(net, false, got);
     CHECK_BYTES(got, want, sizeof got);
     CHECK_INT(own.calls, 6);
-    CHECK_INT(own.count, 3 * ALL);
+    CHECK_INT(own.count, 3 * TORCH_ALL);
     CHECK_F64(own.lrs[0], 0.5, 0);
 }
 
@@ -260,14 +210,14 @@ static void check_factor(dp_ctx *ctx, const char *match, bool weight, bool bias)
 {
     const double ten = 10;
     const dp_param_group groups[] = {{.match = "nothing*"}, {.match = match, .lr_factor = &ten}};
-    float got[ALL], grads[ALL];
+    float got[TORCH_ALL], grads[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     dp_optim *optim = optim_of(
         net, (dp_optim_config){.hyper = {.lr = 0.125}, .groups = groups, .group_count = 2});
     some_steps(net, optim, 0, 1);
     grads_of(0, grads);
     net_pull(net, false, got);
-    for (int k = 0; k < ALL; k++) {
+    for (int k = 0; k < TORCH_ALL; k++) {
         double lr = (k < A ? weight : bias) ? 1.25 : 0.125;
         CHECK_F64(got[k], (double)beginning[k] - lr * (double)grads[k], 1e-6);
     }
@@ -297,7 +247,7 @@ TEST(the_first_group_counts)
     const dp_param_group groups[] = {{"*bias", &half, &none}, {"*", &two, NULL}};
     dp_ctx *ctx = NULL;
     double lr = 0;
-    float got[ALL], zeros[ALL] = {0};
+    float got[TORCH_ALL], zeros[TORCH_ALL] = {0};
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
     dp_module *net = begun_net(ctx);
     dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125, .weight_decay = 0.5},
@@ -312,7 +262,7 @@ TEST(the_first_group_counts)
     net_put(net, true, zeros);
     CHECK_OK(dp_optim_step(optim));
     net_pull(net, false, got);
-    for (int k = 0; k < ALL; k++) /* bias does not decay */
+    for (int k = 0; k < TORCH_ALL; k++) /* bias does not decay */
         CHECK_F64(got[k], beginning[k] * (k < A ? 0.875f : 1), 1e-7);
     dp_close(ctx);
 }
@@ -354,7 +304,7 @@ TEST(schedules_of_torch)
 
 TEST_BACKENDS(the_rate_follows_its_schedule)
 {
-    float got[ALL], grads[ALL], want[ALL];
+    float got[TORCH_ALL], grads[TORCH_ALL], want[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     dp_optim *optim = optim_of(
         net, (dp_optim_config){.hyper = {.lr = 0.5},
@@ -364,7 +314,7 @@ TEST_BACKENDS(the_rate_follows_its_schedule)
         CHECK_F64(info_of(optim).lr, ldexp(0.5, -step), 0);
         some_steps(net, optim, step, step + 1);
         grads_of(step, grads);
-        for (int k = 0; k < ALL; k++)
+        for (int k = 0; k < TORCH_ALL; k++)
             want[k] -= ldexpf(0.5f, -step) * grads[k];
     }
     net_pull(net, false, got);
@@ -381,18 +331,18 @@ typedef struct turn {
 static void check_turns(dp_ctx *ctx, int accumulate, int64_t done, int64_t total, const turn *turns,
                         int count)
 {
-    float ones[ALL];
+    float ones[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     dp_optim *optim =
         optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .accumulate = accumulate});
     CHECK_OK(dp_optim_progress(optim, done, total));
-    for (int k = 0; k < ALL; k++)
+    for (int k = 0; k < TORCH_ALL; k++)
         ones[k] = 1;
     for (int i = 0; i < count; i++) {
         dp_pass_config pass = {0};
         double factor = 0;
         int64_t before = info_of(optim).step_count;
-        float left[ALL];
+        float left[TORCH_ALL];
         net_put(net, true, ones);
         CHECK_OK(optim->ops->begin(optim, net, &pass));
         CHECK(pass.no_sync == !turns[i].steps);
@@ -433,11 +383,12 @@ TEST_BACKENDS(gradients_of_several_make_a_step)
 
 static void check_clipped(dp_module *net, double p, double want_norm, double want_3, double want_4)
 {
-    float grads[ALL] = {3, 0, 0, 0, 0, 4, 0}, got[ALL];
+    float grads[TORCH_ALL] = {3, 0, 0, 0, 0, 4, 0}, got[TORCH_ALL];
     double norm = 0;
     net_put(net, true, grads);
     CHECK_OK(dp_grad_norm(net, p, &norm));
     CHECK_F64(norm, want_norm, 1e-6);
+    norm = 0;
     CHECK_OK(dp_clip_grad_norm(net, 1, p, &norm));
     CHECK_F64(norm, want_norm, 1e-6);
     net_pull(net, true, got);
@@ -449,7 +400,7 @@ static void check_clipped(dp_module *net, double p, double want_norm, double wan
 TEST_BACKENDS(clipping_by_norm_as_torch)
 {
     dp_module *net = begun_net(ctx);
-    float small[ALL] = {0.25f, 0, 0, 0, 0, 0.5f, 0}, got[ALL];
+    float small[TORCH_ALL] = {0.25f, 0, 0, 0, 0, 0.5f, 0}, got[TORCH_ALL];
     check_clipped(net, 2, 5, 0.6, 0.8);
     check_clipped(net, 1, 7, 0.42857134342193604, 0.5714284777641296);
     check_clipped(net, 3, 4.497941493988037, 0.6669716238975525, 0.8892955183982849);
@@ -462,14 +413,14 @@ TEST_BACKENDS(clipping_by_norm_as_torch)
 
 TEST_BACKENDS(clipping_by_value_as_torch)
 {
-    const float grads[ALL] = {3, -3, 0.5f, -0.5f, INFINITY, NAN, 1};
-    const float want[ALL] = {1, -1, 0.5f, -0.5f, 1, 0, 1};
-    float got[ALL];
+    const float grads[TORCH_ALL] = {3, -3, 0.5f, -0.5f, INFINITY, NAN, 1};
+    const float want[TORCH_ALL] = {1, -1, 0.5f, -0.5f, 1, 0, 1};
+    float got[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     net_put(net, true, grads);
     CHECK_OK(dp_clip_grad_value(net, 1));
     net_pull(net, true, got);
-    for (int k = 0; k < ALL; k++)
+    for (int k = 0; k < TORCH_ALL; k++)
         if (k != 5)
             CHECK_F64(got[k], want[k], 0);
     CHECK(isnan(got[5]));
@@ -497,8 +448,8 @@ TEST(large_gradients_are_clipped)
 
 TEST_BACKENDS(a_step_is_clipped)
 {
-    const float grads[ALL] = {3, 0, 0, 0, 0, -4, 0};
-    float got[ALL];
+    const float grads[TORCH_ALL] = {3, 0, 0, 0, 0, -4, 0};
+    float got[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 2.5}});
     CHECK(!info_of(optim).has_norm);
@@ -523,8 +474,8 @@ TEST_BACKENDS(a_step_is_clipped)
 
 TEST_BACKENDS(what_is_not_finite_is_named)
 {
-    const float grads[ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
-    float got[ALL];
+    const float grads[TORCH_ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
+    float got[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     for (int i = 0; i < 2; i++) {
         dp_optim *optim = optim_of(
@@ -554,11 +505,165 @@ TEST_BACKENDS(what_is_not_finite_is_named)
     CHECK_F64(got[0], 1.125, 1e-6); /* a gradient of -1 */
 }
 
+/* ---- the scale of losses --------------------------------------------------------------------- */
+
+/* As dp_train_step would: gradients come with the factor in them. */
+static dp_status scaled_step(dp_module *net, dp_optim *optim, float number)
+{
+    float grads[TORCH_ALL] = {0};
+    grads[0] = number * (float)info_of(optim).loss_factor;
+    net_put(net, true, grads);
+    return dp_optim_step(optim);
+}
+
+static double first_of(dp_module *net)
+{
+    float got[TORCH_ALL];
+    net_pull(net, false, got);
+    return (double)got[0];
+}
+
+TEST_BACKENDS(the_scale_follows_the_gradients)
+{
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(
+        net,
+        (dp_optim_config){
+            .hyper = {.lr = 0.5},
+            .scale = {.dynamic = true, .scale = 4, .growth = 2, .backoff = 0.25, .interval = 2}});
+    CHECK_F64(info_of(optim).loss_factor, 4, 0);
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 4, 0);
+    CHECK_F64(first_of(net), 0.5, 0);
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 8, 0);
+    CHECK_F64(first_of(net), 0, 0);
+    CHECK_OK(scaled_step(net, optim, INFINITY));
+    CHECK_F64(info_of(optim).scale, 2, 0);
+    CHECK_F64(first_of(net), 0, 0);
+    CHECK_INT(info_of(optim).step_count, 2);
+    CHECK_INT(info_of(optim).skip_count, 1);
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 2, 0); /* one good step since */
+    CHECK_F64(first_of(net), -0.5, 0);
+    CHECK_OK(scaled_step(net, optim, NAN));
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 0.5, 0);
+    CHECK_F64(first_of(net), -1, 0);
+    CHECK(!info_of(optim).has_norm);
+}
+
+TEST_BACKENDS(the_scale_has_defaults_and_an_end)
+{
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim =
+        optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5}, .scale = {.dynamic = true}});
+    CHECK_F64(info_of(optim).scale, 65536, 0);
+    CHECK_OK(scaled_step(net, optim, INFINITY));
+    CHECK_F64(info_of(optim).scale, 32768, 0);
+    dp_optim_destroy(optim);
+    optim =
+        optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5},
+                                        .scale = {.dynamic = true, .scale = 2e38, .interval = 1}});
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_F64(info_of(optim).scale, 2e38, 0); /* no f32 is twice that */
+    dp_optim_destroy(optim);
+    optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5}, .scale = {.scale = 128}});
+    CHECK_OK(scaled_step(net, optim, INFINITY));
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 128, 0);
+    CHECK_F64(first_of(net), 0.5, 0);
+    CHECK_INT(info_of(optim).skip_count, 1);
+}
+
+/* Limits are of gradients that are divided by it. */
+TEST_BACKENDS(clipping_knows_the_scale)
+{
+    float grads[TORCH_ALL] = {3 * 64, 0, 0, 0, 0, 4 * 64, 0}, got[TORCH_ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(
+        net, (dp_optim_config){.hyper = {.lr = 1}, .scale = {.scale = 64}, .clip = {.norm = 1}});
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_step(optim));
+    CHECK(info_of(optim).has_norm);
+    CHECK_F64(info_of(optim).grad_norm, 5, 1e-12);
+    net_pull(net, false, got);
+    CHECK_F64(got[0], 1 - 0.6, 1e-6);
+    CHECK_F64(got[5], -0.5 - 0.8, 1e-6);
+    dp_optim_destroy(optim);
+    net_put(net, false, beginning);
+    optim = optim_of(
+        net, (dp_optim_config){.hyper = {.lr = 1}, .scale = {.scale = 64}, .clip = {.value = 3.5}});
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_step(optim));
+    net_pull(net, false, got);
+    CHECK_F64(got[0], 1 - 3, 0);
+    CHECK_F64(got[5], -0.5 - 3.5, 0);
+    grads[5] = INFINITY; /* which the limit would hide */
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_INT(info_of(optim).skip_count, 1);
+}
+
+TEST_BACKENDS(gradients_are_divided_once)
+{
+    float grads[TORCH_ALL] = {16, -8, 0, 0, 0, 0, 0}, got[TORCH_ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(
+        net, (dp_optim_config){.hyper = {.lr = 1}, .scale = {.dynamic = true, .scale = 8}});
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_unscale(optim));
+    net_pull(net, true, got);
+    CHECK_F64(got[0], 2, 0);
+    CHECK_F64(got[1], -1, 0);
+    CHECK_ERROR(dp_optim_unscale(optim), DP_ERR_STATE,
+                "dp_optim_unscale: gradients of this step were divided by the scale already");
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_F64(first_of(net), -1, 0);
+    grads[0] = INFINITY;
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_unscale(optim));
+    CHECK_OK(dp_clip_grad_value(net, 1)); /* what was seen is not forgotten */
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_F64(first_of(net), -1, 0);
+    CHECK_F64(info_of(optim).scale, 4, 0);
+    net_put(net, true, beginning);
+    CHECK_OK(dp_optim_unscale(optim)); /* of the next step, again */
+    dp_optim_destroy(optim);
+    optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}});
+    CHECK_ERROR(dp_optim_unscale(optim), DP_ERR_STATE, "losses are not scaled");
+}
+
+TEST_BACKENDS(the_scale_is_kept)
+{
+    const dp_optim_config config = {.hyper = {.lr = 1},
+                                    .scale = {.dynamic = true, .scale = 4, .interval = 3}};
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, config), *other = optim_of(net, config);
+    dp_value saved;
+    CHECK_OK(scaled_step(net, optim, INFINITY));
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    CHECK_OK(dp_optim_load(other, saved));
+    CHECK_F64(info_of(other).scale, 2, 0);
+    CHECK_OK(scaled_step(net, other, 1));
+    CHECK_F64(info_of(other).scale, 2, 0);
+    CHECK_OK(scaled_step(net, other, 1));
+    CHECK_F64(info_of(other).scale, 4, 0);
+    CHECK_OK(dp_optim_unscale(optim));
+    CHECK_OK(dp_optim_load(optim, saved)); /* nothing has been divided in what comes next */
+    CHECK_OK(dp_optim_unscale(optim));
+    dp_optim_destroy(other);
+    other = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .scale = {.scale = 64}});
+    CHECK_OK(dp_optim_load(other, saved));
+    CHECK_F64(info_of(other).scale, 64, 0);
+}
+
 /* ---- kept and brought back ------------------------------------------------------------------- */
 
 TEST_BACKENDS(training_goes_on_where_it_stopped)
 {
-    float want[ALL], got[ALL];
+    float want[TORCH_ALL], got[TORCH_ALL];
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         const dp_optim_config config = {.rule = rules[i].rule(),
                                         .hyper = rules[i].hyper,
@@ -730,6 +835,14 @@ static const refusal of_sgd[] = {
     {"clip.value -1", {.hyper = {.lr = 1}, .clip = {.value = -1}}},
     {"clip.norm is 1 and clip.value 1", {.hyper = {.lr = 1}, .clip = {.norm = 1, .value = 1}}},
     {"p is -2", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = -2}}},
+    {"scale.scale is -1", {.hyper = {.lr = 1}, .scale = {.scale = -1}}},
+    {"scale.scale is 1e+39", {.hyper = {.lr = 1}, .scale = {.scale = 1e39}}},
+    {"scale.scale is nan", {.hyper = {.lr = 1}, .scale = {.scale = (double)NAN}}},
+    {"times 1 after 2000 steps", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .growth = 1}}},
+    {"times inf after", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .growth = HUGE_VAL}}},
+    {"times 2 after -1 steps", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .interval = -1}}},
+    {"or times 1,", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .backoff = 1}}},
+    {"or times -1,", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .backoff = -1}}},
     {"groups is NULL", {.hyper = {.lr = 1}, .group_count = 1}},
     {"groups[0].match is NULL", {.hyper = {.lr = 1}, .groups = &nameless, .group_count = 1}},
     {"groups[0] ('*'): factors are -1 and 1",
