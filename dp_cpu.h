@@ -1592,6 +1592,30 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
 #define DP__CPU_REG_base   "+m"
 #endif
 
+/* Square roots: sqrt would have to look for negative numbers one by one, to set errno. */
+#define DP__CPU_ROOT_one(to, v, real) ((to)[0] = DP__CPU_ROOT_OF_##real((v)[0]))
+#define DP__CPU_ROOT_OF_float         sqrtf
+#define DP__CPU_ROOT_OF_double        sqrt
+#define DP__CPU_ROOT_avx2(to, v, real)                                                             \
+    __asm__("vsqrt" DP__CPU_ROOT_NAME_##real " %1, %0" : "=x"(to) : "x"(v))
+#define DP__CPU_ROOT_NAME_float  "ps"
+#define DP__CPU_ROOT_NAME_double "pd"
+#if defined(__x86_64__)
+#define DP__CPU_ROOT_base(to, v, real)                                                             \
+    __asm__("sqrt" DP__CPU_ROOT_NAME_##real " %1, %0" : "=x"(to) : "x"(v))
+#elif defined(__aarch64__)
+#define DP__CPU_ROOT_LANES_float  ".4s"
+#define DP__CPU_ROOT_LANES_double ".2d"
+#define DP__CPU_ROOT_base(to, v, real)                                                             \
+    __asm__("fsqrt %0" DP__CPU_ROOT_LANES_##real ", %1" DP__CPU_ROOT_LANES_##real                  \
+            : "=w"(to)                                                                             \
+            : "w"(v))
+#else
+#define DP__CPU_ROOT_base(to, v, real)                                                             \
+    for (size_t k = 0; k < lanes; k++)                                                             \
+    (to)[k] = DP__CPU_ROOT_OF_##real((v)[k])
+#endif
+
 /* Where there is fma, GCC fuses a product with the sum behind it, and a header cannot ask for
    -ffp-contract=off: hide where `v` comes from. */
 #define DP__CPU_ROUNDED(isa, v) __asm__("" : DP__CPU_REG_##isa(v))
@@ -1604,12 +1628,20 @@ typedef size_t dp__cpu_range_fn(const dp_kernel_args *args, dp_op op, size_t at,
 typedef size_t dp__cpu_convert_fn(void *out, const void *in, size_t at, size_t count);
 typedef void dp__cpu_squares_fn(double *lanes, const void *in, size_t count);
 
+typedef struct dp__cpu_stepped { /* elements of an SGD or ADAMW, widened to f32 or f64 */
+    const dp_kernel_args *args;
+    void *x, *state[2];
+    const void *grad;
+} dp__cpu_stepped;
+typedef size_t dp__cpu_update_fn(const dp__cpu_stepped *update, size_t at, size_t count);
+
 typedef struct dp__simd {
     const char *name;
     dp__cpu_range_fn *reduce[DP_DTYPE_COUNT]; /* NULL: base has it */
     dp__cpu_range_fn *axpby[DP_BF16 + 1];
     dp__cpu_convert_fn *convert[DP_BF16 + 1][DP_BF16 + 1]; /* [to][from]; NULL: through f32 */
     dp__cpu_squares_fn *squares[DP_F64 + 1];               /* count is a multiple of the lanes */
+    dp__cpu_update_fn *sgd[DP_F64 + 1], *adamw[DP_F64 + 1];
 } dp__simd;
 
 #define DP__CPU_TYPE(isa, T, name) typedef T dp__v_##isa##_##name DP__V(DP__CPU_BYTES_##isa(T))
@@ -1894,6 +1926,95 @@ typedef struct dp__simd {
         DP__CPU_EACH(VECTORS) all[u] = sum[u];                                                     \
     }
 
+/* A product that is rounded before it is added to anything. */
+#define DP__CPU_PRODUCT(isa, V, name, value)                                                       \
+    V name = (value);                                                                              \
+    DP__CPU_ROUNDED(isa, name)
+
+/* What both optimizers begin with. */
+#define DP__CPU_UPDATE(V, real)                                                                    \
+    const dp_kernel_args *args = update->args;                                                     \
+    const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;                          \
+    const real factor = gate != NULL ? (real)gate[0] : 1;                                          \
+    const real sign = (args->flags & DP_KERNEL_MAXIMIZE) != 0 ? -factor : factor;                  \
+    const real lr = (real)args->numbers[0], decay = (real)args->numbers[1];                        \
+    const size_t lanes = sizeof(V) / sizeof(real);                                                 \
+    dp__any_##real *x = update->x;                                                                 \
+    const dp__any_##real *grad = update->grad;
+
+#define DP__CPU_SGD(isa, V, real)                                                                  \
+    DP__CPU_FUNCTION(isa)                                                                          \
+    size_t dp__cpu_##isa##_sgd_##real(const dp__cpu_stepped *update, size_t at, size_t count)      \
+    {                                                                                              \
+        DP__CPU_UPDATE(V, real)                                                                    \
+        dp__any_##real *velocity = update->state[0];                                               \
+        const real momentum = (real)args->numbers[2], rest = (real)args->numbers[3];               \
+        const bool nesterov = (args->flags & DP_KERNEL_NESTEROV) != 0;                             \
+        const bool first = (args->flags & DP_KERNEL_FIRST) != 0;                                   \
+        for (; count - at >= lanes; at += lanes) {                                                 \
+            V *const own = (void *)(x + at), *const kept = (void *)(velocity + at);                \
+            DP__CPU_PRODUCT(isa, V, g, *(const V *)(const void *)(grad + at) * sign);              \
+            DP__CPU_PRODUCT(isa, V, decayed, *own *decay);                                         \
+            if (decay != 0)                                                                        \
+                g += decayed;                                                                      \
+            if (velocity != NULL) {                                                                \
+                DP__CPU_PRODUCT(isa, V, old, *kept *momentum);                                     \
+                DP__CPU_PRODUCT(isa, V, fresh, g *rest);                                           \
+                V now = old + fresh;                                                               \
+                if (first)                                                                         \
+                    now = g;                                                                       \
+                DP__CPU_PRODUCT(isa, V, ahead, now *momentum);                                     \
+                *kept = now;                                                                       \
+                g = nesterov ? (V)(g + ahead) : now;                                               \
+            }                                                                                      \
+            DP__CPU_PRODUCT(isa, V, step, g *lr);                                                  \
+            *own -= step;                                                                          \
+        }                                                                                          \
+        return at;                                                                                 \
+    }
+
+#define DP__CPU_ADAMW(isa, V, real)                                                                \
+    DP__CPU_FUNCTION(isa)                                                                          \
+    size_t dp__cpu_##isa##_adamw_##real(const dp__cpu_stepped *update, size_t at, size_t count)    \
+    {                                                                                              \
+        DP__CPU_UPDATE(V, real)                                                                    \
+        dp__any_##real *mean = update->state[0], *square = update->state[1];                       \
+        const double *numbers = args->numbers;                                                     \
+        const real fresh1 = (real)numbers[2], kept2 = (real)numbers[3];                            \
+        const real fresh2 = (real)numbers[4], bias2 = (real)numbers[5], eps = (real)numbers[6];    \
+        const bool l2 = (args->flags & DP_KERNEL_L2) != 0;                                         \
+        for (; count - at >= lanes; at += lanes) {                                                 \
+            V *const own = (void *)(x + at), *const m = (void *)(mean + at);                       \
+            V *const s = (void *)(square + at), root;                                              \
+            DP__CPU_PRODUCT(isa, V, g, *(const V *)(const void *)(grad + at) * sign);              \
+            DP__CPU_PRODUCT(isa, V, decayed, *own *decay);                                         \
+            const V from = l2 ? (V)*own : decayed;                                                 \
+            if (l2 && decay != 0)                                                                  \
+                g += decayed;                                                                      \
+            DP__CPU_PRODUCT(isa, V, moved, (g - *m) * fresh1);                                     \
+            const V now = *m + moved;                                                              \
+            DP__CPU_PRODUCT(isa, V, old, *s *kept2);                                               \
+            DP__CPU_PRODUCT(isa, V, squared, g *g);                                                \
+            DP__CPU_PRODUCT(isa, V, fresh, squared *fresh2);                                       \
+            const V squares = old + fresh;                                                         \
+            DP__CPU_ROOT_##isa(root, squares, real);                                               \
+            DP__CPU_PRODUCT(isa, V, step, now / (root / bias2 + eps) * lr);                        \
+            *m = now;                                                                              \
+            *s = squares;                                                                          \
+            *own = from - step;                                                                    \
+        }                                                                                          \
+        return at;                                                                                 \
+    }
+
+#define DP__CPU_UPDATES(isa)                                                                       \
+    DP__CPU_SGD(isa, dp__v_##isa##_f32, float)                                                     \
+    DP__CPU_SGD(isa, dp__v_##isa##_f64, double)                                                    \
+    DP__CPU_ADAMW(isa, dp__v_##isa##_f32, float)                                                   \
+    DP__CPU_ADAMW(isa, dp__v_##isa##_f64, double)
+#define DP__CPU_TABLE_UPDATES(isa)                                                                 \
+    .sgd = {[DP_F32] = dp__cpu_##isa##_sgd_float, [DP_F64] = dp__cpu_##isa##_sgd_double},          \
+    .adamw = {[DP_F32] = dp__cpu_##isa##_adamw_float, [DP_F64] = dp__cpu_##isa##_adamw_double}
+
 #define DP__CPU_REAL(isa, T, A, real)                                                              \
     DP__CPU_REDUCE(isa, T, A, DP__CPU_TREE, DP__CPU_SCALARS(real), DP__CPU_SCALED)                 \
     DP__CPU_AXPBY(isa, T, A, real)
@@ -1958,21 +2079,25 @@ static bool dp__cpu_is_power(double x)
 DP__CPU_TYPES(one);
 DP__CPU_REALS(one, DP__CPU_F16)
 DP__CPU_WHOLES(one)
+DP__CPU_UPDATES(one)
 static const dp__simd dp__cpu_one = {
     .name = "one",
     .reduce = {DP__CPU_TABLE_REALS(one), DP__CPU_TABLE_WHOLES(one)},
-    DP__CPU_TABLE_PAIRS(one)};
+    DP__CPU_TABLE_PAIRS(one),
+    DP__CPU_TABLE_UPDATES(one)};
 
 DP__CPU_TYPES(base);
 DP__CPU_REALS(base, DP__CPU_F16)
 DP__CPU_WHOLES(base)
 DP__CPU_SQUARES(base, f32, dp__v_base_half, dp__v_base_f64)
 DP__CPU_SQUARES(base, f64, dp__v_base_f64, dp__v_base_f64)
+DP__CPU_UPDATES(base)
 static const dp__simd dp__cpu_base = {
     .name = "base",
     .reduce = {DP__CPU_TABLE_REALS(base), DP__CPU_TABLE_WHOLES(base)},
     DP__CPU_TABLE_PAIRS(base),
-    DP__CPU_TABLE_SQUARES(base)};
+    DP__CPU_TABLE_SQUARES(base),
+    DP__CPU_TABLE_UPDATES(base)};
 
 #if defined(__x86_64__)
 typedef short dp__v_short8 __attribute__((vector_size(16)));
@@ -1997,10 +2122,12 @@ DP__CPU_TYPES(avx2);
 DP__CPU_REALS(avx2, DP__CPU_F16C)
 DP__CPU_SQUARES(avx2, f32, dp__v_avx2_half, dp__v_avx2_f64)
 DP__CPU_SQUARES(avx2, f64, dp__v_avx2_f64, dp__v_avx2_f64)
+DP__CPU_UPDATES(avx2)
 static const dp__simd dp__cpu_avx2 = {.name = "avx2",
                                       .reduce = {DP__CPU_TABLE_REALS(avx2)},
                                       DP__CPU_TABLE_PAIRS(avx2),
-                                      DP__CPU_TABLE_SQUARES(avx2)};
+                                      DP__CPU_TABLE_SQUARES(avx2),
+                                      DP__CPU_TABLE_UPDATES(avx2)};
 
 static const dp__simd *dp__simd_best(void)
 {
@@ -2638,88 +2765,20 @@ static void dp__simd_stats_join(const double slots[DP__CPU_STATS_SLOTS][2], void
 }
 
 /* ==== >>updates ==================================================================================
-   A tile at a time, widened to f32 or f64: optimizers and sums of channels. Plain loops will do:
-   this work waits for memory.                                                                   */
+   Optimizers, in f32 or f64, halves a tile at a time; and sums of channels.                     */
 
-/* Hides where a product comes from: see DP__CPU_ROUNDED. */
-#define DP__CPU_PRODUCT(A, name, value)                                                            \
-    A name = (value);                                                                              \
-    DP__CPU_ROUNDED(base, name)
-
-#define DP__CPU_SGD(A)                                                                             \
-    static void dp__cpu_sgd_##A(const dp_kernel_args *args, dp__any_##A *x,                        \
-                                const dp__any_##A *grad, dp__any_##A *velocity, size_t count)      \
-    {                                                                                              \
-        const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;                      \
-        const A factor = gate != NULL ? (A)gate[0] : 1, lr = (A)args->numbers[0];                  \
-        const A decay = (A)args->numbers[1], momentum = (A)args->numbers[2];                       \
-        const A rest = (A)args->numbers[3];                                                        \
-        const bool nesterov = (args->flags & DP_KERNEL_NESTEROV) != 0;                             \
-        const bool first = (args->flags & DP_KERNEL_FIRST) != 0;                                   \
-        const A sign = (args->flags & DP_KERNEL_MAXIMIZE) != 0 ? -factor : factor;                 \
-        for (size_t i = 0; i < count; ++i) {                                                       \
-            DP__CPU_PRODUCT(A, g, grad[i] * sign);                                                 \
-            DP__CPU_PRODUCT(A, decayed, decay *x[i]);                                              \
-            g = decay != 0 ? g + decayed : g;                                                      \
-            if (velocity != NULL) {                                                                \
-                DP__CPU_PRODUCT(A, kept, momentum *velocity[i]);                                   \
-                DP__CPU_PRODUCT(A, fresh, rest *g);                                                \
-                velocity[i] = first ? g : kept + fresh;                                            \
-                DP__CPU_PRODUCT(A, ahead, momentum *velocity[i]);                                  \
-                g = nesterov ? g + ahead : velocity[i];                                            \
-            }                                                                                      \
-            DP__CPU_PRODUCT(A, step, lr *g);                                                       \
-            x[i] -= step;                                                                          \
-        }                                                                                          \
-    }
-DP__CPU_SGD(float)
-DP__CPU_SGD(double)
-
-#define DP__CPU_ADAMW(A, root)                                                                     \
-    static void dp__cpu_adamw_##A(const dp_kernel_args *args, dp__any_##A *x,                      \
-                                  const dp__any_##A *grad, dp__any_##A *mean, dp__any_##A *square, \
-                                  size_t count)                                                    \
-    {                                                                                              \
-        const dp__any_double *gate = args->in_count > 1 ? args->in[1] : NULL;                      \
-        const double *numbers = args->numbers;                                                     \
-        const A factor = gate != NULL ? (A)gate[0] : 1, lr = (A)numbers[0];                        \
-        const A decay = (A)numbers[1], fresh1 = (A)numbers[2], kept2 = (A)numbers[3];              \
-        const A fresh2 = (A)numbers[4], bias2 = (A)numbers[5], eps = (A)numbers[6];                \
-        const A sign = (args->flags & DP_KERNEL_MAXIMIZE) != 0 ? -factor : factor;                 \
-        const bool l2 = (args->flags & DP_KERNEL_L2) != 0;                                         \
-        for (size_t i = 0; i < count; ++i) {                                                       \
-            DP__CPU_PRODUCT(A, g, grad[i] * sign);                                                 \
-            DP__CPU_PRODUCT(A, decayed, decay *x[i]);                                              \
-            const A from = l2 ? x[i] : decayed;                                                    \
-            g = l2 && decay != 0 ? g + decayed : g;                                                \
-            DP__CPU_PRODUCT(A, moved, (g - mean[i]) * fresh1);                                     \
-            mean[i] += moved;                                                                      \
-            DP__CPU_PRODUCT(A, kept, square[i] * kept2);                                           \
-            DP__CPU_PRODUCT(A, squared, g *g);                                                     \
-            DP__CPU_PRODUCT(A, fresh, squared *fresh2);                                            \
-            square[i] = kept + fresh;                                                              \
-            DP__CPU_PRODUCT(A, step, lr *(mean[i] / (root(square[i]) / bias2 + eps)));             \
-            x[i] = from - step;                                                                    \
-        }                                                                                          \
-    }
-DP__CPU_ADAMW(float, sqrtf)
-DP__CPU_ADAMW(double, sqrt)
-
-static void dp__cpu_update_tile(const dp_kernel_args *args, void *x, const void *grad, size_t at,
-                                size_t count)
+static void dp__cpu_update_tile(const dp__simd *simd, const dp_kernel_args *args, void *x,
+                                const void *grad, size_t at, size_t count)
 {
-    const size_t wide = args->dtype == DP_F64 ? sizeof(double) : sizeof(float);
-    void *state[2] = {NULL, NULL};
+    const dp__simd *const sets[] = {simd, &dp__cpu_base, &dp__cpu_one};
+    const dp_dtype wide = args->dtype == DP_F64 ? DP_F64 : DP_F32;
+    dp__cpu_stepped update = {.args = args, .x = x, .grad = grad};
+    size_t done = 0;
     for (size_t i = 1; i < args->out_count; ++i)
-        state[i - 1] = (char *)args->out[i] + at * wide;
-    if (args->kernel == DP_KERNEL_SGD && args->dtype == DP_F64)
-        dp__cpu_sgd_double(args, x, grad, state[0], count);
-    else if (args->kernel == DP_KERNEL_SGD)
-        dp__cpu_sgd_float(args, x, grad, state[0], count);
-    else if (args->dtype == DP_F64)
-        dp__cpu_adamw_double(args, x, grad, state[0], state[1], count);
-    else
-        dp__cpu_adamw_float(args, x, grad, state[0], state[1], count);
+        update.state[i - 1] = (char *)args->out[i] + at * dp_dtype_bytes(wide);
+    for (int i = 0; i < 3; ++i)
+        done = args->kernel == DP_KERNEL_SGD ? sets[i]->sgd[wide](&update, done, count)
+                                             : sets[i]->adamw[wide](&update, done, count);
 }
 
 /* Elements `at` to `end`. Halves are widened and narrowed a tile at a time. */
@@ -2731,7 +2790,7 @@ static void dp__cpu_update(const dp__simd *simd, const dp_kernel_args *args, siz
     if (gate != NULL && gate[1] > 0)
         return;
     if (args->dtype <= DP_F64) {
-        dp__cpu_update_tile(args, (char *)args->out[0] + at * bytes,
+        dp__cpu_update_tile(simd, args, (char *)args->out[0] + at * bytes,
                             (const char *)args->in[0] + at * bytes, at, end - at);
         return;
     }
@@ -2740,7 +2799,7 @@ static void dp__cpu_update(const dp__simd *simd, const dp_kernel_args *args, siz
         dp__cpu_cast(simd, DP_F32, &x, args->dtype, (char *)args->out[0] + at * bytes, count);
         dp__cpu_cast(simd, DP_F32, &grad, args->dtype, (const char *)args->in[0] + at * bytes,
                      count);
-        dp__cpu_update_tile(args, &x, &grad, at, count);
+        dp__cpu_update_tile(simd, args, &x, &grad, at, count);
         dp__cpu_cast(simd, args->dtype, (char *)args->out[0] + at * bytes, DP_F32, &x, count);
     }
 }
@@ -2757,7 +2816,8 @@ static void dp__cpu_channel(const dp__simd *simd, const dp_kernel_args *args, si
             dp__cpu_tile tile;
             dp__cpu_cast(simd, DP_F64, &tile, args->dtype, row + i * bytes, count);
             for (size_t k = 0; k < count; ++k) {
-                DP__CPU_PRODUCT(double, square, tile.f64[k] * tile.f64[k]);
+                double square = tile.f64[k] * tile.f64[k];
+                DP__CPU_ROUNDED(base, square);
                 sum += tile.f64[k];
                 squares += square;
             }

@@ -20,8 +20,10 @@
 #if defined(TEST_MPI)
 #include "mpi/far.h"
 #endif
-#if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
+#if defined(TEST_TRAIN) || !defined(TEST_ALONE)
 #include "../dp_train.h"
+#endif
+#if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
 #include "system.h"
 #include "team.h"
 #endif

@@ -103,6 +103,16 @@ typedef struct sum_job {
 } sum_job;
 void sum_part(int part, int part_count, void *user);
 
+/* A step of SGD with momentum, or of AdamW, which leaves zeros in the gradient. */
+typedef struct step_job {
+    float *data[4]; /* parameters, gradients, and what is kept of them */
+    size_t count;   /* a multiple of 16 */
+    bool adam;
+    double squares[MAX_DEVICES]; /* of the gradients, by part */
+} step_job;
+void step_part(int part, int part_count, void *user);
+void squares_part(int part, int part_count, void *user);
+
 typedef struct copy_job {
     void *to;
     const void *from;
@@ -144,6 +154,7 @@ void rows_c11b(void);
 void rows_c12(void);
 void rows_c13(void);
 void rows_c14(void);
+void rows_c15(void);
 void rows_c17(void);
 void rows_p7(void); /* of modules */
 void rows_p9(void);

@@ -37,7 +37,7 @@ $(BENCH)/bench_reduce.o: BENCH_TUNING = -O3 -ffast-math $(BENCH_TUNED)# the mode
 # The library itself is compiled as a user would.
 $(BENCH)/dp.o: tests/dp.c
 	@mkdir -p $(@D)
-	@$(CC) -std=c11 -O2 -g -DTEST_ALONE $(STB_CFLAGS) -MMD -MP -c $< -o $@
+	@$(CC) -std=c11 -O2 -g -DTEST_ALONE -DTEST_TRAIN $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 # ---- peers ---------------------------------------------------------------------------------------
 

@@ -207,3 +207,59 @@ void copy_part(int part, int part_count, void *user)
         last = job->bytes;
     memcpy((char *)job->to + first, (const char *)job->from + first, last - first);
 }
+
+/* What a part has of so many vectors. */
+static size_t cut(size_t all, int part, int part_count)
+{
+    return all * (size_t)part / (size_t)part_count;
+}
+
+static void sgd_vectors(floats *const *data, size_t first, size_t last)
+{
+    floats *param = data[0], *grad = data[1], *kept = data[2];
+    for (size_t i = first; i < last; i++) {
+        floats momentum = kept[i] * 0.9F + grad[i];
+        kept[i] = momentum;
+        param[i] -= momentum * 1e-6F;
+        grad[i] = (floats){0};
+    }
+}
+
+static void adam_vectors(floats *const *data, size_t first, size_t last)
+{
+    floats *param = data[0], *grad = data[1], *mean = data[2], *square = data[3];
+    for (size_t i = first; i < last; i++) {
+        floats own = mean[i] + (grad[i] - mean[i]) * 0.1F, root;
+        floats squares = square[i] * 0.999F + grad[i] * grad[i] * 0.001F;
+        mean[i] = own;
+        square[i] = squares;
+        for (int k = 0; k < LANES; k++)
+            root[k] = __builtin_sqrtf(squares[k]);
+        param[i] = param[i] * 0.9999F - own / (root + 1e-8F) * 1e-6F;
+        grad[i] = (floats){0};
+    }
+}
+
+void step_part(int part, int part_count, void *user)
+{
+    const step_job *job = user;
+    floats *data[4];
+    size_t all = job->count / LANES;
+    for (int i = 0; i < 4; i++)
+        data[i] = (floats *)(void *)job->data[i];
+    if (job->adam)
+        adam_vectors(data, cut(all, part, part_count), cut(all, part + 1, part_count));
+    else
+        sgd_vectors(data, cut(all, part, part_count), cut(all, part + 1, part_count));
+}
+
+void squares_part(int part, int part_count, void *user)
+{
+    step_job *job = user;
+    const floats *grad = (const floats *)(const void *)job->data[1];
+    size_t all = job->count / LANES, last = cut(all, part + 1, part_count);
+    floats sum = {0};
+    for (size_t i = cut(all, part, part_count); i < last; i++)
+        sum += grad[i] * grad[i];
+    job->squares[part] = (double)sum[0];
+}
