@@ -142,7 +142,8 @@
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add
-     dp_invoke, dp_backward, dp_train_step, dp_zero_grad,         yes       (1)
+     dp_invoke, dp_backward, dp_train_step, dp_predict_step,
+     dp_zero_grad,                                                yes       (1)
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
@@ -1551,6 +1552,11 @@ struct dp_optim {
    NULL: gradients and nothing else. */
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
+
+/* An evaluation with the same data: "preprocess", and "forward" with mode "predict". What that
+   returns is given out as dp_invoke does. No backward follows, and no other process takes part. */
+DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data,
+                                             dp_value *out);
 
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a

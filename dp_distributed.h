@@ -442,7 +442,7 @@ static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_sta
     if (!pass->synced)
         return status;
     pass->forward_ns = dp__os_now_ns() - pass->forward_ns;
-    return request->loss ? status : dp__shared_failure(pass->ctx, status);
+    return request->mode != NULL ? status : dp__shared_failure(pass->ctx, status);
 }
 
 /* Before a forward with gradients, of which `synced` are reduced. */

@@ -1805,6 +1805,7 @@ struct dp_pass {
     dp_module *module;                  /* that was invoked */
     dp_module *runs;                    /* whose methods run: the module, or what it wraps */
     const dp_method *method, *backward; /* the latter NULL when there is none */
+    const char *mode;                   /* the request's */
     dp_scope *scope;
     const dp__face *face; /* NULL: the module runs where it is, in one record */
     bool keeps;           /* outputs are a list, not gathered */
@@ -1829,7 +1830,8 @@ typedef struct dp__request { /* what dp_invoke was asked */
     dp_value args, kwargs;
     dp_pass_config config;
     bool wants_pass;
-    bool keeps, loss; /* dp_train_step: outputs stay, data is preprocessed, mode is "loss" */
+    bool keeps;       /* outputs stay */
+    const char *mode; /* of a step, whose data is preprocessed; NULL: this is none */
     dp__record *outer;
     const dp__child *child; /* of outer's module */
 } dp__request;
@@ -1926,7 +1928,7 @@ static void dp__call_begin(dp__record *record, const dp__request *request, dp_mo
     }
 }
 
-static dp_status dp__record_loss(dp__record *record);
+static dp_status dp__record_step(dp__record *record);
 static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass);
 
 /* `face` NULL: the module runs in one record. */
@@ -1949,6 +1951,7 @@ static dp_status dp__pass_make(const dp__request *request, dp_module *runs, cons
                       .runs = runs,
                       .method = method,
                       .backward = dp__find_method(runs, "backward"),
+                      .mode = request->mode,
                       .scope = request->scope,
                       .face = face,
                       .alone = face == NULL || face->count == 1,
@@ -2014,7 +2017,8 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     int rank = apart ? outer->call.local_rank : runs->local_rank;
     dp__call_begin(record, request, runs, &ctx->devices[rank]);
     *out_pass = pass;
-    DP_TRY(request->loss ? dp__record_loss(record) : dp__record_forward(record, pass->method));
+    DP_TRY(request->mode != NULL ? dp__record_step(record)
+                                 : dp__record_forward(record, pass->method));
     *out = record->call.out;
     return DP_OK;
 }
@@ -2739,9 +2743,9 @@ static void dp__stage_forward(dp__record *record)
     record->status = dp__record_forward(record, record->pass->method);
 }
 
-static void dp__stage_loss(dp__record *record)
+static void dp__stage_step(dp__record *record)
 {
-    record->status = dp__record_loss(record);
+    record->status = dp__record_step(record);
 }
 
 static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
@@ -3001,7 +3005,7 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
         DP_TRY(dp__ranks_forward(pass, request));
     *out_pass = pass;
     dp_status status =
-        dp__pass_run(request->fn, pass, request->loss ? dp__stage_loss : dp__stage_forward);
+        dp__pass_run(request->fn, pass, request->mode != NULL ? dp__stage_step : dp__stage_forward);
     if (status == DP_OK)
         status = dp__pass_out(pass, out);
     return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
@@ -4086,7 +4090,7 @@ DP_API dp_module *dp_unwrap(dp_module *module)
 }
 
 /* ==== >>stepping =================================================================================
-   dp_train_step: the losses of all replicas, their weights, gradients given as numbers, the log. */
+   Of dp_train_step: losses, weights, gradients as numbers, the log; of both, the data.          */
 
 /* A dict becomes kwargs, a list or tuple args. */
 static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, dp_value *kwargs)
@@ -4099,12 +4103,11 @@ static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, 
     return DP_OK;
 }
 
-/* kwargs and mode = "loss". */
-static dp_status dp__step_mode(dp_scope *scope, dp_value kwargs, dp_value *out)
+/* kwargs and the mode. */
+static dp_status dp__step_mode(dp_scope *scope, const char *name, dp_value kwargs, dp_value *out)
 {
     dp_pair *pairs = dp__scope_bytes(scope, (kwargs.count + 1) * sizeof *pairs, 8);
-    dp_value mode = dp__leaf(DP_STRING);
-    mode.as.s = "loss";
+    dp_value mode = {.kind = DP_STRING, .as.s = name};
     if (pairs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)kwargs.count);
     if (kwargs.kind == DP_DICT && dp__find(kwargs, "mode") != NULL)
@@ -4125,12 +4128,11 @@ static bool dp__is_scalar(dp_value value)
 static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
 {
     dp_tensor tensor;
+    bool whole = value.kind != DP_FLOAT;
     *out = value;
     if (!dp__is_scalar(value))
         return DP_OK;
-    double number = value.kind == DP_FLOAT ? value.as.f
-                    : value.kind == DP_INT ? (double)value.as.i
-                                           : (double)value.as.b;
+    double number = !whole ? value.as.f : (double)(value.kind == DP_INT ? value.as.i : value.as.b);
     DP_TRY(dp__tensor_make(scope, &scope->ctx->host_device, DP_F64, 0, NULL, &tensor));
     memcpy(tensor.data, &number, sizeof number);
     return dp__of(scope, &tensor, out);
@@ -4175,18 +4177,19 @@ static dp_status dp__record_losses(dp__record *record)
 }
 
 /* One replica's "preprocess", if it has one, and its forward. */
-static dp_status dp__record_loss(dp__record *record)
+static dp_status dp__record_step(dp__record *record)
 {
     dp_call *call = &record->call;
+    const char *mode = record->pass->mode;
     const dp_method *method = dp__find_method(call->module, "preprocess");
     if (method != NULL) {
         DP_TRY(dp__record_forward(record, method));
         call->saved = NULL;
         DP_TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
     }
-    DP_TRY(dp__step_mode(call->scope, call->kwargs, &call->kwargs));
+    DP_TRY(dp__step_mode(call->scope, mode, call->kwargs, &call->kwargs));
     DP_TRY(dp__record_forward(record, record->pass->method));
-    return dp__record_losses(record);
+    return strcmp(mode, "loss") == 0 ? dp__record_losses(record) : DP_OK;
 }
 
 /* The tensors of one entry of the losses. */
@@ -4490,20 +4493,25 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
 }
 
+static dp__request dp__step_request(const char *fn, dp_module *module, dp_scope *scope,
+                                    const char *mode)
+{
+    return (dp__request){.fn = fn,
+                         .module = module,
+                         .method = "forward",
+                         .scope = scope,
+                         .args = dp_none(),
+                         .kwargs = dp_none(),
+                         .mode = mode};
+}
+
 DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data, dp_optim *optim,
                                dp_value *out_log)
 {
     dp_value log = dp_none();
     DP_TRY(dp__check_runs(__func__, module));
-    dp__request request = {.fn = __func__,
-                           .module = module,
-                           .method = "forward",
-                           .scope = scope,
-                           .args = dp_none(),
-                           .kwargs = dp_none(),
-                           .wants_pass = true,
-                           .keeps = true,
-                           .loss = true};
+    dp__request request = dp__step_request(__func__, module, scope, "loss");
+    request.wants_pass = request.keeps = true;
     DP_TRY(dp__check_request(&request, out_log));
     if (optim != NULL && (optim->ops == NULL || !DP_HAS(dp_optim_ops, optim->ops, update)))
         return dp_error(DP_ERR_INVALID, "%s: optim has no update", __func__);
@@ -4511,6 +4519,18 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
     if (status == DP_OK)
         *out_log = log;
     return dp__leave(__func__, module->ctx, status);
+}
+
+DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data, dp_value *out)
+{
+    DP_TRY(dp__check_runs(__func__, module));
+    dp__request request = dp__step_request(__func__, module, scope, "predict");
+    DP_TRY(dp__check_request(&request, out));
+    dp_status status = dp__step_take(&request, data);
+    if (status == DP_OK && module->face != NULL && module->face->kind == DP__FACE_CRITERION)
+        status = dp_error(DP_ERR_UNSUPPORTED, "a criterion alone predicts nothing");
+    return status == DP_OK ? dp__invoke_by(&request, module->face, out, NULL)
+                           : dp__leave(__func__, module->ctx, status);
 }
 
 #endif /* DP_IMPLEMENTATION && !DP_MODULE_IMPLEMENTED */

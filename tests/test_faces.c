@@ -891,6 +891,52 @@ TEST_BACKENDS(data_is_preprocessed_in_every_replica)
     CHECK_F64(item(ctx, dp_get(log, "loss")), 38.5, 1e-4);
 }
 
+/* What it gets in mode "predict", and no gradient may follow. */
+static dp_status predict(dp_call *call)
+{
+    const dp_tensor *in;
+    TRY(dp_call_tensor(call, "x", DP_F32, 1, &in));
+    if (call->grad_enabled || strcmp(dp_get(call->kwargs, "mode").as.s, "predict") != 0)
+        return dp_error(DP_ERR_INVALID, "mode");
+    call->out = DP_DICT(call->scope, {"y", dp_of(call->scope, in)});
+    return DP_OK;
+}
+
+static void check_predicted(dp_ctx *ctx, dp_scope *scope, dp_module *module, double first,
+                            double last)
+{
+    float got[10];
+    const dp_tensor *y;
+    dp_value out;
+    CHECK_OK(
+        dp_predict_step(module, scope, DP_LIST_OF(scope, floats(scope, ten, DP_SHAPE(10))), &out));
+    CHECK_OK(dp_as_tensor(dp_get(out, "y"), "y", DP_F32, 1, &y));
+    CHECK_INT(y->shape[0], 10);
+    CHECK_OK(dp_read(ctx, y, got, sizeof got));
+    CHECK_F64(got[0], first, 0);
+    CHECK_F64(got[9], last, 0);
+}
+
+TEST_BACKENDS(an_evaluation_gets_the_same_data)
+{
+    static const dp_method methods[] = {{"forward", predict}, {"preprocess", halve}};
+    dp_parallel_config config = over(3);
+    dp_module *net = NULL, *par = NULL, *criterion = NULL;
+    dp_value out = dp_int(9);
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "net", .methods = methods, .method_count = 2}, &net));
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    check_predicted(ctx, scope, net, 0.5, 5);
+    check_predicted(ctx, scope, par, 0.5, 5);
+    CHECK_ERROR(dp_predict_step(par, scope, dp_int(7), &out), DP_ERR_INVALID,
+                "dp_predict_step: data is an int, not a dict, a list or a tuple");
+    CHECK_ERROR(dp_predict_step(par, scope, dp_none(), &out), DP_ERR_INVALID, "data is none");
+    CHECK_OK(dp_criterion_parallel(net, &config, &criterion));
+    CHECK_ERROR(dp_predict_step(criterion, scope, dp_list_make(scope, DP_LIST, NULL, 0), &out),
+                DP_ERR_UNSUPPORTED, "dp_predict_step: a criterion alone predicts nothing");
+    CHECK_INT(out.as.i, 9);
+}
+
 static dp_status odd_losses(dp_call *call)
 {
     call->out = dp_get(call->kwargs, "give");

@@ -741,6 +741,7 @@ FAILS(dp_is_wrapper, !dp_is_wrapper(a->wrapper))
 FAILS(dp_wrapped, dp_wrapped(a->wrapper) == NULL)
 FAILS(dp_unwrap, dp_unwrap(a->wrapper) == NULL)
 CALL(dp_train_step, a->module, a->scope, a->dict, NULL, OUT(value))
+CALL(dp_predict_step, a->module, a->scope, a->dict, OUT(value))
 CALL(dp_kernel_run, a->ctx, a->rank, a->kernel)
 FAILS(dp_cpu, dp_cpu() == NULL)
 FAILS(dp_cpu_coll, dp_cpu_coll() == NULL)
@@ -827,7 +828,7 @@ static const row table[] = {
     ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
     ROW(dp_all_reduce_list, "csluO", 0),
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
-    ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0),
+    ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0), ROW(dp_predict_step, "msdO", 0),
     {"dp_train_step", "msdO", call_wrapper_step, 0}, ROW(dp_kernel_run, "crX", 0),
     ROW(dp_cpu, "", 0), ROW(dp_cpu_coll, "", 0), ROW(dp_shm_coll, "", 0),
     ROW(dp_abort, "c", LAST), ROW(dp_close, "C", LAST)};
