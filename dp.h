@@ -193,7 +193,7 @@
             modules, passes, wrappers for the devices of one process, dp_train_step;
             dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
             dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
-            dp_train.h: optimizers */
+            dp_train.h: optimizers; dp_data.h: samplers, a loader */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -612,8 +612,9 @@ DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), vo
 DP_API dp_scope *dp_scope_begin(dp_ctx *ctx);      /* NULL: dp_last_error; calls report it. [any] */
 DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or earlier */
 
-/* End it and its children; waits only for copies that still read host memory. NULL is fine.
-   Refused, with a sentence, inside a function that was called for this scope or one in it. */
+/* End it and its children, the newest or last attached first; waits only for copies that still read
+   host memory. NULL is fine. Refused, with a sentence, inside a function that was called for this
+   scope or one in it. */
 DP_API void dp_scope_end(dp_scope *scope);
 
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */

@@ -3,6 +3,7 @@
 
 #define DP_IMPLEMENTATION
 #include "../dp.h"
+#include "../dp_data.h"
 #include "../dp_train.h"
 #include CONFORM_BACKEND
 

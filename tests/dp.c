@@ -21,6 +21,7 @@
 #include "mpi/far.h"
 #endif
 #if defined(TEST_TRAIN) || !defined(TEST_ALONE)
+#include "../dp_data.h"
 #include "../dp_train.h"
 #endif
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */

@@ -1,0 +1,1825 @@
+/* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
+
+   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
+   so it is for every device and every number of processes. The one exception is threads: dp.h has
+   none to lend, as what it runs in parallel are devices, and a loader's threads wait for disks.
+   They come from dp_cpu.h, the file that a port to another system replaces.
+
+       static dp_status read(dp_sample *sample, void *user)          on several threads at once
+       {
+           my_set *set = user;
+           decode(set->files[sample->index], sample->rows[0]);       straight into the batch
+           *(int64_t *)sample->rows[1] = set->labels[sample->index];
+           return DP_OK;
+       }
+
+       const dp_field fields[] = {{"image", DP_F32, 3, {3, 224, 224}}, {"label", DP_I64, 0, {0}}};
+       dp_loader *loader;
+       dp_loader_create(ctx, &(dp_loader_config){.sampler = {.count = set.count, .seed = 1},
+                                                 .batch = 64,
+                                                 .read = read, .user = &set,
+                                                 .fields = fields, .field_count = 2,
+                                                 .worker_count = 8}, &loader);
+       for (int epoch = 0; epoch < 10; epoch++)
+           for (;;) {
+               dp_scope *step = dp_scope_begin(ctx);
+               dp_batch batch;
+               DP_CHECK(dp_loader_next(loader, step, &batch));
+               if (batch.count > 0)                                  0: the epoch has ended
+                   DP_CHECK(dp_train_step(par, step, batch.value, optim, &log));
+               dp_scope_end(step);                                   the batch ends with it
+               if (batch.count == 0)
+                   break;
+           }
+
+   CONTENTS (search for the tag)
+     >>samplers    which samples, in which order
+     >>loader      batches that are read before they are asked for
+     >>collating   samples of any structure become a batch
+     >>preparing   to a device, images as a net wants them
+   and of the implementation
+     >>order       a permutation that is computed, not stored
+     >>dealing     what is whose
+     >>transposing structures of samples
+     >>stacking    tensors of several sizes
+     >>images      numbers of pixels
+     >>slots       batches on their way
+     >>reading     what workers do
+     >>making      a loader, and its end
+     >>giving      the next batch
+     >>keeping     where a loader stands
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#ifndef DP_DATA_H
+#define DP_DATA_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== >>samplers ===============================================================================
+   A sampler is a few numbers, and a function of them: which sample stands at which position of an
+   epoch. It computes a permutation instead of storing one, so it takes no memory, begins anywhere
+   at once, and is the same on every machine.
+
+   Positions are dealt out to the ranks of a world as torch's DistributedSampler does, one after
+   another: rank r has r, r + world, and so on. With blocks they get so many in a row. Where a block
+   is the batch of a rank, the batches of all ranks together are the same samples, in the same
+   order, as one batch for all of them: that is what training with the same bits on any number of
+   processes needs (dp_config.shards).                                                           */
+
+typedef enum dp_sampling {
+    DP_SAMPLE_PADDED, /* DistributedSampler: all ranks have equally many, samples from the beginning
+                         are repeated at the end */
+    DP_SAMPLE_DROP,   /* with drop_last: equally many, what is left over is left out */
+    DP_SAMPLE_EXACT,  /* for evaluation: each sample once, ranks differ by one at most */
+    DP_SAMPLE_ENDLESS /* mmengine's InfiniteSampler: one order behind another, in one epoch */
+} dp_sampling;
+
+typedef struct dp_sampler {
+    int64_t count;   /* samples there are */
+    int rank, world; /* world 0: one rank that has all; for a loader: this process among those of
+                        the job */
+    dp_sampling sampling;
+    bool in_order; /* not shuffled */
+    uint64_t seed; /* and the epoch: an order of its own for each pair */
+    int64_t block; /* 0 = 1 */
+} dp_sampler;
+
+/* How many positions the rank has in an epoch: INT64_MAX when it is endless. -1: dp_last_error.
+   [any] */
+DP_API int64_t dp_sampler_count(const dp_sampler *sampler);
+/* The sample at a position of the rank. -1: dp_last_error. [any] */
+DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_t position);
+
+/* ==== >>loader =================================================================================
+   A loader calls a function of yours for each sample and gives batches, in the order of its
+   sampler, whatever the number of threads that read. A sample that is a row of fixed size is
+   written where it stays: the batch is memory from which devices copy fast (pinned, for GPUs).
+
+   Batches are read while those before them are computed, up to `ahead` of them. Each belongs to
+   the scope that it is given to, and its memory is used again when that has ended: a loop that
+   repeats itself allocates nothing.
+
+   A function that fails spoils its batch: dp_loader_next returns what it said, with the number of
+   the sample, when the turn of that batch has come; the next call gives the one after it. Of
+   several that fail in a batch the one that stands first is named.
+
+   One thread at a time uses a loader.                                                           */
+
+typedef struct dp_loader dp_loader;
+
+typedef struct dp_sample { /* one that is to be read */
+    int64_t index;         /* as the sampler says */
+    int64_t epoch;
+    uint64_t seed;     /* for what is random about it: the same in every run of the same seed */
+    void *const *rows; /* where its fields go, in the order of the config: not cleared */
+    dp_scope *scope;   /* ends with the batch */
+    dp_value value;    /* none: set it to what is to be collated */
+} dp_sample;
+
+/* Several threads are in it at once; none is one of yours. It may use sample->scope, and make
+   values, views and tensors in host memory there; everything else of the context is the caller's.
+   With no workers it is called in dp_loader_next. */
+typedef dp_status (*dp_read_fn)(dp_sample *sample, void *user);
+
+typedef dp_status (*dp_collate_fn)(dp_scope *scope, const dp_value *samples, size_t count,
+                                   dp_value *out, void *user);
+
+typedef struct dp_field { /* a tensor of each sample, of one size */
+    const char *name;
+    dp_dtype dtype;
+    int ndim;
+    int64_t shape[DP_MAX_DIMS - 1];
+} dp_field;
+
+typedef struct dp_loader_config {
+    dp_sampler sampler;
+    int64_t batch;  /* samples in one; 0 = 1. A multiple of the sampler's block */
+    bool drop_last; /* a batch that would be shorter */
+    dp_read_fn read;
+    void *user; /* for both functions */
+    const dp_field *fields;
+    size_t field_count;
+    /* What becomes of the values of samples. NULL: dp_collate, in groups for the local devices. The
+       caller's thread does it, in dp_loader_next, as it may use all cores for that. */
+    dp_collate_fn collate;
+    int worker_count; /* threads; 0: none, and nothing is read ahead */
+    int ahead;        /* batches; 0 = 2 */
+    /* How many epochs there will be: the next one is begun before this one has ended. 0: nobody
+       knows, and nothing is read for an epoch that has not been asked for. */
+    int64_t epoch_count;
+} dp_loader_config;
+
+typedef struct dp_batch {
+    dp_value value; /* a dict of the fields, and of what collate made; without fields only that */
+    int64_t count;  /* samples in it; 0: the epoch has ended, and value is none */
+    int64_t real_count;     /* without those that the sampler repeats, which come last */
+    const int64_t *indices; /* of its samples; lives as long as the batch */
+    int64_t epoch, number;  /* of the epoch; of the batch in it, from 0 on */
+} dp_batch;
+
+/* Strings and arrays are copied; what `user` points to has to last as long as the loader. It ends
+   with the context, or earlier. Nothing is read before the first dp_loader_next. */
+DP_MUST_USE DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config,
+                                              dp_loader **out);
+/* Waits for samples that are being read just now, and forgets them; so does dp_close. NULL is
+   fine. Batches that were given stay. */
+DP_API void dp_loader_destroy(dp_loader *loader);
+
+/* The next batch, for `scope`; waits until it has been read. Once after the last one of each epoch
+   it gives an empty one; the call after that gives the first of the next epoch, unless that was the
+   last of epoch_count. A scope that cannot have it, or no memory: nothing is lost, call again. */
+DP_MUST_USE DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out);
+
+typedef struct dp_loader_info {
+    int64_t epoch, number; /* of the batch that comes next; number batch_count: the epoch's end */
+    int64_t batch_count;   /* in an epoch, for this rank; INT64_MAX: endless */
+    int64_t sample_count;
+} dp_loader_info;
+DP_MUST_USE DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out);
+
+/* Go on from there; what was read ahead is forgotten. */
+DP_MUST_USE DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number);
+
+/* Where it stands, for a checkpoint: a dict of numbers. It can be loaded by a loader for the same
+   samples in the same order, with any world and any batch, as long as batches of all ranks together
+   begin at that sample; else an error names what differs, and nothing is changed. */
+DP_MUST_USE DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope,
+                                            dp_value *out);
+DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
+
+/* ==== >>collating ==============================================================================
+   Two more ways beside dp_collate (mmcv's), both mmengine's. Lists, tuples and dicts of samples
+   become a list or a dict of batches, all the way down; they have to agree in that, and an error
+   names the place and both sizes. `user` is not looked at: they are of the type dp_collate_fn.  */
+
+/* Nothing is stacked: each field is the list of what the samples have there. It shares memory with
+   them. */
+DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
+                                               size_t count, dp_value *out, void *user);
+/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list. */
+DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
+                                                size_t count, dp_value *out, void *user);
+
+/* ==== >>preparing ==============================================================================
+   What mmengine's data preprocessors do, before a batch goes to a model.                        */
+
+/* The same structure with all tensors on `device` ({0}: the host). What is there already, and what
+   is no tensor, is shared with `value`; containers that are cpu_only stay as they are. */
+DP_MUST_USE DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                                          dp_device device, dp_value *out);
+
+/* One tensor of a list of tensors. Dim 0 (the channels) has to agree; all others are padded at
+   their end, to the largest, and to a multiple of the divisor (0 = 1). */
+DP_MUST_USE DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors,
+                                            int64_t pad_divisor, double pad_value, dp_value *out);
+
+typedef struct dp_image_config {
+    const double *mean, *std; /* of each channel, or one for all; both or none */
+    size_t channel_count;     /* how many numbers they are: 1 or 3 */
+    bool swap_channels;       /* BGR becomes RGB, or RGB BGR */
+    int64_t pad_divisor;      /* 0 = 1 */
+    double pad_value;
+} dp_image_config;
+
+/* Images {C, H, W} of any size and dtype in a list, or a tensor {N, C, H, W}, become an f32 tensor
+   {N, C, H, W} on the same device: channels swapped, (x - mean) / std, padded right and below.
+   NULL: only that. */
+DP_MUST_USE DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope,
+                                            const dp_image_config *config, dp_value images,
+                                            dp_value *out);
+
+/* ImgDataPreprocessor: a dict goes to the device; its entry "inputs" are images, and
+   "data_samples" is none where it is missing. */
+DP_MUST_USE DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope,
+                                                 const dp_image_config *config, dp_device device,
+                                                 dp_value data, dp_value *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DP_DATA_H */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_DATA_IMPLEMENTED)
+#define DP_DATA_IMPLEMENTED
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ==== >>order ==================================================================================
+   A Feistel network permutes the numbers of 2 * half bits, the fewest that hold `count`; whoever
+   lands at or above it is sent through again until it lands below, which keeps it a permutation.
+   The key comes from seed and epoch, each mixed before they meet: with a plain sum, as torch has
+   it, epoch 1 of seed 0 would be epoch 0 of seed 1.                                             */
+
+enum { DP__DATA_ROUNDS = 8 };
+
+static uint64_t dp__data_mix(uint64_t x)
+{
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+static uint64_t dp__data_key(uint64_t seed, int64_t epoch)
+{
+    return dp__data_mix(dp__data_mix(seed + 0x9e3779b97f4a7c15u) +
+                        dp__data_mix((uint64_t)epoch + 0xd1b54a32d192ed03u) * 3);
+}
+
+static int64_t dp__data_permuted(uint64_t key, int64_t count, int64_t position)
+{
+    uint64_t keys[DP__DATA_ROUNDS], x = (uint64_t)position;
+    int half = 1;
+    while (((uint64_t)count - 1) >> 2 * half != 0)
+        half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    for (int i = 0; i < DP__DATA_ROUNDS; i++)
+        keys[i] = dp__data_mix(key + (uint64_t)(i + 1) * 0x9e3779b97f4a7c15u);
+    do {
+        uint64_t left = x >> half, right = x & mask;
+        for (int i = 0; i < DP__DATA_ROUNDS; i++) {
+            uint64_t next = left ^ (dp__data_mix(right ^ keys[i]) & mask);
+            left = right;
+            right = next;
+        }
+        x = left << half | right;
+    } while (x >= (uint64_t)count);
+    return (int64_t)x;
+}
+
+/* ==== >>dealing ================================================================================
+   Positions of an epoch are those of the whole world; a rank has some of them.                  */
+
+#define DP__DATA_COUNT_MAX ((int64_t)1 << 62)
+
+/* A sentence of this header begins with the function that was called; others have theirs. */
+static dp_status dp__data_named(const char *fn, dp_status status)
+{
+    if (status == DP_OK || strncmp(dp_last_error(), "dp_", 3) == 0)
+        return status;
+    return dp_error(status, "%s: %s", fn, dp_last_error());
+}
+
+static dp_status dp__data_full(void)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "no memory");
+}
+
+typedef struct dp__data_deal { /* a sampler with its defaults put in */
+    dp_sampler of;
+    int64_t count;      /* positions that the rank has */
+    int64_t full;       /* of these, in full blocks */
+    int64_t each, more; /* of the rest: what every rank has; ranks that have one more */
+} dp__data_deal;
+
+static dp_status dp__data_sampler_check(const dp_sampler *sampler)
+{
+    if (sampler->count < 0 || sampler->count > DP__DATA_COUNT_MAX)
+        return dp_error(DP_ERR_INVALID, "sampler.count is %lld", (long long)sampler->count);
+    if (sampler->world < 0 || sampler->rank < 0 ||
+        sampler->rank >= (sampler->world > 0 ? sampler->world : 1))
+        return dp_error(DP_ERR_INVALID, "sampler.rank is %d of %d", sampler->rank, sampler->world);
+    if ((unsigned)sampler->sampling > DP_SAMPLE_ENDLESS)
+        return dp_error(DP_ERR_INVALID, "sampler.sampling is %d", (int)sampler->sampling);
+    if (sampler->block < 0 || sampler->block > INT32_MAX)
+        return dp_error(DP_ERR_INVALID, "sampler.block is %lld", (long long)sampler->block);
+    if (sampler->sampling == DP_SAMPLE_ENDLESS && sampler->count == 0)
+        return dp_error(DP_ERR_INVALID, "sampler.count is 0, and there is no end to it");
+    return DP_OK;
+}
+
+static dp_status dp__data_deal_of(const dp_sampler *sampler, dp__data_deal *out)
+{
+    if (sampler == NULL)
+        return dp_error(DP_ERR_INVALID, "sampler is NULL");
+    DP_TRY(dp__data_sampler_check(sampler));
+    *out = (dp__data_deal){.of = *sampler, .count = INT64_MAX, .full = INT64_MAX};
+    out->of.world = sampler->world > 0 ? sampler->world : 1;
+    out->of.block = sampler->block > 0 ? sampler->block : 1;
+    if (sampler->sampling == DP_SAMPLE_ENDLESS)
+        return DP_OK;
+    int64_t world = out->of.world, rest = sampler->count % world, all = sampler->count;
+    if (sampler->sampling == DP_SAMPLE_PADDED && rest > 0)
+        all += world - rest;
+    else if (sampler->sampling == DP_SAMPLE_DROP)
+        all -= rest;
+    int64_t left = all % (world * out->of.block);
+    out->full = all / (world * out->of.block) * out->of.block;
+    out->each = left / world;
+    out->more = left % world;
+    out->count = out->full + out->each + (out->of.rank < out->more);
+    return DP_OK;
+}
+
+/* In the world. The position is one that the rank has. */
+static int64_t dp__data_position(const dp__data_deal *deal, int64_t position)
+{
+    int64_t rank = deal->of.rank, world = deal->of.world, block = deal->of.block;
+    if (position < deal->full)
+        return position / block * world * block + rank * block + position % block;
+    return deal->full * world + rank * deal->each + (rank < deal->more ? rank : deal->more) +
+           position - deal->full;
+}
+
+static int64_t dp__data_index(const dp__data_deal *deal, int64_t epoch, int64_t position)
+{
+    int64_t count = deal->of.count, at = dp__data_position(deal, position), index = at % count;
+    if (deal->of.sampling == DP_SAMPLE_ENDLESS)
+        epoch += at / count;
+    return deal->of.in_order ? index
+                             : dp__data_permuted(dp__data_key(deal->of.seed, epoch), count, index);
+}
+
+static dp_status dp__data_position_check(const dp__data_deal *deal, int64_t epoch, int64_t position)
+{
+    int64_t most = deal->of.sampling == DP_SAMPLE_ENDLESS
+                       ? DP__DATA_COUNT_MAX / deal->of.world - deal->of.block
+                       : deal->count;
+    if (epoch < 0 || (deal->of.sampling == DP_SAMPLE_ENDLESS && epoch > 0))
+        return dp_error(DP_ERR_INVALID, "epoch is %lld%s", (long long)epoch,
+                        epoch > 0 ? ", and an endless sampler has only epoch 0" : "");
+    if (position < 0 || position >= most)
+        return dp_error(DP_ERR_INVALID, "position is %lld of %lld", (long long)position,
+                        (long long)most);
+    return DP_OK;
+}
+
+DP_API int64_t dp_sampler_count(const dp_sampler *sampler)
+{
+    dp__data_deal deal;
+    if (dp__data_named(__func__, dp__data_deal_of(sampler, &deal)) != DP_OK)
+        return -1;
+    return deal.count;
+}
+
+DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_t position)
+{
+    dp__data_deal deal;
+    dp_status status = dp__data_deal_of(sampler, &deal);
+    if (status == DP_OK)
+        status = dp__data_position_check(&deal, epoch, position);
+    if (dp__data_named(__func__, status) != DP_OK)
+        return -1;
+    return dp__data_index(&deal, epoch, position);
+}
+
+/* ==== >>transposing ============================================================================
+   Both ways to collate walk down alike, and differ in what they make of a leaf.                 */
+
+typedef struct dp__data_path { /* where in the samples; NULL: at the top */
+    const struct dp__data_path *outer;
+    const char *key; /* NULL: an index */
+    size_t index;
+} dp__data_path;
+
+typedef struct dp__data_collator {
+    dp_scope *scope;
+    size_t count;
+    dp_status (*leaf)(const struct dp__data_collator *collator, const dp_value *column,
+                      dp_value *out);
+} dp__data_collator;
+
+static size_t dp__data_path_text(const dp__data_path *path, char *text, size_t bytes)
+{
+    size_t at = path != NULL ? dp__data_path_text(path->outer, text, bytes) : 0;
+    if (path == NULL || at >= bytes)
+        return at;
+    int more = path->key != NULL ? snprintf(text + at, bytes - at, "['%s']", path->key)
+                                 : snprintf(text + at, bytes - at, "[%zu]", path->index);
+    return more > 0 ? at + (size_t)more : at;
+}
+
+/* What the path says, or "a sample". */
+static const char *dp__data_where(const dp__data_path *path, char *text, size_t bytes)
+{
+    snprintf(text, bytes, "a sample");
+    (void)dp__data_path_text(path, text, bytes);
+    return text;
+}
+
+static dp_status dp__data_made(dp_value made, dp_value *out)
+{
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s", made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
+static bool dp__data_is_sequence(dp_value value)
+{
+    return value.kind == DP_LIST || value.kind == DP_TUPLE;
+}
+
+static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_value *column,
+                                    const dp__data_path *path, dp_value *out);
+
+/* All samples have the structure of the first one. */
+static dp_status dp__data_agree(const dp__data_collator *collator, const dp_value *column,
+                                const dp__data_path *path)
+{
+    char where[160];
+    bool dict = column[0].kind == DP_DICT;
+    for (size_t i = 1; i < collator->count; i++) {
+        if (dict ? column[i].kind != DP_DICT : !dp__data_is_sequence(column[i]))
+            return dp_error(DP_ERR_MISMATCH, "%s is a %s in sample 0, and none in sample %zu",
+                            dp__data_where(path, where, sizeof where), dict ? "dict" : "list", i);
+        if (dp_count(column[i]) != dp_count(column[0]))
+            return dp_error(DP_ERR_MISMATCH, "%s has %zu entries in sample 0 and %zu in sample %zu",
+                            dp__data_where(path, where, sizeof where), dp_count(column[0]),
+                            dp_count(column[i]), i);
+    }
+    return DP_OK;
+}
+
+/* Most often all dicts have their keys in the same order. */
+static bool dp__data_entry(dp_value dict, const char *key, size_t likely, dp_value *out)
+{
+    size_t count = dp_count(dict);
+    for (size_t i = 0; i < count; i++) {
+        size_t at = (likely + i) % count;
+        *out = dp_at(dict, at);
+        if (strcmp(dp_key_at(dict, at), key) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The `index`th entry of the first sample, and what belongs to it in all others. */
+static dp_status dp__data_column(const dp__data_collator *collator, const dp_value *column,
+                                 const dp__data_path *path, dp_value *inner)
+{
+    char where[160];
+    for (size_t i = 0; i < collator->count; i++) {
+        if (path->key == NULL)
+            inner[i] = dp_at(column[i], path->index);
+        else if (!dp__data_entry(column[i], path->key, path->index, &inner[i]))
+            return dp_error(DP_ERR_MISMATCH, "%s is missing in sample %zu",
+                            dp__data_where(path, where, sizeof where), i);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__data_transpose(const dp__data_collator *collator, const dp_value *column,
+                                    const dp__data_path *path, dp_value *out)
+{
+    char where[160];
+    bool dict = column[0].kind == DP_DICT;
+    size_t count = dp_count(column[0]);
+    if (!dict && !dp__data_is_sequence(column[0])) {
+        dp_status status = collator->leaf(collator, column, out);
+        if (status != DP_OK)
+            return dp_error(status, "%s: %s", dp__data_where(path, where, sizeof where),
+                            dp_last_error());
+        return DP_OK;
+    }
+    DP_TRY(dp__data_agree(collator, column, path));
+    dp_value *inner = dp_scope_alloc(collator->scope, collator->count * sizeof *inner);
+    dp_pair *pairs = dp_scope_alloc(collator->scope, count * sizeof *pairs);
+    dp_value *items = dp_scope_alloc(collator->scope, count * sizeof *items);
+    if (inner == NULL || pairs == NULL || items == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < count; i++) {
+        dp__data_path own = {path, dict ? dp_key_at(column[0], i) : NULL, i};
+        DP_TRY(dp__data_column(collator, column, &own, inner));
+        DP_TRY(dp__data_transpose(collator, inner, &own, &items[i]));
+        pairs[i] = (dp_pair){own.key, items[i]};
+    }
+    return dp__data_made(dict ? dp_dict_make(collator->scope, pairs, count)
+                              : dp_list_make(collator->scope, DP_LIST, items, count),
+                         out);
+}
+
+static dp_status dp__data_collate(const char *fn, const dp__data_collator *collator,
+                                  const dp_value *samples, dp_value *out)
+{
+    dp_value list, made;
+    if (out == NULL || samples == NULL || collator->count == 0)
+        return dp_error(DP_ERR_INVALID, "%s: %s", fn,
+                        out == NULL       ? "out is NULL"
+                        : samples == NULL ? "samples is NULL"
+                                          : "0 samples");
+    /* which checks them, all the way down */
+    DP_TRY(dp__data_named(
+        fn,
+        dp__data_made(dp_list_make(collator->scope, DP_LIST, samples, collator->count), &list)));
+    DP_TRY(dp__data_named(fn, dp__data_transpose(collator, samples, NULL, &made)));
+    *out = made;
+    return DP_OK;
+}
+
+static dp_status dp__data_leaf_list(const dp__data_collator *collator, const dp_value *column,
+                                    dp_value *out)
+{
+    return dp__data_made(dp_list_make(collator->scope, DP_LIST, column, collator->count), out);
+}
+
+/* dp_collate stacks; its sentence loses the name, as this has one of its own. */
+static dp_status dp__data_leaf_stack(const dp__data_collator *collator, const dp_value *column,
+                                     dp_value *out)
+{
+    static const char name[] = "dp_collate: ";
+    if (column[0].kind == DP_OPAQUE)
+        return dp__data_leaf_list(collator, column, out);
+    dp_status status = dp_collate(collator->scope, column, collator->count, 1, out);
+    if (status != DP_OK && strncmp(dp_last_error(), name, sizeof name - 1) == 0)
+        return dp_error(status, "%s", dp_last_error() + sizeof name - 1);
+    return status;
+}
+
+DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                   dp_value *out, void *user)
+{
+    (void)user;
+    const dp__data_collator collator = {scope, count, dp__data_leaf_list};
+    return dp__data_collate(__func__, &collator, samples, out);
+}
+
+DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples, size_t count,
+                                    dp_value *out, void *user)
+{
+    (void)user;
+    const dp__data_collator collator = {scope, count, dp__data_leaf_stack};
+    return dp__data_collate(__func__, &collator, samples, out);
+}
+
+/* ==== >>stacking ===============================================================================
+   Tensors go to other devices, and become one.                                                  */
+
+static bool dp__data_same_device(dp_device a, dp_device b)
+{
+    return a.backend == b.backend && a.index == b.index;
+}
+
+static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
+                               dp_value *out);
+
+static dp_status dp__data_move_tensor(dp_ctx *ctx, dp_scope *scope, const dp_tensor *tensor,
+                                      dp_device device, dp_value *out)
+{
+    dp_tensor own;
+    DP_TRY(
+        dp_tensor_new(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, &own));
+    DP_TRY(dp_copy(ctx, &own, tensor, NULL));
+    return dp__data_made(dp_of(scope, &own), out);
+}
+
+static dp_status dp__data_move_items(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
+                                     dp_value *out)
+{
+    size_t count = dp_count(value);
+    bool dict = value.kind == DP_DICT;
+    dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
+    dp_value *items = dp_scope_alloc(scope, count * sizeof *items);
+    if (pairs == NULL || items == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < count; i++) {
+        DP_TRY(dp__data_move(ctx, scope, dp_at(value, i), device, &items[i]));
+        pairs[i] = (dp_pair){dict ? dp_key_at(value, i) : NULL, items[i]};
+    }
+    return dp__data_made(dict ? dp_dict_make(scope, pairs, count)
+                              : dp_list_make(scope, (dp_kind)value.kind, items, count),
+                         out);
+}
+
+static dp_status dp__data_move_container(dp_ctx *ctx, dp_scope *scope, dp_value value,
+                                         dp_device device, dp_value *out)
+{
+    dp_container own = *value.as.c;
+    DP_TRY(dp__data_move(ctx, scope, value.as.c->data, device, &own.data));
+    return dp__data_made(dp_contain(scope, &own), out);
+}
+
+static dp_status dp__data_move(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
+                               dp_value *out)
+{
+    *out = value;
+    if (value.kind == DP_TENSOR && !dp__data_same_device(value.as.t->device, device))
+        return dp__data_move_tensor(ctx, scope, value.as.t, device, out);
+    if (value.kind == DP_CONTAINER && !value.as.c->cpu_only)
+        return dp__data_move_container(ctx, scope, value, device, out);
+    if (value.kind == DP_DICT || dp__data_is_sequence(value))
+        return dp__data_move_items(ctx, scope, value, device, out);
+    return DP_OK;
+}
+
+/* A value that is well made, all the way down: a list of it says so. */
+static dp_status dp__data_check_value(dp_scope *scope, dp_value value)
+{
+    dp_value list;
+    return dp__data_made(dp_list_make(scope, DP_LIST, &value, 1), &list);
+}
+
+DP_API dp_status dp_to_device(dp_ctx *ctx, dp_scope *scope, dp_value value, dp_device device,
+                              dp_value *out)
+{
+    dp_value made;
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__data_named(__func__, dp__data_check_value(scope, value)));
+    DP_TRY(dp__data_named(__func__, dp__data_move(ctx, scope, value, device, &made)));
+    *out = made;
+    return DP_OK;
+}
+
+typedef struct dp__data_pile { /* tensors that become one */
+    dp_ctx *ctx;
+    dp_scope *scope;
+    const dp_tensor **of;
+    size_t count;
+    int ndim; /* of each */
+    int64_t shape[DP_MAX_DIMS];
+    bool even; /* none needs to be padded */
+} dp__data_pile;
+
+static dp_status dp__data_pile_fit(dp__data_pile *pile, size_t i)
+{
+    const dp_tensor *own = pile->of[i], *first = pile->of[0];
+    if (own->ndim != first->ndim || own->dtype != first->dtype)
+        return dp_error(DP_ERR_MISMATCH, "tensor %zu has %d dims of %s, tensor 0 %d of %s", i,
+                        own->ndim, dp_dtype_name((dp_dtype)own->dtype), first->ndim,
+                        dp_dtype_name((dp_dtype)first->dtype));
+    if (!dp__data_same_device(own->device, first->device))
+        return dp_error(DP_ERR_MISMATCH, "tensor %zu is on another device than tensor 0", i);
+    if (own->shape[0] != first->shape[0])
+        return dp_error(DP_ERR_MISMATCH,
+                        "dim 0 is %lld in tensor %zu and %lld in tensor 0, and is not padded",
+                        (long long)own->shape[0], i, (long long)first->shape[0]);
+    for (int d = 1; d < own->ndim; d++)
+        if (own->shape[d] > pile->shape[d])
+            pile->shape[d] = own->shape[d];
+    return DP_OK;
+}
+
+static dp_status dp__data_pile_round(dp__data_pile *pile, int64_t divisor)
+{
+    for (int d = 1; d < pile->ndim; d++) {
+        int64_t over = pile->shape[d] % divisor;
+        if (over > 0 && pile->shape[d] > INT64_MAX - divisor)
+            return dp_error(DP_ERR_INVALID, "pad_divisor is %lld", (long long)divisor);
+        pile->shape[d] += over > 0 ? divisor - over : 0;
+    }
+    pile->even = true;
+    for (size_t i = 0; i < pile->count; i++)
+        for (int d = 1; d < pile->ndim; d++)
+            pile->even = pile->even && pile->of[i]->shape[d] == pile->shape[d];
+    return DP_OK;
+}
+
+/* What the tensors in a list become: their number, and the shape that holds each. */
+static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, int64_t divisor,
+                                  dp__data_pile *out)
+{
+    *out = (dp__data_pile){.ctx = ctx, .scope = scope, .count = dp_count(list)};
+    if (divisor < 0)
+        return dp_error(DP_ERR_INVALID, "pad_divisor is %lld", (long long)divisor);
+    if (!dp__data_is_sequence(list) || out->count == 0)
+        return dp_error(DP_ERR_INVALID, "this is no list of tensors, or an empty one");
+    out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
+    if (out->of == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < out->count; i++)
+        DP_TRY(dp_as_tensor(dp_at(list, i), "tensor", DP_DTYPE_ANY, -1, &out->of[i]));
+    out->ndim = out->of[0]->ndim;
+    if (out->ndim < 1 || out->ndim == DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "tensors of %d dims cannot be stacked", out->ndim);
+    memcpy(out->shape, out->of[0]->shape, sizeof out->shape);
+    for (size_t i = 1; i < out->count; i++)
+        DP_TRY(dp__data_pile_fit(out, i));
+    return dp__data_pile_round(out, divisor > 0 ? divisor : 1);
+}
+
+/* The tensor for all of them, filled where they do not reach. */
+static dp_status dp__data_pile_make(const dp__data_pile *pile, dp_dtype dtype, double pad_value,
+                                    dp_tensor *out)
+{
+    int64_t shape[DP_MAX_DIMS] = {(int64_t)pile->count};
+    memcpy(shape + 1, pile->shape, (size_t)pile->ndim * sizeof *shape);
+    DP_TRY(dp_tensor_new(pile->scope, pile->of[0]->device, dtype, pile->ndim + 1, shape, out));
+    return pile->even ? DP_OK : dp_fill(pile->ctx, out, dp_float(pad_value));
+}
+
+/* The part of it that a tensor covers. */
+static dp_status dp__data_pile_place(const dp__data_pile *pile, const dp_tensor *stack, size_t i,
+                                     dp_tensor *out)
+{
+    DP_TRY(dp_select(stack, 0, (int64_t)i, out));
+    for (int d = 1; d < pile->ndim; d++)
+        DP_TRY(dp_narrow(out, d, 0, pile->of[i]->shape[d], out));
+    return DP_OK;
+}
+
+static dp_status dp__data_stack(const dp__data_pile *pile, double pad_value, dp_value *out)
+{
+    dp_tensor stack, place;
+    DP_TRY(dp__data_pile_make(pile, (dp_dtype)pile->of[0]->dtype, pad_value, &stack));
+    for (size_t i = 0; i < pile->count; i++) {
+        DP_TRY(dp__data_pile_place(pile, &stack, i, &place));
+        DP_TRY(dp_copy(pile->ctx, &place, pile->of[i], NULL));
+    }
+    return dp__data_made(dp_of(pile->scope, &stack), out);
+}
+
+DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, int64_t pad_divisor,
+                                double pad_value, dp_value *out)
+{
+    dp__data_pile pile;
+    dp_value made;
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__data_named(__func__, dp__data_check_value(scope, tensors)));
+    DP_TRY(dp__data_named(__func__, dp__data_pile_of(ctx, scope, tensors, pad_divisor, &pile)));
+    DP_TRY(dp__data_named(__func__, dp__data_stack(&pile, pad_value, &made)));
+    *out = made;
+    return DP_OK;
+}
+
+/* ==== >>images =================================================================================
+   On the host an image is normalised in one pass, from where it is to where it goes. A device does
+   it with kernels of the contract, channel by channel. Both subtract and divide in f32, as torch
+   does.                                                                                         */
+
+typedef struct dp__data_painter {
+    dp_ctx *ctx;
+    dp_scope *scope;
+    const dp_image_config *config;
+    bool host;
+} dp__data_painter;
+
+static dp_status dp__data_image_check(const dp_image_config *config)
+{
+    size_t count = config->channel_count;
+    if ((config->mean == NULL) != (config->std == NULL))
+        return dp_error(DP_ERR_INVALID, "mean is given without std, or std without mean");
+    if (config->mean != NULL && count != 1 && count != 3)
+        return dp_error(DP_ERR_INVALID, "mean and std are for 1 or 3 channels, not %zu", count);
+    for (size_t i = 0; config->mean != NULL && i < count; i++)
+        if (!(config->std[i] > 0 || config->std[i] < 0))
+            return dp_error(DP_ERR_INVALID, "std of channel %zu is %g", i, config->std[i]);
+    return DP_OK;
+}
+
+static dp_status dp__data_channels_check(const dp_image_config *config, const dp_tensor *image,
+                                         size_t i)
+{
+    bool three = config->swap_channels || (config->mean != NULL && config->channel_count == 3);
+    if (image->ndim != 3)
+        return dp_error(DP_ERR_INVALID, "image %zu has %d dims, not channels, height and width", i,
+                        image->ndim);
+    if (three && image->shape[0] != 3)
+        return dp_error(DP_ERR_INVALID, "image %zu has %lld channels: %s 3", i,
+                        (long long)image->shape[0],
+                        config->swap_channels ? "swapping them takes" : "mean and std are for");
+    return DP_OK;
+}
+
+static void dp__data_norms(const dp_image_config *config, int64_t channel, float *out_mean,
+                           float *out_std)
+{
+    size_t at = config->channel_count == 3 ? (size_t)channel : 0;
+    *out_mean = config->mean != NULL ? (float)config->mean[at] : 0;
+    *out_std = config->std != NULL ? (float)config->std[at] : 1;
+}
+
+static void dp__data_row_u8(float *to, const uint8_t *from, int64_t count, int64_t stride,
+                            float mean, float std)
+{
+    for (int64_t x = 0; x < count; x++)
+        to[x] = ((float)from[x * stride] - mean) / std;
+}
+
+static void dp__data_row_f32(float *to, const float *from, int64_t count, int64_t stride,
+                             float mean, float std)
+{
+    for (int64_t x = 0; x < count; x++)
+        to[x] = (from[x * stride] - mean) / std;
+}
+
+static const void *dp__data_row(const dp_tensor *image, int64_t channel, int64_t y)
+{
+    int64_t at = channel * image->stride[0] + y * image->stride[1];
+    return (const char *)image->data + at * (int64_t)dp_dtype_bytes((dp_dtype)image->dtype);
+}
+
+/* Any strides, as pictures often come with their channels last. */
+static void dp__data_paint_host(const dp__data_painter *painter, const dp_tensor *image,
+                                const dp_tensor *place)
+{
+    int64_t channels = image->shape[0], width = image->shape[2], stride = image->stride[2];
+    float mean, std;
+    for (int64_t c = 0; c < channels; c++) {
+        int64_t from = painter->config->swap_channels ? channels - 1 - c : c;
+        dp__data_norms(painter->config, c, &mean, &std);
+        for (int64_t y = 0; y < image->shape[1]; y++) {
+            float *to = (float *)place->data + c * place->stride[0] + y * place->stride[1];
+            const void *row = dp__data_row(image, from, y);
+            if (image->dtype == DP_U8)
+                dp__data_row_u8(to, row, width, stride, mean, std);
+            else
+                dp__data_row_f32(to, row, width, stride, mean, std);
+        }
+    }
+}
+
+static dp_status dp__data_as_f32(const dp__data_painter *painter, const dp_tensor *image,
+                                 dp_tensor *out)
+{
+    DP_TRY(dp_tensor_new(painter->scope, image->device, DP_F32, image->ndim, image->shape, out));
+    return dp_cast(painter->ctx, out, image);
+}
+
+/* (channel - mean) / std, in place: a sum of two, divided. */
+static dp_status dp__data_norm_device(const dp__data_painter *painter, const dp_tensor *channel,
+                                      const dp_tensor *means, float mean, float std)
+{
+    void *data = channel->data;
+    const void *in[] = {data, means->data};
+    DP_TRY(dp_fill(painter->ctx, means, dp_float((double)-mean)));
+    return dp_kernel_run(painter->ctx, channel->device.index,
+                         &(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
+                                           .op = DP_OP_SUM,
+                                           .dtype = DP_F32,
+                                           .count = (size_t)dp_tensor_count(channel),
+                                           .out = &data,
+                                           .in = in,
+                                           .out_count = 1,
+                                           .in_count = 2,
+                                           .alpha = 1,
+                                           .beta = (double)std});
+}
+
+static dp_status dp__data_paint_device(const dp__data_painter *painter, const dp_tensor *image,
+                                       const dp_tensor *place)
+{
+    dp_tensor wide, means, channel, to;
+    float mean, std;
+    DP_TRY(dp__data_as_f32(painter, image, &wide));
+    DP_TRY(dp_tensor_new(painter->scope, image->device, DP_F32, 2, image->shape + 1, &means));
+    for (int64_t c = 0; c < image->shape[0]; c++) {
+        bool swap = painter->config->swap_channels;
+        dp__data_norms(painter->config, c, &mean, &std);
+        DP_TRY(dp_select(&wide, 0, swap ? image->shape[0] - 1 - c : c, &channel));
+        DP_TRY(dp_select(place, 0, c, &to));
+        if (painter->config->mean != NULL && dp_tensor_count(&channel) > 0)
+            DP_TRY(dp__data_norm_device(painter, &channel, &means, mean, std));
+        DP_TRY(dp_copy(painter->ctx, &to, &channel, NULL));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__data_paint(const dp__data_painter *painter, const dp_tensor *image,
+                                const dp_tensor *place)
+{
+    dp_tensor wide;
+    if (!painter->host)
+        return dp__data_paint_device(painter, image, place);
+    if (image->dtype == DP_U8 || image->dtype == DP_F32) {
+        dp__data_paint_host(painter, image, place);
+        return DP_OK;
+    }
+    DP_TRY(dp__data_as_f32(painter, image, &wide));
+    dp__data_paint_host(painter, &wide, place);
+    return DP_OK;
+}
+
+/* A tensor {N, C, H, W} as the list of its images. */
+static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *out)
+{
+    *out = images;
+    if (images.kind != DP_TENSOR)
+        return DP_OK;
+    const dp_tensor *all = images.as.t;
+    if (all->ndim != 4)
+        return dp_error(DP_ERR_INVALID, "a tensor of images has 4 dims, this one has %d",
+                        all->ndim);
+    dp_value *items = dp_scope_alloc(scope, (size_t)all->shape[0] * sizeof *items);
+    if (items == NULL)
+        return dp__data_full();
+    for (int64_t i = 0; i < all->shape[0]; i++) {
+        dp_tensor one;
+        DP_TRY(dp_select(all, 0, i, &one));
+        items[i] = dp_of(scope, &one);
+    }
+    return dp__data_made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
+}
+
+static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
+                                      dp_value images, dp_value *out)
+{
+    dp__data_painter painter = {ctx, scope, config, true};
+    dp__data_pile pile;
+    dp_value list;
+    dp_tensor stack, place;
+    DP_TRY(dp__data_image_check(config));
+    DP_TRY(dp__data_check_value(scope, images));
+    DP_TRY(dp__data_images_of(scope, images, &list));
+    DP_TRY(dp__data_pile_of(ctx, scope, list, config->pad_divisor, &pile));
+    for (size_t i = 0; i < pile.count; i++)
+        DP_TRY(dp__data_channels_check(config, pile.of[i], i));
+    dp_device device = pile.of[0]->device;
+    if (device.backend != 0) {
+        dp_device_info info;
+        DP_TRY(dp_device_info_get(ctx, device.index, &info));
+        painter.host = info.host_memory;
+    }
+    DP_TRY(dp__data_pile_make(&pile, DP_F32, config->pad_value, &stack));
+    for (size_t i = 0; i < pile.count; i++) {
+        DP_TRY(dp__data_pile_place(&pile, &stack, i, &place));
+        DP_TRY(dp__data_paint(&painter, pile.of[i], &place));
+    }
+    return dp__data_made(dp_of(scope, &stack), out);
+}
+
+static const dp_image_config dp__data_image_default;
+
+DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
+                                dp_value images, dp_value *out)
+{
+    dp_value made;
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__data_named(__func__,
+                          dp__data_image_batch(ctx, scope,
+                                               config != NULL ? config : &dp__data_image_default,
+                                               images, &made)));
+    *out = made;
+    return DP_OK;
+}
+
+/* The dict with its images made, and "data_samples" in it. */
+static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
+                                     dp_value data, dp_value *out)
+{
+    size_t count = dp_count(data), used = 0;
+    bool inputs = false, samples = false;
+    if (data.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "this is no dict with an entry 'inputs'");
+    dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
+    if (pairs == NULL)
+        return dp__data_full();
+    for (; used < count; used++) {
+        pairs[used] = (dp_pair){dp_key_at(data, used), dp_at(data, used)};
+        samples = samples || strcmp(pairs[used].key, "data_samples") == 0;
+        if (strcmp(pairs[used].key, "inputs") != 0)
+            continue;
+        inputs = true;
+        DP_TRY(dp__data_image_batch(ctx, scope, config, pairs[used].value, &pairs[used].value));
+    }
+    if (!inputs)
+        return dp_error(DP_ERR_INVALID, "this is no dict with an entry 'inputs'");
+    if (!samples)
+        pairs[used++] = (dp_pair){"data_samples", dp_none()};
+    return dp__data_made(dp_dict_make(scope, pairs, used), out);
+}
+
+DP_API dp_status dp_image_preprocess(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
+                                     dp_device device, dp_value data, dp_value *out)
+{
+    dp_value moved, made;
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    DP_TRY(dp__data_named(__func__, dp_to_device(ctx, scope, data, device, &moved)));
+    DP_TRY(dp__data_named(
+        __func__, dp__data_image_dict(ctx, scope, config != NULL ? config : &dp__data_image_default,
+                                      moved, &made)));
+    *out = made;
+    return DP_OK;
+}
+
+/* ==== >>slots ==================================================================================
+   A slot is a batch on its way: a scope with all that belongs to it, and one inside it for each
+   thread that reads, as one thread at a time uses a scope. The thread that calls the loader makes
+   slots and puts them in a ring; workers take samples from the oldest that has some left. When a
+   batch is given its scope moves into the caller's.
+
+   The loader's lock guards what changes while workers run: begun, done, failed and what follows it,
+   forgotten, the ring, closing.                                                                 */
+
+enum {
+    DP__DATA_WORKERS_MAX = 1024,
+    DP__DATA_AHEAD_MAX = 1 << 16,
+    DP__DATA_TEXT = 512 /* of a sentence */
+};
+
+typedef struct dp__data_slot {
+    dp_scope *scope, **scopes; /* one for each reader */
+    dp_tensor *tensors;        /* one for each field */
+    dp_value *values;          /* one for each sample */
+    int64_t *indices;
+    int64_t epoch, number, count, real_count;
+    int64_t begun, done; /* samples */
+    int64_t failed_at;   /* the first that has failed; or its status is DP_OK */
+    dp_status status;
+    char text[DP__DATA_TEXT];
+    bool forgotten;
+} dp__data_slot;
+
+typedef struct dp__data_reader {
+    dp_loader *loader;
+    int index;
+    void **rows;
+    dp__gate gate; /* it waits for slots */
+    pthread_t thread;
+} dp__data_reader;
+
+struct dp_loader {
+    dp_ctx *ctx;
+    dp_scope *scope, *guard; /* the guard ends first of all that is in the scope */
+    dp_loader_config config;
+    dp__data_deal deal;
+    size_t *row_bytes;
+    int64_t batch_count;
+    size_t group;                      /* samples for each local device */
+    int64_t epoch, number;             /* of the batch that comes next */
+    int64_t ahead_epoch, ahead_number; /* of the slot that is made next */
+    dp__lock lock;
+    dp__gate news; /* the caller waits for slots to be done */
+    dp__data_slot **ring;
+    int depth, first, slot_count;
+    bool closing;
+    dp__data_reader *readers; /* without workers there is one, who is the caller */
+    int reader_count, started;
+    unsigned fork_count;
+};
+
+typedef struct dp__data_frame { /* a function of the user's that this thread is in */
+    const dp_loader *loader;
+    const struct dp__data_frame *outer;
+} dp__data_frame;
+
+static _Thread_local const dp__data_frame *dp__data_frames;
+
+static bool dp__data_is_inside(const dp_loader *loader)
+{
+    const dp__data_frame *frame = dp__data_frames;
+    while (frame != NULL && frame->loader != loader)
+        frame = frame->outer;
+    return frame != NULL;
+}
+
+/* How many samples the batch has that stands there. */
+static int64_t dp__data_batch_size(const dp_loader *loader, int64_t number)
+{
+    int64_t batch = loader->config.batch, left = loader->deal.count;
+    if (left == INT64_MAX)
+        return batch;
+    left -= number * batch;
+    return left < batch ? left : batch;
+}
+
+static dp_status dp__data_slot_tensors(const dp_loader *loader, dp__data_slot *slot)
+{
+    const dp_field *fields = loader->config.fields;
+    for (size_t i = 0; i < loader->config.field_count; i++) {
+        int64_t shape[DP_MAX_DIMS] = {slot->count};
+        memcpy(shape + 1, fields[i].shape, (size_t)fields[i].ndim * sizeof *shape);
+        DP_TRY(dp_tensor_new(slot->scope, (dp_device){0, 0}, fields[i].dtype, fields[i].ndim + 1,
+                             shape, &slot->tensors[i]));
+    }
+    return DP_OK;
+}
+
+static void dp__data_slot_samples(const dp_loader *loader, dp__data_slot *slot)
+{
+    const dp__data_deal *deal = &loader->deal;
+    int64_t first = slot->number * loader->config.batch;
+    for (int64_t i = 0; i < slot->count; i++) {
+        bool repeated = deal->of.sampling == DP_SAMPLE_PADDED &&
+                        dp__data_position(deal, first + i) >= deal->of.count;
+        slot->indices[i] = dp__data_index(deal, slot->epoch, first + i);
+        slot->values[i] = dp_none();
+        slot->real_count += !repeated;
+    }
+}
+
+static dp_status dp__data_slot_fill(dp_loader *loader, dp_scope *scope, dp__data_slot **out)
+{
+    size_t count = (size_t)dp__data_batch_size(loader, loader->ahead_number);
+    size_t readers = (size_t)loader->reader_count;
+    dp__data_slot *slot = dp_scope_alloc(scope, sizeof *slot);
+    if (slot == NULL)
+        return dp__data_full();
+    *slot = (dp__data_slot){.scope = scope,
+                            .epoch = loader->ahead_epoch,
+                            .number = loader->ahead_number,
+                            .count = (int64_t)count};
+    slot->scopes = dp_scope_alloc(scope, readers * sizeof *slot->scopes);
+    slot->tensors = dp_scope_alloc(scope, loader->config.field_count * sizeof *slot->tensors);
+    slot->values = dp_scope_alloc(scope, count * sizeof *slot->values);
+    slot->indices = dp_scope_alloc(scope, count * sizeof *slot->indices);
+    if (slot->scopes == NULL || slot->tensors == NULL || slot->values == NULL ||
+        slot->indices == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < readers; i++) {
+        slot->scopes[i] = dp_scope_child(scope);
+        if (slot->scopes[i] == NULL)
+            return dp__data_full();
+    }
+    DP_TRY(dp__data_slot_tensors(loader, slot));
+    dp__data_slot_samples(loader, slot);
+    *out = slot;
+    return DP_OK;
+}
+
+static void dp__data_wake_readers(dp_loader *loader)
+{
+    for (int i = 0; i < loader->started; i++)
+        dp__gate_open(&loader->readers[i].gate);
+}
+
+/* Scopes inside another end the newest first, so the guard is made the newest again. */
+static dp_status dp__data_slot_make(dp_loader *loader)
+{
+    dp__data_slot *slot = NULL;
+    dp_scope *scope = dp_scope_child(loader->scope);
+    dp_status status = scope != NULL ? dp__data_slot_fill(loader, scope, &slot) : dp__data_full();
+    if (status == DP_OK)
+        status = dp_scope_attach(loader->scope, loader->guard);
+    if (status != DP_OK) {
+        dp_scope_end(scope);
+        return status;
+    }
+    dp__lock_enter(&loader->lock);
+    loader->ring[(loader->first + loader->slot_count) % loader->depth] = slot;
+    loader->slot_count++;
+    dp__lock_leave(&loader->lock);
+    loader->ahead_number++;
+    dp__data_wake_readers(loader);
+    return DP_OK;
+}
+
+/* Slots, until the ring is full or nothing more is known to be wanted. */
+static dp_status dp__data_fill(dp_loader *loader)
+{
+    if (loader->slot_count == 0) {
+        loader->ahead_epoch = loader->epoch;
+        loader->ahead_number = loader->number;
+    }
+    while (loader->slot_count < loader->depth) {
+        if (loader->ahead_number == loader->batch_count) {
+            if (loader->batch_count == 0 || loader->ahead_epoch + 1 >= loader->config.epoch_count)
+                return DP_OK;
+            loader->ahead_epoch++;
+            loader->ahead_number = 0;
+        }
+        DP_TRY(dp__data_slot_make(loader));
+    }
+    return DP_OK;
+}
+
+static void dp__data_pop(dp_loader *loader)
+{
+    dp__lock_enter(&loader->lock);
+    loader->first = (loader->first + 1) % loader->depth;
+    loader->slot_count--;
+    dp__lock_leave(&loader->lock);
+}
+
+/* ==== >>reading ================================================================================
+   Workers take few samples at a time, so that all of them work on the batch that is wanted next. */
+
+/* Whether nobody reads for the slot, nor will. Under the lock. */
+static bool dp__data_is_done(const dp__data_slot *slot)
+{
+    return slot->done == slot->begun && (slot->begun == slot->count || slot->forgotten);
+}
+
+/* Under the lock. */
+static dp__data_slot *dp__data_take(dp_loader *loader, int64_t *out_first, int64_t *out_count)
+{
+    if (loader->closing)
+        return NULL;
+    for (int i = 0; i < loader->slot_count; i++) {
+        dp__data_slot *slot = loader->ring[(loader->first + i) % loader->depth];
+        int64_t left = slot->count - slot->begun;
+        if (left == 0 || slot->forgotten)
+            continue;
+        int64_t some = loader->config.batch / (4 * loader->reader_count);
+        *out_first = slot->begun;
+        *out_count = some < 1 ? 1 : some > left ? left : some;
+        slot->begun += *out_count;
+        return slot;
+    }
+    return NULL;
+}
+
+/* What is kept is the sentence of the sample that stands first. A failure of the job is not for a
+   function of the user's to say. */
+static void dp__data_failed(dp_loader *loader, dp__data_slot *slot, int64_t at, dp_status status)
+{
+    dp_class class_ = dp_status_class(status);
+    const char *text = dp_last_error();
+    dp__lock_enter(&loader->lock);
+    if (slot->status == DP_OK || at < slot->failed_at) {
+        slot->failed_at = at;
+        slot->status = class_ == DP_CLASS_CALL || class_ == DP_CLASS_PASS ? status : DP_ERR_USER;
+        snprintf(slot->text, sizeof slot->text, "%s",
+                 text[0] != '\0' ? text : dp_status_text(slot->status));
+    }
+    dp__lock_leave(&loader->lock);
+}
+
+static void dp__data_read(dp__data_reader *reader, dp__data_slot *slot, int64_t at)
+{
+    dp_loader *loader = reader->loader;
+    int64_t position = dp__data_position(&loader->deal, slot->number * loader->config.batch + at);
+    uint64_t key = dp__data_key(loader->deal.of.seed, slot->epoch);
+    dp_sample sample = {.index = slot->indices[at],
+                        .epoch = slot->epoch,
+                        .seed = dp__data_mix(key ^ dp__data_mix((uint64_t)position)),
+                        .rows = reader->rows,
+                        .scope = slot->scopes[reader->index],
+                        .value = dp_none()};
+    for (size_t i = 0; i < loader->config.field_count; i++)
+        reader->rows[i] = (char *)slot->tensors[i].data + (size_t)at * loader->row_bytes[i];
+    const dp__data_frame frame = {loader, dp__data_frames};
+    dp__data_frames = &frame;
+    (void)dp_error(DP_OK, "%s", ""); /* so that what is there afterwards is about this sample */
+    dp_status status = loader->config.read(&sample, loader->config.user);
+    dp__data_frames = frame.outer;
+    if (status == DP_OK && sample.value.kind == DP_ERROR)
+        status = dp_error((dp_status)sample.value.status, "%s", sample.value.as.s);
+    slot->values[at] = sample.value;
+    if (status != DP_OK)
+        dp__data_failed(loader, slot, at, status);
+}
+
+/* False: there is nothing to read. */
+static bool dp__data_work(dp__data_reader *reader)
+{
+    dp_loader *loader = reader->loader;
+    int64_t first = 0, count = 0;
+    dp__lock_enter(&loader->lock);
+    dp__data_slot *slot = dp__data_take(loader, &first, &count);
+    dp__lock_leave(&loader->lock);
+    if (slot == NULL)
+        return false;
+    for (int64_t i = 0; i < count; i++)
+        dp__data_read(reader, slot, first + i);
+    dp__lock_enter(&loader->lock);
+    slot->done += count;
+    bool done = dp__data_is_done(slot);
+    dp__lock_leave(&loader->lock);
+    if (done)
+        dp__gate_open(&loader->news);
+    return true;
+}
+
+static void *dp__data_reader_main(void *user)
+{
+    dp__data_reader *reader = user;
+    dp_loader *loader = reader->loader;
+    for (;;) {
+        unsigned seen = dp__gate_word(&reader->gate);
+        dp__lock_enter(&loader->lock);
+        bool closing = loader->closing;
+        dp__lock_leave(&loader->lock);
+        if (closing)
+            return NULL;
+        if (!dp__data_work(reader))
+            dp__gate_wait(&reader->gate, seen, false);
+    }
+}
+
+static void dp__data_await(dp_loader *loader, const dp__data_slot *slot)
+{
+    for (;;) {
+        unsigned seen = dp__gate_word(&loader->news);
+        dp__lock_enter(&loader->lock);
+        bool done = dp__data_is_done(slot);
+        dp__lock_leave(&loader->lock);
+        if (done)
+            return;
+        dp__gate_wait(&loader->news, seen, false);
+    }
+}
+
+/* What is in the ring is given up, when nobody reads for it any more. */
+static void dp__data_forget(dp_loader *loader)
+{
+    dp__lock_enter(&loader->lock);
+    for (int i = 0; i < loader->slot_count; i++)
+        loader->ring[(loader->first + i) % loader->depth]->forgotten = true;
+    dp__lock_leave(&loader->lock);
+    while (loader->slot_count > 0) {
+        dp__data_slot *slot = loader->ring[loader->first];
+        dp__data_await(loader, slot);
+        dp__data_pop(loader);
+        dp_scope_end(slot->scope);
+    }
+}
+
+/* ==== >>making =================================================================================
+   A loader lies in a scope of its own, with its slots. When that ends, in dp_close too, workers
+   have to be gone before their slots are: the guard, a scope inside, ends first and sees to it. */
+
+static void dp__data_stop(void *user)
+{
+    dp_loader *loader = user;
+    dp__lock_enter(&loader->lock);
+    loader->closing = true;
+    dp__lock_leave(&loader->lock);
+    dp__data_wake_readers(loader);
+    for (int i = 0; i < loader->started; i++) {
+        pthread_join(loader->readers[i].thread, NULL);
+        dp__gate_fini(&loader->readers[i].gate);
+    }
+    dp__gate_fini(&loader->news);
+}
+
+static dp_status dp__data_fields_check(const dp_loader_config *config)
+{
+    for (size_t i = 0; i < config->field_count; i++) {
+        const dp_field *field = &config->fields[i];
+        bool fits = field->ndim >= 0 && field->ndim < DP_MAX_DIMS;
+        dp_tensor row = fits ? dp_wrap(&row, field->dtype, field->ndim, field->shape)
+                             : (dp_tensor){0};
+        if (field->name == NULL)
+            return dp_error(DP_ERR_INVALID, "field %zu has no name", i);
+        if (!fits || dp_tensor_count(&row) < 0)
+            return dp_error(DP_ERR_INVALID, "field '%s' has a dtype or a shape that is none",
+                            field->name);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(config->fields[k].name, field->name) == 0)
+                return dp_error(DP_ERR_INVALID, "fields %zu and %zu are both '%s'", k, i,
+                                field->name);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__data_numbers_check(const dp_loader_config *config)
+{
+    int64_t block = config->sampler.block > 0 ? config->sampler.block : 1;
+    if (config->read == NULL)
+        return dp_error(DP_ERR_INVALID, "read is NULL");
+    if (config->fields == NULL && config->field_count > 0)
+        return dp_error(DP_ERR_INVALID, "fields is NULL");
+    if (config->batch < 0 || config->batch > INT32_MAX)
+        return dp_error(DP_ERR_INVALID, "batch is %lld", (long long)config->batch);
+    if ((config->batch > 0 ? config->batch : 1) % block != 0)
+        return dp_error(DP_ERR_INVALID, "batch is %lld, no multiple of sampler.block, %lld",
+                        (long long)config->batch, (long long)block);
+    if (config->worker_count < 0 || config->worker_count > DP__DATA_WORKERS_MAX)
+        return dp_error(DP_ERR_INVALID, "worker_count is %d, of at most %d", config->worker_count,
+                        DP__DATA_WORKERS_MAX);
+    if (config->ahead < 0 || config->ahead > DP__DATA_AHEAD_MAX)
+        return dp_error(DP_ERR_INVALID, "ahead is %d, of at most %d", config->ahead,
+                        DP__DATA_AHEAD_MAX);
+    if (config->epoch_count < 0)
+        return dp_error(DP_ERR_INVALID, "epoch_count is %lld", (long long)config->epoch_count);
+    return DP_OK;
+}
+
+static dp_status dp__data_fields_copy(dp_loader *loader)
+{
+    size_t count = loader->config.field_count;
+    dp_field *fields = dp_scope_alloc(loader->scope, count * sizeof *fields);
+    loader->row_bytes = dp_scope_alloc(loader->scope, count * sizeof *loader->row_bytes);
+    if (fields == NULL || loader->row_bytes == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < count; i++) {
+        fields[i] = loader->config.fields[i];
+        fields[i].name = dp_text(dp_string(loader->scope, fields[i].name));
+        if (fields[i].name == NULL)
+            return dp__data_full();
+        dp_tensor row = dp_wrap(&row, fields[i].dtype, fields[i].ndim, fields[i].shape);
+        loader->row_bytes[i] = (size_t)dp_tensor_count(&row) * dp_dtype_bytes(fields[i].dtype);
+    }
+    loader->config.fields = fields;
+    return DP_OK;
+}
+
+static int64_t dp__data_batches(const dp_loader_config *config, int64_t samples)
+{
+    if (samples == INT64_MAX)
+        return samples;
+    return samples / config->batch + (!config->drop_last && samples % config->batch > 0);
+}
+
+static dp_status dp__data_numbers(dp_loader *loader)
+{
+    dp_loader_config *config = &loader->config;
+    dp_info info;
+    DP_TRY(dp_info_get(loader->ctx, &info));
+    if (config->sampler.world == 0 && config->sampler.rank == 0) {
+        config->sampler.rank = info.process;
+        config->sampler.world = info.process_count;
+    }
+    DP_TRY(dp__data_deal_of(&config->sampler, &loader->deal));
+    config->batch = config->batch > 0 ? config->batch : 1;
+    loader->batch_count = dp__data_batches(config, loader->deal.count);
+    loader->group = (size_t)((config->batch - 1) / info.local_count + 1);
+    loader->depth = config->worker_count == 0 ? 1 : config->ahead > 0 ? config->ahead : 2;
+    loader->reader_count = config->worker_count > 0 ? config->worker_count : 1;
+    return DP_OK;
+}
+
+static dp_status dp__data_readers_make(dp_loader *loader)
+{
+    size_t count = (size_t)loader->reader_count, fields = loader->config.field_count;
+    void **rows = dp_scope_alloc(loader->scope, count * fields * sizeof *rows);
+    loader->ring = dp_scope_alloc(loader->scope, (size_t)loader->depth * sizeof *loader->ring);
+    loader->readers = dp_scope_alloc(loader->scope, count * sizeof *loader->readers);
+    if (rows == NULL || loader->ring == NULL || loader->readers == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < count; i++)
+        loader->readers[i] =
+            (dp__data_reader){.loader = loader, .index = (int)i, .rows = rows + i * fields};
+    return DP_OK;
+}
+
+static dp_status dp__data_readers_start(dp_loader *loader)
+{
+    for (int i = 0; i < loader->config.worker_count; i++) {
+        dp__data_reader *reader = &loader->readers[i];
+        dp__gate_init(&reader->gate);
+        int failed = dp__thread_start(&reader->thread, dp__data_reader_main, reader);
+        if (failed != 0) {
+            dp__gate_fini(&reader->gate);
+            return dp_error(DP_ERR_NO_MEMORY, "cannot start worker %d of %d: %s", i,
+                            loader->config.worker_count, strerror(failed));
+        }
+        loader->started++;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__data_loader_make(dp_ctx *ctx, const dp_loader_config *config, dp_scope *scope,
+                                      dp_loader **out)
+{
+    dp_loader *loader = dp_scope_alloc(scope, sizeof *loader);
+    if (loader == NULL)
+        return dp__data_full();
+    *loader = (dp_loader){.ctx = ctx,
+                          .scope = scope,
+                          .config = *config,
+                          .lock = DP__LOCK_INITIALIZER,
+                          .fork_count = dp__os_fork_count()};
+    DP_TRY(dp__data_numbers(loader));
+    DP_TRY(dp__data_fields_copy(loader));
+    DP_TRY(dp__data_readers_make(loader));
+    loader->guard = dp_scope_child(scope);
+    if (loader->guard == NULL)
+        return dp__data_full();
+    DP_TRY(dp_scope_defer(loader->guard, dp__data_stop, loader));
+    dp__gate_init(&loader->news);
+    *out = loader;
+    return dp__data_readers_start(loader);
+}
+
+DP_API dp_status dp_loader_create(dp_ctx *ctx, const dp_loader_config *config, dp_loader **out)
+{
+    dp_info info;
+    dp_loader *loader = NULL;
+    if (config == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        config == NULL ? "config" : "out");
+    DP_TRY(dp_info_get(ctx, &info));
+    DP_TRY(dp__data_named(__func__, dp__data_numbers_check(config)));
+    DP_TRY(dp__data_named(__func__, dp__data_fields_check(config)));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_status status = dp__data_loader_make(ctx, config, scope, &loader);
+    if (status == DP_OK)
+        *out = loader;
+    else
+        dp_scope_end(scope);
+    return dp__data_named(__func__, status);
+}
+
+static dp_status dp__data_usable(const char *fn, const dp_loader *loader)
+{
+    if (loader == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: loader is NULL", fn);
+    if (dp__data_is_inside(loader))
+        return dp_error(DP_ERR_STATE, "%s: a function that the loader has called called this", fn);
+    return DP_OK;
+}
+
+DP_API void dp_loader_destroy(dp_loader *loader)
+{
+    if (loader != NULL && dp__data_usable(__func__, loader) == DP_OK)
+        dp_scope_end(loader->scope);
+}
+
+/* ==== >>giving =================================================================================
+   The caller's side of it: what the ring has first is what is given next.                       */
+
+/* What the caller's thread reads itself leaves its sentence alone unless it fails. */
+static void dp__data_read_here(dp_loader *loader)
+{
+    char text[DP__DATA_TEXT];
+    snprintf(text, sizeof text, "%s", dp_last_error());
+    while (dp__data_work(&loader->readers[0]))
+        continue;
+    (void)dp_error(DP_OK, "%s", text);
+}
+
+static bool dp__data_has_values(const dp__data_slot *slot)
+{
+    for (int64_t i = 0; i < slot->count; i++)
+        if (slot->values[i].kind != DP_NONE)
+            return true;
+    return false;
+}
+
+static dp_status dp__data_collate_slot(const dp_loader *loader, const dp__data_slot *slot,
+                                       dp_value *out)
+{
+    const dp__data_frame frame = {loader, dp__data_frames};
+    size_t count = (size_t)slot->count;
+    if (loader->config.collate == NULL)
+        return dp_collate(slot->scope, slot->values, count, loader->group, out);
+    dp__data_frames = &frame;
+    dp_status status =
+        loader->config.collate(slot->scope, slot->values, count, out, loader->config.user);
+    dp__data_frames = frame.outer;
+    return status;
+}
+
+/* The value of a batch: fields, and behind them what became of the samples' values. */
+static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *slot, dp_value *out)
+{
+    size_t fields = loader->config.field_count, more = 0;
+    dp_value made = dp_none();
+    if (fields == 0 || dp__data_has_values(slot)) {
+        DP_TRY(dp__data_collate_slot(loader, slot, &made));
+        DP_TRY(dp__data_made(made, &made));
+        *out = made;
+        if (fields == 0)
+            return DP_OK;
+        if (made.kind != DP_DICT)
+            return dp_error(DP_ERR_INVALID, "beside fields, what is collated has to be a dict");
+        more = dp_count(made);
+    }
+    dp_pair *pairs = dp_scope_alloc(slot->scope, (fields + more) * sizeof *pairs);
+    if (pairs == NULL)
+        return dp__data_full();
+    for (size_t i = 0; i < fields; i++)
+        pairs[i] = (dp_pair){loader->config.fields[i].name, dp_of(slot->scope, &slot->tensors[i])};
+    for (size_t i = 0; i < more; i++)
+        pairs[fields + i] = (dp_pair){dp_key_at(made, i), dp_at(made, i)};
+    return dp__data_made(dp_dict_make(slot->scope, pairs, fields + more), out);
+}
+
+/* The batch is lost, and the next one comes next. */
+static dp_status dp__data_spoilt(dp_loader *loader, dp__data_slot *slot, dp_status status)
+{
+    char text[DP__DATA_TEXT + 40];
+    if (slot->status != DP_OK)
+        snprintf(text, sizeof text, "sample %lld: %s", (long long)slot->indices[slot->failed_at],
+                 slot->text);
+    else
+        snprintf(text, sizeof text, "%s", dp_last_error());
+    long long epoch = (long long)slot->epoch, number = (long long)slot->number;
+    dp__data_pop(loader);
+    dp_scope_end(slot->scope);
+    loader->number++;
+    return dp_error(status, "epoch %lld, batch %lld: %s", epoch, number, text);
+}
+
+/* A new batch is begun for the one that was given. If there is no memory for it now there may be
+   when it is wanted. */
+static void dp__data_go_on(dp_loader *loader)
+{
+    char text[DP__DATA_TEXT];
+    snprintf(text, sizeof text, "%s", dp_last_error());
+    if (loader->config.worker_count > 0 && dp__data_fill(loader) != DP_OK)
+        (void)dp_error(DP_OK, "%s", text);
+}
+
+static dp_status dp__data_next(dp_loader *loader, dp_scope *scope, dp_batch *out)
+{
+    dp_value value;
+    DP_TRY(dp__data_fill(loader));
+    dp__data_slot *slot = loader->ring[loader->first];
+    if (loader->config.worker_count == 0)
+        dp__data_read_here(loader);
+    dp__data_await(loader, slot);
+    dp_status status = slot->status;
+    if (status == DP_OK)
+        status = dp__data_compose(loader, slot, &value);
+    if (status != DP_OK && (slot->status != DP_OK || status != DP_ERR_NO_MEMORY))
+        return dp__data_spoilt(loader, slot, status);
+    DP_TRY(status);
+    DP_TRY(dp_scope_attach(scope, slot->scope));
+    *out = (dp_batch){.value = value,
+                      .count = slot->count,
+                      .real_count = slot->real_count,
+                      .indices = slot->indices,
+                      .epoch = slot->epoch,
+                      .number = slot->number};
+    dp__data_pop(loader);
+    loader->number++;
+    dp__data_go_on(loader);
+    return DP_OK;
+}
+
+static void dp__data_end(dp_loader *loader, dp_batch *out)
+{
+    *out = (dp_batch){.value = dp_none(), .epoch = loader->epoch, .number = loader->number};
+    if (loader->config.epoch_count > 0 && loader->epoch + 1 >= loader->config.epoch_count)
+        return;
+    loader->epoch++;
+    loader->number = 0;
+}
+
+/* Threads do not survive a fork, and what the job cannot use is not read. */
+static dp_status dp__data_alive(const dp_loader *loader)
+{
+    dp_failure_info failure;
+    if (loader->fork_count != dp__os_fork_count())
+        return dp_error(DP_ERR_STATE, "the loader belongs to the parent process");
+    if (dp_failure(loader->ctx, &failure))
+        return dp_error(failure.status, "the job failed: %s", failure.text);
+    return DP_OK;
+}
+
+DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *out)
+{
+    DP_TRY(dp__data_usable(__func__, loader));
+    DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        scope == NULL ? "scope" : "out");
+    if (loader->number < loader->batch_count)
+        return dp__data_named(__func__, dp__data_next(loader, scope, out));
+    dp__data_end(loader, out);
+    return DP_OK;
+}
+
+/* ==== >>keeping ================================================================================
+   A place is kept as samples of all ranks, so that it means the same to any number of them.     */
+
+DP_API dp_status dp_loader_info_get(const dp_loader *loader, dp_loader_info *out)
+{
+    if (loader == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        loader == NULL ? "loader" : "out");
+    *out = (dp_loader_info){.epoch = loader->epoch,
+                            .number = loader->number,
+                            .batch_count = loader->batch_count,
+                            .sample_count = loader->deal.count};
+    return DP_OK;
+}
+
+/* Batches of an endless sampler that can be counted. */
+static int64_t dp__data_number_most(const dp_loader *loader)
+{
+    if (loader->batch_count < INT64_MAX)
+        return loader->batch_count;
+    return DP__DATA_COUNT_MAX / loader->deal.of.world / loader->config.batch / 2;
+}
+
+static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
+{
+    int64_t epochs = loader->config.epoch_count, most = dp__data_number_most(loader);
+    if (epoch < 0 || (epochs > 0 && epoch >= epochs) ||
+        (epoch > 0 && loader->deal.of.sampling == DP_SAMPLE_ENDLESS))
+        return dp_error(DP_ERR_INVALID, "there is no epoch %lld", (long long)epoch);
+    if (number < 0 || number > most)
+        return dp_error(DP_ERR_INVALID, "batch %lld of %lld", (long long)number, (long long)most);
+    dp__data_forget(loader);
+    loader->epoch = epoch;
+    loader->number = number;
+    return DP_OK;
+}
+
+DP_API dp_status dp_loader_seek(dp_loader *loader, int64_t epoch, int64_t number)
+{
+    DP_TRY(dp__data_usable(__func__, loader));
+    DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
+    return dp__data_named(__func__, dp__data_seek(loader, epoch, number));
+}
+
+DP_API dp_status dp_loader_save(const dp_loader *loader, dp_scope *scope, dp_value *out)
+{
+    if (loader == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        loader == NULL ? "loader" : "out");
+    const dp_sampler *sampler = &loader->deal.of;
+    const dp_pair pairs[] = {
+        {"epoch", dp_int(loader->epoch)},
+        {"samples", dp_int(loader->number * loader->config.batch * sampler->world)},
+        {"ended", dp_bool(loader->number == loader->batch_count)},
+        {"count", dp_int(sampler->count)},
+        {"seed", dp_int((int64_t)sampler->seed)},
+        {"in_order", dp_bool(sampler->in_order)},
+        {"endless", dp_bool(sampler->sampling == DP_SAMPLE_ENDLESS)}};
+    return dp__data_named(
+        __func__, dp__data_made(dp_dict_make(scope, pairs, sizeof pairs / sizeof pairs[0]), out));
+}
+
+static dp_status dp__data_saved(dp_value saved, const char *key, dp_kind kind, int64_t *out)
+{
+    dp_value value = dp_get(saved, key);
+    if (value.kind != kind)
+        return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or no %s", key,
+                        kind == DP_INT ? "number" : "bool");
+    *out = kind == DP_INT ? value.as.i : value.as.b;
+    return DP_OK;
+}
+
+static dp_status dp__data_load(dp_loader *loader, dp_value saved)
+{
+    const dp_sampler *sampler = &loader->deal.of;
+    const struct {
+        const char *key;
+        dp_kind kind;
+        int64_t own;
+    } same[] = {{"count", DP_INT, sampler->count},
+                {"seed", DP_INT, (int64_t)sampler->seed},
+                {"in_order", DP_BOOLEAN, sampler->in_order},
+                {"endless", DP_BOOLEAN, sampler->sampling == DP_SAMPLE_ENDLESS}};
+    int64_t there = 0, epoch = 0, samples = 0, ended = 0,
+            all = loader->config.batch * sampler->world;
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        DP_TRY(dp__data_saved(saved, same[i].key, same[i].kind, &there));
+        if (there != same[i].own)
+            return dp_error(DP_ERR_MISMATCH, "'%s' is %lld, saved %lld", same[i].key,
+                            (long long)same[i].own, (long long)there);
+    }
+    DP_TRY(dp__data_saved(saved, "epoch", DP_INT, &epoch));
+    DP_TRY(dp__data_saved(saved, "samples", DP_INT, &samples));
+    DP_TRY(dp__data_saved(saved, "ended", DP_BOOLEAN, &ended));
+    if (ended)
+        return dp__data_seek(loader, epoch, loader->batch_count);
+    if (samples % all != 0)
+        return dp_error(DP_ERR_MISMATCH,
+                        "%lld samples were done, and a batch of all ranks has %lld",
+                        (long long)samples, (long long)all);
+    return dp__data_seek(loader, epoch, samples / all);
+}
+
+DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved)
+{
+    DP_TRY(dp__data_usable(__func__, loader));
+    DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
+    return dp__data_named(__func__, dp__data_load(loader, saved));
+}
+#endif /* DP_IMPLEMENTATION && !DP_DATA_IMPLEMENTED */
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
