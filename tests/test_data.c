@@ -499,14 +499,29 @@ TEST(blocks_keep_batches_whole)
     dp_close(ctx);
 }
 
-TEST(the_process_is_the_rank)
+static dp_status one_of_two(void *user)
 {
     own_set *set = new_set();
-    dp_ctx *ctx = open_one(2);
-    dp_loader_config config = {.sampler = {.count = 5}, .batch = 5};
+    dp_ctx *ctx = open_one(1);
+    dp_info info;
+    dp_loader_info own;
+    (void)user;
+    CHECK_OK(dp_info_get(ctx, &info));
+    CHECK_INT(info.process_count, 2);
+    dp_loader_config config = {.sampler = {.count = 5, .sampling = DP_SAMPLE_EXACT}, .batch = 2};
     dp_loader *loader = loader_of(ctx, set, config);
-    CHECK_INT(check_epoch(ctx, loader, &config, 0), 1);
+    config.sampler.rank = info.process;
+    config.sampler.world = 2;
+    CHECK_OK(dp_loader_info_get(loader, &own));
+    CHECK_INT(own.sample_count, 3 - info.process);
+    CHECK_INT(check_epoch(ctx, loader, &config, 0), 2 - info.process);
     dp_close(ctx);
+    return DP_OK;
+}
+
+TEST(each_process_has_its_samples)
+{
+    CHECK_OK(dp_spawn(2, one_of_two, NULL));
 }
 
 /* ---- ahead ----------------------------------------------------------------------------------- */

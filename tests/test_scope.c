@@ -279,6 +279,27 @@ TEST(defer_is_last_in_first_out)
 }
 
 /* With poison each has a block of its own. */
+/* What is attached counts as new. */
+TEST(children_end_the_newest_first)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx = open_counted(1, &counter);
+    diary d;
+    note notes[4];
+    make_notes(&d, notes, 4);
+    dp_scope *scope = begin(ctx), *inside[3];
+    defer_note(scope, notes, 0);
+    for (int i = 0; i < 3; i++) {
+        inside[i] = dp_scope_child(scope);
+        CHECK(inside[i] != NULL);
+        defer_note(inside[i], notes, i + 1);
+    }
+    CHECK_OK(dp_scope_attach(scope, inside[1]));
+    dp_scope_end(scope);
+    check_diary(&d, "cdba");
+    close_counted(ctx, &counter);
+}
+
 TEST(defer_out_of_memory)
 {
     test_allocator counter = {0};
