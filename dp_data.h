@@ -200,7 +200,8 @@ DP_MUST_USE DP_API dp_status dp_loader_load(dp_loader *loader, dp_value saved);
    them. */
 DP_MUST_USE DP_API dp_status dp_pseudo_collate(dp_scope *scope, const dp_value *samples,
                                                size_t count, dp_value *out, void *user);
-/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list. */
+/* Tensors are stacked, numbers become a tensor, strings and opaque pointers a list; containers are
+   as dp_collate has them, with a sample for each device. */
 DP_MUST_USE DP_API dp_status dp_default_collate(dp_scope *scope, const dp_value *samples,
                                                 size_t count, dp_value *out, void *user);
 
@@ -781,15 +782,16 @@ DP_API dp_status dp_stack_batch(dp_ctx *ctx, dp_scope *scope, dp_value tensors, 
 }
 
 /* ==== >>images =================================================================================
-   On the host an image is normalised in one pass, from where it is to where it goes. A device does
-   it with kernels of the contract, channel by channel. Both subtract and divide in f32, as torch
-   does.                                                                                         */
+   On the host an image is normalised in one pass, from where it is to where it goes; there are only
+   256 bytes, so what becomes of each is worked out once. A device does it with kernels of the
+   contract, channel by channel. All subtract and divide in f32, as torch does.                  */
 
 typedef struct dp__data_painter {
     dp_ctx *ctx;
     dp_scope *scope;
     const dp_image_config *config;
     bool host;
+    float (*bytes)[256]; /* on the host: what becomes of a byte, for each mean and std */
 } dp__data_painter;
 
 static dp_status dp__data_image_check(const dp_image_config *config)
@@ -819,19 +821,39 @@ static dp_status dp__data_channels_check(const dp_image_config *config, const dp
     return DP_OK;
 }
 
-static void dp__data_norms(const dp_image_config *config, int64_t channel, float *out_mean,
+/* Which mean and std a channel has. */
+static size_t dp__data_norm_of(const dp_image_config *config, int64_t channel)
+{
+    return config->mean != NULL && config->channel_count == 3 ? (size_t)channel : 0;
+}
+
+static void dp__data_norms(const dp_image_config *config, size_t at, float *out_mean,
                            float *out_std)
 {
-    size_t at = config->channel_count == 3 ? (size_t)channel : 0;
     *out_mean = config->mean != NULL ? (float)config->mean[at] : 0;
     *out_std = config->std != NULL ? (float)config->std[at] : 1;
 }
 
+static dp_status dp__data_bytes_make(dp__data_painter *painter)
+{
+    size_t count = painter->config->mean != NULL ? painter->config->channel_count : 1;
+    float mean, std;
+    painter->bytes = dp_scope_alloc(painter->scope, count * sizeof *painter->bytes);
+    if (painter->bytes == NULL)
+        return dp__data_full();
+    for (size_t at = 0; at < count; at++) {
+        dp__data_norms(painter->config, at, &mean, &std);
+        for (int byte = 0; byte < 256; byte++)
+            painter->bytes[at][byte] = ((float)byte - mean) / std;
+    }
+    return DP_OK;
+}
+
 static void dp__data_row_u8(float *to, const uint8_t *from, int64_t count, int64_t stride,
-                            float mean, float std)
+                            const float *bytes)
 {
     for (int64_t x = 0; x < count; x++)
-        to[x] = ((float)from[x * stride] - mean) / std;
+        to[x] = bytes[from[x * stride]];
 }
 
 static void dp__data_row_f32(float *to, const float *from, int64_t count, int64_t stride,
@@ -855,12 +877,13 @@ static void dp__data_paint_host(const dp__data_painter *painter, const dp_tensor
     float mean, std;
     for (int64_t c = 0; c < channels; c++) {
         int64_t from = painter->config->swap_channels ? channels - 1 - c : c;
-        dp__data_norms(painter->config, c, &mean, &std);
+        size_t at = dp__data_norm_of(painter->config, c);
+        dp__data_norms(painter->config, at, &mean, &std);
         for (int64_t y = 0; y < image->shape[1]; y++) {
             float *to = (float *)place->data + c * place->stride[0] + y * place->stride[1];
             const void *row = dp__data_row(image, from, y);
             if (image->dtype == DP_U8)
-                dp__data_row_u8(to, row, width, stride, mean, std);
+                dp__data_row_u8(to, row, width, stride, painter->bytes[at]);
             else
                 dp__data_row_f32(to, row, width, stride, mean, std);
         }
@@ -903,7 +926,7 @@ static dp_status dp__data_paint_device(const dp__data_painter *painter, const dp
     DP_TRY(dp_tensor_new(painter->scope, image->device, DP_F32, 2, image->shape + 1, &means));
     for (int64_t c = 0; c < image->shape[0]; c++) {
         bool swap = painter->config->swap_channels;
-        dp__data_norms(painter->config, c, &mean, &std);
+        dp__data_norms(painter->config, dp__data_norm_of(painter->config, c), &mean, &std);
         DP_TRY(dp_select(&wide, 0, swap ? image->shape[0] - 1 - c : c, &channel));
         DP_TRY(dp_select(place, 0, c, &to));
         if (painter->config->mean != NULL && dp_tensor_count(&channel) > 0)
@@ -952,7 +975,7 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
 static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                       dp_value images, dp_value *out)
 {
-    dp__data_painter painter = {ctx, scope, config, true};
+    dp__data_painter painter = {ctx, scope, config, true, NULL};
     dp__data_pile pile;
     dp_value list;
     dp_tensor stack, place;
@@ -968,6 +991,8 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
         DP_TRY(dp_device_info_get(ctx, device.index, &info));
         painter.host = info.host_memory;
     }
+    if (painter.host)
+        DP_TRY(dp__data_bytes_make(&painter));
     DP_TRY(dp__data_pile_make(&pile, DP_F32, config->pad_value, &stack));
     for (size_t i = 0; i < pile.count; i++) {
         DP_TRY(dp__data_pile_place(&pile, &stack, i, &place));
@@ -1106,10 +1131,7 @@ static bool dp__data_is_inside(const dp_loader *loader)
 /* How many samples the batch has that stands there. */
 static int64_t dp__data_batch_size(const dp_loader *loader, int64_t number)
 {
-    int64_t batch = loader->config.batch, left = loader->deal.count;
-    if (left == INT64_MAX)
-        return batch;
-    left -= number * batch;
+    int64_t batch = loader->config.batch, left = loader->deal.count - number * batch;
     return left < batch ? left : batch;
 }
 
@@ -1589,8 +1611,7 @@ static dp_status dp__data_compose(const dp_loader *loader, const dp__data_slot *
     dp_value made = dp_none();
     if (fields == 0 || dp__data_has_values(slot)) {
         DP_TRY(dp__data_collate_slot(loader, slot, &made));
-        DP_TRY(dp__data_made(made, &made));
-        *out = made;
+        DP_TRY(dp__data_made(made, out));
         if (fields == 0)
             return DP_OK;
         if (made.kind != DP_DICT)

@@ -249,10 +249,9 @@ static dp_status read_sample(dp_sample *sample, void *user)
     atomic_fetch_add(&set->seen[sample->index], 1);
     if (set->sleep_us > 0)
         nap(set->sleep_us * (1 + (int)(sample->index % 3)));
-    for (int i = 0; i < PIXELS && sample->rows != NULL && set->wrong.kind != DP_OPAQUE; i++)
+    for (int i = 0; i < PIXELS; i++)
         ((float *)sample->rows[0])[i] = pixel(sample->index, i);
-    if (sample->rows != NULL && set->wrong.kind != DP_OPAQUE)
-        *(int64_t *)sample->rows[1] = sample->index;
+    *(int64_t *)sample->rows[1] = sample->index;
     dp_status status = DP_OK;
     for (int i = 0; i < 4; i++)
         if (set->fails[i] == sample->index && sample->index > 0)
@@ -372,6 +371,37 @@ TEST_BACKENDS(a_last_batch_is_short_or_dropped)
             CHECK_INT(check_epoch(ctx, loader, &config, 1), drop ? 2 : 3);
             dp_loader_destroy(loader);
         }
+}
+
+/* Their memory is used again, but not before devices have read it. */
+TEST_BACKENDS(batches_end_when_devices_have_them)
+{
+    enum { BATCHES = 24, ROWS = 4 };
+    own_set *set = new_set();
+    dp_loader_config config = {
+        .sampler = {.count = BATCHES * ROWS, .seed = 4}, .batch = ROWS, .worker_count = 3};
+    dp_loader *loader = loader_of(ctx, set, config);
+    dp_tensor there[BATCHES];
+    for (int i = 0; i < BATCHES; i++) {
+        dp_scope *step = dp_scope_begin(ctx);
+        dp_batch batch;
+        const dp_tensor *x;
+        CHECK_OK(dp_loader_next(loader, step, &batch));
+        CHECK_OK(dp_as_tensor(dp_get(batch.value, "x"), "x", DP_F32, 2, &x));
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, i % TREE_DEVICES), DP_F32, 2, x->shape,
+                               &there[i]));
+        CHECK_OK(dp_copy(ctx, &there[i], x, NULL));
+        dp_scope_end(step);
+    }
+    for (int i = 0; i < BATCHES; i++) {
+        float got[ROWS * PIXELS];
+        CHECK_OK(dp_read(ctx, &there[i], got, sizeof got));
+        for (int k = 0; k < ROWS * PIXELS; k++)
+            CHECK_F64(
+                got[k],
+                pixel(dp_sampler_index(&config.sampler, 0, i * ROWS + k / PIXELS), k % PIXELS), 0);
+    }
+    dp_loader_destroy(loader);
 }
 
 typedef struct size_row {
@@ -861,6 +891,33 @@ TEST(a_collate_that_fails_spoils_its_batch)
                 "dp_loader_next: epoch 0, batch 0: no batch from me");
     CHECK_ERROR(dp_loader_next(loader, scope, &batch), DP_ERR_USER, "batch 1: no batch from me");
     CHECK_OK(dp_loader_next(loader, scope, &batch));
+    dp_close(ctx);
+}
+
+static dp_status collate_nothing(dp_scope *scope, const dp_value *samples, size_t count,
+                                 dp_value *out, void *user)
+{
+    (void)scope;
+    (void)samples;
+    (void)count;
+    (void)user;
+    *out = dp_string(NULL, "");
+    return DP_OK;
+}
+
+TEST(a_collate_that_makes_an_error_value)
+{
+    dp_ctx *ctx = open_one(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_loader *loader = NULL;
+    dp_batch batch;
+    CHECK_OK(dp_loader_create(ctx,
+                              &(dp_loader_config){.sampler = {.count = 1},
+                                                  .read = read_nothing,
+                                                  .collate = collate_nothing},
+                              &loader));
+    CHECK_ERROR(dp_loader_next(loader, scope, &batch), DP_ERR_INVALID,
+                "dp_loader_next: epoch 0, batch 0: dp_string: no scope");
     dp_close(ctx);
 }
 
