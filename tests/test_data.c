@@ -1748,12 +1748,14 @@ static dp_status prepare(dp_ctx *ctx, dp_scope *scope, dp_value in, dp_value *ou
     const dp_image_config config = {NORMED, .pad_divisor = 2};
     dp_value stacked;
     DP_TRY(dp_stack_batch(ctx, scope, dp_get(dp_at(in, 0), "inputs"), 2, 1, &stacked));
+    DP_TRY(dp_image_batch(ctx, scope, NULL, dp_get(dp_at(in, 0), "x"), &stacked));
     return dp_image_preprocess(ctx, scope, &config, dp_local_device(ctx, 0), dp_at(in, 0), out);
 }
 
 TEST(preparing_out_of_memory)
 {
-    tree_out_of_memory(prepare, 60, "[{'x': (1, f32[1]=1), 'inputs': [f64[3,1,1]=5 10 4]}]",
-                       "{'x': (1, f32[1]=1), 'inputs': f32[1,3,2,2]=2 0 0 0 2 0 0 0 2 0 0 0, "
-                       "'data_samples': None}");
+    tree_out_of_memory(
+        prepare, 90, "[{'x': u8[2,1,1,1]=1 2, 'y': (1), 'inputs': [f64[3,1,1]=5 10 4]}]",
+        "{'x': u8[2,1,1,1]=1 2, 'y': (1), 'inputs': f32[1,3,2,2]=2 0 0 0 2 0 0 0 2 0 0 0, "
+        "'data_samples': None}");
 }
