@@ -660,6 +660,29 @@ TEST(a_loop_allocates_nothing)
     CHECK_NO_LEAKS(&counter);
 }
 
+/* What is forgotten is used again. */
+TEST(seeking_allocates_nothing)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx = NULL;
+    own_set *set = new_set();
+    CHECK_OK(
+        dp_open(&(dp_config){.device_count = 1, .allocator = test_allocator_of(&counter)}, &ctx));
+    dp_loader *loader = loader_of(
+        ctx, set, (dp_loader_config){.sampler = {.count = 64}, .batch = 4, .worker_count = 1});
+    for (int i = 0, quiet = 0; quiet < 20; i++) {
+        size_t before = counter.call_count;
+        dp_scope *step = dp_scope_begin(ctx);
+        CHECK_OK(dp_loader_seek(loader, i, i % 8));
+        take(loader, step, 1);
+        dp_scope_end(step);
+        quiet = counter.call_count == before ? quiet + 1 : 0;
+        CHECK(i < 200);
+    }
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+}
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
 TEST_BACKENDS(values_are_collated_beside_fields)
@@ -1393,10 +1416,13 @@ static bool memory_runs_out(size_t at, int workers)
     for (int ends = 0, errors = 0; ends < 2;) {
         dp_batch batch = {0};
         dp_scope *step = dp_scope_begin(ctx);
+        (void)dp_error(DP_OK, "before");
         dp_status status = step != NULL ? dp_loader_next(loader, step, &batch) : DP_ERR_NO_MEMORY;
         CHECK(status == DP_OK || (status == DP_ERR_NO_MEMORY && ++errors == 1));
         if (status == DP_OK && batch.count > 0)
             check_batch(&batch, &config);
+        if (status == DP_OK) /* what could not be read ahead yet is nobody's error */
+            CHECK_STR(dp_last_error(), "before");
         ends += status == DP_OK && batch.count == 0;
         dp_scope_end(step);
     }
