@@ -1643,6 +1643,11 @@ TEST_BACKENDS(batches_are_stacked_as_mmengine_does)
     CHECK_ERROR(dp_stack_batch(ctx, scope, dp_list_make(scope, DP_LIST, mixed, 2), 1, 0, &out),
                 DP_ERR_MISMATCH, "tensor 1 is on another device than tensor 0");
     CHECK_ERROR(dp_stack_batch(ctx, scope, mixed[0], 1, 0, NULL), DP_ERR_INVALID, "out is NULL");
+    mixed[0] = dp_string(NULL, "");
+    CHECK_ERROR(dp_stack_batch(ctx, scope, mixed[0], 1, 0, &out), DP_ERR_INVALID,
+                "dp_string: no scope");
+    CHECK_ERROR(dp_image_batch(ctx, scope, NULL, mixed[0], &out), DP_ERR_INVALID,
+                "dp_string: no scope");
 }
 
 static const double three_means[] = {1, 2, 3}, three_stds[] = {2, 4, 0.5};
