@@ -193,7 +193,8 @@
             modules, passes, wrappers for the devices of one process, dp_train_step;
             dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
             dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
-            dp_train.h: optimizers; dp_data.h: samplers, a loader */
+            dp_train.h: optimizers; dp_data.h: samplers, a loader;
+            dp_save.h: checkpoints */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -260,7 +261,9 @@ extern "C" {
     X(DP_ERR_REMOTE,       -9, JOB,  "another rank failed first")          \
     X(DP_ERR_TIMEOUT,     -10, JOB,  "a rank did not arrive in time")      \
     X(DP_ERR_ABORTED,     -11, JOB,  "the job was aborted")                \
-    X(DP_ERR_INTERNAL,    -12, JOB,  "a bug in dp.h, or in a backend")
+    X(DP_ERR_INTERNAL,    -12, JOB,  "a bug in dp.h, or in a backend")     \
+    X(DP_ERR_FILE,        -13, PASS, "a file is damaged, or the system refuses it") \
+    X(DP_ERR_NO_FILE,     -14, PASS, "no such file")
 #define DP__STATUS_ENUM(name, value, class_, text) name = value,
 typedef enum dp_status { DP_STATUS_LIST(DP__STATUS_ENUM) } dp_status;
 #undef DP__STATUS_ENUM
@@ -2225,7 +2228,7 @@ static char dp__sentence_hide(void)
 
 static bool dp__is_failure(dp_status status) /* one of the list */
 {
-    return status < DP_OK && status >= DP_ERR_INTERNAL;
+    return status < DP_OK && status >= DP_ERR_NO_FILE;
 }
 
 static dp_status dp__sentence_after(char first, dp_status status)

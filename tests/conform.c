@@ -5,6 +5,7 @@
 #include "../dp.h"
 #include "../dp_data.h"
 #include "../dp_train.h"
+#include "../dp_save.h"
 #include CONFORM_BACKEND
 
 const dp_device_ops *conform_table(void);

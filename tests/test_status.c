@@ -47,6 +47,8 @@ static const code codes[] = {
     {DP_ERR_TIMEOUT, -10, DP_CLASS_JOB, "DP_ERR_TIMEOUT", "a rank did not arrive in time"},
     {DP_ERR_ABORTED, -11, DP_CLASS_JOB, "DP_ERR_ABORTED", "the job was aborted"},
     {DP_ERR_INTERNAL, -12, DP_CLASS_JOB, "DP_ERR_INTERNAL", "a bug in dp.h, or in a backend"},
+    {DP_ERR_FILE, -13, DP_CLASS_PASS, "DP_ERR_FILE", "a file is damaged, or the system refuses it"},
+    {DP_ERR_NO_FILE, -14, DP_CLASS_PASS, "DP_ERR_NO_FILE", "no such file"},
 };
 #define CODE_COUNT (sizeof codes / sizeof codes[0])
 
@@ -62,7 +64,7 @@ TEST(every_code_has_its_words)
 
 TEST(unknown_codes_have_words_too)
 {
-    const int unknown[] = {2, 77, -13, -128, INT_MAX, INT_MIN};
+    const int unknown[] = {2, 77, -15, -128, INT_MAX, INT_MIN};
     for (size_t i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         dp_status status = (dp_status)unknown[i];
         CHECK(dp_status_name(status) != NULL && dp_status_name(status)[0] != '\0');

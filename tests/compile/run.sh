@@ -72,6 +72,7 @@ REDUCE='#include "dp_reduce.h"'
 LAUNCH='#include "dp_launch.h"'
 SHM='#include "dp_shm.h"'
 VALUE='#include "dp_value.h"'
+SAVE='#include "dp_save.h"'
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
 INCLUDE_STB='#if __has_include(<stb/stb_ds.h>)
 #include <stb/stb_ds.h>
@@ -99,6 +100,8 @@ write reduce_alone.c "$REDUCE"
 write reduce_dp.c "$IMPLEMENT" "$REDUCE" "$DP" "$RANKS"
 write launch_alone.c "$LAUNCH"
 write launch_dp.c "$IMPLEMENT" "$LAUNCH" "$DP" "$RANKS"
+write save_alone.c "$SAVE"
+write save.c "$IMPLEMENT" "$SAVE"
 write static_a.c '#define DP_STATIC' "$IMPLEMENT" "$MAIN"
 write static_b.c '#define DP_STATIC' '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
 write stb_user.c "$EMIT_STB" "$INCLUDE_STB"
@@ -148,6 +151,8 @@ c_cases() {
     expect "$cc: dp_reduce.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/reduce_dp.c
     expect "$cc: dp_launch.h alone" parses -std=c11 $BUILD/launch_alone.c
     expect "$cc: dp_launch.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/launch_dp.c
+    expect "$cc: dp_save.h alone" parses -std=c11 $BUILD/save_alone.c
+    expect "$cc: dp_save.h, implementation" parses -std=c11 $BUILD/save.c
     expect "$cc: DP_STATIC" parses -std=c11 $BUILD/static_b.c
     expect "$cc: included twice" parses -std=c11 $BUILD/twice.c
     expect "$cc: dp.h, dp_cpu.h" parses -std=c11 $BUILD/dp_cpu.c
@@ -184,6 +189,7 @@ cxx_cases() {
     local std
     for std in 11 14 17 20; do
         expect "$cc c++$std: declarations" parses "-std=c++$std" -x c++ tests/compile/use.c
+        expect "$cc c++$std: dp_save.h" parses "-std=c++$std" -x c++ $BUILD/save_alone.c
     done
     expect_error "$cc: the implementation is C, and says so" 'error.*C11' \
         parses -std=c++17 $BUILD/as_cxx.cpp
@@ -320,7 +326,7 @@ other_system() {
         head -n 1)" $BUILD/stb_ds.h
     for system in x86_64-macos aarch64-macos x86_64-freebsd x86_64-linux-musl; do
         expect "$system: implementation" "${zig[@]}" cc -target $system -std=c11 "${WARN[@]}" \
-            -Wno-frame-larger-than -fno-sanitize=all -I. -isystem $BUILD -c $BUILD/dp.c \
+            -Wno-frame-larger-than -fno-sanitize=all -I. -isystem $BUILD -c $BUILD/save.c \
             -o $BUILD/$system.o
     done
 }

@@ -1,0 +1,2060 @@
+/* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
+
+   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use.
+   Files are safetensors files: Python's `safetensors` opens what is written here, and what it has
+   written opens here.
+
+       dp_module_save(par, step, &model);
+       dp_optim_save(optim, step, &state);                     of dp_train.h
+       dp_checkpoint_save(ctx, "last.safetensors",
+                          DP_DICT(step, {"model", model}, {"optim", state}, {"epoch", dp_int(3)}));
+       ...
+       status = dp_checkpoint_load(ctx, step, "last.safetensors", &saved);
+       if (status == DP_OK) {                                  DP_ERR_NO_FILE: from the beginning
+           dp_module_load(par, dp_get(saved, "model"), NULL);
+           dp_optim_load(optim, dp_get(saved, "optim"));
+           epoch = dp_get(saved, "epoch").as.i;
+       }
+
+   What is kept says nothing of devices, processes or wrappers, so it is the same file whatever has
+   written it, and may be loaded by a program on others.
+
+   CONTENTS (search for the tag)
+     >>files        a tree of values in a file, and back
+     >>models       parameters and buffers by name
+     >>checkpoints  the same for all processes of a job
+   and of the implementation
+     >>system       files that are there as a whole or not at all
+     >>words        names and text
+     >>leaves       which tensors a value has, and where they go
+     >>headers      what a file begins with
+     >>writing      all the rest of it
+     >>json         what others have written, character by character
+     >>entries      what a header says of tensors
+     >>places       whether that can be true
+     >>trees        values as they were
+     >>reading      a file as a value
+     >>loading      a value into a module
+     >>agreement    what all processes know of it
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#ifndef DP_SAVE_H
+#define DP_SAVE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== >>files ==================================================================================
+   A dict of tensors, on any device and with any strides, of numbers, strings, none, lists, tuples
+   and dicts. What is read equals what was written: names with dots, the order of entries, empty
+   things, tuples, 3 and 3.0. Containers and opaque pointers are refused, and so is text that is not
+   UTF-8.
+
+   In the file a tensor has the keys and indices that lead to it for a name, joined by dots:
+   {"optim": {"state": {"fc.weight": [a, b]}}} has optim.state.fc.weight.0 and .1. (Where two would
+   have the same name, one gets a "~".) If there is anything but tensors at the top, `__metadata__`
+   has an entry "dp.h": JSON that says what the tree was. Others' entries of `__metadata__` are a
+   dict of strings under that key, and you may write such a one: {"format": "pt"} is what some
+   programs ask for.
+
+   Files of others come as a flat dict, in the order of their headers. What they hold is believed
+   only as far as it can be true: every byte belongs to one tensor, which has as many as its dtype
+   and shape say. Anything else is a DP_ERR_FILE that says what is wrong where; a dtype that dp.h
+   does not have is UNSUPPORTED.                                                                 */
+
+/* The file is there as a whole or not at all: it is written beside its place, as path.part, waited
+   for until the disk has it, and renamed. Whatever fails, the old file stays, and nothing is left
+   but what a process that was killed had of path.part, which the next to write there uses. Two that
+   write to one path at the same time: one of them is refused. A path that is a symbolic link gets a
+   file in place of the link. Tensors are read in pieces, in this process, which need not be alone:
+   it is a dp_read of each. [host] */
+DP_MUST_USE DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value);
+
+/* Tensors are read-only views of the file, which is mapped until the scope ends, and of which
+   nothing is read before it is used: the file may be larger than memory. It may be replaced
+   meanwhile, as dp_file_write does, but not changed or cut: the system kills who reads what is no
+   more there. Only tensors whose place is not aligned to their elements are copied. DP_ERR_NO_FILE:
+   there is none of this name. */
+DP_MUST_USE DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path,
+                                          dp_value *out);
+
+/* ==== >>models =================================================================================
+   Of modules and of wrappers, whose parameters have the names that they have without them.      */
+
+/* A dict of all parameters and buffers of a module: its first owner's, as dp_module_param gives
+   them. They are views, not copies, so write them out before the next step, or dp_keep them. */
+DP_MUST_USE DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *out);
+
+typedef struct dp_module_load_config { /* zero: all that the module has, and nothing else */
+    const char *prefix; /* only entries that begin with this count, as if they had it not: "module."
+                               of torch's DistributedDataParallel, or "backbone." for a part */
+    bool allow_missing; /* what has no entry stays as it is */
+    bool allow_unknown; /* entries that the module has no parameter for are not used */
+    bool cast;          /* from one floating dtype to another */
+    bool check_only;    /* say whether it would do, and change nothing */
+} dp_module_load_config;
+
+/* Into every owner. First all is checked: what is missing, unknown, or of another shape or dtype is
+   a MISMATCH that counts it and names some, and nothing has changed. Where several names share
+   memory one is enough; if there are more, they have to agree. [host] */
+DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
+                                            const dp_module_load_config *config);
+
+/* ==== >>checkpoints ============================================================================
+   As dp_file_write and dp_file_read, for all processes of a job, which call it together, as they do
+   a collective. Alone they are the same.                                                        */
+
+/* Process 0 writes its value; those of the others do not matter, and may be none. All return when
+   it is written, or could not be, with the same status. However long that takes, nobody times out
+   as long as every 64 MiB of it take less than timeout_ms. */
+DP_MUST_USE DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value);
+
+/* Every process reads the file by itself, so all need to have it: on a disk that they share, or a
+   copy of each machine's own. If one cannot, none does, and all say which and why. DP_ERR_NO_FILE
+   means that nobody has one; if only some have, or not the same, that is a MISMATCH: one that
+   begins anew while others go on would spoil them. (Files are compared by size, header and samples
+   of their bytes.) */
+DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path,
+                                                dp_value *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DP_SAVE_H */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_SAVE_IMPLEMENTED)
+#define DP_SAVE_IMPLEMENTED
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "dp_save.h: safetensors files are little-endian, and so must be the machine"
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ==== >>system ==================================================================================
+   The part that another system needs anew.                                                      */
+
+typedef struct dp__save_part { /* a file that is being written */
+    const char *target, *path;
+    int fd;
+} dp__save_part;
+
+static dp_status dp__save_full(void)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "no memory");
+}
+
+static dp_status dp__save_refused(const char *verb, const char *path)
+{
+    return dp_error(DP_ERR_FILE, "cannot %s '%.200s': %s", verb, path, strerror(errno));
+}
+
+/* DP_PENDING: a file of this name was put in place, or taken away, before it was ours. The lock is
+   the file's, so it goes with a process that is killed. Some file systems have no locks, and do
+   without. */
+static dp_status dp__save_part_try(dp__save_part *part)
+{
+    struct stat own, there;
+    part->fd = open(part->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (part->fd < 0)
+        return dp__save_refused("create", part->path);
+    if (flock(part->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return dp_error(DP_ERR_FILE, "another process, or thread, is writing '%.200s'", part->path);
+    if (fstat(part->fd, &own) != 0)
+        return dp__save_refused("look at", part->path);
+    if (lstat(part->path, &there) != 0 || own.st_ino != there.st_ino || own.st_dev != there.st_dev)
+        return DP_PENDING;
+    if (!S_ISREG(own.st_mode))
+        return dp_error(DP_ERR_FILE, "'%.200s' is no regular file", part->path);
+    return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__save_refused("empty", part->path);
+}
+
+static void dp__save_part_close(dp__save_part *part)
+{
+    if (part->fd >= 0)
+        close(part->fd);
+    part->fd = -1;
+}
+
+/* A place that holds no plain file is seen before anything is written. */
+static dp_status dp__save_part_open(dp__save_part *part)
+{
+    enum { TRIES = 16 };
+    struct stat there;
+    dp_status status = DP_PENDING;
+    part->fd = -1;
+    if (stat(part->target, &there) == 0 && !S_ISREG(there.st_mode))
+        return dp_error(DP_ERR_FILE, "it is no regular file");
+    for (int i = 0; i < TRIES && status == DP_PENDING; i++) {
+        dp__save_part_close(part);
+        status = dp__save_part_try(part);
+    }
+    if (status == DP_OK)
+        return DP_OK;
+    dp__save_part_close(part);
+    return status != DP_PENDING
+               ? status
+               : dp_error(DP_ERR_FILE, "other processes are writing '%.200s'", part->path);
+}
+
+static dp_status dp__save_part_write(const dp__save_part *part, const char *bytes, size_t count)
+{
+    for (size_t done = 0; done < count;) {
+        ssize_t wrote = write(part->fd, bytes + done, count - done);
+        if (wrote < 0 && errno != EINTR)
+            return dp__save_refused("write", part->path);
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_part_sync(const dp__save_part *part)
+{
+    return fsync(part->fd) == 0 ? DP_OK : dp__save_refused("write", part->path);
+}
+
+/* That a file has a new name is known to the disk once the directory is. One that may not be read
+   cannot be waited for, nor can one of a system that has no such thing. */
+static dp_status dp__save_directory_sync(dp__save_part *part, char *room)
+{
+    const char *slash = strrchr(part->target, '/');
+    size_t count = slash != NULL ? (size_t)(slash - part->target) + 1 : 0;
+    memcpy(room, slash != NULL ? part->target : ".", count + (slash == NULL));
+    room[count + (slash == NULL)] = '\0';
+    int fd = open(room, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = fd >= 0 && fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (failed == 0)
+        return DP_OK;
+    errno = failed;
+    return dp__save_refused("make sure of the name in", room);
+}
+
+/* Into its place, or away. Others may have the part's name as soon as it is free, and its lock as
+   soon as the file is closed: this is the order. */
+static dp_status dp__save_part_end(dp__save_part *part, char *room, dp_status status)
+{
+    bool moved = false;
+    if (status == DP_OK)
+        status = dp__save_part_sync(part);
+    if (status == DP_OK) {
+        moved = rename(part->path, part->target) == 0;
+        status = moved ? DP_OK : dp__save_refused("rename", part->path);
+    }
+    if (!moved)
+        (void)unlink(part->path);
+    dp__save_part_close(part);
+    return status == DP_OK ? dp__save_directory_sync(part, room) : status;
+}
+
+typedef struct dp__save_map { /* a file as memory */
+    dp_ctx *ctx;
+    void *bytes;
+    size_t count;
+} dp__save_map;
+
+/* After a failure of the job a device may still read it. */
+static void dp__save_unmap(void *user)
+{
+    const dp__save_map *map = user;
+    if (!dp_failure(map->ctx, NULL))
+        munmap(map->bytes, map->count);
+}
+
+/* What is not a file at all, a pipe say, is not waited for. */
+static dp_status dp__save_map_fd(int fd, dp__save_map *map)
+{
+    struct stat there;
+    if (fstat(fd, &there) != 0)
+        return dp_error(DP_ERR_FILE, "it cannot be looked at: %s", strerror(errno));
+    if (!S_ISREG(there.st_mode))
+        return dp_error(DP_ERR_FILE, "it is no regular file");
+    map->count = (size_t)there.st_size;
+    if (map->count == 0)
+        return dp_error(DP_ERR_FILE, "it is empty");
+    map->bytes = mmap(NULL, map->count, PROT_READ, MAP_SHARED, fd, 0);
+    if (map->bytes == MAP_FAILED)
+        return dp_error(DP_ERR_FILE, "it cannot be mapped: %s", strerror(errno));
+    return DP_OK;
+}
+
+static dp_status dp__save_map_open(dp_ctx *ctx, dp_scope *scope, const char *path,
+                                   dp__save_map *out)
+{
+    dp__save_map *kept = dp_scope_alloc(scope, sizeof *kept);
+    if (kept == NULL)
+        return dp__save_full();
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return dp_error(errno == ENOENT ? DP_ERR_NO_FILE : DP_ERR_FILE, "it cannot be opened: %s",
+                        strerror(errno));
+    *out = (dp__save_map){.ctx = ctx};
+    dp_status status = dp__save_map_fd(fd, out);
+    close(fd);
+    DP_TRY(status);
+    *kept = *out;
+    status = dp_scope_defer(scope, dp__save_unmap, kept);
+    if (status != DP_OK)
+        munmap(out->bytes, out->count);
+    return status;
+}
+
+/* ==== >>words ===================================================================================
+   Names come from files of anybody: sentences show no more of them than helps, and nothing that a
+   terminal obeys.                                                                               */
+
+typedef struct dp__save_shown {
+    char text[64];
+} dp__save_shown;
+
+static dp__save_shown dp__save_show(const char *name)
+{
+    enum { MOST = sizeof(dp__save_shown) - 4 };
+    dp__save_shown out;
+    size_t count = 0;
+    for (; name[count] != '\0' && count < MOST; count++)
+        out.text[count] = (unsigned char)name[count] < ' ' || name[count] == 127 ? '?'
+                                                                                 : name[count];
+    memcpy(&out.text[count], name[count] != '\0' ? "..." : "\0\0\0", 4);
+    return out;
+}
+
+static const char dp__save_notes_name[] = "__metadata__";
+static const char dp__save_tree_name[] = "dp.h";
+
+static const char *const dp__save_dtypes[] = {"F32", "F64", "F16", "BF16", "I64",
+                                              "I32", "I16", "I8",  "U8",   "BOOL"};
+_Static_assert(sizeof dp__save_dtypes / sizeof dp__save_dtypes[0] == DP_DTYPE_COUNT,
+               "each dtype has a name in files");
+
+/* Bytes of the character that begins here, 0 if it is none: too long for what it says, half of a
+   pair, too large, or cut short. */
+static size_t dp__save_utf8(const char *text)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t count = *at < 0x80 ? 1 : *at >= 0xF0 ? 4 : *at >= 0xE0 ? 3 : *at >= 0xC0 ? 2 : 0;
+    uint32_t code = count > 1 ? *at & (0x7FU >> count) : *at;
+    for (size_t i = 1; i < count; i++) {
+        if ((at[i] & 0xC0) != 0x80)
+            return 0;
+        code = code << 6 | (at[i] & 0x3F);
+    }
+    bool half = code >= 0xD800 && code < 0xE000;
+    return *at < 0xF8 && code >= least[count] && !half && code <= 0x10FFFF ? count : 0;
+}
+
+static bool dp__save_is_text(const char *text)
+{
+    size_t count = 1;
+    while (*text != '\0' && count > 0) {
+        count = dp__save_utf8(text);
+        text += count;
+    }
+    return count > 0;
+}
+
+/* "a.b", in the scope; NULL when there is no memory. */
+static const char *dp__save_join(dp_scope *scope, const char *path, const char *key)
+{
+    size_t first = path != NULL ? strlen(path) + 1 : 0, count = strlen(key) + 1;
+    char *joined = dp_scope_alloc(scope, first + count);
+    if (joined == NULL)
+        return NULL;
+    if (path != NULL) {
+        memcpy(joined, path, first - 1);
+        joined[first - 1] = '.';
+    }
+    memcpy(joined + first, key, count);
+    return joined;
+}
+
+/* At the public edge: which function, and which file. */
+static dp_status dp__save_named(const char *fn, const char *path, dp_status status)
+{
+    size_t count = strlen(path), most = 160;
+    if (status == DP_OK)
+        return DP_OK;
+    return dp_error(status, "%s: '%s%s': %s", fn, count > most ? "..." : "",
+                    count > most ? path + count - most : path, dp_last_error());
+}
+
+static dp_status dp__save_check_path(const char *fn, const char *path)
+{
+    if (path == NULL || path[0] == '\0' || path[strlen(path) - 1] == '/')
+        return dp_error(DP_ERR_INVALID, "%s: path is %s", fn,
+                        path == NULL ? "NULL" : "no name of a file");
+    return DP_OK;
+}
+
+/* ==== >>leaves ==================================================================================
+   The tensors of a value get names and places. The largest elements come first, so that all are
+   aligned to their elements.                                                                    */
+
+typedef struct dp__save_leaf {
+    const char *name;
+    const dp_tensor *tensor;
+    uint64_t first, bytes;
+} dp__save_leaf;
+
+static const size_t dp__save_sizes[] = {8, 4, 2, 1};
+
+typedef struct dp__save_writer {
+    dp_ctx *ctx;
+    dp_scope *temp;
+    dp_value value;
+    bool flat; /* a dict of tensors and nothing else: the file needs no tree */
+    dp__save_leaf *leaves;
+    size_t leaf_count;
+    size_t next_leaf; /* while the tree is put down: the leaf that comes next */
+    uint64_t data_bytes;
+    char *header;
+    size_t header_bytes;
+    dp__save_part part;
+    char *chunk;
+    size_t filled, unsaid;
+    dp_status (*beat)(void *user); /* NULL, or called every DP__SAVE_BEAT bytes */
+    void *user;
+} dp__save_writer;
+
+static bool dp__save_holds(dp_value value)
+{
+    return value.kind == DP_LIST || value.kind == DP_TUPLE || value.kind == DP_DICT;
+}
+
+static size_t dp__save_tensors_in(dp_value value)
+{
+    size_t count = value.kind == DP_TENSOR;
+    for (size_t i = 0; i < dp_count(value); i++)
+        count += dp__save_tensors_in(dp_at(value, i));
+    return count;
+}
+
+static uint64_t dp__save_bytes_of(const dp_tensor *tensor)
+{
+    return (uint64_t)dp_tensor_count(tensor) * dp_dtype_bytes((dp_dtype)tensor->dtype);
+}
+
+static dp_status dp__save_check_text(const char *path, const char *text)
+{
+    if (!dp__save_is_text(text))
+        return dp_error(DP_ERR_INVALID, "a string or key in '%s' is not UTF-8",
+                        dp__save_show(path).text);
+    return DP_OK;
+}
+
+static dp_status dp__save_collect(dp__save_writer *writer, dp_value value, const char *path);
+
+static dp_status dp__save_collect_in(dp__save_writer *writer, dp_value value, const char *path)
+{
+    char number[24];
+    for (size_t i = 0; i < dp_count(value); i++) {
+        const char *key = dp_key_at(value, i);
+        if (path == NULL && strcmp(key, dp__save_notes_name) == 0)
+            continue;
+        snprintf(number, sizeof number, "%zu", i);
+        const char *own = dp__save_join(writer->temp, path, key != NULL ? key : number);
+        if (own == NULL)
+            return dp__save_full();
+        if (key != NULL)
+            DP_TRY(dp__save_check_text(own, key));
+        if (path == NULL && dp_at(value, i).kind != DP_TENSOR)
+            writer->flat = false;
+        DP_TRY(dp__save_collect(writer, dp_at(value, i), own));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_collect(dp__save_writer *writer, dp_value value, const char *path)
+{
+    if (dp__save_holds(value))
+        return dp__save_collect_in(writer, value, path);
+    if (value.kind == DP_STRING)
+        return dp__save_check_text(path, value.as.s);
+    if (value.kind == DP_CONTAINER || value.kind == DP_OPAQUE)
+        return dp_error(DP_ERR_INVALID, "'%s' is %s, for which files have no form",
+                        dp__save_show(path).text,
+                        value.kind == DP_OPAQUE ? "an opaque pointer" : "a container");
+    if (value.kind == DP_TENSOR)
+        writer->leaves[writer->leaf_count++] =
+            (dp__save_leaf){path, value.as.t, 0, dp__save_bytes_of(value.as.t)};
+    return DP_OK;
+}
+
+/* Of one name the first in the tree comes first. */
+static int dp__save_leaf_order(const void *a, const void *b)
+{
+    const dp__save_leaf *const *one = a, *const *two = b;
+    int order = strcmp((*one)->name, (*two)->name);
+    return order != 0 ? order : (*one > *two) - (*one < *two);
+}
+
+/* "a.b" and "c" lead to the name that "a" and "b.c" lead to. Those that get a "~" may meet another
+   one who has it by nature, so this goes on until all differ. */
+static dp_status dp__save_leaves_differ(dp__save_writer *writer)
+{
+    bool same = true;
+    dp__save_leaf **sorted = dp_scope_alloc(writer->temp, writer->leaf_count * sizeof *sorted);
+    if (sorted == NULL)
+        return dp__save_full();
+    for (size_t i = 0; i < writer->leaf_count; i++)
+        sorted[i] = &writer->leaves[i];
+    while (same) {
+        same = false;
+        qsort(sorted, writer->leaf_count, sizeof *sorted, dp__save_leaf_order);
+        for (size_t i = 1; i < writer->leaf_count; i++)
+            if (strcmp(sorted[i]->name, sorted[i - 1]->name) == 0) {
+                size_t count = strlen(sorted[i]->name);
+                char *name = dp_scope_alloc(writer->temp, count + 2);
+                if (name == NULL)
+                    return dp__save_full();
+                memcpy(name, sorted[i]->name, count);
+                memcpy(name + count, "~", 2);
+                sorted[i]->name = name;
+                same = true;
+            }
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_leaves_place(dp__save_writer *writer)
+{
+    for (size_t s = 0; s < sizeof dp__save_sizes / sizeof dp__save_sizes[0]; s++)
+        for (size_t i = 0; i < writer->leaf_count; i++) {
+            dp__save_leaf *leaf = &writer->leaves[i];
+            if (dp_dtype_bytes((dp_dtype)leaf->tensor->dtype) != dp__save_sizes[s])
+                continue;
+            leaf->first = writer->data_bytes;
+            writer->data_bytes += leaf->bytes; /* each is below half of the range */
+            if (writer->data_bytes > INT64_MAX / 2)
+                return dp_error(DP_ERR_INVALID, "there are more bytes than a file can have");
+        }
+    return DP_OK;
+}
+
+static dp_status dp__save_check_notes(dp_value notes)
+{
+    if (notes.kind != DP_DICT && notes.kind != DP_NONE)
+        return dp_error(DP_ERR_INVALID, "'%s' is no dict", dp__save_notes_name);
+    for (size_t i = 0; i < dp_count(notes); i++) {
+        const char *key = dp_key_at(notes, i), *text = dp_text(dp_at(notes, i));
+        if (text == NULL || strcmp(key, dp__save_tree_name) == 0)
+            return dp_error(DP_ERR_INVALID, "'%s' in '%s' %s", dp__save_show(key).text,
+                            dp__save_notes_name,
+                            text == NULL ? "is no string" : "is the library's own");
+        DP_TRY(dp__save_check_text(dp__save_notes_name, key));
+        DP_TRY(dp__save_check_text(key, text));
+    }
+    return DP_OK;
+}
+
+/* A value made by hand is checked by dp_get. */
+static dp_status dp__save_leaves(dp__save_writer *writer)
+{
+    dp_value value = writer->value, notes = dp_get(value, dp__save_notes_name);
+    if (notes.kind == DP_ERROR)
+        return dp_error((dp_status)notes.status, "%s", notes.as.s);
+    if (value.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "the value is no dict");
+    writer->leaves =
+        dp_scope_alloc(writer->temp, dp__save_tensors_in(value) * sizeof *writer->leaves);
+    if (writer->leaves == NULL)
+        return dp__save_full();
+    writer->flat = true;
+    DP_TRY(dp__save_check_notes(notes));
+    DP_TRY(dp__save_collect_in(writer, value, NULL));
+    DP_TRY(dp__save_leaves_differ(writer));
+    return dp__save_leaves_place(writer);
+}
+
+/* ==== >>headers =================================================================================
+   Put down twice: first to count.                                                               */
+
+enum { DP__SAVE_HEADER_MOST = 100000000, DP__SAVE_HEADER_ALIGN = 8 };
+
+typedef struct dp__save_sink {
+    char *text; /* NULL: only count */
+    size_t count;
+    bool inside; /* a string of JSON */
+} dp__save_sink;
+
+static void dp__save_put_char(dp__save_sink *sink, char c)
+{
+    if (sink->text != NULL)
+        sink->text[sink->count] = c;
+    sink->count++;
+}
+
+static void dp__save_put(dp__save_sink *sink, const char *text)
+{
+    for (; *text != '\0'; text++) {
+        if (sink->inside && (*text == '"' || *text == '\\'))
+            dp__save_put_char(sink, '\\');
+        dp__save_put_char(sink, *text);
+    }
+}
+
+static void dp__save_put_number(dp__save_sink *sink, long long number)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%lld", number);
+    dp__save_put(sink, text);
+}
+
+/* 17 digits, which say all of it. What stands between the first and the others differs from one
+   country to the next. */
+static void dp__save_put_float(dp__save_sink *sink, double number)
+{
+    char text[48], *rest = text;
+    if (isnan(number) || isinf(number)) {
+        dp__save_put(sink, isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
+        return;
+    }
+    snprintf(text, sizeof text, "%.16e", number);
+    rest += *rest == '-';
+    char first[] = {text[0], *text == '-' ? text[1] : '.', *text == '-' ? '.' : '\0', '\0'};
+    dp__save_put(sink, first);
+    for (rest++; *rest < '0' || *rest > '9'; rest++)
+        continue;
+    dp__save_put(sink, rest);
+}
+
+/* `mark` tells strings of a tree from names of tensors; "" elsewhere. */
+static void dp__save_put_string(dp__save_sink *sink, const char *mark, const char *text)
+{
+    char code[8] = {0};
+    dp__save_put(sink, "\"");
+    dp__save_put(sink, mark);
+    for (; *text != '\0'; text++) {
+        if ((unsigned char)*text < ' ')
+            snprintf(code, sizeof code, "\\u%04x", (unsigned)*text);
+        else
+            snprintf(code, sizeof code, "%s%c", *text == '"' || *text == '\\' ? "\\" : "", *text);
+        dp__save_put(sink, code);
+    }
+    dp__save_put(sink, "\"");
+}
+
+static void dp__save_put_value(dp__save_writer *writer, dp__save_sink *sink, dp_value value);
+
+static void dp__save_put_members(dp__save_writer *writer, dp__save_sink *sink, dp_value value,
+                                 bool top)
+{
+    const char *comma = "";
+    dp__save_put(sink, value.kind == DP_DICT ? "{" : "[");
+    if (value.kind == DP_TUPLE) {
+        dp__save_put(sink, "\"tuple\"");
+        comma = ",";
+    }
+    for (size_t i = 0; i < dp_count(value); i++) {
+        const char *key = dp_key_at(value, i);
+        if (top && strcmp(key, dp__save_notes_name) == 0)
+            continue;
+        dp__save_put(sink, comma);
+        if (key != NULL) {
+            dp__save_put_string(sink, "", key);
+            dp__save_put(sink, ":");
+        }
+        dp__save_put_value(writer, sink, dp_at(value, i));
+        comma = ",";
+    }
+    dp__save_put(sink, value.kind == DP_DICT ? "}" : "]");
+}
+
+static void dp__save_put_value(dp__save_writer *writer, dp__save_sink *sink, dp_value value)
+{
+    if (dp__save_holds(value))
+        dp__save_put_members(writer, sink, value, false);
+    else if (value.kind == DP_TENSOR)
+        dp__save_put_string(sink, "t:", writer->leaves[writer->next_leaf++].name);
+    else if (value.kind == DP_STRING)
+        dp__save_put_string(sink, "s:", value.as.s);
+    else if (value.kind == DP_INT)
+        dp__save_put_number(sink, value.as.i);
+    else if (value.kind == DP_FLOAT)
+        dp__save_put_float(sink, value.as.f);
+    else if (value.kind == DP_BOOLEAN)
+        dp__save_put(sink, value.as.b ? "true" : "false");
+    else
+        dp__save_put(sink, "null");
+}
+
+static void dp__save_put_notes(dp__save_writer *writer, dp__save_sink *sink)
+{
+    dp_value notes = dp_get(writer->value, dp__save_notes_name);
+    const char *comma = "";
+    dp__save_put_string(sink, "", dp__save_notes_name);
+    dp__save_put(sink, ":{");
+    for (size_t i = 0; i < dp_count(notes); i++) {
+        dp__save_put(sink, comma);
+        dp__save_put_string(sink, "", dp_key_at(notes, i));
+        dp__save_put(sink, ":");
+        dp__save_put_string(sink, "", dp_text(dp_at(notes, i)));
+        comma = ",";
+    }
+    if (!writer->flat) {
+        dp__save_put(sink, comma);
+        dp__save_put_string(sink, "", dp__save_tree_name);
+        dp__save_put(sink, ":\"");
+        sink->inside = true;
+        writer->next_leaf = 0;
+        dp__save_put_members(writer, sink, writer->value, true);
+        sink->inside = false;
+        dp__save_put(sink, "\"");
+    }
+    dp__save_put(sink, "}");
+}
+
+static void dp__save_put_leaf(dp__save_sink *sink, const dp__save_leaf *leaf)
+{
+    dp__save_put_string(sink, "", leaf->name);
+    dp__save_put(sink, ":{\"dtype\":\"");
+    dp__save_put(sink, dp__save_dtypes[leaf->tensor->dtype]);
+    dp__save_put(sink, "\",\"shape\":[");
+    for (int d = 0; d < leaf->tensor->ndim; d++) {
+        dp__save_put(sink, d > 0 ? "," : "");
+        dp__save_put_number(sink, leaf->tensor->shape[d]);
+    }
+    dp__save_put(sink, "],\"data_offsets\":[");
+    dp__save_put_number(sink, (long long)leaf->first);
+    dp__save_put(sink, ",");
+    dp__save_put_number(sink, (long long)(leaf->first + leaf->bytes));
+    dp__save_put(sink, "]}");
+}
+
+/* Blanks at the end let tensors begin at a multiple of 8. */
+static void dp__save_put_header(dp__save_writer *writer, dp__save_sink *sink)
+{
+    const char *comma = "";
+    bool has_notes = !writer->flat || dp_count(dp_get(writer->value, dp__save_notes_name)) > 0;
+    dp__save_put(sink, "{");
+    if (has_notes) {
+        dp__save_put_notes(writer, sink);
+        comma = ",";
+    }
+    for (size_t i = 0; i < writer->leaf_count; i++) {
+        dp__save_put(sink, comma);
+        dp__save_put_leaf(sink, &writer->leaves[i]);
+        comma = ",";
+    }
+    dp__save_put(sink, "}");
+    while (sink->count % DP__SAVE_HEADER_ALIGN != 0)
+        dp__save_put(sink, " ");
+}
+
+/* With its length before it. */
+static dp_status dp__save_header_make(dp__save_writer *writer)
+{
+    dp__save_sink counted = {0};
+    uint64_t length = 0;
+    dp__save_put_header(writer, &counted);
+    length = counted.count;
+    if (length > DP__SAVE_HEADER_MOST)
+        return dp_error(DP_ERR_INVALID, "a header of %zu bytes for all these names; most are %d",
+                        counted.count, DP__SAVE_HEADER_MOST);
+    writer->header_bytes = sizeof length + counted.count;
+    writer->header = dp_scope_alloc(writer->temp, writer->header_bytes);
+    if (writer->header == NULL)
+        return dp__save_full();
+    memcpy(writer->header, &length, sizeof length);
+    dp__save_sink sink = {.text = writer->header + sizeof length};
+    dp__save_put_header(writer, &sink);
+    return DP_OK;
+}
+
+/* ==== >>writing =================================================================================
+   Tensors go through a piece of host memory, whatever their size.                               */
+
+enum { DP__SAVE_CHUNK = 1 << 20, DP__SAVE_BEAT = 64 << 20 };
+
+/* Those who wait are told that it goes on: once the disk has what there is, so that no wait for it
+   grows long. */
+static dp_status dp__save_flush(dp__save_writer *writer)
+{
+    DP_TRY(dp__save_part_write(&writer->part, writer->chunk, writer->filled));
+    writer->unsaid += writer->filled;
+    writer->filled = 0;
+    if (writer->beat == NULL || writer->unsaid < DP__SAVE_BEAT)
+        return DP_OK;
+    writer->unsaid = 0;
+    DP_TRY(dp__save_part_sync(&writer->part));
+    return writer->beat(writer->user);
+}
+
+/* No more than a chunk. */
+static dp_status dp__save_put_piece(dp__save_writer *writer, const dp_tensor *piece, size_t bytes)
+{
+    if (writer->filled + bytes > DP__SAVE_CHUNK)
+        DP_TRY(dp__save_flush(writer));
+    char *to = writer->chunk + writer->filled;
+    DP_TRY(dp_read(writer->ctx, piece, to, bytes));
+    for (size_t i = 0; i < bytes && piece->dtype == DP_BOOL; i++)
+        to[i] = to[i] != 0;
+    writer->filled += bytes;
+    return DP_OK;
+}
+
+/* As many rows at a time as a chunk holds; a larger row is a tensor with a dim less. */
+static dp_status dp__save_put_tensor(dp__save_writer *writer, const dp_tensor *tensor)
+{
+    uint64_t bytes = dp__save_bytes_of(tensor);
+    if (bytes <= DP__SAVE_CHUNK)
+        return dp__save_put_piece(writer, tensor, (size_t)bytes);
+    int64_t rows = tensor->shape[0], each = DP__SAVE_CHUNK / (int64_t)(bytes / (uint64_t)rows);
+    for (int64_t first = 0; first<rows; first += each> 0 ? each : 1) {
+        dp_tensor part;
+        if (each == 0)
+            DP_TRY(dp_select(tensor, 0, first, &part));
+        else
+            DP_TRY(dp_narrow(tensor, 0, first, each < rows - first ? each : rows - first, &part));
+        DP_TRY(dp__save_put_tensor(writer, &part));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_put_tensors(dp__save_writer *writer)
+{
+    for (size_t s = 0; s < sizeof dp__save_sizes / sizeof dp__save_sizes[0]; s++)
+        for (size_t i = 0; i < writer->leaf_count; i++) {
+            const dp_tensor *tensor = writer->leaves[i].tensor;
+            if (dp_dtype_bytes((dp_dtype)tensor->dtype) == dp__save_sizes[s])
+                DP_TRY(dp__save_put_tensor(writer, tensor));
+        }
+    return dp__save_flush(writer);
+}
+
+/* All that is needed is there before a file is. */
+static dp_status dp__save_write_in(dp__save_writer *writer, const char *path)
+{
+    size_t room = strlen(path) + sizeof ".part";
+    char *part = dp_scope_alloc(writer->temp, room), *spare = dp_scope_alloc(writer->temp, room);
+    writer->chunk = dp_scope_alloc(writer->temp, DP__SAVE_CHUNK);
+    if (part == NULL || spare == NULL || writer->chunk == NULL)
+        return dp__save_full();
+    snprintf(part, room, "%s.part", path);
+    DP_TRY(dp__save_leaves(writer));
+    DP_TRY(dp__save_header_make(writer));
+    writer->part = (dp__save_part){path, part, -1};
+    DP_TRY(dp__save_part_open(&writer->part));
+    dp_status status = dp__save_part_write(&writer->part, writer->header, writer->header_bytes);
+    if (status == DP_OK)
+        status = dp__save_put_tensors(writer);
+    return dp__save_part_end(&writer->part, spare, status);
+}
+
+static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value,
+                                dp_status (*beat)(void *user), void *user)
+{
+    dp__save_writer writer = {.ctx = ctx, .value = value, .beat = beat, .user = user};
+    writer.temp = dp_scope_begin(ctx);
+    dp_status status = writer.temp != NULL ? dp__save_write_in(&writer, path) : dp__save_full();
+    dp_scope_end(writer.temp);
+    return status;
+}
+
+DP_API dp_status dp_file_write(dp_ctx *ctx, const char *path, dp_value value)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(ctx, &info));
+    DP_TRY(dp__save_check_path(__func__, path));
+    return dp__save_named(__func__, path, dp__save_write(ctx, path, value, NULL, NULL));
+}
+
+/* ==== >>json ====================================================================================
+   Strict: what two readers might understand differently is refused. Strings are decoded into one
+   piece of memory, as none gets longer by that: a header needs as much memory as it has bytes.  */
+
+typedef struct dp__save_scan {
+    const char *begin, *at, *end;
+    const char *what; /* this text is, for sentences */
+    char *strings;    /* where the next one goes */
+} dp__save_scan;
+
+static dp_status dp__save_scan_begin(dp__save_scan *scan, dp_scope *temp, const char *what,
+                                     const char *text, size_t count)
+{
+    *scan = (dp__save_scan){text, text, text + count, what, dp_scope_alloc(temp, count)};
+    return scan->strings != NULL ? DP_OK : dp__save_full();
+}
+
+static dp_status dp__save_bad(const dp__save_scan *scan, const char *why)
+{
+    return dp_error(DP_ERR_FILE, "%s is damaged: at byte %zu %s", scan->what,
+                    (size_t)(scan->at - scan->begin), why);
+}
+
+static void dp__save_blanks(dp__save_scan *scan)
+{
+    while (scan->at < scan->end && strchr(" \t\r\n", *scan->at) != NULL && *scan->at != '\0')
+        scan->at++;
+}
+
+static bool dp__save_take(dp__save_scan *scan, char c)
+{
+    dp__save_blanks(scan);
+    bool there = scan->at < scan->end && *scan->at == c;
+    scan->at += there;
+    return there;
+}
+
+static dp_status dp__save_expect(dp__save_scan *scan, char c)
+{
+    char why[] = "there is no '?'";
+    why[sizeof why - 3] = c;
+    return dp__save_take(scan, c) ? DP_OK : dp__save_bad(scan, why);
+}
+
+/* After a member: another one follows, or the end. */
+static dp_status dp__save_next(dp__save_scan *scan, char end, bool *out_more)
+{
+    *out_more = dp__save_take(scan, ',');
+    return *out_more ? DP_OK : dp__save_expect(scan, end);
+}
+
+static bool dp__save_word(dp__save_scan *scan, const char *word)
+{
+    size_t count = strlen(word);
+    bool there = (size_t)(scan->end - scan->at) >= count && memcmp(scan->at, word, count) == 0;
+    scan->at += there ? count : 0;
+    return there;
+}
+
+static dp_status dp__save_hex(dp__save_scan *scan, uint32_t *out)
+{
+    *out = 0;
+    for (int i = 0; i < 4; i++, scan->at++) {
+        static const char digits[] = "0123456789abcdef";
+        char c = scan->at < scan->end ? *scan->at : '\0';
+        const char *digit = c != '\0' ? strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c) : NULL;
+        if (digit == NULL)
+            return dp__save_bad(scan, "is no hexadecimal digit");
+        *out = *out << 4 | (uint32_t)(digit - digits);
+    }
+    return DP_OK;
+}
+
+/* \uXXXX, or two of them for what is beyond 16 bits. */
+static dp_status dp__save_unicode(dp__save_scan *scan)
+{
+    uint32_t code = 0, low = 0;
+    DP_TRY(dp__save_hex(scan, &code));
+    if (code == 0)
+        return dp__save_bad(scan, "a string has a zero in it");
+    if (code >= 0xD800 && code < 0xDC00) {
+        if (dp__save_word(scan, "\\u"))
+            DP_TRY(dp__save_hex(scan, &low));
+        if (low < 0xDC00 || low > 0xDFFF)
+            return dp__save_bad(scan, "a character is half of a pair");
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    }
+    int more = code < 0x80 ? 0 : code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
+    static const uint32_t marks[] = {0, 0xC0, 0xE0, 0xF0};
+    *scan->strings++ = (char)(marks[more] | code >> (6 * more));
+    while (more-- > 0)
+        *scan->strings++ = (char)(0x80 | (code >> (6 * more) & 0x3F));
+    return DP_OK;
+}
+
+static dp_status dp__save_escape(dp__save_scan *scan)
+{
+    static const char letters[] = "\"\\/bfnrt", means[] = "\"\\/\b\f\n\r\t";
+    char c = scan->at < scan->end ? *scan->at : '\0';
+    const char *letter = c != '\0' ? strchr(letters, c) : NULL;
+    if (c == 'u') {
+        scan->at++;
+        return dp__save_unicode(scan);
+    }
+    if (letter == NULL)
+        return dp__save_bad(scan, "is no escape of JSON");
+    scan->at++;
+    *scan->strings++ = means[letter - letters];
+    return DP_OK;
+}
+
+static dp_status dp__save_string(dp__save_scan *scan, const char **out)
+{
+    DP_TRY(dp__save_expect(scan, '"'));
+    *out = scan->strings;
+    while (scan->at < scan->end && *scan->at != '"') {
+        if ((unsigned char)*scan->at < ' ')
+            return dp__save_bad(scan, "a string has a control character");
+        char c = *scan->at++;
+        if (c == '\\')
+            DP_TRY(dp__save_escape(scan));
+        else
+            *scan->strings++ = c;
+    }
+    if (scan->at == scan->end)
+        return dp__save_bad(scan, "a string does not end");
+    scan->at++;
+    *scan->strings++ = '\0';
+    return dp__save_is_text(*out) ? DP_OK : dp__save_bad(scan, "a string that ends is not UTF-8");
+}
+
+/* Digits; what follows is for the next to say. */
+static dp_status dp__save_whole(dp__save_scan *scan, uint64_t *out)
+{
+    dp__save_blanks(scan);
+    const char *first = scan->at;
+    for (*out = 0; scan->at < scan->end && *scan->at >= '0' && *scan->at <= '9'; scan->at++) {
+        uint64_t digit = (uint64_t)(*scan->at - '0');
+        if (*out > (INT64_MAX - digit) / 10)
+            return dp__save_bad(scan, "a number is too large");
+        *out = *out * 10 + digit;
+    }
+    if (scan->at == first || (*first == '0' && scan->at - first > 1))
+        return dp__save_bad(scan, "is no whole number");
+    return DP_OK;
+}
+
+/* ==== >>entries =================================================================================
+   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}                     */
+
+typedef struct dp__save_entry {
+    const char *name;
+    uint64_t first, end;
+    int64_t shape[DP_MAX_DIMS];
+    dp_dtype dtype;
+    int ndim;
+    bool used; /* by the tree */
+    dp_value value;
+} dp__save_entry;
+
+typedef struct dp__save_reader {
+    dp_scope *scope, *temp; /* for what is read; while it is read */
+    const char *data;       /* of the tensors */
+    uint64_t data_bytes;
+    dp__save_entry *entries, **sorted; /* by place at first, then by name */
+    size_t entry_count, entry_room;
+    dp_pair *notes; /* what else __metadata__ says */
+    size_t note_count, note_room;
+    bool has_notes;
+    const char *tree; /* NULL: there is none */
+} dp__save_reader;
+
+/* Room for one more; NULL when there is no memory. */
+static void *dp__save_grow(dp_scope *temp, void *old, size_t count, size_t *room, size_t size)
+{
+    if (count < *room)
+        return old;
+    *room = *room > 0 ? *room * 2 : 16;
+    void *grown = dp_scope_alloc(temp, *room * size);
+    if (grown != NULL && count > 0)
+        memcpy(grown, old, count * size);
+    return grown;
+}
+
+static dp_status dp__save_entry_dtype(dp__save_scan *scan, dp__save_entry *entry)
+{
+    const char *name;
+    DP_TRY(dp__save_string(scan, &name));
+    for (int i = 0; i < DP_DTYPE_COUNT; i++)
+        if (strcmp(name, dp__save_dtypes[i]) == 0) {
+            entry->dtype = (dp_dtype)i;
+            return DP_OK;
+        }
+    return dp_error(DP_ERR_UNSUPPORTED, "'%s' has the dtype %s, which dp.h has not",
+                    dp__save_show(entry->name).text, dp__save_show(name).text);
+}
+
+static dp_status dp__save_entry_shape(dp__save_scan *scan, dp__save_entry *entry)
+{
+    uint64_t size;
+    DP_TRY(dp__save_expect(scan, '['));
+    for (bool more = !dp__save_take(scan, ']'); more; entry->ndim++) {
+        if (entry->ndim == DP_MAX_DIMS)
+            return dp_error(DP_ERR_UNSUPPORTED, "'%s' has more than %d dims",
+                            dp__save_show(entry->name).text, DP_MAX_DIMS);
+        DP_TRY(dp__save_whole(scan, &size));
+        entry->shape[entry->ndim] = (int64_t)size;
+        DP_TRY(dp__save_next(scan, ']', &more));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_entry_place(dp__save_scan *scan, dp__save_entry *entry)
+{
+    DP_TRY(dp__save_expect(scan, '['));
+    DP_TRY(dp__save_whole(scan, &entry->first));
+    DP_TRY(dp__save_expect(scan, ','));
+    DP_TRY(dp__save_whole(scan, &entry->end));
+    return dp__save_expect(scan, ']');
+}
+
+static dp_status dp__save_entry_parse(dp__save_scan *scan, dp__save_entry *entry)
+{
+    static const char *const fields[] = {"dtype", "shape", "data_offsets"};
+    static dp_status (*const parse[])(dp__save_scan *, dp__save_entry *) = {
+        dp__save_entry_dtype, dp__save_entry_shape, dp__save_entry_place};
+    enum { FIELDS = sizeof fields / sizeof fields[0] };
+    bool seen[FIELDS] = {false};
+    DP_TRY(dp__save_expect(scan, '{'));
+    for (bool more = !dp__save_take(scan, '}'); more;) {
+        const char *key;
+        size_t field = 0;
+        DP_TRY(dp__save_string(scan, &key));
+        while (field < FIELDS && strcmp(key, fields[field]) != 0)
+            field++;
+        if (field == FIELDS || seen[field])
+            return dp_error(DP_ERR_FILE, "'%s' has %s '%s'", dp__save_show(entry->name).text,
+                            field == FIELDS ? "an unknown field" : "twice the field",
+                            dp__save_show(key).text);
+        seen[field] = true;
+        DP_TRY(dp__save_expect(scan, ':'));
+        DP_TRY(parse[field](scan, entry));
+        DP_TRY(dp__save_next(scan, '}', &more));
+    }
+    for (size_t field = 0; field < FIELDS; field++)
+        if (!seen[field])
+            return dp_error(DP_ERR_FILE, "'%s' has no %s", dp__save_show(entry->name).text,
+                            fields[field]);
+    return DP_OK;
+}
+
+static dp_status dp__save_notes_parse(dp__save_scan *scan, dp__save_reader *reader)
+{
+    if (reader->has_notes)
+        return dp_error(DP_ERR_FILE, "'%s' is there twice", dp__save_notes_name);
+    reader->has_notes = true;
+    DP_TRY(dp__save_expect(scan, '{'));
+    for (bool more = !dp__save_take(scan, '}'); more;) {
+        const char *key, *text;
+        DP_TRY(dp__save_string(scan, &key));
+        DP_TRY(dp__save_expect(scan, ':'));
+        DP_TRY(dp__save_string(scan, &text));
+        reader->notes = dp__save_grow(reader->temp, reader->notes, reader->note_count,
+                                      &reader->note_room, sizeof *reader->notes);
+        if (reader->notes == NULL)
+            return dp__save_full();
+        if (strcmp(key, dp__save_tree_name) != 0)
+            reader->notes[reader->note_count++] = (dp_pair){key, dp_string(reader->scope, text)};
+        else if (reader->tree == NULL)
+            reader->tree = text;
+        else
+            return dp_error(DP_ERR_FILE, "'%s' is there twice", dp__save_tree_name);
+        DP_TRY(dp__save_next(scan, '}', &more));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__save_header_member(dp__save_scan *scan, dp__save_reader *reader)
+{
+    const char *name;
+    DP_TRY(dp__save_string(scan, &name));
+    DP_TRY(dp__save_expect(scan, ':'));
+    if (strcmp(name, dp__save_notes_name) == 0)
+        return dp__save_notes_parse(scan, reader);
+    reader->entries = dp__save_grow(reader->temp, reader->entries, reader->entry_count,
+                                    &reader->entry_room, sizeof *reader->entries);
+    if (reader->entries == NULL)
+        return dp__save_full();
+    dp__save_entry *entry = &reader->entries[reader->entry_count++];
+    *entry = (dp__save_entry){.name = name};
+    return dp__save_entry_parse(scan, entry);
+}
+
+static dp_status dp__save_header_parse(dp__save_reader *reader, const char *text, size_t count)
+{
+    dp__save_scan scan;
+    DP_TRY(dp__save_scan_begin(&scan, reader->temp, "the header", text, count));
+    if (count == 0 || *text != '{')
+        return dp__save_bad(&scan, "there is no '{'");
+    scan.at++;
+    for (bool more = !dp__save_take(&scan, '}'); more;) {
+        DP_TRY(dp__save_header_member(&scan, reader));
+        DP_TRY(dp__save_next(&scan, '}', &more));
+    }
+    dp__save_blanks(&scan);
+    return scan.at == scan.end ? DP_OK : dp__save_bad(&scan, "something follows");
+}
+
+/* ==== >>places ==================================================================================
+   Every byte belongs to one tensor, and every tensor has its bytes.                             */
+
+static int dp__save_place_order(const void *a, const void *b)
+{
+    const dp__save_entry *const *one = a, *const *two = b;
+    int order = ((*one)->first > (*two)->first) - ((*one)->first < (*two)->first);
+    return order != 0 ? order : ((*one)->end > (*two)->end) - ((*one)->end < (*two)->end);
+}
+
+static int dp__save_name_order(const void *a, const void *b)
+{
+    const dp__save_entry *const *one = a, *const *two = b;
+    return strcmp((*one)->name, (*two)->name);
+}
+
+static dp_status dp__save_entry_check(const dp__save_entry *entry, uint64_t data_bytes)
+{
+    dp__save_shown name = dp__save_show(entry->name);
+    uint64_t count = dp_dtype_bytes(entry->dtype);
+    bool empty = false;
+    for (int d = 0; d < entry->ndim; d++) {
+        uint64_t size = (uint64_t)entry->shape[d];
+        empty = empty || size == 0;
+        if (size > 0 && count > INT64_MAX / 2 / size)
+            return dp_error(DP_ERR_FILE, "the shape of '%s' has more elements than there can be",
+                            name.text);
+        count *= size > 0 ? size : 1;
+    }
+    count = empty ? 0 : count;
+    if (entry->end < entry->first)
+        return dp_error(DP_ERR_FILE, "'%s' ends at byte %llu, before it begins, at %llu", name.text,
+                        (unsigned long long)entry->end, (unsigned long long)entry->first);
+    if (entry->end - entry->first != count)
+        return dp_error(DP_ERR_FILE, "'%s' has %llu bytes, its shape and dtype make %llu",
+                        name.text, (unsigned long long)(entry->end - entry->first),
+                        (unsigned long long)count);
+    if (entry->end > data_bytes)
+        return dp_error(DP_ERR_FILE,
+                        "'%s' ends at byte %llu of the tensors, of which there are %llu: the file "
+                        "was cut short",
+                        name.text, (unsigned long long)entry->end, (unsigned long long)data_bytes);
+    return DP_OK;
+}
+
+static dp_status dp__save_places_check(const dp__save_reader *reader)
+{
+    uint64_t at = 0;
+    for (size_t i = 0; i < reader->entry_count; i++) {
+        const dp__save_entry *entry = reader->sorted[i];
+        if (entry->first < at)
+            return dp_error(DP_ERR_FILE, "'%s' and '%s' overlap",
+                            dp__save_show(reader->sorted[i - 1]->name).text,
+                            dp__save_show(entry->name).text);
+        if (entry->first > at)
+            return dp_error(DP_ERR_FILE, "bytes %llu to %llu, before '%s', belong to no tensor",
+                            (unsigned long long)at, (unsigned long long)entry->first,
+                            dp__save_show(entry->name).text);
+        at = entry->end;
+    }
+    if (at < reader->data_bytes)
+        return dp_error(DP_ERR_FILE, "the last %llu bytes belong to no tensor",
+                        (unsigned long long)(reader->data_bytes - at));
+    return DP_OK;
+}
+
+/* Sorted by name when it is done. */
+static dp_status dp__save_entries_check(dp__save_reader *reader)
+{
+    size_t count = reader->entry_count;
+    reader->sorted = dp_scope_alloc(reader->temp, count * sizeof *reader->sorted);
+    if (reader->sorted == NULL)
+        return dp__save_full();
+    for (size_t i = 0; i < count; i++) {
+        reader->sorted[i] = &reader->entries[i];
+        DP_TRY(dp__save_entry_check(&reader->entries[i], reader->data_bytes));
+    }
+    qsort(reader->sorted, count, sizeof *reader->sorted, dp__save_place_order);
+    DP_TRY(dp__save_places_check(reader));
+    qsort(reader->sorted, count, sizeof *reader->sorted, dp__save_name_order);
+    for (size_t i = 1; i < count; i++)
+        if (dp__save_name_order(&reader->sorted[i - 1], &reader->sorted[i]) == 0)
+            return dp_error(DP_ERR_FILE, "'%s' is there twice",
+                            dp__save_show(reader->sorted[i]->name).text);
+    return DP_OK;
+}
+
+/* What a constructor made. What it does not like was in the file. */
+static dp_status dp__save_made(dp_value made, dp_value *out)
+{
+    *out = made;
+    if (made.kind != DP_ERROR)
+        return DP_OK;
+    return dp_error(made.status == DP_ERR_INVALID ? DP_ERR_FILE : (dp_status)made.status, "%s",
+                    made.as.s);
+}
+
+/* A bool is 0 or 1, and a program may count on it. */
+static dp_status dp__save_check_bools(const dp__save_entry *entry, const char *bytes)
+{
+    for (uint64_t i = 0; i < entry->end - entry->first; i++)
+        if ((bytes[i] & ~1) != 0)
+            return dp_error(DP_ERR_FILE, "'%s' is BOOL and has a byte of %d",
+                            dp__save_show(entry->name).text, (unsigned char)bytes[i]);
+    return DP_OK;
+}
+
+static dp_status dp__save_entry_value(dp__save_reader *reader, dp__save_entry *entry)
+{
+    const char *bytes = reader->data + entry->first;
+    if (entry->dtype == DP_BOOL)
+        DP_TRY(dp__save_check_bools(entry, bytes));
+    dp_tensor tensor = dp_wrap_const(bytes, entry->dtype, entry->ndim, entry->shape);
+    if ((uintptr_t)bytes % dp_dtype_bytes(entry->dtype) != 0) {
+        DP_TRY(dp_tensor_new(reader->scope, tensor.device, entry->dtype, entry->ndim, entry->shape,
+                             &tensor));
+        if (entry->end > entry->first)
+            memcpy(tensor.data, bytes, (size_t)(entry->end - entry->first));
+        tensor.read_only = true;
+    }
+    return dp__save_made(dp_of(reader->scope, &tensor), &entry->value);
+}
+
+/* ==== >>trees ===================================================================================
+   JSON in which every string says what it is: "s:" and a string, "t:" and the name of a tensor,
+   "tuple" as the first thing in a list that is one.                                             */
+
+typedef struct dp__save_tree {
+    dp__save_scan scan;
+    dp__save_reader *reader;
+} dp__save_tree;
+
+static dp_status dp__save_tree_value(dp__save_tree *tree, int depth, dp_value *out);
+
+static dp_status dp__save_tree_tensor(dp__save_tree *tree, const char *name, dp_value *out)
+{
+    dp__save_entry wanted = {.name = name}, *key = &wanted;
+    const dp__save_reader *reader = tree->reader;
+    dp__save_entry **found = bsearch(&key, reader->sorted, reader->entry_count,
+                                     sizeof *reader->sorted, dp__save_name_order);
+    if (found == NULL || (*found)->used)
+        return dp_error(DP_ERR_FILE, "'%s' in %s is %s", dp__save_show(name).text, tree->scan.what,
+                        found == NULL ? "no tensor of this file" : "there twice");
+    (*found)->used = true;
+    *out = (*found)->value;
+    return DP_OK;
+}
+
+static dp_status dp__save_tree_string(dp__save_tree *tree, dp_value *out)
+{
+    const char *text;
+    DP_TRY(dp__save_string(&tree->scan, &text));
+    if (strncmp(text, "t:", 2) == 0)
+        return dp__save_tree_tensor(tree, text + 2, out);
+    if (strncmp(text, "s:", 2) == 0)
+        return dp__save_made(dp_string(tree->reader->scope, text + 2), out);
+    return dp__save_bad(&tree->scan, "a string does not say what it is");
+}
+
+/* Digits and an exponent, without a point, mean the same in every country. */
+static dp_status dp__save_tree_float(dp__save_tree *tree, const char *token, dp_value *out)
+{
+    char digits[96];
+    size_t count = 0;
+    long behind = 0, exponent = 0;
+    bool point = false;
+    char *end = NULL;
+    for (; *token != '\0' && *token != 'e' && *token != 'E'; token++) {
+        if (*token == '.' && point)
+            return dp__save_bad(&tree->scan, "a number ends that is none");
+        if (*token != '.')
+            digits[count++] = *token;
+        behind += point;
+        point = point || *token == '.';
+    }
+    if (*token != '\0') {
+        exponent = strtol(token + 1, &end, 10);
+        if (*end != '\0' || end == token + 1 || exponent > 9999 || exponent < -9999)
+            return dp__save_bad(&tree->scan, "a number ends that is none");
+    }
+    snprintf(digits + count, sizeof digits - count, "e%ld", exponent - behind);
+    *out = dp_float(strtod(digits, &end));
+    return *end == '\0' ? DP_OK : dp__save_bad(&tree->scan, "a number ends that is none");
+}
+
+static dp_status dp__save_tree_number(dp__save_tree *tree, dp_value *out)
+{
+    char token[64], *end = NULL;
+    size_t count = 0;
+    dp__save_scan *scan = &tree->scan;
+    while (scan->at < scan->end && *scan->at != '\0' && count < sizeof token - 1 &&
+           strchr("0123456789+-.eE", *scan->at) != NULL)
+        token[count++] = *scan->at++;
+    token[count] = '\0';
+    if (count == 0)
+        return dp__save_bad(scan, "is no value");
+    if (strpbrk(token, ".eE") != NULL)
+        return dp__save_tree_float(tree, token, out);
+    errno = 0;
+    *out = dp_int(strtoll(token, &end, 10));
+    return errno == 0 && *end == '\0' ? DP_OK
+                                      : dp__save_bad(scan, "a number ends that is none of 64 bits");
+}
+
+static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *out)
+{
+    dp__save_scan *scan = &tree->scan;
+    dp_value *items = NULL;
+    size_t count = 0, room = 0;
+    bool more = !dp__save_take(scan, ']');
+    dp__save_blanks(scan);
+    dp_kind kind = more && dp__save_word(scan, "\"tuple\"") ? DP_TUPLE : DP_LIST;
+    if (kind == DP_TUPLE)
+        DP_TRY(dp__save_next(scan, ']', &more));
+    while (more) {
+        items = dp__save_grow(tree->reader->temp, items, count, &room, sizeof *items);
+        if (items == NULL)
+            return dp__save_full();
+        DP_TRY(dp__save_tree_value(tree, depth, &items[count++]));
+        DP_TRY(dp__save_next(scan, ']', &more));
+    }
+    return dp__save_made(dp_list_make(tree->reader->scope, kind, items, count), out);
+}
+
+/* There is room for one more pair than there are. */
+static dp_status dp__save_tree_pairs(dp__save_tree *tree, int depth, dp_pair **out, size_t *count)
+{
+    dp__save_scan *scan = &tree->scan;
+    size_t room = 0;
+    *out = NULL;
+    *count = 0;
+    for (bool more = !dp__save_take(scan, '}'); more;) {
+        const char *key;
+        *out = dp__save_grow(tree->reader->temp, *out, *count, &room, sizeof **out);
+        if (*out == NULL)
+            return dp__save_full();
+        DP_TRY(dp__save_string(scan, &key));
+        DP_TRY(dp__save_expect(scan, ':'));
+        dp_pair *pair = *out + (*count)++;
+        pair->key = key;
+        DP_TRY(dp__save_tree_value(tree, depth, &pair->value));
+        DP_TRY(dp__save_next(scan, '}', &more));
+    }
+    *out = dp__save_grow(tree->reader->temp, *out, *count, &room, sizeof **out);
+    return *out != NULL ? DP_OK : dp__save_full();
+}
+
+static dp_status dp__save_tree_value(dp__save_tree *tree, int depth, dp_value *out)
+{
+    static const char *const words[] = {"null", "true", "false", "NaN", "Infinity", "-Infinity"};
+    const dp_value means[] = {dp_none(),          dp_bool(true),
+                              dp_bool(false),     dp_float((double)NAN),
+                              dp_float(HUGE_VAL), dp_float(-HUGE_VAL)};
+    dp_pair *pairs;
+    size_t count;
+    *out = dp_none();
+    dp__save_blanks(&tree->scan);
+    char first = tree->scan.at < tree->scan.end ? *tree->scan.at : '\0';
+    if (depth == DP_MAX_DEPTH && (first == '[' || first == '{'))
+        return dp__save_bad(&tree->scan, "it is too deep");
+    if (dp__save_take(&tree->scan, '['))
+        return dp__save_tree_items(tree, depth + 1, out);
+    if (dp__save_take(&tree->scan, '{')) {
+        DP_TRY(dp__save_tree_pairs(tree, depth + 1, &pairs, &count));
+        return dp__save_made(dp_dict_make(tree->reader->scope, pairs, count), out);
+    }
+    if (first == '"')
+        return dp__save_tree_string(tree, out);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (dp__save_word(&tree->scan, words[i])) {
+            *out = means[i];
+            return DP_OK;
+        }
+    return dp__save_tree_number(tree, out);
+}
+
+/* ==== >>reading =================================================================================
+   From bytes to a value.                                                                        */
+
+/* The pairs of the whole, with room for the notes. */
+static dp_status dp__save_pairs_of_tree(dp__save_reader *reader, dp_pair **out, size_t *count)
+{
+    dp__save_tree tree = {.reader = reader};
+    DP_TRY(dp__save_scan_begin(&tree.scan, reader->temp, "'dp.h' in __metadata__", reader->tree,
+                               strlen(reader->tree)));
+    DP_TRY(dp__save_expect(&tree.scan, '{'));
+    DP_TRY(dp__save_tree_pairs(&tree, 1, out, count));
+    dp__save_blanks(&tree.scan);
+    if (tree.scan.at < tree.scan.end)
+        return dp__save_bad(&tree.scan, "something follows");
+    for (size_t i = 0; i < reader->entry_count; i++)
+        if (!reader->entries[i].used)
+            return dp_error(DP_ERR_FILE, "'%s' has no place in %s",
+                            dp__save_show(reader->entries[i].name).text, tree.scan.what);
+    return DP_OK;
+}
+
+static dp_status dp__save_pairs_of_entries(const dp__save_reader *reader, dp_pair **out,
+                                           size_t *count)
+{
+    *count = reader->entry_count;
+    *out = dp_scope_alloc(reader->temp, (*count + 1) * sizeof **out);
+    if (*out == NULL)
+        return dp__save_full();
+    for (size_t i = 0; i < *count; i++)
+        (*out)[i] = (dp_pair){reader->entries[i].name, reader->entries[i].value};
+    return DP_OK;
+}
+
+static dp_status dp__save_value_of(dp__save_reader *reader, dp_value *out)
+{
+    dp_pair *pairs;
+    size_t count;
+    for (size_t i = 0; i < reader->entry_count; i++)
+        DP_TRY(dp__save_entry_value(reader, &reader->entries[i]));
+    if (reader->tree != NULL)
+        DP_TRY(dp__save_pairs_of_tree(reader, &pairs, &count));
+    else
+        DP_TRY(dp__save_pairs_of_entries(reader, &pairs, &count));
+    if (reader->note_count > 0) {
+        pairs[count].key = dp__save_notes_name;
+        DP_TRY(dp__save_made(dp_dict_make(reader->scope, reader->notes, reader->note_count),
+                             &pairs[count++].value));
+    }
+    return dp__save_made(dp_dict_make(reader->scope, pairs, count), out);
+}
+
+/* The whole of a file; `bytes` are there as long as the scope. */
+static dp_status dp__save_parse(dp_scope *scope, dp_scope *temp, const char *bytes, size_t count,
+                                dp_value *out)
+{
+    uint64_t length = 0, rest = count - sizeof length;
+    dp__save_reader reader = {.scope = scope, .temp = temp};
+    if (count < sizeof length)
+        return dp_error(DP_ERR_FILE, "%zu bytes are no safetensors file", count);
+    memcpy(&length, bytes, sizeof length);
+    if (length > DP__SAVE_HEADER_MOST)
+        return dp_error(DP_ERR_FILE, "a header of %llu bytes, most are %d: no safetensors file",
+                        (unsigned long long)length, DP__SAVE_HEADER_MOST);
+    if (length > rest)
+        return dp_error(DP_ERR_FILE,
+                        "the header has %llu bytes, the file only %llu more: it was "
+                        "cut short",
+                        (unsigned long long)length, (unsigned long long)rest);
+    reader.data = bytes + sizeof length + length;
+    reader.data_bytes = rest - length;
+    DP_TRY(dp__save_header_parse(&reader, bytes + sizeof length, (size_t)length));
+    DP_TRY(dp__save_entries_check(&reader));
+    return dp__save_value_of(&reader, out);
+}
+
+/* Tells files of different steps of training apart: from their size, their header, words of 8 bytes
+   from all over the rest, and its last bytes. */
+static uint64_t dp__save_mark(const char *bytes, size_t count)
+{
+    enum { SAMPLES = 4096 };
+    uint64_t mark = 0xCBF29CE484222325U ^ count, length = 0, word = 0;
+    memcpy(&length, bytes, sizeof length);
+    size_t first = sizeof length + (size_t)length, words = (count - first) / sizeof word;
+    for (size_t i = 0; i < first; i++)
+        mark = (mark ^ (unsigned char)bytes[i]) * 0x100000001B3U;
+    for (size_t i = 0, step = words / SAMPLES + 1; i < words; i += step) {
+        memcpy(&word, bytes + first + i * sizeof word, sizeof word);
+        mark = (mark ^ word) * 0x100000001B3U;
+        mark ^= mark >> 32;
+    }
+    for (size_t i = first + words * sizeof word; i < count; i++)
+        mark = (mark ^ (unsigned char)bytes[i]) * 0x100000001B3U;
+    return mark;
+}
+
+/* The map is given back by `own`. What is made lies in a child of that, which ends before it, and
+   waits for devices that still read. */
+static dp_status dp__save_read_in(dp_ctx *ctx, dp_scope *own, const char *path, dp_value *out,
+                                  uint64_t *out_mark)
+{
+    dp__save_map map;
+    dp_scope *inner = own != NULL ? dp_scope_child(own) : NULL, *temp = dp_scope_begin(ctx);
+    dp_status status = inner != NULL && temp != NULL ? DP_OK : dp__save_full();
+    if (status == DP_OK)
+        status = dp__save_map_open(ctx, own, path, &map);
+    if (status == DP_OK)
+        status = dp__save_parse(inner, temp, map.bytes, map.count, out);
+    if (status == DP_OK && out_mark != NULL)
+        *out_mark = dp__save_mark(map.bytes, map.count);
+    dp_scope_end(temp);
+    return status;
+}
+
+static dp_status dp__save_check_read(const char *fn, dp_ctx *ctx, const dp_scope *scope,
+                                     const char *path, const dp_value *out)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(ctx, &info));
+    DP_TRY(dp__save_check_path(fn, path));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, scope == NULL ? "scope" : "out");
+    return DP_OK;
+}
+
+DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)
+{
+    dp_value value;
+    DP_TRY(dp__save_check_read(__func__, ctx, scope, path, out));
+    dp_scope *own = dp_scope_child(scope);
+    dp_status status = dp__save_read_in(ctx, own, path, &value, NULL);
+    if (status == DP_OK)
+        *out = value;
+    else
+        dp_scope_end(own);
+    return dp__save_named(__func__, path, status);
+}
+
+/* ==== >>loading =================================================================================
+   All is checked, and all memory is there, before the first parameter changes.                  */
+
+enum { DP__SAVE_SOME = 3 }; /* names in a sentence */
+
+typedef struct dp__save_some { /* of many: how many, and the first */
+    size_t count;
+    const char *names[DP__SAVE_SOME];
+} dp__save_some;
+
+typedef struct dp__save_loader {
+    dp_ctx *ctx;
+    dp_module *module;
+    dp_scope *temp;
+    dp_module_load_config config;
+    size_t count;
+    dp_tensor *from; /* for each parameter */
+    bool *given;
+    dp__save_some missing, unknown, other;
+    char differs[160]; /* the first of the other ones */
+} dp__save_loader;
+
+static void dp__save_also(dp__save_some *some, const char *name)
+{
+    if (some->count < DP__SAVE_SOME)
+        some->names[some->count] = name;
+    some->count++;
+}
+
+/* "f32[2,3]" */
+static dp__save_shown dp__save_form(const dp_tensor *tensor)
+{
+    dp__save_shown out;
+    size_t at = 0, room = sizeof out.text;
+    int wrote = snprintf(out.text, room, "%s[", dp_dtype_name((dp_dtype)tensor->dtype));
+    at += (size_t)wrote;
+    for (int d = 0; d < tensor->ndim && at < room; d++)
+        at += (size_t)snprintf(out.text + at, room - at, "%s%lld", d > 0 ? "," : "",
+                               (long long)tensor->shape[d]);
+    if (at < room)
+        snprintf(out.text + at, room - at, "]");
+    return out;
+}
+
+static bool dp__save_fits(const dp__save_loader *loader, const dp_tensor *to, const dp_tensor *from)
+{
+    bool floats = to->dtype <= DP_BF16 && from->dtype <= DP_BF16;
+    bool fits = to->ndim == from->ndim &&
+                (to->dtype == from->dtype || (loader->config.cast && floats));
+    for (int d = 0; d < to->ndim && fits; d++)
+        fits = to->shape[d] == from->shape[d];
+    return fits;
+}
+
+/* Two names of one memory. */
+static dp_status dp__save_check_equal(dp__save_loader *loader, const dp_tensor *a,
+                                      const dp_tensor *b, const char *name)
+{
+    size_t bytes = (size_t)dp__save_bytes_of(a);
+    dp_scope *temp = dp_scope_child(loader->temp);
+    void *one = dp_scope_alloc(temp, bytes), *two = dp_scope_alloc(temp, bytes);
+    dp_status status = one != NULL && two != NULL ? DP_OK : dp__save_full();
+    if (status == DP_OK)
+        status = dp_read(loader->ctx, a, one, bytes);
+    if (status == DP_OK)
+        status = dp_read(loader->ctx, b, two, bytes);
+    if (status == DP_OK && (a->dtype != b->dtype || memcmp(one, two, bytes) != 0))
+        status = dp_error(DP_ERR_MISMATCH,
+                          "'%s' and another name of the same parameter have different numbers",
+                          dp__save_show(name).text);
+    dp_scope_end(temp);
+    return status;
+}
+
+static dp_status dp__save_take_entry(dp__save_loader *loader, const char *name, dp_value value)
+{
+    size_t param = 0;
+    dp_param_info info;
+    if (dp_module_find(loader->module, name, &param) != DP_OK) {
+        dp__save_also(&loader->unknown, name);
+        return DP_OK;
+    }
+    DP_TRY(dp_module_param(loader->module, param, &info));
+    if (value.kind != DP_TENSOR || !dp__save_fits(loader, &info.data, value.as.t)) {
+        if (loader->other.count == 0)
+            snprintf(loader->differs, sizeof loader->differs, "%s, and not %s",
+                     dp__save_form(&info.data).text,
+                     value.kind == DP_TENSOR ? dp__save_form(value.as.t).text : "a tensor here");
+        dp__save_also(&loader->other, name);
+    } else if (loader->given[param]) {
+        return dp__save_check_equal(loader, value.as.t, &loader->from[param], name);
+    } else {
+        loader->from[param] = *value.as.t;
+    }
+    loader->given[param] = true;
+    return DP_OK;
+}
+
+static dp_status dp__save_take_entries(dp__save_loader *loader, dp_value saved)
+{
+    const char *prefix = loader->config.prefix != NULL ? loader->config.prefix : "";
+    for (size_t i = 0; i < dp_count(saved); i++) {
+        const char *key = dp_key_at(saved, i);
+        bool counts = strncmp(key, prefix, strlen(prefix)) == 0;
+        if (counts && strcmp(key, dp__save_notes_name) != 0)
+            DP_TRY(dp__save_take_entry(loader, key + strlen(prefix), dp_at(saved, i)));
+    }
+    for (size_t i = 0; i < loader->count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(loader->module, i, &info));
+        if (!loader->given[i])
+            dp__save_also(&loader->missing, info.name);
+    }
+    return DP_OK;
+}
+
+static void dp__save_say(char *text, size_t room, const char *format, ...) DP_PRINTF(3, 4);
+static void dp__save_say(char *text, size_t room, const char *format, ...)
+{
+    size_t at = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + at, room - at, format, args);
+    va_end(args);
+}
+
+static void dp__save_say_some(char *text, size_t room, const dp__save_some *some, const char *what)
+{
+    if (some->count == 0)
+        return;
+    dp__save_say(text, room, "%s%zu %s (", text[0] != '\0' ? "; " : "", some->count, what);
+    for (size_t i = 0; i < some->count && i < DP__SAVE_SOME; i++)
+        dp__save_say(text, room, "%s'%s'", i > 0 ? ", " : "", dp__save_show(some->names[i]).text);
+    dp__save_say(text, room, "%s)", some->count > DP__SAVE_SOME ? ", ..." : "");
+}
+
+static dp_status dp__save_verdict(const dp__save_loader *loader)
+{
+    char text[480] = "";
+    if (!loader->config.allow_missing)
+        dp__save_say_some(text, sizeof text, &loader->missing, "missing");
+    if (!loader->config.allow_unknown)
+        dp__save_say_some(text, sizeof text, &loader->unknown, "unknown");
+    dp__save_say_some(text, sizeof text, &loader->other, "different");
+    if (loader->other.count > 0)
+        dp__save_say(text, sizeof text, ": '%s' is %s", dp__save_show(loader->other.names[0]).text,
+                     loader->differs);
+    if (text[0] == '\0')
+        return DP_OK;
+    return dp_error(DP_ERR_MISMATCH, "of the %zu parameters of '%s': %s", loader->count,
+                    dp_module_name(loader->module), text);
+}
+
+/* A tensor of another dtype becomes one of the parameter's, on the host. */
+static dp_status dp__save_cast(dp__save_loader *loader, dp_dtype dtype, dp_tensor *tensor)
+{
+    dp_tensor own, cast;
+    const dp_device host = {0, 0};
+    DP_TRY(dp_tensor_new(loader->temp, host, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                         &own));
+    DP_TRY(dp_copy(loader->ctx, &own, tensor, NULL));
+    DP_TRY(dp_tensor_new(loader->temp, host, dtype, tensor->ndim, tensor->shape, &cast));
+    DP_TRY(dp_cast(loader->ctx, &cast, &own));
+    *tensor = cast;
+    return DP_OK;
+}
+
+static dp_status dp__save_cast_all(dp__save_loader *loader)
+{
+    for (size_t i = 0; i < loader->count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(loader->module, i, &info));
+        if (loader->given[i] && loader->from[i].dtype != info.data.dtype)
+            DP_TRY(dp__save_cast(loader, (dp_dtype)info.data.dtype, &loader->from[i]));
+    }
+    return DP_OK;
+}
+
+/* What was saved may be a view of the parameter itself. */
+static dp_status dp__save_put_all(const dp__save_loader *loader)
+{
+    for (size_t owner = 0; owner < dp_owner_count(loader->module); owner++)
+        for (size_t i = 0; i < loader->count; i++) {
+            dp_tensor data;
+            if (!loader->given[i])
+                continue;
+            DP_TRY(dp_owner_edit(loader->module, owner, i, &data, NULL));
+            if (data.data != loader->from[i].data)
+                DP_TRY(dp_copy(loader->ctx, &data, &loader->from[i], NULL));
+        }
+    return dp_wait(loader->ctx); /* what was saved may go */
+}
+
+static dp_status dp__save_load(dp__save_loader *loader, dp_value saved)
+{
+    loader->count = dp_module_param_count(loader->module);
+    loader->from = dp_scope_alloc(loader->temp, loader->count * sizeof *loader->from);
+    loader->given = dp_scope_alloc(loader->temp, loader->count * sizeof *loader->given);
+    if (loader->from == NULL || loader->given == NULL)
+        return dp__save_full();
+    memset(loader->given, 0, loader->count * sizeof *loader->given);
+    DP_TRY(dp__save_take_entries(loader, saved));
+    DP_TRY(dp__save_verdict(loader));
+    DP_TRY(dp__save_cast_all(loader));
+    return loader->config.check_only ? DP_OK : dp__save_put_all(loader);
+}
+
+static dp_status dp__save_module_named(const char *fn, dp_status status)
+{
+    return status == DP_OK ? DP_OK : dp_error(status, "%s: %s", fn, dp_last_error());
+}
+
+static dp_status dp__save_check_module(const char *fn, const dp_module *module)
+{
+    if (dp_module_ctx(module) == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
+    return DP_OK;
+}
+
+DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
+                                const dp_module_load_config *config)
+{
+    DP_TRY(dp__save_check_module(__func__, module));
+    dp__save_loader loader = {.ctx = dp_module_ctx(module), .module = module};
+    dp_value probe = dp_get(saved, "");
+    if (probe.kind == DP_ERROR)
+        return dp_error((dp_status)probe.status, "%s: %s", __func__, probe.as.s);
+    if (saved.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "%s: what was saved is no dict", __func__);
+    if (config != NULL)
+        loader.config = *config;
+    loader.temp = dp_scope_begin(loader.ctx);
+    dp_status status = loader.temp != NULL ? dp__save_load(&loader, saved) : dp__save_full();
+    dp_scope_end(loader.temp);
+    return dp__save_module_named(__func__, status);
+}
+
+static dp_status dp__save_module(dp_module *module, dp_scope *scope, dp_value *out)
+{
+    size_t count = dp_module_param_count(module);
+    dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
+    if (pairs == NULL)
+        return dp__save_full();
+    for (size_t i = 0; i < count; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(module, i, &info));
+        pairs[i] = (dp_pair){info.name, dp_of(scope, &info.data)};
+    }
+    return dp__save_made(dp_dict_make(scope, pairs, count), out);
+}
+
+DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *out)
+{
+    dp_value made;
+    DP_TRY(dp__save_check_module(__func__, module));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__save_module_named(__func__, dp__save_module(module, scope, &made)));
+    *out = made;
+    return DP_OK;
+}
+
+/* ==== >>agreement ===============================================================================
+   Processes tell each other by collectives how it went, on tensors of their devices.            */
+
+enum { DP__SAVE_SENTENCE = 512, DP__SAVE_FIELDS = 3 };
+
+typedef struct dp__save_record { /* what a rank tells: i64 each */
+    int64_t status, process, mark;
+} dp__save_record;
+
+typedef struct dp__save_meeting {
+    dp_ctx *ctx;
+    dp_scope *temp;
+    dp_info info;
+    dp_tensor *own, *all, *text; /* of each local rank */
+    dp_part *parts;
+    dp__save_record *records; /* of all ranks */
+} dp__save_meeting;
+
+static dp_status dp__save_meeting_room(dp__save_meeting *meeting)
+{
+    size_t count = (size_t)meeting->info.local_count;
+    const int64_t own = DP__SAVE_FIELDS, all = own * meeting->info.rank_count;
+    const int64_t text = DP__SAVE_SENTENCE;
+    meeting->own = dp_scope_alloc(meeting->temp, count * sizeof *meeting->own);
+    meeting->all = dp_scope_alloc(meeting->temp, count * sizeof *meeting->all);
+    meeting->text = dp_scope_alloc(meeting->temp, count * sizeof *meeting->text);
+    meeting->parts = dp_scope_alloc(meeting->temp, count * sizeof *meeting->parts);
+    meeting->records =
+        dp_scope_alloc(meeting->temp, (size_t)meeting->info.rank_count * sizeof *meeting->records);
+    if (meeting->own == NULL || meeting->all == NULL || meeting->text == NULL ||
+        meeting->parts == NULL || meeting->records == NULL)
+        return dp__save_full();
+    for (size_t i = 0; i < count; i++) {
+        dp_device device = dp_local_device(meeting->ctx, (int)i);
+        DP_TRY(dp_tensor_new(meeting->temp, device, DP_I64, 1, &own, &meeting->own[i]));
+        DP_TRY(dp_tensor_new(meeting->temp, device, DP_I64, 1, &all, &meeting->all[i]));
+        DP_TRY(dp_tensor_new(meeting->temp, device, DP_U8, 1, &text, &meeting->text[i]));
+    }
+    return DP_OK;
+}
+
+/* All have the memory for it, or nobody begins. */
+static dp_status dp__save_meeting_begin(dp__save_meeting *meeting, dp_ctx *ctx)
+{
+    bool lacks = false;
+    *meeting = (dp__save_meeting){.ctx = ctx, .temp = dp_scope_begin(ctx)};
+    DP_TRY(dp_info_get(ctx, &meeting->info));
+    dp_status status = meeting->temp != NULL ? dp__save_meeting_room(meeting) : dp__save_full();
+    DP_TRY(dp_any(ctx, status != DP_OK, &lacks));
+    return lacks ? dp_error(DP_ERR_NO_MEMORY, "one of the processes has no memory") : DP_OK;
+}
+
+static dp_status dp__save_tell(dp__save_meeting *meeting, dp_status status, uint64_t mark)
+{
+    dp__save_record record = {status, meeting->info.process, (int64_t)mark};
+    dp_tensor host = dp_wrap_const(&record, DP_I64, 1, meeting->own[0].shape);
+    for (int i = 0; i < meeting->info.local_count; i++) {
+        DP_TRY(dp_copy(meeting->ctx, &meeting->own[i], &host, NULL));
+        meeting->parts[i] = (dp_part){meeting->own[i].data, meeting->all[i].data, NULL};
+    }
+    DP_TRY(dp_wait(meeting->ctx)); /* the record is this call's */
+    DP_TRY(dp_all_gather(meeting->ctx, meeting->parts, DP__SAVE_FIELDS, DP_I64));
+    return dp_read(meeting->ctx, &meeting->all[0], meeting->records,
+                   (size_t)meeting->info.rank_count * sizeof *meeting->records);
+}
+
+static dp_status dp__save_goes_on(void *user)
+{
+    return dp__save_tell(user, DP_PENDING, 0);
+}
+
+/* The sentence of a rank's process becomes that of all. */
+static dp_status dp__save_quote(dp__save_meeting *meeting, int rank, dp_status status,
+                                const char *more)
+{
+    char text[DP__SAVE_SENTENCE] = "";
+    dp_tensor host = dp_wrap(text, DP_U8, 1, meeting->text[0].shape);
+    int local = rank - meeting->info.rank_first;
+    if (local >= 0 && local < meeting->info.local_count) {
+        snprintf(text, sizeof text, "%s", dp_last_error());
+        DP_TRY(dp_copy(meeting->ctx, &meeting->text[local], &host, NULL));
+    }
+    for (int i = 0; i < meeting->info.local_count; i++)
+        meeting->parts[i] = (dp_part){meeting->text[i].data, meeting->text[i].data, NULL};
+    DP_TRY(dp_broadcast(meeting->ctx, meeting->parts, sizeof text, DP_U8, rank));
+    DP_TRY(dp_read(meeting->ctx, &meeting->text[0], text, sizeof text));
+    return dp_error(status, "process %lld: %s%s", (long long)meeting->records[rank].process, text,
+                    more);
+}
+
+/* From the records, so that all come to the same. A file that only some have is no reason to begin
+   anew. */
+static dp_status dp__save_conclude(dp__save_meeting *meeting)
+{
+    const dp__save_record *records = meeting->records;
+    int failed = -1, lacks = -1, has = -1;
+    for (int r = meeting->info.rank_count - 1; r >= 0; r--) {
+        has = records[r].status == DP_OK ? r : has;
+        lacks = records[r].status == DP_ERR_NO_FILE ? r : lacks;
+        failed = records[r].status != DP_OK && records[r].status != DP_ERR_NO_FILE ? r : failed;
+    }
+    if (failed >= 0)
+        return dp__save_quote(meeting, failed, (dp_status)records[failed].status, "");
+    if (lacks >= 0)
+        return dp__save_quote(meeting, lacks, has < 0 ? DP_ERR_NO_FILE : DP_ERR_MISMATCH,
+                              has < 0 ? "" : "; others have it");
+    for (int r = 1; r < meeting->info.rank_count; r++)
+        if (records[r].mark != records[0].mark)
+            return dp_error(DP_ERR_MISMATCH, "process %lld has another file than process 0",
+                            (long long)records[r].process);
+    return DP_OK;
+}
+
+/* Process 0 writes; the others hear from it as long as it does. */
+static dp_status dp__save_write_for_all(dp__save_meeting *meeting, const char *path, dp_value value)
+{
+    dp_status status = DP_OK;
+    if (meeting->info.process == 0)
+        status = dp__save_write(meeting->ctx, path, value, dp__save_goes_on, meeting);
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    do {
+        DP_TRY(dp__save_tell(meeting, status, 0));
+    } while (meeting->records[0].status == DP_PENDING);
+    return dp__save_conclude(meeting);
+}
+
+DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
+{
+    dp_info info;
+    dp__save_meeting meeting;
+    DP_TRY(dp_info_get(ctx, &info));
+    DP_TRY(dp__save_check_path(__func__, path));
+    if (info.process_count == 1)
+        return dp__save_named(__func__, path, dp__save_write(ctx, path, value, NULL, NULL));
+    dp_status status = dp__save_meeting_begin(&meeting, ctx);
+    if (status == DP_OK)
+        status = dp__save_write_for_all(&meeting, path, value);
+    dp_scope_end(meeting.temp);
+    return dp__save_named(__func__, path, status);
+}
+
+/* Each reads by itself. */
+static dp_status dp__save_read_for_all(dp__save_meeting *meeting, dp_scope *own, const char *path,
+                                       dp_value *out)
+{
+    uint64_t mark = 0;
+    dp_status status = dp__save_read_in(meeting->ctx, own, path, out, &mark);
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    DP_TRY(dp__save_tell(meeting, status, mark));
+    return dp__save_conclude(meeting);
+}
+
+static dp_status dp__save_read_in_job(dp_ctx *ctx, dp_scope *own, const char *path, dp_value *out)
+{
+    dp__save_meeting meeting;
+    dp_status status = dp__save_meeting_begin(&meeting, ctx);
+    if (status == DP_OK)
+        status = dp__save_read_for_all(&meeting, own, path, out);
+    dp_scope_end(meeting.temp);
+    return status;
+}
+
+DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)
+{
+    dp_info info;
+    dp_value value;
+    DP_TRY(dp__save_check_read(__func__, ctx, scope, path, out));
+    DP_TRY(dp_info_get(ctx, &info));
+    dp_scope *own = dp_scope_child(scope);
+    dp_status status = info.process_count > 1 ? dp__save_read_in_job(ctx, own, path, &value)
+                                              : dp__save_read_in(ctx, own, path, &value, NULL);
+    if (status == DP_OK)
+        *out = value;
+    else
+        dp_scope_end(own);
+    return dp__save_named(__func__, path, status);
+}
+#endif /* DP_IMPLEMENTATION && !DP_SAVE_IMPLEMENTED */
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
