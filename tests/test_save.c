@@ -148,7 +148,7 @@ TEST(numbers_come_back_to_the_last_bit)
     odd[9] = HUGE_VAL;
     odd[10] = -HUGE_VAL;
     for (int i = 11; i < 64; i++)
-        for (odd[i] = NAN; !isfinite(odd[i]);)
+        for (odd[i] = (double)NAN; !isfinite(odd[i]);)
             odd[i] = float_of(test_random(&state));
     for (int i = 0; i < 64; i++)
         items[i] = dp_float(odd[i]);
@@ -1284,7 +1284,7 @@ static void save_in_job(meeting *m)
     dp_close(ctx);
 }
 
-TEST(all_processes_hear_how_it_went)
+static void hear_how_it_went(const char *gpus)
 {
     dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
@@ -1292,9 +1292,24 @@ TEST(all_processes_hear_how_it_went)
     put_file("damaged", "7 bytes", 7);
     CHECK_OK(dp_file_write(ctx, "theirs", tree_of(scope, "{'a': f32[3]=0 1 3, 'n': [1]}")));
     dp_close(ctx);
-    in_processes(3, save_in_job);
+    if (gpus != NULL)
+        on_gpus(gpus, save_in_job);
+    else
+        in_processes(3, save_in_job);
     CHECK_INT(files_here(), 3);
 }
+
+TEST(all_processes_hear_how_it_went)
+{
+    hear_how_it_went(NULL);
+}
+
+#if defined(TEST_SIM)
+TEST(all_processes_hear_how_it_went_on_gpus)
+{
+    hear_how_it_went("223");
+}
+#endif
 
 /* Process 0 says now and then that it still writes. The file is in memory, and has holes in mind:
    a row of which there are many. */
