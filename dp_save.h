@@ -94,7 +94,8 @@ typedef struct dp_module_load_config { /* zero: all that the module has, and not
     bool allow_missing; /* what has no entry stays as it is */
     bool allow_unknown; /* entries that the module has no parameter for are not used */
     bool cast;          /* from one floating dtype to another */
-    bool check_only;    /* say whether it would do, and change nothing */
+    bool check_only;    /* say whether it would do, and change nothing: before an optimizer, which
+                           checks itself, is loaded, so that none or both are */
 } dp_module_load_config;
 
 /* Into every owner. First all is checked: what is missing, unknown, or of another shape or dtype is
@@ -1598,7 +1599,7 @@ DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp
 /* ==== >>loading =================================================================================
    All is checked, and all memory is there, before the first parameter changes.                  */
 
-enum { DP__SAVE_SOME = 3 }; /* names in a sentence */
+enum { DP__SAVE_SENTENCE = 512, DP__SAVE_SOME = 3 }; /* bytes of a sentence, names in it */
 
 typedef struct dp__save_some { /* of many: how many, and the first */
     size_t count;
@@ -1818,6 +1819,7 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                 const dp_module_load_config *config)
 {
     DP_TRY(dp__save_check_module(__func__, module));
+    char before[DP__SAVE_SENTENCE];
     dp__save_loader loader = {.ctx = dp_module_ctx(module), .module = module};
     dp_value probe = dp_get(saved, "");
     if (probe.kind == DP_ERROR)
@@ -1826,9 +1828,12 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
         return dp_error(DP_ERR_INVALID, "%s: what was saved is no dict", __func__);
     if (config != NULL)
         loader.config = *config;
+    snprintf(before, sizeof before, "%s", dp_last_error());
     loader.temp = dp_scope_begin(loader.ctx);
     dp_status status = loader.temp != NULL ? dp__save_load(&loader, saved) : dp__save_full();
     dp_scope_end(loader.temp);
+    if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */
+        return dp_error(DP_OK, "%s", before);
     return dp__save_module_named(__func__, status);
 }
 
@@ -1861,7 +1866,7 @@ DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *ou
 /* ==== >>agreement ===============================================================================
    Processes tell each other by collectives how it went, on tensors of their devices.            */
 
-enum { DP__SAVE_SENTENCE = 512, DP__SAVE_FIELDS = 3 };
+enum { DP__SAVE_FIELDS = 3 };
 
 typedef struct dp__save_record { /* what a rank tells: i64 each */
     int64_t status, process, mark;

@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 /* clang-format off */
 #include "tree.h"
 #include "nets.h"
@@ -329,8 +330,13 @@ TEST(a_file_is_given_back_with_its_scope)
     CHECK_INT(open_files(), files);
     dp_scope_end(scope);
     CHECK(!is_mapped("/there"));
-    put_file("broken", "\1\0\0\0\0\0\0\0[", 9);
     scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_file_read(ctx, scope, "there", &got));
+    dp_close(ctx); /* with its scopes */
+    CHECK(!is_mapped("/there"));
+    ctx = open_cpus(1);
+    scope = dp_scope_begin(ctx);
+    put_file("broken", "\1\0\0\0\0\0\0\0[", 9);
     CHECK_ERROR(dp_file_read(ctx, scope, "broken", &got), DP_ERR_FILE, "dp_file_read: 'broken': ");
     CHECK(!is_mapped("/broken"));
     CHECK_INT(open_files(), files);
@@ -820,6 +826,102 @@ TEST(places_where_no_file_can_be)
     dp_close(ctx);
 }
 
+/* These stand before the system's own, in the whole program: the one that is named fails, at its
+   n-th call from now on. */
+static struct refusal {
+    const char *call;
+    int at, error;
+} refusal;
+
+static bool refuses(const char *call)
+{
+    bool now = refusal.call != NULL && strcmp(refusal.call, call) == 0 && --refusal.at == 0;
+    errno = now ? refusal.error : errno;
+    return now;
+}
+
+int fsync(int fd)
+{
+    return refuses("fsync") ? -1 : (int)syscall(SYS_fsync, fd);
+}
+
+int ftruncate(int fd, off_t bytes)
+{
+    return refuses("ftruncate") ? -1 : (int)syscall(SYS_ftruncate, fd, bytes);
+}
+
+int flock(int fd, int how)
+{
+    return refuses("flock") ? -1 : (int)syscall(SYS_flock, fd, how);
+}
+
+int rename(const char *from, const char *to)
+{
+    if (refuses("rename"))
+        return -1;
+    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+}
+
+typedef struct write_step { /* of writing a file, which fails */
+    struct refusal refusal;
+    dp_status status;
+    const char *says;
+    bool is_new; /* the file is in its place */
+} write_step;
+
+static const write_step steps[] = {
+    {{"flock", 1, EWOULDBLOCK}, DP_ERR_FILE, "another process, or thread, is writing", false},
+    {{"flock", 1, ENOLCK}, DP_OK, NULL, true},
+    {{"ftruncate", 1, EIO}, DP_ERR_FILE, "cannot empty 'file.part': Input/output error", false},
+    {{"fsync", 1, EIO}, DP_ERR_FILE, "cannot write 'file.part': Input/output error", false},
+    {{"fsync", 1, ENOSPC}, DP_ERR_FILE, "'file.part': No space left on device", false},
+    {{"rename", 1, EIO}, DP_ERR_FILE, "cannot rename 'file.part': Input/output error", false},
+    {{"fsync", 2, EIO}, DP_ERR_FILE, "cannot make sure of the name in '.': Input/output", true},
+    {{"fsync", 2, EINVAL}, DP_OK, NULL, true}, /* a system that has no such thing */
+    {{"fsync", 3, EIO}, DP_OK, NULL, true}};
+
+TEST(every_step_of_a_write_fails)
+{
+    dp_ctx *ctx = open_cpus(1);
+    enter_folder();
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_value old = tree_of(scope, "{'old': 1}"), got;
+        CHECK_OK(dp_file_write(ctx, "file", old));
+        int files = open_files();
+        refusal = steps[i].refusal;
+        dp_status status = dp_file_write(ctx, "file", tree_of(scope, "{'new': 2}"));
+        refusal.call = NULL;
+        CHECK_STATUS(status, steps[i].status);
+        if (status != DP_OK)
+            CHECK_SAYS(dp_last_error(), steps[i].says);
+        CHECK_INT(open_files(), files);
+        CHECK_OK(dp_file_read(ctx, scope, "file", &got));
+        CHECK_TREE(ctx, got, steps[i].is_new ? "{'new': 2}" : "{'old': 1}");
+        dp_scope_end(scope);
+    }
+    CHECK_INT(files_here(), 1);
+    dp_close(ctx);
+}
+
+TEST(paths_of_any_form)
+{
+    dp_ctx *ctx = open_cpus(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value got;
+    char paths[4][320] = {"in/file", "./file", "in/../in//file"};
+    enter_folder();
+    CHECK_INT(mkdir("in", 0777), 0);
+    snprintf(paths[3], sizeof paths[3], "%s/file", folder);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(dp_file_write(ctx, paths[i], DP_DICT(scope, {"i", dp_int(i)})));
+        CHECK_OK(dp_file_read(ctx, scope, paths[i], &got));
+        CHECK_INT(dp_get(got, "i").as.i, i);
+    }
+    CHECK_INT(files_here(), 2);
+    dp_close(ctx);
+}
+
 TEST(whoever_writes_there_already_is_let_alone)
 {
     dp_ctx *ctx = open_cpus(1);
@@ -1100,7 +1202,9 @@ TEST_BACKENDS(what_fits_and_what_does_not)
         dp_module *net = tied_net(ctx);
         dp_value saved =
             tree_on(ctx, scope, tree_of(scope, fits[i].saved), dp_local_device(ctx, (int)i % 2));
+        (void)dp_error(DP_ERR_USER, "an older sentence");
         CHECK_OK(dp_module_load(net, saved, &fits[i].config));
+        CHECK_STR(dp_last_error(), "an older sentence");
         check_net(net, scope, fits[i].says);
         CHECK_OK(dp_module_destroy(net));
     }
