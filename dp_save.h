@@ -318,9 +318,16 @@ static dp_status dp__save_map_open(dp_ctx *ctx, dp_scope *scope, const char *pat
    Names come from files of anybody: sentences show no more of them than helps, and nothing that a
    terminal obeys.                                                                               */
 
+enum { DP__SAVE_SENTENCE = 512 }; /* bytes */
+
 typedef struct dp__save_shown {
     char text[64];
 } dp__save_shown;
+
+static char dp__save_tame(char c)
+{
+    return (unsigned char)c < ' ' || c == 127 ? '?' : c;
+}
 
 static dp__save_shown dp__save_show(const char *name)
 {
@@ -328,8 +335,7 @@ static dp__save_shown dp__save_show(const char *name)
     dp__save_shown out;
     size_t count = 0;
     for (; name[count] != '\0' && count < MOST; count++)
-        out.text[count] = (unsigned char)name[count] < ' ' || name[count] == 127 ? '?'
-                                                                                 : name[count];
+        out.text[count] = dp__save_tame(name[count]);
     memcpy(&out.text[count], name[count] != '\0' ? "..." : "\0\0\0", 4);
     return out;
 }
@@ -593,20 +599,24 @@ typedef struct dp__save_sink {
     bool inside; /* a string of JSON */
 } dp__save_sink;
 
-static void dp__save_put_char(dp__save_sink *sink, char c)
+static void dp__save_put_byte(dp__save_sink *sink, char c)
 {
     if (sink->text != NULL)
         sink->text[sink->count] = c;
     sink->count++;
 }
 
+static void dp__save_put_char(dp__save_sink *sink, char c)
+{
+    if (sink->inside && (c == '"' || c == '\\'))
+        dp__save_put_byte(sink, '\\');
+    dp__save_put_byte(sink, c);
+}
+
 static void dp__save_put(dp__save_sink *sink, const char *text)
 {
-    for (; *text != '\0'; text++) {
-        if (sink->inside && (*text == '"' || *text == '\\'))
-            dp__save_put_char(sink, '\\');
+    for (; *text != '\0'; text++)
         dp__save_put_char(sink, *text);
-    }
 }
 
 static void dp__save_put_number(dp__save_sink *sink, long long number)
@@ -637,15 +647,18 @@ static void dp__save_put_float(dp__save_sink *sink, double number)
 /* `mark` tells strings of a tree from names of tensors; "" elsewhere. */
 static void dp__save_put_string(dp__save_sink *sink, const char *mark, const char *text)
 {
-    char code[8] = {0};
+    char code[8];
     dp__save_put(sink, "\"");
     dp__save_put(sink, mark);
     for (; *text != '\0'; text++) {
-        if ((unsigned char)*text < ' ')
+        if ((unsigned char)*text < ' ') {
             snprintf(code, sizeof code, "\\u%04x", (unsigned)*text);
-        else
-            snprintf(code, sizeof code, "%s%c", *text == '"' || *text == '\\' ? "\\" : "", *text);
-        dp__save_put(sink, code);
+            dp__save_put(sink, code);
+            continue;
+        }
+        if (*text == '"' || *text == '\\')
+            dp__save_put_char(sink, '\\');
+        dp__save_put_char(sink, *text);
     }
     dp__save_put(sink, "\"");
 }
@@ -1273,11 +1286,14 @@ static dp_status dp__save_entries_check(dp__save_reader *reader)
 /* What a constructor made. What it does not like was in the file. */
 static dp_status dp__save_made(dp_value made, dp_value *out)
 {
+    char text[DP__SAVE_SENTENCE] = "";
     *out = made;
     if (made.kind != DP_ERROR)
         return DP_OK;
+    for (size_t i = 0; i < sizeof text - 1 && made.as.s[i] != '\0'; i++)
+        text[i] = dp__save_tame(made.as.s[i]);
     return dp_error(made.status == DP_ERR_INVALID ? DP_ERR_FILE : (dp_status)made.status, "%s",
-                    made.as.s);
+                    text);
 }
 
 /* A bool is 0 or 1, and a program may count on it. */
@@ -1599,7 +1615,7 @@ DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp
 /* ==== >>loading =================================================================================
    All is checked, and all memory is there, before the first parameter changes.                  */
 
-enum { DP__SAVE_SENTENCE = 512, DP__SAVE_SOME = 3 }; /* bytes of a sentence, names in it */
+enum { DP__SAVE_SOME = 3 }; /* names in a sentence */
 
 typedef struct dp__save_some { /* of many: how many, and the first */
     size_t count;
