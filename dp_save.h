@@ -1409,7 +1409,6 @@ static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *o
     dp_value *items = NULL;
     size_t count = 0, room = 0;
     bool more = !dp__save_take(scan, ']');
-    dp__save_blanks(scan);
     dp_kind kind = more && dp__save_word(scan, "\"tuple\"") ? DP_TUPLE : DP_LIST;
     if (kind == DP_TUPLE)
         DP_TRY(dp__save_next(scan, ']', &more));
@@ -2027,8 +2026,6 @@ static dp_status dp__save_read_for_all(dp__save_meeting *meeting, dp_scope *own,
 {
     uint64_t mark = 0;
     dp_status status = dp__save_read_in(meeting->ctx, own, path, out, &mark);
-    if (dp_status_class(status) == DP_CLASS_JOB)
-        return status;
     DP_TRY(dp__save_tell(meeting, status, mark));
     return dp__save_conclude(meeting);
 }

@@ -909,7 +909,8 @@ TEST(every_step_of_a_write_fails)
 
 TEST(paths_of_any_form)
 {
-    dp_ctx *ctx = open_cpus(1);
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .poison = true}, &ctx));
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value got;
     char paths[4][320] = {"in/file", "./file", "in/../in//file"};
@@ -922,6 +923,8 @@ TEST(paths_of_any_form)
         CHECK_INT(dp_get(got, "i").as.i, i);
     }
     CHECK_INT(files_here(), 2);
+    refusal = (struct refusal){"fsync", 2, EIO};
+    CHECK_ERROR(dp_file_write(ctx, "in/file", got), DP_ERR_FILE, "of the name in 'in/': Input/");
     dp_close(ctx);
 }
 
@@ -1496,6 +1499,7 @@ static void fail_each(bool poison)
         CHECK_INT(files_here(), 2);
         dp_close(s.ctx);
         CHECK_NO_LEAKS(&counter);
+        CHECK(!is_mapped("/save-dp-"));
     }
 }
 
