@@ -1231,14 +1231,15 @@ typedef struct training {
     dp_optim *optim;
 } training;
 
-static training train_begin(dp_ctx *ctx)
+static training train_begin(dp_ctx *ctx, bool sharded)
 {
     static const net_shape shape = {0};
     training t = {.ctx = ctx};
     CHECK_OK(dp_distributed(net_create(ctx, &shape, 0),
                             &(dp_distributed_config){.reduction = DP_SUM}, &t.par));
-    CHECK_OK(dp_optim_create(t.par, &(dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}},
-                             &t.optim));
+    CHECK_OK(dp_optim_create(
+        t.par, &(dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded},
+        &t.optim));
     return t;
 }
 
@@ -1285,7 +1286,8 @@ static int64_t train_load(const training *t, const char *path)
 /* All the same bits: without a break, with one, and the file of each. */
 TEST_BACKENDS(training_goes_on_from_a_file)
 {
-    training whole = train_begin(ctx), first = train_begin(ctx), second = train_begin(ctx);
+    training whole = train_begin(ctx, false), first = train_begin(ctx, true);
+    training second = train_begin(ctx, false);
     enter_folder();
     train_steps(&whole, 0, 6);
     train_save(&whole, "whole", 6);
@@ -1304,7 +1306,7 @@ TEST_BACKENDS(training_goes_on_from_a_file)
 
 static struct job { /* what the processes of a test know */
     int devices;
-    const dp_device_ops *ops;
+    bool sharded;   /* the optimizer's state */
     char first[64]; /* a file that is there before */
 } job;
 
@@ -1312,12 +1314,9 @@ static dp_ctx *open_sharded(meeting *m)
 {
     dp_config config = m != NULL ? config_of(m, job.devices)
                                  : (dp_config){.device_count = job.devices};
-    const dp_device_ops *backends[] = {job.ops, NULL};
     dp_ctx *ctx = NULL;
     config.colls = NULL;
     config.shards = 8;
-    if (job.ops != NULL && config.backends == NULL)
-        config.backends = backends;
     CHECK_OK(dp_open(&config, &ctx));
     return ctx;
 }
@@ -1325,7 +1324,7 @@ static dp_ctx *open_sharded(meeting *m)
 static void train_on(meeting *m)
 {
     char path[64];
-    training t = train_begin(open_sharded(m));
+    training t = train_begin(open_sharded(m), job.sharded);
     snprintf(path, sizeof path, "by %d x %d", m != NULL ? m->process_count : 1, job.devices);
     CHECK_INT(train_load(&t, job.first), 2);
     train_save(&t, path, 2);
@@ -1342,7 +1341,7 @@ TEST_SLOW(a_file_is_for_any_devices_and_processes, 30)
 {
     enter_folder();
     job.devices = 1;
-    training t = train_begin(open_sharded(NULL));
+    training t = train_begin(open_sharded(NULL), false);
     train_steps(&t, 0, 2);
     train_save(&t, "first", 2);
     train_steps(&t, 2, 4);
@@ -1357,6 +1356,7 @@ TEST_SLOW(a_file_is_for_any_devices_and_processes, 30)
     in_processes(2, train_on);
     check_same_files("by 2 x 1", "by one");
     job.devices = 2;
+    job.sharded = true;
     in_processes(4, train_on);
     check_same_files("by 4 x 2", "by one");
     CHECK_INT(files_here(), 6);
