@@ -138,7 +138,7 @@
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its like, dp_call_child, dp_call_all_reduce,
-     dp_grad_ready, dp_reducer_ready
+     dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add
@@ -173,8 +173,9 @@
    how many threads it has, nor on other replicas; a seed comes from dp_info.rank_first + the
    replica, or from the sample. With several processes each cuts a batch of its own: give it the
    rows of its ranks, as dp_split_rows deals all rows out to rank_count of them. What is made inside
-   one process is that process' own: dp_call_all_reduce, the losses in a log, a criterion. A hook, a
-   wire of halves and no_sync are fine: what is rounded, and what is kept back, is each rank's own.
+   one process is that process' own: dp_call_all_reduce (not dp_call_sum_ranks), the losses in a
+   log, a criterion. A hook, a wire of halves and no_sync are fine: what is rounded, and what is
+   kept back, is each rank's own.
 
    It costs what 8 devices cost: gradients, states of replicas, a thread for each of them, and small
    parts, which are less quick to compute.
@@ -194,7 +195,8 @@
             dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
             dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
             dp_train.h: optimizers; dp_data.h: samplers, a loader;
-            dp_save.h: checkpoints */
+            dp_save.h: checkpoints; dp_norm.h: batch statistics;
+            dp_average.h: averaged models; dp_check.h: wrong gradients */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1298,6 +1300,13 @@ DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send,
 /* The same for dense tensors of one shape and dtype; where they lie is checked. */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
                                                        const dp_tensor *recv, dp_op op);
+/* The sum; where dp_distributed runs the pass, over the replicas of all processes, in the tree of
+   >>collectives, in which a rank without rows, that has no replica, counts as zeros. All processes
+   enter equally often, then, and one that has run out of data needs a batch of no rows for that:
+   dp_none() would leave the others waiting. Where one enters and another does something else, the
+   job fails. dp_norm.h shows how to use it. */
+DP_MUST_USE DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv,
+                                               size_t count, dp_dtype dtype);
 
 /* ==== >>pass ===================================================================================
    One forward, and its backward. A pass lives as long as the scope given to dp_invoke, and so do

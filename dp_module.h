@@ -1795,6 +1795,7 @@ typedef struct dp__meet { /* where the replicas of a pass come together */
     dp_status status;          /* why nobody can meet here any more */
     char text[DP__TEXT_BYTES]; /* the sentence of either */
     dp__coll want;             /* what the first to arrive asked for */
+    bool ranks;                /* of the ranks of all processes */
     size_t first;              /* which replica that was */
 } dp__meet;
 
@@ -2450,7 +2451,7 @@ static void dp__meet_leave(const dp__record *record)
 }
 
 /* This replica's part, under the lock. The first to arrive says what is to be done. */
-static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want)
+static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *want, bool ranks)
 {
     size_t replica = (size_t)(record - record->pass->records);
     const dp__coll *first = &meet->want;
@@ -2458,14 +2459,16 @@ static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *wa
         return;
     if (atomic_load(&meet->here) == 0) {
         meet->want = *want;
+        meet->ranks = ranks;
         meet->first = replica;
     } else if (first->count != want->count || first->dtype != want->dtype ||
-               first->op != want->op) {
+               first->op != want->op || meet->ranks != ranks) {
         dp__meet_close(meet, DP_ERR_MISMATCH,
-                       "replica %zu asks for %zu %s and dp_op %d, replica %zu for %zu %s and "
-                       "dp_op %d",
+                       "replica %zu asks for %zu %s and dp_op %d%s, replica %zu for %zu %s and "
+                       "dp_op %d%s",
                        meet->first, first->count, dp__dtype_names[first->dtype], (int)first->op,
-                       replica, want->count, dp__dtype_names[want->dtype], (int)want->op);
+                       meet->ranks ? " of all ranks" : "", replica, want->count,
+                       dp__dtype_names[want->dtype], (int)want->op, ranks ? " of all ranks" : "");
         return;
     }
     record->part = want->local[0];
@@ -2541,6 +2544,33 @@ static dp_status dp__meet_reduce(dp_pass *pass, dp_scope *temp)
     return DP_OK;
 }
 
+/* What the replicas of all processes sent, by one collective. A local rank without a replica, whose
+   part of the batch was empty, gives zeros. */
+static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__coll *want)
+{
+    dp_ctx *ctx = pass->ctx;
+    const int64_t count = (int64_t)want->count;
+    dp__coll all = *want;
+    dp_tensor zeros;
+    dp_part *parts = dp__array(temp, (size_t)ctx->info.local_count, sizeof *parts);
+    if (parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d ranks", ctx->info.local_count);
+    memset(parts, 0, (size_t)ctx->info.local_count * sizeof *parts);
+    for (size_t r = 0; r < pass->count; r++)
+        parts[pass->records[r].call.local_rank] = pass->records[r].part;
+    for (int i = 0; i < ctx->info.local_count; i++) {
+        if (parts[i].send != NULL)
+            continue;
+        DP_TRY(dp__tensor_make(temp, &ctx->devices[i], want->dtype, 1, &count, &zeros));
+        DP_TRY(dp__zero_flat(ctx, &ctx->devices[i], &zeros));
+        parts[i] = (dp_part){.send = zeros.data, .recv = zeros.data};
+    }
+    all.local = parts;
+    all.verb = DP__ALL_REDUCE;
+    all.scale = 1;
+    return dp__collective_entered(&all);
+}
+
 /* The last to arrive does the work; nobody else touches the meeting meanwhile. */
 static dp_status dp__meet_work(dp_pass *pass)
 {
@@ -2550,7 +2580,8 @@ static dp_status dp__meet_work(dp_pass *pass)
     if (status == DP_OK)
         status = dp__temp_begin(pass->ctx, &temp);
     if (status == DP_OK && meet->want.count > 0)
-        status = dp__meet_reduce(pass, temp);
+        status = meet->ranks ? dp__meet_ranks(pass, temp, &meet->want)
+                             : dp__meet_reduce(pass, temp);
     status = dp__temp_end(temp, NULL, status);
     dp__lock_enter(&meet->lock);
     meet->result = status;
@@ -2592,7 +2623,7 @@ static dp_status dp__meet_wait(dp__record *record, unsigned round)
     }
 }
 
-static dp_status dp__meet_enter(dp__record *record, const dp__coll *want)
+static dp_status dp__meet_enter(dp__record *record, const dp__coll *want, bool ranks)
 {
     dp_pass *pass = record->pass;
     dp__meet *meet = pass->meet;
@@ -2600,7 +2631,7 @@ static dp_status dp__meet_enter(dp__record *record, const dp__coll *want)
         return dp_error(DP_ERR_UNSUPPORTED, "several replicas share a thread: a device is in the "
                                             "list twice, and cannot wait for itself");
     dp__lock_enter(&meet->lock);
-    dp__meet_join(meet, record, want);
+    dp__meet_join(meet, record, want, ranks);
     dp_status status = meet->status != DP_OK ? dp__meet_error(record) : DP_OK;
     unsigned round = meet->round;
     bool last = atomic_load(&meet->here) == pass->count;
@@ -2617,6 +2648,19 @@ static dp__record *dp__outermost(dp__record *record)
 {
     while (record->outer != NULL && record->pass->count == 1)
         record = record->outer;
+    return record;
+}
+
+/* The same, but where ranks of other processes have the pass too, it is that pass'. */
+static dp__record *dp__outermost_of_ranks(dp__record *record, bool *out_ranks)
+{
+    const dp__face *face = record->pass->face;
+    while ((face == NULL || face->ranks == NULL) && record->outer != NULL &&
+           record->pass->count == 1) {
+        record = record->outer;
+        face = record->pass->face;
+    }
+    *out_ranks = face != NULL && face->ranks != NULL;
     return record;
 }
 
@@ -2640,9 +2684,23 @@ static dp_status dp__check_buffers(const dp__coll *want)
     return DP_OK;
 }
 
-static dp_status dp__call_reduce(dp_call *call, const dp__coll *want)
+/* The only replica here, which meets those of other processes. */
+static dp_status dp__call_ranks(dp__record *record, const dp__coll *want)
 {
-    dp__record *record = dp__outermost(call->record);
+    dp_ctx *ctx = want->ctx;
+    dp_scope *temp = NULL;
+    record->part = want->local[0];
+    DP_TRY(dp__enter(want->fn, ctx));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK && want->count > 0)
+        status = dp__meet_ranks(record->pass, temp, want);
+    return dp__exit(want->fn, ctx, dp__temp_end(temp, NULL, status));
+}
+
+static dp_status dp__call_reduce(dp_call *call, const dp__coll *want, bool ranks)
+{
+    dp__record *record = ranks ? dp__outermost_of_ranks(call->record, &ranks)
+                               : dp__outermost(call->record);
     const dp_part *part = &want->local[0];
     const dp__device *device = &call->ctx->devices[call->local_rank];
     DP_TRY(dp__check_buffers(want));
@@ -2651,7 +2709,9 @@ static dp_status dp__call_reduce(dp_call *call, const dp__coll *want)
     if (want->count > 0)
         DP_TRY(dp__check_owned(want->fn, "recv", device, part->recv));
     if (record->pass->meet != NULL)
-        return dp__leave(want->fn, call->ctx, dp__meet_enter(record, want));
+        return dp__leave(want->fn, call->ctx, dp__meet_enter(record, want, ranks));
+    if (ranks && call->ctx->info.rank_count > 1)
+        return dp__call_ranks(record, want);
     dp_tensor to = dp__flat(part->recv, call->device, want->dtype, (int64_t)want->count), from = to;
     from.data = (void *)(uintptr_t)part->send;
     return dp__leave(want->fn, call->ctx,
@@ -2664,12 +2724,29 @@ DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
 {
     DP_TRY(dp__check_call(__func__, call));
     const dp_part part = {send, recv, NULL};
-    return dp__call_reduce(call, &(dp__coll){.fn = __func__,
-                                             .ctx = call->ctx,
-                                             .local = &part,
-                                             .count = count,
-                                             .dtype = dtype,
-                                             .op = op});
+    return dp__call_reduce(call,
+                           &(dp__coll){.fn = __func__,
+                                       .ctx = call->ctx,
+                                       .local = &part,
+                                       .count = count,
+                                       .dtype = dtype,
+                                       .op = op},
+                           false);
+}
+
+DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv, size_t count,
+                                   dp_dtype dtype)
+{
+    DP_TRY(dp__check_call(__func__, call));
+    const dp_part part = {send, recv, NULL};
+    return dp__call_reduce(call,
+                           &(dp__coll){.fn = __func__,
+                                       .ctx = call->ctx,
+                                       .local = &part,
+                                       .count = count,
+                                       .dtype = dtype,
+                                       .op = DP_OP_SUM},
+                           true);
 }
 
 /* A tensor that can stand for a buffer of a call. */
@@ -2698,12 +2775,14 @@ DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
     if (send->dtype != recv->dtype || !dp__same_shape(send, recv))
         return dp_error(DP_ERR_MISMATCH, "%s: send and recv differ in dtype or shape", __func__);
     const dp_part part = {send->data, recv->data, NULL};
-    return dp__call_reduce(call, &(dp__coll){.fn = __func__,
-                                             .ctx = call->ctx,
-                                             .local = &part,
-                                             .count = (size_t)dp__count(send),
-                                             .dtype = (dp_dtype)send->dtype,
-                                             .op = op});
+    return dp__call_reduce(call,
+                           &(dp__coll){.fn = __func__,
+                                       .ctx = call->ctx,
+                                       .local = &part,
+                                       .count = (size_t)dp__count(send),
+                                       .dtype = (dp_dtype)send->dtype,
+                                       .op = op},
+                           false);
 }
 
 /* ==== >>parallel =================================================================================

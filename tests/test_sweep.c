@@ -716,6 +716,7 @@ CALL(dp_call_arg_view, a->call, a->index, a->dtype, -1, OUT(view))
 CALL(dp_call_child, a->call, a->known, "forward", a->tuple, a->dict, OUT(value), NULL)
 CALL(dp_call_all_reduce, a->call, kit.a.data, kit.out.data, a->count, a->dtype, a->op)
 CALL(dp_call_all_reduce_tensor, a->call, a->a, a->out, a->op)
+CALL(dp_call_sum_ranks, a->call, kit.a.data, kit.out.data, a->count, a->dtype)
 CALL(dp_invoke, a->module, a->name, a->scope, a->tuple, a->dict, NULL, OUT(value), NULL)
 CALL(dp_backward, a->pass, a->number, OUT(grads))
 CALL(dp_data_parallel, a->module, a->parallel, OUT(module))
@@ -817,6 +818,7 @@ static const row table[] = {
     ROW(dp_call_arg, "kiEO", INSIDE), ROW(dp_call_tensor_view, "kKEO", INSIDE),
     ROW(dp_call_arg_view, "kiEO", INSIDE), ROW(dp_call_child, "kKtdO", INSIDE),
     ROW(dp_call_all_reduce, "kzef", INSIDE), ROW(dp_call_all_reduce_tensor, "kaof", INSIDE),
+    ROW(dp_call_sum_ranks, "kze", INSIDE),
     ROW(dp_invoke, "msNtdO", 0), {"dp_invoke", "msNtdO", call_wrapper_invoke, 0},
     ROW(dp_backward, "pn", 0), ROW(dp_data_parallel, "mqO", 0),
     ROW(dp_data_parallel_once, "msNtdqO", 0), ROW(dp_container_parallel, "mqO", 0),
