@@ -22,6 +22,8 @@
 #endif
 #if defined(TEST_TRAIN) || !defined(TEST_ALONE)
 #include "../dp_data.h"
+#if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
+#include "../dp_norm.h"
 #include "../dp_train.h"
 #endif
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
