@@ -4,6 +4,7 @@
 #define DP_IMPLEMENTATION
 #include "../dp.h"
 #include "../dp_data.h"
+#include "../dp_average.h"
 #include "../dp_norm.h"
 #include "../dp_train.h"
 #include "../dp_save.h"

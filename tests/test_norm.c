@@ -484,7 +484,7 @@ TEST_BACKENDS(many_rows)
     dp_value out;
     double sum = 0, squares = 0;
     for (int i = 0; i < MANY * WIDE; i++)
-        x[i] = (float)((i * 7919) % 1009) / 64;
+        x[i] = (float)((i % 1009 * 7919) % 1009) / 64;
     CHECK_OK(dp_invoke(module, "forward", scope,
                        DP_TUPLE_OF(scope, dp_array(scope, x, DP_F32, DP_SHAPE(MANY, 1, WIDE))),
                        dp_none(), NULL, &out, NULL));
@@ -854,6 +854,19 @@ TEST(replicas_that_mean_different_sums_are_told_so)
         DP_ERR_MISMATCH, "of all ranks");
     dp_close(ctx);
 }
+
+/* ---- GPUs ------------------------------------------------------------------------------------ */
+
+#if defined(TEST_SIM)
+TEST(gpus_of_processes_normalise_by_the_whole_batch)
+{
+    rows_each = (const int[]){5, 2};
+    on_gpus("21", norm_in_process);
+    rows_each = (const int[]){1, 6};
+    on_gpus("22", norm_in_process);
+    on_gpus("11", worked_in_process);
+}
+#endif
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

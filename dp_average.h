@@ -1,0 +1,606 @@
+/* dp_average.h - v0.1.0 - averages of a model's parameters over its training - MIT licence
+
+   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use.
+
+       dp_average *average;
+       dp_average_create(par, &(dp_average_config){.momentum = 0.001}, &average);
+       for (...) {
+           dp_train_step(par, step, batch, optim, &log);
+           dp_average_update(average);
+       }
+       dp_average_begin(average);                 the module has the averages
+       evaluate(par);
+       dp_average_end(average);                   and its own numbers again
+
+   CONTENTS (search for the tag)
+     >>average    SWA, EMA, annealed EMA: mmengine's averaged models
+   and of the implementation
+     >>entries    parameters and buffers of a module, and what is kept for each
+     >>updating   one pass over each of them
+     >>using      the averages in a module
+     >>saving     and in a checkpoint
+*/
+
+#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
+
+#ifndef DP_AVERAGE_H
+#define DP_AVERAGE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ==== >>average ================================================================================
+   Averages lie beside the parameters that they are of, on every owner, so that an update sends
+   nothing: ranks with the same parameters have the same averages. Those of f16 and bf16 are f32, as
+   a half would lose what a small momentum adds. Weights of old and new are rounded so that they add
+   up to 1: an average of equal numbers is that number, after however many updates.              */
+
+typedef struct dp_average dp_average;
+
+typedef enum dp_average_rule {
+    DP_AVERAGE_EMA,     /* (1 - momentum) * average + momentum * parameter */
+    DP_AVERAGE_SWA,     /* the mean of all that were averaged */
+    DP_AVERAGE_ANNEALED /* EMA with momentum max(momentum, gamma / (gamma + updates before)) */
+} dp_average_rule;
+
+typedef struct dp_average_config { /* zero: as mmengine's ExponentialMovingAverage */
+    dp_average_rule rule;
+    double momentum;  /* between 0 and 1; 0: 0.0002. SWA has none */
+    double gamma;     /* of the annealed one, above 0; 0: 100 */
+    int64_t interval; /* every so many updates are averaged; 0: 1 */
+    bool buffers;     /* averaged like parameters; else each update copies them */
+} dp_average_config;
+
+/* Of all parameters and buffers of a module or wrapper, frozen ones too, which it begins with
+   copies of. What is no floating dtype is copied where others are averaged. It ends with the
+   context, or earlier. */
+DP_MUST_USE DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *config,
+                                               dp_average **out);
+/* Ends what was begun. NULL is fine. */
+DP_API void dp_average_destroy(dp_average *average);
+
+/* After a step. The first one copies. */
+DP_MUST_USE DP_API dp_status dp_average_update(dp_average *average);
+
+typedef struct dp_average_info {
+    int64_t updates;
+    bool begun;
+    double momentum; /* of the next update that averages */
+    size_t bytes;    /* on each device that has parameters */
+} dp_average_info;
+DP_MUST_USE DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out);
+
+/* From here to the end the module has the averages, on every owner. What it had is kept, and comes
+   back bit by bit, whatever happens to it meanwhile; updates are refused. */
+DP_MUST_USE DP_API dp_status dp_average_begin(dp_average *average);
+DP_MUST_USE DP_API dp_status dp_average_end(dp_average *average);
+
+/* Into a module, for good: one that has parameters of these names and shapes, on any device; the
+   module itself, a copy of it (dp_module_copy). If it has not, nothing is changed. [host] */
+DP_MUST_USE DP_API dp_status dp_average_copy(dp_average *average, dp_module *module);
+
+/* All that is needed to go on later, as a dict on the host: "rule", "updates", and "average", a
+   dict of tensors by the names of parameters. */
+DP_MUST_USE DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out);
+/* Of an average by the same rule, of a module with the same parameters; else an error names what
+   differs, and nothing is changed. [host] */
+DP_MUST_USE DP_API dp_status dp_average_load(dp_average *average, dp_value saved);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DP_AVERAGE_H */
+
+#if defined(DP_IMPLEMENTATION) && !defined(DP_AVERAGE_IMPLEMENTED)
+#define DP_AVERAGE_IMPLEMENTED
+
+#include <math.h>
+#include <string.h>
+
+/* ==== >>entries =================================================================================
+   An entry is a parameter or buffer, by its number in the module.                               */
+
+typedef struct dp__average_entry {
+    const char *name;
+    dp_dtype dtype; /* the module's */
+    bool buffer;
+    dp_tensor *own;  /* the average, owner after owner */
+    dp_tensor *kept; /* between begin and end: what the module had */
+} dp__average_entry;
+
+struct dp_average {
+    dp_module *module;
+    dp_ctx *ctx;
+    dp_scope *scope;
+    dp_average_config config; /* defaults put in */
+    size_t count, owner_count;
+    dp__average_entry *entries;
+    dp_tensor *wide; /* of each owner: f32 for the largest half; NULL: there are no halves */
+    int64_t updates;
+    dp_scope *kept; /* NULL: not begun */
+};
+
+static const char *const dp__average_rules[] = {"ema", "swa", "annealed"};
+
+static dp_status dp__average_full(void)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "no memory");
+}
+
+/* A sentence of this header begins with the function that was called; others have theirs. */
+static dp_status dp__average_named(const char *fn, dp_status status)
+{
+    if (status == DP_OK || strncmp(dp_last_error(), "dp_", 3) == 0)
+        return status;
+    return dp_error(status, "%s: %s", fn, dp_last_error());
+}
+
+static dp_dtype dp__average_dtype(dp_dtype dtype)
+{
+    return dtype == DP_F16 || dtype == DP_BF16 ? DP_F32 : dtype;
+}
+
+/* To read it. What has several owners is asked of each: an edit, but the same for all. */
+static dp_status dp__average_source(const dp_average *average, size_t owner, size_t i,
+                                    dp_tensor *out)
+{
+    dp_param_info info;
+    if (average->owner_count > 1)
+        return dp_owner_edit(average->module, owner, i, out, NULL);
+    DP_TRY(dp_module_param(average->module, i, &info));
+    *out = info.data;
+    return DP_OK;
+}
+
+/* Between memory of one device, of the same shape. */
+static dp_status dp__average_move(dp_ctx *ctx, const dp_tensor *to, const dp_tensor *from)
+{
+    return to->dtype == from->dtype ? dp_copy(ctx, to, from, NULL) : dp_cast(ctx, to, from);
+}
+
+static dp_status dp__average_entry_make(const dp_average *average, size_t i)
+{
+    dp__average_entry *entry = &average->entries[i];
+    dp_param_info info;
+    DP_TRY(dp_module_param(average->module, i, &info));
+    *entry = (dp__average_entry){
+        .name = dp_text(dp_string(average->scope, info.name)),
+        .dtype = (dp_dtype)info.data.dtype,
+        .buffer = info.buffer,
+        .own = dp_scope_alloc(average->scope, average->owner_count * sizeof *entry->own),
+        .kept = dp_scope_alloc(average->scope, average->owner_count * sizeof *entry->kept)};
+    if (entry->name == NULL || entry->own == NULL || entry->kept == NULL)
+        return dp__average_full();
+    for (size_t owner = 0; owner < average->owner_count; owner++) {
+        dp_tensor from;
+        DP_TRY(dp__average_source(average, owner, i, &from));
+        DP_TRY(dp_tensor_new(average->scope, from.device, dp__average_dtype(entry->dtype),
+                             from.ndim, from.shape, &entry->own[owner]));
+        DP_TRY(dp__average_move(average->ctx, &entry->own[owner], &from));
+    }
+    return DP_OK;
+}
+
+/* Room for a half as f32, on the device of each owner. */
+static dp_status dp__average_wide_make(dp_average *average)
+{
+    int64_t most = 0;
+    for (size_t i = 0; i < average->count; i++) {
+        const dp__average_entry *entry = &average->entries[i];
+        int64_t count = dp_tensor_count(&entry->own[0]);
+        if (dp__average_dtype(entry->dtype) != entry->dtype && count > most)
+            most = count;
+    }
+    if (most == 0)
+        return DP_OK;
+    average->wide = dp_scope_alloc(average->scope, average->owner_count * sizeof *average->wide);
+    if (average->wide == NULL)
+        return dp__average_full();
+    for (size_t owner = 0; owner < average->owner_count; owner++)
+        DP_TRY(dp_tensor_new(average->scope, average->entries[0].own[owner].device, DP_F32, 1,
+                             &most, &average->wide[owner]));
+    return DP_OK;
+}
+
+static dp_status dp__average_check(dp_average_config *config)
+{
+    config->momentum = config->momentum < 0 || config->momentum > 0 ? config->momentum : 0.0002;
+    config->gamma = config->gamma < 0 || config->gamma > 0 ? config->gamma : 100;
+    config->interval = config->interval == 0 ? 1 : config->interval;
+    if ((unsigned)config->rule > DP_AVERAGE_ANNEALED)
+        return dp_error(DP_ERR_INVALID, "rule is %d", (int)config->rule);
+    if (!(config->momentum > 0 && config->momentum < 1))
+        return dp_error(DP_ERR_INVALID, "momentum is %g, which is not between 0 and 1",
+                        config->momentum);
+    if (!(config->gamma > 0) || !isfinite(config->gamma))
+        return dp_error(DP_ERR_INVALID, "gamma is %g, which is no number above 0", config->gamma);
+    if (config->interval < 1)
+        return dp_error(DP_ERR_INVALID, "interval is %lld, which is below 1",
+                        (long long)config->interval);
+    return DP_OK;
+}
+
+static dp_status dp__average_make(dp_scope *scope, dp_module *module,
+                                  const dp_average_config *config, dp_average **out)
+{
+    static const dp_average_config zero;
+    dp_average *average = dp_scope_alloc(scope, sizeof *average);
+    if (average == NULL)
+        return dp__average_full();
+    *average = (dp_average){.module = module,
+                            .ctx = dp_module_ctx(module),
+                            .scope = scope,
+                            .config = config != NULL ? *config : zero,
+                            .count = dp_module_param_count(module),
+                            .owner_count = dp_owner_count(module)};
+    DP_TRY(dp__average_check(&average->config));
+    average->entries = dp_scope_alloc(scope, average->count * sizeof *average->entries);
+    if (average->entries == NULL)
+        return dp__average_full();
+    for (size_t i = 0; i < average->count; i++)
+        DP_TRY(dp__average_entry_make(average, i));
+    *out = average;
+    return dp__average_wide_make(average);
+}
+
+DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *config,
+                                   dp_average **out)
+{
+    dp_average *average = NULL;
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    if (dp_module_ctx(module) == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: this is no module", __func__);
+    dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
+    dp_status status = dp__average_make(scope, module, config, &average);
+    if (status == DP_OK)
+        *out = average;
+    else
+        dp_scope_end(scope);
+    return dp__average_named(__func__, status);
+}
+
+/* ==== >>updating ================================================================================
+   Updates before this one are counted, as mmengine does.                                        */
+
+static double dp__average_momentum(const dp_average *average)
+{
+    const dp_average_config *config = &average->config;
+    double updates = (double)average->updates;
+    double annealed = config->gamma / (config->gamma + updates);
+    if (config->rule == DP_AVERAGE_SWA)
+        return 1 / (double)(average->updates / config->interval + 1);
+    if (config->rule == DP_AVERAGE_ANNEALED && annealed > config->momentum)
+        return annealed;
+    return config->momentum;
+}
+
+/* The larger weight is rounded to the dtype that is computed in; 1 minus that is exact there. */
+static void dp__average_weights(double momentum, dp_dtype dtype, double *out_old, double *out_new)
+{
+    double large = momentum < 0.5 ? 1 - momentum : momentum;
+    large = dtype == DP_F64 ? large : (double)(float)large;
+    *out_old = momentum < 0.5 ? large : 1 - large;
+    *out_new = momentum < 0.5 ? 1 - large : large;
+}
+
+static dp_status dp__average_blend(const dp_average *average, size_t owner, const dp_tensor *from,
+                                   const dp_tensor *own)
+{
+    double old_weight, new_weight;
+    dp_tensor wide = *from;
+    dp__average_weights(dp__average_momentum(average), (dp_dtype)own->dtype, &old_weight,
+                        &new_weight);
+    if (from->dtype != own->dtype) {
+        DP_TRY(dp_narrow(&average->wide[owner], 0, 0, dp_tensor_count(from), &wide));
+        DP_TRY(dp_reshape(&wide, from->ndim, from->shape, &wide));
+        DP_TRY(dp_cast(average->ctx, &wide, from));
+    }
+    return dp_axpby(average->ctx, old_weight, own, new_weight, &wide, own);
+}
+
+static dp_status dp__average_entry_update(const dp_average *average, size_t owner, size_t i)
+{
+    const dp__average_entry *entry = &average->entries[i];
+    bool due = average->updates % average->config.interval == 0;
+    bool copied = average->updates == 0 || (entry->buffer && !average->config.buffers) ||
+                  entry->dtype > DP_BF16;
+    dp_tensor from, *own = &entry->own[owner];
+    if (dp_tensor_count(own) == 0)
+        return DP_OK;
+    if (!due && !(entry->buffer && !average->config.buffers))
+        return DP_OK;
+    DP_TRY(dp__average_source(average, owner, i, &from));
+    return copied ? dp__average_move(average->ctx, own, &from)
+                  : dp__average_blend(average, owner, &from, own);
+}
+
+/* The module has what it had when the average was made. */
+static dp_status dp__average_same(const dp_average *average)
+{
+    dp_module *module = average->module;
+    if (dp_module_param_count(module) != average->count ||
+        dp_owner_count(module) != average->owner_count)
+        return dp_error(DP_ERR_STATE, "'%s' has other parameters than when the average was made",
+                        dp_module_name(module));
+    return DP_OK;
+}
+
+static dp_status dp__average_not_begun(const dp_average *average, const char *what)
+{
+    return average->kept == NULL ? dp__average_same(average)
+                                 : dp_error(DP_ERR_STATE,
+                                            "'%s' has the averages since dp_average_begin: %s "
+                                            "comes after dp_average_end",
+                                            dp_module_name(average->module), what);
+}
+
+static dp_status dp__average_update(const dp_average *average)
+{
+    DP_TRY(dp__average_not_begun(average, "an update"));
+    for (size_t owner = 0; owner < average->owner_count; owner++)
+        for (size_t i = 0; i < average->count; i++)
+            DP_TRY(dp__average_entry_update(average, owner, i));
+    return DP_OK;
+}
+
+static dp_status dp__average_given(const char *fn, const dp_average *average)
+{
+    return average != NULL ? DP_OK : dp_error(DP_ERR_INVALID, "%s: average is NULL", fn);
+}
+
+DP_API dp_status dp_average_update(dp_average *average)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__average_named(__func__, dp__average_update(average)));
+    average->updates++;
+    return DP_OK;
+}
+
+DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    *out = (dp_average_info){.updates = average->updates,
+                             .begun = average->kept != NULL,
+                             .momentum = dp__average_momentum(average)};
+    for (size_t i = 0; i < average->count; i++) {
+        const dp_tensor *own = &average->entries[i].own[0];
+        out->bytes += (size_t)dp_tensor_count(own) * dp_dtype_bytes((dp_dtype)own->dtype);
+    }
+    return DP_OK;
+}
+
+/* ==== >>using ===================================================================================
+   What the module had is kept in a scope that lasts as long as it is needed.                    */
+
+/* Everything that can run out of memory comes before the module is written to. */
+static dp_status dp__average_keep(const dp_average *average, dp_scope *scope)
+{
+    for (size_t i = 0; i < average->count; i++)
+        for (size_t owner = 0; owner < average->owner_count; owner++) {
+            const dp__average_entry *entry = &average->entries[i];
+            dp_tensor from;
+            DP_TRY(dp__average_source(average, owner, i, &from));
+            DP_TRY(dp_tensor_new(scope, from.device, entry->dtype, from.ndim, from.shape,
+                                 &entry->kept[owner]));
+            DP_TRY(dp_copy(average->ctx, &entry->kept[owner], &from, NULL));
+        }
+    return DP_OK;
+}
+
+/* Into every owner: the averages, or what was kept. */
+static dp_status dp__average_put(const dp_average *average, bool kept)
+{
+    for (size_t owner = 0; owner < average->owner_count; owner++)
+        for (size_t i = 0; i < average->count; i++) {
+            const dp__average_entry *entry = &average->entries[i];
+            dp_tensor to;
+            DP_TRY(dp_owner_edit(average->module, owner, i, &to, NULL));
+            DP_TRY(dp__average_move(average->ctx, &to,
+                                    kept ? &entry->kept[owner] : &entry->own[owner]));
+        }
+    return DP_OK;
+}
+
+DP_API dp_status dp_average_begin(dp_average *average)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "another one")));
+    dp_scope *scope = dp_scope_begin(average->ctx);
+    dp_status status = dp__average_keep(average, scope);
+    if (status == DP_OK) {
+        status = dp__average_put(average, false);
+        if (status != DP_OK && dp__average_put(average, true) != DP_OK)
+            status = dp_error(status, "and what the module had cannot be put back");
+    }
+    if (status == DP_OK)
+        average->kept = scope;
+    else
+        dp_scope_end(scope);
+    return dp__average_named(__func__, status);
+}
+
+static dp_status dp__average_end(dp_average *average)
+{
+    if (average->kept == NULL)
+        return dp_error(DP_ERR_STATE, "nothing was begun: dp_average_begin comes first");
+    DP_TRY(dp__average_same(average));
+    DP_TRY(dp__average_put(average, true));
+    dp_scope_end(average->kept);
+    average->kept = NULL;
+    return DP_OK;
+}
+
+DP_API dp_status dp_average_end(dp_average *average)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    return dp__average_named(__func__, dp__average_end(average));
+}
+
+DP_API void dp_average_destroy(dp_average *average)
+{
+    if (average == NULL)
+        return;
+    if (average->kept != NULL && dp__average_end(average) != DP_OK)
+        dp_scope_end(average->kept);
+    dp_scope_end(average->scope);
+}
+
+/* What a module has under the name of an entry; `out` is its number there. */
+static dp_status dp__average_find(const dp__average_entry *entry, dp_module *module, size_t *out)
+{
+    const dp_tensor *own = &entry->own[0];
+    dp_param_info info;
+    DP_TRY(dp_module_find(module, entry->name, out));
+    DP_TRY(dp_module_param(module, *out, &info));
+    bool alike = info.data.dtype == entry->dtype && info.data.ndim == own->ndim;
+    for (int d = 0; d < own->ndim && alike; d++)
+        alike = info.data.shape[d] == own->shape[d];
+    return alike ? DP_OK
+                 : dp_error(DP_ERR_MISMATCH, "'%s' of '%s' has another dtype or shape", entry->name,
+                            dp_module_name(module));
+}
+
+/* In the dtype that the module has, wherever that is. */
+static dp_status dp__average_send(const dp_average *average, dp_scope *temp, size_t i,
+                                  dp_module *module, size_t param)
+{
+    const dp__average_entry *entry = &average->entries[i];
+    dp_tensor to, from = entry->own[0];
+    DP_TRY(dp_params_edit(module, param, &to, NULL));
+    if (from.dtype != to.dtype) {
+        DP_TRY(dp_tensor_new(temp, from.device, entry->dtype, from.ndim, from.shape, &from));
+        DP_TRY(dp_cast(average->ctx, &from, &entry->own[0]));
+    }
+    return dp_copy(average->ctx, &to, &from, NULL);
+}
+
+static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_module *module)
+{
+    size_t *params = dp_scope_alloc(temp, average->count * sizeof *params);
+    if (params == NULL)
+        return dp__average_full();
+    for (size_t i = 0; i < average->count; i++)
+        DP_TRY(dp__average_find(&average->entries[i], module, &params[i]));
+    for (size_t i = 0; i < average->count; i++)
+        DP_TRY(dp__average_send(average, temp, i, module, params[i]));
+    return dp_wait(average->ctx);
+}
+
+DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    if (dp_module_ctx(module) != average->ctx)
+        return dp_error(DP_ERR_INVALID, "%s: this is no module of the same context", __func__);
+    if (average->kept != NULL)
+        DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "a copy")));
+    dp_scope *temp = dp_scope_begin(average->ctx);
+    dp_status status = dp__average_copy(average, temp, module);
+    dp_scope_end(temp);
+    return dp__average_named(__func__, status);
+}
+
+/* ==== >>saving ==================================================================================
+   All owners have the same averages: the first one's are saved.                                 */
+
+static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp_value *out)
+{
+    dp_pair *pairs = dp_scope_alloc(scope, average->count * sizeof *pairs);
+    if (pairs == NULL)
+        return dp__average_full();
+    for (size_t i = 0; i < average->count; i++) {
+        const dp_tensor *own = &average->entries[i].own[0];
+        dp_tensor host;
+        DP_TRY(dp_tensor_new(scope, (dp_device){0, 0}, (dp_dtype)own->dtype, own->ndim, own->shape,
+                             &host));
+        DP_TRY(dp_copy(average->ctx, &host, own, NULL));
+        pairs[i] = (dp_pair){average->entries[i].name, dp_of(scope, &host)};
+    }
+    const dp_pair all[] = {{"rule", dp_string(scope, dp__average_rules[average->config.rule])},
+                           {"updates", dp_int(average->updates)},
+                           {"average", dp_dict_make(scope, pairs, average->count)}};
+    dp_value made = dp_dict_make(scope, all, sizeof all / sizeof all[0]);
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s", made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
+DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        scope == NULL ? "scope" : "out");
+    return dp__average_named(__func__, dp__average_save(average, scope, out));
+}
+
+static dp_status dp__average_entry_check(const dp__average_entry *entry, dp_value saved)
+{
+    const dp_tensor *from, *own = &entry->own[0];
+    if (saved.kind != DP_TENSOR)
+        return dp_error(DP_ERR_MISMATCH, "no average of '%s' was saved", entry->name);
+    DP_TRY(dp_as_tensor(saved, entry->name, (dp_dtype)own->dtype, own->ndim, &from));
+    for (int d = 0; d < own->ndim; d++)
+        if (from->shape[d] != own->shape[d])
+            return dp_error(DP_ERR_MISMATCH, "dim %d of '%s' is %lld, saved %lld", d, entry->name,
+                            (long long)own->shape[d], (long long)from->shape[d]);
+    return DP_OK;
+}
+
+static dp_status dp__average_saved_check(const dp_average *average, dp_value saved)
+{
+    const char *rule = dp_text(dp_get(saved, "rule"));
+    const char *own = dp__average_rules[average->config.rule];
+    dp_value entries = dp_get(saved, "average"), updates = dp_get(saved, "updates");
+    if (rule == NULL || strcmp(rule, own) != 0)
+        return dp_error(DP_ERR_MISMATCH, "the rule is '%s', saved '%s'", own,
+                        rule != NULL ? rule : "");
+    if (updates.kind != DP_INT || updates.as.i < 0)
+        return dp_error(DP_ERR_MISMATCH, "'updates' is missing, or no count");
+    for (size_t i = 0; i < average->count; i++)
+        DP_TRY(dp__average_entry_check(&average->entries[i],
+                                       dp_get(entries, average->entries[i].name)));
+    if (dp_count(entries) != average->count)
+        return dp_error(DP_ERR_MISMATCH, "%zu parameters and buffers, saved %zu", average->count,
+                        dp_count(entries));
+    return DP_OK;
+}
+
+DP_API dp_status dp_average_load(dp_average *average, dp_value saved)
+{
+    DP_TRY(dp__average_given(__func__, average));
+    DP_TRY(dp__average_named(__func__, dp__average_saved_check(average, saved)));
+    for (size_t i = 0; i < average->count; i++)
+        for (size_t owner = 0; owner < average->owner_count; owner++) {
+            const dp__average_entry *entry = &average->entries[i];
+            dp_value from = dp_get(dp_get(saved, "average"), entry->name);
+            DP_TRY(dp_copy(average->ctx, &entry->own[owner], from.as.t, NULL));
+        }
+    average->updates = dp_get(saved, "updates").as.i;
+    return dp_wait(average->ctx); /* what was saved may go */
+}
+#endif /* DP_IMPLEMENTATION && !DP_AVERAGE_IMPLEMENTED */
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
