@@ -38,7 +38,10 @@
    All replicas of the pass and, where dp_distributed runs it, those of all processes: they meet
    twice in a forward and once in a backward (dp_call_sum_ranks). A part without rows takes part
    too; a process that has run out of data gives a batch of no rows. Evaluation, which uses the
-   running statistics, meets nobody, and neither does a part that is the only one.
+   running statistics, meets nobody, and neither does a part that is the only one. A device for
+   which the batch had no rows has no replica that could follow: where dp_distributed runs the
+   module it has the running statistics of before, until buffers are made equal at the next forward
+   that gets a pass.
 
    NUMBERS
    Elements are f32, f64, f16 or bf16; halves are computed in f32. Sums are f64, first for the mean,

@@ -24,6 +24,7 @@
 #include "../dp_data.h"
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
 #include "../dp_average.h"
+#include "../dp_check.h"
 #include "../dp_norm.h"
 #include "../dp_train.h"
 #endif

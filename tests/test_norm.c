@@ -3,6 +3,7 @@
 #include "tree.h"
 /* clang-format off */
 #include "ranked.h"
+#include "../dp_check.h"
 #include "../dp_norm.h"
 /* clang-format on */
 
@@ -474,6 +475,20 @@ TEST_BACKENDS(backward_is_what_differences_say)
     check_differences(ctx, &rough);
 }
 
+/* A layer that keeps to itself depends on how the batch is cut, and the check says so. */
+TEST_BACKENDS(a_layer_passes_its_check)
+{
+    static const layer alone = {.norm = {.alone = true}, .affine = true};
+    const dp_check_config config = {.replicas = 3, .tolerance = 1e-5};
+    dp_tensor x = rows_of(ctx, scope, DP_F64, 0, ROWS, x_at);
+    dp_value batch = DP_TUPLE_OF(scope, dp_of(scope, &x));
+    dp_check_report report;
+    CHECK_OK(dp_self_check(layer_of(ctx, &plain, CHANNELS), batch, &config, &report));
+    CHECK(report.moved >= 2 * CHANNELS + 8);
+    CHECK_ERROR(dp_self_check(layer_of(ctx, &alone, CHANNELS), batch, &config, NULL),
+                DP_ERR_MISMATCH, "output differs at [0, 0, 0]: ");
+}
+
 /* ---- more rows than are worked on at a time -------------------------------------------------- */
 
 TEST_BACKENDS(many_rows)
@@ -862,7 +877,7 @@ TEST(gpus_of_processes_normalise_by_the_whole_batch)
 {
     rows_each = (const int[]){5, 2};
     on_gpus("21", norm_in_process);
-    rows_each = (const int[]){1, 6};
+    rows_each = (const int[]){3, 4};
     on_gpus("22", norm_in_process);
     on_gpus("11", worked_in_process);
 }
