@@ -86,7 +86,7 @@ static dp_status memo_fill(const dp_call *call, const dp_tensor *x, memo *own)
             if (how->bug == COUNTS_CALLS)
                 own->y[r][o] += atomic_fetch_add(&calls_of_all, 1);
             if (how->bug == NOT_A_NUMBER && r == 1)
-                own->y[r][o] = NAN;
+                own->y[r][o] = (double)NAN;
         }
     return DP_OK;
 }

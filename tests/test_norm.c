@@ -662,7 +662,7 @@ TEST_BACKENDS(what_is_wrong_is_said)
         {.x = "(i32[4,1],)", .says = "x is i32"},
         {.x = "(f32[1,3],)", .says = "Expected more than 1 value per channel"},
         {.x = "(f32[4,1],)", .norm = {.eps = -1}, .says = "eps is -1"},
-        {.x = "(f32[4,1],)", .norm = {.eps = INFINITY}, .says = "eps is inf"},
+        {.x = "(f32[4,1],)", .norm = {.eps = HUGE_VAL}, .says = "eps is inf"},
         {.x = "(f32[4,1],)", .norm = {.momentum = 1.5}, .says = "momentum is 1.5"},
         {.x = "(f32[4,1],)", .norm = {.momentum = -0.1}, .says = "momentum is -0.1"},
         {.x = "(f32[4,1],)", .norm = {.weights = (dp_norm_weights)2}, .says = "weights is 2"},
