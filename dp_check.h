@@ -44,8 +44,9 @@ extern "C" {
                  rows, or their sum. Then gradients, of parameters and of the batch.
      differences Some elements of each f32 and f64 parameter, and of each such tensor in the batch
                  for which backward gives a gradient, are moved a little, and the gradient is
-                 compared with what the output does. Where two sizes of a move disagree (a kink of
-                 ReLU, digits that run out) nothing is said. The largest gradient is among them.
+                 compared with what the output does. Where moves of several sizes disagree (a kink
+                 of ReLU, digits that run out) nothing is said. The largest gradient is among
+                 them.
 
    Backward is given numbers between -1 and 1 for tensors, and 1 for numbers and tensors without
    dims. If the output is a dict with keys that contain "loss", only these have a gradient. With
@@ -54,7 +55,7 @@ extern "C" {
 typedef struct dp_check_config { /* zero: all of it */
     const char *method;          /* NULL: "forward" */
     int replicas;                /* 0: as many as there are devices, but at least 2 */
-    bool exact;                  /* replicas give the same bits as one device */
+    bool exact;                  /* replicas give the very numbers of one device */
     double tolerance;            /* beside the largest number of a tensor; 0: 1e-9 for f64, 1e-4 for
                                     f32, 1e-2 for f16, 5e-2 for bf16 */
     size_t samples;              /* elements of a tensor that are moved; 0: 8 */
@@ -892,14 +893,18 @@ static dp_status dp__self_set(const dp__self_move *move, int64_t at, double numb
     return dp_fill(move->check->ctx, &element, dp_float(number));
 }
 
-/* How much the sum changes for a move of 1, by moves of `by` up and down; *out_noise: what
-   roundings may have to do with it. */
-static dp_status dp__self_rate(const dp__self_move *move, int64_t at, double by, double *out,
-                               double *out_noise)
+typedef struct dp__self_rate { /* how much the sum changes for a move of 1 */
+    double by;                 /* the move, up and down */
+    double rate, noise;        /* and what roundings may have to do with it */
+    double above, below;       /* of the move up, and of the one down */
+} dp__self_rate;
+
+static dp_status dp__self_rate_of(const dp__self_move *move, int64_t at, double by,
+                                  dp__self_rate *out)
 {
     bool wide = move->values->dtype == DP_F64;
     double was = move->values->data[at], up = was + by, down = was - by;
-    dp__self_sum above, below;
+    dp__self_sum above, here, below;
     up = wide ? up : (double)(float)up;
     down = wide ? down : (double)(float)down;
     DP_TRY(dp__self_set(move, at, up));
@@ -907,42 +912,57 @@ static dp_status dp__self_rate(const dp__self_move *move, int64_t at, double by,
     DP_TRY(dp__self_set(move, at, down));
     DP_TRY(dp__self_evaluate(move, &below));
     DP_TRY(dp__self_set(move, at, was));
-    *out = (above.sum - below.sum) / (up - down);
-    *out_noise = 8 * sqrt(above.noise + below.noise) / (up - down);
+    DP_TRY(dp__self_evaluate(move, &here));
+    *out = (dp__self_rate){.by = by,
+                           .rate = (above.sum - below.sum) / (up - down),
+                           .noise = 8 * sqrt(above.noise + below.noise) / (up - down),
+                           .above = (above.sum - here.sum) / (up - was),
+                           .below = (here.sum - below.sum) / (was - down)};
     return DP_OK;
 }
 
-/* A gradient is wrong where two moves agree with each other, and not with it. */
-static dp_status dp__self_element(const dp__self_move *move, int64_t at)
+static dp_status dp__self_wrong(const dp__self_move *move, int64_t at, const dp__self_rate *rate)
 {
     dp_check_report *report = move->check->report;
+    double grad = move->grads->data[at];
     char place[160];
+    dp__self_note(move->check, move->name, move->grads, at, grad);
+    report->expected = rate->rate;
+    return dp_error(DP_ERR_MISMATCH,
+                    "%s%s is %.9g, but when that number is moved by %.2g the output changes at a "
+                    "rate of %.9g",
+                    move->name, dp__self_place(report, place, sizeof place), grad, rate->by,
+                    rate->rate);
+}
+
+/* Smaller and smaller moves, as long as there are digits left. A gradient is right if one of them
+   says so: larger ones may go over a kink. It is wrong if they come to agree with each other, and
+   there is no kink at the very place: a move up and a move down agree too. */
+static dp_status dp__self_element(const dp__self_move *move, int64_t at)
+{
     double grad = move->grads->data[at], was = fabs(move->values->data[at]);
-    double by = cbrt(move->epsilon) * (was > 1 ? was : 1);
+    double by = cbrt(move->epsilon) * (was > 1 ? was : 1), before = 0;
     double tolerance = move->epsilon > 0x1p-40 ? 1e-2 : 1e-5;
-    for (int tries = 0; tries < 3; tries++, by /= 16) {
-        double rate, other, noise, other_noise;
-        DP_TRY(dp__self_rate(move, at, by, &other, &other_noise));
-        DP_TRY(dp__self_rate(move, at, by / 2, &rate, &noise));
-        double apart = fabs(rate - other), size = fmax(fabs(rate), fabs(grad));
-        double allowed = 2 * apart + noise + tolerance * size + 1e-2 * tolerance * move->largest;
-        bool still = !(fabs(rate) > 0) && !(fabs(other) > 0) && !(fabs(grad) > 0);
-        bool unclear = !(apart <= tolerance * fmax(fabs(rate), fabs(other)) + noise) ||
-                       noise > 0.1 * fmax(size, move->largest);
-        if (unclear && !still && isfinite(grad))
-            continue;
-        report->moved++;
-        if (fabs(rate - grad) <= allowed)
-            return DP_OK;
-        dp__self_note(move->check, move->name, move->grads, at, grad);
-        report->expected = rate;
-        return dp_error(DP_ERR_MISMATCH,
-                        "%s%s is %.9g, but when that number is moved by %.2g the output changes at "
-                        "a rate of %.9g",
-                        move->name, dp__self_place(report, place, sizeof place), grad, by, rate);
+    bool wrong = false;
+    dp__self_rate rate, last = {.by = 0};
+    for (int sizes = 0; sizes < 5; sizes++, by /= 4) {
+        DP_TRY(dp__self_rate_of(move, at, by, &rate));
+        double size = fmax(fabs(rate.rate), fabs(grad)), apart = fabs(rate.rate - before);
+        double allowed = rate.noise + tolerance * (size + 1e-2 * move->largest);
+        bool is_right = fabs(rate.rate - grad) <= allowed;
+        if (rate.noise > 0.1 * fmax(size, move->largest) && !(is_right && !(size > 0)))
+            break;
+        if (is_right || !isfinite(grad)) {
+            move->check->report->moved++;
+            return is_right ? DP_OK : dp__self_wrong(move, at, &rate);
+        }
+        wrong = sizes > 0 && apart <= allowed && fabs(rate.above - rate.below) <= 4 * allowed;
+        before = rate.rate;
+        last = rate;
     }
-    report->undecided++;
-    return DP_OK;
+    move->check->report->moved += wrong;
+    move->check->report->undecided += !wrong;
+    return wrong ? dp__self_wrong(move, at, &last) : DP_OK;
 }
 
 /* The largest gradient, and others from the first to the last. */

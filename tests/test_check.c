@@ -363,6 +363,38 @@ TEST_BACKENDS(kinks_are_no_bugs)
                 "gradient of argument 0 at [");
 }
 
+/* abs at 0, where its gradient is what one likes. */
+TEST_BACKENDS(a_kink_at_the_very_place_is_no_bug)
+{
+    static const model steep = {.steep = true};
+    static const float zeros[ROWS * IN];
+    dp_module *module = model_of(ctx, &steep, DP_F32, 0);
+    dp_check_report report;
+    CHECK_OK(dp_params_write(module, B, zeros, OUT * sizeof *zeros));
+    dp_value x = dp_array(scope, zeros, DP_F32, DP_SHAPE(ROWS, IN));
+    CHECK_OK(dp_self_check(module, DP_TUPLE_OF(scope, x), NULL, &report));
+    CHECK(report.undecided >= OUT);
+    CHECK(report.moved >= IN * OUT); /* the weights of nothing */
+}
+
+/* A sum over rows that each have a kink somewhere: large moves go over some of them. */
+TEST_BACKENDS(kinks_nearby_are_gone_round)
+{
+    static const model steep = {.steep = true}, wrong = {.steep = true, .bug = BIAS_HALF};
+    float x[ROWS * IN];
+    dp_check_report report;
+    for (int i = 0; i < ROWS * IN; i++)
+        x[i] = (float)(i * 7 % 36 - 18) / 4096;
+    for (int i = 0; i < 2; i++) {
+        dp_module *module = model_of(ctx, i == 0 ? &steep : &wrong, DP_F32, 0);
+        CHECK_OK(dp_params_write(module, B, (const float[]){0.0011f, -0.0007f}, 2 * sizeof *x));
+        dp_value batch = DP_TUPLE_OF(scope, dp_array(scope, x, DP_F32, DP_SHAPE(ROWS, IN)));
+        dp_status status = dp_self_check(module, batch, NULL, &report);
+        CHECK_STATUS(status, i == 0 ? DP_OK : DP_ERR_MISMATCH);
+        CHECK(i > 0 || report.moved > report.undecided);
+    }
+}
+
 /* ---- bugs ------------------------------------------------------------------------------------ */
 
 typedef struct finding {
