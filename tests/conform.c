@@ -3,12 +3,12 @@
 
 #define DP_IMPLEMENTATION
 #include "../dp.h"
-#include "../dp_data.h"
 #include "../dp_average.h"
 #include "../dp_check.h"
+#include "../dp_data.h"
 #include "../dp_norm.h"
-#include "../dp_train.h"
 #include "../dp_save.h"
+#include "../dp_train.h"
 #include CONFORM_BACKEND
 
 const dp_device_ops *conform_table(void);

@@ -21,15 +21,14 @@
 #include "mpi/far.h"
 #endif
 #if defined(TEST_TRAIN) || !defined(TEST_ALONE)
-#include "../dp_data.h"
-#if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
 #include "../dp_average.h"
 #include "../dp_check.h"
+#include "../dp_data.h"
 #include "../dp_norm.h"
+#include "../dp_save.h"
 #include "../dp_train.h"
 #endif
 #if !defined(TEST_ALONE) /* for fuzzers, and to see what the library costs */
-#include "../dp_save.h"
 #include "system.h"
 #include "team.h"
 #endif
