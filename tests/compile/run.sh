@@ -72,7 +72,7 @@ REDUCE='#include "dp_reduce.h"'
 LAUNCH='#include "dp_launch.h"'
 SHM='#include "dp_shm.h"'
 VALUE='#include "dp_value.h"'
-SAVE='#include "dp_save.h"'
+AROUND='average check data norm save train' # headers around training
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
 INCLUDE_STB='#if __has_include(<stb/stb_ds.h>)
 #include <stb/stb_ds.h>
@@ -100,8 +100,13 @@ write reduce_alone.c "$REDUCE"
 write reduce_dp.c "$IMPLEMENT" "$REDUCE" "$DP" "$RANKS"
 write launch_alone.c "$LAUNCH"
 write launch_dp.c "$IMPLEMENT" "$LAUNCH" "$DP" "$RANKS"
-write save_alone.c "$SAVE"
-write save.c "$IMPLEMENT" "$SAVE"
+for header in $AROUND; do
+    write "${header}_alone.c" "#include \"dp_$header.h\""
+done
+mapfile -t around < <(printf '#include "dp_%s.h"\n' $AROUND)
+write around.c "${around[@]}"
+write around_dp.c "$IMPLEMENT" "${around[@]}" "$DP"
+write around_static.c '#define DP_STATIC' "$IMPLEMENT" "$DP" "${around[@]}"
 write static_a.c '#define DP_STATIC' "$IMPLEMENT" "$MAIN"
 write static_b.c '#define DP_STATIC' '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
 write stb_user.c "$EMIT_STB" "$INCLUDE_STB"
@@ -151,8 +156,11 @@ c_cases() {
     expect "$cc: dp_reduce.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/reduce_dp.c
     expect "$cc: dp_launch.h alone" parses -std=c11 $BUILD/launch_alone.c
     expect "$cc: dp_launch.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/launch_dp.c
-    expect "$cc: dp_save.h alone" parses -std=c11 $BUILD/save_alone.c
-    expect "$cc: dp_save.h, implementation" parses -std=c11 $BUILD/save.c
+    for header in $AROUND; do
+        expect "$cc: dp_$header.h alone" parses -std=c11 "$BUILD/${header}_alone.c"
+    done
+    expect "$cc: headers around training, dp.h" parses -std=c11 $BUILD/around_dp.c
+    expect "$cc: dp.h, headers around training, static" parses -std=c11 $BUILD/around_static.c
     expect "$cc: DP_STATIC" parses -std=c11 $BUILD/static_b.c
     expect "$cc: included twice" parses -std=c11 $BUILD/twice.c
     expect "$cc: dp.h, dp_cpu.h" parses -std=c11 $BUILD/dp_cpu.c
@@ -189,7 +197,7 @@ cxx_cases() {
     local std
     for std in 11 14 17 20; do
         expect "$cc c++$std: declarations" parses "-std=c++$std" -x c++ tests/compile/use.c
-        expect "$cc c++$std: dp_save.h" parses "-std=c++$std" -x c++ $BUILD/save_alone.c
+        expect "$cc c++$std: headers around training" parses "-std=c++$std" -x c++ $BUILD/around.c
     done
     expect_error "$cc: the implementation is C, and says so" 'error.*C11' \
         parses -std=c++17 $BUILD/as_cxx.cpp
@@ -326,7 +334,6 @@ other_system() {
         head -n 1)" $BUILD/stb_ds.h
     for system in x86_64-macos aarch64-macos x86_64-freebsd x86_64-linux-musl; do
         expect "$system: implementation" "${zig[@]}" cc -target $system -std=c11 "${WARN[@]}" \
-            -Wno-frame-larger-than -fno-sanitize=all -I. -isystem $BUILD -c $BUILD/save.c \
             -o $BUILD/$system.o
     done
 }
