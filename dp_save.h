@@ -1453,7 +1453,6 @@ static dp_status dp__save_tree_value(dp__save_tree *tree, int depth, dp_value *o
                               dp_float(HUGE_VAL), dp_float(-HUGE_VAL)};
     dp_pair *pairs;
     size_t count;
-    *out = dp_none();
     dp__save_blanks(&tree->scan);
     char first = tree->scan.at < tree->scan.end ? *tree->scan.at : '\0';
     if (depth == DP_MAX_DEPTH && (first == '[' || first == '{'))

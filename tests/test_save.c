@@ -1464,7 +1464,8 @@ static dp_status all_of_it(sequel *s)
     DP_TRY(dp_module_save(s->net, s->scope, &got));
     DP_TRY(dp_file_write(
         s->ctx, "file",
-        DP_DICT(s->scope, {"m", got}, {"a", s->saved}, {"l", DP_LIST_OF(s->scope, dp_none())})));
+        DP_DICT(s->scope, {"m", got}, {"a", s->saved}, {"l", DP_LIST_OF(s->scope, dp_none())},
+                {"__metadata__", DP_DICT(s->scope, {"k", dp_string(s->scope, "v")})})));
     DP_TRY(dp_file_read(s->ctx, s->scope, "file", &got));
     DP_TRY(dp_file_read(s->ctx, s->scope, "odd", &got));
     return dp_module_load(s->net, s->saved, &(dp_module_load_config){.cast = true});
