@@ -57,7 +57,8 @@ typedef struct dp_check_config { /* zero: all of it */
     int replicas;                /* 0: as many as there are devices, but at least 2 */
     bool exact;                  /* replicas give the very numbers of one device */
     double tolerance;            /* beside the largest number of a tensor; 0: 1e-9 for f64, 1e-4 for
-                                    f32, 1e-2 for f16, 5e-2 for bf16 */
+                                    f32, 1e-2 for f16, 5e-2 for bf16; that of parameters, if they
+                                    are coarser */
     size_t samples;              /* elements of a tensor that are moved; 0: 8 */
     bool only_outputs;           /* no gradients: there is no backward */
     bool no_replicas, no_differences;
@@ -111,6 +112,7 @@ typedef struct dp__self {
     dp_check_report *report;
     dp_value args, kwargs;   /* kept, so that they may be written to */
     const char *one, *other; /* where two numbers were found, for the sentence */
+    dp_dtype coarsest;       /* of the parameters */
     bool exact;              /* of what is compared now */
     size_t count;            /* of replicas, or of runs, that are compared with one */
     const double *shares;    /* of the rows, for each replica; they add up to 1 */
@@ -177,13 +179,27 @@ static dp_status dp__self_write(const dp__self *check, const dp__self_numbers *n
     return dp__self_made(*out);
 }
 
+static double dp__self_epsilon(dp_dtype dtype)
+{
+    static const double epsilons[] = {
+        [DP_F32] = 0x1p-24, [DP_F64] = 0x1p-53, [DP_F16] = 0x1p-11, [DP_BF16] = 0x1p-8};
+    return dp__self_is_float(dtype) ? epsilons[dtype] : 0;
+}
+
+static dp_dtype dp__self_coarser(dp_dtype a, dp_dtype b)
+{
+    return dp__self_epsilon(a) > dp__self_epsilon(b) ? a : b;
+}
+
+/* A loss that is a double was computed in what parameters are. */
 static double dp__self_tolerance(const dp__self *check, dp_dtype dtype)
 {
     static const double usual[] = {
         [DP_F32] = 1e-4, [DP_F64] = 1e-9, [DP_F16] = 1e-2, [DP_BF16] = 5e-2};
     if (check->exact || !dp__self_is_float(dtype))
         return 0;
-    return check->config.tolerance > 0 ? check->config.tolerance : usual[dtype];
+    return check->config.tolerance > 0 ? check->config.tolerance
+                                       : usual[dp__self_coarser(dtype, check->coarsest)];
 }
 
 static double dp__self_largest(const dp__self_numbers *numbers)
@@ -744,7 +760,7 @@ static dp_status dp__self_both(const dp__self *check, dp__self_run *one, dp__sel
                             : leaves.other_grads[0];
     if (grad->kind == DP_FLOAT && leaves.one_grad.kind != DP_FLOAT)
         of_other = *grad; /* mean_grads */
-    DP_TRY(dp_backward(other->pass, of_other, &other->inputs));
+    DP_TRY(dp__self_backward(other, &of_other));
     DP_TRY(dp__self_param_grads(check, one, other));
     DP_TRY(dp__self_input_grads(check, one->inputs.args, other->inputs.args));
     return dp__self_input_grads(check, one->inputs.kwargs, other->inputs.kwargs);
@@ -797,21 +813,15 @@ typedef struct dp__self_move {
     const dp_tensor *input; /* what is moved: this one, or else the parameter */
     size_t param;
     const dp__self_numbers *values, *grads;
+    double here;    /* the sum before any move */
     double largest; /* of the gradients */
     double epsilon; /* of the coarsest dtype that has a part in it */
 } dp__self_move;
 
 typedef struct dp__self_sum {
-    double sum, noise; /* the square of what roundings may come to */
+    double sum, squares; /* of the products, which are rounded to epsilon or worse */
     double epsilon;
 } dp__self_sum;
-
-static double dp__self_epsilon(dp_dtype dtype)
-{
-    static const double epsilons[] = {
-        [DP_F32] = 0x1p-24, [DP_F64] = 0x1p-53, [DP_F16] = 0x1p-11, [DP_BF16] = 0x1p-8};
-    return dp__self_is_float(dtype) ? epsilons[dtype] : 0;
-}
 
 static dp_status dp__self_dot_leaf(const dp__self *check, dp_scope *temp, dp_value out,
                                    dp_value grad, dp__self_sum *sum)
@@ -828,7 +838,7 @@ static dp_status dp__self_dot_leaf(const dp__self *check, dp_scope *temp, dp_val
     for (int64_t i = 0; i < y.count; i++) {
         double product = y.data[i] * (grad.kind == DP_TENSOR ? g.data[i] : grad.as.f);
         sum->sum += product;
-        sum->noise += product * product * epsilon * epsilon;
+        sum->squares += product * product;
     }
     return DP_OK;
 }
@@ -904,7 +914,7 @@ static dp_status dp__self_rate_of(const dp__self_move *move, int64_t at, double 
 {
     bool wide = move->values->dtype == DP_F64;
     double was = move->values->data[at], up = was + by, down = was - by;
-    dp__self_sum above, here, below;
+    dp__self_sum above, below;
     up = wide ? up : (double)(float)up;
     down = wide ? down : (double)(float)down;
     DP_TRY(dp__self_set(move, at, up));
@@ -912,12 +922,12 @@ static dp_status dp__self_rate_of(const dp__self_move *move, int64_t at, double 
     DP_TRY(dp__self_set(move, at, down));
     DP_TRY(dp__self_evaluate(move, &below));
     DP_TRY(dp__self_set(move, at, was));
-    DP_TRY(dp__self_evaluate(move, &here));
     *out = (dp__self_rate){.by = by,
                            .rate = (above.sum - below.sum) / (up - down),
-                           .noise = 8 * sqrt(above.noise + below.noise) / (up - down),
-                           .above = (above.sum - here.sum) / (up - was),
-                           .below = (here.sum - below.sum) / (was - down)};
+                           .noise = 8 * move->epsilon * sqrt(above.squares + below.squares) /
+                                    (up - down),
+                           .above = (above.sum - move->here) / (up - was),
+                           .below = (move->here - below.sum) / (was - down)};
     return DP_OK;
 }
 
@@ -1052,7 +1062,8 @@ static dp_status dp__self_moves(const dp__self *check, const dp__self_run *one, 
     if (status == DP_OK)
         status = dp__self_evaluate(&move, &sum);
     if (status == DP_OK) {
-        move.epsilon = sum.epsilon;
+        move.here = sum.sum;
+        move.epsilon = fmax(sum.epsilon, dp__self_epsilon(check->coarsest));
         status = dp__self_param_moves(&move, one);
     }
     if (status == DP_OK)
@@ -1085,6 +1096,18 @@ static dp_status dp__self_config_check(dp__self *check, dp_value batch)
     return DP_OK;
 }
 
+static dp_status dp__self_coarsest(const dp__self *check, dp_dtype *out)
+{
+    *out = DP_F64;
+    for (size_t i = 0; i < dp_module_param_count(check->module); i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(check->module, i, &info));
+        if (!info.frozen && !info.buffer)
+            *out = dp__self_coarser((dp_dtype)info.data.dtype, *out);
+    }
+    return DP_OK;
+}
+
 static dp_status dp__self_all(dp__self *check)
 {
     const dp_check_config *config = &check->config;
@@ -1104,6 +1127,7 @@ static dp_status dp__self_run_all(dp__self *check, dp_value batch)
 {
     dp_value kept;
     DP_TRY(dp__self_config_check(check, batch));
+    DP_TRY(dp__self_coarsest(check, &check->coarsest));
     DP_TRY(dp_keep(check->scope, batch, &kept));
     check->args = kept.kind != DP_DICT ? kept : dp_none();
     check->kwargs = kept.kind == DP_DICT ? kept : dp_none();

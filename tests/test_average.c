@@ -444,8 +444,9 @@ TEST_BACKENDS(numbers_that_make_no_sense)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Updates allocate nothing; where anything else has no memory the module is as it was. */
-TEST(every_allocation_fails_once)
+static void allocations_fail_on(const dp_device_ops *ops)
 {
+    const dp_device_ops *const backends[] = {ops, NULL};
     bool fired = true;
     for (size_t at = 1; fired; at++) {
         test_allocator counter = {0};
@@ -453,7 +454,8 @@ TEST(every_allocation_fails_once)
         dp_average *average = NULL;
         dp_value saved;
         double before[ALL], got[ALL];
-        CHECK_OK(dp_open(&(dp_config){.device_count = 2,
+        CHECK_OK(dp_open(&(dp_config){.backends = backends,
+                                      .device_count = 2,
                                       .poison = true,
                                       .allocator = test_allocator_of(&counter)},
                          &ctx));
@@ -487,4 +489,11 @@ TEST(every_allocation_fails_once)
         dp_close(ctx);
         CHECK_NO_LEAKS(&counter);
     }
+}
+
+/* Where the host does a device's work it needs memory for that, in the middle of it. */
+TEST(every_allocation_fails_once)
+{
+    allocations_fail_on(dp_cpu());
+    allocations_fail_on(toy_device());
 }

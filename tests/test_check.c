@@ -515,13 +515,13 @@ TEST_BACKENDS(models_that_divide_by_themselves)
 {
     static const dp_method methods[] = {{"forward", model_forward}, {"backward", mean_backward}};
     static const model right = {.form = DICT}, wrong = {.form = DICT, .bug = BIAS_HALF},
-                       bare = {.form = LOSS};
-    static const model *const all[] = {&right, &bare, &wrong};
+                       bare = {.form = LOSS}, number = {.form = NUMBER};
+    static const model *const all[] = {&right, &bare, &number, &wrong};
     static const float numbers[] = {0.5f, -0.25f, 0.375f, 1, -0.75f, 0.125f};
     const dp_param_config params[] = {{.name = "w", .ndim = 2, .shape = {IN, OUT}},
                                       {.name = "b", .ndim = 1, .shape = {OUT}},
                                       {.name = "seen", .buffer = true}};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         dp_module *module = NULL;
         CHECK_OK(dp_module_create(ctx,
                                   &(dp_module_config){.name = "mean",
@@ -533,10 +533,10 @@ TEST_BACKENDS(models_that_divide_by_themselves)
                                                       .state = all[i]},
                                   &module));
         CHECK_OK(dp_params_write(module, W, numbers, sizeof numbers));
-        dp_status status = dp_self_check(module, batch_of(scope, DP_F32, i != 1),
+        dp_status status = dp_self_check(module, batch_of(scope, DP_F32, i == 0 || i == 3),
                                          &(dp_check_config){.replicas = 5}, NULL);
-        CHECK_STATUS(status, i < 2 ? DP_OK : DP_ERR_MISMATCH);
-        if (i == 2)
+        CHECK_STATUS(status, i < 3 ? DP_OK : DP_ERR_MISMATCH);
+        if (i == 3)
             CHECK_SAYS(dp_last_error(), "gradient of 'b' at [");
     }
 }
