@@ -242,11 +242,22 @@ build/sim/sim/kernels.o build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%
 	@mkdir -p $(@D)
 	$(COMPILE_SIM)
 
-build/examples/%: examples/%.c Makefile build/config.mk
+# With EXAMPLES_DP=build/alone/dp.o what stands behind DP_IMPLEMENTATION comes from there, and the
+# compiler is told that it has seen it.
+EXAMPLES_DP   ?=
+EXAMPLES_DONE := $(shell sed -nE 's/^\#define (DP_[A-Z_]*IMPLEMENTED)$$/-D\1/p' dp.h dp_*.h)
+build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
 	@mkdir -p $(@D)
 	@echo "$(CC) $<"
-	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) -I. $(STB_CFLAGS) -MMD -MP -MT $@ -MF $@.d $< -o $@ $(LIBS)
+	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
+	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
 
+# The library and nothing else, as a user's compiler makes it: its size, and examples.
+build/alone/dp.o: tests/dp.c Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 -DTEST_ALONE $(STB_CFLAGS) -MMD -MP -c $< -o $@
+
+$(CUDA_EXAMPLES): override EXAMPLES_DP :=
 $(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
     -lcublas -lcudart -lnvrtc

@@ -24,6 +24,10 @@
 
 #define DP_IMPLEMENTATION
 #include "../dp.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <time.h>

@@ -6,6 +6,7 @@
 
 #include "../dp.h"
 #include <math.h>
+#include <string.h>
 
 enum { WAYS = 5, FEATURES = 16 };
 

@@ -12,6 +12,7 @@
 #include "../dp.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* [readme */
 enum { DEVICES = 4, ROWS = 10, COLUMNS = 3 };

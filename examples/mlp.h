@@ -6,6 +6,7 @@
 
 #include "../dp.h"
 #include <math.h>
+#include <string.h>
 
 enum { MLP_W1, MLP_B1, MLP_W2, MLP_B2 };
 

@@ -11,6 +11,8 @@
 #define DP_IMPLEMENTATION
 #include "../dp.h"
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 static dp_status work(void *user) /* in a process of its own */
 {

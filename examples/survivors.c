@@ -22,6 +22,7 @@
 #include "mlp.h"
 #include "pictures.h"
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 
 enum { PROCESSES = 3, KILLED = 1, KILLED_AT = 20, SAVE = 8, STEPS = 40, BATCH = 96, HIDDEN = 128 };

@@ -17,6 +17,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { ROWS = 1003, WEIGHTS = 64, STEPS = 200, MOST = 8 };
