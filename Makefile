@@ -50,7 +50,7 @@ CC_asan    := $(CC)
 CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
 CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS)
-CFLAGS_checked = $(if $(PLAIN_TEST),-O0,-O1) $(DEBUG)
+CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
 CFLAGS_asan    = $(CFLAGS_checked) -fsanitize=address,undefined -fno-sanitize-recover=all \
     -fno-omit-frame-pointer
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) $(DEBUG) -fsanitize=thread

@@ -13,7 +13,8 @@
      tests [-jN] [--list] [substring...] [!substring...]
 
    Those run whose names hold all the substrings, and none of those behind a "!".
-   TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value. */
+   TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value,
+   TEST_STRIDE makes exhaustive loops shorter. */
 
 #ifndef TEST_H
 #define TEST_H
@@ -105,7 +106,8 @@ uint64_t test_seed(void);
 uint64_t test_random(uint64_t *state); /* splitmix64; start with test_seed() */
 double test_timeout_scale(void);       /* how much slower than usual this run may be */
 
-/* What exhaustive loops go on by: 1; more under sanitizers and over MPI, which are slow. */
+/* What exhaustive loops go on by: 1; more under sanitizers and over MPI, which are slow, and where
+   $TEST_STRIDE asks for it. */
 int test_stride(void);
 
 /* Zeros that last as long as the test. What is large is not static, as leak checkers look through

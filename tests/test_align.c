@@ -101,6 +101,16 @@ static dp_tensor vector(bed *b, int place, int slot, dp_dtype dtype, size_t coun
     return tensor(b, place, slot, dtype, DP_SHAPE((int64_t)count));
 }
 
+/* Bytes first .. end - 1 lie beside an operand. */
+static void check_guard(const bed *b, const char *what, int place, int slot, size_t first,
+                        size_t end)
+{
+    for (size_t i = first; i < end; i++)
+        if ((unsigned char)got[i] != 0xa5)
+            test_fail(__FILE__, __LINE__, "%s, offset %d: byte %zu beside place %d, slot %d", what,
+                      b->offset, i, place, slot);
+}
+
 /* What a run left: kept, or compared with what is kept. */
 static void check_spot(bed *b, const char *what, int place, int slot, bool keep)
 {
@@ -108,12 +118,8 @@ static void check_spot(bed *b, const char *what, int place, int slot, bool keep)
     size_t all = s->bytes + s->offset + (size_t)2 * GUARD;
     dp_tensor from = bytes_of(b, place, slot, all);
     CHECK_OK(dp_read(b->ctx, &from, got, all));
-    for (size_t i = 0; i < all; i++) {
-        bool inside = i >= GUARD + s->offset && i < GUARD + s->offset + s->bytes;
-        if (!inside && (unsigned char)got[i] != 0xa5)
-            test_fail(__FILE__, __LINE__, "%s, offset %d: byte %zu of %zu beside place %d, slot %d",
-                      what, b->offset, i, all, place, slot);
-    }
+    check_guard(b, what, place, slot, 0, GUARD + s->offset);
+    check_guard(b, what, place, slot, GUARD + s->offset + s->bytes, all);
     if (keep)
         memcpy(b->seen[place][slot], got + GUARD, s->bytes);
     else if (memcmp(b->seen[place][slot], got + GUARD + s->offset, s->bytes) != 0)

@@ -1,11 +1,12 @@
 /* cuda.c - the real libraries, on a machine that may have no GPU: the kernels compile for every
-   architecture, and a context opens, on the CPU if nothing else is there. With the name of a file:
-   write the kernels for sm_90 there, for sass.sh. */
+   architecture, and a context opens, on the CPU if nothing else is there. With "one", for one
+   architecture. With the name of a file: write the kernels for sm_90 there, for sass.sh. */
 
 #define DP_IMPLEMENTATION
 #include "../../dp_cuda.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void *host_alloc(const dp_host *host, size_t bytes, size_t align)
 {
@@ -49,9 +50,10 @@ int main(int count, char **words)
     const dp_host host = {.size = sizeof host, .alloc = host_alloc, .free = host_free};
     dp_ctx *ctx = NULL;
     dp_info info;
-    if (count > 1)
+    bool one = count > 1 && strcmp(words[1], "one") == 0;
+    if (count > 1 && !one)
         return write_kernels(&host, words[1]);
-    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+    for (size_t i = 0; i < (one ? 1 : sizeof archs / sizeof *archs); i++) {
         dp__cuda_image image = {.data = NULL};
         dp__cuda_target target;
         if (dp__cuda_bind() != DP_OK || dp__cuda_target_of(&host, archs[i], &target) != DP_OK ||

@@ -245,7 +245,7 @@ cuda_compiler() {
         tests/compile/cuda.c -L"$home/lib64" -Wl,--disable-new-dtags,-rpath,"$home/lib64" \
         -lcudart -lnvrtc
     expect "$cc: the same, loaded at run time" env LD_LIBRARY_PATH="$home/lib64" \
-        "$BASH" -c 'exec "$@"' - "$(loaded "${at[@]}")"
+        "$BASH" -c 'exec "$@"' - "$(loaded "${at[@]}")" one
     tests/compile/sass.sh "$program"
     expect "nvcc: declarations" nvcc -I. -Werror all-warnings -x cu -c tests/compile/use.c \
         -o $BUILD/use.o
