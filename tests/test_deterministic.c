@@ -144,7 +144,8 @@ TEST_SLOW(sums_of_processes_are_those_of_one, 120)
         {1, 2},          {2, 1},       {5, 4},          {1, 8},       {8, 1},
         {7, 1, 1},       {1, 6, 2},    {3, 2, 4},       {5, 1, 1, 6}, {1, 1, 5, 2, 4},
         {3, 1, 1, 1, 1}, {1, 2, 3, 3}, {6, 6},          {4, 1, 8},    {1, 1, 1, 1, 1, 1, 1, 1}};
-    for (size_t i = 0; i<sizeof spreads / sizeof *spreads; i += test_stride()> 1 ? 4 : 1) {
+    const size_t step = test_stride() > 4 ? 9 : test_stride() > 1 ? 4 : 1;
+    for (size_t i = 0; i < sizeof spreads / sizeof *spreads; i += step) {
         int processes = 0;
         while (processes < BOOT_PROCESSES && spreads[i][processes] > 0)
             processes++;
