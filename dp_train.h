@@ -19,6 +19,7 @@
      >>schedule   what the learning rate is multiplied by
      >>optim      the optimizer that dp_train_step takes; scaled losses, state on several ranks
      >>clipping   gradients that are not too large
+     >>progress   a line that says how far training is
    and of the implementation
      >>stepping   rules as kernels
      >>factors    of the learning rate
@@ -30,6 +31,7 @@
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
+     >>line       on the terminal
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -214,6 +216,32 @@ DP_MUST_USE DP_API dp_status dp_clip_grad_norm(dp_module *module, double most, d
                                                double *out_norm);
 DP_MUST_USE DP_API dp_status dp_clip_grad_value(dp_module *module, double most);
 
+/* ==== >>progress ===============================================================================
+   A line on the terminal, again and again:
+
+       epoch 2/10  step 120/938  loss 0.4312  12345 samples/s  1:41 left
+
+   It says nothing where stderr is no terminal, nor in processes other than the first. $DP_PROGRESS:
+   "on" says it anyway, a line each time; "off" never.                                           */
+
+typedef struct dp_progress {
+    int64_t epoch_count; /* 0: nobody knows */
+    int64_t step_count;  /* of an epoch; 0: nobody knows */
+    double every_s;      /* it is shown at most that often, as to look at a loss means to wait for
+                            it; 0 = 0.2, below 0: at each step */
+    struct dp__train_seen { /* the library's own; zero at first */
+        int64_t began_ns, shown_ns, first_step, samples;
+        int how;
+    } seen;
+} dp_progress;
+
+/* After a step: the number of the epoch from 0 on, how many of its steps are done, how many samples
+   this one had (of all processes, if they are to be counted), and the log of dp_train_step, or
+   none. It changes nothing, and what it cannot show it leaves out. */
+DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
+                             int64_t samples, dp_value log);
+DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
+
 #ifdef __cplusplus
 }
 #endif
@@ -223,8 +251,12 @@ DP_MUST_USE DP_API dp_status dp_clip_grad_value(dp_module *module, double most);
 #define DP_TRAIN_IMPLEMENTED
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* ==== >>stepping ================================================================================
    Those of the library are kernels of the devices.                                              */
@@ -1946,6 +1978,114 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     }
     optim->unscaled = optim->overflow = false;
     return DP_OK;
+}
+
+/* ==== >>line ====================================================================================
+   Put together in a buffer, and written at once.                                                */
+
+enum { DP__TRAIN_UNKNOWN, DP__TRAIN_QUIET, DP__TRAIN_TERMINAL, DP__TRAIN_LINES };
+
+static int64_t dp__train_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static int dp__train_how(const dp_ctx *ctx)
+{
+    const char *said = getenv("DP_PROGRESS");
+    dp_info info;
+    if (dp_info_get(ctx, &info) != DP_OK || info.process > 0 ||
+        (said != NULL && strcmp(said, "off") == 0))
+        return DP__TRAIN_QUIET;
+    if (isatty(2))
+        return DP__TRAIN_TERMINAL;
+    return said != NULL && strcmp(said, "on") == 0 ? DP__TRAIN_LINES : DP__TRAIN_QUIET;
+}
+
+typedef struct dp__train_line {
+    char text[200];
+    size_t used;
+} dp__train_line;
+
+__attribute__((format(printf, 2, 3))) static void dp__train_add(dp__train_line *line,
+                                                                const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(line->text + line->used, sizeof line->text - line->used, format, args);
+    va_end(args);
+    line->used += length > 0 ? (size_t)length : 0;
+    line->used = line->used < sizeof line->text ? line->used : sizeof line->text - 1;
+}
+
+/* "step 3/10", or "step 3". */
+static void dp__train_add_count(dp__train_line *line, const char *what, int64_t number, int64_t of)
+{
+    dp__train_add(line, "%s%s %lld", line->used > 0 ? "  " : "", what, (long long)number);
+    if (of > 0)
+        dp__train_add(line, "/%lld", (long long)of);
+}
+
+static void dp__train_add_rest(dp__train_line *line, double seconds)
+{
+    long long left = (long long)(seconds + 0.5);
+    if (left >= 3600)
+        dp__train_add(line, "  %lld:%02lld:%02lld left", left / 3600, left / 60 % 60, left % 60);
+    else
+        dp__train_add(line, "  %lld:%02lld left", left / 60, left % 60);
+}
+
+static void dp__train_show(const dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
+                           dp_value log)
+{
+    dp__train_line line = {.used = 0};
+    double seconds = (double)(progress->seen.shown_ns - progress->seen.began_ns) * 1e-9, loss = 0;
+    int64_t done = epoch * progress->step_count + step;
+    int64_t steps = done - progress->seen.first_step;
+    int64_t left = progress->epoch_count * progress->step_count - done;
+    dp_value value = dp_get(log, "loss");
+    dp__train_add_count(&line, "epoch", epoch + 1, progress->epoch_count);
+    dp__train_add_count(&line, "step", step, progress->step_count);
+    if (value.kind != DP_NONE && dp_item(ctx, value, &loss) == DP_OK)
+        dp__train_add(&line, "  loss %.4g", loss);
+    if (steps > 0 && seconds > 0) {
+        dp__train_add(&line, "  %.4g samples/s", (double)progress->seen.samples / seconds);
+        if (left >= 0 && progress->step_count > 0 && progress->epoch_count > 0)
+            dp__train_add_rest(&line, seconds / (double)steps * (double)left);
+    }
+    if (progress->seen.how == DP__TRAIN_TERMINAL)
+        fprintf(stderr, "\r%s\x1b[K", line.text);
+    else
+        fprintf(stderr, "%s\n", line.text);
+}
+
+DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
+                             int64_t samples, dp_value log)
+{
+    struct dp__train_seen *seen = &progress->seen;
+    double every = dp__train_or(progress->every_s, 0.2);
+    int64_t now = dp__train_now_ns();
+    bool begins = seen->how == DP__TRAIN_UNKNOWN;
+    if (begins) /* how long the first one took is not known */
+        *seen = (struct dp__train_seen){.began_ns = now,
+                                        .shown_ns = now,
+                                        .first_step = epoch * progress->step_count + step,
+                                        .how = dp__train_how(ctx)};
+    else
+        seen->samples += samples;
+    if (seen->how == DP__TRAIN_QUIET || (!begins && (double)(now - seen->shown_ns) < every * 1e9))
+        return;
+    seen->shown_ns = now;
+    dp__train_show(progress, ctx, epoch, step, log);
+}
+
+DP_API void dp_progress_end(dp_progress *progress)
+{
+    if (progress->seen.how == DP__TRAIN_TERMINAL)
+        fprintf(stderr, "\n");
+    progress->seen = (struct dp__train_seen){.how = DP__TRAIN_UNKNOWN};
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------

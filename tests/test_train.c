@@ -1,7 +1,10 @@
 /* test_train.c - dp_train.h: optimizers, schedules, clipping. */
 
+#define _GNU_SOURCE /* terminals */
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include "tree.h"
 /* clang-format off */
 #include "nets.h"
@@ -966,4 +969,51 @@ TEST(every_allocation_fails_once)
         dp_close(ctx);
         CHECK_NO_LEAKS(&counter);
     }
+}
+
+/* ---- the line of progress -------------------------------------------------------------------- */
+
+/* What three steps say on a stderr of this kind. */
+static void check_line(const char *said, bool terminal, const char *wants, const char *wants_too)
+{
+    char text[1024] = {0};
+    int ends[2], kept = dup(2);
+    dp_ctx *ctx = NULL;
+    dp_progress progress = {.epoch_count = 2, .step_count = 3, .every_s = -1};
+    if (terminal) {
+        ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
+        CHECK(ends[0] >= 0 && grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0);
+        ends[1] = open(ptsname(ends[0]), O_RDWR | O_NOCTTY);
+    } else {
+        CHECK(pipe(ends) == 0);
+    }
+    CHECK(said == NULL || setenv("DP_PROGRESS", said, 1) == 0);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value log = DP_DICT(scope, {"loss", dp_float(0.25)});
+    CHECK(dup2(ends[1], 2) == 2);
+    dp_progress_step(&progress, ctx, 0, 1, 8, log);
+    dp_progress_step(&progress, ctx, 0, 2, 8, dp_none());
+    dp_progress_step(&progress, ctx, 1, 3, 8, log);
+    dp_progress_end(&progress);
+    fprintf(stderr, "end\n");
+    CHECK(dup2(kept, 2) == 2);
+    CHECK(read(ends[0], text, sizeof text - 1) > 0);
+    CHECK_SAYS(text, wants);
+    CHECK_SAYS(text, wants_too);
+    close(ends[0]);
+    close(ends[1]);
+    dp_close(ctx);
+    unsetenv("DP_PROGRESS");
+}
+
+TEST(progress_is_told_to_terminals)
+{
+    CHECK(unsetenv("DP_PROGRESS") == 0);
+    check_line(NULL, false, "end\n", "");
+    check_line(NULL, true, "\repoch 1/2  step 1/3  loss 0.25\x1b[K\repoch 1/2  step 2/3  ",
+               "\x1b[K\r\nend\r\n");
+    check_line("off", true, "end\r\n", "");
+    check_line("on", false, "epoch 1/2  step 1/3  loss 0.25\nepoch 1/2  step 2/3  ",
+               " samples/s  0:00 left\nend\n");
 }
