@@ -189,6 +189,8 @@ TEST(files_are_as_others_expect)
         "\x70\0\0\0\0\0\0\0{\"b\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[8,11]},"
         "\"a.w\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[0,8]}} "
         "\0\0\x80\x3f\0\0\0\x40\7\x8\x9";
+    static const char notes[] = "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"U8\","
+                                "\"shape\":[0],\"data_offsets\":[0,0]}}";
     static const char tree[] =
         "{\"__metadata__\":{\"format\":\"pt\",\"dp.h\":\"{\\\"m\\\":{\\\"x\\\":"
         "\\\"t:m.x\\\"},\\\"o\\\":[\\\"tuple\\\",\\\"s:a\\\\\\\"b\\\",-1,"
@@ -210,6 +212,10 @@ TEST(files_are_as_others_expect)
     CHECK_BYTES(bytes + 8, tree, sizeof tree - 1);
     CHECK_INT(bytes[count - 1], 1);
     CHECK_INT((count - 1) % 8, 0);
+    CHECK_OK(dp_file_write(ctx, "notes",
+                           tree_of(scope, "{'a': u8[0], '__metadata__': {'format': 'pt'}}")));
+    bytes = get_file("notes", &count);
+    CHECK_BYTES(bytes + 8, notes, sizeof notes - 1);
     dp_close(ctx);
 }
 
