@@ -411,11 +411,8 @@ DP_API dp_status dp_average_begin(dp_average *average)
     DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "another one")));
     dp_scope *scope = dp_scope_begin(average->ctx);
     dp_status status = dp__average_keep(average, scope);
-    if (status == DP_OK) {
+    if (status == DP_OK)
         status = dp__average_put(average, false);
-        if (status != DP_OK && dp__average_put(average, true) != DP_OK)
-            status = dp_error(status, "and what the module had cannot be put back");
-    }
     if (status == DP_OK)
         average->kept = scope;
     else

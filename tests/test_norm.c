@@ -432,6 +432,38 @@ TEST_BACKENDS(large_means_cost_no_digits)
     CHECK_F64(got[4], 43.8888888889, 1e-6);
 }
 
+/* A mean that is no f32: what its rounding leaves is not lost, neither forward nor backward. */
+TEST_BACKENDS(what_rounding_leaves_of_a_mean_counts)
+{
+    static const float x[] = {10000, 10000.25f, 10000.5f, 10000.75f, 10001, 10001.125f, 10000.375f};
+    static const float dy[] = {1, -1, 0.5f, 0.25f, -0.75f, 2, 3};
+    dp_module *par = spread(layer_of(ctx, &rough, 1), 2, (const int64_t[]){4, 3});
+    double y[7], dx[7], mean = 0, var = 0, g = 0, d = 0;
+    dp_value out, parts[2];
+    dp_pass *pass;
+    dp_input_grad grad;
+    for (int i = 0; i < 7; i++)
+        mean += (double)x[i] / 7;
+    for (int i = 0; i < 7; i++) {
+        var += ((double)x[i] - mean) * ((double)x[i] - mean) / 7;
+        g += (double)dy[i] / 7;
+        d += (double)dy[i] * ((double)x[i] - mean) / 7;
+    }
+    CHECK_OK(dp_invoke(par, "forward", scope,
+                       DP_TUPLE_OF(scope, dp_array(scope, x, DP_F32, DP_SHAPE(7, 1))), dp_none(),
+                       NULL, &out, &pass));
+    for (int i = 0; i < 2; i++)
+        parts[i] = dp_array(scope, dy + 4 * i, DP_F32, DP_SHAPE(4 - i, 1));
+    CHECK_OK(dp_backward(pass, dp_list_make(scope, DP_LIST, parts, 2), &grad));
+    CHECK_INT(read_all(ctx, out, y), 7);
+    CHECK_INT(read_all(ctx, grad.args, dx), 7);
+    for (int i = 0; i < 7; i++) {
+        double centred = (double)x[i] - mean, s = 1 / sqrt(var + 1e-5);
+        CHECK_F64(y[i], centred * s, 2e-6);
+        CHECK_F64(dx[i], ((double)dy[i] - g - centred * d * s * s) * s, 5e-6);
+    }
+}
+
 /* ---- backward against differences ------------------------------------------------------------ */
 
 static double loss_of(dp_module *par, const double *x)
