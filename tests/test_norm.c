@@ -464,6 +464,21 @@ TEST_BACKENDS(what_rounding_leaves_of_a_mean_counts)
     }
 }
 
+/* Nor in f64: 6.6667 beside 1e9 is rounded to some 1e-7. */
+TEST_BACKENDS(nor_is_it_lost_in_f64)
+{
+    double x[6], y[6];
+    dp_value out;
+    for (int i = 0; i < 6; i++)
+        x[i] = worked_x[i] + 1e9;
+    CHECK_OK(dp_invoke(layer_of(ctx, &rough, 1), "forward", scope,
+                       DP_TUPLE_OF(scope, dp_array(scope, x, DP_F64, DP_SHAPE(6, 1))), dp_none(),
+                       NULL, &out, NULL));
+    CHECK_INT(read_all(ctx, out, y), 6);
+    for (int i = 0; i < 6; i++)
+        CHECK_F64(y[i], (worked_x[i] - 20.0 / 3) / sqrt(395.0 / 9 + 1e-5), 1e-12);
+}
+
 /* ---- backward against differences ------------------------------------------------------------ */
 
 static double loss_of(dp_module *par, const double *x)
