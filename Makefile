@@ -253,10 +253,10 @@ build/examples/%: examples/%.c $(EXAMPLES_DP) Makefile build/config.mk
 	@$(CC) -std=c11 $(CFLAGS_gcc) $(EXAMPLES_EXTRA) $(if $(EXAMPLES_DP),$(EXAMPLES_DONE)) -I. $(STB_CFLAGS) \
 	    -MMD -MP -MT $@ -MF $@.d $< $(EXAMPLES_DP) -o $@ $(LIBS)
 
-# The library and nothing else, as a user's compiler makes it: its size, and examples.
+# All headers for the CPU and nothing else, as a user's compiler makes them: their size, and examples.
 build/alone/dp.o: tests/dp.c Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 -DTEST_ALONE $(STB_CFLAGS) -MMD -MP -c $< -o $@
+	$(CC) -std=c11 -O2 -DTEST_ALONE -DTEST_TRAIN $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 $(CUDA_EXAMPLES): override EXAMPLES_DP :=
 $(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
