@@ -101,8 +101,9 @@ RUN := +@tests/run.sh
 
 all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)),$(EXAMPLES))
 
-demo: $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
-	$(RUN) demo $^
+DEMO := $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
+demo: $(DEMO) build/pictures
+	$(RUN) demo $(DEMO)
 
 test: build/tools
 	$(RUN) steps lint compile gcc clang compilers asan tsan sim mpi conform fuzz examples aarch64
@@ -154,6 +155,9 @@ build/config.mk: tests/get.sh
 
 build/tools: tests/get.sh
 	@tests/get.sh tools $@
+
+build/pictures: tests/get.sh
+	@tests/get.sh pictures $@
 
 # ---- binaries ------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 #
 #   get.sh config FILE   where stb_ds.h is, as a make variable; installs it when it is nowhere
 #   get.sh tools FILE    install what `make test` uses when it is there, once: FILE marks it as done
+#   get.sh pictures FILE install the pictures that two examples learn to tell, where that can be done
 #
 # Nothing but apt-get writes outside build/.
 
@@ -156,9 +157,22 @@ install_tools() {
     install_nvdisasm
 }
 
+# Without them the examples draw their own.
+install_pictures() {
+    [ ! -e /usr/share/datasets/fashion-mnist ] && can_install || return 0
+    mkdir -p build/log
+    echo "installing dataset-fashion-mnist (log: build/log/pictures.log)"
+    {
+        update_unless_known dataset-fashion-mnist
+        ! apt_lists_know dataset-fashion-mnist || install_packages dataset-fashion-mnist
+    } >build/log/pictures.log 2>&1
+    return 0
+}
+
 case ${1:-} in
 config) write_config "$2" ;;
 tools) mkdir -p "$(dirname "$2")" && install_tools && touch "$2" ;;
+pictures) mkdir -p "$(dirname "$2")" && install_pictures && touch "$2" ;;
 *)
     sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
     exit 2

@@ -257,6 +257,7 @@ as_torchrun() {
     wait
 }
 
+as_one() { "$@"; }
 as_openmpi() { mpirun.openmpi --allow-run-as-root --oversubscribe -np 2 "$@"; }
 as_mpich() { mpirun.mpich -np 4 "$@"; }
 
@@ -277,6 +278,36 @@ launchers_agree() {
             printf '%s\n' "$want" "$got" | sed 's/^/#   /'
         fi
     done
+}
+
+# train_images FILE [COMMAND...]: under COMMAND, killed once it has kept something
+killed() {
+    local file=$1
+    shift
+    "$@" build/examples/train_images "$file" >/dev/null 2>&1 &
+    for ((i = 0; i < 6000; i++)); do
+        [ ! -e "$file" ] || break
+        sleep 0.01
+    done
+    pkill -KILL -f "build/examples/train_images $file"
+    ! wait $! 2>/dev/null
+}
+
+# What was killed and goes on ends with the bytes of what was not.
+goes_on_after_kill() {
+    local by=$1 name=examples/train_images.c whole=$LOGS/whole.$1 parts=$LOGS/parts.$1 got
+    rm -f "$whole" "$parts"
+    export -f "$by"
+    got=$(unset DP_LAUNCH
+        timeout 120 bash -c "$by build/examples/train_images $whole" 2>&1
+        killed "$parts" bash -c "$by \"\$@\"" "$by" 2>&1 || echo "it was not killed in time"
+        timeout 120 bash -c "$by build/examples/train_images $parts" 2>&1)
+    if grep -q "^from $parts" <<<"$got" && cmp "$whole" "$parts"; then
+        echo "ok - $name $by goes on after kill -9 as if nothing had happened"
+    else
+        echo "not ok - $name $by goes on after kill -9 as if nothing had happened"
+        printf '%s\n' "$got" | sed 's/^/#   /'
+    fi
 }
 
 step_examples() {
@@ -317,6 +348,8 @@ step_examples() {
     done
     doctor_finds "RANK is not set" WORLD_SIZE=2
     launchers_agree
+    goes_on_after_kill as_one
+    if has mpirun.openmpi; then goes_on_after_kill as_openmpi; fi
     rm -rf build/examples # what is compiled this fast is not what make demo is to show
 }
 
