@@ -1,5 +1,5 @@
-/* conv.h - a small convolutional net as its user would write it: a convolution with stride 2, ReLU, a
-   full layer, softmax, cross-entropy. Its memory has to be host memory. */
+/* conv.h - a small convolutional net as its user would write it: a convolution with stride 2,
+   ReLU, a full layer, softmax, cross-entropy. Its memory has to be host memory. */
 
 #ifndef CONV_H
 #define CONV_H

@@ -1,5 +1,5 @@
-/* train_images.c - a small convolutional net (conv.h) learns to tell pictures, on all devices of all
-   processes. Killed and started again, it ends with the same bytes as if nothing had happened.
+/* train_images.c - a small convolutional net (conv.h) learns to tell pictures, on all devices of
+   all processes. Killed and started again, it ends with the same bytes as if it had not been.
 
    Build: cc -std=c11 -O2 examples/train_images.c -o train_images -lpthread -lm
    Run:   ./train_images [FILE], mpirun -np 2 ./train_images FILE; to go on, the same again
