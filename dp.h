@@ -27,10 +27,12 @@
      >>call         what a method gets
      >>pass         a forward, and its backward
      >>wrappers     one model on many devices
+     >>timeline     what happened when, as a file for Perfetto
      >>contract     for writers of backends: the two tables
    and then the implementation
      >>platform     headers, stb_ds, poison
      >>state        all private structs
+     >>trace        what threads and streams did, for $DP_TRACE
      >>errors       sentences, live contexts, the failure of a job
      >>frames       which of the user's functions a thread is inside
      >>log          records
@@ -75,7 +77,7 @@
        dp_all_reduce(ctx, grads, count, DP_F32, DP_OP_MEAN); one pass over memory
 
    WHAT IT IS NOT
-   No layers, no autograd, no file formats. It does not split a model over devices.
+   No layers, no autograd. It does not split a model over devices.
 
    WORDS
      context   one job's view of its devices. Several can be open; they share nothing.
@@ -112,7 +114,8 @@
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
    they are kept in $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h; $DP_PEERS = off: GPUs of a process copy
-   through the host; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH, $DP_ADDR and $DP_SECRET: see >>launch.
+   through the host; $DP_TRACE = a file: see >>timeline; $DP_NCCL: see dp_nccl.h; $DP_LAUNCH,
+   $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
    What you pass in stays yours; what a function returns belongs to the scope you named, or to the
@@ -196,7 +199,8 @@
             dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
             dp_train.h: optimizers; dp_data.h: samplers, a loader;
             dp_save.h: checkpoints; dp_norm.h: batch statistics;
-            dp_average.h: averaged models; dp_check.h: wrong gradients */
+            dp_average.h: averaged models; dp_check.h: wrong gradients;
+            a timeline: $DP_TRACE */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1571,6 +1575,29 @@ DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, d
 DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data,
                                              dp_value *out);
 
+/* ==== >>timeline ===============================================================================
+   With $DP_TRACE=run.json in the environment of dp_open, what the process does is written to that
+   file, which ui.perfetto.dev and chrome://tracing show: steps and their parts, methods and other
+   functions of yours, collectives, what a loader or a checkpoint takes, each in the row of the
+   thread that did it; the caller's is device 0's too. Devices with memory of their own, GPUs, have
+   a row for their stream: when it came to a method or a collective, and when that was done. To
+   tell, the stream waits for the host for some microseconds.
+
+   The processes of a machine share the file, and each is a process in it. On several machines each
+   needs a file of its own; all lines but the first can be appended to another's, as time is that of
+   process 0 everywhere, as far as the clocks agree. While something happens, lines are written at
+   most a quarter of a second late; the rest when the job fails, and in dp_close. So the file of a
+   run that was killed can be read too, and what never ended is what it was in. The last bracket is
+   always missing, as viewers allow.
+
+   Where a profiler listens (Nsight Systems), dp_cuda.h gives it the same spans by NVTX, as ranges
+   of the domain "dp", with $DP_TRACE or without.                                                 */
+
+/* A span of yours on this thread. They nest; each begin has its end, on the same thread. Without a
+   timeline nothing happens. [any] */
+DP_API void dp_trace_begin(const char *name);
+DP_API void dp_trace_end(void);
+
 /* ==== >>contract ===============================================================================
    For writers of backends; users of the library can stop reading here. A backend is a header with a
    function that returns a const table: nothing to register, nothing in dp.h to edit.
@@ -1763,6 +1790,9 @@ struct dp_device_ops {
        instead of a stray access. Leave it out where the answer is slow; for dp_cpu any address will
        do. */
     bool (*owns)(dp_dev *dev, const void *data);
+    /* fn(user) on the host, on any thread, when the stream gets there; fn is short and calls
+       nothing of the table (without: the timeline has no row for the stream). */
+    dp_status (*host_call)(dp_stream *stream, void (*fn)(void *user), void *user);
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
@@ -2116,6 +2146,7 @@ struct dp_ctx {
     dp_config config;
     dp_info info;
     unsigned fork_count;
+    bool traced;
     dp__lock lock; /* pools, scope lists, tracked blocks, failure */
     dp__tracked *tracked;
     dp__device host_device; /* the CPU table; also does what other devices cannot */
@@ -2149,6 +2180,369 @@ struct dp_ctx {
     char failed_here[DP__WORDS_BYTES];
 };
 _Static_assert(offsetof(struct dp_ctx, host) == 0, "dp_host is the head of a context");
+
+/* ==== >>trace ==================================================================================
+   $DP_TRACE: a line for each beginning and each end, of what threads and streams do. All of it
+   belongs to the process, as threads and files do: contexts that are opened with it share it. The
+   processes of a machine append whole lines to one file, which the first of them makes anew before
+   they meet. A child of fork starts without it.                                                 */
+
+enum {
+    DP__TRACE_BYTES = 1 << 16, /* written at once */
+    DP__TRACE_LINE = 512,      /* of a line, at most */
+    DP__TRACE_NAME = 240,      /* of a name in it, with what is escaped */
+    DP__TRACE_OLD = 250000000, /* nanoseconds after which a line is written with the next one */
+    DP__TRACE_STREAMS = 1000,  /* rows: threads count from 1, streams of devices from here, */
+    DP__TRACE_COURIER = 2000   /* those of the courier from here */
+};
+
+typedef struct dp__mark { /* what is to be written when a stream gets there */
+    struct dp__mark *next;
+    int row;
+    char phase;
+    char name[];
+} dp__mark;
+
+static struct {
+    dp__lock lock; /* of all that follows; nobody waits under it */
+    atomic_bool on;
+    unsigned fork_count; /* of the process that opened it */
+    int contexts;        /* that use the file */
+    int file;            /* -1: none */
+    unsigned files;      /* opened so far: each has to be told what a row is */
+    char *path;          /* of the last one */
+    int process, threads;
+    uint64_t start;   /* of time: when process 0 opened, by this machine's steady clock */
+    uint64_t written; /* when */
+    char *bytes;      /* to be written */
+    size_t used;
+    dp__mark *marks;                /* never freed: a graph may hold them */
+    void (*push)(const char *name); /* a profiler that listens, or NULL */
+    void (*pop)(void);
+} dp__trace = {.lock = DP__LOCK_INITIALIZER, .file = -1};
+
+static _Thread_local struct {
+    char who[24]; /* "device 1", or "": a thread of the user's */
+    int place;    /* where it is shown, from the top */
+    int row;
+    unsigned files;
+} dp__traced;
+
+static bool dp__trace_is_on(void)
+{
+    return atomic_load_explicit(&dp__trace.on, memory_order_relaxed);
+}
+
+static void dp__trace_off(void)
+{
+    if (dp__trace.file >= 0)
+        dp__os_file_close(dp__trace.file);
+    dp__os_free(dp__trace.bytes, DP__TRACE_BYTES, NULL);
+    dp__trace.file = -1;
+    dp__trace.bytes = NULL;
+    dp__trace.used = 0;
+    atomic_store_explicit(&dp__trace.on, dp__trace.push != NULL, memory_order_relaxed);
+}
+
+/* When the disk is full, nothing more is written. */
+static void dp__trace_write(void)
+{
+    bool done = dp__trace.used == 0 ||
+                dp__os_file_put(dp__trace.file, dp__trace.bytes, dp__trace.used);
+    dp__trace.used = 0;
+    dp__trace.written = dp__os_now_ns();
+    if (!done)
+        dp__trace_off();
+}
+
+static void dp__trace_flush(void)
+{
+    dp__lock_enter(&dp__trace.lock);
+    if (dp__trace.file >= 0)
+        dp__trace_write();
+    dp__lock_leave(&dp__trace.lock);
+}
+
+DP_PRINTF(1, 2) static void dp__trace_line(const char *format, ...)
+{
+    va_list args;
+    if (dp__trace.used + DP__TRACE_LINE > DP__TRACE_BYTES)
+        dp__trace_write();
+    if (dp__trace.file < 0)
+        return;
+    va_start(args, format);
+    int bytes = vsnprintf(dp__trace.bytes + dp__trace.used, DP__TRACE_LINE, format, args);
+    va_end(args);
+    dp__trace.used += (size_t)bytes;
+}
+
+#define DP__TRACE_META "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":"
+
+static void dp__trace_row(int row, int place, const char *who)
+{
+    dp__trace_line("," DP__TRACE_META "\"thread_name\",\"args\":{\"name\":\"%s\"}}\n",
+                   dp__trace.process, row, who);
+    dp__trace_line("," DP__TRACE_META "\"thread_sort_index\",\"args\":{\"sort_index\":%d}}\n",
+                   dp__trace.process, row, place);
+}
+
+/* Who this thread is, if it has not said so before. */
+DP_PRINTF(2, 3) static void dp__trace_who(int place, const char *format, ...)
+{
+    va_list args;
+    if (dp__traced.who[0] != '\0')
+        return;
+    va_start(args, format);
+    vsnprintf(dp__traced.who, sizeof dp__traced.who, format, args);
+    va_end(args);
+    dp__traced.place = place;
+}
+
+static int dp__trace_thread(void)
+{
+    if (dp__traced.row != 0 && dp__traced.files == dp__trace.files)
+        return dp__traced.row;
+    dp__traced.files = dp__trace.files;
+    dp__traced.row = ++dp__trace.threads;
+    dp__trace_who(2 * DP__TRACE_COURIER, "thread %d", dp__traced.row);
+    dp__trace_row(dp__traced.row, dp__traced.place, dp__traced.who);
+    return dp__traced.row;
+}
+
+/* Bytes of the character that begins here, 0 if it is none: too long for what it says, half of a
+   pair, too large, or cut short. */
+static size_t dp__utf8(const char *text)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t count = *at < 0x80 ? 1 : *at >= 0xF0 ? 4 : *at >= 0xE0 ? 3 : *at >= 0xC0 ? 2 : 0;
+    uint32_t code = count > 1 ? *at & (0x7FU >> count) : *at;
+    for (size_t i = 1; i < count; i++) {
+        if ((at[i] & 0xC0) != 0x80)
+            return 0;
+        code = code << 6 | (at[i] & 0x3F);
+    }
+    bool half = code >= 0xD800 && code < 0xE000;
+    return *at < 0xF8 && code >= least[count] && !half && code <= 0x10FFFF ? count : 0;
+}
+
+/* As the inside of a JSON string, cut where there is no room. */
+static const char *dp__trace_name(const char *text, char *out)
+{
+    size_t used = 0;
+    while (*text != '\0' && used + sizeof "\\u0000" <= DP__TRACE_NAME) {
+        size_t count = dp__utf8(text);
+        bool plain = count > 0 && (unsigned char)*text >= ' ' && *text != '"' && *text != '\\';
+        if (plain)
+            memcpy(out + used, text, count);
+        else
+            snprintf(out + used, sizeof "\\u0000", "\\u%04x", (unsigned)(unsigned char)*text);
+        used += plain ? count : strlen("\\u0000");
+        text += plain ? count : 1;
+    }
+    out[used] = '\0';
+    return out;
+}
+
+/* An end (E) has no name. In row 0: in this thread's. Under the lock. */
+static void dp__trace_event(int row, char phase, const char *name)
+{
+    char text[DP__TRACE_NAME];
+    uint64_t now = dp__os_now_ns(), at = now > dp__trace.start ? now - dp__trace.start : 0;
+    if (dp__trace.file < 0)
+        return;
+    row = row != 0 ? row : dp__trace_thread();
+    dp__trace_line(",{\"ph\":\"%c\",\"pid\":%d,\"tid\":%d,\"ts\":%llu.%03u%s%s%s}\n", phase,
+                   dp__trace.process, row, (unsigned long long)(at / 1000), (unsigned)(at % 1000),
+                   *name != '\0' ? ",\"name\":\"" : "", dp__trace_name(name, text),
+                   *name != '\0' ? "\"" : "");
+    if (now > dp__trace.written + DP__TRACE_OLD && dp__trace.file >= 0)
+        dp__trace_write();
+}
+
+DP_API void dp_trace_begin(const char *name)
+{
+    if (!dp__trace_is_on())
+        return;
+    name = name != NULL && *name != '\0' ? name : "(no name)";
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_event(0, 'B', name);
+    void (*push)(const char *) = dp__trace.push;
+    dp__lock_leave(&dp__trace.lock);
+    if (push != NULL)
+        push(name);
+}
+
+DP_API void dp_trace_end(void)
+{
+    if (!dp__trace_is_on())
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_event(0, 'E', "");
+    void (*pop)(void) = dp__trace.pop;
+    dp__lock_leave(&dp__trace.lock);
+    if (pop != NULL)
+        pop();
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static void dp__mark_reached(void *user)
+{
+    const dp__mark *mark = user;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_event(mark->row, mark->phase, mark->name);
+    dp__lock_leave(&dp__trace.lock);
+}
+
+/* NULL: there is no memory. */
+static dp__mark *dp__mark_of(int row, char phase, const char *name)
+{
+    dp__mark *mark = dp__trace.marks;
+    while (mark != NULL &&
+           (mark->row != row || mark->phase != phase || strcmp(mark->name, name) != 0))
+        mark = mark->next;
+    size_t bytes = strlen(name) + 1;
+    if (mark != NULL || (mark = dp__os_alloc(sizeof *mark + bytes, 8, NULL)) == NULL)
+        return mark;
+    *mark = (dp__mark){.next = dp__trace.marks, .row = row, .phase = phase};
+    memcpy(mark->name, name, bytes);
+    return dp__trace.marks = mark;
+}
+
+/* What the stream does next begins, or what it has done last ends: in its own time, where the table
+   can tell. A failure is met again by whatever comes next. */
+static void dp__trace_stream(dp_stream *stream, int row, char phase, const char *name)
+{
+    const dp_device_ops *ops = stream->dev->ops;
+    if (!dp__trace_is_on() || !DP_HAS(dp_device_ops, ops, host_call))
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    dp__mark *mark = dp__trace.file >= 0 ? dp__mark_of(row, phase, name) : NULL;
+    dp__lock_leave(&dp__trace.lock);
+    if (mark != NULL)
+        (void)ops->host_call(stream, dp__mark_reached, mark);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+/* From a backend that has found a profiler. */
+DP__MAYBE_UNUSED static void dp__trace_listen(void (*push)(const char *name), void (*pop)(void))
+{
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace.push = push;
+    dp__trace.pop = pop;
+    atomic_store_explicit(&dp__trace.on, true, memory_order_relaxed);
+    dp__lock_leave(&dp__trace.lock);
+}
+
+/* What a parent had open is the parent's, with what it has not written. */
+static void dp__trace_own(void)
+{
+    if (dp__trace.fork_count != dp__os_fork_count()) {
+        dp__trace_off();
+        dp__trace.contexts = 0;
+    }
+    dp__trace.fork_count = dp__os_fork_count();
+}
+
+static bool dp__trace_knows(const char *path)
+{
+    return dp__trace.path != NULL && strcmp(dp__trace.path, path) == 0;
+}
+
+/* By the first process of a machine, before the others open: what an earlier run has left in the
+   file goes. It is no whole JSON text: a bracket is missing at its end, as viewers allow. */
+static dp_status dp__trace_make(int process)
+{
+    const char *path = dp__os_env("DP_TRACE");
+    char first[DP__TRACE_LINE];
+    if (path == NULL)
+        return DP_OK;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_own();
+    bool there = dp__trace.contexts > 0 || dp__trace_knows(path);
+    dp__lock_leave(&dp__trace.lock);
+    if (there)
+        return DP_OK;
+    int bytes = snprintf(first, sizeof first,
+                         "[" DP__TRACE_META "\"process_name\",\"args\":{\"name\":\"process\"}}\n",
+                         process, 0);
+    int file = dp__os_file_append(path, true);
+    bool done = file >= 0 && dp__os_file_put(file, first, (size_t)bytes);
+    int why = errno;
+    if (file >= 0)
+        dp__os_file_close(file);
+    return done ? DP_OK
+                : dp_error(DP_ERR_FILE, "dp_open: $DP_TRACE: '%s': %s", path, strerror(why));
+}
+
+/* `epoch`: when process 0 opened, by the clock on the wall. */
+static bool dp__trace_open(const char *path, const dp_ctx *ctx, uint64_t epoch)
+{
+    bool knows = dp__trace_knows(path);
+    size_t bytes = strlen(path) + 1;
+    char *own = knows ? dp__trace.path : dp__os_alloc(bytes, 8, NULL);
+    dp__trace.bytes = dp__os_alloc(DP__TRACE_BYTES, 64, NULL);
+    if (own != NULL && dp__trace.bytes != NULL)
+        dp__trace.file = dp__os_file_append(path, false);
+    if (!knows && own != NULL) {
+        dp__os_free(dp__trace.path, 0, NULL);
+        dp__trace.path = memcpy(own, path, bytes);
+        dp__trace.start = dp__os_now_ns() - (dp__os_wall_ns() - epoch);
+    }
+    if (dp__trace.file < 0) {
+        dp__trace_off();
+        return false;
+    }
+    dp__trace.files++;
+    dp__trace.threads = 0;
+    dp__trace.process = ctx->info.process;
+    dp__trace.written = dp__os_now_ns();
+    dp__trace_line("," DP__TRACE_META "\"process_name\",\"args\":{\"name\":\"process %d\"}}\n",
+                   ctx->info.process, 0, ctx->info.process);
+    dp__trace_who(0, "caller, device 0");
+    (void)dp__trace_thread();
+    atomic_store_explicit(&dp__trace.on, true, memory_order_relaxed);
+    return true;
+}
+
+static void dp__trace_stream_row(int row, const char *what, int number)
+{
+    char name[48];
+    snprintf(name, sizeof name, "%s %d", what, number);
+    dp__trace_row(row, row, name);
+}
+
+static void dp__trace_join(dp_ctx *ctx, uint64_t epoch)
+{
+    const char *path = dp__os_env("DP_TRACE");
+    if (path == NULL)
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_own();
+    ctx->traced = dp__trace.contexts > 0 || dp__trace_open(path, ctx, epoch);
+    dp__trace.contexts += ctx->traced;
+    for (int i = 0; ctx->traced && i < ctx->info.local_count; i++) {
+        if (ctx->devices[i].info.host_memory)
+            continue;
+        dp__trace_stream_row(DP__TRACE_STREAMS + i, "stream of device", i);
+        dp__trace_stream_row(DP__TRACE_COURIER + i, "courier's stream, device", i);
+    }
+    dp__lock_leave(&dp__trace.lock);
+}
+
+static void dp__trace_leave(const dp_ctx *ctx)
+{
+    if (!ctx->traced)
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    if (dp__trace.file >= 0)
+        dp__trace_write();
+    if (--dp__trace.contexts == 0)
+        dp__trace_off();
+    dp__lock_leave(&dp__trace.lock);
+}
 
 /* ==== >>errors =================================================================================
    Sentences, liveness, and the one sticky failure of a job.                                     */
@@ -2280,10 +2674,12 @@ static void dp__before_fork(void)
     for (int i = 0; i < DP__LIVE_MAX; i++)
         if (atomic_load(&dp__live[i]) != NULL)
             dp__lock_enter(&atomic_load(&dp__live[i])->lock);
+    dp__lock_enter(&dp__trace.lock);
 }
 
 static void dp__after_fork(void)
 {
+    dp__lock_leave(&dp__trace.lock);
     for (int i = 0; i < DP__LIVE_MAX; i++)
         if (atomic_load(&dp__live[i]) != NULL)
             dp__lock_leave(&atomic_load(&dp__live[i])->lock);
@@ -2355,8 +2751,10 @@ static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
     bool first = dp__job_failed(ctx, status, text);
     dp__comm_abort(ctx->comm);
     dp__comm_abort(ctx->courier_comm);
-    if (first)
+    if (first) {
         dp__journal_log(ctx);
+        dp__trace_flush();
+    }
     dp__lock_enter(&ctx->lock);
     dp__courier *courier = ctx->courier;
     dp__lock_leave(&ctx->lock);
@@ -2448,6 +2846,35 @@ typedef struct dp__frame {
     const struct dp__frame *outer;
 } dp__frame;
 
+static const char *dp__frame_text(const dp__frame *frame, char *text, size_t bytes)
+{
+    if (frame->name == NULL)
+        snprintf(text, bytes, "%s", frame->what);
+    else
+        snprintf(text, bytes, "%s '%s%s%s'", frame->what, frame->name,
+                 frame->method != NULL ? "." : "", frame->method != NULL ? frame->method : "");
+    return text;
+}
+
+static void dp__frame_trace(const dp__frame *frame, char phase)
+{
+    char name[160];
+    dp_ctx *ctx = frame->ctx;
+    if (frame->together && frame->local_rank > 0)
+        dp__trace_who(frame->local_rank, "device %d", frame->local_rank);
+    if (phase == 'E')
+        dp_trace_end();
+    else if (frame->method != NULL)
+        snprintf(name, sizeof name, "%s.%s", frame->name, frame->method);
+    else
+        dp__frame_text(frame, name, sizeof name);
+    if (phase == 'B')
+        dp_trace_begin(name);
+    if (frame->method != NULL)
+        dp__trace_stream(ctx->devices[frame->local_rank].stream,
+                         DP__TRACE_STREAMS + frame->local_rank, phase, phase == 'B' ? name : "");
+}
+
 static void dp__frame_enter(dp__frame *frame)
 {
     frame->outer = dp__thread.frames;
@@ -2458,27 +2885,21 @@ static void dp__frame_enter(dp__frame *frame)
     frame->fresh = dp__thread.fresh;
     frame->first = dp__sentence_hide();
     dp__thread.frames = frame;
+    if (dp__trace_is_on())
+        dp__frame_trace(frame, 'B');
 }
 
 /* `status` is what the function returned; this returns one of the list, with a sentence. */
 static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
 {
+    if (dp__trace_is_on())
+        dp__frame_trace(frame, 'E');
     dp__thread.frames = frame->outer;
     if (frame->counted)
         atomic_fetch_sub_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
     if (status == DP_OK && dp__thread.text[0] == '\0') /* an error may be on its way past this */
         dp__thread.fresh = frame->fresh;
     return dp__sentence_after(frame->first, status);
-}
-
-static const char *dp__frame_text(const dp__frame *frame, char *text, size_t bytes)
-{
-    if (frame->name == NULL)
-        snprintf(text, bytes, "%s", frame->what);
-    else
-        snprintf(text, bytes, "%s '%s%s%s'", frame->what, frame->name,
-                 frame->method != NULL ? "." : "", frame->method != NULL ? frame->method : "");
-    return text;
 }
 
 /* The innermost function of this context that this thread is in; NULL: none. `together`: the one
@@ -5711,8 +6132,8 @@ static dp_status dp__threads_open(dp_ctx *ctx)
     return dp__team_open(&ctx->host, count, cores, &ctx->team);
 }
 
-typedef struct dp__hello { /* what every process tells the others while it opens */
-    uint64_t machine;
+typedef struct dp__hello {   /* what every process tells the others while it opens */
+    uint64_t machine, epoch; /* epoch: when it opened, by the clock on the wall */
     int32_t version, status;
     int32_t local_count;
     int32_t coll; /* place of the table that it chose; -1: none yet */
@@ -5858,6 +6279,8 @@ static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)
     ctx->info.machine_process = meeting->near.machine.place;
     ctx->info.machine_process_count = meeting->near.machine.count;
     ctx->info.process = ctx->config.bootstrap.process;
+    if (ctx->info.machine_process == 0)
+        DP_TRY(dp__trace_make(ctx->info.process));
     DP_TRY(dp__resolve_numbers(ctx, meeting->near.cores));
     ctx->info.process_count = ctx->config.bootstrap.process_count;
     DP_TRY(dp__resolve_tables(ctx));
@@ -5909,6 +6332,8 @@ static dp_status dp__open_ctx(const dp_config *config, dp__meeting *meeting, dp_
         status = dp__leave("dp_open", ctx, status);
         dp__release(ctx, true);
     }
+    if (status == DP_OK)
+        dp__trace_join(ctx, others != NULL ? others->all[0].epoch : meeting->own.epoch);
     *out = ctx;
     return status;
 }
@@ -5939,6 +6364,7 @@ static dp_status dp__open_job(const dp_config *config, const dp__launch *launch,
     const dp_bootstrap *boot = &config->bootstrap;
     dp__meeting meeting = {.boot = boot,
                            .own = {.machine = dp__os_machine(),
+                                   .epoch = dp__os_wall_ns(),
                                    .version = DP_VERSION,
                                    .coll = -1,
                                    .shards = config->shards},
@@ -6027,6 +6453,8 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         dp__raw_free(ctx, scope, sizeof *scope);
     }
     stbds_arrfree(ctx->devices);
+    if (ask_devices)
+        dp__trace_leave(ctx);
     dp_allocator allocator = ctx->config.allocator;
     while (ctx->tracked != NULL)
         dp__tracked_free(ctx, ctx->tracked);

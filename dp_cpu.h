@@ -24,6 +24,7 @@
      dp__os_alloc, dp__os_free    the default allocator
      dp__os_env                   the environment
      dp__os_write                 a line of the log to stderr
+     dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
      dp__os_core_count            cores that this process may use
      dp__os_init                  says what to call around a fork
      dp__os_yield                 lets others have the core
@@ -114,6 +115,37 @@ static uint64_t dp__os_now_ns(void)
     struct timespec now = {0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t dp__os_wall_ns(void)
+{
+    struct timespec now = {0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* To be appended to, by several processes: what is put at once stays in one piece. -1: errno says
+   why not. */
+static int dp__os_file_append(const char *path, bool anew)
+{
+    return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0666);
+}
+
+static bool dp__os_file_put(int file, const char *data, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t put = write(file, data, bytes);
+        if (put < 0 && errno != EINTR)
+            return false;
+        data += put > 0 ? put : 0;
+        bytes -= put > 0 ? (size_t)put : 0;
+    }
+    return true;
+}
+
+static void dp__os_file_close(int file)
+{
+    (void)close(file);
 }
 
 static uint64_t dp__os_memory_bytes(void)

@@ -1104,6 +1104,12 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
+#if defined(__has_include)
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define DP__CUDA_NVTX
+#endif
+#endif
 #if defined(DP_DYNAMIC_LOAD)
 #include <dlfcn.h>
 #endif
@@ -1143,7 +1149,8 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
     X(cudaDriverGetVersion) X(cudaEventCreateWithFlags) X(cudaEventDestroy) X(cudaEventQuery)      \
     X(cudaEventRecord) X(cudaEventSynchronize) X(cudaFree) X(cudaFreeHost)     \
     X(cudaFuncGetAttributes) X(cudaGetDeviceCount) X(cudaGetDriverEntryPointByVersion)             \
-    X(cudaGetErrorString) X(cudaGetLastError) X(cudaHostAlloc) X(cudaLaunchKernel)                 \
+    X(cudaGetErrorString) X(cudaGetLastError) X(cudaHostAlloc) X(cudaLaunchHostFunc)               \
+    X(cudaLaunchKernel)                                                                            \
     X(cudaLibraryGetKernel) X(cudaLibraryLoadData) X(cudaLibraryUnload) X(cudaMalloc)              \
     X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaMemcpyPeerAsync)               \
     X(cudaPointerGetAttributes) X(cudaRuntimeGetVersion)                                           \
@@ -1384,6 +1391,36 @@ static bool dp__cuda_entry(const char *name, void *out_fn)
 }
 
 /* Everything that is needed is there, and new enough. Under the lock of >>gpus. */
+/* NVTX, which comes with the Toolkit, as a header alone. Without a profiler it makes no domain. */
+#if defined(DP__CUDA_NVTX)
+static nvtxDomainHandle_t dp__cuda_domain;
+
+static void dp__cuda_push(const char *name)
+{
+    nvtxEventAttributes_t range = {.version = NVTX_VERSION,
+                                   .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,
+                                   .messageType = NVTX_MESSAGE_TYPE_ASCII,
+                                   .message = {.ascii = name}};
+    (void)nvtxDomainRangePushEx(dp__cuda_domain, &range);
+}
+
+static void dp__cuda_pop(void)
+{
+    (void)nvtxDomainRangePop(dp__cuda_domain);
+}
+
+static void dp__cuda_listen(void)
+{
+    dp__cuda_domain = nvtxDomainCreateA("dp");
+    if (dp__cuda_domain != NULL)
+        dp__trace_listen(dp__cuda_push, dp__cuda_pop);
+}
+#else
+static void dp__cuda_listen(void)
+{
+}
+#endif
+
 static dp_status dp__cuda_ready(void)
 {
     bool found = true;
@@ -1399,6 +1436,7 @@ static dp_status dp__cuda_ready(void)
     if (!found)
         return dp_error(DP_ERR_UNSUPPORTED, "the driver lacks functions of CUDA 12.8");
     dp__cuda.has_driver = true;
+    dp__cuda_listen();
     return DP_OK;
 }
 
@@ -3514,6 +3552,15 @@ static bool dp__cuda_owns(dp_dev *dev, const void *data)
            (attributes.type == cudaMemoryTypeDevice && attributes.device == own->gpu->ordinal);
 }
 
+static dp_status dp__cuda_host_call(dp_stream *stream, void (*fn)(void *user), void *user)
+{
+    const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    DP_TRY(dp__cuda_enter(gpu));
+    return dp__cuda_leave(
+        gpu, DP_OK, "cudaLaunchHostFunc",
+        dp__cuda.cudaLaunchHostFunc(dp__cuda_stream_of(stream)->native, fn, user));
+}
+
 DP_API const dp_device_ops *dp_cuda(void)
 {
     static const dp_device_ops ops = {.size = sizeof ops,
@@ -3540,7 +3587,8 @@ DP_API const dp_device_ops *dp_cuda(void)
                                       .copy_2d = dp__cuda_copy_2d,
                                       .peer_copy = dp__cuda_peer_copy,
                                       .kernel = dp__cuda_kernel,
-                                      .owns = dp__cuda_owns};
+                                      .owns = dp__cuda_owns,
+                                      .host_call = dp__cuda_host_call};
     return &ops;
 }
 

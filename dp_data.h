@@ -1708,10 +1708,14 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
     if (scope == NULL || out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         scope == NULL ? "scope" : "out");
-    if (loader->number < loader->batch_count)
-        return dp__data_named(__func__, dp__data_next(loader, scope, out));
-    dp__data_end(loader, out);
-    return DP_OK;
+    if (loader->number >= loader->batch_count) {
+        dp__data_end(loader, out);
+        return DP_OK;
+    }
+    dp_trace_begin(__func__);
+    dp_status status = dp__data_next(loader, scope, out);
+    dp_trace_end();
+    return dp__data_named(__func__, status);
 }
 
 /* ==== >>keeping ================================================================================

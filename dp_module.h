@@ -17,7 +17,8 @@
      >>backward     gradients are cut, replicas run, gradients are summed
      >>criterion    losses where the outputs are
      >>faces        the wrappers
-     >>stepping     dp_train_step
+     >>losses       of a step: their weights, their gradients as numbers, what is logged
+     >>stepping     dp_train_step, dp_predict_step
 */
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
@@ -3075,18 +3076,25 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
                                  dp_pass **out_pass)
 {
     dp_pass *pass = NULL;
-    DP_TRY(face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
-                                            : dp__pass_cut(request, face, &pass));
+    dp_trace_begin("scatter");
+    dp_status status = face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
+                                                        : dp__pass_cut(request, face, &pass);
+    dp_trace_end();
+    DP_TRY(status);
     pass->keeps = request->keeps || face->kind == DP__FACE_MODEL ||
                   face->kind == DP__FACE_DISTRIBUTED;
     DP_TRY(dp__replicas_update(face, pass->count));
     if (face->ranks != NULL)
         DP_TRY(dp__ranks_forward(pass, request));
     *out_pass = pass;
-    dp_status status =
+    dp_trace_begin("forward");
+    status =
         dp__pass_run(request->fn, pass, request->mode != NULL ? dp__stage_step : dp__stage_forward);
+    dp_trace_end();
+    dp_trace_begin("gather");
     if (status == DP_OK)
         status = dp__pass_out(pass, out);
+    dp_trace_end();
     return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
 }
 
@@ -3480,7 +3488,9 @@ static dp_status dp__backward_summed(const char *fn, dp_pass *pass)
         pass->face->replicas[r].pass++;
     DP_TRY(dp__pass_run(fn, pass, dp__stage_backward));
     DP_TRY(dp__temp_begin(pass->ctx, &temp));
+    dp_trace_begin("sum of gradients");
     dp_status status = pass->count > 1 ? dp__replicas_reduce(pass->face, temp, pass->count) : DP_OK;
+    dp_trace_end();
     return dp__temp_end(temp, NULL, status);
 }
 
@@ -3496,7 +3506,11 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
 /* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
-    return pass->face != NULL ? dp__backward_face(fn, pass, out) : dp__backward_plain(pass, out);
+    dp_trace_begin("backward");
+    dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
+                                          : dp__backward_plain(pass, out);
+    dp_trace_end();
+    return status;
 }
 
 /* A pass that dp_call_child made in a replica goes backward in that replica's backward, where the
@@ -4168,8 +4182,8 @@ DP_API dp_module *dp_unwrap(dp_module *module)
     return module;
 }
 
-/* ==== >>stepping =================================================================================
-   Of dp_train_step: losses, weights, gradients as numbers, the log; of both, the data.          */
+/* ==== >>losses ===================================================================================
+   Of dp_train_step: losses, weights, gradients as numbers, the log; of both steps, the data.    */
 
 /* A dict becomes kwargs, a list or tuple args. */
 static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, dp_value *kwargs)
@@ -4470,7 +4484,8 @@ static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
     return DP_OK;
 }
 
-/* ---- the step -------------------------------------------------------------------------------- */
+/* ==== >>stepping =================================================================================
+   The two steps, and the optimizer's part in one.                                               */
 
 static dp_status dp__step_backward(dp_pass *pass, double factor)
 {
@@ -4594,7 +4609,9 @@ DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data
     DP_TRY(dp__check_request(&request, out_log));
     if (optim != NULL && (optim->ops == NULL || !DP_HAS(dp_optim_ops, optim->ops, update)))
         return dp_error(DP_ERR_INVALID, "%s: optim has no update", __func__);
+    dp_trace_begin(__func__);
     dp_status status = dp__step(&request, data, optim, &log);
+    dp_trace_end();
     if (status == DP_OK)
         *out_log = log;
     return dp__leave(__func__, module->ctx, status);

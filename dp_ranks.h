@@ -517,14 +517,35 @@ static dp_status dp__table_call(const dp__coll *coll, dp__verb verb, size_t coun
     return dp_error(DP_ERR_INTERNAL, "%s: no table has verb %d", coll->fn, (int)verb);
 }
 
-/* The same, in the journal too. */
+/* In this thread's row of the timeline, and in those of the streams. */
+static void dp__coll_trace(const dp__coll *coll, const dp__signature *is, char phase)
+{
+    char name[DP__WORDS_BYTES] = "";
+    if (!dp__trace_is_on())
+        return;
+    if (phase == 'B') {
+        (void)dp__signature_text(is, name, sizeof name);
+        dp_trace_begin(name);
+    } else {
+        dp_trace_end();
+    }
+    for (int i = 0; i < coll->ctx->info.local_count; i++)
+        dp__trace_stream(dp__coll_parts(coll)[i].stream,
+                         (coll->courier ? DP__TRACE_COURIER : DP__TRACE_STREAMS) + i, phase, name);
+}
+
+/* The same, in the journal and the timeline too. */
 static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count, double scale)
 {
-    dp__journal_begin(coll, (dp__signature){(int32_t)verb, (int32_t)coll->dtype, (int32_t)coll->op,
-                                            coll->root, count, scale});
-    DP_TRY(dp__table_call(coll, verb, count, scale));
-    dp__journal_done(coll);
-    return DP_OK;
+    dp__signature is = {(int32_t)verb, (int32_t)coll->dtype, (int32_t)coll->op, coll->root, count,
+                        scale};
+    dp__journal_begin(coll, is);
+    dp__coll_trace(coll, &is, 'B');
+    dp_status status = dp__table_call(coll, verb, count, scale);
+    dp__coll_trace(coll, &is, 'E');
+    if (status == DP_OK)
+        dp__journal_done(coll);
+    return status;
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp__verb verb)

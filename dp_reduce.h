@@ -826,6 +826,7 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
         return DP_OK;
     bool whole = used == bucket->info.unit_count, flat = dp__is_flat(reducer, bucket, whole);
     const char *before = dp__journal_for(reducer->ctx, courier, bucket->label);
+    dp_trace_begin(bucket->label);
     dp_status status;
     if (!flat && reducer->hook == NULL) {
         status = dp__spans_reduce(&spans, courier);
@@ -833,6 +834,7 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
         dp__trip_begin(reducer, index, flat, courier);
         status = dp__trip_run(reducer, spans, flat, whole);
     }
+    dp_trace_end();
     dp__journal_for(reducer->ctx, courier, before);
     return status;
 }
@@ -1196,6 +1198,7 @@ static void dp__courier_carry(void *user)
     dp_ctx *ctx = user;
     dp__errand errand;
     dp__thread.courier = true;
+    dp__trace_who(DP__TRACE_COURIER - 1, "courier");
     while (dp__errand_take(ctx, &errand)) {
         uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;

@@ -348,28 +348,11 @@ static const char *const dp__save_dtypes[] = {"F32", "F64", "F16", "BF16", "I64"
 _Static_assert(sizeof dp__save_dtypes / sizeof dp__save_dtypes[0] == DP_DTYPE_COUNT,
                "each dtype has a name in files");
 
-/* Bytes of the character that begins here, 0 if it is none: too long for what it says, half of a
-   pair, too large, or cut short. */
-static size_t dp__save_utf8(const char *text)
-{
-    const unsigned char *at = (const unsigned char *)text;
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t count = *at < 0x80 ? 1 : *at >= 0xF0 ? 4 : *at >= 0xE0 ? 3 : *at >= 0xC0 ? 2 : 0;
-    uint32_t code = count > 1 ? *at & (0x7FU >> count) : *at;
-    for (size_t i = 1; i < count; i++) {
-        if ((at[i] & 0xC0) != 0x80)
-            return 0;
-        code = code << 6 | (at[i] & 0x3F);
-    }
-    bool half = code >= 0xD800 && code < 0xE000;
-    return *at < 0xF8 && code >= least[count] && !half && code <= 0x10FFFF ? count : 0;
-}
-
 static bool dp__save_is_text(const char *text)
 {
     size_t count = 1;
     while (*text != '\0' && count > 0) {
-        count = dp__save_utf8(text);
+        count = dp__utf8(text);
         text += count;
     }
     return count > 0;
@@ -2004,18 +1987,25 @@ static dp_status dp__save_write_for_all(dp__save_meeting *meeting, const char *p
     return dp__save_conclude(meeting);
 }
 
-DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
+static dp_status dp__save_write_in_job(dp_ctx *ctx, const char *path, dp_value value)
 {
-    dp_info info;
     dp__save_meeting meeting;
-    DP_TRY(dp_info_get(ctx, &info));
-    DP_TRY(dp__save_check_path(__func__, path));
-    if (info.process_count == 1)
-        return dp__save_named(__func__, path, dp__save_write(ctx, path, value, NULL, NULL));
     dp_status status = dp__save_meeting_begin(&meeting, ctx);
     if (status == DP_OK)
         status = dp__save_write_for_all(&meeting, path, value);
     dp_scope_end(meeting.temp);
+    return status;
+}
+
+DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(ctx, &info));
+    DP_TRY(dp__save_check_path(__func__, path));
+    dp_trace_begin(__func__);
+    dp_status status = info.process_count == 1 ? dp__save_write(ctx, path, value, NULL, NULL)
+                                               : dp__save_write_in_job(ctx, path, value);
+    dp_trace_end();
     return dp__save_named(__func__, path, status);
 }
 
@@ -2046,8 +2036,10 @@ DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *pa
     DP_TRY(dp__save_check_read(__func__, ctx, scope, path, out));
     DP_TRY(dp_info_get(ctx, &info));
     dp_scope *own = dp_scope_child(scope);
+    dp_trace_begin(__func__);
     dp_status status = info.process_count > 1 ? dp__save_read_in_job(ctx, own, path, &value)
                                               : dp__save_read_in(ctx, own, path, &value, NULL);
+    dp_trace_end();
     if (status == DP_OK)
         *out = value;
     else

@@ -39,6 +39,7 @@ static inline const dp_device_ops *shared_table(void)
     X(open_takes_any_index, "device/devices_are_counted_and_open")                                 \
     X(streams_are_not_freed, "device/table_is_whole")                                              \
     X(owns_everything, "device/owns_what_it_gave")                                                 \
+    X(host_calls_are_forgotten, "device/host_calls_come_in_their_turn")                            \
     X(one_memory_is_several, "device/one_memory_is_shared")                                        \
     X(mean_is_a_sum, "coll/all_reduce")
 
@@ -169,6 +170,14 @@ static inline bool broken_owns(dp_dev *dev, const void *data)
     return dev != NULL && data != NULL;
 }
 
+static inline dp_status broken_host_call(dp_stream *stream, void (*fn)(void *user), void *user)
+{
+    (void)stream;
+    (void)fn;
+    (void)user;
+    return DP_OK;
+}
+
 static inline dp_status broken_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
                                           dp_dtype dtype, dp_op op, double scale)
 {
@@ -213,6 +222,8 @@ static inline const dp_device_ops *broken_table(void)
         broken_ops.stream_destroy = broken_stream_destroy;
     if (broken_by("owns_everything"))
         broken_ops.owns = broken_owns;
+    if (broken_by("host_calls_are_forgotten"))
+        broken_ops.host_call = broken_host_call;
     if (broken_by("one_memory_is_several"))
         broken_ops.info = reluctant_info_one;
     broken_late_ops();

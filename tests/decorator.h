@@ -23,6 +23,7 @@
     X(count) X(open) X(close) X(info) X(alloc) X(free) X(stream_create) X(stream_destroy)          \
     X(stream_sync) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync)    \
     X(copy_in) X(copy_out) X(copy) X(host_alloc) X(host_free) X(copy_2d) X(peer_copy) X(kernel)    \
+    X(host_call)                                                                                   \
     X(coll_fits) X(coll_open) X(coll_close) X(all_reduce) X(broadcast) X(all_gather)               \
     X(reduce_scatter) X(all_to_all) X(coll_abort) X(coll_poll)
 /* clang-format on */
@@ -473,6 +474,12 @@ static inline dp_status deco_kernel(dp_stream *stream, const dp_kernel_args *arg
     return status != DP_OK ? status : deco_leave(stream, deco.inner->kernel(stream, args));
 }
 
+static inline dp_status deco_host_call(dp_stream *stream, void (*fn)(void *user), void *user)
+{
+    dp_status status = deco_enter(DECO_host_call, stream->dev, stream);
+    return status != DP_OK ? status : deco_leave(stream, deco.inner->host_call(stream, fn, user));
+}
+
 static inline bool deco_owns(dp_dev *dev, const void *data)
 {
     return deco.inner->owns(dev, data);
@@ -623,6 +630,7 @@ static inline const dp_device_ops *decorate_device(const dp_device_ops *inner)
         .peer_copy = DP_HAS(dp_device_ops, inner, peer_copy) ? deco_peer_copy : NULL,
         .kernel = DP_HAS(dp_device_ops, inner, kernel) ? deco_kernel : NULL,
         .owns = DP_HAS(dp_device_ops, inner, owns) ? deco_owns : NULL,
+        .host_call = DP_HAS(dp_device_ops, inner, host_call) ? deco_host_call : NULL,
     };
     deco_reset(0, DP_OK);
     return &deco.device;

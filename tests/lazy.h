@@ -23,7 +23,7 @@ typedef struct lazy_args { /* of a kernel, with all that they point to */
 } lazy_args;
 
 typedef struct lazy_op {
-    deco_method method; /* copy_in, copy_out, copy, peer_copy, copy_2d, kernel or event_wait */
+    deco_method method; /* a copy, kernel, host_call or event_wait */
     void *dst;
     const void *src;
     size_t bytes, dst_pitch, src_pitch, rows;
@@ -31,6 +31,7 @@ typedef struct lazy_op {
     lazy_stream *other; /* event_wait: do its first `mark` operations */
     size_t mark;
     lazy_args *kernel;
+    void (*fn)(void *user); /* host_call, with dst */
 } lazy_op;
 
 struct lazy_stream {
@@ -96,6 +97,9 @@ static inline dp_status lazy_do_one(const lazy_stream *stream, const lazy_op *op
                               op->bytes, op->rows);
     case DECO_kernel:
         return lazy_do_kernel(stream->inner, op->kernel);
+    case DECO_host_call:
+        op->fn(op->dst);
+        return DP_OK;
     default:
         return lazy_do(op->other, op->mark);
     }
@@ -389,6 +393,11 @@ static inline dp_status lazy_kernel(dp_stream *stream, const dp_kernel_args *arg
     return lazy_put(stream, (lazy_op){.method = DECO_kernel, .kernel = kernel});
 }
 
+static inline dp_status lazy_host_call(dp_stream *stream, void (*fn)(void *user), void *user)
+{
+    return lazy_put(stream, (lazy_op){.method = DECO_host_call, .fn = fn, .dst = user});
+}
+
 static inline const dp_device_ops *lazy_device(const dp_device_ops *inner)
 {
     lazy.inner = inner;
@@ -399,6 +408,7 @@ static inline const dp_device_ops *lazy_device(const dp_device_ops *inner)
     lazy.ops.alloc = lazy_alloc;
     lazy.ops.free = lazy_free;
     lazy.ops.owns = lazy_owns;
+    lazy.ops.host_call = lazy_host_call;
     lazy.ops.stream_create = lazy_stream_create;
     lazy.ops.stream_destroy = lazy_stream_destroy;
     lazy.ops.stream_sync = lazy_stream_sync;

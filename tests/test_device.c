@@ -583,6 +583,31 @@ TABLE_TEST(owns_what_it_gave)
     b->ops->free(b->dev[1], y, 1000);
 }
 
+static void append_3(void *user)
+{
+    *(int *)user = *(int *)user * 10 + 3;
+}
+
+static void append_7(void *user)
+{
+    *(int *)user = *(int *)user * 10 + 7;
+}
+
+TABLE_TEST(host_calls_come_in_their_turn)
+{
+    int seen = 0;
+    if (!DP_HAS(dp_device_ops, b->ops, host_call)) {
+        SKIP("no host_call");
+    }
+    char *x = bare_alloc(b, 0, 64);
+    CHECK_OK(b->ops->host_call(b->stream[0], append_3, &seen));
+    CHECK_OK(b->ops->copy_in(b->stream[0], x, "3 comes before 7", 16));
+    CHECK_OK(b->ops->host_call(b->stream[0], append_7, &seen));
+    CHECK_OK(b->ops->stream_sync(b->stream[0]));
+    CHECK_INT(seen, 37);
+    b->ops->free(b->dev[0], x, 64);
+}
+
 /* ---- kernels, called directly: as numbers.h says, or DP_ERR_UNSUPPORTED ---------------------- */
 
 enum { BLOCKS = 6, BLOCK_COUNT = 300, BLOCK_BYTES = BLOCK_COUNT * 8 };

@@ -587,6 +587,8 @@ FAILS(dp_failure, dp_failure(a->ctx, OUT(failure)) != kit.failed || has_spoken()
 FAILS(dp_abort, (dp_abort(a->ctx, (dp_status)77, "enough"), has_spoken()))
 FAILS(dp_tag, (dp_tag(a->ctx, "epoch 3"), has_spoken()))
 FAILS(dp_recent_collectives, dp_recent_collectives(a->ctx, NULL, 0) != 0 || has_spoken())
+FAILS(dp_trace_begin, (dp_trace_begin(NULL), has_spoken()))
+FAILS(dp_trace_end, (dp_trace_end(), has_spoken()))
 FAILS(dp_dtype_name, strcmp(dp_dtype_name((dp_dtype)-1), "no dtype") != 0)
 FAILS(dp_dtype_bytes, dp_dtype_bytes((dp_dtype)NOBODY) != 0)
 FAILS(dp_log_stderr, (dp_log_stderr(NULL, NULL), false))
@@ -768,6 +770,7 @@ static const row table[] = {
     ROW(dp_version, "", 0), ROW(dp_status_name, "", 0), ROW(dp_status_text, "", 0),
     ROW(dp_status_class, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
     ROW(dp_failure, "c", GOES_ON), ROW(dp_tag, "c", GOES_ON),
+    ROW(dp_trace_begin, "", 0), ROW(dp_trace_end, "", 0),
     ROW(dp_recent_collectives, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),
     ROW(dp_log_stderr, "", 0), ROW(dp_open, "yO", NOT_RIGHTLY), ROW(dp_spawn, "", 0),
     ROW(dp_info_get, "cO", GOES_ON),

@@ -4,6 +4,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
+#include <nvtx3/nvToolsExt.h>
+#include <stddef.h>
 
 #define SAME(name, value) _Static_assert((int)(name) == (value), #name)
 SAME(cudaSuccess, 0);
@@ -69,6 +71,12 @@ SAME(CUDA_ERROR_NO_DEVICE, 100);
 SAME(CUDA_ERROR_INVALID_CONTEXT, 201);
 SAME(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11);
 SAME(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12);
+SAME(NVTX_VERSION, 3);
+SAME(NVTX_MESSAGE_TYPE_ASCII, 1);
+SAME(NVTX_EVENT_ATTRIB_STRUCT_SIZE, 48);
+SAME(offsetof(nvtxEventAttributes_t, size), 2);
+SAME(offsetof(nvtxEventAttributes_t, messageType), 32);
+SAME(offsetof(nvtxEventAttributes_t, message), 40);
 SAME(NVRTC_SUCCESS, 0);
 SAME(NVRTC_ERROR_OUT_OF_MEMORY, 1);
 SAME(NVRTC_ERROR_COMPILATION, 6);
@@ -103,6 +111,7 @@ extern const struct surface {
     E (*graph_instantiate)(cudaGraphExec_t *, cudaGraph_t, unsigned long long);
     E (*graph_launch)(cudaGraphExec_t, cudaStream_t);
     E (*host_alloc)(void **, size_t, unsigned);
+    E (*host_func)(cudaStream_t, cudaHostFn_t, void *);
     E (*launch)(const void *, dim3, dim3, void **, size_t, cudaStream_t);
     E (*get_kernel)(cudaKernel_t *, cudaLibrary_t, const char *);
     E(*load)
@@ -138,6 +147,9 @@ extern const struct surface {
     N (*log_size)(nvrtcProgram, size_t *);
     N (*archs)(int *);
     N (*version)(int *, int *);
+    nvtxDomainHandle_t (*domain_create)(const char *);
+    int (*range_push)(nvtxDomainHandle_t, const nvtxEventAttributes_t *);
+    int (*range_pop)(nvtxDomainHandle_t);
 } surface;
 
 const struct surface surface = {
@@ -165,6 +177,7 @@ const struct surface surface = {
     cudaGraphInstantiate,
     cudaGraphLaunch,
     cudaHostAlloc,
+    cudaLaunchHostFunc,
     cudaLaunchKernel,
     cudaLibraryGetKernel,
     cudaLibraryLoadData,
@@ -197,6 +210,9 @@ const struct surface surface = {
     nvrtcGetProgramLogSize,
     nvrtcGetSupportedArchs,
     nvrtcVersion,
+    nvtxDomainCreateA,
+    nvtxDomainRangePushEx,
+    nvtxDomainRangePop,
 };
 
 /* ---- NCCL, which is no part of the Toolkit --------------------------------------------------- */

@@ -662,6 +662,15 @@ static void flags_of_a_stream(void)
     cudaStream_t s;
     cudaStreamCreateWithPriority(&s, 2, 0);
 }
+static void uses_cuda(void *user)
+{
+    cudaMemcpyAsync(user, pinned, BYTES, cudaMemcpyHostToDevice, b);
+}
+static void host_function_that_uses_cuda(void)
+{
+    cudaLaunchHostFunc(a, uses_cuda, x);
+    cudaStreamSynchronize(a);
+}
 static void event_with_timing(void)
 {
     cudaEvent_t e;
@@ -988,6 +997,34 @@ static void a_graph_is_launched_twice(void)
     }
     must_be((int)cudaGraphExecDestroy(again), cudaSuccess);
 }
+static void append_3(void *user)
+{
+    *(int *)user = *(int *)user * 10 + 3;
+}
+static void append_7(void *user)
+{
+    *(int *)user = *(int *)user * 10 + 7;
+}
+static void host_functions_run_in_order(void)
+{
+    int seen = 0;
+    cudaGraph_t graph;
+    cudaGraphExec_t again;
+    begin_capture();
+    cudaLaunchHostFunc(a, append_3, &seen);
+    inside(y, x, a);
+    cudaLaunchHostFunc(a, append_7, &seen);
+    must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
+    cudaStreamSynchronize(a);
+    seen = 0;
+    must_be((int)cudaGraphInstantiate(&again, graph, 0), cudaSuccess);
+    must_be((int)cudaGraphDestroy(graph), cudaSuccess);
+    must_be((int)cudaGraphLaunch(again, a), cudaSuccess);
+    cudaLaunchHostFunc(a, append_3, &seen);
+    cudaStreamSynchronize(a);
+    must_be((int)cudaGraphExecDestroy(again), cudaSuccess);
+    must_be(seen, 373);
+}
 static void pinned_for_both_devices(void)
 {
     in(x, a);
@@ -1162,6 +1199,7 @@ static const struct program {
     PLANTED(library_unloaded_twice, "library after unload"), PLANTED(library_leak, "leak"),
     PLANTED(unknown_architecture, "unknown architecture"),
     PLANTED(stream_that_blocks, "blocking stream"), PLANTED(flags_of_a_stream, "unknown flags"),
+    PLANTED(host_function_that_uses_cuda, "CUDA in a host function"),
     PLANTED(event_with_timing, "event with timing"), PLANTED(flags_of_an_event, "unknown flags"),
     PLANTED(flags_of_a_wait, "unknown flags"), PLANTED(flags_of_pinned_memory, "unknown flags"),
     PLANTED(pinned_for_another_device, "not portable"),
@@ -1246,6 +1284,7 @@ static const struct program {
     CORRECT(deferred_recorded_on_two_streams), CORRECT(barriers), CORRECT(blocks_in_strides),
     CORRECT(wide_accesses), CORRECT(memory_begins_as_nan), CORRECT(asked_until_ready),
     CORRECT(capture_of_two_streams), CORRECT(a_graph_is_launched_twice),
+    CORRECT(host_functions_run_in_order),
     CORRECT(pinned_for_both_devices),
     CORRECT(libraries_are_counted), CORRECT(a_device_is_lost),
 };

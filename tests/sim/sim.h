@@ -124,6 +124,12 @@ sim_nccl_counts sim_nccl_count(void);
 /* Images of kernels that were loaded, so far. */
 long sim_library_loads(void);
 
+/* From here on there is a profiler, which NVTX finds. What it has heard: how many ranges have had
+   this name, and how many are open. */
+void sim_listen(void);
+int sim_ranges(const char *name);
+int sim_open_ranges(void);
+
 /* Findings so far, by name; printed to stderr as they happen unless hushed. */
 int sim_finding_count(const char *name); /* NULL: of any name */
 void sim_hush(bool hush);

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include "cuda.h"
 #include "cuda_runtime_api.h"
 #include "nvrtc.h"
+#include "nvtx3/nvToolsExt.h"
 #include "parts.h"
 #include "sim.h"
 #include "trace.h"
@@ -131,10 +133,15 @@ void sim_lose_device(int device, int code)
     lost[device] = (cudaError_t)code;
 }
 
+static _Thread_local bool in_host_call; /* a stream's, which must not use CUDA */
+
 /* Every call passes here first, and ends with leave(). */
 static cudaError_t enter(void)
 {
-    pthread_mutex_lock(&lock);
+    if (in_host_call)
+        find("CUDA in a host function", "a function that a stream has called uses CUDA");
+    else
+        pthread_mutex_lock(&lock);
     call_count++;
     bool fails = fail_at > 0 && (call_count == fail_at || (fail_sticky && call_count > fail_at));
     fault_fired = fault_fired || fails;
@@ -191,7 +198,8 @@ static cudaError_t leave(cudaError_t code)
 {
     if (code != cudaSuccess)
         last_error = code;
-    pthread_mutex_unlock(&lock);
+    if (!in_host_call)
+        pthread_mutex_unlock(&lock);
     return code;
 }
 
@@ -300,7 +308,7 @@ typedef struct clock_of {
 } clock_of;
 
 typedef struct work { /* what a stream has to do: bytes to move, a kernel, or order to keep */
-    enum { MOVE, KERNEL, RECORD, WAIT, JOB } kind;
+    enum { MOVE, KERNEL, RECORD, WAIT, JOB, CALL } kind;
     struct work *next;
     char *to; /* MOVE */
     const char *from;
@@ -313,6 +321,8 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
     void *params;
     uint64_t serial; /* RECORD, WAIT: which record */
     sim_job *job;
+    cudaHostFn_t fn; /* CALL */
+    void *user;
 } work;
 
 struct CUstream_st {
@@ -1055,6 +1065,11 @@ static void perform(const work *w)
     case RECORD:
         reached[w->serial] = true;
         break;
+    case CALL:
+        in_host_call = true;
+        w->fn(w->user);
+        in_host_call = false;
+        break;
     case WAIT:
     case JOB:
         break;
@@ -1161,7 +1176,7 @@ static work piece_of(const work *w)
 static void capture_piece(const work *w)
 {
     captured->has_jobs = captured->has_jobs || w->kind == JOB;
-    if (w->kind != MOVE && w->kind != KERNEL)
+    if (w->kind != MOVE && w->kind != KERNEL && w->kind != CALL)
         return;
     captured->pieces = realloc(captured->pieces, (captured->count + 1) * sizeof *w);
     captured->pieces[captured->count++] = piece_of(w);
@@ -1954,6 +1969,59 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
+/* ---- NVTX ------------------------------------------------------------------------------------ */
+
+static struct nvtxDomainRegistration_st {
+    bool listens;
+    int count;
+    atomic_int open; /* of all threads */
+    char names[4096][96];
+} profiler;
+
+void sim_listen(void)
+{
+    profiler.listens = true;
+}
+
+int sim_ranges(const char *name)
+{
+    int count = 0;
+    for (int i = 0; i < profiler.count; i++)
+        count += strcmp(profiler.names[i], name) == 0;
+    return count;
+}
+
+int sim_open_ranges(void)
+{
+    return profiler.open;
+}
+
+nvtxDomainHandle_t nvtxDomainCreateA(const char *name)
+{
+    return profiler.listens && strcmp(name, "dp") == 0 ? &profiler : NULL;
+}
+
+int nvtxDomainRangePushEx(nvtxDomainHandle_t domain, const nvtxEventAttributes_t *range)
+{
+    bool fits = range->version == NVTX_VERSION && range->size == NVTX_EVENT_ATTRIB_STRUCT_SIZE &&
+                range->messageType == NVTX_MESSAGE_TYPE_ASCII;
+    if (!fits || domain != &profiler)
+        find("bad range", "NVTX is told something else than a name in its domain");
+    pthread_mutex_lock(&lock);
+    if (fits && profiler.count < 4096)
+        snprintf(profiler.names[profiler.count++], sizeof profiler.names[0], "%s",
+                 range->message.ascii);
+    pthread_mutex_unlock(&lock);
+    return atomic_fetch_add(&profiler.open, 1);
+}
+
+int nvtxDomainRangePop(nvtxDomainHandle_t domain)
+{
+    if (domain != &profiler || profiler.open == 0)
+        find("bad range", "no range is open");
+    return atomic_fetch_sub(&profiler.open, 1) - 1;
+}
+
 long sim_library_loads(void)
 {
     return library_loads;
@@ -2071,6 +2139,17 @@ static bool launch_fits(const char *name, const struct CUkern_st *fn, dim3 grid,
         find("bad launch", "%s: %u blocks of %llu lanes, %zu bytes shared", name, grid.x, lanes,
              shared);
     return fits;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)
+{
+    cudaError_t code = enter();
+    (void)current_device(__func__);
+    if (code == cudaSuccess && stream_is_free(__func__, stream)) {
+        enqueue(stream);
+        submit(stream, (work){.kind = CALL, .fn = fn, .user = user});
+    }
+    return leave(code);
 }
 
 cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **args, size_t shared,
