@@ -19,6 +19,8 @@
      >>schedule   what the learning rate is multiplied by
      >>optim      the optimizer that dp_train_step takes; scaled losses, state on several ranks
      >>clipping   gradients that are not too large
+     >>several    optimizers with names: a generator's, a discriminator's
+     >>logging    what dp_train_step has logged, of all processes
      >>progress   a line that says how far training is
    and of the implementation
      >>stepping   rules as kernels
@@ -31,6 +33,8 @@
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
+     >>naming     of several
+     >>means      of logs
      >>line       on the terminal
 */
 
@@ -215,6 +219,37 @@ DP_MUST_USE DP_API dp_status dp_grad_norm(dp_module *module, double p, double *o
 DP_MUST_USE DP_API dp_status dp_clip_grad_norm(dp_module *module, double most, double p,
                                                double *out_norm);
 DP_MUST_USE DP_API dp_status dp_clip_grad_value(dp_module *module, double most);
+
+/* ==== >>several ================================================================================
+   Where parts of a model have optimizers of their own, as those of a GAN (>>wrappers in dp.h), each
+   is stepped by itself. What is done to all of them takes their names: "gen", "dis". One that
+   is alone may have none, and then stands for itself.                                           */
+
+typedef struct dp_named_optim {
+    const char *name;
+    dp_optim *optim;
+} dp_named_optim;
+
+/* What dp_optim_save gives for each: a dict by name. */
+DP_MUST_USE DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count,
+                                            dp_scope *scope, dp_value *out);
+/* All of them; or, where one does not fit, none. [host] */
+DP_MUST_USE DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count,
+                                            dp_value saved);
+/* For a log: a dict of "gen.lr", "gen.base_lr" (what the schedule multiplies) and "gen.momentum" of
+   the next step, and "gen.grad_norm" if the last one was clipped by it; then "dis.lr" and so on. */
+DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count,
+                                           dp_scope *scope, dp_value *out);
+
+/* ==== >>logging ================================================================================
+   A log of dp_train_step has what this process saw, and its tensors are numbers only once they are
+   read, so that a step waits for nothing.                                                       */
+
+/* Of a log, or another dict of numbers and tensors of one element: the mean of each entry over all
+   processes, as floats. Each counts as much as it has samples. All processes call it, with the same
+   keys; who has had no batch gives dp_none(), and gets that. [host] */
+DP_MUST_USE DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log,
+                                         int64_t samples, dp_value *out);
 
 /* ==== >>progress ===============================================================================
    A line on the terminal, again and again:
@@ -633,22 +668,24 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
    Norms are taken of the first owner's gradients: others have the same. What ranks do not reduce
    differs from process to process, and so counts once for each.                                  */
 
-/* A number of this process becomes that of all. */
-static dp_status dp__train_share(const dp__train_views *views, dp_scope *temp, dp_op op,
-                                 double *number)
+/* Numbers of this process (of 8 bytes) become those of all: the sum, or the largest. */
+static dp_status dp__train_share(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
+                                 void *numbers, int64_t count)
 {
-    const int64_t one = 1;
-    dp_part *parts = dp_scope_alloc(temp, (size_t)views->job.local_count * sizeof *parts);
+    dp_info job;
     dp_tensor first;
+    DP_TRY(dp_info_get(ctx, &job));
+    dp_part *parts = dp_scope_alloc(temp, (size_t)job.local_count * sizeof *parts);
     if (parts == NULL)
         return dp__train_full();
-    for (int r = views->job.local_count; r-- > 0;) {
-        DP_TRY(dp_tensor_new(temp, dp_local_device(views->ctx, r), DP_F64, 1, &one, &first));
-        DP_TRY(dp_fill(views->ctx, &first, dp_float(r == 0 ? *number : 0)));
+    for (int r = job.local_count; r-- > 0;) {
+        DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), numbers, dtype, 1, &count, &first));
+        if (r > 0 && op == DP_OP_SUM)
+            DP_TRY(dp_fill(ctx, &first, dp_int(0)));
         parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
     }
-    DP_TRY(dp_all_reduce(views->ctx, parts, 1, DP_F64, op));
-    return dp_read(views->ctx, &first, number, sizeof *number);
+    DP_TRY(dp_all_reduce(ctx, parts, (size_t)count, dtype, op));
+    return dp_read(ctx, &first, numbers, 8 * (size_t)count);
 }
 
 /* STATS of each run, read at once. sums: of those that are reduced, and of the others. */
@@ -743,7 +780,8 @@ static dp_status dp__train_norm(const dp__train_views *views, double p, double *
         status = p < 2 || p > 2 ? dp__train_all_powers(views, temp, p, sums)
                                 : dp__train_squares(views, temp, sums);
     if (status == DP_OK && views->spread)
-        status = dp__train_share(views, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, &sums[1]);
+        status = dp__train_share(views->ctx, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, DP_F64,
+                                 &sums[1], 1);
     dp_scope_end(temp);
     *out = dp__train_root(sums, p);
     return status;
@@ -1882,6 +1920,15 @@ static dp_status dp__train_counts_check(dp_value saved)
     return DP_OK;
 }
 
+/* They are usually in the order of the parameters. */
+static dp_value dp__train_saved_of(const dp__train_optimizer *optim, dp_value state, size_t i)
+{
+    const char *name = optim->names[i];
+    if (i < dp_count(state) && strcmp(state.as.pairs[i].key, name) == 0)
+        return state.as.pairs[i].value;
+    return dp_get(state, name);
+}
+
 static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_value saved)
 {
     const dp__train_views *views = &optim->views;
@@ -1895,7 +1942,7 @@ static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_valu
         for (size_t p = 0; p < views->runs[r].param_count; p++) {
             size_t i = views->runs[r].first + p;
             DP_TRY(dp__train_state_check(optim, i, optim->spans[r].slots,
-                                         dp_get(state, optim->names[i])));
+                                         dp__train_saved_of(optim, state, i)));
         }
     if (dp_count(state) != views->count)
         return dp_error(DP_ERR_MISMATCH, "%zu parameters, saved %zu", views->count,
@@ -1953,7 +2000,7 @@ static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scop
         size_t at = 0;
         for (size_t p = 0; p < run->param_count; p++) {
             size_t i = run->first + p;
-            DP_TRY(dp__train_param_load(optim, temp, r, at, dp_get(state, optim->names[i])));
+            DP_TRY(dp__train_param_load(optim, temp, r, at, dp__train_saved_of(optim, state, i)));
             at += (size_t)dp_tensor_count(dp__train_data(&optim->views, 0, i));
         }
     }
@@ -1978,6 +2025,226 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     }
     optim->unscaled = optim->overflow = false;
     return DP_OK;
+}
+
+/* ==== >>naming ==================================================================================
+   Each is checked before anything is done to one.                                               */
+
+static dp_status dp__train_optims_check(const char *fn, const dp_named_optim *optims, size_t count)
+{
+    if (optims == NULL && count > 0)
+        return dp_error(DP_ERR_INVALID, "%s: optims is NULL", fn);
+    for (size_t i = 0; i < count; i++) {
+        const char *name = optims[i].name;
+        DP_TRY(dp__train_optim_valid(fn, optims[i].optim));
+        if (count > 1 && (name == NULL || *name == '\0'))
+            return dp_error(DP_ERR_INVALID, "%s: optimizer %zu of %zu has no name", fn, i, count);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(optims[k].name, name) == 0)
+                return dp_error(DP_ERR_INVALID, "%s: two optimizers have the name '%s'", fn, name);
+    }
+    return DP_OK;
+}
+
+static bool dp__train_unnamed(const dp_named_optim *optims, size_t count)
+{
+    return count == 1 && (optims[0].name == NULL || *optims[0].name == '\0');
+}
+
+DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_scope *scope,
+                                dp_value *out)
+{
+    DP_TRY(dp__train_optims_check(__func__, optims, count));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        scope == NULL ? "scope" : "out");
+    if (dp__train_unnamed(optims, count))
+        return dp_optim_save(optims[0].optim, scope, out);
+    dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
+    if (pairs == NULL)
+        return dp__train_named(__func__, dp__train_full());
+    for (size_t i = 0; i < count; i++) {
+        pairs[i].key = optims[i].name;
+        DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
+    }
+    dp_value made = dp_dict_make(scope, pairs, count);
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s: %s", __func__, made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
+DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
+{
+    DP_TRY(dp__train_optims_check(__func__, optims, count));
+    if (dp__train_unnamed(optims, count))
+        return dp_optim_load(optims[0].optim, saved);
+    for (size_t i = 0; i < count; i++) {
+        const dp__train_optimizer *optim = dp__train_optimizer_of(optims[i].optim);
+        dp_value own = dp_get(saved, optims[i].name);
+        if (own.kind != DP_DICT)
+            return dp_error(DP_ERR_MISMATCH, "%s: nothing was saved for '%s'", __func__,
+                            optims[i].name);
+        dp_status status = dp__train_saved_check(optim, own);
+        if (status != DP_OK)
+            return dp_error(status, "%s: '%s': %s", __func__, optims[i].name, dp_last_error());
+    }
+    if (dp_count(saved) != count)
+        return dp_error(DP_ERR_MISMATCH, "%s: %zu optimizers, saved %zu", __func__, count,
+                        dp_count(saved));
+    for (size_t i = 0; i < count; i++)
+        DP_TRY(dp_optim_load(optims[i].optim, dp_get(saved, optims[i].name)));
+    return DP_OK;
+}
+
+/* "gen.lr" */
+static const char *dp__train_key(dp_scope *scope, const char *name, const char *what)
+{
+    size_t bytes = strlen(name) + strlen(what) + 2;
+    char *key = dp_scope_alloc(scope, bytes);
+    if (key != NULL)
+        snprintf(key, bytes, "%s%s%s", name, *name != '\0' ? "." : "", what);
+    return key;
+}
+
+/* What it is at, in `pairs`; how many they are, or -1: there is no memory. */
+static int dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pair *pairs)
+{
+    dp_optim_info info;
+    int count = 0;
+    if (dp_optim_info_get(named->optim, &info) != DP_OK)
+        return -1;
+    const struct {
+        const char *what;
+        double number;
+    } all[] = {{"lr", info.lr},
+               {"base_lr", dp__train_optimizer_of(named->optim)->config.hyper.lr},
+               {"momentum", info.momentum},
+               {"grad_norm", info.grad_norm}};
+    for (; count < (info.has_norm ? 4 : 3); count++) {
+        pairs[count].key =
+            dp__train_key(scope, named->name != NULL ? named->name : "", all[count].what);
+        pairs[count].value = dp_float(all[count].number);
+        if (pairs[count].key == NULL)
+            return -1;
+    }
+    return count;
+}
+
+DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_scope *scope,
+                               dp_value *out)
+{
+    size_t used = 0;
+    DP_TRY(dp__train_optims_check(__func__, optims, count));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        scope == NULL ? "scope" : "out");
+    dp_pair *pairs = dp_scope_alloc(scope, (4 * count + 1) * sizeof *pairs);
+    for (size_t i = 0; i < count && pairs != NULL; i++) {
+        int more = dp__train_log_one(scope, &optims[i], pairs + used);
+        if (more < 0)
+            pairs = NULL;
+        used += more > 0 ? (size_t)more : 0;
+    }
+    if (pairs == NULL)
+        return dp__train_named(__func__, dp__train_full());
+    dp_value made = dp_dict_make(scope, pairs, used);
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s: %s", __func__, made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
+/* ==== >>means ===================================================================================
+   Keys are compared by a number that is made of them, and entries go round as one vector.       */
+
+static int64_t dp__train_keys_hash(dp_value log)
+{
+    uint64_t hash = 14695981039346656037u; /* FNV-1a */
+    for (size_t i = 0; i < dp_count(log); i++)
+        for (const char *at = log.as.pairs[i].key;; at++) {
+            hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+            if (*at == '\0')
+                break;
+        }
+    return (int64_t)(hash >> 1);
+}
+
+/* The entries times samples. */
+static dp_status dp__train_log_numbers(dp_ctx *ctx, dp_value log, int64_t samples, double *numbers)
+{
+    if (log.kind != DP_DICT && log.kind != DP_NONE)
+        return dp_error(DP_ERR_INVALID, "the log is no dict");
+    if (samples < 0)
+        return dp_error(DP_ERR_INVALID, "samples is %lld", (long long)samples);
+    for (size_t i = 0; i < dp_count(log); i++) {
+        double number = 0;
+        if (dp_item(ctx, log.as.pairs[i].value, &number) != DP_OK)
+            return dp_error(DP_ERR_INVALID, "'%s' is no number: %s", log.as.pairs[i].key,
+                            dp_last_error());
+        numbers[i] = samples > 0 ? number * (double)samples : 0;
+    }
+    return DP_OK;
+}
+
+/* How many entries those have that have any: the same keys. What is wrong with one log is wrong for
+   all processes, so that nobody waits for it. */
+static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, dp_status status,
+                                     int64_t *out_count)
+{
+    char said[512];
+    snprintf(said, sizeof said, "%s", dp_last_error());
+    bool has = status == DP_OK && log.kind == DP_DICT;
+    int64_t hash = has ? dp__train_keys_hash(log) : 0;
+    int64_t most[] = {has ? hash : INT64_MIN, has ? -hash : INT64_MIN,
+                      has ? (int64_t)dp_count(log) : 0, status != DP_OK};
+    DP_TRY(dp__train_share(ctx, temp, DP_OP_MAX, DP_I64, most, 4));
+    if (status != DP_OK)
+        return dp_error(status, "%s", said);
+    if (most[3] != 0)
+        return dp_error(DP_ERR_MISMATCH, "another process' log is not one of numbers");
+    if (most[0] != INT64_MIN && most[0] != -most[1])
+        return dp_error(DP_ERR_MISMATCH, "processes have logs with other keys");
+    *out_count = most[2];
+    return DP_OK;
+}
+
+static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
+                                    int64_t samples, dp_value *out)
+{
+    int64_t count = 0;
+    double *own = dp_scope_alloc(temp, (dp_count(log) + 1) * sizeof *own);
+    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
+                                   : dp__train_full();
+    DP_TRY(dp__train_log_agree(ctx, temp, log, status, &count));
+    double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
+    dp_pair *pairs = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *pairs);
+    if (numbers == NULL || pairs == NULL)
+        return dp__train_full();
+    for (int64_t i = 0; i <= count; i++)
+        numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
+    DP_TRY(dp__train_share(ctx, temp, DP_OP_SUM, DP_F64, numbers, count + 1));
+    for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
+        pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
+    dp_value made = log.kind == DP_DICT ? dp_dict_make(scope, pairs, (size_t)count) : dp_none();
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s", made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
+DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
+                             dp_value *out)
+{
+    dp_info job;
+    DP_TRY(dp__train_named(__func__, dp_info_get(ctx, &job)));
+    if (scope == NULL || out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
+                        scope == NULL ? "scope" : "out");
+    dp_scope *temp = dp_scope_begin(ctx);
+    dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
+    dp_scope_end(temp);
+    return dp__train_named(__func__, status);
 }
 
 /* ==== >>line ====================================================================================

@@ -161,6 +161,16 @@ static int row_of(int process, const char *name)
     return -1;
 }
 
+/* Where a row is shown. */
+static int place_of(int process, int row)
+{
+    int place = -1;
+    for (int i = 0; i < event_count; i++)
+        if (events[i].phase == 'M' && events[i].process == process && events[i].row == row)
+            (void)sscanf(events[i].name, "sort_index\":%d}}", &place);
+    return place;
+}
+
 /* Of the begins in a row. */
 static int spans_in(int process, int row, const char *name)
 {
@@ -209,6 +219,7 @@ TEST(a_step_is_seen_from_all_sides)
     read_events();
     check_whole();
     int caller = row_of(0, "caller, device 0"), second = row_of(0, "device 1");
+    CHECK(place_of(0, caller) == 0 && place_of(0, second) == 1);
     CHECK(caller > 0 && second > 0 && row_of(0, "device 2") > 0 && row_of(0, "device 3") < 0);
     CHECK_INT(row_of(0, "process 0"), 0);
     CHECK_INT(spans("net.forward"), 6);
@@ -445,7 +456,9 @@ TEST(a_full_disk_ends_the_timeline_alone)
     CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
     for (int i = 0; i < 5000; i++)
         span("more than 64 KiB in all");
-    train(ctx, false, 2);
+    limit.rlim_cur = RLIM_INFINITY;
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    train(ctx, false, 2); /* a hole in it would mislead */
     dp_close(ctx);
     struct stat is;
     CHECK_INT(stat(path, &is), 0);
@@ -564,6 +577,7 @@ TEST_SLOW(processes_share_a_file, 30)
         CHECK_INT(spans_in(p, row_of(p, "caller, device 0"), "net.forward"), 3);
         CHECK_INT(spans_in(p, row_of(p, "device 1"), "net.forward"), 3);
         CHECK_INT(spans_in(p, row_of(p, "courier"), "all_reduce of 22 f32 (mean)"), 3);
+        CHECK(place_of(p, row_of(p, "courier")) > place_of(p, row_of(p, "device 1")));
     }
     CHECK_STR(around("all_reduce of 22 f32 (mean)"), "bucket 0 of 'net', 'w'");
 }
