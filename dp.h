@@ -2185,7 +2185,7 @@ _Static_assert(offsetof(struct dp_ctx, host) == 0, "dp_host is the head of a con
    $DP_TRACE: a line for each beginning and each end, of what threads and streams do. All of it
    belongs to the process, as threads and files do: contexts that are opened with it share it. The
    processes of a machine append whole lines to one file, which the first of them makes anew before
-   they meet. A child of fork starts without it.                                                 */
+   they meet. A child of fork begins anew.                                                       */
 
 enum {
     DP__TRACE_BYTES = 1 << 16, /* written at once */
@@ -2502,7 +2502,6 @@ static bool dp__trace_open(const char *path, const dp_ctx *ctx, uint64_t epoch)
     dp__trace_line("," DP__TRACE_META "\"process_name\",\"args\":{\"name\":\"process %d\"}}\n",
                    ctx->info.process, 0, ctx->info.process);
     dp__trace_who(0, "caller, device 0");
-    (void)dp__trace_thread();
     atomic_store_explicit(&dp__trace.on, true, memory_order_relaxed);
     return true;
 }
