@@ -141,7 +141,7 @@ static void check_whole(void)
         const event *e = &events[i];
         if (e->phase == 'M')
             continue;
-        CHECK(e->at >= last[e->process][e->row]);
+        CHECK(e->at >= last[e->process][e->row] && e->at < 100e6); /* microseconds since dp_open */
         last[e->process][e->row] = e->at;
         depth[e->process][e->row] += e->phase == 'B' ? 1 : -1;
         CHECK(depth[e->process][e->row] >= 0);
@@ -358,6 +358,8 @@ TEST(names_are_any_text)
                                  "\xc3\xa9t\xc3\xa9 \xf0\x9f\x98\x80",
                                  "\xc3",
                                  longest,
+                                 "\xed\xa0\x80",
+                                 "\xee\x80\x80",
                                  "\x01"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         dp_trace_begin(names[i]);
@@ -374,6 +376,8 @@ TEST(names_are_any_text)
     CHECK_INT(spans("\xc3\xa9t\xc3\xa9 \xf0\x9f\x98\x80"), 1);
     CHECK_INT(spans("\\u00c3"), 1);
     CHECK_INT(spans("\\u0001"), 1);
+    CHECK_INT(spans("\\u00ed\\u00a0\\u0080"), 1); /* half of a pair is no character */
+    CHECK_INT(spans("\xee\x80\x80"), 1);
     longest[234] = '\0'; /* as much as there is room for, with what may have to be escaped */
     CHECK_INT(spans(longest), 1);
 }
@@ -519,6 +523,8 @@ TEST(threads_do_not_mix)
     check_whole();
     CHECK_INT(spans("inside"), 3000);
     CHECK_STR(around("inside"), name);
+    CHECK(row_of(0, "thread 2") == 2 && row_of(0, "thread 1") < 0);
+    CHECK(place_of(0, 2) > place_of(0, row_of(0, "device 1")));
     CHECK_INT(spans("net.forward"), 6);
 }
 
