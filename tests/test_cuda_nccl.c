@@ -179,6 +179,10 @@ TEST(without_the_library_gpus_do_it_themselves)
     ctx = open_alone(4);
     CHECK_STR(carrier(ctx), "cuda");
     dp_close(ctx);
+    sim_set_nccl(21799);
+    CHECK_INT(dp_nccl_version(text, sizeof text), 0);
+    sim_set_nccl(21800);
+    CHECK_INT(dp_nccl_version(text, sizeof text), 21800);
     sim_set_nccl(22809);
     CHECK_INT(dp_nccl_version(text, sizeof text), 22809);
     CHECK_INT(dp_nccl_version(NULL, 0), 22809);
