@@ -1648,6 +1648,22 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
     (to)[k] = DP__CPU_ROOT_OF_##real((v)[k])
 #endif
 
+/* Between f32 and f64: GCC makes two halves of a vector that the processor converts at once. */
+#define DP__CPU_WIDER_one(E, D, x)    __builtin_convertvector(x, D)
+#define DP__CPU_NARROWER_one(E, D, x) __builtin_convertvector(x, E)
+#if defined(__x86_64__)
+#define DP__CPU_WIDER_avx2(E, D, x)    DP__CPU_CONVERTED(D, "vcvtps2pd", x)
+#define DP__CPU_NARROWER_avx2(E, D, x) DP__CPU_CONVERTED(E, "vcvtpd2psy", x)
+#define DP__CPU_CONVERTED(To, name, x)                                                             \
+    __extension__({                                                                                \
+        To converted;                                                                              \
+        __asm__(name " %1, %0" : "=x"(converted) : "xm"(x));                                       \
+        converted;                                                                                 \
+    })
+#endif
+#define DP__CPU_WIDER_base    DP__CPU_WIDER_one
+#define DP__CPU_NARROWER_base DP__CPU_NARROWER_one
+
 /* Where there is fma, GCC fuses a product with the sum behind it, and a header cannot ask for
    -ffp-contract=off: hide where `v` comes from. */
 #define DP__CPU_ROUNDED(isa, v) __asm__("" : DP__CPU_REG_##isa(v))
@@ -1934,10 +1950,10 @@ typedef struct dp__simd {
     DP__CPU_CONVERT(isa, f32, bf16, F, B, dp__cpu_##isa##_widen_bf16(x))                           \
     DP__CPU_CONVERT(isa, f16, f32, H, F, dp__cpu_##isa##_narrow_f16(x))                            \
     DP__CPU_CONVERT(isa, f32, f16, F, H, dp__cpu_##isa##_widen_f16(x))                             \
-    DP__CPU_CONVERT(isa, f64, f32, D, E, __builtin_convertvector(x, D))                            \
-    DP__CPU_CONVERT(isa, f32, f64, E, D, __builtin_convertvector(x, E))
+    DP__CPU_CONVERT(isa, f64, f32, D, E, DP__CPU_WIDER_##isa(E, D, x))                             \
+    DP__CPU_CONVERT(isa, f32, f64, E, D, DP__CPU_NARROWER_##isa(E, D, x))
 
-#define DP__CPU_SQUARES(isa, T, S, D)                                                              \
+#define DP__CPU_SQUARES(isa, T, S, D, WIDER)                                                       \
     DP__CPU_FUNCTION(isa)                                                                          \
     void dp__cpu_##isa##_squares_##T(double *lanes, const void *in, size_t count)                  \
     {                                                                                              \
@@ -1947,9 +1963,10 @@ typedef struct dp__simd {
         D sum[VECTORS];                                                                            \
         DP__CPU_EACH(VECTORS) sum[u] = all[u];                                                     \
         for (size_t i = 0; i < count; i += DP__CPU_LANES, p += VECTORS) {                          \
+            __builtin_prefetch((const char *)p + DP__CPU_AHEAD);                                   \
             DP__CPU_EACH(VECTORS)                                                                  \
             {                                                                                      \
-                const D x = __builtin_convertvector(p[u], D);                                      \
+                const D x = WIDER(S, D, p[u]);                                                     \
                 D square = x * x;                                                                  \
                 DP__CPU_ROUNDED(isa, square);                                                      \
                 sum[u] += square;                                                                  \
@@ -2121,8 +2138,8 @@ static const dp__simd dp__cpu_one = {
 DP__CPU_TYPES(base);
 DP__CPU_REALS(base, DP__CPU_F16)
 DP__CPU_WHOLES(base)
-DP__CPU_SQUARES(base, f32, dp__v_base_half, dp__v_base_f64)
-DP__CPU_SQUARES(base, f64, dp__v_base_f64, dp__v_base_f64)
+DP__CPU_SQUARES(base, f32, dp__v_base_half, dp__v_base_f64, DP__CPU_WIDER_base)
+DP__CPU_SQUARES(base, f64, dp__v_base_f64, dp__v_base_f64, DP__CPU_WIDER_one)
 DP__CPU_UPDATES(base)
 static const dp__simd dp__cpu_base = {
     .name = "base",
@@ -2152,8 +2169,8 @@ typedef __fp16 dp__v_half8 __attribute__((vector_size(16)));
 
 DP__CPU_TYPES(avx2);
 DP__CPU_REALS(avx2, DP__CPU_F16C)
-DP__CPU_SQUARES(avx2, f32, dp__v_avx2_half, dp__v_avx2_f64)
-DP__CPU_SQUARES(avx2, f64, dp__v_avx2_f64, dp__v_avx2_f64)
+DP__CPU_SQUARES(avx2, f32, dp__v_avx2_half, dp__v_avx2_f64, DP__CPU_WIDER_avx2)
+DP__CPU_SQUARES(avx2, f64, dp__v_avx2_f64, dp__v_avx2_f64, DP__CPU_WIDER_one)
 DP__CPU_UPDATES(avx2)
 static const dp__simd dp__cpu_avx2 = {.name = "avx2",
                                       .reduce = {DP__CPU_TABLE_REALS(avx2)},
@@ -2328,9 +2345,10 @@ static void dp__cpu_cast(const dp__simd *simd, dp_dtype to, void *out, dp_dtype 
 
 #if defined(__x86_64__)
 typedef long long dp__v_line __attribute__((vector_size(16), may_alias));
-static void dp__cpu_stream_lines(char *dst, const char *src, size_t lines)
+/* `step`: 64, or 0, which puts the same line everywhere. */
+static void dp__cpu_stream_lines(char *dst, const char *src, size_t step, size_t lines)
 {
-    for (; lines > 0; --lines, dst += 64, src += 64) {
+    for (; lines > 0; --lines, dst += 64, src += step) {
         const dp__v_base_i64 *const p = (const void *)src;
         const dp__v_base_i64 a = p[0], b = p[1], c = p[2], d = p[3];
         dp__v_line *const q = (void *)dst;
@@ -2345,9 +2363,10 @@ static void dp__cpu_stream_end(void) /* unlocking a mutex does not order streame
     __builtin_ia32_sfence();
 }
 #else
-static void dp__cpu_stream_lines(char *dst, const char *src, size_t lines)
+static void dp__cpu_stream_lines(char *dst, const char *src, size_t step, size_t lines)
 {
-    memcpy(dst, src, lines * 64);
+    for (; lines > 0; --lines, dst += 64, src += step)
+        memcpy(dst, src, 64);
 }
 static void dp__cpu_stream_end(void)
 {
@@ -2391,25 +2410,36 @@ static void dp__cpu_copy_rows(char *dst, size_t dst_pitch, const char *src, size
         const size_t head = dp__cpu_head(dst), lines = (row_bytes - head) / 64;
         const size_t tail = head + lines * 64;
         memcpy(dst, src, head);
-        dp__cpu_stream_lines(dst + head, src + head, lines);
+        dp__cpu_stream_lines(dst + head, src + head, 64, lines);
         memcpy(dst + tail, src + tail, row_bytes - tail);
     }
     dp__cpu_stream_end();
 }
 
-static void dp__cpu_fill(char *out, size_t bytes, uint64_t bits, size_t element)
+/* A block larger than caches is written past them: else it would be read first. `all`: bytes of the
+   whole kernel, which this is a part of. */
+static void dp__cpu_fill(char *out, size_t bytes, uint64_t bits, size_t element, size_t all)
 {
-    size_t done = bytes < 64 ? bytes : 64;
-    uint64_t line[8];
+    const size_t head = dp__cpu_head(out), tail = bytes - (bytes - head) % 64;
+    uint64_t line[16];
     for (size_t i = element; i < sizeof bits; i *= 2) { /* 1, 2 and 4 bytes become 8 */
         bits = (bits & (UINT64_MAX >> (64 - 8 * i))) | bits << (8 * i);
+    }
+    for (int i = 0; i < 16; ++i)
+        line[i] = bits;
+    if (all >= DP__CPU_STREAM_BYTES && bytes >= DP__CPU_STREAM_ROW) {
+        const char *const turned = (const char *)line + head % sizeof bits;
+        memcpy(out, line, head);
+        dp__cpu_stream_lines(out + head, turned, 0, (tail - head) / 64);
+        memcpy(out + tail, turned, bytes - tail);
+        dp__cpu_stream_end();
+        return;
     }
     if (bits == (bits & 0xff) * 0x0101010101010101) {
         memset(out, (int)(bits & 0xff), bytes);
         return;
     }
-    for (int i = 0; i < 8; ++i)
-        line[i] = bits;
+    size_t done = bytes < 64 ? bytes : 64;
     memcpy(out, line, done);
     while (done < bytes) {
         const size_t behind = done < 4096 ? done : 4096;
@@ -2905,7 +2935,7 @@ static void dp__simd_run(const dp__simd *simd, const dp_kernel_args *args, size_
         dp__cpu_copy(args, part, part_count);
         break;
     case DP_KERNEL_FILL:
-        dp__cpu_fill(out + first, last - first, args->fill_bits, element);
+        dp__cpu_fill(out + first, last - first, args->fill_bits, element, all);
         break;
     case DP_KERNEL_CAST:
         dp__cpu_cast(simd, args->dtype, out + first, args->in_dtype,
@@ -2984,7 +3014,7 @@ static void dp__cpu_pad_row(const dp_kernel_args *args, char *out, const char *i
     size_t own = inside ? (size_t)args->in_shape[args->ndim - 1] * size : 0;
     if (own > 0 && args->in_stride[args->ndim - 1] == 1)
         memcpy(out, in, own);
-    dp__cpu_fill(out + own, row - own, args->fill_bits, size);
+    dp__cpu_fill(out + own, row - own, args->fill_bits, size, 0);
 }
 
 /* Rows in the order of the output, which is dense. Rows of the input that are not contiguous were

@@ -79,7 +79,7 @@ TEST_BACKENDS(a_process_alone_has_its_own_log)
     CHECK_STR(tree_text(ctx, out), "{'loss': 3.0, 'count': 5.0}");
     CHECK_OK(dp_log_mean(ctx, scope, dp_none(), 0, &out));
     CHECK_INT(out.kind, DP_NONE);
-    CHECK_OK(dp_log_mean(ctx, scope, DP_DICT(scope, {"x", dp_float(NAN)}), 4, &out));
+    CHECK_OK(dp_log_mean(ctx, scope, DP_DICT(scope, {"x", dp_float((double)NAN)}), 4, &out));
     CHECK(isnan(dp_get(out, "x").as.f));
     CHECK_OK(dp_log_mean(ctx, scope, dp_dict_make(scope, NULL, 0), 4, &out));
     CHECK_INT(dp_count(out), 0);
@@ -114,7 +114,7 @@ static void logs_of_three(meeting *m)
         CHECK_INT(out.kind, DP_NONE);
     else
         CHECK_F64(dp_get(out, "loss").as.f, 1.5, 0);
-    own = log_of(scope, me == 0 ? NAN : 1, 2);
+    own = log_of(scope, me == 0 ? (double)NAN : 1, 2);
     CHECK_OK(dp_log_mean(ctx, scope, own, me == 0 ? 0 : 1, &out)); /* it has no say */
     CHECK_F64(dp_get(out, "loss").as.f, 1, 0);
     CHECK_OK(dp_log_mean(ctx, scope, log_of(scope, 1, 2), 0, &out));

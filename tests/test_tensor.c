@@ -813,6 +813,41 @@ TEST(long_rows_of_large_blocks)
     free(out);
 }
 
+/* So are blocks that are filled, whatever the number and wherever they begin and end. */
+TEST(fills_of_large_blocks)
+{
+    enum { BYTES = (16 << 20) + 200 };
+    static const struct {
+        dp_dtype dtype;
+        int64_t number;
+        size_t first;
+        int extra;
+    } cases[] = {{DP_I8, -91, 1, 0},          {DP_I16, 0x1234, 7, 1},
+                 {DP_I32, 0x12345678, 63, 3}, {DP_I64, 0x123456789abcdef, 13, 2},
+                 {DP_I64, 77, 64, 0},         {DP_F32, 0, 4, 5}};
+    dp_ctx *ctx = NULL;
+    unsigned char *room = malloc(BYTES + 200);
+    CHECK(room != NULL);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 2}, &ctx));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const size_t each = dp_dtype_bytes(cases[i].dtype), first = cases[i].first;
+        const size_t count = (16 << 20) / each + (size_t)cases[i].extra;
+        bool same = true;
+        memset(room, 0xa5, BYTES + 200);
+        dp_tensor all = dp_wrap(room + first, cases[i].dtype, DP_SHAPE((int64_t)count));
+        CHECK_OK(dp_fill(ctx, &all, dp_int(cases[i].number)));
+        for (size_t k = 0; k < count && same; k++)
+            same = memcmp(room + first + k * each, &cases[i].number, each) == 0;
+        CHECK(same);
+        for (size_t k = 0; k < first; k++)
+            CHECK_INT(room[k], 0xa5);
+        for (size_t k = first + count * each; k < BYTES + 200; k++)
+            CHECK_INT(room[k], 0xa5);
+    }
+    dp_close(ctx);
+    free(room);
+}
+
 TEST_SLOW(copy_takes_any_strides_between_any_devices, 20)
 {
     dp_ctx *ctx = open_devices(3);

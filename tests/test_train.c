@@ -554,6 +554,10 @@ TEST_BACKENDS(the_scale_follows_the_gradients)
     CHECK_F64(info_of(optim).scale, 0.5, 0);
     CHECK_F64(first_of(net), -1, 0);
     CHECK(!info_of(optim).has_norm);
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 1, 0);
+    CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_F64(info_of(optim).scale, 1, 0); /* it counts from its last change */
 }
 
 TEST_BACKENDS(the_scale_has_defaults_and_an_end)
