@@ -1648,10 +1648,12 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
     (to)[k] = DP__CPU_ROOT_OF_##real((v)[k])
 #endif
 
-/* Between f32 and f64: GCC makes two halves of a vector that the processor converts at once. */
+/* Between f32 and f64: GCC converts half a vector at a time, though the processor can do all. */
 #define DP__CPU_WIDER_one(E, D, x)    __builtin_convertvector(x, D)
 #define DP__CPU_NARROWER_one(E, D, x) __builtin_convertvector(x, E)
-#if defined(__x86_64__)
+#define DP__CPU_WIDER_base            DP__CPU_WIDER_one
+#define DP__CPU_NARROWER_base         DP__CPU_NARROWER_one
+#if defined(__x86_64__) && !defined(__clang__)
 #define DP__CPU_WIDER_avx2(E, D, x)    DP__CPU_CONVERTED(D, "vcvtps2pd", x)
 #define DP__CPU_NARROWER_avx2(E, D, x) DP__CPU_CONVERTED(E, "vcvtpd2psy", x)
 #define DP__CPU_CONVERTED(To, name, x)                                                             \
@@ -1660,9 +1662,10 @@ typedef double dp__any_double DP__CPU_ANYWHERE;
         __asm__(name " %1, %0" : "=x"(converted) : "xm"(x));                                       \
         converted;                                                                                 \
     })
+#else
+#define DP__CPU_WIDER_avx2    DP__CPU_WIDER_one
+#define DP__CPU_NARROWER_avx2 DP__CPU_NARROWER_one
 #endif
-#define DP__CPU_WIDER_base    DP__CPU_WIDER_one
-#define DP__CPU_NARROWER_base DP__CPU_NARROWER_one
 
 /* Where there is fma, GCC fuses a product with the sum behind it, and a header cannot ask for
    -ffp-contract=off: hide where `v` comes from. */
