@@ -2192,8 +2192,11 @@ enum {
     DP__TRACE_LINE = 512,      /* of a line, at most */
     DP__TRACE_NAME = 240,      /* of a name in it, with what is escaped */
     DP__TRACE_OLD = 250000000, /* nanoseconds after which a line is written with the next one */
-    DP__TRACE_STREAMS = 1000,  /* rows: threads count from 1, streams of devices from here, */
-    DP__TRACE_COURIER = 2000   /* those of the courier from here */
+    /* Rows are numbered from here on: streams of devices, streams of the courier, threads, of which
+       there may be any number in the end. */
+    DP__TRACE_STREAMS = 1,
+    DP__TRACE_COURIER = 10000,
+    DP__TRACE_THREADS = 20000
 };
 
 typedef struct dp__mark { /* what is to be written when a stream gets there */
@@ -2303,8 +2306,8 @@ static int dp__trace_thread(void)
     if (dp__traced.row != 0 && dp__traced.files == dp__trace.files)
         return dp__traced.row;
     dp__traced.files = dp__trace.files;
-    dp__traced.row = ++dp__trace.threads;
-    dp__trace_who(2 * DP__TRACE_COURIER, "thread %d", dp__traced.row);
+    dp__traced.row = DP__TRACE_THREADS + dp__trace.threads++;
+    dp__trace_who(2 * DP__TRACE_THREADS, "thread %d", dp__trace.threads);
     dp__trace_row(dp__traced.row, dp__traced.place, dp__traced.who);
     return dp__traced.row;
 }
@@ -2510,7 +2513,7 @@ static void dp__trace_stream_row(int row, const char *what, int number)
 {
     char name[48];
     snprintf(name, sizeof name, "%s %d", what, number);
-    dp__trace_row(row, row, name);
+    dp__trace_row(row, DP__TRACE_COURIER + row, name);
 }
 
 static void dp__trace_join(dp_ctx *ctx, uint64_t epoch)

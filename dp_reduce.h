@@ -1198,7 +1198,7 @@ static void dp__courier_carry(void *user)
     dp_ctx *ctx = user;
     dp__errand errand;
     dp__thread.courier = true;
-    dp__trace_who(DP__TRACE_COURIER - 1, "courier");
+    dp__trace_who(DP__TRACE_THREADS - 1, "courier");
     while (dp__errand_take(ctx, &errand)) {
         uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;
