@@ -157,6 +157,8 @@ typedef struct dp_optim_config {
     int accumulate; /* gradients of so many dp_train_steps make one step; 0 = 1 */
     dp_clip clip;
     dp_loss_scale scale;
+    dp_dtype compute_dtype; /* that methods are asked to compute in (call->compute_dtype), as by
+                               torch's autocast; DP_F32: the parameters' own */
     /* f16 and bf16 parameters are stepped in f32, by copies that are kept with the state. They
        begin as the parameters are: who writes to these later makes another optimizer, or loads
        one. */
@@ -177,12 +179,14 @@ DP_API void dp_optim_destroy(dp_optim *optim); /* NULL is fine */
 DP_MUST_USE DP_API dp_status dp_optim_step(dp_optim *optim);
 
 /* Divide gradients by the scale of losses now, to look at them or to clip them by hand: once before
-   each step, which divides them by itself otherwise. [host] */
+   each step, which divides them by itself otherwise. Not those in f16, in which small ones would
+   vanish: a step divides them in f32. [host] */
 DP_MUST_USE DP_API dp_status dp_optim_unscale(dp_optim *optim);
 
 /* Where a loop stands: `done` of its `total` dp_train_steps are done (-1: nobody knows how many
    there will be). The last of them makes a step too, from the gradients that are left over, and
-   these are divided by their number. */
+   these are divided by their number. A loop that begins between two steps lacks the gradients that
+   were there before it; its first step is made without them, and divided as usual. */
 DP_MUST_USE DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total);
 
 typedef struct dp_optim_info {
@@ -202,7 +206,8 @@ DP_MUST_USE DP_API dp_status dp_optim_info_get(const dp_optim *optim, dp_optim_i
 DP_MUST_USE DP_API dp_status dp_optim_lr(const dp_optim *optim, size_t group, double *out);
 
 /* All that has to be kept so that training can go on as if it had not stopped, as a dict on the
-   host: counts, and the state of every parameter by its name. */
+   host: counts, and the state of every parameter by its name. Gradients that wait for a step are
+   not in it: where several make one, save after a step. */
 DP_MUST_USE DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out);
 /* Of an optimizer with the same rule, for a module with the same parameters; else an error names
    what differs, and nothing is changed. [host] */
@@ -1335,6 +1340,7 @@ static dp_status dp__train_optim_begin(dp_optim *base, dp_module *module, dp_pas
         return dp_error(DP_ERR_INVALID, "the optimizer was made for '%s', not for '%s'",
                         dp_module_name(optim->views.module), dp_module_name(module));
     pass->no_sync = !dp__train_is_due(optim, optim->done + 1);
+    pass->compute_dtype = optim->config.compute_dtype;
     return DP_OK;
 }
 
@@ -1451,6 +1457,9 @@ static dp_status dp__train_optim_check(dp_optim_config *config)
         return dp_error(DP_ERR_INVALID, "rule has no step");
     if (config->accumulate < 0)
         return dp_error(DP_ERR_INVALID, "accumulate is %d", config->accumulate);
+    if ((unsigned)config->compute_dtype > DP_BF16)
+        return dp_error(DP_ERR_INVALID, "compute_dtype is %d, which is no floating dtype",
+                        (int)config->compute_dtype);
     if (config->group_count > 0 && config->groups == NULL)
         return dp_error(DP_ERR_INVALID, "groups is NULL");
     if (!(clip->norm >= 0 && clip->value >= 0) || (clip->norm > 0 && clip->value > 0))
@@ -1696,6 +1705,18 @@ DP_API dp_status dp_optim_step(dp_optim *optim)
     return dp__train_named(__func__, dp__train_optim_apply(dp__train_optimizer_of(optim)));
 }
 
+/* Those whose numbers, divided, are no longer what they were. */
+static dp_status dp__train_wide_grads(const dp__train_optimizer *optim)
+{
+    for (size_t i = 0; i < optim->views.count; i++)
+        if (dp__train_grad(&optim->views, 0, i)->dtype == DP_F16)
+            return dp_error(DP_ERR_UNSUPPORTED,
+                            "the gradient of '%s' is f16, in which small numbers would vanish when "
+                            "they are divided: a step divides them in f32",
+                            optim->names[i]);
+    return DP_OK;
+}
+
 static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
 {
     double norm = 0;
@@ -1703,6 +1724,7 @@ static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
         return dp_error(DP_ERR_STATE, "losses are not scaled");
     if (optim->unscaled)
         return dp_error(DP_ERR_STATE, "gradients of this step were divided by the scale already");
+    DP_TRY(dp__train_wide_grads(optim));
     DP_TRY(dp__train_ask(&optim->views));
     DP_TRY(dp__train_norm(&optim->views, 2, &norm));
     DP_TRY(dp__train_scale_all(&optim->views, 1 / optim->scale));

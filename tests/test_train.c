@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* terminals */
 #include <fcntl.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 #include "tree.h"
@@ -382,6 +383,73 @@ TEST_BACKENDS(gradients_of_several_make_a_step)
     check_turns(ctx, 2, 3, 4, beyond, 3);
 }
 
+static atomic_int seen_compute;
+
+/* A loss of 1, with a gradient of 1. */
+static dp_status one_forward(dp_call *call)
+{
+    const float loss = 1;
+    atomic_store(&seen_compute, (int)call->compute_dtype);
+    return net_new(call, &loss, 0, NULL, &call->out);
+}
+
+static dp_status one_backward(dp_call *call)
+{
+    double grad;
+    TRY(dp_item(call->ctx, call->grad, &grad));
+    const float more = (float)grad;
+    return net_add(call, dp_grad(call, 0), &more, 1);
+}
+
+static dp_module *one_net(dp_ctx *ctx)
+{
+    static const dp_method methods[] = {{"forward", one_forward}, {"backward", one_backward}};
+    static const dp_param_config param = {.name = "w", .ndim = 1, .shape = {1}};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "one",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = &param,
+                                                  .param_count = 1},
+                              &net));
+    return net;
+}
+
+/* Ten train steps, three of which make a step of the optimizer, where nobody has to be told that
+   gradients wait: a plain module, and a wrapper for the devices of one process. */
+TEST_BACKENDS(what_has_no_other_ranks_accumulates_too)
+{
+    static const float stepped[] = {0, 0, 1, 1, 1, 2, 2, 2, 3, 4};
+    for (int i = 0; i < 2; i++) {
+        dp_module *net = one_net(ctx), *par = NULL;
+        CHECK_OK(dp_data_parallel(net, NULL, &par));
+        dp_module *trained = i == 0 ? net : par;
+        dp_optim *optim = optim_of(
+            trained,
+            (dp_optim_config){.hyper = {.lr = 1}, .accumulate = 3, .compute_dtype = DP_BF16});
+        CHECK_INT(info_of(optim).done, 0);
+        CHECK_INT(info_of(optim).total, -1);
+        CHECK_F64(info_of(optim).momentum, 0, 0);
+        CHECK_OK(dp_optim_progress(optim, 0, 10));
+        for (int step = 0; step < 10; step++) {
+            dp_scope *once = dp_scope_begin(ctx);
+            dp_tensor data, grad;
+            dp_value log;
+            float w;
+            CHECK_OK(dp_train_step(trained, once, DP_LIST_OF(once, tree_of(once, "f32[16]")), optim,
+                                   &log));
+            CHECK_OK(dp_params_edit(net, 0, &data, &grad));
+            pull(ctx, &data, &w);
+            CHECK_F64(w, -stepped[step], 1e-6);
+            CHECK_INT(atomic_load(&seen_compute), DP_BF16);
+            dp_scope_end(once);
+        }
+        CHECK_INT(info_of(optim).step_count, 4);
+        dp_optim_destroy(optim);
+    }
+}
+
 /* ---- clipping -------------------------------------------------------------------------------- */
 
 static void check_clipped(dp_module *net, double p, double want_norm, double want_3, double want_4)
@@ -412,6 +480,31 @@ TEST_BACKENDS(clipping_by_norm_as_torch)
     CHECK_OK(dp_clip_grad_norm(net, 1, 2, NULL));
     net_pull(net, true, got);
     CHECK_BYTES(got, small, sizeof got);
+}
+
+/* Nobody minds: infinity leaves zeros and a NaN where it was, NaN is everywhere. */
+TEST_BACKENDS(clipping_by_no_finite_norm_as_torch)
+{
+    static const double ps[] = {2, 1, HUGE_VAL};
+    const float infinite[TORCH_ALL] = {1, -2, 3, 4, -INFINITY, 5, 6};
+    const float nan[TORCH_ALL] = {1, -2, 3, 4, NAN, 5, 6};
+    dp_module *net = begun_net(ctx);
+    for (int i = 0; i < 3; i++) {
+        float got[TORCH_ALL];
+        double norm = 0;
+        net_put(net, true, infinite);
+        CHECK_OK(dp_clip_grad_norm(net, 1, ps[i], &norm));
+        CHECK_F64(norm, HUGE_VAL, 0);
+        net_pull(net, true, got);
+        for (int k = 0; k < TORCH_ALL; k++)
+            CHECK_F64(got[k], k == 4 ? NAN : 0, 0);
+        net_put(net, true, nan);
+        CHECK_OK(dp_clip_grad_norm(net, 1, ps[i], &norm));
+        CHECK(isnan(norm));
+        net_pull(net, true, got);
+        for (int k = 0; k < TORCH_ALL; k++)
+            CHECK(isnan(got[k]));
+    }
 }
 
 TEST_BACKENDS(clipping_by_value_as_torch)
@@ -641,6 +734,34 @@ TEST_BACKENDS(gradients_are_divided_once)
     CHECK_ERROR(dp_optim_unscale(optim), DP_ERR_STATE, "losses are not scaled");
 }
 
+/* 2^-28, which is no f16, times 2^28. */
+TEST_BACKENDS(small_gradients_of_halves_do_not_vanish)
+{
+    for (int masters = 0; masters < 2; masters++) {
+        const float grads[TORCH_ALL] = {ldexpf(1, -14)};
+        dp_module *net = bare_net(ctx, DP_F16);
+        net_put(net, false, beginning);
+        dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = ldexp(1, 28)},
+                                                          .scale = {.scale = ldexp(1, 14)},
+                                                          .masters = masters == 1});
+        net_put(net, true, grads);
+        CHECK_ERROR(dp_optim_unscale(optim), DP_ERR_UNSUPPORTED,
+                    "dp_optim_unscale: the gradient of 'bias' is f16, in which small");
+        CHECK_OK(dp_optim_step(optim));
+        CHECK_F64(first_of(net), 0, 0);
+        dp_optim_destroy(optim);
+        CHECK_OK(dp_module_destroy(net));
+        net = bare_net(ctx, DP_BF16); /* in which they do not */
+        optim = optim_of(net, (dp_optim_config){.hyper = {.lr = ldexp(1, 28)},
+                                                .scale = {.scale = ldexp(1, 14)}});
+        net_put(net, true, grads);
+        CHECK_OK(dp_optim_unscale(optim));
+        CHECK_OK(dp_optim_step(optim));
+        CHECK_F64(first_of(net), -1, 0);
+        dp_optim_destroy(optim);
+    }
+}
+
 TEST_BACKENDS(the_scale_is_kept)
 {
     const dp_optim_config config = {.hyper = {.lr = 1},
@@ -838,6 +959,8 @@ static const refusal of_sgd[] = {
      {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_STEPS, .every = 1, .gamma = HUGE_VAL}}},
     {"schedule.decay is 9", {.hyper = {.lr = 1}, .schedule = {.decay = (dp_decay)9}}},
     {"accumulate is -1", {.hyper = {.lr = 1}, .accumulate = -1}},
+    {"compute_dtype is 4, which is no floating dtype",
+     {.hyper = {.lr = 1}, .compute_dtype = DP_I64}},
     {"clip.norm is -1", {.hyper = {.lr = 1}, .clip = {.norm = -1}}},
     {"clip.value -1", {.hyper = {.lr = 1}, .clip = {.value = -1}}},
     {"clip.norm is 1 and clip.value 1", {.hyper = {.lr = 1}, .clip = {.norm = 1, .value = 1}}},
