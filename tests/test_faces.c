@@ -937,6 +937,106 @@ TEST_BACKENDS(an_evaluation_gets_the_same_data)
     CHECK_INT(out.as.i, 9);
 }
 
+static atomic_int training_seen, grads_wanted, far_seen;
+
+/* Notes what it is told of the step. */
+static dp_status look_at_step(dp_call *call)
+{
+    const dp_tensor *in;
+    TRY(dp_call_tensor(call, "x", DP_F32, 1, &in));
+    atomic_store(&training_seen, call->training);
+    atomic_store(&grads_wanted, call->grad_enabled);
+    if (!tree_same_device(in->device, call->device))
+        atomic_fetch_add(&far_seen, 1);
+    call->out = call->kwargs;
+    return DP_OK;
+}
+
+static dp_status say_one(dp_call *call)
+{
+    const float one = 1;
+    return net_new(call, &one, 0, NULL, &call->out);
+}
+
+/* Whether it is for training: in the module's sense, and in that of the step. */
+TEST_BACKENDS(preprocess_knows_what_the_data_is_for)
+{
+    static const dp_method methods[] = {
+        {"forward", say_one}, {"backward", no_gradients}, {"preprocess", look_at_step}};
+    dp_parallel_config config = over(3);
+    dp_module *net = create(ctx, "net", methods, 3, NULL), *par = NULL;
+    dp_value log, out;
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    atomic_store(&far_seen, 0);
+    for (int training = 1; training >= 0; training--) {
+        CHECK_OK(dp_module_train(par, training));
+        CHECK_OK(dp_train_step(par, scope, step_data(scope, 10), NULL, &log));
+        CHECK_INT(atomic_load(&training_seen), training);
+        CHECK_INT(atomic_load(&grads_wanted), 1);
+        CHECK_OK(dp_predict_step(par, scope, step_data(scope, 10), &out));
+        CHECK_INT(atomic_load(&training_seen), training);
+        CHECK_INT(atomic_load(&grads_wanted), 0);
+    }
+    CHECK_INT(atomic_load(&far_seen), 0); /* it is on the device that will work on it */
+    CHECK_OK(dp_train_step(net, scope, step_data(scope, 10), NULL, &log));
+    CHECK_INT(atomic_load(&far_seen), 1); /* without a wrapper it is where the caller has it */
+}
+
+static dp_status a_number_of_data(dp_call *call)
+{
+    call->out = dp_int(7);
+    return DP_OK;
+}
+
+TEST_BACKENDS(preprocess_gives_a_dict_or_a_list)
+{
+    static const dp_method methods[] = {
+        {"forward", say_one}, {"backward", no_gradients}, {"preprocess", a_number_of_data}};
+    dp_module *net = create(ctx, "net", methods, 3, NULL);
+    dp_value out = dp_int(9);
+    CHECK_ERROR(dp_train_step(net, scope, step_data(scope, 2), NULL, &out), DP_ERR_INVALID,
+                "what preprocess returned is an int, not a dict, a list or a tuple");
+    CHECK_ERROR(dp_predict_step(net, scope, step_data(scope, 2), &out), DP_ERR_INVALID,
+                "what preprocess returned is an int, not a dict, a list or a tuple");
+    CHECK_INT(out.as.i, 9);
+}
+
+/* Numbers beside tensors, and lists of nothing. */
+static dp_status losses_of_numbers(dp_call *call)
+{
+    const float three = 3;
+    dp_value tensor, none = dp_list_make(call->scope, DP_LIST, NULL, 0);
+    TRY(net_new(call, &three, 0, NULL, &tensor));
+    call->out = DP_DICT(call->scope, {"loss_a", dp_int(2)},
+                        {"loss_b", DP_LIST_OF(call->scope, dp_float(0.5), tensor, dp_bool(true))},
+                        {"loss_none", none}, {"acc", none}, {"right", dp_float(0.25)});
+    return DP_OK;
+}
+
+static dp_status look_at_lists(dp_call *call)
+{
+    dp_value some = dp_get(call->grad, "loss_b"), none = dp_get(call->grad, "loss_none");
+    return some.count == 3 && none.kind == DP_LIST && none.count == 0
+               ? DP_OK
+               : dp_error(DP_ERR_USER, "no such lists");
+}
+
+TEST_BACKENDS(losses_may_be_numbers_and_lists_of_nothing)
+{
+    static const dp_method methods[] = {{"forward", losses_of_numbers},
+                                        {"backward", look_at_lists}};
+    dp_parallel_config config = over(3);
+    dp_module *net = create(ctx, "net", methods, 2, NULL), *par = NULL;
+    dp_value log;
+    CHECK_OK(dp_data_parallel(net, &config, &par));
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_train_step(i == 0 ? net : par, scope, step_data(scope, 10), NULL, &log));
+        CHECK_STR(tree_text(ctx, log),
+                  "{'loss': f64[]=6.5, 'loss_a': f64[]=2, 'loss_b': f64[]=4.5, "
+                  "'loss_none': f64[]=0, 'acc': f64[]=0, 'right': f64[]=0.25}");
+    }
+}
+
 static dp_status odd_losses(dp_call *call)
 {
     call->out = dp_get(call->kwargs, "give");
