@@ -1001,21 +1001,21 @@ TEST_BACKENDS(preprocess_gives_a_dict_or_a_list)
     CHECK_INT(out.as.i, 9);
 }
 
-/* Numbers beside tensors, and lists of nothing. */
+/* Numbers beside tensors, and lists of nothing; "loss" is anywhere in a key. */
 static dp_status losses_of_numbers(dp_call *call)
 {
     const float three = 3;
     dp_value tensor, none = dp_list_make(call->scope, DP_LIST, NULL, 0);
     TRY(net_new(call, &three, 0, NULL, &tensor));
-    call->out = DP_DICT(call->scope, {"loss_a", dp_int(2)},
-                        {"loss_b", DP_LIST_OF(call->scope, dp_float(0.5), tensor, dp_bool(true))},
+    call->out = DP_DICT(call->scope, {"decode.loss_a", dp_int(2)},
+                        {"aux_loss", DP_LIST_OF(call->scope, dp_float(0.5), tensor, dp_bool(true))},
                         {"loss_none", none}, {"acc", none}, {"right", dp_float(0.25)});
     return DP_OK;
 }
 
 static dp_status look_at_lists(dp_call *call)
 {
-    dp_value some = dp_get(call->grad, "loss_b"), none = dp_get(call->grad, "loss_none");
+    dp_value some = dp_get(call->grad, "aux_loss"), none = dp_get(call->grad, "loss_none");
     return some.count == 3 && none.kind == DP_LIST && none.count == 0
                ? DP_OK
                : dp_error(DP_ERR_USER, "no such lists");
@@ -1032,7 +1032,7 @@ TEST_BACKENDS(losses_may_be_numbers_and_lists_of_nothing)
     for (int i = 0; i < 2; i++) {
         CHECK_OK(dp_train_step(i == 0 ? net : par, scope, step_data(scope, 10), NULL, &log));
         CHECK_STR(tree_text(ctx, log),
-                  "{'loss': f64[]=6.5, 'loss_a': f64[]=2, 'loss_b': f64[]=4.5, "
+                  "{'loss': f64[]=6.5, 'decode.loss_a': f64[]=2, 'aux_loss': f64[]=4.5, "
                   "'loss_none': f64[]=0, 'acc': f64[]=0, 'right': f64[]=0.25}");
     }
 }
