@@ -985,6 +985,22 @@ static void left_out_on_toys(meeting *m)
     units_may_be_left_out(open_job(m, 1 + m->process, toy_device()));
 }
 
+/* Several that rank 0 did not report come in the order of the config. */
+TEST(units_left_over_come_last_in_their_order)
+{
+    grads g;
+    layers_begin(&g, open_here(1), 10,
+                 (dp_reducer_config){
+                     .unused_units = DP_UNUSED_FOUND, .first_bucket_bytes = 1, .bucket_bytes = 1});
+    CHECK_OK(dp_reducer_begin(g.reducer, NULL));
+    for (uint32_t unit = LAYERS; unit-- > 0;)
+        if (unit != 1 && unit != 3 && unit != 6)
+            report(&g, unit);
+    CHECK_OK(dp_reducer_finish(g.reducer));
+    check_buckets(g.reducer, "7 | 5 | 4 | 2 | 0 | 1 | 3 | 6");
+    grads_end(&g);
+}
+
 TEST(units_that_nobody_reports_stay)
 {
     units_may_be_left_out(open_here(2));
