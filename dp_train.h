@@ -51,8 +51,10 @@ extern "C" {
    A rule steps elements on one device: several parameters that are neighbours in memory, or a part
    of one. It keeps nothing: their state is given to it, and is zero at first.                   */
 
-typedef struct dp_hyper { /* 0: what torch.optim has there, but no weight decay, and no lr */
-    double lr;            /* above 0 */
+/* 0: what torch.optim has there, but no weight decay, and no lr. A number of another rule
+   is an error. */
+typedef struct dp_hyper {
+    double lr; /* above 0 */
     double weight_decay;
     double momentum, dampening; /* SGD */
     bool nesterov;
@@ -180,7 +182,7 @@ DP_MUST_USE DP_API dp_status dp_optim_step(dp_optim *optim);
 
 /* Divide gradients by the scale of losses now, to look at them or to clip them by hand: once before
    each step, which divides them by itself otherwise. Not those in f16, in which small ones would
-   vanish: a step divides them in f32. [host] */
+   vanish: a step divides them in f32. Until the step loss_factor has no scale in it. [host] */
 DP_MUST_USE DP_API dp_status dp_optim_unscale(dp_optim *optim);
 
 /* Where a loop stands: `done` of its `total` dp_train_steps are done (-1: nobody knows how many
@@ -323,6 +325,9 @@ static dp_status dp__train_hyper_check(const dp_hyper *hyper)
 
 static dp_status dp__train_sgd_check(dp_hyper *hyper)
 {
+    if (fabs(hyper->beta1) + fabs(hyper->beta2) + fabs(hyper->eps) > 0)
+        return dp_error(DP_ERR_INVALID, "beta1, beta2 and eps are %g, %g and %g, and not for SGD",
+                        hyper->beta1, hyper->beta2, hyper->eps);
     if (!(hyper->momentum >= 0 && hyper->momentum < 1))
         return dp_error(DP_ERR_INVALID, "momentum is %g, which is not from 0 to 1",
                         hyper->momentum);
@@ -372,6 +377,10 @@ static dp_status dp__train_sgd_step(const dp_rule_args *args)
 
 static dp_status dp__train_adam_check(dp_hyper *hyper)
 {
+    if (fabs(hyper->momentum) + fabs(hyper->dampening) > 0 || hyper->nesterov)
+        return dp_error(DP_ERR_INVALID,
+                        "momentum and dampening are %g and %g, nesterov %d, and not for Adam",
+                        hyper->momentum, hyper->dampening, hyper->nesterov);
     hyper->beta1 = dp__train_or(hyper->beta1, 0.9);
     hyper->beta2 = dp__train_or(hyper->beta2, 0.999);
     hyper->eps = dp__train_or(hyper->eps, 1e-8);
@@ -1346,7 +1355,7 @@ static dp_status dp__train_optim_begin(dp_optim *base, dp_module *module, dp_pas
 
 static double dp__train_loss_factor(const dp__train_optimizer *optim)
 {
-    return optim->scale / (double)dp__train_gathered(optim);
+    return (optim->unscaled ? 1 : optim->scale) / (double)dp__train_gathered(optim);
 }
 
 static dp_status dp__train_optim_loss_factor(dp_optim *base, double *out)

@@ -716,10 +716,13 @@ TEST_BACKENDS(gradients_are_divided_once)
     net_pull(net, true, got);
     CHECK_F64(got[0], 2, 0);
     CHECK_F64(got[1], -1, 0);
+    CHECK_F64(info_of(optim).loss_factor, 1, 0); /* of what is added to them */
+    CHECK_F64(info_of(optim).scale, 8, 0);
     CHECK_ERROR(dp_optim_unscale(optim), DP_ERR_STATE,
                 "dp_optim_unscale: gradients of this step were divided by the scale already");
     CHECK_OK(dp_optim_step(optim));
     CHECK_F64(first_of(net), -1, 0);
+    CHECK_F64(info_of(optim).loss_factor, 8, 0);
     grads[0] = INFINITY;
     net_put(net, true, grads);
     CHECK_OK(dp_optim_unscale(optim));
@@ -932,6 +935,9 @@ static const refusal of_sgd[] = {
     {"weight_decay is -1", {.hyper = {.lr = 1, .weight_decay = -1}}},
     {"weight_decay is nan", {.hyper = {.lr = 1, .weight_decay = (double)NAN}}},
     {"weight_decay is inf", {.hyper = {.lr = 1, .weight_decay = HUGE_VAL}}},
+    {"beta1, beta2 and eps are 0.9, 0 and 0, and not for SGD", {.hyper = {.lr = 1, .beta1 = 0.9}}},
+    {"are 0, 0.5 and 0, and not for SGD", {.hyper = {.lr = 1, .beta2 = 0.5}}},
+    {"are 0, 0 and -1, and not for SGD", {.hyper = {.lr = 1, .eps = -1}}},
     {"momentum is 1", {.hyper = {.lr = 1, .momentum = 1}}},
     {"momentum is -0.5", {.hyper = {.lr = 1, .momentum = -0.5}}},
     {"dampening is inf", {.hyper = {.lr = 1, .dampening = HUGE_VAL}}},
@@ -982,6 +988,10 @@ static const refusal of_sgd[] = {
     {"rule '' wants 5 states, at most 4", {.rule = &greedy, .hyper = {.lr = 1}}},
 };
 static const refusal of_adam[] = {
+    {"momentum and dampening are 0.9 and 0, nesterov 0, and not for Adam",
+     {.hyper = {.lr = 1, .momentum = 0.9}}},
+    {"are 0 and -1, nesterov 0, and not for Adam", {.hyper = {.lr = 1, .dampening = -1}}},
+    {"are 0 and 0, nesterov 1, and not for Adam", {.hyper = {.lr = 1, .nesterov = true}}},
     {"betas are 1 and 0.999", {.hyper = {.lr = 1, .beta1 = 1}}},
     {"betas are 0.9 and -1", {.hyper = {.lr = 1, .beta2 = -1}}},
     {"betas are 0.9 and 1", {.hyper = {.lr = 1, .beta2 = 1}}},
