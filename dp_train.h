@@ -243,8 +243,8 @@ DP_MUST_USE DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t
 /* All of them; or, where one does not fit, none. [host] */
 DP_MUST_USE DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count,
                                             dp_value saved);
-/* For a log: a dict of "gen.lr", "gen.base_lr" (what the schedule multiplies) and "gen.momentum" of
-   the next step, and "gen.grad_norm" if the last one was clipped by it; then "dis.lr" and so on. */
+/* For a log: a dict of "gen.lr" and "gen.momentum", those of dp_optim_info, and of "gen.grad_norm"
+   if it has one; then "dis.lr" and so on. */
 DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count,
                                            dp_scope *scope, dp_value *out);
 
@@ -2148,11 +2148,8 @@ static int dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pa
     const struct {
         const char *what;
         double number;
-    } all[] = {{"lr", info.lr},
-               {"base_lr", dp__train_optimizer_of(named->optim)->config.hyper.lr},
-               {"momentum", info.momentum},
-               {"grad_norm", info.grad_norm}};
-    for (; count < (info.has_norm ? 4 : 3); count++) {
+    } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
+    for (; count < (info.has_norm ? 3 : 2); count++) {
         pairs[count].key =
             dp__train_key(scope, named->name != NULL ? named->name : "", all[count].what);
         pairs[count].value = dp_float(all[count].number);
@@ -2170,7 +2167,7 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
     if (scope == NULL || out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         scope == NULL ? "scope" : "out");
-    dp_pair *pairs = dp_scope_alloc(scope, (4 * count + 1) * sizeof *pairs);
+    dp_pair *pairs = dp_scope_alloc(scope, (3 * count + 1) * sizeof *pairs);
     for (size_t i = 0; i < count && pairs != NULL; i++) {
         int more = dp__train_log_one(scope, &optims[i], pairs + used);
         if (more < 0)
