@@ -1108,6 +1108,41 @@ TEST(every_allocation_fails_once)
     }
 }
 
+/* What is kept of many parameters does not fit into memory that a scope has already. */
+TEST(every_allocation_of_many_parameters_fails_once)
+{
+    enum { MANY = 1500 };
+    static dp_param_config params[MANY];
+    static char of_params[MANY][16];
+    test_allocator counter = {0};
+    dp_config config = {.device_count = 2, .allocator = test_allocator_of(&counter)};
+    bool fired = true;
+    for (int i = 0; i < MANY; i++) {
+        snprintf(of_params[i], sizeof of_params[i], "parameter %d", i);
+        params[i] = (dp_param_config){.name = of_params[i], .ndim = 1, .shape = {1}};
+    }
+    for (int at = 1; fired; at++) {
+        dp_ctx *ctx = NULL;
+        dp_module *net = NULL;
+        dp_optim *optim = NULL;
+        dp_value saved;
+        counter = (test_allocator){0};
+        CHECK_OK(dp_open(&config, &ctx));
+        CHECK_OK(dp_module_create(
+            ctx, &(dp_module_config){.name = "net", .params = params, .param_count = MANY}, &net));
+        dp_scope *scope = dp_scope_begin(ctx);
+        counter.fail_at = counter.call_count + (size_t)at;
+        dp_status status = dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1}}, &optim);
+        if (status == DP_OK)
+            status = dp_optim_save(optim, scope, &saved);
+        fired = counter.fail_count > 0;
+        CHECK(status == DP_OK || status == DP_ERR_NO_MEMORY);
+        CHECK(fired || status == DP_OK);
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+}
+
 /* ---- the line of progress -------------------------------------------------------------------- */
 
 /* What three steps say on a stderr of this kind. */
