@@ -532,17 +532,45 @@ TEST(threads_do_not_mix)
 
 /* ---- processes ------------------------------------------------------------------------------- */
 
-/* A context of the parent's is of no use in a child; one that it opens has its own timeline, which
-   may be in the same file. */
+/* A context of the parent's is of no use in a child; those that it opens have a timeline of their
+   own, in the same file or another. */
 static void child_of_fork(dp_ctx *parents)
 {
     span("of nobody");
     dp_close(parents);
-    dp_ctx *own = open_traced(1);
+    dp_ctx *first = open_traced(1), *second = open_traced(1);
     span("of the child");
-    dp_close(own);
+    dp_close(first);
+    span("and later");
+    dp_close(second);
     span("of nobody");
     exit(EXIT_SUCCESS);
+}
+
+static void check_child(dp_ctx *ctx, bool elsewhere)
+{
+    char other[320];
+    snprintf(other, sizeof other, "%s/child.json", folder);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        FILE *old = elsewhere ? fopen(other, "w") : NULL;
+        if (elsewhere)
+            CHECK(old != NULL && fputs("of an earlier run\n", old) >= 0 && fclose(old) == 0 &&
+                  setenv("DP_TRACE", other, 1) == 0);
+        folder[0] = '\0'; /* it stays */
+        child_of_fork(ctx);
+    }
+    int status = 0;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    if (!elsewhere)
+        return;
+    CHECK_INT(rename(other, path), 0);
+    read_events();
+    CHECK_INT(spans("of the child"), 1);
+    CHECK_INT(spans("and later"), 1);
+    CHECK_INT(spans("once"), 0);
 }
 
 TEST(a_child_of_fork_begins_anew)
@@ -550,22 +578,18 @@ TEST(a_child_of_fork_begins_anew)
     trace_to("fork.json");
     dp_ctx *ctx = open_traced(2);
     span("once");
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        folder[0] = '\0'; /* it stays */
-        child_of_fork(ctx);
-    }
-    int status = 0;
-    CHECK_INT(waitpid(child, &status, 0), child);
-    CHECK_INT(status, 0);
+    check_child(ctx, false);
     span("twice");
     dp_close(ctx);
     read_events();
     CHECK_INT(spans("once"), 1);
     CHECK_INT(spans("twice"), 1);
     CHECK_INT(spans("of the child"), 1);
+    CHECK_INT(spans("and later"), 1);
     CHECK_INT(spans("of nobody"), 0);
+    ctx = open_traced(2);
+    check_child(ctx, true);
+    dp_close(ctx);
 }
 
 TEST(files_are_closed)
