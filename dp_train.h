@@ -569,22 +569,24 @@ static bool dp__train_has(const dp__train_views *views, size_t owner, size_t i)
     return owner == 0 || views->reduced[i];
 }
 
-static size_t dp__train_count(dp_module *module)
+static dp_status dp__train_count(dp_module *module, size_t *out)
 {
-    size_t count = 0;
+    *out = 0;
     for (size_t i = 0; i < dp_module_param_count(module); i++) {
         dp_param_info info;
-        count += dp_module_param(module, i, &info) == DP_OK && !info.frozen && !info.buffer;
+        DP_TRY(dp_module_param(module, i, &info));
+        *out += !info.frozen && !info.buffer;
     }
-    return count;
+    return DP_OK;
 }
 
-static void dp__train_list(dp__train_views *views)
+static dp_status dp__train_list(dp__train_views *views)
 {
     size_t count = 0, reduced = 0;
     for (size_t i = 0; i < dp_module_param_count(views->module); i++) {
         dp_param_info info;
-        if (dp_module_param(views->module, i, &info) != DP_OK || info.frozen || info.buffer)
+        DP_TRY(dp_module_param(views->module, i, &info));
+        if (info.frozen || info.buffer)
             continue;
         views->params[count] = i;
         views->groups[count] = 0;
@@ -592,6 +594,7 @@ static void dp__train_list(dp__train_views *views)
         reduced += info.reduced;
     }
     views->spread = reduced > 0 && reduced < count;
+    return DP_OK;
 }
 
 static dp_status dp__train_ask(const dp__train_views *views)
@@ -657,8 +660,8 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
 {
     *out = (dp__train_views){.module = module,
                              .ctx = dp_module_ctx(module),
-                             .owner_count = dp_owner_count(module),
-                             .count = dp__train_count(module)};
+                             .owner_count = dp_owner_count(module)};
+    DP_TRY(dp__train_count(module, &out->count));
     size_t all = out->owner_count * out->count;
     out->params = dp_scope_alloc(scope, out->count * sizeof *out->params);
     out->groups = dp_scope_alloc(scope, out->count * sizeof *out->groups);
@@ -671,7 +674,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
         out->runs == NULL || out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
-    dp__train_list(out);
+    DP_TRY(dp__train_list(out));
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
     dp__train_run_all(out, false);

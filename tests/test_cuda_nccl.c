@@ -909,6 +909,31 @@ TEST_SLOW(a_collective_that_does_not_end, 60)
     in_processes(2, one_hangs);
 }
 
+/* Who does not wait for its collectives is not let further ahead of the GPUs than the keeper can
+   look at: 128 of them. */
+static void one_runs_ahead(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, TIMEOUT_MS);
+    vectors v;
+    dp_status status = DP_OK;
+    int count = 0;
+    CHECK_OK(sum_of(ctx, COUNT));
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    sim_nccl_never_arrives(m->process == 1);
+    while (status == DP_OK && count < 2000) {
+        status = dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM);
+        count += status == DP_OK;
+    }
+    CHECK(dp_status_class(status) == DP_CLASS_JOB);
+    CHECK(count >= 100 && count <= 128);
+    dp_close(ctx);
+}
+
+TEST_SLOW(who_runs_ahead_is_held_up, 60)
+{
+    in_processes(2, one_runs_ahead);
+}
+
 /* What NCCL finds out on its own. */
 static void one_hears_of_an_error(meeting *m)
 {
