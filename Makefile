@@ -102,7 +102,8 @@ RUN := +@tests/run.sh
 all: $(filter-out $(if $(wildcard $(CUDA_HOME)/include/cublas_v2.h),,$(CUDA_EXAMPLES)),$(EXAMPLES))
 
 DEMO := $(filter-out $(CUDA_EXAMPLES),$(EXAMPLES))
-demo: $(DEMO) build/pictures
+demo: build/pictures
+	+@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$$(nproc || echo 2)) $(DEMO)
 	$(RUN) demo $(DEMO)
 
 test: build/tools

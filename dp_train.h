@@ -658,9 +658,8 @@ static void dp__train_run_all(dp__train_views *views, bool alone)
 /* They live as long as the scope. */
 static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__train_views *out)
 {
-    *out = (dp__train_views){.module = module,
-                             .ctx = dp_module_ctx(module),
-                             .owner_count = dp_owner_count(module)};
+    *out = (dp__train_views){
+        .module = module, .ctx = dp_module_ctx(module), .owner_count = dp_owner_count(module)};
     DP_TRY(dp__train_count(module, &out->count));
     size_t all = out->owner_count * out->count;
     out->params = dp_scope_alloc(scope, out->count * sizeof *out->params);
