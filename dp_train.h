@@ -1808,6 +1808,22 @@ DP_API dp_status dp_optim_lr(const dp_optim *base, size_t group, double *out)
    What goes into checkpoints and comes out of them: tensors of the parameters' shapes, however
    state is cut here.                                                                            */
 
+static dp_status dp__train_wants(const char *fn, const dp_scope *scope, const dp_value *out)
+{
+    if (scope != NULL && out != NULL)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, scope == NULL ? "scope" : "out");
+}
+
+static dp_status dp__train_dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)
+{
+    dp_value made = dp_dict_make(scope, pairs, count);
+    if (made.kind == DP_ERROR)
+        return dp_error((dp_status)made.status, "%s", made.as.s);
+    *out = made;
+    return DP_OK;
+}
+
 /* A run's state on the first owner's device, the other ranks' parts too. */
 static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
                                        size_t k, dp_tensor *out)
@@ -1900,19 +1916,13 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
                            {"good", dp_int(optim->good)},
                            {"scale", dp_float(optim->scale)},
                            {"state", dp_dict_make(scope, pairs, views->count)}};
-    dp_value made = dp_dict_make(scope, all, sizeof all / sizeof all[0]);
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s", made.as.s);
-    *out = made;
-    return DP_OK;
+    return dp__train_dict(scope, all, sizeof all / sizeof all[0], out);
 }
 
 DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__train_wants(__func__, scope, out));
     return dp__train_named(__func__,
                            dp__train_optim_save(dp__train_optimizer_of(optim), scope, out));
 }
@@ -2088,9 +2098,7 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
                                 dp_value *out)
 {
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__train_wants(__func__, scope, out));
     if (dp__train_unnamed(optims, count))
         return dp_optim_save(optims[0].optim, scope, out);
     dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
@@ -2100,11 +2108,7 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
         pairs[i].key = optims[i].name;
         DP_TRY(dp_optim_save(optims[i].optim, scope, &pairs[i].value));
     }
-    dp_value made = dp_dict_make(scope, pairs, count);
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s: %s", __func__, made.as.s);
-    *out = made;
-    return DP_OK;
+    return dp__train_named(__func__, dp__train_dict(scope, pairs, count, out));
 }
 
 DP_API dp_status dp_optims_load(const dp_named_optim *optims, size_t count, dp_value saved)
@@ -2166,9 +2170,7 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
 {
     size_t used = 0;
     DP_TRY(dp__train_optims_check(__func__, optims, count));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__train_wants(__func__, scope, out));
     dp_pair *pairs = dp_scope_alloc(scope, (3 * count + 1) * sizeof *pairs);
     for (size_t i = 0; i < count && pairs != NULL; i++) {
         int more = dp__train_log_one(scope, &optims[i], pairs + used);
@@ -2178,11 +2180,7 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
     }
     if (pairs == NULL)
         return dp__train_named(__func__, dp__train_full());
-    dp_value made = dp_dict_make(scope, pairs, used);
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s: %s", __func__, made.as.s);
-    *out = made;
-    return DP_OK;
+    return dp__train_named(__func__, dp__train_dict(scope, pairs, used, out));
 }
 
 /* ==== >>means ===================================================================================
@@ -2256,10 +2254,9 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
     DP_TRY(dp__train_share(ctx, temp, DP_OP_SUM, DP_F64, numbers, count + 1));
     for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
         pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
-    dp_value made = log.kind == DP_DICT ? dp_dict_make(scope, pairs, (size_t)count) : dp_none();
-    if (made.kind == DP_ERROR)
-        return dp_error((dp_status)made.status, "%s", made.as.s);
-    *out = made;
+    if (log.kind == DP_DICT)
+        return dp__train_dict(scope, pairs, (size_t)count, out);
+    *out = dp_none();
     return DP_OK;
 }
 
@@ -2268,9 +2265,7 @@ DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t
 {
     dp_info job;
     DP_TRY(dp__train_named(__func__, dp_info_get(ctx, &job)));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__train_wants(__func__, scope, out));
     dp_scope *temp = dp_scope_begin(ctx);
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
     dp_scope_end(temp);

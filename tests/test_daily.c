@@ -930,8 +930,8 @@ TEST(check_says_where_and_exits)
         _exit(0);
     }
     close(ends[1]);
-    CHECK(read(ends[0], text, sizeof text - 1) > 0);
     CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(read(ends[0], text, sizeof text - 1) > 0);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 1);
     CHECK(strstr(text, "test_daily.c:") != NULL && strstr(text, ": what went wrong\n") != NULL);
 }
