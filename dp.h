@@ -329,8 +329,9 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text);
 
 /* The collectives that this process has begun last, sixteen on the caller's thread and as many on
    that which carries gradients, a line each and the newest first: number, what, for what, tag, and
-   whether it has ended. Returns the length of the whole, as snprintf does. When a job fails the log
-   gets these lines at error level. "" with one process. [any] */
+   whether it has ended; "enqueued" means that it was given to devices which work on their own.
+   Returns the length of the whole, as snprintf does. When a job fails the log gets these lines at
+   error level. "" with one process. [any] */
 DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes);
 
 /* ==== >>types ==================================================================================

@@ -392,18 +392,26 @@ static bool dp__lane_ended(const dp__lane *lane, const dp__entry *entry)
     return (int)(done - (unsigned)entry->seq) >= 0;
 }
 
+/* What it means that a table's call has returned: a device of its own may do the work later. */
+static const char *dp__ended_text(const dp_ctx *ctx)
+{
+    for (int i = 0; i < ctx->info.local_count; i++)
+        if (!ctx->devices[i].info.host_memory)
+            return "enqueued";
+    return "ended";
+}
+
 /* "collective 8 of the courier, all_reduce of ...: under way" */
-static bool dp__journal_line(const dp__journal *journal, int lane, unsigned age, char *text,
-                             size_t room)
+static bool dp__journal_line(const dp_ctx *ctx, int lane, unsigned age, char *text, size_t room)
 {
     char words[DP__WORDS_BYTES];
     dp__entry entry;
-    if (!dp__lane_entry(&journal->lanes[lane], age, &entry))
+    const dp__lane *from = &ctx->journal->lanes[lane];
+    if (!dp__lane_entry(from, age, &entry))
         return false;
-    bool ended = dp__lane_ended(&journal->lanes[lane], &entry);
     snprintf(text, room, "collective %llu%s, %s: %s", (unsigned long long)entry.seq,
              lane > 0 ? " of the courier" : "", dp__issue_text(&entry.is, &entry.label, words),
-             ended ? "ended" : "under way");
+             dp__lane_ended(from, &entry) ? dp__ended_text(ctx) : "under way");
     return true;
 }
 
@@ -418,7 +426,7 @@ DP_API size_t dp_recent_collectives(const dp_ctx *ctx, char *text, size_t bytes)
     if (dp__check_open(__func__, ctx) != DP_OK || ctx->journal == NULL)
         return 0;
     for (int lane = 0; lane < 2; lane++)
-        for (unsigned age = 0; dp__journal_line(ctx->journal, lane, age, line, sizeof line); age++)
+        for (unsigned age = 0; dp__journal_line(ctx, lane, age, line, sizeof line); age++)
             used = dp__append(text, text != NULL ? bytes : 0, used, "%s\n", line);
     return used;
 }
@@ -430,7 +438,7 @@ static void dp__journal_log(const dp_ctx *ctx)
         return;
     dp__log(ctx, DP_LOG_ERROR, "the job failed: %s", ctx->failed_text);
     for (int lane = 0; lane < 2; lane++)
-        for (unsigned age = 0; dp__journal_line(ctx->journal, lane, age, line, sizeof line); age++)
+        for (unsigned age = 0; dp__journal_line(ctx, lane, age, line, sizeof line); age++)
             dp__log(ctx, DP_LOG_ERROR, "%s", line);
 }
 
@@ -442,7 +450,7 @@ static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes)
         dp__entry entry;
         bool some = dp__lane_entry(&ctx->journal->lanes[lane], 0, &entry);
         if (some && (lane == 0 || !dp__lane_ended(&ctx->journal->lanes[lane], &entry))) {
-            dp__journal_line(ctx->journal, lane, 0, text, bytes);
+            dp__journal_line(ctx, lane, 0, text, bytes);
             return;
         }
     }
