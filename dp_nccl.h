@@ -448,6 +448,15 @@ static dp_status dp__nccl_usable(dp__nccl_comm *comm)
     return comm->failed == DP_OK ? DP_OK : dp__nccl_fail(comm, comm->failed);
 }
 
+/* Others hear why the context of this process has failed, if it has: here somebody knows. */
+static void dp__nccl_spread_own(const dp__nccl_comm *comm)
+{
+    const dp_ctx *ctx = dp__ctx_of(comm->base.host);
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        dp__nccl_spread(comm, (dp_status)failed, ctx->failed_rank, ctx->failed_text);
+}
+
 /* Under the lock: what others, or NCCL, have found out. out_busy: NCCL still works at what it was
    given last. */
 static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
@@ -457,8 +466,10 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
     *out_busy = false;
     if (comm->failed == DP_OK)
         status = dp__nccl_news(comm);
-    if (status == DP_OK && (host->aborted(host) || atomic_load(&comm->order) == DP__NCCL_ABORT))
+    if (status == DP_OK && (host->aborted(host) || atomic_load(&comm->order) == DP__NCCL_ABORT)) {
+        dp__nccl_spread_own(comm); /* who has aborted it may not have come to say so yet */
         status = dp_error(DP_ERR_ABORTED, "nccl: the context was aborted");
+    }
     if (status != DP_OK)
         return dp__nccl_fail(comm, status);
     for (int g = 0; g < comm->gpu_count && comm->failed == DP_OK; g++) {
@@ -2071,10 +2082,7 @@ static void dp__nccl_close(dp_comm *base)
 static void dp__nccl_abort(dp_comm *base)
 {
     dp__nccl_comm *comm = dp__nccl_of(base);
-    const dp_ctx *ctx = dp__ctx_of(base->host);
-    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
-    if (failed != DP_OK)
-        dp__nccl_spread(comm, (dp_status)failed, ctx->failed_rank, ctx->failed_text);
+    dp__nccl_spread_own(comm);
     dp__nccl_bid(comm, DP__NCCL_ABORT);
 }
 
