@@ -679,13 +679,15 @@ static void dp__nccl_abort_all(dp__nccl_comm *comm)
         }
 }
 
+/* There are no communicators yet if another process could not join. */
 static bool dp__nccl_group(dp__nccl_comm *comm, ncclResult_t (*fn)(ncclComm_t comm))
 {
     bool good = true;
     if (dp__nccl.ncclGroupStart() != ncclSuccess)
         return false;
     for (int g = 0; g < comm->gpu_count && good; g++) {
-        ncclResult_t code = fn(comm->gpus[g].comm);
+        ncclComm_t own = comm->gpus[g].comm;
+        ncclResult_t code = own != NULL ? fn(own) : ncclSuccess;
         good = code == ncclSuccess || code == ncclInProgress;
     }
     ncclResult_t code = dp__nccl.ncclGroupEnd();
@@ -1636,7 +1638,10 @@ static dp_status dp__nccl_gather(const dp__nccl_call *call)
    From a config to a communicator. Every step is agreed upon by all processes, including those that
    failed in it: nobody waits in NCCL for one that will not come.                                */
 
-enum { DP__NCCL_LOCAL = 64 }; /* ranks in a process */
+enum {
+    DP__NCCL_LOCAL = 64,                                   /* ranks in a process */
+    DP__NCCL_RANKS = DP__CUDA_OPERANDS * DP__CUDA_OPERANDS /* in all */
+};
 
 typedef struct dp__nccl_tag { /* which GPU a rank is on */
     uint64_t machine;
@@ -1656,6 +1661,7 @@ typedef struct dp__nccl_join {
     int process, process_count;
     dp__nccl_comm *comm;
     dp__nccl_card own, *all; /* of each process */
+    dp__shm_card *board;     /* the same, for the board */
 } dp__nccl_join;
 
 static bool dp__nccl_fits(const dp_comm_config *config)
@@ -1710,9 +1716,6 @@ static dp_status dp__nccl_tags(dp__nccl_join *join)
     if (config->local_count > DP__NCCL_LOCAL)
         return dp_error(DP_ERR_UNSUPPORTED, "nccl: %d devices in a process, at most %d",
                         config->local_count, DP__NCCL_LOCAL);
-    if (config->rank_count > DP__CUDA_OPERANDS * DP__CUDA_OPERANDS)
-        return dp_error(DP_ERR_UNSUPPORTED, "nccl: %d ranks, at most %d", config->rank_count,
-                        DP__CUDA_OPERANDS * DP__CUDA_OPERANDS);
     join->own.local_count = config->local_count;
     for (int i = 0; i < config->local_count; i++) {
         dp_device_info info;
@@ -1731,6 +1734,29 @@ static void *dp__nccl_room(int count, size_t size, bool *full)
         memset(room, 0, (size_t)count * size);
     *full = *full || room == NULL;
     return room;
+}
+
+/* Room for what all processes tell. Who has none could take no part in what follows, and the others
+   would wait for it, so they ask each other about that first. */
+static dp_status dp__nccl_prepare_to_ask(dp__nccl_join *join)
+{
+    const dp_comm_config *config = join->config;
+    bool full = false, are_full[DP__NCCL_RANKS] = {false}; /* no more processes than ranks */
+    dp_status heard = DP_OK;
+    if (config->rank_count > DP__NCCL_RANKS)
+        return dp_error(DP_ERR_UNSUPPORTED, "nccl: %d ranks, at most %d", config->rank_count,
+                        DP__NCCL_RANKS);
+    join->all = dp__nccl_room(join->process_count, sizeof *join->all, &full);
+    join->board = dp__nccl_room(join->process_count, sizeof *join->board, &full);
+    if (config->bootstrap != NULL)
+        heard = dp__boot_gather(config->bootstrap, &full, are_full, sizeof full);
+    if (full)
+        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory to ask %d processes",
+                        join->process_count);
+    for (int p = 0; p < join->process_count && heard == DP_OK; p++)
+        if (are_full[p])
+            heard = dp_error(DP_ERR_REMOTE, "nccl: process %d has no memory to ask the others", p);
+    return heard;
 }
 
 /* A communicator with nothing in it. */
@@ -1897,7 +1923,7 @@ static void dp__nccl_board(const dp__nccl_join *join)
     char text[DP__TEXT_BYTES];
     if (join->config->bootstrap == NULL || !join->config->one_machine)
         return;
-    if (dp_shm_coll()->open(join->host, join->config, &comm->board) == DP_OK) {
+    if (dp__shm_open_with(join->board, join->host, join->config, &comm->board) == DP_OK) {
         dp__shm_of(comm->board)->face = &comm->base;
         return;
     }
@@ -1971,13 +1997,11 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
                           .config = config,
                           .process = boot != NULL ? boot->process : 0,
                           .process_count = boot != NULL ? boot->process_count : 1};
-    bool full = false;
-    join.all = dp__nccl_room(join.process_count, sizeof *join.all, &full);
-    if (full)
-        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory to ask %d processes",
-                        join.process_count);
-    dp_status status = dp__nccl_join_all(&join);
+    dp_status status = dp__nccl_prepare_to_ask(&join);
+    if (status == DP_OK)
+        status = dp__nccl_join_all(&join);
     dp__os_free(join.all, 0, NULL);
+    dp__os_free(join.board, 0, NULL);
     if (status == DP_OK)
         *out = &join.comm->base;
     else if (join.comm != NULL)

@@ -1340,19 +1340,28 @@ static dp_status dp__shm_join_all(dp__shm_join *join, const dp_host *host,
     return dp__shm_try(join, true);
 }
 
-static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+/* With room for the cards of all: without that this process could not tell the others that it has
+   no memory. */
+static dp_status dp__shm_open_with(dp__shm_card *room, const dp_host *host,
+                                   const dp_comm_config *config, dp_comm **out)
 {
-    dp__shm_join join = {.boot = config->bootstrap};
-    size_t bytes = (size_t)config->bootstrap->process_count * sizeof *join.all;
-    join.all = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL); /* to report that there is none */
-    if (join.all == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory to ask the others");
+    dp__shm_join join = {.boot = config->bootstrap, .all = room};
     dp_status status = dp__shm_join_all(&join, host, config);
-    dp__os_free(join.all, bytes, NULL);
     if (status == DP_OK)
         *out = &join.comm->base;
     else if (join.comm != NULL)
         dp__shm_free(join.comm);
+    return status;
+}
+
+static dp_status dp__shm_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    size_t bytes = (size_t)config->bootstrap->process_count * sizeof(dp__shm_card);
+    dp__shm_card *room = dp__os_alloc(bytes, _Alignof(dp__shm_card), NULL);
+    if (room == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no memory to ask the others");
+    dp_status status = dp__shm_open_with(room, host, config, out);
+    dp__os_free(room, bytes, NULL);
     return status;
 }
 

@@ -5,6 +5,7 @@
 
 #if defined(TEST_SIM)
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include "cuda_device.h"
 #include "../dp_nccl.h"
 #include "grads.h"
@@ -21,11 +22,10 @@ static int gpus_of(int process)
 }
 
 /* A process of the job; what `config` leaves out is the default. */
-static dp_ctx *open_with(meeting *m, dp_config config)
+static dp_status try_open(meeting *m, dp_config config, dp_ctx **out)
 {
     static const dp_device_ops *backends[2];
     int first = 0, own = gpus_of(m->process);
-    dp_ctx *ctx = NULL;
     for (int p = 0; p < m->process; p++)
         first += gpus_of(p);
     sim_set_device_count(own);
@@ -35,7 +35,13 @@ static dp_ctx *open_with(meeting *m, dp_config config)
     if (getenv("DP_ADDR") == NULL)
         config.bootstrap = config_of(m, own).bootstrap;
     config.device_count = own;
-    CHECK_OK(dp_open(&config, &ctx));
+    return dp_open(&config, out);
+}
+
+static dp_ctx *open_with(meeting *m, dp_config config)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_OK(try_open(m, config, &ctx));
     return ctx;
 }
 
@@ -1543,6 +1549,50 @@ TEST_SLOW(every_call_of_one_process_fails, 120)
     for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += 3)
         in_processes(2, a_call_fails);
     CHECK(fail_at > 100);
+}
+
+/* What one process cannot have to join keeps all from opening, and all hear of it at once. */
+static atomic_int *opened; /* how many have */
+static sim_thing scarce;
+static long scarce_at;
+
+static void one_is_refused(meeting *m)
+{
+    test_allocator counter = {0};
+    dp_ctx *ctx = NULL;
+    bool here = m->process == 1;
+    double start = now_ms();
+    if (here)
+        sim_refuse(scarce, scarce_at);
+    dp_status status = try_open(m, (dp_config){.allocator = test_allocator_of(&counter)}, &ctx);
+    if (status == DP_OK) {
+        atomic_fetch_add(opened, 1);
+        CHECK_OK(sum_of(ctx, COUNT));
+        dp_close(ctx);
+    } else {
+        CHECK_STATUS(status, here ? DP_ERR_NO_MEMORY : DP_ERR_REMOTE);
+        CHECK(now_ms() - start < SOON_MS * test_timeout_scale());
+    }
+    CHECK(!here || sim_refused() == (status != DP_OK));
+    CHECK_NO_LEAKS(&counter);
+}
+
+/* Up to the first time that nothing is refused. */
+static long refusals(sim_thing what)
+{
+    scarce = what;
+    *opened = 0;
+    for (scarce_at = 1; *opened == 0; scarce_at++)
+        in_processes(2, one_is_refused);
+    CHECK_INT(*opened, 2);
+    return scarce_at - 2;
+}
+
+TEST_SLOW(what_the_system_refuses_to_one_process, 60)
+{
+    opened = shared_memory(sizeof *opened);
+    CHECK(refusals(SIM_MEMORY) > 20);
+    CHECK_INT(refusals(SIM_THREADS), 2); /* each of two communicators has a keeper */
 }
 
 #elif defined(TEST_NCCL)

@@ -1,10 +1,12 @@
-/* loaded.h - after the implementation, whose lists name what it calls: the libraries that it loads.
-   See loader.h. */
+/* loaded.h - after the implementation, whose lists name what it calls: the libraries that it loads,
+   and what the system may refuse. See loader.h. */
 
 #undef dlopen
 #undef dlsym
 #undef dlclose
 #undef dladdr
+#undef posix_memalign
+#undef pthread_create
 
 static CUresult sim_init(unsigned flags)
 {
@@ -74,4 +76,40 @@ int sim_dladdr(const void *address, Dl_info *out)
     (void)address;
     *out = (Dl_info){.dli_fname = sim_nccl_asked->is_at};
     return sim_nccl_asked->is_at != NULL;
+}
+
+/* ---- the system ------------------------------------------------------------------------------ */
+
+static sim_thing sim_scarce;
+static atomic_long sim_left; /* requests up to the one that is refused, with that one */
+static atomic_bool sim_was_refused;
+
+void sim_refuse(sim_thing what, long n)
+{
+    sim_scarce = what;
+    atomic_store(&sim_was_refused, false);
+    atomic_store(&sim_left, n);
+}
+
+bool sim_refused(void)
+{
+    return atomic_load(&sim_was_refused);
+}
+
+static bool sim_refuses(sim_thing what)
+{
+    if (what != sim_scarce || atomic_load(&sim_left) <= 0 || atomic_fetch_sub(&sim_left, 1) != 1)
+        return false;
+    atomic_store(&sim_was_refused, true);
+    return true;
+}
+
+int sim_memalign(void **out, size_t align, size_t bytes)
+{
+    return sim_refuses(SIM_MEMORY) ? ENOMEM : posix_memalign(out, align, bytes);
+}
+
+int sim_thread(pthread_t *out, const pthread_attr_t *how, void *(*fn)(void *user), void *user)
+{
+    return sim_refuses(SIM_THREADS) ? EAGAIN : pthread_create(out, how, fn, user);
 }

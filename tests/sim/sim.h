@@ -135,6 +135,12 @@ int sim_finding_count(const char *name); /* NULL: of any name */
 void sim_hush(bool hush);
 void sim_forget_findings(void);
 
+/* The system refuses this to the library, when it asks for it the nth time from now on: memory that
+   is not from an allocator of the test's, or a thread. 0: never. */
+typedef enum sim_thing { SIM_MEMORY, SIM_THREADS } sim_thing;
+void sim_refuse(sim_thing what, long n);
+bool sim_refused(void);
+
 /* What is still there becomes findings "leak". */
 void sim_check_leaks(void);
 
