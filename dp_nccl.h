@@ -414,6 +414,13 @@ static dp_status dp__nccl_tell(const dp__nccl_comm *comm, dp_status status)
     return first != DP_OK ? first : dp_error(status, "%s", text);
 }
 
+/* The keeper looks at once. */
+static void dp__nccl_ring(dp__nccl_comm *comm)
+{
+    atomic_fetch_add(&comm->bell, 1);
+    dp__os_word_wake(&comm->bell);
+}
+
 /* Under the lock. The sentence is this thread's last one. */
 static dp_status dp__nccl_fail(dp__nccl_comm *comm, dp_status status)
 {
@@ -421,8 +428,7 @@ static dp_status dp__nccl_fail(dp__nccl_comm *comm, dp_status status)
         comm->failed = dp__nccl_tell(comm, status);
         comm->culprit = dp__thread.culprit;
         snprintf(comm->text, sizeof comm->text, "%s", dp__thread.text);
-        atomic_fetch_add(&comm->bell, 1);
-        dp__os_word_wake(&comm->bell);
+        dp__nccl_ring(comm);
     }
     dp__thread.culprit = comm->culprit;
     return dp_error(comm->failed, "%s", comm->text);
@@ -540,7 +546,8 @@ static dp_status dp__nccl_missing(const dp__shm_comm *comm, const char *collecti
     return DP_OK;
 }
 
-/* Whether it makes sense to go on waiting for the end of what was announced as `seq`: `words`. */
+/* Whether it makes sense to go on waiting for the end of what was announced as `seq`: `words`. What
+   others have told already is not asked for here, but in dp__nccl_news. */
 static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const char *words,
                                    uint64_t waited_ns)
 {
@@ -548,8 +555,6 @@ static dp_status dp__nccl_doubt_on(const dp_comm *board, unsigned seq, const cha
     dp__shm_comm view = *(const dp__shm_comm *)board; /* sentences are about this collective */
     int behind = -1;
     view.seq = seq;
-    if (atomic_load(&view.hall->failed) != 0)
-        return dp__shm_failed(&view);
     if (dp__nccl_clashes(&view))
         return dp__shm_differs(&view);
     snprintf(collective, sizeof collective, "collective %u, %s", seq, words);
@@ -806,8 +811,7 @@ static void dp__nccl_bid(dp__nccl_comm *comm, dp__nccl_order order)
         atomic_store(&comm->order, order);
     else
         (void)atomic_compare_exchange_strong(&comm->order, &before, order);
-    atomic_fetch_add(&comm->bell, 1);
-    dp__os_word_wake(&comm->bell);
+    dp__nccl_ring(comm);
 }
 
 /* ==== >>groups ===================================================================================
