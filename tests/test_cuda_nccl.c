@@ -150,6 +150,19 @@ TEST(nothing_stays_of_one_process)
     CHECK_INT(sim_finding_count("leak"), 0);
 }
 
+/* Who closes waits for the keeper, and is woken up when that is done. */
+TEST(closing_takes_no_longer_than_it_has_to)
+{
+    int quick = 0;
+    for (int i = 0; i < 5; i++) {
+        dp_ctx *ctx = open_alone(2);
+        double start = now_ms();
+        dp_close(ctx);
+        quick += now_ms() - start < 80;
+    }
+    CHECK(quick >= 3);
+}
+
 TEST(one_gpu_has_none)
 {
     dp_ctx *ctx = open_alone(1);
@@ -212,6 +225,24 @@ TEST(the_library_has_two_names)
     CHECK_STR(found_at(NULL, 0), "/opt/libnccl.so.2.28.9"); /* once and for all */
 }
 
+static void *ask_too(void *unused)
+{
+    (void)unused;
+    CHECK_INT(dp_nccl_version(NULL, 0), 22809);
+    return NULL;
+}
+
+TEST(two_threads_load_it_once)
+{
+    pthread_t thread;
+    sim_nccl_file files[] = {{.path = "libnccl.so.2", .takes_ms = 50}};
+    sim_set_nccl_files(files, 1);
+    CHECK_INT(pthread_create(&thread, NULL, ask_too, NULL), 0);
+    ask_too(NULL);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    CHECK_INT(files[0].loads, 1);
+}
+
 TEST(who_does_not_know_where_it_is_says_its_name)
 {
     sim_nccl_file files[] = {{.path = "libnccl.so.2"}, {.path = "libnccl.so", .is_at = "/opt/no"}};
@@ -267,7 +298,7 @@ TEST(pythons_package_has_it)
     static const char *const roots[] = {"VIRTUAL_ENV", "CONDA_PREFIX", "HOME"};
     const char *here = new_folder();
     char paths[4][400], root[340];
-    sim_nccl_file files[4] = {{NULL, NULL, NULL, 0}};
+    sim_nccl_file files[4] = {{.path = NULL}};
     for (int i = 0; i < 3; i++) {
         snprintf(root, sizeof root, "%s/%d", here, i);
         setenv(roots[i], root, 1);
@@ -495,6 +526,29 @@ static void switched_off(meeting *m)
 TEST_SLOW(off_is_off, 30)
 {
     in_processes(2, switched_off);
+}
+
+static void too_many(meeting *m)
+{
+    enum { MOST = 64 };
+    static const dp_device_ops *backends[2];
+    const int zeros[MOST + 1] = {0};
+    bool here = m->process == 1;
+    dp_config config = config_of(m, here ? MOST + 1 : 1);
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(1);
+    sim_set_first_device(m->process);
+    backends[0] = dp_cuda();
+    config.backends = backends;
+    config.devices = zeros;
+    config.colls = NULL;
+    CHECK_ERROR(dp_open(&config, &ctx), here ? DP_ERR_UNSUPPORTED : DP_ERR_REMOTE,
+                "nccl: 65 devices in a process, at most 64");
+}
+
+TEST_SLOW(one_process_has_too_many_devices, 30)
+{
+    in_processes(2, too_many);
 }
 
 /* Sums in the promised order, where nobody asked for shards; and processes that seem to be on two
@@ -1491,7 +1545,8 @@ TEST(a_report_says_what_carried_what)
 {
     dp_ctx *ctx = open_alone(2);
     CHECK_OK(sum_of(ctx, LARGE));
-    check_report(ctx, "collectives: 1 by NCCL, 2400000 bytes of each rank; ", NULL);
+    CHECK_OK(sum_of(ctx, COUNT));
+    check_report(ctx, "collectives: 1 by NCCL, 2400000 bytes of each rank; 2 by the GPUs", NULL);
     setenv("DP_NCCL", "1", 1);
     check_report(open_alone(2), "; 0 by the GPUs themselves\n", NULL);
 }

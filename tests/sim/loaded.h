@@ -42,6 +42,7 @@ void *sim_dlopen(const char *name, int flags)
     for (int i = 0; i < sim_nccl_file_count && sim_nccl_version() != 0; i++)
         if (strcmp(sim_nccl_files[i].path, name) == 0) {
             sim_nccl_files[i].loads++;
+            dp__os_sleep_ms(sim_nccl_files[i].takes_ms);
             return &sim_nccl_files[i];
         }
     return NULL;

@@ -91,6 +91,7 @@ typedef struct sim_nccl_file {
     const char *path;
     const char *is_at; /* as the system says; NULL: it does not know */
     const char *lacks; /* one function */
+    int takes_ms;      /* to load */
     int loads;
 } sim_nccl_file;
 void sim_set_nccl_files(sim_nccl_file *files, int count);
