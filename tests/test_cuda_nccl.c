@@ -1551,6 +1551,25 @@ TEST(a_report_says_what_carried_what)
     check_report(open_alone(2), "; 0 by the GPUs themselves\n", NULL);
 }
 
+static void remember(const dp_log_record *record, void *said)
+{
+    if (strncmp(record->text, "nccl: ", 6) == 0)
+        snprintf(said, 200, "%s", record->text);
+}
+
+TEST(closing_logs_what_carried_what)
+{
+    char said[200] = "";
+    dp_ctx *ctx = NULL;
+    sim_set_device_count(2);
+    CHECK_OK(dp_open(&(dp_config){.log = {remember, said, DP_LOG_INFO}}, &ctx));
+    CHECK_OK(sum_of(ctx, LARGE));
+    CHECK_OK(sum_of(ctx, COUNT));
+    dp_close(ctx);
+    CHECK_STR(said, "nccl: collectives: 1 by NCCL, 2400000 bytes of each rank; 1 by the GPUs "
+                    "themselves");
+}
+
 static void report_of_two(meeting *m)
 {
     check_report(open_for(m, 0), " bytes of each rank\n",
