@@ -150,17 +150,18 @@ TEST(nothing_stays_of_one_process)
     CHECK_INT(sim_finding_count("leak"), 0);
 }
 
-/* Who closes waits for the keeper, and is woken up when that is done. */
+/* Who closes waits for the keeper, and is woken up when that is done. One that is not would sleep for
+   100 ms each time; one that is may be late at times, where others have the cores. */
 TEST(closing_takes_no_longer_than_it_has_to)
 {
-    int quick = 0;
-    for (int i = 0; i < 5; i++) {
+    double took = 100;
+    for (int i = 0; i < 30 && took > 80; i++) {
         dp_ctx *ctx = open_alone(2);
         double start = now_ms();
         dp_close(ctx);
-        quick += now_ms() - start < 80;
+        took = now_ms() - start;
     }
-    CHECK(quick >= 3);
+    CHECK(took <= 80);
 }
 
 TEST(one_gpu_has_none)
