@@ -464,7 +464,7 @@ static double dp__train_decay_part(const dp_schedule *schedule, int64_t step)
 {
     double length = (double)(schedule->total - schedule->warmup);
     double part = length > 0 ? (double)(step - schedule->warmup) / length : 1;
-    return part < 1 ? part : 1;
+    return fmin(part, 1);
 }
 
 DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step)
@@ -569,13 +569,13 @@ static bool dp__train_has(const dp__train_views *views, size_t owner, size_t i)
     return owner == 0 || views->reduced[i];
 }
 
-static dp_status dp__train_count(dp_module *module, size_t *out)
+/* How many there are is added to `count`. */
+static dp_status dp__train_count(dp_module *module, size_t *count)
 {
-    *out = 0;
     for (size_t i = 0; i < dp_module_param_count(module); i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(module, i, &info));
-        *out += !info.frozen && !info.buffer;
+        *count += !info.frozen && !info.buffer;
     }
     return DP_OK;
 }
@@ -1313,7 +1313,7 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
     bool clips = clip->norm > 0, scaled = dp__train_is_scaled(optim);
     double scale = optim->unscaled ? 1 : optim->scale, norm = 0;
     *out_factor = 1 / scale;
-    *out_skips = optim->has_norm = false;
+    optim->has_norm = false;
     if (clips || scaled)
         DP_TRY(dp__train_norm(&optim->views, clip->p, &norm));
     *out_skips = !isfinite(norm) || optim->overflow;
@@ -1385,16 +1385,16 @@ static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),
 /* Whether a name is of a pattern, in which * stands for any characters. */
 static bool dp__train_matches(const char *pattern, const char *name)
 {
-    const char *star = NULL, *back = NULL;
+    const char *after = NULL, *back = NULL; /* the last star; from where the name is tried */
     while (*name != '\0') {
         if (*pattern == '*') {
-            star = pattern++;
+            after = ++pattern;
             back = name;
         } else if (*pattern == *name) {
             pattern++;
             name++;
-        } else if (star != NULL) {
-            pattern = star + 1;
+        } else if (after != NULL) {
+            pattern = after;
             name = ++back;
         } else {
             return false;
@@ -2101,7 +2101,7 @@ DP_API dp_status dp_optims_save(const dp_named_optim *optims, size_t count, dp_s
     DP_TRY(dp__train_wants(__func__, scope, out));
     if (dp__train_unnamed(optims, count))
         return dp_optim_save(optims[0].optim, scope, out);
-    dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
+    dp_pair *pairs = dp_scope_alloc(scope, count * sizeof *pairs);
     if (pairs == NULL)
         return dp__train_named(__func__, dp__train_full());
     for (size_t i = 0; i < count; i++) {
@@ -2171,7 +2171,7 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
     size_t used = 0;
     DP_TRY(dp__train_optims_check(__func__, optims, count));
     DP_TRY(dp__train_wants(__func__, scope, out));
-    dp_pair *pairs = dp_scope_alloc(scope, (3 * count + 1) * sizeof *pairs);
+    dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
     for (size_t i = 0; i < count && pairs != NULL; i++) {
         int more = dp__train_log_one(scope, &optims[i], pairs + used);
         if (more < 0)
@@ -2241,12 +2241,12 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
                                     int64_t samples, dp_value *out)
 {
     int64_t count = 0;
-    double *own = dp_scope_alloc(temp, (dp_count(log) + 1) * sizeof *own);
+    double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
     dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
                                    : dp__train_full();
     DP_TRY(dp__train_log_agree(ctx, temp, log, status, &count));
     double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
-    dp_pair *pairs = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *pairs);
+    dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
     if (numbers == NULL || pairs == NULL)
         return dp__train_full();
     for (int64_t i = 0; i <= count; i++)
@@ -2263,8 +2263,6 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
 DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,
                              dp_value *out)
 {
-    dp_info job;
-    DP_TRY(dp__train_named(__func__, dp_info_get(ctx, &job)));
     DP_TRY(dp__train_wants(__func__, scope, out));
     dp_scope *temp = dp_scope_begin(ctx);
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
