@@ -245,3 +245,52 @@ TEST_BACKENDS(names_that_make_no_sense)
     CHECK_ERROR(dp_optims_load(&one, 1, dp_none()), DP_ERR_MISMATCH, "nothing was saved for 'a'");
     CHECK_INT(out.as.i, 77);
 }
+
+/* ---- no memory ------------------------------------------------------------------------------- */
+
+static dp_status all_calls(dp_ctx *ctx, dp_scope *scope, const dp_named_optim *optims)
+{
+    dp_value log, saved;
+    DP_TRY(dp_optims_log(optims, 2, scope, &log));
+    DP_TRY(dp_log_mean(ctx, scope, log, 3, &log));
+    DP_TRY(dp_optims_save(optims, 2, scope, &saved));
+    return dp_optims_load(optims, 2, saved);
+}
+
+/* So many allocations succeed and the next one fails; false: there is no next one. Each small piece
+   of a scope is an allocation too. */
+static bool fails_after(size_t allocations)
+{
+    test_allocator counter = {0};
+    dp_config config = {
+        .device_count = 2, .poison = true, .allocator = test_allocator_of(&counter)};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_module *net = make_net(ctx, NULL);
+    const dp_named_optim optims[] = {{"gen", made(net, (dp_optim_config){.hyper = {.lr = 1}})},
+                                     {"dis", made(net, (dp_optim_config){.hyper = {.lr = 2}})}};
+    dp_scope *scope = dp_scope_begin(ctx);
+    counter.fail_at = counter.call_count + allocations + 1;
+    dp_status status = all_calls(ctx, scope, optims);
+    bool failed = counter.fail_count > 0;
+    CHECK_STATUS(status, failed ? DP_ERR_NO_MEMORY : DP_OK);
+    dp_scope_end(scope);
+    size_t before = 0;
+    for (int i = 0; i < 4; i++) { /* all memory goes back to where the next calls take it from */
+        scope = dp_scope_begin(ctx);
+        before = i == 1 ? counter.call_count : before;
+        CHECK_OK(all_calls(ctx, scope, optims));
+        dp_scope_end(scope);
+    }
+    CHECK_INT(counter.call_count, before);
+    dp_close(ctx);
+    CHECK_NO_LEAKS(&counter);
+    return failed;
+}
+
+TEST(each_allocation_for_logs_and_names_fails_once)
+{
+    size_t allocations = 0;
+    while (fails_after(allocations))
+        allocations++;
+}
