@@ -8,6 +8,20 @@
 #include "ranked.h"
 #include "torch_steps.h"
 
+/* Memory that the next scopes get: nobody may take it for zeros. */
+static void scribble(dp_ctx *ctx)
+{
+    enum { PIECES = 40, WORDS = 256 };
+    dp_scope *scope = dp_scope_begin(ctx);
+    for (size_t i = 0; i < PIECES; i++) {
+        uint64_t *piece = dp_scope_alloc(scope, WORDS * sizeof *piece);
+        CHECK(piece != NULL);
+        for (size_t k = 0; k < WORDS; k++)
+            piece[k] = (i * WORDS + k + 1) * 0x9e3779b97f4a7c15u;
+    }
+    dp_scope_end(scope);
+}
+
 /* ---- a wide net ------------------------------------------------------------------------------ */
 
 enum { WIDE_A = 1057, WIDE_B = 5, WIDE_C = 700, WIDE = WIDE_A + WIDE_B + WIDE_C };
@@ -123,6 +137,7 @@ static dp_optim *optim_of(dp_module *par, const rule_case *rule, dp_optim_config
     dp_optim *optim = NULL;
     config.rule = rule->rule();
     config.hyper = rule->hyper;
+    scribble(dp_module_ctx(par));
     CHECK_OK(dp_optim_create(par, &config, &optim));
     return optim;
 }
@@ -196,6 +211,9 @@ TEST(sharded_steps_of_torch)
         sharded_steps(open_here(devices));
         sharded_steps(open_on(toy_device(), devices));
     }
+    dp_ctx *ctx = open_on(toy_device(), 8);
+    check_sharded(ctx, &rules[1], true);
+    dp_close(ctx);
 }
 
 static void sharded_over_shm(meeting *m)
@@ -218,6 +236,64 @@ TEST(sharded_steps_of_torch_in_processes)
     in_processes(3, sharded_over_shm);
     in_processes(2, sharded_over_shm_by_owners_of_two);
     in_processes(2, sharded_on_toys);
+}
+
+/* More than travels at a time, of processes with several ranks that share memory. */
+static void large_steps(meeting *m)
+{
+    enum { MANY = 3 * ((1 << 16) + 1) + 2 };
+    const dp_param_config param = {.name = "w", .ndim = 1, .shape = {MANY}};
+    static float got[MANY];
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *net = NULL, *par = NULL;
+    dp_tensor data, grad, host;
+    dp_value saved;
+    const dp_tensor *state;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "large",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = &param,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    dp_optim *optim = optim_of(par, &rules[1], (dp_optim_config){.sharded = true});
+    CHECK_OK(dp_owner_edit(par, 0, 0, &data, &grad));
+    CHECK_OK(dp_fill(ctx, &data, dp_float(0)));
+    for (int i = 0; i < MANY; i++)
+        got[i] = (float)(i % 1021);
+    host = dp_wrap(got, DP_F32, 1, grad.shape);
+    CHECK_OK(dp_copy(ctx, &grad, &host, NULL));
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_read(ctx, &data, got, sizeof got));
+    for (int i = 0; i < MANY; i++)
+        CHECK_F64(got[i], -0.02 * (i % 1021), 1e-5);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    CHECK_OK(dp_as_tensor(dp_at(dp_get(dp_get(saved, "state"), "w"), 0), "w", DP_F32, 1, &state));
+    for (int i = 0; i < MANY; i++)
+        CHECK_F64(((const float *)state->data)[i], i % 1021, 0);
+    dp_close(ctx);
+}
+
+TEST(large_parameters_of_shared_memory)
+{
+    in_processes(2, large_steps);
+}
+
+/* Ranks that share memory have nothing to send. */
+TEST(nothing_is_sent_to_oneself)
+{
+    const dp_coll_ops *const colls[] = {decorate_coll(dp_cpu_coll()), NULL};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 3, .colls = colls}, &ctx));
+    dp_module *par = wide_par(ctx, DP_F32, true);
+    dp_optim *optim = optim_of(par, &rules[1], (dp_optim_config){.sharded = true});
+    wide_steps(par, optim, 0, 1);
+    int before = deco_calls(DECO_all_reduce) + deco_calls(DECO_all_gather);
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_INT(deco_calls(DECO_all_reduce) + deco_calls(DECO_all_gather), before);
+    dp_close(ctx);
 }
 
 /* ---- master copies --------------------------------------------------------------------------- */
@@ -443,6 +519,7 @@ static void check_spread(dp_module *par, const float *own, double two, double on
     double norm = 0;
     set_grad(par, 0, (const float[]){3, 0});
     set_grad(par, 1, own);
+    scribble(dp_module_ctx(par));
     CHECK_OK(dp_grad_norm(par, 2, &norm));
     CHECK_F64(norm, two, 1e-12);
     CHECK_OK(dp_grad_norm(par, 1, &norm));
@@ -487,22 +564,84 @@ TEST(norms_are_those_of_the_job)
     in_processes(2, norms_of_a_job);
 }
 
+/* Each gradient is finite, and the sum of squares is not. */
+TEST(a_norm_may_be_too_large)
+{
+    dp_ctx *ctx = open_here(2);
+    dp_module *par = wide_par(ctx, DP_F64, true);
+    dp_optim *optim = NULL;
+    dp_tensor data, grad;
+    CHECK_OK(
+        dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1}}, &optim));
+    CHECK_OK(dp_owner_edit(par, 0, 1, &data, &grad));
+    CHECK_OK(dp_fill(ctx, &grad, dp_float(1e200)));
+    CHECK_STATUS(dp_optim_step(optim), DP_ERR_STATE);
+    /* there is no other process that it could be of */
+    CHECK_STR(dp_last_error(), "dp_optim_step: the norm of the gradients is inf");
+    dp_close(ctx);
+}
+
 /* Devices with memory of their own follow the first. */
 TEST(what_is_not_reduced_is_stepped_once)
 {
     const float own = 4;
     dp_ctx *ctx = open_on(toy_device(), 3);
+    dp_scope *scope = dp_scope_begin(ctx);
     dp_module *par = spread_par(ctx);
     dp_optim *optim = NULL;
     dp_tensor data;
+    dp_value saved;
     float got = 0;
-    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 0.5}}, &optim));
+    scribble(ctx);
+    CHECK_OK(
+        dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 0.5, .momentum = 0.5}}, &optim));
     set_grad(par, 1, &own);
     CHECK_OK(dp_optim_step(optim));
     for (size_t owner = 0; owner < 3; owner++) {
         CHECK_OK(dp_owner_edit(par, owner, 1, &data, NULL));
         CHECK_OK(dp_read(ctx, &data, &got, sizeof got));
         CHECK_F64(got, owner == 0 ? -2 : 0, 0);
+    }
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    CHECK_OK(dp_optim_load(optim, saved));
+    set_grad(par, 1, &own);
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_owner_edit(par, 0, 1, &data, NULL));
+    CHECK_OK(dp_read(ctx, &data, &got, sizeof got));
+    CHECK_F64(got, -2 - 0.5 * (0.5 * 4 + 4), 0); /* with its momentum */
+    dp_close(ctx);
+}
+
+/* ... and so are its gradients divided and clipped, while all owners' are of what is reduced. */
+TEST(what_is_not_reduced_is_clipped_once)
+{
+    static const double want[] = {1.5, 0.75, 0.5}; /* divided, then by norm, then by value */
+    const float own[] = {4};
+    dp_ctx *ctx = open_on(toy_device(), 3);
+    dp_module *par = spread_par(ctx);
+    dp_optim *optim = NULL;
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}, .scale = {.scale = 2}},
+                             &optim));
+    follow(par);
+    set_grad(par, 0, (const float[]){3, 0});
+    set_grad(par, 1, own);
+    for (int i = 0; i < 3; i++) {
+        if (i == 0)
+            CHECK_OK(dp_optim_unscale(optim)); /* 1.5, 0 and 2 */
+        else if (i == 1)
+            CHECK_OK(dp_clip_grad_norm(par, 1.25, 2, NULL));
+        else
+            CHECK_OK(dp_clip_grad_value(par, 0.5));
+        for (size_t owner = 0; owner < 3; owner++)
+            for (size_t param = 0; param < 2; param++) {
+                double all = want[i], one = i < 2 ? want[i] * 4 / 3 : want[i];
+                dp_tensor data, grad;
+                float got = 0;
+                CHECK_OK(dp_owner_edit(par, owner, param, &data, &grad));
+                CHECK_OK(dp_narrow(&grad, 0, 0, 1, &grad));
+                CHECK_OK(dp_read(ctx, &grad, &got, sizeof got));
+                CHECK_F64(got, param == 0 ? all : owner == 0 ? one : 4, 1e-6);
+            }
     }
     dp_close(ctx);
 }
@@ -551,6 +690,24 @@ TEST(neighbours_are_stepped_together)
     check_seen(ctx, (dp_optim_config){.rule = &each}, true, DP_F32, 3, "a:2:7 b:1:5 c:1:700 ");
     check_seen(ctx, (dp_optim_config){.rule = &each, .masters = true}, true, DP_F16, 3,
                "a:2:7 b:1:5 c:1:700 ");
+    dp_close(ctx);
+}
+
+/* Neighbours are one to the norm too, whatever was in memory before. */
+TEST(a_norm_is_that_of_neighbours_together)
+{
+    dp_ctx *ctx = open_on(decorate_device(dp_cpu()), 1);
+    dp_module *packed = wide_net_of(ctx, DP_F32, true), *net = wide_net_of(ctx, DP_F32, false);
+    double norm = 0;
+    for (int i = 0; i < 2; i++) {
+        dp_module *module = i == 0 ? packed : net;
+        CHECK_OK(dp_grad_norm(module, 2, &norm)); /* gradients are there from now on */
+        scribble(ctx);
+        int before = deco_calls(DECO_kernel);
+        CHECK_OK(dp_grad_norm(module, 2, &norm));
+        CHECK_INT(deco_calls(DECO_kernel) - before, i == 0 ? 2 : 4); /* one more has the sums */
+        CHECK_F64(norm, 0, 0);
+    }
     dp_close(ctx);
 }
 
@@ -633,8 +790,10 @@ TEST(every_allocation_of_spread_state_fails_once)
 {
     const dp_device_ops *const backends[] = {toy_device(), NULL};
     test_allocator counter = {0};
-    dp_config config = {
-        .backends = backends, .device_count = 2, .allocator = test_allocator_of(&counter)};
+    dp_config config = {.backends = backends,
+                        .device_count = 2,
+                        .poison = true, /* each small piece of a scope is an allocation too */
+                        .allocator = test_allocator_of(&counter)};
     bool fired = true;
     for (int at = 1; fired; at++) {
         dp_ctx *ctx = NULL;
