@@ -208,6 +208,22 @@ TEST_BACKENDS(a_rule_may_be_yours)
     CHECK_F64(own.lrs[0], 0.5, 0);
 }
 
+static dp_status runs_nothing(const dp_rule_args *args)
+{
+    return dp_kernel_run(args->ctx, args->local_rank, NULL);
+}
+
+/* What another function has said is told as it is. */
+TEST_BACKENDS(a_rule_may_fail)
+{
+    const dp_rule rule = {.size = sizeof rule, .name = "none", .step = runs_nothing};
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.rule = &rule, .hyper = {.lr = 1}});
+    CHECK_STATUS(dp_optim_step(optim), DP_ERR_INVALID);
+    CHECK_INT(strncmp(dp_last_error(), "dp_kernel_run: ", 15), 0);
+    CHECK_INT(info_of(optim).step_count, 0);
+}
+
 /* ---- groups ---------------------------------------------------------------------------------- */
 
 static void check_factor(dp_ctx *ctx, const char *match, bool weight, bool bias)
@@ -239,6 +255,7 @@ TEST_BACKENDS(groups_are_found_by_name)
     check_factor(ctx, "*ei*t", true, false);
     check_factor(ctx, "b*as", false, true);
     check_factor(ctx, "b*s*", false, true);
+    check_factor(ctx, "*bs", false, false);
     check_factor(ctx, "layer", false, false);
     check_factor(ctx, "ayer.weight", false, false);
     check_factor(ctx, "", false, false);
@@ -247,8 +264,9 @@ TEST_BACKENDS(groups_are_found_by_name)
 
 TEST(the_first_group_counts)
 {
-    const double half = 0.5, none = 0, two = 2;
-    const dp_param_group groups[] = {{"*bias", &half, &none}, {"*", &two, NULL}};
+    double half = 0.5, none = 0, two = 2;
+    char match[] = "*bias";
+    dp_param_group groups[] = {{match, &half, &none}, {"*", &two, NULL}};
     dp_ctx *ctx = NULL;
     double lr = 0;
     float got[TORCH_ALL], zeros[TORCH_ALL] = {0};
@@ -258,6 +276,9 @@ TEST(the_first_group_counts)
                                                       .groups = groups,
                                                       .group_count = 2});
     CHECK_INT(info_of(optim).group_count, 3);
+    half = none = two = 7; /* it has copies */
+    memset(match, 0, sizeof match);
+    memset(groups, 0, sizeof groups);
     for (size_t i = 0; i < 3; i++) {
         CHECK_OK(dp_optim_lr(optim, i, &lr));
         CHECK_F64(lr, i == 0 ? 0.0625 : i == 1 ? 0.25 : 0.125, 0);
@@ -288,6 +309,7 @@ TEST(schedules_of_torch)
 {
     double one = 1;
     check_factors((dp_schedule){0}, (const double[]){1, 1, 1}, 3);
+    check_factors((dp_schedule){.start_factor = 0.5}, (const double[]){1, 1}, 2); /* of no steps */
     check_factors((dp_schedule){.warmup = 4, .start_factor = 0.25},
                   (const double[]){0.25, 0.4375, 0.625, 0.8125, 1, 1}, 6);
     check_factors((dp_schedule){.warmup = 3}, (const double[]){0.25, 0.5, 0.75, 1, 1}, 5);
@@ -585,7 +607,13 @@ TEST_BACKENDS(what_is_not_finite_is_named)
         net_pull(net, true, got);
         CHECK_F64(got[0], 1, 0);
         CHECK_INT(info_of(optim).step_count, 0);
+        some_steps(net, optim, 0, 1);
+        CHECK(info_of(optim).has_norm);
+        net_put(net, true, grads);
+        CHECK_STATUS(dp_optim_step(optim), DP_ERR_STATE);
+        CHECK(!info_of(optim).has_norm); /* that of the step before is not taken for it */
         dp_optim_destroy(optim);
+        net_put(net, false, beginning);
     }
     dp_optim *optim =
         optim_of(net, (dp_optim_config){.hyper = {.lr = 0.125},
@@ -774,8 +802,12 @@ TEST_BACKENDS(the_scale_is_kept)
     dp_value saved;
     CHECK_OK(scaled_step(net, optim, INFINITY));
     CHECK_OK(scaled_step(net, optim, 1));
+    CHECK_OK(dp_optim_progress(optim, 5, -1));
     CHECK_OK(dp_optim_save(optim, scope, &saved));
     CHECK_OK(dp_optim_load(other, saved));
+    CHECK_INT(info_of(other).done, 5);
+    CHECK_INT(info_of(other).step_count, 1);
+    CHECK_INT(info_of(other).skip_count, 1);
     CHECK_F64(info_of(other).scale, 2, 0);
     CHECK_OK(scaled_step(net, other, 1));
     CHECK_F64(info_of(other).scale, 2, 0);
@@ -850,8 +882,18 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
                 "'steps' is missing, or no count");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "done", dp_int(-1))), DP_ERR_MISMATCH,
                 "'done' is missing");
+    static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL};
+    for (int i = 0; i < 4; i++)
+        CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_float(no_scales[i]))),
+                    DP_ERR_MISMATCH, "'scale' is missing, or no number above 0");
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_int(1))), DP_ERR_MISMATCH,
+                "'scale' is missing");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", dp_none())), DP_ERR_MISMATCH,
                 "'bias' has 1 tensors of state, 0 were saved");
+    dp_tensor odd = *dp_at(dp_get(state, "bias"), 0).as.t;
+    odd.shape[1] = 9; /* which is no dim of it */
+    more = with(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &odd)));
+    CHECK_OK(dp_optim_load(optim, with(scope, saved, "state", more)));
     more = with(scope, state, "bias", DP_LIST_OF(scope, dp_of(scope, &small)));
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", more)), DP_ERR_MISMATCH,
                 "dim 0 of the state of 'bias' is 3, saved 1");
@@ -863,6 +905,45 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
                 "2 parameters, saved 3");
     CHECK_INT(info_of(optim).step_count, 3);
     CHECK_OK(dp_optim_load(optim, saved));
+}
+
+/* Turned around, it has to be put in order first: for that there may be no memory. */
+TEST(state_that_is_no_longer_in_order)
+{
+    test_allocator counter = {0};
+    dp_config with_counter = {
+        .device_count = 1, .poison = true, .allocator = test_allocator_of(&counter)};
+    dp_ctx *ctx = NULL;
+    dp_value saved;
+    dp_tensor turned;
+    dp_status status = DP_ERR_NO_MEMORY;
+    CHECK_OK(dp_open(&with_counter, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1, .momentum = 0.5}});
+    some_steps(net, optim, 0, 1);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    dp_value state = dp_get(saved, "state");
+    const dp_tensor *weight = dp_at(dp_get(state, "layer.weight"), 0).as.t;
+    CHECK_OK(dp_transpose(weight, 0, 1, &turned));
+    state = with(scope, state, "layer.weight", DP_LIST_OF(scope, dp_of(scope, &turned)));
+    dp_value other = with(scope, with(scope, saved, "state", state), "steps", dp_int(9));
+    for (size_t at = 1; status != DP_OK; at++) {
+        CHECK_INT(info_of(optim).step_count, 1);
+        counter.fail_at = counter.call_count + at;
+        counter.fail_count = 0;
+        status = dp_optim_load(optim, other);
+        CHECK_STATUS(status, counter.fail_count > 0 ? DP_ERR_NO_MEMORY : DP_OK);
+        CHECK(at > 1 || status != DP_OK);
+    }
+    counter.fail_at = 0;
+    CHECK_INT(info_of(optim).step_count, 9);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    const float *was = weight->data;
+    const float *is = dp_at(dp_get(dp_get(saved, "state"), "layer.weight"), 0).as.t->data;
+    for (int i = 0; i < A; i++)
+        CHECK_F64(is[i], was[i % 2 * 2 + i / 2], 0);
+    dp_close(ctx);
 }
 
 /* ---- several owners -------------------------------------------------------------------------- */
@@ -885,15 +966,14 @@ static void owners_step(dp_ctx *ctx, dp_module *par, dp_optim *optim, int step)
     dp_scope_end(scope);
 }
 
-/* Each device steps its own parameters, and all have the same. */
-TEST_BACKENDS(every_owner_is_stepped)
+/* Steps of a wrapper are those of a module alone. */
+static void check_owners(dp_ctx *ctx, dp_module *net, dp_module *par)
 {
     static const net_shape shape = {0};
     float alone[NET_PARAMS], together[NET_PARAMS];
     const dp_optim_config config = {
         .rule = dp_adamw(), .hyper = {.lr = 0.01}, .clip = {.norm = 0.5}};
-    dp_module *one = net_create(ctx, &shape, 0), *net = net_create(ctx, &shape, 0), *par = NULL;
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    dp_module *one = net_create(ctx, &shape, 0);
     dp_optim *first = optim_of(one, config), *all = optim_of(par, config);
     for (int step = 0; step < 5; step++) {
         owners_step(ctx, one, first, step);
@@ -905,7 +985,21 @@ TEST_BACKENDS(every_owner_is_stepped)
     net_numbers(ctx, net, false, together);
     for (int i = 0; i < NET_PARAMS; i++)
         CHECK_F64(together[i], alone[i], 1e-4);
+    dp_optim_destroy(first);
+    dp_optim_destroy(all);
+}
+
+/* Each device steps its own parameters, and all have the same; or all follow the first. */
+TEST_BACKENDS(every_owner_is_stepped)
+{
+    static const net_shape shape = {0};
+    dp_module *net = net_create(ctx, &shape, 0), *par = NULL;
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    check_owners(ctx, net, par);
     CHECK_OK(dp_params_compare(par));
+    net = net_create(ctx, &shape, 0);
+    CHECK_OK(dp_data_parallel(net, NULL, &par));
+    check_owners(ctx, net, par);
 }
 
 /* ---- bad input ------------------------------------------------------------------------------- */
@@ -1035,6 +1129,7 @@ TEST_BACKENDS(calls_that_make_no_sense)
     CHECK_ERROR(dp_optim_create(net, &config, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_optim_step(NULL), DP_ERR_INVALID, "dp_optim_step: this is no optimizer");
     CHECK_ERROR(dp_optim_step(&stranger), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_unscale(&stranger), DP_ERR_INVALID, "this is no optimizer");
     CHECK_ERROR(dp_optim_progress(&stranger, 0, 0), DP_ERR_INVALID, "this is no optimizer");
     CHECK_ERROR(dp_optim_info_get(&stranger, &info), DP_ERR_INVALID, "this is no optimizer");
     CHECK_ERROR(dp_optim_lr(NULL, 0, &number), DP_ERR_INVALID, "this is no optimizer");
@@ -1057,6 +1152,22 @@ TEST_BACKENDS(calls_that_make_no_sense)
     CHECK_ERROR(dp_clip_grad_norm(net, 0, 2, NULL), DP_ERR_INVALID, "most is 0");
     CHECK_ERROR(dp_clip_grad_norm(net, 1, (double)NAN, NULL), DP_ERR_INVALID, "p is nan");
     CHECK_ERROR(dp_clip_grad_value(net, -1), DP_ERR_INVALID, "most is -1");
+    CHECK_ERROR(dp_clip_grad_value(net, (double)NAN), DP_ERR_INVALID, "most is nan");
+}
+
+TEST(parameters_that_are_no_numbers_of_a_floating_dtype)
+{
+    const dp_param_config param = {.name = "ids", .dtype = DP_I64, .ndim = 1, .shape = {2}};
+    dp_ctx *ctx = NULL;
+    dp_module *net = NULL;
+    dp_optim *optim = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "n", .params = &param, .param_count = 1}, &net));
+    CHECK_ERROR(dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1}}, &optim),
+                DP_ERR_INVALID,
+                "dp_optim_create: parameter 'ids' is i64, which is no floating dtype");
+    dp_close(ctx);
 }
 
 TEST(a_net_without_parameters)
@@ -1079,33 +1190,79 @@ TEST(a_net_without_parameters)
 
 /* ---- no memory ------------------------------------------------------------------------------- */
 
-TEST(every_allocation_fails_once)
+/* The calls that need memory. */
+static dp_status all_calls(dp_module *net, dp_scope *scope)
+{
+    static const dp_param_group groups[] = {{.match = "bias"}, {.match = "*"}};
+    const dp_optim_config config = {.rule = dp_adamw(),
+                                    .hyper = {.lr = 1},
+                                    .groups = groups,
+                                    .group_count = 2,
+                                    .clip = {.norm = 1},
+                                    .scale = {.scale = 2},
+                                    .masters = true};
+    dp_optim *optim = NULL;
+    dp_value saved;
+    double norm;
+    TRY(dp_optim_create(net, &config, &optim));
+    TRY(dp_optim_unscale(optim));
+    TRY(dp_optim_step(optim));
+    TRY(dp_optim_save(optim, scope, &saved));
+    TRY(dp_optim_load(optim, saved));
+    TRY(dp_grad_norm(net, 3, &norm));
+    TRY(dp_clip_grad_norm(net, 1, 2, NULL));
+    TRY(dp_clip_grad_value(net, 1));
+    dp_optim_destroy(optim);
+    return DP_OK;
+}
+
+/* poison: each small piece of a scope is an allocation too. */
+static void check_each_allocation(dp_dtype dtype, bool poison)
 {
     test_allocator counter = {0};
-    dp_config config = {.device_count = 2, .allocator = test_allocator_of(&counter)};
+    dp_config config = {
+        .device_count = 2, .poison = poison, .allocator = test_allocator_of(&counter)};
     bool fired = true;
     for (int at = 1; fired; at++) {
         dp_ctx *ctx = NULL;
-        dp_optim *optim = NULL;
-        dp_value saved;
         counter = (test_allocator){0};
         CHECK_OK(dp_open(&config, &ctx));
-        dp_module *net = begun_net(ctx);
+        dp_module *net = bare_net(ctx, dtype);
         dp_scope *scope = dp_scope_begin(ctx);
         counter.fail_at = counter.call_count + (size_t)at;
-        dp_status status = dp_optim_create(
-            net, &(dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 1}, .clip = {.norm = 1}},
-            &optim);
-        if (status == DP_OK)
-            status = dp_optim_step(optim);
-        if (status == DP_OK)
-            status = dp_optim_save(optim, scope, &saved);
+        dp_status status = all_calls(net, scope);
         fired = counter.fail_count > 0;
-        CHECK(status == DP_OK || status == DP_ERR_NO_MEMORY);
-        CHECK(fired || status == DP_OK);
+        CHECK_STATUS(status, fired ? DP_ERR_NO_MEMORY : DP_OK);
         dp_close(ctx);
         CHECK_NO_LEAKS(&counter);
     }
+}
+
+TEST(every_allocation_fails_once)
+{
+    check_each_allocation(DP_F32, false);
+    check_each_allocation(DP_F32, true);
+    check_each_allocation(DP_BF16, true);
+}
+
+/* All memory goes back to where the next calls take it from. */
+TEST(no_call_keeps_memory)
+{
+    test_allocator counter = {0};
+    dp_config config = {
+        .device_count = 2, .poison = true, .allocator = test_allocator_of(&counter)};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_module *net = bare_net(ctx, DP_BF16);
+    size_t before = 0;
+    for (int i = 0; i < 4; i++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        before = i == 1 ? counter.call_count : before;
+        CHECK_OK(all_calls(net, scope));
+        dp_scope_end(scope);
+    }
+    CHECK_INT(counter.call_count, before);
+    dp_close(ctx);
 }
 
 /* What is kept of many parameters does not fit into memory that a scope has already. */
@@ -1184,6 +1341,7 @@ static void check_line(const char *said, bool terminal, const char *wants, const
     read_until(ends[0], text, sizeof text, "end");
     CHECK_SAYS(text, wants);
     CHECK_SAYS(text, wants_too);
+    CHECK(*wants_too != '\0' || strstr(text, "epoch") == NULL);
     close(ends[0]);
     close(ends[1]);
     dp_close(ctx);
@@ -1199,4 +1357,44 @@ TEST(progress_is_told_to_terminals)
     check_line("off", true, "end\r\n", "");
     check_line("on", false, "epoch 1/2  step 1/3  loss 0.25\nepoch 1/2  step 2/3  ",
                " samples/s  0:00 left\nend\n");
+}
+
+/* Hours go by where the first step is said to have been long ago. */
+static void tell_hours(dp_ctx *ctx)
+{
+    const int64_t second = 1000000000;
+    dp_progress progress = {.epoch_count = 1, .step_count = 10, .every_s = 500};
+    dp_progress_step(&progress, ctx, 0, 1, 8, dp_none());
+    dp_progress_step(&progress, ctx, 0, 2, 250, dp_none()); /* too early */
+    progress.seen.began_ns -= 1000 * second;
+    progress.seen.shown_ns -= 1000 * second;
+    dp_progress_step(&progress, ctx, 0, 3, 250, dp_none());
+    progress.seen.began_ns -= 4000 * second;
+    progress.seen.shown_ns -= 4000 * second;
+    dp_progress_step(&progress, ctx, 0, 5, 2000, dp_none());
+    dp_progress_end(&progress);
+    dp_progress_step(&progress, ctx, 0, 6, 8, dp_none()); /* it begins anew */
+    dp_progress_end(&progress);
+}
+
+TEST(progress_tells_how_long_it_takes)
+{
+    char text[1024];
+    int ends[2], kept = dup(2);
+    dp_ctx *ctx = NULL;
+    CHECK(pipe(ends) == 0 && setenv("DP_PROGRESS", "on", 1) == 0);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    CHECK(dup2(ends[1], 2) == 2);
+    tell_hours(ctx);
+    fprintf(stderr, "end\n");
+    CHECK(dup2(kept, 2) == 2);
+    read_until(ends[0], text, sizeof text, "end\n");
+    CHECK_STR(text, "epoch 1/1  step 1/10\n"
+                    "epoch 1/1  step 3/10  0.5 samples/s  58:20 left\n"
+                    "epoch 1/1  step 5/10  0.5 samples/s  1:44:10 left\n"
+                    "epoch 1/1  step 6/10\nend\n");
+    close(ends[0]);
+    close(ends[1]);
+    dp_close(ctx);
+    unsetenv("DP_PROGRESS");
 }
