@@ -313,6 +313,11 @@ static double dp__train_or(double number, double usual)
     return number > 0 || number < 0 ? number : usual;
 }
 
+static int64_t dp__train_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
 static dp_status dp__train_hyper_check(const dp_hyper *hyper)
 {
     if (!(hyper->lr > 0) || !isfinite(hyper->lr))
@@ -358,8 +363,7 @@ static dp_status dp__train_rule_kernel(const dp_rule_args *args, dp_kernel kerne
                           .out_count = 1 + (size_t)state_count,
                           .in_count = args->gate != NULL ? 2 : 1,
                           .flags = flags | (args->hyper.maximize ? DP_KERNEL_MAXIMIZE : 0u)};
-    for (int i = 0; i < state_count; i++)
-        out[1 + i] = args->state[i];
+    memcpy(&out[1], args->state, (size_t)state_count * sizeof *out);
     memcpy(own.numbers, numbers, number_count * sizeof *numbers);
     return dp_kernel_run(args->ctx, args->local_rank, &own);
 }
@@ -753,7 +757,7 @@ static dp_status dp__train_run_powers(const dp__train_views *views, const dp__tr
     dp_tensor grad = dp__train_run_grad(views, 0, run), own, to;
     int64_t most = wide->shape[0];
     for (int64_t at = 0, some; at < grad.shape[0]; at += some) {
-        some = grad.shape[0] - at < most ? grad.shape[0] - at : most;
+        some = dp__train_least(grad.shape[0] - at, most);
         DP_TRY(dp_narrow(&grad, 0, at, some, &own));
         DP_TRY(dp_narrow(wide, 0, 0, some, &to));
         DP_TRY(dp_cast(views->ctx, &to, &own));
@@ -835,7 +839,7 @@ static dp_status dp__train_clip_check(double p, double most, const char *what)
 static double dp__train_clip_factor(double most, double norm)
 {
     double factor = most / (norm + 1e-6);
-    return factor < 1 || isnan(factor) ? factor : 1;
+    return factor >= 1 ? 1 : factor; /* NaN stays */
 }
 
 /* Elements of a gradient, between the two limits; a chunk at a time, as long as the limits are. */
@@ -937,7 +941,7 @@ static dp_status dp__train_norm_and_scale(const dp__train_views *views,
 {
     DP_TRY(dp__train_norm(views, clipping->p, &clipping->norm));
     double factor = dp__train_clip_factor(clipping->most, clipping->norm);
-    return factor < 1 || isnan(factor) ? dp__train_scale_all(views, factor) : DP_OK;
+    return factor >= 1 ? DP_OK : dp__train_scale_all(views, factor);
 }
 
 static dp_status dp__train_value_only(const dp__train_views *views, dp__train_clipping *clipping)
@@ -1199,8 +1203,7 @@ static dp_status dp__train_master_step(const dp__train_optimizer *optim, const d
     for (int64_t at = 0, some; at < turn->data.shape[0]; at += some) {
         dp_rule_args args = turn->args;
         dp_tensor grad, from, master, to;
-        some = turn->data.shape[0] - at;
-        some = some < room->shape[0] ? some : room->shape[0];
+        some = dp__train_least(turn->data.shape[0] - at, room->shape[0]);
         DP_TRY(dp_narrow(room, 0, 0, some, &grad));
         DP_TRY(dp_narrow(&turn->grad, 0, at, some, &from));
         DP_TRY(dp_narrow(&turn->master, 0, at, some, &master));
@@ -1462,12 +1465,12 @@ static dp_status dp__train_optim_check(dp_optim_config *config)
 {
     dp_clip *clip = &config->clip;
     config->rule = config->rule != NULL ? config->rule : dp_sgd();
-    config->accumulate = config->accumulate == 0 ? 1 : config->accumulate;
     clip->p = dp__train_or(clip->p, 2);
     if (config->rule->size < sizeof *config->rule || config->rule->step == NULL)
         return dp_error(DP_ERR_INVALID, "rule has no step");
     if (config->accumulate < 0)
         return dp_error(DP_ERR_INVALID, "accumulate is %d", config->accumulate);
+    config->accumulate = config->accumulate == 0 ? 1 : config->accumulate;
     if ((unsigned)config->compute_dtype > DP_BF16)
         return dp_error(DP_ERR_INVALID, "compute_dtype is %d, which is no floating dtype",
                         (int)config->compute_dtype);
