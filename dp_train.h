@@ -613,13 +613,21 @@ static dp_status dp__train_ask(const dp__train_views *views)
     return DP_OK;
 }
 
+/* The first that ranks reduce, or as many as there are. */
+static size_t dp__train_first_reduced(const dp__train_views *views)
+{
+    size_t i = 0;
+    while (i < views->count && !views->reduced[i])
+        i++;
+    return i;
+}
+
 /* An owner's ranks go up to the next one's. */
 static void dp__train_rank_all(dp__train_views *views)
 {
+    size_t i = dp__train_first_reduced(views);
     for (size_t owner = 0; owner <= views->owner_count; owner++) {
-        size_t i = 0, local = owner > 0 ? (size_t)views->job.local_count : 0;
-        while (owner > 0 && i < views->count && !views->reduced[i])
-            i++;
+        size_t local = owner > 0 ? (size_t)views->job.local_count : 0;
         if (owner > 0 && owner < views->owner_count && i < views->count)
             local = (size_t)dp__train_data(views, owner, i)->device.index;
         views->ranks[owner] = (size_t)views->job.rank_first + local;
@@ -1554,12 +1562,13 @@ static dp_status dp__train_span_make(dp__train_optimizer *optim, dp_scope *temp,
 /* How many elements a master copy is stepped by at a time; 0: there is none. */
 static int64_t dp__train_room(const dp__train_optimizer *optim)
 {
-    const size_t usual = 1 << 20;
-    size_t room = 0;
+    const int64_t usual = 1 << 20;
+    int64_t room = 0;
     for (size_t r = 0; r < optim->views.run_count; r++)
-        if (optim->spans[r].slots > optim->state_count && optim->views.runs[r].count > room)
-            room = optim->views.runs[r].count;
-    return (int64_t)(room < usual || optim->config.rule->whole ? room : usual);
+        if (optim->spans[r].slots > optim->state_count &&
+            (int64_t)optim->views.runs[r].count > room)
+            room = (int64_t)optim->views.runs[r].count;
+    return optim->config.rule->whole ? room : dp__train_least(room, usual);
 }
 
 static dp_status dp__train_rooms_make(dp__train_optimizer *optim)
@@ -1626,15 +1635,12 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
 static dp_status dp__train_sharded_begin(dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
-    size_t i = 0;
-    while (i < views->count && !views->reduced[i])
-        i++;
     if (!optim->config.sharded)
         return DP_OK;
     if (optim->config.rule->whole)
         return dp_error(DP_ERR_INVALID, "sharded: rule '%s' wants parameters whole",
                         optim->config.rule->name != NULL ? optim->config.rule->name : "");
-    if (i == views->count)
+    if (dp__train_first_reduced(views) == views->count)
         return dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
                         dp_module_name(views->module));
     return dp_any(views->ctx, views->owner_count < (size_t)views->job.local_count, &optim->staged);
@@ -2147,25 +2153,24 @@ static const char *dp__train_key(dp_scope *scope, const char *name, const char *
     return key;
 }
 
-/* What it is at, in `pairs`; how many they are, or -1: there is no memory. */
-static int dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pair *pairs)
+/* What it is at, added to the pairs that are used already. */
+static dp_status dp__train_log_one(dp_scope *scope, const dp_named_optim *named, dp_pair *pairs,
+                                   size_t *used)
 {
     dp_optim_info info;
-    int count = 0;
-    if (dp_optim_info_get(named->optim, &info) != DP_OK)
-        return -1;
+    DP_TRY(dp_optim_info_get(named->optim, &info));
     const struct {
         const char *what;
         double number;
     } all[] = {{"lr", info.lr}, {"momentum", info.momentum}, {"grad_norm", info.grad_norm}};
-    for (; count < (info.has_norm ? 3 : 2); count++) {
-        pairs[count].key =
-            dp__train_key(scope, named->name != NULL ? named->name : "", all[count].what);
-        pairs[count].value = dp_float(all[count].number);
-        if (pairs[count].key == NULL)
-            return -1;
+    for (int i = 0; i < (info.has_norm ? 3 : 2); i++) {
+        dp_pair *pair = &pairs[(*used)++];
+        pair->key = dp__train_key(scope, named->name != NULL ? named->name : "", all[i].what);
+        pair->value = dp_float(all[i].number);
+        if (pair->key == NULL)
+            return dp__train_full();
     }
-    return count;
+    return DP_OK;
 }
 
 DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_scope *scope,
@@ -2175,15 +2180,12 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
     DP_TRY(dp__train_optims_check(__func__, optims, count));
     DP_TRY(dp__train_wants(__func__, scope, out));
     dp_pair *pairs = dp_scope_alloc(scope, 3 * count * sizeof *pairs);
-    for (size_t i = 0; i < count && pairs != NULL; i++) {
-        int more = dp__train_log_one(scope, &optims[i], pairs + used);
-        if (more < 0)
-            pairs = NULL;
-        used += more > 0 ? (size_t)more : 0;
-    }
-    if (pairs == NULL)
-        return dp__train_named(__func__, dp__train_full());
-    return dp__train_named(__func__, dp__train_dict(scope, pairs, used, out));
+    dp_status status = pairs != NULL ? DP_OK : dp__train_full();
+    for (size_t i = 0; i < count && status == DP_OK; i++)
+        status = dp__train_log_one(scope, &optims[i], pairs, &used);
+    if (status == DP_OK)
+        status = dp__train_dict(scope, pairs, used, out);
+    return dp__train_named(__func__, status);
 }
 
 /* ==== >>means ===================================================================================
@@ -2298,7 +2300,7 @@ static int dp__train_how(const dp_ctx *ctx)
 }
 
 typedef struct dp__train_line {
-    char text[200];
+    char text[256]; /* six counts, a loss, a rate and a time are at most 168 */
     size_t used;
 } dp__train_line;
 
@@ -2310,7 +2312,6 @@ __attribute__((format(printf, 2, 3))) static void dp__train_add(dp__train_line *
     int length = vsnprintf(line->text + line->used, sizeof line->text - line->used, format, args);
     va_end(args);
     line->used += length > 0 ? (size_t)length : 0;
-    line->used = line->used < sizeof line->text ? line->used : sizeof line->text - 1;
 }
 
 /* "step 3/10", or "step 3". */
