@@ -646,6 +646,48 @@ TEST(what_is_not_reduced_is_clipped_once)
     dp_close(ctx);
 }
 
+static dp_optim *meddled;
+static dp_status met[2];
+
+static dp_status meddle(dp_call *call)
+{
+    met[call->local_rank] = dp_optim_unscale(meddled);
+    call->out = dp_none();
+    return DP_OK;
+}
+
+/* While all devices run, gradients are left alone. */
+TEST(gradients_are_not_divided_in_a_forward)
+{
+    static const dp_method meddling[] = {{"forward", meddle}, {"backward", idle}};
+    const dp_param_config param = {.name = "w", .ndim = 1, .shape = {1}};
+    dp_ctx *ctx = open_on(toy_device(), 2);
+    dp_module *net = NULL, *par = NULL;
+    dp_tensor data, grad;
+    float got = 0;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = meddling,
+                                                  .method_count = 2,
+                                                  .params = &param,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_OK(dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}, .scale = {.scale = 2}},
+                             &meddled));
+    set_grad(par, 0, (const float[]){4});
+    follow(par);
+    CHECK_STATUS(met[0], DP_ERR_STATE);
+    CHECK_STATUS(met[1], DP_ERR_STATE);
+    CHECK_OK(dp_optim_unscale(meddled));
+    for (size_t owner = 0; owner < 2; owner++) {
+        CHECK_OK(dp_owner_edit(par, owner, 0, &data, &grad));
+        CHECK_OK(dp_read(ctx, &grad, &got, sizeof got));
+        CHECK_F64(got, 2, 0);
+    }
+    dp_close(ctx);
+}
+
 /* ---- which are stepped together -------------------------------------------------------------- */
 
 static struct seen {
