@@ -1082,7 +1082,7 @@ static dp_status dp__train_stage(const dp__train_optimizer *optim, size_t each, 
     int64_t last = (int64_t)(views->ranks[owner + 1] * each) - from;
     dp_tensor to, own;
     first = first > 0 ? first : 0;
-    last = last < stage->shape[0] ? last : stage->shape[0];
+    last = dp__train_least(last, stage->shape[0]);
     DP_TRY(dp_fill(views->ctx, stage, dp_int(0)));
     if (first >= last)
         return DP_OK;
@@ -1091,31 +1091,24 @@ static dp_status dp__train_stage(const dp__train_optimizer *optim, size_t each, 
     return dp_copy(views->ctx, &to, &own, NULL);
 }
 
-/* The owner that a local rank sends for, and owner_count for one that has nothing to send. */
-static size_t dp__train_sender(const dp__train_views *views, size_t local)
-{
-    size_t owner = 0, rank = (size_t)views->job.rank_first + local;
-    while (owner < views->owner_count && views->ranks[owner] != rank)
-        owner++;
-    return owner;
-}
-
+/* The first rank of an owner sends for all of them. */
 static dp_status dp__train_gather_some(const dp__train_optimizer *optim, size_t each,
                                        const dp_tensor *all, int64_t from, int64_t count)
 {
     const dp__train_views *views = &optim->views;
     dp_dtype dtype = (dp_dtype)all->dtype;
+    size_t owner = 0; /* whose first rank is next: after the last owner, it is another process' */
     for (size_t r = 0; r < (size_t)views->job.local_count; r++) {
-        size_t owner = dp__train_sender(views, r);
         const dp_tensor *room = &optim->stages[r];
         dp_tensor stage = dp__train_flat(room, room->data, dtype, (size_t)count);
-        bool sends = owner < views->owner_count;
+        bool sends = views->ranks[owner] == (size_t)views->job.rank_first + r;
         DP_TRY(sends ? dp__train_stage(optim, each, owner, &all[owner], from, &stage)
                      : dp_fill(views->ctx, &stage, dp_int(0)));
         optim->parts[r] = (dp_part){.send = stage.data, .recv = sends ? stage.data : NULL};
+        owner += sends;
     }
     DP_TRY(dp_all_reduce(views->ctx, optim->parts, (size_t)count, dtype, DP_OP_SUM));
-    for (size_t owner = 0; owner < views->owner_count; owner++) {
+    for (owner = 0; owner < views->owner_count; owner++) {
         size_t r = views->ranks[owner] - (size_t)views->job.rank_first;
         dp_tensor to,
             stage = dp__train_flat(&optim->stages[r], optim->stages[r].data, dtype, (size_t)count);
@@ -1137,7 +1130,7 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
     if (!optim->staged)
         return dp__train_gather_each(optim, each, all);
     for (int64_t at = 0; at < cut; at += some) {
-        some = cut - at < DP__TRAIN_STAGE ? cut - at : DP__TRAIN_STAGE;
+        some = dp__train_least(cut - at, DP__TRAIN_STAGE);
         DP_TRY(dp__train_gather_some(optim, each, all, at, some));
     }
     return DP_OK;
