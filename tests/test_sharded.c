@@ -231,11 +231,18 @@ static void sharded_on_toys(meeting *m)
     sharded_steps(open_job(m, 1 + m->process, toy_device()));
 }
 
+/* Two ranks that share memory, and two that do not. */
+static void sharded_on_toys_and_a_host(meeting *m)
+{
+    sharded_steps(open_job(m, 2, m->process == 0 ? dp_cpu() : toy_device()));
+}
+
 TEST(sharded_steps_of_torch_in_processes)
 {
     in_processes(3, sharded_over_shm);
     in_processes(2, sharded_over_shm_by_owners_of_two);
     in_processes(2, sharded_on_toys);
+    in_processes(2, sharded_on_toys_and_a_host);
 }
 
 /* More than travels at a time, of processes with several ranks that share memory. */
