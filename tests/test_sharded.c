@@ -211,8 +211,17 @@ TEST(sharded_steps_of_torch)
         sharded_steps(open_here(devices));
         sharded_steps(open_on(toy_device(), devices));
     }
+}
+
+TEST(eight_owners_step_all_their_parameters)
+{
+    static float got[WIDE];
     dp_ctx *ctx = open_on(toy_device(), 8);
-    check_sharded(ctx, &rules[1], true);
+    dp_module *par = wide_par(ctx, DP_F32, false);
+    dp_optim *optim = optim_of(par, &rules[1], (dp_optim_config){0});
+    wide_steps(par, optim, 0, 2);
+    wide_numbers(par, got); /* all have the same */
+    CHECK_OK(dp_params_compare(par));
     dp_close(ctx);
 }
 
