@@ -243,7 +243,9 @@ static void sharded_on_toys(meeting *m)
 /* Two ranks that share memory, and two that do not. */
 static void sharded_on_toys_and_a_host(meeting *m)
 {
-    sharded_steps(open_job(m, 2, m->process == 0 ? dp_cpu() : toy_device()));
+    dp_ctx *ctx = open_job(m, 2, m->process == 0 ? dp_cpu() : toy_device());
+    check_sharded(ctx, &rules[1], true);
+    dp_close(ctx);
 }
 
 TEST(sharded_steps_of_torch_in_processes)
