@@ -593,6 +593,7 @@ TEST_BACKENDS(a_step_is_clipped)
 TEST_BACKENDS(what_is_not_finite_is_named)
 {
     const float grads[TORCH_ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
+    const float others[TORCH_ALL] = {1, NAN, 1, 1, 1, 1, 1};
     float got[TORCH_ALL];
     dp_module *net = begun_net(ctx);
     for (int i = 0; i < 2; i++) {
@@ -607,6 +608,8 @@ TEST_BACKENDS(what_is_not_finite_is_named)
         net_pull(net, true, got);
         CHECK_F64(got[0], 1, 0);
         CHECK_INT(info_of(optim).step_count, 0);
+        net_put(net, true, others); /* the first parameter's are finite */
+        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE, "not finite is that of layer.weight");
         some_steps(net, optim, 0, 1);
         CHECK(info_of(optim).has_norm);
         net_put(net, true, grads);
