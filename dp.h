@@ -621,6 +621,8 @@ DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), vo
 
 DP_API dp_scope *dp_scope_begin(dp_ctx *ctx);      /* NULL: dp_last_error; calls report it. [any] */
 DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or earlier */
+/* As dp_scope_begin, for those who return why there is none. [any] */
+DP_MUST_USE DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out);
 
 /* End it and its children, the newest or last attached first; waits only for copies that still read
    host memory. NULL is fine. Refused, with a sentence, inside a function that was called for this
@@ -3257,6 +3259,9 @@ DP__APART static dp_status dp__check_scope(const char *fn, const dp_scope *scope
 {
     if (scope == NULL && dp__thread.scope_status == DP_ERR_NO_MEMORY)
         return dp_error(DP_ERR_NO_MEMORY, "%s: scope is NULL, there was no memory to begin it", fn);
+    if (scope == NULL && dp_status_class(dp__thread.scope_status) == DP_CLASS_JOB)
+        return dp_error(dp__thread.scope_status,
+                        "%s: scope is NULL, the job had failed before it was begun", fn);
     if (scope == NULL)
         return dp_error(DP_ERR_INVALID, "%s: scope is NULL", fn);
     if (scope->magic != DP__SCOPE_LIVE)
@@ -3429,6 +3434,14 @@ DP_API dp_scope *dp_scope_begin(dp_ctx *ctx)
     if (dp__thread.scope_status != DP_OK)
         return NULL;
     return dp__scope_try_open(__func__, ctx, NULL);
+}
+
+DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out)
+{
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    *out = dp__scope_try_open(__func__, ctx, NULL);
+    return *out != NULL ? DP_OK : dp__thread.scope_status;
 }
 
 DP_API dp_scope *dp_scope_child(dp_scope *parent)

@@ -252,7 +252,8 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
         return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: this is no module", __func__);
-    dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
+    dp_scope *scope;
+    DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
     dp_status status = dp__average_make(scope, module, config, &average);
     if (status == DP_OK)
         *out = average;
@@ -316,10 +317,14 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
                   : dp__average_blend(average, owner, &from, own);
 }
 
-/* The module has what it had when the average was made. */
+/* The module has what it had when the average was made. One that is asked after its job has failed
+   has nothing, and says why. */
 static dp_status dp__average_same(const dp_average *average)
 {
     dp_module *module = average->module;
+    dp_param_info first;
+    if (average->count > 0 && dp_module_param_count(module) == 0)
+        DP_TRY(dp_module_param(module, 0, &first));
     if (dp_module_param_count(module) != average->count ||
         dp_owner_count(module) != average->owner_count)
         return dp_error(DP_ERR_STATE, "'%s' has other parameters than when the average was made",
@@ -409,7 +414,8 @@ DP_API dp_status dp_average_begin(dp_average *average)
 {
     DP_TRY(dp__average_given(__func__, average));
     DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "another one")));
-    dp_scope *scope = dp_scope_begin(average->ctx);
+    dp_scope *scope;
+    DP_TRY(dp_scope_open(average->ctx, &scope));
     dp_status status = dp__average_keep(average, scope);
     if (status == DP_OK)
         status = dp__average_put(average, false);
@@ -494,7 +500,8 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
         return dp_error(DP_ERR_INVALID, "%s: this is no module of the same context", __func__);
     if (average->kept != NULL)
         DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "a copy")));
-    dp_scope *temp = dp_scope_begin(average->ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(average->ctx, &temp));
     dp_status status = dp__average_copy(average, temp, module);
     dp_scope_end(temp);
     return dp__average_named(__func__, status);

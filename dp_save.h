@@ -857,8 +857,8 @@ static dp_status dp__save_write(dp_ctx *ctx, const char *path, dp_value value,
                                 dp_status (*beat)(void *user), void *user)
 {
     dp__save_writer writer = {.ctx = ctx, .value = value, .beat = beat, .user = user};
-    writer.temp = dp_scope_begin(ctx);
-    dp_status status = writer.temp != NULL ? dp__save_write_in(&writer, path) : dp__save_full();
+    DP_TRY(dp_scope_open(ctx, &writer.temp));
+    dp_status status = dp__save_write_in(&writer, path);
     dp_scope_end(writer.temp);
     return status;
 }
@@ -1557,8 +1557,9 @@ static dp_status dp__save_read_in(dp_ctx *ctx, dp_scope *own, const char *path, 
                                   uint64_t *out_mark)
 {
     dp__save_map map;
-    dp_scope *inner = own != NULL ? dp_scope_child(own) : NULL, *temp = dp_scope_begin(ctx);
-    dp_status status = inner != NULL && temp != NULL ? DP_OK : dp__save_full();
+    dp_scope *inner = own != NULL ? dp_scope_child(own) : NULL, *temp;
+    DP_TRY(dp_scope_open(ctx, &temp));
+    dp_status status = inner != NULL ? DP_OK : dp__save_full();
     if (status == DP_OK)
         status = dp__save_map_open(ctx, own, path, &map);
     if (status == DP_OK)
@@ -1826,8 +1827,8 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
     if (config != NULL)
         loader.config = *config;
     snprintf(before, sizeof before, "%s", dp_last_error());
-    loader.temp = dp_scope_begin(loader.ctx);
-    dp_status status = loader.temp != NULL ? dp__save_load(&loader, saved) : dp__save_full();
+    DP_TRY(dp_scope_open(loader.ctx, &loader.temp));
+    dp_status status = dp__save_load(&loader, saved);
     dp_scope_end(loader.temp);
     if (status == DP_OK) /* which leaves sentences alone; that of a name unknown is not one */
         return dp_error(DP_OK, "%s", before);
@@ -1905,9 +1906,11 @@ static dp_status dp__save_meeting_room(dp__save_meeting *meeting)
 static dp_status dp__save_meeting_begin(dp__save_meeting *meeting, dp_ctx *ctx)
 {
     bool lacks = false;
-    *meeting = (dp__save_meeting){.ctx = ctx, .temp = dp_scope_begin(ctx)};
+    *meeting = (dp__save_meeting){.ctx = ctx};
     DP_TRY(dp_info_get(ctx, &meeting->info));
-    dp_status status = meeting->temp != NULL ? dp__save_meeting_room(meeting) : dp__save_full();
+    dp_status status = dp_scope_open(ctx, &meeting->temp);
+    if (status == DP_OK)
+        status = dp__save_meeting_room(meeting);
     DP_TRY(dp_any(ctx, status != DP_OK, &lacks));
     return lacks ? dp_error(DP_ERR_NO_MEMORY, "one of the processes has no memory") : DP_OK;
 }

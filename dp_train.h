@@ -802,7 +802,8 @@ static double dp__train_root(const double *sums, double p)
 static dp_status dp__train_norm(const dp__train_views *views, double p, double *out)
 {
     double sums[2] = {0, 0};
-    dp_scope *temp = dp_scope_begin(views->ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(views->ctx, &temp));
     dp_status status = DP_OK;
     if (views->count > 0)
         status = p < 2 || p > 2 ? dp__train_all_powers(views, temp, p, sums)
@@ -908,7 +909,8 @@ static dp_status dp__train_clip_runs(const dp__train_views *views, dp_scope *tem
 
 static dp_status dp__train_clip_value(const dp__train_views *views, double most)
 {
-    dp_scope *temp = dp_scope_begin(views->ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(views->ctx, &temp));
     dp_status status = dp__train_clip_runs(views, temp, most);
     dp_scope_end(temp);
     return status;
@@ -963,7 +965,8 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     DP_TRY(dp__train_named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
-    dp_scope *temp = dp_scope_begin(dp_module_ctx(module));
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(dp_module_ctx(module), &temp));
     dp_status status = dp__train_views_make(module, temp, &views);
     if (status == DP_OK)
         status = clipping->run(&views, clipping);
@@ -1652,7 +1655,8 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     optim->spans = dp_scope_alloc(optim->scope, optim->views.run_count * sizeof *optim->spans);
     if (optim->spans == NULL)
         return dp__train_full();
-    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = DP_OK;
     for (size_t r = 0; r < optim->views.run_count && status == DP_OK; r++)
         status = dp__train_span_make(optim, temp, r);
@@ -1687,7 +1691,8 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
                         config == NULL ? "config" : "out");
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: this is no module", __func__);
-    dp_scope *scope = dp_scope_begin(dp_module_ctx(module));
+    dp_scope *scope;
+    DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
     dp_status status = dp__train_optim_make(module, config, scope, &optim);
     if (status == DP_OK)
         *out = &optim->base;
@@ -1877,7 +1882,8 @@ static dp_status dp__train_run_save(const dp__train_optimizer *optim, dp_scope *
 {
     const dp__train_run *run = &optim->views.runs[r];
     size_t slots = optim->spans[r].slots;
-    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = DP_OK;
     for (size_t k = 0; k < slots && status == DP_OK; k++) {
         size_t first = 0;
@@ -2057,7 +2063,8 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     DP_TRY(dp__train_optim_valid(__func__, base));
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
     DP_TRY(dp__train_named(__func__, dp__train_saved_check(optim, saved)));
-    dp_scope *temp = dp_scope_begin(optim->views.ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = dp__train_states_load(optim, temp, dp_get(saved, "state"));
     dp_scope_end(temp);
     DP_TRY(dp__train_named(__func__, status));
@@ -2262,7 +2269,8 @@ DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t
                              dp_value *out)
 {
     DP_TRY(dp__train_wants(__func__, scope, out));
-    dp_scope *temp = dp_scope_begin(ctx);
+    dp_scope *temp;
+    DP_TRY(dp_scope_open(ctx, &temp));
     dp_status status = dp__train_log_mean(ctx, scope, temp, log, samples, out);
     dp_scope_end(temp);
     return dp__train_named(__func__, status);

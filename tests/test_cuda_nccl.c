@@ -150,8 +150,8 @@ TEST(nothing_stays_of_one_process)
     CHECK_INT(sim_finding_count("leak"), 0);
 }
 
-/* Who closes waits for the keeper, and is woken up when that is done. One that is not would sleep for
-   100 ms each time; one that is may be late at times, where others have the cores. */
+/* Who closes waits for the keeper, and is woken up when that is done. One that is not would sleep
+   for 100 ms each time; one that is may be late at times, where others have the cores. */
 TEST(closing_takes_no_longer_than_it_has_to)
 {
     double took = 100;

@@ -10,6 +10,9 @@
 /* clang-format off */
 #include "nets.h"
 #include "torch_steps.h"
+#include "../dp_average.h"
+#include "../dp_check.h"
+#include "../dp_save.h"
 /* clang-format on */
 
 enum { A = 4, B = 3 };
@@ -1301,6 +1304,56 @@ TEST(every_allocation_of_many_parameters_fails_once)
         dp_close(ctx);
         CHECK_NO_LEAKS(&counter);
     }
+}
+
+/* ---- after the job has failed ---------------------------------------------------------------- */
+
+static void check_ended(dp_status status)
+{
+    CHECK_ERROR(status, DP_ERR_ABORTED, "the job");
+}
+
+/* Whatever is called says so. None takes the scope that it cannot have for a lack of memory. */
+TEST(training_calls_say_that_the_job_has_failed)
+{
+    dp_ctx *ctx = NULL;
+    dp_optim *optim = NULL, *other = NULL;
+    dp_average *average = NULL;
+    dp_value state, kept, log, out;
+    double norm;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = one_net(ctx);
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
+    CHECK_OK(dp_average_create(net, NULL, &average));
+    CHECK_OK(dp_optim_save(optim, scope, &state));
+    CHECK_OK(dp_module_save(net, scope, &kept));
+    log = DP_DICT(scope, {"loss", dp_float(1)});
+    dp_abort(ctx, DP_ERR_ABORTED, "the disk is full");
+    check_ended(dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1}}, &other));
+    check_ended(dp_optim_step(optim));
+    check_ended(dp_optim_save(optim, scope, &out));
+    check_ended(dp_optim_load(optim, state));
+    check_ended(dp_grad_norm(net, 2, &norm));
+    check_ended(dp_clip_grad_norm(net, 1, 2, NULL));
+    check_ended(dp_clip_grad_value(net, 1));
+    check_ended(dp_log_mean(ctx, scope, log, 1, &out));
+    check_ended(dp_average_create(net, NULL, &average));
+    check_ended(dp_average_update(average));
+    check_ended(dp_average_begin(average));
+    check_ended(dp_average_copy(average, net));
+    check_ended(dp_average_save(average, scope, &out));
+    check_ended(dp_module_load(net, kept, NULL));
+    check_ended(dp_file_write(ctx, "no/folder", log));
+    check_ended(dp_file_read(ctx, scope, "no/folder", &out));
+    check_ended(dp_checkpoint_save(ctx, "no/folder", log));
+    check_ended(dp_checkpoint_load(ctx, scope, "no/folder", &out));
+    check_ended(dp_self_check(net, dp_none(), NULL, NULL));
+    dp_tensor tensor;
+    check_ended(
+        dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 0), DP_F32, 0, NULL, &tensor));
+    CHECK_SAYS(dp_last_error(), "scope is NULL, the job had failed before it was begun");
+    dp_close(ctx);
 }
 
 /* ---- the line of progress -------------------------------------------------------------------- */
