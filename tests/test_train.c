@@ -1394,7 +1394,7 @@ static void check_line(const char *said, bool terminal, const char *wants, const
     dp_progress_end(&progress);
     fprintf(stderr, "end\n");
     CHECK(dup2(kept, 2) == 2);
-    read_until(ends[0], text, sizeof text, "end");
+    read_until(ends[0], text, sizeof text, terminal ? "end\r\n" : "end\n");
     CHECK_SAYS(text, wants);
     CHECK_SAYS(text, wants_too);
     CHECK(*wants_too != '\0' || strstr(text, "epoch") == NULL);
@@ -1433,22 +1433,26 @@ static void tell_hours(dp_ctx *ctx)
     dp_progress_end(&progress);
 }
 
+/* A tenth of a second changes a digit: a machine that has much else to do is asked once more. */
 TEST(progress_tells_how_long_it_takes)
 {
-    char text[1024];
+    static const char wants[] = "epoch 1/1  step 1/10\n"
+                                "epoch 1/1  step 3/10  0.5 samples/s  58:20 left\n"
+                                "epoch 1/1  step 5/10  0.5 samples/s  1:44:10 left\n"
+                                "epoch 1/1  step 6/10\nend\n";
+    char text[1024] = "";
     int ends[2], kept = dup(2);
     dp_ctx *ctx = NULL;
     CHECK(pipe(ends) == 0 && setenv("DP_PROGRESS", "on", 1) == 0);
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
-    CHECK(dup2(ends[1], 2) == 2);
-    tell_hours(ctx);
-    fprintf(stderr, "end\n");
-    CHECK(dup2(kept, 2) == 2);
-    read_until(ends[0], text, sizeof text, "end\n");
-    CHECK_STR(text, "epoch 1/1  step 1/10\n"
-                    "epoch 1/1  step 3/10  0.5 samples/s  58:20 left\n"
-                    "epoch 1/1  step 5/10  0.5 samples/s  1:44:10 left\n"
-                    "epoch 1/1  step 6/10\nend\n");
+    for (int i = 0; i < 20 && strcmp(text, wants) != 0; i++) {
+        CHECK(dup2(ends[1], 2) == 2);
+        tell_hours(ctx);
+        fprintf(stderr, "end\n");
+        CHECK(dup2(kept, 2) == 2);
+        read_until(ends[0], text, sizeof text, "end\n");
+    }
+    CHECK_STR(text, wants);
     close(ends[0]);
     close(ends[1]);
     dp_close(ctx);
