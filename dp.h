@@ -3440,8 +3440,11 @@ DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out)
 {
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_pointer(__func__, "out", out));
-    *out = dp__scope_try_open(__func__, ctx, NULL);
-    return *out != NULL ? DP_OK : dp__thread.scope_status;
+    dp_scope *scope = dp__scope_try_open(__func__, ctx, NULL);
+    if (scope == NULL)
+        return dp__thread.scope_status;
+    *out = scope;
+    return DP_OK;
 }
 
 DP_API dp_scope *dp_scope_child(dp_scope *parent)
@@ -6509,6 +6512,7 @@ DP_API void dp_close(dp_ctx *ctx)
         return;
     dp__live_swap(ctx, NULL);
     dp__release(ctx, !forked);
+    dp__thread.scope_status = DP_OK; /* it says nothing about scopes of other contexts */
 }
 
 /* ==== >>running ==================================================================================

@@ -317,8 +317,8 @@ static dp_status dp__average_entry_update(const dp_average *average, size_t owne
                   : dp__average_blend(average, owner, &from, own);
 }
 
-/* The module has what it had when the average was made. One that is asked after its job has failed
-   has nothing, and says why. */
+/* The module has what it had when the average was made. Where its job has failed it lists no
+   parameters; asking for one tells why. */
 static dp_status dp__average_same(const dp_average *average)
 {
     dp_module *module = average->module;

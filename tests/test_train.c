@@ -1354,6 +1354,10 @@ TEST(training_calls_say_that_the_job_has_failed)
         dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 0), DP_F32, 0, NULL, &tensor));
     CHECK_SAYS(dp_last_error(), "scope is NULL, the job had failed before it was begun");
     dp_close(ctx);
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx)); /* with a job of its own */
+    CHECK_ERROR(dp_tensor_new(NULL, dp_local_device(ctx, 0), DP_F32, 0, NULL, &tensor),
+                DP_ERR_INVALID, "dp_tensor_new: scope is NULL");
+    dp_close(ctx);
 }
 
 /* ---- the line of progress -------------------------------------------------------------------- */
