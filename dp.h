@@ -1044,6 +1044,7 @@ typedef struct dp_reducer_info {
     size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
                            last reduced pass, or so far in the open one */
     bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
+    bool scatters;      /* as it did in the last pass: see dp_grads_scatter */
     dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
     uint64_t pass_count;        /* that were reduced, and did not fail */
     size_t bytes;               /* of a rank's gradients */
@@ -1203,6 +1204,11 @@ typedef struct dp_param_info {
     bool frozen, buffer;
     dp_tensor data; /* read-only */
     bool reduced;   /* it has a gradient, which a backward here makes equal on all ranks */
+    /* What a rank gets of it where gradients are scattered, see dp_grads_scatter: it and those that
+       come right before and after it in memory are cut together. Rank r gets `share` elements from
+       r * share on, counted from where the first of them begins, which is share_at elements before
+       this one; and all ranks get what comes after the last share. 0: they get all of it. */
+    size_t share, share_at;
 } dp_param_info;
 
 /* Parameters and buffers of the whole tree, each piece of memory once: the module's own come first,
@@ -1507,6 +1513,17 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
+
+/* From the next backward on, whether gradients that are reduced are scattered: each rank gets its
+   share of them (dp_param_info), so half as much is sent, and what it holds of other ranks' shares
+   is void. For optimizers that step shares: those of dp_train.h with `sharded` set it. What holds
+   shares is not added to, whatever the reduction: dp_zero_grad comes before the next backward.
+   `true` is for wrappers by dp_distributed, and modules with such children; all processes make the
+   call, and none scatters if one cannot (UNSUPPORTED): if devices of its share their parameters, it
+   has a hook or a wire dtype, or its collectives no reduce_scatter. */
+DP_MUST_USE DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter);
+/* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
+DP_API bool dp_grads_are_scattered(const dp_module *module);
 
 /* What a wrapper made by dp_distributed reduces with, to ask for buckets and times; NULL for other
    modules. */

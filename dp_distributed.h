@@ -8,6 +8,7 @@
      >>units        a face of all ranks: its parameters become units of a reducer
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
+     >>shares       whether gradients are scattered
      >>separate     children on all ranks, each by itself
      >>report       what is known of it, as a table
 */
@@ -159,22 +160,28 @@ typedef enum dp__met { /* how far a pass has come in meeting the other ranks */
                        DP__MET_FOR_GRADS
 } dp__met;
 
+typedef struct dp__unit_share { /* see dp_param_info */
+    size_t each, at;
+} dp__unit_share;
+
 struct dp__distributed {
     dp_reducer *reducer;
     dp_reduction reduction;
     dp_buffer_sync buffers;
     bool log_unused;
     size_t unit_count;
-    uint32_t *units;    /* by slot */
-    size_t *homes;      /* by unit */
-    uint32_t *names;    /* by unit: slots that share it */
-    uint32_t *said;     /* local ranks by units: names that dp_grad_ready said in this pass */
-    uint32_t *rest;     /* by local rank: units that backward did not say anything of */
-    double *samples;    /* by local rank, of this pass */
-    uint64_t zeroed;    /* dp_module.zeroed, when gradients were last looked at */
-    bool reduced;       /* they hold what was reduced */
-    bool copies_void;   /* the original's do; those of other local ranks are void */
-    bool buffers_apart; /* gradients were reduced since buffers were made equal */
+    uint32_t *units;        /* by slot */
+    size_t *homes;          /* by unit */
+    dp__unit_share *shares; /* likewise */
+    uint32_t *names;        /* by unit: slots that share it */
+    uint32_t *said;         /* local ranks by units: names that dp_grad_ready said in this pass */
+    uint32_t *rest;         /* by local rank: units that backward did not say anything of */
+    double *samples;        /* by local rank, of this pass */
+    uint64_t zeroed;        /* dp_module.zeroed, when gradients were last looked at */
+    bool reduced;           /* they hold what was reduced */
+    bool scattered;         /* of that, no more than each rank's share */
+    bool copies_void;       /* the original's do; those of other local ranks are void */
+    bool buffers_apart;     /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
     uint64_t forward_count;
     dp__met met;                                  /* of the forward or backward that is under way */
@@ -187,12 +194,14 @@ static dp_status dp__ranks_room(dp__face *face, size_t units)
     size_t slots = face->inner->slot_count;
     ranks->units = dp__array(face->scope, slots, sizeof *ranks->units);
     ranks->homes = dp__array(face->scope, units, sizeof *ranks->homes);
+    ranks->shares = dp__array(face->scope, units, sizeof *ranks->shares);
     ranks->names = dp__array(face->scope, units, sizeof *ranks->names);
     ranks->said = dp__array(face->scope, face->count * units, sizeof *ranks->said);
     ranks->rest = dp__array(face->scope, face->count * units, sizeof *ranks->rest);
     ranks->samples = dp__array(face->scope, face->count, sizeof *ranks->samples);
-    bool full = ranks->units == NULL || ranks->homes == NULL || ranks->names == NULL ||
-                ranks->said == NULL || ranks->rest == NULL || ranks->samples == NULL;
+    bool full = ranks->units == NULL || ranks->homes == NULL || ranks->shares == NULL ||
+                ranks->names == NULL || ranks->said == NULL || ranks->rest == NULL ||
+                ranks->samples == NULL;
     for (size_t r = 0; r < face->count && !full; r++) {
         face->replicas[r].touched = dp__array(face->scope, slots, sizeof(bool));
         full = face->replicas[r].touched == NULL;
@@ -317,8 +326,75 @@ static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_
     }
 }
 
-/* The config of the reducer, in temporary memory. */
-static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reducer_config *out)
+/* ---- shares ---------------------------------------------------------------------------------- */
+
+/* Fewer elements are not worth a collective of their own. */
+enum { DP__SHARE_LEAST = 256, DP__SHARE_ALIGN = 16, DP__STRETCHES_PER_BUCKET = 4 };
+
+/* The run of parameters that memory is in. */
+static size_t dp__params_run(const dp__face *face, const char *at)
+{
+    const dp__ranges *runs = &face->ranges[DP__PARAMS];
+    size_t i = 0;
+    while (at < (char *)runs->items[i].at[0] ||
+           at >= (char *)runs->items[i].at[0] +
+                     (size_t)runs->items[i].count * dp__dtype_sizes[runs->items[i].dtype])
+        i++;
+    return i;
+}
+
+/* Whether a parameter is listed right after another, and comes right after it in memory, as its
+   gradient does: on all ranks, as runs are the same there. */
+static bool dp__lots_adjoin(const dp__face *face, const dp__lot *before, const dp__lot *lot)
+{
+    const dp_module *inner = face->inner;
+    const char *data = dp__root(inner->slots[inner->listed[before->home]])->data.data;
+    const char *next = dp__root(inner->slots[inner->listed[lot->home]])->data.data;
+    return lot->home == before->home + 1 && before->dtype == lot->dtype &&
+           before->at + before->bytes == lot->at && data + before->bytes == next &&
+           dp__params_run(face, data) == dp__params_run(face, next);
+}
+
+/* The stretch that begins with a lot: up to where memory is interrupted, or it has bytes enough.
+   Buckets consist of stretches, and one that is long keeps its bucket waiting. */
+static dp__stretch dp__stretch_from(const dp__face *face, const dp__lot *lots,
+                                    const dp_range *ranges, size_t first, size_t most)
+{
+    size_t ranks = (size_t)face->ctx->info.rank_count, bytes = lots[first].bytes, count = 1;
+    while (first + count < face->ranks->unit_count && bytes < most &&
+           ranges[first].block == ranges[first + count].block &&
+           dp__lots_adjoin(face, &lots[first + count - 1], &lots[first + count]))
+        bytes += lots[first + count++].bytes;
+    size_t each = bytes / dp__dtype_sizes[lots[first].dtype] / ranks;
+    each -= each % DP__SHARE_ALIGN;
+    bool cut = ranks > 1 && each >= DP__SHARE_LEAST;
+    return (dp__stretch){.first_range = first, .range_count = count, .each = cut ? each : 0};
+}
+
+/* How ranks would share gradients out. `ranges`: of the lots. */
+static void dp__units_share(const dp__face *face, const dp__lot *lots,
+                            const dp_reducer_config *config, dp__stretch *out, size_t *out_count)
+{
+    size_t bytes = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
+    *out_count = 0;
+    for (size_t i = 0, end = 0; i < face->ranks->unit_count; i = end) {
+        dp__stretch stretch =
+            dp__stretch_from(face, lots, config->ranges, i, bytes / DP__STRETCHES_PER_BUCKET);
+        end = i + stretch.range_count;
+        for (size_t k = i, at = 0; k < end && stretch.each > 0; k++) {
+            face->ranks->shares[config->ranges[k].unit] = (dp__unit_share){stretch.each, at};
+            at += lots[k].bytes / dp__dtype_sizes[lots[k].dtype];
+        }
+        if (stretch.each > 0)
+            out[(*out_count)++] = stretch;
+    }
+}
+
+/* ---- the reducer ----------------------------------------------------------------------------- */
+
+/* Its config, in temporary memory. */
+static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reducer_config *out,
+                                  dp__sharing *out_sharing)
 {
     const dp_module *inner = face->inner;
     const dp__distributed *ranks = face->ranks;
@@ -326,7 +402,8 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     dp_range *ranges = dp__array(temp, ranks->unit_count, sizeof *ranges);
     dp_block *blocks = dp__array(temp, face->ranges[DP__GRADS].count, sizeof *blocks);
     const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
-    if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL)
+    dp__stretch *stretches = dp__array(temp, ranks->unit_count, sizeof *stretches);
+    if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL || stretches == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
     out->block_count = dp__unit_blocks(face, blocks);
     dp__units_place(face, lots, blocks, ranges);
@@ -337,6 +414,8 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
+    dp__units_share(face, lots, out, stretches, &out_sharing->count);
+    out_sharing->stretches = stretches;
     return DP_OK;
 }
 
@@ -483,12 +562,12 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
 
 /* The gradients of replicas are zeroed when the original's were, and not before: what is not
    reduced yet is added to. What was reduced counts as the original has it, and is rarely added
-   to. */
+   to: shares cannot be. */
 static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
     bool zeroed = face->runs->zeroed != ranks->zeroed;
-    if (!zeroed && ranks->reduced && ranks->reduction != DP_MEAN_RANKS)
+    if (!zeroed && ranks->reduced && (ranks->reduction != DP_MEAN_RANKS || ranks->scattered))
         return dp_error(DP_ERR_STATE,
                         "gradients of '%s' hold what was reduced, which would be added up again: "
                         "dp_zero_grad comes first",
@@ -499,6 +578,7 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
         face->replicas[r].pass++;
     ranks->copies_void = false;
     ranks->reduced = ranks->reduced && !zeroed;
+    ranks->scattered = ranks->scattered && !zeroed;
     ranks->zeroed = face->runs->zeroed;
     return DP_OK;
 }
@@ -586,6 +666,7 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
         return dp_error(status, "%s", text);
     DP_TRY(finished);
     face->ranks->reduced = face->ranks->reduced || synced;
+    face->ranks->scattered = face->ranks->scattered || (synced && face->ranks->reducer->scatters);
     return DP_OK;
 }
 
@@ -813,13 +894,15 @@ static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module 
                                  .wire = config->wire,
                                  .hook = config->hook,
                                  .hook_user = config->hook_user};
-    dp_status status = dp__units_config(face, temp, &reducer);
+    dp__sharing sharing = {0};
+    dp_status status = dp__units_config(face, temp, &reducer, &sharing);
     if (status == DP_OK)
         status = dp__replicas_send(face, DP__BUFFERS, face->count);
     if (status == DP_OK && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__shared_failure(face->ctx, status));
-    return dp__reducer_create(fn, face->ctx, &reducer, face->scope, &face->ranks->reducer);
+    return dp__reducer_create(fn, face->ctx, &reducer, &sharing, face->scope,
+                              &face->ranks->reducer);
 }
 
 /* `status`: whether there is a wrapper here. */
@@ -952,7 +1035,7 @@ static size_t dp__child_of_slot(const dp_module *module, size_t slot)
 }
 
 /* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
-static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
+static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
 {
     while (module->face == NULL || module->face->ranks == NULL) {
         dp_module *const *separate = module->separate;
@@ -968,17 +1051,19 @@ static const dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size
     return module->face;
 }
 
-/* By a wrapper in the module's tree, under any of its names. */
-static bool dp__slot_is_reduced(const dp_module *module, size_t slot)
+/* By a wrapper in the module's tree, under any of its names. One without elements is no unit. */
+static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out)
 {
-    bool reduced = false;
-    for (; slot != DP__NO_SLOT && !reduced; slot = module->twins[slot]) {
+    for (; slot != DP__NO_SLOT && !out->reduced; slot = module->twins[slot]) {
         size_t own = 0;
         const dp__face *face = dp__slot_ranks(module, slot, &own);
-        reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
-                  dp__is_of_sort(dp__root(module->slots[slot]), DP__GRADS);
+        out->reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
+                       dp__is_of_sort(dp__root(module->slots[slot]), DP__GRADS);
+        if (!out->reduced || face->ranks->units[own] == DP__NO_UNIT)
+            continue;
+        out->share = face->ranks->shares[face->ranks->units[own]].each;
+        out->share_at = face->ranks->shares[face->ranks->units[own]].at;
     }
-    return reduced;
 }
 
 /* Numbers on the host are read where they are. */
@@ -1078,6 +1163,70 @@ DP_API dp_status dp_params_compare(dp_module *module)
 DP_API dp_status dp_buffers_compare(dp_module *module)
 {
     return dp__numbers_compare(__func__, module, true);
+}
+
+/* ==== >>shares ==================================================================================
+   Whether gradients are scattered. All wrappers in a module's tree do it, or none; a wrapper that
+   has several parameters is asked, or told, as often.                                           */
+
+/* The first wrapper at a slot from *slot on, which goes to the one after it; NULL: there is no
+   more. */
+static dp__face *dp__next_face(const dp_module *module, size_t *slot)
+{
+    dp__face *face = NULL;
+    size_t own = 0;
+    while (*slot < module->slot_count && face == NULL)
+        face = dp__slot_ranks(module, (*slot)++, &own);
+    return face;
+}
+
+/* Why ranks cannot get shares of what a module's wrappers reduce, or NULL. */
+static const char *dp__unscattered_of(const dp_module *module)
+{
+    const char *why = NULL;
+    const dp__face *face;
+    for (size_t slot = 0; why == NULL && (face = dp__next_face(module, &slot)) != NULL;) {
+        bool owned = dp__owner_replica(face, face->count - 1) < face->count;
+        why = owned ? dp__unscattered_for(face->ranks->reducer) : "devices that share parameters";
+    }
+    return why;
+}
+
+static dp_status dp__may_scatter(const char *fn, const dp_module *module)
+{
+    size_t slot = 0;
+    bool refused = false;
+    DP_TRY(dp__check_alone(fn, module->ctx));
+    if (dp__next_face(module, &slot) == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' has no gradients that ranks reduce", fn,
+                        module->name);
+    const char *why = dp__unscattered_of(module);
+    DP_TRY(dp_any(module->ctx, why != NULL, &refused));
+    if (why != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "%s: '%s' has %s", fn, module->name, why);
+    return refused ? dp_error(DP_ERR_UNSUPPORTED, "%s: another process cannot", fn) : DP_OK;
+}
+
+DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter)
+{
+    dp__face *face;
+    DP_TRY(dp__check_module(__func__, module));
+    if (scatter)
+        DP_TRY(dp__may_scatter(__func__, module));
+    for (size_t slot = 0; (face = dp__next_face(module, &slot)) != NULL;)
+        face->ranks->reducer->scatters_next = scatter;
+    return DP_OK;
+}
+
+DP_API bool dp_grads_are_scattered(const dp_module *module)
+{
+    bool scattered = false;
+    const dp__face *face;
+    if (dp__check_module(__func__, module) != DP_OK)
+        return false;
+    for (size_t slot = 0; !scattered && (face = dp__next_face(module, &slot)) != NULL;)
+        scattered = face->ranks->scattered && face->runs->zeroed == face->ranks->zeroed;
+    return scattered;
 }
 
 /* ==== >>separate ===============================================================================
@@ -1327,9 +1476,10 @@ static void dp__page_rules(dp__page *page, const dp_report *report)
     static const char *const unused[] = {"an error", "found", "fixed"};
     const dp_reducer_info *info = &report->reducer;
     bool cast = info->wire != DP_F32;
-    dp__page_add(page, "\n'%s': %zu bytes of gradients a rank; %s%s%s%s\n", info->name, info->bytes,
-                 reductions[info->reduction], cast ? ", on the wire as " : "",
-                 cast ? dp__dtype_names[info->wire] : "", info->has_hook ? ", by a hook" : "");
+    dp__page_add(page, "\n'%s': %zu bytes of gradients a rank; %s%s%s%s%s\n", info->name,
+                 info->bytes, reductions[info->reduction], cast ? ", on the wire as " : "",
+                 cast ? dp__dtype_names[info->wire] : "", info->has_hook ? ", by a hook" : "",
+                 info->scatters ? ", in shares" : "");
     dp__page_add(page, "  buffers: %s; unused parameters: %s; ignored: %zu\n",
                  buffers[report->buffers], unused[info->unused_units], report->ignored_count);
 }

@@ -1118,7 +1118,7 @@ static dp_status dp__check_param(const char *fn, dp_module *module, size_t param
     return dp__leave(fn, module->ctx, dp__module_ready(module));
 }
 
-static bool dp__slot_is_reduced(const dp_module *module, size_t slot);
+static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out);
 
 DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out)
 {
@@ -1129,9 +1129,9 @@ DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info 
     *out = (dp_param_info){.name = module->names[slot],
                            .frozen = root->frozen,
                            .buffer = root->buffer,
-                           .data = root->data,
-                           .reduced = dp__slot_is_reduced(module, slot)};
+                           .data = root->data};
     out->data.read_only = true;
+    dp__slot_reduced(module, slot, out);
     return DP_OK;
 }
 

@@ -568,7 +568,7 @@ static dp_status dp__collective_served(const dp__coll *coll)
     if (!dp__table_has(dp__coll_comm(coll)->ops, coll->verb))
         return dp__detour(coll);
     return dp__table_run(coll, coll->verb, coll->count,
-                         coll->verb == DP__ALL_REDUCE ? coll->scale : 1);
+                         dp__rules[coll->verb].reduces ? coll->scale : 1);
 }
 
 /* Whether the table can reduce the parts: only the host can if they are not aligned to their
@@ -855,9 +855,9 @@ static dp_status dp__detour_verb(const dp__coll *coll)
 {
     size_t all = coll->count * (size_t)coll->ctx->info.rank_count;
     if (coll->verb == DP__REDUCE_SCATTER)
-        return dp__table_run(coll, DP__ALL_REDUCE, all, 1);
+        return dp__table_run(coll, DP__ALL_REDUCE, all, coll->scale);
     if (coll->verb == DP__REDUCE_TO)
-        return dp__table_run(coll, DP__ALL_REDUCE, coll->count, 1);
+        return dp__table_run(coll, DP__ALL_REDUCE, coll->count, coll->scale);
     if (coll->verb == DP__SCATTER_FROM)
         return dp__table_run(coll, DP__BROADCAST, all, 1);
     return dp__table_run(coll, DP__ALL_GATHER, coll->verb == DP__ALL_TO_ALL ? all : coll->count, 1);
@@ -1021,40 +1021,75 @@ static dp_status dp__staging_in(const dp_part *part, size_t offset, const char *
     return part->stream->dev->ops->copy_in(part->stream, (char *)part->recv + offset, piece, bytes);
 }
 
-/* One piece from every rank, reduced into the place of the first, and sent back to every rank. */
-static dp_status dp__staging_reduce_piece(dp__staging *staging, const dp_part *local,
-                                          dp_kernel_args *args, size_t offset)
+typedef struct dp__staging_sum {
+    dp__staging *staging;
+    const dp_part *local;
+    dp_kernel_args args;
+    int first, end; /* local ranks that get it */
+    size_t from;    /* bytes before it in what ranks send */
+} dp__staging_sum;
+
+static dp__staging_sum dp__staging_sum_of(dp_comm *comm, const dp_part *local, dp_dtype dtype,
+                                          dp_op op, double scale)
 {
-    size_t bytes = args->count * dp__dtype_sizes[args->dtype];
+    dp__staging *staging = (dp__staging *)comm;
+    return (dp__staging_sum){.staging = staging,
+                             .local = local,
+                             .args = {.kernel = DP_KERNEL_REDUCE,
+                                      .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
+                                      .dtype = dtype,
+                                      .in_dtype = dtype,
+                                      .in = (const void *const *)staging->pieces,
+                                      .out_count = 1,
+                                      .in_count = (size_t)staging->count,
+                                      .alpha = scale,
+                                      .beta = op == DP_OP_MEAN ? staging->count : 1},
+                             .end = staging->count};
+}
+
+/* One piece from every rank, reduced into the place of the first, and sent to those that get it. */
+static dp_status dp__staging_reduce_piece(dp__staging_sum *sum, size_t done)
+{
+    dp__staging *staging = sum->staging;
+    size_t bytes = sum->args.count * dp__dtype_sizes[sum->args.dtype];
     void *out = staging->pieces[0];
     for (int i = 0; i < staging->count; i++)
-        DP_TRY(dp__staging_out(&local[i], staging->pieces[i], offset, bytes));
-    DP_TRY(dp__staging_sync(local, staging->count));
-    args->out = &out;
-    DP_TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), args));
-    for (int i = 0; i < staging->count; i++)
-        if (local[i].recv != NULL)
-            DP_TRY(dp__staging_in(&local[i], offset, out, bytes));
-    return dp__staging_sync(local, staging->count);
+        DP_TRY(dp__staging_out(&sum->local[i], staging->pieces[i], sum->from + done, bytes));
+    DP_TRY(dp__staging_sync(sum->local, staging->count));
+    sum->args.out = &out;
+    DP_TRY(dp__kernel_on_host(dp__ctx_of(staging->base.host), &sum->args));
+    for (int i = sum->first; i < sum->end; i++)
+        if (sum->local[i].recv != NULL)
+            DP_TRY(dp__staging_in(&sum->local[i], done, out, bytes));
+    return dp__staging_sync(sum->local, staging->count);
+}
+
+static dp_status dp__staging_reduce(dp__staging_sum *sum, size_t count)
+{
+    size_t size = dp__dtype_sizes[sum->args.dtype], most = DP__STAGE_BYTES / size;
+    for (size_t done = 0; done < count; done += sum->args.count) {
+        sum->args.count = count - done < most ? count - done : most;
+        DP_TRY(dp__staging_reduce_piece(sum, done * size));
+    }
+    return DP_OK;
 }
 
 static dp_status dp__staging_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
                                         dp_dtype dtype, dp_op op, double scale)
 {
-    dp__staging *staging = (dp__staging *)comm;
-    size_t size = dp__dtype_sizes[dtype], most = DP__STAGE_BYTES / size;
-    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
-                           .dtype = dtype,
-                           .in_dtype = dtype,
-                           .in = (const void *const *)staging->pieces,
-                           .out_count = 1,
-                           .in_count = (size_t)staging->count,
-                           .alpha = scale,
-                           .beta = op == DP_OP_MEAN ? staging->count : 1};
-    for (size_t done = 0; done < count; done += args.count) {
-        args.count = count - done < most ? count - done : most;
-        DP_TRY(dp__staging_reduce_piece(staging, local, &args, done * size));
+    dp__staging_sum sum = dp__staging_sum_of(comm, local, dtype, op, scale);
+    return dp__staging_reduce(&sum, count);
+}
+
+static dp_status dp__staging_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
+                                            dp_dtype dtype, dp_op op, double scale)
+{
+    dp__staging_sum sum = dp__staging_sum_of(comm, local, dtype, op, scale);
+    for (int rank = 0; rank < sum.staging->count; rank++) {
+        sum.first = rank;
+        sum.end = rank + 1;
+        sum.from = (size_t)rank * count_each * dp__dtype_sizes[dtype];
+        DP_TRY(dp__staging_reduce(&sum, count_each));
     }
     return DP_OK;
 }
@@ -1101,7 +1136,8 @@ static const dp_coll_ops dp__staging_ops = {.size = sizeof(dp_coll_ops),
                                             .close = dp__staging_close,
                                             .all_reduce = dp__staging_all_reduce,
                                             .broadcast = dp__staging_broadcast,
-                                            .all_gather = dp__staging_all_gather};
+                                            .all_gather = dp__staging_all_gather,
+                                            .reduce_scatter = dp__staging_reduce_scatter};
 
 #endif /* DP_IMPLEMENTATION && !DP_RANKS_IMPLEMENTED */
 

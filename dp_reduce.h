@@ -41,6 +41,19 @@ typedef struct dp__piece { /* a unit's memory of one dtype */
     size_t bytes;
 } dp__piece;
 
+/* Ranges that follow each other, which ranks share out: rank r of n has elements r * each up to
+   (r + 1) * each of them, and what comes after n * each all have. */
+typedef struct dp__stretch {
+    size_t first_range, range_count, each;
+} dp__stretch;
+
+typedef struct dp__sharing {
+    const dp__stretch *stretches;
+    size_t count;
+} dp__sharing;
+
+#define DP__NO_STRETCH UINT32_MAX
+
 typedef struct dp__bucket {
     dp_bucket_info info;
     size_t run_count;            /* pieces of memory that its ranges make up */
@@ -79,17 +92,20 @@ struct dp_reducer {
     bool to_first; /* of the local ranks, but for what a hook does */
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
+    bool scatters, scatters_next; /* ranks get their shares alone: in this pass; from the next on */
     size_t caps[2];
     dp_dtype wire;
     dp_status (*hook)(const dp_bucket *bucket, void *user);
     void *hook_user;
     dp_block *blocks;
-    dp_range *ranges;       /* in the order of memory */
-    uint32_t *range_pieces; /* the piece that each of them is part of */
-    dp__piece *pieces;      /* of one unit after another */
-    uint32_t *unit_pieces;  /* where those of a unit begin, and the end of the last one's */
+    dp_range *ranges;         /* in the order of memory */
+    uint32_t *range_pieces;   /* the piece that each of them is part of */
+    dp__stretch *stretches;   /* in the order of memory; each unit of theirs has one range */
+    uint32_t *unit_stretches; /* of each unit, or DP__NO_STRETCH */
+    dp__piece *pieces;        /* of one unit after another */
+    uint32_t *unit_pieces;    /* where those of a unit begin, and the end of the last one's */
     dp__bucket *buckets;
-    size_t block_count, range_count, unit_count, piece_count, bucket_count;
+    size_t block_count, range_count, stretch_count, unit_count, piece_count, bucket_count;
     uint32_t *order;             /* of units */
     uint32_t *bucket_units;      /* of one bucket after another */
     dp_range *bucket_ranges;     /* likewise */
@@ -287,6 +303,24 @@ static dp_status dp__ranges_make(const char *fn, dp_reducer *reducer,
     return dp__check_ranges_apart(fn, reducer);
 }
 
+/* `sharing`: see dp__stretch; NULL: nothing can be shared out. */
+static dp_status dp__stretches_make(const char *fn, dp_reducer *reducer, const dp__sharing *sharing)
+{
+    reducer->stretch_count = sharing != NULL ? sharing->count : 0;
+    reducer->stretches = dp__room(reducer, reducer->stretch_count, sizeof(dp__stretch));
+    reducer->unit_stretches = dp__room(reducer, reducer->unit_count, sizeof(uint32_t));
+    DP_TRY(dp__check_room(fn, reducer));
+    for (size_t unit = 0; unit < reducer->unit_count; unit++)
+        reducer->unit_stretches[unit] = DP__NO_STRETCH;
+    for (size_t s = 0; s < reducer->stretch_count; s++) {
+        const dp__stretch *stretch = &sharing->stretches[s];
+        reducer->stretches[s] = *stretch;
+        for (size_t i = 0; i < stretch->range_count; i++)
+            reducer->unit_stretches[reducer->ranges[stretch->first_range + i].unit] = (uint32_t)s;
+    }
+    return DP_OK;
+}
+
 /* Which dtypes each unit has: its pieces, in the order of dtypes. */
 static dp_status dp__pieces_make(const char *fn, dp_reducer *reducer)
 {
@@ -414,12 +448,43 @@ static uint64_t dp__layout_hash(const dp_reducer *reducer)
 /* ==== >>buckets ================================================================================
    Units in a given order are cut into buckets; a bucket is full as soon as it has as many bytes as
    its cap. Each dtype has one open bucket at a time, so buckets travel in the order in which they
-   got their last piece: they cannot travel sooner.                                              */
+   got their last piece: they cannot travel sooner. Where ranks get their shares alone a stretch is
+   in one bucket, which the last of its units completes.                                         */
 
 static int dp__bucket_order(const void *a, const void *b)
 {
     const dp__bucket *x = a, *y = b;
     return (x->last > y->last) - (x->last < y->last);
+}
+
+/* Units of a stretch come together, where the last of them was. Between two passes nobody needs
+   reducer->arrival, nor what is owed. */
+static void dp__order_stretches(dp_reducer *reducer)
+{
+    size_t count = 0;
+    for (size_t s = 0; s < reducer->stretch_count; s++)
+        reducer->owed[s] = (uint32_t)reducer->stretches[s].range_count;
+    for (size_t i = 0; i < reducer->unit_count; i++) {
+        uint32_t unit = reducer->order[i], s = reducer->unit_stretches[unit];
+        if (s == DP__NO_STRETCH)
+            reducer->arrival[count++] = unit;
+        if (s == DP__NO_STRETCH || --reducer->owed[s] > 0)
+            continue;
+        const dp__stretch *stretch = &reducer->stretches[s];
+        for (size_t r = 0; r < stretch->range_count; r++)
+            reducer->arrival[count++] = reducer->ranges[stretch->first_range + r].unit;
+    }
+    memcpy(reducer->order, reducer->arrival, count * sizeof *reducer->order);
+}
+
+/* Whether the unit after the one at `place` has to travel with it. */
+static bool dp__goes_together(const dp_reducer *reducer, size_t place)
+{
+    if (!reducer->scatters || place + 1 == reducer->unit_count)
+        return false;
+    uint32_t stretch = reducer->unit_stretches[reducer->order[place]];
+    return stretch != DP__NO_STRETCH &&
+           stretch == reducer->unit_stretches[reducer->order[place + 1]];
 }
 
 /* Give each piece its bucket, by the number in dp__bucket.made. */
@@ -443,7 +508,8 @@ static void dp__pieces_deal(dp_reducer *reducer)
             bucket->last = position++;
             bucket->info.bytes += piece->bytes;
             bucket->info.unit_count++;
-            open[dtype] = bucket->info.bytes < reducer->caps[later[dtype]];
+            open[dtype] = bucket->info.bytes < reducer->caps[later[dtype]] ||
+                          dp__goes_together(reducer, i);
             later[dtype] = later[dtype] || !open[dtype];
         }
     }
@@ -480,32 +546,77 @@ static void dp__buckets_fill(dp_reducer *reducer)
     }
 }
 
+typedef enum dp__of_ranges { DP__ALL_OF_THEM, DP__WHAT_IS_SHARED, DP__THE_REST } dp__of_ranges;
+
 typedef struct dp__spans { /* ranges in as few spans as memory allows */
     dp_reducer *reducer;
     const dp_range *ranges;
     size_t count, at;
+    dp__of_ranges of;      /* what is shared: a stretch is a span */
     bool skips;            /* leaves out units that nobody uses */
     size_t passed, offset; /* elements of all ranges so far; those before the span */
     uint32_t block;        /* of the span */
+    uint32_t stretch;      /* likewise, where it is shared */
     size_t first, length;  /* its elements */
 } dp__spans;
+
+/* Whether nobody uses any unit of a stretch: else all of it travels, as it is cut the same in each
+   pass. */
+static bool dp__stretch_unused(const dp_reducer *reducer, const dp__stretch *stretch)
+{
+    for (size_t i = 0; i < stretch->range_count; i++)
+        if (!reducer->unused[reducer->ranges[stretch->first_range + i].unit])
+            return false;
+    return true;
+}
+
+/* What the spans have of a range. */
+static dp_range dp__spans_part(const dp__spans *spans, const dp_range *range)
+{
+    const dp_reducer *reducer = spans->reducer;
+    dp_range part = *range;
+    bool unused = spans->skips && reducer->unused[range->unit];
+    uint32_t s = reducer->unit_stretches[range->unit];
+    size_t cut = range->first, end = range->first + range->count;
+    if (s != DP__NO_STRETCH) {
+        const dp__stretch *stretch = &reducer->stretches[s];
+        cut = reducer->ranges[stretch->first_range].first +
+              stretch->each * (size_t)reducer->ctx->info.rank_count;
+        cut = cut < range->first ? range->first : cut > end ? end : cut;
+        if (spans->of == DP__WHAT_IS_SHARED)
+            unused = spans->skips && dp__stretch_unused(reducer, stretch);
+    }
+    if (spans->of == DP__WHAT_IS_SHARED)
+        part.count = cut - range->first;
+    if (spans->of == DP__THE_REST) {
+        part.first = cut;
+        part.count = end - cut;
+    }
+    part.count = unused ? 0 : part.count;
+    return part;
+}
 
 /* The next span; false when there are no more. */
 static bool dp__spans_next(dp__spans *spans)
 {
     spans->length = 0;
     for (; spans->at < spans->count; spans->passed += spans->ranges[spans->at++].count) {
-        const dp_range *range = &spans->ranges[spans->at];
-        if (range->count == 0 || (spans->skips && spans->reducer->unused[range->unit]))
+        const dp_range part = dp__spans_part(spans, &spans->ranges[spans->at]);
+        uint32_t stretch = spans->of == DP__WHAT_IS_SHARED
+                               ? spans->reducer->unit_stretches[part.unit]
+                               : DP__NO_STRETCH;
+        if (part.count == 0)
             continue;
         if (spans->length == 0) {
-            spans->block = range->block;
-            spans->first = range->first;
+            spans->block = part.block;
+            spans->stretch = stretch;
+            spans->first = part.first;
             spans->offset = spans->passed;
-        } else if (range->block != spans->block || range->first != spans->first + spans->length) {
+        } else if (part.block != spans->block || part.first != spans->first + spans->length ||
+                   stretch != spans->stretch) {
             return true;
         }
-        spans->length += range->count;
+        spans->length += part.count;
     }
     return spans->length > 0;
 }
@@ -547,6 +658,8 @@ static void dp__buckets_label(dp_reducer *reducer)
 /* Of units in reducer->order. */
 static void dp__buckets_make(dp_reducer *reducer)
 {
+    if (reducer->scatters)
+        dp__order_stretches(reducer);
     dp__pieces_deal(reducer);
     if (reducer->bucket_count > 0)
         qsort(reducer->buckets, reducer->bucket_count, sizeof *reducer->buckets, dp__bucket_order);
@@ -578,11 +691,20 @@ static dp_dtype dp__travel_dtype(const dp_reducer *reducer, dp_dtype dtype)
 }
 
 /* The most bytes that a flat bucket can have, however units are grouped: it is full at its cap, but
-   its last piece may go beyond that. */
+   its last piece, or stretch, may go beyond that. */
 static size_t dp__flat_bytes(const dp_reducer *reducer)
 {
     size_t totals[DP_DTYPE_COUNT] = {0}, largest[DP_DTYPE_COUNT] = {0}, most = 0;
     size_t cap = reducer->caps[reducer->caps[1] > reducer->caps[0]];
+    for (size_t s = 0; s < reducer->stretch_count; s++) {
+        const dp__stretch *stretch = &reducer->stretches[s];
+        dp_dtype dtype = reducer->blocks[reducer->ranges[stretch->first_range].block].dtype;
+        size_t count = 0;
+        for (size_t i = 0; i < stretch->range_count; i++)
+            count += reducer->ranges[stretch->first_range + i].count;
+        if (count * dp__dtype_sizes[dtype] > largest[dtype])
+            largest[dtype] = count * dp__dtype_sizes[dtype];
+    }
     for (size_t p = 0; p < reducer->piece_count; p++) {
         const dp__piece *piece = &reducer->pieces[p];
         totals[piece->dtype] += piece->bytes;
@@ -688,31 +810,45 @@ static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, 
     return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
 }
 
-/* Reduce each span where it lies, on every local rank. */
+/* Reduce each span where it lies, on every local rank: for all of them, or to each its share. */
 static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
 {
     dp_reducer *reducer = spans->reducer;
     dp_ctx *ctx = reducer->ctx;
+    bool shares = spans->of == DP__WHAT_IS_SHARED;
     dp__coll coll = {.fn = "dp_reducer_finish",
                      .ctx = ctx,
+                     .verb = shares ? DP__REDUCE_SCATTER : DP__ALL_REDUCE,
                      .local = reducer->parts,
                      .op = dp__reduction_op(reducer),
                      .scale = reducer->scale,
                      .courier = courier};
     while (dp__spans_next(spans)) {
         const dp_block *block = &reducer->blocks[spans->block];
-        size_t offset = spans->first * dp__dtype_sizes[block->dtype];
-        for (int i = 0; i < ctx->info.local_count; i++) {
-            void *data = (char *)block->local[i] + offset;
-            bool wants = i == 0 || !reducer->to_first;
-            reducer->parts[i] = (dp_part){.send = data, .recv = wants ? data : NULL};
-        }
-        coll.count = spans->length;
+        size_t size = dp__dtype_sizes[block->dtype];
+        coll.count = shares ? spans->length / (size_t)ctx->info.rank_count : spans->length;
         coll.dtype = block->dtype;
+        for (int i = 0; i < ctx->info.local_count; i++) {
+            char *data = (char *)block->local[i] + spans->first * size;
+            size_t own = shares ? (size_t)(ctx->info.rank_first + i) * coll.count * size : 0;
+            bool wants = i == 0 || !reducer->to_first;
+            reducer->parts[i] = (dp_part){.send = data, .recv = wants ? data + own : NULL};
+        }
         DP_TRY(dp__collective_entered(&coll));
-        reducer->carried += dp__blocks_bytes(&coll, false);
+        reducer->carried += dp__blocks_bytes(&coll, shares);
     }
     return DP_OK;
+}
+
+static dp_status dp__spans_travel(dp__spans spans, bool courier)
+{
+    dp__spans rest = spans;
+    if (!spans.reducer->scatters)
+        return dp__spans_reduce(&spans, courier);
+    spans.of = DP__WHAT_IS_SHARED;
+    rest.of = DP__THE_REST;
+    DP_TRY(dp__spans_reduce(&spans, courier));
+    return dp__spans_reduce(&rest, courier);
 }
 
 /* Copy a span of a local rank between its block and flat memory. */
@@ -829,7 +965,7 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
     dp_trace_begin(bucket->label);
     dp_status status;
     if (!flat && reducer->hook == NULL) {
-        status = dp__spans_reduce(&spans, courier);
+        status = dp__spans_travel(spans, courier);
     } else {
         dp__trip_begin(reducer, index, flat, courier);
         status = dp__trip_run(reducer, spans, flat, whole);
@@ -1290,7 +1426,7 @@ static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
 }
 
 static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
-                                  const dp_reducer_config *config)
+                                  const dp_reducer_config *config, const dp__sharing *sharing)
 {
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
@@ -1303,6 +1439,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     reducer->caps[1] = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
     dp__blocks_copy(reducer, config);
     DP_TRY(dp__ranges_make(fn, reducer, config));
+    DP_TRY(dp__stretches_make(fn, reducer, sharing));
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
     DP_TRY(dp__pass_room(fn, reducer));
@@ -1315,7 +1452,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
 }
 
 static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
-                                  dp_scope *scope, dp_reducer **out)
+                                  const dp__sharing *sharing, dp_scope *scope, dp_reducer **out)
 {
     DP_TRY(dp__check_pointer(fn, "out", out));
     DP_TRY(dp__check_reducer_config(fn, ctx, config));
@@ -1323,7 +1460,7 @@ static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_
     if (reducer == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a reducer", fn);
     *reducer = (dp_reducer){.ctx = ctx, .scope = scope};
-    DP_TRY(dp__reducer_fill(fn, reducer, config));
+    DP_TRY(dp__reducer_fill(fn, reducer, config, sharing));
     *out = reducer;
     return DP_OK;
 }
@@ -1358,11 +1495,12 @@ static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
 }
 
 static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
-                                    dp_scope *scope, dp_reducer **out)
+                                    const dp__sharing *sharing, dp_scope *scope, dp_reducer **out)
 {
     dp_reducer *made = NULL;
     dp_scope *temp = NULL;
-    dp_status status = dp__reducer_make(fn, ctx, config, scope, out != NULL ? &made : NULL);
+    dp_status status =
+        dp__reducer_make(fn, ctx, config, sharing, scope, out != NULL ? &made : NULL);
     if (ctx->info.process_count > 1) {
         DP_TRY(dp__shared_failure(ctx, dp__temp_begin(ctx, &temp)));
         status = dp__temp_end(temp, NULL, dp__reducer_agree(fn, ctx, temp, made, status));
@@ -1380,7 +1518,7 @@ DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
     DP_TRY(dp__enter(__func__, ctx));
     dp_status status = dp__shared_failure(ctx, dp__temp_begin(ctx, &scope));
     if (status == DP_OK)
-        status = dp__reducer_create(__func__, ctx, config, scope, out);
+        status = dp__reducer_create(__func__, ctx, config, NULL, scope, out);
     if (status != DP_OK)
         status = dp__temp_end(scope, NULL, status);
     return dp__exit(__func__, ctx, status);
@@ -1402,6 +1540,22 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
     return DP_OK;
 }
 
+/* Why its ranks cannot get their shares alone, or NULL. What is cast, or flat for a hook, is
+   reduced for all; a table without the verb would take memory of the caller's thread. */
+static const char *dp__unscattered_for(const dp_reducer *reducer)
+{
+    const dp_ctx *ctx = reducer->ctx;
+    const dp_comm *comms[] = {ctx->comm, ctx->courier_comm};
+    if (reducer->hook != NULL)
+        return "a hook";
+    if (reducer->wire != DP_F32)
+        return "a wire dtype";
+    for (int i = 0; i < 2; i++)
+        if (comms[i] != NULL && !DP_HAS(dp_coll_ops, comms[i]->ops, reduce_scatter))
+            return "collectives without a reduce_scatter";
+    return NULL;
+}
+
 static size_t dp__reducer_bytes(const dp_reducer *reducer)
 {
     size_t bytes = 0;
@@ -1421,6 +1575,7 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
                              .bucket_count = reducer->bucket_count,
                              .early_count = travels ? reducer->done : reducer->early,
                              .regrouped = reducer->regrouped,
+                             .scatters = reducer->scatters,
                              .last = reducer->last,
                              .mean = dp__times_mean(&reducer->total, reducer->pass_count),
                              .pass_count = reducer->pass_count,
@@ -1607,6 +1762,10 @@ static dp_status dp__pass_begin(const char *fn, dp_reducer *reducer, const dp_re
     reducer->scale = 1;
     if (reducer->reduction == DP_MEAN_SAMPLES)
         DP_TRY(dp__samples_begin(fn, reducer, pass));
+    if (reducer->scatters != reducer->scatters_next) {
+        reducer->scatters = reducer->scatters_next;
+        dp__buckets_make(reducer);
+    }
     dp__pass_open(reducer, !pass->no_sync);
     return DP_OK;
 }
@@ -1804,7 +1963,7 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
     if (reducer->flats == NULL && ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
         return DP_OK;
     if (reducer->flats == NULL)
-        return dp__spans_reduce(&spans, false);
+        return dp__spans_travel(spans, false);
     for (size_t b = 0; b < reducer->bucket_count; b++)
         DP_TRY(dp__bucket_carry(reducer, b, skips));
     return DP_OK;

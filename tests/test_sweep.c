@@ -693,6 +693,7 @@ CALL(dp_module_create, a->ctx, a->create, OUT(module))
 CALL(dp_module_copy, a->module, a->rank, OUT(module))
 CALL(dp_module_destroy, a->module)
 CALL(dp_module_train, a->module, true)
+CALL(dp_grads_scatter, a->module, false)
 FAILS(dp_module_name, dp_module_name(a->module)[0] == '\0')
 FAILS(dp_module_rank, dp_module_rank(a->module) < 0)
 FAILS(dp_module_ctx, dp_module_ctx(a->module) == NULL)
@@ -734,6 +735,7 @@ CALL(dp_distributed, a->module, NULL, OUT(module))
 CALL(dp_separate_distributed, a->module, NULL, OUT(module))
 FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
 FAILS(dp_owner_count, dp_owner_count(a->module) == 0)
+FAILS(dp_grads_are_scattered, !dp_grads_are_scattered(a->module))
 CALL(dp_owner_edit, a->module, 0, a->index, OUT(tensor), OUT(grad))
 CALL(dp_report_get, a->wrapper, OUT(report))
 FAILS(dp_report_text, dp_report_text(a->module, (char *)OUT(host), sizeof outs.host) == 0)
@@ -831,6 +833,7 @@ static const row table[] = {
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
+    ROW(dp_grads_scatter, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
     ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0),
     ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
