@@ -166,9 +166,11 @@ typedef struct dp_optim_config {
        one. */
     bool masters;
     /* State is spread over the ranks of the job: each keeps that of its part of the parameters,
-       steps that part, and gets the other parts from the others. The same numbers come out, bit by
-       bit. The module is one by dp_distributed, and between a forward and the step nobody else
-       writes to parameters. All processes make the calls that create, step, save and load. */
+       gets the gradients of that part alone (see dp_grads_scatter, which is called with true; for
+       an optimizer without this, with false), steps it, and gets the other parts from the others.
+       The same numbers come out, bit by bit; but a norm is added up by ranks, which may change its
+       last bits. The module is one by dp_distributed, and between a forward and the step nobody
+       else writes to parameters. All processes make the calls that create, step, save and load. */
     bool sharded;
 } dp_optim_config;
 
@@ -514,26 +516,41 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
 
 /* ==== >>views ==================================================================================
    All parameters that have a gradient, of every owner. To ask for them is an edit, and owners that
-   are edited equally stay equal. Neighbours in memory are one run, which a kernel passes at once: a
-   packed module is one.                                                                         */
+   are edited equally stay equal. Neighbours in memory are one span: a packed module is one. Those
+   of a span that are of one group are one run, which a kernel passes at once. Where ranks share
+   parameters out each has a part of every span, and what cannot be cut evenly, at the end.      */
 
 typedef struct dp__train_run {
     size_t first, param_count; /* of the parameters below */
     size_t count;              /* elements */
+    size_t span, at;           /* where it begins in its span */
 } dp__train_run;
+
+typedef struct dp__train_span {
+    size_t first, param_count, count;
+    size_t each; /* elements that a rank has for itself; 0: all have all */
+} dp__train_span;
+
+typedef struct dp__train_piece {
+    size_t first, count; /* elements of the run */
+    size_t at;           /* among those of the span that the same ranks have */
+} dp__train_piece;
 
 typedef struct dp__train_views {
     dp_module *module;
     dp_ctx *ctx;
     dp_info job;
-    size_t owner_count, count, run_count;
-    size_t *params;         /* their numbers in the module */
-    size_t *groups;         /* parameters of a run are of one */
-    size_t *ranks;          /* the first rank of each owner, and where those of the last end */
-    bool *reduced;          /* see dp_param_info; the first owner alone steps what is not */
-    bool spread;            /* some are and some are not: norms are to be the same on all ranks */
-    dp_tensor *data, *grad; /* owner after owner */
+    size_t owner_count, count, run_count, span_count;
+    size_t *params; /* their numbers in the module */
+    size_t *groups; /* parameters of a run are of one */
+    size_t *ranks;  /* the first rank of each owner, and where those of the last end */
+    bool *reduced;  /* see dp_param_info; the first owner alone steps what is not */
+    bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
+    bool shared;    /* ranks share parameters out */
+    size_t *shares, *places; /* see dp_param_info.share and share_at */
+    dp_tensor *data, *grad;  /* owner after owner */
     dp__train_run *runs;
+    dp__train_span *spans;
 } dp__train_views;
 
 static const dp_tensor *dp__train_data(const dp__train_views *views, size_t owner, size_t i)
@@ -594,6 +611,8 @@ static dp_status dp__train_list(dp__train_views *views)
             continue;
         views->params[count] = i;
         views->groups[count] = 0;
+        views->shares[count] = info.share;
+        views->places[count] = info.share_at;
         views->reduced[count++] = info.reduced;
         reduced += info.reduced;
     }
@@ -640,11 +659,14 @@ static bool dp__train_adjoins(const dp_tensor *before, const dp_tensor *tensor)
            (char *)before->data + dp__train_bytes(before) == tensor->data;
 }
 
-/* Whether a parameter comes right after the one before, wherever it is. */
+/* Whether a parameter comes right after the one before, wherever it is. Those that ranks share out
+   together do. */
 static bool dp__train_goes_on(const dp__train_views *views, size_t i)
 {
-    bool on = i > 0 && views->groups[i - 1] == views->groups[i] &&
-              views->reduced[i - 1] == views->reduced[i];
+    if (views->shared && views->shares[i] > 0)
+        return views->places[i] > 0;
+    bool on = i > 0 && views->reduced[i - 1] == views->reduced[i] &&
+              !(views->shared && views->shares[i - 1] > 0);
     for (size_t owner = 0; owner < views->owner_count && on; owner++)
         on = !dp__train_has(views, owner, i) ||
              (dp__train_adjoins(dp__train_data(views, owner, i - 1),
@@ -654,17 +676,72 @@ static bool dp__train_goes_on(const dp__train_views *views, size_t i)
     return on;
 }
 
-/* alone: each parameter is a run by itself. */
-static void dp__train_run_all(dp__train_views *views, bool alone)
+static size_t dp__train_elements(const dp__train_views *views, size_t i)
 {
-    views->run_count = 0;
+    return (size_t)dp_tensor_count(dp__train_data(views, 0, i));
+}
+
+/* alone: each parameter is a run by itself. shared: ranks share them out. */
+static void dp__train_cut(dp__train_views *views, bool alone, bool shared)
+{
+    views->run_count = views->span_count = 0;
+    views->shared = shared;
     for (size_t i = 0; i < views->count; i++) {
-        if (alone || !dp__train_goes_on(views, i))
-            views->runs[views->run_count++] = (dp__train_run){.first = i};
-        views->runs[views->run_count - 1].param_count++;
-        views->runs[views->run_count - 1].count +=
-            (size_t)dp_tensor_count(dp__train_data(views, 0, i));
+        bool on = !alone && dp__train_goes_on(views, i);
+        if (!on)
+            views->spans[views->span_count++] =
+                (dp__train_span){.first = i, .each = shared ? views->shares[i] : 0};
+        dp__train_span *span = &views->spans[views->span_count - 1];
+        if (!on || views->groups[i - 1] != views->groups[i])
+            views->runs[views->run_count++] =
+                (dp__train_run){.first = i, .span = views->span_count - 1, .at = span->count};
+        dp__train_run *run = &views->runs[views->run_count - 1];
+        span->param_count++;
+        span->count += dp__train_elements(views, i);
+        run->param_count++;
+        run->count += dp__train_elements(views, i);
     }
+    for (size_t s = 0; s < views->span_count; s++)
+        views->spread = views->spread || views->spans[s].each > 0;
+}
+
+/* All of a span. */
+static dp__train_run dp__train_whole(const dp__train_views *views, size_t s)
+{
+    const dp__train_span *span = &views->spans[s];
+    return (dp__train_run){span->first, span->param_count, span->count, s, 0};
+}
+
+/* What some ranks have of a run: their part, and the end, which everybody has; both may be
+   empty. */
+static void dp__train_pieces_of(const dp__train_views *views, const dp__train_run *run,
+                                size_t first_rank, size_t end_rank, dp__train_piece *out)
+{
+    size_t each = views->spans[run->span].each, cut = each * (size_t)views->job.rank_count;
+    size_t end = run->at + run->count, kept = 0;
+    const size_t ranges[2][2] = {{first_rank * each, end_rank * each}, {cut, SIZE_MAX}};
+    for (int i = 0; i < 2; i++) {
+        size_t first = ranges[i][0] > run->at ? ranges[i][0] : run->at;
+        size_t last = ranges[i][1] < end ? ranges[i][1] : end;
+        bool some = first < last;
+        out[i] = (dp__train_piece){.first = some ? first - run->at : 0,
+                                   .count = some ? last - first : 0,
+                                   .at = some ? kept + first - ranges[i][0] : 0};
+        kept += ranges[i][1] - ranges[i][0];
+    }
+}
+
+static void dp__train_pieces(const dp__train_views *views, const dp__train_run *run, size_t owner,
+                             dp__train_piece *out)
+{
+    dp__train_pieces_of(views, run, views->ranks[owner], views->ranks[owner + 1], out);
+}
+
+/* Elements of a run, by the tensor that it begins with. */
+static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *piece)
+{
+    size_t at = piece->first * dp_dtype_bytes((dp_dtype)first->dtype);
+    return dp__train_flat(first, (char *)first->data + at, (dp_dtype)first->dtype, piece->count);
 }
 
 /* They live as long as the scope. */
@@ -678,27 +755,32 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
     out->groups = dp_scope_alloc(scope, out->count * sizeof *out->groups);
     out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
     out->reduced = dp_scope_alloc(scope, out->count * sizeof *out->reduced);
+    out->shares = dp_scope_alloc(scope, out->count * sizeof *out->shares);
+    out->places = dp_scope_alloc(scope, out->count * sizeof *out->places);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
+    out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
     out->data = dp_scope_alloc(scope, all * sizeof *out->data);
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
     if (out->params == NULL || out->groups == NULL || out->ranks == NULL || out->reduced == NULL ||
-        out->runs == NULL || out->data == NULL || out->grad == NULL)
+        out->shares == NULL || out->places == NULL || out->runs == NULL || out->spans == NULL ||
+        out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_list(out));
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
-    dp__train_run_all(out, false);
+    dp__train_cut(out, false, dp_grads_are_scattered(module));
     return DP_OK;
 }
 
 /* ==== >>norms ===================================================================================
    Norms are taken of the first owner's gradients: others have the same. What ranks do not reduce
-   differs from process to process, and so counts once for each.                                  */
+   differs from process to process, and so counts once for each. Of what they share out each counts
+   its own part: whether others are there too, or void, does not matter.                          */
 
-/* Numbers of this process (of 8 bytes) become those of all: the sum, or the largest. */
-static dp_status dp__train_share(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
-                                 void *numbers, int64_t count)
+/* Numbers (of 8 bytes) of each local rank become those of all ranks: the sum, or the largest. */
+static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
+                                void *numbers, int64_t count)
 {
     dp_info job;
     dp_tensor first;
@@ -707,42 +789,127 @@ static dp_status dp__train_share(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype
     if (parts == NULL)
         return dp__train_full();
     for (int r = job.local_count; r-- > 0;) {
-        DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), numbers, dtype, 1, &count, &first));
-        if (r > 0 && op == DP_OP_SUM)
-            DP_TRY(dp_fill(ctx, &first, dp_int(0)));
+        const char *own = (const char *)numbers + 8 * count * r;
+        DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), own, dtype, 1, &count, &first));
         parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
     }
     DP_TRY(dp_all_reduce(ctx, parts, (size_t)count, dtype, op));
     return dp_read(ctx, &first, numbers, 8 * (size_t)count);
 }
 
-/* STATS of each run, read at once. sums: of those that are reduced, and of the others. */
-static dp_status dp__train_squares(const dp__train_views *views, dp_scope *temp, double *sums)
+/* The same of numbers of this process. */
+static dp_status dp__train_share(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
+                                 void *numbers, int64_t count)
 {
-    const int64_t shape[] = {(int64_t)views->run_count, 2};
-    dp_tensor all;
-    double *read = dp_scope_alloc(temp, 2 * views->run_count * sizeof *read);
-    if (read == NULL)
+    dp_info job;
+    DP_TRY(dp_info_get(ctx, &job));
+    size_t bytes = 8 * (size_t)count;
+    char *all = dp_scope_alloc(temp, (size_t)job.local_count * bytes);
+    if (all == NULL)
         return dp__train_full();
-    DP_TRY(dp_tensor_new(temp, dp__train_grad(views, 0, 0)->device, DP_F64, 2, shape, &all));
-    DP_TRY(dp_fill(views->ctx, &all, dp_float(0))); /* a run may have no elements */
-    for (size_t r = 0; r < views->run_count; r++) {
-        dp_tensor grad = dp__train_run_grad(views, 0, &views->runs[r]);
-        void *own = (double *)all.data + 2 * r;
-        const void *in = grad.data;
-        if (views->runs[r].count > 0)
-            DP_TRY(dp_kernel_run(views->ctx, grad.device.index,
-                                 &(dp_kernel_args){.kernel = DP_KERNEL_STATS,
-                                                   .dtype = (dp_dtype)grad.dtype,
-                                                   .count = views->runs[r].count,
-                                                   .out = &own,
-                                                   .in = &in,
-                                                   .out_count = 1,
-                                                   .in_count = 1}));
+    for (int r = 0; r < job.local_count; r++)
+        memcpy(all + (size_t)r * bytes, numbers, bytes);
+    if (op == DP_OP_SUM) /* of integers and floats alike, 0 is all zero bits */
+        memset(all + bytes, 0, (size_t)(job.local_count - 1) * bytes);
+    DP_TRY(dp__train_join(ctx, temp, op, dtype, all, count));
+    memcpy(numbers, all, bytes);
+    return DP_OK;
+}
+
+typedef struct dp__train_terms { /* what a norm is made of, owner after owner */
+    const dp__train_views *views;
+    dp_tensor *grads;
+    size_t *sums; /* where each counts: 0: the same on all ranks; or a local rank, from 1 on */
+    size_t count;
+    double *results; /* by such a number */
+} dp__train_terms;
+
+static void dp__train_term(dp__train_terms *terms, size_t owner, const dp__train_run *run,
+                           const dp__train_piece *piece, size_t sum)
+{
+    const dp_tensor *first = dp__train_grad(terms->views, owner, run->first);
+    if (piece->count == 0)
+        return;
+    terms->grads[terms->count] = dp__train_part(first, piece);
+    terms->sums[terms->count++] = sum;
+}
+
+/* Of one span. */
+static void dp__train_span_terms(dp__train_terms *terms, size_t owner, size_t s)
+{
+    const dp__train_views *views = terms->views;
+    dp__train_run run = dp__train_whole(views, s);
+    dp__train_piece pieces[2];
+    for (size_t rank = views->ranks[owner]; rank < views->ranks[owner + 1]; rank++) {
+        dp__train_pieces_of(views, &run, rank, rank + 1, pieces);
+        dp__train_term(terms, owner, &run, &pieces[0], rank - (size_t)views->job.rank_first + 1);
     }
-    DP_TRY(dp_read(views->ctx, &all, read, 2 * views->run_count * sizeof *read));
-    for (size_t r = 0; r < views->run_count; r++)
-        sums[!views->reduced[views->runs[r].first]] += read[2 * r];
+    dp__train_pieces(views, &run, owner, pieces);
+    if (owner == 0)
+        dp__train_term(terms, owner, &run, &pieces[1], !views->reduced[run.first]);
+}
+
+static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *temp,
+                                      dp__train_terms *out)
+{
+    size_t most = views->span_count * ((size_t)views->job.local_count + 1);
+    *out = (dp__train_terms){.views = views,
+                             .grads = dp_scope_alloc(temp, most * sizeof *out->grads),
+                             .sums = dp_scope_alloc(temp, most * sizeof *out->sums),
+                             .results = dp_scope_alloc(temp, ((size_t)views->job.local_count + 1) *
+                                                                 sizeof *out->results)};
+    if (out->grads == NULL || out->sums == NULL || out->results == NULL)
+        return dp__train_full();
+    for (int i = 0; i <= views->job.local_count; i++)
+        out->results[i] = 0;
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t s = 0; s < views->span_count; s++)
+            dp__train_span_terms(out, owner, s);
+    return DP_OK;
+}
+
+/* Begins STATS of terms from `first` on, up to those on another device. */
+static dp_status dp__train_stats(const dp__train_terms *terms, dp_scope *temp, size_t first,
+                                 size_t *out_end, dp_tensor *out)
+{
+    dp_device device = terms->grads[first].device;
+    size_t end = first;
+    while (end < terms->count && terms->grads[end].device.index == device.index)
+        end++;
+    const int64_t shape[] = {(int64_t)(end - first), 2};
+    DP_TRY(dp_tensor_new(temp, device, DP_F64, 2, shape, out));
+    for (size_t i = first; i < end; i++) {
+        void *own = (double *)out->data + 2 * (i - first);
+        const void *in = terms->grads[i].data;
+        DP_TRY(dp_kernel_run(terms->views->ctx, device.index,
+                             &(dp_kernel_args){.kernel = DP_KERNEL_STATS,
+                                               .dtype = (dp_dtype)terms->grads[i].dtype,
+                                               .count = (size_t)terms->grads[i].shape[0],
+                                               .out = &own,
+                                               .in = &in,
+                                               .out_count = 1,
+                                               .in_count = 1}));
+    }
+    *out_end = end;
+    return DP_OK;
+}
+
+/* All devices are at it before the first is waited for. */
+static dp_status dp__train_squares(const dp__train_terms *terms, dp_scope *temp)
+{
+    size_t owner_count = terms->views->owner_count, some = 0, end = 0;
+    double *read = dp_scope_alloc(temp, 2 * (terms->count + 1) * sizeof *read);
+    dp_tensor *stats = dp_scope_alloc(temp, owner_count * sizeof *stats);
+    if (read == NULL || stats == NULL)
+        return dp__train_full();
+    while (end < terms->count)
+        DP_TRY(dp__train_stats(terms, temp, end, &end, &stats[some++]));
+    double *to = read;
+    for (size_t i = 0; i < some; to += 2 * stats[i++].shape[0])
+        DP_TRY(dp_read(terms->views->ctx, &stats[i], to,
+                       2 * (size_t)stats[i].shape[0] * sizeof *read));
+    for (size_t i = 0; i < terms->count; i++)
+        terms->results[terms->sums[i]] += read[2 * i];
     return DP_OK;
 }
 
@@ -759,35 +926,37 @@ static double dp__train_powers(const double *numbers, size_t count, double p, do
     return so_far;
 }
 
-static dp_status dp__train_run_powers(const dp__train_views *views, const dp__train_run *run,
-                                      double p, dp_tensor *wide, double *read, double *sum)
+static dp_status dp__train_term_powers(dp_ctx *ctx, const dp_tensor *grad, double p,
+                                       const dp_tensor *wide, double *read, double *sum)
 {
-    dp_tensor grad = dp__train_run_grad(views, 0, run), own, to;
+    dp_tensor own, to;
     int64_t most = wide->shape[0];
-    for (int64_t at = 0, some; at < grad.shape[0]; at += some) {
-        some = dp__train_least(grad.shape[0] - at, most);
-        DP_TRY(dp_narrow(&grad, 0, at, some, &own));
+    for (int64_t at = 0, some; at < grad->shape[0]; at += some) {
+        some = dp__train_least(grad->shape[0] - at, most);
+        DP_TRY(dp_narrow(grad, 0, at, some, &own));
         DP_TRY(dp_narrow(wide, 0, 0, some, &to));
-        DP_TRY(dp_cast(views->ctx, &to, &own));
-        DP_TRY(dp_read(views->ctx, &to, read, (size_t)some * sizeof *read));
+        DP_TRY(dp_cast(ctx, &to, &own));
+        DP_TRY(dp_read(ctx, &to, read, (size_t)some * sizeof *read));
         *sum = dp__train_powers(read, (size_t)some, p, *sum);
     }
     return DP_OK;
 }
 
-static dp_status dp__train_all_powers(const dp__train_views *views, dp_scope *temp, double p,
-                                      double *sums)
+static dp_status dp__train_all_powers(const dp__train_terms *terms, dp_scope *temp, double p)
 {
     enum { CHUNK = 1 << 16 };
     const int64_t chunk = CHUNK;
-    dp_tensor wide;
+    dp_tensor wide = {0};
     double *read = dp_scope_alloc(temp, CHUNK * sizeof *read);
     if (read == NULL)
         return dp__train_full();
-    DP_TRY(dp_tensor_new(temp, dp__train_grad(views, 0, 0)->device, DP_F64, 1, &chunk, &wide));
-    for (size_t r = 0; r < views->run_count; r++)
-        DP_TRY(dp__train_run_powers(views, &views->runs[r], p, &wide, read,
-                                    &sums[!views->reduced[views->runs[r].first]]));
+    for (size_t i = 0; i < terms->count; i++) {
+        const dp_tensor *grad = &terms->grads[i];
+        if (wide.data == NULL || wide.device.index != grad->device.index)
+            DP_TRY(dp_tensor_new(temp, grad->device, DP_F64, 1, &chunk, &wide));
+        DP_TRY(dp__train_term_powers(terms->views->ctx, grad, p, &wide, read,
+                                     &terms->results[terms->sums[i]]));
+    }
     return DP_OK;
 }
 
@@ -799,20 +968,26 @@ static double dp__train_root(const double *sums, double p)
     return p < 2 || p > 2 ? pow(sums[0] + sums[1], 1 / p) : sqrt(sums[0] + sums[1]);
 }
 
+static dp_status dp__train_norm_in(const dp__train_views *views, dp_scope *temp, double p,
+                                   double *out)
+{
+    dp__train_terms terms;
+    DP_TRY(dp__train_terms_make(views, temp, &terms));
+    DP_TRY(p < 2 || p > 2 ? dp__train_all_powers(&terms, temp, p)
+                          : dp__train_squares(&terms, temp));
+    if (views->spread)
+        DP_TRY(dp__train_join(views->ctx, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, DP_F64,
+                              &terms.results[1], 1));
+    *out = dp__train_root(terms.results, p);
+    return DP_OK;
+}
+
 static dp_status dp__train_norm(const dp__train_views *views, double p, double *out)
 {
-    double sums[2] = {0, 0};
     dp_scope *temp;
     DP_TRY(dp_scope_open(views->ctx, &temp));
-    dp_status status = DP_OK;
-    if (views->count > 0)
-        status = p < 2 || p > 2 ? dp__train_all_powers(views, temp, p, sums)
-                                : dp__train_squares(views, temp, sums);
-    if (status == DP_OK && views->spread)
-        status = dp__train_share(views->ctx, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, DP_F64,
-                                 &sums[1], 1);
+    dp_status status = dp__train_norm_in(views, temp, p, out);
     dp_scope_end(temp);
-    *out = dp__train_root(sums, p);
     return status;
 }
 
@@ -830,7 +1005,7 @@ static dp_status dp__train_not_finite(const dp__train_views *views, double norm)
                             info.name);
     }
     return dp_error(DP_ERR_STATE, "the norm of the gradients is %g%s", norm,
-                    views->spread ? ", or of another process" : "");
+                    views->spread && views->job.process_count > 1 ? ", or of another process" : "");
 }
 
 /* ==== >>clips ===================================================================================
@@ -1000,21 +1175,15 @@ DP_API dp_status dp_clip_grad_value(dp_module *module, double most)
 }
 
 /* ==== >>shares ==================================================================================
-   What an optimizer keeps of the elements of a run: all of them, or, sharded, a part for each rank.
-   What cannot be cut evenly, at the end, everybody has.                                         */
+   What an optimizer keeps of the elements of a span: of all of them, or, sharded, of its ranks'
+   part.                                                                                         */
 
-enum { DP__TRAIN_SLICE_LEAST = 256, DP__TRAIN_STAGE = 1 << 16 };
+enum { DP__TRAIN_STAGE = 1 << 16 };
 
-typedef struct dp__train_span { /* of the run of the same number */
-    size_t each;                /* elements that a rank has for itself; 0: all have all */
-    size_t slots;               /* states, and the master copy if there is one */
-    dp_tensor *state;           /* owner after owner; of its pieces, one after another */
-} dp__train_span;
-
-typedef struct dp__train_piece {
-    size_t first, count; /* elements of the run */
-    size_t at;           /* in the state */
-} dp__train_piece;
+typedef struct dp__train_store { /* of the span of the same number */
+    size_t slots;                /* states, and the master copy if there is one */
+    dp_tensor *state;            /* owner after owner; of its pieces, one after another */
+} dp__train_store;
 
 typedef struct dp__train_optimizer {
     dp_optim base;
@@ -1023,12 +1192,12 @@ typedef struct dp__train_optimizer {
     dp__train_views views;
     const char **names;
     size_t state_count;
-    dp__train_span *spans;
+    dp__train_store *stores;
     dp_tensor *gates;  /* of each owner */
     dp_tensor *rooms;  /* of each owner: gradients in f32; where there are master copies */
     dp_tensor *stages; /* of each local rank, on the way to others; where state is sharded */
     dp_part *parts;
-    dp_tensor *all;                            /* of each owner: a run, as it is sent */
+    dp_tensor *all;                            /* of each owner: a span, as it is sent */
     int64_t done, total, steps, skipped, good; /* good: steps since the scale has changed */
     double scale;
     bool staged;   /* some owner in the job is that of several ranks */
@@ -1042,17 +1211,6 @@ _Static_assert(offsetof(dp__train_optimizer, base) == 0, "a dp_optim is the head
 static dp__train_optimizer *dp__train_optimizer_of(dp_optim *optim)
 {
     return (dp__train_optimizer *)optim;
-}
-
-/* Its own part, and the end; both may be empty. */
-static void dp__train_pieces(const dp__train_views *views, const dp__train_span *span,
-                             const dp__train_run *run, size_t owner, dp__train_piece *out)
-{
-    size_t first = span->each > 0 ? views->ranks[owner] : 0;
-    size_t last = span->each > 0 ? views->ranks[owner + 1] : 0;
-    size_t cut = span->each * (size_t)views->job.rank_count;
-    out[0] = (dp__train_piece){first * span->each, (last - first) * span->each, 0};
-    out[1] = (dp__train_piece){cut, run->count - cut, out[0].count};
 }
 
 /* Numbers are sent as integers of their size, so that no bit of them changes. */
@@ -1225,19 +1383,13 @@ static dp_status dp__train_master_step(const dp__train_optimizer *optim, const d
     return DP_OK;
 }
 
-static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *piece)
-{
-    size_t at = piece->first * dp_dtype_bytes((dp_dtype)first->dtype);
-    return dp__train_flat(first, (char *)first->data + at, (dp_dtype)first->dtype, piece->count);
-}
-
 static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t owner, size_t r,
                                       const dp__train_piece *piece, const dp_tensor *gate)
 {
     const dp__train_views *views = &optim->views;
     const dp__train_run *run = &views->runs[r];
-    const dp__train_span *span = &optim->spans[r];
-    const dp_tensor *state = &span->state[owner * span->slots];
+    const dp__train_store *store = &optim->stores[run->span];
+    const dp_tensor *state = &store->state[owner * store->slots];
     const dp_tensor *first = dp__train_data(views, owner, run->first);
     bool whole = optim->config.rule->whole;
     dp__train_turn turn = {.data = dp__train_part(first, piece),
@@ -1254,7 +1406,7 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .name = whole ? optim->names[run->first] : NULL,
                                .ndim = whole ? first->ndim : 0,
                                .shape = whole ? first->shape : NULL};
-    for (size_t k = 0; k < span->slots; k++) {
+    for (size_t k = 0; k < store->slots; k++) {
         dp__train_piece own = {piece->at, piece->count, 0};
         dp_tensor part = dp__train_part(&state[k], &own);
         if (k < optim->state_count)
@@ -1279,7 +1431,7 @@ static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t o
         dp__train_piece pieces[2];
         if (!dp__train_has(views, owner, views->runs[r].first))
             continue;
-        dp__train_pieces(views, &optim->spans[r], &views->runs[r], owner, pieces);
+        dp__train_pieces(views, &views->runs[r], owner, pieces);
         for (int k = 0; k < 2; k++)
             if (pieces[k].count > 0)
                 DP_TRY(dp__train_piece_step(optim, owner, r, &pieces[k], gate));
@@ -1287,17 +1439,16 @@ static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t o
     return DP_OK;
 }
 
-/* What the others have stepped of a run. */
-static dp_status dp__train_fetch(const dp__train_optimizer *optim, size_t r)
+/* What the others have stepped of a span. */
+static dp_status dp__train_fetch(const dp__train_optimizer *optim, const dp__train_span *span)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run *run = &views->runs[r];
     for (size_t owner = 0; owner < views->owner_count; owner++) {
-        const dp_tensor *first = dp__train_data(views, owner, run->first);
+        const dp_tensor *first = dp__train_data(views, owner, span->first);
         dp_dtype bits = dp__train_bits((dp_dtype)first->dtype);
-        optim->all[owner] = dp__train_flat(first, first->data, bits, run->count);
+        optim->all[owner] = dp__train_flat(first, first->data, bits, span->count);
     }
-    return dp__train_gather(optim, optim->spans[r].each, optim->all);
+    return dp__train_gather(optim, span->each, optim->all);
 }
 
 /* A rule that fails here must not make others wait: all send what they have. */
@@ -1306,9 +1457,9 @@ static dp_status dp__train_optim_steps(const dp__train_optimizer *optim, double 
     dp_status status = DP_OK;
     for (size_t owner = 0; owner < optim->views.owner_count && status == DP_OK; owner++)
         status = dp__train_owner_step(optim, owner, factor);
-    for (size_t r = 0; r < optim->views.run_count; r++)
-        if (optim->spans[r].each > 0)
-            DP_TRY(dp__train_fetch(optim, r));
+    for (size_t s = 0; s < optim->views.span_count; s++)
+        if (optim->views.spans[s].each > 0)
+            DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
     return status;
 }
 
@@ -1339,6 +1490,11 @@ static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 {
     double factor = 1;
     bool skips = false;
+    if (!optim->config.sharded && dp_grads_are_scattered(optim->views.module))
+        return dp_error(DP_ERR_STATE,
+                        "gradients of '%s' are scattered, for another optimizer: "
+                        "dp_grads_scatter(module, false) comes before a backward",
+                        dp_module_name(optim->views.module));
     DP_TRY(dp__train_ask(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)
@@ -1498,27 +1654,28 @@ static bool dp__train_is_half(dp_dtype dtype)
 }
 
 /* Zeros for the pieces that an owner has. */
-static dp_status dp__train_state_make(const dp__train_optimizer *optim, size_t r, size_t owner,
-                                      dp_tensor *out)
+static dp_status dp__train_state_make(const dp__train_optimizer *optim, const dp__train_run *all,
+                                      size_t owner, dp_tensor *out)
 {
     const dp__train_views *views = &optim->views;
-    const dp_tensor *first = dp__train_data(views, owner, views->runs[r].first);
+    const dp_tensor *first = dp__train_data(views, owner, all->first);
     dp_dtype dtype = first->dtype == DP_F64 ? DP_F64 : DP_F32;
     dp__train_piece pieces[2];
-    dp__train_pieces(views, &optim->spans[r], &views->runs[r], owner, pieces);
+    dp__train_pieces(views, all, owner, pieces);
     const int64_t count = (int64_t)(pieces[0].count + pieces[1].count);
     DP_TRY(dp_tensor_new(optim->scope, first->device, dtype, 1, &count, out));
     return dp_fill(views->ctx, out, dp_float(0));
 }
 
 /* The master copy begins as the parameter of the first owner is: others follow at a forward. */
-static dp_status dp__train_master_make(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
-                                       size_t owner, const dp_tensor *master)
+static dp_status dp__train_master_make(const dp__train_optimizer *optim, dp_scope *temp,
+                                       const dp__train_run *all, size_t owner,
+                                       const dp_tensor *master)
 {
     const dp__train_views *views = &optim->views;
-    const dp_tensor *first = dp__train_data(views, 0, views->runs[r].first);
+    const dp_tensor *first = dp__train_data(views, 0, all->first);
     dp__train_piece pieces[2];
-    dp__train_pieces(views, &optim->spans[r], &views->runs[r], owner, pieces);
+    dp__train_pieces(views, all, owner, pieces);
     for (int k = 0; k < 2; k++) {
         dp_tensor from = dp__train_part(first, &pieces[k]), here, to;
         DP_TRY(dp_tensor_new(temp, master->device, (dp_dtype)from.dtype, 1, from.shape, &here));
@@ -1529,28 +1686,26 @@ static dp_status dp__train_master_make(const dp__train_optimizer *optim, dp_scop
     return DP_OK;
 }
 
-static dp_status dp__train_span_make(dp__train_optimizer *optim, dp_scope *temp, size_t r)
+static dp_status dp__train_store_make(dp__train_optimizer *optim, dp_scope *temp, size_t s)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run *run = &views->runs[r];
-    dp__train_span *span = &optim->spans[r];
-    dp_dtype dtype = (dp_dtype)dp__train_data(views, 0, run->first)->dtype;
-    size_t each = run->count / (size_t)views->job.rank_count;
-    bool cut = optim->config.sharded && views->reduced[run->first] && each >= DP__TRAIN_SLICE_LEAST;
+    const dp__train_run all = dp__train_whole(views, s);
+    dp__train_store *store = &optim->stores[s];
+    dp_dtype dtype = (dp_dtype)dp__train_data(views, 0, all.first)->dtype;
     bool master = optim->config.masters && dp__train_is_half(dtype);
-    *span = (dp__train_span){.each = cut ? each : 0, .slots = optim->state_count + master};
-    span->state =
-        dp_scope_alloc(optim->scope, views->owner_count * span->slots * sizeof *span->state);
-    if (span->state == NULL)
+    store->slots = optim->state_count + master;
+    store->state =
+        dp_scope_alloc(optim->scope, views->owner_count * store->slots * sizeof *store->state);
+    if (store->state == NULL)
         return dp__train_full();
     for (size_t owner = 0; owner < views->owner_count; owner++) {
-        dp_tensor *state = &span->state[owner * span->slots];
-        if (!dp__train_has(views, owner, run->first))
+        dp_tensor *state = &store->state[owner * store->slots];
+        if (!dp__train_has(views, owner, all.first))
             continue;
-        for (size_t k = 0; k < span->slots; k++)
-            DP_TRY(dp__train_state_make(optim, r, owner, &state[k]));
+        for (size_t k = 0; k < store->slots; k++)
+            DP_TRY(dp__train_state_make(optim, &all, owner, &state[k]));
         if (master)
-            DP_TRY(dp__train_master_make(optim, temp, r, owner, &state[optim->state_count]));
+            DP_TRY(dp__train_master_make(optim, temp, &all, owner, &state[optim->state_count]));
     }
     return DP_OK;
 }
@@ -1561,7 +1716,7 @@ static int64_t dp__train_room(const dp__train_optimizer *optim)
     const int64_t usual = 1 << 20;
     int64_t room = 0;
     for (size_t r = 0; r < optim->views.run_count; r++)
-        if (optim->spans[r].slots > optim->state_count &&
+        if (optim->stores[optim->views.runs[r].span].slots > optim->state_count &&
             (int64_t)optim->views.runs[r].count > room)
             room = (int64_t)optim->views.runs[r].count;
     return optim->config.rule->whole ? room : dp__train_least(room, usual);
@@ -1623,12 +1778,11 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
             return dp__train_full();
         views->groups[i] = dp__train_group_of(&optim->config, optim->names[i]);
     }
-    dp__train_run_all(views, optim->config.rule->whole);
+    dp__train_cut(views, optim->config.rule->whole, optim->config.sharded);
     return DP_OK;
 }
 
-/* All processes gather in the same way, whatever their devices are. */
-static dp_status dp__train_sharded_begin(dp__train_optimizer *optim)
+static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
     if (!optim->config.sharded)
@@ -1639,7 +1793,31 @@ static dp_status dp__train_sharded_begin(dp__train_optimizer *optim)
     if (dp__train_first_reduced(views) == views->count)
         return dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
                         dp_module_name(views->module));
-    return dp_any(views->ctx, views->owner_count < (size_t)views->job.local_count, &optim->staged);
+    return DP_OK;
+}
+
+/* `status`: of what each process does by itself. If one has failed, all have. */
+static dp_status dp__train_agree(dp_ctx *ctx, dp_status status)
+{
+    char said[512];
+    bool failed = false;
+    snprintf(said, sizeof said, "%s", dp_last_error());
+    DP_TRY(dp_any(ctx, status != DP_OK, &failed));
+    if (status != DP_OK)
+        return dp_error(status, "%s", said);
+    return failed ? dp_error(DP_ERR_MISMATCH, "another process could not make one") : DP_OK;
+}
+
+/* All processes gather in the same way, whatever their devices are. `status`: whether this one has
+   an optimizer. */
+static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim, dp_status status)
+{
+    DP_TRY(dp__train_agree(ctx, status));
+    const dp__train_views *views = &optim->views;
+    DP_TRY(dp_any(ctx, views->owner_count < (size_t)views->job.local_count, &optim->staged));
+    DP_TRY(dp__train_agree(ctx, dp__train_stages_make(optim)));
+    status = optim->staged ? DP_OK : dp_grads_scatter(views->module, true);
+    return status == DP_ERR_UNSUPPORTED ? DP_OK : status; /* then all get all of them */
 }
 
 static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
@@ -1651,19 +1829,18 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
                         rule->name != NULL ? rule->name : "", states, DP_RULE_STATES);
     optim->state_count = (size_t)states;
     DP_TRY(dp__train_names_make(optim));
-    DP_TRY(dp__train_sharded_begin(optim));
-    optim->spans = dp_scope_alloc(optim->scope, optim->views.run_count * sizeof *optim->spans);
-    if (optim->spans == NULL)
+    DP_TRY(dp__train_sharded_check(optim));
+    size_t span_count = optim->views.span_count;
+    optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
+    if (optim->stores == NULL)
         return dp__train_full();
     dp_scope *temp;
     DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = DP_OK;
-    for (size_t r = 0; r < optim->views.run_count && status == DP_OK; r++)
-        status = dp__train_span_make(optim, temp, r);
+    for (size_t s = 0; s < span_count && status == DP_OK; s++)
+        status = dp__train_store_make(optim, temp, s);
     dp_scope_end(temp);
-    if (status == DP_OK)
-        status = dp__train_rooms_make(optim);
-    return status == DP_OK ? dp__train_stages_make(optim) : status;
+    return status == DP_OK ? dp__train_rooms_make(optim) : status;
 }
 
 static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *config,
@@ -1694,6 +1871,10 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
     dp_scope *scope;
     DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
     dp_status status = dp__train_optim_make(module, config, scope, &optim);
+    if (config->sharded)
+        status = dp__train_sharded_begin(dp_module_ctx(module), optim, status);
+    else if (status == DP_OK)
+        status = dp_grads_scatter(module, false);
     if (status == DP_OK)
         *out = &optim->base;
     else
@@ -1771,9 +1952,9 @@ DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
 static size_t dp__train_state_bytes(const dp__train_optimizer *optim)
 {
     size_t bytes = 0;
-    for (size_t r = 0; r < optim->views.run_count; r++)
-        for (size_t k = 0; k < optim->spans[r].slots; k++)
-            bytes += dp__train_bytes(&optim->spans[r].state[k]);
+    for (size_t s = 0; s < optim->views.span_count; s++)
+        for (size_t k = 0; k < optim->stores[s].slots; k++)
+            bytes += dp__train_bytes(&optim->stores[s].state[k]);
     return bytes;
 }
 
@@ -1831,22 +2012,22 @@ static dp_status dp__train_dict(dp_scope *scope, const dp_pair *pairs, size_t co
     return DP_OK;
 }
 
-/* A run's state on the first owner's device, the other ranks' parts too. */
-static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
+/* A span's state on the first owner's device, the other ranks' parts too. */
+static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scope *temp, size_t s,
                                        size_t k, dp_tensor *out)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run *run = &views->runs[r];
-    const dp__train_span *span = &optim->spans[r];
-    const int64_t count = (int64_t)run->count;
-    *out = span->state[k];
-    if (span->each == 0)
+    const dp__train_run run = dp__train_whole(views, s);
+    const dp__train_store *store = &optim->stores[s];
+    const int64_t count = (int64_t)run.count;
+    *out = store->state[k];
+    if (views->spans[s].each == 0)
         return DP_OK;
     for (size_t owner = 0; owner < views->owner_count; owner++) {
-        const dp_tensor *state = &span->state[owner * span->slots + k];
+        const dp_tensor *state = &store->state[owner * store->slots + k];
         dp_tensor *all = &optim->all[owner], to, from;
         dp__train_piece pieces[2];
-        dp__train_pieces(views, span, run, owner, pieces);
+        dp__train_pieces(views, &run, owner, pieces);
         DP_TRY(dp_tensor_new(temp, state->device, (dp_dtype)state->dtype, 1, &count, all));
         for (int i = 0; i < 2; i++) {
             int64_t own = (int64_t)pieces[i].count;
@@ -1856,13 +2037,13 @@ static dp_status dp__train_state_whole(const dp__train_optimizer *optim, dp_scop
         }
         all->dtype = (uint8_t)dp__train_bits((dp_dtype)all->dtype);
     }
-    DP_TRY(dp__train_gather(optim, span->each, optim->all));
-    *out = dp__train_flat(&optim->all[0], optim->all[0].data, (dp_dtype)span->state[k].dtype,
-                          run->count);
+    DP_TRY(dp__train_gather(optim, views->spans[s].each, optim->all));
+    *out = dp__train_flat(&optim->all[0], optim->all[0].data, (dp_dtype)store->state[k].dtype,
+                          run.count);
     return DP_OK;
 }
 
-/* The part of a run's state that is a parameter's, on the host. */
+/* The part of a span's state that is a parameter's, on the host. */
 static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope *scope, size_t i,
                                       size_t first, const dp_tensor *whole, dp_value *out)
 {
@@ -1877,22 +2058,22 @@ static dp_status dp__train_param_save(const dp__train_optimizer *optim, dp_scope
     return DP_OK;
 }
 
-static dp_status dp__train_run_save(const dp__train_optimizer *optim, dp_scope *scope, size_t r,
-                                    dp_value *items)
+static dp_status dp__train_span_save(const dp__train_optimizer *optim, dp_scope *scope, size_t s,
+                                     dp_value *items)
 {
-    const dp__train_run *run = &optim->views.runs[r];
-    size_t slots = optim->spans[r].slots;
+    const dp__train_span *span = &optim->views.spans[s];
+    size_t slots = optim->stores[s].slots;
     dp_scope *temp;
     DP_TRY(dp_scope_open(optim->views.ctx, &temp));
     dp_status status = DP_OK;
     for (size_t k = 0; k < slots && status == DP_OK; k++) {
         size_t first = 0;
         dp_tensor whole;
-        status = dp__train_state_whole(optim, temp, r, k, &whole);
-        for (size_t p = 0; p < run->param_count && status == DP_OK; p++) {
-            size_t i = run->first + p;
+        status = dp__train_state_whole(optim, temp, s, k, &whole);
+        for (size_t p = 0; p < span->param_count && status == DP_OK; p++) {
+            size_t i = span->first + p;
             status = dp__train_param_save(optim, scope, i, first, &whole, &items[p * slots + k]);
-            first += (size_t)dp_tensor_count(dp__train_data(&optim->views, 0, i));
+            first += dp__train_elements(&optim->views, i);
         }
     }
     dp_scope_end(temp);
@@ -1908,13 +2089,13 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
         dp_scope_alloc(scope, views->count * (optim->state_count + 1) * sizeof *items);
     if (pairs == NULL || items == NULL)
         return dp__train_full();
-    for (size_t r = 0; r < views->run_count; r++) {
-        const dp__train_run *run = &views->runs[r];
-        size_t slots = optim->spans[r].slots;
-        DP_TRY(dp__train_run_save(optim, scope, r, items));
-        for (size_t p = 0; p < run->param_count; p++)
-            pairs[run->first + p] =
-                (dp_pair){optim->names[run->first + p],
+    for (size_t s = 0; s < views->span_count; s++) {
+        const dp__train_span *span = &views->spans[s];
+        size_t slots = optim->stores[s].slots;
+        DP_TRY(dp__train_span_save(optim, scope, s, items));
+        for (size_t p = 0; p < span->param_count; p++)
+            pairs[span->first + p] =
+                (dp_pair){optim->names[span->first + p],
                           dp_list_make(scope, DP_LIST, items + p * slots, slots)};
     }
     const dp_pair all[] = {{"rule", dp_string(scope, optim->config.rule->name)},
@@ -1989,10 +2170,10 @@ static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_valu
         return dp_error(DP_ERR_MISMATCH, "the rule is '%s', saved '%s'", optim->config.rule->name,
                         rule != NULL ? rule : "");
     DP_TRY(dp__train_counts_check(saved));
-    for (size_t r = 0; r < views->run_count; r++)
-        for (size_t p = 0; p < views->runs[r].param_count; p++) {
-            size_t i = views->runs[r].first + p;
-            DP_TRY(dp__train_state_check(optim, i, optim->spans[r].slots,
+    for (size_t s = 0; s < views->span_count; s++)
+        for (size_t p = 0; p < views->spans[s].param_count; p++) {
+            size_t i = views->spans[s].first + p;
+            DP_TRY(dp__train_state_check(optim, i, optim->stores[s].slots,
                                          dp__train_saved_of(optim, state, i)));
         }
     if (dp_count(state) != views->count)
@@ -2001,16 +2182,17 @@ static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_valu
     return DP_OK;
 }
 
-/* Elements from `at` of a run on, to the owner that keeps them. */
-static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t r, size_t owner,
+/* Elements from `at` of a span on, to the owner that keeps them. */
+static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t s, size_t owner,
                                      size_t k, size_t at, const dp_tensor *from)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_span *span = &optim->spans[r];
+    const dp__train_store *store = &optim->stores[s];
+    const dp__train_run run = dp__train_whole(views, s);
     size_t count = (size_t)dp_tensor_count(from);
     dp_tensor dense = dp__train_flat(from, from->data, (dp_dtype)from->dtype, count);
     dp__train_piece pieces[2];
-    dp__train_pieces(views, span, &views->runs[r], owner, pieces);
+    dp__train_pieces(views, &run, owner, pieces);
     for (int i = 0; i < 2; i++) {
         const dp__train_piece *piece = &pieces[i];
         size_t first = at > piece->first ? at : piece->first;
@@ -2019,7 +2201,7 @@ static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t r,
         if (first >= last)
             continue;
         DP_TRY(dp_narrow(&dense, 0, (int64_t)(first - at), (int64_t)(last - first), &own));
-        DP_TRY(dp_narrow(&span->state[owner * span->slots + k], 0,
+        DP_TRY(dp_narrow(&store->state[owner * store->slots + k], 0,
                          (int64_t)(piece->at + first - piece->first), (int64_t)(last - first),
                          &to));
         DP_TRY(dp_copy(views->ctx, &to, &own, NULL));
@@ -2027,18 +2209,18 @@ static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t r,
     return DP_OK;
 }
 
-static dp_status dp__train_param_load(const dp__train_optimizer *optim, dp_scope *temp, size_t r,
+static dp_status dp__train_param_load(const dp__train_optimizer *optim, dp_scope *temp, size_t s,
                                       size_t at, dp_value saved)
 {
     const dp__train_views *views = &optim->views;
-    for (size_t k = 0; k < optim->spans[r].slots; k++) {
+    for (size_t k = 0; k < optim->stores[s].slots; k++) {
         const dp_tensor *from;
         dp_tensor dense;
         DP_TRY(dp_as_tensor(dp_at(saved, k), "state", DP_DTYPE_ANY, -1, &from));
         DP_TRY(dp_contiguous(temp, from, &dense));
         for (size_t owner = 0; owner < views->owner_count; owner++)
-            if (dp__train_has(views, owner, views->runs[r].first))
-                DP_TRY(dp__train_state_put(optim, r, owner, k, at, &dense));
+            if (dp__train_has(views, owner, views->spans[s].first))
+                DP_TRY(dp__train_state_put(optim, s, owner, k, at, &dense));
     }
     return DP_OK;
 }
@@ -2046,13 +2228,13 @@ static dp_status dp__train_param_load(const dp__train_optimizer *optim, dp_scope
 static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scope *temp,
                                        dp_value state)
 {
-    for (size_t r = 0; r < optim->views.run_count; r++) {
-        const dp__train_run *run = &optim->views.runs[r];
+    for (size_t s = 0; s < optim->views.span_count; s++) {
+        const dp__train_span *span = &optim->views.spans[s];
         size_t at = 0;
-        for (size_t p = 0; p < run->param_count; p++) {
-            size_t i = run->first + p;
-            DP_TRY(dp__train_param_load(optim, temp, r, at, dp__train_saved_of(optim, state, i)));
-            at += (size_t)dp_tensor_count(dp__train_data(&optim->views, 0, i));
+        for (size_t p = 0; p < span->param_count; p++) {
+            size_t i = span->first + p;
+            DP_TRY(dp__train_param_load(optim, temp, s, at, dp__train_saved_of(optim, state, i)));
+            at += dp__train_elements(&optim->views, i);
         }
     }
     return dp_wait(optim->views.ctx); /* what was saved may go */

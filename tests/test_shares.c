@@ -1,6 +1,8 @@
-/* test_shares.c - gradients that are scattered: each rank gets its share of what is reduced. */
+/* test_shares.c - gradients that are scattered: each rank gets its share of what is reduced, and an
+   optimizer whose state is spread steps no more than that. */
 
 #include <math.h>
+#include "../dp_train.h"
 #include "../examples/custom_device.h"
 #include "ranked.h"
 
@@ -380,6 +382,309 @@ TEST(what_cannot_be_scattered)
     in_processes(2, toys_of_processes);
 }
 
+/* ---- optimizers that step shares ------------------------------------------------------------- */
+
+static dp_optim *optim_for(dp_module *par, dp_optim_config config)
+{
+    dp_optim *optim = NULL;
+    CHECK_OK(dp_optim_create(par, &config, &optim));
+    return optim;
+}
+
+static void numbers_of(dp_module *par, float *out)
+{
+    for (size_t i = 0; i < 3; out += counts[i++]) {
+        dp_tensor data;
+        CHECK_OK(dp_owner_edit(par, 0, i, &data, NULL));
+        CHECK_OK(dp_read(dp_module_ctx(par), &data, out, counts[i] * sizeof(float)));
+    }
+}
+
+typedef struct training {
+    bool packed, stays_whole; /* stays_whole: devices share parameters, so all get all gradients */
+    size_t bucket_bytes;
+    dp_reduction reduction;
+    int accumulate;
+} training;
+
+/* By the one optimizer as by the other, whose state is spread. `b` is stepped by another rate, in
+   the middle of what is shared out together. */
+static void check_training(dp_ctx *ctx, const training *how)
+{
+    static const double half = 0.5;
+    const dp_param_group group = {.match = "b", .lr_factor = &half};
+    const dp_distributed_config config = {.bucket_bytes = how->bucket_bytes,
+                                          .reduction = how->reduction};
+    dp_optim_config optim_config = {.rule = dp_adamw(),
+                                    .hyper = {.lr = 0.01, .weight_decay = 0.1},
+                                    .groups = &group,
+                                    .group_count = 1,
+                                    .accumulate = how->accumulate};
+    static float want[ALL_OF_THEM], got[ALL_OF_THEM];
+    dp_module *whole = three_par(ctx, &uses_all, how->packed, &config);
+    dp_module *par = three_par(ctx, &uses_all, how->packed, &config);
+    dp_optim *all = optim_for(whole, optim_config);
+    optim_config.sharded = true;
+    dp_optim *some = optim_for(par, optim_config);
+    for (int step = 0; step < 6; step++) {
+        for (int k = 0; k < 2; k++) {
+            dp_scope *scope = dp_scope_begin(ctx);
+            dp_value log;
+            CHECK_OK(dp_train_step(k == 0 ? whole : par, scope, a_part_each(ctx, scope),
+                                   k == 0 ? all : some, &log));
+            dp_scope_end(scope);
+        }
+        CHECK_INT(scatters(par), !how->stays_whole);
+        CHECK(!dp_grads_are_scattered(par)); /* they were zeroed */
+    }
+    CHECK(!scatters(whole));
+    numbers_of(whole, want);
+    numbers_of(par, got);
+    CHECK(fabsf(want[0]) > 0.01f);
+    CHECK_BYTES(got, want, sizeof got);
+    CHECK_OK(dp_params_compare(par));
+}
+
+static void trainings(dp_ctx *ctx, bool stays_whole)
+{
+    for (unsigned i = 0; i < 8; i++) {
+        const training how = {.packed = i % 2 == 0,
+                              .stays_whole = stays_whole,
+                              .bucket_bytes = i / 2 % 2 == 0 ? 0 : 64,
+                              .reduction = i / 4 == 0 ? DP_MEAN_RANKS : DP_MEAN_SAMPLES,
+                              .accumulate = 1 + (int)i % 3};
+        check_training(ctx, &how);
+    }
+    dp_close(ctx);
+}
+
+static void trainings_of_processes(meeting *m)
+{
+    trainings(open_over_shm(m, 1, 0), false);
+}
+
+static void trainings_of_pairs(meeting *m)
+{
+    trainings(open_over_shm(m, 2, 0), true);
+}
+
+TEST(steps_of_shares_are_those_of_the_whole)
+{
+    trainings(open_here(3), true);
+    trainings(open_on(toy_device(), 1), false);
+    trainings(open_on(toy_device(), 2), false);
+    trainings(open_on(toy_device(), 3), false);
+    in_processes(2, trainings_of_processes);
+    in_processes(3, trainings_of_processes);
+    in_processes(2, trainings_of_pairs);
+}
+
+/* ---- norms ----------------------------------------------------------------------------------- */
+
+static double norm_of_numbers(double p, double factor)
+{
+    double sum = 0, largest = 0;
+    for (size_t i = 0; i < 3; i++)
+        for (size_t k = 0; k < counts[i]; k++) {
+            sum += pow(factor * (double)one_of(i, k), p);
+            largest = fmax(largest, factor * (double)one_of(i, k));
+        }
+    return isinf(p) ? largest : pow(sum, 1 / p);
+}
+
+static void check_norms(dp_module *par, double factor)
+{
+    static const double ps[] = {1, 2, 3, HUGE_VAL};
+    for (size_t i = 0; i < sizeof ps / sizeof ps[0]; i++) {
+        double norm = 0, want = norm_of_numbers(ps[i], factor);
+        CHECK_OK(dp_grad_norm(par, ps[i], &norm));
+        CHECK_F64(norm, want, 1e-12 * want);
+    }
+}
+
+/* What others' shares hold does not matter, and the end counts once. */
+static void norms(dp_ctx *ctx, bool packed)
+{
+    dp_module *par = three_par(ctx, &uses_all, packed, NULL);
+    double mean = mean_rank(ctx), norm = 0, full = norm_of_numbers(2, mean);
+    static float got[ALL_OF_THEM];
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_norms(par, mean);
+    dp_optim *optim =
+        optim_for(par, (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1}, .sharded = true});
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_norms(par, mean);
+    CHECK_OK(dp_clip_grad_norm(par, full / 2, 2, &norm));
+    CHECK_F64(norm, full, 1e-12 * full);
+    CHECK_OK(dp_grad_norm(par, 2, &norm));
+    CHECK_F64(norm, full / 2, 1e-5 * full);
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(dp_optim_step(optim));
+    numbers_of(par, got);
+    for (size_t i = 0, at = 0; i < 3; at += counts[i++])
+        for (size_t k = 0; k < counts[i]; k++)
+            CHECK_F64(got[at + k], -mean * (double)one_of(i, k) / full, 1e-6);
+    dp_optim_info info;
+    CHECK_OK(dp_optim_info_get(optim, &info));
+    CHECK_F64(info.grad_norm, full, 1e-12 * full);
+}
+
+static void norms_of_all_sorts(dp_ctx *ctx)
+{
+    norms(ctx, true);
+    norms(ctx, false);
+    dp_close(ctx);
+}
+
+static void norms_of_processes(meeting *m)
+{
+    norms_of_all_sorts(open_over_shm(m, 1, 0));
+}
+
+static void norms_of_pairs(meeting *m)
+{
+    norms_of_all_sorts(open_over_shm(m, 2, 0));
+}
+
+TEST(norms_of_shares_are_those_of_the_whole)
+{
+    norms_of_all_sorts(open_here(3));
+    norms_of_all_sorts(open_on(toy_device(), 1));
+    norms_of_all_sorts(open_on(toy_device(), 3));
+    in_processes(2, norms_of_processes);
+    in_processes(3, norms_of_processes);
+    in_processes(2, norms_of_pairs);
+}
+
+/* Rank 1 has the end of `c`, if there are two. */
+static void one_is_not_finite(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = three_par(ctx, &uses_all, true, NULL);
+    dp_optim *optim =
+        optim_for(par, (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1}, .sharded = true});
+    const float huge = INFINITY;
+    const int64_t one = 1;
+    dp_tensor data, grad, host = dp_wrap_const(&huge, DP_F32, 1, &one);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(dp_owner_edit(par, 0, 2, &data, &grad));
+    CHECK_OK(dp_narrow(&grad, 0, C - 40, 1, &grad));
+    if (m->process == 1)
+        CHECK_OK(dp_copy(ctx, &grad, &host, NULL));
+    CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
+                m->process == 1 ? "the norm of the gradients is inf: not finite is that of c"
+                                : "the norm of the gradients is inf, or of another process");
+    dp_close(ctx);
+}
+
+TEST(the_rank_whose_share_is_not_finite_names_it)
+{
+    in_processes(2, one_is_not_finite);
+}
+
+/* ---- several wrappers ------------------------------------------------------------------------ */
+
+/* A module whose two children are on all ranks; one optimizer steps both, and a parameter of the
+   module's own, which nobody reduces. */
+static dp_module *parent_of(dp_ctx *ctx, dp_module *const *pars)
+{
+    const dp_param_config own = {.name = "own", .ndim = 1, .shape = {1}};
+    dp_module *parent = NULL;
+    CHECK_OK(dp_module_create(
+        ctx,
+        &(dp_module_config){
+            .name = "parent", .params = &own, .param_count = 1, .children = pars, .child_count = 2},
+        &parent));
+    return parent;
+}
+
+static void steps_of_children(meeting *m)
+{
+    static float want[ALL_OF_THEM], got[ALL_OF_THEM];
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *pars[2][2], *parents[2];
+    dp_optim *optims[2];
+    for (int sharded = 0; sharded < 2; sharded++) {
+        for (int i = 0; i < 2; i++)
+            pars[sharded][i] = three_par(ctx, &uses_all, i == 0,
+                                         &(dp_distributed_config){.name = i == 0 ? "x" : "y"});
+        parents[sharded] = parent_of(ctx, pars[sharded]);
+        optims[sharded] = optim_for(
+            parents[sharded],
+            (dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded > 0});
+    }
+    for (int step = 0; step < 3; step++)
+        for (int sharded = 0; sharded < 2; sharded++) {
+            for (int i = 0; i < 2; i++) {
+                CHECK(!dp_grads_are_scattered(parents[sharded]) || (i > 0 && sharded > 0));
+                CHECK_OK(forward_and_backward(pars[sharded][i], 1 + i, false));
+                CHECK_INT(scatters(pars[sharded][i]), sharded);
+            }
+            CHECK_OK(dp_optim_step(optims[sharded]));
+        }
+    for (int i = 0; i < 2; i++) {
+        numbers_of(pars[0][i], want);
+        numbers_of(pars[1][i], got);
+        CHECK(fabsf(want[0]) > 0.01f);
+        CHECK_BYTES(got, want, sizeof got);
+    }
+    dp_close(ctx);
+}
+
+TEST(children_on_all_ranks_are_stepped_in_shares)
+{
+    in_processes(2, steps_of_children);
+}
+
+/* ---- optimizers that meet -------------------------------------------------------------------- */
+
+TEST(an_optimizer_without_shares_wants_all_gradients)
+{
+    dp_ctx *ctx = open_on(toy_device(), 2);
+    dp_module *par = three_par(ctx, &uses_all, true, NULL);
+    dp_optim *plain = optim_for(par, (dp_optim_config){.hyper = {.lr = 1}});
+    dp_optim *shares = optim_for(par, (dp_optim_config){.hyper = {.lr = 1}, .sharded = true});
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK(scatters(par));
+    CHECK_ERROR(dp_optim_step(plain), DP_ERR_STATE,
+                "dp_optim_step: gradients of 'distributed' are scattered, for another optimizer: "
+                "dp_grads_scatter(module, false) comes before a backward");
+    CHECK_OK(dp_optim_step(shares));
+    dp_optim *last = optim_for(par, (dp_optim_config){.hyper = {.lr = 1}});
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK(!scatters(par));
+    CHECK_OK(dp_optim_step(last));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(dp_optim_step(shares)); /* its shares are among them */
+    CHECK_OK(dp_params_compare(par));
+    dp_close(ctx);
+}
+
+/* Nobody waits for one that has none. */
+static void one_has_no_optimizer(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = three_par(ctx, &uses_all, true, NULL);
+    dp_optim *optim = NULL;
+    double lr = m->process == 1 ? -1 : 1;
+    dp_status status =
+        dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = lr}, .sharded = true}, &optim);
+    CHECK(optim == NULL);
+    CHECK_INT(status, m->process == 1 ? DP_ERR_INVALID : DP_ERR_MISMATCH);
+    if (m->process == 0)
+        CHECK_STR(dp_last_error(), "dp_optim_create: another process could not make one");
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_shares(par, mean_rank(ctx), true);
+    dp_close(ctx);
+}
+
+TEST(all_have_an_optimizer_or_none)
+{
+    in_processes(2, one_has_no_optimizer);
+}
+
 #if defined(TEST_SIM)
 /* ---- on GPUs, over NCCL ---------------------------------------------------------------------- */
 
@@ -387,5 +692,17 @@ TEST_SLOW(cuda_nccl_ranks_get_their_shares, 60)
 {
     on_gpus("3", passes_of_processes);
     on_gpus("21", passes_of_processes);
+}
+
+TEST_SLOW(cuda_nccl_steps_of_shares_are_those_of_the_whole, 60)
+{
+    on_gpus("3", trainings_of_processes);
+    on_gpus("21", trainings_of_processes);
+}
+
+TEST_SLOW(cuda_nccl_norms_of_shares_are_those_of_the_whole, 60)
+{
+    on_gpus("3", norms_of_processes);
+    on_gpus("21", norms_of_processes);
 }
 #endif
