@@ -371,12 +371,12 @@ static dp__stretch dp__stretch_from(const dp__face *face, const dp__lot *lots,
     return (dp__stretch){.first_range = first, .range_count = count, .each = cut ? each : 0};
 }
 
-/* How ranks would share gradients out. `ranges`: of the lots. */
-static void dp__units_share(const dp__face *face, const dp__lot *lots,
-                            const dp_reducer_config *config, dp__stretch *out, size_t *out_count)
+/* How ranks would share gradients out: how many stretches there are. config: has ranges, those of
+   the lots. */
+static size_t dp__units_share(const dp__face *face, const dp__lot *lots,
+                              const dp_reducer_config *config, dp__stretch *out)
 {
-    size_t bytes = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
-    *out_count = 0;
+    size_t bytes = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES, count = 0;
     for (size_t i = 0, end = 0; i < face->ranks->unit_count; i = end) {
         dp__stretch stretch =
             dp__stretch_from(face, lots, config->ranges, i, bytes / DP__STRETCHES_PER_BUCKET);
@@ -386,8 +386,9 @@ static void dp__units_share(const dp__face *face, const dp__lot *lots,
             at += lots[k].bytes / dp__dtype_sizes[lots[k].dtype];
         }
         if (stretch.each > 0)
-            out[(*out_count)++] = stretch;
+            out[count++] = stretch;
     }
+    return count;
 }
 
 /* ---- the reducer ----------------------------------------------------------------------------- */
@@ -414,8 +415,7 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
-    dp__units_share(face, lots, out, stretches, &out_sharing->count);
-    out_sharing->stretches = stretches;
+    *out_sharing = (dp__sharing){stretches, dp__units_share(face, lots, out, stretches)};
     return DP_OK;
 }
 

@@ -113,6 +113,7 @@ struct dp_reducer {
     dp_part *parts;              /* of what travels */
     dp_part *wires, *hook_wires; /* room for what ranks tell each other */
     void **flats;                /* local ranks: room for a flat bucket; NULL: there are none */
+    size_t flat_bytes;           /* of each */
     dp__trip trip;
     size_t carried; /* bytes given to collectives in this pass */
     dp_status lost; /* why the pass failed on all ranks, or DP_OK */
@@ -554,9 +555,8 @@ typedef struct dp__spans { /* ranges in as few spans as memory allows */
     size_t count, at;
     dp__of_ranges of;      /* what is shared: a stretch is a span */
     bool skips;            /* leaves out units that nobody uses */
-    size_t passed, offset; /* elements of all ranges so far; those before the span */
-    uint32_t block;        /* of the span */
-    uint32_t stretch;      /* likewise, where it is shared */
+    size_t passed, offset; /* elements so far, of what is left out too; those before the span */
+    uint32_t block, unit;  /* of the span; the first of its units */
     size_t first, length;  /* its elements */
 } dp__spans;
 
@@ -570,53 +570,63 @@ static bool dp__stretch_unused(const dp_reducer *reducer, const dp__stretch *str
     return true;
 }
 
+static size_t dp__stretch_cut(const dp_reducer *reducer, const dp__stretch *stretch)
+{
+    return reducer->ranges[stretch->first_range].first +
+           stretch->each * (size_t)reducer->ctx->info.rank_count;
+}
+
 /* What the spans have of a range. */
 static dp_range dp__spans_part(const dp__spans *spans, const dp_range *range)
 {
     const dp_reducer *reducer = spans->reducer;
-    dp_range part = *range;
-    bool unused = spans->skips && reducer->unused[range->unit];
     uint32_t s = reducer->unit_stretches[range->unit];
+    dp_range part = *range;
     size_t cut = range->first, end = range->first + range->count;
-    if (s != DP__NO_STRETCH) {
-        const dp__stretch *stretch = &reducer->stretches[s];
-        cut = reducer->ranges[stretch->first_range].first +
-              stretch->each * (size_t)reducer->ctx->info.rank_count;
-        cut = cut < range->first ? range->first : cut > end ? end : cut;
-        if (spans->of == DP__WHAT_IS_SHARED)
-            unused = spans->skips && dp__stretch_unused(reducer, stretch);
-    }
-    if (spans->of == DP__WHAT_IS_SHARED)
-        part.count = cut - range->first;
-    if (spans->of == DP__THE_REST) {
-        part.first = cut;
-        part.count = end - cut;
-    }
-    part.count = unused ? 0 : part.count;
+    if (spans->of == DP__ALL_OF_THEM)
+        return part;
+    if (s != DP__NO_STRETCH)
+        cut = dp__stretch_cut(reducer, &reducer->stretches[s]);
+    cut = cut < range->first ? range->first : cut > end ? end : cut;
+    part.first = spans->of == DP__THE_REST ? cut : range->first;
+    part.count = spans->of == DP__THE_REST ? end - cut : cut - range->first;
     return part;
+}
+
+static bool dp__spans_skip(const dp__spans *spans, uint32_t unit)
+{
+    const dp_reducer *reducer = spans->reducer;
+    uint32_t s = reducer->unit_stretches[unit];
+    if (spans->skips && spans->of == DP__WHAT_IS_SHARED && s != DP__NO_STRETCH)
+        return dp__stretch_unused(reducer, &reducer->stretches[s]);
+    return spans->skips && reducer->unused[unit];
+}
+
+/* Whether a part goes on where the span ends. */
+static bool dp__spans_go_on(const dp__spans *spans, const dp_range *part)
+{
+    const uint32_t *stretches = spans->reducer->unit_stretches;
+    return part->block == spans->block && part->first == spans->first + spans->length &&
+           (spans->of != DP__WHAT_IS_SHARED || stretches[part->unit] == stretches[spans->unit]);
 }
 
 /* The next span; false when there are no more. */
 static bool dp__spans_next(dp__spans *spans)
 {
     spans->length = 0;
-    for (; spans->at < spans->count; spans->passed += spans->ranges[spans->at++].count) {
+    for (; spans->at < spans->count; spans->at++) {
         const dp_range part = dp__spans_part(spans, &spans->ranges[spans->at]);
-        uint32_t stretch = spans->of == DP__WHAT_IS_SHARED
-                               ? spans->reducer->unit_stretches[part.unit]
-                               : DP__NO_STRETCH;
-        if (part.count == 0)
-            continue;
-        if (spans->length == 0) {
+        bool travels = part.count > 0 && !dp__spans_skip(spans, part.unit);
+        if (travels && spans->length == 0) {
             spans->block = part.block;
-            spans->stretch = stretch;
+            spans->unit = part.unit;
             spans->first = part.first;
             spans->offset = spans->passed;
-        } else if (part.block != spans->block || part.first != spans->first + spans->length ||
-                   stretch != spans->stretch) {
+        } else if (travels && !dp__spans_go_on(spans, &part)) {
             return true;
         }
-        spans->length += part.count;
+        spans->length += travels ? part.count : 0;
+        spans->passed += part.count;
     }
     return spans->length > 0;
 }
@@ -691,20 +701,11 @@ static dp_dtype dp__travel_dtype(const dp_reducer *reducer, dp_dtype dtype)
 }
 
 /* The most bytes that a flat bucket can have, however units are grouped: it is full at its cap, but
-   its last piece, or stretch, may go beyond that. */
+   its last piece may go beyond that. A stretch may go further, and then its bucket is not flat. */
 static size_t dp__flat_bytes(const dp_reducer *reducer)
 {
     size_t totals[DP_DTYPE_COUNT] = {0}, largest[DP_DTYPE_COUNT] = {0}, most = 0;
     size_t cap = reducer->caps[reducer->caps[1] > reducer->caps[0]];
-    for (size_t s = 0; s < reducer->stretch_count; s++) {
-        const dp__stretch *stretch = &reducer->stretches[s];
-        dp_dtype dtype = reducer->blocks[reducer->ranges[stretch->first_range].block].dtype;
-        size_t count = 0;
-        for (size_t i = 0; i < stretch->range_count; i++)
-            count += reducer->ranges[stretch->first_range + i].count;
-        if (count * dp__dtype_sizes[dtype] > largest[dtype])
-            largest[dtype] = count * dp__dtype_sizes[dtype];
-    }
     for (size_t p = 0; p < reducer->piece_count; p++) {
         const dp__piece *piece = &reducer->pieces[p];
         totals[piece->dtype] += piece->bytes;
@@ -745,6 +746,7 @@ static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
     if (!dp__may_be_flat(reducer))
         return DP_OK;
     DP_TRY(dp__wires_make(fn, ctx, reducer->scope, 4 * sizeof(int64_t), &reducer->hook_wires));
+    reducer->flat_bytes = (size_t)bytes;
     reducer->flats = dp__room(reducer, (size_t)ctx->info.local_count, sizeof *reducer->flats);
     DP_TRY(dp__check_room(fn, reducer));
     for (int i = 0; i < ctx->info.local_count; i++) {
@@ -755,14 +757,20 @@ static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
     return DP_OK;
 }
 
+/* Whether what makes up so many runs is copied together rather than sent run by run. */
+static bool dp__has_short_runs(const dp_reducer *reducer, size_t bytes, size_t run_count)
+{
+    return reducer->flats != NULL && run_count > 1 && bytes / run_count < DP__SHORT_RUN_BYTES &&
+           bytes <= reducer->flat_bytes;
+}
+
 static bool dp__is_flat(const dp_reducer *reducer, const dp__bucket *bucket, bool whole)
 {
     if (dp__travel_dtype(reducer, bucket->info.dtype) != bucket->info.dtype)
         return true;
     if (reducer->hook != NULL)
         return bucket->run_count > 1 || !whole;
-    return reducer->flats != NULL && bucket->run_count > 1 &&
-           bucket->info.bytes / bucket->run_count < DP__SHORT_RUN_BYTES;
+    return dp__has_short_runs(reducer, bucket->info.bytes, bucket->run_count);
 }
 
 /* A failure here while other processes take part is the job's failure, whatever its class: they
@@ -840,17 +848,6 @@ static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
     return DP_OK;
 }
 
-static dp_status dp__spans_travel(dp__spans spans, bool courier)
-{
-    dp__spans rest = spans;
-    if (!spans.reducer->scatters)
-        return dp__spans_reduce(&spans, courier);
-    spans.of = DP__WHAT_IS_SHARED;
-    rest.of = DP__THE_REST;
-    DP_TRY(dp__spans_reduce(&spans, courier));
-    return dp__spans_reduce(&rest, courier);
-}
-
 /* Copy a span of a local rank between its block and flat memory. */
 static dp_status dp__span_move(const dp__spans *spans, int local_rank, bool in)
 {
@@ -895,7 +892,7 @@ static dp_status dp__flat_clear(const dp_reducer *reducer)
     return DP_OK;
 }
 
-static void dp__trip_begin(dp_reducer *reducer, size_t index, bool flat, bool courier)
+static void dp__trip_begin(dp_reducer *reducer, size_t index, size_t count, bool flat, bool courier)
 {
     dp_ctx *ctx = reducer->ctx;
     const dp_bucket_info *info = &reducer->buckets[index].info;
@@ -915,7 +912,7 @@ static void dp__trip_begin(dp_reducer *reducer, size_t index, bool flat, bool co
                                           .index = index,
                                           .is_last = index + 1 == reducer->bucket_count,
                                           .dtype = dp__travel_dtype(reducer, info->dtype),
-                                          .count = info->bytes / size,
+                                          .count = count,
                                           .local = reducer->parts,
                                           .info = *info,
                                           .op = dp__reduction_op(reducer),
@@ -949,6 +946,31 @@ static dp_status dp__trip_run(dp_reducer *reducer, dp__spans spans, bool flat, b
     return flat && reducer->lost == DP_OK ? dp__flat_move(spans, false) : DP_OK;
 }
 
+/* What ranks do not share out; its short runs are flat, as those of a bucket are. */
+static dp_status dp__rest_travel(dp_reducer *reducer, size_t index, dp__spans rest, bool courier)
+{
+    dp__spans all = rest;
+    size_t size = dp__dtype_sizes[reducer->buckets[index].info.dtype], run_count = 0, count = 0;
+    for (all.skips = false; dp__spans_next(&all); count += all.length)
+        run_count++;
+    if (!dp__has_short_runs(reducer, count * size, run_count))
+        return dp__spans_reduce(&rest, courier);
+    dp__trip_begin(reducer, index, count, true, courier);
+    return dp__trip_run(reducer, rest, true, !rest.skips);
+}
+
+/* Span by span, of a bucket, or of all of them where none is flat. */
+static dp_status dp__spans_travel(dp_reducer *reducer, size_t index, dp__spans spans, bool courier)
+{
+    dp__spans rest = spans;
+    if (!reducer->scatters)
+        return dp__spans_reduce(&spans, courier);
+    spans.of = DP__WHAT_IS_SHARED;
+    rest.of = DP__THE_REST;
+    DP_TRY(dp__spans_reduce(&spans, courier));
+    return dp__rest_travel(reducer, index, rest, courier);
+}
+
 /* Over the courier's communicator, or the caller's. In a pass that is lost nothing travels any
    more. */
 static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool courier, bool skips)
@@ -965,9 +987,10 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
     dp_trace_begin(bucket->label);
     dp_status status;
     if (!flat && reducer->hook == NULL) {
-        status = dp__spans_travel(spans, courier);
+        status = dp__spans_travel(reducer, index, spans, courier);
     } else {
-        dp__trip_begin(reducer, index, flat, courier);
+        size_t count = bucket->info.bytes / dp__dtype_sizes[bucket->info.dtype];
+        dp__trip_begin(reducer, index, count, flat, courier);
         status = dp__trip_run(reducer, spans, flat, whole);
     }
     dp_trace_end();
@@ -1963,7 +1986,7 @@ static dp_status dp__reduce_all(dp_reducer *reducer)
     if (reducer->flats == NULL && ctx->comm == NULL && reducer->reduction != DP_MEAN_SAMPLES)
         return DP_OK;
     if (reducer->flats == NULL)
-        return dp__spans_travel(spans, false);
+        return dp__spans_travel(reducer, 0, spans, false);
     for (size_t b = 0; b < reducer->bucket_count; b++)
         DP_TRY(dp__bucket_carry(reducer, b, skips));
     return DP_OK;

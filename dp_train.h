@@ -521,14 +521,13 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
    parameters out each has a part of every span, and what cannot be cut evenly, at the end.      */
 
 typedef struct dp__train_run {
-    size_t first, param_count; /* of the parameters below */
-    size_t count;              /* elements */
-    size_t span, at;           /* where it begins in its span */
+    size_t first, count; /* the parameter that it begins with; elements */
+    size_t span, at;     /* where it begins in its span */
 } dp__train_run;
 
 typedef struct dp__train_span {
-    size_t first, param_count, count;
-    size_t each; /* elements that a rank has for itself; 0: all have all */
+    size_t first, param_count; /* of the parameters below */
+    size_t count, each;        /* elements; of these each rank has so many for itself, or all all */
 } dp__train_span;
 
 typedef struct dp__train_piece {
@@ -698,7 +697,6 @@ static void dp__train_cut(dp__train_views *views, bool alone, bool shared)
         dp__train_run *run = &views->runs[views->run_count - 1];
         span->param_count++;
         span->count += dp__train_elements(views, i);
-        run->param_count++;
         run->count += dp__train_elements(views, i);
     }
     for (size_t s = 0; s < views->span_count; s++)
@@ -709,7 +707,7 @@ static void dp__train_cut(dp__train_views *views, bool alone, bool shared)
 static dp__train_run dp__train_whole(const dp__train_views *views, size_t s)
 {
     const dp__train_span *span = &views->spans[s];
-    return (dp__train_run){span->first, span->param_count, span->count, s, 0};
+    return (dp__train_run){span->first, span->count, s, 0};
 }
 
 /* What some ranks have of a run: their part, and the end, which everybody has; both may be
@@ -839,13 +837,12 @@ static void dp__train_span_terms(dp__train_terms *terms, size_t owner, size_t s)
 {
     const dp__train_views *views = terms->views;
     dp__train_run run = dp__train_whole(views, s);
-    dp__train_piece pieces[2];
+    dp__train_piece pieces[2] = {{0}};
     for (size_t rank = views->ranks[owner]; rank < views->ranks[owner + 1]; rank++) {
         dp__train_pieces_of(views, &run, rank, rank + 1, pieces);
         dp__train_term(terms, owner, &run, &pieces[0], rank - (size_t)views->job.rank_first + 1);
     }
-    dp__train_pieces(views, &run, owner, pieces);
-    if (owner == 0)
+    if (owner == 0) /* the end is that of any rank */
         dp__train_term(terms, owner, &run, &pieces[1], !views->reduced[run.first]);
 }
 
@@ -898,7 +895,7 @@ static dp_status dp__train_stats(const dp__train_terms *terms, dp_scope *temp, s
 static dp_status dp__train_squares(const dp__train_terms *terms, dp_scope *temp)
 {
     size_t owner_count = terms->views->owner_count, some = 0, end = 0;
-    double *read = dp_scope_alloc(temp, 2 * (terms->count + 1) * sizeof *read);
+    double *read = dp_scope_alloc(temp, 2 * terms->count * sizeof *read);
     dp_tensor *stats = dp_scope_alloc(temp, owner_count * sizeof *stats);
     if (read == NULL || stats == NULL)
         return dp__train_full();

@@ -58,11 +58,11 @@ static const dp_param_config three_params[] = {{.name = "a", .ndim = 2, .shape =
                                                {.name = "b", .ndim = 1, .shape = {B}},
                                                {.name = "c", .ndim = 1, .shape = {C}}};
 
-static dp_module *three(dp_ctx *ctx, const habits *own, bool packed)
+static dp_module *three_named(dp_ctx *ctx, const char *name, const habits *own, bool packed)
 {
     dp_module *net = NULL;
     CHECK_OK(dp_module_create(ctx,
-                              &(dp_module_config){.name = "three",
+                              &(dp_module_config){.name = name,
                                                   .methods = three_methods,
                                                   .method_count = 2,
                                                   .params = three_params,
@@ -71,6 +71,11 @@ static dp_module *three(dp_ctx *ctx, const habits *own, bool packed)
                                                   .state = own},
                               &net));
     return net;
+}
+
+static dp_module *three(dp_ctx *ctx, const habits *own, bool packed)
+{
+    return three_named(ctx, "three", own, packed);
 }
 
 static dp_module *three_par(dp_ctx *ctx, const habits *own, bool packed,
@@ -89,14 +94,14 @@ static size_t each_of(size_t count, int ranks)
     return ranks > 1 && each >= 256 ? each : 0;
 }
 
-/* Shares of elements, by the parameter: the three together, or each by itself. */
-static void check_infos(dp_module *par, bool together)
+/* Shares of three parameters from `first` on: of all together, or of each by itself. */
+static void check_infos(dp_module *par, size_t first, bool together)
 {
     int ranks = info_here(dp_module_ctx(par)).rank_count;
     for (size_t i = 0, at = 0; i < 3; at += counts[i++]) {
         dp_param_info info;
         size_t each = each_of(together ? ALL_OF_THEM : counts[i], ranks);
-        CHECK_OK(dp_module_param(par, i, &info));
+        CHECK_OK(dp_module_param(par, first + i, &info));
         CHECK(info.reduced);
         CHECK_INT(info.share, each);
         CHECK_INT(info.share_at, each > 0 && together ? at : 0);
@@ -110,9 +115,9 @@ static bool has_share(const dp_param_info *info, int ranks, int rank, size_t k)
            at / info->share == (size_t)rank;
 }
 
-/* The gradients that each owner has to have, of numbers times `factor`; how many of the others are
-   not what all ranks together have. */
-static size_t check_shares(dp_module *par, double factor, bool whole)
+/* The gradients that each owner has to have, of numbers of three parameters from `first` on times
+   their factors; how many of the others are not what all ranks together have. */
+static size_t check_shares_of(dp_module *par, size_t first, const double *factors, bool whole)
 {
     dp_ctx *ctx = dp_module_ctx(par);
     dp_info job = info_here(ctx);
@@ -122,11 +127,11 @@ static size_t check_shares(dp_module *par, double factor, bool whole)
         for (size_t i = 0; i < 3; i++) {
             dp_param_info info;
             dp_tensor data, grad;
-            CHECK_OK(dp_module_param(par, i, &info));
-            CHECK_OK(dp_owner_edit(par, owner, i, &data, &grad));
+            CHECK_OK(dp_module_param(par, first + i, &info));
+            CHECK_OK(dp_owner_edit(par, owner, first + i, &data, &grad));
             CHECK_OK(dp_read(ctx, &grad, got, counts[i] * sizeof(float)));
             for (size_t k = 0; k < counts[i]; k++) {
-                double want = factor * (double)one_of(i, k);
+                double want = factors[i] * (double)one_of(i, k);
                 if (whole || has_share(&info, job.rank_count, job.rank_first + (int)owner, k))
                     CHECK_F64(got[k], want, 0);
                 else
@@ -134,6 +139,12 @@ static size_t check_shares(dp_module *par, double factor, bool whole)
             }
         }
     return void_count;
+}
+
+static size_t check_shares(dp_module *par, double factor, bool whole)
+{
+    const double factors[] = {factor, factor, factor};
+    return check_shares_of(par, 0, factors, whole);
 }
 
 /* The mean of rank + 1. */
@@ -157,7 +168,7 @@ static void scattered_passes(dp_ctx *ctx, bool packed, size_t bucket_bytes)
         ctx, &uses_all, packed,
         &(dp_distributed_config){.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
     bool together = packed && bucket_bytes == 0;
-    check_infos(par, together);
+    check_infos(par, 0, together);
     CHECK_OK(forward_and_backward(par, 1, false)); /* as ranks have had it; then it is regrouped */
     check_shares(par, mean, true);
     CHECK(!dp_grads_are_scattered(par) && !scatters(par));
@@ -239,6 +250,114 @@ static void buckets_of_stretches(meeting *m)
     dp_close(ctx);
 }
 
+/* ---- several blocks -------------------------------------------------------------------------- */
+
+enum { BLOCKS = 3 };
+
+static const char *const block_names[BLOCKS] = {"x", "y", "z"};
+
+static dp_status blocks_forward(dp_call *call)
+{
+    dp_pass **passes = dp_scope_alloc(call->scope, BLOCKS * sizeof(dp_pass *));
+    dp_value out;
+    for (int i = 0; i < BLOCKS; i++)
+        DP_TRY(
+            dp_call_child(call, block_names[i], "forward", dp_none(), dp_none(), &out, &passes[i]));
+    call->saved = passes;
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status blocks_backward(dp_call *call)
+{
+    dp_pass *const *passes = call->saved;
+    for (int i = BLOCKS; i-- > 0;)
+        DP_TRY(dp_backward(passes[i], call->grad, NULL));
+    return DP_OK;
+}
+
+static const dp_method block_methods[] = {{"forward", blocks_forward},
+                                          {"backward", blocks_backward}};
+
+/* What is of two blocks is not cut together. All are one bucket, which would be flat if there were
+   room for it: the third makes it longer than a bucket without stretches can be. */
+static void shares_of_blocks(dp_ctx *ctx)
+{
+    const size_t cap = 2 * ALL_OF_THEM * sizeof(float) + 128;
+    double mean = mean_rank(ctx);
+    const double factors[] = {mean, mean, mean};
+    dp_module *children[BLOCKS], *net = NULL, *par = NULL;
+    for (int i = 0; i < BLOCKS; i++)
+        children[i] = three_named(ctx, block_names[i], &uses_all, true);
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "blocks",
+                                                  .methods = block_methods,
+                                                  .method_count = 2,
+                                                  .children = children,
+                                                  .child_count = BLOCKS},
+                              &net));
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.first_bucket_bytes = cap, .bucket_bytes = cap}, &par));
+    for (int pass = 0; pass < 3; pass++) {
+        dp_reducer_info info;
+        CHECK_OK(dp_grads_scatter(par, pass > 0));
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(forward_and_backward(par, 1, false));
+        CHECK_OK(dp_reducer_info_get(dp_wrapper_reducer(par), &info));
+        CHECK_INT(info.bucket_count, pass == 0 || info_here(ctx).rank_count == 1 ? 2 : 1);
+        for (size_t i = 0; i < BLOCKS; i++) {
+            check_infos(par, 3 * i, true);
+            check_shares_of(par, 3 * i, factors, pass == 0);
+        }
+    }
+    dp_close(ctx);
+}
+
+static void blocks_of_processes(meeting *m)
+{
+    shares_of_blocks(open_over_shm(m, 1, 0));
+}
+
+TEST(shares_of_several_blocks)
+{
+    for (int devices = 1; devices <= 4; devices++)
+        shares_of_blocks(open_on(toy_device(), devices));
+    in_processes(2, blocks_of_processes);
+    in_processes(3, blocks_of_processes);
+}
+
+static int times_in(const char *text, const char *what)
+{
+    int times = 0;
+    while ((text = strstr(text, what)) != NULL) {
+        text += strlen(what);
+        times++;
+    }
+    return times;
+}
+
+/* The ends of `a` and `c`, and all of `b`, which lie apart. */
+static void rest_of_a_bucket(meeting *m)
+{
+    char text[4096];
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par = three_par(ctx, &uses_all, false, NULL);
+    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    check_shares(par, mean_rank(ctx), false);
+    dp_recent_collectives(ctx, text, sizeof text);
+    CHECK_INT(times_in(text, "reduce_scatter of 528 f32"), 1);
+    CHECK_INT(times_in(text, "reduce_scatter of 688 f32"), 1);
+    CHECK_INT(times_in(text, "reduce_scatter"), 2);
+    CHECK_INT(times_in(text, " f32 (mean)"), 3);
+    dp_close(ctx);
+}
+
+TEST(what_is_not_shared_out_is_one_collective)
+{
+    in_processes(2, rest_of_a_bucket);
+}
+
 TEST(what_is_shared_out_together_is_in_one_bucket)
 {
     in_processes(2, buckets_of_stretches);
@@ -246,17 +365,7 @@ TEST(what_is_shared_out_together_is_in_one_bucket)
 
 /* ---- units that nobody uses ------------------------------------------------------------------ */
 
-static void check_grad(dp_module *par, size_t param, size_t k, double want)
-{
-    static float got[C];
-    dp_tensor data, grad;
-    CHECK_OK(dp_owner_edit(par, 0, param, &data, &grad));
-    CHECK_OK(dp_read(dp_module_ctx(par), &grad, got, counts[param] * sizeof(float)));
-    CHECK_F64(got[k], want, 0);
-}
-
-/* The first element is rank 0's. A stretch of which something is used travels, in all its length;
-   one that nobody uses stays as it is. */
+/* A stretch of which something is used travels, in all its length. */
 static void some_unused(dp_ctx *ctx, size_t bucket_bytes)
 {
     const habits first_alone = {.uses = {true}}, last_alone = {.uses = {false, false, true}};
@@ -267,17 +376,12 @@ static void some_unused(dp_ctx *ctx, size_t bucket_bytes)
             ctx, last ? &last_alone : &first_alone, true,
             &(dp_distributed_config){.bucket_bytes = bucket_bytes,
                                      .unused_params = i < 2 ? DP_UNUSED_FOUND : DP_UNUSED_FIXED});
-        int rank = info_here(ctx).rank_first;
+        const double factors[] = {last ? 0 : mean, 0, last ? mean : 0};
         CHECK_OK(dp_grads_scatter(par, true));
         for (int pass = 0; pass < 3; pass++) {
             CHECK_OK(dp_zero_grad(par));
             CHECK_OK(forward_and_backward(par, 1, false));
-            if (rank == 0)
-                check_grad(par, 0, 0, last ? 0 : mean * (double)one_of(0, 0));
-            if (rank == 0 && bucket_bytes > 0)
-                check_grad(par, 2, 0, last ? mean * (double)one_of(2, 0) : 0);
-            check_grad(par, 2, C - 1, last ? mean * (double)one_of(2, C - 1) : 0);
-            check_grad(par, 1, 0, 0);
+            check_shares_of(par, 0, factors, false);
         }
     }
     dp_close(ctx);
@@ -359,6 +463,32 @@ static void toys_of_processes(meeting *m)
     dp_close(ctx);
 }
 
+static dp_module *meddled;
+
+static dp_status meddle(dp_call *call)
+{
+    call->out = dp_none();
+    CHECK_OK(dp_grads_scatter(meddled, false)); /* for passes to come */
+    return dp_grads_scatter(meddled, true);
+}
+
+/* All ranks would have to meet in it. */
+static void from_inside(dp_ctx *ctx)
+{
+    static const dp_method meddling[] = {{"forward", meddle}, {"backward", meddle}};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "three",
+                                                  .methods = meddling,
+                                                  .method_count = 2,
+                                                  .params = three_params,
+                                                  .param_count = 3},
+                              &net));
+    CHECK_OK(dp_distributed(net, NULL, &meddled));
+    CHECK_STATUS(forward_and_backward(meddled, 1, false), DP_ERR_STATE);
+    CHECK_SAYS(dp_last_error(), "dp_grads_scatter: method 'three.forward' called it");
+}
+
 TEST(what_cannot_be_scattered)
 {
     dp_ctx *ctx = open_here(2);
@@ -373,6 +503,7 @@ TEST(what_cannot_be_scattered)
                   "'distributed' has devices that share parameters");
     dp_close(ctx);
     ctx = open_on(toy_device(), 2);
+    from_inside(ctx);
     check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.hook = hook}),
                   "'distributed' has a hook");
     check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.wire = DP_F16}),
