@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "../../dp_train.h"
 #include "../boot_coll.h"
 #include "launched.h"
 
@@ -462,6 +463,80 @@ MPI_SUITE(gradients_travel_beside_other_collectives)
     job_open(&j);
     check_reducer(j.ctx);
     dp_close(j.ctx);
+}
+
+/* ---- steps of shares ------------------------------------------------------------------------- */
+
+enum { LONG = 70001, SHORT = 37 };
+
+static dp_status number_forward(dp_call *call)
+{
+    call->out = dp_float(1);
+    return DP_OK;
+}
+
+static dp_status number_backward(dp_call *call)
+{
+    dp_info info;
+    DP_TRY(dp_info_get(call->ctx, &info));
+    for (size_t i = 2; i-- > 0;) {
+        dp_tensor grad = dp_grad_tensor(call, i);
+        float *numbers = grad.data;
+        for (size_t k = 0; k < (size_t)dp_tensor_count(&grad); k++)
+            numbers[k] += (float)number_of(info.rank_first, k + i) / 7;
+        DP_TRY(dp_grad_ready(call, i));
+    }
+    return DP_OK;
+}
+
+/* A packed module, stepped five times; out: its parameters. */
+static void steps_of(dp_ctx *ctx, bool sharded, float *out)
+{
+    static const dp_method methods[] = {{"forward", number_forward}, {"backward", number_backward}};
+    static const dp_param_config params[] = {{.name = "long", .ndim = 1, .shape = {LONG}},
+                                             {.name = "short", .ndim = 1, .shape = {SHORT}}};
+    const dp_optim_config config = {.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded};
+    dp_module *net = NULL, *par = NULL;
+    dp_optim *optim = NULL;
+    dp_tensor data;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = 2,
+                                                  .packed = true},
+                              &net));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.bucket_bytes = 64}, &par));
+    CHECK_OK(dp_optim_create(par, &config, &optim));
+    for (int step = 0; step < 5; step++) {
+        dp_scope *scope = dp_scope_begin(ctx);
+        float rows[1] = {0};
+        dp_tensor batch = dp_wrap(rows, DP_F32, 1, (int64_t[]){1});
+        dp_value log;
+        CHECK_OK(
+            dp_train_step(par, scope, DP_DICT(scope, {"x", dp_of(scope, &batch)}), optim, &log));
+        dp_scope_end(scope);
+    }
+    CHECK_OK(dp_params_compare(par));
+    CHECK_OK(dp_params_edit(net, 0, &data, NULL));
+    memcpy(out, data.data, LONG * sizeof(float));
+    CHECK_OK(dp_params_edit(net, 1, &data, NULL));
+    memcpy(out + LONG, data.data, SHORT * sizeof(float));
+    dp_reducer_info info;
+    CHECK_OK(dp_reducer_info_get(dp_wrapper_reducer(par), &info));
+    CHECK_INT(info.scatters, sharded);
+}
+
+MPI_SUITE(steps_of_shares_are_those_of_the_whole)
+{
+    static float want[LONG + SHORT], got[LONG + SHORT];
+    dp_ctx *ctx = open_by_mpi(1, 0);
+    steps_of(ctx, false, want);
+    steps_of(ctx, true, got);
+    CHECK(fabsf(want[0]) > 0.01f);
+    CHECK_BYTES(got, want, sizeof got);
+    dp_close(ctx);
 }
 
 /* ---- meeting --------------------------------------------------------------------------------- */
