@@ -106,7 +106,7 @@ static dp_value eight_entries(dp_scope *scope, int times)
 
 static void logs_of_three(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 2, 0);
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
     dp_scope *scope = dp_scope_begin(ctx);
     const int me = m->process;
     dp_value out;
