@@ -1196,7 +1196,6 @@ static dp_status dp__may_scatter(const char *fn, const dp_module *module)
 {
     size_t slot = 0;
     bool refused = false;
-    DP_TRY(dp__check_alone(fn, module->ctx));
     if (dp__next_face(module, &slot) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: '%s' has no gradients that ranks reduce", fn,
                         module->name);
@@ -1211,6 +1210,7 @@ DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter)
 {
     dp__face *face;
     DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
     if (scatter)
         DP_TRY(dp__may_scatter(__func__, module));
     for (size_t slot = 0; (face = dp__next_face(module, &slot)) != NULL;)

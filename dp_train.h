@@ -168,10 +168,10 @@ typedef struct dp_optim_config {
     /* State is spread over the ranks of the job: each keeps that of its part of the parameters,
        gets the gradients of that part alone, steps it, and gets the other parts from the others.
        (To create one calls dp_grads_scatter with true, if all ranks can; one without this, with
-       false.) The same numbers come out, bit by bit; but a norm is added up by ranks, which may
-       change its last bits. The module is one by dp_distributed, and between a forward and the step
-       nobody else writes to parameters. All processes make the calls that create, step, save and
-       load. */
+       false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
+       they are not); but a norm is added up by ranks, which may change its last bits. The module is
+       one by dp_distributed, and between a forward and the step nobody else writes to parameters.
+       All processes make the calls that create, step, save and load. */
     bool sharded;
 } dp_optim_config;
 
