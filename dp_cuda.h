@@ -86,7 +86,8 @@ DP_API void dp_cuda_release(dp_stream *stream);
    takes (Little's law): at 600 ns, a multiprocessor of an H100 (3.35 TB/s for 132 of them) needs 15
    KB in flight, one of an H200 (4.8 TB/s) 22 KB. So a thread moves packs of 16 bytes, and several
    of them are on their way before the first is used:
-     REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64)
+     REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64);
+             products go element by element
      AXPBY   two packs of each input: 64 to 96 KB
      CAST    four packs: 64 KB from f32, 32 KB from halves; of other dtypes four elements: 5 KB a
              byte that they have, as in sums of integers 6
@@ -298,15 +299,14 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* In a binary tree: all of four inputs are loaded before the first is used, and what waits for the
    right half of its subtree is in `sums`, which 64 inputs fill. It is indexed by number, and so
-   lies in memory: few have more than four inputs, and the registers are worth more. Packs are for
-   sums alone, OP is `op` otherwise: four operations an element would take long to compile. */
-#define DP__CUDA_REDUCE_SPAN(fn, name, T, A, W, OP)                                                \
+   lies in memory: few have more than four inputs, and the registers are worth more. */
+#define DP__CUDA_REDUCE_SPAN(fn, name, T, A, W)                                                    \
     DP__CUDA_DEVICE void fn(const struct dp__cuda_params *p, unsigned long long i,                 \
                             unsigned long long end)                                                \
     {                                                                                              \
         const A alpha = (A)p->alpha, beta = (A)p->beta;                                            \
         const unsigned count = p->in_count;                                                        \
-        const int op = OP;                                                                         \
+        const int op = p->op;                                                                      \
         A sums[4][W], v[W] = {0}, w[W];                                                            \
         unsigned waiting = 0;                                                                      \
         struct dp_##T##x##W x[4];                                                                  \
@@ -345,36 +345,77 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         DP__CUDA_ROLLED for (unsigned k = 0; k < p->out_count; k++)                                \
             ((struct dp_##T##x##W *)p->out[k])[i] = x[0];                                          \
     }
+/* Packs are not for products, which are rare: each operation is there for each element of each
+   operand, and takes its time to compile. */
 #define DP__CUDA_JOIN(name, A, W)                                                                  \
+    DP__CUDA_DEVICE void dp_join_##name##x1(int op, A *out, const A *v, const A *w)                \
+    {                                                                                              \
+        out[0] = dp_combine_##name(op, v[0], w[0]);                                                \
+    }                                                                                              \
     DP__CUDA_DEVICE void dp_join_##name##x##W(int op, A *out, const A *v, const A *w)              \
     {                                                                                              \
-        for (unsigned e = 0; e < W; e++)                                                           \
-            out[e] = dp_combine_##name(op, v[e], w[e]);                                            \
+        if (op == 0)                                                                               \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out[e] = v[e] + w[e];                                                              \
+        else                                                                                       \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out[e] = (op == 3 ? v[e] < w[e] : v[e] > w[e]) || v[e] != v[e] ? v[e] : w[e];      \
     }
 #define DP__CUDA_REDUCE(name, T, A, W)                                                             \
     DP__CUDA_COMBINE(name, A)                                                                      \
     DP__CUDA_JOIN(name, A, W)                                                                      \
-    DP__CUDA_JOIN(name, A, 1)                                                                      \
-    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_wide, name, T, A, W, 0)                                \
-    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_one, name, T, A, 1, p->op)                             \
+    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_wide, name, T, A, W)                                   \
+    DP__CUDA_REDUCE_SPAN(dp_reduce_##name##_one, name, T, A, 1)                                    \
     DP__CUDA_KERNEL(reduce_##name)                                                                 \
     {                                                                                              \
         DP__CUDA_EACH_PACK(dp_reduce_##name, W, 1)                                                 \
     }
 
+/* The bytes of a word that are not 0, as 1. */
+#define DP__CUDA_TRUTHS                                                                            \
+    DP__CUDA_DEVICE unsigned dp_truths(unsigned x)                                                 \
+    {                                                                                              \
+        return ((((x & 0x7f7f7f7fu) + 0x7f7f7f7fu) | x) >> 7) & 0x01010101u;                       \
+    }
+
+/* All of them, or any; behind the last input comes the first once more, which changes nothing. */
 #define DP__CUDA_REDUCE_BOOL                                                                       \
+    DP__CUDA_TRUTHS                                                                                \
+    DP__CUDA_DEVICE void dp_reduce_bool_wide(const struct dp__cuda_params *p,                      \
+                                             unsigned long long i, unsigned long long end)         \
+    {                                                                                              \
+        const unsigned all = p->op == 2 || p->op == 3;                                             \
+        struct dp_u32x4 x[4], v;                                                                   \
+        (void)end;                                                                                 \
+        for (unsigned e = 0; e < 4; e++)                                                           \
+            v.at[e] = all ? 0x01010101u : 0;                                                       \
+        DP__CUDA_ROLLED for (unsigned k = 0; k < p->in_count; k += 4) {                            \
+            for (unsigned j = 0; j < 4; j++)                                                       \
+                x[j] = ((const struct dp_u32x4 *)p->in[k + j < p->in_count ? k + j : 0])[i];       \
+            for (unsigned j = 0; j < 4; j++)                                                       \
+                for (unsigned e = 0; e < 4; e++) {                                                 \
+                    const unsigned t = dp_truths(x[j].at[e]);                                      \
+                    v.at[e] = all ? v.at[e] & t : v.at[e] | t;                                     \
+                }                                                                                  \
+        }                                                                                          \
+        DP__CUDA_ROLLED for (unsigned k = 0; k < p->out_count; k++)                                \
+            ((struct dp_u32x4 *)p->out[k])[i] = v;                                                 \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_reduce_bool_one(const struct dp__cuda_params *p,                       \
+                                            unsigned long long i, unsigned long long end)          \
+    {                                                                                              \
+        const unsigned all = p->op == 2 || p->op == 3;                                             \
+        unsigned trues = 0;                                                                        \
+        (void)end;                                                                                 \
+        DP__CUDA_ROLLED for (unsigned k = 0; k < p->in_count; k++)                                 \
+            trues += ((const unsigned char *)p->in[k])[i] != 0;                                    \
+        const unsigned stored = all ? trues == p->in_count : trues > 0;                            \
+        DP__CUDA_ROLLED for (unsigned k = 0; k < p->out_count; k++)                                \
+            ((unsigned char *)p->out[k])[i] = (unsigned char)stored;                               \
+    }                                                                                              \
     DP__CUDA_KERNEL(reduce_bool)                                                                   \
     {                                                                                              \
-        DP__CUDA_EACH(i)                                                                           \
-        {                                                                                          \
-            unsigned trues = 0;                                                                    \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.in_count; k++)                              \
-                trues += ((const unsigned char *)p.in[k])[i] != 0;                                 \
-            unsigned all = p.op == 2 || p.op == 3;                                                 \
-            unsigned stored = all ? trues == p.in_count : trues > 0;                               \
-            DP__CUDA_ROLLED for (unsigned k = 0; k < p.out_count; k++)                             \
-                ((unsigned char *)p.out[k])[i] = (unsigned char)stored;                            \
-        }                                                                                          \
+        DP__CUDA_EACH_PACK(dp_reduce_bool, 16, 1)                                                  \
     }
 
 /* Two packs a round; behind the end the first once more, so that loads need no branch. */
@@ -3202,7 +3243,7 @@ static uint64_t dp__cuda_packs_of(const dp_kernel_args *args, const struct dp__c
     const bool real = args->dtype <= DP_BF16;
     switch (args->kernel) {
     case DP_KERNEL_REDUCE:
-        if (!real || args->op != DP_OP_SUM)
+        if (args->dtype != DP_BOOL && (!real || args->op == DP_OP_PROD))
             return 0;
         return dp__cuda_packs(params, args->in_count, args->out_count, each);
     case DP_KERNEL_FILL:

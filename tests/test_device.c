@@ -827,6 +827,27 @@ KERNEL_TEST(reduce)
                          .out = {i % 5 == 0 ? 4 : 0, 1, 2, 5}};
         check_kernel(b, "reduce", &c, start);
     }
+    /* NaN wins, in whatever input it is; and any byte that is not 0 is true */
+    for (size_t i = 0; i < BLOCKS * BLOCK_BYTES && dtype == DP_BOOL; i++) {
+        static const char bytes[] = {0, 1, 2, (char)0x80, (char)0xff, 0, 0x40, 0};
+        start[i / BLOCK_BYTES][i % BLOCK_BYTES] = bytes[test_random(state) % 8];
+    }
+    for (size_t i = 0; i < count && is_float; i++)
+        number_put(dtype, start[i % 5], i, NUMBER_NAN);
+    for (size_t i = 0; i < 16 && (is_float || dtype == DP_BOOL); i++) {
+        kernel_case c = {{.kernel = DP_KERNEL_REDUCE,
+                          .op = ops[i % 4],
+                          .dtype = dtype,
+                          .count = count,
+                          .in_count = 1 + i / 4,
+                          .out_count = 1,
+                          .alpha = 1,
+                          .beta = 1},
+                         .skip = 0,
+                         .in = {0, 1, 2, 3},
+                         .out = {4}};
+        check_kernel(b, "reduce of what is odd", &c, start);
+    }
 }
 
 KERNEL_TEST(stats)

@@ -11,6 +11,7 @@ BUILD=build/compile
 KERNELS="reduce_f32       4      4        1
          reduce_f64       4      4        1
          reduce_half      4      4        1
+         reduce_bool      4      4        1
          axpby_f32        4      4        2
          axpby_f64        4      4        2
          axpby_half       4      4        2
