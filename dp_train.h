@@ -548,6 +548,7 @@ typedef struct dp__train_views {
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
     bool shared;    /* ranks share parameters out */
     size_t *shares, *places; /* see dp_param_info.share and share_at */
+    const void **begins;     /* where the first of those is that are cut together */
     dp_tensor *data, *grad;  /* owner after owner */
     dp__train_run *runs;
     dp__train_span *spans;
@@ -601,19 +602,64 @@ static dp_status dp__train_count(dp_module *module, size_t *count)
     return DP_OK;
 }
 
+/* Whether a parameter comes after the one that is listed before it, if it has to. */
+static bool dp__train_in_place(const dp__train_views *views, size_t i)
+{
+    return views->places[i] == 0 || (i > 0 && views->begins[i - 1] == views->begins[i] &&
+                                     views->places[i - 1] < views->places[i]);
+}
+
+/* To where others are that ranks share out with it, or stay. */
+static void dp__train_put(dp__train_views *views, size_t i)
+{
+    const void *begin = views->begins[i];
+    size_t param = views->params[i], place = views->places[i], to = i, k = i;
+    for (bool after = views->shares[i] == 0; k > 0 && !after; k--) {
+        bool together = views->shares[k - 1] > 0 && views->begins[k - 1] == begin;
+        after = together && views->places[k - 1] < place;
+        to = after ? k : together ? k - 1 : to;
+    }
+    size_t share = views->shares[i], moved = i - to;
+    memmove(views->begins + to + 1, views->begins + to, moved * sizeof *views->begins);
+    memmove(views->params + to + 1, views->params + to, moved * sizeof *views->params);
+    memmove(views->places + to + 1, views->places + to, moved * sizeof *views->places);
+    memmove(views->shares + to + 1, views->shares + to, moved * sizeof *views->shares);
+    views->begins[to] = begin;
+    views->params[to] = param;
+    views->places[to] = place;
+    views->shares[to] = share;
+}
+
+/* A parameter that has another name above its wrapper is listed there, away from those that ranks
+   share out with it. */
+static void dp__train_order(dp__train_views *views)
+{
+    bool in_place = true;
+    for (size_t i = 0; i < views->count && in_place; i++)
+        in_place = dp__train_in_place(views, i);
+    for (size_t i = 0; i < views->count && !in_place; i++)
+        dp__train_put(views, i);
+}
+
 static dp_status dp__train_list(dp__train_views *views)
 {
     size_t count = 0, reduced = 0;
+    dp_param_info info;
     for (size_t i = 0; i < dp_module_param_count(views->module); i++) {
-        dp_param_info info;
         DP_TRY(dp_module_param(views->module, i, &info));
         if (info.frozen || info.buffer)
             continue;
-        views->params[count] = i;
-        views->groups[count] = 0;
+        size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
+        views->begins[count] = (const char *)info.data.data - before;
         views->shares[count] = info.share;
         views->places[count] = info.share_at;
-        views->reduced[count++] = info.reduced;
+        views->params[count++] = i;
+    }
+    dp__train_order(views);
+    for (size_t i = 0; i < count; i++) {
+        DP_TRY(dp_module_param(views->module, views->params[i], &info));
+        views->groups[i] = 0;
+        views->reduced[i] = info.reduced;
         reduced += info.reduced;
     }
     views->spread = reduced > 0 && reduced < count;
@@ -756,13 +802,14 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
     out->reduced = dp_scope_alloc(scope, out->count * sizeof *out->reduced);
     out->shares = dp_scope_alloc(scope, out->count * sizeof *out->shares);
     out->places = dp_scope_alloc(scope, out->count * sizeof *out->places);
+    out->begins = dp_scope_alloc(scope, out->count * sizeof *out->begins);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
     out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
     out->data = dp_scope_alloc(scope, all * sizeof *out->data);
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
     if (out->params == NULL || out->groups == NULL || out->ranks == NULL || out->reduced == NULL ||
-        out->shares == NULL || out->places == NULL || out->runs == NULL || out->spans == NULL ||
-        out->data == NULL || out->grad == NULL)
+        out->shares == NULL || out->places == NULL || out->begins == NULL || out->runs == NULL ||
+        out->spans == NULL || out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_list(out));

@@ -769,6 +769,53 @@ TEST(children_on_all_ranks_are_stepped_in_shares)
     in_processes(2, steps_of_children);
 }
 
+/* The second of three has another name above their wrapper, and is listed first there. */
+static dp_module *parent_of_tied(dp_ctx *ctx, dp_module **out_par)
+{
+    const dp_param_config own = {.name = "own", .ndim = 1, .shape = {B}, .same_as = "x.b"};
+    dp_module *parent = NULL;
+    *out_par = three_par(ctx, &uses_all, true, &(dp_distributed_config){.name = "x"});
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "parent",
+                                                  .params = &own,
+                                                  .param_count = 1,
+                                                  .children = out_par,
+                                                  .child_count = 1},
+                              &parent));
+    return parent;
+}
+
+static void steps_of_tied(dp_ctx *ctx)
+{
+    static float want[ALL_OF_THEM], got[ALL_OF_THEM];
+    for (int sharded = 0; sharded < 2; sharded++) {
+        dp_module *par, *parent = parent_of_tied(ctx, &par);
+        dp_optim *optim = optim_for(
+            parent,
+            (dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded > 0});
+        for (int step = 0; step < 3; step++) {
+            CHECK_OK(forward_and_backward(par, 1 + step, false));
+            CHECK_OK(dp_optim_step(optim));
+        }
+        numbers_of(par, sharded > 0 ? got : want);
+    }
+    CHECK(fabsf(want[0]) > 0.01f);
+    CHECK_BYTES(got, want, sizeof got);
+    dp_close(ctx);
+}
+
+static void tied_of_processes(meeting *m)
+{
+    steps_of_tied(open_over_shm(m, 1, 0));
+}
+
+TEST(a_share_with_another_name_above_is_where_it_belongs)
+{
+    steps_of_tied(open_on(toy_device(), 2));
+    in_processes(2, tied_of_processes);
+    in_processes(3, tied_of_processes);
+}
+
 /* ---- optimizers that meet -------------------------------------------------------------------- */
 
 TEST(an_optimizer_without_shares_wants_all_gradients)
