@@ -819,6 +819,22 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
     return DP_OK;
 }
 
+/* Of a wrapper below with several owners a module sees the first alone, and of shares on others
+   nothing. All processes ask, and none goes on if one cannot. */
+static dp_status dp__train_seen(const dp__train_views *views)
+{
+    bool unseen = false;
+    if (!dp_grads_are_scattered(views->module))
+        return DP_OK;
+    DP_TRY(dp_any(views->ctx, views->owner_count < (size_t)views->job.local_count, &unseen));
+    if (!unseen)
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "gradients of '%s' are scattered over devices that only its wrappers know: ask "
+                    "these, or dp_grads_scatter(module, false) comes before a backward",
+                    dp_module_name(views->module));
+}
+
 /* ==== >>norms ===================================================================================
    Norms are taken of the first owner's gradients: others have the same. What ranks do not reduce
    differs from process to process, and so counts once for each. Of what they share out each counts
@@ -1189,6 +1205,8 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     DP_TRY(dp_scope_open(dp_module_ctx(module), &temp));
     dp_status status = dp__train_views_make(module, temp, &views);
     if (status == DP_OK)
+        status = dp__train_seen(&views);
+    if (status == DP_OK)
         status = clipping->run(&views, clipping);
     dp_scope_end(temp);
     return dp__train_named(fn, status);
@@ -1531,15 +1549,23 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
                                           : DP_OK;
 }
 
+/* Where some owner is that of several ranks, state is not cut as gradients are. */
+static dp_status dp__train_is_whole(const dp__train_optimizer *optim)
+{
+    bool own = optim->config.sharded && !optim->staged;
+    if (own || !dp_grads_are_scattered(optim->views.module))
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "gradients of '%s' are scattered, for another optimizer: "
+                    "dp_grads_scatter(module, false) comes before a backward",
+                    dp_module_name(optim->views.module));
+}
+
 static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 {
     double factor = 1;
     bool skips = false;
-    if (!optim->config.sharded && dp_grads_are_scattered(optim->views.module))
-        return dp_error(DP_ERR_STATE,
-                        "gradients of '%s' are scattered, for another optimizer: "
-                        "dp_grads_scatter(module, false) comes before a backward",
-                        dp_module_name(optim->views.module));
+    DP_TRY(dp__train_is_whole(optim));
     DP_TRY(dp__train_ask(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)
@@ -1968,6 +1994,7 @@ static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
         return dp_error(DP_ERR_STATE, "losses are not scaled");
     if (optim->unscaled)
         return dp_error(DP_ERR_STATE, "gradients of this step were divided by the scale already");
+    DP_TRY(dp__train_is_whole(optim));
     DP_TRY(dp__train_wide_grads(optim));
     DP_TRY(dp__train_ask(&optim->views));
     DP_TRY(dp__train_norm(&optim->views, 2, &norm));

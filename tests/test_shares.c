@@ -840,6 +840,34 @@ TEST(an_optimizer_without_shares_wants_all_gradients)
     dp_close(ctx);
 }
 
+/* It has the first device's gradients alone. */
+TEST(shares_on_other_devices_are_not_seen_from_above)
+{
+    dp_ctx *ctx = open_on(toy_device(), 2);
+    dp_module *par, *parent = parent_of_tied(ctx, &par);
+    const dp_optim_config config = {.hyper = {.lr = 1}, .scale = {.scale = 2}, .sharded = true};
+    dp_optim *above = optim_for(parent, config), *optim = optim_for(par, config);
+    const char *unseen =
+        "gradients of 'parent' are scattered over devices that only its wrappers know: ask these, "
+        "or dp_grads_scatter(module, false) comes before a backward";
+    double norm = 0;
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_ERROR(dp_grad_norm(parent, 2, &norm), DP_ERR_STATE, unseen);
+    CHECK_ERROR(dp_clip_grad_norm(parent, 1, 2, NULL), DP_ERR_STATE, unseen);
+    CHECK_ERROR(dp_clip_grad_value(parent, 1), DP_ERR_STATE, unseen);
+    unseen = "gradients of 'parent' are scattered, for another optimizer: dp_grads_scatter(module, "
+             "false) comes before a backward";
+    CHECK_ERROR(dp_optim_step(above), DP_ERR_STATE, unseen);
+    CHECK_ERROR(dp_optim_unscale(above), DP_ERR_STATE, unseen);
+    CHECK_OK(dp_grad_norm(par, 2, &norm));
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_grads_scatter(parent, false));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(dp_grad_norm(parent, 2, &norm));
+    CHECK_OK(dp_optim_step(above));
+    dp_close(ctx);
+}
+
 /* Nobody waits for one that has none. */
 static void one_has_no_optimizer(meeting *m)
 {
