@@ -179,7 +179,6 @@ struct dp__distributed {
     double *samples;        /* by local rank, of this pass */
     uint64_t zeroed;        /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;           /* they hold what was reduced */
-    bool scattered;         /* of that, no more than each rank's share */
     bool copies_void;       /* the original's do; those of other local ranks are void */
     bool buffers_apart;     /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
@@ -560,6 +559,26 @@ static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
     return grads ? dp__ranks_buffers(request->fn, pass->face, pass->synced) : DP_OK;
 }
 
+static dp__param *dp__unit_root(const dp__face *face, size_t unit)
+{
+    return dp__root(face->inner->slots[face->inner->listed[face->ranks->homes[unit]]]);
+}
+
+/* The mark is on the memory, as others that have it may ask, or reduce it too. */
+static void dp__units_scattered(const dp__face *face)
+{
+    for (size_t unit = 0; unit < face->ranks->unit_count; unit++)
+        dp__unit_root(face, unit)->scattered = true;
+}
+
+static bool dp__units_hold_shares(const dp__face *face)
+{
+    bool some = false;
+    for (size_t unit = 0; unit < face->ranks->unit_count && !some; unit++)
+        some = dp__unit_root(face, unit)->scattered;
+    return some;
+}
+
 /* The gradients of replicas are zeroed when the original's were, and not before: what is not
    reduced yet is added to. What was reduced counts as the original has it, and is rarely added
    to: shares cannot be. */
@@ -567,7 +586,8 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
 {
     dp__distributed *ranks = face->ranks;
     bool zeroed = face->runs->zeroed != ranks->zeroed;
-    if (!zeroed && ranks->reduced && (ranks->reduction != DP_MEAN_RANKS || ranks->scattered))
+    bool counted = !zeroed && ranks->reduced && ranks->reduction != DP_MEAN_RANKS;
+    if (counted || dp__units_hold_shares(face))
         return dp_error(DP_ERR_STATE,
                         "gradients of '%s' hold what was reduced, which would be added up again: "
                         "dp_zero_grad comes first",
@@ -578,7 +598,6 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
         face->replicas[r].pass++;
     ranks->copies_void = false;
     ranks->reduced = ranks->reduced && !zeroed;
-    ranks->scattered = ranks->scattered && !zeroed;
     ranks->zeroed = face->runs->zeroed;
     return DP_OK;
 }
@@ -666,7 +685,8 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
         return dp_error(status, "%s", text);
     DP_TRY(finished);
     face->ranks->reduced = face->ranks->reduced || synced;
-    face->ranks->scattered = face->ranks->scattered || (synced && face->ranks->reducer->scatters);
+    if (synced && face->ranks->reducer->scatters)
+        dp__units_scattered(face);
     return DP_OK;
 }
 
@@ -1221,11 +1241,10 @@ DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter)
 DP_API bool dp_grads_are_scattered(const dp_module *module)
 {
     bool scattered = false;
-    const dp__face *face;
     if (dp__check_module(__func__, module) != DP_OK)
         return false;
-    for (size_t slot = 0; !scattered && (face = dp__next_face(module, &slot)) != NULL;)
-        scattered = face->ranks->scattered && face->runs->zeroed == face->ranks->zeroed;
+    for (size_t home = 0; home < module->listed_count && !scattered; home++)
+        scattered = dp__root(module->slots[module->listed[home]])->scattered;
     return scattered;
 }
 

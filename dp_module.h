@@ -45,6 +45,7 @@ typedef struct dp__param {
     size_t home;           /* a guess, which dp__module_list checks */
     bool frozen, buffer;
     bool foreign, foreign_grad; /* the user's memory */
+    bool scattered;             /* a root's gradient is what ranks have of it, and not zeroed */
 } dp__param;
 
 typedef struct dp__child {
@@ -1256,11 +1257,18 @@ static void dp__zeroed(dp_module *module)
         dp__zeroed(module->children[i].module);
 }
 
+static void dp__grads_gathered(const dp_module *module)
+{
+    for (size_t home = 0; home < module->listed_count; home++)
+        dp__root(module->slots[module->listed[home]])->scattered = false;
+}
+
 static dp_status dp__grads_zero(dp_module *module)
 {
     dp_tensor run;
     DP_TRY(dp__module_ready(module));
     dp__zeroed(module);
+    dp__grads_gathered(module);
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
         DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
     return DP_OK;

@@ -820,18 +820,20 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
 }
 
 /* Of a wrapper below with several owners a module sees the first alone, and of shares on others
-   nothing. All processes ask, and none goes on if one cannot. */
+   nothing; and what is wrapped does not see which shares there are. All processes ask, and none
+   goes on if one cannot. */
 static dp_status dp__train_seen(const dp__train_views *views)
 {
-    bool unseen = false;
-    if (!dp_grads_are_scattered(views->module))
+    bool unseen = views->owner_count < (size_t)views->job.local_count ||
+                  dp__train_first_reduced(views) == views->count;
+    if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
-    DP_TRY(dp_any(views->ctx, views->owner_count < (size_t)views->job.local_count, &unseen));
+    DP_TRY(dp_any(views->ctx, unseen, &unseen));
     if (!unseen)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
-                    "gradients of '%s' are scattered over devices that only its wrappers know: ask "
-                    "these, or dp_grads_scatter(module, false) comes before a backward",
+                    "gradients of '%s' are scattered, which only its wrappers see: ask these, or "
+                    "dp_grads_scatter(module, false) comes before a backward",
                     dp_module_name(views->module));
 }
 

@@ -848,8 +848,8 @@ TEST(shares_on_other_devices_are_not_seen_from_above)
     const dp_optim_config config = {.hyper = {.lr = 1}, .scale = {.scale = 2}, .sharded = true};
     dp_optim *above = optim_for(parent, config), *optim = optim_for(par, config);
     const char *unseen =
-        "gradients of 'parent' are scattered over devices that only its wrappers know: ask these, "
-        "or dp_grads_scatter(module, false) comes before a backward";
+        "gradients of 'parent' are scattered, which only its wrappers see: ask these, or "
+        "dp_grads_scatter(module, false) comes before a backward";
     double norm = 0;
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_ERROR(dp_grad_norm(parent, 2, &norm), DP_ERR_STATE, unseen);
@@ -866,6 +866,37 @@ TEST(shares_on_other_devices_are_not_seen_from_above)
     CHECK_OK(dp_grad_norm(parent, 2, &norm));
     CHECK_OK(dp_optim_step(above));
     dp_close(ctx);
+}
+
+/* What is wrapped, and another wrapper of it, have the same memory. */
+static void shares_seen_from_elsewhere(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *net = three(ctx, &uses_all, true), *par = NULL, *other = NULL;
+    double norm = 0;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_OK(dp_distributed(net, NULL, &other));
+    dp_optim *plain = optim_for(net, (dp_optim_config){.hyper = {.lr = 1}});
+    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK(dp_grads_are_scattered(net) && dp_grads_are_scattered(other));
+    CHECK_ERROR(forward_and_backward(other, 1, false), DP_ERR_STATE,
+                "gradients of 'three' hold what was reduced");
+    CHECK_ERROR(dp_grad_norm(net, 2, &norm), DP_ERR_STATE,
+                "gradients of 'three' are scattered, which only its wrappers see");
+    CHECK_ERROR(dp_optim_step(plain), DP_ERR_STATE,
+                "gradients of 'three' are scattered, for another optimizer");
+    CHECK_OK(dp_zero_grad(net));
+    CHECK(!dp_grads_are_scattered(par));
+    CHECK_OK(forward_and_backward(other, 1, false));
+    check_shares(par, mean_rank(ctx), true);
+    CHECK_OK(dp_grad_norm(net, 2, &norm));
+    dp_close(ctx);
+}
+
+TEST(shares_are_known_to_all_who_have_their_memory)
+{
+    in_processes(2, shares_seen_from_elsewhere);
 }
 
 /* Nobody waits for one that has none. */
