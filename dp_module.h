@@ -1106,14 +1106,20 @@ DP_API size_t dp_module_param_count(const dp_module *module)
     return dp__check_module(__func__, module) == DP_OK ? module->listed_count : 0;
 }
 
+/* Whether it has its memory. */
+static bool dp__param_is_there(const dp_module *module, size_t param)
+{
+    const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
+    return module->ready || data->data != NULL || dp__count(data) == 0;
+}
+
 static dp_status dp__check_param(const char *fn, dp_module *module, size_t param)
 {
     DP_TRY(dp__check_module(fn, module));
     if (param >= module->listed_count)
         return dp_error(DP_ERR_INVALID, "%s: parameter %zu, '%s' has %zu", fn, param, module->name,
                         module->listed_count);
-    const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
-    if (module->ready || data->data != NULL || dp__count(data) == 0)
+    if (dp__param_is_there(module, param))
         return DP_OK;
     DP_TRY(dp__check_unshared(fn, module));
     return dp__leave(fn, module->ctx, dp__module_ready(module));
@@ -1263,10 +1269,20 @@ static void dp__grads_gathered(const dp_module *module)
         dp__root(module->slots[module->listed[home]])->scattered = false;
 }
 
+/* Without memory of its own where parameters have theirs, as a wrapper's have: a step that is made
+   does not end with an error. */
+static dp_status dp__grads_ready(dp_module *module)
+{
+    bool there = true;
+    for (size_t home = 0; home < module->listed_count && there; home++)
+        there = dp__param_is_there(module, home);
+    return there ? DP_OK : dp__module_ready(module);
+}
+
 static dp_status dp__grads_zero(dp_module *module)
 {
     dp_tensor run;
-    DP_TRY(dp__module_ready(module));
+    DP_TRY(dp__grads_ready(module));
     dp__zeroed(module);
     dp__grads_gathered(module);
     for (size_t home = 0; dp__grads_run(module, &home, &run);)

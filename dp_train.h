@@ -175,10 +175,13 @@ typedef struct dp_optim_config {
     bool sharded;
 } dp_optim_config;
 
-/* Strings and arrays are copied. It ends with the context, or earlier. */
+/* Strings and arrays are copied. It ends with the context, or earlier. Where one is made after a
+   sharded one, all processes have to make it: they all scatter gradients, or none does. */
 DP_MUST_USE DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config,
                                              dp_optim **out);
-DP_API void dp_optim_destroy(dp_optim *optim); /* NULL is fine */
+/* NULL is fine. Gradients that were scattered for it still are: dp_grads_scatter with false ends
+   that. */
+DP_API void dp_optim_destroy(dp_optim *optim);
 
 /* Clip, step, forget the gradients; whatever `accumulate` says. */
 DP_MUST_USE DP_API dp_status dp_optim_step(dp_optim *optim);
@@ -821,14 +824,15 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
 
 /* Of a wrapper below with several owners a module sees the first alone, and of shares on others
    nothing; and what is wrapped does not see which shares there are. All processes ask, and none
-   goes on if one cannot. */
-static dp_status dp__train_seen(const dp__train_views *views)
+   goes on if one cannot. out_asked: all go on. */
+static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
 {
     bool unseen = views->owner_count < (size_t)views->job.local_count ||
                   dp__train_first_reduced(views) == views->count;
     if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
     DP_TRY(dp_any(views->ctx, unseen, &unseen));
+    *out_asked = !unseen;
     if (!unseen)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
@@ -1197,8 +1201,19 @@ static dp_status dp__train_value_only(const dp__train_views *views, dp__train_cl
     return dp__train_clip_value(views, clipping->most);
 }
 
+/* What fails between two collectives of one call cannot be called again: the others are further. */
+static dp_status dp__train_alone(const dp__train_views *views, dp_status status)
+{
+    if (status == DP_OK || views->job.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    status = dp_error(DP_ERR_INTERNAL, "%s (%s)", dp_last_error(), dp_status_name(status));
+    dp_abort(views->ctx, status, "%s", dp_last_error());
+    return status;
+}
+
 static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_clipping *clipping)
 {
+    bool asked = false;
     dp__train_views views;
     DP_TRY(dp__train_named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
     if (dp_module_ctx(module) == NULL)
@@ -1207,9 +1222,11 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     DP_TRY(dp_scope_open(dp_module_ctx(module), &temp));
     dp_status status = dp__train_views_make(module, temp, &views);
     if (status == DP_OK)
-        status = dp__train_seen(&views);
+        status = dp__train_seen(&views, &asked);
     if (status == DP_OK)
-        status = clipping->run(&views, clipping);
+        status = dp__train_named(fn, clipping->run(&views, clipping));
+    if (asked)
+        status = dp__train_alone(&views, status);
     dp_scope_end(temp);
     return dp__train_named(fn, status);
 }
@@ -1547,8 +1564,11 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
         optim->norm = norm / scale;
         *out_factor *= dp__train_clip_factor(clip->norm, optim->norm);
     }
-    return clip->value > 0 && !*out_skips ? dp__train_clip_value(&optim->views, clip->value * scale)
-                                          : DP_OK;
+    if (*out_skips || !(clip->value > 0))
+        return DP_OK;
+    dp_status status = dp__train_clip_value(&optim->views, clip->value * scale);
+    bool asked = optim->views.spread && (clips || scaled);
+    return asked ? dp__train_alone(&optim->views, status) : status;
 }
 
 /* Where some owner is that of several ranks, state is not cut as gradients are. */

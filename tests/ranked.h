@@ -207,6 +207,7 @@ typedef struct shortage {
     size_t fail_at; /* of process 1's allocations, from `wrap` on */
     bool failed;    /* there was one */
     dp_status status[2];
+    int devices; /* of each process; else 2 */
     dp_module *(*make)(dp_ctx *ctx);
     dp_status (*wrap)(dp_module *module);
 } shortage;
@@ -216,7 +217,7 @@ static shortage *lack;
 static inline void one_has_no_memory(meeting *m)
 {
     test_allocator counter = {0};
-    dp_config config = config_of(m, 2);
+    dp_config config = config_of(m, lack->devices > 0 ? lack->devices : 2);
     dp_ctx *ctx;
     bool any = false;
     config.colls = NULL;

@@ -899,6 +899,90 @@ TEST(shares_are_known_to_all_who_have_their_memory)
     in_processes(2, shares_seen_from_elsewhere);
 }
 
+/* ---- no memory in one process ---------------------------------------------------------------- */
+
+typedef struct refused {
+    double p; /* 0: no clip before the step */
+    dp_optim_config config;
+    float numbers[2][ALL_OF_THEM]; /* of both processes */
+} refused;
+
+static refused *asking;
+static dp_optim *asks;
+
+static dp_module *one_that_asks(dp_ctx *ctx)
+{
+    dp_module *par = three_par(ctx, &uses_all, true, NULL);
+    asks = optim_for(par, asking->config);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK(dp_grads_are_scattered(par));
+    return par;
+}
+
+static bool is_refused(dp_status status)
+{
+    return status != DP_OK && dp_status_class(status) != DP_CLASS_JOB;
+}
+
+/* Asks again for what it was refused. */
+static dp_status clips_and_steps(dp_module *par)
+{
+    double norm = 0;
+    dp_status status = DP_OK;
+    if (asking->p > 0)
+        status = dp_clip_grad_norm(par, 100, asking->p, &norm);
+    if (is_refused(status))
+        CHECK_OK(status = dp_clip_grad_norm(par, 100, asking->p, &norm));
+    if (status == DP_OK)
+        status = dp_optim_step(asks);
+    if (is_refused(status))
+        CHECK_OK(status = dp_optim_step(asks));
+    if (status == DP_OK)
+        numbers_of(par, asking->numbers[info_here(dp_module_ctx(par)).rank_first]);
+    return status;
+}
+
+/* What is refused to one process alone it can ask for again, and the others wait; or the job has
+   failed, for all. */
+static void one_asks_again(double p, dp_optim_config config)
+{
+    static float want[ALL_OF_THEM];
+    size_t again = 0, over = 0;
+    asking = shared_memory(sizeof *asking);
+    asking->p = p;
+    asking->config = config;
+    lack = shared_memory(sizeof *lack);
+    *lack = (shortage){.devices = 1, .make = one_that_asks, .wrap = clips_and_steps};
+    do {
+        memset(asking->numbers, 0, sizeof asking->numbers);
+        in_processes(2, one_has_no_memory);
+        bool fails = lack->status[1] != DP_OK;
+        CHECK(!is_refused(lack->status[0]));
+        CHECK_INT(lack->status[0] != DP_OK, fails);
+        if (lack->fail_at == 0)
+            memcpy(want, asking->numbers[0], sizeof want);
+        for (int i = 0; i < 2 && !fails; i++)
+            CHECK_BYTES(asking->numbers[i], want, sizeof want);
+        again += lack->failed && !fails;
+        over += fails;
+        lack->fail_at += (size_t)test_stride();
+    } while (lack->failed || lack->fail_at <= (size_t)test_stride());
+    CHECK(fabsf(want[0]) > 0);
+    CHECK(test_stride() > 1 || (again > 0 && (over > 0) == (p > 0)));
+}
+
+TEST(what_is_refused_to_one_can_be_asked_for_again)
+{
+    dp_optim_config config = {.hyper = {.lr = 1}, .sharded = true};
+    config.clip = (dp_clip){.norm = 50, .p = 2};
+    one_asks_again(0, config);
+    config.clip.p = 3;
+    one_asks_again(2, config);
+    config.clip = (dp_clip){.value = 0.5};
+    config.scale.scale = 1;
+    one_asks_again(3, config);
+}
+
 /* Nobody waits for one that has none. */
 static void one_has_no_optimizer(meeting *m)
 {
