@@ -934,8 +934,11 @@ DP_MUST_USE DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, siz
 /* recv[rank * count_each + i] = send of that rank. In place: send == own part of recv. */
 DP_MUST_USE DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                            dp_dtype dtype);
-/* recv[i] = op over ranks of send[own rank * count_each + i]. In place: recv == own part of
-   send. */
+/* recv[i] = op over ranks of send[own rank * count_each + i]. In place: recv == own part of send.
+
+   CPU devices of a process may have one owner, here and in dp_all_gather: a local rank whose recv
+   is NULL wants no result, and a recv may lie where another local rank sends the same elements. So
+   all of them receive their parts into what the first one sends, or send from what it receives. */
 DP_MUST_USE DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                                dp_dtype dtype, dp_op op);
 /* recv[r * count_each + i] = send[own rank * count_each + i] of rank r. Never in place. */
@@ -1519,8 +1522,9 @@ DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size
    is void. For optimizers that step shares: those of dp_train.h with `sharded` set it. What holds
    shares is not added to, whatever the reduction: dp_zero_grad comes before the next backward.
    `true` is for wrappers by dp_distributed, and modules with such children; all processes make the
-   call, and none scatters if one cannot (UNSUPPORTED): if devices of its share their parameters, it
-   has a hook or a wire dtype, or its collectives no reduce_scatter. */
+   call, and none scatters if one cannot (UNSUPPORTED): if there is a hook or a wire dtype, its
+   collectives have no reduce_scatter, or devices of its share their parameters and are GPUs, or
+   alone. CPU devices of a process, which do share them, have their shares side by side. */
 DP_MUST_USE DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter);
 /* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
 DP_API bool dp_grads_are_scattered(const dp_module *module);
@@ -1853,9 +1857,13 @@ struct dp_coll_ops {
                             dp_op op, double scale);
     dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                            int root);
+    /* With host_memory a recv may be NULL, as above, and may have another local rank's send in it,
+       at the place of that rank. */
     dp_status (*all_gather)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
     /* -------------------------------------------------------------------------- optional -- */
-    /* (without: all_reduce into a temporary, then the own part) */
+    /* With host_memory a recv may be NULL, and may lie in what another local rank sends, at the
+       place of the receiver: nothing is written there before all ranks' elements are read (without:
+       all_reduce into a temporary, then the own part) */
     dp_status (*reduce_scatter)(dp_comm *comm, const dp_part *local, size_t count_each,
                                 dp_dtype dtype, dp_op op, double scale);
     /* (without: all_gather into a temporary, then the own parts) */

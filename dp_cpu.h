@@ -3355,6 +3355,8 @@ static dp_status dp__cpu_reduce_scatter(dp_comm *comm, const dp_part *local, siz
     dp_kernel_args args = dp__cpu_reduce_args(own, count_each, dtype, op, scale);
     args.out_count = 1;
     for (size_t to = 0; to < own->rank_count; to++) {
+        if (local[to].recv == NULL)
+            continue;
         for (size_t r = 0; r < own->rank_count; r++)
             own->in[r] = (const char *)local[r].send + to * count_each * dp_dtype_bytes(dtype);
         own->out[0] = local[to].recv;
@@ -3379,9 +3381,9 @@ static void dp__cpu_move_block(const dp__cpu_move *move, size_t from, size_t to,
     size_t send = move->kind == DP__MOVE_ALL_TO_ALL ? to * move->bytes : 0;
     size_t recv = move->kind != DP__MOVE_BROADCAST ? from * move->bytes : 0;
     const char *src = (const char *)move->local[from].send + send + first;
-    char *dst = (char *)move->local[to].recv + recv + first;
-    if (dst != src)
-        memcpy(dst, src, bytes);
+    char *dst = move->local[to].recv;
+    if (dst != NULL && dst + recv + first != src)
+        memcpy(dst + recv + first, src, bytes);
 }
 
 /* A slice of every block. A broadcast reads it once and has it in its cache for all receivers. */

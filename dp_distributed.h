@@ -1200,15 +1200,24 @@ static dp__face *dp__next_face(const dp_module *module, size_t *slot)
     return face;
 }
 
+/* Whether each local rank has memory of its own for its share, or all of them, on the host, that of
+   one owner. A process that is alone adds up in one pass for such an owner, and has nothing to
+   send. */
+static bool dp__shares_have_places(const dp__face *face)
+{
+    const dp_ctx *ctx = face->inner->ctx;
+    return dp__owner_replica(face, face->count - 1) < face->count ||
+           (ctx->info.process_count > 1 && dp__has_one_owner(face) && dp__all_are_host(ctx));
+}
+
 /* Why ranks cannot get shares of what a module's wrappers reduce, or NULL. */
 static const char *dp__unscattered_of(const dp_module *module)
 {
     const char *why = NULL;
     const dp__face *face;
-    for (size_t slot = 0; why == NULL && (face = dp__next_face(module, &slot)) != NULL;) {
-        bool owned = dp__owner_replica(face, face->count - 1) < face->count;
-        why = owned ? dp__unscattered_for(face->ranks->reducer) : "devices that share parameters";
-    }
+    for (size_t slot = 0; why == NULL && (face = dp__next_face(module, &slot)) != NULL;)
+        why = dp__shares_have_places(face) ? dp__unscattered_for(face->ranks->reducer)
+                                           : "devices that share parameters";
     return why;
 }
 

@@ -1626,6 +1626,8 @@ static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
     size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_arrive(call, step));
     for (int i = 0; i < comm->local_count; i++) {
+        if (call->local[i].recv == NULL)
+            continue;
         for (int p = 0; p < comm->line.process_count; p++)
             comm->in[p] = slot->in + (size_t)(p * comm->local_count + i) * bytes;
         comm->out[0] = (char *)call->local[i].recv + dp__mpi_at(call, step);
@@ -1727,7 +1729,7 @@ static dp_status dp__mpi_gather_turn(const dp__mpi_call *call, size_t step)
     size_t each = call->count * call->size;
     DP_TRY(dp__mpi_arrive(call, step));
     for (int i = 0; i < comm->local_count; i++)
-        for (size_t r = 0; r < (size_t)comm->rank_count; r++)
+        for (size_t r = 0; r < (size_t)comm->rank_count && call->local[i].recv != NULL; r++)
             memcpy((char *)call->local[i].recv + r * each + at, slot->in + r * bytes, bytes);
     return DP_OK;
 }

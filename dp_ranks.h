@@ -39,13 +39,15 @@ typedef struct dp__rule {
     bool reduces;
     bool in_place; /* send's block may be recv's: its own one where there is one for every rank */
     bool recv_optional; /* a rank with no recv wants no result */
+    bool one_owner;     /* so it is where all devices are the host's; and there a recv may lie where
+                           another local rank sends the same elements */
 } dp__rule;
 
 static const dp__rule dp__rules[] = {
     [DP__ALL_REDUCE] = {.reduces = true, .in_place = true, .recv_optional = true},
     [DP__BROADCAST] = {.send_at_root = true, .in_place = true},
-    [DP__ALL_GATHER] = {.recv_all = true, .in_place = true},
-    [DP__REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true},
+    [DP__ALL_GATHER] = {.recv_all = true, .in_place = true, .one_owner = true},
+    [DP__REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true, .one_owner = true},
     [DP__ALL_TO_ALL] = {.send_all = true, .recv_all = true},
     [DP__REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
     [DP__GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
@@ -87,10 +89,25 @@ static bool dp__sends(const dp__coll *coll, int local_rank)
            coll->ctx->info.rank_first + local_rank == coll->root;
 }
 
+static bool dp__all_are_host(const dp_ctx *ctx)
+{
+    bool host = true;
+    for (int i = 0; i < ctx->info.local_count && host; i++)
+        host = dp__is_host(&ctx->devices[i]);
+    return host;
+}
+
+/* Whether local ranks may have one owner, who receives for all of them. */
+static bool dp__may_have_one_owner(const dp__coll *coll)
+{
+    return dp__rules[coll->verb].one_owner && dp__all_are_host(coll->ctx);
+}
+
 static bool dp__receives(const dp__coll *coll, int local_rank)
 {
     const dp__rule *rule = &dp__rules[coll->verb];
-    if (rule->recv_optional && coll->local[local_rank].recv == NULL)
+    if (coll->local[local_rank].recv == NULL &&
+        (rule->recv_optional || dp__may_have_one_owner(coll)))
         return false;
     return !rule->recv_at_root || coll->ctx->info.rank_first + local_rank == coll->root;
 }
@@ -102,13 +119,15 @@ static size_t dp__blocks_bytes(const dp__coll *coll, bool all)
     return coll->count * dp__dtype_sizes[coll->dtype] * blocks;
 }
 
-static bool dp__is_in_place(const dp__coll *coll, int local_rank)
+/* Whether what rank i receives lies where rank k sends the same. */
+static bool dp__is_in_place(const dp__coll *coll, int i, int k)
 {
     const dp__rule *rule = &dp__rules[coll->verb];
-    const dp_part *part = &coll->local[local_rank];
-    size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * dp__blocks_bytes(coll, false);
-    return rule->in_place && (const char *)part->send + (rule->send_all ? own : 0) ==
-                                 (const char *)part->recv + (rule->recv_all ? own : 0);
+    size_t block = dp__blocks_bytes(coll, false), first = (size_t)coll->ctx->info.rank_first;
+    size_t to_i = rule->send_all ? (first + (size_t)i) * block : 0;
+    size_t from_k = rule->recv_all ? (first + (size_t)k) * block : 0;
+    return rule->in_place && (i == k || dp__may_have_one_owner(coll)) &&
+           (const char *)coll->local[k].send + to_i == (const char *)coll->local[i].recv + from_k;
 }
 
 static bool dp__share_memory(const dp_ctx *ctx, int a, int b)
@@ -128,8 +147,9 @@ static bool dp__parts_apart(const dp__coll *coll, int i, int k)
     if (i != k && dp__receives(coll, k) &&
         dp__ranges_overlap(recv, recv_bytes, coll->local[k].recv, recv_bytes))
         return false;
-    return !dp__sends(coll, k) || (i == k && dp__is_in_place(coll, i)) ||
-           !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes);
+    return !dp__sends(coll, k) ||
+           !dp__ranges_overlap(recv, recv_bytes, coll->local[k].send, send_bytes) ||
+           dp__is_in_place(coll, i, k);
 }
 
 /* Checks one local rank's part, and stores it with its stream filled in. */
@@ -395,10 +415,7 @@ static bool dp__lane_ended(const dp__lane *lane, const dp__entry *entry)
 /* What it means that a table's call has returned: a device of its own may do the work later. */
 static const char *dp__ended_text(const dp_ctx *ctx)
 {
-    for (int i = 0; i < ctx->info.local_count; i++)
-        if (!ctx->devices[i].info.host_memory)
-            return "enqueued";
-    return "ended";
+    return dp__all_are_host(ctx) ? "ended" : "enqueued";
 }
 
 /* "collective 8 of the courier, all_reduce of ...: under way" */
@@ -869,7 +886,8 @@ static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int 
     size_t bytes = dp__blocks_bytes(coll, false), all = dp__blocks_bytes(coll, true);
     size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * bytes;
     size_t from_count = coll->verb == DP__ALL_TO_ALL ? (size_t)coll->ctx->info.rank_count : 1;
-    if (coll->verb == DP__REDUCE_TO || coll->verb == DP__GATHER_TO)
+    if (coll->verb == DP__REDUCE_TO || coll->verb == DP__GATHER_TO ||
+        !dp__receives(coll, local_rank))
         return DP_OK;
     for (size_t from = 0; from < from_count; from++)
         DP_TRY(part->stream->dev->ops->copy(part->stream,
@@ -922,7 +940,7 @@ static dp_status dp__aligned_part(const dp__coll *coll, dp_scope *temp, int loca
     int64_t send_bytes = (int64_t)dp__blocks_bytes(coll, rule->send_all);
     int64_t recv_bytes = (int64_t)dp__blocks_bytes(coll, rule->recv_all);
     dp_tensor send, recv;
-    bool wants = !rule->recv_optional || dp__receives(coll, local_rank);
+    bool wants = rule->recv_at_root || dp__receives(coll, local_rank);
     DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &send_bytes, &send));
     DP_TRY(dp__tensor_make(temp, device, DP_U8, 1, &recv_bytes, &recv));
     DP_TRY(dp__order_after(device, part->stream)); /* earlier work may still use this memory */

@@ -837,10 +837,11 @@ static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
         coll.count = shares ? spans->length / (size_t)ctx->info.rank_count : spans->length;
         coll.dtype = block->dtype;
         for (int i = 0; i < ctx->info.local_count; i++) {
-            char *data = (char *)block->local[i] + spans->first * size;
             size_t own = shares ? (size_t)(ctx->info.rank_first + i) * coll.count * size : 0;
-            bool wants = i == 0 || !reducer->to_first;
-            reducer->parts[i] = (dp_part){.send = data, .recv = wants ? data + own : NULL};
+            bool wants = i == 0 || !reducer->to_first || shares;
+            char *data = (char *)block->local[i] + spans->first * size;
+            char *to = (char *)block->local[reducer->to_first ? 0 : i] + spans->first * size;
+            reducer->parts[i] = (dp_part){.send = data, .recv = wants ? to + own : NULL};
         }
         DP_TRY(dp__collective_entered(&coll));
         reducer->carried += dp__blocks_bytes(&coll, shares);

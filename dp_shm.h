@@ -813,7 +813,8 @@ static void dp__shm_reduce_small(const dp__shm_call *call)
     }
     for (int i = 0; i < comm->local_count; i++) {
         comm->out[0] = call->local[i].recv;
-        dp__shm_reduce_leaves(call, (size_t)(comm->rank_first + i) * call->count * call->size, 1);
+        dp__shm_reduce_leaves(call, (size_t)(comm->rank_first + i) * call->count * call->size,
+                              comm->out[0] != NULL);
     }
 }
 
@@ -1032,9 +1033,11 @@ static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block,
         dp__shm_address(call, process, block, &from, &to);
     if (call->verb != DP__BROADCAST)
         at += ((size_t)comm->firsts[process] + from) * each;
-    for (int i = 0; i < comm->local_count; i++)
-        if (call->verb != DP__ALL_TO_ALL || to == (size_t)(comm->rank_first + i))
+    for (int i = 0; i < comm->local_count; i++) {
+        bool its = call->verb != DP__ALL_TO_ALL || to == (size_t)(comm->rank_first + i);
+        if (its && call->local[i].recv != NULL)
             memcpy((char *)call->local[i].recv + at, data, bytes);
+    }
 }
 
 static void dp__shm_unpack(const dp__shm_call *call, int process, size_t first, size_t bytes,
@@ -1057,7 +1060,7 @@ static void dp__shm_move_here(const dp__shm_call *call)
         for (int k = 0; k < comm->local_count; k++) {
             const char *from = call->local[i].send;
             char *to = call->local[k].recv;
-            if (call->verb == DP__BROADCAST && call->root != comm->rank_first + i)
+            if (to == NULL || (call->verb == DP__BROADCAST && call->root != comm->rank_first + i))
                 continue;
             if (call->verb == DP__ALL_TO_ALL)
                 from += (size_t)(comm->rank_first + k) * each;

@@ -550,6 +550,7 @@ typedef struct dp__train_views {
     bool *reduced;  /* see dp_param_info; the first owner alone steps what is not */
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
     bool shared;    /* ranks share parameters out */
+    bool hides;     /* see dp__train_hidden */
     size_t *shares, *places; /* see dp_param_info.share and share_at */
     const void **begins;     /* where the first of those is that are cut together */
     dp_tensor *data, *grad;  /* owner after owner */
@@ -792,6 +793,19 @@ static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *p
     return dp__train_flat(first, (char *)first->data + at, (dp_dtype)first->dtype, piece->count);
 }
 
+/* Devices with fewer owners may have parameters that the module does not show; those of the host
+   never do. */
+static dp_status dp__train_hidden(dp__train_views *views)
+{
+    int count = views->job.local_count;
+    for (int r = 0; r < count && views->owner_count < (size_t)count && !views->hides; r++) {
+        dp_device_info device;
+        DP_TRY(dp_device_info_get(views->ctx, r, &device));
+        views->hides = !device.host_memory;
+    }
+    return DP_OK;
+}
+
 /* They live as long as the scope. */
 static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__train_views *out)
 {
@@ -815,6 +829,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
         out->spans == NULL || out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
+    DP_TRY(dp__train_hidden(out));
     DP_TRY(dp__train_list(out));
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
@@ -827,8 +842,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
    goes on if one cannot. out_asked: all go on. */
 static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
 {
-    bool unseen = views->owner_count < (size_t)views->job.local_count ||
-                  dp__train_first_reduced(views) == views->count;
+    bool unseen = views->hides || dp__train_first_reduced(views) == views->count;
     if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
     DP_TRY(dp_any(views->ctx, unseen, &unseen));
@@ -1282,7 +1296,7 @@ typedef struct dp__train_optimizer {
     dp_tensor *all;                            /* of each owner: a span, as it is sent */
     int64_t done, total, steps, skipped, good; /* good: steps since the scale has changed */
     double scale;
-    bool staged;   /* some owner in the job is that of several ranks */
+    bool staged;   /* some process in the job hides parameters */
     bool unscaled; /* gradients of the next step were divided by it already */
     bool overflow; /* and not all were finite */
     bool has_norm;
@@ -1302,17 +1316,19 @@ static dp_dtype dp__train_bits(dp_dtype dtype)
     return bytes == 2 ? DP_I16 : bytes == 4 ? DP_I32 : DP_I64;
 }
 
-/* Each rank's device has all numbers: they are gathered in place. */
+/* In place. The first rank of an owner receives for all of them. */
 static dp_status dp__train_gather_each(const dp__train_optimizer *optim, size_t each,
                                        const dp_tensor *all)
 {
     const dp__train_views *views = &optim->views;
-    size_t size = dp_dtype_bytes((dp_dtype)all->dtype);
-    for (size_t owner = 0; owner < views->owner_count; owner++) {
-        char *data = all[owner].data;
-        size_t own = views->ranks[owner] * each * size;
-        optim->parts[owner] = (dp_part){.send = data + own, .recv = data};
-    }
+    size_t size = dp_dtype_bytes((dp_dtype)all->dtype), first = (size_t)views->job.rank_first;
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t rank = views->ranks[owner]; rank < views->ranks[owner + 1]; rank++) {
+            char *data = all[owner].data;
+            bool receives = rank == views->ranks[owner];
+            optim->parts[rank - first] =
+                (dp_part){.send = data + rank * each * size, .recv = receives ? data : NULL};
+        }
     return dp_all_gather(views->ctx, optim->parts, each, (dp_dtype)all->dtype);
 }
 
@@ -1361,8 +1377,8 @@ static dp_status dp__train_gather_some(const dp__train_optimizer *optim, size_t 
     return DP_OK;
 }
 
-/* Owners of several ranks: one of those receives for all, which a sum can do. `all`: of each owner,
-   integers. Its own pieces are there; the others come. */
+/* `all`: of each owner, integers. Its own pieces are there; the others come. Where a process hides
+   parameters a gather has no place for those of each rank, and sums take its place. */
 static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
                                   const dp_tensor *all)
 {
@@ -1571,7 +1587,7 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
     return asked ? dp__train_alone(&optim->views, status) : status;
 }
 
-/* Where some owner is that of several ranks, state is not cut as gradients are. */
+/* Where parameters may be hidden, gradients are not scattered for this optimizer. */
 static dp_status dp__train_is_whole(const dp__train_optimizer *optim)
 {
     bool own = optim->config.sharded && !optim->staged;
@@ -1907,7 +1923,7 @@ static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim
 {
     DP_TRY(dp__train_agree(ctx, status));
     const dp__train_views *views = &optim->views;
-    DP_TRY(dp_any(ctx, views->owner_count < (size_t)views->job.local_count, &optim->staged));
+    DP_TRY(dp_any(ctx, views->hides, &optim->staged));
     DP_TRY(dp__train_agree(ctx, dp__train_stages_make(optim)));
     status = optim->staged ? DP_OK : dp_grads_scatter(views->module, true);
     return status == DP_ERR_UNSUPPORTED ? DP_OK : status; /* then all get all of them */

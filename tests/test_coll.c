@@ -690,6 +690,94 @@ WORLD_TEST(scatter_from)
     check_moves(w, SCATTER_FROM);
 }
 
+/* ---- one owner ------------------------------------------------------------------------------- */
+
+static bool on_host(const world *w)
+{
+    dp_device_info info;
+    CHECK_OK(dp_device_info_get(w->ctx, 0, &info));
+    return info.host_memory;
+}
+
+/* Local ranks have an owner in pairs, but for the first: as in worlds that are dealt out to
+   processes of one machine. */
+static int owner_of(const world *w, int rank)
+{
+    int pair = (rank - w->first + 1) / 2;
+    return w->first + (pair > 0 ? 2 * pair - 1 : 0);
+}
+
+/* Local ranks send from their owner's recv, which is for all that it has. */
+static void check_gather_to_owners(world *w, const call *c, const data *d)
+{
+    dp_part parts[MOST_RANKS];
+    char *got = room(0), *want = room(1);
+    size_t block = c->count * dp_dtype_bytes(c->dtype), all = (size_t)w->ranks * block;
+    for (int r = w->first; r < w->first + w->count; r++) {
+        int owner = owner_of(w, r);
+        char *whole = w->b[owner].data;
+        if (r == owner) {
+            memset(got, 0x5a, all + PAD);
+            put(w, &w->b[r], 0, got, all + PAD);
+        }
+        sent_by(c, d, w, r, got);
+        put(w, &w->b[owner], (size_t)r * block, got, block);
+        parts[r] = (dp_part){.send = whole + (size_t)r * block, .recv = r == owner ? whole : NULL};
+    }
+    CHECK_OK(issue(w, c, parts));
+    for (int r = w->first; r < w->first + w->count; r++) {
+        if (r != owner_of(w, r)) {
+            continue;
+        }
+        get(w, &w->b[r], 0, got, all + PAD);
+        memset(want, 0x5a, all + PAD);
+        received_by(c, d, w, r, want);
+        check_bytes(c, "recv", r, got, want, all + PAD);
+    }
+}
+
+/* What local ranks receive lies where their owner sends; some want nothing. */
+static void check_scatter_to_owners(world *w, const call *c, const data *d, int left_out)
+{
+    dp_part parts[MOST_RANKS];
+    char *got = room(0), *want = room(1);
+    size_t block = c->count * dp_dtype_bytes(c->dtype), all = (size_t)w->ranks * block;
+    for (int r = 0; r < w->ranks; r++) {
+        parts[r] = part_of(w, c, d, r);
+    }
+    for (int r = w->first; r < w->first + w->count; r++) {
+        char *whole = w->a[owner_of(w, r)].data;
+        parts[r].recv = r % 3 == left_out ? NULL : whole + (size_t)r * block;
+    }
+    CHECK_OK(issue(w, c, parts));
+    for (int r = w->first; r < w->first + w->count; r++) {
+        sent_by(c, d, w, r, want);
+        for (int k = w->first; k < w->first + w->count; k++) {
+            if (owner_of(w, k) == r && k % 3 != left_out) {
+                received_by(c, d, w, k, want + (size_t)k * block);
+            }
+        }
+        get(w, &w->a[r], 0, got, all);
+        check_bytes(c, "send", r, got, want, all);
+    }
+}
+
+FALLBACK_TEST(owners_receive_for_all_of_theirs)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_F16, DP_I64, DP_U8};
+    static data d;
+    uint64_t state = test_seed();
+    for (int i = 0; i < COUNTS * 4 && on_host(w); i += test_stride()) {
+        call c = {ALL_GATHER, dtypes[i % 4], DP_OP_SUM, 0, 0, false};
+        send_small(w, &d, c.dtype, c.op, &state);
+        c.count = count_for(w, c.verb, i / 4);
+        check_gather_to_owners(w, &c, &d);
+        c.verb = REDUCE_SCATTER;
+        for (int left_out = 0; left_out < 4; left_out++)
+            check_scatter_to_owners(w, &c, &d, left_out);
+    }
+}
+
 /* ---- arithmetic ------------------------------------------------------------------------------ */
 
 static const dp_dtype floats[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
@@ -1087,7 +1175,8 @@ REFUSED_TEST(wrong_arguments)
         CHECK_ERROR(issue(w, &c, parts), invalid, "send");
         parts_of(w, parts);
         parts[0].recv = NULL;
-        if (c.verb != ALL_REDUCE) {
+        bool optional = on_host(w) && (c.verb == ALL_GATHER || c.verb == REDUCE_SCATTER);
+        if (c.verb != ALL_REDUCE && !optional) {
             CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
         }
         parts_of(w, parts);
@@ -1104,8 +1193,6 @@ REFUSED_TEST(wrong_arguments)
 /* Rank 0's recv on a buffer of rank 0's or of its neighbour's, where a form does not allow it. */
 REFUSED_TEST(overlapping_buffers)
 {
-    dp_device_info info;
-    CHECK_OK(dp_device_info_get(w->ctx, 0, &info));
     for (verb v = ALL_REDUCE; v <= SCATTER_FROM; v++) {
         call c = {.verb = v, .dtype = DP_I16, .count = 10};
         dp_part parts[MOST_RANKS];
@@ -1117,11 +1204,11 @@ REFUSED_TEST(overlapping_buffers)
         parts_of(w, parts);
         parts[0].send = (char *)w->b[0].data + 1;
         CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
-        if (w->ranks == 1 || !info.host_memory) {
+        if (w->ranks == 1 || !on_host(w)) {
             continue;
         }
         parts_of(w, parts);
-        parts[0].recv = w->a[1].data;
+        parts[0].recv = (char *)w->a[1].data + (v == REDUCE_SCATTER ? 2 : 0);
         if (!forms[v].sends_at_root) {
             CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
         }

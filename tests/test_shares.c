@@ -86,6 +86,32 @@ static dp_module *three_par(dp_ctx *ctx, const habits *own, bool packed,
     return par;
 }
 
+/* ---- processes ------------------------------------------------------------------------------- */
+
+static int device_count = 1,
+           more_devices; /* of the first process; and of each than of the one before */
+
+static dp_ctx *open_process(meeting *m)
+{
+    return open_over_shm(m, device_count + more_devices * m->process, 0);
+}
+
+/* Several devices of one process share its parameters. */
+static void in_jobs(void (*body)(meeting *m))
+{
+    in_processes(2, body);
+    in_processes(3, body);
+    device_count = 2;
+    in_processes(2, body);
+    device_count = more_devices = 1;
+    in_processes(2, body);
+    device_count = 3;
+    more_devices = -1;
+    in_processes(3, body);
+    device_count = 1;
+    more_devices = 0;
+}
+
 /* ---- which share is whose -------------------------------------------------------------------- */
 
 static size_t each_of(size_t count, int ranks)
@@ -123,16 +149,20 @@ static size_t check_shares_of(dp_module *par, size_t first, const double *factor
     dp_info job = info_here(ctx);
     static float got[C];
     size_t void_count = 0;
-    for (size_t owner = 0; owner < dp_owner_count(par); owner++)
+    int owners = (int)dp_owner_count(par), each = job.local_count / owners; /* ranks of an owner */
+    for (int owner = 0; owner < owners; owner++)
         for (size_t i = 0; i < 3; i++) {
             dp_param_info info;
             dp_tensor data, grad;
             CHECK_OK(dp_module_param(par, first + i, &info));
-            CHECK_OK(dp_owner_edit(par, owner, first + i, &data, &grad));
+            CHECK_OK(dp_owner_edit(par, (size_t)owner, first + i, &data, &grad));
             CHECK_OK(dp_read(ctx, &grad, got, counts[i] * sizeof(float)));
             for (size_t k = 0; k < counts[i]; k++) {
                 double want = factors[i] * (double)one_of(i, k);
-                if (whole || has_share(&info, job.rank_count, job.rank_first + (int)owner, k))
+                bool has = whole;
+                for (int r = 0; r < each && !has; r++)
+                    has = has_share(&info, job.rank_count, job.rank_first + owner * each + r, k);
+                if (has)
                     CHECK_F64(got[k], want, 0);
                 else
                     void_count += fabs((double)got[k] - want) > 0;
@@ -208,7 +238,7 @@ static void passes_of_all_sorts(dp_ctx *ctx)
 
 static void passes_of_processes(meeting *m)
 {
-    passes_of_all_sorts(open_over_shm(m, 1, 0));
+    passes_of_all_sorts(open_process(m));
 }
 
 TEST(ranks_get_their_shares)
@@ -216,8 +246,7 @@ TEST(ranks_get_their_shares)
     for (int devices = 1; devices <= 4; devices++)
         passes_of_all_sorts(open_on(toy_device(), devices));
     passes_of_all_sorts(open_on(toy_device(), 8));
-    in_processes(2, passes_of_processes);
-    in_processes(3, passes_of_processes);
+    in_jobs(passes_of_processes);
 }
 
 /* The largest parameters stay in one bucket with those that they are shared out with, and buckets
@@ -315,15 +344,14 @@ static void shares_of_blocks(dp_ctx *ctx)
 
 static void blocks_of_processes(meeting *m)
 {
-    shares_of_blocks(open_over_shm(m, 1, 0));
+    shares_of_blocks(open_process(m));
 }
 
 TEST(shares_of_several_blocks)
 {
     for (int devices = 1; devices <= 4; devices++)
         shares_of_blocks(open_on(toy_device(), devices));
-    in_processes(2, blocks_of_processes);
-    in_processes(3, blocks_of_processes);
+    in_jobs(blocks_of_processes);
 }
 
 static int times_in(const char *text, const char *what)
@@ -389,15 +417,14 @@ static void some_unused(dp_ctx *ctx, size_t bucket_bytes)
 
 static void unused_in_processes(meeting *m)
 {
-    some_unused(open_over_shm(m, 1, 0), m->process_count == 2 ? 0 : 1);
+    some_unused(open_process(m), m->process_count == 2 ? 0 : 1);
 }
 
 TEST(what_nobody_uses_stays_as_it_is)
 {
     some_unused(open_on(toy_device(), 2), 0);
     some_unused(open_on(toy_device(), 3), 1);
-    in_processes(2, unused_in_processes);
-    in_processes(3, unused_in_processes);
+    in_jobs(unused_in_processes);
 }
 
 /* ---- a pass that fails ----------------------------------------------------------------------- */
@@ -445,12 +472,28 @@ static void check_refused(dp_module *par, const char *why)
     CHECK(!scatters(par));
 }
 
-static void one_has_two_devices(meeting *m)
+static dp_coll_ops lacking;
+
+static dp_status lacking_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
-    dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
-    dp_module *par = three_par(ctx, &uses_all, true, NULL);
-    check_refused(par, m->process == 0 ? "another process cannot"
-                                       : "'distributed' has devices that share parameters");
+    DP_TRY(dp_shm_coll()->open(host, config, out));
+    (*out)->ops = &lacking;
+    return DP_OK;
+}
+
+static void one_lacks_the_verb(meeting *m)
+{
+    const dp_coll_ops *colls[] = {m->process == 1 ? &lacking : dp_shm_coll(), NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx = NULL;
+    lacking = *dp_shm_coll();
+    lacking.open = lacking_open;
+    lacking.reduce_scatter = NULL;
+    config.colls = colls;
+    CHECK_OK(dp_open(&config, &ctx));
+    check_refused(three_par(ctx, &uses_all, true, NULL),
+                  m->process == 0 ? "another process cannot"
+                                  : "'distributed' has collectives without a reduce_scatter");
     dp_close(ctx);
 }
 
@@ -509,7 +552,7 @@ TEST(what_cannot_be_scattered)
     check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.wire = DP_F16}),
                   "'distributed' has a wire dtype");
     dp_close(ctx);
-    in_processes(2, one_has_two_devices);
+    in_processes(2, one_lacks_the_verb);
     in_processes(2, toys_of_processes);
 }
 
@@ -591,12 +634,7 @@ static void trainings(dp_ctx *ctx, bool stays_whole)
 
 static void trainings_of_processes(meeting *m)
 {
-    trainings(open_over_shm(m, 1, 0), false);
-}
-
-static void trainings_of_pairs(meeting *m)
-{
-    trainings(open_over_shm(m, 2, 0), true);
+    trainings(open_process(m), false);
 }
 
 TEST(steps_of_shares_are_those_of_the_whole)
@@ -605,9 +643,7 @@ TEST(steps_of_shares_are_those_of_the_whole)
     trainings(open_on(toy_device(), 1), false);
     trainings(open_on(toy_device(), 2), false);
     trainings(open_on(toy_device(), 3), false);
-    in_processes(2, trainings_of_processes);
-    in_processes(3, trainings_of_processes);
-    in_processes(2, trainings_of_pairs);
+    in_jobs(trainings_of_processes);
 }
 
 /* ---- norms ----------------------------------------------------------------------------------- */
@@ -671,12 +707,7 @@ static void norms_of_all_sorts(dp_ctx *ctx)
 
 static void norms_of_processes(meeting *m)
 {
-    norms_of_all_sorts(open_over_shm(m, 1, 0));
-}
-
-static void norms_of_pairs(meeting *m)
-{
-    norms_of_all_sorts(open_over_shm(m, 2, 0));
+    norms_of_all_sorts(open_process(m));
 }
 
 TEST(norms_of_shares_are_those_of_the_whole)
@@ -684,9 +715,7 @@ TEST(norms_of_shares_are_those_of_the_whole)
     norms_of_all_sorts(open_here(3));
     norms_of_all_sorts(open_on(toy_device(), 1));
     norms_of_all_sorts(open_on(toy_device(), 3));
-    in_processes(2, norms_of_processes);
-    in_processes(3, norms_of_processes);
-    in_processes(2, norms_of_pairs);
+    in_jobs(norms_of_processes);
 }
 
 /* Rank 1 has the end of `c`, if there are two. */
@@ -734,7 +763,7 @@ static dp_module *parent_of(dp_ctx *ctx, dp_module *const *pars)
 static void steps_of_children(meeting *m)
 {
     static float want[ALL_OF_THEM], got[ALL_OF_THEM];
-    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_ctx *ctx = open_process(m);
     dp_module *pars[2][2], *parents[2];
     dp_optim *optims[2];
     for (int sharded = 0; sharded < 2; sharded++) {
@@ -766,7 +795,7 @@ static void steps_of_children(meeting *m)
 
 TEST(children_on_all_ranks_are_stepped_in_shares)
 {
-    in_processes(2, steps_of_children);
+    in_jobs(steps_of_children);
 }
 
 /* The second of three has another name above their wrapper, and is listed first there. */
@@ -806,14 +835,13 @@ static void steps_of_tied(dp_ctx *ctx)
 
 static void tied_of_processes(meeting *m)
 {
-    steps_of_tied(open_over_shm(m, 1, 0));
+    steps_of_tied(open_process(m));
 }
 
 TEST(a_share_with_another_name_above_is_where_it_belongs)
 {
     steps_of_tied(open_on(toy_device(), 2));
-    in_processes(2, tied_of_processes);
-    in_processes(3, tied_of_processes);
+    in_jobs(tied_of_processes);
 }
 
 /* ---- optimizers that meet -------------------------------------------------------------------- */
@@ -871,7 +899,7 @@ TEST(shares_on_other_devices_are_not_seen_from_above)
 /* What is wrapped, and another wrapper of it, have the same memory. */
 static void shares_seen_from_elsewhere(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_ctx *ctx = open_process(m);
     dp_module *net = three(ctx, &uses_all, true), *par = NULL, *other = NULL;
     double norm = 0;
     CHECK_OK(dp_distributed(net, NULL, &par));
@@ -896,7 +924,7 @@ static void shares_seen_from_elsewhere(meeting *m)
 
 TEST(shares_are_known_to_all_who_have_their_memory)
 {
-    in_processes(2, shares_seen_from_elsewhere);
+    in_jobs(shares_seen_from_elsewhere);
 }
 
 /* ---- no memory in one process ---------------------------------------------------------------- */
