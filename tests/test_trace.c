@@ -59,7 +59,7 @@ typedef struct event {
     char name[300];
 } event;
 
-static event events[LINES];
+static event *events;
 static int event_count;
 
 /* All lines, in the form that they have here: other JSON would do, but nobody writes it. */
@@ -67,6 +67,7 @@ static void read_events(void)
 {
     static char line[1024];
     FILE *file = fopen(path, "r");
+    events = events != NULL ? events : test_room(LINES * sizeof *events);
     event_count = 0;
     CHECK(file != NULL);
     while (file != NULL && fgets(line, sizeof line, file) != NULL && event_count < LINES) {
@@ -97,8 +98,9 @@ static void read_events(void)
 /* How many spans of this name have begun, and what is around the last of them. */
 static int spans_of(const char *name, const char **out_around)
 {
-    static int open[PROCESSES][ROWS][DEPTH], depth[PROCESSES][ROWS];
+    static int(*open)[ROWS][DEPTH], depth[PROCESSES][ROWS];
     int count = 0;
+    open = open != NULL ? open : test_room(PROCESSES * sizeof *open);
     memset(depth, 0, sizeof depth);
     for (int i = 0; i < event_count; i++) {
         const event *e = &events[i];

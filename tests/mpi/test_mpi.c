@@ -964,6 +964,7 @@ MPI_TEST_UNDER(failures_travel_beside_another_table, 3, mpi_launch_broken)
     atexit(say_through);
     CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1, .timeout_ms = 20000}, &ctx));
     CHECK_OK(test_far_hear(ctx, &process));
+    CHECK_OK(dp_barrier(ctx)); /* before that nobody has anything to say */
     if (mpi_process == 1) {
         test_far_tell(ctx, DP_ERR_ABORTED, 1, "the disk is full");
         test_far_tell(ctx, DP_ERR_REMOTE, 1, "what comes of it");
