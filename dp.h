@@ -1522,9 +1522,9 @@ DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size
    is void. For optimizers that step shares: those of dp_train.h with `sharded` set it. What holds
    shares is not added to, whatever the reduction: dp_zero_grad comes before the next backward.
    `true` is for wrappers by dp_distributed, and modules with such children; all processes make the
-   call, and none scatters if one cannot (UNSUPPORTED): if there is a hook or a wire dtype, its
-   collectives have no reduce_scatter, or devices of its share their parameters and are GPUs, or
-   alone. CPU devices of a process, which do share them, have their shares side by side. */
+   call, and none scatters if one cannot (UNSUPPORTED): if it has a hook or a wire dtype, or its
+   collectives have no reduce_scatter; or if its devices share their parameters. But where there are
+   several processes, CPU devices may: their shares lie side by side. */
 DP_MUST_USE DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter);
 /* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
 DP_API bool dp_grads_are_scattered(const dp_module *module);

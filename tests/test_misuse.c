@@ -1159,8 +1159,6 @@ static void reject_null_parts(int device_count)
         dp_part parts[3] = {k.parts[0], k.parts[1], k.parts[2]};
         parts[i].recv = NULL;
         REJECT(dp_broadcast, k.ctx, parts, 4, DP_F32, 0);
-        REJECT(dp_all_gather, k.ctx, parts, 1, DP_F32);
-        REJECT(dp_reduce_scatter, k.ctx, parts, 1, DP_F32, DP_OP_SUM);
         REJECT(dp_all_to_all, k.ctx, parts, 1, DP_F32);
         REJECT(dp_scatter_from, k.ctx, parts, 1, DP_F32, 0);
         REJECT(dp_reduce_to, k.ctx, parts, 4, DP_F32, DP_OP_SUM, i);
