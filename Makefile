@@ -41,8 +41,8 @@ LIBS         := -lpthread -lm
 
 # One binary a variant: build/VARIANT/tests. The sanitizers change what the compiler can prove, and
 # the stack's size, so the warnings are for the plain builds alone. What is tested is optimized, the
-# tests themselves compile fast; for a debugger, make with DEBUG=-g. With ASan and UBSan the library
-# takes a compiler three times as long to optimize, and runs as fast without.
+# tests themselves compile fast; for a debugger, make with DEBUG=-g. With ASan and UBSan, which is for
+# the library alone, it takes a compiler three times as long to optimize, and runs as fast without.
 PLAIN_TEST  = $(filter-out test_shmfault,$(filter test_%,$*))# which holds the implementation
 DEBUG      ?= -g1
 VARIANTS   := gcc asan tsan aarch64 sim gpu conform
@@ -52,8 +52,8 @@ CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
 CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS)
 CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
-CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address,undefined -fno-sanitize-recover=all \
-    -fno-omit-frame-pointer
+CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(filter test_%,$*),,-fsanitize=undefined) \
+    -fno-sanitize-recover=all -fno-omit-frame-pointer
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
 
@@ -107,7 +107,7 @@ demo: build/pictures
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile gcc clang compilers asan tsan sim mpi conform fuzz examples aarch64
+	$(RUN) steps lint compile examples gcc clang compilers mpi asan tsan sim conform fuzz aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -270,11 +270,12 @@ $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(
 
 FUZZ_NEEDS := $(wildcard *.h tests/fuzz/*.h) Makefile build/config.mk
 
-build/fuzz/dp.o: tests/dp.c $(FUZZ_NEEDS)
+# dp.o has tests in it, which are registered and never run.
+build/fuzz/test_main.o: tests/test_main.c $(FUZZ_NEEDS)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 $(CFLAGS_asan) -DTEST_ALONE $(STB_CFLAGS) -c $< -o $@
+	$(CC) -std=c11 $(CFLAGS_asan) $(TEST_DEFINES) -Dmain=main_of_tests -c $< -o $@
 
-build/fuzz/%: tests/fuzz/%.c tests/fuzz/replay.c build/fuzz/dp.o $(FUZZ_NEEDS)
+build/fuzz/%: tests/fuzz/%.c tests/fuzz/replay.c build/fuzz/test_main.o build/asan/dp.o $(FUZZ_NEEDS)
 	@mkdir -p $(@D)
 	$(CC) -std=c11 $(CFLAGS_asan) $(TEST_DEFINES) $(filter %.c %.o,$^) -o $@ $(LIBS)
 

@@ -145,7 +145,7 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     {                                                                                              \
         every_size(name, toy_device(), dp_cpu_coll());                                             \
     }                                                                                              \
-    TEST_SLOW(name##_lazy_toy, 60)                                                                 \
+    TEST_SLOW(name##_lazy, 60)                                                                     \
     {                                                                                              \
         every_size(name, decorate_device(lazy_device(toy_device())), dp_cpu_coll());               \
     }                                                                                              \

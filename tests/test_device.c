@@ -67,7 +67,7 @@ enum { DEVICES = 3 };
         run(name, decorate_device(reluctant_device(HAS_ALL, ALL_KERNELS)));                        \
         CHECK_DECORATOR();                                                                         \
     }                                                                                              \
-    TEST_SLOW(name##_lazy_toy, 30)                                                                 \
+    TEST_SLOW(name##_lazy, 30)                                                                     \
     {                                                                                              \
         run(name, decorate_device(lazy_device(toy_device())));                                     \
         CHECK_DECORATOR();                                                                         \

@@ -1,5 +1,5 @@
-/* cuda.c - the real libraries, on a machine that may have no GPU: the kernels compile for every
-   architecture, and a context opens, on the CPU if nothing else is there. With "one", for one
+/* cuda.c - the real libraries, on a machine that may have no GPU: the kernels compile for all sorts
+   of architectures, and a context opens, on the CPU if nothing else is there. With "one", for one
    architecture. With the name of a file: write the kernels for sm_90 there, for sass.sh. */
 
 #define DP_IMPLEMENTATION
@@ -46,7 +46,7 @@ static int write_kernels(const dp_host *host, const char *name)
 int main(int count, char **words)
 {
     /* The last ones become text: NVRTC may leave them out, or they are newer than any. */
-    static const int archs[] = {75, 80, 90, 100, 120, 101, 105, 999};
+    static const int archs[] = {75, 90, 120, 105, 999};
     const dp_host host = {.size = sizeof host, .alloc = host_alloc, .free = host_free};
     dp_ctx *ctx = NULL;
     dp_info info;
