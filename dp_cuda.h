@@ -93,7 +93,7 @@ DP_API void dp_cuda_release(dp_stream *stream);
              byte that they have, as in sums of integers 6
      STATS   16 elements a lane: 96 KB, halves 48; TOTAL 160 KB
      COPY, PAD  eight elements, of 16 bytes four: 64 KB; of 4 bytes 32 KB, of 2 16, of 1 8
-     CHANNELS  eight elements: 32 KB, halves 16
+     CHANNELS  sixteen elements: 64 KB, halves 32
      SGD     one pack of each operand: 48 KB, with momentum 72; ADAMW 64 KB
    This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
    room for. What tests/compile/sass.sh counts is where the loads of this list come from.
@@ -473,7 +473,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_DEVICE void dp_load_f32x##W(const void *const *at, unsigned count, int dtype,         \
                                          struct dp_f32x##W *out)                                   \
     {                                                                                              \
-        struct dp_u16x##W half[8];                                                                 \
+        struct dp_u16x##W half[16];                                                                \
         if (dtype == 0) {                                                                          \
             for (unsigned u = 0; u < count; u++)                                                   \
                 out[u] = *(const struct dp_f32x##W *)at[u];                                        \
@@ -1024,11 +1024,11 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const unsigned long long row = (unsigned long long)p->shape[1] * inner;                    \
         unsigned long long at = begin % inner, from = begin / inner * row + channel * inner;       \
         struct dp_f64x2 sums = {{0, 0}};                                                           \
-        DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 8 * 256) {                \
+        DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 16 * 256) {               \
             const unsigned long long first = from + at;                                            \
-            struct dp_##name##x1 x[8];                                                             \
-            const void *place[8];                                                                  \
-            for (unsigned u = 0; u < 8; u++) {                                                     \
+            struct dp_##name##x1 x[16];                                                            \
+            const void *place[16];                                                                 \
+            for (unsigned u = 0; u < 16; u++) {                                                    \
                 place[u] = dp_at_##name##x1(p->in[0], i + u * 256 < end ? from + at : first,       \
                                             p->dtype);                                             \
                 at += 256 - rows * inner;                                                          \
@@ -1038,8 +1038,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                     from += row;                                                                   \
                 }                                                                                  \
             }                                                                                      \
-            dp_load_##name##x1(place, 8, p->dtype, x);                                             \
-            for (unsigned u = 0; u < 8; u++) {                                                     \
+            dp_load_##name##x1(place, 16, p->dtype, x);                                            \
+            for (unsigned u = 0; u < 16; u++) {                                                    \
                 const double one = (double)x[u].at[0];                                             \
                 if (i + u * 256 < end) {                                                           \
                     sums.at[0] += one;                                                             \
