@@ -157,6 +157,9 @@ build/config.mk: tests/get.sh
 build/tools: tests/get.sh
 	@tests/get.sh tools $@
 
+build/wheels: tests/get.sh
+	@tests/get.sh wheels $@
+
 build/pictures: tests/get.sh
 	@tests/get.sh pictures $@
 

@@ -3,6 +3,7 @@
 #
 #   get.sh config FILE   where stb_ds.h is, as a make variable; installs it when it is nowhere
 #   get.sh tools FILE    install what `make test` uses when it is there, once: FILE marks it as done
+#   get.sh wheels FILE   the same, of what Python's packages hold
 #   get.sh pictures FILE install the pictures that two examples learn to tell, where that can be done
 #
 # Nothing but apt-get writes outside build/.
@@ -153,8 +154,13 @@ install_nvdisasm() {
 install_tools() {
     mkdir -p build/log
     install_packages_of_tools
+}
+
+install_wheels() {
+    mkdir -p build/log
     install_zig
     install_nvdisasm
+    return 0
 }
 
 # Without them the examples draw their own.
@@ -172,6 +178,7 @@ install_pictures() {
 case ${1:-} in
 config) write_config "$2" ;;
 tools) mkdir -p "$(dirname "$2")" && install_tools && touch "$2" ;;
+wheels) mkdir -p "$(dirname "$2")" && install_wheels && touch "$2" ;;
 pictures) mkdir -p "$(dirname "$2")" && install_pictures && touch "$2" ;;
 *)
     sed -n '2,/^$/s/^# \{0,1\}//p' "$0"

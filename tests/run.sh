@@ -411,6 +411,7 @@ build_ahead() {
     for name; do
         case $name in
         lint | examples) targets+=(build/alone/dp.o) ;;
+        compile) targets+=(build/wheels) ;; # comes while others compile
         gcc | asan | tsan | sim | aarch64) targets+=("build/$name/tests") ;;
         clang) targets+=(build/clang/silent "build/with/$CLANG/tests") ;;
         compilers) targets+=(build/gcc/tests) ;;

@@ -227,7 +227,8 @@ cxx_compiler() {
 }
 
 # The simulator's declarations, and where there is a Toolkit the real ones: dp_cuda.h is silent with
-# both compilers, its kernels compile for old and new architectures, and without a GPU the CPU serves.
+# both compilers, its kernels compile for old and new architectures, and without a GPU the CPU
+# serves.
 cuda_compiler() {
     local home at
     cc=$GCC
