@@ -539,21 +539,25 @@ typedef struct dp__train_piece {
     size_t at;           /* among those of the span that the same ranks have */
 } dp__train_piece;
 
+typedef struct dp__train_listed {
+    size_t param;        /* its number in the module */
+    const void *begin;   /* of the first of those that ranks share out together */
+    size_t share, place; /* see dp_param_info.share and share_at */
+} dp__train_listed;
+
 typedef struct dp__train_views {
     dp_module *module;
     dp_ctx *ctx;
     dp_info job;
     size_t owner_count, count, run_count, span_count;
-    size_t *params; /* their numbers in the module */
+    dp__train_listed *listed;
     size_t *groups; /* parameters of a run are of one */
     size_t *ranks;  /* the first rank of each owner, and where those of the last end */
     bool *reduced;  /* see dp_param_info; the first owner alone steps what is not */
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
     bool shared;    /* ranks share parameters out */
     bool hides;     /* see dp__train_hidden */
-    size_t *shares, *places; /* see dp_param_info.share and share_at */
-    const void **begins;     /* where the first of those is that are cut together */
-    dp_tensor *data, *grad;  /* owner after owner */
+    dp_tensor *data, *grad; /* owner after owner */
     dp__train_run *runs;
     dp__train_span *spans;
 } dp__train_views;
@@ -607,31 +611,24 @@ static dp_status dp__train_count(dp_module *module, size_t *count)
 }
 
 /* Whether a parameter comes after the one that is listed before it, if it has to. */
-static bool dp__train_in_place(const dp__train_views *views, size_t i)
+static bool dp__train_in_place(const dp__train_listed *listed, size_t i)
 {
-    return views->places[i] == 0 || (i > 0 && views->begins[i - 1] == views->begins[i] &&
-                                     views->places[i - 1] < views->places[i]);
+    return listed[i].place == 0 || (i > 0 && listed[i - 1].begin == listed[i].begin &&
+                                    listed[i - 1].place < listed[i].place);
 }
 
 /* To where others are that ranks share out with it, or stay. */
-static void dp__train_put(dp__train_views *views, size_t i)
+static void dp__train_put(dp__train_listed *listed, size_t i)
 {
-    const void *begin = views->begins[i];
-    size_t param = views->params[i], place = views->places[i], to = i, k = i;
-    for (bool after = views->shares[i] == 0; k > 0 && !after; k--) {
-        bool together = views->shares[k - 1] > 0 && views->begins[k - 1] == begin;
-        after = together && views->places[k - 1] < place;
+    const dp__train_listed own = listed[i];
+    size_t to = i, k = i;
+    for (bool after = own.share == 0; k > 0 && !after; k--) {
+        bool together = listed[k - 1].share > 0 && listed[k - 1].begin == own.begin;
+        after = together && listed[k - 1].place < own.place;
         to = after ? k : together ? k - 1 : to;
     }
-    size_t share = views->shares[i], moved = i - to;
-    memmove(views->begins + to + 1, views->begins + to, moved * sizeof *views->begins);
-    memmove(views->params + to + 1, views->params + to, moved * sizeof *views->params);
-    memmove(views->places + to + 1, views->places + to, moved * sizeof *views->places);
-    memmove(views->shares + to + 1, views->shares + to, moved * sizeof *views->shares);
-    views->begins[to] = begin;
-    views->params[to] = param;
-    views->places[to] = place;
-    views->shares[to] = share;
+    memmove(listed + to + 1, listed + to, (i - to) * sizeof *listed);
+    listed[to] = own;
 }
 
 /* A parameter that has another name above its wrapper is listed there, away from those that ranks
@@ -640,9 +637,9 @@ static void dp__train_order(dp__train_views *views)
 {
     bool in_place = true;
     for (size_t i = 0; i < views->count && in_place; i++)
-        in_place = dp__train_in_place(views, i);
+        in_place = dp__train_in_place(views->listed, i);
     for (size_t i = 0; i < views->count && !in_place; i++)
-        dp__train_put(views, i);
+        dp__train_put(views->listed, i);
 }
 
 static dp_status dp__train_list(dp__train_views *views)
@@ -654,14 +651,12 @@ static dp_status dp__train_list(dp__train_views *views)
         if (info.frozen || info.buffer)
             continue;
         size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
-        views->begins[count] = (const char *)info.data.data - before;
-        views->shares[count] = info.share;
-        views->places[count] = info.share_at;
-        views->params[count++] = i;
+        const void *begin = (const char *)info.data.data - before;
+        views->listed[count++] = (dp__train_listed){i, begin, info.share, info.share_at};
     }
     dp__train_order(views);
     for (size_t i = 0; i < count; i++) {
-        DP_TRY(dp_module_param(views->module, views->params[i], &info));
+        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         views->groups[i] = 0;
         views->reduced[i] = info.reduced;
         reduced += info.reduced;
@@ -676,7 +671,7 @@ static dp_status dp__train_ask(const dp__train_views *views)
         for (size_t i = 0; i < views->count; i++) {
             size_t at = owner * views->count + i;
             if (dp__train_has(views, owner, i))
-                DP_TRY(dp_owner_edit(views->module, owner, views->params[i], &views->data[at],
+                DP_TRY(dp_owner_edit(views->module, owner, views->listed[i].param, &views->data[at],
                                      &views->grad[at]));
         }
     return DP_OK;
@@ -713,10 +708,10 @@ static bool dp__train_adjoins(const dp_tensor *before, const dp_tensor *tensor)
    together do. */
 static bool dp__train_goes_on(const dp__train_views *views, size_t i)
 {
-    if (views->shared && views->shares[i] > 0)
-        return views->places[i] > 0;
+    if (views->shared && views->listed[i].share > 0)
+        return views->listed[i].place > 0;
     bool on = i > 0 && views->reduced[i - 1] == views->reduced[i] &&
-              !(views->shared && views->shares[i - 1] > 0);
+              !(views->shared && views->listed[i - 1].share > 0);
     for (size_t owner = 0; owner < views->owner_count && on; owner++)
         on = !dp__train_has(views, owner, i) ||
              (dp__train_adjoins(dp__train_data(views, owner, i - 1),
@@ -740,7 +735,7 @@ static void dp__train_cut(dp__train_views *views, bool alone, bool shared)
         bool on = !alone && dp__train_goes_on(views, i);
         if (!on)
             views->spans[views->span_count++] =
-                (dp__train_span){.first = i, .each = shared ? views->shares[i] : 0};
+                (dp__train_span){.first = i, .each = shared ? views->listed[i].share : 0};
         dp__train_span *span = &views->spans[views->span_count - 1];
         if (!on || views->groups[i - 1] != views->groups[i])
             views->runs[views->run_count++] =
@@ -813,20 +808,16 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
         .module = module, .ctx = dp_module_ctx(module), .owner_count = dp_owner_count(module)};
     DP_TRY(dp__train_count(module, &out->count));
     size_t all = out->owner_count * out->count;
-    out->params = dp_scope_alloc(scope, out->count * sizeof *out->params);
+    out->listed = dp_scope_alloc(scope, out->count * sizeof *out->listed);
     out->groups = dp_scope_alloc(scope, out->count * sizeof *out->groups);
     out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
     out->reduced = dp_scope_alloc(scope, out->count * sizeof *out->reduced);
-    out->shares = dp_scope_alloc(scope, out->count * sizeof *out->shares);
-    out->places = dp_scope_alloc(scope, out->count * sizeof *out->places);
-    out->begins = dp_scope_alloc(scope, out->count * sizeof *out->begins);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
     out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
     out->data = dp_scope_alloc(scope, all * sizeof *out->data);
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
-    if (out->params == NULL || out->groups == NULL || out->ranks == NULL || out->reduced == NULL ||
-        out->shares == NULL || out->places == NULL || out->begins == NULL || out->runs == NULL ||
-        out->spans == NULL || out->data == NULL || out->grad == NULL)
+    if (out->listed == NULL || out->groups == NULL || out->ranks == NULL || out->reduced == NULL ||
+        out->runs == NULL || out->spans == NULL || out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_hidden(out));
@@ -1079,7 +1070,7 @@ static dp_status dp__train_not_finite(const dp__train_views *views, double norm)
         dp_param_info info;
         dp_stats stats;
         DP_TRY(dp_tensor_stats(views->ctx, dp__train_grad(views, 0, i), &stats));
-        DP_TRY(dp_module_param(views->module, views->params[i], &info));
+        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         if (!stats.all_finite)
             return dp_error(DP_ERR_STATE,
                             "the norm of the gradients is %g: not finite is that of %s", norm,
@@ -1878,7 +1869,7 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
         return dp__train_full();
     for (size_t i = 0; i < views->count; i++) {
         dp_param_info info;
-        DP_TRY(dp_module_param(views->module, views->params[i], &info));
+        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         if (info.data.dtype > DP_BF16)
             return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, which is no floating dtype",
                             info.name, dp_dtype_name((dp_dtype)info.data.dtype));

@@ -798,16 +798,18 @@ TEST(children_on_all_ranks_are_stepped_in_shares)
     in_jobs(steps_of_children);
 }
 
-/* The second of three has another name above their wrapper, and is listed first there. */
+/* The second of three has another name above their wrapper, and is listed first there, before one
+   that is not theirs. */
 static dp_module *parent_of_tied(dp_ctx *ctx, dp_module **out_par)
 {
-    const dp_param_config own = {.name = "own", .ndim = 1, .shape = {B}, .same_as = "x.b"};
+    const dp_param_config own[] = {{.name = "own", .ndim = 1, .shape = {B}, .same_as = "x.b"},
+                                   {.name = "other", .ndim = 1, .shape = {3}}};
     dp_module *parent = NULL;
     *out_par = three_par(ctx, &uses_all, true, &(dp_distributed_config){.name = "x"});
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "parent",
-                                                  .params = &own,
-                                                  .param_count = 1,
+                                                  .params = own,
+                                                  .param_count = 2,
                                                   .children = out_par,
                                                   .child_count = 1},
                               &parent));
@@ -816,12 +818,16 @@ static dp_module *parent_of_tied(dp_ctx *ctx, dp_module **out_par)
 
 static void steps_of_tied(dp_ctx *ctx)
 {
+    static const double half = 0.5;
+    const dp_param_group group = {.match = "own", .lr_factor = &half};
     static float want[ALL_OF_THEM], got[ALL_OF_THEM];
     for (int sharded = 0; sharded < 2; sharded++) {
         dp_module *par, *parent = parent_of_tied(ctx, &par);
-        dp_optim *optim = optim_for(
-            parent,
-            (dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded > 0});
+        dp_optim *optim =
+            optim_for(parent, (dp_optim_config){.hyper = {.lr = 0.01, .momentum = 0.9},
+                                                .groups = &group,
+                                                .group_count = 1,
+                                                .sharded = sharded > 0});
         for (int step = 0; step < 3; step++) {
             CHECK_OK(forward_and_backward(par, 1 + step, false));
             CHECK_OK(dp_optim_step(optim));
@@ -1048,6 +1054,25 @@ TEST_SLOW(cuda_nccl_steps_of_shares_are_those_of_the_whole, 60)
 {
     on_gpus("3", trainings_of_processes);
     on_gpus("11", trainings_of_processes);
+}
+
+/* The second process has two GPUs, of which a module above its wrapper shows one. */
+static void one_hides_shares(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    dp_module *par, *parent = parent_of_tied(ctx, &par);
+    double norm = 0;
+    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_ERROR(dp_grad_norm(parent, 2, &norm), DP_ERR_STATE,
+                "gradients of 'parent' are scattered, which only its wrappers see");
+    CHECK_OK(dp_grad_norm(par, 2, &norm));
+    dp_close(ctx);
+}
+
+TEST_SLOW(cuda_nccl_shares_that_one_process_hides, 60)
+{
+    on_gpus("12", one_hides_shares);
 }
 
 TEST_SLOW(cuda_nccl_norms_of_shares_are_those_of_the_whole, 60)
