@@ -1263,18 +1263,12 @@ static void dp__zeroed(dp_module *module)
         dp__zeroed(module->children[i].module);
 }
 
-static void dp__grads_gathered(const dp_module *module)
-{
-    for (size_t home = 0; home < module->listed_count; home++)
-        dp__root(module->slots[module->listed[home]])->scattered = false;
-}
-
 /* Without memory of its own where parameters have theirs, as a wrapper's have: a step that is made
    does not end with an error. */
 static dp_status dp__grads_ready(dp_module *module)
 {
     bool there = true;
-    for (size_t home = 0; home < module->listed_count && there; home++)
+    for (size_t home = 0; home < module->listed_count && there && !module->ready; home++)
         there = dp__param_is_there(module, home);
     return there ? DP_OK : dp__module_ready(module);
 }
@@ -1284,7 +1278,8 @@ static dp_status dp__grads_zero(dp_module *module)
     dp_tensor run;
     DP_TRY(dp__grads_ready(module));
     dp__zeroed(module);
-    dp__grads_gathered(module);
+    for (size_t home = 0; home < module->listed_count; home++)
+        dp__root(module->slots[module->listed[home]])->scattered = false;
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
         DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
     return DP_OK;

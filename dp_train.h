@@ -539,10 +539,12 @@ typedef struct dp__train_piece {
     size_t at;           /* among those of the span that the same ranks have */
 } dp__train_piece;
 
-typedef struct dp__train_listed {
-    size_t param;        /* its number in the module */
+typedef struct dp__train_listed { /* a parameter */
+    size_t param;                 /* its number in the module */
+    size_t group;
     const void *begin;   /* of the first of those that ranks share out together */
     size_t share, place; /* see dp_param_info.share and share_at */
+    bool reduced;        /* likewise; the first owner alone steps what is not */
 } dp__train_listed;
 
 typedef struct dp__train_views {
@@ -551,12 +553,9 @@ typedef struct dp__train_views {
     dp_info job;
     size_t owner_count, count, run_count, span_count;
     dp__train_listed *listed;
-    size_t *groups; /* parameters of a run are of one */
-    size_t *ranks;  /* the first rank of each owner, and where those of the last end */
-    bool *reduced;  /* see dp_param_info; the first owner alone steps what is not */
-    bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
-    bool shared;    /* ranks share parameters out */
-    bool hides;     /* see dp__train_hidden */
+    size_t *ranks; /* the first rank of each owner, and where those of the last end */
+    bool spread;   /* gradients differ from rank to rank, and norms are to be the same on all */
+    bool shared;   /* ranks share parameters out */
     dp_tensor *data, *grad; /* owner after owner */
     dp__train_run *runs;
     dp__train_span *spans;
@@ -596,7 +595,7 @@ static dp_tensor dp__train_run_grad(const dp__train_views *views, size_t owner,
 
 static bool dp__train_has(const dp__train_views *views, size_t owner, size_t i)
 {
-    return owner == 0 || views->reduced[i];
+    return owner == 0 || views->listed[i].reduced;
 }
 
 /* How many there are is added to `count`. */
@@ -645,22 +644,21 @@ static void dp__train_order(dp__train_views *views)
 static dp_status dp__train_list(dp__train_views *views)
 {
     size_t count = 0, reduced = 0;
-    dp_param_info info;
     for (size_t i = 0; i < dp_module_param_count(views->module); i++) {
+        dp_param_info info;
         DP_TRY(dp_module_param(views->module, i, &info));
         if (info.frozen || info.buffer)
             continue;
         size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
         const void *begin = (const char *)info.data.data - before;
-        views->listed[count++] = (dp__train_listed){i, begin, info.share, info.share_at};
-    }
-    dp__train_order(views);
-    for (size_t i = 0; i < count; i++) {
-        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
-        views->groups[i] = 0;
-        views->reduced[i] = info.reduced;
+        views->listed[count++] = (dp__train_listed){.param = i,
+                                                    .begin = begin,
+                                                    .share = info.share,
+                                                    .place = info.share_at,
+                                                    .reduced = info.reduced};
         reduced += info.reduced;
     }
+    dp__train_order(views);
     views->spread = reduced > 0 && reduced < count;
     return DP_OK;
 }
@@ -681,7 +679,7 @@ static dp_status dp__train_ask(const dp__train_views *views)
 static size_t dp__train_first_reduced(const dp__train_views *views)
 {
     size_t i = 0;
-    while (i < views->count && !views->reduced[i])
+    while (i < views->count && !views->listed[i].reduced)
         i++;
     return i;
 }
@@ -710,7 +708,7 @@ static bool dp__train_goes_on(const dp__train_views *views, size_t i)
 {
     if (views->shared && views->listed[i].share > 0)
         return views->listed[i].place > 0;
-    bool on = i > 0 && views->reduced[i - 1] == views->reduced[i] &&
+    bool on = i > 0 && views->listed[i - 1].reduced == views->listed[i].reduced &&
               !(views->shared && views->listed[i - 1].share > 0);
     for (size_t owner = 0; owner < views->owner_count && on; owner++)
         on = !dp__train_has(views, owner, i) ||
@@ -737,7 +735,7 @@ static void dp__train_cut(dp__train_views *views, bool alone, bool shared)
             views->spans[views->span_count++] =
                 (dp__train_span){.first = i, .each = shared ? views->listed[i].share : 0};
         dp__train_span *span = &views->spans[views->span_count - 1];
-        if (!on || views->groups[i - 1] != views->groups[i])
+        if (!on || views->listed[i - 1].group != views->listed[i].group)
             views->runs[views->run_count++] =
                 (dp__train_run){.first = i, .span = views->span_count - 1, .at = span->count};
         dp__train_run *run = &views->runs[views->run_count - 1];
@@ -788,19 +786,6 @@ static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *p
     return dp__train_flat(first, (char *)first->data + at, (dp_dtype)first->dtype, piece->count);
 }
 
-/* Devices with fewer owners may have parameters that the module does not show; those of the host
-   never do. */
-static dp_status dp__train_hidden(dp__train_views *views)
-{
-    int count = views->job.local_count;
-    for (int r = 0; r < count && views->owner_count < (size_t)count && !views->hides; r++) {
-        dp_device_info device;
-        DP_TRY(dp_device_info_get(views->ctx, r, &device));
-        views->hides = !device.host_memory;
-    }
-    return DP_OK;
-}
-
 /* They live as long as the scope. */
 static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__train_views *out)
 {
@@ -809,22 +794,33 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
     DP_TRY(dp__train_count(module, &out->count));
     size_t all = out->owner_count * out->count;
     out->listed = dp_scope_alloc(scope, out->count * sizeof *out->listed);
-    out->groups = dp_scope_alloc(scope, out->count * sizeof *out->groups);
     out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
-    out->reduced = dp_scope_alloc(scope, out->count * sizeof *out->reduced);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
     out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
     out->data = dp_scope_alloc(scope, all * sizeof *out->data);
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
-    if (out->listed == NULL || out->groups == NULL || out->ranks == NULL || out->reduced == NULL ||
-        out->runs == NULL || out->spans == NULL || out->data == NULL || out->grad == NULL)
+    if (out->listed == NULL || out->ranks == NULL || out->runs == NULL || out->spans == NULL ||
+        out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
-    DP_TRY(dp__train_hidden(out));
     DP_TRY(dp__train_list(out));
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
     dp__train_cut(out, false, dp_grads_are_scattered(module));
+    return DP_OK;
+}
+
+/* Whether devices, of which there are more than owners, may have parameters that the module does
+   not show; those of the host never do. */
+static dp_status dp__train_hides(const dp__train_views *views, bool *out)
+{
+    int count = views->job.local_count;
+    *out = false;
+    for (int r = 0; r < count && views->owner_count < (size_t)count && !*out; r++) {
+        dp_device_info device;
+        DP_TRY(dp_device_info_get(views->ctx, r, &device));
+        *out = !device.host_memory;
+    }
     return DP_OK;
 }
 
@@ -833,9 +829,11 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
    goes on if one cannot. out_asked: all go on. */
 static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
 {
-    bool unseen = views->hides || dp__train_first_reduced(views) == views->count;
+    bool unseen = false;
     if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
+    DP_TRY(dp__train_hides(views, &unseen));
+    unseen = unseen || dp__train_first_reduced(views) == views->count;
     DP_TRY(dp_any(views->ctx, unseen, &unseen));
     *out_asked = !unseen;
     if (!unseen)
@@ -918,7 +916,7 @@ static void dp__train_span_terms(dp__train_terms *terms, size_t owner, size_t s)
         dp__train_term(terms, owner, &run, &pieces[0], rank - (size_t)views->job.rank_first + 1);
     }
     if (owner == 0) /* the end is that of any rank */
-        dp__train_term(terms, owner, &run, &pieces[1], !views->reduced[run.first]);
+        dp__train_term(terms, owner, &run, &pieces[1], !views->listed[run.first].reduced);
 }
 
 static dp_status dp__train_terms_make(const dp__train_views *views, dp_scope *temp,
@@ -1491,7 +1489,7 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .grad = turn.grad.data,
                                .gate = gate != NULL ? gate->data : NULL,
                                .step = optim->steps + 1,
-                               .hyper = dp__train_hyper_now(optim, views->groups[run->first]),
+                               .hyper = dp__train_hyper_now(optim, views->listed[run->first].group),
                                .name = whole ? optim->names[run->first] : NULL,
                                .ndim = whole ? first->ndim : 0,
                                .shape = whole ? first->shape : NULL};
@@ -1876,7 +1874,7 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
         optim->names[i] = dp_text(dp_string(optim->scope, info.name));
         if (optim->names[i] == NULL)
             return dp__train_full();
-        views->groups[i] = dp__train_group_of(&optim->config, optim->names[i]);
+        views->listed[i].group = dp__train_group_of(&optim->config, optim->names[i]);
     }
     dp__train_cut(views, optim->config.rule->whole, optim->config.sharded);
     return DP_OK;
@@ -1914,7 +1912,7 @@ static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim
 {
     DP_TRY(dp__train_agree(ctx, status));
     const dp__train_views *views = &optim->views;
-    DP_TRY(dp_any(ctx, views->hides, &optim->staged));
+    DP_TRY(dp_any(ctx, optim->staged, &optim->staged));
     DP_TRY(dp__train_agree(ctx, dp__train_stages_make(optim)));
     status = optim->staged ? DP_OK : dp_grads_scatter(views->module, true);
     return status == DP_ERR_UNSUPPORTED ? DP_OK : status; /* then all get all of them */
@@ -1930,6 +1928,8 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     optim->state_count = (size_t)states;
     DP_TRY(dp__train_names_make(optim));
     DP_TRY(dp__train_sharded_check(optim));
+    if (optim->config.sharded)
+        DP_TRY(dp__train_hides(&optim->views, &optim->staged));
     size_t span_count = optim->views.span_count;
     optim->stores = dp_scope_alloc(optim->scope, span_count * sizeof *optim->stores);
     if (optim->stores == NULL)
