@@ -1212,6 +1212,7 @@ typedef struct dp_param_info {
        r * share on, counted from where the first of them begins, which is share_at elements before
        this one; and all ranks get what comes after the last share. 0: they get all of it. */
     size_t share, share_at;
+    bool unseen; /* its gradient is scattered by a wrapper that is not in this tree: void here */
 } dp_param_info;
 
 /* Parameters and buffers of the whole tree, each piece of memory once: the module's own come first,
@@ -1519,12 +1520,13 @@ DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size
 
 /* From the next backward on, whether gradients that are reduced are scattered: each rank gets its
    share of them (dp_param_info), so half as much is sent, and what it holds of other ranks' shares
-   is void. For optimizers that step shares: those of dp_train.h with `sharded` set it. What holds
-   shares is not added to, whatever the reduction: dp_zero_grad comes before the next backward.
-   `true` is for wrappers by dp_distributed, and modules with such children; all processes make the
-   call, and none scatters if one cannot (UNSUPPORTED): if it has a hook or a wire dtype, or its
-   collectives have no reduce_scatter; or if its devices share their parameters. But where there are
-   several processes, CPU devices may: their shares lie side by side. */
+   is void; to another wrapper of the same parameters all of it is. For optimizers that step shares:
+   those of dp_train.h with `sharded` set it. What holds shares is not added to, whatever the
+   reduction: dp_zero_grad comes before the next backward. `true` is for wrappers by dp_distributed,
+   and modules with such children; all processes make the call, and none scatters if one cannot
+   (UNSUPPORTED): if it has a hook or a wire dtype, or its collectives have no reduce_scatter; or if
+   its devices share their parameters. But where there are several processes, CPU devices may: their
+   shares lie side by side. */
 DP_MUST_USE DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter);
 /* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
 DP_API bool dp_grads_are_scattered(const dp_module *module);
@@ -2200,6 +2202,7 @@ struct dp_ctx {
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
+    uint64_t scatterings;    /* how often a wrapper has scattered gradients: numbers for marks */
     atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
     atomic_int inside;       /* threads in the user's functions, except those under `entered` */
     atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */

@@ -179,6 +179,7 @@ struct dp__distributed {
     double *samples;        /* by local rank, of this pass */
     uint64_t zeroed;        /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;           /* they hold what was reduced */
+    uint64_t scattered;     /* dp_ctx.scatterings when this wrapper did it last */
     bool copies_void;       /* the original's do; those of other local ranks are void */
     bool buffers_apart;     /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
@@ -564,18 +565,20 @@ static dp__param *dp__unit_root(const dp__face *face, size_t unit)
     return dp__root(face->inner->slots[face->inner->listed[face->ranks->homes[unit]]]);
 }
 
-/* The mark is on the memory, as others that have it may ask, or reduce it too. */
+/* The mark is on the memory, as others that have it may ask, or reduce it too; its number tells
+   them whether it was this wrapper. */
 static void dp__units_scattered(const dp__face *face)
 {
+    face->ranks->scattered = ++face->ctx->scatterings;
     for (size_t unit = 0; unit < face->ranks->unit_count; unit++)
-        dp__unit_root(face, unit)->scattered = true;
+        dp__unit_root(face, unit)->scattered = face->ranks->scattered;
 }
 
 static bool dp__units_hold_shares(const dp__face *face)
 {
     bool some = false;
     for (size_t unit = 0; unit < face->ranks->unit_count && !some; unit++)
-        some = dp__unit_root(face, unit)->scattered;
+        some = dp__unit_root(face, unit)->scattered != 0;
     return some;
 }
 
@@ -1074,13 +1077,16 @@ static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *ou
 /* By a wrapper in the module's tree, under any of its names. One without elements is no unit. */
 static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out)
 {
+    const dp__param *root = dp__root(module->slots[slot]);
+    out->unseen = root->scattered != 0;
     for (; slot != DP__NO_SLOT && !out->reduced; slot = module->twins[slot]) {
         size_t own = 0;
         const dp__face *face = dp__slot_ranks(module, slot, &own);
         out->reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
-                       dp__is_of_sort(dp__root(module->slots[slot]), DP__GRADS);
+                       dp__is_of_sort(root, DP__GRADS);
         if (!out->reduced || face->ranks->units[own] == DP__NO_UNIT)
             continue;
+        out->unseen = root->scattered != 0 && root->scattered != face->ranks->scattered;
         out->share = face->ranks->shares[face->ranks->units[own]].each;
         out->share_at = face->ranks->shares[face->ranks->units[own]].at;
     }
@@ -1253,7 +1259,7 @@ DP_API bool dp_grads_are_scattered(const dp_module *module)
     if (dp__check_module(__func__, module) != DP_OK)
         return false;
     for (size_t home = 0; home < module->listed_count && !scattered; home++)
-        scattered = dp__root(module->slots[module->listed[home]])->scattered;
+        scattered = dp__root(module->slots[module->listed[home]])->scattered != 0;
     return scattered;
 }
 

@@ -824,16 +824,28 @@ static dp_status dp__train_hides(const dp__train_views *views, bool *out)
     return DP_OK;
 }
 
+static dp_status dp__train_any_unseen(const dp__train_views *views, bool *out)
+{
+    *out = false;
+    for (size_t i = 0; i < views->count && !*out; i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
+        *out = info.unseen;
+    }
+    return DP_OK;
+}
+
 /* Of a wrapper below with several owners a module sees the first alone, and of shares on others
-   nothing; and what is wrapped does not see which shares there are. All processes ask, and none
-   goes on if one cannot. out_asked: all go on. */
+   nothing; and nothing of those of a wrapper elsewhere. All processes ask, and none goes on if one
+   cannot. out_asked: all go on. */
 static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
 {
     bool unseen = false;
     if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
     DP_TRY(dp__train_hides(views, &unseen));
-    unseen = unseen || dp__train_first_reduced(views) == views->count;
+    if (!unseen)
+        DP_TRY(dp__train_any_unseen(views, &unseen));
     DP_TRY(dp_any(views->ctx, unseen, &unseen));
     *out_asked = !unseen;
     if (!unseen)
@@ -1576,11 +1588,16 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
     return asked ? dp__train_alone(&optim->views, status) : status;
 }
 
-/* Where parameters may be hidden, gradients are not scattered for this optimizer. */
+/* Where parameters may be hidden, gradients are not scattered for this optimizer, nor where another
+   wrapper does it. */
 static dp_status dp__train_is_whole(const dp__train_optimizer *optim)
 {
-    bool own = optim->config.sharded && !optim->staged;
-    if (own || !dp_grads_are_scattered(optim->views.module))
+    bool unseen = !optim->config.sharded || optim->staged;
+    if (!dp_grads_are_scattered(optim->views.module))
+        return DP_OK;
+    if (!unseen)
+        DP_TRY(dp__train_any_unseen(&optim->views, &unseen));
+    if (!unseen)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
                     "gradients of '%s' are scattered, for another optimizer: "

@@ -874,6 +874,57 @@ TEST(an_optimizer_without_shares_wants_all_gradients)
     dp_close(ctx);
 }
 
+/* Wrappers of one net have devices of their own and may cut it differently: what is asked of one
+   when the other has scattered. */
+static void shares_of_another_wrapper(dp_ctx *ctx)
+{
+    const dp_optim_config config = {.hyper = {.lr = 1}, .sharded = true};
+    const dp_distributed_config small = {.bucket_bytes = 1, .first_bucket_bytes = 1};
+    dp_module *net = three(ctx, &uses_all, true), *pars[3];
+    dp_optim *optims[3];
+    double norm = 0, want = 0;
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(dp_distributed(net, i == 1 ? &small : NULL, &pars[i]));
+        CHECK_OK(forward_and_backward(pars[i], 1, false));
+        CHECK_OK(dp_grad_norm(pars[i], 2, &want));
+        CHECK_OK(dp_zero_grad(net));
+        optims[i] = optim_for(pars[i], config);
+    }
+    for (int by = 0; by < 3; by++) {
+        dp_param_info info;
+        CHECK_OK(forward_and_backward(pars[by], 1, false));
+        for (int i = 0; i < 3; i++) {
+            CHECK_OK(dp_module_param(pars[i], 1, &info));
+            CHECK_INT(info.unseen, i != by);
+            if (i == by)
+                continue;
+            CHECK_ERROR(dp_grad_norm(pars[i], 2, &norm), DP_ERR_STATE,
+                        "dp_grad_norm: gradients of 'distributed' are scattered, which only its "
+                        "wrappers see");
+            CHECK_ERROR(dp_optim_step(optims[i]), DP_ERR_STATE,
+                        "gradients of 'distributed' are scattered, for another optimizer");
+        }
+        CHECK_OK(dp_grad_norm(pars[by], 2, &norm));
+        CHECK_F64(norm, want, 1e-12 * want);
+        CHECK_OK(dp_optim_step(optims[by]));
+        CHECK_OK(dp_module_param(net, 1, &info));
+        CHECK(!info.unseen);
+        CHECK_OK(dp_params_compare(pars[by]));
+    }
+    dp_close(ctx);
+}
+
+static void shares_of_another_wrapper_in_processes(meeting *m)
+{
+    shares_of_another_wrapper(open_process(m));
+}
+
+TEST(shares_of_another_wrapper_are_not_seen)
+{
+    shares_of_another_wrapper(open_on(toy_device(), 2));
+    in_jobs(shares_of_another_wrapper_in_processes);
+}
+
 /* It has the first device's gradients alone. */
 TEST(shares_on_other_devices_are_not_seen_from_above)
 {
