@@ -46,7 +46,7 @@ static int write_kernels(const dp_host *host, const char *name)
 int main(int count, char **words)
 {
     /* The last ones become text: NVRTC may leave them out, or they are newer than any. */
-    static const int archs[] = {75, 90, 120, 105, 999};
+    static const int archs[] = {75, 90, 105, 999};
     const dp_host host = {.size = sizeof host, .alloc = host_alloc, .free = host_free};
     dp_ctx *ctx = NULL;
     dp_info info;

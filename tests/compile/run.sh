@@ -27,11 +27,11 @@ expect() {
     fi
 }
 
-# expect_error NAME PATTERN COMMAND...: the command must fail and say why
+# expect_error NAME PATTERN COMMAND...: the command must fail at once and say why
 expect_error() {
     local name=$1 pattern=$2 text
     shift 2
-    if text=$("$@" 2>&1); then
+    if text=$("$@" -Wfatal-errors 2>&1); then
         echo "not ok - $name # it compiles"
     elif ! grep -qE "$pattern" <<<"$text"; then
         echo "not ok - $name # fails without saying \"$pattern\""
