@@ -810,12 +810,11 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
     return DP_OK;
 }
 
-/* Whether devices, of which there are more than owners, may have parameters that the module does
-   not show; those of the host never do. */
+/* True is set where devices, of which there are more than owners, may have parameters that the
+   module does not show; those of the host never do. */
 static dp_status dp__train_hides(const dp__train_views *views, bool *out)
 {
     int count = views->job.local_count;
-    *out = false;
     for (int r = 0; r < count && views->owner_count < (size_t)count && !*out; r++) {
         dp_device_info device;
         DP_TRY(dp_device_info_get(views->ctx, r, &device));
@@ -824,9 +823,9 @@ static dp_status dp__train_hides(const dp__train_views *views, bool *out)
     return DP_OK;
 }
 
-static dp_status dp__train_any_unseen(const dp__train_views *views, bool *out)
+/* True is set where a wrapper elsewhere has scattered gradients. */
+static dp_status dp__train_unseen(const dp__train_views *views, bool *out)
 {
-    *out = false;
     for (size_t i = 0; i < views->count && !*out; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
@@ -844,8 +843,7 @@ static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
     if (views->job.rank_count == 1 || !dp_grads_are_scattered(views->module))
         return DP_OK;
     DP_TRY(dp__train_hides(views, &unseen));
-    if (!unseen)
-        DP_TRY(dp__train_any_unseen(views, &unseen));
+    DP_TRY(dp__train_unseen(views, &unseen));
     DP_TRY(dp_any(views->ctx, unseen, &unseen));
     *out_asked = !unseen;
     if (!unseen)
@@ -1595,8 +1593,7 @@ static dp_status dp__train_is_whole(const dp__train_optimizer *optim)
     bool unseen = !optim->config.sharded || optim->staged;
     if (!dp_grads_are_scattered(optim->views.module))
         return DP_OK;
-    if (!unseen)
-        DP_TRY(dp__train_any_unseen(&optim->views, &unseen));
+    DP_TRY(dp__train_unseen(&optim->views, &unseen));
     if (!unseen)
         return DP_OK;
     return dp_error(DP_ERR_STATE,

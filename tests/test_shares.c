@@ -1118,6 +1118,13 @@ static void one_hides_shares(meeting *m)
     CHECK_ERROR(dp_grad_norm(parent, 2, &norm), DP_ERR_STATE,
                 "gradients of 'parent' are scattered, which only its wrappers see");
     CHECK_OK(dp_grad_norm(par, 2, &norm));
+    CHECK_OK(dp_grads_scatter(par, false));
+    CHECK_OK(dp_zero_grad(parent));
+    dp_optim *optim = optim_for(parent, (dp_optim_config){.hyper = {.lr = 1}, .sharded = true});
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK(!scatters(par));
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_params_compare(par));
     dp_close(ctx);
 }
 
