@@ -1205,8 +1205,9 @@ DP_API dp_ctx *dp_module_ctx(const dp_module *module); /* the context it was mad
 typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
     bool frozen, buffer;
-    dp_tensor data; /* read-only */
-    bool reduced;   /* it has a gradient, which a backward here makes equal on all ranks */
+    dp_tensor data;         /* read-only */
+    bool reduced;           /* it has a gradient, which a backward here makes equal on all ranks */
+    dp_reduction reduction; /* and how; 0 if it does not */
     /* What a rank gets of it where gradients are scattered, see dp_grads_scatter: it and those that
        come right before and after it in memory are cut together. Rank r gets `share` elements from
        r * share on, counted from where the first of them begins, which is share_at elements before
@@ -1475,7 +1476,7 @@ typedef struct dp_distributed_config {
    backward gets gradients of sums over samples, and the sum over all ranks is divided by the sum of
    their weights; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM
    and DP_MEAN_SAMPLES would count twice what was reduced already: call dp_zero_grad before the next
-   backward.
+   backward. So would another wrapper of the same parameters, whatever the reduction.
 
    Children that are trained by themselves, a GAN's: see dp_separate_distributed.
 
@@ -2932,7 +2933,9 @@ static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
         atomic_fetch_sub_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
     if (status == DP_OK && dp__thread.text[0] == '\0') /* an error may be on its way past this */
         dp__thread.fresh = frame->fresh;
-    return dp__sentence_after(frame->first, status);
+    status = dp__sentence_after(frame->first, status);
+    dp__thread.fresh = dp__thread.fresh || status != DP_OK; /* whatever succeeded since */
+    return status;
 }
 
 /* The innermost function of this context that this thread is in; NULL: none. `together`: the one

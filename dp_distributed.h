@@ -1084,6 +1084,7 @@ static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info
         const dp__face *face = dp__slot_ranks(module, slot, &own);
         out->reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
                        dp__is_of_sort(root, DP__GRADS);
+        out->reduction = out->reduced ? face->ranks->reduction : (dp_reduction)0;
         if (!out->reduced || face->ranks->units[own] == DP__NO_UNIT)
             continue;
         out->unseen = root->scattered != 0 && root->scattered != face->ranks->scattered;

@@ -81,8 +81,8 @@ typedef struct dp_rule_args {
 } dp_rule_args;
 
 typedef struct dp_rule {
-    size_t size; /* sizeof(dp_rule) */
-    const char *name;
+    size_t size;      /* sizeof(dp_rule) */
+    const char *name; /* which the state is saved with */
     /* Whether the numbers make sense, with defaults put in (NULL: they do). */
     dp_status (*check)(dp_hyper *hyper);
     int (*state_count)(const dp_hyper *hyper); /* NULL: none */
@@ -156,7 +156,8 @@ typedef struct dp_optim_config {
     const dp_param_group *groups;
     size_t group_count;
     dp_schedule schedule;
-    int accumulate; /* gradients of so many dp_train_steps make one step; 0 = 1 */
+    int accumulate; /* gradients of so many dp_train_steps make one step, by their mean: over steps,
+                       or with DP_MEAN_SAMPLES over the samples of all of them; 0 = 1 */
     dp_clip clip;
     dp_loss_scale scale;
     dp_dtype compute_dtype; /* that methods are asked to compute in (call->compute_dtype), as by
@@ -298,6 +299,7 @@ DP_API void dp_progress_end(dp_progress *progress); /* leave the line */
 #if defined(DP_IMPLEMENTATION) && !defined(DP_TRAIN_IMPLEMENTED)
 #define DP_TRAIN_IMPLEMENTED
 
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -553,9 +555,10 @@ typedef struct dp__train_views {
     dp_info job;
     size_t owner_count, count, run_count, span_count;
     dp__train_listed *listed;
-    size_t *ranks; /* the first rank of each owner, and where those of the last end */
-    bool spread;   /* gradients differ from rank to rank, and norms are to be the same on all */
-    bool shared;   /* ranks share parameters out */
+    size_t *ranks;  /* the first rank of each owner, and where those of the last end */
+    bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
+    bool shared;    /* ranks share parameters out */
+    size_t sampled; /* how many have gradients that are means over samples */
     dp_tensor *data, *grad; /* owner after owner */
     dp__train_run *runs;
     dp__train_span *spans;
@@ -656,6 +659,7 @@ static dp_status dp__train_list(dp__train_views *views)
                                                     .share = info.share,
                                                     .place = info.share_at,
                                                     .reduced = info.reduced};
+        views->sampled += info.reduction == DP_MEAN_SAMPLES;
         reduced += info.reduced;
     }
     dp__train_order(views);
@@ -1133,14 +1137,23 @@ static dp_status dp__train_clamp(dp_ctx *ctx, const dp_tensor *grad, const dp_te
     return DP_OK;
 }
 
+static double dp__train_largest(dp_dtype dtype)
+{
+    static const double largest[] = {
+        [DP_F32] = (double)FLT_MAX, [DP_F64] = DBL_MAX, [DP_F16] = 65504, [DP_BF16] = 0x1.fep127};
+    return dtype <= DP_BF16 ? largest[dtype] : DBL_MAX;
+}
+
+/* Between what the dtype has: numbers beyond it are infinite. */
 static dp_status dp__train_limits_make(const dp__train_views *views, dp_scope *temp,
                                        const dp_tensor *grad, double most, size_t count,
                                        dp_tensor *limits)
 {
     const int64_t shape = (int64_t)count;
+    double limit = fmin(most, dp__train_largest((dp_dtype)grad->dtype));
     for (int k = 0; k < 2; k++) {
         DP_TRY(dp_tensor_new(temp, grad->device, (dp_dtype)grad->dtype, 1, &shape, &limits[k]));
-        DP_TRY(dp_fill(views->ctx, &limits[k], dp_float(k == 0 ? most : -most)));
+        DP_TRY(dp_fill(views->ctx, &limits[k], dp_float(k == 0 ? limit : -limit)));
     }
     return DP_OK;
 }
@@ -1520,6 +1533,8 @@ static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t o
     const dp__train_views *views = &optim->views;
     const dp_tensor *gate = factor < 1 || factor > 1 ? &optim->gates[owner] : NULL;
     dp_tensor number;
+    if (views->count == 0) /* and so no gates */
+        return DP_OK;
     if (gate != NULL) {
         DP_TRY(dp_narrow(gate, 0, 0, 1, &number));
         DP_TRY(dp_fill(views->ctx, &number, dp_float(factor)));
@@ -1630,9 +1645,11 @@ static dp_status dp__train_optim_begin(dp_optim *base, dp_module *module, dp_pas
     return DP_OK;
 }
 
+/* Means over samples are means over the samples of all steps already. */
 static double dp__train_loss_factor(const dp__train_optimizer *optim)
 {
-    return (optim->unscaled ? 1 : optim->scale) / (double)dp__train_gathered(optim);
+    double steps = optim->views.sampled > 0 ? 1 : (double)dp__train_gathered(optim);
+    return (optim->unscaled ? 1 : optim->scale) / steps;
 }
 
 static dp_status dp__train_optim_loss_factor(dp_optim *base, double *out)
@@ -1740,6 +1757,8 @@ static dp_status dp__train_optim_check(dp_optim_config *config)
     clip->p = dp__train_or(clip->p, 2);
     if (config->rule->size < sizeof *config->rule || config->rule->step == NULL)
         return dp_error(DP_ERR_INVALID, "rule has no step");
+    if (config->rule->name == NULL)
+        return dp_error(DP_ERR_INVALID, "rule has no name");
     if (config->accumulate < 0)
         return dp_error(DP_ERR_INVALID, "accumulate is %d", config->accumulate);
     config->accumulate = config->accumulate == 0 ? 1 : config->accumulate;
@@ -1894,6 +1913,19 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
     return DP_OK;
 }
 
+/* What is no mean over samples is divided by the number of steps with the loss, all of it. */
+static dp_status dp__train_accumulate_check(const dp__train_optimizer *optim)
+{
+    const dp__train_views *views = &optim->views;
+    if (optim->config.accumulate == 1 || views->sampled == 0 || views->sampled == views->count)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID,
+                    "accumulate is %d: of %zu parameters of '%s' %zu have gradients that are means "
+                    "over samples, and the others have not",
+                    optim->config.accumulate, views->count, dp_module_name(views->module),
+                    views->sampled);
+}
+
 static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
@@ -1901,7 +1933,7 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
         return DP_OK;
     if (optim->config.rule->whole)
         return dp_error(DP_ERR_INVALID, "sharded: rule '%s' wants parameters whole",
-                        optim->config.rule->name != NULL ? optim->config.rule->name : "");
+                        optim->config.rule->name);
     if (dp__train_first_reduced(views) == views->count)
         return dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
                         dp_module_name(views->module));
@@ -1937,11 +1969,12 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     const dp_rule *rule = optim->config.rule;
     int states = rule->state_count != NULL ? rule->state_count(&optim->config.hyper) : 0;
     if (states < 0 || states > DP_RULE_STATES)
-        return dp_error(DP_ERR_INVALID, "rule '%s' wants %d states, at most %d",
-                        rule->name != NULL ? rule->name : "", states, DP_RULE_STATES);
+        return dp_error(DP_ERR_INVALID, "rule '%s' wants %d states, at most %d", rule->name, states,
+                        DP_RULE_STATES);
     optim->state_count = (size_t)states;
     DP_TRY(dp__train_names_make(optim));
     DP_TRY(dp__train_sharded_check(optim));
+    DP_TRY(dp__train_accumulate_check(optim));
     if (optim->config.sharded)
         DP_TRY(dp__train_hides(&optim->views, &optim->staged));
     size_t span_count = optim->views.span_count;

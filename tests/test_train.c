@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE /* terminals */
 #include <fcntl.h>
+#include <float.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -441,15 +442,28 @@ static dp_module *one_net(dp_ctx *ctx)
     return net;
 }
 
-/* Ten train steps, three of which make a step of the optimizer, where nobody has to be told that
-   gradients wait: a plain module, and a wrapper for the devices of one process. */
-TEST_BACKENDS(what_has_no_other_ranks_accumulates_too)
+/* The net itself, and in wrappers that take means in all ways. */
+static dp_module *trained_in_way(dp_module *net, int way)
+{
+    dp_module *par = net;
+    if (way == 1)
+        CHECK_OK(dp_data_parallel(net, NULL, &par));
+    if (way > 1)
+        CHECK_OK(dp_distributed(
+            net, &(dp_distributed_config){.reduction = way == 2 ? DP_MEAN_RANKS : DP_MEAN_SAMPLES},
+            &par));
+    return par;
+}
+
+/* Ten train steps, three of which make a step of the optimizer. */
+TEST_BACKENDS(all_wrappers_accumulate_alike)
 {
     static const float stepped[] = {0, 0, 1, 1, 1, 2, 2, 2, 3, 4};
-    for (int i = 0; i < 2; i++) {
-        dp_module *net = one_net(ctx), *par = NULL;
-        CHECK_OK(dp_data_parallel(net, NULL, &par));
-        dp_module *trained = i == 0 ? net : par;
+    for (int way = 0; way < 4; way++) {
+        dp_module *net = one_net(ctx), *trained = trained_in_way(net, way);
+        dp_param_info info;
+        CHECK_OK(dp_module_param(trained, 0, &info));
+        CHECK_INT(info.reduction, way == 3 ? DP_MEAN_SAMPLES : way == 2 ? DP_MEAN_RANKS : 0);
         dp_optim *optim = optim_of(
             trained,
             (dp_optim_config){.hyper = {.lr = 1}, .accumulate = 3, .compute_dtype = DP_BF16});
@@ -473,6 +487,27 @@ TEST_BACKENDS(what_has_no_other_ranks_accumulates_too)
         CHECK_INT(info_of(optim).step_count, 4);
         dp_optim_destroy(optim);
     }
+}
+
+/* Own numbers would be divided by the number of steps, those of the child by all samples. */
+TEST_BACKENDS(gradients_of_two_means_do_not_accumulate)
+{
+    const dp_param_config mine = {.name = "v", .ndim = 1, .shape = {1}};
+    dp_module *par = trained_in_way(one_net(ctx), 3), *parent = NULL;
+    dp_optim *optim = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "parent",
+                                                  .params = &mine,
+                                                  .param_count = 1,
+                                                  .children = &par,
+                                                  .child_count = 1},
+                              &parent));
+    CHECK_ERROR(
+        dp_optim_create(parent, &(dp_optim_config){.hyper = {.lr = 1}, .accumulate = 2}, &optim),
+        DP_ERR_INVALID,
+        "dp_optim_create: accumulate is 2: of 2 parameters of 'parent' 1 have gradients "
+        "that are means over samples, and the others have not");
+    CHECK_OK(dp_optim_create(parent, &(dp_optim_config){.hyper = {.lr = 1}}, &optim));
 }
 
 /* ---- clipping -------------------------------------------------------------------------------- */
@@ -545,6 +580,35 @@ TEST_BACKENDS(clipping_by_value_as_torch)
         if (k != 5)
             CHECK_F64(got[k], want[k], 0);
     CHECK(isnan(got[5]));
+}
+
+/* A limit that the dtype does not have is its largest number. */
+TEST_BACKENDS(gradients_of_any_dtype_are_clipped_to_anything)
+{
+    static const double largest[] = {(double)FLT_MAX, DBL_MAX, 65504, 0x1.fep127};
+    for (dp_dtype dtype = DP_F32; dtype <= DP_BF16; dtype++) {
+        const dp_param_config param = {.name = "w", .dtype = dtype, .ndim = 1, .shape = {1}};
+        dp_scope *once = dp_scope_begin(ctx);
+        dp_module *net = NULL;
+        dp_tensor data, grad, wide;
+        double got = 0;
+        CHECK_OK(dp_module_create(
+            ctx, &(dp_module_config){.name = "n", .params = &param, .param_count = 1}, &net));
+        CHECK_OK(dp_params_edit(net, 0, &data, &grad));
+        CHECK_OK(dp_tensor_new(once, grad.device, DP_F64, DP_SHAPE(1), &wide));
+        CHECK_OK(dp_fill(ctx, &grad, dp_float(-2)));
+        CHECK_OK(dp_clip_grad_value(net, DBL_MAX));
+        CHECK_OK(dp_cast(ctx, &wide, &grad));
+        CHECK_OK(dp_read(ctx, &wide, &got, sizeof got));
+        CHECK_F64(got, -2, 0);
+        CHECK_OK(dp_fill(ctx, &grad, dp_float(-HUGE_VAL)));
+        CHECK_OK(dp_clip_grad_value(net, DBL_MAX));
+        CHECK_OK(dp_cast(ctx, &wide, &grad));
+        CHECK_OK(dp_read(ctx, &wide, &got, sizeof got));
+        CHECK_F64(got, -largest[dtype], 0);
+        dp_scope_end(once);
+        CHECK_OK(dp_module_destroy(net));
+    }
 }
 
 /* More elements than are done at a time. */
@@ -1008,6 +1072,67 @@ TEST_BACKENDS(every_owner_is_stepped)
     check_owners(ctx, net, par);
 }
 
+/* ---- little to do ---------------------------------------------------------------------------- */
+
+static dp_status frozen_backward(dp_call *call)
+{
+    (void)call;
+    return DP_OK;
+}
+
+TEST_BACKENDS(nothing_to_train_with_a_scale)
+{
+    static const dp_method methods[] = {{"forward", one_forward}, {"backward", frozen_backward}};
+    static const dp_param_config param = {.name = "w", .ndim = 1, .shape = {1}, .frozen = true};
+    const dp_module_config config = {
+        .name = "one", .methods = methods, .method_count = 2, .params = &param, .param_count = 1};
+    dp_module *net = NULL;
+    dp_value log;
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .scale = {.scale = 8}});
+    dp_value data = DP_LIST_OF(scope, tree_of(scope, "f32[16]"));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(dp_train_step(net, scope, data, optim, &log));
+    CHECK_INT(info_of(optim).step_count, 2);
+}
+
+/* ---- functions of the user's that fail ------------------------------------------------------- */
+
+static dp_status tidy_failure(dp_module *module)
+{
+    dp_scope *temp;
+    TRY(dp_scope_open(dp_module_ctx(module), &temp));
+    dp_status status = dp_error(DP_ERR_USER, "the learning rate is out of paper");
+    dp_scope_end(temp);
+    return status;
+}
+
+static dp_status failing_begin(dp_optim *optim, dp_module *module, dp_pass_config *pass)
+{
+    (void)optim, (void)pass;
+    return tidy_failure(module);
+}
+
+static dp_status failing_update(dp_optim *optim, dp_module *module)
+{
+    (void)optim;
+    return tidy_failure(module);
+}
+
+TEST_BACKENDS(who_fails_and_tidies_up_keeps_the_sentence)
+{
+    static const dp_optim_ops begins = {
+        .size = sizeof begins, .begin = failing_begin, .update = failing_update};
+    static const dp_optim_ops updates = {.size = sizeof updates, .update = failing_update};
+    dp_optim one = {&begins}, other = {&updates};
+    dp_module *net = one_net(ctx);
+    dp_value log, data = DP_LIST_OF(scope, tree_of(scope, "f32[16]"));
+    CHECK_ERROR(dp_train_step(net, scope, data, &one, &log), DP_ERR_USER,
+                "dp_train_step: the learning rate is out of paper");
+    CHECK_ERROR(dp_train_step(net, scope, data, &other, &log), DP_ERR_USER,
+                "dp_train_step: the learning rate is out of paper");
+}
+
 /* ---- bad input ------------------------------------------------------------------------------- */
 
 static int many_states(const dp_hyper *hyper)
@@ -1019,7 +1144,9 @@ static int many_states(const dp_hyper *hyper)
 static const double less = -1;
 static const dp_param_group nameless = {0}, backwards = {.match = "*", .lr_factor = &less};
 static const dp_rule old = {.size = 8, .step = sum_up}, idle = {.size = sizeof idle};
-static const dp_rule greedy = {.size = sizeof greedy, .state_count = many_states, .step = sum_up};
+static const dp_rule unnamed = {.size = sizeof unnamed, .step = sum_up};
+static const dp_rule greedy = {
+    .size = sizeof greedy, .name = "greedy", .state_count = many_states, .step = sum_up};
 
 typedef struct refusal {
     const char *text;
@@ -1085,7 +1212,8 @@ static const refusal of_sgd[] = {
      {.hyper = {.lr = 1}, .groups = &backwards, .group_count = 1}},
     {"rule has no step", {.rule = &old, .hyper = {.lr = 1}}},
     {"rule has no step", {.rule = &idle, .hyper = {.lr = 1}}},
-    {"rule '' wants 5 states, at most 4", {.rule = &greedy, .hyper = {.lr = 1}}},
+    {"rule has no name", {.rule = &unnamed, .hyper = {.lr = 1}}},
+    {"rule 'greedy' wants 5 states, at most 4", {.rule = &greedy, .hyper = {.lr = 1}}},
 };
 static const refusal of_adam[] = {
     {"momentum and dampening are 0.9 and 0, nesterov 0, and not for Adam",
