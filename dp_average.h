@@ -72,12 +72,14 @@ typedef struct dp_average_info {
 DP_MUST_USE DP_API dp_status dp_average_info_get(const dp_average *average, dp_average_info *out);
 
 /* From here to the end the module has the averages, on every owner. What it had is kept, and comes
-   back bit by bit, whatever happens to it meanwhile; updates are refused. */
+   back bit by bit, whatever happens to it meanwhile; updates are refused. Of several averages of
+   one module the last to begin is the first to end. */
 DP_MUST_USE DP_API dp_status dp_average_begin(dp_average *average);
 DP_MUST_USE DP_API dp_status dp_average_end(dp_average *average);
 
 /* Into a module, for good: one that has parameters of these names and shapes, on any device; the
-   module itself, a copy of it (dp_module_copy). If it has not, nothing is changed. [host] */
+   module itself, a copy of it (dp_module_copy). If it has not, or has tied two of them, nothing is
+   changed. What else it has stays as it is. [host] */
 DP_MUST_USE DP_API dp_status dp_average_copy(dp_average *average, dp_module *module);
 
 /* All that is needed to go on later, as a dict on the host: "rule", "updates", and "average", a
@@ -484,10 +486,17 @@ static dp_status dp__average_send(const dp_average *average, dp_scope *temp, siz
 static dp_status dp__average_copy(const dp_average *average, dp_scope *temp, dp_module *module)
 {
     size_t *params = dp_scope_alloc(temp, average->count * sizeof *params);
-    if (params == NULL)
+    bool *taken = dp_scope_alloc(temp, dp_module_param_count(module) * sizeof *taken);
+    if (params == NULL || taken == NULL)
         return dp__average_full();
-    for (size_t i = 0; i < average->count; i++)
+    memset(taken, 0, dp_module_param_count(module) * sizeof *taken);
+    for (size_t i = 0; i < average->count; i++) {
         DP_TRY(dp__average_find(&average->entries[i], module, &params[i]));
+        if (taken[params[i]])
+            return dp_error(DP_ERR_MISMATCH, "'%s' of '%s' is tied, and its average is not",
+                            average->entries[i].name, dp_module_name(module));
+        taken[params[i]] = true;
+    }
     for (size_t i = 0; i < average->count; i++)
         DP_TRY(dp__average_send(average, temp, i, module, params[i]));
     return dp_wait(average->ctx);

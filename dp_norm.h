@@ -399,9 +399,9 @@ static dp_status dp__norm_of_batch(const dp__norm_work *work, const dp_norm *nor
     DP_TRY(dp__norm_mean(work, norm, out));
     if (out->values > 0 && out->values < 2 && work->call->training)
         return dp_error(DP_ERR_INVALID,
-                        "Expected more than 1 value per channel when training: the whole batch has "
-                        "1 row, and 1 value in each of its %lld channels",
-                        (long long)work->channels);
+                        "Expected more than 1 value per channel when training: %s has 1 row, and 1 "
+                        "value in each of its %lld channels",
+                        norm->alone ? "this part" : "the whole batch", (long long)work->channels);
     DP_TRY(dp__norm_centre(work, out));
     return out->values > 0 ? dp__norm_var(work, norm, out) : DP_OK;
 }

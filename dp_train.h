@@ -260,8 +260,9 @@ DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t 
    read, so that a step waits for nothing.                                                       */
 
 /* Of a log, or another dict of numbers and tensors of one element: the mean of each entry over all
-   processes, as floats. Each counts as much as it has samples. All processes call it, with the same
-   keys; who has had no batch gives dp_none(), and gets that. [host] */
+   processes, as floats. Each counts as much as it has samples; of none in all it is NaN. All
+   processes call it, with the same keys; who has had no batch gives dp_none(), and gets that.
+   [host] */
 DP_MUST_USE DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log,
                                          int64_t samples, dp_value *out);
 

@@ -320,6 +320,42 @@ TEST_BACKENDS(averages_are_copied_into_a_module)
     }
 }
 
+static dp_module *pair_of(dp_ctx *ctx, const char *tie, float number)
+{
+    const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {1}},
+                                      {.name = "t", .ndim = 1, .shape = {1}, .same_as = tie}};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "pair", .params = params, .param_count = 2}, &net));
+    for (size_t i = 0; i < dp_module_param_count(net); i++)
+        CHECK_OK(dp_params_write(net, i, &(float){number + (float)i}, sizeof number));
+    return net;
+}
+
+static void check_pair(dp_ctx *ctx, dp_module *net, size_t i, float want)
+{
+    dp_param_info info;
+    float got = 0;
+    CHECK_OK(dp_module_param(net, i, &info));
+    CHECK_OK(dp_read(ctx, &info.data, &got, sizeof got));
+    CHECK_F64(got, want, 0);
+}
+
+/* One memory cannot have two averages; what has none stays. */
+TEST_BACKENDS(averages_and_ties)
+{
+    dp_module *untied = pair_of(ctx, NULL, 1), *tied = pair_of(ctx, "w", 5);
+    dp_average *of_untied = NULL, *of_tied = NULL;
+    CHECK_OK(dp_average_create(untied, NULL, &of_untied));
+    CHECK_OK(dp_average_create(tied, NULL, &of_tied));
+    CHECK_ERROR(dp_average_copy(of_untied, tied), DP_ERR_MISMATCH,
+                "dp_average_copy: 't' of 'pair' is tied, and its average is not");
+    check_pair(ctx, tied, 0, 5);
+    CHECK_OK(dp_average_copy(of_tied, untied));
+    check_pair(ctx, untied, 0, 5);
+    check_pair(ctx, untied, 1, 2);
+}
+
 /* ---- saved and loaded ------------------------------------------------------------------------ */
 
 static dp_value with(dp_scope *scope, dp_value dict, const char *key, dp_value value)

@@ -637,7 +637,8 @@ static void one_value_in_process(meeting *m)
     CHECK_OK(dp_distributed(module, NULL, &par));
     CHECK_ERROR(
         dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL),
-        DP_ERR_INVALID, "Expected more than 1 value per channel");
+        DP_ERR_INVALID,
+        "Expected more than 1 value per channel when training: the whole batch has 1 row");
     dp_close(ctx);
 }
 
