@@ -549,10 +549,12 @@ static void child_of_fork(dp_ctx *parents)
     exit(EXIT_SUCCESS);
 }
 
+/* A worker that begins allocates, under a lock of a sanitizer's which a child would wait for. */
 static void check_child(dp_ctx *ctx, bool elsewhere)
 {
     char other[320];
     snprintf(other, sizeof other, "%s/child.json", folder);
+    CHECK_OK(dp_run(ctx, NULL, nothing, NULL));
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
