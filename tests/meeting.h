@@ -311,6 +311,12 @@ static inline void rest(int ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
+/* Until those who wait for this process have ended, on a machine that is slow too. */
+static inline void rest_too_long(void)
+{
+    rest(TIMEOUT_MS + (int)(1000 * test_timeout_scale()));
+}
+
 static inline double now_ms(void)
 {
     struct timespec now;

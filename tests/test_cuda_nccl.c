@@ -859,7 +859,7 @@ TEST_SLOW(connections_to_nobody_are_not_waited_for, 60)
 
 static dp_status sleep_instead(dp_ctx *ctx)
 {
-    rest(TIMEOUT_MS + 1000);
+    rest_too_long();
     return sum_of(ctx, COUNT);
 }
 

@@ -517,7 +517,7 @@ static void one_is_refused(meeting *m)
     double start = now_ms();
     if (m->process == 1) {
         CHECK_ERROR(dp_all_reduce(ctx, NULL, 7, DP_F32, DP_OP_SUM), DP_ERR_INVALID, "NULL");
-        rest(TIMEOUT_MS + 1000);
+        rest_too_long();
         CHECK_INT(dp_status_class(sum_of(ctx, 7)), DP_CLASS_JOB);
     } else {
         check_named(

@@ -398,7 +398,7 @@ TEST_SLOW(a_process_that_is_slow_is_waited_for, 60)
 
 static dp_status sleep_instead(dp_ctx *ctx)
 {
-    rest(TIMEOUT_MS + 1000);
+    rest_too_long();
     return sum_up(ctx, COUNT);
 }
 
