@@ -1145,7 +1145,7 @@ static double dp__train_largest(dp_dtype dtype)
     return dtype <= DP_BF16 ? largest[dtype] : DBL_MAX;
 }
 
-/* Between what the dtype has: numbers beyond it are infinite. */
+/* A limit that the dtype does not have is its largest number. */
 static dp_status dp__train_limits_make(const dp__train_views *views, dp_scope *temp,
                                        const dp_tensor *grad, double most, size_t count,
                                        dp_tensor *limits)
@@ -1602,15 +1602,15 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
     return asked ? dp__train_alone(&optim->views, status) : status;
 }
 
-/* Where parameters may be hidden, gradients are not scattered for this optimizer, nor where another
-   wrapper does it. */
-static dp_status dp__train_is_whole(const dp__train_optimizer *optim)
+/* Gradients that are scattered are for an optimizer of shares, and one that asked for it, which it
+   does not where parameters may be hidden; and not for one of another wrapper. */
+static dp_status dp__train_is_ours(const dp__train_optimizer *optim)
 {
-    bool unseen = !optim->config.sharded || optim->staged;
+    bool others = !optim->config.sharded || optim->staged;
     if (!dp_grads_are_scattered(optim->views.module))
         return DP_OK;
-    DP_TRY(dp__train_unseen(&optim->views, &unseen));
-    if (!unseen)
+    DP_TRY(dp__train_unseen(&optim->views, &others));
+    if (!others)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
                     "gradients of '%s' are scattered, for another optimizer: "
@@ -1622,7 +1622,7 @@ static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
 {
     double factor = 1;
     bool skips = false;
-    DP_TRY(dp__train_is_whole(optim));
+    DP_TRY(dp__train_is_ours(optim));
     DP_TRY(dp__train_ask(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)
@@ -2071,7 +2071,7 @@ static dp_status dp__train_optim_unscale(dp__train_optimizer *optim)
         return dp_error(DP_ERR_STATE, "losses are not scaled");
     if (optim->unscaled)
         return dp_error(DP_ERR_STATE, "gradients of this step were divided by the scale already");
-    DP_TRY(dp__train_is_whole(optim));
+    DP_TRY(dp__train_is_ours(optim));
     DP_TRY(dp__train_wide_grads(optim));
     DP_TRY(dp__train_ask(&optim->views));
     DP_TRY(dp__train_norm(&optim->views, 2, &norm));

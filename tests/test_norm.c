@@ -709,6 +709,7 @@ TEST_BACKENDS(what_is_wrong_is_said)
         {.x = "(f32[4],)", .says = "x has 1 dims"},
         {.x = "(i32[4,1],)", .says = "x is i32"},
         {.x = "(f32[1,3],)", .says = "Expected more than 1 value per channel"},
+        {.x = "(f32[1,3],)", .norm = {.alone = true}, .says = "this part has 1 row"},
         {.x = "(f32[4,1],)", .norm = {.eps = -1}, .says = "eps is -1"},
         {.x = "(f32[4,1],)", .norm = {.eps = HUGE_VAL}, .says = "eps is inf"},
         {.x = "(f32[4,1],)", .norm = {.momentum = 1.5}, .says = "momentum is 1.5"},
