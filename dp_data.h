@@ -227,8 +227,8 @@ typedef struct dp_image_config {
 } dp_image_config;
 
 /* Images {C, H, W} of any size and dtype in a list, or a tensor {N, C, H, W}, become an f32 tensor
-   {N, C, H, W} on the same device: channels swapped, (x - mean) / std, padded right and below.
-   NULL: only that. */
+   {N, C, H, W} on the same device: channels swapped, (x - mean) / std, padded right and below. A
+   tensor of no images, N = 0, becomes another. NULL: only that. */
 DP_MUST_USE DP_API dp_status dp_image_batch(dp_ctx *ctx, dp_scope *scope,
                                             const dp_image_config *config, dp_value images,
                                             dp_value *out);
@@ -700,6 +700,9 @@ static dp_status dp__data_pile_fit(dp__data_pile *pile, size_t i)
 
 static dp_status dp__data_pile_round(dp__data_pile *pile, int64_t divisor)
 {
+    if (divisor < 0)
+        return dp_error(DP_ERR_INVALID, "pad_divisor is %lld", (long long)divisor);
+    divisor = divisor > 0 ? divisor : 1;
     for (int d = 1; d < pile->ndim; d++) {
         int64_t over = pile->shape[d] % divisor;
         if (over > 0 && pile->shape[d] > INT64_MAX - divisor)
@@ -718,8 +721,6 @@ static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, i
                                   dp__data_pile *out)
 {
     *out = (dp__data_pile){.ctx = ctx, .scope = scope, .count = dp_count(list)};
-    if (divisor < 0)
-        return dp_error(DP_ERR_INVALID, "pad_divisor is %lld", (long long)divisor);
     if (!dp__data_is_sequence(list) || out->count == 0)
         return dp_error(DP_ERR_INVALID, "this is no list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
@@ -733,7 +734,7 @@ static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, i
     memcpy(out->shape, out->of[0]->shape, sizeof out->shape);
     for (size_t i = 1; i < out->count; i++)
         DP_TRY(dp__data_pile_fit(out, i));
-    return dp__data_pile_round(out, divisor > 0 ? divisor : 1);
+    return dp__data_pile_round(out, divisor);
 }
 
 /* The tensor for all of them, filled where they do not reach. */
@@ -972,6 +973,22 @@ static dp_status dp__data_images_of(dp_scope *scope, dp_value images, dp_value *
     return dp__data_made(dp_list_make(scope, DP_LIST, items, (size_t)all->shape[0]), out);
 }
 
+/* The batch of a process that has run out, of the shape that the others' has. */
+static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
+                                    const dp_tensor *images, dp_value *out)
+{
+    dp_tensor image, none;
+    dp__data_pile pile = {.ctx = ctx, .scope = scope, .of = (const dp_tensor *[]){&image}};
+    pile.ndim = image.ndim = images->ndim - 1;
+    image.device = images->device;
+    memcpy(image.shape, images->shape + 1, (size_t)image.ndim * sizeof *image.shape);
+    memcpy(pile.shape, image.shape, (size_t)image.ndim * sizeof *image.shape);
+    DP_TRY(dp__data_channels_check(config, &image, 0));
+    DP_TRY(dp__data_pile_round(&pile, config->pad_divisor));
+    DP_TRY(dp__data_pile_make(&pile, DP_F32, 0, &none));
+    return dp__data_made(dp_of(scope, &none), out);
+}
+
 static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_image_config *config,
                                       dp_value images, dp_value *out)
 {
@@ -981,6 +998,8 @@ static dp_status dp__data_image_batch(dp_ctx *ctx, dp_scope *scope, const dp_ima
     dp_tensor stack, place;
     DP_TRY(dp__data_image_check(config));
     DP_TRY(dp__data_check_value(scope, images));
+    if (images.kind == DP_TENSOR && images.as.t->ndim == 4 && images.as.t->shape[0] == 0)
+        return dp__data_no_images(ctx, scope, config, images.as.t, out);
     DP_TRY(dp__data_images_of(scope, images, &list));
     DP_TRY(dp__data_pile_of(ctx, scope, list, config->pad_divisor, &pile));
     for (size_t i = 0; i < pile.count; i++)
