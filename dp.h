@@ -1256,7 +1256,8 @@ struct dp_call {
     dp_dtype compute_dtype; /* from dp_pass_config; DP_F32 = the parameters' own */
     size_t replica, replica_count;
     int64_t row_first, row_count, row_total; /* of the whole batch: seeds; 0 when nothing was cut */
-    double weight; /* samples in this replica's part, row_count at first; a forward may set it */
+    double weight; /* samples in this replica's part, row_count at first; a forward may set it to
+                      any number that is finite and not negative */
     struct dp__record *record;
 };
 

@@ -1888,6 +1888,8 @@ static dp_status dp__record_forward(dp__record *record, const dp_method *method)
                                        "is nothing to return)");
     else if (status == DP_OK)
         status = dp__check_value("call->out", "value", call->out);
+    if (status == DP_OK && (!(call->weight >= 0) || !isfinite(call->weight)))
+        status = dp_error(DP_ERR_INVALID, "call->weight is %g", call->weight);
     if (status != DP_OK)
         return dp_error(status, "%s.%s: %s", call->module->name, method->name, dp_last_error());
     return DP_OK;

@@ -879,6 +879,39 @@ static dp_status ask_child_for_its_part(dp_call *call)
     return dp_call_child(call, "own", "forward", dp_none(), dp_none(), &call->out, NULL);
 }
 
+static double given_weight;
+
+static dp_status give_weight(dp_call *call)
+{
+    call->weight = call->replica + 1 == call->replica_count ? given_weight : 1;
+    call->out = dp_none();
+    return DP_OK;
+}
+
+TEST_BACKENDS(a_weight_is_a_number_of_samples)
+{
+    static const struct {
+        double weight;
+        const char *want;
+    } rows[] = {{0, NULL},
+                {0.5, NULL},
+                {-0.5, "own.forward: call->weight is -0.5"},
+                {(double)NAN, "own.forward: call->weight is "},
+                {HUGE_VAL, "own.forward: call->weight is inf"}};
+    dp_module *net = module_of(ctx, give_weight, NULL), *both = on_devices(net, 2);
+    dp_value out;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int wrapped = 0; wrapped < 2; wrapped++) {
+            given_weight = rows[i].weight;
+            dp_status got = dp_invoke(wrapped ? both : net, "forward", scope,
+                                      tree_of(scope, "(f32[5],)"), dp_none(), NULL, &out, NULL);
+            if (rows[i].want == NULL)
+                CHECK_OK(got);
+            else
+                CHECK_ERROR(got, DP_ERR_INVALID, rows[i].want);
+        }
+}
+
 /* A child's part of the batch is its parent's, with the weight that the parent has set. */
 TEST_BACKENDS(children_know_the_part_of_their_replica)
 {
