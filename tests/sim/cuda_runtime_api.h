@@ -7,7 +7,7 @@
 
 /* Of dp_cuda.h: with as much as real pairs are checked with, 56 pairs of simulated GPUs would be
    most of what the simulation costs. */
-#define DP__CUDA_CHECK_BYTES (64 << 10)
+#define DP__CUDA_CHECK_BYTES (16 << 10)
 
 typedef enum cudaError {
     cudaSuccess = 0,
