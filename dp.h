@@ -1478,7 +1478,7 @@ typedef struct dp_distributed_config {
    their weights; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM
    and DP_MEAN_SAMPLES would count twice what was reduced already: call dp_zero_grad before the next
    backward. It also comes between the backwards of two wrappers of the same parameters, whatever
-   the reduction: one does not know what the other has reduced.
+   the reduction: one does not know what the other has reduced (STATE).
 
    Children that are trained by themselves, a GAN's: see dp_separate_distributed.
 
@@ -2205,7 +2205,7 @@ struct dp_ctx {
     dp_scope *all_scopes;
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
-    uint64_t scatterings;    /* how often a wrapper has scattered gradients: numbers for marks */
+    uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
     atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
     atomic_int inside;       /* threads in the user's functions, except those under `entered` */
     atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */

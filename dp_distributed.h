@@ -179,7 +179,7 @@ struct dp__distributed {
     double *samples;        /* by local rank, of this pass */
     uint64_t zeroed;        /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;           /* they hold what was reduced */
-    uint64_t scattered;     /* dp_ctx.scatterings when this wrapper did it last */
+    uint32_t number;        /* among all such wrappers of the context, from 1 */
     bool copies_void;       /* the original's do; those of other local ranks are void */
     bool buffers_apart;     /* gradients were reduced since buffers were made equal */
     uint64_t forward_ns, forwards_ns; /* of the last reduced pass; of all that had a forward */
@@ -565,20 +565,36 @@ static dp__param *dp__unit_root(const dp__face *face, size_t unit)
     return dp__root(face->inner->slots[face->inner->listed[face->ranks->homes[unit]]]);
 }
 
-/* The mark is on the memory, as others that have it may ask, or reduce it too; its number tells
-   them whether it was this wrapper. */
+/* What this wrapper adds to is marked as its own, on the memory, which others may wrap too. What
+   two have added to would be wrong: neither knows what the other has reduced, or on which device
+   it is. */
+static dp_status dp__units_claim(const dp__face *face)
+{
+    const dp__distributed *ranks = face->ranks;
+    for (size_t unit = 0; unit < ranks->unit_count; unit++) {
+        const dp__param *root = dp__unit_root(face, unit);
+        if (root->wrapper != 0 && root->wrapper != ranks->number)
+            return dp_error(DP_ERR_STATE,
+                            "another wrapper has added to the gradient of '%s' of '%s': "
+                            "dp_zero_grad comes first",
+                            root->name, root->owner->name);
+    }
+    for (size_t unit = 0; unit < ranks->unit_count; unit++)
+        dp__unit_root(face, unit)->wrapper = ranks->number;
+    return DP_OK;
+}
+
 static void dp__units_scattered(const dp__face *face)
 {
-    face->ranks->scattered = ++face->ctx->scatterings;
     for (size_t unit = 0; unit < face->ranks->unit_count; unit++)
-        dp__unit_root(face, unit)->scattered = face->ranks->scattered;
+        dp__unit_root(face, unit)->scattered = true;
 }
 
 static bool dp__units_hold_shares(const dp__face *face)
 {
     bool some = false;
     for (size_t unit = 0; unit < face->ranks->unit_count && !some; unit++)
-        some = dp__unit_root(face, unit)->scattered != 0;
+        some = dp__unit_root(face, unit)->scattered;
     return some;
 }
 
@@ -595,6 +611,7 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
                         "gradients of '%s' hold what was reduced, which would be added up again: "
                         "dp_zero_grad comes first",
                         face->inner->name);
+    DP_TRY(dp__units_claim(face));
     if (ranks->copies_void && !zeroed)
         DP_TRY(dp__replicas_send(face, DP__GRADS, face->count));
     for (size_t r = 0; r < face->count && zeroed; r++)
@@ -832,6 +849,7 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
         (dp__distributed){.reduction = config->reduction != 0 ? config->reduction : DP_MEAN_RANKS,
                           .buffers = config->buffers,
                           .log_unused = config->log_unused,
+                          .number = ++face->ctx->wrappers,
                           .zeroed = UINT64_MAX,
                           .buffers_apart = true};
     for (int sort = 0; sort < DP__SORT_COUNT; sort++)
@@ -1078,7 +1096,7 @@ static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *ou
 static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info *out)
 {
     const dp__param *root = dp__root(module->slots[slot]);
-    out->unseen = root->scattered != 0;
+    out->unseen = root->scattered;
     for (; slot != DP__NO_SLOT && !out->reduced; slot = module->twins[slot]) {
         size_t own = 0;
         const dp__face *face = dp__slot_ranks(module, slot, &own);
@@ -1087,7 +1105,7 @@ static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info
         out->reduction = out->reduced ? face->ranks->reduction : (dp_reduction)0;
         if (!out->reduced || face->ranks->units[own] == DP__NO_UNIT)
             continue;
-        out->unseen = root->scattered != 0 && root->scattered != face->ranks->scattered;
+        out->unseen = root->scattered && root->wrapper != face->ranks->number;
         out->share = face->ranks->shares[face->ranks->units[own]].each;
         out->share_at = face->ranks->shares[face->ranks->units[own]].at;
     }
@@ -1260,7 +1278,7 @@ DP_API bool dp_grads_are_scattered(const dp_module *module)
     if (dp__check_module(__func__, module) != DP_OK)
         return false;
     for (size_t home = 0; home < module->listed_count && !scattered; home++)
-        scattered = dp__root(module->slots[module->listed[home]])->scattered != 0;
+        scattered = dp__root(module->slots[module->listed[home]])->scattered;
     return scattered;
 }
 

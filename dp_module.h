@@ -45,7 +45,8 @@ typedef struct dp__param {
     size_t home;           /* a guess, which dp__module_list checks */
     bool frozen, buffer;
     bool foreign, foreign_grad; /* the user's memory */
-    uint64_t scattered;         /* dp_ctx.scatterings when a root's gradient was; 0: zeroed since */
+    bool scattered;             /* a root's gradient is, and was not zeroed since */
+    uint32_t wrapper;           /* the dp__distributed.number that has added to it since; or 0 */
 } dp__param;
 
 typedef struct dp__child {
@@ -1278,8 +1279,11 @@ static dp_status dp__grads_zero(dp_module *module)
     dp_tensor run;
     DP_TRY(dp__grads_ready(module));
     dp__zeroed(module);
-    for (size_t home = 0; home < module->listed_count; home++)
-        dp__root(module->slots[module->listed[home]])->scattered = 0;
+    for (size_t home = 0; home < module->listed_count; home++) {
+        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        root->scattered = false;
+        root->wrapper = 0;
+    }
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
         DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
     return DP_OK;

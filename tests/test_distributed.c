@@ -91,6 +91,41 @@ TEST(sums_and_means_of_any_number_of_ranks)
     in_processes(2, sums_over_shm);
 }
 
+/* Each knows nothing of what the other has reduced, or on which device it is. */
+static void two_wrappers(dp_ctx *ctx)
+{
+    static const plan how;
+    double mean = (info_here(ctx).rank_count + 1) / 2.0;
+    dp_module *net = make_net(ctx, &how), *pars[2];
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(dp_distributed(net, NULL, &pars[i]));
+    for (int turn = 0; turn < 8; turn++) {
+        dp_module *one = pars[turn % 2], *other = pars[1 - turn % 2];
+        CHECK_OK(forward_and_backward(one, 2, turn & 2));
+        CHECK_ERROR(forward_and_backward(other, 3, turn & 4), DP_ERR_STATE,
+                    "another wrapper has added to the gradient of 'w' of 'net': dp_zero_grad comes "
+                    "first");
+        CHECK_OK(dp_zero_grad(turn < 4 ? net : other));
+        CHECK_OK(forward_and_backward(other, 4, false));
+        CHECK_OK(forward_and_backward(other, 1, false));
+        check_grads(net, 5 * mean, 5 * mean);
+        CHECK_OK(dp_zero_grad(one));
+    }
+    dp_close(ctx);
+}
+
+static void two_wrappers_in_processes(meeting *m)
+{
+    two_wrappers(open_over_shm(m, 1 + m->process, 0));
+}
+
+TEST(dp_zero_grad_comes_between_two_wrappers)
+{
+    two_wrappers(open_here(1));
+    two_wrappers(open_on(toy_device(), 2));
+    in_processes(2, two_wrappers_in_processes);
+}
+
 /* ---- gradients that the user changes --------------------------------------------------------- */
 
 static void scale_grads(dp_module *net, double by)
