@@ -979,10 +979,11 @@ static dp_status dp__data_no_images(dp_ctx *ctx, dp_scope *scope, const dp_image
 {
     dp_tensor image, none;
     dp__data_pile pile = {.ctx = ctx, .scope = scope, .of = (const dp_tensor *[]){&image}};
-    pile.ndim = image.ndim = images->ndim - 1;
+    image.ndim = 3;
     image.device = images->device;
-    memcpy(image.shape, images->shape + 1, (size_t)image.ndim * sizeof *image.shape);
-    memcpy(pile.shape, image.shape, (size_t)image.ndim * sizeof *image.shape);
+    memcpy(image.shape, images->shape + 1, image.ndim * sizeof *image.shape);
+    pile.ndim = image.ndim;
+    memcpy(pile.shape, image.shape, image.ndim * sizeof *image.shape);
     DP_TRY(dp__data_channels_check(config, &image, 0));
     DP_TRY(dp__data_pile_round(&pile, config->pad_divisor));
     DP_TRY(dp__data_pile_make(&pile, DP_F32, 0, &none));
