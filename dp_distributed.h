@@ -343,16 +343,14 @@ static size_t dp__params_run(const dp__face *face, const char *at)
     return i;
 }
 
-/* Whether a parameter is listed right after another, and comes right after it in memory, as its
-   gradient does: on all ranks, as runs are the same there. */
+/* Whether a parameter comes right after another in memory, and so its gradient does, if they are in
+   one block: on all ranks, as runs are the same there. */
 static bool dp__lots_adjoin(const dp__face *face, const dp__lot *before, const dp__lot *lot)
 {
     const dp_module *inner = face->inner;
     const char *data = dp__root(inner->slots[inner->listed[before->home]])->data.data;
     const char *next = dp__root(inner->slots[inner->listed[lot->home]])->data.data;
-    return lot->home == before->home + 1 && before->dtype == lot->dtype &&
-           before->at + before->bytes == lot->at && data + before->bytes == next &&
-           dp__params_run(face, data) == dp__params_run(face, next);
+    return data + before->bytes == next && dp__params_run(face, data) == dp__params_run(face, next);
 }
 
 /* The stretch that begins with a lot: up to where memory is interrupted, or it has bytes enough.

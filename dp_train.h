@@ -523,9 +523,10 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
 
 /* ==== >>views ==================================================================================
    All parameters that have a gradient, of every owner. To ask for them is an edit, and owners that
-   are edited equally stay equal. Neighbours in memory are one span: a packed module is one. Those
-   of a span that are of one group are one run, which a kernel passes at once. Where ranks share
-   parameters out each has a part of every span, and what cannot be cut evenly, at the end.      */
+   are edited equally stay equal. Neighbours in memory are listed one after another and are one
+   span: a module is one, if nothing lies between its parameters. Those of a span that are of one
+   group are one run, which a kernel passes at once. Where ranks share parameters out each has a
+   part of every span, and what cannot be cut evenly, at the end.                                */
 
 typedef struct dp__train_run {
     size_t first, count; /* the parameter that it begins with; elements */
@@ -544,10 +545,12 @@ typedef struct dp__train_piece {
 
 typedef struct dp__train_listed { /* a parameter */
     size_t param;                 /* its number in the module */
+    size_t number, lead;          /* among those listed here; of the first of its neighbours */
     size_t group;
-    const void *begin;   /* of the first of those that ranks share out together */
-    size_t share, place; /* see dp_param_info.share and share_at */
-    bool reduced;        /* likewise; the first owner alone steps what is not */
+    const char *data, *end; /* the first owner's */
+    const char *begin;      /* of the first of those that ranks share out together */
+    size_t share, place;    /* see dp_param_info.share and share_at; 0 where ranks do not */
+    bool reduced;           /* likewise; the first owner alone steps what is not */
 } dp__train_listed;
 
 typedef struct dp__train_views {
@@ -558,7 +561,6 @@ typedef struct dp__train_views {
     dp__train_listed *listed;
     size_t *ranks;  /* the first rank of each owner, and where those of the last end */
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
-    bool shared;    /* ranks share parameters out */
     size_t sampled; /* how many have gradients that are means over samples */
     dp_tensor *data, *grad; /* owner after owner */
     dp__train_run *runs;
@@ -613,39 +615,42 @@ static dp_status dp__train_count(dp_module *module, size_t *count)
     return DP_OK;
 }
 
-/* Whether a parameter comes after the one that is listed before it, if it has to. */
-static bool dp__train_in_place(const dp__train_listed *listed, size_t i)
+/* Of those in the order of memory: whether a parameter adjoins the one before, or ranks share them
+   out together. */
+static bool dp__train_follows(const dp__train_listed *before, const dp__train_listed *own)
 {
-    return listed[i].place == 0 || (i > 0 && listed[i - 1].begin == listed[i].begin &&
-                                    listed[i - 1].place < listed[i].place);
+    return own->share > 0 ? before->begin == own->begin : before->end == own->data;
 }
 
-/* To where others are that ranks share out with it, or stay. */
-static void dp__train_put(dp__train_listed *listed, size_t i)
+static int dp__train_by_data(const void *a, const void *b)
 {
-    const dp__train_listed own = listed[i];
-    size_t to = i, k = i;
-    for (bool after = own.share == 0; k > 0 && !after; k--) {
-        bool together = listed[k - 1].share > 0 && listed[k - 1].begin == own.begin;
-        after = together && listed[k - 1].place < own.place;
-        to = after ? k : together ? k - 1 : to;
+    const dp__train_listed *x = a, *y = b;
+    if (x->data != y->data)
+        return x->data < y->data ? -1 : 1;
+    return x->number < y->number ? -1 : 1;
+}
+
+static int dp__train_by_lead(const void *a, const void *b)
+{
+    const dp__train_listed *x = a, *y = b;
+    return x->lead == y->lead ? dp__train_by_data(a, b) : x->lead < y->lead ? -1 : 1;
+}
+
+/* As they lie in memory: last parameters usually come first, and one that has another name above
+   its wrapper is listed there. Where blocks of memory lie differs from process to process, but not
+   whose parameters are in them. */
+static void dp__train_order(dp__train_listed *listed, size_t count)
+{
+    qsort(listed, count, sizeof *listed, dp__train_by_data);
+    for (size_t i = 0; i < count; i++) {
+        bool follows = i > 0 && dp__train_follows(&listed[i - 1], &listed[i]);
+        listed[i].lead = follows ? listed[i - 1].lead : listed[i].number;
     }
-    memmove(listed + to + 1, listed + to, (i - to) * sizeof *listed);
-    listed[to] = own;
+    qsort(listed, count, sizeof *listed, dp__train_by_lead);
 }
 
-/* A parameter that has another name above its wrapper is listed there, away from those that ranks
-   share out with it. */
-static void dp__train_order(dp__train_views *views)
-{
-    bool in_place = true;
-    for (size_t i = 0; i < views->count && in_place; i++)
-        in_place = dp__train_in_place(views->listed, i);
-    for (size_t i = 0; i < views->count && !in_place; i++)
-        dp__train_put(views->listed, i);
-}
-
-static dp_status dp__train_list(dp__train_views *views)
+/* shared: ranks share parameters out. */
+static dp_status dp__train_list(dp__train_views *views, bool shared)
 {
     size_t count = 0, reduced = 0;
     for (size_t i = 0; i < dp_module_param_count(views->module); i++) {
@@ -653,17 +658,21 @@ static dp_status dp__train_list(dp__train_views *views)
         DP_TRY(dp_module_param(views->module, i, &info));
         if (info.frozen || info.buffer)
             continue;
+        const char *data = info.data.data;
         size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
-        const void *begin = (const char *)info.data.data - before;
-        views->listed[count++] = (dp__train_listed){.param = i,
-                                                    .begin = begin,
-                                                    .share = info.share,
-                                                    .place = info.share_at,
-                                                    .reduced = info.reduced};
+        views->listed[count] = (dp__train_listed){.param = i,
+                                                  .number = count,
+                                                  .data = data,
+                                                  .end = data + dp__train_bytes(&info.data),
+                                                  .begin = data - before,
+                                                  .share = shared ? info.share : 0,
+                                                  .place = shared ? info.share_at : 0,
+                                                  .reduced = info.reduced};
+        count++;
         views->sampled += info.reduction == DP_MEAN_SAMPLES;
         reduced += info.reduced;
     }
-    dp__train_order(views);
+    dp__train_order(views->listed, count);
     views->spread = reduced > 0 && reduced < count;
     return DP_OK;
 }
@@ -703,18 +712,17 @@ static void dp__train_rank_all(dp__train_views *views)
 
 static bool dp__train_adjoins(const dp_tensor *before, const dp_tensor *tensor)
 {
-    return before->dtype == tensor->dtype &&
+    return before->dtype == tensor->dtype && before->device.index == tensor->device.index &&
            (char *)before->data + dp__train_bytes(before) == tensor->data;
 }
 
 /* Whether a parameter comes right after the one before, wherever it is. Those that ranks share out
-   together do. */
+   together do. What follows them is part of what they cannot cut evenly. */
 static bool dp__train_goes_on(const dp__train_views *views, size_t i)
 {
-    if (views->shared && views->listed[i].share > 0)
+    if (views->listed[i].share > 0)
         return views->listed[i].place > 0;
-    bool on = i > 0 && views->listed[i - 1].reduced == views->listed[i].reduced &&
-              !(views->shared && views->listed[i - 1].share > 0);
+    bool on = i > 0 && views->listed[i - 1].reduced == views->listed[i].reduced;
     for (size_t owner = 0; owner < views->owner_count && on; owner++)
         on = !dp__train_has(views, owner, i) ||
              (dp__train_adjoins(dp__train_data(views, owner, i - 1),
@@ -729,16 +737,15 @@ static size_t dp__train_elements(const dp__train_views *views, size_t i)
     return (size_t)dp_tensor_count(dp__train_data(views, 0, i));
 }
 
-/* alone: each parameter is a run by itself. shared: ranks share them out. */
-static void dp__train_cut(dp__train_views *views, bool alone, bool shared)
+/* alone: each parameter is a run by itself. */
+static void dp__train_cut(dp__train_views *views, bool alone)
 {
     views->run_count = views->span_count = 0;
-    views->shared = shared;
     for (size_t i = 0; i < views->count; i++) {
         bool on = !alone && dp__train_goes_on(views, i);
         if (!on)
             views->spans[views->span_count++] =
-                (dp__train_span){.first = i, .each = shared ? views->listed[i].share : 0};
+                (dp__train_span){.first = i, .each = views->listed[i].share};
         dp__train_span *span = &views->spans[views->span_count - 1];
         if (!on || views->listed[i - 1].group != views->listed[i].group)
             views->runs[views->run_count++] =
@@ -792,7 +799,8 @@ static dp_tensor dp__train_part(const dp_tensor *first, const dp__train_piece *p
 }
 
 /* They live as long as the scope. */
-static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__train_views *out)
+static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool shared,
+                                      dp__train_views *out)
 {
     *out = (dp__train_views){
         .module = module, .ctx = dp_module_ctx(module), .owner_count = dp_owner_count(module)};
@@ -808,10 +816,10 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, dp__tr
         out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
-    DP_TRY(dp__train_list(out));
+    DP_TRY(dp__train_list(out, shared));
     DP_TRY(dp__train_ask(out));
     dp__train_rank_all(out);
-    dp__train_cut(out, false, dp_grads_are_scattered(module));
+    dp__train_cut(out, false);
     return DP_OK;
 }
 
@@ -1247,7 +1255,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
         return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
     dp_scope *temp;
     DP_TRY(dp_scope_open(dp_module_ctx(module), &temp));
-    dp_status status = dp__train_views_make(module, temp, &views);
+    dp_status status = dp__train_views_make(module, temp, dp_grads_are_scattered(module), &views);
     if (status == DP_OK)
         status = dp__train_seen(&views, &asked);
     if (status == DP_OK)
@@ -1910,7 +1918,7 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
             return dp__train_full();
         views->listed[i].group = dp__train_group_of(&optim->config, optim->names[i]);
     }
-    dp__train_cut(views, optim->config.rule->whole, optim->config.sharded);
+    dp__train_cut(views, optim->config.rule->whole);
     return DP_OK;
 }
 
@@ -2003,7 +2011,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
     DP_TRY(dp__train_groups_copy(scope, &optim->config));
     if (dp__train_is_scaled(optim))
         optim->scale = optim->config.scale.scale;
-    DP_TRY(dp__train_views_make(module, scope, &optim->views));
+    DP_TRY(dp__train_views_make(module, scope, config->sharded, &optim->views));
     *out = optim;
     return dp__train_optim_fill(optim);
 }
@@ -2243,7 +2251,7 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
         size_t slots = optim->stores[s].slots;
         DP_TRY(dp__train_span_save(optim, scope, s, items));
         for (size_t p = 0; p < span->param_count; p++)
-            pairs[span->first + p] =
+            pairs[views->listed[span->first + p].number] =
                 (dp_pair){optim->names[span->first + p],
                           dp_list_make(scope, DP_LIST, items + p * slots, slots)};
     }
@@ -2305,8 +2313,9 @@ static dp_status dp__train_counts_check(dp_value saved)
 static dp_value dp__train_saved_of(const dp__train_optimizer *optim, dp_value state, size_t i)
 {
     const char *name = optim->names[i];
-    if (i < dp_count(state) && strcmp(state.as.pairs[i].key, name) == 0)
-        return state.as.pairs[i].value;
+    size_t number = optim->views.listed[i].number;
+    if (number < dp_count(state) && strcmp(state.as.pairs[number].key, name) == 0)
+        return state.as.pairs[number].value;
     return dp_get(state, name);
 }
 

@@ -755,6 +755,88 @@ TEST(neighbours_are_stepped_together)
     dp_close(ctx);
 }
 
+static dp_module *layers_of(dp_ctx *ctx, bool packed)
+{
+    static const dp_param_config layers[] = {{.name = "a", .ndim = 1, .shape = {32}},
+                                             {.name = "b", .ndim = 1, .shape = {16}},
+                                             {.name = "c", .ndim = 1, .shape = {10}},
+                                             {.name = "d", .ndim = 1, .shape = {48}}};
+    const dp_module_config config = {
+        .name = "layers", .params = layers, .param_count = 4, .packed = packed};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    return net;
+}
+
+/* The last parameter comes first in memory, where nothing lies between `d` and `c`, or `b` and
+   `a`. */
+TEST(neighbours_in_memory_need_not_be_packed)
+{
+    static const dp_rule any = {.size = sizeof any, .name = "any", .step = look};
+    static const dp_param_group group = {.match = "b"};
+    dp_ctx *ctx = open_here(1);
+    dp_module *net = layers_of(ctx, false);
+    for (size_t grouped = 0; grouped < 2; grouped++) {
+        dp_optim_config config = {
+            .rule = &any, .hyper = {.lr = 1}, .groups = &group, .group_count = grouped};
+        dp_optim *optim = NULL;
+        CHECK_OK(dp_optim_create(net, &config, &optim));
+        seen = (struct seen){0};
+        CHECK_OK(dp_optim_step(optim));
+        CHECK_INT(seen.calls, 2 + grouped);
+        CHECK_INT(seen.count, 32 + 16 + 10 + 48);
+        dp_optim_destroy(optim);
+    }
+    dp_close(ctx);
+}
+
+static dp_value saved_state(dp_scope *scope, dp_optim *optim)
+{
+    dp_value saved;
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    return dp_get(saved, "state");
+}
+
+/* State is saved in the order of the module's parameters, and goes to where they lie. */
+TEST(saved_state_does_not_know_how_memory_lies)
+{
+    static const char *const names[] = {"a", "b", "c", "d"};
+    dp_ctx *ctx = open_here(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_optim *optims[2];
+    for (int packed = 0; packed < 2; packed++) {
+        dp_module *net = layers_of(ctx, packed);
+        dp_tensor data, grad;
+        dp_value saved;
+        CHECK_OK(dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1, .momentum = 0.5}},
+                                 &optims[packed]));
+        if (packed) {
+            CHECK_OK(dp_optim_save(optims[0], scope, &saved));
+            CHECK_OK(dp_optim_load(optims[1], saved));
+            continue;
+        }
+        for (size_t i = 0; i < 4; i++) {
+            CHECK_OK(dp_params_edit(net, i, &data, &grad));
+            for (int k = 0; k < grad.shape[0]; k++)
+                ((float *)grad.data)[k] = (float)(100 * i) + (float)k;
+        }
+        CHECK_OK(dp_optim_step(optims[0]));
+    }
+    for (int packed = 0; packed < 2; packed++) {
+        dp_value state = saved_state(scope, optims[packed]);
+        CHECK_INT(dp_count(state), 4);
+        for (size_t i = 0; i < 4; i++) {
+            const dp_tensor *own;
+            CHECK_STR(dp_key_at(state, i), names[i]);
+            CHECK_OK(dp_as_tensor(dp_at(dp_at(state, i), 0), "momentum", DP_F32, 1, &own));
+            for (int k = 0; k < own->shape[0]; k++)
+                CHECK_F64(((float *)own->data)[k], (double)(100 * i) + k, 0);
+        }
+    }
+    dp_scope_end(scope);
+    dp_close(ctx);
+}
+
 /* Neighbours are one to the norm too, whatever was in memory before. */
 TEST(a_norm_is_that_of_neighbours_together)
 {

@@ -134,6 +134,169 @@ static void check_infos(dp_module *par, size_t first, bool together)
     }
 }
 
+/* ---- layers that are short -------------------------------------------------------------------
+   None would be shared out by itself. In memory the last one comes first.                        */
+
+enum { SHORTS = 6, SHORT = 160 };
+
+typedef enum lie { /* how numbers lie */
+                   OWN_MEMORY,
+                   FROZEN_BETWEEN, /* gradients adjoin, numbers do not */
+                   APART,          /* likewise, as they are the user's */
+                   IN_A_ROW,       /* both do, but the user may have numbers elsewhere */
+                   ODD_IN_A_ROW    /* numbers adjoin, gradients do not */
+} lie;
+
+enum { FROZEN = 2 }; /* the parameter */
+
+static size_t short_of(lie lies)
+{
+    return lies == ODD_IN_A_ROW ? SHORT - 10 : SHORT;
+}
+
+static dp_status shorts_backward(dp_call *call)
+{
+    for (size_t i = SHORTS; i-- > 0;) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(call->module, i, &info));
+        if (info.frozen)
+            continue;
+        dp_tensor grad = dp_grad_tensor(call, i);
+        size_t count = (size_t)dp_tensor_count(&grad);
+        float *numbers = dp_scope_alloc(call->scope, count * sizeof *numbers);
+        dp_tensor host = dp_wrap(numbers, DP_F32, grad.ndim, grad.shape);
+        for (size_t k = 0; k < count; k++)
+            numbers[k] = (float)(rank_of(call) + 1) * one_of(i, k);
+        DP_TRY(dp_copy(call->ctx, &grad, &host, NULL));
+        DP_TRY(dp_grad_ready(call, i));
+    }
+    return DP_OK;
+}
+
+/* memory: of the user's. */
+static dp_module *shorts_par(dp_ctx *ctx, lie lies, float *memory,
+                             const dp_distributed_config *config)
+{
+    static const dp_method methods[] = {{"forward", number_forward}, {"backward", shorts_backward}};
+    static const char *const names[SHORTS] = {"a", "b", "c", "d", "e", "f"};
+    dp_param_config params[SHORTS];
+    dp_module *net = NULL, *par = NULL;
+    size_t step = lies == APART ? 2 * SHORT : short_of(lies);
+    for (size_t i = 0; i < SHORTS; i++)
+        params[i] = (dp_param_config){
+            .name = names[i],
+            .ndim = 1,
+            .shape = {(int64_t)short_of(lies)},
+            .frozen = lies == FROZEN_BETWEEN && i == FROZEN,
+            .data = lies <= FROZEN_BETWEEN ? NULL : memory + (SHORTS - 1 - i) * step};
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "shorts",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = params,
+                                                  .param_count = SHORTS},
+                              &net));
+    CHECK_OK(dp_distributed(net, config, &par));
+    return par;
+}
+
+static void check_short(dp_module *const *pars, lie lies, size_t i)
+{
+    dp_ctx *ctx = dp_module_ctx(pars[0]);
+    float got[2][SHORT];
+    dp_param_info info;
+    dp_tensor data;
+    size_t each = each_of(lies == OWN_MEMORY ? SHORTS * SHORT : SHORT, info_here(ctx).rank_count);
+    size_t bytes = short_of(lies) * sizeof(float);
+    CHECK_OK(dp_module_param(pars[1], i, &info));
+    CHECK_INT(info.share, each);
+    CHECK_INT(info.share_at, each > 0 ? (SHORTS - 1 - i) * SHORT : 0);
+    for (int sharded = 0; sharded < 2; sharded++) {
+        CHECK_OK(dp_params_edit(pars[sharded], i, &data, NULL));
+        CHECK_OK(dp_read(ctx, &data, got[sharded], bytes));
+    }
+    CHECK_BYTES(got[1], got[0], bytes);
+}
+
+static void short_layers(dp_ctx *ctx, lie lies)
+{
+    static float memory[2][2 * SHORTS * SHORT];
+    memset(memory, 0, sizeof memory);
+    dp_module *pars[2];
+    dp_optim *optims[2];
+    for (int sharded = 0; sharded < 2; sharded++) {
+        pars[sharded] = shorts_par(ctx, lies, memory[sharded], NULL);
+        CHECK_OK(dp_optim_create(
+            pars[sharded],
+            &(dp_optim_config){.hyper = {.lr = 0.5, .momentum = 0.5}, .sharded = sharded},
+            &optims[sharded]));
+    }
+    for (int step = 0; step < 3; step++) {
+        double norms[2];
+        for (int sharded = 0; sharded < 2; sharded++) {
+            CHECK_OK(forward_and_backward(pars[sharded], 1, false));
+            CHECK_INT(dp_grads_are_scattered(pars[sharded]), sharded);
+            CHECK_OK(dp_grad_norm(pars[sharded], 2, &norms[sharded]));
+            CHECK_OK(dp_optim_step(optims[sharded]));
+        }
+        CHECK_F64(norms[1], norms[0], 1e-12 * norms[0]);
+    }
+    CHECK_OK(dp_params_compare(pars[1]));
+    for (size_t i = 0; i < SHORTS; i++)
+        check_short(pars, lies, i);
+    dp_close(ctx);
+}
+
+static void short_layers_in_processes(meeting *m)
+{
+    short_layers(open_process(m), OWN_MEMORY);
+}
+
+TEST(short_layers_are_shared_out_together)
+{
+    for (int devices = 1; devices <= 4; devices++)
+        short_layers(open_on(toy_device(), devices), OWN_MEMORY);
+    in_jobs(short_layers_in_processes);
+}
+
+static lie some_lie;
+
+static void layers_that_lie(meeting *m)
+{
+    short_layers(open_process(m), some_lie);
+}
+
+/* Ranks may have such memory elsewhere, and share out what is one piece on all of them. */
+TEST(short_layers_that_are_no_neighbours_are_not_shared_out)
+{
+    for (some_lie = FROZEN_BETWEEN; some_lie <= ODD_IN_A_ROW; some_lie++)
+        in_processes(2, layers_that_lie);
+}
+
+/* `c` differs from process to process: it counts once for each, and each steps its own. */
+static void layers_with_one_ignored(meeting *m)
+{
+    static const char *const ignored[] = {"c"};
+    const dp_distributed_config config = {.ignored = ignored, .ignored_count = 1};
+    dp_ctx *ctx = open_process(m);
+    dp_module *par = shorts_par(ctx, OWN_MEMORY, NULL, &config);
+    double norm = 0, squares = 0, mean = 1.5;
+    for (size_t i = 0; i < SHORTS; i++)
+        for (size_t k = 0; k < SHORT; k++) {
+            double one = (double)one_of(i, k);
+            squares += i == 2 ? (1 + 4) * one * one : mean * mean * one * one;
+        }
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(dp_grad_norm(par, 2, &norm));
+    CHECK_F64(norm, sqrt(squares), 1e-12 * norm);
+    dp_close(ctx);
+}
+
+TEST(what_is_ignored_is_no_neighbour_of_what_is_reduced)
+{
+    in_processes(2, layers_with_one_ignored);
+}
+
 static bool has_share(const dp_param_info *info, int ranks, int rank, size_t k)
 {
     size_t at = info->share_at + k;
