@@ -30,7 +30,7 @@
      >>timeline     what happened when, as a file for Perfetto
      >>contract     for writers of backends: the two tables
    and then the implementation
-     >>platform     headers, stb_ds, poison
+     >>platform     headers, poison
      >>state        all private structs
      >>trace        what threads and streams did, for $DP_TRACE
      >>errors       sentences, live contexts, the failure of a job
@@ -47,6 +47,7 @@
      >>compute      copy, fill, cast, axpby, statistics, read
      >>names        where each of many names is
      >>resolve      what a config means
+     >>devices      a context's, an array of stb_ds
      >>open         from a config to a context
      >>closing      and back
      >>running      questions to a context, dp_run
@@ -107,9 +108,6 @@
                                       machine to another
      DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL are looked for at run
                                       time
-     DP_NO_STB_DS_IMPLEMENTATION      with DP_IMPLEMENTATION: another file emits stb_ds
-     STBDS_REALLOC, STBDS_FREE        with DP_IMPLEMENTATION: stb_ds' own hooks, used when a context
-                                      opens; dp_config.allocator cannot reach these few bytes
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
@@ -1967,8 +1965,7 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 _Static_assert(sizeof(size_t) == 8, "dp.h: for systems of 64 bits only: sizes are counted in them");
 
 /* ==== >>platform ===============================================================================
-   Headers, stb_ds, and the few macros. dp_cpu.h comes in here: what follows makes no system
-   call. */
+   Headers, and the few macros. dp_cpu.h comes in here: what follows makes no system call.        */
 
 /* FNV-1a; begins with dp__hash_first, or goes on from an earlier hash. */
 static const uint64_t dp__hash_first = 14695981039346656037u;
@@ -1995,53 +1992,6 @@ static uint64_t dp__hash(uint64_t hash, const void *data, size_t bytes)
 #include <assert.h>
 #define DP_ASSERT(condition) assert(condition)
 #endif
-
-/* stb_ds does not check what realloc returns. Instead of NULL it gets a place to write its header
-   to, and dp__list_failed checks for it afterwards. */
-#if !defined(DP_NO_STB_DS_IMPLEMENTATION) && !defined(STB_DS_IMPLEMENTATION)
-#define DP__EMIT_STB_DS
-#endif
-#if defined(DP__EMIT_STB_DS) && !defined(STBDS_REALLOC) && !defined(INCLUDE_STB_DS_H)
-static _Thread_local _Alignas(16) char dp__list_sink[64];
-static void *dp__list_realloc(void *data, size_t bytes)
-{
-    void *grown = realloc(data, bytes);
-    return grown != NULL ? grown : dp__list_sink;
-}
-static bool dp__list_failed(const void *list)
-{
-    return (const char *)list > dp__list_sink &&
-           (const char *)list <= dp__list_sink + sizeof dp__list_sink;
-}
-#define STBDS_REALLOC(context, data, bytes) dp__list_realloc(data, bytes)
-#define STBDS_FREE(context, data)           free(data)
-#else
-static bool dp__list_failed(const void *list) /* the user's stb_ds: its own hooks see to it */
-{
-    return list == NULL;
-}
-#endif
-
-#ifdef DP__EMIT_STB_DS
-#define STB_DS_IMPLEMENTATION
-#else
-#undef STB_DS_IMPLEMENTATION
-#endif
-#if defined(__has_include)
-#if __has_include(<stb/stb_ds.h>)
-#include <stb/stb_ds.h>
-#elif __has_include(<stb_ds.h>)
-#include <stb_ds.h>
-#elif __has_include("stb_ds.h")
-#include "stb_ds.h"
-#else
-#error "dp.h needs stb_ds.h: apt-get install libstb-dev, or copy the file beside dp.h"
-#endif
-#else
-#include "stb_ds.h"
-#endif
-#undef STB_DS_IMPLEMENTATION
-#undef DP__EMIT_STB_DS
 
 /* Memory that nobody uses is poisoned under AddressSanitizer. */
 #if defined(__SANITIZE_ADDRESS__)
@@ -6092,6 +6042,92 @@ static void dp__resolve_log(dp_ctx *ctx)
         dp__log(ctx, DP_LOG_WARN, "DP_DEBUG is '%s', not error, warn, info or trace", debug);
 }
 
+/* ==== >>devices ================================================================================
+   A context's devices are an array of stb_ds. Only macros of it are used: its functions are global,
+   and do not check what realloc returns. The header is read under other names and then forgotten,
+   so that a user's own stb_ds can come before it, after it or not at all.                        */
+
+#ifndef INCLUDE_STB_DS_H
+#define DP__STB_DS_PRIVATE
+#pragma push_macro("STBDS_REALLOC")
+#pragma push_macro("STBDS_FREE")
+#pragma push_macro("STBDS_NO_SHORT_NAMES")
+#pragma push_macro("STB_DS_IMPLEMENTATION")
+#undef STBDS_REALLOC
+#undef STBDS_FREE
+#undef STBDS_NO_SHORT_NAMES
+#undef STB_DS_IMPLEMENTATION
+#define STBDS_NO_SHORT_NAMES
+#define stbds_array_header dp__stbds_array_header
+#define stbds_string_arena dp__stbds_string_arena
+#define stbds_string_block dp__stbds_string_block
+#define stbds_stralloc     dp__stbds_stralloc
+#define stbds_strreset     dp__stbds_strreset
+#define STBDS_SH_NONE      DP__STBDS_SH_NONE
+#define STBDS_SH_DEFAULT   DP__STBDS_SH_DEFAULT
+#define STBDS_SH_STRDUP    DP__STBDS_SH_STRDUP
+#define STBDS_SH_ARENA     DP__STBDS_SH_ARENA
+#if __has_include("stb_ds.h")
+#include "stb_ds.h"
+#else
+#include <stb/stb_ds.h>
+#endif
+#endif
+
+/* Called for an array that has no memory yet: it is reserved once, and does not move. */
+static void *dp__array_reserve(size_t item_bytes, size_t count)
+{
+    stbds_array_header *head = malloc(sizeof *head + count * item_bytes);
+    if (head == NULL)
+        return NULL;
+    *head = (stbds_array_header){.capacity = count};
+    return head + 1;
+}
+#define stbds_arrgrowf(array, item_bytes, more, count) dp__array_reserve(item_bytes, count)
+
+/* Pools point to their device, so the array must not move: it is reserved once. */
+static bool dp__devices_reserve(dp_ctx *ctx, int count)
+{
+    stbds_arrsetcap(ctx->devices, (size_t)count);
+    return ctx->devices != NULL;
+}
+
+static dp__device *dp__devices_add(dp_ctx *ctx)
+{
+    stbds_arrput(ctx->devices, (dp__device){0});
+    return &stbds_arrlast(ctx->devices);
+}
+
+static ptrdiff_t dp__devices_count(const dp_ctx *ctx)
+{
+    return stbds_arrlen(ctx->devices);
+}
+
+static void dp__devices_free(dp_ctx *ctx)
+{
+    if (ctx->devices != NULL)
+        free(stbds_header(ctx->devices));
+}
+
+#undef stbds_arrgrowf
+#ifdef DP__STB_DS_PRIVATE
+#undef DP__STB_DS_PRIVATE
+#undef INCLUDE_STB_DS_H
+#undef stbds_array_header
+#undef stbds_string_arena
+#undef stbds_string_block
+#undef stbds_stralloc
+#undef stbds_strreset
+#undef STBDS_SH_NONE
+#undef STBDS_SH_DEFAULT
+#undef STBDS_SH_STRDUP
+#undef STBDS_SH_ARENA
+#pragma pop_macro("STBDS_REALLOC")
+#pragma pop_macro("STBDS_FREE")
+#pragma pop_macro("STBDS_NO_SHORT_NAMES")
+#pragma pop_macro("STB_DS_IMPLEMENTATION")
+#endif
+
 /* ==== >>open =====================================================================================
    From a config to a context. With other processes every step is agreed upon.                   */
 
@@ -6138,22 +6174,16 @@ static void dp__device_close(dp__device *device)
         device->dev->ops->close(device->dev);
 }
 
-/* Pools point to their device, so the array must not move: it is reserved once. */
 static dp_status dp__devices_open(dp_ctx *ctx, int place)
 {
     const dp_device_ops *ops = ctx->config.backends[place];
     int count = ctx->config.device_count;
     DP_TRY(dp__device_open(ctx, dp_cpu(), &ctx->host_device, (dp_device){0, 0}, 0));
-    stbds_arrsetcap(ctx->devices, (size_t)count);
-    if (dp__list_failed(ctx->devices)) {
-        ctx->devices = NULL;
+    if (!dp__devices_reserve(ctx, count))
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
-    }
-    for (int i = 0; i < count; i++) {
-        stbds_arrput(ctx->devices, (dp__device){0});
-        DP_TRY(dp__device_open(ctx, ops, &ctx->devices[i], (dp_device){place + 1, i},
+    for (int i = 0; i < count; i++)
+        DP_TRY(dp__device_open(ctx, ops, dp__devices_add(ctx), (dp_device){place + 1, i},
                                ctx->config.devices[i]));
-    }
     ctx->info.local_count = ctx->info.rank_count = count;
     ctx->info.device_backend = ops->name;
     ctx->pinned_pool.device = &ctx->devices[0];
@@ -6490,10 +6520,10 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     dp__line_close(ctx->line, ask_devices);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
-    for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
+    for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)
         dp__streams_close(&ctx->devices[i]); /* what could not be waited for still has its memory */
     dp__blocks_free(ctx, ask_devices);
-    for (ptrdiff_t i = 0; ask_devices && i < stbds_arrlen(ctx->devices); i++)
+    for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)
         dp__device_close(&ctx->devices[i]);
     if (ask_devices) {
         dp__streams_close(&ctx->host_device);
@@ -6504,7 +6534,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         ctx->all_scopes = scope->made_before;
         dp__raw_free(ctx, scope, sizeof *scope);
     }
-    stbds_arrfree(ctx->devices);
+    dp__devices_free(ctx);
     if (ask_devices)
         dp__trace_leave(ctx);
     dp_allocator allocator = ctx->config.allocator;

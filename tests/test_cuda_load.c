@@ -13,7 +13,6 @@ static int fake_dlclose(void *library);
 #define DP_STATIC
 #define DP_IMPLEMENTATION
 #define DP_DYNAMIC_LOAD
-#define DP_NO_STB_DS_IMPLEMENTATION
 #define dlopen  fake_dlopen
 #define dlsym   fake_dlsym
 #define dlclose fake_dlclose

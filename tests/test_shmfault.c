@@ -95,7 +95,6 @@ static int faulty_fcntl(int fd, int command, ...)
 #define mmap            faulty_mmap
 #define fcntl           faulty_fcntl
 #define DP_STATIC
-#define DP_NO_STB_DS_IMPLEMENTATION
 #define DP_IMPLEMENTATION
 #include "../dp.h"
 

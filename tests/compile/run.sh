@@ -74,12 +74,11 @@ SHM='#include "dp_shm.h"'
 VALUE='#include "dp_value.h"'
 AROUND='average check data norm save train' # headers around training
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
-INCLUDE_STB='#if __has_include(<stb/stb_ds.h>)
-#include <stb/stb_ds.h>
+INCLUDE_STB='#if __has_include("stb_ds.h")
+#include "stb_ds.h"
 #else
-#include <stb_ds.h>
+#include <stb/stb_ds.h>
 #endif'
-MAIN='#include "tests/compile/main.c"'
 
 write dp.c "$IMPLEMENT" "$DP"
 write twice.c "$IMPLEMENT" "$DP" "$DP"
@@ -107,12 +106,7 @@ mapfile -t around < <(printf '#include "dp_%s.h"\n' $AROUND)
 write around.c "${around[@]}"
 write around_dp.c "$IMPLEMENT" "${around[@]}" "$DP"
 write around_static.c '#define DP_STATIC' "$IMPLEMENT" "$DP" "${around[@]}"
-write static_a.c '#define DP_STATIC' "$IMPLEMENT" "$MAIN"
-write static_b.c '#define DP_STATIC' '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
 write stb_user.c "$EMIT_STB" "$INCLUDE_STB"
-write dp_no_stb.c '#define DP_NO_STB_DS_IMPLEMENTATION' "$IMPLEMENT" "$DP"
-write stb_before.c '#define _GNU_SOURCE' "$EMIT_STB" "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
-write stb_declared.c '#define _GNU_SOURCE' "$INCLUDE_STB" "$IMPLEMENT" "$MAIN"
 write cuda.c "$IMPLEMENT" '#include "dp_cuda.h"'
 write cuda_dp.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_cuda.h"'
 write nccl.c "$IMPLEMENT" '#include "dp_nccl.h"' "$DP"
@@ -161,7 +155,7 @@ c_cases() {
     done
     expect "$cc: headers around training, dp.h" parses -std=c11 $BUILD/around_dp.c
     expect "$cc: dp.h, headers around training, static" parses -std=c11 $BUILD/around_static.c
-    expect "$cc: DP_STATIC" parses -std=c11 $BUILD/static_b.c
+    expect "$cc: DP_STATIC" parses -std=c11 -DDP_STATIC $BUILD/dp.c
     expect "$cc: included twice" parses -std=c11 $BUILD/twice.c
     expect "$cc: dp.h, dp_cpu.h" parses -std=c11 $BUILD/dp_cpu.c
     expect "$cc: dp_cpu.h, dp.h" parses -std=c11 $BUILD/cpu_dp.c
@@ -185,12 +179,25 @@ link_cases() {
     warn=("${WARN[@]}" "${WARN_GCC[@]}")
     expect "$cc: one file implements, another uses" \
         links -std=c11 $BUILD/dp.c tests/compile/main.c
-    expect "$cc: DP_STATIC in two files" links -std=c11 $BUILD/static_a.c $BUILD/static_b.c
-    expect "$cc: stb_ds in a file of the user's" \
-        links -std=c11 $BUILD/dp_no_stb.c $BUILD/stb_user.c tests/compile/main.c
-    expect "$cc: stb_ds emitted earlier in the same file" links -std=c11 $BUILD/stb_before.c
-    expect "$cc: stb_ds included earlier in the same file" links -std=c11 $BUILD/stb_declared.c
+    stb_cases
 }
+
+# A program with a stb_ds of its own, and a library that is DP_STATIC.
+stb_cases() {
+    local object=$BUILD/static.o first
+    expect "$cc: DP_STATIC in an object file" strict -std=c11 -DDP_STATIC -Wno-frame-larger-than \
+        -c $BUILD/dp.c -o "$object"
+    expect "$cc: nothing of stb_ds is in it" has_no_symbol stbds "$object"
+    for first in -DSTB_LAST -DSTB_FIRST; do
+        expect "$cc: a user's stb_ds in the same file, $first" links -std=c11 -D_GNU_SOURCE \
+            -DDP_STATIC $first -DSTB_DS_IMPLEMENTATION tests/compile/stb.c "$object"
+        expect "$cc: a user's stb_ds in another file, $first" links -std=c11 -D_GNU_SOURCE \
+            -DDP_STATIC $first tests/compile/stb.c $BUILD/stb_user.c "$object"
+    done
+}
+
+# has_no_symbol PART OBJECT: neither a global nor a local one
+has_no_symbol() { nm "$2" >"$program.symbols" && ! grep -i "$1" "$program.symbols"; }
 
 # cxx_cases CC: $cc is the C++ compiler
 cxx_cases() {

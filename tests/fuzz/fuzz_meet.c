@@ -4,7 +4,6 @@
    this file once more, static: none of this is public. */
 
 #define DP_STATIC
-#define DP_NO_STB_DS_IMPLEMENTATION
 #define DP_IMPLEMENTATION
 #include "../../dp.h"
 

@@ -4,7 +4,6 @@
    is seen. */
 
 #define DP_STATIC
-#define DP_NO_STB_DS_IMPLEMENTATION
 #define DP_IMPLEMENTATION
 #include "../../dp_save.h"
 
