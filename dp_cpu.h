@@ -2034,6 +2034,8 @@ typedef struct dp__simd {
         const double *numbers = args->numbers;                                                     \
         const real fresh1 = (real)numbers[2], kept2 = (real)numbers[3];                            \
         const real fresh2 = (real)numbers[4], bias2 = (real)numbers[5], eps = (real)numbers[6];    \
+        const bool near = fresh1 < (real)0.5;                                                      \
+        const real way = near ? fresh1 : fresh1 - 1;                                               \
         const bool l2 = (args->flags & DP_KERNEL_L2) != 0;                                         \
         for (; count - at >= lanes; at += lanes) {                                                 \
             V *const own = (void *)(x + at), *const m = (void *)(mean + at);                       \
@@ -2043,8 +2045,8 @@ typedef struct dp__simd {
             const V from = l2 ? (V)*own : decayed;                                                 \
             if (l2 && decay != 0)                                                                  \
                 g += decayed;                                                                      \
-            DP__CPU_PRODUCT(isa, V, moved, (g - *m) * fresh1);                                     \
-            const V now = *m + moved;                                                              \
+            DP__CPU_PRODUCT(isa, V, moved, (g - *m) * way);                                        \
+            const V now = (near ? *m : g) + moved;                                                 \
             DP__CPU_PRODUCT(isa, V, old, *s *kept2);                                               \
             DP__CPU_PRODUCT(isa, V, squared, g *g);                                                \
             DP__CPU_PRODUCT(isa, V, fresh, squared *fresh2);                                       \

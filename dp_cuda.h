@@ -982,6 +982,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const A lr = (A)p->numbers[0], decay = (A)p->numbers[1], fresh1 = (A)p->numbers[2];        \
         const A kept2 = (A)p->numbers[3], fresh2 = (A)p->numbers[4], bias2 = (A)p->numbers[5];     \
         const A eps = (A)p->numbers[6], sign = (A)dp_factor(p);                                    \
+        const int near = fresh1 < (A)0.5;                                                          \
+        const A way = near ? fresh1 : fresh1 - 1;                                                  \
         const void *const at[2] = {dp_at_##PACK(p->out[0], i, p->dtype),                           \
                                    dp_at_##PACK(p->in[0], i, p->dtype)};                           \
         struct dp_##PACK x[2];                                                                     \
@@ -993,9 +995,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             const A decayed = decay * x[0].at[e], from = p->flags & 4 ? x[0].at[e] : decayed;      \
             A g = x[1].at[e] * sign;                                                               \
             g = p->flags & 4 && decay != 0 ? g + decayed : g;                                      \
-            const A moved = (g - mean.at[e]) * fresh1;                                             \
+            const A moved = (g - mean.at[e]) * way;                                                \
             const A kept = square.at[e] * kept2, squared = g * g, fresh = squared * fresh2;        \
-            mean.at[e] = mean.at[e] + moved;                                                       \
+            mean.at[e] = (near ? mean.at[e] : g) + moved;                                          \
             square.at[e] = kept + fresh;                                                           \
             const A step = lr * (mean.at[e] / (SQRT(square.at[e]) / bias2 + eps));                 \
             x[0].at[e] = from - step;                                                              \

@@ -102,6 +102,24 @@ static const step_case steps[] = {
      1e-6,
      DP_KERNEL_L2,
      {0x1.68450450fa67bp-1, -0x1.b33746b92100cp+0, 0x1.720a24c71572cp-4}},
+    {"no first momentum",
+     DP_KERNEL_ADAMW,
+     0.1,
+     0.05,
+     0,
+     0.9,
+     1e-8,
+     0,
+     {0x1.412c7cacc74d4p-1, -0x1.abf1130f8371ep+0, 0x1.f98688c4fc348p-3}},
+    {"signs",
+     DP_KERNEL_ADAMW,
+     0.1,
+     0.05,
+     0.5,
+     0,
+     0,
+     DP_KERNEL_L2,
+     {0x1.7537f5fb68063p-1, -0x1.b30db8a237695p+0, 0x1.3af141bad3aeap-7}},
     {"maximize",
      DP_KERNEL_ADAMW,
      0.1,
@@ -156,9 +174,9 @@ static dp_kernel_args step_args(const step_case *c, dp_dtype dtype, size_t count
                 g = g + t;                                                                         \
             else                                                                                   \
                 x = t;                                                                             \
-            u = g - m;                                                                             \
-            u = u * n[2];                                                                          \
-            m = m + u;                                                                             \
+            t = g - m;                                                                             \
+            u = t * (n[2] < (A)0.5 ? n[2] : 1 - n[2]);                                             \
+            m = n[2] < (A)0.5 ? m + u : g - u;                                                     \
             t = v * n[3];                                                                          \
             u = g * g;                                                                             \
             u = u * n[4];                                                                          \
