@@ -491,6 +491,13 @@ typedef struct dp_config {
 
 DP_API void dp_log_stderr(const dp_log_record *record, void *user); /* ready-made dp_log.fn */
 
+/* A real 0 for a field whose 0 means something else, in any config of any header:
+   {.beta1 = DP_ZERO, .beta2 = 0.9}. Not -0.0, which -ffast-math loses. */
+#define DP_ZERO (-1e-300)
+
+/* What such a field means: `usual` if it is 0, 0 if it is DP_ZERO, else what it says. [any] */
+DP_API double dp_or(double number, double usual);
+
 /* ==== >>context ================================================================================
    One job's view: the local devices, their workers, the communicator. Several can be open at once.
    One thread at a time calls into a context, except for what is marked [any] and what replicas and
@@ -1723,7 +1730,9 @@ typedef enum dp_kernel {
    dp_kernel_args.numbers:
      SGD    lr, weight_decay, momentum, 1 - dampening
      ADAMW  lr / (1 - beta1^t), 1 - lr * weight_decay (L2: weight_decay), 1 - beta1, beta2,
-            1 - beta2, sqrt(1 - beta2^t), eps */
+            1 - beta2, sqrt(1 - beta2^t), eps
+   The mean follows the gradient g as by torch.lerp: with w = 1 - beta1 below 0.5 it becomes
+   mean + (g - mean) * w, else g - (g - mean) * (1 - w), which is g itself where beta1 is 0. */
 enum {                         /* dp_kernel_args.flags */
        DP_KERNEL_NESTEROV = 1, /* SGD */
        DP_KERNEL_FIRST = 2,    /* SGD: momentum becomes the gradient */
@@ -5728,6 +5737,13 @@ static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t co
    What a config means: tables are complete, zero becomes the default, lists are copied.         */
 
 enum { DP__DEVICES_MAX = 4096 };
+
+DP_API double dp_or(double number, double usual)
+{
+    if (number < 0 && number >= DP_ZERO)
+        return 0;
+    return number > 0 || number < 0 || isnan(number) ? number : usual;
+}
 
 typedef struct dp__method {
     const char *name;

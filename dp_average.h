@@ -46,8 +46,8 @@ typedef enum dp_average_rule {
 
 typedef struct dp_average_config { /* zero: as mmengine's ExponentialMovingAverage */
     dp_average_rule rule;
-    double momentum;  /* between 0 and 1; 0: 0.0002. SWA has none */
-    double gamma;     /* of the annealed one, above 0; 0: 100 */
+    double momentum;  /* below 1; 0: 0.0002, DP_ZERO: 0. SWA has none */
+    double gamma;     /* above 0; 0: 100. The annealed one alone has it */
     int64_t interval; /* every so many updates are averaged; 0: 1 */
     bool buffers;     /* averaged like parameters; else each update copies them */
 } dp_average_config;
@@ -207,13 +207,18 @@ static dp_status dp__average_wide_make(dp_average *average)
 
 static dp_status dp__average_check(dp_average_config *config)
 {
-    config->momentum = config->momentum < 0 || config->momentum > 0 ? config->momentum : 0.0002;
-    config->gamma = config->gamma < 0 || config->gamma > 0 ? config->gamma : 100;
-    config->interval = config->interval == 0 ? 1 : config->interval;
     if ((unsigned)config->rule > DP_AVERAGE_ANNEALED)
         return dp_error(DP_ERR_INVALID, "rule is %d", (int)config->rule);
-    if (!(config->momentum > 0 && config->momentum < 1))
-        return dp_error(DP_ERR_INVALID, "momentum is %g, which is not between 0 and 1",
+    if (config->rule == DP_AVERAGE_SWA && fabs(config->momentum) > 0)
+        return dp_error(DP_ERR_INVALID, "momentum is %g, but SWA has none", config->momentum);
+    if (config->rule != DP_AVERAGE_ANNEALED && fabs(config->gamma) > 0)
+        return dp_error(DP_ERR_INVALID, "gamma is %g, but rule '%s' has none", config->gamma,
+                        dp__average_rules[config->rule]);
+    config->momentum = dp_or(config->momentum, 0.0002);
+    config->gamma = dp_or(config->gamma, 100);
+    config->interval = config->interval == 0 ? 1 : config->interval;
+    if (!(config->momentum >= 0 && config->momentum < 1))
+        return dp_error(DP_ERR_INVALID, "momentum is %g, which is not from 0 to below 1",
                         config->momentum);
     if (!(config->gamma > 0) || !isfinite(config->gamma))
         return dp_error(DP_ERR_INVALID, "gamma is %g, which is no number above 0", config->gamma);

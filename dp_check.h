@@ -198,8 +198,7 @@ static double dp__self_tolerance(const dp__self *check, dp_dtype dtype)
         [DP_F32] = 1e-4, [DP_F64] = 1e-9, [DP_F16] = 1e-2, [DP_BF16] = 5e-2};
     if (check->exact || !dp__self_is_float(dtype))
         return 0;
-    return check->config.tolerance > 0 ? check->config.tolerance
-                                       : usual[dp__self_coarser(dtype, check->coarsest)];
+    return dp_or(check->config.tolerance, usual[dp__self_coarser(dtype, check->coarsest)]);
 }
 
 static double dp__self_largest(const dp__self_numbers *numbers)
@@ -1080,7 +1079,7 @@ static dp_status dp__self_config_check(dp__self *check, dp_value batch)
     dp_info info;
     DP_TRY(dp_info_get(check->ctx, &info));
     DP_TRY(dp__self_made(batch));
-    if (!(config->tolerance >= 0) || !isfinite(config->tolerance))
+    if (!(dp_or(config->tolerance, 0) >= 0) || !isfinite(config->tolerance))
         return dp_error(DP_ERR_INVALID, "tolerance is %g, which is no number from 0 on",
                         config->tolerance);
     if (config->replicas < 0 || config->replicas == 1)

@@ -70,8 +70,8 @@ typedef enum dp_norm_weights {
 typedef struct dp_norm { /* zero: as torch has it, without weight, bias and running statistics */
     dp_norm_weights weights;
     bool alone;      /* each part by itself: nobody meets */
-    double eps;      /* 0: 1e-5 */
-    double momentum; /* of the running statistics, up to 1; 0: 0.1 */
+    double eps;      /* 0: 1e-5, DP_ZERO: 0 */
+    double momentum; /* of the running statistics, up to 1; 0: 0.1, DP_ZERO: they stay */
     bool cumulative; /* instead they are those of all batches so far, which `steps` counts */
     const dp_tensor *weight;     /* NULL: 1; as many elements as there are channels */
     const dp_tensor *bias;       /* NULL: 0 */
@@ -415,9 +415,9 @@ static dp_status dp__norm_check(const dp_call *call, const dp_norm *norm, const 
                                        : "x");
     if ((unsigned)norm->weights > DP_NORM_DEVICES)
         return dp_error(DP_ERR_INVALID, "weights is %d", (int)norm->weights);
-    if (!(norm->eps >= 0) || !isfinite(norm->eps))
+    if (!(dp_or(norm->eps, 0) >= 0) || !isfinite(norm->eps))
         return dp_error(DP_ERR_INVALID, "eps is %g, which is no number from 0 on", norm->eps);
-    if (!(norm->momentum >= 0 && norm->momentum <= 1))
+    if (!(dp_or(norm->momentum, 0) >= 0 && norm->momentum <= 1))
         return dp_error(DP_ERR_INVALID, "momentum is %g, which is not from 0 to 1", norm->momentum);
     if ((norm->mean == NULL) != (norm->var == NULL))
         return dp_error(DP_ERR_INVALID, "one of mean and var is NULL, and one is not");
@@ -486,7 +486,7 @@ static dp_status dp__norm_run_on(const dp__norm_work *work, const dp_norm *norm,
                                  const dp__norm_moments *moments)
 {
     bool unbiased = norm->weights == DP_NORM_SAMPLES;
-    double momentum = norm->momentum > 0 ? norm->momentum : 0.1;
+    double momentum = dp_or(norm->momentum, 0.1);
     int64_t steps = 0;
     if (norm->steps != NULL) {
         DP_TRY(dp_read(work->call->ctx, norm->steps, &steps, sizeof steps));
@@ -543,7 +543,7 @@ static dp_status dp__norm_affine(const dp__norm_work *work, const dp_norm *norm,
                                  dp__norm_saved *saved, double *offset)
 {
     const dp__norm_moments *moments = &saved->moments;
-    double eps = norm->eps > 0 ? norm->eps : 1e-5;
+    double eps = dp_or(norm->eps, 1e-5);
     for (int64_t c = 0; c < work->channels; c++)
         saved->scale[c] = 1;
     if (norm->weight != NULL)

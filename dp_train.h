@@ -30,6 +30,7 @@
      >>clips      what follows from them
      >>shares     what an optimizer keeps, and what of it each rank has
      >>turns      which gradients make a step, and the step
+     >>groups     of parameters, by their names
      >>making     an optimizer and its state
      >>asking     what a loop asks and tells
      >>keeping    what is saved and loaded
@@ -51,10 +52,10 @@ extern "C" {
    A rule steps elements on one device: several parameters that are neighbours in memory, or a part
    of one. It keeps nothing: their state is given to it, and is zero at first.                   */
 
-/* 0: what torch.optim has there, but no weight decay, and no lr. A number of another rule
-   is an error. */
+/* 0 means torch.optim's default (weight_decay: none; lr has none and is required), and DP_ZERO a
+   real 0, here and in the structs below. To set a number that the rule does not use is an error. */
 typedef struct dp_hyper {
-    double lr; /* above 0 */
+    double lr; /* above 0, or DP_ZERO */
     double weight_decay;
     double momentum, dampening; /* SGD */
     bool nesterov;
@@ -83,7 +84,7 @@ typedef struct dp_rule_args {
 typedef struct dp_rule {
     size_t size;      /* sizeof(dp_rule) */
     const char *name; /* which the state is saved with */
-    /* Whether the numbers make sense, with defaults put in (NULL: they do). */
+    /* Whether the numbers make sense, with defaults put in: see dp_or (NULL: they do). */
     dp_status (*check)(dp_hyper *hyper);
     int (*state_count)(const dp_hyper *hyper); /* NULL: none */
     dp_status (*step)(const dp_rule_args *args);
@@ -96,22 +97,28 @@ DP_API const dp_rule *dp_adam(void); /* weight decay is part of the gradient */
 DP_API const dp_rule *dp_adamw(void);
 
 /* ==== >>schedule ===============================================================================
-   The learning rate of a step is lr times this factor.                                          */
+   The learning rate of a step is lr times this factor. Steps are those of the optimizer, from 0 on:
+   with `accumulate` 4 a loop of 4,000 dp_train_steps has 1,000. One that was left out (skip_count)
+   is not counted.                                                                               */
 
 typedef enum dp_decay {
     DP_DECAY_NONE,
     DP_DECAY_LINEAR, /* from 1 to end_factor, which it has at step `total` and after */
     DP_DECAY_COSINE, /* the same along half a cosine */
-    DP_DECAY_STEPS   /* times gamma after every so many steps */
+    DP_DECAY_STEPS   /* times gamma after every so many steps (StepLR), or at each of the milestones
+                        (MultiStepLR) */
 } dp_decay;
 
 typedef struct dp_schedule { /* zero: 1 */
-    int64_t warmup;          /* steps in which it rises to 1 */
-    double start_factor; /* of the first of them, as torch's LinearLR; 0: it rises evenly from 0 */
-    dp_decay decay;      /* from then on */
-    int64_t total;       /* steps, those of the warm-up included */
+    int64_t warmup;          /* steps in which it rises to 1. Step s of them has the factor
+                                start_factor + (1 - start_factor) * s / warmup, as LinearLR */
+    double start_factor;     /* 0: step s has (s + 1) / (warmup + 1) instead; DP_ZERO: s / warmup */
+    dp_decay decay;          /* from then on */
+    int64_t total;           /* steps, those of the warm-up included */
     double end_factor;
-    int64_t every;
+    int64_t every; /* or milestones: steps, those of the warm-up included, that do not fall */
+    const int64_t *milestones;
+    size_t milestone_count;
     double gamma;
     /* Yours, in place of all that; the first step is 0. */
     double (*factor)(int64_t step, void *user);
@@ -126,7 +133,8 @@ DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step);
    nothing is sent. It is a dp_optim, for dp_train_step; by hand: dp_optim_step.                 */
 
 typedef struct dp_param_group { /* a parameter belongs to the first group that it matches */
-    const char *match;          /* a name; each * in it stands for any characters, or none */
+    const char *match;          /* a name; each * in it stands for any characters, or none. To match
+                                   nothing, or nothing that is left by groups before, is an error */
     const double *lr_factor;    /* NULL: 1 */
     const double *decay_factor;
 } dp_param_group;
@@ -219,7 +227,10 @@ DP_MUST_USE DP_API dp_status dp_optim_lr(const dp_optim *optim, size_t group, do
    not in it: where several make one, save after a step. */
 DP_MUST_USE DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out);
 /* Of an optimizer with the same rule, for a module with the same parameters; else an error names
-   what differs, and nothing is changed. [host] */
+   what differs, and nothing is changed. What was saved replaces the state of parameters, the counts
+   of dp_optim_info (done, step_count, skip_count), and a dynamic scale. All that the config says
+   stays as it is here, unlike in torch: hyper, groups, schedule, accumulate, clip, a fixed scale;
+   so does `total`. [host] */
 DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 
 /* ==== >>clipping ===============================================================================
@@ -317,20 +328,20 @@ static dp_status dp__train_full(void)
     return dp_error(DP_ERR_NO_MEMORY, "no memory");
 }
 
-static double dp__train_or(double number, double usual)
-{
-    return number > 0 || number < 0 ? number : usual;
-}
-
 static int64_t dp__train_least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
 
-static dp_status dp__train_hyper_check(const dp_hyper *hyper)
+/* Of numbers that each rule has, or whose default is 0. */
+static dp_status dp__train_hyper_resolve(dp_hyper *hyper)
 {
-    if (!(hyper->lr > 0) || !isfinite(hyper->lr))
+    if (!(dp_or(hyper->lr, -1) >= 0) || !isfinite(hyper->lr))
         return dp_error(DP_ERR_INVALID, "lr is %g, which is no number above 0", hyper->lr);
+    hyper->lr = dp_or(hyper->lr, 0);
+    hyper->weight_decay = dp_or(hyper->weight_decay, 0);
+    hyper->momentum = dp_or(hyper->momentum, 0);
+    hyper->dampening = dp_or(hyper->dampening, 0);
     if (!(hyper->weight_decay >= 0) || !isfinite(hyper->weight_decay))
         return dp_error(DP_ERR_INVALID, "weight_decay is %g, which is no number from 0 on",
                         hyper->weight_decay);
@@ -394,14 +405,14 @@ static dp_status dp__train_adam_check(dp_hyper *hyper)
         return dp_error(DP_ERR_INVALID,
                         "momentum and dampening are %g and %g, nesterov %d, and not for Adam",
                         hyper->momentum, hyper->dampening, hyper->nesterov);
-    hyper->beta1 = dp__train_or(hyper->beta1, 0.9);
-    hyper->beta2 = dp__train_or(hyper->beta2, 0.999);
-    hyper->eps = dp__train_or(hyper->eps, 1e-8);
-    if (!(hyper->beta1 > 0 && hyper->beta1 < 1 && hyper->beta2 > 0 && hyper->beta2 < 1))
-        return dp_error(DP_ERR_INVALID, "betas are %g and %g, which are not both between 0 and 1",
+    hyper->beta1 = dp_or(hyper->beta1, 0.9);
+    hyper->beta2 = dp_or(hyper->beta2, 0.999);
+    hyper->eps = dp_or(hyper->eps, 1e-8);
+    if (!(hyper->beta1 >= 0 && hyper->beta1 < 1 && hyper->beta2 >= 0 && hyper->beta2 < 1))
+        return dp_error(DP_ERR_INVALID, "betas are %g and %g, which are not both from 0 to below 1",
                         hyper->beta1, hyper->beta2);
-    if (!(hyper->eps > 0) || !isfinite(hyper->eps))
-        return dp_error(DP_ERR_INVALID, "eps is %g, which is no number above 0", hyper->eps);
+    if (!(hyper->eps >= 0) || !isfinite(hyper->eps))
+        return dp_error(DP_ERR_INVALID, "eps is %g, which is no number from 0 on", hyper->eps);
     return DP_OK;
 }
 
@@ -467,9 +478,10 @@ DP_API const dp_rule *dp_adamw(void)
 
 static double dp__train_warmup_factor(const dp_schedule *schedule, int64_t step)
 {
-    double start = schedule->start_factor, warmup = (double)schedule->warmup;
-    double part = start > 0 ? (double)step / warmup : (double)(step + 1) / (warmup + 1);
-    return start + (1 - start) * part;
+    double start = dp_or(schedule->start_factor, -1), warmup = (double)schedule->warmup;
+    if (start < 0)
+        return (double)(step + 1) / (warmup + 1);
+    return start + (1 - start) * (double)step / warmup;
 }
 
 /* How far the decay has come, from 0 to 1. */
@@ -480,6 +492,16 @@ static double dp__train_decay_part(const dp_schedule *schedule, int64_t step)
     return fmin(part, 1);
 }
 
+static int64_t dp__train_drops(const dp_schedule *schedule, int64_t step)
+{
+    int64_t drops = 0, most = (int64_t)schedule->milestone_count;
+    if (schedule->every > 0)
+        return (step - schedule->warmup) / schedule->every;
+    while (drops < most && schedule->milestones[drops] <= step)
+        drops++;
+    return drops;
+}
+
 DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step)
 {
     const double pi = 3.14159265358979323846;
@@ -487,37 +509,58 @@ DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step)
         return schedule->factor(step, schedule->user);
     if (step < schedule->warmup)
         return dp__train_warmup_factor(schedule, step);
-    double part = dp__train_decay_part(schedule, step), end = schedule->end_factor;
+    double part = dp__train_decay_part(schedule, step), end = dp_or(schedule->end_factor, 0);
     switch (schedule->decay) {
     case DP_DECAY_LINEAR:
         return 1 + (end - 1) * part;
     case DP_DECAY_COSINE:
         return end + (1 - end) * (1 + cos(pi * part)) / 2;
     case DP_DECAY_STEPS:
-        return pow(schedule->gamma, (double)((step - schedule->warmup) / schedule->every));
+        return pow(dp_or(schedule->gamma, 0), (double)dp__train_drops(schedule, step));
     case DP_DECAY_NONE:
         break;
     }
     return 1;
 }
 
+static dp_status dp__train_drops_check(const dp_schedule *schedule)
+{
+    size_t count = schedule->milestone_count;
+    int64_t least = schedule->warmup;
+    if (schedule->every < 0 || (schedule->every > 0) == (count > 0) ||
+        !(dp_or(schedule->gamma, -1) >= 0) || !isfinite(schedule->gamma))
+        return dp_error(DP_ERR_INVALID,
+                        "schedule: times %g every %lld steps or at %zu milestones, one of both",
+                        schedule->gamma, (long long)schedule->every, count);
+    if (count > 0 && schedule->milestones == NULL)
+        return dp_error(DP_ERR_INVALID, "schedule.milestones is NULL");
+    for (size_t i = 0; i < count; least = schedule->milestones[i++])
+        if (schedule->milestones[i] < least)
+            return dp_error(DP_ERR_INVALID,
+                            "schedule.milestones[%zu] is %lld, which is below %s%lld", i,
+                            (long long)schedule->milestones[i],
+                            i > 0 ? "the one before, " : "warmup, ", (long long)least);
+    return DP_OK;
+}
+
 static dp_status dp__train_schedule_check(const dp_schedule *schedule)
 {
     bool ends = schedule->decay == DP_DECAY_LINEAR || schedule->decay == DP_DECAY_COSINE;
+    double start = dp_or(schedule->start_factor, 0);
     if ((unsigned)schedule->decay > DP_DECAY_STEPS)
         return dp_error(DP_ERR_INVALID, "schedule.decay is %d", (int)schedule->decay);
-    if (schedule->warmup < 0 || !(schedule->start_factor >= 0 && schedule->start_factor <= 1))
+    if (schedule->warmup < 0 || !(start >= 0 && start <= 1))
         return dp_error(DP_ERR_INVALID, "schedule: warm-up of %lld steps from a factor of %g",
-                        (long long)schedule->warmup, schedule->start_factor);
-    if (ends && (schedule->total <= schedule->warmup || !(schedule->end_factor >= 0) ||
+                        (long long)schedule->warmup, start);
+    if (ends && (schedule->total <= schedule->warmup || !(dp_or(schedule->end_factor, 0) >= 0) ||
                  !isfinite(schedule->end_factor)))
         return dp_error(
             DP_ERR_INVALID, "schedule: to a factor of %g by step %lld, after %lld steps of warm-up",
             schedule->end_factor, (long long)schedule->total, (long long)schedule->warmup);
-    if (schedule->decay == DP_DECAY_STEPS &&
-        (schedule->every < 1 || !(schedule->gamma > 0) || !isfinite(schedule->gamma)))
-        return dp_error(DP_ERR_INVALID, "schedule: times %g every %lld steps", schedule->gamma,
-                        (long long)schedule->every);
+    if (schedule->decay == DP_DECAY_STEPS)
+        return dp__train_drops_check(schedule);
+    if (schedule->milestone_count > 0)
+        return dp_error(DP_ERR_INVALID, "schedule has milestones, but decay is not DP_DECAY_STEPS");
     return DP_OK;
 }
 
@@ -1108,7 +1151,7 @@ static dp_status dp__train_clip_check(double p, double most, const char *what)
 {
     if (!(p > 0))
         return dp_error(DP_ERR_INVALID, "p is %g, which is not above 0", p);
-    if (!(most > 0))
+    if (!(dp_or(most, -1) >= 0))
         return dp_error(DP_ERR_INVALID, "%s is %g, which is not above 0", what, most);
     return DP_OK;
 }
@@ -1589,7 +1632,7 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
                                       bool *out_skips)
 {
     const dp_clip *clip = &optim->config.clip;
-    bool clips = clip->norm > 0, scaled = dp__train_is_scaled(optim);
+    bool clips = clip->norm >= 0, scaled = dp__train_is_scaled(optim);
     double scale = optim->unscaled ? 1 : optim->scale, norm = 0;
     *out_factor = 1 / scale;
     optim->has_norm = false;
@@ -1603,7 +1646,7 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
         optim->norm = norm / scale;
         *out_factor *= dp__train_clip_factor(clip->norm, optim->norm);
     }
-    if (*out_skips || !(clip->value > 0))
+    if (*out_skips || clip->value < 0)
         return DP_OK;
     dp_status status = dp__train_clip_value(&optim->views, clip->value * scale);
     bool asked = optim->views.spread && (clips || scaled);
@@ -1680,8 +1723,8 @@ static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),
                                            .loss_factor = dp__train_optim_loss_factor,
                                            .update = dp__train_optim_update};
 
-/* ==== >>making ==================================================================================
-   Everything that an optimizer has is in a scope of its own.                                    */
+/* ==== >>groups ==================================================================================
+   Which parameters a group is for.                                                              */
 
 /* Whether a name is of a pattern, in which * stands for any characters. */
 static bool dp__train_matches(const char *pattern, const char *name)
@@ -1738,17 +1781,116 @@ static dp_status dp__train_groups_copy(dp_scope *scope, dp_optim_config *config)
     return DP_OK;
 }
 
-/* Defaults are put in. */
-static dp_status dp__train_scale_check(dp_loss_scale *scale)
+/* How many characters of a pattern and a name have to change so that they match. */
+static size_t dp__train_distance(const char *pattern, const char *name)
 {
+    enum { MOST = 255 };
+    size_t row[MOST + 1], length = strnlen(name, MOST);
+    for (size_t i = 0; i <= length; i++)
+        row[i] = i;
+    for (; *pattern != '\0'; pattern++) {
+        bool star = *pattern == '*';
+        size_t across = row[0]; /* the row before, one character before */
+        row[0] += !star;
+        for (size_t i = 1; i <= length; i++) {
+            size_t same = across + (*pattern != name[i - 1]), either = row[i];
+            across = row[i];
+            either = (row[i - 1] < either ? row[i - 1] : either) + !star;
+            row[i] = !star && same < either ? same : either;
+        }
+    }
+    return row[length];
+}
+
+/* The error for a pattern that no name matches, with the names that are nearest to it. */
+static dp_status dp__train_no_match(const dp__train_optimizer *optim, size_t group)
+{
+    enum { MOST = 3 };
+    struct {
+        size_t distance;
+        const char *name;
+    } near[MOST + 1] = {{0}}, other; /* by distance; the last one is the next to compare */
+    const char *match = optim->config.groups[group].match;
+    char text[256] = "";
+    size_t used = 0, count = optim->views.count;
+    for (size_t i = 0; i < count; i++) {
+        size_t at = i < MOST ? i : MOST;
+        near[at].distance = dp__train_distance(match, optim->names[i]);
+        near[at].name = optim->names[i];
+        for (; at > 0 && near[at].distance < near[at - 1].distance; at--) {
+            other = near[at];
+            near[at] = near[at - 1];
+            near[at - 1] = other;
+        }
+    }
+    for (size_t i = 0; i < MOST && i < count; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s'%.60s'",
+                                 i > 0 ? ", " : "; nearest: ", near[i].name);
+    return dp_error(DP_ERR_INVALID, "groups[%zu].match is '%s', which no parameter matches%s",
+                    group, match, text);
+}
+
+/* Names of frozen parameters may be those that a group is for: it has nothing to do then. */
+static dp_status dp__train_group_check(const dp__train_optimizer *optim, size_t group)
+{
+    const dp_param_group *groups = optim->config.groups;
+    dp_module *module = optim->views.module;
+    bool matches = false;
+    for (size_t i = 0; i < optim->views.count; i++)
+        if (optim->views.listed[i].group == group)
+            return DP_OK;
+    for (size_t i = 0; i < dp_module_param_count(module); i++) {
+        dp_param_info info;
+        DP_TRY(dp_module_param(module, i, &info));
+        if (!dp__train_matches(groups[group].match, info.name))
+            continue;
+        size_t first = dp__train_group_of(&optim->config, info.name);
+        if (!info.frozen && !info.buffer)
+            return dp_error(
+                DP_ERR_INVALID,
+                "groups[%zu] ('%s') gets no parameter: '%s', say, is in groups[%zu] ('%s')", group,
+                groups[group].match, info.name, first, groups[first].match);
+        matches = true;
+    }
+    return matches ? DP_OK : dp__train_no_match(optim, group);
+}
+
+/* ==== >>making ==================================================================================
+   Everything that an optimizer has is in a scope of its own.                                    */
+
+static dp_status dp__train_milestones_copy(dp_scope *scope, dp_schedule *schedule)
+{
+    size_t bytes = schedule->milestone_count * sizeof *schedule->milestones;
+    int64_t *own = dp_scope_alloc(scope, bytes);
+    if (own == NULL)
+        return dp__train_full();
+    if (bytes > 0)
+        memcpy(own, schedule->milestones, bytes);
+    schedule->milestones = own;
+    return DP_OK;
+}
+
+/* Defaults are put in; a limit that is not there is below 0. */
+static dp_status dp__train_clip_resolve(dp_clip *clip)
+{
+    double norm = dp_or(clip->norm, -1), value = dp_or(clip->value, -1);
+    if (!(dp_or(clip->norm, 0) >= 0 && dp_or(clip->value, 0) >= 0) || (norm >= 0 && value >= 0))
+        return dp_error(DP_ERR_INVALID, "clip.norm is %g and clip.value %g: one of them, above 0",
+                        clip->norm, clip->value);
+    *clip = (dp_clip){norm, dp_or(clip->p, 2), value, clip->skip_if_not_finite};
+    return dp__train_clip_check(clip->p, 1, "norm");
+}
+
+static dp_status dp__train_scale_resolve(dp_loss_scale *scale)
+{
+    if (!(scale->scale >= 0) || !isfinite((float)scale->scale))
+        return dp_error(DP_ERR_INVALID, "scale.scale is %g", dp_or(scale->scale, 0));
     if (scale->dynamic) {
-        scale->scale = dp__train_or(scale->scale, 65536);
-        scale->growth = dp__train_or(scale->growth, 2);
-        scale->backoff = dp__train_or(scale->backoff, 0.5);
+        scale->scale = dp_or(scale->scale, 65536);
+        scale->growth = dp_or(scale->growth, 2);
+        scale->backoff = dp_or(scale->backoff, 0.5);
         scale->interval = scale->interval == 0 ? 2000 : scale->interval;
     }
-    if (!(scale->scale >= 0) || !isfinite((float)scale->scale))
-        return dp_error(DP_ERR_INVALID, "scale.scale is %g", scale->scale);
     if (scale->dynamic && (!(scale->growth > 1) || !isfinite(scale->growth) ||
                            !(scale->backoff > 0 && scale->backoff < 1) || scale->interval < 1))
         return dp_error(DP_ERR_INVALID,
@@ -1761,9 +1903,7 @@ static dp_status dp__train_scale_check(dp_loss_scale *scale)
 /* The same. */
 static dp_status dp__train_optim_check(dp_optim_config *config)
 {
-    dp_clip *clip = &config->clip;
     config->rule = config->rule != NULL ? config->rule : dp_sgd();
-    clip->p = dp__train_or(clip->p, 2);
     if (config->rule->size < sizeof *config->rule || config->rule->step == NULL)
         return dp_error(DP_ERR_INVALID, "rule has no step");
     if (config->rule->name == NULL)
@@ -1776,12 +1916,9 @@ static dp_status dp__train_optim_check(dp_optim_config *config)
                         (int)config->compute_dtype);
     if (config->group_count > 0 && config->groups == NULL)
         return dp_error(DP_ERR_INVALID, "groups is NULL");
-    if (!(clip->norm >= 0 && clip->value >= 0) || (clip->norm > 0 && clip->value > 0))
-        return dp_error(DP_ERR_INVALID, "clip.norm is %g and clip.value %g: one of them, above 0",
-                        clip->norm, clip->value);
-    DP_TRY(dp__train_clip_check(clip->p, 1, "norm"));
-    DP_TRY(dp__train_scale_check(&config->scale));
-    DP_TRY(dp__train_hyper_check(&config->hyper));
+    DP_TRY(dp__train_clip_resolve(&config->clip));
+    DP_TRY(dp__train_scale_resolve(&config->scale));
+    DP_TRY(dp__train_hyper_resolve(&config->hyper));
     DP_TRY(dp__train_schedule_check(&config->schedule));
     return config->rule->check != NULL ? config->rule->check(&config->hyper) : DP_OK;
 }
@@ -1982,6 +2119,8 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
                         DP_RULE_STATES);
     optim->state_count = (size_t)states;
     DP_TRY(dp__train_names_make(optim));
+    for (size_t i = 0; i < optim->config.group_count; i++)
+        DP_TRY(dp__train_group_check(optim, i));
     DP_TRY(dp__train_sharded_check(optim));
     DP_TRY(dp__train_accumulate_check(optim));
     if (optim->config.sharded)
@@ -2009,6 +2148,7 @@ static dp_status dp__train_optim_make(dp_module *module, const dp_optim_config *
         .base = {&dp__train_ops}, .scope = scope, .config = *config, .total = -1, .scale = 1};
     DP_TRY(dp__train_optim_check(&optim->config));
     DP_TRY(dp__train_groups_copy(scope, &optim->config));
+    DP_TRY(dp__train_milestones_copy(scope, &optim->config.schedule));
     if (dp__train_is_scaled(optim))
         optim->scale = optim->config.scale.scale;
     DP_TRY(dp__train_views_make(module, scope, config->sharded, &optim->views));
@@ -2700,7 +2840,7 @@ DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, 
                              int64_t samples, dp_value log)
 {
     struct dp__train_seen *seen = &progress->seen;
-    double every = dp__train_or(progress->every_s, 0.2);
+    double every = dp_or(progress->every_s, 0.2);
     int64_t now = dp__train_now_ns();
     bool begins = seen->how == DP__TRAIN_UNKNOWN;
     if (begins) /* how long the first one took is not known */

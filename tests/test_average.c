@@ -110,7 +110,7 @@ static void averages_of(dp_module *net, dp_average *average, size_t owner, doubl
 /* One update of a number, by the words of mmengine. */
 static double formula(const dp_average_config *config, int64_t steps, double average, double source)
 {
-    double momentum = config->momentum > 0 ? config->momentum : 0.0002;
+    double momentum = config->momentum < 0 ? 0 : config->momentum > 0 ? config->momentum : 0.0002;
     double gamma = config->gamma > 0 ? config->gamma : 100;
     int64_t interval = config->interval > 0 ? config->interval : 1;
     if (steps == 0)
@@ -162,6 +162,8 @@ static const dp_average_config rules[] = {
     {.rule = DP_AVERAGE_SWA, .interval = 4, .buffers = true},
     {.rule = DP_AVERAGE_ANNEALED},
     {.rule = DP_AVERAGE_ANNEALED, .gamma = 2, .momentum = 0.3, .interval = 2},
+    {.rule = DP_AVERAGE_ANNEALED, .gamma = 2, .momentum = DP_ZERO},
+    {.rule = DP_AVERAGE_EMA, .momentum = DP_ZERO}, /* stays at the first */
 };
 
 TEST_BACKENDS(averages_are_mmengines)
@@ -448,11 +450,16 @@ TEST_BACKENDS(numbers_that_make_no_sense)
         dp_average_config config;
         const char *says;
     } wrong[] = {
-        {{.momentum = 1}, "dp_average_create: momentum is 1, which is not between 0 and 1"},
+        {{.momentum = 1}, "dp_average_create: momentum is 1, which is not from 0 to below 1"},
+        {{.momentum = (double)NAN}, "momentum is nan"},
+        {{.rule = DP_AVERAGE_SWA, .momentum = 0.5}, "momentum is 0.5, but SWA has none"},
+        {{.rule = DP_AVERAGE_SWA, .gamma = 3}, "gamma is 3, but rule 'swa' has none"},
+        {{.gamma = 3}, "gamma is 3, but rule 'ema' has none"},
+        {{.rule = DP_AVERAGE_ANNEALED, .gamma = DP_ZERO}, "gamma is 0, which is no number above 0"},
         {{.momentum = -0.1}, "momentum is -0.1"},
         {{.momentum = 1.5}, "momentum is 1.5"},
-        {{.gamma = -1}, "gamma is -1, which is no number above 0"},
-        {{.gamma = HUGE_VAL}, "gamma is inf"},
+        {{.rule = DP_AVERAGE_ANNEALED, .gamma = -1}, "gamma is -1, which is no number above 0"},
+        {{.rule = DP_AVERAGE_ANNEALED, .gamma = HUGE_VAL}, "gamma is inf"},
         {{.interval = -1}, "interval is -1, which is below 1"},
         {{.rule = (dp_average_rule)3}, "rule is 3"}};
     dp_module *net = net_of(ctx, DP_F32, 0);

@@ -492,6 +492,9 @@ TEST_BACKENDS(exactly_the_same_bits_on_demand)
     CHECK_OK(check_of(ctx, &(model){.bug = REPLICA_NUMBER}, DP_F32,
                       &(dp_check_config){.replicas = 2, .tolerance = 10, .no_differences = true},
                       &report));
+    CHECK_ERROR(check_of(ctx, &how, DP_F32,
+                         &(dp_check_config){.tolerance = DP_ZERO, .no_differences = true}, &report),
+                DP_ERR_MISMATCH, "gradient of '");
 }
 
 /* ---- mean_grads: backward divides by its rows, and takes a number --------------------------- */

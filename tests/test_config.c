@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE 1 /* sched_setaffinity */
 #include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -181,6 +182,20 @@ TEST(given_values_are_read_back)
     CHECK_INT(got.log.level, DP_LOG_WARN);
     dp_close(ctx);
     CHECK_NO_LEAKS(&counter);
+}
+
+TEST(a_zero_that_is_meant_is_told_from_one_that_is_not)
+{
+    CHECK_F64(dp_or(0, 3), 3, 0);
+    CHECK_F64(dp_or(-0.0, 3), 3, 0);
+    CHECK_F64(dp_or(DP_ZERO, 3), 0, 0);
+    CHECK(!signbit(dp_or(DP_ZERO, 3)));
+    CHECK_F64(dp_or(0.5, 3), 0.5, 0);
+    CHECK_F64(dp_or(5e-324, 3), 5e-324, 0);
+    CHECK_F64(dp_or(-1e-299, 3), -1e-299, 0);
+    CHECK_F64(dp_or(-HUGE_VAL, 3), -HUGE_VAL, 0);
+    CHECK_F64(dp_or((double)NAN, 3), (double)NAN, 0);
+    CHECK(isnan(dp_or(0, (double)NAN)));
 }
 
 TEST(log_level_zero_is_info)

@@ -340,6 +340,45 @@ TEST_BACKENDS(cumulative_statistics_are_those_of_all_batches)
     CHECK_F64(steps, 2, 0);
 }
 
+TEST_BACKENDS(a_momentum_of_zero_leaves_running_statistics_alone)
+{
+    static const layer still = {.norm = {.momentum = DP_ZERO}};
+    const int64_t sizes[] = {3, 4};
+    dp_module *module = layer_of(ctx, &still, CHANNELS);
+    dp_module *par = spread(module, 2, sizes);
+    double mean[CHANNELS], var[CHANNELS];
+    numbers_of(module, MEAN, false, mean);
+    numbers_of(module, VAR, false, var);
+    result got = step(par, module, DP_F32, 0, ROWS);
+    check_near(got.mean, mean, CHANNELS, 0);
+    check_near(got.var, var, CHANNELS, 0);
+}
+
+static dp_status exact_forward(dp_call *call)
+{
+    dp_tensor y;
+    const dp_tensor *x;
+    DP_TRY(dp_call_arg(call, 0, DP_F64, 2, &x));
+    DP_TRY(dp_norm_forward(call, &(dp_norm){.eps = DP_ZERO}, x, &y, NULL));
+    call->out = dp_of(call->scope, &y);
+    return DP_OK;
+}
+
+/* However small the deviation is: with torch's 1e-5 the result would be 0.003. */
+TEST_BACKENDS(without_eps_the_result_has_a_variance_of_one)
+{
+    static const dp_method method = {"forward", exact_forward};
+    double got[2];
+    dp_value out, x = dp_array(scope, (double[]){1e-5, -1e-5}, DP_F64, DP_SHAPE(2, 1));
+    dp_module *module = NULL;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "exact", .methods = &method, .method_count = 1}, &module));
+    CHECK_OK(
+        dp_invoke(module, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, NULL));
+    CHECK_INT(read_all(ctx, out, got), 2);
+    check_near(got, (double[]){1, -1}, 2, 1e-12);
+}
+
 /* ---- worked values --------------------------------------------------------------------------- */
 
 /* Ranks [1, 2, 3, 4] and [10, 20], one channel; what each rank finds goes into its output. */
@@ -714,6 +753,8 @@ TEST_BACKENDS(what_is_wrong_is_said)
         {.x = "(f32[4,1],)", .norm = {.eps = HUGE_VAL}, .says = "eps is inf"},
         {.x = "(f32[4,1],)", .norm = {.momentum = 1.5}, .says = "momentum is 1.5"},
         {.x = "(f32[4,1],)", .norm = {.momentum = -0.1}, .says = "momentum is -0.1"},
+        {.x = "(f32[4,1],)", .norm = {.momentum = (double)NAN}, .says = "momentum is nan"},
+        {.x = "(f32[4,1],)", .norm = {.eps = (double)NAN}, .says = "eps is nan"},
         {.x = "(f32[4,1],)", .norm = {.weights = (dp_norm_weights)2}, .says = "weights is 2"},
         {.x = "(f32[4,1],)", .bad = NULL_X, .says = "x is NULL"},
         {.x = "(f32[4,1],)", .bad = NULL_Y, .says = "out_y is NULL"},

@@ -582,6 +582,7 @@ FAILS(dp_version, dp_version() != DP_VERSION)
 FAILS(dp_status_name, strcmp(dp_status_name((dp_status)77), "unknown status") != 0)
 FAILS(dp_status_text, strcmp(dp_status_text((dp_status)-77), "unknown status") != 0)
 FAILS(dp_status_class, dp_status_class((dp_status)77) != DP_CLASS_JOB)
+FAILS(dp_or, dp_or(0, 1) < 1)
 FAILS(dp_last_error, dp_last_error() == NULL)
 FAILS(dp_error, dp_error(DP_ERR_USER, "%s", "") != DP_ERR_USER)
 FAILS(dp_failure, dp_failure(a->ctx, OUT(failure)) != kit.failed || has_spoken())
@@ -772,7 +773,7 @@ static dp_status call_wrapper_step(const args *a)
 /* clang-format off */
 static const row table[] = {
     ROW(dp_version, "", 0), ROW(dp_status_name, "", 0), ROW(dp_status_text, "", 0),
-    ROW(dp_status_class, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
+    ROW(dp_status_class, "", 0), ROW(dp_or, "", 0), ROW(dp_last_error, "", 0), ROW(dp_error, "", 0),
     ROW(dp_failure, "c", GOES_ON), ROW(dp_tag, "c", GOES_ON),
     ROW(dp_trace_begin, "", 0), ROW(dp_trace_end, "", 0),
     ROW(dp_recent_collectives, "c", GOES_ON), ROW(dp_dtype_name, "", 0), ROW(dp_dtype_bytes, "", 0),

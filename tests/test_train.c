@@ -233,11 +233,19 @@ TEST_BACKENDS(a_rule_may_fail)
 static void check_factor(dp_ctx *ctx, const char *match, bool weight, bool bias)
 {
     const double ten = 10;
-    const dp_param_group groups[] = {{.match = "nothing*"}, {.match = match, .lr_factor = &ten}};
+    const dp_param_group groups[] = {{.match = "*fixed"}, {.match = match, .lr_factor = &ten}};
     float got[TORCH_ALL], grads[TORCH_ALL];
     dp_module *net = begun_net(ctx);
-    dp_optim *optim = optim_of(
-        net, (dp_optim_config){.hyper = {.lr = 0.125}, .groups = groups, .group_count = 2});
+    dp_optim_config config = {.hyper = {.lr = 0.125}, .groups = groups, .group_count = 2};
+    dp_optim *optim = NULL;
+    if (!weight && !bias) {
+        CHECK_ERROR(dp_optim_create(net, &config, &optim), DP_ERR_INVALID,
+                    "dp_optim_create: groups[1].match is '");
+        CHECK_SAYS(dp_last_error(), match);
+        CHECK_OK(dp_module_destroy(net));
+        return;
+    }
+    optim = optim_of(net, config);
     some_steps(net, optim, 0, 1);
     grads_of(0, grads);
     net_pull(net, false, got);
@@ -264,6 +272,78 @@ TEST_BACKENDS(groups_are_found_by_name)
     check_factor(ctx, "ayer.weight", false, false);
     check_factor(ctx, "", false, false);
     check_factor(ctx, "*.w*.*", false, false);
+}
+
+/* A module of one child with parameters of these names. */
+static dp_module *named_net(dp_ctx *ctx, const dp_param_config *params, size_t count)
+{
+    dp_module *layer = NULL, *net = NULL;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "layer", .params = params, .param_count = count}, &layer));
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "net", .children = &layer, .child_count = 1}, &net));
+    return net;
+}
+
+static void check_no_match(dp_module *net, const dp_param_group *groups, size_t count,
+                           const char *want)
+{
+    dp_optim *optim = NULL;
+    CHECK_ERROR(dp_optim_create(
+                    net,
+                    &(dp_optim_config){.hyper = {.lr = 1}, .groups = groups, .group_count = count},
+                    &optim),
+                DP_ERR_INVALID, "dp_optim_create: groups[");
+    CHECK_STR(dp_last_error() + strlen("dp_optim_create: "), want);
+}
+
+TEST(a_group_of_nothing_is_an_error_that_names_what_is_near)
+{
+    static const dp_param_config params[] = {
+        {.name = "weight"}, {.name = "bias"}, {.name = "gain"}, {.name = "wait"}, {.name = "q"}};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *all = named_net(ctx, params, 5), *two = named_net(ctx, params, 2);
+    dp_module *one = named_net(ctx, &params[1], 1), *none = named_net(ctx, NULL, 0);
+    check_no_match(all, &(dp_param_group){.match = "layer.waight"}, 1,
+                   "groups[0].match is 'layer.waight', which no parameter matches; "
+                   "nearest: 'layer.weight', 'layer.wait', 'layer.gain'");
+    check_no_match(all, &(dp_param_group){.match = "*.biass"}, 1,
+                   "groups[0].match is '*.biass', which no parameter matches; "
+                   "nearest: 'layer.bias', 'layer.gain', 'layer.wait'");
+    check_no_match(two, &(dp_param_group){.match = "layer*bia"}, 1,
+                   "groups[0].match is 'layer*bia', which no parameter matches; "
+                   "nearest: 'layer.bias', 'layer.weight'");
+    check_no_match(one, &(dp_param_group){.match = ""}, 1,
+                   "groups[0].match is '', which no parameter matches; nearest: 'layer.bias'");
+    check_no_match(none, &(dp_param_group){.match = "*"}, 1,
+                   "groups[0].match is '*', which no parameter matches");
+    check_no_match(
+        two, (const dp_param_group[]){{.match = "*weight"}, {.match = "*"}, {.match = "l*s"}}, 3,
+        "groups[2] ('l*s') gets no parameter: 'layer.bias', say, is in groups[1] ('*')");
+    dp_close(ctx);
+}
+
+/* Names that are too long for the sentence, or to be compared to their end. */
+TEST(long_names_are_near_too)
+{
+    static char longs[3][400];
+    dp_param_config params[3] = {{.name = longs[0]}, {.name = longs[1]}, {.name = longs[2]}};
+    char match[401];
+    dp_ctx *ctx = NULL;
+    for (int i = 0; i < 3; i++)
+        memset(longs[i], 'a' + i, sizeof longs[i] - 1);
+    memset(match, 'b', sizeof match - 1);
+    match[sizeof match - 1] = 0;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_optim *optim = NULL;
+    CHECK_ERROR(dp_optim_create(named_net(ctx, params, 3),
+                                &(dp_optim_config){.hyper = {.lr = 1},
+                                                   .groups = &(dp_param_group){.match = match},
+                                                   .group_count = 1},
+                                &optim),
+                DP_ERR_INVALID, "; nearest: 'layer.bbbbbbbbbb");
+    dp_close(ctx);
 }
 
 TEST(the_first_group_counts)
@@ -330,6 +410,52 @@ TEST(schedules_of_torch)
                   (const double[]){0.5, 1, 0.75, 0.5, 0.25, 0, 0}, 7);
     check_factors((dp_schedule){.factor = twice, .user = &one, .warmup = 3},
                   (const double[]){1, 3, 5}, 3);
+    check_factors((dp_schedule){.warmup = 4, .start_factor = DP_ZERO}, /* transformers' */
+                  (const double[]){0, 0.25, 0.5, 0.75, 1, 1}, 6);
+    check_factors((dp_schedule){.decay = DP_DECAY_STEPS, .every = 2, .gamma = DP_ZERO},
+                  (const double[]){1, 1, 0, 0, 0}, 5);
+    check_factors((dp_schedule){.decay = DP_DECAY_LINEAR, .total = 2, .end_factor = DP_ZERO},
+                  (const double[]){1, 0.5, 0, 0}, 4);
+}
+
+/* MultiStepLR, by itself and after a warm-up; equal milestones count as often as they stand there,
+   as torch's Counter has it. */
+TEST(milestones_of_torch)
+{
+    const int64_t some[] = {2, 3, 6}, twice_there[] = {0, 4, 4}, late[] = {3, 5};
+    dp_schedule schedule = {
+        .decay = DP_DECAY_STEPS, .gamma = 0.1, .milestones = some, .milestone_count = 3};
+    check_factors(schedule, (const double[]){1, 1, 0.1, 0.01, 0.01, 0.01, 0.001, 0.001}, 8);
+    schedule.milestones = twice_there;
+    check_factors(schedule, (const double[]){0.1, 0.1, 0.1, 0.1, 0.001, 0.001}, 6);
+    schedule.milestone_count = 1;
+    check_factors(schedule, (const double[]){0.1, 0.1}, 2);
+    schedule = (dp_schedule){.warmup = 3,
+                             .start_factor = 0.25,
+                             .decay = DP_DECAY_STEPS,
+                             .gamma = 0.5,
+                             .milestones = late,
+                             .milestone_count = 2};
+    check_factors(schedule, (const double[]){0.25, 0.5, 0.75, 0.5, 0.5, 0.25, 0.25}, 7);
+}
+
+TEST(an_optimizer_has_milestones_of_its_own)
+{
+    int64_t milestones[] = {1, 2};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5},
+                                                      .schedule = {.decay = DP_DECAY_STEPS,
+                                                                   .gamma = 0.5,
+                                                                   .milestones = milestones,
+                                                                   .milestone_count = 2}});
+    memset(milestones, 0, sizeof milestones);
+    for (int step = 0; step < 4; step++) {
+        CHECK_F64(info_of(optim).lr, ldexp(0.5, -(step < 2 ? step : 2)), 0);
+        some_steps(net, optim, step, step + 1);
+    }
+    dp_close(ctx);
 }
 
 TEST_BACKENDS(the_rate_follows_its_schedule)
@@ -1142,6 +1268,7 @@ static int many_states(const dp_hyper *hyper)
 }
 
 static const double less = -1;
+static const int64_t falling[] = {5, 7, 6};
 static const dp_param_group nameless = {0}, backwards = {.match = "*", .lr_factor = &less};
 static const dp_rule old = {.size = 8, .step = sum_up}, idle = {.size = sizeof idle};
 static const dp_rule unnamed = {.size = sizeof unnamed, .step = sum_up};
@@ -1190,6 +1317,30 @@ static const refusal of_sgd[] = {
      {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_STEPS, .every = 1}}},
     {"times inf every 1 steps",
      {.hyper = {.lr = 1}, .schedule = {.decay = DP_DECAY_STEPS, .every = 1, .gamma = HUGE_VAL}}},
+    {"times 0.5 every 2 steps or at 1 milestones, one of both",
+     {.hyper = {.lr = 1},
+      .schedule = {.decay = DP_DECAY_STEPS, .gamma = 0.5, .every = 2, .milestones = falling,
+                   .milestone_count = 1}}},
+    {"times 0.5 every -2 steps",
+     {.hyper = {.lr = 1},
+      .schedule = {.decay = DP_DECAY_STEPS, .gamma = 0.5, .every = -2, .milestones = falling,
+                   .milestone_count = 1}}},
+    {"times 0 every 0 steps or at 1 milestones",
+     {.hyper = {.lr = 1},
+      .schedule = {.decay = DP_DECAY_STEPS, .milestones = falling, .milestone_count = 1}}},
+    {"schedule.milestones is NULL",
+     {.hyper = {.lr = 1},
+      .schedule = {.decay = DP_DECAY_STEPS, .gamma = 0.5, .milestone_count = 1}}},
+    {"schedule.milestones[2] is 6, which is below the one before, 7",
+     {.hyper = {.lr = 1},
+      .schedule = {.decay = DP_DECAY_STEPS, .gamma = 0.5, .milestones = falling,
+                   .milestone_count = 3}}},
+    {"schedule.milestones[0] is 5, which is below warmup, 6",
+     {.hyper = {.lr = 1},
+      .schedule = {.warmup = 6, .decay = DP_DECAY_STEPS, .gamma = 0.5, .milestones = falling,
+                   .milestone_count = 1}}},
+    {"schedule has milestones, but decay is not DP_DECAY_STEPS",
+     {.hyper = {.lr = 1}, .schedule = {.milestones = falling, .milestone_count = 1}}},
     {"schedule.decay is 9", {.hyper = {.lr = 1}, .schedule = {.decay = (dp_decay)9}}},
     {"accumulate is -1", {.hyper = {.lr = 1}, .accumulate = -1}},
     {"compute_dtype is 4, which is no floating dtype",
@@ -1200,6 +1351,14 @@ static const refusal of_sgd[] = {
     {"p is -2", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = -2}}},
     {"scale.scale is -1", {.hyper = {.lr = 1}, .scale = {.scale = -1}}},
     {"scale.scale is 1e+39", {.hyper = {.lr = 1}, .scale = {.scale = 1e39}}},
+    {"p is 0", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = DP_ZERO}}},
+    {"p is nan", {.hyper = {.lr = 1}, .clip = {.norm = 1, .p = (double)NAN}}},
+    {"clip.norm is nan", {.hyper = {.lr = 1}, .clip = {.norm = (double)NAN}}},
+    {"scale.scale is 0", {.hyper = {.lr = 1}, .scale = {.scale = DP_ZERO}}},
+    {"scale.scale is 0", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .scale = DP_ZERO}}},
+    {"times 0 after 2000 steps",
+     {.hyper = {.lr = 1}, .scale = {.dynamic = true, .growth = DP_ZERO}}},
+    {"or times 0,", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .backoff = DP_ZERO}}},
     {"scale.scale is nan", {.hyper = {.lr = 1}, .scale = {.scale = (double)NAN}}},
     {"times 1 after 2000 steps", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .growth = 1}}},
     {"times inf after", {.hyper = {.lr = 1}, .scale = {.dynamic = true, .growth = HUGE_VAL}}},
@@ -1220,7 +1379,10 @@ static const refusal of_adam[] = {
      {.hyper = {.lr = 1, .momentum = 0.9}}},
     {"are 0 and -1, nesterov 0, and not for Adam", {.hyper = {.lr = 1, .dampening = -1}}},
     {"are 0 and 0, nesterov 1, and not for Adam", {.hyper = {.lr = 1, .nesterov = true}}},
-    {"betas are 1 and 0.999", {.hyper = {.lr = 1, .beta1 = 1}}},
+    {"betas are nan and 0.999", {.hyper = {.lr = 1, .beta1 = (double)NAN}}},
+    {"betas are 0.9 and -1e-290", {.hyper = {.lr = 1, .beta2 = -1e-290}}},
+    {"betas are 1 and 0.999, which are not both from 0 to below 1",
+     {.hyper = {.lr = 1, .beta1 = 1}}},
     {"betas are 0.9 and -1", {.hyper = {.lr = 1, .beta2 = -1}}},
     {"betas are 0.9 and 1", {.hyper = {.lr = 1, .beta2 = 1}}},
     {"eps is -1", {.hyper = {.lr = 1, .eps = -1}}},
@@ -1246,6 +1408,96 @@ TEST_BACKENDS(numbers_that_make_no_sense)
         check_refused(net, dp_adam(), &of_adam[i]);
         check_refused(net, dp_adamw(), &of_adam[i]);
     }
+}
+
+/* ---- zeros that are meant -------------------------------------------------------------------- */
+
+static dp_hyper seen_hyper;
+
+static dp_status with_half(dp_hyper *hyper)
+{
+    hyper->beta1 = dp_or(hyper->beta1, 0.5);
+    hyper->beta2 = dp_or(hyper->beta2, 0.5);
+    return DP_OK;
+}
+
+static dp_status sees(const dp_rule_args *args)
+{
+    seen_hyper = args->hyper;
+    return DP_OK;
+}
+
+TEST(rules_are_told_zeros_that_are_zeros)
+{
+    static const dp_rule rule = {
+        .size = sizeof rule, .name = "sees", .check = with_half, .step = sees};
+    const dp_hyper hyper = {.lr = DP_ZERO,
+                            .weight_decay = DP_ZERO,
+                            .momentum = DP_ZERO,
+                            .dampening = DP_ZERO,
+                            .beta1 = DP_ZERO};
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.rule = &rule, .hyper = hyper});
+    CHECK_OK(dp_optim_step(optim));
+    const double zeros[] = {seen_hyper.lr, seen_hyper.weight_decay, seen_hyper.momentum,
+                            seen_hyper.dampening, seen_hyper.beta1};
+    for (int i = 0; i < 5; i++)
+        CHECK(!signbit(zeros[i]) && fpclassify(zeros[i]) == FP_ZERO);
+    CHECK_F64(seen_hyper.beta2, 0.5, 0);
+    CHECK_F64(info_of(optim).lr, 0, 0);
+    CHECK_F64(info_of(optim).momentum, 0, 0);
+    dp_optim_destroy(optim);
+    optim =
+        optim_of(net, (dp_optim_config){.rule = dp_adam(), .hyper = {.lr = 1, .beta1 = DP_ZERO}});
+    CHECK_F64(info_of(optim).momentum, 0, 0);
+    dp_close(ctx);
+}
+
+/* Without eps a step is lr long, however small the gradient is. */
+TEST_BACKENDS(eps_may_be_zero)
+{
+    float grads[TORCH_ALL], got[TORCH_ALL];
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim =
+        optim_of(net, (dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.5, .eps = DP_ZERO}});
+    for (int k = 0; k < TORCH_ALL; k++)
+        grads[k] = k % 2 == 0 ? 1e-12f : -1e-12f;
+    net_put(net, true, grads);
+    CHECK_OK(dp_optim_step(optim));
+    net_pull(net, false, got);
+    for (int k = 0; k < TORCH_ALL; k++)
+        CHECK_F64(got[k], (double)beginning[k] - (k % 2 == 0 ? 0.5 : -0.5), 1e-5);
+}
+
+TEST_BACKENDS(all_may_be_clipped_away)
+{
+    static const dp_clip clips[] = {{.norm = DP_ZERO}, {.value = DP_ZERO}};
+    float got[TORCH_ALL];
+    double norm = 0;
+    dp_module *net = begun_net(ctx);
+    for (int i = 0; i < 2; i++) {
+        dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 1}, .clip = clips[i]});
+        some_steps(net, optim, 0, 3);
+        net_pull(net, false, got);
+        for (int k = 0; k < TORCH_ALL; k++)
+            CHECK_F64(got[k], beginning[k], 0);
+        CHECK_INT(info_of(optim).step_count, 3);
+        CHECK(info_of(optim).has_norm == (i == 0));
+        dp_optim_destroy(optim);
+    }
+    net_put(net, true, beginning);
+    CHECK_OK(dp_clip_grad_norm(net, DP_ZERO, 2, &norm));
+    CHECK(norm > 3);
+    net_pull(net, true, got);
+    net_put(net, true, beginning);
+    CHECK_OK(dp_clip_grad_value(net, DP_ZERO));
+    for (int k = 0; k < TORCH_ALL; k++)
+        CHECK_F64(got[k], 0, 0);
+    net_pull(net, true, got);
+    for (int k = 0; k < TORCH_ALL; k++)
+        CHECK_F64(got[k], 0, 0);
 }
 
 TEST_BACKENDS(calls_that_make_no_sense)
@@ -1502,12 +1754,13 @@ static void read_until(int file, char *text, size_t size, const char *word)
 }
 
 /* What three steps say on a stderr of this kind. */
-static void check_line(const char *said, bool terminal, const char *wants, const char *wants_too)
+static void check_line(const char *said, bool terminal, double every_s, const char *wants,
+                       const char *wants_too)
 {
     char text[1024];
     int ends[2], kept = dup(2);
     dp_ctx *ctx = NULL;
-    dp_progress progress = {.epoch_count = 2, .step_count = 3, .every_s = -1};
+    dp_progress progress = {.epoch_count = 2, .step_count = 3, .every_s = every_s};
     if (terminal) {
         ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
         CHECK(ends[0] >= 0 && grantpt(ends[0]) == 0 && unlockpt(ends[0]) == 0);
@@ -1539,11 +1792,11 @@ static void check_line(const char *said, bool terminal, const char *wants, const
 TEST(progress_is_told_to_terminals)
 {
     CHECK(unsetenv("DP_PROGRESS") == 0);
-    check_line(NULL, false, "end\n", "");
-    check_line(NULL, true, "\repoch 1/2  step 1/3  loss 0.25\x1b[K\repoch 1/2  step 2/3  ",
+    check_line(NULL, false, -1, "end\n", "");
+    check_line(NULL, true, -1, "\repoch 1/2  step 1/3  loss 0.25\x1b[K\repoch 1/2  step 2/3  ",
                "\x1b[K\r\nend\r\n");
-    check_line("off", true, "end\r\n", "");
-    check_line("on", false, "epoch 1/2  step 1/3  loss 0.25\nepoch 1/2  step 2/3  ",
+    check_line("off", true, -1, "end\r\n", "");
+    check_line("on", false, DP_ZERO, "epoch 1/2  step 1/3  loss 0.25\nepoch 1/2  step 2/3  ",
                " samples/s  0:00 left\nend\n");
 }
 
