@@ -45,17 +45,19 @@ LIBS         := -lpthread -lm
 # the library alone, it takes a compiler three times as long to optimize, and runs as fast without.
 PLAIN_TEST  = $(filter-out test_shmfault,$(filter test_%,$*))# which holds the implementation
 DEBUG      ?= -g1
-VARIANTS   := gcc asan tsan aarch64 sim gpu conform
+VARIANTS   := gcc asan tsan aarch64 musl sim gpu conform
 CC_gcc     := $(CC)
 CC_asan    := $(CC)
 CC_tsan    := $(CC)
 CC_aarch64 := aarch64-linux-gnu-gcc
+CC_musl    := musl-gcc
 CFLAGS_gcc     = $(if $(PLAIN_TEST),-Og,-O2) $(DEBUG) $(WARNINGS) $(GCC_WARNINGS)
 CFLAGS_checked = $(if $(filter test_%,$*),-O0,-O1) $(DEBUG)
 CFLAGS_asan    = -O0 $(DEBUG) -fsanitize=address $(if $(filter test_%,$*),,-fsanitize=undefined) \
     -fno-sanitize-recover=all -fno-omit-frame-pointer
 CFLAGS_tsan    = $(if $(PLAIN_TEST),-Og,-O1) $(DEBUG) -fsanitize=thread
 CFLAGS_aarch64 = $(CFLAGS_checked) -static
+CFLAGS_musl    = $(CFLAGS_checked) -static -isystem /usr/include/stb
 
 # With dp_cuda.h and dp_nccl.h on the simulated GPUs of tests/sim.
 CC_sim     := $(CC)
@@ -87,6 +89,7 @@ TESTS_cuda    := $(TESTS_conform) $(filter test_cuda%,$(TESTS)) dp
 TESTS_gpu     := $(TESTS_cuda) cuda_calls
 TESTS_sim     := $(sort $(TESTS_cuda) $(shell grep -lE 'on_gpus' tests/test_*.c | xargs -n1 basename -s .c))
 TESTS_aarch64 := test_main test_tensor test_steps test_thread dp
+TESTS_musl    := $(TESTS_aarch64) test_shm
 TESTS_mpi     := test_main test_coll mpi/test_mpi dp
 
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
@@ -107,12 +110,12 @@ demo: build/pictures
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples gcc clang compilers mpi asan tsan sim conform fuzz aarch64
+	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim conform fuzz aarch64
 
 check:
 	$(RUN) steps lint gcc examples
 
-asan tsan sim mpi fuzz lint compilers:
+asan tsan sim mpi fuzz lint compilers musl:
 	$(RUN) steps $@
 
 conform:
@@ -142,7 +145,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compilers format clean
+.PHONY: all demo test check asan tsan sim mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------

@@ -204,7 +204,48 @@
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
 #endif
 
-#ifndef DP_H
+/* What cannot be compiled is left out, so that one error is all that a compiler says. */
+#if defined(DP__REFUSED)
+#elif defined(__cplusplus) && __cplusplus < 201103L
+#define DP__REFUSED
+#error "dp.h: compile this file as C++11 or newer (-std=c++11)"
+#elif !defined(__cplusplus) && defined(__STRICT_ANSI__) &&                                         \
+    (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L)
+#define DP__REFUSED
+#error "dp.h: compile this file as C11 or newer (-std=c11)"
+#endif
+
+/* __FINITE_MATH_ONLY__ is always defined, as 0 or 1. */
+#if defined(DP_IMPLEMENTATION) && !defined(DP__REFUSED) && !defined(DP__ACCEPTED)
+#if defined(__cplusplus)
+#error "dp.h: the file that defines DP_IMPLEMENTATION is C11: compile it as C, others may be C++"
+#elif !defined(__GNUC__)
+#error "dp.h: compile the file that defines DP_IMPLEMENTATION with gcc or clang"
+#elif !defined(__STDC_VERSION__) || __STDC_VERSION__ < 201112L
+#error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11 or newer (-std=c11)"
+#elif __SIZEOF_SIZE_T__ != 8
+#error "dp.h: for systems of 64 bits only: sizes are counted in them"
+#elif defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) ||           \
+    defined(__RECIPROCAL_MATH__)
+#error "dp.h: compile the file that defines DP_IMPLEMENTATION with -fno-fast-math: NaN gets lost"
+#elif !__has_include("stb_ds.h") && !__has_include(<stb/stb_ds.h>)
+#error "dp.h needs stb_ds.h: apt-get install libstb-dev, or copy the file beside dp.h"
+#else
+#include <sched.h>
+#include <time.h>
+#if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
+#error "dp.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
+#else
+#define DP__ACCEPTED
+#endif
+#endif
+#ifndef DP__ACCEPTED
+#undef DP_IMPLEMENTATION
+#undef DP_STATIC
+#endif
+#endif
+
+#if !defined(DP_H) && !defined(DP__REFUSED)
 #define DP_H
 
 #include <stdbool.h>
@@ -1959,19 +2000,6 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
    ============================================================================================== */
 #if defined(DP_IMPLEMENTATION) && !defined(DP_IMPLEMENTED)
 #define DP_IMPLEMENTED
-
-#ifdef __cplusplus
-#error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11"
-#endif
-
-/* Options that lose NaN or add in another order. __FINITE_MATH_ONLY__ is always defined, as 0 or
-   1. */
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||           \
-    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__)
-#error "dp.h: compile the file that defines DP_IMPLEMENTATION with -fno-fast-math: NaN gets lost"
-#endif
-
-_Static_assert(sizeof(size_t) == 8, "dp.h: for systems of 64 bits only: sizes are counted in them");
 
 /* ==== >>platform ===============================================================================
    Headers, and the few macros. dp_cpu.h comes in here: what follows makes no system call.        */

@@ -23,7 +23,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#ifndef DP_AVERAGE_H
+#if !defined(DP_AVERAGE_H) && !defined(DP__REFUSED)
 #define DP_AVERAGE_H
 
 #ifdef __cplusplus

@@ -22,7 +22,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#ifndef DP_CHECK_H
+#if !defined(DP_CHECK_H) && !defined(DP__REFUSED)
 #define DP_CHECK_H
 
 #ifdef __cplusplus

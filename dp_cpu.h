@@ -71,13 +71,8 @@
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
-#include <linux/futex.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#endif
-
-#if !defined(CLOCK_MONOTONIC) || (defined(__linux__) && !defined(CPU_COUNT))
-#error "dp_cpu.h: include dp.h before any other header of this file, or compile with -D_GNU_SOURCE"
 #endif
 
 /* ==== >>os =====================================================================================
@@ -1321,16 +1316,18 @@ static void dp__os_cores(uint64_t *out)
     memcpy(out, &mask, sizeof mask);
 }
 
+enum { DP__FUTEX_WAIT = 0, DP__FUTEX_WAKE = 1 }; /* musl comes without <linux/futex.h> */
+
 /* Wait until the word has changed, somebody wakes us, or the time is up: the caller has to look. */
 static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
 {
     struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    syscall(SYS_futex, word, FUTEX_WAIT, seen, &most, NULL, 0);
+    syscall(SYS_futex, word, DP__FUTEX_WAIT, seen, &most, NULL, 0);
 }
 
 static void dp__os_word_wake(atomic_uint *word)
 {
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    syscall(SYS_futex, word, DP__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 #else
 static int dp__shared_anonymous(void)

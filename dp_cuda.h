@@ -41,7 +41,7 @@
 #include "dp.h"           /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 #undef DP__CUDA_FIRST_DP
 
-#ifndef DP_CUDA_H
+#if !defined(DP_CUDA_H) && !defined(DP__REFUSED)
 #define DP_CUDA_H
 
 #ifdef __cplusplus

@@ -52,7 +52,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#ifndef DP_DATA_H
+#if !defined(DP_DATA_H) && !defined(DP__REFUSED)
 #define DP_DATA_H
 
 #ifdef __cplusplus

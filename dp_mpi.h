@@ -59,7 +59,7 @@
 #include "dp.h"          /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 #undef DP__MPI_FIRST_DP
 
-#ifndef DP_MPI_H
+#if !defined(DP_MPI_H) && !defined(DP__REFUSED)
 #define DP_MPI_H
 
 #ifdef __cplusplus
@@ -89,7 +89,7 @@ DP_API const dp_coll_ops *dp_mpi_coll(void);
 
 #if MPI_VERSION < 3
 #error "dp_mpi.h: MPI 3 or newer: collectives that do not block came with it"
-#endif
+#else
 
 /* ==== >>library ================================================================================
    There is one MPI for a whole process, whoever has initialised it.                             */
@@ -2062,6 +2062,7 @@ static const dp__mpi_place dp__mpi_here = {dp__mpi_join, dp__mpi_line_leave, dp_
                                            dp_mpi_coll,  dp__mpi_line_hear,  dp__mpi_line_tell};
 static const dp__mpi_place *dp__backend_mpi = &dp__mpi_here; /* dp.h asks for it */
 
+#endif /* MPI 3 */
 #endif /* DP_IMPLEMENTATION && !DP_MPI_IMPLEMENTED */
 
 /* ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@
 #include "dp_cuda.h"      /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 #undef DP__NCCL_FIRST_DP
 
-#ifndef DP_NCCL_H
+#if !defined(DP_NCCL_H) && !defined(DP__REFUSED)
 #define DP_NCCL_H
 
 #ifdef __cplusplus

@@ -50,7 +50,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#ifndef DP_NORM_H
+#if !defined(DP_NORM_H) && !defined(DP__REFUSED)
 #define DP_NORM_H
 
 #ifdef __cplusplus

@@ -40,7 +40,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#ifndef DP_SAVE_H
+#if !defined(DP_SAVE_H) && !defined(DP__REFUSED)
 #define DP_SAVE_H
 
 #ifdef __cplusplus
@@ -131,7 +131,7 @@ DP_MUST_USE DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, co
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "dp_save.h: safetensors files are little-endian, and so must be the machine"
-#endif
+#else
 
 #include <errno.h>
 #include <fcntl.h>
@@ -2049,6 +2049,7 @@ DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *pa
         dp_scope_end(own);
     return dp__save_named(__func__, path, status);
 }
+#endif /* little-endian */
 #endif /* DP_IMPLEMENTATION && !DP_SAVE_IMPLEMENTED */
 /* ------------------------------------------------------------------------------------------------
    MIT licence

@@ -41,7 +41,7 @@
 
 #include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
 
-#ifndef DP_TRAIN_H
+#if !defined(DP_TRAIN_H) && !defined(DP__REFUSED)
 #define DP_TRAIN_H
 
 #ifdef __cplusplus

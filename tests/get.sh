@@ -91,7 +91,7 @@ TEXT
 }
 
 # command or file that shows that it is there : package
-TOOLS="g++:g++ clang:clang clang-format:clang-format qemu-aarch64:qemu-user
+TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc musl-gcc:musl-tools qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross
     mpirun.openmpi:openmpi-bin /usr/include/$(uname -m)-linux-gnu/openmpi:libopenmpi-dev

@@ -85,6 +85,12 @@ step_compilers() {
     [ -n "${cc:-}" ] || skip "other compilers" "none installed"
 }
 
+# Another C library: what computes, and what has threads and processes.
+step_musl() {
+    has musl-gcc || { skip "tests with musl" "no musl-gcc"; return; }
+    tests musl 3
+}
+
 # What things cost, and tables that do at once, in one thread, what those that put off their work do
 # in several: a sanitizer has nothing to find there.
 NOT_SANITIZED="!growth/ !_decorated_toy"
@@ -412,7 +418,7 @@ build_ahead() {
         case $name in
         lint | examples) targets+=(build/alone/dp.o) ;;
         compile) targets+=(build/wheels) ;; # comes while others compile
-        gcc | asan | tsan | sim | aarch64) targets+=("build/$name/tests") ;;
+        gcc | asan | tsan | sim | aarch64 | musl) targets+=("build/$name/tests") ;;
         clang) targets+=(build/clang/silent "build/with/$CLANG/tests") ;;
         compilers) targets+=(build/gcc/tests) ;;
         mpi) targets+=(build/openmpi/tests build/mpich/tests) ;;
