@@ -6531,7 +6531,7 @@ DP_API dp_status dp__open(const dp_config *config, size_t config_bytes, int vers
     dp_status status = dp__open_job(&joined, &launch, &ctx);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
-        dp__line_close(line, true);
+        dp__line_close(line, true, false);
     }
     DP_TRY(status);
     dp__far_begin(ctx, tree, line);
@@ -6561,7 +6561,7 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
     if (ask_devices && ctx->comm != NULL)
         ctx->comm->ops->close(ctx->comm);
     dp__tree_close(ctx->tree, ask_devices);
-    dp__line_close(ctx->line, ask_devices);
+    dp__line_close(ctx->line, ask_devices, ctx->failed != DP_OK);
     if (ask_devices && ctx->team != NULL)
         dp__team_close(ctx->team);
     for (ptrdiff_t i = 0; ask_devices && i < dp__devices_count(ctx); i++)

@@ -1451,7 +1451,7 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet thro
        the others, as config->bootstrap, unless there are none. */
     dp_status (*join)(dp_config *config, int timeout_ms, dp__launch *launch, bool *out_meant,
                       dp__mpi_line **out);
-    void (*leave)(dp__mpi_line *line);
+    void (*leave)(dp__mpi_line *line, bool job_failed);
     dp_status (*all_gather)(const void *in, void *out, size_t bytes_each, void *user);
     const dp_coll_ops *(*coll)(void);
     dp_status (*hear)(dp__mpi_line *line, int *out_process);
@@ -1461,10 +1461,10 @@ typedef struct dp__mpi_place { /* what dp_mpi.h has for processes that meet thro
 static const dp__mpi_place *dp__backend_mpi; /* dp_mpi.h defines it */
 
 /* `own` is false in a child of fork: MPI belongs to the parent. */
-static void dp__line_close(dp__mpi_line *line, bool own)
+static void dp__line_close(dp__mpi_line *line, bool own, bool job_failed)
 {
     if (dp__backend_mpi != NULL && line != NULL && own)
-        dp__backend_mpi->leave(line);
+        dp__backend_mpi->leave(line, job_failed);
 }
 
 /* Once a context is open it has no more to say over these connections. Whoever waits for other

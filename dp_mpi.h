@@ -100,7 +100,7 @@ typedef struct dp__mpi_library {
     bool ours;        /* initialised by dp_open, in the process with this fork_count */
     unsigned fork_count;
     int open;  /* lines */
-    bool lost; /* one has failed: others may never come to MPI_Finalize */
+    bool lost; /* a job has failed: others may never come to MPI_Finalize */
 } dp__mpi_library;
 
 static dp__mpi_library dp__mpi = {.lock = DP__LOCK_INITIALIZER};
@@ -288,6 +288,13 @@ static dp_status dp__mpi_failure(const dp__mpi_line *line)
     return dp_error((dp_status)atomic_load(&line->failed), "%s", line->text);
 }
 
+static void dp__mpi_lose(void)
+{
+    dp__lock_enter(&dp__mpi.lock);
+    dp__mpi.lost = true;
+    dp__lock_leave(&dp__mpi.lock);
+}
+
 /* The first failure stays; true if this is it. */
 static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culprit,
                                  const char *text)
@@ -300,9 +307,7 @@ static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culpr
         atomic_store(&line->failed, (int)status);
     }
     dp__lock_leave(&line->lock);
-    dp__lock_enter(&dp__mpi.lock);
-    dp__mpi.lost = true;
-    dp__lock_leave(&dp__mpi.lock);
+    dp__mpi_lose();
     return first;
 }
 
@@ -679,9 +684,12 @@ static void dp__mpi_line_close(dp__mpi_line *line)
     dp__mpi_line_free(line);
 }
 
-static void dp__mpi_line_leave(dp__mpi_line *line)
+/* The job may have failed where MPI had no part in it. */
+static void dp__mpi_line_leave(dp__mpi_line *line, bool job_failed)
 {
     bool good = atomic_load(&line->failed) == DP_OK;
+    if (job_failed)
+        dp__mpi_lose();
     dp__mpi_line_close(line);
     if (good)
         dp__os_free(line, 0, NULL);
@@ -832,7 +840,7 @@ static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int tim
     if (status == DP_OK)
         *out = line;
     else
-        dp__mpi_line_leave(line);
+        dp__mpi_line_leave(line, false);
     return status;
 }
 

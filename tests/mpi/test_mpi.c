@@ -979,6 +979,22 @@ MPI_TEST_UNDER(failures_travel_beside_another_table, 3, mpi_launch_broken)
     exit(EXIT_SUCCESS);
 }
 
+/* Shared memory carries the collectives, and MPI has no part in the failure: who is not there any
+   more would be missed in MPI_Finalize. */
+MPI_TEST_UNDER(mpi_is_not_finalised_after_a_failure_in_memory, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 400}, &ctx));
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process == 1) {
+        a_while(2000);
+    }
+    CHECK_ERROR(add_up(ctx, 25), DP_ERR_TIMEOUT, "rank 1 (process 1, ");
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
 enum { KINDS = 10 };
 
 /* What process 1 does where the others add up 25 f32. */
