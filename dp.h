@@ -121,7 +121,8 @@
    scope or of an outer one: the batch outlives its parts. dp_keep copies what must live longer.
    Modules belong to their context, parameters and gradients to their module, which never moves
    them; memory that you bring stays yours. dp_close ends all scopes and modules: no pointer to them
-   or into them is valid after it.
+   or into them is valid after it. Close all contexts before dlclose unloads the library that holds
+   dp.h: their threads run its code.
 
    THREADS
    One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
@@ -186,7 +187,9 @@
    names and numbers, beginning with the function's name. A wrong call changes nothing. The library
    never exits, and prints nothing, but for one line to stderr, once a process and if there is no
    log: when devices that are there cannot be used, and those of another table serve instead.
-   A call that fails on a device waits for what it had enqueued.
+   A call that fails on a device waits for what it had enqueued. Writing raises no signal: a file
+   that may not grow (RLIMIT_FSIZE) is an error, a log that nobody reads any more is silence. Your
+   handlers and masks of signals stay as they are.
    After a failure of the JOB class (>>status) only dp_close is left: nothing is waited for, no
    memory is reused, and a device may use yours until dp_close returns.
 

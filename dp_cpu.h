@@ -100,9 +100,47 @@ static const char *dp__os_env(const char *name)
     return text != NULL && text[0] != '\0' ? text : NULL;
 }
 
+/* Writing may raise a signal: SIGPIPE when nobody reads any more, SIGXFSZ beyond the largest file
+   that this process may make. Between these two calls it is an error alone. Both signals go to the
+   thread that wrote: it holds them back, and takes those that were not there before. */
+typedef struct dp__os_calm {
+    sigset_t mask, pending; /* before */
+} dp__os_calm;
+
+static const int dp__os_of_writes[] = {SIGPIPE, SIGXFSZ};
+
+static void dp__os_calm_begin(dp__os_calm *calm)
+{
+    sigset_t both;
+    sigemptyset(&both);
+    for (int i = 0; i < 2; i++)
+        sigaddset(&both, dp__os_of_writes[i]);
+    pthread_sigmask(SIG_BLOCK, &both, &calm->mask);
+    sigpending(&calm->pending);
+}
+
+static void dp__os_calm_end(const dp__os_calm *calm)
+{
+    int error = errno, taken;
+    sigset_t pending, one;
+    sigpending(&pending);
+    for (int i = 0; i < 2; i++) {
+        int raised = dp__os_of_writes[i];
+        sigemptyset(&one);
+        sigaddset(&one, raised);
+        if (sigismember(&pending, raised) == 1 && sigismember(&calm->pending, raised) == 0)
+            sigwait(&one, &taken);
+    }
+    pthread_sigmask(SIG_SETMASK, &calm->mask, NULL);
+    errno = error;
+}
+
 static void dp__os_write(const char *line)
 {
+    dp__os_calm calm;
+    dp__os_calm_begin(&calm);
     fputs(line, stderr);
+    dp__os_calm_end(&calm);
 }
 
 static uint64_t dp__os_now_ns(void)
@@ -126,16 +164,19 @@ static int dp__os_file_append(const char *path, bool anew)
     return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0666);
 }
 
-static bool dp__os_file_put(int file, const char *data, size_t bytes)
+/* All of it, however the system cuts it; false: errno says why not. */
+static bool dp__os_file_put(int file, const void *data, size_t bytes)
 {
-    while (bytes > 0) {
-        ssize_t put = write(file, data, bytes);
-        if (put < 0 && errno != EINTR)
-            return false;
-        data += put > 0 ? put : 0;
-        bytes -= put > 0 ? (size_t)put : 0;
+    dp__os_calm calm;
+    size_t done = 0;
+    ssize_t put = 0;
+    dp__os_calm_begin(&calm);
+    while (done < bytes && (put >= 0 || errno == EINTR)) {
+        put = write(file, (const char *)data + done, bytes - done);
+        done += put > 0 ? (size_t)put : 0;
     }
-    return true;
+    dp__os_calm_end(&calm);
+    return done == bytes;
 }
 
 static void dp__os_file_close(int file)
@@ -1295,14 +1336,26 @@ static int dp__shared_of_process(const dp__shared_name *name)
     return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
 }
 
+static bool dp__shared_resize(int fd, size_t bytes)
+{
+    dp__os_calm calm;
+    dp__os_calm_begin(&calm);
+    bool done = ftruncate(fd, (off_t)bytes) == 0;
+    dp__os_calm_end(&calm);
+    return done;
+}
+
 /* A write to a page that cannot be allocated would raise SIGBUS. Pages come from the memory near
    the core that asks. */
 static int dp__shared_pages(int fd, size_t first, size_t bytes)
 {
+    dp__os_calm calm;
     int failed;
+    dp__os_calm_begin(&calm);
     do
         failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
     while (failed == EINTR);
+    dp__os_calm_end(&calm);
     return failed;
 }
 
@@ -1443,7 +1496,7 @@ static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
     if (out->fd < 0)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: none can be made%s: %s",
                         named ? " in /dev/shm" : "", strerror(errno));
-    if (ftruncate(out->fd, (off_t)bytes) != 0 || fstat(out->fd, &file) != 0)
+    if (!dp__shared_resize(out->fd, bytes) || fstat(out->fd, &file) != 0)
         return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes: %s", bytes,
                         strerror(errno));
     out_name->device = (uint64_t)file.st_dev;

@@ -1722,17 +1722,6 @@ static bool dp__cuda_kept_read(int file, void *data, size_t bytes)
     return true;
 }
 
-static bool dp__cuda_kept_write(int file, const void *data, size_t bytes)
-{
-    for (size_t at = 0; at < bytes;) {
-        ssize_t count = write(file, (const char *)data + at, bytes - at);
-        if (count < 0 && errno != EINTR)
-            return false;
-        at += count > 0 ? (size_t)count : 0;
-    }
-    return true;
-}
-
 /* The head says what it should, and the file is as long as it says. Only files of this user count
    that nobody else may write to: what they hold will run. */
 static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, dp__cuda_kept_head *head)
@@ -1817,8 +1806,8 @@ static void dp__cuda_kept_put(const dp__cuda_kept *kept, const dp__cuda_image *i
         dp__cuda_kept_say(kept, "no file in", kept->folder);
         return;
     }
-    bool good = dp__cuda_kept_write(file, &head, sizeof head) &&
-                dp__cuda_kept_write(file, image->data, image->bytes);
+    bool good = dp__os_file_put(file, &head, sizeof head) &&
+                dp__os_file_put(file, image->data, image->bytes);
     good = close(file) == 0 && good && rename(path, kept->path) == 0;
     if (good)
         return;

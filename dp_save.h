@@ -213,13 +213,8 @@ static dp_status dp__save_part_open(dp__save_part *part)
 
 static dp_status dp__save_part_write(const dp__save_part *part, const char *bytes, size_t count)
 {
-    for (size_t done = 0; done < count;) {
-        ssize_t wrote = write(part->fd, bytes + done, count - done);
-        if (wrote < 0 && errno != EINTR)
-            return dp__save_refused("write", part->path);
-        done += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return DP_OK;
+    bool done = dp__os_file_put(part->fd, bytes, count);
+    return done ? DP_OK : dp__save_refused("write", part->path);
 }
 
 static dp_status dp__save_part_sync(const dp__save_part *part)

@@ -2816,6 +2816,7 @@ static void dp__train_show(const dp_progress *progress, dp_ctx *ctx, int64_t epo
                            dp_value log)
 {
     dp__train_line line = {.used = 0};
+    char text[sizeof line.text + 8];
     double seconds = (double)(progress->seen.shown_ns - progress->seen.began_ns) * 1e-9, loss = 0;
     int64_t done = epoch * progress->step_count + step;
     int64_t steps = done - progress->seen.first_step;
@@ -2830,10 +2831,9 @@ static void dp__train_show(const dp_progress *progress, dp_ctx *ctx, int64_t epo
         if (left >= 0 && progress->step_count > 0 && progress->epoch_count > 0)
             dp__train_add_rest(&line, seconds / (double)steps * (double)left);
     }
-    if (progress->seen.how == DP__TRAIN_TERMINAL)
-        fprintf(stderr, "\r%s\x1b[K", line.text);
-    else
-        fprintf(stderr, "%s\n", line.text);
+    snprintf(text, sizeof text, progress->seen.how == DP__TRAIN_TERMINAL ? "\r%s\x1b[K" : "%s\n",
+             line.text);
+    dp__os_write(text);
 }
 
 DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, int64_t step,
@@ -2859,7 +2859,7 @@ DP_API void dp_progress_step(dp_progress *progress, dp_ctx *ctx, int64_t epoch, 
 DP_API void dp_progress_end(dp_progress *progress)
 {
     if (progress->seen.how == DP__TRAIN_TERMINAL)
-        fprintf(stderr, "\n");
+        dp__os_write("\n");
     progress->seen = (struct dp__train_seen){.how = DP__TRAIN_UNKNOWN};
 }
 #endif /* DP_IMPLEMENTATION && !DP_TRAIN_IMPLEMENTED */
