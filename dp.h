@@ -1273,12 +1273,15 @@ DP_MUST_USE DP_API dp_status dp_module_find(const dp_module *module, const char 
                                             size_t *out_param);
 
 /* Views to write to; replicas follow at the next forward. Ask again for every change. Frozen
-   parameters and buffers have no gradient: count 0. out_grad may be NULL. */
+   parameters and buffers have no gradient: count 0. out_grad may be NULL; to ask for it gives the
+   parameter a gradient. To read: dp_module_param and dp_owner_grad. */
 DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
                                             dp_tensor *out_grad);
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
                                              size_t bytes);
 DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
+/* All gradients of the tree become zero, and as if no backward had been: nobody has used them, they
+   are not void, and samples whose gradients waited for a reduction do not count in it. */
 DP_MUST_USE DP_API dp_status dp_zero_grad(dp_module *module);
 
 /* ==== >>call ===================================================================================
@@ -1381,8 +1384,9 @@ DP_MUST_USE DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, 
    the scopes of its replicas, which are children of that one.                                   */
 
 typedef struct dp_pass_config {
-    bool no_grad;           /* the same as no out_pass */
-    bool no_sync;           /* dp_distributed: gradients stay with their rank; children's too */
+    bool no_grad; /* the same as no out_pass */
+    bool no_sync; /* more passes follow, which add to these gradients. dp_distributed: until
+                               one without it, gradients stay with their rank; children's too */
     dp_dtype compute_dtype; /* passed on to the methods */
 } dp_pass_config;
 
@@ -1400,13 +1404,19 @@ typedef struct dp_input_grad {
    everywhere, none and a missing key for no gradient. If it has not, nothing happened, but for a
    pass that other processes reduce too: see dp_distributed. Parameters'
    gradients are added to; those of the inputs are given out if wanted (NULL: they are not): joined
-   along dim, none of one replica is zeros if others have a gradient. After a failure of backward
-   the gradients of parameters are void: dp_zero_grad.
+   along dim, none of one replica is zeros if others have a gradient.
+
+   If a backward fails, the gradients of all parameters of its module are void, those of earlier
+   passes with them. Until dp_zero_grad, whatever would add to them, read them or step by them is
+   refused (STATE). A parameter or buffer that a call has edited since the forward is STATE too: the
+   backward needs what the forward has seen.
 
    A backward that was written for one device often divides by its number of rows itself, and does
-   not look at the gradient that it is given. With dp_module_config.mean_grads it may stay as it is:
-   gradients are zeroed first, the mean over all replicas counts each by its weight, and that mean
-   is multiplied by `grad`, which must be a number (dp_train_step: by the loss factor). */
+   not look at the gradient that it is given. With dp_module_config.mean_grads it may stay as it is,
+   whether it writes gradients or adds to them: they are zeroed first, the mean over all replicas
+   counts each by its weight, and that mean is multiplied by `grad`, which must be a number
+   (dp_train_step: by the loss factor). After a pass with no_sync the result is added to what that
+   one has left. */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================
@@ -1569,6 +1579,14 @@ DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
+
+/* The gradient of a parameter, to read, as an owner (0: the module itself) has it. To ask for it is
+   no edit. out_used, which may be NULL: whether it counts in the next step, as since dp_zero_grad a
+   backward has asked for it (on any rank, if ranks have reduced it), or one of the two edits was
+   given out_grad, or as its memory is yours. Optimizers leave other parameters as they are, with
+   their state. Frozen parameters and buffers have no gradient: count 0. STATE while it is void. */
+DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param,
+                                           dp_tensor *out, bool *out_used);
 
 /* From the next backward on, whether gradients that are reduced are scattered: each rank gets its
    share of them (dp_param_info), so half as much is sent, and what it holds of other ranks' shares
@@ -2196,6 +2214,8 @@ struct dp_ctx {
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
     uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
+    atomic_ullong writes;    /* to parameters, by calls of the user's: each has a number */
+    atomic_ullong torn;      /* how many backwards have failed */
     atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
     atomic_int inside;       /* threads in the user's functions, except those under `entered` */
     atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */

@@ -179,6 +179,8 @@ struct dp__distributed {
     double *samples;        /* by local rank, of this pass */
     uint64_t zeroed;        /* dp_module.zeroed, when gradients were last looked at */
     bool reduced;           /* they hold what was reduced */
+    bool owes;              /* a step without sync failed here alone */
+    uint64_t owed;          /* a hash of its data */
     uint32_t number;        /* among all such wrappers of the context, from 1 */
     bool copies_void;       /* the original's do; those of other local ranks are void */
     bool buffers_apart;     /* gradients were reduced since buffers were made equal */
@@ -545,11 +547,6 @@ static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool sy
 static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
 {
     bool grads = request->wants_pass && !request->config.no_grad;
-    if (grads && request->config.no_sync && pass->runs->mean_grads)
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "'%s' has mean_grads: its backward zeroes gradients first, which no_sync "
-                        "would keep",
-                        pass->runs->name);
     pass->synced = grads && !request->config.no_sync;
     if (pass->synced)
         pass->forward_ns = dp__os_now_ns();
@@ -582,10 +579,18 @@ static dp_status dp__units_claim(const dp__face *face)
     return DP_OK;
 }
 
-static void dp__units_scattered(const dp__face *face)
+/* Gradients hold what was reduced, or shares of it. Those that another rank has used alone count as
+   used here too, so that all ranks step the same parameters. */
+static void dp__units_reduced(const dp__face *face)
 {
-    for (size_t unit = 0; unit < face->ranks->unit_count; unit++)
-        dp__unit_root(face, unit)->scattered = true;
+    const dp_reducer *reducer = face->ranks->reducer;
+    face->ranks->reduced = true;
+    for (size_t unit = 0; unit < face->ranks->unit_count; unit++) {
+        dp__param *root = dp__unit_root(face, unit);
+        root->scattered = root->scattered || reducer->scatters;
+        if (!reducer->unused[unit])
+            dp__use(root);
+    }
 }
 
 static bool dp__units_hold_shares(const dp__face *face)
@@ -614,6 +619,8 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
         DP_TRY(dp__replicas_send(face, DP__GRADS, face->count));
     for (size_t r = 0; r < face->count && zeroed; r++)
         face->replicas[r].pass++;
+    if (zeroed)
+        dp__reducer_forget(ranks->reducer);
     ranks->copies_void = false;
     ranks->reduced = ranks->reduced && !zeroed;
     ranks->zeroed = face->runs->zeroed;
@@ -686,8 +693,8 @@ static void dp__ranks_log_unused(const dp__face *face, size_t count)
 }
 
 /* A pass that failed is closed too; what it reduces is void. */
-static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool synced,
-                                  dp_status status)
+static dp_status dp__ranks_close(const char *fn, const dp__face *face, bool synced,
+                                 dp_status status)
 {
     dp_ctx *ctx = face->ctx;
     char text[DP__TEXT_BYTES];
@@ -702,10 +709,15 @@ static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool syn
     if (status != DP_OK && dp_status_class(finished) != DP_CLASS_JOB)
         return dp_error(status, "%s", text);
     DP_TRY(finished);
-    face->ranks->reduced = face->ranks->reduced || synced;
-    if (synced && face->ranks->reducer->scatters)
-        dp__units_scattered(face);
+    if (synced)
+        dp__units_reduced(face);
     return DP_OK;
+}
+
+static dp_status dp__ranks_finish(const char *fn, const dp__face *face, bool synced,
+                                  dp_status status)
+{
+    return dp__torn_by(face->runs, dp__ranks_close(fn, face, synced, status));
 }
 
 static void dp__ranks_timed(dp__distributed *ranks, uint64_t forward_ns)
@@ -747,6 +759,73 @@ static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synce
     return begun == DP_OK ? dp__ranks_finish(fn, face, true, status) : status; /* over for all */
 }
 
+/* ---- a step that one process owes the others -------------------------------------------------- */
+
+typedef struct dp__data_hasher {
+    dp__mapper mapper;
+    uint64_t hash;
+} dp__data_hasher;
+
+static dp_status dp__hash_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    dp__data_hasher *hasher = (dp__data_hasher *)mapper;
+    dp_tensor host;
+    *out = value;
+    hasher->hash = dp__hash(hasher->hash, &value.kind, sizeof value.kind);
+    if (value.kind == DP_CONTAINER)
+        return dp__map(mapper, value.as.c->data, out);
+    if (value.kind == DP_STRING)
+        hasher->hash = dp__hash(hasher->hash, value.as.s, strlen(value.as.s));
+    else if (value.kind != DP_TENSOR)
+        hasher->hash = dp__hash(hasher->hash, &value.as, sizeof value.as);
+    if (value.kind != DP_TENSOR || dp__count(value.as.t) == 0)
+        return DP_OK;
+    DP_TRY(dp__tensor_from(mapper->scope, &mapper->scope->ctx->host_device, value.as.t, &host));
+    hasher->hash = dp__hash(hasher->hash, host.data, dp__bytes(&host));
+    return DP_OK;
+}
+
+/* What data holds, wherever it lies. */
+static dp_status dp__data_hash(dp_ctx *ctx, dp_value data, uint64_t *out)
+{
+    dp_scope *temp = NULL;
+    dp_value copy;
+    DP_TRY(dp__check_value("dp_train_step", "data", data));
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp__data_hasher hasher = {{.scope = temp, .leaf = dp__hash_leaf, .plain = true},
+                              dp__hash_first};
+    dp_status status = dp__map(&hasher.mapper, data, &copy);
+    *out = hasher.hash;
+    return dp__temp_end(temp, NULL, status);
+}
+
+/* A step without sync has failed, here alone: the others have made it, and will wait for this
+   process to have made as many. It has to make it again before it goes on. */
+static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_status status)
+{
+    char text[DP__TEXT_BYTES];
+    if (!dp__ranks_joint(face, true))
+        return;
+    memcpy(text, dp__thread.text, sizeof text);
+    face->ranks->owes = !synced && status != DP_OK &&
+                        dp__data_hash(face->ctx, data, &face->ranks->owed) == DP_OK;
+    memcpy(dp__thread.text, text, sizeof text);
+}
+
+static dp_status dp__check_owed(const dp__face *face, dp_value data)
+{
+    uint64_t hash = 0;
+    if (face == NULL || face->ranks == NULL || !face->ranks->owes || data.kind == DP_NONE)
+        return DP_OK;
+    DP_TRY(dp__data_hash(face->ctx, data, &hash));
+    if (hash == face->ranks->owed)
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "the last step of '%s' failed on rank %d alone, and other processes have made "
+                    "it: make it again with the same data, or with dp_none()",
+                    face->inner->name, face->ctx->info.rank_first);
+}
+
 static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
 {
     const dp__face *face = pass->face;
@@ -768,12 +847,11 @@ static dp_status dp__ranks_backward(const char *fn, dp_pass *pass)
 /* A step without data: everything that ranks do together, and nothing else. */
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face)
 {
-    bool synced = !request->config.no_sync;
+    bool synced = !request->config.no_sync, adds;
     if (request->config.no_grad)
         return DP_OK;
     DP_TRY(dp__ranks_buffers(request->fn, face, synced));
-    if (face->runs->mean_grads)
-        DP_TRY(dp__grads_zero(face->runs));
+    DP_TRY(dp__grads_begin(face->runs, !synced, &adds));
     DP_TRY(dp__ranks_zeroed(face));
     for (size_t r = 0; r < face->count; r++)
         face->ranks->samples[r] = 0;
@@ -1023,17 +1101,28 @@ static void dp__owner_view(const dp__face *face, size_t r, size_t slot, dp_tenso
     grad->data = grad->data != NULL ? face->replicas[r].grad[slot] : NULL;
 }
 
+/* Which replica's memory an owner has, and of which face; *out_face NULL: the module's own. */
+static dp_status dp__check_owner(const char *fn, dp_module *module, size_t owner,
+                                 dp__face **out_face, size_t *out_replica)
+{
+    DP_TRY(dp__check_module(fn, module));
+    dp__face *face = module->face != NULL && module->face->ranks != NULL ? module->face : NULL;
+    *out_replica = face != NULL ? dp__owner_replica(face, owner) : owner;
+    *out_face = face;
+    if (*out_replica < (face != NULL ? face->count : 1))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: owner %zu, '%s' has %zu", fn, owner, module->name,
+                    dp_owner_count(module));
+}
+
 /* Replicas that were up to date stay so as far as this edit goes: dp__replicas_differ sees whether
    the other owners get it too. */
 DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param, dp_tensor *out_data,
                                dp_tensor *out_grad)
 {
-    DP_TRY(dp__check_module(__func__, module));
-    dp__face *face = module->face != NULL && module->face->ranks != NULL ? module->face : NULL;
-    size_t r = face != NULL ? dp__owner_replica(face, owner) : owner;
-    if (r >= (face != NULL ? face->count : 1))
-        return dp_error(DP_ERR_INVALID, "%s: owner %zu, '%s' has %zu", __func__, owner,
-                        module->name, dp_owner_count(module));
+    dp__face *face;
+    size_t r;
+    DP_TRY(dp__check_owner(__func__, module, owner, &face, &r));
     bool current = face != NULL && face->version == dp__version(face->inner) + 1;
     DP_TRY(dp__param_edit(__func__, module, param, out_data, out_grad));
     if (face == NULL)
@@ -1041,6 +1130,27 @@ DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param, dp
     face->version = current ? dp__version(face->inner) + 1 : 0;
     face->replicas[r].edits += dp__hash(dp__hash_first, &param, sizeof param);
     dp__owner_view(face, r, face->inner->listed[param], out_data, out_grad);
+    return DP_OK;
+}
+
+/* Who writes to gradients in memory of his own need not tell. */
+DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp_tensor *out,
+                               bool *out_used)
+{
+    dp__face *face;
+    size_t r;
+    dp_tensor data;
+    DP_TRY(dp__check_owner(__func__, module, owner, &face, &r));
+    DP_TRY(dp__check_param(__func__, module, param));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__param_grad(__func__, module, param, out));
+    dp__param *root = dp__root(module->slots[module->listed[param]]);
+    if (face != NULL)
+        dp__owner_view(face, r, face->inner->listed[param], &data, out);
+    out->read_only = true;
+    if (out_used != NULL)
+        *out_used = dp__is_of_sort(root, DP__GRADS) &&
+                    (root->foreign_grad || atomic_load_explicit(&root->used, memory_order_relaxed));
     return DP_OK;
 }
 

@@ -45,8 +45,12 @@ typedef struct dp__param {
     size_t home;           /* a guess, which dp__module_list checks */
     bool frozen, buffer;
     bool foreign, foreign_grad; /* the user's memory */
-    bool scattered;             /* a root's gradient is, and was not zeroed since */
-    uint32_t wrapper;           /* the dp__distributed.number that has added to it since; or 0 */
+    /* Of a root's memory: what is known of its gradient since that was zeroed, and of its data. */
+    atomic_bool used; /* somebody has asked for the gradient, to add to it */
+    bool torn;        /* a backward that was adding to it has failed */
+    bool scattered;   /* ranks hold their shares of it */
+    uint32_t wrapper; /* the dp__distributed.number that has added to it; or 0 */
+    uint64_t written; /* the last write to the data: its number, see dp_ctx.writes */
 } dp__param;
 
 typedef struct dp__child {
@@ -100,6 +104,8 @@ struct dp_module {
     void *own, *shared;
     uint64_t version; /* of the numbers in parameters; wrappers compare */
     uint64_t zeroed;  /* how often gradients were */
+    uint64_t intact;  /* none of its gradients is torn by the first so many in dp_ctx.torn */
+    bool partial;     /* mean_grads: a pass with no_sync has left gradients, to be added to */
     int local_rank;
     bool training, ready, announces_changes, packed, mean_grads;
     dp__face *face;       /* of the library's wrappers */
@@ -1107,11 +1113,13 @@ DP_API size_t dp_module_param_count(const dp_module *module)
     return dp__check_module(__func__, module) == DP_OK ? module->listed_count : 0;
 }
 
-/* Whether it has its memory. */
+/* Whether it has its memory: one of the two may be the user's. */
 static bool dp__param_is_there(const dp_module *module, size_t param)
 {
-    const dp_tensor *data = &dp__root(module->slots[module->listed[param]])->data;
-    return module->ready || data->data != NULL || dp__count(data) == 0;
+    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    bool whole = root->data.data != NULL &&
+                 (root->grad.data != NULL || !dp__is_of_sort(root, DP__GRADS));
+    return module->ready || whole || dp__count(&root->data) == 0;
 }
 
 static dp_status dp__check_param(const char *fn, dp_module *module, size_t param)
@@ -1172,11 +1180,50 @@ static void dp__changed(dp_module *module)
         dp__changed(module->children[i].module);
 }
 
+/* A number for a write: passes made before have lower ones. */
+static uint64_t dp__write_number(dp_ctx *ctx)
+{
+    return atomic_fetch_add_explicit(&ctx->writes, 1, memory_order_relaxed) + 1;
+}
+
+static uint64_t dp__writes(dp_ctx *ctx)
+{
+    return atomic_load_explicit(&ctx->writes, memory_order_relaxed);
+}
+
 /* One parameter only, in all modules of the tree that have it. */
 static void dp__param_changed(dp_module *module, size_t param)
 {
+    dp__root(module->slots[module->listed[param]])->written = dp__write_number(module->ctx);
     for (size_t slot = module->listed[param]; slot != DP__NO_SLOT; slot = module->twins[slot])
         module->slots[slot]->owner->version++;
+}
+
+/* Replicas do it at the same time, each in its thread: most find that it is done. */
+static void dp__use(dp__param *root)
+{
+    if (!atomic_load_explicit(&root->used, memory_order_relaxed))
+        atomic_store_explicit(&root->used, true, memory_order_relaxed);
+}
+
+DP__COLD static dp_status dp__torn_error(dp_module *module, size_t param)
+{
+    return dp_error(DP_ERR_STATE,
+                    "the gradient of '%s' of '%s' is void, as a backward has failed: call "
+                    "dp_zero_grad",
+                    module->names[module->listed[param]], dp_unwrap(module)->name);
+}
+
+/* The original's. */
+static dp_status dp__param_grad(const char *fn, dp_module *module, size_t param, dp_tensor *out)
+{
+    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    if (root->torn)
+        return dp__leave(fn, module->ctx, dp__torn_error(module, param));
+    *out = dp__is_of_sort(root, DP__GRADS)
+               ? root->grad
+               : dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
+    return DP_OK;
 }
 
 static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
@@ -1185,12 +1232,12 @@ static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
     DP_TRY(dp__check_param(fn, module, param));
     DP_TRY(dp__check_unshared(fn, module));
     DP_TRY(dp__check_pointer(fn, "out_data", out_data));
-    const dp__param *root = dp__root(module->slots[module->listed[param]]);
+    dp__param *root = dp__root(module->slots[module->listed[param]]);
+    if (out_grad != NULL)
+        DP_TRY(dp__param_grad(fn, module, param, out_grad));
+    if (out_grad != NULL)
+        dp__use(root);
     *out_data = root->data;
-    if (out_grad != NULL && dp__is_of_sort(root, DP__GRADS))
-        *out_grad = root->grad;
-    else if (out_grad != NULL)
-        *out_grad = dp__flat(NULL, root->data.device, (dp_dtype)root->data.dtype, 0);
     dp__param_changed(module, param);
     return DP_OK;
 }
@@ -1226,6 +1273,9 @@ DP_API dp_status dp_params_changed(dp_module *module)
 {
     DP_TRY(dp__check_unshared(__func__, module));
     dp__changed(module);
+    uint64_t number = dp__write_number(module->ctx);
+    for (size_t home = 0; home < module->listed_count; home++)
+        dp__root(module->slots[module->listed[home]])->written = number;
     return DP_OK;
 }
 
@@ -1260,6 +1310,7 @@ static bool dp__grads_run(const dp_module *module, size_t *home, dp_tensor *out)
 static void dp__zeroed(dp_module *module)
 {
     module->zeroed++;
+    module->partial = false;
     for (size_t i = 0; i < module->child_count; i++)
         dp__zeroed(module->children[i].module);
 }
@@ -1281,8 +1332,9 @@ static dp_status dp__grads_zero(dp_module *module)
     dp__zeroed(module);
     for (size_t home = 0; home < module->listed_count; home++) {
         dp__param *root = dp__root(module->slots[module->listed[home]]);
-        root->scattered = false;
+        root->torn = root->scattered = false;
         root->wrapper = 0;
+        atomic_store_explicit(&root->used, false, memory_order_relaxed);
     }
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
         DP_TRY(dp__zero_flat(module->ctx, &module->ctx->devices[run.device.index], &run));
@@ -1293,6 +1345,30 @@ DP_API dp_status dp_zero_grad(dp_module *module)
 {
     DP_TRY(dp__check_unshared(__func__, module));
     return dp__leave(__func__, module->ctx, dp__grads_zero(module));
+}
+
+/* ---- what is known of gradients -------------------------------------------------------------- */
+
+/* A backward that was adding to a module's gradients has ended with this status. */
+static dp_status dp__torn_by(const dp_module *module, dp_status status)
+{
+    for (size_t home = 0; home < module->listed_count && status != DP_OK; home++)
+        dp__root(module->slots[module->listed[home]])->torn = true;
+    if (status != DP_OK)
+        atomic_fetch_add_explicit(&module->ctx->torn, 1, memory_order_relaxed);
+    return status;
+}
+
+/* Nothing can be added to gradients that are torn. They are looked at again only after another
+   backward has failed. */
+static dp_status dp__check_intact(dp_module *module)
+{
+    uint64_t torn = atomic_load_explicit(&module->ctx->torn, memory_order_relaxed);
+    for (size_t home = 0; home < module->listed_count && module->intact != torn; home++)
+        if (dp__root(module->slots[module->listed[home]])->torn)
+            return dp__torn_error(module, home);
+    module->intact = torn;
+    return DP_OK;
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -1836,7 +1912,9 @@ struct dp_pass {
     bool keeps;           /* outputs are a list, not gathered */
     bool alone;           /* a wrapper drives one device: nothing is gathered, nothing summed */
     bool no_sync;         /* as it was asked for, of the children's passes too */
+    bool adds;            /* mean_grads: its backward leaves in place what an earlier one gave */
     bool synced;          /* of a face of all ranks: its gradients are reduced */
+    uint64_t writes;      /* to parameters, when its forward had returned: see dp_ctx.writes */
     uint64_t forward_ns;  /* and so long its forward took; while that runs: since when */
     bool used;            /* by a backward */
     double factor;        /* mean_grads: multiplies the gradients, since backward does not */
@@ -2047,19 +2125,19 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     DP_TRY(request->mode != NULL ? dp__record_step(record)
                                  : dp__record_forward(record, pass->method));
     *out = record->call.out;
+    pass->writes = dp__writes(ctx);
     return DP_OK;
 }
 
-static dp_status dp__record_weigh(const dp__record *record);
+static dp_status dp__record_grads(dp__record *record);
 
 static dp_status dp__backward_plain(dp_pass *pass, dp_input_grad *out)
 {
     dp__record *record = pass->records;
     dp_call *call = &record->call;
     call->input_grad_wanted = out != NULL;
-    DP_TRY(dp__record_backward(record));
-    if (pass->runs->mean_grads)
-        DP_TRY(dp__record_weigh(record));
+    dp_status status = dp__record_grads(record);
+    DP_TRY(record->outer == NULL ? dp__torn_by(pass->runs, status) : status);
     if (out != NULL)
         *out = (dp_input_grad){call->args_grad, call->kwargs_grad};
     return DP_OK;
@@ -2142,6 +2220,7 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         return false;
     }
     const dp__memory *memory = record->memory;
+    dp__use(dp__root(&call->module->params[param]));
     if (memory->touched != NULL)
         memory->touched[slot] = true;
     dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
@@ -2832,6 +2911,8 @@ static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_sta
 static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced,
                                 dp_status status);
 static bool dp__ranks_joint(const dp__face *face, bool synced);
+static dp_status dp__check_owed(const dp__face *face, dp_value data);
+static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_status status);
 static void dp__ranks_start_over(const dp__face *face, bool buffers);
 static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
 static double dp__ranks_share(const dp_pass *pass, size_t r);
@@ -2856,8 +2937,58 @@ static void dp__stage_step(dp__record *record)
 static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
                                 const dp_tensor *to);
 
-/* mean_grads: this replica's gradients, times its share of the samples and the pass' factor. */
-static dp_status dp__record_weigh(const dp__record *record)
+/* A replica's gradients, one run of memory after another, *at 0 at first. False: there are no more. */
+static bool dp__record_next(const dp__record *record, size_t *at, dp_tensor *out)
+{
+    const dp_pass *pass = record->pass;
+    if (pass->count == 1)
+        return dp__grads_run(pass->runs, at, out);
+    const dp__ranges *ranges = &pass->face->ranges[DP__GRADS];
+    if (*at < ranges->count)
+        *out = dp__range_of(pass->face, &ranges->items[*at], record->call.replica);
+    return (*at)++ < ranges->count;
+}
+
+/* Patches that nobody has asked for in this pass hold what an earlier one has left there. */
+static dp_status dp__patches_zero(const dp__record *record)
+{
+    dp__patch *patch = record->memory->all_patches;
+    for (; patch != NULL; patch = patch->next)
+        DP_TRY(dp__patch_zero(record->call.ctx, record->memory, patch));
+    return DP_OK;
+}
+
+/* mean_grads: what this pass is to be added to makes room for what its backward writes. *out: runs
+   as above, in the pass' scope; NULL: there is nothing. Replicas that are summed begin with zeros,
+   but for the original. */
+static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
+{
+    size_t count = 0, at = 0;
+    dp_tensor run;
+    const dp_call *call = &record->call;
+    const dp__device *device = &call->ctx->devices[call->local_rank];
+    *out = NULL;
+    if (!record->pass->adds || (call->replica > 0 && record->pass->face->ranks == NULL))
+        return DP_OK;
+    DP_TRY(dp__patches_zero(record));
+    while (dp__record_next(record, &at, &run))
+        count++;
+    *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
+    at = count = 0;
+    while (dp__record_next(record, &at, &run)) {
+        dp_tensor *copy = &(*out)[count++];
+        DP_TRY(dp__tensor_make(call->scope, device, (dp_dtype)run.dtype, 1, run.shape, copy));
+        DP_TRY(dp__copy_tensor(call->ctx, copy, &run, NULL));
+        DP_TRY(dp__zero_flat(call->ctx, device, &run));
+    }
+    return DP_OK;
+}
+
+/* mean_grads: this replica's gradients, times its share of the samples and the pass' factor; and
+   what was set aside. */
+static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *aside)
 {
     const dp_pass *pass = record->pass;
     bool ranks = pass->face != NULL && pass->face->ranks != NULL;
@@ -2865,29 +2996,36 @@ static dp_status dp__record_weigh(const dp__record *record)
     double by = ranks             ? pass->factor * dp__ranks_share(pass, record->call.replica)
                 : pass->count > 1 ? pass->factor * record->call.weight
                                   : pass->factor * over;
+    bool scales = by < over || by > over;
+    size_t at = 0;
     dp_tensor run;
-    if (!(by < over) && !(by > over))
-        return DP_OK;
-    for (size_t i = 0; pass->count > 1 && i < pass->face->ranges[DP__GRADS].count; i++) {
-        const dp__range *range = &pass->face->ranges[DP__GRADS].items[i];
-        dp_tensor flat = dp__range_of(pass->face, range, record->call.replica);
-        DP_TRY(dp__scale_flat(pass->ctx, &flat, by, over, &flat));
+    while ((scales || aside != NULL) && dp__record_next(record, &at, &run)) {
+        if (scales)
+            DP_TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
+        const dp_tensor *both[] = {&run, aside};
+        if (aside != NULL)
+            DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2,
+                              &pass->ctx->devices[record->call.local_rank], &run));
+        aside += aside != NULL;
     }
-    for (size_t home = 0; pass->count == 1 && dp__grads_run(pass->runs, &home, &run);)
-        DP_TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
     return DP_OK;
 }
 
-/* Gradients that backward did not touch in a replica must not be summed as they are. */
+/* A replica's backward, and what mean_grads asks for around it. Gradients that it did not touch
+   must not be summed as they are. */
+static dp_status dp__record_grads(dp__record *record)
+{
+    dp_tensor *aside = NULL;
+    DP_TRY(dp__record_set_aside(record, &aside));
+    DP_TRY(dp__record_backward(record));
+    if (record->outer == NULL)
+        DP_TRY(dp__patches_zero(record));
+    return record->pass->runs->mean_grads ? dp__record_weigh(record, aside) : DP_OK;
+}
+
 static void dp__stage_backward(dp__record *record)
 {
-    const dp__memory *memory = record->memory;
-    record->status = dp__record_backward(record);
-    for (dp__patch *patch = memory->all_patches; patch != NULL; patch = patch->next)
-        if (record->status == DP_OK)
-            record->status = dp__patch_zero(record->call.ctx, memory, patch);
-    if (record->status == DP_OK && record->call.module->mean_grads)
-        record->status = dp__record_weigh(record);
+    record->status = dp__record_grads(record);
     if (record->status == DP_OK && record->pass->face->ranks != NULL)
         record->status = dp__ranks_report(record);
 }
@@ -3120,6 +3258,7 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     if (status == DP_OK)
         status = dp__pass_out(pass, out);
     dp_trace_end();
+    pass->writes = dp__writes(face->ctx);
     return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
 }
 
@@ -3511,12 +3650,14 @@ static dp_status dp__backward_summed(const char *fn, dp_pass *pass)
     dp_scope *temp = NULL;
     for (size_t r = 0; r < pass->count; r++)
         pass->face->replicas[r].pass++;
-    DP_TRY(dp__pass_run(fn, pass, dp__stage_backward));
-    DP_TRY(dp__temp_begin(pass->ctx, &temp));
+    dp_status status = dp__pass_run(fn, pass, dp__stage_backward);
+    if (status == DP_OK)
+        status = dp__temp_begin(pass->ctx, &temp);
     dp_trace_begin("sum of gradients");
-    dp_status status = pass->count > 1 ? dp__replicas_reduce(pass->face, temp, pass->count) : DP_OK;
+    if (status == DP_OK && pass->count > 1)
+        status = dp__replicas_reduce(pass->face, temp, pass->count);
     dp_trace_end();
-    return dp__temp_end(temp, NULL, status);
+    return dp__torn_by(pass->runs, dp__temp_end(temp, NULL, status));
 }
 
 static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad *out)
@@ -3582,18 +3723,48 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
     return DP_OK;
 }
 
+/* The parameters that the forward has read are those that backward reads: on devices with memory of
+   their own the other replicas still have these. */
+static dp_status dp__check_unwritten(const dp_pass *pass)
+{
+    const dp_module *runs = pass->runs;
+    if (pass->writes == dp__writes(pass->ctx))
+        return DP_OK;
+    for (size_t home = 0; home < runs->listed_count; home++)
+        if (dp__root(runs->slots[runs->listed[home]])->written > pass->writes)
+            return dp_error(DP_ERR_STATE,
+                            "'%s' of '%s' was edited between the forward and this backward, which "
+                            "needs it as it was",
+                            runs->names[runs->listed[home]], runs->name);
+    return DP_OK;
+}
+
+/* With mean_grads backward writes to gradients that are zero. */
+static dp_status dp__grads_begin(dp_module *runs, bool no_sync, bool *out_adds)
+{
+    *out_adds = runs->partial;
+    if (runs->mean_grads && !runs->partial)
+        DP_TRY(dp__grads_zero(runs));
+    DP_TRY(dp__check_intact(runs));
+    runs->partial = runs->mean_grads && no_sync;
+    return DP_OK;
+}
+
 /* From here on the pass is used. With mean_grads the number is for the library: backward does not
-   look at it, and writes to gradients that are zero. */
+   look at it. */
 static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
 {
     if (pass->runs->mean_grads && !dp__is_number(grad))
         return dp_error(DP_ERR_INVALID, "'%s' has mean_grads: its gradient is a number, not %s",
                         pass->runs->name, dp__a_kind(grad.kind));
+    DP_TRY(dp__check_unwritten(pass));
+    DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
     pass->used = true;
-    if (!pass->runs->mean_grads)
-        return DP_OK;
-    pass->factor = grad.kind == DP_FLOAT ? grad.as.f : grad.kind == DP_INT ? (double)grad.as.i : 0;
-    return dp__grads_zero(pass->runs);
+    if (pass->runs->mean_grads)
+        pass->factor = grad.kind == DP_FLOAT ? grad.as.f
+                       : grad.kind == DP_INT ? (double)grad.as.i
+                                             : 0;
+    return DP_OK;
 }
 
 /* What fails here while other processes are in the same backward fails there too, and the pass is
@@ -4604,10 +4775,12 @@ static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, 
     double factor = 1;
     if (face == NULL || face->ranks == NULL)
         DP_TRY(dp__step_take(request, data));
+    DP_TRY(dp__check_owed(face, data));
     DP_TRY(dp__step_begin(request, optim, &factor));
     dp__ranks_start_over(face, false);
     dp_status status = dp__step_pass(request, data, factor, out_log);
     bool synced = !request->config.no_sync && !request->config.no_grad;
+    dp__ranks_owe(face, synced, data, status);
     DP_TRY(dp__ranks_void(request->fn, face, synced, status));
     return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
 }

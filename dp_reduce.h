@@ -1667,6 +1667,16 @@ static dp_status dp__samples_add(const char *fn, dp_reducer *reducer, const dp_r
     return DP_OK;
 }
 
+/* Gradients were zeroed: what passes without sync had added to them no longer counts. What
+   DP_UNUSED_FIXED expects, it expects of the whole time between two reductions. */
+static void dp__reducer_forget(dp_reducer *reducer)
+{
+    size_t locals = (size_t)reducer->ctx->info.local_count;
+    memset(reducer->samples, 0, locals * sizeof *reducer->samples);
+    for (size_t i = 0; i < reducer->unit_count * locals && !reducer->fixed; i++)
+        reducer->marks[i] &= (uint8_t)~DP__USED;
+}
+
 /* The samples of all ranks. A rank that passed in wrong numbers takes part too, so that nobody
    waits for it. */
 static dp_status dp__samples_all(const char *fn, dp_reducer *reducer, dp_status own, double *out)

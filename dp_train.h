@@ -130,7 +130,10 @@ DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step);
 /* ==== >>optim ==================================================================================
    An optimizer belongs to the module or wrapper that it is made for, and steps all its parameters
    on every owner: where several devices have parameters of their own, each steps its own, and
-   nothing is sent. It is a dp_optim, for dp_train_step; by hand: dp_optim_step.                 */
+   nothing is sent. It is a dp_optim, for dp_train_step; by hand: dp_optim_step.
+
+   As by torch.optim, a parameter without a gradient is not stepped: no weight decay, no momentum,
+   no count. dp_owner_grad tells which have one. Ranks step the same parameters.                 */
 
 typedef struct dp_param_group { /* a parameter belongs to the first group that it matches */
     const char *match;          /* a name; each * in it stands for any characters, or none. To match
@@ -164,8 +167,15 @@ typedef struct dp_optim_config {
     const dp_param_group *groups;
     size_t group_count;
     dp_schedule schedule;
-    int accumulate; /* gradients of so many dp_train_steps make one step, by their mean: over steps,
-                       or with DP_MEAN_SAMPLES over the samples of all of them; 0 = 1 */
+    /* Gradients of so many dp_train_steps make one step, by their mean: over steps, or with
+       DP_MEAN_SAMPLES over the samples of all of them; 0 = 1. A dp_train_step that fails does not
+       count. If its backward has failed, the gradients of those before are lost with its own:
+       after dp_zero_grad the step is made from those that follow, and a mean over steps is divided
+       as if none was missing.
+       With several processes one that is not the last of them fails on its rank alone, and the
+       others go on. This rank makes it again, with the same data or with dp_none(); other data is
+       refused (STATE), as the ranks would come apart. */
+    int accumulate;
     dp_clip clip;
     dp_loss_scale scale;
     dp_dtype compute_dtype; /* that methods are asked to compute in (call->compute_dtype), as by
@@ -572,8 +582,9 @@ static dp_status dp__train_schedule_check(const dp_schedule *schedule)
    part of every span, and what cannot be cut evenly, at the end.                                */
 
 typedef struct dp__train_run {
-    size_t first, count; /* the parameter that it begins with; elements */
-    size_t span, at;     /* where it begins in its span */
+    size_t first, param_count; /* of the parameters below */
+    size_t count;              /* elements */
+    size_t span, at;           /* where it begins in its span */
 } dp__train_run;
 
 typedef struct dp__train_span {
@@ -594,6 +605,8 @@ typedef struct dp__train_listed { /* a parameter */
     const char *begin;      /* of the first of those that ranks share out together */
     size_t share, place;    /* see dp_param_info.share and share_at; 0 where ranks do not */
     bool reduced;           /* likewise; the first owner alone steps what is not */
+    bool used;              /* it has a gradient now, and so is stepped */
+    int64_t steps;          /* how often it was */
 } dp__train_listed;
 
 typedef struct dp__train_views {
@@ -720,14 +733,18 @@ static dp_status dp__train_list(dp__train_views *views, bool shared)
     return DP_OK;
 }
 
+/* Only parameters are edited: who asks for a gradient to edit it gives the parameter one. */
 static dp_status dp__train_ask(const dp__train_views *views)
 {
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++) {
             size_t at = owner * views->count + i;
-            if (dp__train_has(views, owner, i))
-                DP_TRY(dp_owner_edit(views->module, owner, views->listed[i].param, &views->data[at],
-                                     &views->grad[at]));
+            dp__train_listed *listed = &views->listed[i];
+            if (!dp__train_has(views, owner, i))
+                continue;
+            DP_TRY(dp_owner_grad(views->module, owner, listed->param, &views->grad[at],
+                                 &listed->used));
+            DP_TRY(dp_owner_edit(views->module, owner, listed->param, &views->data[at], NULL));
         }
     return DP_OK;
 }
@@ -795,6 +812,7 @@ static void dp__train_cut(dp__train_views *views, bool alone)
                 (dp__train_run){.first = i, .span = views->span_count - 1, .at = span->count};
         dp__train_run *run = &views->runs[views->run_count - 1];
         span->param_count++;
+        run->param_count++;
         span->count += dp__train_elements(views, i);
         run->count += dp__train_elements(views, i);
     }
@@ -806,7 +824,7 @@ static void dp__train_cut(dp__train_views *views, bool alone)
 static dp__train_run dp__train_whole(const dp__train_views *views, size_t s)
 {
     const dp__train_span *span = &views->spans[s];
-    return (dp__train_run){span->first, span->count, s, 0};
+    return (dp__train_run){span->first, span->param_count, span->count, s, 0};
 }
 
 /* What some ranks have of a run: their part, and the end, which everybody has; both may be
@@ -1545,11 +1563,30 @@ static dp_status dp__train_master_step(const dp__train_optimizer *optim, const d
     return DP_OK;
 }
 
-static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t owner, size_t r,
-                                      const dp__train_piece *piece, const dp_tensor *gate)
+/* Parameters without a gradient are left as they are, with their state, as by torch.optim. The part
+   of a run after *part, in which all are stepped, and were as often before; *part is empty
+   and at the run's beginning at first. False: there is none. */
+static bool dp__train_next_part(const dp__train_views *views, const dp__train_run *run,
+                                dp__train_run *part)
+{
+    const dp__train_listed *listed = views->listed;
+    size_t i = part->first + part->param_count, end = run->first + run->param_count;
+    size_t at = part->at + part->count;
+    for (; i < end && !listed[i].used; i++)
+        at += dp__train_elements(views, i);
+    *part = (dp__train_run){.first = i, .span = run->span, .at = at};
+    for (; i < end && listed[i].used && listed[i].steps == listed[part->first].steps; i++) {
+        part->param_count++;
+        part->count += dp__train_elements(views, i);
+    }
+    return part->param_count > 0;
+}
+
+static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t owner,
+                                      const dp__train_run *run, const dp__train_piece *piece,
+                                      const dp_tensor *gate)
 {
     const dp__train_views *views = &optim->views;
-    const dp__train_run *run = &views->runs[r];
     const dp__train_store *store = &optim->stores[run->span];
     const dp_tensor *state = &store->state[owner * store->slots];
     const dp_tensor *first = dp__train_data(views, owner, run->first);
@@ -1563,7 +1600,7 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                .param = turn.data.data,
                                .grad = turn.grad.data,
                                .gate = gate != NULL ? gate->data : NULL,
-                               .step = optim->steps + 1,
+                               .step = views->listed[run->first].steps + 1,
                                .hyper = dp__train_hyper_now(optim, views->listed[run->first].group),
                                .name = whole ? optim->names[run->first] : NULL,
                                .ndim = whole ? first->ndim : 0,
@@ -1580,6 +1617,20 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
                                     : optim->config.rule->step(&turn.args);
 }
 
+static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t owner,
+                                    const dp__train_run *run, const dp_tensor *gate)
+{
+    dp__train_run part = {.first = run->first, .span = run->span, .at = run->at};
+    while (dp__train_next_part(&optim->views, run, &part)) {
+        dp__train_piece pieces[2];
+        dp__train_pieces(&optim->views, &part, owner, pieces);
+        for (int k = 0; k < 2; k++)
+            if (pieces[k].count > 0)
+                DP_TRY(dp__train_piece_step(optim, owner, &part, &pieces[k], gate));
+    }
+    return DP_OK;
+}
+
 static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t owner, double factor)
 {
     const dp__train_views *views = &optim->views;
@@ -1591,15 +1642,9 @@ static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t o
         DP_TRY(dp_narrow(gate, 0, 0, 1, &number));
         DP_TRY(dp_fill(views->ctx, &number, dp_float(factor)));
     }
-    for (size_t r = 0; r < views->run_count; r++) {
-        dp__train_piece pieces[2];
-        if (!dp__train_has(views, owner, views->runs[r].first))
-            continue;
-        dp__train_pieces(views, &views->runs[r], owner, pieces);
-        for (int k = 0; k < 2; k++)
-            if (pieces[k].count > 0)
-                DP_TRY(dp__train_piece_step(optim, owner, r, &pieces[k], gate));
-    }
+    for (size_t r = 0; r < views->run_count; r++)
+        if (dp__train_has(views, owner, views->runs[r].first))
+            DP_TRY(dp__train_run_step(optim, owner, &views->runs[r], gate));
     return DP_OK;
 }
 
@@ -1616,7 +1661,7 @@ static dp_status dp__train_fetch(const dp__train_optimizer *optim, const dp__tra
 }
 
 /* A rule that fails here must not make others wait: all send what they have. */
-static dp_status dp__train_optim_steps(const dp__train_optimizer *optim, double factor)
+static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
 {
     dp_status status = DP_OK;
     for (size_t owner = 0; owner < optim->views.owner_count && status == DP_OK; owner++)
@@ -1624,7 +1669,10 @@ static dp_status dp__train_optim_steps(const dp__train_optimizer *optim, double 
     for (size_t s = 0; s < optim->views.span_count; s++)
         if (optim->views.spans[s].each > 0)
             DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
-    return status;
+    DP_TRY(status);
+    for (size_t i = 0; i < optim->views.count; i++)
+        optim->views.listed[i].steps += optim->views.listed[i].used;
+    return DP_OK;
 }
 
 /* out_factor: what gradients are to be multiplied by; out_skips: this step is left out. */
@@ -2377,6 +2425,20 @@ static dp_status dp__train_span_save(const dp__train_optimizer *optim, dp_scope 
     return status;
 }
 
+/* How often each parameter was stepped; none if all were as often. `pairs` has room for all. */
+static dp_status dp__train_counts_save(const dp__train_optimizer *optim, dp_scope *scope,
+                                       dp_pair *pairs, dp_value *out)
+{
+    const dp__train_views *views = &optim->views;
+    bool alike = true;
+    for (size_t i = 0; i < views->count; i++) {
+        pairs[views->listed[i].number] = (dp_pair){optim->names[i], dp_int(views->listed[i].steps)};
+        alike = alike && views->listed[i].steps == optim->steps;
+    }
+    *out = dp_none();
+    return alike ? DP_OK : dp__train_dict(scope, pairs, views->count, out);
+}
+
 static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope *scope,
                                       dp_value *out)
 {
@@ -2384,8 +2446,10 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
     dp_pair *pairs = dp_scope_alloc(scope, views->count * sizeof *pairs);
     dp_value *items =
         dp_scope_alloc(scope, views->count * (optim->state_count + 1) * sizeof *items);
+    dp_value counts;
     if (pairs == NULL || items == NULL)
         return dp__train_full();
+    DP_TRY(dp__train_counts_save(optim, scope, pairs, &counts));
     for (size_t s = 0; s < views->span_count; s++) {
         const dp__train_span *span = &views->spans[s];
         size_t slots = optim->stores[s].slots;
@@ -2401,8 +2465,10 @@ static dp_status dp__train_optim_save(const dp__train_optimizer *optim, dp_scope
                            {"skipped", dp_int(optim->skipped)},
                            {"good", dp_int(optim->good)},
                            {"scale", dp_float(optim->scale)},
-                           {"state", dp_dict_make(scope, pairs, views->count)}};
-    return dp__train_dict(scope, all, sizeof all / sizeof all[0], out);
+                           {"state", dp_dict_make(scope, pairs, views->count)},
+                           {"param_steps", counts}};
+    size_t count = sizeof all / sizeof all[0];
+    return dp__train_dict(scope, all, counts.kind == DP_NONE ? count - 1 : count, out);
 }
 
 DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_value *out)
@@ -2454,9 +2520,23 @@ static dp_value dp__train_saved_of(const dp__train_optimizer *optim, dp_value st
 {
     const char *name = optim->names[i];
     size_t number = optim->views.listed[i].number;
-    if (number < dp_count(state) && strcmp(state.as.pairs[number].key, name) == 0)
+    if (state.kind == DP_DICT && number < dp_count(state) &&
+        strcmp(state.as.pairs[number].key, name) == 0)
         return state.as.pairs[number].value;
     return dp_get(state, name);
+}
+
+static dp_status dp__train_param_counts_check(const dp__train_optimizer *optim, dp_value saved)
+{
+    dp_value counts = dp_get(saved, "param_steps");
+    int64_t most = dp_get(saved, "steps").as.i;
+    for (size_t i = 0; i < optim->views.count && counts.kind != DP_NONE; i++) {
+        dp_value count = dp__train_saved_of(optim, counts, i);
+        if (count.kind != DP_INT || count.as.i < 0 || count.as.i > most)
+            return dp_error(DP_ERR_MISMATCH, "'param_steps' of '%s' is missing, or no count",
+                            optim->names[i]);
+    }
+    return DP_OK;
 }
 
 static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_value saved)
@@ -2468,6 +2548,7 @@ static dp_status dp__train_saved_check(const dp__train_optimizer *optim, dp_valu
         return dp_error(DP_ERR_MISMATCH, "the rule is '%s', saved '%s'", optim->config.rule->name,
                         rule != NULL ? rule : "");
     DP_TRY(dp__train_counts_check(saved));
+    DP_TRY(dp__train_param_counts_check(optim, saved));
     for (size_t s = 0; s < views->span_count; s++)
         for (size_t p = 0; p < views->spans[s].param_count; p++) {
             size_t i = views->spans[s].first + p;
@@ -2538,6 +2619,16 @@ static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scop
     return dp_wait(optim->views.ctx); /* what was saved may go */
 }
 
+/* A file in which all were stepped as often has no counts. */
+static void dp__train_counts_load(dp__train_optimizer *optim, dp_value counts)
+{
+    for (size_t i = 0; i < optim->views.count; i++) {
+        bool some = counts.kind == DP_DICT;
+        optim->views.listed[i].steps = some ? dp__train_saved_of(optim, counts, i).as.i
+                                            : optim->steps;
+    }
+}
+
 DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
 {
     DP_TRY(dp__train_optim_valid(__func__, base));
@@ -2551,6 +2642,7 @@ DP_API dp_status dp_optim_load(dp_optim *base, dp_value saved)
     optim->done = dp_get(saved, "done").as.i;
     optim->steps = dp_get(saved, "steps").as.i;
     optim->skipped = dp_get(saved, "skipped").as.i;
+    dp__train_counts_load(optim, dp_get(saved, "param_steps"));
     if (optim->config.scale.dynamic) {
         optim->good = dp_get(saved, "good").as.i;
         optim->scale = dp_get(saved, "scale").as.f;

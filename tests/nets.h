@@ -197,10 +197,12 @@ static inline dp_module *net_create(dp_ctx *ctx, const net_shape *shape, int ran
 static inline void net_numbers(dp_ctx *ctx, dp_module *net, bool grads, float *out)
 {
     for (size_t i = 0; i < dp_module_param_count(net); i++) {
-        dp_tensor data, grad;
-        CHECK_OK(dp_params_edit(net, i, &data, &grad));
-        size_t count = (size_t)dp_tensor_count(grads ? &grad : &data);
-        CHECK_OK(dp_read(ctx, grads ? &grad : &data, out, count * sizeof *out));
+        dp_param_info info;
+        dp_tensor grad;
+        CHECK_OK(dp_module_param(net, i, &info));
+        CHECK_OK(dp_owner_grad(net, 0, i, &grad, NULL));
+        size_t count = (size_t)dp_tensor_count(grads ? &grad : &info.data);
+        CHECK_OK(dp_read(ctx, grads ? &grad : &info.data, out, count * sizeof *out));
         out += count;
     }
 }

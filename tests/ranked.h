@@ -167,11 +167,14 @@ static inline dp_status forward_and_backward(dp_module *par, double k, bool no_s
 
 static inline float element(dp_module *net, size_t param, bool grad, size_t index)
 {
-    dp_tensor data, gradient;
+    dp_param_info info;
+    dp_tensor gradient;
     float got[V];
-    CHECK_OK(dp_params_edit(net, param, &data, &gradient));
-    CHECK_OK(dp_read(dp_module_ctx(net), grad ? &gradient : &data, got,
-                     (size_t)dp_tensor_count(&data) * sizeof(float)));
+    CHECK_OK(dp_module_param(net, param, &info));
+    if (grad)
+        CHECK_OK(dp_owner_grad(net, 0, param, &gradient, NULL));
+    CHECK_OK(dp_read(dp_module_ctx(net), grad ? &gradient : &info.data, got,
+                     (size_t)dp_tensor_count(&info.data) * sizeof(float)));
     return got[index];
 }
 

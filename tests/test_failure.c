@@ -125,6 +125,7 @@ static void one_gradient_is_wrong(meeting *m)
     for (int i = 0; i < 2; i++) {
         dp_pass *pass = NULL;
         dp_value wrong = i == 0 ? odd : dp_list_make(scope, DP_INT, NULL, 0);
+        CHECK_OK(dp_zero_grad(par));
         CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out,
                            &pass));
         dp_status status = dp_backward(pass, here ? wrong : one, NULL);
