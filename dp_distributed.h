@@ -759,7 +759,7 @@ static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synce
     return begun == DP_OK ? dp__ranks_finish(fn, face, true, status) : status; /* over for all */
 }
 
-/* ---- a step that one process owes the others -------------------------------------------------- */
+/* ---- a step that one process owes the others ------------------------------------------------- */
 
 typedef struct dp__data_hasher {
     dp__mapper mapper;

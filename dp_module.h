@@ -2937,7 +2937,8 @@ static void dp__stage_step(dp__record *record)
 static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
                                 const dp_tensor *to);
 
-/* A replica's gradients, one run of memory after another, *at 0 at first. False: there are no more. */
+/* A replica's gradients, one run of memory after another; *at is 0 at first. False: there are no
+   more. */
 static bool dp__record_next(const dp__record *record, size_t *at, dp_tensor *out)
 {
     const dp_pass *pass = record->pass;
