@@ -149,8 +149,8 @@
      dp_params_edit, _write, _changed, dp_owner_edit,
      dp_module_train
      making, copying, wrapping and destroying modules; dp_run,    yes (2)   no
-     collectives, dp_use_stream, dp_data_parallel_once,
-     reducers except dp_reducer_ready
+     collectives, dp_buffers_sync, dp_use_stream,
+     dp_data_parallel_once, reducers except dp_reducer_ready
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
@@ -1632,6 +1632,14 @@ DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
    makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
+/* Make buffers the same on all ranks now. Before a forward they become so by themselves, but what a
+   forward writes to them is each rank's own: after training they differ, and an evaluation, or the
+   last checkpoint, wants them equal. Each wrapper by dp_distributed in the module's tree does as it
+   was told: all get those of rank 0, or the mean; with DP_BUFFERS_LOCAL, and where ignored, they
+   stay. It is a write, like dp_params_write. Without such a wrapper there is nothing to do, and
+   with several processes it is an error. All processes make the call. */
+DP_MUST_USE DP_API dp_status dp_buffers_sync(dp_module *module);
+
 typedef struct dp_wrapper_info { /* of one of the library's wrappers */
     const int *local_ranks;      /* lives as long as the wrapper */
     size_t local_rank_count;
@@ -1666,8 +1674,9 @@ struct dp_optim {
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
 
-/* An evaluation with the same data: "preprocess", and "forward" with mode "predict". What that
-   returns is given out as dp_invoke does. No backward follows, and no other process takes part. */
+/* An evaluation with the same data: "preprocess", which sees dp_call.training as false, and
+   "forward" with mode "predict". What that returns is given out as dp_invoke does. No backward
+   follows, and no other process takes part. */
 DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data,
                                              dp_value *out);
 

@@ -9,6 +9,7 @@
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
      >>shares       whether gradients are scattered
+     >>buffers      made equal when the user says so
      >>separate     children on all ranks, each by itself
      >>report       what is known of it, as a table
 */
@@ -524,16 +525,13 @@ static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_sta
     return request->mode != NULL ? status : dp__shared_failure(pass->ctx, status);
 }
 
-/* Before a forward with gradients, of which `synced` are reduced. */
-static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool synced)
+/* They become equal, as the wrapper was told. */
+static dp_status dp__buffers_spread(const char *fn, const dp__face *face)
 {
-    dp__distributed *ranks = face->ranks;
+    const dp__distributed *ranks = face->ranks;
     dp_ctx *ctx = face->ctx;
     dp_scope *temp = NULL;
-    bool apart = ranks->buffers_apart;
-    ranks->met = DP__MET_FOR_BUFFERS;
-    ranks->buffers_apart = synced;
-    if (!apart || ranks->buffers == DP_BUFFERS_LOCAL || face->ranges[DP__BUFFERS].count == 0)
+    if (ranks->buffers == DP_BUFFERS_LOCAL || face->ranges[DP__BUFFERS].count == 0)
         return DP_OK;
     DP_TRY(dp__enter(fn, ctx));
     dp_status status = dp__temp_begin(ctx, &temp);
@@ -542,6 +540,16 @@ static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool sy
             dp__runs_spread(fn, face, temp, DP__BUFFERS, NULL, ranks->buffers == DP_BUFFERS_MEAN);
     status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
     return dp__exit(fn, ctx, dp__shared_failure(ctx, status));
+}
+
+/* Before a forward with gradients, of which `synced` are reduced. */
+static dp_status dp__ranks_buffers(const char *fn, const dp__face *face, bool synced)
+{
+    dp__distributed *ranks = face->ranks;
+    bool apart = ranks->buffers_apart;
+    ranks->met = DP__MET_FOR_BUFFERS;
+    ranks->buffers_apart = synced;
+    return apart ? dp__buffers_spread(fn, face) : DP_OK;
 }
 
 static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request)
@@ -1388,6 +1396,39 @@ DP_API bool dp_grads_are_scattered(const dp_module *module)
     for (size_t home = 0; home < module->listed_count && !scattered; home++)
         scattered = dp__root(module->slots[module->listed[home]])->scattered;
     return scattered;
+}
+
+/* ==== >>buffers =================================================================================
+   They are equal before a forward, and apart after it.                                          */
+
+/* Replicas have them already: what they have of the parameters stays current. */
+static void dp__buffers_changed(dp__face *face)
+{
+    dp_module *inner = face->inner;
+    bool current = face->version == dp__version(inner) + 1;
+    for (size_t home = 0; home < inner->listed_count; home++)
+        if (dp__root(inner->slots[inner->listed[home]])->buffer && !dp__ignores(face, home))
+            dp__param_changed(inner, home);
+    face->version = current ? dp__version(inner) + 1 : 0;
+}
+
+DP_API dp_status dp_buffers_sync(dp_module *module)
+{
+    dp__face *face, *last = NULL;
+    size_t slot = 0;
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    if (module->ctx->info.process_count > 1 && dp__next_face(module, &slot) == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: no wrapper by dp_distributed is in the tree of '%s'",
+                        __func__, module->name);
+    for (slot = 0; (face = dp__next_face(module, &slot)) != NULL; last = face) {
+        if (face == last || face->ranks->buffers == DP_BUFFERS_LOCAL)
+            continue;
+        DP_TRY(dp__buffers_spread(__func__, face));
+        dp__buffers_changed(face);
+        face->ranks->buffers_apart = false;
+    }
+    return DP_OK;
 }
 
 /* ==== >>separate ===============================================================================

@@ -4472,14 +4472,17 @@ static dp_status dp__record_step(dp__record *record)
     dp_call *call = &record->call;
     const char *mode = record->pass->mode;
     const dp_method *method = dp__find_method(call->module, "preprocess");
+    bool training = call->training, loss = strcmp(mode, "loss") == 0;
     if (method != NULL) {
+        call->training = training && loss; /* it augments data for training alone */
         DP_TRY(dp__record_forward(record, method));
+        call->training = training;
         call->saved = NULL;
         DP_TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
     }
     DP_TRY(dp__step_mode(call->scope, mode, call->kwargs, &call->kwargs));
     DP_TRY(dp__record_forward(record, record->pass->method));
-    return strcmp(mode, "loss") == 0 ? dp__record_losses(record) : DP_OK;
+    return loss ? dp__record_losses(record) : DP_OK;
 }
 
 /* The tensors of one entry of the losses. */

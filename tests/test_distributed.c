@@ -582,6 +582,7 @@ static dp_status wrap_and_compare(dp_module *net)
 {
     dp_module *par;
     DP_TRY(dp_distributed(net, NULL, &par));
+    DP_TRY(dp_buffers_sync(par));
     return dp_params_compare(par);
 }
 

@@ -937,7 +937,7 @@ TEST_BACKENDS(an_evaluation_gets_the_same_data)
     CHECK_INT(out.as.i, 9);
 }
 
-static atomic_int training_seen, grads_wanted, far_seen;
+static atomic_int training_seen, grads_wanted, far_seen, forward_trains;
 
 /* Notes what it is told of the step. */
 static dp_status look_at_step(dp_call *call)
@@ -955,6 +955,7 @@ static dp_status look_at_step(dp_call *call)
 static dp_status say_one(dp_call *call)
 {
     const float one = 1;
+    atomic_store(&forward_trains, call->training);
     return net_new(call, &one, 0, NULL, &call->out);
 }
 
@@ -974,7 +975,8 @@ TEST_BACKENDS(preprocess_knows_what_the_data_is_for)
         CHECK_INT(atomic_load(&training_seen), training);
         CHECK_INT(atomic_load(&grads_wanted), 1);
         CHECK_OK(dp_predict_step(par, scope, step_data(scope, 10), &out));
-        CHECK_INT(atomic_load(&training_seen), training);
+        CHECK_INT(atomic_load(&training_seen), 0);
+        CHECK_INT(atomic_load(&forward_trains), training); /* which is for dp_module_train to say */
         CHECK_INT(atomic_load(&grads_wanted), 0);
     }
     CHECK_INT(atomic_load(&far_seen), 0); /* it is on the device that will work on it */

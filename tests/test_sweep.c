@@ -744,6 +744,7 @@ FAILS(dp_report_text, dp_report_text(a->module, (char *)OUT(host), sizeof outs.h
 CALL(dp_any, a->ctx, true, OUT(yes))
 CALL(dp_params_compare, a->module)
 CALL(dp_buffers_compare, a->module)
+CALL(dp_buffers_sync, a->module)
 CALL(dp_all_reduce_list, a->ctx, a->scope, a->list, a->ranks, OUT(value))
 CALL(dp_wrapper_info_get, a->wrapper, OUT(wrapper))
 FAILS(dp_is_wrapper, !dp_is_wrapper(a->wrapper))
@@ -840,6 +841,7 @@ static const row table[] = {
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
     ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0),
     ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
+    ROW(dp_buffers_sync, "m", 0),
     ROW(dp_all_reduce_list, "csluO", 0),
     ROW(dp_wrapper_info_get, "mO", 0), ROW(dp_is_wrapper, "m", 0), ROW(dp_wrapped, "m", 0),
     ROW(dp_unwrap, "m", 0), ROW(dp_train_step, "msdO", 0), ROW(dp_predict_step, "msdO", 0),
