@@ -1536,8 +1536,9 @@ typedef struct dp_distributed_config {
    backward gets gradients of sums over samples, and the sum over all ranks is divided by the sum of
    their weights; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM
    and DP_MEAN_SAMPLES would count twice what was reduced already: call dp_zero_grad before the next
-   backward. It also comes between the backwards of two wrappers of the same parameters, whatever
-   the reduction: one does not know what the other has reduced (STATE).
+   backward. It also comes between the backwards of two wrappers of the same parameters, and of a
+   wrapper and of the module by itself, whatever the reduction: one does not know what the other has
+   reduced (STATE).
 
    Children that are trained by themselves, a GAN's: see dp_separate_distributed.
 

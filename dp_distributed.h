@@ -568,22 +568,14 @@ static dp__param *dp__unit_root(const dp__face *face, size_t unit)
     return dp__root(face->inner->slots[face->inner->listed[face->ranks->homes[unit]]]);
 }
 
-/* What this wrapper adds to is marked as its own, on the memory, which others may wrap too. What
-   two have added to would be wrong: neither knows what the other has reduced, or on which device
-   it is. */
+/* What this wrapper adds to is marked as its own, on the memory, which others may wrap too. */
 static dp_status dp__units_claim(const dp__face *face)
 {
     const dp__distributed *ranks = face->ranks;
-    for (size_t unit = 0; unit < ranks->unit_count; unit++) {
-        const dp__param *root = dp__unit_root(face, unit);
-        if (root->wrapper != 0 && root->wrapper != ranks->number)
-            return dp_error(DP_ERR_STATE,
-                            "another wrapper has added to the gradient of '%s' of '%s': "
-                            "dp_zero_grad comes first",
-                            root->name, root->owner->name);
-    }
     for (size_t unit = 0; unit < ranks->unit_count; unit++)
-        dp__unit_root(face, unit)->wrapper = ranks->number;
+        DP_TRY(dp__check_adder(dp__unit_root(face, unit), ranks->number));
+    for (size_t unit = 0; unit < ranks->unit_count; unit++)
+        dp__unit_root(face, unit)->adder = ranks->number;
     return DP_OK;
 }
 
@@ -1221,7 +1213,7 @@ static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info
         out->reduction = out->reduced ? face->ranks->reduction : (dp_reduction)0;
         if (!out->reduced || face->ranks->units[own] == DP__NO_UNIT)
             continue;
-        out->unseen = root->scattered && root->wrapper != face->ranks->number;
+        out->unseen = root->scattered && root->adder != face->ranks->number;
         out->share = face->ranks->shares[face->ranks->units[own]].each;
         out->share_at = face->ranks->shares[face->ranks->units[own]].at;
     }

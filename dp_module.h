@@ -9,6 +9,7 @@
      >>slots        parameters as a tree sees them; modules made and destroyed
      >>storage      blocks of parameters and gradients
      >>keeping      what a user asks of a module, and does to it; what may prevent that
+     >>editing      parameters that are written to, gradients that are zeroed; copies
      >>replicas     what a wrapper keeps for each device
      >>passes       one record: a method, its call, its backward
      >>asking       what a method may ask of its call
@@ -36,6 +37,8 @@
 
 #define DP__MODULE_LIVE 0x30d01e0bu /* dp_module.magic */
 #define DP__NO_SLOT     SIZE_MAX
+#define DP__NO_ADDER    0u
+#define DP__ONE_PROCESS UINT32_MAX /* whoever does not reduce over ranks */
 
 typedef struct dp__param {
     const char *name, *same_as;
@@ -49,7 +52,7 @@ typedef struct dp__param {
     atomic_bool used; /* somebody has asked for the gradient, to add to it */
     bool torn;        /* a backward that was adding to it has failed */
     bool scattered;   /* ranks hold their shares of it */
-    uint32_t wrapper; /* the dp__distributed.number that has added to it; or 0 */
+    uint32_t adder;   /* who has added to it: a dp__distributed.number, or one of these two */
     uint64_t written; /* the last write to the data: its number, see dp_ctx.writes */
 } dp__param;
 
@@ -1172,6 +1175,9 @@ DP_API dp_status dp_module_find(const dp_module *module, const char *name, size_
     return dp__module_find(__func__, module, name, out_param);
 }
 
+/* ==== >>editing ==================================================================================
+   Parameters that are written to, gradients that are zeroed, and what is known of both.         */
+
 /* Whoever holds replicas of a tree compares the sum of its versions. */
 static void dp__changed(dp_module *module)
 {
@@ -1333,7 +1339,7 @@ static dp_status dp__grads_zero(dp_module *module)
     for (size_t home = 0; home < module->listed_count; home++) {
         dp__param *root = dp__root(module->slots[module->listed[home]]);
         root->torn = root->scattered = false;
-        root->wrapper = 0;
+        root->adder = DP__NO_ADDER;
         atomic_store_explicit(&root->used, false, memory_order_relaxed);
     }
     for (size_t home = 0; dp__grads_run(module, &home, &run);)
@@ -1359,6 +1365,30 @@ static dp_status dp__torn_by(const dp_module *module, dp_status status)
     return status;
 }
 
+/* What two have added to would be wrong: neither knows what the other has reduced, or on which
+   device it is. */
+static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
+{
+    if (root->adder == DP__NO_ADDER || root->adder == adder)
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "another wrapper, or a backward without one, has added to the gradient of '%s' "
+                    "of '%s': dp_zero_grad comes first",
+                    root->name, root->owner->name);
+}
+
+/* A pass whose gradients are not reduced is about to add to them. It matters only where there are
+   wrappers that reduce. */
+static dp_status dp__grads_claim(const dp_module *module)
+{
+    size_t count = module->ctx->wrappers > 0 ? module->listed_count : 0;
+    for (size_t home = 0; home < count; home++)
+        DP_TRY(dp__check_adder(dp__root(module->slots[module->listed[home]]), DP__ONE_PROCESS));
+    for (size_t home = 0; home < count; home++)
+        dp__root(module->slots[module->listed[home]])->adder = DP__ONE_PROCESS;
+    return DP_OK;
+}
+
 /* Nothing can be added to gradients that are torn. They are looked at again only after another
    backward has failed. */
 static dp_status dp__check_intact(dp_module *module)
@@ -1368,6 +1398,17 @@ static dp_status dp__check_intact(dp_module *module)
         if (dp__root(module->slots[module->listed[home]])->torn)
             return dp__torn_error(module, home);
     module->intact = torn;
+    return DP_OK;
+}
+
+/* With mean_grads backward writes to gradients that are zero. */
+static dp_status dp__grads_begin(dp_module *runs, bool no_sync, bool *out_adds)
+{
+    *out_adds = runs->partial;
+    if (runs->mean_grads && !runs->partial)
+        DP_TRY(dp__grads_zero(runs));
+    DP_TRY(dp__check_intact(runs));
+    runs->partial = runs->mean_grads && no_sync;
     return DP_OK;
 }
 
@@ -3673,6 +3714,9 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
 /* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
+    bool ranks = pass->face != NULL && pass->face->ranks != NULL;
+    if (!ranks && pass->records[0].outer == NULL)
+        DP_TRY(dp__grads_claim(pass->runs));
     dp_trace_begin("backward");
     dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
                                           : dp__backward_plain(pass, out);
@@ -3737,17 +3781,6 @@ static dp_status dp__check_unwritten(const dp_pass *pass)
                             "'%s' of '%s' was edited between the forward and this backward, which "
                             "needs it as it was",
                             runs->names[runs->listed[home]], runs->name);
-    return DP_OK;
-}
-
-/* With mean_grads backward writes to gradients that are zero. */
-static dp_status dp__grads_begin(dp_module *runs, bool no_sync, bool *out_adds)
-{
-    *out_adds = runs->partial;
-    if (runs->mean_grads && !runs->partial)
-        DP_TRY(dp__grads_zero(runs));
-    DP_TRY(dp__check_intact(runs));
-    runs->partial = runs->mean_grads && no_sync;
     return DP_OK;
 }
 

@@ -7,7 +7,7 @@
 #include "../dp_train.h"
 /* clang-format on */
 
-/* ---- a net that does as it is told ---------------------------------------------------------------
+/* ---- a net that does as it is told --------------------------------------------------------------
    Parameters a, b and c, and a buffer. The gradient of each element is `grad`, times the number
    that backward is given unless the module has mean_grads.                                       */
 
@@ -158,7 +158,7 @@ static bool is_used(dp_module *module, size_t param)
     return used;
 }
 
-/* ---- several steps make one ----------------------------------------------------------------------
+/* ---- several steps make one ---------------------------------------------------------------------
    A backward with mean_grads knows of nothing but its own batch.                                 */
 
 static void accumulate(dp_ctx *ctx, int face, const script *how, dp_reduction reduction)
@@ -258,7 +258,7 @@ TEST(zeroed_gradients_take_their_samples_along_in_processes)
     in_processes(3, zero_between_here);
 }
 
-/* ---- before the first forward ------------------------------------------------------------------ */
+/* ---- before the first forward ---------------------------------------------------------------- */
 
 /* The user's memory for data, for gradients, or for both; 3: for neither. */
 static dp_module *half_given(dp_ctx *ctx, dp_scope *scope, int which)
@@ -321,7 +321,7 @@ TEST_BACKENDS(the_first_call_finds_gradients)
         }
 }
 
-/* ---- after a failure --------------------------------------------------------------------------- */
+/* ---- after a failure ------------------------------------------------------------------------- */
 
 static const char *const is_void = "of 'net' is void, as a backward has failed: call dp_zero_grad";
 
@@ -439,7 +439,46 @@ TEST(a_failed_step_does_not_reach_the_next_in_any_process)
     in_processes(2, one_process_fails);
 }
 
-/* ---- a step that fails before it is reduced ------------------------------------------------------
+/* ---- two who add ------------------------------------------------------------------------------ */
+
+/* What a backward without ranks adds to, or adds, would be part of what ranks reduce. */
+static void two_add(dp_ctx *ctx)
+{
+    static const int faces[] = {PLAIN, PARALLEL};
+    const char *says = "has added to the gradient of 'a' of 'net': dp_zero_grad comes first";
+    for (int i = 0; i < 2; i++) {
+        dp_module *net = told_net(ctx, &ones), *ranks = faced(net, DISTRIBUTED);
+        dp_module *own = faced(net, info_here(ctx).local_count > 1 ? faces[i] : PLAIN);
+        CHECK_OK(forward_and_backward(own, 1, false));
+        CHECK_OK(forward_and_backward(own, 1, false));
+        CHECK_ERROR(forward_and_backward(ranks, 1, false), DP_ERR_STATE, says);
+        CHECK_OK(dp_zero_grad(net));
+        CHECK_OK(forward_and_backward(ranks, 1, false));
+        CHECK_ERROR(forward_and_backward(own, 1, false), DP_ERR_STATE, says);
+        CHECK_OK(dp_zero_grad(net));
+        CHECK_OK(forward_and_backward(own, 1, false));
+        check_grad(net, own == net ? 1 : 2);
+    }
+}
+
+TEST_BACKENDS(ranks_do_not_reduce_what_others_add)
+{
+    two_add(ctx);
+}
+
+static void two_add_here(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    two_add(ctx);
+    dp_close(ctx);
+}
+
+TEST(ranks_do_not_reduce_what_others_add_in_processes)
+{
+    in_processes(2, two_add_here);
+}
+
+/* ---- a step that fails before it is reduced -----------------------------------------------------
    The others do not know, and go on: who has failed makes the same step again.                   */
 
 enum { AGAIN, EMPTY, SKIPPED };
@@ -522,7 +561,7 @@ TEST(void_gradients_are_reduced_by_nobody)
     in_processes(2, one_goes_on);
 }
 
-/* ---- parameters that change between forward and backward --------------------------------------- */
+/* ---- parameters that change between forward and backward ------------------------------------- */
 
 static dp_pass *forward(dp_module *par, dp_scope *scope)
 {
@@ -611,7 +650,7 @@ TEST(an_edit_in_one_process_is_known_to_all)
     in_processes(2, one_edits);
 }
 
-/* ---- parameters without a gradient ------------------------------------------------------------- */
+/* ---- parameters without a gradient ----------------------------------------------------------- */
 
 static void check_who_is_used(dp_module *module, bool a, bool b, bool c)
 {
