@@ -1047,7 +1047,8 @@ typedef enum dp_unused {
     DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
     DP_UNUSED_FIXED  /* the same in the first reduced pass. From then on each rank has to report
                         what it had reported by the end of that one; more or less is an error on all
-                        ranks. Nobody waits for the rest, which may travel once a pass is open */
+                        ranks. Nobody waits for the rest, which may travel once a pass is open.
+                        dp_distributed: in the first one for which each device has rows */
 } dp_unused;
 
 struct dp_bucket;

@@ -627,6 +627,21 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
     return DP_OK;
 }
 
+/* What is not expected of a replica may travel as soon as the pass is open. */
+static dp_status dp__unexpected_zero(const dp__face *face)
+{
+    const dp__distributed *ranks = face->ranks;
+    for (size_t r = 0; r < face->count; r++)
+        for (size_t unit = 0; unit < ranks->unit_count; unit++) {
+            const dp__memory *memory = &face->replicas[r];
+            size_t slot = face->inner->listed[ranks->homes[unit]];
+            dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
+            if (patch != NULL && !dp__is_expected(ranks->reducer, r, unit))
+                DP_TRY(dp__patch_zero(face->ctx, memory, patch));
+        }
+    return DP_OK;
+}
+
 static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool synced)
 {
     dp__distributed *ranks = face->ranks;
@@ -636,7 +651,10 @@ static dp_status dp__ranks_begin(const char *fn, const dp__face *face, bool sync
     for (size_t r = 0; r < face->count; r++)
         memset(face->replicas[r].touched, 0, face->inner->slot_count * sizeof(bool));
     DP_TRY(dp__enter(fn, face->ctx));
-    return dp__exit(fn, face->ctx, dp__pass_begin(fn, ranks->reducer, &pass));
+    dp_status status = dp__shared_failure(face->ctx, dp__unexpected_zero(face));
+    if (status == DP_OK)
+        status = dp__pass_begin(fn, ranks->reducer, &pass);
+    return dp__exit(fn, face->ctx, status);
 }
 
 /* Local ranks that had no part of the batch. */

@@ -29,6 +29,8 @@
 
 enum { DP__FIRST_BUCKET_BYTES = 1 << 20, DP__BUCKET_BYTES = 25 << 20 };
 
+enum { DP__EXCUSED, DP__IDLE, DP__BESIDE }; /* dp_reducer.unused, behind the units */
+
 enum {                   /* dp_reducer.marks */
        DP__REPORTED = 1, /* in this pass */
        DP__USED = 2,     /* since the last reduction */
@@ -92,6 +94,7 @@ struct dp_reducer {
     bool to_first; /* of the local ranks, but for what a hook does */
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
+    bool idle;  /* a local rank had nothing to do in this pass, nor since the last reduction */
     bool scatters, scatters_next; /* ranks get their shares alone: in this pass; from the next on */
     size_t caps[2];
     dp_dtype wire;
@@ -121,7 +124,7 @@ struct dp_reducer {
     dp__excuse excuse;        /* why what this process has in the pass does not count, or DP_OK */
     double *samples, *totals; /* local ranks: since the last reduction; now */
     double scale;             /* of this reduction */
-    uint8_t *unused;          /* units that no rank uses in this reduction, and one byte more */
+    uint8_t *unused;          /* units that no rank uses in this reduction, and DP__BESIDE more */
     dp_stream **streams;      /* local ranks by units: where they were reported */
     /* The rest is under the context's lock. */
     dp_reducer *behind; /* the one whose pass travels after this one: see dp_ctx.riding */
@@ -411,7 +414,7 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     reducer->order = dp__room(reducer, units, sizeof(uint32_t));
     reducer->owed = dp__room(reducer, units, sizeof(uint32_t));
     reducer->arrival = dp__room(reducer, units, sizeof(uint32_t));
-    reducer->unused = dp__room(reducer, units + 1, 1);
+    reducer->unused = dp__room(reducer, units + DP__BESIDE, 1);
     reducer->marks = dp__room(reducer, units * locals, 1);
     reducer->streams = dp__room(reducer, units * locals, sizeof *reducer->streams);
     reducer->samples = dp__room(reducer, locals, sizeof(double));
@@ -1764,10 +1767,14 @@ static bool dp__may_ride(const dp_reducer *reducer)
     return true;
 }
 
-static void dp__pass_open(dp_reducer *reducer, bool sync)
+/* What is not expected may travel at once, after what is on compute streams by now. */
+static dp_status dp__pass_open(dp_reducer *reducer, bool sync)
 {
     dp_ctx *ctx = reducer->ctx;
+    dp_status status = DP_OK;
     dp__lock_enter(&ctx->lock);
+    for (int i = 0; i < ctx->info.local_count && reducer->fixed && status == DP_OK; i++)
+        status = dp__reported_mark(ctx, i, NULL);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++) {
         reducer->marks[i] &= DP__USED | DP__EXPECTED;
         reducer->streams[i] = NULL;
@@ -1775,6 +1782,7 @@ static void dp__pass_open(dp_reducer *reducer, bool sync)
     dp__pass_owe(reducer);
     reducer->lost = DP_OK;
     reducer->excuse.status = DP_OK;
+    reducer->idle = false;
     reducer->carried = 0;
     reducer->clock = (dp__clock){.begun = dp__os_now_ns()};
     reducer->open = true;
@@ -1784,6 +1792,7 @@ static void dp__pass_open(dp_reducer *reducer, bool sync)
     if (sync && ctx->courier != NULL && dp__may_ride(reducer))
         *dp__pass_place(ctx, NULL) = reducer;
     dp__lock_leave(&ctx->lock);
+    return status;
 }
 
 static dp_status dp__pass_begin(const char *fn, dp_reducer *reducer, const dp_reduce_pass *pass)
@@ -1800,8 +1809,7 @@ static dp_status dp__pass_begin(const char *fn, dp_reducer *reducer, const dp_re
         reducer->scatters = reducer->scatters_next;
         dp__buckets_make(reducer);
     }
-    dp__pass_open(reducer, !pass->no_sync);
-    return DP_OK;
+    return dp__shared_failure(reducer->ctx, dp__pass_open(reducer, !pass->no_sync));
 }
 
 DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pass)
@@ -1810,12 +1818,28 @@ DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_reduce_pass *pas
     return dp__exit(__func__, reducer->ctx, dp__pass_begin(__func__, reducer, pass));
 }
 
-/* Under the context's lock. out_full: some bucket has all that goes into it. */
+/* Whether its bucket waits for this rank, before dp_reducer_finish. */
+static bool dp__is_expected(const dp_reducer *reducer, size_t local_rank, size_t unit)
+{
+    return (reducer->marks[local_rank * reducer->unit_count + unit] & DP__EXPECTED) != 0;
+}
+
+static bool dp__is_used_here(const dp_reducer *reducer, size_t unit)
+{
+    bool used = false;
+    for (size_t i = 0; i < (size_t)reducer->ctx->info.local_count && !used; i++)
+        used = (reducer->marks[i * reducer->unit_count + unit] & DP__USED) != 0;
+    return used;
+}
+
+/* Under the context's lock. out_full: some bucket has all that goes into it. A unit that nobody
+   here uses may be one that nobody uses: its bucket waits until ranks have told each other. */
 static void dp__unit_arrived(dp_reducer *reducer, int local_rank, uint32_t unit, bool *out_full)
 {
     uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
     *mark |= DP__REPORTED;
-    if ((*mark & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0)
+    if ((*mark & DP__EXPECTED) == 0 || --reducer->owed[unit] > 0 ||
+        !dp__is_used_here(reducer, unit))
         return;
     for (uint32_t p = reducer->unit_pieces[unit]; p < reducer->unit_pieces[unit + 1]; p++)
         *out_full = --reducer->buckets[reducer->pieces[p].bucket].owed == 0 || *out_full;
@@ -1840,21 +1864,29 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
     return DP_OK;
 }
 
-/* A local rank that has nothing to do in the open pass. It keeps nobody waiting, and makes no unit
-   count as used, unless that is fixed already. */
+/* Whether units travel that a rank does not use, whatever others use. */
+static bool dp__unused_is_known(const dp_reducer *reducer)
+{
+    return reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed;
+}
+
+/* A local rank that has nothing to do in the open pass. It keeps no other one here waiting, and
+   makes no unit count as used, unless it is known which ones travel. */
 static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
 {
     dp_ctx *ctx = reducer->ctx;
-    bool full = false;
+    bool full = false, used = false;
     dp__lock_enter(&ctx->lock);
     dp_status status = dp__reported_mark(ctx, local_rank, NULL);
     for (size_t unit = 0; unit < reducer->unit_count && status == DP_OK; unit++) {
         uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
         if ((*mark & DP__EXPECTED) == 0)
             continue;
-        *mark |= reducer->fixed ? DP__USED : 0;
+        used = used || (*mark & DP__USED) != 0;
+        *mark |= dp__unused_is_known(reducer) ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
+    reducer->idle = reducer->idle || !used;
     reducer->clock.reported = dp__os_now_ns();
     full = full && ctx->riding == reducer;
     dp__lock_leave(&ctx->lock);
@@ -1952,17 +1984,17 @@ static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, i
 static dp_status dp__unused_find(const char *fn, dp_reducer *reducer, int64_t *out_surprise)
 {
     size_t units = reducer->unit_count;
-    dp__coll coll = {.fn = fn, .count = units + 1, .dtype = DP_U8, .op = DP_OP_MAX};
-    memset(reducer->unused, 0, units);
-    for (size_t i = 0; i < (size_t)reducer->ctx->info.local_count; i++)
-        for (size_t unit = 0; unit < units; unit++)
-            reducer->unused[unit] |= (reducer->marks[i * units + unit] & DP__USED) != 0;
-    reducer->unused[units] = reducer->excuse.status != DP_OK;
+    uint8_t *beside = reducer->unused + units;
+    dp__coll coll = {.fn = fn, .count = units + DP__BESIDE, .dtype = DP_U8, .op = DP_OP_MAX};
+    for (size_t unit = 0; unit < units; unit++)
+        reducer->unused[unit] = dp__is_used_here(reducer, unit);
+    beside[DP__EXCUSED] = reducer->excuse.status != DP_OK;
+    beside[DP__IDLE] = reducer->idle;
     if (reducer->ctx->info.process_count > 1)
         DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->unused, 0));
     for (size_t i = 0; i < units; i++)
         reducer->unused[i] = !reducer->unused[i];
-    return reducer->unused[units] ? dp__surprise_anywhere(fn, reducer, out_surprise) : DP_OK;
+    return beside[DP__EXCUSED] ? dp__surprise_anywhere(fn, reducer, out_surprise) : DP_OK;
 }
 
 /* Compute streams come after the streams on which units were reported. */
@@ -2070,10 +2102,12 @@ static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
     return DP_OK;
 }
 
-/* DP_UNUSED_FIXED, once: each rank has reported what it will report from now on. */
+/* DP_UNUSED_FIXED, once: each rank has reported what it will report from now on. Who was idle has
+   not. */
 static void dp__expect(dp_reducer *reducer)
 {
-    if (reducer->unused_units != DP_UNUSED_FIXED || reducer->fixed)
+    if (reducer->unused_units != DP_UNUSED_FIXED || reducer->fixed ||
+        reducer->unused[reducer->unit_count + DP__IDLE])
         return;
     reducer->fixed = true;
     for (size_t i = 0; i < reducer->unit_count * (size_t)reducer->ctx->info.local_count; i++)
@@ -2088,7 +2122,7 @@ static dp_status dp__pass_reduce(const char *fn, dp_reducer *reducer)
     dp__lock_enter(&ctx->lock);
     bool rides = ctx->riding == reducer;
     dp__lock_leave(&ctx->lock);
-    if (reducer->unused_units == DP_UNUSED_ERROR || reducer->fixed)
+    if (dp__unused_is_known(reducer))
         DP_TRY(dp__surprise_anywhere(fn, reducer, &surprise));
     else
         DP_TRY(dp__unused_find(fn, reducer, &surprise));
