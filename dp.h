@@ -5686,11 +5686,12 @@ static bool dp__index_is(const dp__index *index, size_t number, const char *name
     return strncmp(own, name, length) == 0 && own[length] == '\0';
 }
 
-/* The cell of a name, or the free one where it would be. */
+/* The cell of a name, or the free one where it would be. Names come from files of anybody: where the
+   cells lie makes the hash another one in each index, so that names cannot be chosen to meet. */
 static dp__cell *dp__index_cell(const dp__index *index, const char *name, size_t length,
                                 uint32_t *out_hash)
 {
-    uint64_t hash = dp__hash(dp__hash_first, name, length);
+    uint64_t hash = dp__hash(dp__hash_first ^ (uintptr_t)index->cells, name, length);
     *out_hash = (uint32_t)(hash ^ hash >> 32);
     for (size_t at = *out_hash;; at++) {
         dp__cell *cell = &index->cells[at & (index->cell_count - 1)];

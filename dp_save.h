@@ -1,8 +1,8 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
-   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use.
-   Files are safetensors files: Python's `safetensors` opens what is written here, and what it has
-   written opens here.
+   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
+   and of dp_cpu.h what writes to a file. Files are safetensors files: Python's `safetensors` opens
+   what is written here, and what it has written opens here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -891,7 +891,8 @@ static dp_status dp__save_bad(const dp__save_scan *scan, const char *why)
 
 static void dp__save_blanks(dp__save_scan *scan)
 {
-    while (scan->at < scan->end && strchr(" \t\r\n", *scan->at) != NULL && *scan->at != '\0')
+    while (scan->at < scan->end &&
+           (*scan->at == ' ' || *scan->at == '\t' || *scan->at == '\r' || *scan->at == '\n'))
         scan->at++;
 }
 
@@ -1192,7 +1193,6 @@ static int dp__save_name_order(const void *a, const void *b)
 
 static dp_status dp__save_entry_check(const dp__save_entry *entry, uint64_t data_bytes)
 {
-    dp__save_shown name = dp__save_show(entry->name);
     uint64_t count = dp_dtype_bytes(entry->dtype);
     bool empty = false;
     for (int d = 0; d < entry->ndim; d++) {
@@ -1200,22 +1200,24 @@ static dp_status dp__save_entry_check(const dp__save_entry *entry, uint64_t data
         empty = empty || size == 0;
         if (size > 0 && count > INT64_MAX / 2 / size)
             return dp_error(DP_ERR_FILE, "the shape of '%s' has more elements than there can be",
-                            name.text);
+                            dp__save_show(entry->name).text);
         count *= size > 0 ? size : 1;
     }
     count = empty ? 0 : count;
     if (entry->end < entry->first)
-        return dp_error(DP_ERR_FILE, "'%s' ends at byte %llu, before it begins, at %llu", name.text,
-                        (unsigned long long)entry->end, (unsigned long long)entry->first);
+        return dp_error(DP_ERR_FILE, "'%s' ends at byte %llu, before it begins, at %llu",
+                        dp__save_show(entry->name).text, (unsigned long long)entry->end,
+                        (unsigned long long)entry->first);
     if (entry->end - entry->first != count)
         return dp_error(DP_ERR_FILE, "'%s' has %llu bytes, its shape and dtype make %llu",
-                        name.text, (unsigned long long)(entry->end - entry->first),
-                        (unsigned long long)count);
+                        dp__save_show(entry->name).text,
+                        (unsigned long long)(entry->end - entry->first), (unsigned long long)count);
     if (entry->end > data_bytes)
         return dp_error(DP_ERR_FILE,
                         "'%s' ends at byte %llu of the tensors, of which there are %llu: the file "
                         "was cut short",
-                        name.text, (unsigned long long)entry->end, (unsigned long long)data_bytes);
+                        dp__save_show(entry->name).text, (unsigned long long)entry->end,
+                        (unsigned long long)data_bytes);
     return DP_OK;
 }
 
@@ -1240,6 +1242,20 @@ static dp_status dp__save_places_check(const dp__save_reader *reader)
     return DP_OK;
 }
 
+/* From the order in which they came: most files have one or the other. */
+static void dp__save_sort(dp__save_reader *reader, int (*order)(const void *a, const void *b))
+{
+    dp__save_entry **list = reader->sorted;
+    size_t count = reader->entry_count;
+    bool sorted = true;
+    for (size_t i = 0; i < count; i++) {
+        list[i] = &reader->entries[i];
+        sorted = sorted && (i == 0 || order(&list[i - 1], &list[i]) <= 0);
+    }
+    if (!sorted)
+        qsort(list, count, sizeof *list, order);
+}
+
 /* Sorted by name when it is done. */
 static dp_status dp__save_entries_check(dp__save_reader *reader)
 {
@@ -1247,13 +1263,11 @@ static dp_status dp__save_entries_check(dp__save_reader *reader)
     reader->sorted = dp_scope_alloc(reader->temp, count * sizeof *reader->sorted);
     if (reader->sorted == NULL)
         return dp__save_full();
-    for (size_t i = 0; i < count; i++) {
-        reader->sorted[i] = &reader->entries[i];
+    for (size_t i = 0; i < count; i++)
         DP_TRY(dp__save_entry_check(&reader->entries[i], reader->data_bytes));
-    }
-    qsort(reader->sorted, count, sizeof *reader->sorted, dp__save_place_order);
+    dp__save_sort(reader, dp__save_place_order);
     DP_TRY(dp__save_places_check(reader));
-    qsort(reader->sorted, count, sizeof *reader->sorted, dp__save_name_order);
+    dp__save_sort(reader, dp__save_name_order);
     for (size_t i = 1; i < count; i++)
         if (dp__save_name_order(&reader->sorted[i - 1], &reader->sorted[i]) == 0)
             return dp_error(DP_ERR_FILE, "'%s' is there twice",

@@ -3,10 +3,15 @@
    in few at once and in many, with room for noise and caches: what grows as the square takes
    MANY / FEW times as much. */
 
+#define _GNU_SOURCE /* P_tmpdir */
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
 #include "decorator.h"
 #include "nets.h"
+/* clang-format off */
+#include "../dp_save.h"
+/* clang-format on */
 
 enum { FEW = 128, MANY = 8192, TRIES = 5, NAME = 32 };
 
@@ -315,6 +320,67 @@ TEST_SLOW(many_keys_cost_as_much_as_few, 60)
     check_growth("a dict made by hand kept", keep_hand_made_dict, 10);
     check_growth("dicts gathered", gather_dicts, 10);
     check_growth("dicts gathered whose orders differ", gather_turned_dicts, 10);
+}
+
+/* Names whose hash, FNV-1a of 64 bits folded to 32, ends in the same bits but for four. */
+static void make_names_that_meet(size_t count)
+{
+    make_names(0);
+    for (unsigned long long i = 0, made = 0; made < count; i++) {
+        uint64_t hash = 14695981039346656037u;
+        char *name = names[made];
+        int length = snprintf(name, NAME, "%llx", i);
+        for (int k = 0; k < length; k++)
+            hash = (hash ^ (unsigned char)name[k]) * 1099511628211u;
+        made += ((hash ^ hash >> 32) & (2 * MANY - 1)) < 16;
+    }
+}
+
+/* A safetensors file of empty tensors with these names. */
+static void write_names(const char *path, size_t count)
+{
+    FILE *file = fopen(path, "wb");
+    uint64_t bytes = 0;
+    CHECK(file != NULL && fwrite(&bytes, sizeof bytes, 1, file) == 1);
+    for (size_t i = 0; i < count; i++)
+        fprintf(file, "%c\"%s\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                i == 0 ? '{' : ',', names[i]);
+    fputc('}', file);
+    bytes = (uint64_t)ftell(file) - sizeof bytes;
+    rewind(file);
+    CHECK(fwrite(&bytes, sizeof bytes, 1, file) == 1);
+    CHECK_INT(fclose(file), 0);
+}
+
+static char header_path[64];
+
+static dp_status read_names(const task *job, dp_scope *scope)
+{
+    dp_value out;
+    TRY(dp_file_read(job->ctx, scope, header_path, &out));
+    return out.count == job->count ? DP_OK : DP_ERR_USER;
+}
+
+/* The file of somebody who knows how names are looked up. */
+TEST_SLOW(names_that_are_chosen_to_meet_cost_no_more, 60)
+{
+    skip_where_all_is_slow();
+    dp_ctx *ctx = two_devices();
+    double spent[2];
+    snprintf(header_path, sizeof header_path, "%s/dp-names-%ld", P_tmpdir, (long)getpid());
+    for (int meet = 0; meet < 2; meet++) {
+        if (meet)
+            make_names_that_meet(MANY);
+        else
+            make_names(MANY);
+        write_names(header_path, MANY);
+        spent[meet] = least_ns(&(task){ctx, MANY, read_names});
+    }
+    CHECK_INT(unlink(header_path), 0);
+    if (spent[1] > 3 * spent[0])
+        test_fail(__FILE__, __LINE__, "%.0f ns each of usual names, %.0f ns each of chosen ones",
+                  spent[0] / MANY, spent[1] / MANY);
+    dp_close(ctx);
 }
 
 /* ---- dicts of outputs, gradients and losses -------------------------------------------------- */
