@@ -1051,9 +1051,9 @@ static dp_status dp__train_stats(const dp__train_terms *terms, dp_scope *temp, s
 /* All devices are at it before the first is waited for. */
 static dp_status dp__train_squares(const dp__train_terms *terms, dp_scope *temp)
 {
-    size_t owner_count = terms->views->owner_count, some = 0, end = 0;
+    size_t some = 0, end = 0; /* an owner may have parameters on several devices */
     double *read = dp_scope_alloc(temp, 2 * terms->count * sizeof *read);
-    dp_tensor *stats = dp_scope_alloc(temp, owner_count * sizeof *stats);
+    dp_tensor *stats = dp_scope_alloc(temp, terms->count * sizeof *stats);
     if (read == NULL || stats == NULL)
         return dp__train_full();
     while (end < terms->count)
@@ -1371,8 +1371,8 @@ typedef struct dp__train_optimizer {
     const char **names;
     size_t state_count;
     dp__train_store *stores;
-    dp_tensor *gates;  /* of each owner */
-    dp_tensor *rooms;  /* of each owner: gradients in f32; where there are master copies */
+    dp_tensor *gates;  /* of each device; without memory where no parameters lie */
+    dp_tensor *rooms;  /* of each device: gradients in f32; where there are master copies */
     dp_tensor *stages; /* of each local rank, on the way to others; where state is sharded */
     dp_part *parts;
     dp_tensor *all;                            /* of each owner: a span, as it is sent */
@@ -1584,22 +1584,23 @@ static bool dp__train_next_part(const dp__train_views *views, const dp__train_ru
 
 static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t owner,
                                       const dp__train_run *run, const dp__train_piece *piece,
-                                      const dp_tensor *gate)
+                                      bool gated)
 {
     const dp__train_views *views = &optim->views;
     const dp__train_store *store = &optim->stores[run->span];
     const dp_tensor *state = &store->state[owner * store->slots];
     const dp_tensor *first = dp__train_data(views, owner, run->first);
+    int rank = first->device.index;
     bool whole = optim->config.rule->whole;
     dp__train_turn turn = {.data = dp__train_part(first, piece),
                            .grad = dp__train_part(dp__train_grad(views, owner, run->first), piece)};
     turn.args = (dp_rule_args){.ctx = views->ctx,
-                               .local_rank = first->device.index,
+                               .local_rank = rank,
                                .dtype = (dp_dtype)first->dtype,
                                .count = piece->count,
                                .param = turn.data.data,
                                .grad = turn.grad.data,
-                               .gate = gate != NULL ? gate->data : NULL,
+                               .gate = gated ? optim->gates[rank].data : NULL,
                                .step = views->listed[run->first].steps + 1,
                                .hyper = dp__train_hyper_now(optim, views->listed[run->first].group),
                                .name = whole ? optim->names[run->first] : NULL,
@@ -1613,12 +1614,12 @@ static dp_status dp__train_piece_step(const dp__train_optimizer *optim, size_t o
         else
             turn.master = part;
     }
-    return turn.master.data != NULL ? dp__train_master_step(optim, &turn, &optim->rooms[owner])
+    return turn.master.data != NULL ? dp__train_master_step(optim, &turn, &optim->rooms[rank])
                                     : optim->config.rule->step(&turn.args);
 }
 
 static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t owner,
-                                    const dp__train_run *run, const dp_tensor *gate)
+                                    const dp__train_run *run, bool gated)
 {
     dp__train_run part = {.first = run->first, .span = run->span, .at = run->at};
     while (dp__train_next_part(&optim->views, run, &part)) {
@@ -1626,25 +1627,30 @@ static dp_status dp__train_run_step(const dp__train_optimizer *optim, size_t own
         dp__train_pieces(&optim->views, &part, owner, pieces);
         for (int k = 0; k < 2; k++)
             if (pieces[k].count > 0)
-                DP_TRY(dp__train_piece_step(optim, owner, &part, &pieces[k], gate));
+                DP_TRY(dp__train_piece_step(optim, owner, &part, &pieces[k], gated));
     }
     return DP_OK;
 }
 
-static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t owner, double factor)
+static dp_status dp__train_owner_step(const dp__train_optimizer *optim, size_t owner, bool gated)
 {
     const dp__train_views *views = &optim->views;
-    const dp_tensor *gate = factor < 1 || factor > 1 ? &optim->gates[owner] : NULL;
-    dp_tensor number;
-    if (views->count == 0) /* and so no gates */
-        return DP_OK;
-    if (gate != NULL) {
-        DP_TRY(dp_narrow(gate, 0, 0, 1, &number));
-        DP_TRY(dp_fill(views->ctx, &number, dp_float(factor)));
-    }
     for (size_t r = 0; r < views->run_count; r++)
         if (dp__train_has(views, owner, views->runs[r].first))
-            DP_TRY(dp__train_run_step(optim, owner, &views->runs[r], gate));
+            DP_TRY(dp__train_run_step(optim, owner, &views->runs[r], gated));
+    return DP_OK;
+}
+
+/* Of those who step, all multiply their gradients by this. */
+static dp_status dp__train_gates_set(const dp__train_optimizer *optim, double factor)
+{
+    dp_tensor number;
+    for (int rank = 0; rank < optim->views.job.local_count; rank++) {
+        if (optim->gates[rank].data == NULL)
+            continue;
+        DP_TRY(dp_narrow(&optim->gates[rank], 0, 0, 1, &number));
+        DP_TRY(dp_fill(optim->views.ctx, &number, dp_float(factor)));
+    }
     return DP_OK;
 }
 
@@ -1663,9 +1669,10 @@ static dp_status dp__train_fetch(const dp__train_optimizer *optim, const dp__tra
 /* A rule that fails here must not make others wait: all send what they have. */
 static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor)
 {
-    dp_status status = DP_OK;
+    bool gated = factor < 1 || factor > 1;
+    dp_status status = gated ? dp__train_gates_set(optim, factor) : DP_OK;
     for (size_t owner = 0; owner < optim->views.owner_count && status == DP_OK; owner++)
-        status = dp__train_owner_step(optim, owner, factor);
+        status = dp__train_owner_step(optim, owner, gated);
     for (size_t s = 0; s < optim->views.span_count; s++)
         if (optim->views.spans[s].each > 0)
             DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
@@ -2047,22 +2054,34 @@ static int64_t dp__train_room(const dp__train_optimizer *optim)
     return optim->config.rule->whole ? room : dp__train_least(room, usual);
 }
 
+/* A device on which parameters lie has a gate, and room for their gradients in f32. */
+static dp_status dp__train_room_make(dp__train_optimizer *optim, int local_rank, int64_t room)
+{
+    const int64_t two = 2;
+    dp_device device = dp_local_device(optim->views.ctx, local_rank);
+    dp_tensor *gate = &optim->gates[local_rank];
+    if (gate->data != NULL)
+        return DP_OK;
+    DP_TRY(dp_tensor_new(optim->scope, device, DP_F64, 1, &two, gate));
+    DP_TRY(dp_fill(optim->views.ctx, gate, dp_float(0)));
+    return dp_tensor_new(optim->scope, device, DP_F32, 1, &room, &optim->rooms[local_rank]);
+}
+
 static dp_status dp__train_rooms_make(dp__train_optimizer *optim)
 {
     const dp__train_views *views = &optim->views;
-    const int64_t two = 2, room = dp__train_room(optim);
-    optim->gates = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->gates);
-    optim->rooms = dp_scope_alloc(optim->scope, views->owner_count * sizeof *optim->rooms);
+    const int64_t room = dp__train_room(optim);
+    size_t bytes = (size_t)views->job.local_count * sizeof *optim->gates;
+    optim->gates = dp_scope_alloc(optim->scope, bytes);
+    optim->rooms = dp_scope_alloc(optim->scope, bytes);
     if (optim->gates == NULL || optim->rooms == NULL)
         return dp__train_full();
-    for (size_t owner = 0; owner < views->owner_count && views->count > 0; owner++) {
-        dp_device device =
-            dp_local_device(views->ctx, (int)views->ranks[owner] - views->job.rank_first);
-        dp_tensor *gate = &optim->gates[owner];
-        DP_TRY(dp_tensor_new(optim->scope, device, DP_F64, 1, &two, gate));
-        DP_TRY(dp_fill(views->ctx, gate, dp_float(0)));
-        DP_TRY(dp_tensor_new(optim->scope, device, DP_F32, 1, &room, &optim->rooms[owner]));
-    }
+    memset(optim->gates, 0, bytes);
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t i = 0; i < views->count; i++)
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp__train_room_make(optim, dp__train_data(views, owner, i)->device.index,
+                                           room));
     return DP_OK;
 }
 

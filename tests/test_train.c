@@ -783,6 +783,44 @@ TEST_BACKENDS(a_step_is_clipped)
     CHECK(!info_of(optim).has_norm);
 }
 
+/* A tree whose parts lie on two devices, neither of them the first: each is stepped where it is. */
+static dp_module *net_elsewhere(dp_ctx *ctx, dp_dtype dtype)
+{
+    const dp_param_config one = {.name = "w", .dtype = dtype};
+    dp_module_config config = {.name = "inner", .params = &one, .param_count = 1, .local_rank = 2};
+    dp_module *inner = NULL, *net = NULL;
+    CHECK_OK(dp_module_create(ctx, &config, &inner));
+    config.name = "outer";
+    config.local_rank = 1;
+    config.children = &inner;
+    config.child_count = 1;
+    CHECK_OK(dp_module_create(ctx, &config, &net));
+    return net;
+}
+
+TEST_BACKENDS(a_step_is_clipped_wherever_it_is_made)
+{
+    for (int halves = 0; halves < 2; halves++) {
+        dp_module *net = net_elsewhere(ctx, halves ? DP_BF16 : DP_F32);
+        const dp_optim_config config = {
+            .hyper = {.lr = 1}, .clip = {.norm = 2.5}, .masters = halves == 1};
+        dp_optim *optim = optim_of(net, config);
+        dp_tensor data, grad;
+        double got;
+        for (size_t i = 0; i < 2; i++) {
+            CHECK_OK(dp_params_edit(net, i, &data, &grad));
+            CHECK_OK(dp_fill(ctx, &grad, dp_float(i == 0 ? 3 : 4)));
+        }
+        CHECK_OK(dp_optim_step(optim));
+        for (size_t i = 0; i < 2; i++) {
+            dp_param_info info;
+            CHECK_OK(dp_module_param(net, i, &info));
+            CHECK_OK(dp_item(ctx, dp_of(scope, &info.data), &got));
+            CHECK_F64(got, i == 0 ? -1.5 : -2, 1e-2);
+        }
+    }
+}
+
 TEST_BACKENDS(what_is_not_finite_is_named)
 {
     const float grads[TORCH_ALL] = {1, 1, 1, 1, 1, NAN, INFINITY};
