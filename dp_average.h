@@ -569,6 +569,9 @@ static dp_status dp__average_entry_check(const dp__average_entry *entry, dp_valu
     return DP_OK;
 }
 
+/* One more can be counted, for as long as anybody will wait. */
+#define DP__AVERAGE_UPDATES_MAX ((int64_t)1 << 62)
+
 static dp_status dp__average_saved_check(const dp_average *average, dp_value saved)
 {
     const char *rule = dp_text(dp_get(saved, "rule"));
@@ -577,7 +580,7 @@ static dp_status dp__average_saved_check(const dp_average *average, dp_value sav
     if (rule == NULL || strcmp(rule, own) != 0)
         return dp_error(DP_ERR_MISMATCH, "the rule is '%s', saved '%s'", own,
                         rule != NULL ? rule : "");
-    if (updates.kind != DP_INT || updates.as.i < 0)
+    if (updates.kind != DP_INT || updates.as.i < 0 || updates.as.i > DP__AVERAGE_UPDATES_MAX)
         return dp_error(DP_ERR_MISMATCH, "'updates' is missing, or no count");
     for (size_t i = 0; i < average->count; i++)
         DP_TRY(dp__average_entry_check(&average->entries[i],

@@ -1765,7 +1765,7 @@ static int64_t dp__data_number_most(const dp_loader *loader)
 static dp_status dp__data_seek(dp_loader *loader, int64_t epoch, int64_t number)
 {
     int64_t epochs = loader->config.epoch_count, most = dp__data_number_most(loader);
-    if (epoch < 0 || (epochs > 0 && epoch >= epochs) ||
+    if (epoch < 0 || epoch > DP__DATA_COUNT_MAX || (epochs > 0 && epoch >= epochs) ||
         (epoch > 0 && loader->deal.of.sampling == DP_SAMPLE_ENDLESS))
         return dp_error(DP_ERR_INVALID, "there is no epoch %lld", (long long)epoch);
     if (number < 0 || number > most)

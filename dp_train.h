@@ -1480,6 +1480,9 @@ static dp_status dp__train_gather(const dp__train_optimizer *optim, size_t each,
 /* ==== >>turns ===================================================================================
    Which gradients make a step, and the step.                                                    */
 
+/* Of steps: one more can be counted, for as long as anybody will wait. */
+#define DP__TRAIN_COUNT_MAX ((int64_t)1 << 62)
+
 /* How many train steps have their gradients in the step that comes next. */
 static int64_t dp__train_gathered(const dp__train_optimizer *optim)
 {
@@ -2305,7 +2308,7 @@ DP_API dp_status dp_optim_unscale(dp_optim *optim)
 DP_API dp_status dp_optim_progress(dp_optim *optim, int64_t done, int64_t total)
 {
     DP_TRY(dp__train_optim_valid(__func__, optim));
-    if (done < 0 || total < -1 || (total >= 0 && done > total))
+    if (done < 0 || done > DP__TRAIN_COUNT_MAX || total < -1 || (total >= 0 && done > total))
         return dp_error(DP_ERR_INVALID, "%s: %lld of %lld are done", __func__, (long long)done,
                         (long long)total);
     dp__train_optimizer_of(optim)->done = done;
@@ -2526,7 +2529,7 @@ static dp_status dp__train_counts_check(dp_value saved)
     dp_value scale = dp_get(saved, "scale");
     for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
         dp_value count = dp_get(saved, counts[k]);
-        if (count.kind != DP_INT || count.as.i < 0)
+        if (count.kind != DP_INT || count.as.i < 0 || count.as.i > DP__TRAIN_COUNT_MAX)
             return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or no count", counts[k]);
     }
     if (scale.kind != DP_FLOAT || !(scale.as.f > 0) || !isfinite(scale.as.f))

@@ -422,6 +422,7 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
         {with(scope, saved, "rule", dp_string(scope, "swa")), "the rule is 'ema', saved 'swa'"},
         {dp_none(), "the rule is 'ema', saved ''"},
         {with(scope, saved, "updates", dp_int(-1)), "'updates' is missing, or no count"},
+        {with(scope, saved, "updates", dp_int(INT64_MAX)), "'updates' is missing, or no count"},
         {with(scope, saved, "updates", dp_float(1)), "'updates' is missing, or no count"},
         {with(scope, saved, "average", less), "no average of 'fixed' was saved"},
         {with(scope, saved, "average", with(scope, entries, "inner.a", dp_get(entries, "mean"))),

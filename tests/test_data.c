@@ -1266,6 +1266,8 @@ TEST(a_place_that_does_not_fit_is_refused)
         ctx, set,
         (dp_loader_config){.sampler = {.count = 8, .sampling = DP_SAMPLE_ENDLESS}, .batch = 2});
     CHECK_ERROR(dp_loader_seek(endless, 1, 0), DP_ERR_INVALID, "there is no epoch 1");
+    dp_loader *lasting = loader_of(ctx, set, (dp_loader_config){.sampler = {.count = 8}});
+    CHECK_ERROR(dp_loader_seek(lasting, INT64_MAX, 8), DP_ERR_INVALID, "there is no epoch");
     CHECK_ERROR(dp_loader_seek(endless, 0, INT64_MAX), DP_ERR_INVALID, "batch 9223372036854775807");
     CHECK_OK(dp_loader_seek(endless, 0, INT64_C(1) << 59));
     take(endless, scope, 2);

@@ -1116,6 +1116,8 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
                 "'steps' is missing, or no count");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "done", dp_int(-1))), DP_ERR_MISMATCH,
                 "'done' is missing");
+    CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_int(INT64_MAX))),
+                DP_ERR_MISMATCH, "'steps' is missing, or no count");
     static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL};
     for (int i = 0; i < 4; i++)
         CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_float(no_scales[i]))),
@@ -1568,6 +1570,7 @@ TEST_BACKENDS(calls_that_make_no_sense)
     CHECK_ERROR(dp_optim_progress(optim, -1, 3), DP_ERR_INVALID, "-1 of 3 are done");
     CHECK_ERROR(dp_optim_progress(optim, 4, 3), DP_ERR_INVALID, "4 of 3 are done");
     CHECK_ERROR(dp_optim_progress(optim, 0, -2), DP_ERR_INVALID, "0 of -2 are done");
+    CHECK_ERROR(dp_optim_progress(optim, INT64_MAX, -1), DP_ERR_INVALID, "of -1 are done");
     CHECK_ERROR(optim->ops->begin(optim, other, &pass), DP_ERR_INVALID,
                 "the optimizer was made for 'net', not for 'net'");
     CHECK_ERROR(dp_grad_norm(net, 0, &number), DP_ERR_INVALID, "dp_grad_norm: p is 0");
