@@ -2054,12 +2054,13 @@ typedef struct dp__simd {
         const bool nesterov = (args->flags & DP_KERNEL_NESTEROV) != 0;                             \
         const bool first = (args->flags & DP_KERNEL_FIRST) != 0;                                   \
         for (; count - at >= lanes; at += lanes) {                                                 \
-            V *const own = (void *)(x + at), *const kept = (void *)(velocity + at);                \
+            V *const own = (void *)(x + at);                                                       \
             DP__CPU_PRODUCT(isa, V, g, *(const V *)(const void *)(grad + at) * sign);              \
             DP__CPU_PRODUCT(isa, V, decayed, *own *decay);                                         \
             if (decay != 0)                                                                        \
                 g += decayed;                                                                      \
             if (velocity != NULL) {                                                                \
+                V *const kept = (void *)(velocity + at);                                           \
                 DP__CPU_PRODUCT(isa, V, old, *kept *momentum);                                     \
                 DP__CPU_PRODUCT(isa, V, fresh, g *rest);                                           \
                 V now = old + fresh;                                                               \

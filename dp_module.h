@@ -835,11 +835,12 @@ static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_
 }
 
 typedef struct dp__settling { /* memory of one sort, device and dtype: a block */
+    bool wanted; /* by some parameter, which may be empty: that has an address too */
     size_t bytes;
     char *at; /* where the next parameter's begins */
 } dp__settling;
 
-/* The block in which a parameter is to get memory; NULL: it has some, or needs none. */
+/* The block in which a parameter is to get memory; NULL: it has some, or is not of this sort. */
 static dp__settling *dp__settling_of(const dp_module *top, dp__settling *blocks, dp__param *root,
                                      int sort)
 {
@@ -858,6 +859,7 @@ static dp_status dp__settle_count(const dp_module *top, dp__settling *blocks)
             dp__settling *block = dp__settling_of(top, blocks, root, sort);
             if (block == NULL)
                 continue;
+            block->wanted = true;
             block->bytes += dp__align_up(dp__bytes(&root->data), DP__PARAM_ALIGN);
             if (block->bytes > INT64_MAX / 2)
                 return dp_error(DP_ERR_NO_MEMORY,
@@ -889,7 +891,7 @@ static dp_status dp__settle_blocks(const dp_module *top, dp__settling *blocks, s
     DP_TRY(dp__settle_count(top, blocks));
     for (size_t i = 0; i < count; i++) {
         size_t rank = i / DP_DTYPE_COUNT % (size_t)top->ctx->info.local_count;
-        if (blocks[i].bytes == 0)
+        if (!blocks[i].wanted)
             continue;
         DP_TRY(dp__block_zero(top->scope, &top->ctx->devices[rank], blocks[i].bytes, &made));
         blocks[i].at = made.data;
@@ -1122,7 +1124,7 @@ static bool dp__param_is_there(const dp_module *module, size_t param)
     const dp__param *root = dp__root(module->slots[module->listed[param]]);
     bool whole = root->data.data != NULL &&
                  (root->grad.data != NULL || !dp__is_of_sort(root, DP__GRADS));
-    return module->ready || whole || dp__count(&root->data) == 0;
+    return module->ready || whole;
 }
 
 static dp_status dp__check_param(const char *fn, dp_module *module, size_t param)
