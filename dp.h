@@ -5686,7 +5686,7 @@ static bool dp__index_is(const dp__index *index, size_t number, const char *name
     return strncmp(own, name, length) == 0 && own[length] == '\0';
 }
 
-/* The cell of a name, or the free one where it would be. Names come from files of anybody: where the
+/* The cell of a name, or the free one where it would be. Names come from anybody's files: where the
    cells lie makes the hash another one in each index, so that names cannot be chosen to meet. */
 static dp__cell *dp__index_cell(const dp__index *index, const char *name, size_t length,
                                 uint32_t *out_hash)
