@@ -1583,12 +1583,14 @@ DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size
                                            dp_tensor *out_data, dp_tensor *out_grad);
 
 /* The gradient of a parameter, to read, as an owner (0: the module itself) has it. To ask for it is
-   no edit. out_used, which may be NULL: whether it counts in the next step, as since dp_zero_grad a
-   backward has asked for it (on any rank, if ranks have reduced it), or one of the two edits was
-   given out_grad, or as its memory is yours. Optimizers leave other parameters as they are, with
-   their state. Frozen parameters and buffers have no gradient: count 0. STATE while it is void. */
+   no edit. Frozen parameters and buffers have none: count 0. STATE while it is void. */
 DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param,
-                                           dp_tensor *out, bool *out_used);
+                                           dp_tensor *out);
+/* Which parameters have a gradient for the next step, by their number: since dp_zero_grad a backward
+   has asked for it (on any rank, if ranks have reduced it), or an edit was given out_grad; or its
+   memory is yours. Optimizers leave the others as they are, with their state. STATE while one is
+   void. */
+DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used);
 
 /* From the next backward on, whether gradients that are reduced are scattered: each rank gets its
    share of them (dp_param_info), so half as much is sent, and what it holds of other ranks' shares
@@ -2225,7 +2227,8 @@ struct dp_ctx {
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
     uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
-    atomic_ullong writes;    /* to parameters, by calls of the user's: each has a number */
+    atomic_ullong forwards;  /* with a pass, that have returned */
+    atomic_ullong written;   /* how many of them had, at the last edit of a parameter */
     atomic_ullong torn;      /* how many backwards have failed */
     atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
     atomic_int inside;       /* threads in the user's functions, except those under `entered` */

@@ -1151,9 +1151,7 @@ DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param, dp
     return DP_OK;
 }
 
-/* Who writes to gradients in memory of his own need not tell. */
-DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp_tensor *out,
-                               bool *out_used)
+DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp_tensor *out)
 {
     dp__face *face;
     size_t r;
@@ -1162,13 +1160,9 @@ DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp
     DP_TRY(dp__check_param(__func__, module, param));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__param_grad(__func__, module, param, out));
-    dp__param *root = dp__root(module->slots[module->listed[param]]);
     if (face != NULL)
         dp__owner_view(face, r, face->inner->listed[param], &data, out);
     out->read_only = true;
-    if (out_used != NULL)
-        *out_used = dp__is_of_sort(root, DP__GRADS) &&
-                    (root->foreign_grad || atomic_load_explicit(&root->used, memory_order_relaxed));
     return DP_OK;
 }
 

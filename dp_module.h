@@ -53,7 +53,7 @@ typedef struct dp__param {
     bool torn;        /* a backward that was adding to it has failed */
     bool scattered;   /* ranks hold their shares of it */
     uint32_t adder;   /* who has added to it: a dp__distributed.number, or one of these two */
-    uint64_t written; /* the last write to the data: its number, see dp_ctx.writes */
+    uint64_t written; /* dp_ctx.forwards at the last edit of the data */
 } dp__param;
 
 typedef struct dp__child {
@@ -1188,21 +1188,20 @@ static void dp__changed(dp_module *module)
         dp__changed(module->children[i].module);
 }
 
-/* A number for a write: passes made before have lower ones. */
-static uint64_t dp__write_number(dp_ctx *ctx)
+/* Forwards that have returned by now were before the edit that is being made. */
+static uint64_t dp__edit_begin(dp_ctx *ctx)
 {
-    return atomic_fetch_add_explicit(&ctx->writes, 1, memory_order_relaxed) + 1;
-}
-
-static uint64_t dp__writes(dp_ctx *ctx)
-{
-    return atomic_load_explicit(&ctx->writes, memory_order_relaxed);
+    unsigned long long forwards = atomic_load_explicit(&ctx->forwards, memory_order_relaxed);
+    unsigned long long last = atomic_load_explicit(&ctx->written, memory_order_relaxed);
+    while (last < forwards && !atomic_compare_exchange_weak(&ctx->written, &last, forwards))
+        ;
+    return forwards;
 }
 
 /* One parameter only, in all modules of the tree that have it. */
 static void dp__param_changed(dp_module *module, size_t param)
 {
-    dp__root(module->slots[module->listed[param]])->written = dp__write_number(module->ctx);
+    dp__root(module->slots[module->listed[param]])->written = dp__edit_begin(module->ctx);
     for (size_t slot = module->listed[param]; slot != DP__NO_SLOT; slot = module->twins[slot])
         module->slots[slot]->owner->version++;
 }
@@ -1281,9 +1280,9 @@ DP_API dp_status dp_params_changed(dp_module *module)
 {
     DP_TRY(dp__check_unshared(__func__, module));
     dp__changed(module);
-    uint64_t number = dp__write_number(module->ctx);
+    uint64_t forwards = dp__edit_begin(module->ctx);
     for (size_t home = 0; home < module->listed_count; home++)
-        dp__root(module->slots[module->listed[home]])->written = number;
+        dp__root(module->slots[module->listed[home]])->written = forwards;
     return DP_OK;
 }
 
@@ -1401,6 +1400,19 @@ static dp_status dp__check_intact(dp_module *module)
             return dp__torn_error(module, home);
     module->intact = torn;
     return DP_OK;
+}
+
+/* Who writes to gradients in memory of his own need not tell. */
+DP_API dp_status dp_grads_used(dp_module *module, bool *out_used)
+{
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_pointer(__func__, "out_used", out_used));
+    for (size_t home = 0; home < module->listed_count; home++) {
+        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        bool used = root->foreign_grad || atomic_load_explicit(&root->used, memory_order_relaxed);
+        out_used[home] = used && dp__is_of_sort(root, DP__GRADS);
+    }
+    return dp__leave(__func__, module->ctx, dp__check_intact(module));
 }
 
 /* With mean_grads backward writes to gradients that are zero. */
@@ -1957,7 +1969,7 @@ struct dp_pass {
     bool no_sync;         /* as it was asked for, of the children's passes too */
     bool adds;            /* mean_grads: its backward leaves in place what an earlier one gave */
     bool synced;          /* of a face of all ranks: its gradients are reduced */
-    uint64_t writes;      /* to parameters, when its forward had returned: see dp_ctx.writes */
+    uint64_t number;      /* among the context's forwards that have returned */
     uint64_t forward_ns;  /* and so long its forward took; while that runs: since when */
     bool used;            /* by a backward */
     double factor;        /* mean_grads: multiplies the gradients, since backward does not */
@@ -2076,6 +2088,12 @@ static void dp__call_begin(dp__record *record, const dp__request *request, dp_mo
     }
 }
 
+/* Of a pass whose forward has returned. */
+static uint64_t dp__pass_number(dp_ctx *ctx)
+{
+    return atomic_fetch_add_explicit(&ctx->forwards, 1, memory_order_relaxed) + 1;
+}
+
 static dp_status dp__record_step(dp__record *record);
 static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass);
 
@@ -2168,7 +2186,7 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
     DP_TRY(request->mode != NULL ? dp__record_step(record)
                                  : dp__record_forward(record, pass->method));
     *out = record->call.out;
-    pass->writes = dp__writes(ctx);
+    pass->number = dp__pass_number(ctx);
     return DP_OK;
 }
 
@@ -3302,7 +3320,7 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
     if (status == DP_OK)
         status = dp__pass_out(pass, out);
     dp_trace_end();
-    pass->writes = dp__writes(face->ctx);
+    pass->number = dp__pass_number(face->ctx);
     return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
 }
 
@@ -3775,10 +3793,10 @@ static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
 static dp_status dp__check_unwritten(const dp_pass *pass)
 {
     const dp_module *runs = pass->runs;
-    if (pass->writes == dp__writes(pass->ctx))
+    if (atomic_load_explicit(&pass->ctx->written, memory_order_relaxed) < pass->number)
         return DP_OK;
     for (size_t home = 0; home < runs->listed_count; home++)
-        if (dp__root(runs->slots[runs->listed[home]])->written > pass->writes)
+        if (dp__root(runs->slots[runs->listed[home]])->written >= pass->number)
             return dp_error(DP_ERR_STATE,
                             "'%s' of '%s' was edited between the forward and this backward, which "
                             "needs it as it was",

@@ -133,7 +133,7 @@ DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step);
    nothing is sent. It is a dp_optim, for dp_train_step; by hand: dp_optim_step.
 
    As by torch.optim, a parameter without a gradient is not stepped: no weight decay, no momentum,
-   no count. dp_owner_grad tells which have one. Ranks step the same parameters.                 */
+   no count. dp_grads_used tells which have one. Ranks step the same parameters.                 */
 
 typedef struct dp_param_group { /* a parameter belongs to the first group that it matches */
     const char *match;          /* a name; each * in it stands for any characters, or none. To match
@@ -605,8 +605,7 @@ typedef struct dp__train_listed { /* a parameter */
     const char *begin;      /* of the first of those that ranks share out together */
     size_t share, place;    /* see dp_param_info.share and share_at; 0 where ranks do not */
     bool reduced;           /* likewise; the first owner alone steps what is not */
-    bool used;              /* it has a gradient now, and so is stepped */
-    int64_t steps;          /* how often it was */
+    int64_t steps;          /* how often it was stepped */
 } dp__train_listed;
 
 typedef struct dp__train_views {
@@ -615,6 +614,8 @@ typedef struct dp__train_views {
     dp_info job;
     size_t owner_count, count, run_count, span_count;
     dp__train_listed *listed;
+    bool *used;     /* by number in the module: which have a gradient, and so are stepped */
+    bool even;      /* all are, and were as often before */
     size_t *ranks;  /* the first rank of each owner, and where those of the last end */
     bool spread;    /* gradients differ from rank to rank, and norms are to be the same on all */
     size_t sampled; /* how many have gradients that are means over samples */
@@ -734,19 +735,24 @@ static dp_status dp__train_list(dp__train_views *views, bool shared)
 }
 
 /* Only parameters are edited: who asks for a gradient to edit it gives the parameter one. */
+static dp_status dp__train_edit(const dp__train_views *views)
+{
+    for (size_t owner = 0; owner < views->owner_count; owner++)
+        for (size_t i = 0; i < views->count; i++)
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp_owner_edit(views->module, owner, views->listed[i].param,
+                                     &views->data[owner * views->count + i], NULL));
+    return DP_OK;
+}
+
 static dp_status dp__train_ask(const dp__train_views *views)
 {
     for (size_t owner = 0; owner < views->owner_count; owner++)
-        for (size_t i = 0; i < views->count; i++) {
-            size_t at = owner * views->count + i;
-            dp__train_listed *listed = &views->listed[i];
-            if (!dp__train_has(views, owner, i))
-                continue;
-            DP_TRY(dp_owner_grad(views->module, owner, listed->param, &views->grad[at],
-                                 &listed->used));
-            DP_TRY(dp_owner_edit(views->module, owner, listed->param, &views->data[at], NULL));
-        }
-    return DP_OK;
+        for (size_t i = 0; i < views->count; i++)
+            if (dp__train_has(views, owner, i))
+                DP_TRY(dp_owner_grad(views->module, owner, views->listed[i].param,
+                                     &views->grad[owner * views->count + i]));
+    return dp__train_edit(views);
 }
 
 /* The first that ranks reduce, or as many as there are. */
@@ -868,13 +874,14 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool s
     DP_TRY(dp__train_count(module, &out->count));
     size_t all = out->owner_count * out->count;
     out->listed = dp_scope_alloc(scope, out->count * sizeof *out->listed);
+    out->used = dp_scope_alloc(scope, dp_module_param_count(module) + 1);
     out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
     out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
     out->data = dp_scope_alloc(scope, all * sizeof *out->data);
     out->grad = dp_scope_alloc(scope, all * sizeof *out->grad);
-    if (out->listed == NULL || out->ranks == NULL || out->runs == NULL || out->spans == NULL ||
-        out->data == NULL || out->grad == NULL)
+    if (out->listed == NULL || out->used == NULL || out->ranks == NULL || out->runs == NULL ||
+        out->spans == NULL || out->data == NULL || out->grad == NULL)
         return dp__train_full();
     DP_TRY(dp_info_get(out->ctx, &out->job));
     DP_TRY(dp__train_list(out, shared));
@@ -1566,8 +1573,23 @@ static dp_status dp__train_master_step(const dp__train_optimizer *optim, const d
     return DP_OK;
 }
 
-/* Parameters without a gradient are left as they are, with their state, as by torch.optim. The part
-   of a run after *part, in which all are stepped, and were as often before; *part is empty
+static bool dp__train_is_used(const dp__train_views *views, size_t i)
+{
+    return views->used[views->listed[i].param];
+}
+
+/* Parameters without a gradient are left as they are, with their state, as by torch.optim. */
+static dp_status dp__train_look(dp__train_views *views)
+{
+    views->even = true;
+    DP_TRY(dp_grads_used(views->module, views->used));
+    for (size_t i = 0; i < views->count && views->even; i++)
+        views->even = dp__train_is_used(views, i) &&
+                      views->listed[i].steps == views->listed[0].steps;
+    return DP_OK;
+}
+
+/* The part of a run after *part, in which all are stepped, and were as often before; *part is empty
    and at the run's beginning at first. False: there is none. */
 static bool dp__train_next_part(const dp__train_views *views, const dp__train_run *run,
                                 dp__train_run *part)
@@ -1575,10 +1597,15 @@ static bool dp__train_next_part(const dp__train_views *views, const dp__train_ru
     const dp__train_listed *listed = views->listed;
     size_t i = part->first + part->param_count, end = run->first + run->param_count;
     size_t at = part->at + part->count;
-    for (; i < end && !listed[i].used; i++)
+    if (views->even && i == run->first) {
+        *part = *run;
+        return true;
+    }
+    for (; i < end && !dp__train_is_used(views, i); i++)
         at += dp__train_elements(views, i);
     *part = (dp__train_run){.first = i, .span = run->span, .at = at};
-    for (; i < end && listed[i].used && listed[i].steps == listed[part->first].steps; i++) {
+    for (; i < end && dp__train_is_used(views, i) && listed[i].steps == listed[part->first].steps;
+         i++) {
         part->param_count++;
         part->count += dp__train_elements(views, i);
     }
@@ -1681,7 +1708,7 @@ static dp_status dp__train_optim_steps(dp__train_optimizer *optim, double factor
             DP_TRY(dp__train_fetch(optim, &optim->views.spans[s]));
     DP_TRY(status);
     for (size_t i = 0; i < optim->views.count; i++)
-        optim->views.listed[i].steps += optim->views.listed[i].used;
+        optim->views.listed[i].steps += dp__train_is_used(&optim->views, i);
     return DP_OK;
 }
 
@@ -1732,7 +1759,8 @@ static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
     double factor = 1;
     bool skips = false;
     DP_TRY(dp__train_is_ours(optim));
-    DP_TRY(dp__train_ask(&optim->views));
+    DP_TRY(dp__train_look(&optim->views));
+    DP_TRY(dp__train_edit(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)
         DP_TRY(dp__train_optim_steps(optim, factor));

@@ -200,7 +200,7 @@ static inline void net_numbers(dp_ctx *ctx, dp_module *net, bool grads, float *o
         dp_param_info info;
         dp_tensor grad;
         CHECK_OK(dp_module_param(net, i, &info));
-        CHECK_OK(dp_owner_grad(net, 0, i, &grad, NULL));
+        CHECK_OK(dp_owner_grad(net, 0, i, &grad));
         size_t count = (size_t)dp_tensor_count(grads ? &grad : &info.data);
         CHECK_OK(dp_read(ctx, grads ? &grad : &info.data, out, count * sizeof *out));
         out += count;

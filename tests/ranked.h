@@ -172,7 +172,7 @@ static inline float element(dp_module *net, size_t param, bool grad, size_t inde
     float got[V];
     CHECK_OK(dp_module_param(net, param, &info));
     if (grad)
-        CHECK_OK(dp_owner_grad(net, 0, param, &gradient, NULL));
+        CHECK_OK(dp_owner_grad(net, 0, param, &gradient));
     CHECK_OK(dp_read(dp_module_ctx(net), grad ? &gradient : &info.data, got,
                      (size_t)dp_tensor_count(&info.data) * sizeof(float)));
     return got[index];

@@ -145,17 +145,16 @@ static void check_grad(dp_module *net, double want)
 {
     dp_tensor grad;
     float got = 0;
-    CHECK_OK(dp_owner_grad(net, 0, 2, &grad, NULL));
+    CHECK_OK(dp_owner_grad(net, 0, 2, &grad));
     CHECK_OK(dp_read(dp_module_ctx(net), &grad, &got, sizeof got));
     CHECK_F64(got, want, 0);
 }
 
 static bool is_used(dp_module *module, size_t param)
 {
-    dp_tensor grad;
-    bool used = false;
-    CHECK_OK(dp_owner_grad(module, 0, param, &grad, &used));
-    return used;
+    bool used[PARAMS + 1];
+    CHECK_OK(dp_grads_used(module, used));
+    return used[param];
 }
 
 /* ---- several steps make one ---------------------------------------------------------------------
@@ -293,7 +292,7 @@ static void first_call(dp_module *net, int call)
     if (call == 2)
         CHECK_OK(dp_owner_edit(net, 0, 0, &data, &grad));
     if (call == 3)
-        CHECK_OK(dp_owner_grad(net, 0, 0, &grad, NULL));
+        CHECK_OK(dp_owner_grad(net, 0, 0, &grad));
     CHECK(call == 0 || call > 3 || grad.data != NULL);
     if (call == 4)
         CHECK_OK(dp_grad_norm(net, 2, &norm));
@@ -330,13 +329,15 @@ static void check_void(dp_module *par, dp_optim *optim)
 {
     dp_tensor data, grad;
     double norm;
+    bool used[PARAMS + 1];
     CHECK_ERROR(step(par, optim, 0), DP_ERR_STATE, is_void);
     CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE, is_void);
     CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE, is_void);
     CHECK_ERROR(dp_grad_norm(par, 2, &norm), DP_ERR_STATE, is_void);
     CHECK_ERROR(dp_clip_grad_value(par, 1), DP_ERR_STATE, is_void);
     CHECK_ERROR(dp_params_edit(par, 1, &data, &grad), DP_ERR_STATE, "'b' of 'net' is void");
-    CHECK_ERROR(dp_owner_grad(par, 0, 2, &grad, NULL), DP_ERR_STATE, "'c' of 'net' is void");
+    CHECK_ERROR(dp_owner_grad(par, 0, 2, &grad), DP_ERR_STATE, "'c' of 'net' is void");
+    CHECK_ERROR(dp_grads_used(par, used), DP_ERR_STATE, is_void);
     CHECK_OK(dp_params_edit(par, 1, &data, NULL));
 }
 
@@ -439,7 +440,7 @@ TEST(a_failed_step_does_not_reach_the_next_in_any_process)
     in_processes(2, one_process_fails);
 }
 
-/* ---- two who add ------------------------------------------------------------------------------ */
+/* ---- two who add ----------------------------------------------------------------------------- */
 
 /* What a backward without ranks adds to, or adds, would be part of what ranks reduce. */
 static void two_add(dp_ctx *ctx)
@@ -676,14 +677,14 @@ TEST_BACKENDS(gradients_know_who_has_asked_for_them)
         check_who_is_used(net, true, true, true);
         CHECK_OK(dp_zero_grad(par));
         check_who_is_used(par, false, false, false);
-        CHECK_OK(dp_owner_grad(par, 0, 0, &grad, NULL));
+        CHECK_OK(dp_owner_grad(par, 0, 0, &grad));
         CHECK(grad.read_only);
         CHECK_INT(dp_tensor_count(&grad), A);
         CHECK_OK(dp_owner_edit(par, 0, 0, &data, &grad));
         check_who_is_used(par, true, false, false);
-        CHECK_OK(dp_owner_grad(par, 0, 3, &grad, NULL));
+        CHECK_OK(dp_owner_grad(par, 0, 3, &grad));
         CHECK_INT(dp_tensor_count(&grad), 0);
-        CHECK_ERROR(dp_owner_grad(par, 9, 0, &grad, NULL), DP_ERR_INVALID, "owner 9");
+        CHECK_ERROR(dp_owner_grad(par, 9, 0, &grad), DP_ERR_INVALID, "owner 9");
     }
 }
 

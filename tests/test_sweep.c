@@ -33,7 +33,7 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     size_t count;
     int64_t rows[ROWS], first;
     float host[ROWS];
-    bool yes;
+    bool yes, used[8];
 } outs;
 
 typedef struct args { /* one of each kind */
@@ -738,7 +738,8 @@ FAILS(dp_wrapper_reducer, dp_wrapper_reducer(a->wrapper) == NULL)
 FAILS(dp_owner_count, dp_owner_count(a->module) == 0)
 FAILS(dp_grads_are_scattered, !dp_grads_are_scattered(a->module))
 CALL(dp_owner_edit, a->module, 0, a->index, OUT(tensor), OUT(grad))
-CALL(dp_owner_grad, a->module, 0, a->index, OUT(tensor), NULL)
+CALL(dp_owner_grad, a->module, 0, a->index, OUT(tensor))
+CALL(dp_grads_used, a->module, a->outs != NULL ? a->outs->used : NULL)
 CALL(dp_report_get, a->wrapper, OUT(report))
 FAILS(dp_report_text, dp_report_text(a->module, (char *)OUT(host), sizeof outs.host) == 0)
 CALL(dp_any, a->ctx, true, OUT(yes))
@@ -836,7 +837,7 @@ static const row table[] = {
     ROW(dp_model_parallel, "mqO", 0), ROW(dp_criterion_parallel, "mqO", 0),
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
-    ROW(dp_owner_grad, "miO", 0),
+    ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
     ROW(dp_grads_scatter, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
     ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0),
