@@ -71,7 +71,8 @@ extern "C" {
 
 /* For dp_config.bootstrap: the processes of a communicator of yours are the job, in its order.
    `communicator` is what MPI_Comm_c2f returns for it. It stays yours; dp_open works on copies. All
-   its processes call dp_open. */
+   its processes call dp_open. If one does not, the others ask over yours who is there, in messages
+   with the tag 25712. */
 DP_MUST_USE DP_API dp_status dp_mpi_bootstrap(int communicator, dp_bootstrap *out);
 
 /* CPU devices of processes that have met through MPI. */
@@ -136,6 +137,8 @@ static dp_status dp__mpi_error(const char *call, int code)
     char text[MPI_MAX_ERROR_STRING] = "";
     int bytes = 0;
     MPI_Error_string(code, text, &bytes);
+    for (char *at = strchr(text, '\n'); at != NULL; at = strchr(at, '\n'))
+        *at = ' ';
     return dp_error(DP_ERR_REMOTE, "%s: %.200s", call, text);
 }
 
@@ -203,20 +206,25 @@ typedef enum dp__mpi_kind {
 
 typedef struct dp__mpi_note {
     int32_t kind, status, culprit;
-    dp__shm_note doing; /* the collective that the process has begun last; verb -1: dp_open */
+    int32_t inside;     /* the collective that the process has begun last has not ended */
+    dp__shm_note doing; /* that collective; verb -1: dp_open */
     char text[DP__TEXT_BYTES];
 } dp__mpi_note;
 
 struct dp__mpi_line {
     MPI_Comm comm;   /* MPI_COMM_NULL before all have come */
     MPI_Comm coming; /* MPI writes here when they have */
+    MPI_Comm notes;  /* where notes go: before that the communicator from which it is made */
     int process, process_count, timeout_ms;
     const int *firsts;   /* the first rank of every process; NULL while a context opens */
     const dp_host *host; /* NULL then too */
     dp__shm_note doing;
+    bool inside;          /* it has not ended */
     bool met;             /* all have begun it */
     const dp__lane *lane; /* of the journal, from the first collective on */
-    dp__lock lock;        /* of what follows: dp_abort comes from any thread */
+    dp__mpi_line *next;   /* a ring of the lines of a context: who waits on one hears all */
+    dp__lock ear;         /* around receiving a note */
+    dp__lock lock;        /* of doing, inside, and what follows: dp_abort comes from any thread */
     atomic_int failed;    /* a dp_status; what follows is complete */
     int culprit;          /* a rank; -1: unknown */
     char text[DP__TEXT_BYTES];
@@ -236,12 +244,13 @@ static bool dp__mpi_send(dp__mpi_line *line, int kind, int to)
     note->status = (int32_t)atomic_load(&line->failed);
     if (kind != DP__MPI_FAILED) {
         note->doing = line->doing;
-        return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
+        note->inside = line->inside;
+        return MPI_Isend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->notes,
                          &line->sends[place]) == MPI_SUCCESS;
     }
     note->culprit = line->culprit;
     memcpy(note->text, line->text, sizeof note->text); /* done when it was read: see flush */
-    return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->comm,
+    return MPI_Issend(note, (int)sizeof *note, MPI_BYTE, to, DP__MPI_NOTES, line->notes,
                       &line->sends[place]) == MPI_SUCCESS;
 }
 
@@ -314,7 +323,7 @@ static bool dp__mpi_note_failure(dp__mpi_line *line, dp_status status, int culpr
 /* The others hear of it, unless there was a failure before. dp_last_error stays as it is. */
 static void dp__mpi_spread(dp__mpi_line *line, dp_status status, int culprit, const char *text)
 {
-    if (dp__mpi_note_failure(line, status, culprit, text) && line->comm != MPI_COMM_NULL) {
+    if (dp__mpi_note_failure(line, status, culprit, text) && line->notes != MPI_COMM_NULL) {
         dp__mpi_tell(line, DP__MPI_FAILED, -1);
         dp__mpi_flush(line);
     }
@@ -375,30 +384,33 @@ static void dp__mpi_pass_on(dp__mpi_line *line)
     dp__mpi_spread(line, (dp_status)failed, ctx->failed_rank, text);
 }
 
-/* One note, if there is one. */
+/* One note, if there is one. Before all have come others than we may send something there. */
 static int dp__mpi_receive(dp__mpi_line *line, dp__mpi_note *note, int *out_from)
 {
     MPI_Status status;
     int there = 0, bytes = 0;
     *out_from = -1;
+    dp__lock_enter(&line->ear);
     dp__mpi_enter();
-    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_NOTES, line->comm, &there, &status);
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, DP__MPI_NOTES, line->notes, &there, &status);
     if (code == MPI_SUCCESS && there)
         code = MPI_Get_count(&status, MPI_BYTE, &bytes);
+    there = there && bytes == (int)sizeof *note;
     if (code == MPI_SUCCESS && there) /* it is here, so this does not block */
         code = MPI_Recv(note, (int)sizeof *note, MPI_BYTE, status.MPI_SOURCE, DP__MPI_NOTES,
-                        line->comm, MPI_STATUS_IGNORE);
+                        line->notes, MPI_STATUS_IGNORE);
     dp__mpi_leave();
-    if (code == MPI_SUCCESS && there && bytes == (int)sizeof *note)
+    dp__lock_leave(&line->ear);
+    if (code == MPI_SUCCESS && there)
         *out_from = status.MPI_SOURCE;
     return code;
 }
 
 /* Read what others have sent. */
-static dp_status dp__mpi_hear(dp__mpi_line *line)
+static dp_status dp__mpi_hear_one(dp__mpi_line *line)
 {
     dp__mpi_note note;
-    int from = line->comm != MPI_COMM_NULL ? 0 : -1;
+    int from = line->notes != MPI_COMM_NULL ? 0 : -1;
     while (from >= 0) {
         int code = dp__mpi_receive(line, &note, &from);
         if (code != MPI_SUCCESS)
@@ -410,10 +422,24 @@ static dp_status dp__mpi_hear(dp__mpi_line *line)
             dp__mpi_note_failure(line, (dp_status)note.status, note.culprit, note.text);
             return dp__mpi_failure(line);
         }
+        dp__lock_enter(&line->lock);
         line->heard[from] = note;
+        dp__lock_leave(&line->lock);
         if (note.kind == DP__MPI_ASKS)
             dp__mpi_tell(line, DP__MPI_ANSWERS, from);
     }
+    return DP_OK;
+}
+
+/* On this line, and on the others of its context: the caller may wait for the courier, and is asked
+   about its own collectives meanwhile. */
+static dp_status dp__mpi_hear(dp__mpi_line *line)
+{
+    dp__mpi_line *at = line;
+    do {
+        DP_TRY(dp__mpi_hear_one(at));
+        at = at->next;
+    } while (at != line);
     return DP_OK;
 }
 
@@ -452,29 +478,37 @@ static uint64_t dp__mpi_nap_ns(uint64_t waited)
     return nap < DP__MPI_REST_NS ? nap : DP__MPI_REST_NS;
 }
 
-/* How many others have not said which collective they are in; the first of them. */
-static int dp__mpi_silent(const dp__mpi_line *line, int *out_first)
+/* How many others have said nothing, or (elsewhere) that they are in no collective of this line and
+   wait for one of another; the first of them. */
+static int dp__mpi_missing(dp__mpi_line *line, bool elsewhere, int *out_first)
 {
     int count = 0;
-    for (int p = line->process_count - 1; p >= 0; p--)
-        if (p != line->process && line->heard[p].kind == DP__MPI_SILENT) {
+    dp__lock_enter(&line->lock);
+    for (int p = line->process_count - 1; p >= 0; p--) {
+        bool silent = line->heard[p].kind == DP__MPI_SILENT;
+        if (p != line->process && (elsewhere ? !silent && !line->heard[p].inside : silent)) {
             *out_first = p;
             count++;
         }
+    }
+    dp__lock_leave(&line->lock);
     return count;
 }
 
 /* The first process that says that it is in a different one; -1: none. */
-static int dp__mpi_astray(const dp__mpi_line *line)
+static int dp__mpi_astray(dp__mpi_line *line)
 {
-    for (int p = 0; p < line->process_count; p++) {
+    int astray = -1;
+    dp__lock_enter(&line->lock);
+    for (int p = line->process_count - 1; p >= 0; p--) {
         const dp__shm_note *other = &line->heard[p].doing;
-        if (line->heard[p].kind != DP__MPI_SILENT &&
+        if (line->heard[p].kind != DP__MPI_SILENT && line->heard[p].inside &&
             (atomic_load(&other->seq) != atomic_load(&line->doing.seq) ||
              !dp__shm_same(other, &line->doing)))
-            return p;
+            astray = p;
     }
-    return -1;
+    dp__lock_leave(&line->lock);
+    return astray;
 }
 
 /* A process that does not answer computes, sleeps, or is gone. One that has asked has answered. */
@@ -486,7 +520,7 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
     do {
         dp__mpi_nap(DP__MPI_NAP_NS);
         DP_TRY(dp__mpi_hear(line));
-    } while (dp__mpi_silent(line, &first) > 0 && dp__ms_until(until) > 0);
+    } while (dp__mpi_missing(line, false, &first) > 0 && dp__ms_until(until) > 0);
     return DP_OK;
 }
 
@@ -494,9 +528,12 @@ static dp_status dp__mpi_ask(dp__mpi_line *line)
 static dp_status dp__mpi_differs(dp__mpi_line *line, dp_status status, int astray, const char *why)
 {
     char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], what[DP__MPI_DOING_BYTES];
+    dp__lock_enter(&line->lock);
+    dp__mpi_doing(&line->heard[astray].doing, what, sizeof what);
+    dp__lock_leave(&line->lock);
     dp_error(status, "%s: %s %s is in %s: all must make the same calls in the same order",
              dp__mpi_doing(&line->doing, own, sizeof own), why, dp__mpi_who(line, astray, who),
-             dp__mpi_doing(&line->heard[astray].doing, what, sizeof what));
+             what);
     return dp__mpi_fail(line, status, astray);
 }
 
@@ -516,50 +553,56 @@ static const char *dp__mpi_last_text(const dp__mpi_line *line, char *text)
     return text;
 }
 
+/* `why` is said about the first of so many. */
+static dp_status dp__mpi_miss(dp__mpi_line *line, dp_status status, int first, int count,
+                              const char *why)
+{
+    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], more[32] = "";
+    char last[DP__MPI_DOING_BYTES + 32];
+    if (count > 1)
+        snprintf(more, sizeof more, " and %d more", count - 1);
+    dp_error(status, "%s: %s%s %s%s", dp__mpi_doing(&line->doing, own, sizeof own),
+             dp__mpi_who(line, first, who), more, why, dp__mpi_last_text(line, last));
+    return dp__mpi_fail(line, status, first);
+}
+
 /* The time is up. */
 static dp_status dp__mpi_accuse(dp__mpi_line *line)
 {
-    char own[DP__MPI_DOING_BYTES], who[DP__SHM_WORDS_BYTES], text[64];
-    char last[DP__MPI_DOING_BYTES + 32];
-    int first = 0, silent, astray;
-    if (line->comm == MPI_COMM_NULL)
-        return dp__mpi_fail(line,
-                            dp_error(DP_ERR_TIMEOUT,
-                                     "of %d processes that MPI has started, not all came "
-                                     "within %d ms",
-                                     line->process_count, line->timeout_ms),
-                            -1);
+    char own[DP__MPI_DOING_BYTES], text[64];
+    int first = 0, missing, astray;
     DP_TRY(dp__mpi_ask(line));
-    silent = dp__mpi_silent(line, &first);
-    astray = silent == 0 ? dp__mpi_astray(line) : -1;
+    missing = dp__mpi_missing(line, false, &first);
+    astray = missing == 0 ? dp__mpi_astray(line) : -1;
     snprintf(text, sizeof text, "after %d ms", line->timeout_ms);
     if (astray >= 0)
         return dp__mpi_differs(line, DP_ERR_TIMEOUT, astray, text);
-    snprintf(text, sizeof text, " and %d more", silent - 1);
-    dp__mpi_doing(&line->doing, own, sizeof own);
-    if (silent > 0)
-        dp_error(DP_ERR_TIMEOUT, "%s: %s%s did not come within %d ms%s", own,
-                 dp__mpi_who(line, first, who), silent > 1 ? text : "", line->timeout_ms,
-                 dp__mpi_last_text(line, last));
-    else
-        dp_error(DP_ERR_TIMEOUT, "%s: all processes are in it, and MPI did not end it within %d ms",
-                 own, line->timeout_ms);
-    return dp__mpi_fail(line, DP_ERR_TIMEOUT, silent > 0 ? first : -1);
+    missing = missing > 0 ? missing : dp__mpi_missing(line, true, &first);
+    snprintf(text, sizeof text, "did not come within %d ms", line->timeout_ms);
+    if (missing > 0)
+        return dp__mpi_miss(line, DP_ERR_TIMEOUT, first, missing, text);
+    dp_error(DP_ERR_TIMEOUT, "%s: all processes are in it, and MPI did not end it within %d ms",
+             dp__mpi_doing(&line->doing, own, sizeof own), line->timeout_ms);
+    return dp__mpi_fail(line, DP_ERR_TIMEOUT, -1);
 }
 
-/* MPI says that a collective has failed: often because others are in a different one. */
+/* MPI says that a collective has failed: often because others are in a different one, or gone. */
 static dp_status dp__mpi_suspect(dp__mpi_line *line, int code)
 {
-    char said[160];
+    char said[160], text[200];
+    int first;
     if (line->comm == MPI_COMM_NULL)
         return dp__mpi_broken(line, "MPI_Comm_idup", code);
     DP_TRY(dp__mpi_ask(line));
-    int astray = dp__mpi_astray(line);
-    if (astray < 0)
+    int astray = dp__mpi_astray(line), missing = dp__mpi_missing(line, false, &first);
+    if (astray < 0 && missing == 0)
         return dp__mpi_broken(line, "MPI_Test", code);
     (void)dp__mpi_error("MPI_Test", code);
     snprintf(said, sizeof said, "%.140s;", dp_last_error());
-    return dp__mpi_differs(line, DP_ERR_REMOTE, astray, said);
+    if (astray >= 0)
+        return dp__mpi_differs(line, DP_ERR_REMOTE, astray, said);
+    snprintf(text, sizeof text, "does not answer (%.140s)", dp_last_error());
+    return dp__mpi_miss(line, DP_ERR_REMOTE, first, missing, text);
 }
 
 /* Between two questions to MPI. */
@@ -625,11 +668,12 @@ static dp_status dp__mpi_line_room(dp__mpi_line *line, int process, int process_
 {
     size_t notes = (size_t)process_count * sizeof(dp__mpi_note);
     size_t sends = 2 * (size_t)process_count * sizeof(MPI_Request);
-    line->comm = MPI_COMM_NULL;
+    line->comm = line->notes = MPI_COMM_NULL;
     line->process = process;
     line->process_count = process_count;
     line->timeout_ms = timeout_ms;
-    line->lock = (dp__lock)DP__LOCK_INITIALIZER;
+    line->next = line;
+    line->ear = line->lock = (dp__lock)DP__LOCK_INITIALIZER;
     line->out = dp__os_alloc(2 * notes, 64, NULL);
     line->heard = dp__os_alloc(notes, 64, NULL);
     line->sends = dp__os_alloc(sends, 64, NULL);
@@ -661,7 +705,8 @@ static dp_status dp__mpi_line_copy(dp__mpi_line *line, MPI_Comm of, dp__mpi_line
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Comm_idup", code);
     DP_TRY(dp__mpi_await(by != NULL ? by : line, &request));
-    line->comm = line->coming;
+    DP_TRY(dp__mpi_hear(line)); /* who comes after the others have given up */
+    line->comm = line->notes = line->coming;
     dp__mpi_enter();
     MPI_Comm_set_errhandler(line->comm, MPI_ERRORS_RETURN);
     dp__mpi_leave();
@@ -672,6 +717,11 @@ static dp_status dp__mpi_line_copy(dp__mpi_line *line, MPI_Comm of, dp__mpi_line
 /* The counterpart; collective in name only, in any MPI that we know. A failed line stays. */
 static void dp__mpi_line_close(dp__mpi_line *line)
 {
+    dp__mpi_line *before = line;
+    while (before->next != line)
+        before = before->next;
+    before->next = line->next;
+    line->next = line;
     if (atomic_load(&line->failed) != DP_OK)
         return;
     if (line->comm != MPI_COMM_NULL) {
@@ -695,6 +745,13 @@ static void dp__mpi_line_leave(dp__mpi_line *line, bool job_failed)
         dp__os_free(line, 0, NULL);
 }
 
+static void dp__mpi_go_outside(dp__mpi_line *line)
+{
+    dp__lock_enter(&line->lock);
+    line->inside = false;
+    dp__lock_leave(&line->lock);
+}
+
 /* dp_bootstrap.all_gather over a line. Its memory is its own, as MPI may write there after a
    failure. */
 static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_each, void *user)
@@ -706,9 +763,11 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     if (room == NULL)
         return dp__mpi_fail(line, dp_error(DP_ERR_REMOTE, "no memory for %zu bytes", all), -1);
     memcpy(room + all, in, bytes_each);
-    line->doing.is.verb = -1;
+    dp__lock_enter(&line->lock);
     line->doing.is.count = bytes_each;
     atomic_fetch_add(&line->doing.seq, 1);
+    line->inside = true;
+    dp__lock_leave(&line->lock);
     dp__mpi_enter();
     int code = MPI_Iallgather(room + all, (int)bytes_each, MPI_BYTE, room, (int)bytes_each,
                               MPI_BYTE, line->comm, &request);
@@ -716,6 +775,7 @@ static dp_status dp__mpi_line_gather(const void *in, void *out, size_t bytes_eac
     if (code != MPI_SUCCESS)
         return dp__mpi_broken(line, "MPI_Iallgather", code);
     DP_TRY(dp__mpi_await(line, &request));
+    dp__mpi_go_outside(line);
     memcpy(out, room, all);
     dp__os_free(room, 0, NULL);
     return DP_OK;
@@ -833,6 +893,9 @@ static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int tim
     MPI_Comm_rank(of, &process);
     MPI_Comm_size(of, &process_count);
     dp_status status = dp__mpi_line_room(line, process, process_count, timeout_ms);
+    line->notes = of;
+    line->doing.is.verb = -1;
+    line->inside = true;
     if (status == DP_OK)
         status = dp__mpi_line_copy(line, of, NULL);
     if (status == DP_OK)
@@ -1154,14 +1217,19 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
     dp__shm_note *doing = &comm->line.doing;
     if (atomic_load(&comm->line.failed) != DP_OK)
         return dp__mpi_failure(&comm->line);
+    dp__lock_enter(&comm->line.lock);
     doing->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
                                 call->root,          call->count,          call->scale};
     comm->line.lane = dp__lane_of(&comm->base);
     if (comm->line.lane != NULL)
         doing->label = comm->line.lane->now.label;
     atomic_fetch_add(&doing->seq, 1);
+    comm->line.inside = true;
+    dp__lock_leave(&comm->line.lock);
     call->piece = piece;
-    return dp__mpi_run_steps(call, run);
+    DP_TRY(dp__mpi_run_steps(call, run));
+    dp__mpi_go_outside(&comm->line);
+    return DP_OK;
 }
 
 /* ==== >>adding =================================================================================
@@ -2005,6 +2073,8 @@ static dp_status dp__mpi_open_all(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_
     DP_TRY(dp__mpi_share(comm, by, own, all));
     DP_TRY(dp__mpi_line_copy(&comm->line, by->comm, by));
     comm->line.host = comm->base.host;
+    comm->line.next = by->next;
+    by->next = &comm->line;
     return DP_OK;
 }
 

@@ -908,6 +908,27 @@ MPI_TEST_UNDER(who_has_come_is_not_named, 3, mpi_launch_broken)
     exit(EXIT_SUCCESS);
 }
 
+/* A context has several lines: who waits on one of them answers on all. */
+MPI_TEST_UNDER(a_process_that_waits_on_another_line_is_not_named, 3, mpi_launch_broken)
+{
+    atexit(say_through);
+    dp_ctx *ctx = open_by_mpi(1, 1000);
+    dp_status status = DP_OK;
+    int process;
+    CHECK_OK(add_up(ctx, 25));
+    if (mpi_process == 2) {
+        a_while(4000);
+    }
+    for (int i = 0; i < 2000 && mpi_process == 1 && status == DP_OK; i++) {
+        a_while(5);
+        status = test_far_hear(ctx, &process);
+    }
+    CHECK_ERROR(mpi_process == 1 ? status : add_up(ctx, 25), DP_ERR_TIMEOUT,
+                ": process 2 of 3 (rank 2) did not come within 1000 ms");
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
 static void *abort_soon(void *ctx)
 {
     a_while(200);
@@ -1175,16 +1196,18 @@ MPI_TEST_UNDER(who_is_killed_in_a_groups_sum_is_named, 4, mpi_launch_to_go_on)
 }
 #endif
 
-MPI_TEST_UNDER(who_does_not_open_is_missed, 2, mpi_launch_broken)
+/* Also to itself, when it comes. */
+MPI_TEST_UNDER(a_process_that_does_not_open_is_named, 3, mpi_launch_broken)
 {
     atexit(say_through);
     dp_ctx *ctx = NULL;
     int level;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
-    if (mpi_process == 0) {
-        CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 300}, &ctx),
-                    DP_ERR_TIMEOUT, "not all came within 300 ms");
+    if (mpi_process == 1) {
+        a_while(2000);
     }
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 1, .timeout_ms = 300}, &ctx), DP_ERR_TIMEOUT,
+                "dp_open: step 0 of meeting: process 1 of 3 did not come within 300 ms");
     exit(EXIT_SUCCESS);
 }
 
