@@ -140,7 +140,8 @@
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
      dp_param and its like, dp_call_child, dp_call_all_reduce,
-     dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready
+     dp_call_sum_ranks, dp_grad_ready, dp_reducer_ready,
+     dp_module_param, dp_owner_grad
      dp_backward of what dp_call_child made                       yes       in its own backward
      dp_tensor_new, dp_copy, dp_fill and other work on tensors;   yes       on its own device
      dp_scatter, dp_replicate, dp_gather, dp_reduce_add

@@ -295,6 +295,24 @@ TEST(replicas_know_of_the_write)
     }
 }
 
+/* A backward wants what its forward has read, buffers too. */
+TEST(no_backward_after_the_write)
+{
+    dp_ctx *ctx = open_here(2);
+    dp_module *par = NULL, *net = make_stats(ctx, NULL);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_pass *pass = NULL;
+    dp_value out;
+    CHECK_OK(dp_distributed(net, NULL, &par));
+    CHECK_OK(
+        dp_invoke(par, "forward", scope, dp_none(), a_part_each(ctx, scope), NULL, &out, &pass));
+    CHECK_OK(dp_buffers_sync(par));
+    CHECK_ERROR(dp_backward(pass, dp_float(1), NULL), DP_ERR_STATE,
+                "'steps' of 'stats' was edited between the forward and this backward");
+    CHECK_OK(forward_and_backward(par, 1, false));
+    dp_close(ctx);
+}
+
 /* ---- what fails ------------------------------------------------------------------------------ */
 
 static dp_status sync_in_a_replica(dp_call *call)

@@ -221,6 +221,24 @@ static dp_status act_stream(stage *s, int rank)
     return dp_use_stream(s->ctx, rank, NULL);
 }
 
+static dp_status act_sync(stage *s, int rank)
+{
+    (void)rank;
+    return dp_buffers_sync(s->net);
+}
+
+/* Also of a net that the replicas run, and of its wrapper. */
+static dp_status act_read_grad(stage *s, int rank)
+{
+    dp_tensor grad;
+    size_t param = 0;
+    (void)rank;
+    TRY(dp_module_find(s->net, "w", &param));
+    TRY(dp_owner_grad(s->net, 0, param, &grad, NULL));
+    CHECK(grad.data != NULL && grad.read_only);
+    return dp_owner_grad(s->par, 0, param, &grad, NULL);
+}
+
 static dp_status do_nothing(int rank, dp_scope *scope, void *user)
 {
     (void)rank;
@@ -366,6 +384,8 @@ static const deed deeds[] = {
     {"dp_train_step", act_step, DP_OK, STATE, false, false, true},
     {"dp_backward", act_backward, DP_OK, STATE, false, false, true},
     {"dp_use_stream", act_stream, DP_OK, STATE, false, false, false},
+    {"dp_buffers_sync", act_sync, DP_OK, STATE, false, false, false},
+    {"dp_owner_grad", act_read_grad, DP_OK, DP_OK, false, false, false},
     {"dp_run", act_run, DP_OK, STATE, false, false, false},
     {"dp_barrier", act_barrier, DP_OK, STATE, false, false, false},
     {"dp_all_reduce_list", act_reduce_list, DP_OK, STATE, false, false, false},
