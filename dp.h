@@ -2764,12 +2764,21 @@ static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
     return DP_OK;
 }
 
+/* A sentence for one that names the function already. */
+DP__COLD static const char *dp__unnamed(const char *fn, const char *text)
+{
+    size_t length = strlen(fn);
+    bool named = strncmp(text, fn, length) == 0 && strncmp(text + length, ": ", 2) == 0;
+    return named ? text + length + 2 : text;
+}
+
 DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
 {
     DP_TRY(dp__check_open(fn, ctx));
     int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
     if (failed != DP_OK)
-        return dp_error((dp_status)failed, "%s: the job failed: %s", fn, ctx->failed_text);
+        return dp_error((dp_status)failed, "%s: the job failed: %s", fn,
+                        dp__unnamed(fn, ctx->failed_text));
     return DP_OK;
 }
 

@@ -130,10 +130,10 @@ static dp_status dp__average_full(void)
     return dp_error(DP_ERR_NO_MEMORY, "no memory");
 }
 
-/* A sentence of this header begins with the function that was called; others have theirs. */
+/* A sentence begins with the function that was called. */
 static dp_status dp__average_named(const char *fn, dp_status status)
 {
-    if (status == DP_OK || strncmp(dp_last_error(), "dp_", 3) == 0)
+    if (status == DP_OK || strncmp(dp_last_error(), fn, strlen(fn)) == 0)
         return status;
     return dp_error(status, "%s: %s", fn, dp_last_error());
 }

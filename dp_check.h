@@ -1150,7 +1150,7 @@ DP_API dp_status dp_self_check(dp_module *module, dp_value batch, const dp_check
     dp_scope_end(check.scope);
     if (out_report != NULL)
         *out_report = report;
-    if (status == DP_OK || strncmp(dp_last_error(), "dp_", 3) == 0)
+    if (status == DP_OK || strncmp(dp_last_error(), __func__, strlen(__func__)) == 0)
         return status;
     return dp_error(status, "%s: %s", __func__, dp_last_error());
 }

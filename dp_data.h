@@ -300,10 +300,10 @@ static int64_t dp__data_permuted(uint64_t key, int64_t count, int64_t position)
 
 #define DP__DATA_COUNT_MAX ((int64_t)1 << 62)
 
-/* A sentence of this header begins with the function that was called; others have theirs. */
+/* A sentence begins with the function that was called. */
 static dp_status dp__data_named(const char *fn, dp_status status)
 {
-    if (status == DP_OK || strncmp(dp_last_error(), "dp_", 3) == 0)
+    if (status == DP_OK || strncmp(dp_last_error(), fn, strlen(fn)) == 0)
         return status;
     return dp_error(status, "%s: %s", fn, dp_last_error());
 }
@@ -720,14 +720,17 @@ static dp_status dp__data_pile_round(dp__data_pile *pile, int64_t divisor)
 static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, int64_t divisor,
                                   dp__data_pile *out)
 {
+    char what[32];
     *out = (dp__data_pile){.ctx = ctx, .scope = scope, .count = dp_count(list)};
     if (!dp__data_is_sequence(list) || out->count == 0)
         return dp_error(DP_ERR_INVALID, "this is no list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
     if (out->of == NULL)
         return dp__data_full();
-    for (size_t i = 0; i < out->count; i++)
-        DP_TRY(dp_as_tensor(dp_at(list, i), "tensor", DP_DTYPE_ANY, -1, &out->of[i]));
+    for (size_t i = 0; i < out->count; i++) {
+        snprintf(what, sizeof what, "tensor %zu", i);
+        DP_TRY(dp_as_tensor(dp_at(list, i), what, DP_DTYPE_ANY, -1, &out->of[i]));
+    }
     out->ndim = out->of[0]->ndim;
     if (out->ndim < 1 || out->ndim == DP_MAX_DIMS)
         return dp_error(DP_ERR_INVALID, "tensors of %d dims cannot be stacked", out->ndim);

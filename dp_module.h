@@ -3920,7 +3920,7 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
     dp_status status = dp__cut_make(plan, targets, face, how);
     if ((status == DP_ERR_INVALID || status == DP_ERR_MISMATCH) && rows != NULL)
         return dp_error(DP_ERR_MISMATCH, "the targets cannot be cut as the outputs were: %s",
-                        dp_last_error());
+                        dp__unnamed(targets->fn, dp_last_error()));
     if (status == DP_OK && plan->parts < count && !nothing)
         return dp_error(DP_ERR_MISMATCH, "the targets make %zu part%s, the outputs are %zu",
                         plan->parts, dp__s(plan->parts), count);

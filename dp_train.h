@@ -1273,10 +1273,10 @@ static dp_status dp__train_scale_all(const dp__train_views *views, double factor
     return DP_OK;
 }
 
-/* A sentence of this header begins with the function that was called; others have theirs. */
+/* A sentence begins with the function that was called. */
 static dp_status dp__train_named(const char *fn, dp_status status)
 {
-    if (status == DP_OK || strncmp(dp_last_error(), "dp_", 3) == 0)
+    if (status == DP_OK || strncmp(dp_last_error(), fn, strlen(fn)) == 0)
         return status;
     return dp_error(status, "%s: %s", fn, dp_last_error());
 }
@@ -2813,16 +2813,63 @@ DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t count, dp_sc
 /* ==== >>means ===================================================================================
    Keys are compared by a number that is made of them, and entries go round as one vector.       */
 
-static int64_t dp__train_keys_hash(dp_value log)
+/* Of the first `count` keys. */
+static int64_t dp__train_keys_hash(dp_value log, size_t count)
 {
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
-    for (size_t i = 0; i < dp_count(log); i++)
+    for (size_t i = 0; i < count; i++)
         for (const char *at = log.as.pairs[i].key;; at++) {
             hash = (hash ^ (unsigned char)*at) * 1099511628211u;
             if (*at == '\0')
                 break;
         }
     return (int64_t)(hash >> 1);
+}
+
+typedef struct dp__train_entry { /* an entry of a process' log, in a sentence */
+    int64_t hash;                /* of the keys up to it */
+    char text[56];               /* "'loss'", as much as fits; "nothing"; "": there is no log */
+} dp__train_entry;
+
+static dp_status dp__train_keys_at(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t at,
+                                   int process_count, dp__train_entry *all)
+{
+    dp_info job;
+    DP_TRY(dp_info_get(ctx, &job));
+    dp__train_entry *own = &all[job.process];
+    memset(all, 0, (size_t)process_count * sizeof *all);
+    if (log.kind == DP_DICT && at < dp_count(log)) {
+        own->hash = dp__train_keys_hash(log, at + 1);
+        snprintf(own->text, sizeof own->text, "'%.*s'", (int)sizeof own->text - 3,
+                 dp_key_at(log, at));
+    } else if (log.kind == DP_DICT) {
+        snprintf(own->text, sizeof own->text, "nothing");
+    }
+    return dp__train_share(ctx, temp, DP_OP_SUM, DP_I64, all,
+                           process_count * (int64_t)(sizeof *all / sizeof(int64_t)));
+}
+
+/* Keys differ somewhere among the first `count`: all processes look for the first that does. */
+static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t count,
+                                       int process_count)
+{
+    dp__train_entry *keys = dp_scope_alloc(temp, (size_t)process_count * sizeof *keys);
+    if (keys == NULL)
+        return dp__train_full();
+    for (size_t at = 0; at < count; at++) {
+        int first = 0, other = 0;
+        DP_TRY(dp__train_keys_at(ctx, temp, log, at, process_count, keys));
+        while (*keys[first].text == '\0')
+            first++;
+        while (other < process_count &&
+               (*keys[other].text == '\0' || memcmp(&keys[other], &keys[first], sizeof *keys) == 0))
+            other++;
+        if (other < process_count)
+            return dp_error(DP_ERR_MISMATCH,
+                            "entry %zu of the log is %s in process %d and %s in process %d", at,
+                            keys[first].text, first, keys[other].text, other);
+    }
+    return dp_error(DP_ERR_MISMATCH, "processes have logs with other keys");
 }
 
 /* The entries times samples. */
@@ -2848,20 +2895,24 @@ static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, 
                                      int64_t *out_count)
 {
     char said[512];
+    dp_info job;
     snprintf(said, sizeof said, "%s", dp_last_error());
+    DP_TRY(dp_info_get(ctx, &job));
     bool has = status == DP_OK && log.kind == DP_DICT;
-    int64_t hash = has ? dp__train_keys_hash(log) : 0;
+    int64_t hash = has ? dp__train_keys_hash(log, dp_count(log)) : 0;
     int64_t most[] = {has ? hash : INT64_MIN, has ? -hash : INT64_MIN,
-                      has ? (int64_t)dp_count(log) : 0, status != DP_OK};
+                      has ? (int64_t)dp_count(log) : 0,
+                      status != DP_OK ? job.process_count - job.process : 0};
     DP_TRY(dp__train_share(ctx, temp, DP_OP_MAX, DP_I64, most, 4));
     if (status != DP_OK)
         return dp_error(status, "%s", said);
     if (most[3] != 0)
-        return dp_error(DP_ERR_MISMATCH, "another process' log is not one of numbers");
-    if (most[0] != INT64_MIN && most[0] != -most[1])
-        return dp_error(DP_ERR_MISMATCH, "processes have logs with other keys");
+        return dp_error(DP_ERR_MISMATCH, "the log of process %lld is not one of numbers",
+                        (long long)(job.process_count - most[3]));
     *out_count = most[2];
-    return DP_OK;
+    return most[0] == INT64_MIN || most[0] == -most[1]
+               ? DP_OK
+               : dp__train_keys_differ(ctx, temp, log, (size_t)most[2], job.process_count);
 }
 
 static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,

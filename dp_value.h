@@ -1017,17 +1017,17 @@ static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, s
 /* None of the sizes is negative. */
 static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t rows, size_t count)
 {
-    int64_t left = rows;
-    for (size_t i = 0; i < count; i++) {
-        if (sizes[i] > left)
-            return dp_error(DP_ERR_INVALID, "%s: the sizes add up to more than the %lld row%s", fn,
-                            (long long)rows, dp__s((size_t)rows));
-        left -= sizes[i];
+    int64_t total = 0;
+    bool over = false;
+    for (size_t i = 0; i < count && !over; i++) {
+        over = sizes[i] > INT64_MAX - total;
+        total += over ? 0 : sizes[i];
     }
-    if (left != 0)
-        return dp_error(DP_ERR_INVALID, "%s: the sizes leave %lld of %lld row%s out", fn,
-                        (long long)left, (long long)rows, dp__s((size_t)rows));
-    return DP_OK;
+    if (!over && total == rows)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: the sizes add up to %s%lld, not to %lld row%s", fn,
+                    over ? "more than " : "", (long long)total, (long long)rows,
+                    dp__s((size_t)rows));
 }
 
 /* `how` was checked for `count` parts. */

@@ -384,7 +384,9 @@ TEST_BACKENDS(targets_are_cut_as_the_outputs_were)
                        &mean, NULL));
     CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, outs, more), dp_none(),
                           NULL, &mean, NULL),
-                DP_ERR_MISMATCH, "the targets cannot be cut as the outputs were");
+                DP_ERR_MISMATCH,
+                "dp_invoke: the targets cannot be cut as the outputs were: the sizes add up to 4, "
+                "not to 5 rows");
     dp_value copy = dp_list_make(scope, DP_LIST, outs.as.items, 3); /* knows nothing of the cut */
     CHECK_ERROR(dp_invoke(criterion, "forward", scope, DP_LIST_OF(scope, copy, t), dp_none(), NULL,
                           &mean, NULL),

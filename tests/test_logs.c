@@ -109,6 +109,7 @@ static void logs_of_three(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 1 + m->process, 0);
     dp_scope *scope = dp_scope_begin(ctx);
     const int me = m->process;
+    char says[128];
     dp_value out;
     /* (1 * 2 + 2 * 4 + 4 * 2) / 8, and the same of numbers below 0 */
     const double losses[] = {1, 2, 4};
@@ -136,17 +137,61 @@ static void logs_of_three(meeting *m)
     for (int odd = 0; odd < 3; odd++) {
         own = me == odd ? DP_DICT(scope, {"loss", dp_float(1)}, {"left", dp_float(2)})
                         : log_of(scope, 1, 2);
-        CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out), DP_ERR_MISMATCH,
-                    "dp_log_mean: processes have logs with other keys");
+        snprintf(says, sizeof says,
+                 "dp_log_mean: entry 1 of the log is '%s' in process 0 and '%s' in process %d",
+                 odd == 0 ? "left" : "right", odd == 0 ? "right" : "left", odd == 0 ? 1 : odd);
+        CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out), DP_ERR_MISMATCH, says);
         own = me == odd ? DP_DICT(scope, {"loss", dp_string(scope, "low")}) : log_of(scope, 1, 2);
-        CHECK_ERROR(
-            dp_log_mean(ctx, scope, own, 1, &out), me == odd ? DP_ERR_INVALID : DP_ERR_MISMATCH,
-            me == odd ? "'loss' is no number" : "another process' log is not one of numbers");
+        snprintf(says, sizeof says, "dp_log_mean: the log of process %d is not one of numbers",
+                 odd);
+        CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out),
+                    me == odd ? DP_ERR_INVALID : DP_ERR_MISMATCH,
+                    me == odd ? "'loss' is no number" : says);
     }
     CHECK_INT(out.as.i, 77);
     CHECK_OK(dp_log_mean(ctx, scope, log_of(scope, 8, 2), 1, &out)); /* the job goes on */
     CHECK_F64(dp_get(out, "loss").as.f, 8, 0);
     dp_close(ctx);
+}
+
+/* Entry `at` of 20 with long names; process `odd` lacks all from there on, or has another there. */
+static dp_value many_entries(dp_scope *scope, bool odd, size_t at, bool lacks)
+{
+    static char names[20][120];
+    dp_pair pairs[20];
+    for (size_t i = 0; i < 20; i++) {
+        memset(names[i], 'x', sizeof names[i] - 1);
+        snprintf(names[i], sizeof names[i], "%s%zu", odd && i == at ? "other" : "key", i);
+        names[i][strlen(names[i])] = 'x';
+        pairs[i] = (dp_pair){names[i], dp_int(1)};
+    }
+    return dp_dict_make(scope, pairs, odd && lacks ? at : 20);
+}
+
+static void keys_of_three(meeting *m)
+{
+    dp_ctx *ctx = open_over_shm(m, 1 + m->process % 2, 0);
+    dp_scope *scope = dp_scope_begin(ctx);
+    char says[160];
+    dp_value out;
+    for (size_t at = 0; at < 20; at += 19)
+        for (int lacks = 0; lacks < 2; lacks++) {
+            dp_value log = many_entries(scope, m->process == 2, at, lacks);
+            if (m->process == 0) /* who has had no batch is not asked */
+                log = dp_none();
+            CHECK_STATUS(dp_log_mean(ctx, scope, log, 1, &out), DP_ERR_MISMATCH);
+            snprintf(says, sizeof says, "dp_log_mean: entry %zu of the log is 'key%zuxxx", at, at);
+            CHECK_SAYS(dp_last_error(), says);
+            CHECK_SAYS(dp_last_error(), "x' in process 1 and ");
+            snprintf(says, sizeof says, lacks ? "nothing in process 2" : "'other%zuxxx", at);
+            CHECK_SAYS(dp_last_error(), says);
+        }
+    dp_close(ctx);
+}
+
+TEST(a_key_that_one_process_lacks_is_named)
+{
+    in_processes(3, keys_of_three);
 }
 
 TEST(the_mean_of_three_processes)

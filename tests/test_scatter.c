@@ -144,15 +144,20 @@ TEST(wrong_sizes)
     int64_t got[4];
     size_t made;
     dp_scatter_config how = {.split = DP_SPLIT_SIZES, .sizes = (int64_t[]){2, 3}, .split_count = 2};
-    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "6");
-    CHECK_ERROR(dp_split_rows(&how, 4, 2, got, &made), DP_ERR_INVALID, "4");
+    CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID,
+                "dp_split_rows: the sizes add up to 5, not to 6 rows");
+    CHECK_ERROR(dp_split_rows(&how, 1, 2, got, &made), DP_ERR_INVALID,
+                "the sizes add up to 5, not to 1 row");
     how.sizes = (int64_t[]){7, -1};
     CHECK_STATUS(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID);
     how.sizes = (int64_t[]){-1, 7};
     CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "-1");
     how.split_count = 3;
     how.sizes = (int64_t[]){INT64_MAX, INT64_MAX, 8};
-    CHECK_STATUS(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID);
+    CHECK_ERROR(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID,
+                "the sizes add up to more than 9223372036854775807, not to 6 rows");
+    CHECK_ERROR(dp_split_rows(&how, INT64_MAX, 3, got, &made), DP_ERR_INVALID,
+                "more than 9223372036854775807, not to 9223372036854775807 rows");
     how.sizes = NULL;
     CHECK_ERROR(dp_split_rows(&how, 6, 3, got, &made), DP_ERR_INVALID, "sizes is NULL");
 }

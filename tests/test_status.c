@@ -282,6 +282,24 @@ TEST(other_reasons_fail_the_job_all_the_same)
     }
 }
 
+/* The function in which the job failed is named, but not twice. */
+TEST(a_function_is_named_once)
+{
+    static const char *const reasons[] = {"dp_wait: enough", "dp_waits: enough", "dp_wait enough"};
+    static const char *const wants[] = {"dp_wait: the job failed: enough",
+                                        "dp_wait: the job failed: dp_waits: enough",
+                                        "dp_wait: the job failed: dp_wait enough"};
+    for (int i = 0; i < 3; i++) {
+        dp_ctx *ctx = NULL;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+        dp_abort(ctx, DP_ERR_ABORTED, "%s", reasons[i]);
+        CHECK_STATUS(dp_wait(ctx), DP_ERR_ABORTED);
+        CHECK_STR(dp_last_error(), wants[i]);
+        CHECK_ERROR(dp_barrier(ctx), DP_ERR_ABORTED, reasons[i]);
+        dp_close(ctx);
+    }
+}
+
 TEST(the_first_failure_wins)
 {
     dp_ctx *ctx = open_devices(2);
