@@ -234,9 +234,9 @@ static dp_status act_read_grad(stage *s, int rank)
     size_t param = 0;
     (void)rank;
     TRY(dp_module_find(s->net, "w", &param));
-    TRY(dp_owner_grad(s->net, 0, param, &grad, NULL));
+    TRY(dp_owner_grad(s->net, 0, param, &grad));
     CHECK(grad.data != NULL && grad.read_only);
-    return dp_owner_grad(s->par, 0, param, &grad, NULL);
+    return dp_owner_grad(s->par, 0, param, &grad);
 }
 
 static dp_status do_nothing(int rank, dp_scope *scope, void *user)
