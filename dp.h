@@ -1587,11 +1587,11 @@ DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size
    no edit. Frozen parameters and buffers have none: count 0. STATE while it is void. */
 DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out);
-/* Which parameters have a gradient for the next step, by their number: since dp_zero_grad a backward
-   has asked for it (on any rank, if ranks have reduced it), or an edit was given out_grad; or its
-   memory is yours. Optimizers leave the others as they are, with their state. STATE while one is
-   void. */
-DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used);
+/* Which parameters have a gradient for the next step: one answer for each, so count is
+   dp_module_param_count. Since dp_zero_grad a backward has asked for it (on any rank, if ranks have
+   reduced it), or an edit was given out_grad; or its memory is yours. Optimizers leave the others as
+   they are, with their state. STATE while one is void. */
+DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
 /* From the next backward on, whether gradients that are reduced are scattered: each rank gets its
    share of them (dp_param_info), so half as much is sent, and what it holds of other ranks' shares

@@ -835,7 +835,7 @@ static dp_status dp__block_zero(dp_scope *scope, const dp__device *device, size_
 }
 
 typedef struct dp__settling { /* memory of one sort, device and dtype: a block */
-    bool wanted; /* by some parameter, which may be empty: that has an address too */
+    bool wanted;              /* by some parameter, which may be empty: that has an address too */
     size_t bytes;
     char *at; /* where the next parameter's begins */
 } dp__settling;
@@ -1378,15 +1378,19 @@ static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
                     root->name, root->owner->name);
 }
 
-/* A pass whose gradients are not reduced is about to add to them. It matters only where there are
-   wrappers that reduce. */
+static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot);
+
+/* A pass whose gradients are not reduced is about to add to them, but for those of children that
+   are wrapped so. It matters only where there are such wrappers. */
 static dp_status dp__grads_claim(const dp_module *module)
 {
-    size_t count = module->ctx->wrappers > 0 ? module->listed_count : 0;
+    size_t count = module->ctx->wrappers > 0 ? module->listed_count : 0, own = 0;
     for (size_t home = 0; home < count; home++)
-        DP_TRY(dp__check_adder(dp__root(module->slots[module->listed[home]]), DP__ONE_PROCESS));
+        if (dp__slot_ranks(module, module->listed[home], &own) == NULL)
+            DP_TRY(dp__check_adder(dp__root(module->slots[module->listed[home]]), DP__ONE_PROCESS));
     for (size_t home = 0; home < count; home++)
-        dp__root(module->slots[module->listed[home]])->adder = DP__ONE_PROCESS;
+        if (dp__slot_ranks(module, module->listed[home], &own) == NULL)
+            dp__root(module->slots[module->listed[home]])->adder = DP__ONE_PROCESS;
     return DP_OK;
 }
 
@@ -1403,10 +1407,13 @@ static dp_status dp__check_intact(dp_module *module)
 }
 
 /* Who writes to gradients in memory of his own need not tell. */
-DP_API dp_status dp_grads_used(dp_module *module, bool *out_used)
+DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count)
 {
     DP_TRY(dp__check_module(__func__, module));
     DP_TRY(dp__check_pointer(__func__, "out_used", out_used));
+    if (count != module->listed_count)
+        return dp_error(DP_ERR_INVALID, "%s: count is %zu, '%s' has %zu parameters", __func__,
+                        count, module->name, module->listed_count);
     for (size_t home = 0; home < module->listed_count; home++) {
         dp__param *root = dp__root(module->slots[module->listed[home]]);
         bool used = root->foreign_grad || atomic_load_explicit(&root->used, memory_order_relaxed);
@@ -3736,7 +3743,7 @@ static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *
 {
     bool ranks = pass->face != NULL && pass->face->ranks != NULL;
     if (!ranks && pass->records[0].outer == NULL)
-        DP_TRY(dp__grads_claim(pass->runs));
+        DP_TRY(dp__grads_claim(pass->module));
     dp_trace_begin("backward");
     dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
                                           : dp__backward_plain(pass, out);
@@ -3811,8 +3818,10 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
     if (pass->runs->mean_grads && !dp__is_number(grad))
         return dp_error(DP_ERR_INVALID, "'%s' has mean_grads: its gradient is a number, not %s",
                         pass->runs->name, dp__a_kind(grad.kind));
+    bool inner = pass->face == NULL && pass->records[0].outer != NULL; /* whose tree has begun */
     DP_TRY(dp__check_unwritten(pass));
-    DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
+    if (!inner)
+        DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
     pass->used = true;
     if (pass->runs->mean_grads)
         pass->factor = grad.kind == DP_FLOAT ? grad.as.f

@@ -1676,8 +1676,10 @@ static void dp__reducer_forget(dp_reducer *reducer)
 {
     size_t locals = (size_t)reducer->ctx->info.local_count;
     memset(reducer->samples, 0, locals * sizeof *reducer->samples);
+    dp__lock_enter(&reducer->ctx->lock);
     for (size_t i = 0; i < reducer->unit_count * locals && !reducer->fixed; i++)
         reducer->marks[i] &= (uint8_t)~DP__USED;
+    dp__lock_leave(&reducer->ctx->lock);
 }
 
 /* The samples of all ranks. A rank that passed in wrong numbers takes part too, so that nobody

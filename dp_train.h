@@ -874,7 +874,7 @@ static dp_status dp__train_views_make(dp_module *module, dp_scope *scope, bool s
     DP_TRY(dp__train_count(module, &out->count));
     size_t all = out->owner_count * out->count;
     out->listed = dp_scope_alloc(scope, out->count * sizeof *out->listed);
-    out->used = dp_scope_alloc(scope, dp_module_param_count(module) + 1);
+    out->used = dp_scope_alloc(scope, dp_module_param_count(module) * sizeof *out->used);
     out->ranks = dp_scope_alloc(scope, (out->owner_count + 1) * sizeof *out->ranks);
     out->runs = dp_scope_alloc(scope, out->count * sizeof *out->runs);
     out->spans = dp_scope_alloc(scope, out->count * sizeof *out->spans);
@@ -1582,7 +1582,7 @@ static bool dp__train_is_used(const dp__train_views *views, size_t i)
 static dp_status dp__train_look(dp__train_views *views)
 {
     views->even = true;
-    DP_TRY(dp_grads_used(views->module, views->used));
+    DP_TRY(dp_grads_used(views->module, views->used, dp_module_param_count(views->module)));
     for (size_t i = 0; i < views->count && views->even; i++)
         views->even = dp__train_is_used(views, i) &&
                       views->listed[i].steps == views->listed[0].steps;

@@ -152,8 +152,10 @@ static void check_grad(dp_module *net, double want)
 
 static bool is_used(dp_module *module, size_t param)
 {
-    bool used[PARAMS + 1];
-    CHECK_OK(dp_grads_used(module, used));
+    bool used[8];
+    size_t count = dp_module_param_count(module);
+    CHECK_ERROR(dp_grads_used(module, used, count + 1), DP_ERR_INVALID, "count is");
+    CHECK_OK(dp_grads_used(module, used, count));
     return used[param];
 }
 
@@ -337,7 +339,7 @@ static void check_void(dp_module *par, dp_optim *optim)
     CHECK_ERROR(dp_clip_grad_value(par, 1), DP_ERR_STATE, is_void);
     CHECK_ERROR(dp_params_edit(par, 1, &data, &grad), DP_ERR_STATE, "'b' of 'net' is void");
     CHECK_ERROR(dp_owner_grad(par, 0, 2, &grad), DP_ERR_STATE, "'c' of 'net' is void");
-    CHECK_ERROR(dp_grads_used(par, used), DP_ERR_STATE, is_void);
+    CHECK_ERROR(dp_grads_used(par, used, PARAMS + 1), DP_ERR_STATE, is_void);
     CHECK_OK(dp_params_edit(par, 1, &data, NULL));
 }
 
@@ -465,6 +467,77 @@ static void two_add(dp_ctx *ctx)
 TEST_BACKENDS(ranks_do_not_reduce_what_others_add)
 {
     two_add(ctx);
+}
+
+/* ---- a child that is reduced, in a module that is not ---------------------------------------- */
+
+typedef struct nest { /* the parent's pass */
+    dp_pass *inner;
+} nest;
+
+static dp_status outer_forward(dp_call *call)
+{
+    nest *own = dp_scope_alloc(call->scope, sizeof *own);
+    if (own == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory");
+    call->saved = own;
+    return dp_call_child(call, *(const char *const *)call->state, "forward", call->args,
+                         call->kwargs, &call->out, &own->inner);
+}
+
+static dp_status outer_backward(dp_call *call)
+{
+    const nest *own = call->saved;
+    float data = 0;
+    dp_tensor grad = dp_grad_tensor(call, 0), host = dp_wrap(&data, DP_F32, 0, NULL);
+    DP_TRY(dp_copy(call->ctx, &host, &grad, NULL));
+    data += 1;
+    DP_TRY(dp_copy(call->ctx, &grad, &host, NULL));
+    return dp_backward(own->inner, dp_float(1), NULL);
+}
+
+static dp_module *around(dp_ctx *ctx, dp_module *child, const char *const *name)
+{
+    static const dp_method methods[] = {{"forward", outer_forward}, {"backward", outer_backward}};
+    static const dp_param_config own = {.name = "own"};
+    dp_module *outer = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "out",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = &own,
+                                                  .param_count = 1,
+                                                  .children = &child,
+                                                  .child_count = 1,
+                                                  .state = name},
+                              &outer));
+    return outer;
+}
+
+/* Plain, each adds to what is its own; torn by either, all of it is. */
+TEST_BACKENDS(a_wrapper_inside_a_plain_module)
+{
+    static const char *const ranks = "distributed", *const plain = "net";
+    script how = ones;
+    dp_module *net = told_net(ctx, &how);
+    dp_module *outer = around(ctx, faced(net, DISTRIBUTED), &ranks);
+    dp_optim *optim = optim_of(outer, (dp_optim_config){0});
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(forward_and_backward(outer, 1, false));
+        CHECK_OK(dp_optim_step(optim));
+        check_params(net, -1 - i);
+    }
+    how.trouble = IN_BACKWARD;
+    CHECK_ERROR(forward_and_backward(outer, 1, false), DP_ERR_USER, "no backward");
+    how.trouble = NONE;
+    CHECK_ERROR(forward_and_backward(outer, 1, false), DP_ERR_STATE, "is void");
+    CHECK_OK(dp_zero_grad(outer));
+    CHECK_OK(forward_and_backward(outer, 1, false));
+    /* the same, with replicas of the whole */
+    dp_module *par = faced(around(ctx, told_net(ctx, &ones), &plain), PARALLEL);
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK_OK(forward_and_backward(par, 1, false));
+    CHECK(is_used(par, 0) && is_used(par, 1));
 }
 
 static void two_add_here(meeting *m)
