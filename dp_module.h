@@ -3071,11 +3071,11 @@ static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *asi
     while ((scales || aside != NULL) && dp__record_next(record, &at, &run)) {
         if (scales)
             DP_TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
-        const dp_tensor *both[] = {&run, aside};
-        if (aside != NULL)
-            DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2,
-                              &pass->ctx->devices[record->call.local_rank], &run));
-        aside += aside != NULL;
+        if (aside == NULL)
+            continue;
+        const dp_tensor *both[] = {&run, aside++};
+        DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2,
+                          &pass->ctx->devices[record->call.local_rank], &run));
     }
     return DP_OK;
 }
