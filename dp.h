@@ -635,12 +635,23 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    the first column says that its set is to be used. Slurm's variables count only inside a step,
    which srun makes: under salloc and sbatch alone a program is one process.
 
-   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if that port is
-   taken, the next seven are tried; who looks up a name gets no more than timeout_ms either. With
-   torchrun the first is MASTER_PORT + 1, as its own store may sit on the other. mpirun says no
+   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if another program
+   has that port, the next seven are tried; who looks up a name gets no more than timeout_ms either.
+   With torchrun the first is MASTER_PORT + 1, as its own store may sit on the other; with slurm it
+   is made from the numbers of job and step, and lies between 20000 and 29999. mpirun says no
    address: its processes meet inside their machine, by a name that is made from the job's; so does
-   $DP_ADDR = @name. $DP_SECRET, the same in all processes, keeps others out: without it, whoever
-   knows the launcher's job can come in.
+   $DP_ADDR = @name.
+
+   Two jobs at one address are told apart by the number that the launcher has given each
+   (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by
+   $DP_SECRET: the same in all processes of a job, another one in every job. It keeps out those who
+   know the launcher's number, too. Without either nobody can know which process belongs to which
+   job; but there is only one process 0 at an address, until its dp_close, and the error of a second
+   one names it. While the first job still meets, that is an error in all processes of both jobs. So
+   is any other number that comes twice, and process 0 waits half a second for it when all have
+   come. Later the others of the second job find nobody, and their error says who has the address.
+   What this cannot notice is a process that took another's place in time, when that one came, with
+   its own process 0, more than half a second later.
 
    By hand, in two terminals:
 
@@ -652,8 +663,8 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    divided those already. config.thread_count, device_count, devices and $DP_DEVICES override this.
 
    A process that does not come within timeout_ms of the first is named in the errors of all that
-   did; so is one that ends early. The tree of connections through which they met stays until
-   dp_close, which waits for nobody.                                                             */
+   did; so is one that ends early. Whoever comes within a second after that hears it, too. The tree
+   of connections through which they met stays until dp_close, which waits for nobody.           */
 
 /* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. The
    environment tells each which one it is, so its dp_open needs no config. It begins with a copy of
@@ -2736,6 +2747,16 @@ static void dp__before_fork(void)
         if (atomic_load(&dp__live[i]) != NULL)
             dp__lock_enter(&atomic_load(&dp__live[i])->lock);
     dp__lock_enter(&dp__trace.lock);
+}
+
+static void dp__tree_unclaim(struct dp__tree *tree);
+
+/* In a child, whose contexts are its parent's. */
+static void dp__in_child(void)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
 }
 
 static void dp__after_fork(void)
@@ -6228,7 +6249,10 @@ static dp_status dp__device_open(dp_ctx *ctx, const dp_device_ops *ops, dp__devi
                                  dp_device id, int index)
 {
     *device = (dp__device){.id = id, .local_rank = id.backend != 0 ? id.index : -1};
-    DP_TRY(ops->open(&ctx->host, index, &device->dev));
+    dp_status status = ops->open(&ctx->host, index, &device->dev);
+    if (status != DP_OK)
+        device->dev = NULL; /* whatever the table has left there */
+    DP_TRY(status);
     if (device->dev == NULL || device->dev->ops == NULL)
         return dp_error(DP_ERR_INTERNAL, "dp_open: '%s' opened a device without ops", ops->name);
     ops = device->dev->ops;
@@ -6396,9 +6420,12 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
             DP_ERR_UNSUPPORTED,
             "dp_open: no table of collectives serves '%s' devices of %d processes%s",
             ctx->info.device_backend, ctx->info.process_count,
-            !config->host_memory
+            strcmp(ctx->info.device_backend, "cuda") == 0
                 ? ": between GPUs of several processes NCCL carries the bytes, where dp_nccl.h is "
                   "compiled in (DP_USE_NCCL)"
+            : !config->host_memory
+                ? ": the host does not reach their memory, so that a dp_coll_ops that does has to "
+                  "be in dp_config.colls"
             : !config->one_machine
                 ? " on several machines: between machines MPI carries the bytes, where dp_mpi.h "
                   "is compiled in (DP_USE_MPI) and MPI has started the processes (mpirun)"
@@ -6412,7 +6439,10 @@ static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int pl
     const dp_coll_ops *coll = ctx->config.colls[place];
     coll = coll != NULL ? coll : &dp__staging_ops;
     ctx->info.coll_backend = coll->name;
-    return coll->open(&ctx->host, config, out);
+    dp_status status = coll->open(&ctx->host, config, out);
+    if (status != DP_OK)
+        *out = NULL; /* whatever the table has left there */
+    return status;
 }
 
 /* Ranks of the whole job and the communicator, unless this rank is the only one. With other
@@ -6477,7 +6507,7 @@ static dp_ctx *dp__ctx_new(const dp_config *config)
         dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for a context");
         return NULL;
     }
-    dp__os_init(dp__before_fork, dp__after_fork);
+    dp__os_init(dp__before_fork, dp__after_fork, dp__in_child);
     *ctx = (dp_ctx){.host = dp__host_make(),
                     .config = *config,
                     .lock = DP__LOCK_INITIALIZER,

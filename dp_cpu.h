@@ -63,6 +63,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -343,11 +344,12 @@ DP__MAYBE_UNUSED static void dp__os_yield(void)
 
 static atomic_uint dp__os_forks;
 
-static void (*dp__os_fork_before)(void), (*dp__os_fork_after)(void);
+static void (*dp__os_fork_before)(void), (*dp__os_fork_after)(void), (*dp__os_fork_child)(void);
 
 static void dp__os_in_child(void)
 {
     atomic_fetch_add(&dp__os_forks, 1);
+    dp__os_fork_child();
     dp__os_fork_after();
 }
 
@@ -357,14 +359,16 @@ static unsigned dp__os_fork_count(void)
     return atomic_load_explicit(&dp__os_forks, memory_order_relaxed);
 }
 
-/* Once per process: `before` and `after` are called around every fork, `after` on both sides. */
-static void dp__os_init(void (*before)(void), void (*after)(void))
+/* Once per process: `before` and `after` are called around every fork, `after` on both sides, and
+   `child` before that. */
+static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)(void))
 {
     static dp__lock once = DP__LOCK_INITIALIZER;
     dp__lock_enter(&once);
     if (dp__os_fork_before == NULL) {
         dp__os_fork_before = before;
         dp__os_fork_after = after;
+        dp__os_fork_child = child;
         pthread_atfork(before, after, dp__os_in_child);
     }
     dp__lock_leave(&once);
@@ -437,6 +441,11 @@ static int dp__os_socket(int family)
     return fd;
 }
 
+/* Who has made the other end of a connection inside this machine, or listened for it. */
+typedef struct dp__os_owner {
+    uint64_t user, process; /* process 0: unknown */
+} dp__os_owner;
+
 #if defined(__linux__)
 /* A name that is no file: `path` is all zeros, and it begins behind the first one. It goes with the
    last descriptor, whatever happens to the process. */
@@ -450,20 +459,14 @@ static void dp__os_forget(const dp__os_address *address)
     (void)address;
 }
 
-/* Whether the process at the other end of a connection inside this machine is of this user. */
-static bool dp__os_same_user(int fd)
+static bool dp__os_owner_of(int fd, dp__os_owner *out)
 {
     struct ucred peer;
     socklen_t bytes = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
-}
-
-/* The process that has made this pair of connections, 0 if it is not one. */
-static uint64_t dp__os_maker(int fd)
-{
-    struct ucred peer;
-    socklen_t bytes = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? (uint64_t)peer.pid : 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0)
+        return false;
+    *out = (dp__os_owner){(uint64_t)peer.uid, (uint64_t)peer.pid};
+    return true;
 }
 #else
 static size_t dp__os_path(const char *name, char *path, size_t room)
@@ -482,19 +485,27 @@ static void dp__os_forget(const dp__os_address *address)
     unlink(at.sun_path);
 }
 
-static bool dp__os_same_user(int fd)
+static bool dp__os_owner_of(int fd, dp__os_owner *out)
 {
     uid_t user;
     gid_t group;
-    return getpeereid(fd, &user, &group) == 0 && user == geteuid();
-}
-
-static uint64_t dp__os_maker(int fd)
-{
-    (void)fd;
-    return 0;
+    if (getpeereid(fd, &user, &group) != 0)
+        return false;
+    *out = (dp__os_owner){(uint64_t)user, 0};
+    return true;
 }
 #endif
+
+static uint64_t dp__os_user(void)
+{
+    return (uint64_t)geteuid();
+}
+
+static bool dp__os_same_user(int fd)
+{
+    dp__os_owner owner;
+    return dp__os_owner_of(fd, &owner) && owner.user == dp__os_user();
+}
 
 /* A meeting place inside this machine. */
 static dp__os_address dp__os_local(const char *name)
@@ -766,19 +777,27 @@ static uint64_t dp__os_machine(void)
     return other != NULL ? dp__hash(hash, other, strlen(other)) : hash;
 }
 
-static uint64_t dp__os_random(void)
+/* Bits that nobody can guess; false: the system has none. */
+static bool dp__os_secret(void *out, size_t bytes)
 {
-    uint64_t number = 0;
+    if (getentropy(out, bytes) == 0)
+        return true;
     FILE *file = fopen("/dev/urandom", "rb");
-    bool got = file != NULL && fread(&number, sizeof number, 1, file) == 1;
+    bool got = file != NULL && fread(out, bytes, 1, file) == 1;
     if (file != NULL)
         fclose(file);
-    return got ? number : dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
+    return got;
 }
 
-static uint64_t dp__os_user(void)
+/* A number that is used once; nobody need be unable to guess it. */
+static uint64_t dp__os_random(void)
 {
-    return (uint64_t)geteuid();
+    static atomic_uint count;
+    uint64_t number = 0;
+    if (!dp__os_secret(&number, sizeof number))
+        number = (dp__os_now_ns() + atomic_fetch_add(&count, 1)) * 0x9e3779b97f4a7c15u ^
+                 (uint64_t)getpid();
+    return number;
 }
 
 static uint64_t dp__os_parent(void)

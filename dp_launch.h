@@ -10,7 +10,10 @@
      >>wire         bytes on a connection, and who may speak
      >>tree         lasting connections: all_gather, failures, closing
      >>door         who comes in, and who does not
+     >>address      where processes listen, and that there is one process 0
+     >>knocking     how a process finds another one
      >>meeting      from the environment to a tree
+     >>world        what a context knows of its other processes
      >>spawn        processes without a launcher
 */
 
@@ -29,7 +32,8 @@ enum {
     DP__PORT_MAX = 65535,
     DP__PORTS = 8, /* from the first on, where another program may have taken the first */
     DP__HOST_BYTES = 256,
-    DP__PLACE_BYTES = 64
+    DP__PLACE_BYTES = 64,
+    DP__WHERE_BYTES = 80
 };
 
 typedef struct dp__launcher {
@@ -37,47 +41,49 @@ typedef struct dp__launcher {
     const char *process, *count;     /* variables: which of how many this is */
     const char *local, *local_count; /* among those of its machine; NULL: it does not say */
     const char *host, *port;         /* of process 0, if the launcher says that */
-    const char *job[3];              /* what distinguishes this run from all others */
+    const char *job[2];              /* what distinguishes this job from all others */
+    const char *again;               /* and this run of it from earlier ones */
     const char *channel; /* a descriptor that the launcher left to each of its processes */
     const char *step, *pseudo_step[2]; /* if it is not set, or one of these, nothing was started */
 } dp__launcher;
 
 /* Slurm sets its variables for salloc and sbatch too, where one shell runs: only what srun starts
    has a step. The steps in which those shells themselves run have numbers of their own. */
-static const dp__launcher dp__launchers[] = {
-    {.name = "dp",
-     .process = "DP_PROCESS",
-     .count = "DP_PROCESS_COUNT",
-     .local = "DP_LOCAL_PROCESS",
-     .local_count = "DP_LOCAL_PROCESS_COUNT"},
-    {.name = "torchrun",
-     .process = "RANK",
-     .count = "WORLD_SIZE",
-     .local = "LOCAL_RANK",
-     .local_count = "LOCAL_WORLD_SIZE",
-     .host = "MASTER_ADDR",
-     .port = "MASTER_PORT",
-     .job = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"}},
-    {.name = "openmpi",
-     .process = "OMPI_COMM_WORLD_RANK",
-     .count = "OMPI_COMM_WORLD_SIZE",
-     .local = "OMPI_COMM_WORLD_LOCAL_RANK",
-     .local_count = "OMPI_COMM_WORLD_LOCAL_SIZE",
-     .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-    {.name = "mpich",
-     .process = "PMI_RANK",
-     .count = "PMI_SIZE",
-     .local = "MPI_LOCALRANKID",
-     .local_count = "MPI_LOCALNRANKS",
-     .job = {"PMI_JOBID"},
-     .channel = "PMI_FD"},
-    {.name = "slurm",
-     .process = "SLURM_PROCID",
-     .count = "SLURM_NTASKS",
-     .local = "SLURM_LOCALID",
-     .job = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"},
-     .step = "SLURM_STEP_ID",
-     .pseudo_step = {"4294967290", "4294967291"}}};
+static const dp__launcher dp__launchers[] = {{.name = "dp",
+                                              .process = "DP_PROCESS",
+                                              .count = "DP_PROCESS_COUNT",
+                                              .local = "DP_LOCAL_PROCESS",
+                                              .local_count = "DP_LOCAL_PROCESS_COUNT"},
+                                             {.name = "torchrun",
+                                              .process = "RANK",
+                                              .count = "WORLD_SIZE",
+                                              .local = "LOCAL_RANK",
+                                              .local_count = "LOCAL_WORLD_SIZE",
+                                              .host = "MASTER_ADDR",
+                                              .port = "MASTER_PORT",
+                                              .job = {"TORCHELASTIC_RUN_ID"},
+                                              .again = "TORCHELASTIC_RESTART_COUNT"},
+                                             {.name = "openmpi",
+                                              .process = "OMPI_COMM_WORLD_RANK",
+                                              .count = "OMPI_COMM_WORLD_SIZE",
+                                              .local = "OMPI_COMM_WORLD_LOCAL_RANK",
+                                              .local_count = "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                              .job = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+                                             {.name = "mpich",
+                                              .process = "PMI_RANK",
+                                              .count = "PMI_SIZE",
+                                              .local = "MPI_LOCALRANKID",
+                                              .local_count = "MPI_LOCALNRANKS",
+                                              .job = {"PMI_JOBID"},
+                                              .channel = "PMI_FD"},
+                                             {.name = "slurm",
+                                              .process = "SLURM_PROCID",
+                                              .count = "SLURM_NTASKS",
+                                              .local = "SLURM_LOCALID",
+                                              .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+                                              .again = "SLURM_RESTART_COUNT",
+                                              .step = "SLURM_STEP_ID",
+                                              .pseudo_step = {"4294967290", "4294967291"}}};
 
 enum { DP__LAUNCHERS = sizeof dp__launchers / sizeof dp__launchers[0] };
 
@@ -91,8 +97,11 @@ typedef struct dp__launch { /* what was found */
     int local, local_count;    /* local_count 0: the launcher does not say */
     char host[DP__HOST_BYTES]; /* of process 0; "": all meet at a place inside this machine */
     int port, port_count;
-    char place[DP__PLACE_BYTES];
+    char where[DP__WHERE_BYTES]; /* the same in words */
+    char place[DP__PLACE_BYTES]; /* a name inside this machine */
     dp__key key;
+    bool numbered; /* the launcher has told this job from all others */
+    bool secret;   /* or the user has */
 } dp__launch;
 
 static uint64_t dp__rotated(uint64_t word, int bits)
@@ -225,6 +234,7 @@ static dp_status dp__launch_address(dp__launch *launch, const char *text)
     bool bracket = colon != NULL && text[0] == '[' && colon[-1] == ']';
     size_t bytes = colon != NULL ? (size_t)(colon - text) - (bracket ? 2 : 0) : 0;
     int port = 0;
+    snprintf(launch->where, sizeof launch->where, "at %s", text);
     if (text[0] == '@' && text[1] != '\0') {
         launch->key = dp__key_with(launch->key, text);
         return DP_OK;
@@ -255,6 +265,7 @@ static dp_status dp__launch_master(dp__launch *launch, const dp__launcher *launc
     strcpy(launch->host, host);
     DP_TRY(dp__env_number(launcher->port, 1, DP__PORT_MAX - 1, &launch->port));
     launch->port++;
+    snprintf(launch->where, sizeof launch->where, "at %.60s:%d", host, launch->port);
     return DP_OK;
 }
 
@@ -279,11 +290,11 @@ static void dp__first_host(const char *list, char *out, size_t room)
 static uint64_t dp__launcher_id(const dp__launcher *launcher)
 {
     int fd = -1;
-    uint64_t maker = 0;
+    dp__os_owner maker = {0, 0};
     if (launcher->channel != NULL && dp__os_env(launcher->channel) != NULL &&
         dp__env_number(launcher->channel, 0, INT_MAX - 1, &fd) == DP_OK)
-        maker = dp__os_maker(fd);
-    return maker != 0 ? maker : dp__os_parent();
+        (void)dp__os_owner_of(fd, &maker);
+    return maker.process != 0 ? maker.process : dp__os_parent();
 }
 
 /* When no address is given: the machines of a Slurm step have names; else all processes have to be
@@ -293,10 +304,11 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
     const char *nodes = dp__os_env("SLURM_STEP_NUM_NODES"),
                *list = dp__os_env("SLURM_STEP_NODELIST");
     bool far = launch->local_count != 0 && launch->local_count < launch->process_count;
-    bool known = false;
+    strcpy(launch->where, "on this machine");
     if (launcher->step != NULL && list != NULL && (nodes == NULL || strcmp(nodes, "1") != 0)) {
         dp__first_host(list, launch->host, sizeof launch->host);
         launch->port = 20000 + (int)(dp__sip(launch->key, "port", 4) % 10000);
+        snprintf(launch->where, sizeof launch->where, "at %.60s:%d", launch->host, launch->port);
         return DP_OK;
     }
     if (far)
@@ -305,11 +317,26 @@ static dp_status dp__launch_place(dp__launch *launch, const dp__launcher *launch
                         "where process 0 is: set DP_ADDR=host:port, the host where process 0 runs "
                         "and a port that is free there",
                         launcher->name, launch->local_count, launch->process_count);
-    for (int i = 0; i < 3 && launcher->job[i] != NULL; i++)
-        known = known || dp__os_env(launcher->job[i]) != NULL;
-    if (!known)
+    if (!launch->numbered)
         launch->key = dp__key_of_run(launch->key, dp__launcher_id(launcher));
+    launch->numbered = true;
     return DP_OK;
+}
+
+/* Names inside a machine are each user's own; who meets over a network may be another user. */
+static void dp__launch_name(dp__launch *launch)
+{
+    char user[24] = "";
+    bool far = launch->host[0] != '\0';
+    launch->port_count = DP__PORT_MAX - launch->port + 1;
+    if (launch->port_count > DP__PORTS)
+        launch->port_count = DP__PORTS;
+    if (far) /* ranges of ports overlap */
+        launch->key = dp__key_of_run(launch->key, (uint64_t)launch->port);
+    if (!far)
+        snprintf(user, sizeof user, "%llu-", (unsigned long long)dp__os_user());
+    snprintf(launch->place, sizeof launch->place, "dp-%s%016llx", user,
+             (unsigned long long)dp__sip(launch->key, "place", 5));
 }
 
 DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launcher *launcher)
@@ -323,12 +350,7 @@ DP__COLD static dp_status dp__launch_where(dp__launch *launch, const dp__launche
         return dp__half_a_set(launcher->count, "DP_ADDR");
     else
         DP_TRY(dp__launch_place(launch, launcher));
-    launch->port_count = DP__PORT_MAX - launch->port + 1;
-    if (launch->port_count > DP__PORTS)
-        launch->port_count = DP__PORTS;
-    snprintf(launch->place, sizeof launch->place, "dp-%llu-%016llx",
-             (unsigned long long)dp__os_user(),
-             (unsigned long long)dp__sip(launch->key, "place", 5));
+    dp__launch_name(launch);
     return DP_OK;
 }
 
@@ -364,9 +386,15 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
     DP_TRY(dp__launch_self(launcher, out));
     if (out->process_count == 1)
         return DP_OK;
+    out->secret = dp__os_env("DP_SECRET") != NULL;
     out->key = dp__key_with(dp__key_with(out->key, dp__os_env("DP_SECRET")), launcher->name);
-    for (int i = 0; i < 3 && launcher->job[i] != NULL; i++)
-        out->key = dp__key_with(out->key, dp__os_env(launcher->job[i]));
+    for (int i = 0; i < 2 && launcher->job[i] != NULL; i++) {
+        const char *number = dp__os_env(launcher->job[i]);
+        out->key = dp__key_with(out->key, number);
+        out->numbered = out->numbered || (number != NULL && strcmp(number, "none") != 0);
+    }
+    if (launcher->again != NULL)
+        out->key = dp__key_with(out->key, dp__os_env(launcher->again));
     out->key = dp__key_with(out->key, job);
     return dp__launch_where(out, launcher);
 }
@@ -381,7 +409,9 @@ enum {
     DP__KNOCK_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
-    DP__GRACE_MS = 1000 /* beyond the time-out: to be told why, or for an answer */
+    DP__GRACE_MS = 1000, /* beyond the time-out: to be told why, or for an answer */
+    DP__STEP_MS = 300    /* by which who stands deeper in the tree waits longer: its parent may have
+                         something to tell */
 };
 
 typedef struct dp__knock { /* a process that comes in */
@@ -406,6 +436,8 @@ typedef struct dp__oath { /* what a proof is made from */
 
 typedef enum dp__kind {
     DP__WELCOME, /* dp__welcome: all are here */
+    DP__READY,   /* connected to all neighbours */
+    DP__GO,      /* all are ready */
     DP__FAILED,  /* a sentence: the job has failed */
     DP__GATHER,  /* up the tree, of a process and all behind it */
     DP__SPREAD,  /* down the tree, of all */
@@ -423,12 +455,13 @@ typedef struct dp__note { /* precedes everything that travels between processes 
 
 typedef struct dp__welcome {
     uint64_t run; /* of this meeting: mixed into the key, so that an earlier one is a stranger */
-    uint64_t listens;           /* the parent's */
+    uint64_t listens; /* the parent's */
+    uint32_t patience_ms, reserved;
     char host[DP__PLACE_BYTES]; /* "": where process 0 is */
 } dp__welcome;
 
 _Static_assert(sizeof(dp__knock) == 40 && sizeof(dp__challenge) == 24 && sizeof(dp__note) == 24 &&
-                   sizeof(dp__oath) == 56 && sizeof(dp__welcome) == 80,
+                   sizeof(dp__oath) == 56 && sizeof(dp__welcome) == 88,
                "what travels has no gaps");
 
 static uint64_t dp__after_ms(int64_t ms)
@@ -522,6 +555,13 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
     return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
 }
 
+/* The same from a process of the same job, which then has failed here too. */
+static dp_status dp__failure_shared(int fd, const dp__note *note)
+{
+    dp_status status = dp__failure_receive(fd, note, dp__after_ms(DP__GRACE_MS));
+    return dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
+}
+
 /* ==== >>tree ===================================================================================
    The connections of a job while it lasts: a parent and at most log2 of the job children, so that
    what all say goes up and down in as many steps. A process that fails says so to its neighbours,
@@ -565,8 +605,10 @@ typedef struct dp__link {
 
 typedef struct dp__tree {
     int process, process_count, timeout_ms;
-    int calls;                   /* of all_gather, so far */
-    uint64_t until_ns;           /* then somebody's patience is over */
+    int calls;         /* of all_gather, so far */
+    uint64_t until_ns; /* then somebody's patience is over */
+    int claim;         /* process 0: what no other one can have meanwhile; else -1 */
+    dp__os_address claimed;
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
     dp_status failed; /* once and for all */
@@ -653,8 +695,7 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
     if (!dp__note_is_sound(note))
         return dp__tree_lost(tree, link, DP_ERR_REMOTE, "sent what no process of a job sends");
     if (note->kind == DP__FAILED) {
-        dp_status status = dp__failure_receive(link->fd, note, dp__after_ms(DP__GRACE_MS));
-        status = dp_status_class(status) == DP_CLASS_JOB ? status : DP_ERR_REMOTE;
+        dp_status status = dp__failure_shared(link->fd, note);
         return dp__tree_fail(tree, link, status, note->process);
     }
     if (note->kind == DP__BYE || note->kind == DP__ASK || note->kind == DP__HERE)
@@ -835,6 +876,15 @@ static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
     return tree->failed != DP_OK ? dp_error(tree->failed, "%s", tree->text) : DP_OK;
 }
 
+/* A child of fork may outlive its parent's context, and the address is not its own. */
+static void dp__tree_unclaim(dp__tree *tree)
+{
+    if (tree == NULL)
+        return;
+    dp__os_close(tree->claim);
+    tree->claim = -1;
+}
+
 /* Waits for nobody. A child of fork closes its copies silently: the connection is the parent's. */
 static void dp__tree_close(dp__tree *tree, bool politely)
 {
@@ -846,15 +896,31 @@ static void dp__tree_close(dp__tree *tree, bool politely)
             (void)dp__os_send(tree->links[i].fd, &bye, sizeof bye);
         dp__os_close(tree->links[i].fd);
     }
+    if (politely && tree->claim >= 0)
+        dp__os_forget(&tree->claimed);
+    dp__tree_unclaim(tree);
     dp__os_free(tree, 0, NULL);
 }
 
 /* ==== >>door ===================================================================================
    Who comes in. A guest says who it is and proves it; then it has a seat, and its connection stays.
    There may be many guests, and they may be anybody: one that sends something else than a knock is
-   disconnected, one that is silent loses its place to a later one, and none is waited for.      */
+   disconnected, one that is silent loses its place to a later one, and none is waited for.
 
-enum { DP__GUESTS = 64, DP__GUEST_MS = 5000, DP__SAID_BYTES = 192 };
+   At process 0 all have a seat until they have met each other: whoever ends or fails before that is
+   noticed there, whatever its place in the tree, and all hear it; so do those who come within a
+   second after that.
+
+   Where neither a launcher nor a secret tells jobs apart, two that are started at one address can
+   be told apart by nobody. Then some number comes twice, and that is an error for all who are
+   there; process 0 waits a little longer for it, when all numbers have come.                    */
+
+enum {
+    DP__GUESTS = 64, /* and so many are let in between two looks at the time */
+    DP__GUEST_MS = 5000,
+    DP__QUIET_MS = 500,
+    DP__SAID_BYTES = 320
+};
 
 typedef struct dp__guest {
     int fd;
@@ -866,25 +932,30 @@ typedef struct dp__guest {
 } dp__guest;
 
 typedef struct dp__seat { /* of one process */
-    bool taken;
+    bool taken, ready;
     int fd; /* -1: the tree has it, or nobody came */
     uint64_t listens;
     char host[DP__PLACE_BYTES];
 } dp__seat;
 
 typedef struct dp__door {
+    const dp__launch *launch;
     int process, process_count;
     bool all; /* everybody comes here, to process 0; else only those right behind it in the tree */
-    dp__tree *tree; /* theirs from then on */
+    bool welcomed;    /* all have come, and connect to their neighbours */
+    bool twice;       /* two have come with one number */
+    dp_status failed; /* nobody is let in any more: dp_last_error says why */
+    dp__tree *tree;   /* theirs from then on */
     dp__key key;
     int listener;
     dp__os_address at;
     dp__seat *seats; /* of the processes behind this one, in order */
-    int seat_count, taken, expected;
+    int seat_count, taken, ready, expected;
     dp__guest *guests;
     int guest_count, guest_room;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
+    uint64_t quiet_ns;         /* if nobody comes until then, nobody comes twice */
     int strangers;             /* guests that proved nothing */
     char said[DP__SAID_BYTES]; /* what the last one that was refused was told */
 } dp__door;
@@ -899,7 +970,7 @@ static dp_status dp__door_open(dp__door *door)
     door->seats = dp__os_alloc(seats * sizeof *door->seats, 64, NULL);
     door->guests = dp__os_alloc(guests * sizeof *door->guests, 64, NULL);
     door->watch =
-        dp__os_alloc((1 + seats + guests + DP__LINKS_MAX) * sizeof *door->watch, 64, NULL);
+        dp__os_alloc((2 + seats + guests + DP__LINKS_MAX) * sizeof *door->watch, 64, NULL);
     if (door->seats == NULL || door->guests == NULL || door->watch == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", door->process_count);
     for (size_t i = 0; i < seats; i++)
@@ -922,6 +993,16 @@ static void dp__door_close(dp__door *door)
     dp__os_free(door->watch, 0, NULL);
 }
 
+static bool dp__door_twice(dp__door *door, int process)
+{
+    door->twice = true;
+    snprintf(door->said, DP__SAID_BYTES,
+             "two processes have come as process %d of %d %s: two jobs have one address, and then "
+             "each needs its own, or a DP_SECRET; or one of these two has a wrong number",
+             process, door->process_count, door->launch->where);
+    return false;
+}
+
 /* Whether a process that has proved that it is of this job can come in; the reason why not goes to
    door->said, as it is not a failure of this process. */
 static bool dp__door_admits(dp__door *door, const dp__knock *knock)
@@ -934,14 +1015,13 @@ static bool dp__door_admits(dp__door *door, const dp__knock *knock)
     else if (knock->process_count != door->process_count)
         snprintf(said, DP__SAID_BYTES, "process %d counts %d processes, process %d counts %d", who,
                  (int)knock->process_count, door->process, door->process_count);
-    else if (who <= door->process || seat >= door->seat_count ||
+    else if (who == door->process ||
+             (seat >= 0 && seat < door->seat_count && door->seats[seat].taken))
+        return dp__door_twice(door, who);
+    else if (who < door->process || seat >= door->seat_count ||
              (!door->all && dp__parent(who) != door->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
                  door->process);
-    else if (door->seats[seat].taken)
-        snprintf(said, DP__SAID_BYTES,
-                 "process %d of %d is here already: two processes have the same number", who,
-                 door->process_count);
     else
         return true;
     return false;
@@ -986,7 +1066,21 @@ static void dp__door_seat(dp__door *door, const dp__guest *guest)
     seat->listens = guest->knock.listens;
     dp__os_peer(guest->fd, seat->host, sizeof seat->host);
     door->until_ns = until < door->until_ns ? until : door->until_ns;
+    if (door->all && !door->launch->numbered && !door->launch->secret)
+        door->quiet_ns = dp__after_ms(DP__QUIET_MS);
     door->taken++;
+}
+
+/* Who comes too late hears why. */
+static void dp__door_send_away(dp__door *door, const dp__guest *guest)
+{
+    char why[DP__TEXT_BYTES];
+    memcpy(why, dp_last_error(), sizeof why);
+    if (dp__door_admits(door, &guest->knock)) {
+        door->seats[guest->knock.process - door->process - 1].taken = true;
+        door->taken++;
+    }
+    dp__note_failure(guest->fd, door->failed, door->process, why);
 }
 
 /* false: the guest is gone, or has a seat. */
@@ -998,6 +1092,8 @@ static bool dp__door_answer(dp__door *door, dp__guest *guest, dp__heard heard)
                                    dp__proof(door->key, &guest->knock, guest->nonce, false)};
         if (dp__os_send(guest->fd, &challenge, sizeof challenge) == (ptrdiff_t)sizeof challenge)
             return true;
+    } else if (heard == DP__PROVED && door->failed != DP_OK) {
+        dp__door_send_away(door, guest);
     } else if (heard == DP__PROVED) {
         if (dp__door_admits(door, &guest->knock)) {
             dp__door_seat(door, guest);
@@ -1033,25 +1129,31 @@ static bool dp__door_bears(const dp__guest *guest)
     return false;
 }
 
-/* Accept a new guest; if there is no place left, instead of the one that was silent for longest. */
-static dp_status dp__door_accept(dp__door *door)
+/* If there is no place left, a new guest has that of the one that was silent for longest. */
+static void dp__door_enter(dp__door *door, int fd)
+{
+    int place = door->guest_count;
+    for (int i = 0; door->guest_count == door->guest_room && i < door->guest_room; i++)
+        if (place == door->guest_room || door->guests[i].came_ns < door->guests[place].came_ns)
+            place = i;
+    if (place == door->guest_count)
+        door->guest_count++;
+    else
+        dp__os_close(door->guests[place].fd);
+    door->guests[place] = (dp__guest){.fd = fd, .came_ns = dp__os_now_ns()};
+}
+
+/* Accept new guests. There may be a flood of them, and what has been let in is looked at first. */
+static dp_status dp__door_accept(dp__door *door, int listener)
 {
     bool full = false;
-    int fd = dp__os_accept(door->listener, &full);
-    for (; fd >= 0; fd = dp__os_accept(door->listener, &full)) {
-        int place = door->guest_count;
-        for (int i = 0; door->guest_count == door->guest_room && i < door->guest_room; i++)
-            if (place == door->guest_room || door->guests[i].came_ns < door->guests[place].came_ns)
-                place = i;
-        if (place == door->guest_count)
-            door->guest_count++;
+    int fd = 0;
+    for (int i = 0; i < DP__GUESTS && fd >= 0; i++) {
+        fd = dp__os_accept(listener, &full);
+        if (fd >= 0 && (door->at.at.ss_family != AF_UNIX || dp__os_same_user(fd)))
+            dp__door_enter(door, fd);
         else
-            dp__os_close(door->guests[place].fd);
-        door->guests[place] = (dp__guest){.fd = fd, .came_ns = dp__os_now_ns()};
-        if (door->at.at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
             dp__os_close(fd);
-            door->guests[place] = door->guests[--door->guest_count];
-        }
     }
     if (!full)
         return DP_OK;
@@ -1061,14 +1163,23 @@ static dp_status dp__door_accept(dp__door *door)
                     door->process, door->taken, door->expected);
 }
 
+/* Whether this process waits for who has that seat. */
+static bool dp__door_misses(const dp__door *door, int seat)
+{
+    if (door->welcomed)
+        return !door->seats[seat].ready;
+    return !door->seats[seat].taken &&
+           (door->all || dp__parent(door->process + 1 + seat) == door->process);
+}
+
 /* "process 3", "processes 3 and 7", "processes 1, 2 and 40 more" */
 static void dp__door_name_missing(const dp__door *door, char *text, size_t room)
 {
-    int missing = door->expected - door->taken, named = 0;
+    int missing = door->expected - (door->welcomed ? door->ready : door->taken), named = 0;
     size_t used = (size_t)snprintf(text, room, missing == 1 ? "process" : "processes");
     for (int i = 0; i < door->seat_count && named < missing; i++) {
         int process = door->process + 1 + i;
-        if (door->seats[i].taken || (!door->all && dp__parent(process) != door->process))
+        if (!dp__door_misses(door, i))
             continue;
         const char *before = named == 0 ? "" : named + 1 == missing ? " and" : ",";
         if (named == 8 && missing > 9) {
@@ -1080,32 +1191,53 @@ static void dp__door_name_missing(const dp__door *door, char *text, size_t room)
     }
 }
 
+/* Who has another secret calls at another place inside a machine, and is not even heard. */
 static dp_status dp__door_late(const dp__door *door)
 {
     char missing[160], strangers[80] = "";
     double seconds = (double)(door->until_ns - door->opened_ns) * 1e-9;
     dp__door_name_missing(door, missing, sizeof missing);
+    if (door->welcomed)
+        return dp_error(DP_ERR_TIMEOUT, "%s of %d came, and did not meet the others within %.3g s",
+                        missing, door->process_count, seconds);
     if (door->strangers > 0)
         snprintf(strangers, sizeof strangers,
                  "; of another job, or with another DP_SECRET, came %d", door->strangers);
+    else if (door->launch->host[0] == '\0')
+        strcpy(strangers, "; one with another DP_SECRET would not find this one");
     return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
                     door->process_count, seconds, strangers, door->said[0] != '\0' ? " (" : "",
                     door->said, door->said[0] != '\0' ? ", and was refused)" : "");
 }
 
-/* A process that has a seat sends nothing before all are here: if something comes, it has ended. */
-static dp_status dp__door_left(const dp__door *door, int seat)
+/* What a process says that has a seat: nothing, until it has met its neighbours, or has failed. */
+static dp_status dp__door_hear_seat(dp__door *door, int place)
 {
-    return dp_error(DP_ERR_REMOTE,
-                    "process %d of %d came, and ended before all the others were here",
-                    door->process + 1 + seat, door->process_count);
+    dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
+    dp__seat *seat = &door->seats[place];
+    uint64_t until_ns = dp__after_ms(DP__GRACE_MS);
+    bool sound = dp__wire_receive(seat->fd, &note, sizeof note, until_ns) == DP_OK &&
+                 door->welcomed && dp__note_is_sound(&note);
+    if (sound && note.kind == DP__FAILED)
+        return dp__failure_shared(seat->fd, &note);
+    if (sound && note.kind == DP__ASK)
+        return dp__note_send(seat->fd, &here, NULL, until_ns);
+    if (sound && note.kind == DP__READY && !seat->ready) {
+        seat->ready = true;
+        door->ready++;
+        return DP_OK;
+    }
+    return dp_error(DP_ERR_REMOTE, "process %d of %d came, and ended before all %s",
+                    door->process + 1 + place, door->process_count,
+                    door->welcomed ? "had met each other" : "the others were here");
 }
 
-/* Processes that have come, before all have: those at process 0 are silent, those in the tree may
-   tell what has failed behind them. */
+/* Processes that have come: those behind this one in the tree may tell what has failed there. */
 static int dp__door_watch_seats(const dp__door *door, dp__os_watch *watch)
 {
     int count = 0;
+    if (door->failed != DP_OK)
+        return 0;
     if (!door->all)
         return dp__tree_watch(door->tree, watch);
     for (int i = 0; i < door->seat_count; i++)
@@ -1120,55 +1252,85 @@ static dp_status dp__door_hear_seats(dp__door *door, const dp__os_watch *watch, 
         return dp__tree_hear_all(door->tree, watch, count);
     for (int i = 0, k = 0; i < door->seat_count && k < count; i++)
         if (door->seats[i].taken && watch[k++].revents != 0)
-            return dp__door_left(door, i);
+            DP_TRY(dp__door_hear_seat(door, i));
     return DP_OK;
+}
+
+static bool dp__door_is_done(const dp__door *door)
+{
+    if (door->welcomed)
+        return door->ready == door->expected;
+    return door->taken == door->expected &&
+           (dp__ms_until(door->quiet_ns) == 0 || dp__ms_until(door->until_ns) == 0);
+}
+
+static int dp__door_patience(const dp__door *door)
+{
+    bool quiet = !door->welcomed && door->taken == door->expected;
+    int ms = dp__ms_until(quiet ? door->quiet_ns : door->until_ns);
+    return ms < DP__GUEST_MS ? ms : DP__GUEST_MS;
 }
 
 /* Look once at everything that has happened. Guests are gone through backwards, as the last one
    takes the place of one that leaves. */
 static dp_status dp__door_look(dp__door *door)
 {
-    dp__os_watch *seats = door->watch + 1;
-    int seat_count = dp__door_watch_seats(door, seats), ms = dp__ms_until(door->until_ns);
+    dp__os_watch *watch = door->watch, *seats = watch + 2;
+    int seat_count = dp__door_watch_seats(door, seats);
     dp__os_watch *guests = seats + seat_count;
-    door->watch[0] = (dp__os_watch){.fd = door->listener, .events = POLLIN};
+    watch[0] = (dp__os_watch){.fd = door->listener, .events = POLLIN};
+    watch[1] = (dp__os_watch){.fd = door->tree->claim, .events = POLLIN};
     for (int i = 0; i < door->guest_count; i++)
         guests[i] = (dp__os_watch){.fd = door->guests[i].fd, .events = POLLIN};
-    dp__os_poll(door->watch, 1 + seat_count + door->guest_count,
-                ms < DP__GUEST_MS ? ms : DP__GUEST_MS);
+    dp__os_poll(watch, 2 + seat_count + door->guest_count, dp__door_patience(door));
     DP_TRY(dp__door_hear_seats(door, seats, seat_count));
     for (int i = door->guest_count; i-- > 0;)
         if (guests[i].revents != 0 ? !dp__door_listen(door, &door->guests[i])
                                    : !dp__door_bears(&door->guests[i]))
             door->guests[i] = door->guests[--door->guest_count];
-    return door->watch[0].revents != 0 ? dp__door_accept(door) : DP_OK;
+    if (door->twice && door->failed == DP_OK)
+        return dp_error(DP_ERR_MISMATCH, "%s", door->said);
+    for (int i = 0; i < 2; i++)
+        if (watch[i].revents != 0)
+            DP_TRY(dp__door_accept(door, watch[i].fd));
+    return DP_OK;
 }
 
-/* Wait until all are here. If some do not come, those that are here get the same sentence. */
+/* All who have come hear why it was in vain, and so do others, for a while. */
+static void dp__door_regret(dp__door *door, dp_status status)
+{
+    for (int i = 0; i < door->seat_count; i++) {
+        dp__seat *seat = &door->seats[i];
+        if (seat->fd >= 0)
+            dp__note_failure(seat->fd, status, door->process, dp_last_error());
+        dp__os_close(seat->fd);
+        seat->fd = -1;
+    }
+    door->failed = status;
+    door->until_ns = door->quiet_ns = dp__after_ms(DP__GRACE_MS);
+    while ((door->twice || door->taken < door->expected) && dp__ms_until(door->until_ns) > 0 &&
+           dp__door_look(door) == DP_OK) {
+    }
+}
+
+/* Wait until all are here, or, once they are, until they have met each other. */
 DP__COLD static dp_status dp__door_wait(dp__door *door)
 {
     dp_status status = DP_OK;
     door->opened_ns = dp__os_now_ns();
-    while (door->taken < door->expected && status == DP_OK)
+    while (!dp__door_is_done(door) && status == DP_OK)
         status = dp__ms_until(door->until_ns) == 0 ? dp__door_late(door) : dp__door_look(door);
     if (status != DP_OK && !door->all)
         return dp__tree_fail(door->tree, NULL, status, door->process);
-    for (int i = 0; status != DP_OK && i < door->seat_count; i++)
-        if (door->seats[i].taken)
-            dp__note_failure(door->seats[i].fd, status, door->process, dp_last_error());
+    if (status != DP_OK)
+        dp__door_regret(door, status);
     return status;
 }
 
-/* ==== >>meeting ================================================================================
-   Process 0 listens where the launcher says; each of the others connects to it, says where it
-   listens itself, and learns who its parent is once all are there. Then the tree is made from the
-   top.                                                                                          */
-
-typedef struct dp__target { /* where somebody listens */
-    const char *host;       /* "": inside this machine, at `place` */
-    int port, port_count;
-    char place[DP__PLACE_BYTES];
-} dp__target;
+/* ==== >>address ================================================================================
+   Where a process listens. Process 0 does it where the launcher says, and holds a name inside its
+   machine, too, which no other can hold: so there is one at an address, whatever port it found
+   free. The name stays its own as long as the context is open.                                  */
 
 static bool dp__is_loopback(const char *host)
 {
@@ -1176,17 +1338,58 @@ static bool dp__is_loopback(const char *host)
            strcmp(host, "::1") == 0;
 }
 
-/* A live process at that place answers at once. What a dead one has left does not. */
-static bool dp__listen_here(dp__door *door, const char *place)
+/* A live process at that place answers at once: *out_other is a connection to it. What a dead one
+   has left does not. */
+static int dp__listen_at(const dp__os_address *at, int *out_other)
 {
-    door->at = dp__os_local(place);
-    int fd = dp__os_connect(&door->at);
-    if (fd < 0) {
-        dp__os_forget(&door->at);
-        door->listener = dp__os_listen(&door->at);
+    int listener = -1;
+    *out_other = -1;
+    for (int tries = 0; tries < 2 && listener < 0 && *out_other < 0; tries++) {
+        *out_other = dp__os_connect(at);
+        if (*out_other < 0) {
+            dp__os_forget(at);
+            listener = dp__os_listen(at);
+        }
     }
-    dp__os_close(fd);
-    return door->listener >= 0;
+    return listener;
+}
+
+static dp__os_address dp__claim_of(const dp__launch *launch)
+{
+    char name[DP__PLACE_BYTES + 8];
+    snprintf(name, sizeof name, "%s-0", launch->place);
+    return dp__os_local(name);
+}
+
+/* " (its process id is 4242)", as far as it is known */
+static const char *dp__owner_text(const dp__os_owner *owner, char *text, size_t room)
+{
+    text[0] = '\0';
+    if (owner->process != 0)
+        snprintf(text, room, " (its process id is %llu)", (unsigned long long)owner->process);
+    return text;
+}
+
+/* Somebody else has the name of process 0. */
+static dp_status dp__claim_is_taken(const dp__launch *launch, const dp__os_owner *owner)
+{
+    char who[48];
+    dp__owner_text(owner, who, sizeof who);
+    if (owner->user != dp__os_user())
+        return dp_error(
+            DP_ERR_MISMATCH,
+            "process 0 of %d cannot meet the others %s: a process of user %llu%s has "
+            "its place on this machine. Another address, or DP_SECRET, is another place",
+            launch->process_count, launch->where, (unsigned long long)owner->user, who);
+    return dp_error(DP_ERR_MISMATCH,
+                    "process 0 of %d is not the only one %s: another process 0%s has that address. "
+                    "Two jobs need two addresses, or a DP_SECRET each",
+                    launch->process_count, launch->where, who);
+}
+
+static dp_status dp__listen_nowhere(int process)
+{
+    return dp_error(DP_ERR_NO_MEMORY, "process %d can open no port, or no more files", process);
 }
 
 /* On all interfaces, as the name of a host may mean another address on the host itself; but if it
@@ -1205,13 +1408,23 @@ static bool dp__listen_on(dp__door *door, const char *host, int port)
     return door->listener >= 0;
 }
 
+static dp_status dp__listen_here(dp__door *door, const dp__launch *launch)
+{
+    dp__os_owner owner = {0, 0};
+    int other;
+    door->at = dp__os_local(launch->place);
+    door->listener = dp__listen_at(&door->at, &other);
+    bool known = dp__os_owner_of(other, &owner);
+    dp__os_close(other);
+    if (door->listener >= 0)
+        return DP_OK;
+    return known ? dp__claim_is_taken(launch, &owner) : dp__listen_nowhere(door->process);
+}
+
 static dp_status dp__listen_first(dp__door *door, const dp__launch *launch)
 {
-    if (launch->host[0] == '\0') {
-        if (dp__listen_here(door, launch->place))
-            return DP_OK;
-        return dp_error(DP_ERR_MISMATCH, "another process 0 of this job is being met just now");
-    }
+    if (launch->host[0] == '\0')
+        return dp__listen_here(door, launch);
     for (int i = 0; i < launch->port_count; i++)
         if (dp__listen_on(door, launch->host, launch->port + i))
             return DP_OK;
@@ -1226,16 +1439,65 @@ static dp_status dp__listen_first(dp__door *door, const dp__launch *launch)
 static dp_status dp__listen_behind(dp__door *door, const dp__launch *launch, uint64_t *out_listens)
 {
     char place[DP__PLACE_BYTES + 24];
+    int other = -1;
     *out_listens = dp__os_random() | 1;
     snprintf(place, sizeof place, "%s-%016llx", launch->place, (unsigned long long)*out_listens);
-    if (launch->host[0] != '\0' ? dp__listen_on(door, launch->host, 0)
-                                : dp__listen_here(door, place)) {
-        if (launch->host[0] != '\0')
-            *out_listens = (uint64_t)dp__os_port(door->listener);
-        return DP_OK;
+    door->at = dp__os_local(place);
+    if (launch->host[0] == '\0')
+        door->listener = dp__listen_at(&door->at, &other);
+    else if (dp__listen_on(door, launch->host, 0))
+        *out_listens = (uint64_t)dp__os_port(door->listener);
+    dp__os_close(other);
+    return door->listener >= 0 ? DP_OK : dp__listen_nowhere(door->process);
+}
+
+/* ==== >>knocking ===============================================================================
+   How a process finds another one and gets in: process 0 at first, then its parent in the tree. */
+
+typedef struct dp__target { /* where somebody listens */
+    const char *host;       /* "": inside this machine, at `place` */
+    int port, port_count;
+    char place[DP__PLACE_BYTES];
+    const dp__launch *launch; /* it is process 0; else NULL */
+    dp__tree *tree;           /* who may fail meanwhile; or NULL */
+} dp__target;
+
+/* false: who is there is not of this job, or did not answer in time. */
+static bool dp__knock_on(int fd, dp__key key, dp__knock *knock, uint64_t until_ns,
+                         const char **out_why)
+{
+    dp__challenge challenge;
+    knock->nonce = dp__os_random();
+    if (dp__wire_send(fd, knock, sizeof *knock, until_ns) != DP_OK ||
+        dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) != DP_OK ||
+        challenge.magic != DP__CHALLENGE_MAGIC)
+        return false;
+    if (challenge.proof != dp__proof(key, knock, challenge.nonce, false)) {
+        *out_why = "who answers is of another job, or has another DP_SECRET";
+        return false;
     }
-    return dp_error(DP_ERR_NO_MEMORY, "process %d can open no port, or no more files",
-                    door->process);
+    uint64_t proof = dp__proof(key, knock, challenge.nonce, true);
+    return dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK;
+}
+
+/* Take the name of process 0. Where another has it, that one hears of this, as long as it still
+   waits for others. Another context of this process may have it for the same job. */
+static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
+{
+    dp__knock knock = {DP__KNOCK_MAGIC, DP_VERSION, .process_count = launch->process_count};
+    dp__os_owner owner = {0, 0};
+    const char *why;
+    int other;
+    tree->claimed = dp__claim_of(launch);
+    tree->claim = dp__listen_at(&tree->claimed, &other);
+    bool known = dp__os_owner_of(other, &owner);
+    bool foreign = known && owner.process != (uint64_t)dp__os_process_id();
+    if (foreign)
+        (void)dp__knock_on(other, launch->key, &knock, dp__after_ms(DP__GRACE_MS), &why);
+    dp__os_close(other);
+    if (foreign)
+        return dp__claim_is_taken(launch, &owner);
+    return known || tree->claim >= 0 ? DP_OK : dp__listen_nowhere(launch->process);
 }
 
 /* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. */
@@ -1243,25 +1505,16 @@ static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *
                               uint64_t until_ns, int *out_fd, const char **out_why)
 {
     int fd = dp__os_connect(at);
-    dp__challenge challenge;
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
     if (fd < 0)
         return DP_PENDING;
     dp__os_poll(&watch, 1, dp__ms_until(until_ns));
-    knock->nonce = dp__os_random();
-    bool good = watch.revents != 0 && dp__os_connected(fd) &&
-                (at->at.ss_family != AF_UNIX || dp__os_same_user(fd)) &&
-                dp__wire_send(fd, knock, sizeof *knock, until_ns) == DP_OK &&
-                dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) == DP_OK &&
-                challenge.magic == DP__CHALLENGE_MAGIC;
-    if (good && challenge.proof != dp__proof(key, knock, challenge.nonce, false)) {
-        *out_why = "who answers is of another job, or has another DP_SECRET";
+    bool good = watch.revents != 0 && dp__os_connected(fd);
+    if (good && at->at.ss_family == AF_UNIX && !dp__os_same_user(fd)) {
+        *out_why = "its place is held by another user of this machine";
         good = false;
     }
-    if (good) {
-        uint64_t proof = dp__proof(key, knock, challenge.nonce, true);
-        good = dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK;
-    }
+    good = good && dp__knock_on(fd, key, knock, until_ns, out_why);
     *out_fd = good ? fd : -1;
     if (!good)
         dp__os_close(fd);
@@ -1275,10 +1528,11 @@ static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__kno
 {
     dp__os_found found;
     int patience = 1000 << (round < 5 ? round : 5), rest = dp__ms_until(until_ns);
+    uint64_t until = dp__after_ms(patience < rest ? patience : rest);
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         dp__os_address here = dp__os_local(target->place);
-        return dp__knock_at(&here, key, knock, until_ns, out_fd, out_why);
+        return dp__knock_at(&here, key, knock, until, out_fd, out_why);
     }
     dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
     *out_why = found.count == 0 ? found.why : *out_why;
@@ -1286,26 +1540,47 @@ static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__kno
     for (int i = 0; i < target->port_count && status == DP_PENDING; i++)
         for (int k = 0; k < found.count && status == DP_PENDING && rest > 0; k++) {
             dp__os_address at = dp__os_at_port(&found.list[k], target->port + i);
-            uint64_t until = dp__after_ms(patience < rest ? patience : rest);
+            until = dp__after_ms(patience < rest ? patience : rest);
             status = dp__knock_at(&at, key, knock, until, out_fd, out_why);
             rest = dp__ms_until(until_ns);
         }
     return status;
 }
 
+/* Another job may have this address, whose processes have met already. */
+static const char *dp__claim_text(const dp__target *target, char *text, size_t room)
+{
+    char who[48];
+    dp__os_owner owner = {0, 0};
+    dp__os_address claim = dp__claim_of(target->launch);
+    int fd = dp__os_connect(&claim);
+    text[0] = '\0';
+    if (fd >= 0 && dp__os_owner_of(fd, &owner))
+        snprintf(text, room, ". There is a process 0%s that waits for nobody any more",
+                 dp__owner_text(&owner, who, sizeof who));
+    dp__os_close(fd);
+    return text;
+}
+
 static dp_status dp__knock_in_vain(const dp__target *target, int process, const dp__knock *knock,
                                    double seconds, const char *why)
 {
+    char claim[128] = "";
+    if (target->launch != NULL)
+        dp__claim_text(target, claim, sizeof claim);
     if (target->host[0] == '\0')
-        return dp_error(DP_ERR_TIMEOUT,
-                        "process %d of %d was not found on this machine within %.3g s. If it is on "
-                        "another one, DP_ADDR=host:port has to say where process 0 is",
-                        process, (int)knock->process_count, seconds);
+        return dp_error(
+            DP_ERR_TIMEOUT,
+            "process %d of %d was not found %s within %.3g s%s%s%s. It may have another "
+            "DP_SECRET; if it is on another machine, DP_ADDR=host:port has to say where",
+            process, (int)knock->process_count,
+            target->launch != NULL ? target->launch->where : "on this machine", seconds,
+            why != NULL ? ": " : "", why != NULL ? why : "", claim);
     return dp_error(DP_ERR_TIMEOUT,
-                    "process %d of %d did not answer at %s, ports %d to %d, within %.3g s%s%s",
+                    "process %d of %d did not answer at %s, ports %d to %d, within %.3g s%s%s%s",
                     process, (int)knock->process_count, target->host, target->port,
                     target->port + target->port_count - 1, seconds, why != NULL ? ": " : "",
-                    why != NULL ? why : "");
+                    why != NULL ? why : "", claim);
 }
 
 DP__COLD static dp_status dp__knock_until(const dp__target *target, int process, dp__key key,
@@ -1314,6 +1589,9 @@ DP__COLD static dp_status dp__knock_until(const dp__target *target, int process,
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL;
     for (int round = 0; dp__ms_until(until_ns) > 0; round++) {
+        int culprit;
+        if (target->tree != NULL)
+            DP_TRY(dp__tree_listen(target->tree, &culprit));
         knock->patience_ms = (uint32_t)dp__ms_until(until_ns);
         if (dp__knock_around(target, key, knock, round, until_ns, out_fd, &why) == DP_OK)
             return DP_OK;
@@ -1323,8 +1601,13 @@ DP__COLD static dp_status dp__knock_until(const dp__target *target, int process,
     return dp__knock_in_vain(target, process, knock, (double)(dp__os_now_ns() - begin) * 1e-9, why);
 }
 
+/* ==== >>meeting ================================================================================
+   Each process connects to process 0, says where it listens itself, and learns who its parent is
+   once all are there. Then the tree is made from the top, and when all have said that they have
+   their place in it, they let go of process 0.                                                  */
+
 /* Process 0 says when all are here, or why not. */
-static dp_status dp__await_welcome(int fd, uint64_t until_ns, dp__welcome *out)
+static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns, dp__welcome *out)
 {
     dp__note note;
     dp_status status = dp__wire_receive(fd, &note, sizeof note, until_ns);
@@ -1337,27 +1620,53 @@ static dp_status dp__await_welcome(int fd, uint64_t until_ns, dp__welcome *out)
         status = dp__wire_receive(fd, out, sizeof *out, until_ns);
     out->host[DP__PLACE_BYTES - 1] = '\0';
     if (status == DP_ERR_TIMEOUT)
-        return dp_error(status, "process 0 did not say in time whether all are here");
+        return dp_error(status, "process 0 of %d did not say in time whether all are here",
+                        process_count);
     if (status == DP_ERR_REMOTE)
-        return dp_error(status, "process 0 has ended before all were here");
+        return dp_error(status, "process 0 of %d has ended before all were here", process_count);
     return status;
 }
 
-/* All are here. Those right behind process 0 stay, the others learn where to go; if one has ended
-   meanwhile, that is noticed there. */
-static void dp__welcome_all(dp__tree *tree, dp__door *door)
+/* How much longer than process 0 a process waits that stands where this one does in the tree. */
+static int dp__depth_ms(int process)
+{
+    return (int)dp__bits((unsigned)process) * DP__STEP_MS;
+}
+
+/* And longer than any of them. */
+static int dp__levels_ms(int process_count)
+{
+    return (dp__child_count(0, process_count) + 1) * DP__STEP_MS;
+}
+
+/* All are here, and learn where to go. Who is deepest has most time for it; if one ends meanwhile,
+   that is noticed as before. */
+static void dp__welcome_all(dp__door *door)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
-    dp__welcome welcome = {.run = dp__os_random()};
-    for (int process = 1; process < tree->process_count; process++) {
+    int left_ms = dp__ms_until(door->until_ns);
+    left_ms = left_ms > DP__GRACE_MS ? left_ms : DP__GRACE_MS;
+    dp__welcome welcome = {.run = dp__os_random(), .patience_ms = (uint32_t)left_ms};
+    for (int process = 1; process < door->process_count; process++) {
         int parent = dp__parent(process);
-        bool stays = parent == 0;
-        dp__seat *seat = &door->seats[process - 1];
-        const dp__seat *next = stays ? seat : &door->seats[parent - 1];
+        const dp__seat *seat = &door->seats[process - 1];
+        const dp__seat *next = parent == 0 ? seat : &door->seats[parent - 1];
         welcome.listens = next->listens;
         memcpy(welcome.host, next->host, sizeof welcome.host);
-        (void)dp__note_send(seat->fd, &note, &welcome, door->until_ns);
-        if (!stays)
+        (void)dp__note_send(seat->fd, &note, &welcome, dp__after_ms(DP__GRACE_MS));
+    }
+    door->welcomed = true;
+    door->until_ns = dp__after_ms((int64_t)left_ms + dp__levels_ms(door->process_count));
+}
+
+/* All have met: only those right behind process 0 stay connected to it. */
+static void dp__go_all(dp__tree *tree, dp__door *door)
+{
+    dp__note note = {DP__NOTE_MAGIC, DP__GO, DP_OK, 0, 0};
+    for (int process = 1; process < tree->process_count; process++) {
+        dp__seat *seat = &door->seats[process - 1];
+        (void)dp__note_send(seat->fd, &note, NULL, dp__after_ms(DP__GRACE_MS));
+        if (dp__parent(process) != 0)
             continue;
         dp__tree_link(tree, seat->fd, process);
         seat->fd = -1;
@@ -1369,24 +1678,51 @@ DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launc
 {
     door->all = true;
     DP_TRY(dp__door_open(door));
+    DP_TRY(dp__claim(tree, launch));
     DP_TRY(dp__listen_first(door, launch));
     DP_TRY(dp__door_wait(door));
-    dp__welcome_all(tree, door);
+    dp__welcome_all(door);
+    DP_TRY(dp__door_wait(door));
+    dp__go_all(tree, door);
     return DP_OK;
 }
 
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
-                                 dp__key key, dp__knock *knock, uint64_t until_ns)
+                                 dp__door *door, dp__knock *knock)
 {
     int fd = -1, parent = dp__parent(tree->process);
+    if (parent == 0)
+        return DP_OK;
     dp__target target = {.host = to->host[0] != '\0' ? to->host : launch->host,
                          .port = (int)(to->listens & DP__PORT_MAX),
-                         .port_count = 1};
+                         .port_count = 1,
+                         .tree = tree};
     snprintf(target.place, sizeof target.place, "%.40s-%016llx", launch->place,
              (unsigned long long)to->listens);
-    DP_TRY(dp__knock_until(&target, parent, key, knock, until_ns, &fd));
+    dp_status status = dp__knock_until(&target, parent, door->key, knock, door->until_ns, &fd);
+    if (status != DP_OK)
+        return dp__tree_fail(tree, NULL, status, parent);
     dp__tree_link(tree, fd, parent);
+    return DP_OK;
+}
+
+/* Say that this process has all its neighbours, and wait until all have theirs. Then it needs
+   process 0 no more, unless that is its parent. */
+static dp_status dp__meet_last(dp__tree *tree, const dp__door *door)
+{
+    dp__link *first;
+    dp__tree_say(tree, &tree->links[0], DP__READY, DP_OK);
+    tree->until_ns = door->until_ns + (uint64_t)dp__levels_ms(tree->process_count) * 1000000;
+    DP_TRY(dp__tree_await(tree, 1, &first));
+    if (first->note.kind != DP__GO)
+        return dp__tree_lost(tree, first, DP_ERR_REMOTE, "sent what no process of a job sends");
+    first->got = 0;
+    if (dp__parent(tree->process) != 0) {
+        dp__os_close(first->fd);
+        memmove(first, first + 1, (size_t)--tree->link_count * sizeof *first);
+    }
+    tree->first_child = 1;
     return DP_OK;
 }
 
@@ -1397,7 +1733,7 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
                        .version = DP_VERSION,
                        .process = tree->process,
                        .process_count = tree->process_count};
-    dp__target first = {launch->host, launch->port, launch->port_count, ""};
+    dp__target first = {launch->host, launch->port, launch->port_count, "", launch, NULL};
     dp__welcome welcome = {0};
     int fd = -1;
     DP_TRY(dp__door_open(door));
@@ -1405,24 +1741,22 @@ DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *laun
         DP_TRY(dp__listen_behind(door, launch, &knock.listens));
     memcpy(first.place, launch->place, sizeof first.place);
     DP_TRY(dp__knock_until(&first, 0, launch->key, &knock, door->until_ns, &fd));
-    dp_status status =
-        dp__await_welcome(fd, door->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome);
+    dp__tree_link(tree, fd, 0);
+    DP_TRY(dp__await_welcome(fd, tree->process_count,
+                             door->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome));
     door->key = dp__key_of_run(launch->key, welcome.run);
-    if (status == DP_OK && dp__parent(tree->process) == 0) {
-        dp__tree_link(tree, fd, 0);
-    } else {
-        dp__os_close(fd);
-        DP_TRY(status);
-        DP_TRY(dp__meet_parent(tree, launch, &welcome, door->key, &knock, door->until_ns));
-    }
-    tree->first_child = 1;
-    return dp__door_wait(door);
+    door->until_ns = dp__after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
+    DP_TRY(dp__meet_parent(tree, launch, &welcome, door, &knock));
+    door->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
+    DP_TRY(dp__door_wait(door));
+    return dp__meet_last(tree, door);
 }
 
 DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
 {
     dp__tree *tree = dp__os_alloc(sizeof *tree, 64, NULL);
-    dp__door door = {.process = launch->process,
+    dp__door door = {.launch = launch,
+                     .process = launch->process,
                      .process_count = launch->process_count,
                      .key = launch->key,
                      .listener = -1,
@@ -1432,7 +1766,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
     door.tree = tree;
     *tree = (dp__tree){.process = launch->process,
                        .process_count = launch->process_count,
-                       .timeout_ms = timeout_ms};
+                       .timeout_ms = timeout_ms,
+                       .claim = -1};
     dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &door)
                                             : dp__meet_others(tree, launch, &door);
     dp__door_close(&door);
@@ -1443,6 +1778,10 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
     *out = tree;
     return DP_OK;
 }
+
+/* ==== >>world ==================================================================================
+   The processes of a context, however they have met: through the tree, MPI or the user's own means.
+   They hear of each other's failures, and know who is near.                                     */
 
 typedef struct dp__mpi_line dp__mpi_line;
 
@@ -1519,6 +1858,13 @@ DP__MAYBE_UNUSED static const char *dp__process_text(int process, int process_co
     return text;
 }
 
+/* The last sentence as others are told it: they know which function is under way. */
+static const char *dp__open_error(void)
+{
+    const char *text = dp_last_error();
+    return strncmp(text, "dp_open: ", 9) == 0 ? text + 9 : text;
+}
+
 /* Join the world that the environment names, unless the config has another, or wants none. */
 static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
                           dp__mpi_line **out_line)
@@ -1538,8 +1884,8 @@ static dp_status dp__join(dp_config *config, dp__launch *launch, dp__tree **out,
     if (launch->process_count == 1)
         return DP_OK;
     dp_status status = dp__tree_open(launch, timeout_ms, out);
-    if (status != DP_OK && strncmp(dp_last_error(), "dp_open: ", 9) != 0)
-        dp_error(status, "dp_open: %s", dp_last_error());
+    if (status != DP_OK)
+        dp_error(status, "dp_open: %s", dp__open_error());
     config->bootstrap =
         (dp_bootstrap){dp__tree_all_gather, *out, launch->process, launch->process_count};
     return status;
@@ -1554,8 +1900,8 @@ static dp_status dp__boot_gather(const dp_bootstrap *boot, const void *own, void
         return DP_OK;
     if (boot->all_gather == dp__tree_all_gather ||
         (dp__backend_mpi != NULL && boot->all_gather == dp__backend_mpi->all_gather))
-        return dp_error(status, "dp_open: %s", dp_last_error());
-    return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s", dp_last_error());
+        return dp_error(status, "dp_open: %s", dp__open_error());
+    return dp_error(DP_ERR_REMOTE, "dp_open: bootstrap.all_gather failed: %s", dp__open_error());
 }
 
 typedef struct dp__share { /* a part of something that `count` processes divide */
@@ -1707,8 +2053,13 @@ static void dp__spawn_wait(dp__spawned *all)
 DP__COLD static dp_status dp__spawn_all(dp__spawned *all, dp_status (*fn)(void *user), void *user)
 {
     char secret[36];
-    snprintf(secret, sizeof secret, "%016llx%016llx", (unsigned long long)dp__os_random(),
-             (unsigned long long)dp__os_random());
+    uint64_t drawn[2];
+    if (!dp__os_secret(drawn, sizeof drawn))
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "dp_spawn: the system has no random numbers for the secret of the new "
+                        "processes: neither getentropy nor /dev/urandom gives any");
+    snprintf(secret, sizeof secret, "%016llx%016llx", (unsigned long long)drawn[0],
+             (unsigned long long)drawn[1]);
     for (int i = 0; i < all->count && all->status == DP_OK; i++) {
         int forked = dp__os_fork(&all->children[i]);
         if (forked == 0)

@@ -929,8 +929,8 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
         status = dp__mpi_check_size(&found, found.process_count > 0, size);
     if (status == DP_OK && size > 1)
         status = dp__mpi_line_open(of, config, timeout_ms, out);
-    if (status != DP_OK && strncmp(dp_last_error(), "dp_open: ", 9) != 0)
-        dp_error(status, "dp_open: %s", dp_last_error());
+    if (status != DP_OK)
+        dp_error(status, "dp_open: %s", dp__open_error());
     DP_TRY(status);
     *out_meant = true;
     *launch = found;
@@ -1885,7 +1885,7 @@ static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *card, dp__mpi_car
                                dp_status own)
 {
     card->status = (int32_t)own;
-    snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp_last_error() : "");
+    snprintf(card->text, sizeof card->text, "%.199s", own != DP_OK ? dp__open_error() : "");
     dp_status status = dp__mpi_line_gather(card, all, sizeof *card, by);
     if (own != DP_OK)
         return dp_error(own, "%s", card->text);

@@ -1693,7 +1693,7 @@ static dp_status dp__nccl_agree(dp__nccl_join *join, dp_status status)
     dp_status heard = DP_OK;
     join->own.status = (int32_t)status;
     snprintf(join->own.text, sizeof join->own.text, "%.199s",
-             status != DP_OK ? dp_last_error() : "");
+             status != DP_OK ? dp__open_error() : "");
     if (boot != NULL)
         heard = dp__boot_gather(boot, &join->own, join->all, sizeof join->own);
     else

@@ -1201,12 +1201,11 @@ static dp_status dp__shm_agree(dp__shm_join *join, dp_status own)
 {
     const dp_bootstrap *boot = join->boot;
     join->own.status = (int32_t)own;
-    snprintf(join->own.text, sizeof join->own.text, "%.199s", own != DP_OK ? dp_last_error() : "");
-    dp_status status = boot->all_gather(&join->own, join->all, sizeof join->own, boot->user);
+    snprintf(join->own.text, sizeof join->own.text, "%.199s", own != DP_OK ? dp__open_error() : "");
+    dp_status status = dp__boot_gather(boot, &join->own, join->all, sizeof join->own);
     if (own != DP_OK)
         return dp_error(own, "%s", join->own.text);
-    if (status != DP_OK)
-        return dp_error(DP_ERR_REMOTE, "bootstrap.all_gather failed: %s", dp_status_text(status));
+    DP_TRY(status);
     for (int p = 0; p < boot->process_count; p++)
         if (join->all[p].status != DP_OK)
             return dp_error(DP_ERR_REMOTE, "process %d: %.199s", p, join->all[p].text);

@@ -143,6 +143,7 @@ TEST(connections_inside_a_machine)
 {
     int before = descriptor_count();
     char name[32], text[8] = "x";
+    dp__os_owner owner;
     snprintf(name, sizeof name, "dp-test-%d", (int)getpid());
     dp__os_address here = dp__os_local(name);
     struct sockaddr_un at;
@@ -159,7 +160,9 @@ TEST(connections_inside_a_machine)
     check_prepared(caller, false);
     check_prepared(called, false);
     CHECK(dp__os_same_user(called));
-    CHECK_INT(dp__os_maker(called), getpid());
+    CHECK(dp__os_owner_of(called, &owner));
+    CHECK_INT(owner.process, getpid());
+    CHECK_INT(owner.user, geteuid());
     dp__os_peer(called, text, sizeof text);
     CHECK_STR(text, "");
     check_pair(caller, called);

@@ -326,6 +326,8 @@ static void nobody_serves_toys(meeting *m)
     config.colls = NULL;
     dp_status status = dp_open(&config, &ctx);
     CHECK(status == DP_ERR_UNSUPPORTED || status == DP_ERR_REMOTE);
+    if (m->process != 0)
+        CHECK_SAYS(dp_last_error(), "a dp_coll_ops that does has to be in dp_config.colls");
     CHECK(ctx == NULL);
 }
 
@@ -405,7 +407,7 @@ TEST(processes_have_different_versions)
 static dp_status gather_nothing(const void *in, void *out, size_t bytes_each, void *user)
 {
     (void)in, (void)out, (void)bytes_each, (void)user;
-    return dp_error(DP_ERR_TIMEOUT, "nobody answers");
+    return dp_error(DP_ERR_TIMEOUT, "dp_open: nobody answers"); /* of another context, say */
 }
 
 TEST(a_bootstrap_that_fails)
@@ -416,7 +418,7 @@ TEST(a_bootstrap_that_fails)
     config.allocator = test_allocator_of(&counter);
     dp_status status = dp_open(&config, &ctx);
     CHECK_INT(dp_status_class(status), DP_CLASS_JOB);
-    CHECK(strstr(dp_last_error(), "bootstrap") != NULL);
+    CHECK_STR(dp_last_error(), "dp_open: bootstrap.all_gather failed: nobody answers");
     CHECK(ctx == NULL);
     CHECK_NO_LEAKS(&counter);
 }
@@ -574,4 +576,44 @@ TEST(abort_releases_who_waits)
     CHECK_STR(failure.text, "by another thread");
     CHECK_ERROR(dp_barrier(ctx), DP_ERR_ABORTED, "by another thread");
     dp_close(ctx);
+}
+
+/* ---- tables that fail, and leave something where the result would be ------------------------- */
+
+static char rubbish[4096];
+
+static bool fit(const dp_comm_config *config)
+{
+    return config->rank_count == 2;
+}
+
+static dp_status fail_to_connect(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    (void)host, (void)config;
+    *out = (dp_comm *)(void *)rubbish;
+    return dp_error(DP_ERR_DEVICE, "no line");
+}
+
+static dp_status fail_to_open(const dp_host *host, int index, dp_dev **out)
+{
+    (void)host, (void)index;
+    *out = (dp_dev *)(void *)rubbish;
+    return dp_error(DP_ERR_DEVICE, "no such thing");
+}
+
+TEST(what_a_table_leaves_that_fails_is_not_used)
+{
+    dp_coll_ops coll = *boot_coll();
+    dp_device_ops ops = *dp_cpu();
+    const dp_coll_ops *const colls[] = {&coll, NULL};
+    const dp_device_ops *const backends[] = {&ops, NULL};
+    dp_ctx *ctx;
+    memset(rubbish, 'x', sizeof rubbish);
+    coll.open = fail_to_connect;
+    coll.fits = fit;
+    ops.open = fail_to_open;
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .colls = colls}, &ctx), DP_ERR_DEVICE,
+                "dp_open: no line");
+    CHECK_ERROR(dp_open(&(dp_config){.device_count = 2, .backends = backends}, &ctx), DP_ERR_DEVICE,
+                "dp_open: no such thing");
 }

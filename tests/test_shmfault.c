@@ -9,8 +9,11 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -22,6 +25,7 @@ typedef struct fault {
     int count;
     int error;
     int no_memfd; /* the system has none */
+    int no_secrets;
 } fault;
 static fault trouble;
 
@@ -41,6 +45,17 @@ static int faulty_memfd_create(const char *name, unsigned flags)
         return -1;
     }
     return fails() ? -1 : memfd_create(name, flags);
+}
+
+static int faulty_getentropy(void *out, size_t bytes)
+{
+    errno = ENOSYS;
+    return trouble.no_secrets ? -1 : getentropy(out, bytes);
+}
+
+static FILE *faulty_fopen(const char *path, const char *mode)
+{
+    return trouble.no_secrets && strcmp(path, "/dev/urandom") == 0 ? NULL : fopen(path, mode);
 }
 
 static int faulty_open(const char *path, int flags, ...)
@@ -94,6 +109,8 @@ static int faulty_fcntl(int fd, int command, ...)
 #define fstat           faulty_fstat
 #define mmap            faulty_mmap
 #define fcntl           faulty_fcntl
+#define getentropy      faulty_getentropy
+#define fopen           faulty_fopen
 #define DP_STATIC
 #define DP_IMPLEMENTATION
 #include "../dp.h"
@@ -236,6 +253,53 @@ TEST(too_little_room_is_a_sentence)
         CHECK_INT(names_in_shm(), 0);
         CHECK_INT(umount("/dev/shm"), 0);
     }
+}
+
+static dp_status do_nothing(void *user)
+{
+    (void)user;
+    return DP_OK;
+}
+
+/* A number that is used once may be any, a secret may not. */
+TEST(a_secret_that_cannot_be_drawn)
+{
+    setenv("DP_LAUNCH", "none", 1); /* whatever started the tests */
+    trouble.no_secrets = 1;
+    CHECK(dp__os_random() != dp__os_random());
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_ERR_UNSUPPORTED);
+    CHECK_SAYS(dp_last_error(), "dp_spawn: the system has no random numbers for the secret");
+    trouble.no_secrets = 0;
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
+}
+
+/* However many call, the door looks at the time, and at who is in, before it lets in more. */
+TEST(a_flood_is_let_in_by_and_by)
+{
+    enum { CALLERS = 2 * DP__GUESTS + 1 };
+    int callers[CALLERS];
+    char name[40];
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    dp__door door = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+    snprintf(name, sizeof name, "dp-flood-%d", (int)getpid());
+    CHECK(dp__door_open(&door) == DP_OK);
+    door.at = dp__os_local(name);
+    door.listener = dp__os_listen(&door.at);
+    dp__os_watch more = {.fd = door.listener, .events = POLLIN};
+    for (int i = 0; i < CALLERS; i++) {
+        callers[i] = dp__os_connect(&door.at);
+        CHECK(callers[i] >= 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(dp__os_poll(&more, 1, 0), 1);
+        CHECK(dp__door_accept(&door, door.listener) == DP_OK);
+        CHECK_INT(door.guest_count, i == 0 ? DP__GUESTS : DP__GUESTS + 1);
+    }
+    CHECK_INT(dp__os_poll(&more, 1, 0), 0);
+    for (int i = 0; i < CALLERS; i++)
+        dp__os_close(callers[i]);
+    dp__door_close(&door);
 }
 
 /* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */

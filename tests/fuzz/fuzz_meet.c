@@ -106,8 +106,10 @@ static dp_status step(fuzz *in, dp__door *door, guests *all)
 static void try_door(fuzz *in)
 {
     int listener[2], process = fuzz_next(in, 2) * 4;
-    dp__tree tree = {.process = process, .process_count = FUZZ_WORLD, .timeout_ms = 1};
-    dp__door door = {.process = process,
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process = process, .process_count = FUZZ_WORLD, .timeout_ms = 1, .claim = -1};
+    dp__door door = {.launch = &launch,
+                     .process = process,
                      .process_count = FUZZ_WORLD,
                      .all = process == 0,
                      .tree = &tree,
@@ -157,7 +159,7 @@ static void try_welcome(fuzz in)
     dp__welcome welcome = {0};
     pair(fds);
     fds[1] = speak(&in, fds[1]);
-    dp_status status = dp__await_welcome(fds[0], dp__os_now_ns(), &welcome);
+    dp_status status = dp__await_welcome(fds[0], FUZZ_WORLD, dp__os_now_ns(), &welcome);
     FUZZ_CHECK(status == DP_OK || dp__is_failure(status));
     FUZZ_CHECK((status == DP_OK) == (dp_last_error()[0] == '\0'));
     FUZZ_CHECK(memchr(welcome.host, '\0', sizeof welcome.host) != NULL);
