@@ -670,8 +670,10 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    environment tells each which one it is, so its dp_open needs no config. It begins with a copy of
    this process' memory and with none of its other threads, and ends when fn returns, without
    calling what atexit was given. The first that fails or dies ends the others, and its sentence is
-   this call's. Ctrl-C ends all; none of them outlives this process. STATE while a context is open,
-   and in a process that a launcher has started. */
+   this call's. Ctrl-C ends all; none of them outlives this process. Threads that OpenMP has left
+   waiting for work are let go before, as new processes would wait for them for ever. STATE while a
+   context is open, inside a parallel region of OpenMP, and in a process that a launcher has
+   started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 /* ==== >>scope ==================================================================================

@@ -33,6 +33,7 @@
      dp__os_address, _watch, and the functions that take them: sockets
      dp__os_machine, _affinity, _user, _parent   who this process is
      dp__os_child, and functions that take it    processes of our own
+     dp__os_let_threads_go        before a fork that would leave them behind
      dp__os_random, dp__os_sleep_ms, dp__os_env_set
      dp__team, dp__team_*         threads
      dp__courier, dp__courier_*   one more, beside the caller
@@ -72,6 +73,7 @@
 #include <time.h>
 #include <unistd.h>
 #if defined(__linux__)
+#include <link.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #endif
@@ -878,6 +880,46 @@ static void dp__os_die_with(pid_t parent)
     pthread_t thread;
     if (pthread_create(&thread, NULL, dp__os_watch_parent, (void *)(intptr_t)parent) == 0)
         pthread_detach(thread);
+}
+#endif
+
+#if defined(__linux__)
+/* Of OpenMP's runtime, where the program has one. */
+extern int dp__omp_pause(int kind) __asm__("omp_pause_resource_all") __attribute__((weak));
+extern int dp__omp_level(void) __asm__("omp_get_level") __attribute__((weak));
+
+static int dp__os_is_gomp(struct dl_phdr_info *library, size_t bytes, void *user)
+{
+    (void)bytes, (void)user;
+    return strstr(library->dlpi_name, "libgomp") != NULL;
+}
+
+static bool dp__os_has_threads(void)
+{
+    struct stat tasks; /* ".", ".." and one for each thread */
+    return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3;
+}
+
+/* Before a fork: why its child would wait for ever for threads that only its parent has; NULL: it
+   would not. gcc's OpenMP keeps the threads of a region for the next one, and does not notice that
+   a fork has left them behind. They are let go here, and it makes new ones when it needs them. What
+   others have, such as clang's OpenMP and OpenBLAS, survives a fork. */
+static const char *dp__os_let_threads_go(void)
+{
+    if (dp__omp_level != NULL && dp__omp_level() > 0)
+        return "called inside a parallel region of OpenMP, whose threads would not be in the new "
+               "processes";
+    if (dp__omp_pause != NULL)
+        (void)dp__omp_pause(1); /* omp_pause_soft */
+    else if (dp__os_has_threads() && dl_iterate_phdr(dp__os_is_gomp, NULL) != 0)
+        return "gcc's OpenMP (libgomp) is loaded in a version that cannot let its threads go: call "
+               "dp_spawn before it is used, or use a launcher";
+    return NULL;
+}
+#else
+static const char *dp__os_let_threads_go(void)
+{
+    return NULL;
 }
 #endif
 

@@ -2093,7 +2093,8 @@ static dp_status dp__spawn_check(int count, dp_status (*fn)(void *user))
         return dp_error(DP_ERR_STATE,
                         "dp_spawn: this process is one of several already: '%s' has started it",
                         launcher->name);
-    return DP_OK;
+    const char *obstacle = dp__os_let_threads_go();
+    return obstacle == NULL ? DP_OK : dp_error(DP_ERR_STATE, "dp_spawn: %s", obstacle);
 }
 
 DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user)

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,6 +27,7 @@ typedef struct fault {
     int error;
     int no_memfd; /* the system has none */
     int no_secrets;
+    int old_gomp; /* there is one */
 } fault;
 static fault trouble;
 
@@ -51,6 +53,12 @@ static int faulty_getentropy(void *out, size_t bytes)
 {
     errno = ENOSYS;
     return trouble.no_secrets ? -1 : getentropy(out, bytes);
+}
+
+static int faulty_dl_iterate_phdr(int (*fn)(struct dl_phdr_info *, size_t, void *), void *user)
+{
+    struct dl_phdr_info old = {.dlpi_name = "/usr/lib/libgomp.so.1"};
+    return trouble.old_gomp ? fn(&old, sizeof old, user) : dl_iterate_phdr(fn, user);
 }
 
 static FILE *faulty_fopen(const char *path, const char *mode)
@@ -111,6 +119,7 @@ static int faulty_fcntl(int fd, int command, ...)
 #define fcntl           faulty_fcntl
 #define getentropy      faulty_getentropy
 #define fopen           faulty_fopen
+#define dl_iterate_phdr faulty_dl_iterate_phdr
 #define DP_STATIC
 #define DP_IMPLEMENTATION
 #include "../dp.h"
@@ -270,6 +279,27 @@ TEST(a_secret_that_cannot_be_drawn)
     CHECK(dp_spawn(2, do_nothing, NULL) == DP_ERR_UNSUPPORTED);
     CHECK_SAYS(dp_last_error(), "dp_spawn: the system has no random numbers for the secret");
     trouble.no_secrets = 0;
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
+}
+
+static void *wait_a_while(void *user)
+{
+    (void)user;
+    rest(60000);
+    return NULL;
+}
+
+/* Its threads may be any of those that are there; without it any may be. */
+TEST(threads_that_an_old_openmp_keeps)
+{
+    pthread_t thread;
+    setenv("DP_LAUNCH", "none", 1);
+    trouble.old_gomp = 1;
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
+    CHECK_INT(pthread_create(&thread, NULL, wait_a_while, NULL), 0);
+    CHECK(dp_spawn(2, do_nothing, NULL) == DP_ERR_STATE);
+    CHECK_SAYS(dp_last_error(), "dp_spawn: gcc's OpenMP (libgomp) is loaded in a version that");
+    trouble.old_gomp = 0;
     CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
 }
 

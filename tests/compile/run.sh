@@ -390,6 +390,11 @@ other_system() {
     done
 }
 
+openmp() {
+    cc=$GCC warn=("${WARN[@]}")
+    expect "dp_spawn after a region of OpenMP" links -std=gnu11 -fopenmp tests/compile/openmp.c
+}
+
 thirty_two_bits() {
     cc=$GCC
     expect_error "32 bits are refused" 'dp.h: for systems of 64 bits' \
@@ -411,6 +416,7 @@ group nccl_compiler
 group mpi_compiler
 group other_machine
 group other_system
+group openmp
 group thirty_two_bits
 wait
 cat $BUILD/*.tap
