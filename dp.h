@@ -1475,7 +1475,10 @@ typedef struct
     bool mean_of_samples; /* dp_criterion_parallel: losses are weighted by replicas' samples */
 } dp_parallel_config;
 
-/* Trailing parts without rows get no replica; without arguments there is one. */
+/* With DP_SPLIT_BALANCED and _WEIGHTS trailing parts without rows get no replica, but the first one
+   always does. With _SIZES, and where containers have groups, every part gets one, and so do those
+   that _CHUNK makes: all of them, empty, if the batch has no rows. Without arguments there is one
+   replica. */
 DP_MUST_USE DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                               dp_module **out);
 /* The same for one pass, without a lasting wrapper; arguments as for dp_invoke. */

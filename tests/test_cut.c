@@ -105,6 +105,77 @@ TEST_BACKENDS(empty_groups_are_groups)
                 DP_ERR_MISMATCH, "[0] has 2 rows and ['x'] has 0 in its groups");
 }
 
+typedef struct cut_row {
+    dp_split split;
+    int64_t sizes[4];
+    double weights[4];
+    int64_t rows;
+    size_t want; /* replicas on 4 devices */
+} cut_row;
+
+static const cut_row cut_rows[] = {
+    {.split = DP_SPLIT_BALANCED, .rows = 5, .want = 4},
+    {.split = DP_SPLIT_BALANCED, .rows = 2, .want = 2},
+    {.split = DP_SPLIT_BALANCED, .rows = 0, .want = 1},
+    {.split = DP_SPLIT_CHUNK, .rows = 5, .want = 3},
+    {.split = DP_SPLIT_CHUNK, .rows = 1, .want = 1},
+    {.split = DP_SPLIT_CHUNK, .rows = 0, .want = 4},
+    {.split = DP_SPLIT_WEIGHTS, .weights = {1, 0, 3, 0}, .rows = 4, .want = 3},
+    {.split = DP_SPLIT_WEIGHTS, .weights = {1, 3, 0, 0}, .rows = 4, .want = 2},
+    {.split = DP_SPLIT_WEIGHTS, .weights = {1, 1, 1, 1}, .rows = 0, .want = 1},
+    {.split = DP_SPLIT_SIZES, .sizes = {2, 0, 2, 0}, .rows = 4, .want = 4},
+    {.split = DP_SPLIT_SIZES, .sizes = {4, 0, 0, 0}, .rows = 4, .want = 4},
+    {.split = DP_SPLIT_SIZES, .sizes = {0, 0, 0, 0}, .rows = 0, .want = 4}};
+
+/* `face`: one device, several, or all ranks. */
+static void check_parts(dp_ctx *ctx, const cut_row *row, int face)
+{
+    static const dp_method method = {"forward", note_part};
+    static const dp_param_config param = {.name = "w", .ndim = 1, .shape = {1}};
+    const bool sizes = row->split == DP_SPLIT_SIZES, weights = row->split == DP_SPLIT_WEIGHTS;
+    const size_t devices = face == 0 ? 1 : 4;
+    const dp_parallel_config config = {.local_ranks = first_ranks,
+                                       .local_rank_count = devices,
+                                       .split = row->split,
+                                       .sizes = sizes ? row->sizes : NULL,
+                                       .weights = weights ? row->weights : NULL,
+                                       .split_count = sizes || weights ? devices : 0};
+    const dp_distributed_config all = {.split = config.split,
+                                       .sizes = config.sizes,
+                                       .weights = config.weights,
+                                       .split_count = config.split_count};
+    float numbers[5] = {0};
+    dp_module *net = NULL, *par = NULL;
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor x = dp_wrap(numbers, DP_F32, 1, &row->rows);
+    dp_value out;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = &method,
+                                                  .method_count = 1,
+                                                  .params = &param,
+                                                  .param_count = 1},
+                              &net));
+    CHECK_OK(face == 2 ? dp_distributed(net, &all, &par) : dp_data_parallel(net, &config, &par));
+    CHECK_OK(dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, dp_of(scope, &x)), dp_none(), NULL,
+                       &out, NULL));
+    CHECK_INT(part_count, devices == 1 ? 1 : row->want);
+    CHECK_INT(parts[0].row_total, row->rows);
+    dp_scope_end(scope);
+    CHECK_OK(dp_module_destroy(par));
+    CHECK_OK(dp_module_destroy(net));
+}
+
+TEST(which_parts_without_rows_get_a_replica)
+{
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 4}, &ctx));
+    for (size_t i = 0; i < sizeof cut_rows / sizeof *cut_rows; i++)
+        for (int face = 0; face < 3; face++)
+            check_parts(ctx, &cut_rows[i], face);
+    dp_close(ctx);
+}
+
 /* Groups that cannot be counted say how many parts there are, and nothing about rows. */
 TEST_BACKENDS(groups_of_who_knows_what)
 {
