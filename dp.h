@@ -2244,6 +2244,7 @@ struct dp_ctx {
     dp__block *all_blocks;
     dp_module *idle_modules; /* destroyed, to be reused */
     uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
+    uint32_t reducers;       /* the same of reducers that all processes have made */
     atomic_ullong forwards;  /* with a pass, that have returned */
     atomic_ullong written;   /* how many of them had, at the last edit of a parameter */
     atomic_ullong torn;      /* how many backwards have failed */

@@ -464,7 +464,10 @@ static dp_status dp__runs_spread(const char *fn, const dp__face *face, dp_scope 
     dp_part *parts = dp__array(temp, face->count, sizeof *parts);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu parts", fn, face->count);
-    const char *before = dp__journal_for(face->ctx, false, face->ranks->labels[sort]);
+    const dp_reducer *reducer = face->ranks->reducer; /* NULL: it is yet to be made */
+    dp__purpose before = dp__journal_for(
+        face->ctx, false,
+        (dp__purpose){face->ranks->labels[sort], reducer != NULL ? reducer->number : 0, 0});
     for (size_t i = 0; i < face->ranges[sort].count && status == DP_OK; i++)
         status = dp__run_spread(fn, face, &face->ranges[sort].items[i], aside, mean, parts);
     dp__journal_for(face->ctx, false, before);

@@ -1218,9 +1218,9 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
     if (atomic_load(&comm->line.failed) != DP_OK)
         return dp__mpi_failure(&comm->line);
     dp__lock_enter(&comm->line.lock);
-    doing->is = (dp__signature){(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
-                                call->root,          call->count,          call->scale};
     comm->line.lane = dp__lane_of(&comm->base);
+    doing->is = dp__sign(comm->line.lane, call->verb, call->dtype, call->op, call->root,
+                         call->count, call->scale);
     if (comm->line.lane != NULL)
         doing->label = comm->line.lane->now.label;
     atomic_fetch_add(&doing->seq, 1);

@@ -496,7 +496,7 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
    each writes down what it begins, and does not wait. Who waits too long reads what the others have
    written, or that one has died.                                                                */
 
-static unsigned dp__nccl_announce_on(dp_comm *board, const dp__signature *is)
+static unsigned dp__nccl_announce_on(dp_comm *board, dp__signature is)
 {
     dp__shm_comm *comm = dp__shm_of(board);
     comm->seq++;
@@ -963,14 +963,14 @@ static void dp__nccl_announce(const dp__nccl_call *call)
     dp__nccl_comm *comm = call->comm;
     const dp__lane *lane = dp__lane_of(&comm->base);
     size_t place = comm->head % DP__NCCL_WATCHED;
-    dp__signature is = {(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
-                        call->root,          call->count,          call->scale};
+    const dp__signature is =
+        dp__sign(lane, call->verb, call->dtype, call->op, call->root, call->count, call->scale);
     dp__lock_enter(&comm->lock);
     comm->begun[place] = is;
     if (lane != NULL)
         comm->labels[place] = lane->now.label;
     if (comm->board != NULL)
-        comm->calls[place] = dp__nccl_announce_on(comm->board, &is);
+        comm->calls[place] = dp__nccl_announce_on(comm->board, is);
     comm->announced = true;
     dp__lock_leave(&comm->lock);
 }

@@ -212,11 +212,19 @@ enum { DP__RECENT = 16, DP__LABEL_BYTES = 64, DP__TAG_BYTES = 40 };
 
 typedef struct dp__signature { /* what has to be the same on all ranks */
     int32_t verb, dtype, op, root;
+    uint32_t reducer, bucket; /* see dp__purpose */
     uint64_t count;
     double scale;
 } dp__signature;
 
-typedef struct dp__label { /* what it is for */
+/* What collectives are for: for which reducer, and for which bucket of it, each counted from 1; 0:
+   for none, or all. So what has the same size cannot be taken for something else. */
+typedef struct dp__purpose {
+    const char *what; /* lasts as long as the purpose; or NULL */
+    uint32_t reducer, bucket;
+} dp__purpose;
+
+typedef struct dp__label { /* the same in words */
     char what[DP__LABEL_BYTES], by[24], tag[DP__TAG_BYTES];
 } dp__label;
 
@@ -234,7 +242,8 @@ _Static_assert(DP__ENTRY_WORDS * sizeof(uint64_t) == sizeof(dp__entry), "an entr
 
 typedef struct dp__lane {
     dp__entry now;         /* the last one; like what follows, the writer's */
-    const char *by, *what; /* what its label was made of, and is to be made of */
+    const char *by;        /* what its label was made of */
+    dp__purpose purpose;   /* what is to come is for */
     unsigned tags, labels; /* tags seen, labels made */
     atomic_uint begun, done;
     _Atomic uint64_t entries[DP__RECENT][DP__ENTRY_WORDS];
@@ -291,15 +300,15 @@ DP_API void dp_tag(dp_ctx *ctx, const char *text)
     atomic_fetch_add_explicit(&ctx->journal->tags, 1, memory_order_release);
 }
 
-/* What the collectives to come are for: text that stays until this is called again, or NULL.
-   Returns what it was. For the writer. */
-static const char *dp__journal_for(dp_ctx *ctx, bool courier, const char *what)
+/* What the collectives to come are for, until this is called again. Returns what they were for. For
+   the writer. */
+static dp__purpose dp__journal_for(dp_ctx *ctx, bool courier, dp__purpose purpose)
 {
     if (ctx->journal == NULL)
-        return NULL;
+        return (dp__purpose){0};
     dp__lane *lane = &ctx->journal->lanes[courier];
-    const char *before = lane->what;
-    lane->what = what;
+    dp__purpose before = lane->purpose;
+    lane->purpose = purpose;
     lane->by = NULL;
     return before;
 }
@@ -310,7 +319,7 @@ static void dp__lane_label(dp__journal *journal, dp__lane *lane, const char *by)
     lane->tags = atomic_load_explicit(&journal->tags, memory_order_acquire);
     lane->by = by;
     lane->labels++;
-    dp__label_put(label->what, sizeof label->what, lane->what);
+    dp__label_put(label->what, sizeof label->what, lane->purpose.what);
     dp__label_put(label->by, sizeof label->by, by);
     dp__words_load(label->tag, journal->tag, DP__TAG_WORDS);
 }
@@ -345,6 +354,20 @@ static const dp__lane *dp__lane_of(const dp_comm *comm)
 {
     const dp_ctx *ctx = dp__ctx_of(comm->host);
     return ctx->journal != NULL ? &ctx->journal->lanes[comm == ctx->courier_comm] : NULL;
+}
+
+/* Of what a table is asked for on a lane. */
+static dp__signature dp__sign(const dp__lane *lane, dp__verb verb, dp_dtype dtype, dp_op op,
+                              int root, size_t count, double scale)
+{
+    return (dp__signature){.verb = (int32_t)verb,
+                           .dtype = (int32_t)dtype,
+                           .op = (int32_t)op,
+                           .root = root,
+                           .reducer = lane != NULL ? lane->purpose.reducer : 0,
+                           .bucket = lane != NULL ? lane->purpose.bucket : 0,
+                           .count = count,
+                           .scale = scale};
 }
 
 /* ---- in words -------------------------------------------------------------------------------- */
@@ -389,6 +412,8 @@ static const char *dp__issue_text(const dp__signature *is, const dp__label *labe
     size_t used = dp__signature_text(is, text, room);
     if (label->what[0] != '\0')
         used = dp__append(text, room, used, ", %.63s", label->what);
+    if (is->reducer > 1) /* the name of the first one may be the same */
+        used = dp__append(text, room, used, " (reducer %u)", (unsigned)is->reducer);
     if (strncmp(label->by, "dp_", 3) == 0 && strcmp(label->by + 3, dp__verb_names[is->verb]) != 0)
         used = dp__append(text, room, used, ", in %.23s", label->by);
     if (label->tag[0] != '\0')
@@ -562,8 +587,9 @@ static void dp__coll_trace(const dp__coll *coll, const dp__signature *is, char p
 /* The same, in the journal and the timeline too. */
 static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count, double scale)
 {
-    dp__signature is = {(int32_t)verb, (int32_t)coll->dtype, (int32_t)coll->op, coll->root, count,
-                        scale};
+    const dp__journal *journal = coll->ctx->journal;
+    dp__signature is = dp__sign(journal != NULL ? &journal->lanes[coll->courier] : NULL, verb,
+                                coll->dtype, coll->op, coll->root, count, scale);
     dp__journal_begin(coll, is);
     dp__coll_trace(coll, &is, 'B');
     dp_status status = dp__table_call(coll, verb, count, scale);

@@ -89,6 +89,7 @@ struct dp_reducer {
     dp_scope *scope;
     char *name, **unit_names;
     char label[DP__LABEL_BYTES]; /* for sentences */
+    uint32_t number;             /* among all of the context, from 1: the same on all ranks */
     dp_reduction reduction;
     dp_unused unused_units;
     bool to_first; /* of the local ranks, but for what a hook does */
@@ -987,7 +988,8 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
     if (bucket->info.bytes == 0 || used == 0 || reducer->lost != DP_OK)
         return DP_OK;
     bool whole = used == bucket->info.unit_count, flat = dp__is_flat(reducer, bucket, whole);
-    const char *before = dp__journal_for(reducer->ctx, courier, bucket->label);
+    dp__purpose before = dp__journal_for(
+        reducer->ctx, courier, (dp__purpose){bucket->label, reducer->number, (uint32_t)index + 1});
     dp_trace_begin(bucket->label);
     dp_status status;
     if (!flat && reducer->hook == NULL) {
@@ -1452,6 +1454,12 @@ static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
     return dp__enter(fn, reducer->ctx);
 }
 
+/* What the caller's collectives are for. */
+static dp__purpose dp__reducer_journal(const dp_reducer *reducer)
+{
+    return dp__journal_for(reducer->ctx, false, (dp__purpose){reducer->label, reducer->number, 0});
+}
+
 static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
                                   const dp_reducer_config *config, const dp__sharing *sharing)
 {
@@ -1534,6 +1542,7 @@ static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reduce
     }
     DP_TRY(status);
     made->magic = DP__REDUCER_LIVE;
+    made->number = ++ctx->reducers;
     *out = made;
     return DP_OK;
 }
@@ -1719,7 +1728,10 @@ static dp_status dp__samples_begin(const char *fn, dp_reducer *reducer, const dp
         memcpy(reducer->samples, reducer->totals, bytes);
         return DP_OK;
     }
-    DP_TRY(dp__samples_all(fn, reducer, status, &all));
+    dp__purpose before = dp__reducer_journal(reducer);
+    status = dp__samples_all(fn, reducer, status, &all);
+    dp__journal_for(reducer->ctx, false, before);
+    DP_TRY(status);
     memset(reducer->samples, 0, bytes);
     reducer->scale = 1 / all;
     return DP_OK;
@@ -2155,7 +2167,7 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
                         fn, reducer->name);
     if (!sync)
         return DP_OK;
-    const char *before = dp__journal_for(ctx, false, reducer->label);
+    dp__purpose before = dp__reducer_journal(reducer);
     dp_status status = dp__pass_reduce(fn, reducer);
     dp__journal_for(ctx, false, before);
     for (size_t i = 0; i < reducer->unit_count * (size_t)ctx->info.local_count; i++)

@@ -529,10 +529,10 @@ static void dp__shm_label(dp__shm_comm *comm, dp__shm_note *note)
 }
 
 /* What this process begins is written down, for all to read. */
-static const dp__shm_note *dp__shm_note_down(dp__shm_comm *comm, const dp__signature *is)
+static const dp__shm_note *dp__shm_note_down(dp__shm_comm *comm, dp__signature is)
 {
     dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
-    note->is = *is;
+    note->is = is;
     dp__shm_label(comm, note);
     dp__shm_tell(comm, &note->seq, comm->seq);
     return note;
@@ -543,9 +543,9 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
     int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
-    const dp__signature is = {(int32_t)call->verb, (int32_t)call->dtype, (int32_t)call->op,
-                              call->root,          call->count,          call->scale};
-    const dp__shm_note *note = dp__shm_note_down(comm, &is);
+    const dp__signature is = dp__sign(dp__lane_of(comm->face), call->verb, call->dtype, call->op,
+                                      call->root, call->count, call->scale);
+    const dp__shm_note *note = dp__shm_note_down(comm, is);
     bool same = true;
     DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
     for (int p = 0; p < comm->process_count; p++)

@@ -1,0 +1,177 @@
+/* Ranks that take what has the same size for the same thing: reducers in another order, wrappers in
+   another order. Nothing is added up, and both sides of the mistake are named. */
+
+#include "ranked.h"
+
+static void check_both(dp_ctx *ctx, dp_status status, const char *one, const char *other)
+{
+    CHECK_INT(status, DP_ERR_REMOTE);
+    CHECK_SAYS(dp_last_error(), one);
+    CHECK_SAYS(dp_last_error(), other);
+    CHECK_SAYS(dp_last_error(), "all must make the same calls in the same order");
+    CHECK(dp_failure(ctx, NULL));
+}
+
+/* ---- two reducers ------------------------------------------------------------------------------
+   Each has one unit of one number.                                                               */
+
+typedef struct two {
+    dp_ctx *ctx;
+    dp_reducer *reducers[2];
+    float numbers[2];
+} two;
+
+static void two_begin(two *own, meeting *m, dp_reducer_config config, const char *const *names)
+{
+    own->ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    for (int i = 0; i < 2; i++) {
+        void *local[] = {&own->numbers[i]};
+        dp_block block = {DP_F32, 1, local};
+        config.name = names[i];
+        config.blocks = &block;
+        config.block_count = 1;
+        CHECK_OK(dp_reducer_create(own->ctx, &config, &own->reducers[i]));
+    }
+}
+
+static const char *const left_and_right[] = {"left", "right"};
+
+/* Their passes are begun in the same order, so a courier carries the left one alone. */
+static void finished_in_another_order(meeting *m)
+{
+    static const dp_unused rules[] = {DP_UNUSED_ERROR, DP_UNUSED_FOUND};
+    for (int i = 0; i < 2; i++) {
+        two own;
+        two_begin(&own, m, (dp_reducer_config){.reduction = DP_SUM, .unused_units = rules[i]},
+                  left_and_right);
+        for (int k = 0; k < 2; k++) {
+            CHECK_OK(dp_reducer_begin(own.reducers[k], NULL));
+            CHECK_OK(dp_reducer_ready(own.reducers[k], 0, 0, NULL));
+        }
+        check_both(own.ctx, dp_reducer_finish(own.reducers[m->process]),
+                   "gradients of 'left', in dp_reducer_finish",
+                   "gradients of 'right' (reducer 2), in dp_reducer_finish");
+        dp_close(own.ctx);
+        wait_for_all(m);
+    }
+}
+
+TEST(reducers_that_finish_in_another_order)
+{
+    in_processes(2, finished_in_another_order);
+}
+
+static void begun_in_another_order(meeting *m)
+{
+    two own;
+    two_begin(&own, m, (dp_reducer_config){.reduction = DP_SUM}, left_and_right);
+    dp_reducer *first = own.reducers[m->process];
+    CHECK_OK(dp_reducer_begin(first, NULL));
+    dp_status status = dp_reducer_ready(first, 0, 0, NULL); /* from here on its bucket travels */
+    for (int ms = 0; status == DP_OK && ms < TIMEOUT_MS; ms++) {
+        rest(1);
+        status = dp_reducer_ready(first, 0, 0, NULL);
+        status = status == DP_ERR_STATE ? DP_OK : status; /* twice */
+    }
+    check_both(own.ctx, status, "bucket 0 of 'left', unit 0",
+               "bucket 0 of 'right', unit 0 (reducer 2)");
+    dp_close(own.ctx);
+}
+
+TEST(buckets_of_reducers_that_began_in_another_order)
+{
+    in_processes(2, begun_in_another_order);
+}
+
+static void samples_in_another_order(meeting *m)
+{
+    static const char *const names[] = {"net", "net"};
+    const double samples = 3;
+    two own;
+    two_begin(&own, m, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES}, names);
+    check_both(own.ctx,
+               dp_reducer_begin(own.reducers[m->process], &(dp_reduce_pass){.samples = &samples}),
+               "gradients of 'net', in dp_reducer_begin",
+               "gradients of 'net' (reducer 2), in dp_reducer_begin");
+    dp_close(own.ctx);
+}
+
+TEST(samples_of_reducers_that_began_in_another_order)
+{
+    in_processes(2, samples_in_another_order);
+}
+
+/* ---- buckets of one reducer --------------------------------------------------------------------
+   A table that loses a collective puts the next bucket in the place of this one.                 */
+
+enum { EQUAL = 16 };
+
+static int to_lose; /* of all_reduces of so many numbers, this one */
+
+static dp_status losing_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
+                                   dp_dtype dtype, dp_op op, double scale)
+{
+    if (count == EQUAL && to_lose-- == 0)
+        return DP_OK;
+    return dp_shm_coll()->all_reduce(comm, local, count, dtype, op, scale);
+}
+
+static dp_coll_ops losing;
+
+static dp_status losing_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
+{
+    dp_status status = dp_shm_coll()->open(host, config, out);
+    if (status == DP_OK)
+        (*out)->ops = &losing;
+    return status;
+}
+
+static void one_loses_a_bucket(meeting *m)
+{
+    const dp_coll_ops *const colls[] = {&losing, NULL};
+    dp_config config = config_of(m, 1);
+    dp_ctx *ctx;
+    grads g;
+    losing = *dp_shm_coll();
+    losing.open = losing_open;
+    losing.all_reduce = losing_all_reduce;
+    to_lose = m->process == 1 ? 2 : -1;
+    config.colls = colls;
+    config.timeout_ms = TIMEOUT_MS;
+    CHECK_OK(dp_open(&config, &ctx));
+    layers_begin(&g, ctx, EQUAL,
+                 (dp_reducer_config){.name = "net", .first_bucket_bytes = 1, .bucket_bytes = 1});
+    dp_status status = dp_reducer_begin(g.reducer, NULL);
+    for (uint32_t unit = 0; unit < LAYERS && status == DP_OK; unit++)
+        status = dp_reducer_ready(g.reducer, 0, unit, NULL);
+    if (status == DP_OK)
+        status = dp_reducer_finish(g.reducer);
+    check_both(ctx, status, "bucket 2 of 'net', unit 2", "bucket 3 of 'net', unit 3");
+    dp_close(ctx);
+}
+
+TEST(buckets_of_one_size_do_not_change_places)
+{
+    in_processes(2, one_loses_a_bucket);
+}
+
+/* ---- two wrappers ---------------------------------------------------------------------------- */
+
+static void buffers_in_another_order(meeting *m)
+{
+    static const plan how;
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    dp_module *pars[2];
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(dp_distributed(
+            make_net_of(ctx, (dp_module_config){.name = left_and_right[i], .state = &how}), NULL,
+            &pars[i]));
+    check_both(ctx, forward_and_backward(pars[m->process], 1, false), "buffers of 'left'",
+               "buffers of 'right' (reducer 2)");
+    dp_close(ctx);
+}
+
+TEST(wrappers_in_another_order)
+{
+    in_processes(2, buffers_in_another_order);
+}
