@@ -1033,7 +1033,9 @@ DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
    Every process makes the same calls in the same order, except dp_reducer_ready. Several reducers
    may have passes at the same time, and finish them in any order. Only the oldest open pass travels
    early; when it is finished, the next one begins to. A pass that is finished before an older one
-   is reduced when it is finished.                                                               */
+   is reduced when it is finished. Where a process has another order the job fails, and the
+   sentence names both reducers, or both buckets, even if they have the same size. (NCCL on several
+   machines does not compare what it adds up.)                                                   */
 
 /* 0 is none of them, and an error: no default would be right for everybody. */
 typedef enum dp_reduction {

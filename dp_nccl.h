@@ -494,20 +494,25 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
 /* ==== >>board ====================================================================================
    Where all processes are on one machine they have a communicator in shared memory too, as a board:
    each writes down what it begins, and does not wait. Who waits too long reads what the others have
-   written, or that one has died.                                                                */
+   written, or that one has died. What has ended was the same for all, or it is the job's failure:
+   NCCL itself adds up what has the same size. Desks are for notes there. No process is further
+   ahead of another than what both have under way, but for what is captured.                     */
+
+enum { DP__NCCL_KEPT = 4 * DP__NCCL_WATCHED };
+_Static_assert(DP__NCCL_KEPT * sizeof(dp__shm_note) <=
+                   2 * DP__SHM_LEAF_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES,
+               "a desk has room for them");
 
 static unsigned dp__nccl_announce_on(dp_comm *board, dp__signature is)
 {
     dp__shm_comm *comm = dp__shm_of(board);
     comm->seq++;
-    (void)dp__shm_note_down(comm, is);
+    const dp__shm_note *note = dp__shm_note_down(comm, is);
+    dp__shm_note *kept = dp__shm_note_of(comm, comm->process);
+    kept->is = note->is;
+    kept->label = note->label;
+    atomic_store(&kept->seq, comm->seq);
     return comm->seq;
-}
-
-/* Up to this collective it has ended all. */
-static void dp__nccl_ended_on(dp_comm *board, unsigned seq)
-{
-    atomic_store(&dp__shm_own(dp__shm_of(board))->done, seq);
 }
 
 /* Whether a process has begun this collective. */
@@ -527,6 +532,15 @@ static bool dp__nccl_clashes(const dp__shm_comm *comm)
         same = same && dp__shm_same(dp__shm_note_of(comm, p), dp__shm_note_of(comm, 0));
     }
     return !same;
+}
+
+/* Up to this collective all has ended here. */
+static dp_status dp__nccl_ended_on(const dp_comm *board, unsigned seq)
+{
+    dp__shm_comm view = *(const dp__shm_comm *)board;
+    view.seq = seq;
+    atomic_store(&dp__shm_own(&view)->done, seq);
+    return dp__nccl_clashes(&view) ? dp__shm_differs(&view) : DP_OK;
 }
 
 /* The first process that is gone and has not come; out_late: the first that has not come yet, or
@@ -636,7 +650,7 @@ static dp_status dp__nccl_look(dp__nccl_comm *comm)
         if (!passed)
             break;
         if (comm->board != NULL)
-            dp__nccl_ended_on(comm->board, comm->calls[comm->tail % DP__NCCL_WATCHED]);
+            DP_TRY(dp__nccl_ended_on(comm->board, comm->calls[comm->tail % DP__NCCL_WATCHED]));
         comm->tail++;
         comm->since_ns = 0;
     }
@@ -1929,6 +1943,7 @@ static void dp__nccl_board(const dp__nccl_join *join)
         return;
     if (dp__shm_open_with(join->board, join->host, join->config, &comm->board) == DP_OK) {
         dp__shm_of(comm->board)->face = &comm->base;
+        dp__shm_of(comm->board)->kept = DP__NCCL_KEPT;
         return;
     }
     comm->board = NULL;
@@ -2119,6 +2134,10 @@ static dp_status dp__nccl_poll(dp_comm *base)
     dp__nccl_comm *comm = dp__nccl_of(base);
     dp__lock_enter(&comm->lock);
     dp_status status = dp__nccl_usable(comm);
+    if (status == DP_OK) {
+        status = dp__nccl_look(comm);
+        status = status != DP_OK ? dp__nccl_fail(comm, status) : DP_OK;
+    }
     dp__lock_leave(&comm->lock);
     return status;
 }

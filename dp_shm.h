@@ -117,6 +117,7 @@ typedef struct dp__shm_comm {
     int timeout_ms;
     dp__shm_tree tree;
     unsigned labels[2]; /* of the own notes, as the journal counts them */
+    unsigned kept;      /* notes that a desk keeps, where it is for nothing else; else 0 */
     const void **in;    /* rank_count + 1 */
     void **out;
     float *wide; /* a slot for each local rank: halves under way, in f32 */
@@ -483,8 +484,11 @@ static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
     return memcmp(&a->is, &b->is, sizeof a->is) == 0;
 }
 
-static const dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
+static dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
 {
+    if (comm->kept > 0)
+        return (void *)(dp__shm_desk(comm, process) +
+                        comm->seq % comm->kept * sizeof(dp__shm_note));
     return &comm->hall->seats[process].notes[comm->seq % 2];
 }
 
