@@ -1752,7 +1752,10 @@ DP_API void dp_trace_end(void);
      event_*        record marks a point of a stream; wait lets another stream wait for it, sync the
                     host. An event that was never recorded is waited for at once.
      close          after all streams, events and memory of the device were given back.
-   After fork nothing is called in the child.
+   After fork nothing that is open is called in the child. Nor are count and open, if a device was
+   opened before the fork, or count had found one: few drivers survive that, and some wait for ever
+   for threads that only the parent has. dp_open takes them for devices that cannot be used, unless
+   the table says survives_fork.
 
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
    ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
@@ -1923,6 +1926,8 @@ struct dp_device_ops {
     /* fn(user) on the host, on any thread, when the stream gets there; fn is short and calls
        nothing of the table (without: the timeline has no row for the stream). */
     dp_status (*host_call)(dp_stream *stream, void (*fn)(void *user), void *user);
+    /* No driver and no threads: count and open work in a child of fork as they do here. */
+    bool survives_fork;
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
@@ -1987,7 +1992,7 @@ struct dp_coll_ops {
 };
 
 #define DP_HAS(type, ops, method)                                                                  \
-    ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method != NULL)
+    ((ops)->size >= offsetof(type, method) + sizeof((ops)->method) && (ops)->method)
 
 /* One kernel of the contract on the compute stream of a device, or by the host where the device has
    none of this kind: what dp_train.h is made of. Operands have to be memory of that device, which
@@ -5979,6 +5984,48 @@ static void dp__warn_of_unused(const dp_ctx *ctx, const char *unused, const char
         dp__log(ctx, DP_LOG_WARN, "%s", text);
 }
 
+/* Tables that have found a device, here or in a process that this one was forked from; by name, as
+   tables can be decorated. Under dp__live_lock, which nobody holds while a process forks. */
+enum { DP__FOUND_MAX = 16, DP__FOUND_BYTES = 32 };
+static struct {
+    char name[DP__FOUND_BYTES]; /* "": this place is free, and so are those behind it */
+    unsigned fork_count;
+} dp__found[DP__FOUND_MAX];
+
+/* Notes that a table has found a device, unless that was noted before; returns at which fork. Where
+   the list is full, nothing is known. */
+static unsigned dp__found_at(const char *name, bool note)
+{
+    unsigned at = dp__os_fork_count();
+    int place = 0;
+    dp__lock_enter(&dp__live_lock);
+    while (place < DP__FOUND_MAX && dp__found[place].name[0] != '\0' &&
+           strncmp(dp__found[place].name, name, DP__FOUND_BYTES - 1) != 0)
+        place++;
+    if (place < DP__FOUND_MAX && dp__found[place].name[0] != '\0') {
+        at = dp__found[place].fork_count;
+    } else if (place < DP__FOUND_MAX && note) {
+        snprintf(dp__found[place].name, DP__FOUND_BYTES, "%s", name);
+        dp__found[place].fork_count = at;
+    }
+    dp__lock_leave(&dp__live_lock);
+    return at;
+}
+
+/* How many devices a table has. One with a driver is not asked where that may not survive. */
+static dp_status dp__table_count(const dp_ctx *ctx, const dp_device_ops *ops, int *out)
+{
+    bool survives = DP_HAS(dp_device_ops, ops, survives_fork);
+    if (!survives && dp__found_at(ops->name, false) != dp__os_fork_count())
+        return dp_error(DP_ERR_STATE,
+                        "used before this process was forked, and a driver does not survive that: "
+                        "fork before it is used");
+    DP_TRY(ops->count(&ctx->host, out));
+    if (!survives && *out > 0)
+        (void)dp__found_at(ops->name, true);
+    return DP_OK;
+}
+
 /* The first table that has a device serves; what the others said is kept for the sentence. */
 static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
 {
@@ -5986,7 +6033,7 @@ static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
     const dp_device_ops *const *backends = ctx->config.backends;
     for (int place = 0; backends[place] != NULL; place++) {
         int count = 0;
-        dp_status status = backends[place]->count(&ctx->host, &count);
+        dp_status status = dp__table_count(ctx, backends[place], &count);
         if (status == DP_OK && count > 0) {
             if (unused[0] != '\0')
                 dp__warn_of_unused(ctx, unused, backends[place]->name);

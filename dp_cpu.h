@@ -3375,7 +3375,8 @@ DP_API const dp_device_ops *dp_cpu(void)
                                       .copy_in = dp__cpu_copy_bytes,
                                       .copy_out = dp__cpu_copy_bytes,
                                       .copy = dp__cpu_copy_bytes,
-                                      .kernel = dp__cpu_kernel};
+                                      .kernel = dp__cpu_kernel,
+                                      .survives_fork = true};
     return &ops;
 }
 

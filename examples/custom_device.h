@@ -122,6 +122,7 @@ static inline const dp_device_ops *toy_device(void)
         .event_destroy = toy_event_destroy, .event_record = toy_event_record,
         .event_wait = toy_event_wait, .event_sync = toy_event_sync,
         .copy_in = toy_copy_in, .copy_out = toy_copy_out, .copy = toy_copy,
+        .survives_fork = true, /* no driver, no threads */
     };
     return &ops;
 }

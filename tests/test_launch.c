@@ -1523,6 +1523,75 @@ static dp_status spawn_again(void *user)
     return DP_OK;
 }
 
+/* A table with a driver, as it were, which says how often it was asked. */
+static int asked;
+static dp_device_ops driven;
+
+static dp_status count_driven(const dp_host *host, int *out)
+{
+    asked++;
+    return dp_cpu()->count(host, out);
+}
+
+static void drive(bool survives)
+{
+    driven = *dp_cpu();
+    driven.name = survives ? "sturdy" : "driven";
+    driven.count = count_driven;
+    driven.survives_fork = survives;
+    asked = 0;
+}
+
+static dp_status open_driven(void *user)
+{
+    const dp_device_ops *const backends[] = {&driven, user, NULL};
+    dp_ctx *ctx;
+    dp_info info;
+    DP_TRY(
+        dp_open(&(dp_config){.device_count = 1, .backends = backends, .local_only = true}, &ctx));
+    dp_status status = dp_info_get(ctx, &info);
+    dp_close(ctx);
+    return status == DP_OK && user != NULL && strcmp(info.device_backend, "cpu") != 0
+               ? dp_error(DP_ERR_USER, "%s serves", info.device_backend)
+               : status;
+}
+
+static dp_status open_driven_and_spawn(void *user)
+{
+    (void)user;
+    unsetenv("DP_LAUNCH");
+    unsetenv("DP_PROCESS");
+    unsetenv("DP_PROCESS_COUNT");
+    unsetenv("DP_LOCAL_PROCESS");
+    unsetenv("DP_LOCAL_PROCESS_COUNT");
+    DP_TRY(open_driven(NULL));
+    CHECK_INT(asked, 1);
+    CHECK_ERROR(dp_spawn(2, open_driven, NULL), DP_ERR_NO_DEVICE,
+                "used before this process was forked");
+    return DP_OK;
+}
+
+/* Its driver, or the driver's threads, are the parent's: nobody asks it in a child, unless it has
+   said that it has none. */
+TEST(what_drives_devices_does_not_survive_a_fork)
+{
+    nobody_launched_us();
+    drive(false);
+    CHECK_OK(dp_spawn(2, open_driven_and_spawn, NULL)); /* it is new there, but not in their own */
+    CHECK_INT(asked, 0);
+    CHECK_OK(open_driven(NULL));
+    CHECK_OK(open_driven(NULL));
+    CHECK_INT(asked, 2);
+    CHECK_ERROR(dp_spawn(2, open_driven, NULL), DP_ERR_NO_DEVICE,
+                "(driven: used before this process was forked, and a driver does not survive that: "
+                "fork before it is used)");
+    CHECK_OK(dp_spawn(2, open_driven, (void *)(uintptr_t)dp_cpu()));
+    CHECK_OK(open_driven(NULL));
+    drive(true);
+    CHECK_OK(open_driven(NULL));
+    CHECK_OK(dp_spawn(2, open_driven, NULL));
+}
+
 TEST(wrong_spawns)
 {
     dp_ctx *ctx;
