@@ -1071,21 +1071,32 @@ static void dp__door_seat(dp__door *door, const dp__guest *guest)
     door->taken++;
 }
 
+/* Whether that process has heard that nobody is let in any more. It comes for another try then, for
+   which this process has to be ready first; but where numbers come twice, it may be another one. */
+static bool dp__door_has_told(const dp__door *door, int process)
+{
+    int seat = process - door->process - 1;
+    bool late = seat >= 0 && seat < door->seat_count && !door->seats[seat].taken;
+    return door->failed != DP_OK && !door->twice && !late;
+}
+
 /* Who comes too late hears why. */
 static void dp__door_send_away(dp__door *door, const dp__guest *guest)
 {
-    char why[DP__TEXT_BYTES];
-    memcpy(why, dp_last_error(), sizeof why);
-    if (dp__door_admits(door, &guest->knock)) {
+    if (!door->twice) {
         door->seats[guest->knock.process - door->process - 1].taken = true;
         door->taken++;
     }
-    dp__note_failure(guest->fd, door->failed, door->process, why);
+    dp__note_failure(guest->fd, door->failed, door->process, dp_last_error());
 }
 
 /* false: the guest is gone, or has a seat. */
 static bool dp__door_answer(dp__door *door, dp__guest *guest, dp__heard heard)
 {
+    if (dp__door_has_told(door, guest->knock.process)) {
+        dp__os_close(guest->fd);
+        return false;
+    }
     if (heard == DP__KNOCKED) {
         guest->nonce = dp__os_random();
         dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, guest->nonce,
@@ -1297,8 +1308,10 @@ static dp_status dp__door_look(dp__door *door)
 }
 
 /* All who have come hear why it was in vain, and so do others, for a while. */
-static void dp__door_regret(dp__door *door, dp_status status)
+static dp_status dp__door_regret(dp__door *door, dp_status status)
 {
+    char why[DP__TEXT_BYTES];
+    memcpy(why, dp_last_error(), sizeof why);
     for (int i = 0; i < door->seat_count; i++) {
         dp__seat *seat = &door->seats[i];
         if (seat->fd >= 0)
@@ -1311,6 +1324,7 @@ static void dp__door_regret(dp__door *door, dp_status status)
     while ((door->twice || door->taken < door->expected) && dp__ms_until(door->until_ns) > 0 &&
            dp__door_look(door) == DP_OK) {
     }
+    return dp_error(status, "%s", why);
 }
 
 /* Wait until all are here, or, once they are, until they have met each other. */
@@ -1322,9 +1336,7 @@ DP__COLD static dp_status dp__door_wait(dp__door *door)
         status = dp__ms_until(door->until_ns) == 0 ? dp__door_late(door) : dp__door_look(door);
     if (status != DP_OK && !door->all)
         return dp__tree_fail(door->tree, NULL, status, door->process);
-    if (status != DP_OK)
-        dp__door_regret(door, status);
-    return status;
+    return status == DP_OK ? DP_OK : dp__door_regret(door, status);
 }
 
 /* ==== >>address ================================================================================

@@ -360,6 +360,31 @@ TEST(who_comes_late_hears_the_reason)
     run_with_late_ones();
 }
 
+/* Process 2 comes too late for the first try of the others, and in time for the second. */
+static void try_twice(void)
+{
+    dp_ctx *ctx;
+    use();
+    if (me == 2)
+        rest(1000);
+    else
+        CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "process 2 of 3 did not come");
+    if (me == 2 && open_world(0, NULL, &ctx) == DP_OK) { /* it is too late, or just in time */
+        check_sum(ctx);
+        dp_close(ctx);
+        return;
+    }
+    check_world("dp", NULL);
+}
+
+TEST(who_tries_again_meets)
+{
+    use = use_tcp;
+    run_world(3, try_twice);
+    use = use_name;
+    run_world(3, try_twice);
+}
+
 /* ---- squatters, secrets ---------------------------------------------------------------------- */
 
 #if defined(__linux__)
