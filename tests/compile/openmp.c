@@ -1,4 +1,4 @@
-/* openmp.c - dp_spawn after OpenMP: threads of its runtime are not in the new processes, which would
+/* openmp.c - dp_spawn after OpenMP: threads of its runtime are not in new processes, which would
    wait for them for ever. Compiled with -fopenmp, it runs by itself. */
 
 #define DP_IMPLEMENTATION
