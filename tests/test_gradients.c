@@ -22,6 +22,7 @@ typedef struct script { /* the module's state */
     int rank;    /* on which trouble comes; -1: on all */
     bool writes; /* it writes gradients instead of adding to them */
     bool means;  /* the module has mean_grads */
+    bool apart;  /* the gradient of c lies in memory of its own */
 } script;
 
 static const script ones = {.grad = {1, 1, 1}, .rank = -1};
@@ -71,12 +72,21 @@ static const dp_param_config told_params[] = {
 static dp_module *told_net(dp_ctx *ctx, const script *how)
 {
     dp_module *net = NULL;
+    dp_param_config params[PARAMS + 1];
+    dp_tensor grad = {0};
+    memcpy(params, told_params, sizeof params);
+    if (how->apart) {
+        CHECK_OK(dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 0), DP_F32, 1,
+                               params[2].shape, &grad));
+        CHECK_OK(dp_fill(ctx, &grad, dp_int(0)));
+    }
+    params[2].grad = grad.data;
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "net",
                                                   .methods = told,
                                                   .method_count = 2,
-                                                  .params = told_params,
-                                                  .param_count = 4,
+                                                  .params = params,
+                                                  .param_count = PARAMS + 1,
                                                   .state = how,
                                                   .mean_grads = how->means},
                               &net));
@@ -172,15 +182,18 @@ static void accumulate(dp_ctx *ctx, int face, const script *how, dp_reduction re
     dp_optim *optim = optim_of(par, (dp_optim_config){.accumulate = 6});
     for (int i = 0; i < 36; i++)
         CHECK_OK(step(par, optim, 0));
-    check_params(net, -6);
+    for (size_t i = 0; i < PARAMS; i++)
+        check_param(net, i, -6 * (double)how->grad[i]);
     CHECK_OK(dp_optim_progress(optim, 0, 8)); /* six make a step, and so do the two left over */
     for (int i = 0; i < 8; i++)
         CHECK_OK(step(par, optim, 0));
-    check_params(net, -8);
+    for (size_t i = 0; i < PARAMS; i++)
+        check_param(net, i, -8 * (double)how->grad[i]);
 }
 
-static const script means[] = {{.grad = {1, 1, 1}, .rank = -1, .means = true},
-                               {.grad = {1, 1, 1}, .rank = -1, .means = true, .writes = true}};
+static const script means[] = {
+    {.grad = {1, 1, 1}, .rank = -1, .means = true},
+    {.grad = {1, 2, 3}, .rank = -1, .means = true, .writes = true, .apart = true}};
 
 TEST_BACKENDS(means_of_own_rows_accumulate)
 {
@@ -223,6 +236,39 @@ TEST_BACKENDS(mean_grads_keep_what_no_sync_left)
         CHECK_OK(forward_and_backward(par, 2, false));
         check_grad(net, 2);
     }
+}
+
+/* What makes room for a pass that adds is memory of its scope. */
+TEST(a_pass_that_adds_finds_no_memory)
+{
+    size_t failures = 0;
+    for (size_t fail_at = 1, failed = 1; failed > 0; fail_at++) {
+        test_allocator counter = {0};
+        dp_ctx *ctx;
+        CHECK_OK(dp_open(&(dp_config){.device_count = 2, .allocator = test_allocator_of(&counter)},
+                         &ctx));
+        dp_module *net = told_net(ctx, &means[1]), *par = faced(net, DISTRIBUTED);
+        CHECK_OK(forward_and_backward(par, 1, true));
+        dp_scope *scopes[8]; /* what is kept for reuse is taken */
+        for (int i = 0; i < 8; i++)
+            scopes[i] = dp_scope_begin(ctx);
+        counter.fail_at = counter.call_count + fail_at;
+        counter.keep_failing = true;
+        dp_status status = forward_and_backward(par, 1, false);
+        failed = counter.fail_count;
+        failures += failed > 0;
+        counter =
+            (test_allocator){.live_blocks = counter.live_blocks, .live_bytes = counter.live_bytes};
+        CHECK_STATUS(status, failed > 0 ? DP_ERR_NO_MEMORY : DP_OK);
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(forward_and_backward(par, 1, true));
+        CHECK_OK(forward_and_backward(par, 1, false));
+        check_grad(net, 6);
+        CHECK(scopes[0] != NULL);
+        dp_close(ctx);
+        CHECK_NO_LEAKS(&counter);
+    }
+    CHECK(failures > 0);
 }
 
 /* Samples whose gradients were zeroed are not counted. */
