@@ -116,8 +116,8 @@ typedef struct dp_schedule { /* zero: 1 */
     dp_decay decay;          /* from then on */
     int64_t total;           /* steps, those of the warm-up included */
     double end_factor;
-    int64_t every; /* or milestones: steps, those of the warm-up included, that do not fall */
-    const int64_t *milestones;
+    int64_t every;             /* counted from the end of the warm-up */
+    const int64_t *milestones; /* or these, as `total` counted from step 0; they do not fall */
     size_t milestone_count;
     double gamma;
     /* Yours, in place of all that; the first step is 0. */
@@ -1319,6 +1319,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     bool asked = false;
     dp__train_views views;
     DP_TRY(dp__train_named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
+    clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
     dp_scope *temp;
@@ -2907,7 +2908,7 @@ static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, 
     if (status != DP_OK)
         return dp_error(status, "%s", said);
     if (most[3] != 0)
-        return dp_error(DP_ERR_MISMATCH, "the log of process %lld is not one of numbers",
+        return dp_error(DP_ERR_MISMATCH, "the log of process %lld was refused there",
                         (long long)(job.process_count - most[3]));
     *out_count = most[2];
     return most[0] == INT64_MIN || most[0] == -most[1]

@@ -142,8 +142,7 @@ static void logs_of_three(meeting *m)
                  odd == 0 ? "left" : "right", odd == 0 ? "right" : "left", odd == 0 ? 1 : odd);
         CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out), DP_ERR_MISMATCH, says);
         own = me == odd ? DP_DICT(scope, {"loss", dp_string(scope, "low")}) : log_of(scope, 1, 2);
-        snprintf(says, sizeof says, "dp_log_mean: the log of process %d is not one of numbers",
-                 odd);
+        snprintf(says, sizeof says, "dp_log_mean: the log of process %d was refused there", odd);
         CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out),
                     me == odd ? DP_ERR_INVALID : DP_ERR_MISMATCH,
                     me == odd ? "'loss' is no number" : says);

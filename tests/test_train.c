@@ -708,6 +708,29 @@ TEST_BACKENDS(clipping_by_value_as_torch)
     CHECK(isnan(got[5]));
 }
 
+static double clipped_in_f64(dp_ctx *ctx, bool norm)
+{
+    const dp_param_config param = {.name = "w", .dtype = DP_F64, .ndim = 1, .shape = {1}};
+    dp_module *net = NULL;
+    dp_tensor data, grad;
+    double got = 1;
+    CHECK_OK(dp_module_create(
+        ctx, &(dp_module_config){.name = "n", .params = &param, .param_count = 1}, &net));
+    CHECK_OK(dp_params_edit(net, 0, &data, &grad));
+    CHECK_OK(dp_fill(ctx, &grad, dp_float(-2)));
+    CHECK_OK(norm ? dp_clip_grad_norm(net, DP_ZERO, 2, NULL) : dp_clip_grad_value(net, DP_ZERO));
+    CHECK_OK(dp_read(ctx, &grad, &got, sizeof got));
+    CHECK_OK(dp_module_destroy(net));
+    return got;
+}
+
+/* To 0 itself, not to a number that f64 can tell from it. */
+TEST_BACKENDS(gradients_of_doubles_are_clipped_to_zero)
+{
+    CHECK_F64(clipped_in_f64(ctx, true), 0, 0);
+    CHECK_F64(clipped_in_f64(ctx, false), 0, 0);
+}
+
 /* A limit that the dtype does not have is its largest number. */
 TEST_BACKENDS(gradients_of_any_dtype_are_clipped_to_anything)
 {
