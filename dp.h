@@ -579,7 +579,9 @@ typedef struct dp_device_info {
     uint64_t bytes_total, bytes_free; /* 0 when unknown */
     int compute_units;
     bool host_memory; /* the host may read and write this device's memory */
-    int memory; /* devices of one table with the same number have one memory; 0: one of its own */
+    int memory; /* devices of one table with the same number, not 0, have one memory: each reads and
+                   writes in the order of streams what another allocated, and nothing is copied from
+                   one to the other; 0: one of its own */
 } dp_device_info;
 
 DP_MUST_USE DP_API dp_status dp_info_get(const dp_ctx *ctx, dp_info *out);
@@ -1760,8 +1762,24 @@ DP_API void dp_trace_end(void);
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
    ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
    and so is what is reduced among devices whose memory the host cannot reach; copies take bytes
-   at any address. Methods after the bar are optional: if one is NULL, or past `size`, the core does
-   without, as the comment says. Methods are only ever appended.
+   at any address. Methods are only ever appended.
+
+   What is optional. A method behind the bar may be NULL, or past `size`. The core does without:
+     host_alloc, host_free   host memory is the allocator's, and may be slower to copy
+     copy_2d                 one copy a row
+     peer_copy               through the host; so if it says DP_ERR_UNSUPPORTED, of some devices or
+                             of all
+     kernel                  copied to the host, done there, copied back; so if it says
+                             DP_ERR_UNSUPPORTED, of some kinds, dtypes or flags, or of all
+     owns                    nobody asks
+     host_call               the timeline has no row for the stream
+   and of the collectives
+     reduce_scatter          all_reduce into a temporary, then the own part
+     all_to_all              all_gather into a temporary, then the own parts
+     abort                   who waits for this process times out
+     poll                    nothing is known before the next call
+     say                     who comes to wait for this process does not hear why it is in vain
+     describe                dp_report_text says nothing of it
 
    Order. Methods that take a stream enqueue and return; only *_sync waits. A table may do the work
    at once, and one with host_memory must, since the host does not ask before it reads. Streams, of
@@ -1780,11 +1798,12 @@ DP_API void dp_trace_end(void);
    work in it or drops it, so that none of it touches memory that is freed later. If a wait failed,
    the streams are destroyed first and the memory is freed after that.
 
-   Threads. count, open and close: one thread at a time. info, owns, alloc, free, host_alloc,
-   host_free, *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and
-   event_wait: any thread, several at once on different streams, one at a time on the same stream.
-   stream_sync and event_sync: any thread, even while another one uses the stream or the event; they
-   wait for what came before.
+   Threads. count, open and close: one thread at a time for each dp_host, that is for each context;
+   several contexts may open and close at once. info, owns, alloc, free, host_alloc, host_free,
+   *_create and *_destroy: any thread, several at once. Copies, kernel, event_record and event_wait:
+   any thread, several at once on different streams, one at a time on the same stream. stream_sync
+   and event_sync: any thread, even while another one uses the stream or the event; they wait for
+   what came before.
 
    Failures are reported with dp_error(status, sentence). What they do to the context:
      count, open, info, *_create, alloc, host_alloc
@@ -1812,8 +1831,10 @@ typedef enum dp_kernel {
                          says SUM and beta. The smaller, or larger, of NaN and a number is NaN. In a
                          binary tree: ((in[0] + in[1]) + (in[2] + in[3])) + in[4], the left half
                          having the largest power of two */
-    DP_KERNEL_STATS,   /* out[0] = double[2]: sum of squares of in[0], count of non-finite ones */
-    DP_KERNEL_PAD,     /* out[0], dense, of `shape` = in[0] of in_shape, and fill_bits behind it */
+    DP_KERNEL_STATS,   /* out[0] = double[2]: the sum of squares of in[0], and how many elements
+                          are not finite; those are in the sum, which they make infinite or NaN */
+    DP_KERNEL_PAD,     /* out[0], dense, of `shape` = in[0], of in_shape and in_stride, and
+                          fill_bits behind it; out_stride may be NULL */
     DP_KERNEL_TOTAL,   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */
     DP_KERNEL_SGD,     /* out[0] parameter, out[1] momentum; in[0] gradient, in[1] gate */
     DP_KERNEL_ADAMW,   /* out[0] parameter, out[1] mean, out[2] square; in as SGD */
@@ -1821,15 +1842,24 @@ typedef enum dp_kernel {
                           dense, of shape {outer, C, inner} */
 } dp_kernel;
 
-/* SGD and ADAMW step as torch.optim does, in f32 (f64 for f64), each operation rounded; so is the
-   state. SGD without momentum has one output. The gate, which may be left out, is double[2]: a
-   factor for the gradient, and a number that, above 0, leaves everything as it is.
-   dp_kernel_args.numbers:
-     SGD    lr, weight_decay, momentum, 1 - dampening
-     ADAMW  lr / (1 - beta1^t), 1 - lr * weight_decay (L2: weight_decay), 1 - beta1, beta2,
-            1 - beta2, sqrt(1 - beta2^t), eps
-   The mean follows the gradient g as by torch.lerp: with w = 1 - beta1 below 0.5 it becomes
-   mean + (g - mean) * w, else g - (g - mean) * (1 - w), which is g itself where beta1 is 0. */
+/* SGD and ADAMW step as torch.optim does. All is computed in f32, or in f64 for f64, and rounded to
+   that after each operation; a parameter in f16 or bf16 is rounded to its dtype at last. State is
+   in what is computed in: f32 for f16, bf16 and f32. x is out[0], and g is in[0] * factor, or
+   in[0] * -factor with MAXIMIZE. in[1], the gate, is double[2]: that factor, and a number that,
+   above 0, leaves everything as it is; without a gate they are 1 and 0. The numbers are:
+
+     SGD      lr, decay, momentum, fresh = 1 - dampening
+     ADAMW    lr, divided by 1 - beta1^t; decay: 1 - lr * weight_decay, with L2 weight_decay;
+              w = 1 - beta1, beta2, fresh = 1 - beta2, root = sqrt(1 - beta2^t), eps
+
+     SGD      if (decay != 0) g = g + x * decay
+              if (v)          v = FIRST ? g : v * momentum + g * fresh     v is out[1], or not there
+              if (v)          g = NESTEROV ? g + v * momentum : v
+              x = x - g * lr
+     ADAMW    if (!L2) x = x * decay; else if (decay != 0) g = g + x * decay
+              m = w < 0.5 ? m + (g - m) * w : g + (g - m) * (w - 1)        m is out[1]; torch.lerp
+              s = s * beta2 + (g * g) * fresh                              s is out[2]
+              x = x - m / (sqrt(s) / root + eps) * lr                                          */
 enum {                         /* dp_kernel_args.flags */
        DP_KERNEL_NESTEROV = 1, /* SGD */
        DP_KERNEL_FIRST = 2,    /* SGD: momentum becomes the gradient */
@@ -1852,7 +1882,7 @@ typedef struct dp_kernel_args {
     int ndim; /* COPY, PAD, CHANNELS */
     const int64_t *shape, *out_stride, *in_shape, *in_stride;
     unsigned flags;
-    double numbers[8]; /* SGD, ADAMW */
+    double numbers[8]; /* SGD, ADAMW; rounded to what is computed in */
     size_t heads;      /* 0: the library's, whose own kernels know it. The first so many of a REDUCE
                           stand before the tree: in[0] + (in[1] + (in[2] + ... all others)) */
 } dp_kernel_args;
@@ -1905,26 +1935,22 @@ struct dp_device_ops {
     dp_status (*copy_out)(dp_stream *stream, void *host, const void *src, size_t bytes);
     dp_status (*copy)(dp_stream *stream, void *dst, const void *src, size_t bytes);
     /* -------------------------------------------------------------------------- optional -- */
-    /* Host memory that copies fast (without: the allocator's). */
+    /* Host memory that copies fast. */
     dp_status (*host_alloc)(dp_dev *dev, size_t bytes, void **out);
     void (*host_free)(dp_dev *dev, void *data, size_t bytes);
-    /* `rows` rows inside the device (without: one copy a row). */
+    /* `rows` rows inside the device. */
     dp_status (*copy_2d)(dp_stream *stream, void *dst, size_t dst_pitch, const void *src,
                          size_t src_pitch, size_t row_bytes, size_t rows);
-    /* From another device of this table, ordered on the reader's stream (without: through the
-       host). */
+    /* From another device of this table, ordered on the reader's stream. */
     dp_status (*peer_copy)(dp_stream *stream, void *dst, dp_dev *src_dev, const void *src,
                            size_t bytes);
-    /* One dp_kernel; DP_ERR_UNSUPPORTED, or without: copied to the host, done there, copied
-       back. */
     dp_status (*kernel)(dp_stream *stream, const dp_kernel_args *args);
-    /* Whether work on the device may use this address (without: nobody asks). Asked for each
-       pointer of a collective and of dp_kernel_run, so that a pointer into other memory is an error
-       instead of a stray access. Leave it out where the answer is slow; for dp_cpu any address will
-       do. */
+    /* Whether work on the device may use this address. Asked for each pointer of a collective and
+       of dp_kernel_run, so that a pointer into other memory is an error instead of a stray access.
+       Leave it out where the answer is slow; for dp_cpu any address will do. */
     bool (*owns)(dp_dev *dev, const void *data);
     /* fn(user) on the host, on any thread, when the stream gets there; fn is short and calls
-       nothing of the table (without: the timeline has no row for the stream). */
+       nothing of the table. */
     dp_status (*host_call)(dp_stream *stream, void (*fn)(void *user), void *user);
     /* No driver and no threads: count and open work in a child of fork as they do here. */
     bool survives_fork;
@@ -1933,12 +1959,13 @@ struct dp_device_ops {
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
    and the first that says yes is opened. Ranks rank_first .. rank_first + local_count - 1 are
    local. Each collective gets one dp_part per local rank, with its stream filled in, and orders
-   its work on it; the array of parts is valid until the call returns. One thread at a time
-   calls, except abort. A failure may leave work in those streams, and in no others: it is waited
-   for. Its class is what the table says; with several processes it must be JOB, since the others
-   cannot know. A table may refuse a call, with the class CALL, before it has begun anything of
-   it. No wait for another process is longer than timeout_ms; its error should name the rank that
-   did not come. close runs no collective: it may come at any time. */
+   its work on it; the array of parts is valid until the call returns. One thread at a time calls
+   into a comm, except abort and describe; several comms may be called at once. A failure may leave
+   work in those streams, and in no others: it is waited for. Its class is what the table says; with
+   several processes it must be JOB, since the others cannot know. A table may refuse a call, with
+   the class CALL, before it has begun anything of it. No wait for another process is longer than
+   timeout_ms; its error should name the rank that did not come. close runs no collective: it may
+   come at any time. */
 typedef struct dp_comm_config {
     dp_dev *const *local;
     int local_count, rank_first, rank_count;
@@ -1973,21 +2000,18 @@ struct dp_coll_ops {
     dp_status (*all_gather)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
     /* -------------------------------------------------------------------------- optional -- */
     /* With host_memory a recv may be NULL, and may lie in what another local rank sends, at the
-       place of the receiver: nothing is written there before all ranks' elements are read (without:
-       all_reduce into a temporary, then the own part) */
+       place of the receiver: nothing is written there before all ranks' elements are read. */
     dp_status (*reduce_scatter)(dp_comm *comm, const dp_part *local, size_t count_each,
                                 dp_dtype dtype, dp_op op, double scale);
-    /* (without: all_gather into a temporary, then the own parts) */
     dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
     /* The job has failed here: release those who wait, in other processes too, and tell them why.
-       Called from any thread, perhaps more than once (without: they time out). */
+       Called from any thread, perhaps more than once. */
     void (*abort)(dp_comm *comm);
-    dp_status (*poll)(dp_comm *comm); /* what went wrong since (without: nothing) */
+    dp_status (*poll)(dp_comm *comm); /* what went wrong since */
     /* A call has failed here, and the job has not: a sentence for those who come to wait for this
-       process in vain. From one thread at a time (without: they do not hear it). */
+       process in vain. From one thread at a time. */
     void (*say)(dp_comm *comm, const char *text);
-    /* What it has carried so far, in a few words for dp_report_text, from any thread (without:
-       nothing is said). */
+    /* What it has carried so far, in a few words for dp_report_text, from any thread. */
     void (*describe)(dp_comm *comm, char *text, size_t bytes);
 };
 
@@ -4514,7 +4538,7 @@ static size_t dp__operand_bytes(const dp_kernel_args *args, bool input, size_t p
                                                     : size;
     if (input && dp__is_update(args) && place > 0)
         return 2 * size;
-    if (args->kernel != DP_KERNEL_COPY && args->kernel != DP_KERNEL_PAD)
+    if (args->kernel != DP_KERNEL_COPY && !(input && args->kernel == DP_KERNEL_PAD))
         return args->count * size;
     return dp__extent(args->ndim, shape, stride, size, &bytes) ? bytes : 0;
 }

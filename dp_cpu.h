@@ -3161,11 +3161,14 @@ static void dp__cpu_pad_rows(const dp_kernel_args *args)
 static void dp__cpu_pad(const dp__simd *simd, const dp_kernel_args *args)
 {
     dp_kernel_args copy = *args;
+    int64_t dense[DP_MAX_DIMS], step = 1;
     bool grows = false;
     copy.kernel = DP_KERNEL_COPY;
     copy.shape = args->in_shape;
+    copy.out_stride = dense;
     copy.count = 1;
-    for (int i = 0; i < args->ndim; i++) {
+    for (int i = args->ndim; i-- > 0; step *= args->shape[i]) {
+        dense[i] = step;
         grows = grows || args->shape[i] != args->in_shape[i];
         copy.count *= (size_t)args->in_shape[i];
     }

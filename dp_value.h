@@ -685,7 +685,6 @@ static void dp__stack_sample(int sample, void *user)
                            .fill_bits = stack->pad_bits[sample],
                            .ndim = dst.ndim - 1,
                            .shape = dst.shape + 1,
-                           .out_stride = dst.stride + 1,
                            .in_shape = src->shape,
                            .in_stride = src->stride};
     dp_status status = dp__is_host(stack->device)

@@ -2,6 +2,7 @@
 
      lazy_table     asynchronous, memory that the host cannot reach, every optional method
      shared_table   the same, and all devices have one memory
+     refusing_table the same as lazy_table, whose devices cannot copy from each other and say so
      broken_table   lazy_table with the bug that $CONFORM_BUG names
      broken_coll    NULL, or the CPU's collectives with such a bug */
 
@@ -21,6 +22,22 @@ static inline const dp_device_ops *lazy_table(void)
 static inline const dp_device_ops *shared_table(void)
 {
     return lazy_device(reluctant_one_memory(HAS_ALL, ALL_KERNELS));
+}
+
+static dp_device_ops refusing_ops;
+
+static inline dp_status refusing_peer_copy(dp_stream *stream, void *dst, dp_dev *src_dev,
+                                           const void *src, size_t bytes)
+{
+    (void)stream, (void)dst, (void)src_dev, (void)src, (void)bytes;
+    return dp_error(DP_ERR_UNSUPPORTED, "these devices do not reach each other");
+}
+
+static inline const dp_device_ops *refusing_table(void)
+{
+    refusing_ops = *lazy_table();
+    refusing_ops.peer_copy = refusing_peer_copy;
+    return &refusing_ops;
 }
 
 /* ---- bugs, and the test that finds each ------------------------------------------------------ */

@@ -175,6 +175,8 @@ step_conform() (
     export TEST_STRIDE=3
     BACKEND=tests/conform_tables.h TABLE=lazy_table conform
     BACKEND=tests/conform_tables.h TABLE=shared_table conform
+    T=${T:-device/} BACKEND=tests/conform_tables.h TABLE=refusing_table conform
+    build/conform/refusing_table/tests "-j$JOBS" "${T:-replicate/}"
     conform_broken
 )
 

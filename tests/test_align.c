@@ -635,7 +635,7 @@ ALIGN_TEST(kernel_copy_and_pad, 2)
 {
     int64_t columns = count < 100 ? 6 : 251, rows = (int64_t)count / columns;
     const int64_t shape[] = {rows, columns}, turned[] = {1, rows}, dense[] = {columns, 1};
-    const int64_t padded[] = {rows + 1, columns + 3}, padded_stride[] = {columns + 3, 1};
+    const int64_t padded[] = {rows + 1, columns + 3};
     dp_kernel_args args = {.kernel = variant == 0 ? DP_KERNEL_COPY : DP_KERNEL_PAD,
                            .dtype = dtype,
                            .in_dtype = dtype,
@@ -650,7 +650,7 @@ ALIGN_TEST(kernel_copy_and_pad, 2)
     if (variant == 1) {
         args.count = (size_t)(padded[0] * padded[1]);
         args.shape = padded;
-        args.out_stride = padded_stride;
+        args.out_stride = NULL;
         args.in_stride = dense;
     }
     number_put(dtype, &args.fill_bits, 0, 1);

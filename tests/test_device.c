@@ -554,16 +554,19 @@ TABLE_TEST(rows_are_copied)
 
 TABLE_TEST(devices_copy_from_each_other)
 {
-    unsigned char in[1001], got[1001] = {0};
+    unsigned char in[1001], got[1001] = {0}, none[1001] = {0};
     if (!DP_HAS(dp_device_ops, b->ops, peer_copy)) {
         SKIP("no peer_copy");
     }
     memset(in, 9, sizeof(in));
     void *x = bare_block(b, 0, in, sizeof(in)), *y = bare_block(b, 1, got, sizeof(got));
     CHECK_OK(b->ops->stream_sync(b->stream[0]));
-    CHECK_OK(b->ops->peer_copy(b->stream[1], y, b->dev[0], x, sizeof(in)));
+    dp_status status = b->ops->peer_copy(b->stream[1], y, b->dev[0], x, sizeof(in));
+    if (status != DP_ERR_UNSUPPORTED) {
+        CHECK_OK(status);
+    }
     bare_read(b, 1, got, y, sizeof(got));
-    CHECK_BYTES(got, in, sizeof(in));
+    CHECK_BYTES(got, status == DP_OK ? in : none, sizeof(in));
     b->ops->free(b->dev[0], x, sizeof(in));
     b->ops->free(b->dev[1], y, sizeof(got));
 }
@@ -861,11 +864,11 @@ KERNEL_TEST(stats)
     fill_blocks(dtype, start, state);
     check_kernel(b, "stats", &c, start);
     if (number_is_float(dtype)) {
-        number_put(dtype, start[3], c.skip + count / 2, NUMBER_NAN);
-        check_kernel(b, "stats with NaN", &c, start);
         number_put(dtype, start[3], c.skip, -NUMBER_INFINITY);
         number_put(dtype, start[3], c.skip + count - 1, NUMBER_INFINITY);
         check_kernel(b, "stats with infinity", &c, start);
+        number_put(dtype, start[3], c.skip + count / 2, NUMBER_NAN);
+        check_kernel(b, "stats with NaN", &c, start);
     }
 }
 
@@ -923,7 +926,6 @@ KERNEL_TEST(pad)
         const int64_t *in_shape = shapes[i % 3];
         int64_t shape[] = {in_shape[0] + i % 2, in_shape[1] + (int64_t)count % 4,
                            in_shape[2] + i / 9};
-        int64_t dense[] = {shape[1] * shape[2], shape[2], 1};
         kernel_case c = {{.kernel = DP_KERNEL_PAD,
                           .dtype = dtype,
                           .count = (size_t)(shape[0] * shape[1] * shape[2]),
@@ -931,7 +933,6 @@ KERNEL_TEST(pad)
                           .out_count = 1,
                           .ndim = 3,
                           .shape = shape,
-                          .out_stride = dense,
                           .in_shape = in_shape,
                           .in_stride = strides[i / 3 % 3]},
                          .skip = count % 5,

@@ -568,6 +568,7 @@ TEST_BACKENDS(kernels_know_shapes_and_places)
     CHECK_KERNEL(COPY, "what is written overlaps what is read", a.in = shifted);
     CHECK_KERNEL(PAD, "shape is NULL", a.in_shape = NULL);
     CHECK_KERNEL(PAD, "in_stride is NULL", a.in_stride = NULL);
+    CHECK_KERNEL(PAD, NULL, a.out_stride = NULL);
     CHECK_KERNEL(PAD, "in_shape[0] is 3, shape[0] is 2", a.in_shape = longer);
     CHECK_KERNEL(PAD, "count is 2, shape has 4 elements", a.count = 2);
     CHECK_KERNEL(CHANNELS, "ndim of CHANNELS is 2, not 3", a.ndim = 2);

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include "test.h"
 
 enum { MAX_DEVICES = 8, COUNT = 257 };
@@ -512,4 +513,42 @@ TEST_SLOW(two_threads_that_call_at_once_are_told_so, 30)
     join(thread);
     CHECK_OK(dp_barrier(k.ctx));
     dp_close(k.ctx);
+}
+
+/* ---- contexts side by side ------------------------------------------------------------------- */
+
+static atomic_int counting, meeting;
+
+/* Waits for another context to ask as well. */
+static dp_status count_together(const dp_host *host, int *out)
+{
+    (void)host;
+    atomic_fetch_add(&counting, 1);
+    for (int i = 0; i < 500 && atomic_load(&counting) < 2; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    atomic_fetch_add(&meeting, atomic_load(&counting) == 2);
+    *out = 1;
+    return DP_OK;
+}
+
+static void *open_and_close(void *user)
+{
+    const dp_device_ops *const *tables = user;
+    dp_ctx *ctx = NULL;
+    CHECK_OK(dp_open(&(dp_config){.backends = tables}, &ctx));
+    dp_close(ctx);
+    return NULL;
+}
+
+/* As the contract says: a table hears one thread at a time of each context, and several of them. */
+TEST(contexts_open_at_the_same_time)
+{
+    static dp_device_ops table;
+    const dp_device_ops *tables[] = {&table, NULL};
+    table = *dp_cpu();
+    table.count = count_together;
+    pthread_t other = start(open_and_close, tables);
+    open_and_close(tables);
+    join(other);
+    CHECK_INT(meeting, 2);
 }
