@@ -912,8 +912,9 @@ static const char *dp__os_let_threads_go(void)
     if (dp__omp_pause != NULL)
         (void)dp__omp_pause(1); /* omp_pause_soft */
     else if (dp__os_has_threads() && dl_iterate_phdr(dp__os_is_gomp, NULL) != 0)
-        return "gcc's OpenMP (libgomp) is loaded in a version that cannot let its threads go: call "
-               "dp_spawn before it is used, or use a launcher";
+        return "gcc's OpenMP (libgomp) is here and may have threads, which it cannot be asked to "
+               "let go: it is older than gcc 9, or dlopen brought it. Call dp_spawn before it is "
+               "used";
     return NULL;
 }
 #else
