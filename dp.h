@@ -646,14 +646,14 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 
    Two jobs at one address are told apart by the number that the launcher has given each
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by
-   $DP_SECRET: the same in all processes of a job, another one in every job. It keeps out those who
-   know the launcher's number, too. Without either nobody can know which process belongs to which
-   job; but there is only one process 0 at an address, until its dp_close, and the error of a second
-   one names it. While the first job still meets, that is an error in all processes of both jobs. So
-   is any other number that comes twice, and process 0 waits half a second for it when all have
+   $DP_SECRET: the same in all processes of a job, another one in every job. It also keeps out
+   whoever knows the launcher's number. Without either nobody can know which process belongs to
+   which job, but there is only one process 0 at an address, until its dp_close: the error of a
+   second one names it. While the first job still meets, all processes of both jobs get an error. So
+   they do if any other number comes twice; process 0 waits half a second for that when all have
    come. Later the others of the second job find nobody, and their error says who has the address.
-   What this cannot notice is a process that took another's place in time, when that one came, with
-   its own process 0, more than half a second later.
+   One case stays: a process of the second job takes a place in the first, and the rightful one
+   comes more than half a second after that job has met. Then only the rightful one gets an error.
 
    By hand, in two terminals:
 
