@@ -54,7 +54,7 @@ typedef struct dp_average_config { /* zero: as mmengine's ExponentialMovingAvera
 
 /* Of all parameters and buffers of a module or wrapper, frozen ones too, which it begins with
    copies of. What is no floating dtype is copied where others are averaged. It ends with the
-   context, or earlier. */
+   context; or earlier, and before its module. */
 DP_MUST_USE DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *config,
                                                dp_average **out);
 /* Ends what was begun. NULL is fine. */

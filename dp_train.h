@@ -194,8 +194,9 @@ typedef struct dp_optim_config {
     bool sharded;
 } dp_optim_config;
 
-/* Strings and arrays are copied. It ends with the context, or earlier. Where one is made after a
-   sharded one, all processes have to make it: they all scatter gradients, or none does. */
+/* Strings and arrays are copied. It ends with the context; or earlier, and before its module. Where
+   one is made after a sharded one, all processes have to make it: they all scatter gradients, or
+   none does. */
 DP_MUST_USE DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config,
                                              dp_optim **out);
 /* NULL is fine. Gradients that were scattered for it still are: dp_grads_scatter with false ends
@@ -2639,35 +2640,52 @@ static dp_status dp__train_state_put(const dp__train_optimizer *optim, size_t s,
     return DP_OK;
 }
 
-static dp_status dp__train_param_load(const dp__train_optimizer *optim, dp_scope *temp, size_t s,
-                                      size_t at, dp_value saved)
+/* All that was saved, parameter by parameter, as state_put wants it. What needs memory for that has
+   it before anything is changed. */
+static dp_status dp__train_saved_dense(const dp__train_optimizer *optim, dp_scope *temp,
+                                       dp_value state, dp_tensor *out)
+{
+    for (size_t s = 0; s < optim->views.span_count; s++) {
+        const dp__train_span *span = &optim->views.spans[s];
+        for (size_t p = 0; p < span->param_count; p++) {
+            dp_value saved = dp__train_saved_of(optim, state, span->first + p);
+            for (size_t k = 0; k < optim->stores[s].slots; k++)
+                DP_TRY(dp_contiguous(temp, dp_at(saved, k).as.t, out++));
+        }
+    }
+    return DP_OK;
+}
+
+static dp_status dp__train_param_load(const dp__train_optimizer *optim, size_t s, size_t at,
+                                      const dp_tensor *saved)
 {
     const dp__train_views *views = &optim->views;
-    for (size_t k = 0; k < optim->stores[s].slots; k++) {
-        const dp_tensor *from;
-        dp_tensor dense;
-        DP_TRY(dp_as_tensor(dp_at(saved, k), "state", DP_DTYPE_ANY, -1, &from));
-        DP_TRY(dp_contiguous(temp, from, &dense));
+    for (size_t k = 0; k < optim->stores[s].slots; k++)
         for (size_t owner = 0; owner < views->owner_count; owner++)
             if (dp__train_has(views, owner, views->spans[s].first))
-                DP_TRY(dp__train_state_put(optim, s, owner, k, at, &dense));
-    }
+                DP_TRY(dp__train_state_put(optim, s, owner, k, at, &saved[k]));
     return DP_OK;
 }
 
 static dp_status dp__train_states_load(const dp__train_optimizer *optim, dp_scope *temp,
                                        dp_value state)
 {
-    for (size_t s = 0; s < optim->views.span_count; s++) {
-        const dp__train_span *span = &optim->views.spans[s];
+    const dp__train_views *views = &optim->views;
+    size_t most = views->count * (optim->state_count + 1); /* and a master copy */
+    dp_tensor *saved = dp_scope_alloc(temp, most * sizeof *saved);
+    if (saved == NULL)
+        return dp__train_full();
+    DP_TRY(dp__train_saved_dense(optim, temp, state, saved));
+    for (size_t s = 0; s < views->span_count; s++) {
+        const dp__train_span *span = &views->spans[s];
         size_t at = 0;
         for (size_t p = 0; p < span->param_count; p++) {
-            size_t i = span->first + p;
-            DP_TRY(dp__train_param_load(optim, temp, s, at, dp__train_saved_of(optim, state, i)));
-            at += dp__train_elements(&optim->views, i);
+            DP_TRY(dp__train_param_load(optim, s, at, saved));
+            at += dp__train_elements(views, span->first + p);
+            saved += optim->stores[s].slots;
         }
     }
-    return dp_wait(optim->views.ctx); /* what was saved may go */
+    return dp_wait(views->ctx); /* what was saved may go */
 }
 
 /* A file in which all were stepped as often has no counts. */

@@ -1139,6 +1139,10 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
                 "'steps' is missing, or no count");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "done", dp_int(-1))), DP_ERR_MISMATCH,
                 "'done' is missing");
+    const dp_value items[] = {dp_int(1), dp_int(2), dp_int(3)};
+    CHECK_ERROR(
+        dp_optim_load(optim, with(scope, saved, "state", dp_list_make(scope, DP_LIST, items, 3))),
+        DP_ERR_MISMATCH, "tensors of state, 0 were saved");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_int(INT64_MAX))),
                 DP_ERR_MISMATCH, "'steps' is missing, or no count");
     static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL};
@@ -1686,6 +1690,55 @@ static void check_each_allocation(dp_dtype dtype, bool poison)
         dp_close(ctx);
         CHECK_NO_LEAKS(&counter);
     }
+}
+
+/* The same state in tensors that are not dense, each in the first column of another. */
+static dp_value in_columns(dp_ctx *ctx, dp_scope *scope, dp_value saved)
+{
+    dp_value state = dp_get(saved, "state"), lists[TORCH_ALL];
+    dp_pair pairs[TORCH_ALL];
+    for (size_t i = 0; i < dp_count(state); i++) {
+        const dp_tensor *from = dp_at(dp_at(state, i), 0).as.t;
+        dp_tensor wide = *from, column;
+        wide.shape[from->ndim] = 2;
+        CHECK_OK(
+            dp_tensor_new(scope, (dp_device){0, 0}, DP_F32, from->ndim + 1, wide.shape, &wide));
+        CHECK_OK(dp_select(&wide, -1, 0, &column));
+        CHECK_OK(dp_copy(ctx, &column, from, NULL));
+        lists[i] = dp_of(scope, &column);
+        pairs[i] = (dp_pair){dp_key_at(state, i), dp_list_make(scope, DP_LIST, &lists[i], 1)};
+    }
+    return with(scope, saved, "state", dp_dict_make(scope, pairs, dp_count(state)));
+}
+
+TEST(without_memory_to_load_nothing_changes)
+{
+    static char before[1 << 16];
+    test_allocator counter = {0};
+    dp_config config = {.poison = true, .allocator = test_allocator_of(&counter)};
+    dp_ctx *ctx = NULL;
+    dp_value saved, now;
+    CHECK_OK(dp_open(&config, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_module *net = begun_net(ctx);
+    dp_optim *optim = optim_of(net, (dp_optim_config){.hyper = {.lr = 0.5, .momentum = 0.5}});
+    some_steps(net, optim, 0, 1);
+    CHECK_OK(dp_optim_save(optim, scope, &saved));
+    saved = in_columns(ctx, scope, saved);
+    some_steps(net, optim, 1, 3);
+    CHECK_OK(dp_optim_save(optim, scope, &now));
+    snprintf(before, sizeof before, "%s", tree_text(ctx, now));
+    dp_status status = DP_ERR_NO_MEMORY;
+    for (size_t at = 1; status != DP_OK; at++) {
+        counter.fail_at = counter.call_count + at;
+        status = dp_optim_load(optim, saved);
+        counter.fail_at = 0;
+        CHECK(status == DP_OK || status == DP_ERR_NO_MEMORY);
+        CHECK_OK(dp_optim_save(optim, scope, &now));
+        CHECK(status == DP_OK || strcmp(tree_text(ctx, now), before) == 0);
+    }
+    CHECK_STR(tree_text(ctx, dp_get(now, "steps")), "1");
+    dp_close(ctx);
 }
 
 TEST(every_allocation_fails_once)
