@@ -225,6 +225,7 @@ TEST_BACKENDS(mean_grads_keep_what_no_sync_left)
     for (int face = 0; face < FACES; face++) {
         dp_module *net = told_net(ctx, &means[0]), *par = faced(net, face);
         static const bool no_sync[] = {false, false, true, true, false, false};
+        dp_tensor data, grad;
         static const double wants[] = {2, 2, 2, 4, 6, 2};
         for (int i = 0; i < 6; i++) {
             CHECK_OK(forward_and_backward(par, 2, no_sync[i]));
@@ -232,7 +233,9 @@ TEST_BACKENDS(mean_grads_keep_what_no_sync_left)
                 check_grad(net, wants[i]);
         }
         CHECK_OK(forward_and_backward(par, 2, true));
-        CHECK_OK(dp_zero_grad(par)); /* takes it back */
+        CHECK_OK(dp_zero_grad(par)); /* takes it back: what is there now is zeroed as ever */
+        CHECK_OK(dp_params_edit(net, 2, &data, &grad));
+        CHECK_OK(dp_fill(ctx, &grad, dp_int(9)));
         CHECK_OK(forward_and_backward(par, 2, false));
         check_grad(net, 2);
     }
