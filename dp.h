@@ -1773,6 +1773,7 @@ DP_API void dp_trace_end(void);
                              DP_ERR_UNSUPPORTED, of some kinds, dtypes or flags, or of all
      owns                    nobody asks
      host_call               the timeline has no row for the stream
+     survives_fork           not used in a child of a process that has used it
    and of the collectives
      reduce_scatter          all_reduce into a temporary, then the own part
      all_to_all              all_gather into a temporary, then the own parts

@@ -303,6 +303,117 @@ TEST(threads_that_an_old_openmp_keeps)
     CHECK(dp_spawn(2, do_nothing, NULL) == DP_OK);
 }
 
+/* ---- a process that comes, and does not get on ----------------------------------------------- */
+
+enum { COUNT = 2 };
+
+static void be_process(int process)
+{
+    char address[40], which[12];
+    snprintf(address, sizeof address, "@guest-%d", (int)getppid());
+    snprintf(which, sizeof which, "%d", process);
+    setenv("DP_LAUNCH", "dp", 1);
+    setenv("DP_PROCESS", which, 1);
+    setenv("DP_PROCESS_COUNT", "2", 1);
+    setenv("DP_LOCAL_PROCESS", which, 1);
+    setenv("DP_LOCAL_PROCESS_COUNT", "2", 1);
+    setenv("DP_ADDR", address, 1);
+    setenv("DP_SECRET", "of this test", 1);
+}
+
+/* Process 1 has heard that all are here. Then it says something, or nothing, or ends. */
+static void (*then)(int fd);
+
+static void come_in(void)
+{
+    dp__launch launch;
+    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
+                       .version = DP_VERSION,
+                       .process = 1,
+                       .process_count = COUNT,
+                       .patience_ms = 400};
+    dp__welcome welcome;
+    int fd = -1;
+    be_process(1);
+    CHECK(dp__launch_read(NULL, &launch) == DP_OK);
+    dp__target first = {.host = "", .launch = &launch};
+    memcpy(first.place, launch.place, sizeof first.place);
+    CHECK(dp__knock_until(&first, 0, launch.key, &knock, dp__after_ms(9000), &fd) == DP_OK);
+    CHECK(dp__await_welcome(fd, COUNT, dp__after_ms(9000), &welcome) == DP_OK);
+    then(fd);
+}
+
+static void say_nothing(int fd)
+{
+    (void)fd;
+    rest(20000);
+}
+
+static void leave(int fd)
+{
+    (void)fd;
+}
+
+static void say_what_failed(int fd)
+{
+    dp__note_failure(fd, DP_ERR_NO_MEMORY, 1, "process 1 of 2 is full");
+}
+
+/* It hears that process 0 is there, and then it says what process 0 alone may say. */
+static void ask_and_say_a_wrong_thing(int fd)
+{
+    dp__note note = {DP__NOTE_MAGIC, DP__ASK, 0, 1, 0}, answer;
+    CHECK(dp__note_send(fd, &note, NULL, dp__after_ms(100)) == DP_OK);
+    CHECK(dp__wire_receive(fd, &answer, sizeof answer, dp__after_ms(5000)) == DP_OK);
+    CHECK(dp__note_is_sound(&answer) && answer.kind == DP__HERE);
+    note.kind = DP__WELCOME;
+    note.bytes = sizeof(dp__welcome);
+    CHECK(dp__wire_send(fd, &note, sizeof note, dp__after_ms(100)) == DP_OK);
+    rest(20000);
+}
+
+static void open_with_guest(dp_status want, const char *text)
+{
+    dp_ctx *ctx;
+    dp_status status;
+    pid_t pids[COUNT];
+    for (int p = COUNT - 1; p >= 0; p--) {
+        pids[p] = fork();
+        CHECK(pids[p] >= 0);
+        if (pids[p] == 0 && p == 1) {
+            come_in();
+            exit(EXIT_SUCCESS);
+        }
+        if (pids[p] == 0) {
+            be_process(0);
+            status = dp_open(&(dp_config){.device_count = 1, .timeout_ms = 1000}, &ctx);
+            CHECK_INT(status, want);
+            CHECK_SAYS(dp_last_error(), text);
+            exit(EXIT_SUCCESS);
+        }
+    }
+    int ended = 0;
+    CHECK_INT(waitpid(pids[0], &ended, 0), pids[0]);
+    CHECK_INT(ended, 0);
+    kill(pids[1], SIGKILL);
+    CHECK_INT(waitpid(pids[1], NULL, 0), pids[1]);
+}
+
+TEST(who_comes_and_does_not_get_on_is_named)
+{
+    then = say_nothing;
+    open_with_guest(DP_ERR_TIMEOUT,
+                    "dp_open: process 1 of 2 came, and did not meet the others within");
+    then = leave;
+    open_with_guest(DP_ERR_REMOTE,
+                    "dp_open: process 1 of 2 came, and ended before all had met each");
+    then = say_what_failed;
+    open_with_guest(DP_ERR_REMOTE, "dp_open: process 1 of 2 is full");
+    then = ask_and_say_a_wrong_thing;
+    open_with_guest(DP_ERR_REMOTE,
+                    "dp_open: process 1 of 2 came, and ended before all had met each");
+}
+
 /* However many call, the door looks at the time, and at who is in, before it lets in more. */
 TEST(a_flood_is_let_in_by_and_by)
 {
