@@ -550,9 +550,8 @@ static dp_status dp__average_save(const dp_average *average, dp_scope *scope, dp
 DP_API dp_status dp_average_save(dp_average *average, dp_scope *scope, dp_value *out)
 {
     DP_TRY(dp__average_given(__func__, average));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     return dp__average_named(__func__, dp__average_save(average, scope, out));
 }
 

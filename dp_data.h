@@ -1729,9 +1729,8 @@ DP_API dp_status dp_loader_next(dp_loader *loader, dp_scope *scope, dp_batch *ou
 {
     DP_TRY(dp__data_usable(__func__, loader));
     DP_TRY(dp__data_named(__func__, dp__data_alive(loader)));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     if (loader->number >= loader->batch_count) {
         dp__data_end(loader, out);
         return DP_OK;

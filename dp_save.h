@@ -1585,9 +1585,8 @@ static dp_status dp__save_check_read(const char *fn, dp_ctx *ctx, const dp_scope
     dp_info info;
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(dp__save_check_path(fn, path));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, scope == NULL ? "scope" : "out");
-    return DP_OK;
+    DP_TRY(dp__check_scope(fn, scope));
+    return dp__check_pointer(fn, "out", out);
 }
 
 DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)
@@ -1862,9 +1861,8 @@ DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *ou
 {
     dp_value made;
     DP_TRY(dp__save_check_module(__func__, module));
-    if (scope == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        scope == NULL ? "scope" : "out");
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
     DP_TRY(dp__save_module_named(__func__, dp__save_module(module, scope, &made)));
     *out = made;
     return DP_OK;

@@ -2395,9 +2395,8 @@ DP_API dp_status dp_optim_lr(const dp_optim *base, size_t group, double *out)
 
 static dp_status dp__train_wants(const char *fn, const dp_scope *scope, const dp_value *out)
 {
-    if (scope != NULL && out != NULL)
-        return DP_OK;
-    return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, scope == NULL ? "scope" : "out");
+    DP_TRY(dp__check_scope(fn, scope));
+    return dp__check_pointer(fn, "out", out);
 }
 
 static dp_status dp__train_dict(dp_scope *scope, const dp_pair *pairs, size_t count, dp_value *out)

@@ -1847,9 +1847,14 @@ TEST(training_calls_say_that_the_job_has_failed)
     check_ended(dp_checkpoint_load(ctx, scope, "no/folder", &out));
     check_ended(dp_self_check(net, dp_none(), NULL, NULL));
     dp_tensor tensor;
-    check_ended(
-        dp_tensor_new(dp_scope_begin(ctx), dp_local_device(ctx, 0), DP_F32, 0, NULL, &tensor));
+    dp_scope *none = dp_scope_begin(ctx);
+    check_ended(dp_tensor_new(none, dp_local_device(ctx, 0), DP_F32, 0, NULL, &tensor));
     CHECK_SAYS(dp_last_error(), "scope is NULL, the job had failed before it was begun");
+    check_ended(dp_module_save(net, none, &out));
+    CHECK_SAYS(dp_last_error(), "scope is NULL, the job had failed before it was begun");
+    check_ended(dp_optim_save(optim, none, &out));
+    check_ended(dp_average_save(average, none, &out));
+    check_ended(dp_file_read(ctx, none, "no/folder", &out));
     dp_close(ctx);
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx)); /* with a job of its own */
     CHECK_ERROR(dp_tensor_new(NULL, dp_local_device(ctx, 0), DP_F32, 0, NULL, &tensor),
