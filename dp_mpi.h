@@ -591,13 +591,12 @@ static dp_status dp__mpi_suspect(dp__mpi_line *line, int code)
 {
     char said[160], text[200];
     int first;
-    if (line->comm == MPI_COMM_NULL)
-        return dp__mpi_broken(line, "MPI_Comm_idup", code);
+    const char *call = line->comm == MPI_COMM_NULL ? "MPI_Comm_idup" : "MPI_Test";
     DP_TRY(dp__mpi_ask(line));
     int astray = dp__mpi_astray(line), missing = dp__mpi_missing(line, false, &first);
     if (astray < 0 && missing == 0)
-        return dp__mpi_broken(line, "MPI_Test", code);
-    (void)dp__mpi_error("MPI_Test", code);
+        return dp__mpi_broken(line, call, code);
+    (void)dp__mpi_error(call, code);
     snprintf(said, sizeof said, "%.140s;", dp_last_error());
     if (astray >= 0)
         return dp__mpi_differs(line, DP_ERR_REMOTE, astray, said);
