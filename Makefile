@@ -15,6 +15,8 @@
 #   make fuzz       replay the fuzzers' corpora
 #   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
 #   make bench      measure
+#   make faults     jobs whose processes are killed and stopped, whose disk is full, whose network is cut:
+#                   500 trials and a table, in a quarter of an hour (tests/faults/faults.mk)
 #   make lint format clean
 #
 # Results go to build/. With T=substring only the tests whose name holds it are run; of several words
@@ -110,7 +112,7 @@ demo: build/pictures
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim conform fuzz aarch64
+	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim conform fuzz faults aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -293,3 +295,4 @@ build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
 
 -include $(wildcard build/*/*.d build/*/*/*.d build/*/*/*/*.d)
 -include tests/bench/bench.mk
+-include tests/faults/faults.mk

@@ -195,6 +195,16 @@ step_aarch64() {
     done
 }
 
+# A few of make faults' trials, of as many kinds. Most of the time they wait.
+step_faults() {
+    local mpi with=(build/faults/plain/worker)
+    has python3 || { skip "faults" "no python3"; return; }
+    for mpi in openmpi mpich; do
+        if has "mpirun.$mpi"; then with+=("build/faults/$mpi/worker"); fi
+    done
+    build "${with[@]}" && tests/faults/faults.py --smoke --jobs $((3 * JOBS)) --scale 1.5
+}
+
 corpus_of() { echo "tests/fuzz/corpus/${1#fuzz_}"; }
 
 replay() { without_aslr timeout 120 "build/fuzz/$1" "${@:2}" >"$LOGS/$1" 2>&1; }
@@ -424,6 +434,7 @@ build_ahead() {
         clang) targets+=(build/clang/silent "build/with/$CLANG/tests") ;;
         compilers) targets+=(build/gcc/tests) ;;
         mpi) targets+=(build/openmpi/tests build/mpich/tests) ;;
+        faults) targets+=(build/faults/plain/worker) ;;
         esac
     done
     [ ${#targets[@]} = 0 ] || build "${targets[@]}" >"$LOGS/ahead" 2>&1
