@@ -181,7 +181,8 @@ def main():
     if options.trial is not None:
         trial(options.trial, options.scale, os.getpid() == 1)
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     results = Trials(options).run()
     if not options.smoke:
         table(results)
