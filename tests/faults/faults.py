@@ -8,7 +8,8 @@ A trial starts a job of 2 to 8 processes (worker.c) by one of the launchers, doe
 a random moment, and looks at what every process says, how long it took, and what is left behind.
 Its seed decides all of that (plan.py). Each trial runs in namespaces of its own (processes, mounts,
 network, System V memory): it sees what it has left, disturbs nobody, and takes all with it when it
-ends, however it ends. Without the right to make them there is no second host and no full disk.
+ends, however it ends. Without the right to make them there is no second host and no full disk, and
+memory and sockets that are left are not looked for.
 
 J trials run at a time, which mostly wait. S stretches time-outs, and the seconds beyond them, for a
 machine that is busy. WORD: only those of whose kind or launcher it is a part."""

@@ -339,9 +339,9 @@ exec ip netns exec $n sh -c "$*\"""" % (wire.ADDRESSES[0], *wire.HOSTS))
             self.wrong.append(f"the checkpoint is of step {got.stdout.strip()}, not {last}")
 
     def traces(self):
-        """What could be left behind, but for processes."""
-        found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
-        for i in range(2 if self.wire else 1):
+        """What could be left behind, but for processes; only in places of its own."""
+        found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if self.isolated}
+        for i in range(2 if self.wire else 1 if self.isolated else 0):
             table = [*(self.on_host(i) if self.wire else []), "cat", "/proc/net/unix"]
             sockets = subprocess.run(table, capture_output=True, text=True, check=True).stdout
             found |= set(re.findall(r"@dp-\S*", sockets))
