@@ -1118,7 +1118,7 @@ typedef struct dp_reducer_info {
     bool scatters;      /* as it did in the last pass: see dp_grads_scatter */
     dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
     uint64_t pass_count;        /* that were reduced, and did not fail */
-    size_t bytes;               /* of a rank's gradients */
+    size_t bytes;               /* of a rank's gradients, without gaps between them */
     dp_reduction reduction;     /* from here on as the config has it, zeros resolved */
     dp_unused unused_units;
     size_t first_bucket_bytes, bucket_bytes;
@@ -1128,7 +1128,7 @@ typedef struct dp_reducer_info {
 
 typedef struct dp_bucket_info { /* its arrays are valid until the next dp_reducer_finish */
     dp_dtype dtype;
-    size_t bytes;
+    size_t bytes;          /* that travel: of gaps between a wrapper's gradients too */
     const uint32_t *units; /* in the order in which they are expected */
     size_t unit_count;
     const dp_range *ranges; /* their memory, in its order */
@@ -1137,7 +1137,8 @@ typedef struct dp_bucket_info { /* its arrays are valid until the next dp_reduce
                                 when it last travelled; 0: not yet, as it is now */
 } dp_bucket_info;
 
-/* Arrays and strings are copied. All ranks must give the same config, which is checked. It lives
+/* Arrays and strings are copied. All ranks must give the same config, but for `name`, to_first and
+   hook_user; else all get a MISMATCH that says what one rank has, and what rank 0 has. It lives
    until dp_reducer_destroy or the end of the context. [host] */
 DP_MUST_USE DP_API dp_status dp_reducer_create(dp_ctx *ctx, const dp_reducer_config *config,
                                                dp_reducer **out);
@@ -1175,7 +1176,7 @@ DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, si
    In a hook all processes call the two functions below in the same order, with the same count,
    dtype, op and scale, and at least once: this is compared before anything travels. If they differ,
    or a hook fails, all ranks know: the rest of the pass does not travel, and dp_reducer_finish says
-   which bucket and which rank. Gradients are void, the next pass works. */
+   which bucket, which rank, and what its hook said. Gradients are void, the next pass works. */
 typedef struct dp_bucket {
     dp_ctx *ctx;
     dp_reducer *reducer;
@@ -1279,7 +1280,8 @@ typedef struct dp_param_info {
     /* What a rank gets of it where gradients are scattered, see dp_grads_scatter: it and those that
        come right before and after it in memory are cut together. Rank r gets `share` elements from
        r * share on, counted from where the first of them begins, which is share_at elements before
-       this one; and all ranks get what comes after the last share. 0: they get all of it. */
+       this one; and all ranks get what comes after the last share. 0: they get all of it, as
+       where a share would have fewer than 256 elements. */
     size_t share, share_at;
     bool unseen; /* its gradient is scattered by a wrapper that is not in this tree: void here */
 } dp_param_info;

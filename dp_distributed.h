@@ -4,7 +4,6 @@
    and nothing to call.
 
    CONTENTS (search for the tag)
-     >>alike        ranks compare what they have, and name the first difference
      >>units        a face of all ranks: its parameters become units of a reducer
      >>rounds       forward and backward of all ranks
      >>distributed  dp_distributed, and what can be asked
@@ -19,118 +18,12 @@
 #if defined(DP_IMPLEMENTATION) && !defined(DP_DISTRIBUTED_IMPLEMENTED)
 #define DP_DISTRIBUTED_IMPLEMENTED
 
-/* ==== >>alike ==================================================================================
-   Each process writes down what it has, one line for each thing. All compare a hash over their
-   lines; only if that differs they look for the first line that does, by halving.               */
+/* ==== >>units ==================================================================================
+   A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
+   reducer, its parameters the units; a gap between two parameters of a run belongs to the first of
+   them, so that a bucket is one span where its memory is. Runs are the same on all ranks.      */
 
-enum { DP__LINE_BYTES = 256 }; /* as it travels */
-
-typedef struct dp__lines {
-    const char *fn;
-    dp_ctx *ctx;
-    dp_scope *scope; /* of the lines, temporary */
-    const char **text;
-    uint64_t *hashes; /* [i] of the first i lines, so one more than there are lines */
-    size_t count, room;
-    dp_part *wires;
-} dp__lines;
-
-static dp_status dp__lines_begin(dp__lines *lines, size_t room)
-{
-    lines->room = room;
-    lines->text = dp__scope_bytes(lines->scope, room * sizeof *lines->text, 8);
-    lines->hashes = dp__scope_bytes(lines->scope, (room + 1) * sizeof *lines->hashes, 8);
-    if (lines->text == NULL || lines->hashes == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn, room);
-    lines->hashes[0] = dp__hash_first;
-    return dp__wires_make(lines->fn, lines->ctx, lines->scope, DP__LINE_BYTES, &lines->wires);
-}
-
-static dp_status dp__lines_add(dp__lines *lines, const char *text)
-{
-    const char *copy = dp__copy_text(lines->scope, text);
-    if (copy == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn,
-                        lines->room);
-    uint64_t hash = dp__hash(lines->hashes[lines->count], text, strlen(text) + 1);
-    lines->text[lines->count++] = copy;
-    lines->hashes[lines->count] = hash;
-    return DP_OK;
-}
-
-/* The lowest of all processes' numbers. */
-static dp_status dp__lowest(const dp__lines *lines, int64_t own, int64_t *out)
-{
-    dp__coll coll = {.fn = lines->fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
-    *out = own;
-    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
-}
-
-/* The first rank whose first `count` lines are not those of rank 0; INT64_MAX: all are. */
-static dp_status dp__lines_differ(const dp__lines *lines, size_t count, int64_t *out_rank)
-{
-    uint64_t own = lines->hashes[count], first = own;
-    dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
-    DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
-    return dp__lowest(lines, own != first ? lines->ctx->info.rank_first : INT64_MAX, out_rank);
-}
-
-/* The line of one rank, on all. */
-static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char *out)
-{
-    dp__coll coll = {.fn = lines->fn,
-                     .verb = DP__BROADCAST,
-                     .count = DP__LINE_BYTES,
-                     .dtype = DP_U8,
-                     .root = rank};
-    memset(out, 0, DP__LINE_BYTES);
-    snprintf(out, DP__LINE_BYTES, "%s", line < lines->count ? lines->text[line] : "nothing more");
-    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
-}
-
-/* Some line, or the number of lines, differs. All have at least `least` lines. */
-static dp_status dp__lines_error(const dp__lines *lines, size_t least)
-{
-    char here[DP__LINE_BYTES], there[DP__LINE_BYTES];
-    const int64_t none = INT64_MAX;
-    size_t alike = 0, differ = least + 1; /* so many lines are known to be alike, or to differ */
-    int64_t culprit = none, rank = none;
-    while (differ - alike > 1) {
-        size_t half = alike + (differ - alike) / 2;
-        DP_TRY(dp__lines_differ(lines, half, &rank));
-        culprit = rank != none ? rank : culprit;
-        *(rank != none ? &differ : &alike) = half;
-    }
-    if (culprit == none) { /* only the numbers of lines differ: whose is not that of rank 0? */
-        uint64_t own = lines->count, first = own;
-        dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
-        DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
-        DP_TRY(dp__lowest(lines, own != first ? lines->ctx->info.rank_first : none, &culprit));
-    }
-    DP_TRY(dp__line_of(lines, alike, (int)culprit, there));
-    DP_TRY(dp__line_of(lines, alike, 0, here));
-    return dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", lines->fn, (int)culprit,
-                    there, here);
-}
-
-/* Whether the lines of all processes are alike. `status`: whether this one could write its own; if
-   one could not, all fail. */
-static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
-{
-    char text[DP__TEXT_BYTES];
-    int64_t failed = INT64_MAX, least = 0, rank = INT64_MAX;
-    memcpy(text, dp__thread.text, sizeof text);
-    DP_TRY(dp__lowest(lines, status != DP_OK ? lines->ctx->info.rank_first : failed, &failed));
-    if (status != DP_OK)
-        return dp_error(status, "%s", text);
-    if (failed != INT64_MAX)
-        return dp_error(DP_ERR_MISMATCH, "%s: rank %d could not do it", lines->fn, (int)failed);
-    DP_TRY(dp__lines_differ(lines, lines->count, &rank));
-    if (rank == INT64_MAX)
-        return DP_OK;
-    DP_TRY(dp__lowest(lines, (int64_t)lines->count, &least));
-    return dp__lines_error(lines, (size_t)least);
-}
+#define DP__NO_UNIT UINT32_MAX
 
 /* "parameter 'h.0.w' f32 [64, 32], frozen" */
 static void dp__param_line(const dp_module *module, size_t home, char *text, size_t bytes)
@@ -145,13 +38,6 @@ static void dp__param_line(const dp_module *module, size_t home, char *text, siz
     if (used < bytes)
         snprintf(text + used, bytes - used, "]%s", param->frozen ? ", frozen" : "");
 }
-
-/* ==== >>units ==================================================================================
-   A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
-   reducer, its parameters the units; a gap between two parameters of a run belongs to the first of
-   them, so that a bucket is one span where its memory is. Runs are the same on all ranks.      */
-
-#define DP__NO_UNIT UINT32_MAX
 
 static const char *const dp__sort_names[DP__SORT_COUNT] = {"parameters", "gradients", "buffers"};
 
@@ -329,6 +215,18 @@ static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_
     }
 }
 
+/* Bytes of blocks that are of no gradient. */
+static size_t dp__units_gaps(const dp__face *face, const dp__lot *lots, const dp_block *blocks,
+                             size_t block_count)
+{
+    size_t gaps = 0;
+    for (size_t i = 0; i < block_count; i++)
+        gaps += blocks[i].count * dp__dtype_sizes[blocks[i].dtype];
+    for (size_t i = 0; i < face->ranks->unit_count; i++)
+        gaps -= lots[i].bytes;
+    return gaps;
+}
+
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 /* Fewer elements are not worth a collective of their own. */
@@ -396,7 +294,7 @@ static size_t dp__units_share(const dp__face *face, const dp__lot *lots,
 
 /* Its config, in temporary memory. */
 static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reducer_config *out,
-                                  dp__sharing *out_sharing)
+                                  dp__wrapped *out_wrapped)
 {
     const dp_module *inner = face->inner;
     const dp__distributed *ranks = face->ranks;
@@ -416,7 +314,8 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
-    *out_sharing = (dp__sharing){stretches, dp__units_share(face, lots, out, stretches)};
+    *out_wrapped = (dp__wrapped){stretches, dp__units_share(face, lots, out, stretches),
+                                 dp__units_gaps(face, lots, blocks, out->block_count)};
     return DP_OK;
 }
 
@@ -914,8 +813,13 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
    A wrapper is made locally, compared, started, and given a reducer. If that fails, nothing is left
    of it.                                                                                        */
 
+static const char *const dp__buffers_names[] = {"DP_BUFFERS_FIRST", "DP_BUFFERS_MEAN",
+                                                "DP_BUFFERS_LOCAL"};
+
 static dp_status dp__check_distributed(const char *fn, const dp_distributed_config *config)
 {
+    DP_TRY(dp__check_unused(fn, "unused_params", config->unused_params));
+    DP_TRY(dp__check_wire(fn, config->wire));
     if ((unsigned)config->reduction > DP_MEAN_SAMPLES)
         return dp_error(DP_ERR_INVALID,
                         "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
@@ -955,6 +859,29 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     return dp__units_number(face);
 }
 
+/* Whether all devices of the process use the original's parameters. */
+static bool dp__has_one_owner(const dp__face *face)
+{
+    bool shared = true;
+    for (size_t r = 1; r < face->count; r++)
+        shared = shared && dp__replica_sees(face, r);
+    return shared;
+}
+
+/* How it reduces. */
+static dp_reducer_config dp__distributed_rules(const dp__face *face,
+                                               const dp_distributed_config *config)
+{
+    return (dp_reducer_config){.reduction = face->ranks->reduction,
+                               .first_bucket_bytes = config->first_bucket_bytes,
+                               .bucket_bytes = config->bucket_bytes,
+                               .unused_units = config->unused_params,
+                               .to_first = dp__has_one_owner(face),
+                               .wire = config->wire,
+                               .hook = config->hook,
+                               .hook_user = config->hook_user};
+}
+
 /* What travels in one piece, where parameters are alike: memory of the user's is laid out otherwise
    than the library's. */
 static dp_status dp__runs_lines(dp__lines *lines, const dp__face *face)
@@ -978,8 +905,9 @@ static dp_status dp__distributed_lines(dp__lines *lines, const dp_module *wrappe
 {
     char text[DP__LINE_BYTES];
     const dp_module *module = wrapper->face->inner;
-    snprintf(text, sizeof text, "reduction %d, buffers %d", (int)config->reduction,
-             (int)config->buffers);
+    const dp_reducer_config rules = dp__distributed_rules(wrapper->face, config);
+    DP_TRY(dp__rules_lines(lines, &rules, true));
+    snprintf(text, sizeof text, "buffers %s", dp__buffers_names[config->buffers]);
     DP_TRY(dp__lines_add(lines, text));
     for (size_t home = 0; home < module->listed_count; home++) {
         if (dp__ignores(wrapper->face, home))
@@ -1000,7 +928,7 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     if (ctx->info.process_count == 1)
         return status;
     dp__lines runs = lines;
-    dp_status begun = dp__lines_begin(&lines, module->listed_count + 1);
+    dp_status begun = dp__lines_begin(&lines, module->listed_count + DP__RULES + 1);
     if (begun == DP_OK)
         begun = dp__lines_begin(&runs, DP__SORT_COUNT * module->listed_count);
     if (begun != DP_OK)
@@ -1011,35 +939,19 @@ static dp_status dp__distributed_alike(const char *fn, dp_scope *temp, const dp_
     return dp__lines_compare(&runs, dp__runs_lines(&runs, wrapper->face));
 }
 
-/* Whether all devices of the process use the original's parameters. */
-static bool dp__has_one_owner(const dp__face *face)
-{
-    bool shared = true;
-    for (size_t r = 1; r < face->count; r++)
-        shared = shared && dp__replica_sees(face, r);
-    return shared;
-}
-
 static dp_status dp__distributed_join(const char *fn, dp_scope *temp, dp_module *wrapper,
                                       const dp_distributed_config *config)
 {
     dp__face *face = wrapper->face;
-    dp_reducer_config reducer = {.reduction = face->ranks->reduction,
-                                 .first_bucket_bytes = config->first_bucket_bytes,
-                                 .bucket_bytes = config->bucket_bytes,
-                                 .unused_units = config->unused_params,
-                                 .to_first = dp__has_one_owner(face),
-                                 .wire = config->wire,
-                                 .hook = config->hook,
-                                 .hook_user = config->hook_user};
-    dp__sharing sharing = {0};
-    dp_status status = dp__units_config(face, temp, &reducer, &sharing);
+    dp_reducer_config reducer = dp__distributed_rules(face, config);
+    dp__wrapped wrapped = {0};
+    dp_status status = dp__units_config(face, temp, &reducer, &wrapped);
     if (status == DP_OK)
         status = dp__replicas_send(face, DP__BUFFERS, face->count);
     if (status == DP_OK && face->ctx->info.process_count > 1)
         status = dp__ranks_start(fn, face, temp);
     DP_TRY(dp__shared_failure(face->ctx, status));
-    return dp__reducer_create(fn, face->ctx, &reducer, &sharing, face->scope,
+    return dp__reducer_create(fn, face->ctx, &reducer, &wrapped, face->scope,
                               &face->ranks->reducer);
 }
 

@@ -10,6 +10,7 @@
      >>hooks        what a function of the user's does in place of an all-reduce
      >>times        when buckets left, how long passes took
      >>courier      buckets travel while the caller computes
+     >>alike        ranks compare what they have, and name the first difference
      >>reducer      made, compared, destroyed; what ranks tell each other
      >>passes       begin, ready
      >>finishing    what was not reported; what is left to reduce
@@ -49,10 +50,11 @@ typedef struct dp__stretch {
     size_t first_range, range_count, each;
 } dp__stretch;
 
-typedef struct dp__sharing {
+typedef struct dp__wrapped { /* what a wrapper knows of what it has reduced */
     const dp__stretch *stretches;
     size_t count;
-} dp__sharing;
+    size_t gaps; /* bytes in ranges that are of no gradient */
+} dp__wrapped;
 
 #define DP__NO_STRETCH UINT32_MAX
 
@@ -64,16 +66,19 @@ typedef struct dp__bucket {
     char label[DP__LABEL_BYTES]; /* for sentences */
 } dp__bucket;
 
+enum { DP__LINE_BYTES = 256 }; /* of words, as they travel */
+
 typedef struct dp__trip { /* the bucket that travels */
     dp_bucket bucket;
     bool courier;
-    const dp__frame *frame;  /* of the hook, while it runs */
-    size_t collective_count; /* that the hook has called */
+    const dp__frame *frame;    /* of the hook, while it runs */
+    size_t collective_count;   /* that the hook has called */
+    char said[DP__LINE_BYTES]; /* why the hook has failed here */
 } dp__trip;
 
 typedef struct dp__excuse { /* as it travels */
     int32_t status;
-    char text[240];
+    char text[DP__LINE_BYTES];
 } dp__excuse;
 
 typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
@@ -92,6 +97,8 @@ struct dp_reducer {
     uint32_t number;             /* among all of the context, from 1: the same on all ranks */
     dp_reduction reduction;
     dp_unused unused_units;
+    bool wrapped;  /* the config is a wrapper's */
+    size_t gaps;   /* dp__wrapped.gaps */
     bool to_first; /* of the local ranks, but for what a hook does */
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
@@ -214,6 +221,32 @@ static dp_status dp__check_block(const char *fn, const dp_ctx *ctx, const dp_red
     return dp__check_block_memory(fn, ctx, block, index);
 }
 
+static const char *const dp__reduction_names[] = {"0", "DP_SUM", "DP_MEAN_RANKS",
+                                                  "DP_MEAN_SAMPLES"};
+static const char *const dp__unused_names[] = {"DP_UNUSED_ERROR", "DP_UNUSED_FOUND",
+                                               "DP_UNUSED_FIXED"};
+
+/* In which words a user has said it: in a wrapper's config, or a reducer's. */
+static const char *dp__unused_field(bool wrapped)
+{
+    return wrapped ? "unused_params" : "unused_units";
+}
+
+static dp_status dp__check_unused(const char *fn, const char *field, dp_unused unused)
+{
+    if ((unsigned)unused > DP_UNUSED_FIXED)
+        return dp_error(DP_ERR_INVALID, "%s: %s is %d: say DP_UNUSED_ERROR, _FOUND or _FIXED", fn,
+                        field, (int)unused);
+    return DP_OK;
+}
+
+static dp_status dp__check_wire(const char *fn, dp_dtype wire)
+{
+    if (wire != DP_F32 && wire != DP_F16 && wire != DP_BF16)
+        return dp_error(DP_ERR_INVALID, "%s: wire is %d: say 0, DP_F16 or DP_BF16", fn, (int)wire);
+    return DP_OK;
+}
+
 static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
                                           const dp_reducer_config *config)
 {
@@ -223,13 +256,8 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
         return dp_error(DP_ERR_INVALID,
                         "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
                         (int)config->reduction);
-    if ((unsigned)config->unused_units > DP_UNUSED_FIXED)
-        return dp_error(DP_ERR_INVALID,
-                        "%s: unused_units is %d: say DP_UNUSED_ERROR, _FOUND or _FIXED", fn,
-                        (int)config->unused_units);
-    if (config->wire != DP_F32 && config->wire != DP_F16 && config->wire != DP_BF16)
-        return dp_error(DP_ERR_INVALID, "%s: wire is %d: say 0, DP_F16 or DP_BF16", fn,
-                        (int)config->wire);
+    DP_TRY(dp__check_unused(fn, "unused_units", config->unused_units));
+    DP_TRY(dp__check_wire(fn, config->wire));
     if (config->block_count >= UINT32_MAX || config->range_count >= UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "%s: more blocks or ranges than can be counted", fn);
     if (config->block_count > 0)
@@ -308,17 +336,17 @@ static dp_status dp__ranges_make(const char *fn, dp_reducer *reducer,
     return dp__check_ranges_apart(fn, reducer);
 }
 
-/* `sharing`: see dp__stretch; NULL: nothing can be shared out. */
-static dp_status dp__stretches_make(const char *fn, dp_reducer *reducer, const dp__sharing *sharing)
+/* `wrapped`: see dp__stretch; NULL: nothing can be shared out. */
+static dp_status dp__stretches_make(const char *fn, dp_reducer *reducer, const dp__wrapped *wrapped)
 {
-    reducer->stretch_count = sharing != NULL ? sharing->count : 0;
+    reducer->stretch_count = wrapped != NULL ? wrapped->count : 0;
     reducer->stretches = dp__room(reducer, reducer->stretch_count, sizeof(dp__stretch));
     reducer->unit_stretches = dp__room(reducer, reducer->unit_count, sizeof(uint32_t));
     DP_TRY(dp__check_room(fn, reducer));
     for (size_t unit = 0; unit < reducer->unit_count; unit++)
         reducer->unit_stretches[unit] = DP__NO_STRETCH;
     for (size_t s = 0; s < reducer->stretch_count; s++) {
-        const dp__stretch *stretch = &sharing->stretches[s];
+        const dp__stretch *stretch = &wrapped->stretches[s];
         reducer->stretches[s] = *stretch;
         for (size_t i = 0; i < stretch->range_count; i++)
             reducer->unit_stretches[reducer->ranges[stretch->first_range + i].unit] = (uint32_t)s;
@@ -426,28 +454,6 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
     size_t bytes = sizeof(int64_t) + units * sizeof(uint32_t);
     bytes = bytes > sizeof(dp__excuse) ? bytes : sizeof(dp__excuse);
     return dp__wires_make(fn, reducer->ctx, reducer->scope, bytes, &reducer->wires);
-}
-
-static uint64_t dp__mix(uint64_t hash, uint64_t word)
-{
-    return dp__hash(hash, &word, sizeof word);
-}
-
-/* Of everything that has to be the same on all ranks. */
-static uint64_t dp__layout_hash(const dp_reducer *reducer)
-{
-    uint64_t hash = dp__mix(dp__hash_first, (uint64_t)reducer->reduction);
-    hash = dp__mix(hash, (uint64_t)reducer->unused_units);
-    hash = dp__mix(dp__mix(hash, (uint64_t)reducer->wire), reducer->hook != NULL);
-    hash = dp__mix(dp__mix(hash, reducer->caps[0]), reducer->caps[1]);
-    for (size_t i = 0; i < reducer->block_count; i++)
-        hash = dp__mix(dp__mix(hash, reducer->blocks[i].dtype), reducer->blocks[i].count);
-    for (size_t i = 0; i < reducer->range_count; i++) {
-        const dp_range *range = &reducer->ranges[i];
-        hash = dp__mix(dp__mix(hash, range->block), range->unit);
-        hash = dp__mix(dp__mix(hash, range->first), range->count);
-    }
-    return hash;
 }
 
 /* ==== >>buckets ================================================================================
@@ -749,7 +755,7 @@ static dp_status dp__travel_room(const char *fn, dp_reducer *reducer)
     int64_t bytes = (int64_t)dp__flat_bytes(reducer);
     if (!dp__may_be_flat(reducer))
         return DP_OK;
-    DP_TRY(dp__wires_make(fn, ctx, reducer->scope, 4 * sizeof(int64_t), &reducer->hook_wires));
+    DP_TRY(dp__wires_make(fn, ctx, reducer->scope, DP__LINE_BYTES, &reducer->hook_wires));
     reducer->flat_bytes = (size_t)bytes;
     reducer->flats = dp__room(reducer, (size_t)ctx->info.local_count, sizeof *reducer->flats);
     DP_TRY(dp__check_room(fn, reducer));
@@ -1083,16 +1089,32 @@ static dp_status dp__hook_tell(dp_reducer *reducer, int64_t *words, size_t count
     return dp__exchange(reducer->ctx, reducer->hook_wires, coll, words, 0);
 }
 
-/* For the word that differs: which rank has the least, and which the greatest. */
+/* Why the hook has failed on this rank, on all. */
+static dp_status dp__hook_said(dp_reducer *reducer, int rank)
+{
+    dp__coll coll = {.fn = "dp_reducer_finish",
+                     .verb = DP__BROADCAST,
+                     .count = sizeof reducer->trip.said,
+                     .dtype = DP_U8,
+                     .root = rank,
+                     .courier = reducer->trip.courier};
+    if (reducer->ctx->info.process_count == 1)
+        return DP_OK;
+    return dp__exchange(reducer->ctx, reducer->hook_wires, coll, reducer->trip.said, 0);
+}
+
+/* For the word that differs, or says that all fail: which rank has the least, and which the
+   greatest. */
 static dp_status dp__hook_differs(dp_reducer *reducer, int64_t own, int64_t least, int64_t most,
                                   bool scale)
 {
     int64_t rank = reducer->ctx->info.rank_first;
     int64_t ranks[2] = {own == least ? rank : INT64_MAX, own == most ? rank : INT64_MAX};
-    char what[160], a[64], b[64];
+    char what[DP__LINE_BYTES + 64], a[64], b[64];
     DP_TRY(dp__hook_tell(reducer, ranks, 2));
     if (!scale && least >> 60 == DP__FAILS) {
-        snprintf(what, sizeof what, "it failed on rank %d", (int)ranks[0]);
+        DP_TRY(dp__hook_said(reducer, (int)ranks[0]));
+        snprintf(what, sizeof what, "it failed on rank %d: %s", (int)ranks[0], reducer->trip.said);
         return dp__lose(reducer, DP_ERR_USER, what);
     }
     snprintf(what, sizeof what, "rank %d %s, rank %d %s", (int)ranks[0],
@@ -1112,24 +1134,21 @@ static dp_status dp__hook_agree(dp_reducer *reducer, dp__act act, const dp__coll
     }
     DP_TRY(dp__hook_tell(reducer, all, 2 * DP__ACT_WORDS));
     for (int i = 0; i < DP__ACT_WORDS; i++)
-        if (all[2 * i] != ~all[2 * i + 1])
+        if (all[2 * i] != ~all[2 * i + 1] || (i == 0 && act == DP__FAILS))
             return dp__hook_differs(reducer, own[i], all[2 * i], ~all[2 * i + 1], i > 0);
     return DP_OK;
 }
 
-/* After the hook has returned: only this rank knows its sentence. */
+/* After the hook has returned. */
 static dp_status dp__hook_end(dp_reducer *reducer, dp_status status)
 {
-    char what[DP__TEXT_BYTES];
-    snprintf(what, sizeof what, "it failed on rank %d: %.400s", reducer->ctx->info.rank_first,
+    snprintf(reducer->trip.said, sizeof reducer->trip.said, "%.*s", DP__LINE_BYTES - 1,
              dp_last_error());
     dp_status told =
         dp__hook_agree(reducer, status == DP_OK ? DP__RETURNS : DP__FAILS, &(dp__coll){0});
     if (dp_status_class(told) == DP_CLASS_JOB)
         return told;
-    if (status != DP_OK)
-        dp__lose(reducer, DP_ERR_USER, what);
-    else if (told == DP_OK && reducer->trip.collective_count == 0)
+    if (told == DP_OK && reducer->trip.collective_count == 0)
         dp__lose(reducer, DP_ERR_USER, "it returned without a collective");
     return DP_OK;
 }
@@ -1444,6 +1463,171 @@ static void dp__courier_end(dp_ctx *ctx)
         ctx->courier_comm->ops->close(ctx->courier_comm);
 }
 
+/* ==== >>alike ==================================================================================
+   Each process writes down what it has, one line for each thing. All compare a hash over their
+   lines; only if that differs they look for the first line that does, by halving.               */
+
+typedef struct dp__lines {
+    const char *fn;
+    dp_ctx *ctx;
+    dp_scope *scope; /* of the lines, temporary */
+    const char **text;
+    uint64_t *hashes; /* [i] of the first i lines, so one more than there are lines */
+    size_t count, room;
+    dp_part *wires;
+} dp__lines;
+
+static dp_status dp__lines_begin(dp__lines *lines, size_t room)
+{
+    lines->room = room;
+    lines->text = dp__scope_bytes(lines->scope, room * sizeof *lines->text, 8);
+    lines->hashes = dp__scope_bytes(lines->scope, (room + 1) * sizeof *lines->hashes, 8);
+    if (lines->text == NULL || lines->hashes == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn, room);
+    lines->hashes[0] = dp__hash_first;
+    return dp__wires_make(lines->fn, lines->ctx, lines->scope, DP__LINE_BYTES, &lines->wires);
+}
+
+static dp_status dp__lines_add(dp__lines *lines, const char *text)
+{
+    const char *copy = dp__copy_text(lines->scope, text);
+    if (copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn,
+                        lines->room);
+    uint64_t hash = dp__hash(lines->hashes[lines->count], text, strlen(text) + 1);
+    lines->text[lines->count++] = copy;
+    lines->hashes[lines->count] = hash;
+    return DP_OK;
+}
+
+/* The lowest of all processes' numbers. */
+static dp_status dp__lowest(const dp__lines *lines, int64_t own, int64_t *out)
+{
+    dp__coll coll = {.fn = lines->fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
+    *out = own;
+    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
+}
+
+/* The first rank whose first `count` lines are not those of rank 0; INT64_MAX: all are. */
+static dp_status dp__lines_differ(const dp__lines *lines, size_t count, int64_t *out_rank)
+{
+    uint64_t own = lines->hashes[count], first = own;
+    dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+    DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
+    return dp__lowest(lines, own != first ? lines->ctx->info.rank_first : INT64_MAX, out_rank);
+}
+
+/* What one rank says, on all. */
+static dp_status dp__words_of(const dp__lines *lines, const char *text, int rank, char *out)
+{
+    dp__coll coll = {.fn = lines->fn,
+                     .verb = DP__BROADCAST,
+                     .count = DP__LINE_BYTES,
+                     .dtype = DP_U8,
+                     .root = rank};
+    memset(out, 0, DP__LINE_BYTES);
+    snprintf(out, DP__LINE_BYTES, "%.*s", DP__LINE_BYTES - 1, text);
+    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
+}
+
+static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char *out)
+{
+    return dp__words_of(lines, line < lines->count ? lines->text[line] : "nothing more", rank, out);
+}
+
+/* Some line, or the number of lines, differs. All have at least `least` lines. */
+static dp_status dp__lines_error(const dp__lines *lines, size_t least)
+{
+    char here[DP__LINE_BYTES], there[DP__LINE_BYTES];
+    const int64_t none = INT64_MAX;
+    size_t alike = 0, differ = least + 1; /* so many lines are known to be alike, or to differ */
+    int64_t culprit = none, rank = none;
+    while (differ - alike > 1) {
+        size_t half = alike + (differ - alike) / 2;
+        DP_TRY(dp__lines_differ(lines, half, &rank));
+        culprit = rank != none ? rank : culprit;
+        *(rank != none ? &differ : &alike) = half;
+    }
+    if (culprit == none) { /* only the numbers of lines differ: whose is not that of rank 0? */
+        uint64_t own = lines->count, first = own;
+        dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+        DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
+        DP_TRY(dp__lowest(lines, own != first ? lines->ctx->info.rank_first : none, &culprit));
+    }
+    DP_TRY(dp__line_of(lines, alike, (int)culprit, there));
+    DP_TRY(dp__line_of(lines, alike, 0, here));
+    return dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", lines->fn, (int)culprit,
+                    there, here);
+}
+
+/* Whether the lines of all processes are alike. `status`: whether this one could write its own; if
+   one could not, all fail. */
+static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
+{
+    char text[DP__TEXT_BYTES], why[DP__LINE_BYTES];
+    int64_t failed = INT64_MAX, least = 0, rank = INT64_MAX;
+    memcpy(text, dp__thread.text, sizeof text);
+    DP_TRY(dp__lowest(lines, status != DP_OK ? lines->ctx->info.rank_first : failed, &failed));
+    if (failed != INT64_MAX)
+        DP_TRY(dp__words_of(lines, dp__unnamed(lines->fn, text), (int)failed, why));
+    if (status != DP_OK)
+        return dp_error(status, "%s", text);
+    if (failed != INT64_MAX)
+        return dp_error(DP_ERR_MISMATCH, "%s: rank %d: %s", lines->fn, (int)failed, why);
+    DP_TRY(dp__lines_differ(lines, lines->count, &rank));
+    if (rank == INT64_MAX)
+        return DP_OK;
+    DP_TRY(dp__lowest(lines, (int64_t)lines->count, &least));
+    return dp__lines_error(lines, (size_t)least);
+}
+
+static size_t dp__cap_of(const dp_reducer_config *config, bool first)
+{
+    if (first)
+        return config->first_bucket_bytes > 0 ? config->first_bucket_bytes : DP__FIRST_BUCKET_BYTES;
+    return config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
+}
+
+enum { DP__RULES = 6 }; /* lines of dp__rules_lines */
+
+/* `wrapped`: the config is a wrapper's, whose field has another name. */
+static dp_status dp__rules_lines(dp__lines *lines, const dp_reducer_config *config, bool wrapped)
+{
+    char text[DP__LINE_BYTES];
+    snprintf(text, sizeof text, "reduction %s", dp__reduction_names[config->reduction]);
+    DP_TRY(dp__lines_add(lines, text));
+    snprintf(text, sizeof text, "%s %s", dp__unused_field(wrapped),
+             dp__unused_names[config->unused_units]);
+    DP_TRY(dp__lines_add(lines, text));
+    snprintf(text, sizeof text, "first_bucket_bytes %zu", dp__cap_of(config, true));
+    DP_TRY(dp__lines_add(lines, text));
+    snprintf(text, sizeof text, "bucket_bytes %zu", dp__cap_of(config, false));
+    DP_TRY(dp__lines_add(lines, text));
+    snprintf(text, sizeof text, "wire %s", dp__dtype_names[config->wire]);
+    DP_TRY(dp__lines_add(lines, text));
+    return dp__lines_add(lines, config->hook != NULL ? "a hook" : "no hook");
+}
+
+/* Blocks, and ranges in the order of memory. */
+static dp_status dp__layout_lines(dp__lines *lines, const dp_reducer *reducer)
+{
+    char text[DP__LINE_BYTES], unit[160];
+    for (size_t i = 0; i < reducer->block_count; i++) {
+        const dp_block *block = &reducer->blocks[i];
+        snprintf(text, sizeof text, "block %zu of %zu %s", i, block->count,
+                 dp__dtype_names[block->dtype]);
+        DP_TRY(dp__lines_add(lines, text));
+    }
+    for (size_t i = 0; i < reducer->range_count; i++) {
+        const dp_range *range = &reducer->ranges[i];
+        snprintf(text, sizeof text, "%zu elements from %zu on of block %u for %s", range->count,
+                 range->first, (unsigned)range->block,
+                 dp__unit_text(reducer, range->unit, unit, sizeof unit));
+        DP_TRY(dp__lines_add(lines, text));
+    }
+    return DP_OK;
+}
+
 /* ==== >>reducer ================================================================================
    Reducers are made, compared with those of other ranks, queried, destroyed. What ranks have to
    tell each other goes over the caller's communicator, on the caller's thread.                  */
@@ -1461,7 +1645,7 @@ static dp__purpose dp__reducer_journal(const dp_reducer *reducer)
 }
 
 static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
-                                  const dp_reducer_config *config, const dp__sharing *sharing)
+                                  const dp_reducer_config *config, const dp__wrapped *wrapped)
 {
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
@@ -1469,12 +1653,13 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     reducer->wire = config->wire;
     reducer->hook = config->hook;
     reducer->hook_user = config->hook_user;
-    reducer->caps[0] = config->first_bucket_bytes > 0 ? config->first_bucket_bytes
-                                                      : DP__FIRST_BUCKET_BYTES;
-    reducer->caps[1] = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
+    reducer->wrapped = wrapped != NULL;
+    reducer->gaps = wrapped != NULL ? wrapped->gaps : 0;
+    reducer->caps[0] = dp__cap_of(config, true);
+    reducer->caps[1] = dp__cap_of(config, false);
     dp__blocks_copy(reducer, config);
     DP_TRY(dp__ranges_make(fn, reducer, config));
-    DP_TRY(dp__stretches_make(fn, reducer, sharing));
+    DP_TRY(dp__stretches_make(fn, reducer, wrapped));
     DP_TRY(dp__pieces_make(fn, reducer));
     DP_TRY(dp__names_copy(fn, reducer, config));
     DP_TRY(dp__pass_room(fn, reducer));
@@ -1487,7 +1672,7 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
 }
 
 static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
-                                  const dp__sharing *sharing, dp_scope *scope, dp_reducer **out)
+                                  const dp__wrapped *wrapped, dp_scope *scope, dp_reducer **out)
 {
     DP_TRY(dp__check_pointer(fn, "out", out));
     DP_TRY(dp__check_reducer_config(fn, ctx, config));
@@ -1495,50 +1680,36 @@ static dp_status dp__reducer_make(const char *fn, dp_ctx *ctx, const dp_reducer_
     if (reducer == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a reducer", fn);
     *reducer = (dp_reducer){.ctx = ctx, .scope = scope};
-    DP_TRY(dp__reducer_fill(fn, reducer, config, sharing));
+    DP_TRY(dp__reducer_fill(fn, reducer, config, wrapped));
     *out = reducer;
     return DP_OK;
 }
 
 /* Tell all processes whether every rank made the same reducer. */
-static dp_status dp__reducer_agree(const char *fn, dp_ctx *ctx, dp_scope *temp,
-                                   const dp_reducer *made, dp_status status)
+static dp_status dp__reducer_alike(const char *fn, dp_ctx *ctx, dp_scope *temp,
+                                   const dp_reducer_config *config, const dp_reducer *made,
+                                   dp_status status)
 {
-    const int64_t differs = (int64_t)1 << 32;
-    int64_t own = made != NULL ? (int64_t)(dp__layout_hash(made) >> 1) : -1, hash = own;
-    int64_t key = INT64_MAX;
-    dp_part *wires = NULL;
-    DP_TRY(dp__shared_failure(ctx, dp__wires_make(fn, ctx, temp, sizeof key, &wires)));
-    dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
-    DP_TRY(dp__exchange(ctx, wires, coll, &hash, 0));
-    if (status != DP_OK || own != hash)
-        key = ctx->info.rank_first + (status == DP_OK ? differs : 0);
-    char text[DP__TEXT_BYTES];
-    memcpy(text, dp__thread.text, sizeof text);
-    coll = (dp__coll){.fn = fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
-    DP_TRY(dp__exchange(ctx, wires, coll, &key, 0));
-    if (status != DP_OK)
-        return dp_error(status, "%s", text);
-    if (key < differs)
-        return dp_error(DP_ERR_MISMATCH, "%s: rank %d could not create it", fn, (int)key);
-    if (key < INT64_MAX)
-        return dp_error(DP_ERR_MISMATCH,
-                        "%s: rank %d has other blocks, ranges or caps, another reduction, wire or "
-                        "hook than rank 0",
-                        fn, (int)(key - differs));
-    return DP_OK;
+    dp__lines lines = {.fn = fn, .ctx = ctx, .scope = temp};
+    size_t things = made != NULL ? made->block_count + made->range_count : 0;
+    DP_TRY(dp__shared_failure(ctx, dp__lines_begin(&lines, DP__RULES + things)));
+    if (status == DP_OK)
+        status = dp__rules_lines(&lines, config, made->wrapped);
+    if (status == DP_OK)
+        status = dp__layout_lines(&lines, made);
+    return dp__lines_compare(&lines, status);
 }
 
 static dp_status dp__reducer_create(const char *fn, dp_ctx *ctx, const dp_reducer_config *config,
-                                    const dp__sharing *sharing, dp_scope *scope, dp_reducer **out)
+                                    const dp__wrapped *wrapped, dp_scope *scope, dp_reducer **out)
 {
     dp_reducer *made = NULL;
     dp_scope *temp = NULL;
     dp_status status =
-        dp__reducer_make(fn, ctx, config, sharing, scope, out != NULL ? &made : NULL);
+        dp__reducer_make(fn, ctx, config, wrapped, scope, out != NULL ? &made : NULL);
     if (ctx->info.process_count > 1) {
         DP_TRY(dp__shared_failure(ctx, dp__temp_begin(ctx, &temp)));
-        status = dp__temp_end(temp, NULL, dp__reducer_agree(fn, ctx, temp, made, status));
+        status = dp__temp_end(temp, NULL, dp__reducer_alike(fn, ctx, temp, config, made, status));
     }
     DP_TRY(status);
     made->magic = DP__REDUCER_LIVE;
@@ -1615,7 +1786,7 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
                              .last = reducer->last,
                              .mean = dp__times_mean(&reducer->total, reducer->pass_count),
                              .pass_count = reducer->pass_count,
-                             .bytes = dp__reducer_bytes(reducer),
+                             .bytes = dp__reducer_bytes(reducer) - reducer->gaps,
                              .reduction = reducer->reduction,
                              .unused_units = reducer->unused_units,
                              .first_bucket_bytes = reducer->caps[0],
@@ -1644,11 +1815,9 @@ DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
    waits for it, and when the pass is finished all ranks get to know. */
 static void dp__pass_excuse(const char *fn, dp_reducer *reducer, dp_status status, const char *text)
 {
-    size_t bytes = strlen(fn);
-    bool named = strncmp(text, fn, bytes) == 0 && text[bytes] == ':';
     reducer->excuse.status = (int32_t)status;
-    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s",
-             (int)sizeof reducer->excuse.text - 1, named ? text + bytes + 2 : text);
+    snprintf(reducer->excuse.text, sizeof reducer->excuse.text, "%.*s", DP__LINE_BYTES - 1,
+             dp__unnamed(fn, text));
 }
 
 /* `rank` has excused itself: its words, on all ranks. */
@@ -1658,7 +1827,7 @@ static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
     dp__coll coll = {
         .fn = fn, .verb = DP__BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
     DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
-    return dp_error((dp_status)excuse.status, "%s: rank %d: %.240s: gradients of '%s' are void", fn,
+    return dp_error((dp_status)excuse.status, "%s: rank %d: %.255s: gradients of '%s' are void", fn,
                     rank, excuse.text, reducer->name);
 }
 
@@ -1982,13 +2151,15 @@ static dp_status dp__surprise_anywhere(const char *fn, const dp_reducer *reducer
 
 static dp_status dp__surprise_error(const char *fn, const dp_reducer *reducer, int64_t surprise)
 {
-    char text[160];
+    char text[160], hint[64];
     bool came = surprise % 2 != 0;
     int ranks = reducer->ctx->info.rank_count, rank = (int)(surprise / 2 % ranks);
     dp__unit_text(reducer, (uint32_t)(surprise / 2 / ranks), text, sizeof text);
+    snprintf(hint, sizeof hint, " (see dp_%s_config.%s)",
+             reducer->wrapped ? "distributed" : "reducer", dp__unused_field(reducer->wrapped));
     return dp_error(DP_ERR_MISMATCH, "%s: rank %d %s %s of '%s' in this pass%s: gradients are void",
                     fn, rank, came ? "reported" : "did not report", text, reducer->name,
-                    !reducer->fixed ? " (see dp_reducer_config.unused_units)"
+                    !reducer->fixed ? hint
                     : came          ? ", but not in the first one"
                                     : ", but in the first one");
 }

@@ -186,6 +186,8 @@ typedef struct dp_optim_config {
     bool masters;
     /* State is spread over the ranks of the job: each keeps that of its part of the parameters,
        gets the gradients of that part alone, steps it, and gets the other parts from the others.
+       Parameters that lie together are cut where a part has 256 elements at least; all ranks keep
+       and step what is smaller.
        (To create one calls dp_grads_scatter with true, if all ranks can; one without this, with
        false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
        they are not); but a norm is added up by ranks, which may change its last bits. The module is

@@ -326,9 +326,11 @@ static const odd_net odd_nets[] = {
     {"w", "rank 2 has parameter 'v' f32 [71], rank 0 has parameter 'v' f32 [70]", DP_F32, V + 1, 3,
      0, 0},
     {"w", "rank 2 has nothing more, rank 0 has buffer 'seen' f32 []", DP_F32, V, 2, 0, 0},
-    {"w", "rank 2 has reduction 1, buffers 0, rank 0 has reduction 0", DP_F32, V, 3, DP_SUM, 0},
+    {"w", "rank 2 has reduction DP_SUM, rank 0 has reduction DP_MEAN_RANKS", DP_F32, V, 3, DP_SUM,
+     0},
     {"w", "rank 2 has parameter 'w' f32 [3], frozen", DP_F32, V, 3, 0, true},
-    {"w", "rank 2 could not do it", DP_F32, V, 3, (dp_reduction)9, 0},
+    {"w", "rank 2: reduction is 9: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", DP_F32, V, 3,
+     (dp_reduction)9, 0},
 };
 
 static void one_is_odd(meeting *m)
@@ -370,6 +372,46 @@ TEST(ranks_that_differ_are_named)
     in_processes(3, one_is_odd);
 }
 
+/* A field at a time; what ranks do not have to share may differ. */
+static void one_has_another_config(meeting *m)
+{
+    static const plan how;
+    static const struct {
+        dp_distributed_config config;
+        const char *says;
+    } cases[] = {
+        {{.reduction = DP_MEAN_SAMPLES},
+         "rank 1 has reduction DP_MEAN_SAMPLES, rank 0 has reduction DP_MEAN_RANKS"},
+        {{.buffers = DP_BUFFERS_LOCAL},
+         "rank 1 has buffers DP_BUFFERS_LOCAL, rank 0 has buffers DP_BUFFERS_FIRST"},
+        {{.unused_params = DP_UNUSED_FIXED},
+         "rank 1 has unused_params DP_UNUSED_FIXED, rank 0 has unused_params DP_UNUSED_ERROR"},
+        {{.first_bucket_bytes = 9},
+         "rank 1 has first_bucket_bytes 9, rank 0 has first_bucket_bytes 1048576"},
+        {{.bucket_bytes = 9}, "rank 1 has bucket_bytes 9, rank 0 has bucket_bytes 26214400"},
+        {{.wire = DP_BF16}, "rank 1 has wire bf16, rank 0 has wire f32"},
+        {{.hook = plain_hook}, "rank 1 has a hook, rank 0 has no hook"},
+        {{.unused_params = (dp_unused)7},
+         "rank 1: unused_params is 7: say DP_UNUSED_ERROR, _FOUND or _FIXED"},
+        {{.wire = DP_I8}, "rank 1: wire is 7: say 0, DP_F16 or DP_BF16"}};
+    dp_ctx *ctx = open_over_shm(m, 1, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char want[200];
+        dp_module *net = make_net(ctx, &how), *par = NULL;
+        const dp_distributed_config *own = m->process == 1 ? &cases[i].config : NULL;
+        bool wrong = m->process == 1 && strncmp(cases[i].says, "rank 1: ", 8) == 0;
+        snprintf(want, sizeof want, "dp_distributed: %s", cases[i].says + (wrong ? 8 : 0));
+        CHECK_STATUS(dp_distributed(net, own, &par), wrong ? DP_ERR_INVALID : DP_ERR_MISMATCH);
+        CHECK_STR(dp_last_error(), want);
+    }
+    dp_close(ctx);
+}
+
+TEST(configs_that_differ_are_told_by_their_fields)
+{
+    in_processes(2, one_has_another_config);
+}
+
 static void one_has_more(meeting *m)
 {
     static const plan how;
@@ -397,7 +439,9 @@ TEST(unused_parameters_are_an_error_or_stay_as_they_are)
     CHECK_OK(dp_open(&(dp_config){.device_count = 2, .log = {.fn = hear, .user = &all}}, &ctx));
     net = make_net(ctx, &how);
     CHECK_OK(dp_distributed(net, NULL, &par));
-    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_MISMATCH, "'v'");
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_MISMATCH,
+                "did not report unit 1 'v' of 'net' in this pass "
+                "(see dp_distributed_config.unused_params): gradients are void");
     CHECK_OK(dp_zero_grad(par));
     CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_MISMATCH, "rank 0");
     net = make_net(ctx, &how);

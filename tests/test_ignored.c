@@ -203,7 +203,7 @@ static void different_names(meeting *m)
     config.ignored_count = 1;
     CHECK_ERROR(dp_distributed(net, &config, &par),
                 m->process == 0 ? DP_ERR_INVALID : DP_ERR_MISMATCH,
-                m->process == 0 ? "'nobody'" : "rank 0 could not do it");
+                m->process == 0 ? "'nobody'" : "rank 0: 'net' has no parameter 'nobody'");
     CHECK_OK(dp_distributed(net, &without_w, &par)); /* the job goes on */
     CHECK_OK(forward_and_backward(par, 1, false));
     dp_close(ctx);

@@ -868,7 +868,8 @@ static void a_missing_report(dp_ctx *ctx)
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
         report_but(&g, 2, 5, 1);
         CHECK_ERROR(dp_reducer_finish(g.reducer), DP_ERR_MISMATCH,
-                    "dp_reducer_finish: rank 1 did not report unit 2 'h.2' of 'gpt'");
+                    "dp_reducer_finish: rank 1 did not report unit 2 'h.2' of 'gpt' in this pass "
+                    "(see dp_reducer_config.unused_units): gradients are void");
         CHECK(info_of(g.reducer).regrouped == (again > 0));
         grads_fill(&g, 0);
         grads_add(&g, 1);
@@ -1335,10 +1336,27 @@ TEST(wrong_blocks)
 
 /* ---- ranks that disagree --------------------------------------------------------------------- */
 
+static const char *const differences[] = {
+    "rank 1 has block 0 of 8 f16, rank 0 has block 0 of 8 f32",
+    "rank 1 has block 0 of 7 f32, rank 0 has block 0 of 8 f32",
+    "rank 1 has 2 elements from 0 on of block 0 for unit 0 'a', rank 0 has 3 elements from 0 on of "
+    "block 0 for unit 0 'a'",
+    "rank 1 has 2 elements from 5 on of block 0 for unit 0 'a', rank 0 has 2 elements from 5 on of "
+    "block 0 for unit 1 'b'",
+    "rank 1 has reduction DP_SUM, rank 0 has reduction DP_MEAN_RANKS",
+    "rank 1 has first_bucket_bytes 3, rank 0 has first_bucket_bytes 1048576",
+    "rank 1 has bucket_bytes 3, rank 0 has bucket_bytes 26214400",
+    "rank 1 has unused_units DP_UNUSED_FOUND, rank 0 has unused_units DP_UNUSED_ERROR",
+    "rank 1 has 1 elements from 4 on of block 0 for unit 1 'c', rank 0 has 1 elements from 4 on of "
+    "block 0 for unit 1 'b'",
+    NULL};
+
 static void create_another(meeting *m, dp_ctx *ctx, int difference)
 {
+    static const char *const unit_names[] = {"a", "b"}, *const other[] = {"a", "c"};
     const int64_t count = 8;
     const bool odd = m->process == 1;
+    char want[200];
     dp_tensor data;
     dp_scope *scope = dp_scope_begin(ctx); /* ends with the context */
     CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, 1, &count, &data));
@@ -1351,26 +1369,28 @@ static void create_another(meeting *m, dp_ctx *ctx, int difference)
                                       .block_count = 1,
                                       .ranges = ranges,
                                       .range_count = 3,
+                                      .unit_names = odd && difference == 8 ? other : unit_names,
                                       .reduction = odd && difference == 4 ? DP_SUM : DP_MEAN_RANKS,
                                       .first_bucket_bytes = odd && difference == 5 ? 3 : 0,
                                       .bucket_bytes = odd && difference == 6 ? 3 : 0,
                                       .unused_units = odd && difference == 7 ? DP_UNUSED_FOUND
                                                                              : DP_UNUSED_ERROR};
     dp_reducer *reducer = NULL;
-    if (difference == 8) {
+    if (differences[difference] == NULL) {
         CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
         CHECK_OK(dp_reducer_destroy(reducer));
         return;
     }
-    CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_MISMATCH,
-                "dp_reducer_create: rank 1 has other blocks");
+    snprintf(want, sizeof want, "dp_reducer_create: %s", differences[difference]);
+    CHECK_STATUS(dp_reducer_create(ctx, &config, &reducer), DP_ERR_MISMATCH);
+    CHECK_STR(dp_last_error(), want);
     CHECK(reducer == NULL);
 }
 
 static void another_reducer(meeting *m)
 {
     dp_ctx *ctx = open_job(m, 1, dp_cpu());
-    for (int difference = 0; difference < 9; difference++) {
+    for (int difference = 0; difference < 10; difference++) {
         create_another(m, ctx, difference);
     }
     dp_close(ctx);
@@ -1386,7 +1406,8 @@ static void a_wrong_reducer(meeting *m)
         CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_INVALID, "ranges is NULL");
     } else {
         char want[64];
-        snprintf(want, sizeof want, "rank %d could not create it", m->process_count - 1);
+        snprintf(want, sizeof want, "dp_reducer_create: rank %d: ranges is NULL",
+                 m->process_count - 1);
         CHECK_ERROR(dp_reducer_create(ctx, &config, &reducer), DP_ERR_MISMATCH, want);
     }
     dp_close(ctx);
