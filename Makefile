@@ -291,7 +291,7 @@ build/fuzz/%: tests/fuzz/%.c tests/fuzz/replay.c build/fuzz/test_main.o build/as
 build/libfuzzer/%: tests/fuzz/%.c tests/dp.c $(FUZZ_NEEDS)
 	@mkdir -p $(@D)
 	$(CLANG) -std=c11 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all \
-	    $(TEST_DEFINES) -DTEST_ALONE $(STB_CFLAGS) $(filter %.c,$^) -o $@ $(LIBS)
+	    $(TEST_DEFINES) -DTEST_ALONE -DTEST_TRAIN $(STB_CFLAGS) $(filter %.c,$^) -o $@ $(LIBS)
 
 -include $(wildcard build/*/*.d build/*/*/*.d build/*/*/*/*.d)
 -include tests/bench/bench.mk

@@ -1,13 +1,13 @@
 /* fuzz_meet.c - bytes from a socket, before anybody is believed: guests at the door of process 0
-   and of another one, notes on a lasting connection, and what stands in the environment. Whatever
-   comes, nobody has a seat without a proof, and a failure has a sentence. The implementation is in
-   this file once more, static: none of this is public. */
+   and of another one, whoever answers a caller, and notes on lasting connections; and what stands
+   in the environment. Whatever comes, nobody has a seat without a proof, and a failure has a
+   sentence. The implementation is in this file once more, static: none of this is public. */
 
 #define DP_STATIC
 #define DP_IMPLEMENTATION
 #include "../../dp.h"
 
-#include "fuzz.h"
+#include "environment.h"
 
 enum { FUZZ_WORLD = 8, FUZZ_GUESTS = 6 };
 
@@ -146,7 +146,7 @@ static int speak(fuzz *in, int fd)
         (void)dp__os_send(fd, &note, sizeof note);
     }
     (void)dp__os_send(fd, in->data + in->at, in->bytes - in->at);
-    if (in->bytes % 2) {
+    if (in->bytes % 16) { /* who does not end is waited for */
         dp__os_close(fd);
         return -1;
     }
@@ -193,33 +193,86 @@ static void try_tree(fuzz *in)
     dp__os_close(fds[1]);
 }
 
-/* An address and a list of machines. */
-static void try_environment(const fuzz *in)
+/* A process calls at a door, and who answers has no key: it is not believed. */
+static void try_caller(fuzz in)
 {
-    char *text = malloc(in->bytes - in->at + 1), host[DP__HOST_BYTES];
-    dp__launch launch = {.process_count = 2};
-    FUZZ_CHECK(text != NULL);
-    memcpy(text, in->data + in->at, in->bytes - in->at);
-    text[in->bytes - in->at] = '\0';
-    dp_status status = dp__launch_address(&launch, text);
-    FUZZ_CHECK(status == DP_OK || status == DP_ERR_INVALID);
-    FUZZ_CHECK(status != DP_OK || text[0] == '@' ||
-               (launch.host[0] != '\0' && launch.port > 0 && launch.port <= DP__PORT_MAX));
-    dp__first_host(text, host, sizeof host);
-    FUZZ_CHECK(strlen(host) < sizeof host);
-    free(text);
+    int fds[2];
+    const char *why = NULL;
+    dp__knock knock = {.magic = DP__KNOCK_MAGIC, .version = DP_VERSION, .process = 1};
+    dp__challenge challenge = {.magic = DP__CHALLENGE_MAGIC, .version = DP_VERSION, .nonce = 1};
+    pair(fds);
+    if (fuzz_next(&in, 2) == 1)
+        (void)dp__os_send(fds[1], &challenge, sizeof challenge);
+    (void)dp__os_send(fds[1], in.data + in.at, in.bytes - in.at);
+    if (fuzz_next(&in, 2) == 1) {
+        dp__os_close(fds[1]);
+        fds[1] = -1;
+    }
+    FUZZ_CHECK(!dp__knock_on(fds[0], key, &knock, dp__os_now_ns(), &why));
+    dp__os_close(fds[0]);
+    dp__os_close(fds[1]);
+}
+
+enum { PART = 16, PROCESSES = 4, NOTES = 6 };
+
+/* A note in good form, and as many bytes as it says, or some fewer. */
+static void say(fuzz *in, int fd)
+{
+    static const size_t sizes[] = {0, PART, PART * PROCESSES, 7, sizeof(dp__welcome)};
+    char data[PART * PROCESSES + sizeof(dp__welcome)];
+    int kind = fuzz_next(in, DP__KINDS), size = fuzz_next(in, 8), status = fuzz_next(in, 20) - 15;
+    int process = fuzz_next(in, PROCESSES + 2) - 1;
+    dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, status, process, sizes[size % 5]};
+    memset(data, 'a' + kind, sizeof data);
+    if (kind == DP__GATHER && size > 4)
+        note.bytes = PART;
+    else if (kind == DP__SPREAD && size > 4)
+        note.bytes = PART * PROCESSES;
+    (void)dp__os_send(fd, &note, sizeof note);
+    size_t less = fuzz_next(in, 8) == 1 && note.bytes > 0;
+    (void)dp__os_send(fd, data, note.bytes - less);
+}
+
+/* Process 2 of 4, between its parent 0 and its child 3, hears notes of both and then their end. It
+   has a result only if both said what they were to say. */
+static void try_conversation(fuzz *in)
+{
+    int up[2], down[2];
+    char own[PART] = "own", all[PART * PROCESSES];
+    dp__tree tree = {.process = 2, .process_count = PROCESSES, .timeout_ms = 1, .claim = -1};
+    pair(up);
+    pair(down);
+    dp__tree_link(&tree, up[0], 0);
+    dp__tree_link(&tree, down[0], 3);
+    tree.first_child = 1;
+    for (int i = fuzz_next(in, NOTES); i >= 0; i--) {
+        bool parent = fuzz_next(in, 2) == 1;
+        say(in, parent ? up[1] : down[1]);
+    }
+    dp__os_close(up[1]);
+    dp__os_close(down[1]);
+    dp_status status = dp__tree_all_gather(own, all, sizeof own, &tree);
+    FUZZ_CHECK(dp_status_class(status) == (status == DP_OK ? DP_CLASS_NONE : DP_CLASS_JOB));
+    FUZZ_CHECK(status == tree.failed && (status == DP_OK || dp_last_error()[0] != '\0'));
+    for (size_t i = 0; i < sizeof all && status == DP_OK; i++)
+        FUZZ_CHECK(all[i] == 'a' + DP__SPREAD);
+    dp__os_close(up[0]);
+    dp__os_close(down[0]);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     fuzz in = {.data = data, .bytes = bytes};
-    int what = fuzz_next(&in, 4);
+    int what = fuzz_next(&in, 5);
     if (what < 2) {
         try_door(&in);
     } else if (what == 2) {
         (void)dp__sentence_hide(); /* of the input before */
         try_welcome(in);
         try_tree(&in);
+    } else if (what == 3) {
+        try_caller(in);
+        try_conversation(&in);
     } else {
         try_environment(&in);
     }
