@@ -1659,8 +1659,8 @@ DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
    makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
-/* Make buffers the same on all ranks now. In training they become so before each forward, but what a
-   forward writes to them is each rank's own: in the end they differ, and an evaluation, or the last
+/* Make buffers the same on all ranks now. In training they become so before each forward, but what
+   that writes to them is each rank's own: in the end they differ, and an evaluation, or the last
    checkpoint, wants them equal. Each wrapper by dp_distributed in the module's tree does as it
    was told: all get those of rank 0, or the mean; with DP_BUFFERS_LOCAL, and where ignored, they
    stay. It is a write, like dp_params_write. Without such a wrapper there is nothing to do, and

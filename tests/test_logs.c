@@ -153,18 +153,24 @@ static void logs_of_three(meeting *m)
     dp_close(ctx);
 }
 
-/* Entry `at` of 20 with long names; process `odd` lacks all from there on, or has another there. */
-static dp_value many_entries(dp_scope *scope, bool odd, size_t at, bool lacks)
+/* 20 entries with long names. Process `odd` has something else at `at`: another name, nothing from
+   there on, or a name that differs where a sentence does not show it. */
+enum { OTHER_NAME, NOTHING, LATE, ODDITIES };
+
+static dp_value many_entries(dp_scope *scope, bool odd, size_t at, int what)
 {
     static char names[20][120];
     dp_pair pairs[20];
     for (size_t i = 0; i < 20; i++) {
+        bool here = odd && i == at;
         memset(names[i], 'x', sizeof names[i] - 1);
-        snprintf(names[i], sizeof names[i], "%s%zu", odd && i == at ? "other" : "key", i);
+        snprintf(names[i], sizeof names[i], "%s%zu", here && what == OTHER_NAME ? "other" : "key",
+                 i);
         names[i][strlen(names[i])] = 'x';
+        names[i][sizeof names[i] - 2] = here && what == LATE ? 'y' : 'x';
         pairs[i] = (dp_pair){names[i], dp_int(1)};
     }
-    return dp_dict_make(scope, pairs, odd && lacks ? at : 20);
+    return dp_dict_make(scope, pairs, odd && what == NOTHING ? at : 20);
 }
 
 static void keys_of_three(meeting *m)
@@ -174,15 +180,16 @@ static void keys_of_three(meeting *m)
     char says[160];
     dp_value out;
     for (size_t at = 0; at < 20; at += 19)
-        for (int lacks = 0; lacks < 2; lacks++) {
-            dp_value log = many_entries(scope, m->process == 2, at, lacks);
+        for (int what = 0; what < ODDITIES; what++) {
+            dp_value log = many_entries(scope, m->process == 2, at, what);
             if (m->process == 0) /* who has had no batch is not asked */
                 log = dp_none();
             CHECK_STATUS(dp_log_mean(ctx, scope, log, 1, &out), DP_ERR_MISMATCH);
             snprintf(says, sizeof says, "dp_log_mean: entry %zu of the log is 'key%zuxxx", at, at);
             CHECK_SAYS(dp_last_error(), says);
             CHECK_SAYS(dp_last_error(), "x' in process 1 and ");
-            snprintf(says, sizeof says, lacks ? "nothing in process 2" : "'other%zuxxx", at);
+            snprintf(says, sizeof says, what == NOTHING ? "nothing in process 2" : "and '%s%zuxxx",
+                     what == LATE ? "key" : "other", at);
             CHECK_SAYS(dp_last_error(), says);
         }
     dp_close(ctx);
