@@ -1580,13 +1580,15 @@ static dp_status dp__knock_in_vain(const dp__target *target, int process, const 
     char claim[128] = "";
     if (target->launch != NULL)
         dp__claim_text(target, claim, sizeof claim);
+    if (target->host[0] == '\0' && target->launch == NULL)
+        return dp_error(DP_ERR_TIMEOUT, "process %d of %d was not found within %.3g s", process,
+                        (int)knock->process_count, seconds);
     if (target->host[0] == '\0')
         return dp_error(
             DP_ERR_TIMEOUT,
             "process %d of %d was not found %s within %.3g s%s%s%s. It may have another "
             "DP_SECRET; if it is on another machine, DP_ADDR=host:port has to say where",
-            process, (int)knock->process_count,
-            target->launch != NULL ? target->launch->where : "on this machine", seconds,
+            process, (int)knock->process_count, target->launch->where, seconds,
             why != NULL ? ": " : "", why != NULL ? why : "", claim);
     return dp_error(DP_ERR_TIMEOUT,
                     "process %d of %d did not answer at %s, ports %d to %d, within %.3g s%s%s%s",
