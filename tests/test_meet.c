@@ -385,6 +385,27 @@ TEST(who_tries_again_meets)
     run_world(3, try_twice);
 }
 
+/* A launcher that numbers no jobs is told from another one by its own number: process 1 has another
+   parent here. */
+static void have_two_launchers(void)
+{
+    dp_ctx *ctx;
+    int status = 0;
+    launched_by(&launchers[3], me, world);
+    pid_t pid = me == 1 ? fork() : 0;
+    if (pid == 0) {
+        CHECK_STATUS(open_world(300, NULL, &ctx), DP_ERR_TIMEOUT);
+        exit(EXIT_SUCCESS);
+    }
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK_INT(status, 0);
+}
+
+TEST(launchers_without_numbers_are_told_apart)
+{
+    run_world(2, have_two_launchers);
+}
+
 /* ---- squatters, secrets ---------------------------------------------------------------------- */
 
 #if defined(__linux__)
