@@ -718,6 +718,9 @@ static dp_status dp__train_list(dp__train_views *views, bool shared)
         DP_TRY(dp_module_param(views->module, i, &info));
         if (info.frozen || info.buffer)
             continue;
+        if (info.data.dtype > DP_BF16)
+            return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, which is no floating dtype",
+                            info.name, dp_dtype_name((dp_dtype)info.data.dtype));
         const char *data = info.data.data;
         size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
         views->listed[count] = (dp__train_listed){.param = i,
@@ -2149,9 +2152,6 @@ static dp_status dp__train_names_make(dp__train_optimizer *optim)
     for (size_t i = 0; i < views->count; i++) {
         dp_param_info info;
         DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
-        if (info.data.dtype > DP_BF16)
-            return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, which is no floating dtype",
-                            info.name, dp_dtype_name((dp_dtype)info.data.dtype));
         optim->names[i] = dp_text(dp_string(optim->scope, info.name));
         if (optim->names[i] == NULL)
             return dp__train_full();

@@ -1609,18 +1609,29 @@ TEST_BACKENDS(calls_that_make_no_sense)
     CHECK_ERROR(dp_clip_grad_value(net, (double)NAN), DP_ERR_INVALID, "most is nan");
 }
 
+/* Those before them are not clipped either. */
 TEST(parameters_that_are_no_numbers_of_a_floating_dtype)
 {
-    const dp_param_config param = {.name = "ids", .dtype = DP_I64, .ndim = 1, .shape = {2}};
+    const dp_param_config params[] = {{.name = "w"}, {.name = "ids", .dtype = DP_I64}};
+    static const char says[] = "parameter 'ids' is i64, which is no floating dtype";
     dp_ctx *ctx = NULL;
     dp_module *net = NULL;
     dp_optim *optim = NULL;
+    dp_tensor data, grad;
+    double got = 0;
     CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    dp_scope *scope = dp_scope_begin(ctx);
     CHECK_OK(dp_module_create(
-        ctx, &(dp_module_config){.name = "n", .params = &param, .param_count = 1}, &net));
+        ctx, &(dp_module_config){.name = "n", .params = params, .param_count = 2}, &net));
     CHECK_ERROR(dp_optim_create(net, &(dp_optim_config){.hyper = {.lr = 1}}, &optim),
-                DP_ERR_INVALID,
-                "dp_optim_create: parameter 'ids' is i64, which is no floating dtype");
+                DP_ERR_INVALID, says);
+    CHECK_OK(dp_params_edit(net, 0, &data, &grad));
+    CHECK_OK(dp_fill(ctx, &grad, dp_float(8)));
+    CHECK_ERROR(dp_clip_grad_norm(net, 1, 2, NULL), DP_ERR_INVALID, says);
+    CHECK_ERROR(dp_clip_grad_value(net, 1), DP_ERR_INVALID, says);
+    CHECK_ERROR(dp_grad_norm(net, 2, &got), DP_ERR_INVALID, says);
+    CHECK_OK(dp_item(ctx, dp_of(scope, &grad), &got));
+    CHECK_F64(got, 8, 0);
     dp_close(ctx);
 }
 
