@@ -2833,6 +2833,19 @@ DP__COLD static const char *dp__unnamed(const char *fn, const char *text)
     return named ? text + length + 2 : text;
 }
 
+/* This thread's sentence begins with the function's name; what another process says of the same
+   function does not name it again. */
+DP__COLD static void dp__name_once(const char *fn)
+{
+    static const char before[] = ") failed: "; /* "rank 1 (process 1, pid 4242) failed: " */
+    char *text = dp__thread.text, *at = strstr(text, before);
+    if (at == NULL)
+        return;
+    at += sizeof before - 1;
+    const char *rest = dp__unnamed(fn, at);
+    memmove(at, rest, strlen(rest) + 1);
+}
+
 DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
 {
     DP_TRY(dp__check_open(fn, ctx));
@@ -2903,6 +2916,7 @@ DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status stat
         dp_error(status, "%s: %s", fn, dp_status_text(status));
     else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
         dp_error(status, "%s: %s", fn, dp__thread.text);
+    dp__name_once(fn);
     if (dp_status_class(status) == DP_CLASS_JOB) {
         dp__job_end(ctx, status, dp_last_error());
     } else {

@@ -231,6 +231,11 @@ static const char *dp__shm_who(const dp__shm_comm *comm, int process, char *text
     return text;
 }
 
+static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
+{
+    return memcmp(&a->is, &b->is, sizeof a->is) == 0;
+}
+
 /* The note of the collective that a process began last. */
 static const dp__shm_note *dp__shm_last_note(const dp__shm_seat *seat)
 {
@@ -238,17 +243,21 @@ static const dp__shm_note *dp__shm_last_note(const dp__shm_seat *seat)
     return &seat->notes[(int)(b - a) > 0];
 }
 
-/* "it is in collective 7, all_reduce of 25 f32 (sum)" */
+/* "it is in 7, all_reduce of 25 f32 (sum)" */
 static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text, size_t room)
 {
     char words[DP__WORDS_BYTES];
     size_t used;
     const dp__shm_seat *seat = &comm->hall->seats[process];
     const dp__shm_note *note = dp__shm_last_note(seat);
+    const dp__shm_note *own = &dp__shm_own(comm)->notes[comm->seq % 2];
     unsigned seq = atomic_load(&note->seq);
     bool done = atomic_load(&seat->done) == seq;
+    bool here = seq == comm->seq && seq == atomic_load(&own->seq) && dp__shm_same(note, own);
     if (seq == 0)
         used = dp__append(text, room, 0, "it has begun none");
+    else if (here && !done)
+        used = dp__append(text, room, 0, "it is in that one");
     else
         used = dp__append(text, room, 0, "%s %u, %s", done ? "its last one was" : "it is in", seq,
                           dp__shm_note_text(note, words));
@@ -478,11 +487,6 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
 /* ==== >>meeting ================================================================================
    The outline of a collective: small data is put on the leaf, the note is written, and when all
    have written theirs they are compared. After that every process knows that all do the same. */
-
-static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
-{
-    return memcmp(&a->is, &b->is, sizeof a->is) == 0;
-}
 
 static dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
 {

@@ -280,6 +280,8 @@ static void one_step_fails(meeting *m)
     wait_for_all(m);
     optim.refuses = here;
     CHECK_ERROR(step_on(par, &optim.base, GOOD), DP_ERR_INTERNAL, "no step today (DP_ERR_USER)");
+    CHECK_SAYS(dp_last_error(), "dp_train_step: ");
+    CHECK(strstr(dp_last_error() + 1, "dp_train_step: ") == NULL); /* named once, on all ranks */
     dp_close(dp_module_ctx(net));
 }
 

@@ -164,6 +164,7 @@ static void one_loses_a_bucket(meeting *m)
         status = dp_reducer_finish(g.reducer);
     check_both(ctx, status, "bucket 2 of 'net', unit 2", "bucket 3 of 'net', unit 3");
     dp_close(ctx);
+    free(g.local[0]);
 }
 
 TEST(buckets_of_one_size_do_not_change_places)

@@ -326,11 +326,26 @@ static dp_status sum_up(dp_ctx *ctx, size_t count)
     return dp_all_reduce(ctx, &part, count, DP_F32, DP_OP_SUM);
 }
 
+/* Where it is in what the others wait for, that is not told twice. */
+static void check_told_once(void)
+{
+    unsigned collective = 0, in = 0;
+    const char *begun = strstr(dp_last_error(), "collective ");
+    const char *place = strstr(dp_last_error(), "it is in ");
+    if (begun == NULL || place == NULL || sscanf(begun, "collective %u", &collective) != 1)
+        return;
+    if (sscanf(place, "it is in %u", &in) == 1)
+        CHECK(in != collective);
+    else
+        CHECK_SAYS(place, "it is in that one");
+}
+
 /* Rank 1 is named for what comes of this, which is the last of the job. */
 static void check_ends(dp_ctx *ctx, dp_status (*work)(dp_ctx *ctx), const char *what, int most_ms)
 {
     double start = now_ms();
     check_named(ctx, work(ctx), start, most_ms, 1, what);
+    check_told_once();
     dp_close(ctx);
 }
 
