@@ -266,10 +266,10 @@ static dp_value dict_edited(fuzz *in, dp_value value)
 
 static dp_value list_edited(fuzz *in, dp_value value)
 {
-    dp_value items[8];
+    dp_value items[20];
     uint32_t count = value.count, at = (uint32_t)fuzz_next(in, (int)count);
     int how = fuzz_next(in, 8);
-    FUZZ_CHECK(count < 8);
+    FUZZ_CHECK(count < 20);
     memcpy(items, value.as.items, count * sizeof *items);
     if (how == 0)
         items[at] = items[--count];

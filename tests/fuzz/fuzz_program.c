@@ -391,9 +391,8 @@ static outcome judge(dp_status status, int runs)
     FUZZ_CHECK(class != DP_CLASS_JOB && (status == DP_OK || class != DP_CLASS_NONE));
     FUZZ_CHECK(status == DP_OK || dp_last_error()[0] != '\0');
     outcome out = status == DP_OK ? WENT : class == DP_CLASS_CALL && !called ? REFUSED : BROKE;
-    if (out == BROKE || p.mood.done)
+    if (out == BROKE)
         world_forget_all(&p.w);
-    p.mood.done = false;
     return out;
 }
 
@@ -717,7 +716,7 @@ static void run_forward(void)
     world_forward(&p.w, n, true, went_how == WENT && simple != NULL && !world_has(n, net_is_muddy));
     if (went_how != WENT)
         return;
-    if (simple != NULL)
+    if (simple != NULL && !p.mood.done)
         FUZZ_CHECK(check_rows(out, x * slope) == rows);
     p.passes[slot] =
         (pass){made, n, scope, x, weighed || simple == NULL ? -1 : rows, config.no_sync};
@@ -768,8 +767,8 @@ static void optim_stepped(const optim *with, const dp_optim_info *before)
     FUZZ_CHECK(dp_optim_info_get(with->optim, &after) == DP_OK);
     if (after.step_count == before->step_count && after.skip_count == before->skip_count)
         return;
-    FUZZ_CHECK(after.step_count <= before->step_count + 1);
-    if (!with->plain || with->of == NULL || after.step_count == before->step_count)
+    FUZZ_CHECK(after.step_count <= before->step_count + 1 || p.mood.what == STEPS_OPTIM);
+    if (!with->plain || with->of == NULL || after.step_count != before->step_count + 1)
         world_forget_all(&p.w);
     else
         world_each(&p.w, with->of, var_step, before->lr);
@@ -1054,6 +1053,9 @@ static void step(void)
         end_scope(next(SCOPES));
     else if (what == CALLS_COUNT + 1)
         p.replicas_fail = next(4) == 1;
+    if (p.mood.done) /* by a method, beside what the call itself did */
+        world_forget_all(&p.w);
+    p.mood.done = false;
     look();
 }
 
