@@ -1371,6 +1371,15 @@ static int dp__os_process_id(void)
     return (int)getpid();
 }
 
+static bool dp__shared_resize(int fd, size_t bytes)
+{
+    dp__os_calm calm;
+    dp__os_calm_begin(&calm);
+    bool done = ftruncate(fd, (off_t)bytes) == 0;
+    dp__os_calm_end(&calm);
+    return done;
+}
+
 #if defined(__linux__)
 static int dp__shared_anonymous(void)
 {
@@ -1396,15 +1405,6 @@ static int dp__shared_of_process(const dp__shared_name *name)
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
     return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-}
-
-static bool dp__shared_resize(int fd, size_t bytes)
-{
-    dp__os_calm calm;
-    dp__os_calm_begin(&calm);
-    bool done = ftruncate(fd, (off_t)bytes) == 0;
-    dp__os_calm_end(&calm);
-    return done;
 }
 
 /* A write to a page that cannot be allocated would raise SIGBUS. Pages come from the memory near

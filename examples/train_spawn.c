@@ -10,7 +10,7 @@
    process 0 of 2, 0 of 2 on this machine; launcher: dp
    rank... of ... on cpu, threads for each: ...; transport: shared memory
 
-   'mlp': 407104 bytes of gradients a rank; mean over samples
+   'mlp': 407080 bytes of gradients a rank; mean over samples
      buffers: those of rank 0; unused parameters: an error; ignored: 0
      4 units in 1 bucket of 1048576, then 26214400 bytes; as rank 0 had them ready
      bucket  units        bytes    left ms    took ms  first parameter

@@ -381,11 +381,12 @@ other_system() {
     [ -x "${zig[0]}" ] || zig=(python3 -m ziglang)
     "${zig[@]}" version >/dev/null 2>&1 || { skip "macOS, FreeBSD" "no ziglang"; return; }
     export ZIG_GLOBAL_CACHE_DIR=build/zig-cache ZIG_LOCAL_CACHE_DIR=build/zig-cache
+    mkdir -p $BUILD/stb # by itself, not beside files that are compiled meanwhile
     cp "$(echo "$INCLUDE_STB" | "$GCC" -E "${STB[@]}" - | sed -nE 's/^# 1 "(.*stb_ds.h)".*/\1/p' |
-        head -n 1)" $BUILD/stb_ds.h
+        head -n 1)" $BUILD/stb/stb_ds.h
     for system in x86_64-macos aarch64-macos x86_64-freebsd; do
         expect "$system: implementation" "${zig[@]}" cc -target $system -std=c11 "${WARN[@]}" \
-            -Wno-frame-larger-than -fno-sanitize=all -I. -isystem $BUILD -c $BUILD/around_dp.c \
+            -Wno-frame-larger-than -fno-sanitize=all -I. -isystem $BUILD/stb -c $BUILD/around_dp.c \
             -o $BUILD/$system.o
     done
 }
