@@ -1098,8 +1098,6 @@ static dp_status dp__hook_said(dp_reducer *reducer, int rank)
                      .dtype = DP_U8,
                      .root = rank,
                      .courier = reducer->trip.courier};
-    if (reducer->ctx->info.process_count == 1)
-        return DP_OK;
     return dp__exchange(reducer->ctx, reducer->hook_wires, coll, reducer->trip.said, 0);
 }
 

@@ -117,6 +117,30 @@ TEST(samples_of_reducers_that_began_in_another_order)
     in_processes(2, samples_in_another_order);
 }
 
+/* What a program does between begin and finish is its own. */
+static void a_sum_in_between(meeting *m)
+{
+    const double samples = 3;
+    float one = 1;
+    const dp_part part = {.send = &one, .recv = &one};
+    char text[400];
+    two own;
+    two_begin(&own, m, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES}, left_and_right);
+    CHECK_OK(dp_reducer_begin(own.reducers[1], &(dp_reduce_pass){.samples = &samples}));
+    CHECK_OK(dp_all_reduce(own.ctx, &part, 1, DP_F32, DP_OP_SUM));
+    CHECK(dp_recent_collectives(own.ctx, text, sizeof text) > 0);
+    *strchr(text, '\n') = '\0'; /* the last one comes first */
+    CHECK_SAYS(text, ", all_reduce of 1 f32 (sum): ended");
+    CHECK_OK(dp_reducer_ready(own.reducers[1], 0, 0, NULL));
+    CHECK_OK(dp_reducer_finish(own.reducers[1]));
+    dp_close(own.ctx);
+}
+
+TEST(a_sum_between_begin_and_finish_is_for_no_reducer)
+{
+    in_processes(2, a_sum_in_between);
+}
+
 /* ---- buckets of one reducer --------------------------------------------------------------------
    A table that loses a collective puts the next bucket in the place of this one.                 */
 
