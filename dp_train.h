@@ -751,14 +751,16 @@ static dp_status dp__train_edit(const dp__train_views *views)
     return DP_OK;
 }
 
+/* An edit is refused to replicas that ask at the same time, before anything is written. */
 static dp_status dp__train_ask(const dp__train_views *views)
 {
+    DP_TRY(dp__train_edit(views));
     for (size_t owner = 0; owner < views->owner_count; owner++)
         for (size_t i = 0; i < views->count; i++)
             if (dp__train_has(views, owner, i))
                 DP_TRY(dp_owner_grad(views->module, owner, views->listed[i].param,
                                      &views->grad[owner * views->count + i]));
-    return dp__train_edit(views);
+    return DP_OK;
 }
 
 /* The first that ranks reduce, or as many as there are. */
@@ -1766,8 +1768,8 @@ static dp_status dp__train_optim_apply(dp__train_optimizer *optim)
     double factor = 1;
     bool skips = false;
     DP_TRY(dp__train_is_ours(optim));
-    DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_edit(&optim->views));
+    DP_TRY(dp__train_look(&optim->views));
     DP_TRY(dp__train_optim_clip(optim, &factor, &skips));
     if (!skips)
         DP_TRY(dp__train_optim_steps(optim, factor));

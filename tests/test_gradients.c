@@ -41,21 +41,30 @@ static dp_status told_forward(dp_call *call)
     return DP_OK;
 }
 
+/* The device may read what it is given later: from the call's scope. */
+static dp_status add_or_write(const dp_call *call, size_t param, bool writes, float value)
+{
+    dp_tensor grad = dp_grad_tensor(call, param);
+    float *data = dp_scope_alloc(call->scope, B * sizeof *data);
+    if (data == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory");
+    dp_tensor host = dp_wrap(data, DP_F32, grad.ndim, grad.shape);
+    size_t count = (size_t)dp_tensor_count(&grad);
+    DP_TRY(dp_read(call->ctx, &grad, data, count * sizeof *data));
+    for (size_t k = 0; k < count; k++)
+        data[k] = (writes ? 0 : data[k]) + value;
+    return dp_copy(call->ctx, &grad, &host, NULL);
+}
+
 static dp_status told_backward(dp_call *call)
 {
     const script *own = call->state;
     double factor = own->means ? 1 : call->grad.as.f;
-    float data[B] = {0};
     if (troubled(call, AT_ONCE))
         return dp_error(DP_ERR_USER, "no backward today");
     for (size_t i = 0; i < PARAMS; i++) {
-        if (own->unused[i])
-            continue;
-        dp_tensor grad = dp_grad_tensor(call, i), host = dp_wrap(data, DP_F32, 1, grad.shape);
-        DP_TRY(dp_copy(call->ctx, &host, &grad, NULL));
-        for (int64_t k = 0; k < grad.shape[0]; k++)
-            data[k] = (own->writes ? 0 : data[k]) + (float)((double)own->grad[i] * factor);
-        DP_TRY(dp_copy(call->ctx, &grad, &host, NULL));
+        if (!own->unused[i])
+            DP_TRY(add_or_write(call, i, own->writes, (float)((double)own->grad[i] * factor)));
         if (troubled(call, IN_BACKWARD))
             return dp_error(DP_ERR_USER, "no backward today");
     }
@@ -537,11 +546,7 @@ static dp_status outer_forward(dp_call *call)
 static dp_status outer_backward(dp_call *call)
 {
     const nest *own = call->saved;
-    float data = 0;
-    dp_tensor grad = dp_grad_tensor(call, 0), host = dp_wrap(&data, DP_F32, 0, NULL);
-    DP_TRY(dp_copy(call->ctx, &host, &grad, NULL));
-    data += 1;
-    DP_TRY(dp_copy(call->ctx, &grad, &host, NULL));
+    DP_TRY(add_or_write(call, 0, false, 1));
     return dp_backward(own->inner, dp_float(1), NULL);
 }
 
