@@ -229,6 +229,8 @@
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION as C11 or newer (-std=c11)"
 #elif __SIZEOF_SIZE_T__ != 8
 #error "dp.h: for systems of 64 bits only: sizes are counted in them"
+#elif !defined(__unix__) && !defined(__APPLE__)
+#error "dp.h: for Linux, macOS and the BSDs only: it needs POSIX"
 #elif defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || defined(__ASSOCIATIVE_MATH__) ||           \
     defined(__RECIPROCAL_MATH__)
 #error "dp.h: compile the file that defines DP_IMPLEMENTATION with -fno-fast-math: NaN gets lost"
@@ -6283,7 +6285,7 @@ static void dp__resolve_log(dp_ctx *ctx)
 #endif
 #endif
 
-/* Called for an array that has no memory yet: it is reserved once, and does not move. */
+/* Where stb_ds would grow an array: this one has no memory yet. */
 static void *dp__array_reserve(size_t item_bytes, size_t count)
 {
     stbds_array_header *head = malloc(sizeof *head + count * item_bytes);

@@ -1411,13 +1411,10 @@ static int dp__shared_of_process(const dp__shared_name *name)
    the core that asks. */
 static int dp__shared_pages(int fd, size_t first, size_t bytes)
 {
-    dp__os_calm calm;
     int failed;
-    dp__os_calm_begin(&calm);
     do
         failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
     while (failed == EINTR);
-    dp__os_calm_end(&calm);
     return failed;
 }
 

@@ -151,6 +151,7 @@ static dp_status open_small(void *user)
     limit_files(4096);
     dp_status status = dp_open(&(dp_config){.device_count = 1, .timeout_ms = 5000}, &ctx);
     dp_close(ctx);
+    check_way(ENDS, SIGXFSZ);
     return status;
 }
 

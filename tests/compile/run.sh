@@ -199,6 +199,8 @@ refusals() {
         done
         expect_error "$cc: dp_save.h on a machine of the other byte order" 'little-endian' \
             c -std=c11 -Wno-builtin-macro-redefined -fsyntax-only $BUILD/big_endian.c
+        expect_error "$cc: a system without POSIX" 'for Linux, macOS and the BSDs only' \
+            c -std=c11 -U__unix__ -fsyntax-only $BUILD/all.c
         expect_error "$cc: dp_mpi.h with MPI 2" 'MPI 3 or newer' \
             c -std=c11 -I$BUILD/mpi-2 -fsyntax-only $BUILD/mpi.c
     done
