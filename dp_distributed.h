@@ -843,6 +843,7 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
     DP_TRY(dp__check_distributed(fn, config));
     DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, config, out));
     dp__face *face = (*out)->face;
+    dp__grads_found(module);
     face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
     if (face->ranks == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a wrapper", fn);

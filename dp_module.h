@@ -1378,6 +1378,17 @@ static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
                     root->name, root->owner->name);
 }
 
+/* A wrapper that reduces is made. Before the first one, passes do not mark what they add to: what is
+   there is marked now. */
+static void dp__grads_found(const dp_module *module)
+{
+    for (size_t home = 0; home < module->listed_count; home++) {
+        dp__param *root = dp__root(module->slots[module->listed[home]]);
+        if (root->adder == DP__NO_ADDER && atomic_load_explicit(&root->used, memory_order_relaxed))
+            root->adder = DP__ONE_PROCESS;
+    }
+}
+
 static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot);
 
 /* A pass whose gradients are not reduced is about to add to them, but for those of children that

@@ -522,6 +522,19 @@ static void two_add(dp_ctx *ctx)
     }
 }
 
+/* Also if nobody knew that ranks would come. */
+TEST_BACKENDS(ranks_do_not_reduce_what_was_there_before)
+{
+    const char *says = "has added to the gradient of 'a' of 'net': dp_zero_grad comes first";
+    dp_module *net = told_net(ctx, &ones), *ranks;
+    CHECK_OK(forward_and_backward(net, 1, false));
+    ranks = faced(net, DISTRIBUTED);
+    CHECK_ERROR(forward_and_backward(ranks, 1, false), DP_ERR_STATE, says);
+    CHECK_OK(dp_zero_grad(net));
+    CHECK_OK(forward_and_backward(ranks, 1, false));
+    check_grad(net, 1);
+}
+
 TEST_BACKENDS(ranks_do_not_reduce_what_others_add)
 {
     two_add(ctx);
