@@ -102,7 +102,7 @@ struct dp_reducer {
     bool to_first; /* of the local ranks, but for what a hook does */
     bool regrouped;
     bool fixed; /* DP_UNUSED_FIXED: what is unused, and what is expected, stays as it is */
-    bool idle;  /* a local rank had nothing to do in this pass, nor since the last reduction */
+    bool idle;  /* a local rank had nothing to do in this pass */
     bool scatters, scatters_next; /* ranks get their shares alone: in this pass; from the next on */
     size_t caps[2];
     dp_dtype wire;
@@ -2056,18 +2056,17 @@ static bool dp__unused_is_known(const dp_reducer *reducer)
 static dp_status dp__reducer_absent(dp_reducer *reducer, int local_rank)
 {
     dp_ctx *ctx = reducer->ctx;
-    bool full = false, used = false;
+    bool full = false;
     dp__lock_enter(&ctx->lock);
     dp_status status = dp__reported_mark(ctx, local_rank, NULL);
     for (size_t unit = 0; unit < reducer->unit_count && status == DP_OK; unit++) {
         uint8_t *mark = &reducer->marks[(size_t)local_rank * reducer->unit_count + unit];
         if ((*mark & DP__EXPECTED) == 0)
             continue;
-        used = used || (*mark & DP__USED) != 0;
         *mark |= dp__unused_is_known(reducer) ? DP__USED : 0;
         dp__unit_arrived(reducer, local_rank, (uint32_t)unit, &full);
     }
-    reducer->idle = reducer->idle || !used;
+    reducer->idle = true;
     reducer->clock.reported = dp__os_now_ns();
     full = full && ctx->riding == reducer;
     dp__lock_leave(&ctx->lock);

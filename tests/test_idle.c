@@ -105,9 +105,8 @@ static dp_status six_backward(dp_call *call)
     return DP_OK;
 }
 
-static dp_module *make_six(dp_ctx *ctx)
+static dp_module *make_six_of(dp_ctx *ctx, const dp_method *methods)
 {
-    static const dp_method methods[] = {{"forward", six_forward}, {"backward", six_backward}};
     static const char *const names[SIX] = {"a", "b", "c", "d", "e", "f"};
     dp_param_config params[SIX];
     for (int i = 0; i < SIX; i++)
@@ -115,6 +114,12 @@ static dp_module *make_six(dp_ctx *ctx)
             (dp_param_config){.name = names[i], .ndim = 1, .shape = {(int64_t)program.count}};
     return make_net_of(
         ctx, (dp_module_config){.methods = methods, .params = params, .param_count = SIX});
+}
+
+static dp_module *make_six(dp_ctx *ctx)
+{
+    static const dp_method methods[] = {{"forward", six_forward}, {"backward", six_backward}};
+    return make_six_of(ctx, methods);
 }
 
 /* Of all ranks in the steps since `first`. */
@@ -243,6 +248,90 @@ TEST_SLOW(gradients_keep_their_places_where_unused_units_are_found, 60)
 TEST_SLOW(gradients_keep_their_places_where_unused_units_are_fixed, 60)
 {
     idle_under(DP_UNUSED_FIXED);
+}
+
+/* ---- what DP_UNUSED_FIXED has fixed ---------------------------------------------------------- */
+
+static dp_status step_or_idle(dp_module *par, bool idle)
+{
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value out;
+    dp_status status =
+        dp_train_step(par, scope, idle ? dp_none() : a_part_each(ctx, scope), NULL, &out);
+    dp_scope_end(scope);
+    return status;
+}
+
+/* Rank 0 uses w, then both use all, which is what they have to do from then on. */
+static void fixed_after_an_idle_pass(meeting *m)
+{
+    plan how = {.habit = {ONLY_W, ALL}};
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    dp_module *net = make_net(ctx, &how), *par;
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.reduction = DP_SUM, .unused_params = DP_UNUSED_FIXED},
+        &par));
+    CHECK_OK(step_or_idle(par, m->process == 1));
+    check_grads(net, 1, 0);
+    how.habit[0] = ALL;
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(step_or_idle(par, i == 1 && m->process == 1));
+        check_grads(net, i == 1 ? 1 : 3, i == 1 ? 1 : 3);
+    }
+    how.habit[1] = ONLY_W;
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_ERROR(step_or_idle(par, false), DP_ERR_MISMATCH,
+                "rank 1 did not report unit 1 'v' of 'net' in this pass, but in the first one");
+    dp_close(ctx);
+}
+
+TEST(an_idle_pass_fixes_nothing)
+{
+    in_processes(2, fixed_after_an_idle_pass);
+}
+
+/* Rank 3 does not use "a", which travels before its backward has come to anything. */
+static dp_module *the_wrapper;
+
+static dp_status late_backward(dp_call *call)
+{
+    int rank = rank_of(call);
+    if (rank == 3 && program.step > 0)
+        await_early(dp_wrapper_reducer(the_wrapper), 1);
+    for (int param = rank == 3; param < SIX; param++) {
+        DP_TRY(add_everywhere(call, param, (float)gradient(rank, 0, param)));
+        DP_TRY(dp_grad_ready(call, (size_t)param));
+    }
+    return DP_OK;
+}
+
+/* The hook leaves in each replica what was reduced in the step before. */
+static void travels_unused(meeting *m)
+{
+    static const dp_method methods[] = {{"forward", number_forward}, {"backward", late_backward}};
+    program = (drawn){.rule = DP_UNUSED_FIXED, .devices = 2, .count = MANY};
+    dp_ctx *ctx = open_over_shm(m, 2, 0);
+    CHECK_OK(dp_distributed(make_six_of(ctx, methods),
+                            &(dp_distributed_config){.reduction = DP_SUM,
+                                                     .unused_params = DP_UNUSED_FIXED,
+                                                     .hook = plain_hook,
+                                                     .first_bucket_bytes = 1,
+                                                     .bucket_bytes = 1},
+                            &the_wrapper));
+    for (program.step = 0; program.step < 3; program.step++) {
+        CHECK_OK(step_or_idle(the_wrapper, false));
+        for (int i = 0; i < SIX; i++)
+            check_gradient(the_wrapper, i, (i + 1) * (i == 0 ? 1 + 2 + 3 : 1 + 2 + 3 + 4));
+        CHECK_OK(dp_zero_grad(the_wrapper));
+    }
+    dp_close(ctx);
+}
+
+TEST(what_a_replica_does_not_use_travels_as_zeros)
+{
+    in_processes(2, travels_unused);
 }
 
 #if defined(TEST_SIM)
