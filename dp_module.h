@@ -1378,8 +1378,8 @@ static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
                     root->name, root->owner->name);
 }
 
-/* A wrapper that reduces is made. Before the first one, passes do not mark what they add to: what is
-   there is marked now. */
+/* A wrapper that reduces is made. Before the first one, passes do not mark what they add to: what
+   is there is marked now. */
 static void dp__grads_found(const dp_module *module)
 {
     for (size_t home = 0; home < module->listed_count; home++) {
