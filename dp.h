@@ -6254,9 +6254,9 @@ static void dp__resolve_log(dp_ctx *ctx)
 }
 
 /* ==== >>devices ================================================================================
-   A context's devices are an array of stb_ds. Only macros of it are used: its functions are global,
-   and do not check what realloc returns. The header is read under other names and then forgotten,
-   so that a user's own stb_ds can come before it, after it or not at all.                        */
+   A context's devices are an array of stb_ds, in memory of the context. Only macros are used: the
+   functions are global, and do not check what realloc returns. The header is read under other names
+   and then forgotten, so that a user's own stb_ds can come before it, after it or not at all.    */
 
 #ifndef INCLUDE_STB_DS_H
 #define DP__STB_DS_PRIVATE
@@ -6285,22 +6285,18 @@ static void dp__resolve_log(dp_ctx *ctx)
 #endif
 #endif
 
-/* Where stb_ds would grow an array: this one has no memory yet. */
-static void *dp__array_reserve(size_t item_bytes, size_t count)
-{
-    stbds_array_header *head = malloc(sizeof *head + count * item_bytes);
-    if (head == NULL)
-        return NULL;
-    *head = (stbds_array_header){.capacity = count};
-    return head + 1;
-}
-#define stbds_arrgrowf(array, item_bytes, more, count) dp__array_reserve(item_bytes, count)
+#define stbds_arrgrowf(array, item_bytes, more, count) (array) /* what is reserved is enough */
 
 /* Pools point to their device, so the array must not move: it is reserved once. */
 static bool dp__devices_reserve(dp_ctx *ctx, int count)
 {
-    stbds_arrsetcap(ctx->devices, (size_t)count);
-    return ctx->devices != NULL;
+    size_t bytes = (size_t)count * sizeof *ctx->devices;
+    stbds_array_header *head = dp__host_alloc(&ctx->host, sizeof *head + bytes, 64);
+    if (head == NULL)
+        return false;
+    *head = (stbds_array_header){.capacity = (size_t)count};
+    ctx->devices = (void *)(head + 1);
+    return true;
 }
 
 static dp__device *dp__devices_add(dp_ctx *ctx)
@@ -6312,12 +6308,6 @@ static dp__device *dp__devices_add(dp_ctx *ctx)
 static ptrdiff_t dp__devices_count(const dp_ctx *ctx)
 {
     return stbds_arrlen(ctx->devices);
-}
-
-static void dp__devices_free(dp_ctx *ctx)
-{
-    if (ctx->devices != NULL)
-        free(stbds_header(ctx->devices));
 }
 
 #undef stbds_arrgrowf
@@ -6754,7 +6744,6 @@ static void dp__release(dp_ctx *ctx, bool ask_devices)
         ctx->all_scopes = scope->made_before;
         dp__raw_free(ctx, scope, sizeof *scope);
     }
-    dp__devices_free(ctx);
     if (ask_devices)
         dp__trace_leave(ctx);
     dp_allocator allocator = ctx->config.allocator;
