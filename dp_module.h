@@ -1240,10 +1240,10 @@ static dp_status dp__param_edit(const char *fn, dp_module *module, size_t param,
     DP_TRY(dp__check_unshared(fn, module));
     DP_TRY(dp__check_pointer(fn, "out_data", out_data));
     dp__param *root = dp__root(module->slots[module->listed[param]]);
-    if (out_grad != NULL)
+    if (out_grad != NULL) {
         DP_TRY(dp__param_grad(fn, module, param, out_grad));
-    if (out_grad != NULL)
         dp__use(root);
+    }
     *out_data = root->data;
     dp__param_changed(module, param);
     return DP_OK;
