@@ -205,6 +205,29 @@ static void leave_a_child(void)
     dp_close(ctx);
 }
 
+/* What a child has let go of it does not close again: the number may be something else by now. */
+static void close_in_a_child(void)
+{
+    int ended = 0, own[16];
+    dp_ctx *ctx;
+    use();
+    CHECK_OK(open_world(0, NULL, &ctx));
+    pid_t pid = me == 0 ? fork() : -1;
+    if (pid == 0) {
+        for (int i = 0; i < 16; i++)
+            own[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        dp_close(ctx);
+        for (int i = 0; i < 16; i++)
+            CHECK(fcntl(own[i], F_GETFD) >= 0);
+        _exit(EXIT_SUCCESS);
+    }
+    if (pid > 0)
+        CHECK_INT(waitpid(pid, &ended, 0), pid);
+    CHECK_INT(ended, 0);
+    check_sum(ctx);
+    dp_close(ctx);
+}
+
 static void meet_without_a_secret(void)
 {
     use();
@@ -219,6 +242,12 @@ TEST(a_child_of_fork_does_not_keep_an_address)
     run_world(2, leave_a_child);
     listen_for(1);
     run_world(2, meet_without_a_secret);
+}
+
+TEST(a_child_of_fork_closes_nothing_twice)
+{
+    use = use_name;
+    run_world(2, close_in_a_child);
 }
 
 /* ---- numbers that come twice ----------------------------------------------------------------- */

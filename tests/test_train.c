@@ -314,6 +314,9 @@ TEST(a_group_of_nothing_is_an_error_that_names_what_is_near)
     check_no_match(two, &(dp_param_group){.match = "layer*bia"}, 1,
                    "groups[0].match is 'layer*bia', which no parameter matches; "
                    "nearest: 'layer.bias', 'layer.weight'");
+    check_no_match(all, &(dp_param_group){.match = "layer.weightlayer.q"}, 1,
+                   "groups[0].match is 'layer.weightlayer.q', which no parameter matches; "
+                   "nearest: 'layer.weight', 'layer.wait', 'layer.bias'");
     check_no_match(one, &(dp_param_group){.match = ""}, 1,
                    "groups[0].match is '', which no parameter matches; nearest: 'layer.bias'");
     check_no_match(none, &(dp_param_group){.match = "*"}, 1,
