@@ -3822,8 +3822,8 @@ static dp_status dp__check_unwritten(const dp_pass *pass)
     return DP_OK;
 }
 
-/* From here on the pass is used. With mean_grads the number is for the library: backward does not
-   look at it. */
+/* From here on the pass is used. With mean_grads the number is for the library: backward gets the
+   gradient of its own mean. */
 static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
 {
     if (pass->runs->mean_grads && !dp__is_number(grad))
@@ -3834,10 +3834,11 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
     if (!inner)
         DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
     pass->used = true;
-    if (pass->runs->mean_grads)
-        pass->factor = grad.kind == DP_FLOAT ? grad.as.f
-                       : grad.kind == DP_INT ? (double)grad.as.i
-                                             : 0;
+    if (!pass->runs->mean_grads)
+        return DP_OK;
+    pass->factor = grad.kind == DP_FLOAT ? grad.as.f : grad.kind == DP_INT ? (double)grad.as.i : 0;
+    for (size_t r = 0; r < pass->count; r++)
+        pass->records[r].call.grad = dp_float(1);
     return DP_OK;
 }
 
@@ -4622,9 +4623,13 @@ static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *
 static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_value *out)
 {
     dp_value losses = pass->records[r].losses;
-    double total = dp__weight_total(pass);
-    if (pass->face != NULL && pass->face->ranks != NULL) /* so that weight / total is its share */
-        total = pass->records[r].call.weight / dp__ranks_share(pass, r);
+    double own = pass->records[r].call.weight, total = dp__weight_total(pass);
+    bool means = pass->runs->mean_grads; /* of its own rows: the rest is done to what it writes */
+    if (means)
+        total = own;
+    else if (pass->face != NULL && pass->face->ranks != NULL) /* weight / total is its share */
+        total = own / dp__ranks_share(pass, r);
+    factor = means ? 1 : factor;
     dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
     if (pairs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)losses.count);

@@ -546,13 +546,18 @@ typedef struct nest { /* the parent's pass */
     dp_pass *inner;
 } nest;
 
+typedef struct outer_how { /* its state */
+    const char *child;
+    bool means; /* it has mean_grads, and the child's gradient is its own */
+} outer_how;
+
 static dp_status outer_forward(dp_call *call)
 {
     nest *own = dp_scope_alloc(call->scope, sizeof *own);
     if (own == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory");
     call->saved = own;
-    return dp_call_child(call, *(const char *const *)call->state, "forward", call->args,
+    return dp_call_child(call, ((const outer_how *)call->state)->child, "forward", call->args,
                          call->kwargs, &call->out, &own->inner);
 }
 
@@ -560,14 +565,15 @@ static dp_status outer_backward(dp_call *call)
 {
     const nest *own = call->saved;
     DP_TRY(add_or_write(call, 0, false, 1));
-    return dp_backward(own->inner, dp_float(1), NULL);
+    return dp_backward(own->inner,
+                       ((const outer_how *)call->state)->means ? call->grad : dp_float(1), NULL);
 }
 
-static dp_module *around(dp_ctx *ctx, dp_module *child, const char *const *name)
+static dp_module *around(dp_ctx *ctx, dp_module *child, const outer_how *how)
 {
     static const dp_method methods[] = {{"forward", outer_forward}, {"backward", outer_backward}};
     static const dp_param_config own = {.name = "own"};
-    dp_module *outer = NULL;
+    dp_module *out = NULL;
     CHECK_OK(dp_module_create(ctx,
                               &(dp_module_config){.name = "out",
                                                   .methods = methods,
@@ -576,15 +582,34 @@ static dp_module *around(dp_ctx *ctx, dp_module *child, const char *const *name)
                                                   .param_count = 1,
                                                   .children = &child,
                                                   .child_count = 1,
-                                                  .state = name},
-                              &outer));
-    return outer;
+                                                  .state = how,
+                                                  .mean_grads = how->means},
+                              &out));
+    return out;
+}
+
+/* What a backward with mean_grads is given is the gradient of its own mean, which it may pass on:
+   the rest is done to all that the tree has written. */
+TEST_BACKENDS(mean_grads_are_passed_on_to_children)
+{
+    static const outer_how means_itself = {"net", true};
+    for (int face = 0; face < FACES; face++) {
+        dp_module *net = told_net(ctx, &ones), *out = around(ctx, net, &means_itself);
+        dp_module *par = faced(out, face);
+        dp_optim *optim = optim_of(par, (dp_optim_config){.accumulate = 2});
+        for (int i = 0; i < 2; i++)
+            CHECK_OK(step(par, optim, 0));
+        check_params(net, -1);
+        check_param(out, 0, -1);
+        CHECK_OK(forward_and_backward(par, 3, false));
+        check_grad(net, 3);
+    }
 }
 
 /* Plain, each adds to what is its own; torn by either, all of it is. */
 TEST_BACKENDS(a_wrapper_inside_a_plain_module)
 {
-    static const char *const ranks = "distributed", *const plain = "net";
+    static const outer_how ranks = {"distributed", false}, plain = {"net", false};
     script how = ones;
     dp_module *net = told_net(ctx, &how);
     dp_module *outer = around(ctx, faced(net, DISTRIBUTED), &ranks);
