@@ -187,15 +187,18 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         return x.u;                                                                                \
     }
 
-/* What GPUs have an instruction for: f16 from and to f32, except that NaN keeps its bits below. */
+/* What GPUs have an instruction for: f16 and f64 from and to f32. A NaN loses its bits: the result
+   is always the same NaN. */
 #if defined(DP_CUDA_TEXT_AS_C)
 #define DP__CUDA_CONVERT                                                                           \
     DP__CUDA_DEVICE float dp_of_f16(unsigned short h)                                              \
     {                                                                                              \
         unsigned sign = (h & 0x8000u) << 16, u = (h & 0x7fffu) << 13, whole = u + 0x38000000u;     \
+        if (u > 0x0f800000u)                                                                       \
+            return dp_float_of(0x7fffffffu);                                                       \
         if (u < 0x00800000u)                                                                       \
             whole = dp_bits_of(dp_float_of(u + 0x38800000u) - dp_float_of(0x38800000u));           \
-        else if (u >= 0x0f800000u)                                                                 \
+        else if (u == 0x0f800000u)                                                                 \
             whole = whole + 0x38000000u;                                                           \
         return dp_float_of(sign | whole);                                                          \
     }                                                                                              \
@@ -203,11 +206,22 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     {                                                                                              \
         unsigned bits = dp_bits_of(number), sign = bits & 0x80000000u, u = bits ^ sign;            \
         unsigned h = (u - 0x38000000u + 0xfffu + ((u >> 13) & 1u)) >> 13;                          \
+        if (u > 0x7f800000u)                                                                       \
+            return 0x7fffu;                                                                        \
         if (u < 0x38800000u)                                                                       \
             h = dp_bits_of(dp_float_of(u) + 0.5f) - 0x3f000000u;                                   \
         else if (u >= 0x47800000u)                                                                 \
             h = 0x7c00u;                                                                           \
         return (unsigned short)(h | sign >> 16);                                                   \
+    }                                                                                              \
+    DP__CUDA_DEVICE double dp_of_f32(float number)                                                 \
+    {                                                                                              \
+        const union { unsigned long long u; double f; } nan = {0x7ff8000000000000u};               \
+        return number != number ? nan.f : (double)number;                                          \
+    }                                                                                              \
+    DP__CUDA_DEVICE float dp_f32_of(double number)                                                 \
+    {                                                                                              \
+        return number != number ? dp_float_of(0x7fffffffu) : (float)number;                        \
     }
 #else
 #define DP__CUDA_CONVERT                                                                           \
@@ -222,7 +236,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         unsigned short h;                                                                          \
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(number));                                     \
         return h;                                                                                  \
-    }
+    }                                                                                              \
+    DP__CUDA_DEVICE double dp_of_f32(float number) { return number; }                              \
+    DP__CUDA_DEVICE float dp_f32_of(double number) { return (float)number; }
 #endif
 
 #define DP__CUDA_HALVES                                                                            \
@@ -531,14 +547,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* From any dtype to any other; the numbers are those of dp_dtype, `width` is the input's. */
 #define DP__CUDA_CAST                                                                              \
-    DP__CUDA_DEVICE double dp_real_of(unsigned long long bits, int dtype)                          \
+    DP__CUDA_DEVICE float dp_short_of(unsigned long long bits, int dtype)                          \
     {                                                                                              \
-        union { unsigned long long u; double f; } x;                                               \
-        x.u = bits;                                                                                \
         if (dtype == 0)                                                                            \
             return dp_float_of((unsigned)bits);                                                    \
-        if (dtype == 1)                                                                            \
-            return x.f;                                                                            \
         return dtype == 2 ? dp_get_f16((unsigned short)bits) : dp_get_bf16((unsigned short)bits);  \
     }                                                                                              \
     DP__CUDA_DEVICE long long dp_cut(double x)                                                     \
@@ -556,10 +568,14 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     DP__CUDA_DEVICE void dp_cast_one(const struct dp__cuda_params *p, unsigned long long i,        \
                                      unsigned long long bits)                                      \
     {                                                                                              \
-        const int real = p->in_dtype < 4;                                                          \
-        const double x = real ? dp_real_of(bits, p->in_dtype) : 0;                                 \
+        const int real = p->in_dtype < 4, full = p->in_dtype == 1;                                 \
+        union { unsigned long long u; double f; } as;                                              \
+        as.u = bits;                                                                               \
         const long long w = real ? 0 : dp_whole_of(bits, p->in_dtype);                             \
-        const float f = real ? (float)x : (float)w;                                                \
+        const float f = full   ? dp_f32_of(as.f)                                                   \
+                        : real ? dp_short_of(bits, p->in_dtype)                                    \
+                               : (float)w;                                                         \
+        const double x = full ? as.f : dp_of_f32(f);                                               \
         const long long v = real ? dp_cut(x) : w;                                                  \
         if (p->dtype == 0)                                                                         \
             ((float *)p->out[0])[i] = f;                                                           \
