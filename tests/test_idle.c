@@ -181,7 +181,7 @@ static dp_status one_step(dp_module *par, int rows)
 
 static void idle_at_times(meeting *m)
 {
-    dp_ctx *ctx = open_over_shm(m, program.devices, TIMEOUT_MS);
+    dp_ctx *ctx = open_over_shm(m, program.devices, (int)(PATIENCE_MS * test_timeout_scale()));
     dp_info info = info_here(ctx);
     dp_module *par;
     int first = 0;
@@ -267,7 +267,7 @@ static dp_status step_or_idle(dp_module *par, bool idle)
 static void fixed_after_an_idle_pass(meeting *m)
 {
     plan how = {.habit = {ONLY_W, ALL}};
-    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    dp_ctx *ctx = open_over_shm(m, 1, (int)(PATIENCE_MS * test_timeout_scale()));
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_distributed(
         net, &(dp_distributed_config){.reduction = DP_SUM, .unused_params = DP_UNUSED_FIXED},
