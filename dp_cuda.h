@@ -1160,10 +1160,17 @@ enum { DP__CUDA_NAMES(DP__CUDA_ENUM) DP__CUDA_KERNEL_COUNT };
 DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #else
 
+#if !defined(DP__HIP)
+#define DP__CUDA_IS      "cuda" /* in sentences, and as the table's name */
+#define DP__CUDA_BOUNDS  "__launch_bounds__(256, 4)"
+#define DP__CUDA_CONST   "const __grid_constant__"
+#define DP__CUDA_TARGET  "--gpu-architecture="
+#define DP__CUDA_UNFUSED "--fmad=false"
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
-#if defined(__has_include)
+#endif
+#if defined(__has_include) && !defined(DP__HIP)
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 #define DP__CUDA_NVTX
@@ -1183,15 +1190,15 @@ _Static_assert(DP_OP_SUM == 0 && DP_OP_PROD == 2 && DP_OP_MIN == 3 && DP_OP_MAX 
                "the kernels know operations by their numbers");
 
 DP__CUDA_PARAMS
-#define DP__CUDA_STRING(...)               #__VA_ARGS__ "\n",
-#define DP__CUDA_AS_STRING(...)            DP__CUDA_STRING(__VA_ARGS__)
-#define DP__CUDA_NAME(name)                "dp_cuda_" #name,
+#define DP__CUDA_STRING(...)    #__VA_ARGS__ "\n",
+#define DP__CUDA_AS_STRING(...) DP__CUDA_STRING(__VA_ARGS__)
+#define DP__CUDA_NAME(name)     "dp_cuda_" #name,
 static const char *const dp__cuda_texts[] = {
     /* CUDA's headers hide these words from a C compiler. */
-    "#define dp_global extern \"C\" __global__ __launch_bounds__(256, 4)\n"
+    "#define dp_global extern \"C\" __global__ " DP__CUDA_BOUNDS "\n"
     "#define dp_device static __device__ __forceinline__\n"
     "#define dp_shared __shared__\n"
-    "#define dp_const const __grid_constant__\n"
+    "#define dp_const " DP__CUDA_CONST "\n"
     "#define dp_rolled _Pragma(\"unroll 1\")\n", /* unrolled they take four times as long here */
     DP__CUDA_TEXTS(DP__CUDA_AS_STRING)};
 static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
@@ -1199,8 +1206,22 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
 /* ==== >>surface ==================================================================================
    Every CUDA function that is called is in these lists, and is called through one table: bound when
    the program is linked, or with DP_DYNAMIC_LOAD when the first context opens. The driver's
-   functions are asked for by name, so that nothing links to it.                                 */
+   functions are asked for by name, so that nothing links to it. dp_hip.h has a table of its own
+   with the same members, and what goes with it.                                                 */
 
+#define DP__CUDA_FIELD(name) __typeof__(name) *name;
+#if defined(DP_DYNAMIC_LOAD)
+static bool dp__cuda_find(void *library, const char *name, void *out_fn)
+{
+    void *found = dlsym(library, name);
+    memcpy(out_fn, &found, sizeof found);
+    return found != NULL;
+}
+#else
+#define DP__CUDA_BIND(name) .name = name,
+#endif
+
+#if !defined(DP__HIP)
 /* clang-format off */
 #define DP__CUDA_RUNTIME(X)                                                                        \
     X(cudaDeviceCanAccessPeer) X(cudaDeviceDisablePeerAccess) X(cudaDeviceEnablePeerAccess)        \
@@ -1229,7 +1250,6 @@ static const char *const dp__cuda_names[] = {DP__CUDA_NAMES(DP__CUDA_NAME)};
 /* clang-format on */
 
 /* The driver's names have versions behind macros; `cuda.h` knows them. */
-#define DP__CUDA_FIELD(name)               __typeof__(name) *name;
 #define DP__CUDA_DRIVER_FIELD(name, types) CUresult(CUDAAPI *call_##name) types;
 
 static struct dp__cuda {
@@ -1241,7 +1261,6 @@ static struct dp__cuda {
 #if defined(DP_DYNAMIC_LOAD)
 dp__cuda;
 #else
-#define DP__CUDA_BIND(name) .name = name,
 dp__cuda = {DP__CUDA_RUNTIME(DP__CUDA_BIND) DP__CUDA_NVRTC(DP__CUDA_BIND).bound = true};
 #endif
 
@@ -1296,13 +1315,6 @@ static dp_status dp__cuda_versions_fit(int driver)
 }
 
 #if defined(DP_DYNAMIC_LOAD)
-static bool dp__cuda_find(void *library, const char *name, void *out_fn)
-{
-    void *found = dlsym(library, name);
-    memcpy(out_fn, &found, sizeof found);
-    return found != NULL;
-}
-
 #define DP__CUDA_FIND_RUNTIME(name) found = found && dp__cuda_find(runtime, #name, &dp__cuda.name);
 #define DP__CUDA_FIND_NVRTC(name)   found = found && dp__cuda_find(nvrtc, #name, &dp__cuda.name);
 
@@ -1373,6 +1385,7 @@ static dp_status dp__cuda_bind(void)
     return DP_OK;
 }
 #endif
+#endif /* !DP__HIP */
 
 /* What a code of CUDA means here. */
 static dp_status dp__cuda_status(cudaError_t code)
@@ -1430,10 +1443,13 @@ static dp_status dp__cuda_check(const char *fn, int ordinal, cudaError_t code)
     if (dp__cuda_is_fault(code))
         atomic_store(&dp__cuda_lost[ordinal], true);
     (void)dp__cuda.cudaGetLastError();
-    return dp_error(dp__cuda_status(code), "cuda %d: %s: %s (%d)", ordinal, fn,
+    bool known = strncmp(fn, "cuda", 4) == 0; /* the rest of its name is the same everywhere */
+    return dp_error(dp__cuda_status(code), DP__CUDA_IS " %d: %s%s: %s (%d)", ordinal,
+                    known ? DP__CUDA_IS : "", known ? fn + 4 : fn,
                     dp__cuda.cudaGetErrorString(code), (int)code);
 }
 
+#if !defined(DP__HIP)
 #define DP__CUDA_FIND_DRIVER(name, types)                                                          \
     found = found && dp__cuda_entry(#name, &dp__cuda.call_##name);
 
@@ -1449,7 +1465,6 @@ static bool dp__cuda_entry(const char *name, void *out_fn)
     return code == cudaSuccess && result == cudaDriverEntryPointSuccess && fn != NULL;
 }
 
-/* Everything that is needed is there, and new enough. Under the lock of >>gpus. */
 /* NVTX, which comes with the Toolkit, as a header alone. Without a profiler it makes no domain. */
 #if defined(DP__CUDA_NVTX)
 static nvtxDomainHandle_t dp__cuda_domain;
@@ -1480,6 +1495,7 @@ static void dp__cuda_listen(void)
 }
 #endif
 
+/* Everything that is needed is there, and new enough. Under the lock of >>gpus. */
 static dp_status dp__cuda_ready(void)
 {
     bool found = true;
@@ -1533,6 +1549,7 @@ static dp_status dp__cuda_gpu_count(int *out)
                     dp__cuda.cudaGetErrorString(code), (int)code, dp__cuda_hint(code),
                     driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
+#endif /* !DP__HIP */
 
 /* ==== >>compile ==================================================================================
    The kernels for one architecture, by NVRTC.                                                   */
@@ -1574,13 +1591,24 @@ static dp_status dp__cuda_compile_check(const dp_host *host, nvrtcResult code, n
         log = host->alloc(host, bytes + 1, 1);
     if (log != NULL && dp__cuda.nvrtcGetProgramLog(program, log) != NVRTC_SUCCESS)
         log[0] = '\0';
-    dp_status status = dp_error(
-        code == NVRTC_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_UNSUPPORTED,
-        "cuda: %s: %s %.600s", fn, dp__cuda.nvrtcGetErrorString(code), log != NULL ? log : "");
+    dp_status status =
+        dp_error(code == NVRTC_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_UNSUPPORTED,
+                 DP__CUDA_IS ": %s: %s %.600s", fn, dp__cuda.nvrtcGetErrorString(code),
+                 log != NULL ? log : "");
     host->free(host, log);
     return status;
 }
 
+#if defined(DP__HIP)
+/* Whatever of the GPU can be switched on and off. */
+static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_target *out)
+{
+    (void)host;
+    out->text = false;
+    snprintf(out->name, sizeof out->name, "gfx%x", (unsigned)arch);
+    return DP_OK;
+}
+#else
 /* A binary where NVRTC knows the architecture. It may leave some out that are older than its
    newest: then, and for newer ones, text for the nearest one below. */
 static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_target *out)
@@ -1594,20 +1622,21 @@ static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_targ
         nearest = archs[i] <= arch && archs[i] > nearest ? archs[i] : nearest;
     if (nearest == 0)
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "cuda: NVRTC compiles for none of the architectures up to %d.%d", arch / 10,
-                        arch % 10);
+                        DP__CUDA_IS ": NVRTC compiles for none of the architectures up to %d.%d",
+                        arch / 10, arch % 10);
     out->text = nearest != arch;
     snprintf(out->name, sizeof out->name, "%s_%d", out->text ? "compute" : "sm", nearest);
     return DP_OK;
 }
+#endif
 
 /* On failure `out->data` may have to be freed as well. */
 static dp_status dp__cuda_image_of(const dp_host *host, nvrtcProgram program,
                                    const dp__cuda_target *target, dp__cuda_image *out)
 {
     char option[48];
-    snprintf(option, sizeof option, "--gpu-architecture=%s", target->name);
-    const char *const options[] = {option, "--fmad=false"};
+    snprintf(option, sizeof option, DP__CUDA_TARGET "%s", target->name);
+    const char *const options[] = {option, DP__CUDA_UNFUSED};
     DP_TRY(dp__cuda_compile_check(host, dp__cuda.nvrtcCompileProgram(program, 2, options), program,
                                   "nvrtcCompileProgram"));
     DP_TRY(dp__cuda_compile_check(host,
@@ -1616,7 +1645,7 @@ static dp_status dp__cuda_image_of(const dp_host *host, nvrtcProgram program,
                                   program, "the size of the kernels"));
     out->data = host->alloc(host, out->bytes, 16);
     if (out->data == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS ": no memory for the kernels");
     return dp__cuda_compile_check(host,
                                   target->text ? dp__cuda.nvrtcGetPTX(program, out->data)
                                                : dp__cuda.nvrtcGetCUBIN(program, out->data),
@@ -1630,7 +1659,7 @@ static dp_status dp__cuda_compile(const dp_host *host, const dp__cuda_target *ta
     char *source = dp__cuda_source(host);
     *out = (dp__cuda_image){.data = NULL};
     if (source == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory for the kernels");
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS ": no memory for the kernels");
     dp_status status = dp__cuda_compile_check(
         host, dp__cuda.nvrtcCreateProgram(&program, source, "dp_cuda.h", 0, NULL, NULL), program,
         "nvrtcCreateProgram");
@@ -1672,8 +1701,8 @@ static const char dp__cuda_kept_what[16] = "dp.h kernels 1\n";
 static void dp__cuda_kept_say(const dp__cuda_kept *kept, const char *what, const char *path)
 {
     char text[DP__TEXT_BYTES];
-    snprintf(text, sizeof text, "cuda: compiled kernels are not kept: %s %.300s: %s", what, path,
-             strerror(errno));
+    snprintf(text, sizeof text, DP__CUDA_IS ": compiled kernels are not kept: %s %.300s: %s", what,
+             path, strerror(errno));
     kept->host->log(kept->host, DP_LOG_INFO, text);
 }
 
@@ -1712,7 +1741,8 @@ static bool dp__cuda_kept_open(const dp_host *host, const dp__cuda_target *targe
         return false;
     if (!dp__cuda_kept_folder(out->folder)) {
         host->log(host, DP_LOG_INFO,
-                  "cuda: compiled kernels are not kept: neither $XDG_CACHE_HOME nor $HOME is a "
+                  DP__CUDA_IS
+                  ": compiled kernels are not kept: neither $XDG_CACHE_HOME nor $HOME is a "
                   "path of less than 1000 bytes");
         return false;
     }
@@ -1721,8 +1751,8 @@ static bool dp__cuda_kept_open(const dp_host *host, const dp__cuda_target *targe
     out->key = dp__hash(out->key, version, sizeof version);
     for (size_t i = 0; i < sizeof dp__cuda_texts / sizeof *dp__cuda_texts; i++)
         out->key = dp__hash(out->key, dp__cuda_texts[i], strlen(dp__cuda_texts[i]));
-    snprintf(out->path, sizeof out->path, "%s/%s-cuda%d.%d-%016llx", out->folder, target->name,
-             version[0], version[1], (unsigned long long)out->key);
+    snprintf(out->path, sizeof out->path, "%s/%s-" DP__CUDA_IS "%d.%d-%016llx", out->folder,
+             target->name, version[0], version[1], (unsigned long long)out->key);
     return true;
 }
 
@@ -1772,7 +1802,8 @@ static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
     host->free(host, out->data);
     out->data = NULL;
     if (kept->lock < 0) /* else it was said before the lock */
-        host->log(host, DP_LOG_INFO, "cuda: a damaged file of compiled kernels is made anew");
+        host->log(host, DP_LOG_INFO,
+                  DP__CUDA_IS ": a damaged file of compiled kernels is made anew");
     return false;
 }
 
@@ -1872,7 +1903,7 @@ typedef struct dp__cuda_code { /* the kernels for one architecture; they run on 
 
 typedef struct dp__cuda_gpu {
     int ordinal, users;
-    int arch; /* 90: sm_90 */
+    int arch; /* 90: sm_90; 0x90a: gfx90a */
     int multiprocessors;
     size_t pitch_max;
     bool apart; /* it is not to read other GPUs */
@@ -1896,7 +1927,7 @@ static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult cod
     if (code == CUDA_SUCCESS)
         return DP_OK;
     return dp_error(code == CUDA_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_DEVICE,
-                    "cuda %d: %s: code %d of the driver", ordinal, fn, (int)code);
+                    DP__CUDA_IS " %d: %s: code %d of the driver", ordinal, fn, (int)code);
 }
 
 static _Thread_local struct { /* what this thread has entered, the innermost last */
@@ -1909,7 +1940,7 @@ static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
 {
     int depth = dp__cuda_depth;
     if (atomic_load_explicit(&dp__cuda_lost[gpu->ordinal], memory_order_relaxed))
-        return dp_error(DP_ERR_DEVICE, "cuda %d: the GPU is lost, since it faulted or hung",
+        return dp_error(DP_ERR_DEVICE, DP__CUDA_IS " %d: the GPU is lost, since it faulted or hung",
                         gpu->ordinal);
     if (depth > 0 && dp__cuda_inside[depth - 1].gpu == gpu) {
         dp__cuda_inside[depth - 1].times++;
@@ -2000,18 +2031,27 @@ static dp_status dp__cuda_load(const dp_host *host, dp__cuda_gpu *gpu)
     return DP_OK;
 }
 
-static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
+#if !defined(DP__HIP)
+static dp_status dp__cuda_arch_of(int ordinal, int *out)
 {
-    int major = 0, minor = 0, pitch = 0, ordinal = gpu->ordinal;
+    int major = 0, minor = 0;
     DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMajor, &major));
     DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMinor, &minor));
-    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMultiProcessorCount, &gpu->multiprocessors));
-    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMaxPitch, &pitch));
-    gpu->arch = major * 10 + minor;
-    gpu->pitch_max = (size_t)pitch;
-    if (gpu->arch < 75)
+    *out = major * 10 + minor;
+    if (*out < 75)
         return dp_error(DP_ERR_UNSUPPORTED, "cuda %d: architecture %d.%d, 7.5 is needed", ordinal,
                         major, minor);
+    return DP_OK;
+}
+#endif
+
+static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
+{
+    int pitch = 0, ordinal = gpu->ordinal;
+    DP_TRY(dp__cuda_arch_of(ordinal, &gpu->arch));
+    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMultiProcessorCount, &gpu->multiprocessors));
+    DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMaxPitch, &pitch));
+    gpu->pitch_max = (size_t)pitch;
     return DP_OK;
 }
 
@@ -2053,10 +2093,11 @@ static dp_status dp__cuda_gpu_use(const dp_host *host, int ordinal, dp__cuda_gpu
     DP_TRY(dp__cuda_ready());
     DP_TRY(dp__cuda_gpu_count(&count));
     if (ordinal >= count)
-        return dp_error(DP_ERR_NO_DEVICE, "cuda: no GPU %d, there are %d", ordinal, count);
+        return dp_error(DP_ERR_NO_DEVICE, DP__CUDA_IS ": no GPU %d, there are %d", ordinal, count);
     if (atomic_load(&dp__cuda_lost[ordinal]))
         return dp_error(DP_ERR_NO_DEVICE,
-                        "cuda: GPU %d is lost to this process, since it faulted or hung", ordinal);
+                        DP__CUDA_IS ": GPU %d is lost to this process, since it faulted or hung",
+                        ordinal);
     if (gpu->users == 0) {
         gpu->ordinal = ordinal;
         dp_status status = dp__cuda_gpu_open(host, gpu);
@@ -2308,7 +2349,8 @@ static dp_status dp__cuda_slab_make(dp__cuda_dev *dev, size_t bytes, dp__cuda_sl
     dp__cuda_slab *slab = host->alloc(host, sizeof *slab, _Alignof(dp__cuda_slab));
     void *data = NULL;
     if (slab == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", dev->gpu->ordinal);
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no memory on the host",
+                        dev->gpu->ordinal);
     dp__cuda_quiet();
     dp_status status = dp__cuda_enter(dev->gpu);
     if (status == DP_OK)
@@ -2353,7 +2395,8 @@ static dp_status dp__cuda_alloc(dp_dev *dev, size_t bytes, void **out)
 {
     dp__cuda_dev *own = dp__cuda_dev_of(dev);
     if (bytes > SIZE_MAX - DP__CUDA_ALIGN)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no %zu bytes", own->gpu->ordinal, bytes);
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no %zu bytes", own->gpu->ordinal,
+                        bytes);
     dp__lock_enter(&own->lock);
     dp_status status = dp__cuda_cut(own, bytes, out);
     dp__lock_leave(&own->lock);
@@ -2935,9 +2978,10 @@ static dp_status dp__cuda_uncaptured(const dp_stream *stream, const char *what)
 {
     bool captured = false;
     DP_TRY(dp__cuda_captures(stream, &captured));
-    return !captured ? DP_OK
-                     : dp_error(DP_ERR_STATE, "cuda %d: %s cannot be captured, and its stream is",
-                                dp__cuda_gpu_of(stream->dev)->ordinal, what);
+    return !captured
+               ? DP_OK
+               : dp_error(DP_ERR_STATE, DP__CUDA_IS " %d: %s cannot be captured, and its stream is",
+                          dp__cuda_gpu_of(stream->dev)->ordinal, what);
 }
 
 /* Checks the pair at its first copy. Says so once, if that does not pass: a warning, unless it is
@@ -2948,11 +2992,13 @@ static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, ato
     char first = dp__sentence_hide();
     dp_status status = dp__cuda_pair_open(dev->gpu, from);
     if (status == DP_ERR_TIMEOUT)
-        return dp_error(DP_ERR_DEVICE, "cuda: GPU %d does not come to the end of reading GPU %d",
+        return dp_error(DP_ERR_DEVICE,
+                        DP__CUDA_IS ": GPU %d does not come to the end of reading GPU %d",
                         dev->gpu->ordinal, from->ordinal);
     if (status != DP_OK) {
         snprintf(text, sizeof text,
-                 "cuda: GPU %d does not read GPU %d directly (%.300s): copies go through the host",
+                 DP__CUDA_IS
+                 ": GPU %d does not read GPU %d directly (%.300s): copies go through the host",
                  dev->gpu->ordinal, from->ordinal, dp_last_error());
         dev->base.host->log(dev->base.host, dev->gpu->apart ? DP_LOG_INFO : DP_LOG_WARN, text);
     }
@@ -3280,7 +3326,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
     int wide = args->dtype == DP_F64; /* of the kernels that compute halves as f32 */
     int form = args->dtype < DP_F16 ? (int)args->dtype : DP_F16; /* of those that have all three */
     if (args->in_count > DP__CUDA_OPERANDS || args->out_count > DP__CUDA_OPERANDS)
-        return dp_error(DP_ERR_UNSUPPORTED, "cuda: a kernel of %zu and %zu operands",
+        return dp_error(DP_ERR_UNSUPPORTED, DP__CUDA_IS ": a kernel of %zu and %zu operands",
                         args->in_count, args->out_count);
     struct dp__cuda_params params = dp__cuda_params_of(args);
     params.packs = dp__cuda_packs_of(args, &params);
@@ -3329,8 +3375,8 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
                                             &params);
         break;
     }
-    return dp_error(DP_ERR_UNSUPPORTED, "cuda: no kernel %d for dtype %s", (int)args->kernel,
-                    dp_dtype_name(args->dtype));
+    return dp_error(DP_ERR_UNSUPPORTED, DP__CUDA_IS ": no kernel %d for dtype %s",
+                    (int)args->kernel, dp_dtype_name(args->dtype));
 }
 
 /* ==== >>device ===================================================================================
@@ -3392,18 +3438,19 @@ static void dp__cuda_close(dp_dev *dev)
 static dp_status dp__cuda_open(const dp_host *host, int index, dp_dev **out)
 {
     if (index < 0 || index >= DP__CUDA_GPUS_MAX)
-        return dp_error(DP_ERR_NO_DEVICE, "cuda: there is no GPU %d", index);
+        return dp_error(DP_ERR_NO_DEVICE, DP__CUDA_IS ": there is no GPU %d", index);
     dp__cuda_dev *dev = host->alloc(host, sizeof *dev, _Alignof(dp__cuda_dev));
     if (dev == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory on the host", index);
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no memory on the host", index);
     *dev = (dp__cuda_dev){.base = {dp_cuda(), host, index},
                           .lock = DP__LOCK_INITIALIZER,
                           .ring = DP__LOCK_INITIALIZER};
     dp__lock_enter(&dp__cuda_lock);
     dp_status status = dp__cuda_list(NULL, dev)
                            ? dp__cuda_gpu_use(host, index, &dev->gpu)
-                           : dp_error(DP_ERR_NO_MEMORY, "cuda %d: %d devices are open already",
-                                      index, DP__CUDA_OPEN_MAX);
+                           : dp_error(DP_ERR_NO_MEMORY,
+                                      DP__CUDA_IS " %d: %d devices are open already", index,
+                                      DP__CUDA_OPEN_MAX);
     if (status != DP_OK)
         (void)dp__cuda_list(dev, NULL);
     dp__lock_leave(&dp__cuda_lock);
@@ -3467,7 +3514,7 @@ static dp_status dp__cuda_stream_make(dp_dev *dev, int priority, cudaStream_t na
     dp__cuda_stream *stream =
         dev->host->alloc(dev->host, sizeof *stream, _Alignof(dp__cuda_stream));
     if (stream == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory for a stream", gpu->ordinal);
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no memory for a stream", gpu->ordinal);
     *stream = (dp__cuda_stream){.base = {dev}, .native = native, .adopted = native != NULL};
     dp_status status = dp__cuda_alloc(dev, 2 * DP__CUDA_CHUNKS * sizeof *stream->scratch, &scratch);
     stream->scratch = scratch;
@@ -3516,7 +3563,7 @@ static dp_status dp__cuda_event_create(dp_dev *dev, dp_event **out)
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     dp__cuda_event *event = dev->host->alloc(dev->host, sizeof *event, _Alignof(dp__cuda_event));
     if (event == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda %d: no memory for an event", gpu->ordinal);
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS " %d: no memory for an event", gpu->ordinal);
     *event = (dp__cuda_event){.base = {dev}};
     dp_status status = dp__cuda_enter(gpu);
     if (status == DP_OK)
@@ -3612,7 +3659,7 @@ static dp_status dp__cuda_host_call(dp_stream *stream, void (*fn)(void *user), v
 DP_API const dp_device_ops *dp_cuda(void)
 {
     static const dp_device_ops ops = {.size = sizeof ops,
-                                      .name = "cuda",
+                                      .name = DP__CUDA_IS,
                                       .count = dp__cuda_count,
                                       .open = dp__cuda_open,
                                       .close = dp__cuda_close,
@@ -3660,8 +3707,8 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
     const dp_stream *own = dp_local_stream(ctx, local_rank);
     int ordinal = dp_cuda_ordinal(own), place = -1;
     if (ordinal < 0)
-        return dp_error(DP_ERR_INVALID, "%s: local rank %d is not a CUDA device", __func__,
-                        local_rank);
+        return dp_error(DP_ERR_INVALID, "%s: local rank %d is not a device of " DP__CUDA_IS,
+                        __func__, local_rank);
     if (native == NULL || out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         native == NULL ? "native" : "out");
@@ -3766,7 +3813,7 @@ static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *c
     dp__cuda_comm *comm = host->alloc(host, sizeof *comm, _Alignof(dp__cuda_comm));
     dp_status status = DP_OK;
     if (comm == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "cuda: no memory on the host");
+        return dp_error(DP_ERR_NO_MEMORY, DP__CUDA_IS ": no memory on the host");
     *comm = (dp__cuda_comm){.base = {dp_cuda_coll(), host}, .count = config->local_count};
     for (int i = 0; i < comm->count; i++) {
         comm->ranks[i].dev = dp__cuda_dev_of(config->local[i]);
@@ -4206,7 +4253,7 @@ static dp_status dp__cuda_all_to_all(dp_comm *comm, const dp_part *local, size_t
 DP_API const dp_coll_ops *dp_cuda_coll(void)
 {
     static const dp_coll_ops ops = {.size = sizeof ops,
-                                    .name = "cuda",
+                                    .name = DP__CUDA_IS,
                                     .fits = dp__cuda_coll_fits,
                                     .open = dp__cuda_coll_open,
                                     .close = dp__cuda_coll_close,
