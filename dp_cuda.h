@@ -1245,6 +1245,7 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn)
 #define DP__CUDA_DRIVER(X)                                                                         \
     X(cuCtxPopCurrent, (CUcontext *)) X(cuCtxPushCurrent, (CUcontext))                             \
     X(cuDeviceGet, (CUdevice *, int)) X(cuDeviceGetName, (char *, int, CUdevice))                  \
+    X(cuDeviceGetUuid, (CUuuid *, CUdevice))                                                       \
     X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))  \
     X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
 /* clang-format on */
@@ -1908,6 +1909,8 @@ typedef struct dp__cuda_gpu {
     size_t pitch_max;
     bool apart; /* it is not to read other GPUs */
     CUdevice device;
+    char bus_id[32];
+    CUuuid uuid; /* slices of one GPU (MIG) have one each, and the bus id of the whole */
     CUcontext context;
     struct dp__cuda_code *code;
     atomic_int reach[DP__CUDA_GPUS_MAX]; /* dp__cuda_reach: how it reads the others */
@@ -2052,7 +2055,11 @@ static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
     DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMultiProcessorCount, &gpu->multiprocessors));
     DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrMaxPitch, &pitch));
     gpu->pitch_max = (size_t)pitch;
-    return DP_OK;
+    DP_TRY(dp__cuda_check(
+        "cudaDeviceGetPCIBusId", ordinal,
+        dp__cuda.cudaDeviceGetPCIBusId(gpu->bus_id, (int)sizeof gpu->bus_id, ordinal)));
+    return dp__cuda_driver_check("cuDeviceGetUuid", ordinal,
+                                 dp__cuda.call_cuDeviceGetUuid(&gpu->uuid, gpu->device));
 }
 
 /* The context and the kernels of a lost GPU stay. */
@@ -2681,14 +2688,13 @@ static dp_status dp__cuda_native_event(int ordinal, cudaEvent_t *out)
 static int dp__cuda_node(const dp__cuda_gpu *gpu)
 {
     int node = -1;
-    char id[32] = "", path[96];
+    char id[32], path[96];
     cudaError_t code = dp__cuda.cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, gpu->ordinal);
     if (code == cudaSuccess && node >= 0)
         return node;
     node = -1;
-    if (dp__cuda.cudaDeviceGetPCIBusId(id, (int)sizeof id, gpu->ordinal) != cudaSuccess)
-        id[0] = '\0';
     (void)dp__cuda.cudaGetLastError(); /* not knowing is no failure */
+    memcpy(id, gpu->bus_id, sizeof id);
     for (char *c = id; *c != '\0'; c++)
         *c = (char)(*c >= 'A' && *c <= 'F' ? *c - 'A' + 'a' : *c);
     snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", id);
@@ -3477,9 +3483,7 @@ static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
     DP_TRY(dp__cuda_driver_check(
         "cuDeviceGetName", gpu->ordinal,
         dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
-    DP_TRY(dp__cuda_check(
-        "cudaDeviceGetPCIBusId", gpu->ordinal,
-        dp__cuda.cudaDeviceGetPCIBusId(out->bus_id, (int)sizeof out->bus_id, gpu->ordinal)));
+    memcpy(out->bus_id, gpu->bus_id, sizeof out->bus_id);
     DP_TRY(dp__cuda_enter(gpu));
     DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaMemGetInfo",
                           dp__cuda.cudaMemGetInfo(&bytes_free, &bytes_total)));

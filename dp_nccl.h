@@ -9,6 +9,10 @@
    dp_cuda_coll(). $DP_NCCL says from how many bytes on (1048576 if it is not set; this was not
    measured); "off" leaves NCCL alone.
 
+   Slices of a GPU (MIG) are GPUs of their own, told apart by their UUIDs. Processes on slices of
+   one GPU need NCCL 2.30 or newer; $NCCL_MULTI_RANK_GPU_ENABLE is set to 1 for them, unless it is
+   set. In one process slices do without NCCL.
+
    With dp_config.shards sums are made in the order that dp_coll_ops states, from slices that the
    ranks send each other: the bits are those of any other table. Without, NCCL adds up in an order
    of its own, the same each time on the same machines.
@@ -75,6 +79,7 @@ DP_API int dp_nccl_version(char *text, size_t bytes);
 
 /* The oldest that has all of them, and communicators that do not block. */
 enum { DP__NCCL_FLOOR = 21800, DP__NCCL_LEAST_BYTES = 1 << 20 };
+enum { DP__NCCL_SLICES = 23000 }; /* the first that takes several ranks on one GPU */
 
 static struct dp__nccl_library {
     DP__NCCL_FUNCTIONS(DP__CUDA_FIELD)
@@ -1663,6 +1668,7 @@ enum {
 
 typedef struct dp__nccl_tag { /* which GPU a rank is on */
     uint64_t machine;
+    CUuuid uuid;
     char bus_id[32];
 } dp__nccl_tag;
 
@@ -1682,21 +1688,29 @@ typedef struct dp__nccl_join {
     dp__shm_card *board;     /* the same, for the board */
 } dp__nccl_join;
 
+static const char *dp__nccl_bus_id(const dp_comm_config *config, int local_rank)
+{
+    return dp__cuda_gpu_of(config->local[local_rank])->bus_id;
+}
+
+/* Slices of one GPU in one process copy through the host, which needs no NCCL. */
 static bool dp__nccl_fits(const dp_comm_config *config)
 {
     int gpus = 0;
+    bool slices = false;
     size_t least;
     for (int i = 0; i < config->local_count; i++) {
         int k = 0;
         if (!dp__cuda_is_open(config->local[i]))
             return false;
-        while (dp__cuda_gpu_of(config->local[k]) != dp__cuda_gpu_of(config->local[i]))
+        while (strcmp(dp__nccl_bus_id(config, k), dp__nccl_bus_id(config, i)) != 0)
             k++;
+        slices = slices || dp__cuda_gpu_of(config->local[k]) != dp__cuda_gpu_of(config->local[i]);
         gpus += k == i;
     }
     if (config->bootstrap != NULL)
         return true; /* else nobody would: dp__nccl_open says what is missing */
-    return gpus > 1 && !config->ordered && dp__nccl_wish(&least) == DP_OK &&
+    return gpus > 1 && !slices && !config->ordered && dp__nccl_wish(&least) == DP_OK &&
            dp__nccl_ready() == DP_OK && dp_cuda_coll()->fits(config);
 }
 
@@ -1736,10 +1750,10 @@ static dp_status dp__nccl_tags(dp__nccl_join *join)
                         config->local_count, DP__NCCL_LOCAL);
     join->own.local_count = config->local_count;
     for (int i = 0; i < config->local_count; i++) {
-        dp_device_info info;
-        DP_TRY(config->local[i]->ops->info(config->local[i], &info));
-        join->own.tags[i].machine = dp__nccl_machine();
-        memcpy(join->own.tags[i].bus_id, info.bus_id, sizeof info.bus_id);
+        const dp__cuda_gpu *gpu = dp__cuda_gpu_of(config->local[i]);
+        dp__nccl_tag *tag = &join->own.tags[i];
+        *tag = (dp__nccl_tag){.machine = dp__nccl_machine(), .uuid = gpu->uuid};
+        memcpy(tag->bus_id, gpu->bus_id, sizeof tag->bus_id);
     }
     return DP_OK;
 }
@@ -1806,14 +1820,37 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     return dp__nccl_tags(join);
 }
 
-/* The first rank on the same GPU as this one. */
+/* The first rank on the same GPU as this one; a slice of a GPU is one. */
 static int dp__nccl_twin(const dp__nccl_tag *const *tags, int rank)
 {
     int twin = 0;
     while (tags[twin]->machine != tags[rank]->machine ||
-           strcmp(tags[twin]->bus_id, tags[rank]->bus_id) != 0)
+           memcmp(&tags[twin]->uuid, &tags[rank]->uuid, sizeof(CUuuid)) != 0)
         twin++;
     return twin;
+}
+
+/* NCCL goes by the bus id, which slices of a GPU share, and has to be told that it is meant so. */
+static dp_status dp__nccl_allow_slices(const dp__nccl_join *join, const dp__nccl_tag *const *tags,
+                                       int rank)
+{
+    const char *allow = "NCCL_MULTI_RANK_GPU_ENABLE";
+    int other = 0, version = 0;
+    while (tags[other]->machine != tags[rank]->machine ||
+           strcmp(tags[other]->bus_id, tags[rank]->bus_id) != 0)
+        other++;
+    if (dp__nccl_twin(tags, rank) == dp__nccl_twin(tags, other) || dp__os_env(allow) != NULL)
+        return DP_OK;
+    (void)dp__nccl.ncclGetVersion(&version);
+    if (version < DP__NCCL_SLICES)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "nccl: ranks %d and %d are on slices (MIG) of one GPU, %s, which NCCL "
+                        "takes from 2.30 on, and this one is %d.%d",
+                        other, rank, tags[rank]->bus_id, version / 10000, version / 100 % 100);
+    join->host->log(join->host, DP_LOG_INFO,
+                    "nccl: NCCL_MULTI_RANK_GPU_ENABLE is set to 1, for slices (MIG) of one GPU");
+    dp__os_env_set(allow, "1");
+    return DP_OK;
 }
 
 /* Numbers the GPUs of the job. Each is of one process. */
@@ -1834,6 +1871,7 @@ static dp_status dp__nccl_number_gpus(const dp__nccl_join *join, const dp__nccl_
                                 "needs GPUs of its own (CUDA_VISIBLE_DEVICES, or "
                                 "dp_config.devices)",
                                 owners[twin], p, tags[rank]->bus_id);
+            DP_TRY(dp__nccl_allow_slices(join, tags, rank));
         }
     return DP_OK;
 }

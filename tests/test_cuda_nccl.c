@@ -470,6 +470,89 @@ TEST_SLOW(a_gpu_is_of_one_process, 30)
     in_processes(2, same_gpu);
 }
 
+/* Each has a slice of the one GPU of this machine. */
+static void slices(meeting *m)
+{
+    sim_set_slices(4);
+    sim_set_nccl(23000);
+    dp_ctx *ctx = open_for(m, 0);
+    CHECK_STR(carrier(ctx), "nccl");
+    CHECK_STR(getenv("NCCL_MULTI_RANK_GPU_ENABLE"), "1");
+    CHECK_OK(sum_of(ctx, COUNT));
+    dp_close(ctx);
+}
+
+TEST_SLOW(slices_of_a_gpu_are_told_apart, 60)
+{
+    in_processes(2, slices);
+    memcpy(shares, (int[]){1, 2, 1}, 3 * sizeof(int));
+    in_processes(3, slices);
+}
+
+/* Rank 0 is on another machine. */
+static void slices_are_too_new(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    setenv("NCCL_HOSTID", m->process == 0 ? "here" : "there", 1);
+    sim_set_slices(4);
+    sim_set_nccl(22999);
+    CHECK_ERROR(
+        try_open(m, (dp_config){0}, &ctx), DP_ERR_UNSUPPORTED,
+        "nccl: ranks 1 and 2 are on slices (MIG) of one GPU, 0000:00:00.0, which NCCL takes "
+        "from 2.30 on, and this one is 2.29");
+    CHECK(getenv("NCCL_MULTI_RANK_GPU_ENABLE") == NULL);
+}
+
+TEST_SLOW(an_older_nccl_takes_no_slices, 30)
+{
+    in_processes(3, slices_are_too_new);
+}
+
+/* Whoever has said no is not overruled: NCCL refuses. */
+static void slices_are_not_wanted(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0", 1);
+    sim_set_slices(2);
+    sim_set_nccl(23000);
+    CHECK_ERROR(try_open(m, (dp_config){0}, &ctx), DP_ERR_INTERNAL, "two ranks have the same GPU");
+    CHECK_STR(getenv("NCCL_MULTI_RANK_GPU_ENABLE"), "0");
+}
+
+TEST_SLOW(a_wish_for_no_slices_stays, 30)
+{
+    in_processes(2, slices_are_not_wanted);
+}
+
+/* Two devices on one slice, or on two whole GPUs, need no permission. */
+static void no_slices(meeting *m)
+{
+    sim_set_nccl(23000);
+    dp_ctx *ctx = open_with(m, (dp_config){.devices = (const int[]){0, 0}});
+    CHECK(getenv("NCCL_MULTI_RANK_GPU_ENABLE") == NULL);
+    CHECK_OK(sum_of(ctx, COUNT));
+    dp_close(ctx);
+}
+
+TEST_SLOW(devices_on_a_whole_gpu_are_no_slices, 30)
+{
+    memcpy(shares, (int[]){2, 2}, 2 * sizeof(int));
+    in_processes(2, no_slices);
+}
+
+TEST(slices_in_one_process_do_without_nccl)
+{
+    sim_set_slices(2);
+    dp_ctx *ctx = open_alone(4);
+    CHECK_STR(carrier(ctx), "cuda");
+    CHECK_OK(sum_of(ctx, LARGE));
+    dp_close(ctx);
+    sim_set_slices(1);
+    ctx = open_alone(4);
+    CHECK_STR(carrier(ctx), "nccl");
+    dp_close(ctx);
+}
+
 static void hosts_of_their_own(meeting *m)
 {
     setenv("NCCL_HOSTID", m->process == 0 ? "here" : "there", 1);

@@ -8,6 +8,9 @@
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
+typedef struct CUuuid_st {
+    char bytes[16];
+} CUuuid;
 typedef enum CUpointer_attribute_enum {
     CU_POINTER_ATTRIBUTE_RANGE_START_ADDR = 11,
     CU_POINTER_ATTRIBUTE_RANGE_SIZE = 12

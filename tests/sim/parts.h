@@ -20,6 +20,7 @@ __attribute__((format(printf, 2, 3))) void sim_find(const char *name, const char
 uint64_t sim_chance(uint64_t below); /* the seed decides; without one, each answer by turns */
 bool sim_uses_devices(void);         /* some device of CUDA's has been asked for */
 int sim_place(int device);           /* in the machine */
+int sim_gpu(int place);              /* the GPU that it is, or is a slice of */
 int sim_current_device(void);        /* -1: this thread has no context */
 bool sim_is_lost(int device);
 

@@ -24,6 +24,7 @@
 
 void sim_set_device_count(int count); /* none before */
 void sim_set_first_device(int place); /* of this process, in the machine; 0 */
+void sim_set_slices(int each);        /* so many devices in a row are slices (MIG) of one GPU; 1 */
 void sim_set_driver(int version);     /* 13000; 0 = there is none */
 bool sim_has_gpus(void);
 void sim_set_memory(size_t bytes);             /* of each device; 4 GiB */

@@ -295,6 +295,35 @@ static CUresult device_get(CUdevice *out, int ordinal)
     return ordinal < device_count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+static int first_place, slices = 1;
+
+void sim_set_first_device(int place)
+{
+    first_place = place;
+}
+
+void sim_set_slices(int each)
+{
+    slices = each;
+}
+
+int sim_place(int device)
+{
+    return first_place + device;
+}
+
+int sim_gpu(int place)
+{
+    return place / slices;
+}
+
+static CUresult device_uuid(CUuuid *out, CUdevice device)
+{
+    *out = (CUuuid){{0}};
+    snprintf(out->bytes, sizeof out->bytes, "simulated %d", sim_place(device));
+    return CUDA_SUCCESS;
+}
+
 static CUresult device_name(char *out, int bytes, CUdevice device)
 {
     snprintf(out, (size_t)bytes, "simulated GPU %d", device);
@@ -1342,23 +1371,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     return leave(code);
 }
 
-static int first_place;
-
-void sim_set_first_device(int place)
-{
-    first_place = place;
-}
-
-int sim_place(int device)
-{
-    return first_place + device;
-}
-
 cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device)
 {
     cudaError_t code = enter();
     if (code == cudaSuccess)
-        snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)sim_place(device));
+        snprintf(id, (size_t)bytes, "0000:%02x:00.0", (unsigned)sim_gpu(sim_place(device)));
     return leave(code);
 }
 
@@ -1469,6 +1486,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
                    {"cuCtxPopCurrent", (void (*)(void))ctx_pop},
                    {"cuDeviceGet", (void (*)(void))device_get},
                    {"cuDeviceGetName", (void (*)(void))device_name},
+                   {"cuDeviceGetUuid", (void (*)(void))device_uuid},
                    {"cuDevicePrimaryCtxRetain", (void (*)(void))ctx_retain},
                    {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release},
                    {"cuPointerGetAttribute", (void (*)(void))pointer_attribute}};

@@ -500,9 +500,13 @@ static void start_pump(const world_meeting *meeting)
 
 /* ---- communicators --------------------------------------------------------------------------- */
 
+/* They are refused, slices of one GPU as well: but from 2.30 on they may be allowed. */
 static bool are_twins(const world_rank *a, const world_rank *b)
 {
-    return a->device == b->device && strcmp(a->host, b->host) == 0;
+    const char *allowed = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (nccl_version >= 23000 && allowed != NULL && strcmp(allowed, "1") == 0)
+        return false;
+    return sim_gpu(a->device) == sim_gpu(b->device) && strcmp(a->host, b->host) == 0;
 }
 
 static void start(ncclComm_t comm)
