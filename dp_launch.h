@@ -1142,12 +1142,18 @@ static bool dp__door_bears(const dp__guest *guest)
     return false;
 }
 
+/* Whether guest `a` gives up its place sooner than `b`: who has knocked may be of this job. */
+static bool dp__door_spares(const dp__guest *a, const dp__guest *b)
+{
+    return a->asked != b->asked ? b->asked : a->came_ns < b->came_ns;
+}
+
 /* If there is no place left, a new guest has that of the one that was silent for longest. */
 static void dp__door_enter(dp__door *door, int fd)
 {
     int place = door->guest_count;
     for (int i = 0; door->guest_count == door->guest_room && i < door->guest_room; i++)
-        if (place == door->guest_room || door->guests[i].came_ns < door->guests[place].came_ns)
+        if (place == door->guest_room || dp__door_spares(&door->guests[i], &door->guests[place]))
             place = i;
     if (place == door->guest_count)
         door->guest_count++;

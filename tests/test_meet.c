@@ -542,6 +542,166 @@ TEST(a_squatter_is_told_from_a_second_job)
 }
 #endif
 
+#if defined(__linux__)
+/* ---- floods ---------------------------------------------------------------------------------- */
+
+enum { STRANGERS = 4, KEPT = 100 };
+
+typedef enum manner { SILENT, NOISY, HASTY } manner; /* HASTY: it hangs up at once */
+
+static struct sockaddr_storage targets[NAMES];
+static socklen_t target_bytes[NAMES];
+static int target_count, pause_ms, *calls;
+
+static void aim_at_name(const char *name)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    size_t bytes = strlen(name);
+    memcpy(at.sun_path + 1, name, bytes);
+    memcpy(&targets[target_count], &at, sizeof at);
+    target_bytes[target_count++] = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + bytes);
+}
+
+static void aim_at_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    close(call_patiently(port));
+    memcpy(&targets[target_count], &at, sizeof at);
+    target_bytes[target_count++] = sizeof at;
+}
+
+/* Where process 0 listens, once it does: at a port, or under two names. */
+static void aim_at(pid_t first)
+{
+    char names[NAMES][64];
+    int count = 0;
+    target_count = 0;
+    if (use == use_tcp)
+        aim_at_port();
+    for (int i = 0; use == use_name && i < 500 && count < 2; i++) {
+        rest(10);
+        count = names_held_by(first, names);
+    }
+    for (int i = 0; i < count; i++)
+        aim_at_name(names[i]);
+    CHECK(target_count > 0);
+}
+
+/* Connections that end at once do not linger. A listener with no room is no reason to wait. */
+static int call_target(int i)
+{
+    const struct linger none = {.l_onoff = 1};
+    int fd = socket(targets[i].ss_family, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    if (connect(fd, (struct sockaddr *)&targets[i], target_bytes[i]) == 0 || errno == EINPROGRESS)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* One of the strangers, until it is killed. Every pause_ms it calls as often as it keeps calls. */
+static void pour(void)
+{
+    static const char noise[40] = "GET / HTTP/1.1";
+    int kept[KEPT];
+    memset(kept, -1, sizeof kept);
+    for (unsigned n = 0;; n++) {
+        int *place = &kept[n % KEPT], fd = call_target((int)(n % (unsigned)target_count));
+        if (fd >= 0 && me % 3 == NOISY)
+            send(fd, noise, sizeof noise, MSG_NOSIGNAL);
+        if (fd >= 0)
+            calls[me]++;
+        if (*place >= 0)
+            close(*place);
+        if (me % 3 == HASTY && fd >= 0)
+            close(fd);
+        *place = me % 3 == HASTY ? -1 : fd;
+        if (pause_ms > 0 && n % KEPT == 0)
+            rest(pause_ms);
+    }
+}
+
+static void begin_flood(pid_t first, pid_t strangers[STRANGERS])
+{
+    calls = mmap(NULL, STRANGERS * sizeof *calls, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(calls != MAP_FAILED);
+    aim_at(first);
+    for (int i = 0; i < STRANGERS; i++)
+        strangers[i] = start(i, pour);
+}
+
+/* Each stranger has called some hundred times. */
+static void end_flood(const pid_t strangers[STRANGERS])
+{
+    for (int i = 0; i < STRANGERS; i++) {
+        kill(strangers[i], SIGKILL);
+        CHECK_INT(waitpid(strangers[i], NULL, 0), strangers[i]);
+        CHECK(calls[i] > 300);
+    }
+}
+
+/* The others do not come. Who comes too late is told why for a second. */
+static void wait_in_a_flood(void)
+{
+    dp_ctx *ctx;
+    struct timespec began, ended;
+    use();
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "processes 1 and 2 of 3 did not come");
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    double took = (double)(ended.tv_sec - began.tv_sec) +
+                  1e-9 * (double)(ended.tv_nsec - began.tv_nsec);
+    CHECK(took < 1.5 + test_timeout_scale());
+}
+
+static void run_alone_in_a_flood(void (*where)(void))
+{
+    pid_t strangers[STRANGERS];
+    nobody_launched_us();
+    use = where;
+    world = 3;
+    port = free_port();
+    pause_ms = 0;
+    pid_t first = start(0, wait_in_a_flood);
+    begin_flood(first, strangers);
+    finish(first, 0);
+    end_flood(strangers);
+}
+
+TEST_SLOW(a_flood_delays_no_time_out, 20)
+{
+    run_alone_in_a_flood(use_tcp);
+    run_alone_in_a_flood(use_name);
+}
+
+static void run_in_a_flood(void (*where)(void))
+{
+    pid_t strangers[STRANGERS], pids[3];
+    nobody_launched_us();
+    use = where;
+    world = 3;
+    port = free_port();
+    pause_ms = 5;
+    pids[0] = start(0, meet_again);
+    begin_flood(pids[0], strangers);
+    rest(200);
+    for (int p = 1; p < world; p++)
+        pids[p] = start(p, meet_again);
+    for (int p = 0; p < world; p++)
+        finish(pids[p], p);
+    end_flood(strangers);
+}
+
+TEST_SLOW(a_flood_keeps_nobody_out, 20)
+{
+    run_in_a_flood(use_tcp);
+    run_in_a_flood(use_name);
+}
+#endif
+
 /* Inside a machine another secret is another place. */
 static void one_has_another_secret(void)
 {

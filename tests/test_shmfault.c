@@ -443,6 +443,45 @@ TEST(a_flood_is_let_in_by_and_by)
     dp__door_close(&door);
 }
 
+/* Process 1 of 2 has knocked, and is slow to answer; meanwhile there come more strangers than there
+   are places, who say nothing. */
+TEST(who_has_knocked_is_not_crowded_out)
+{
+    enum { CALLERS = 2 * DP__GUESTS + 1 };
+    int callers[CALLERS];
+    char name[40];
+    dp__launch launch = {.where = "here"};
+    dp__tree tree = {.process_count = 2, .claim = -1};
+    dp__door door = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
+                       .version = DP_VERSION,
+                       .process = 1,
+                       .process_count = 2,
+                       .patience_ms = 9000};
+    dp__challenge challenge;
+    snprintf(name, sizeof name, "dp-knock-%d", (int)getpid());
+    CHECK(dp__door_open(&door) == DP_OK);
+    door.at = dp__os_local(name);
+    door.listener = dp__os_listen(&door.at);
+    door.until_ns = dp__after_ms(9000);
+    int fd = dp__os_connect(&door.at);
+    CHECK(dp__wire_send(fd, &knock, sizeof knock, door.until_ns) == DP_OK);
+    for (int i = 0; i < CALLERS; i++)
+        callers[i] = dp__os_connect(&door.at);
+    for (int i = 0; i < 3; i++) /* as there is always somebody at the door, none of them waits */
+        CHECK(dp__door_look(&door) == DP_OK);
+    CHECK_INT(door.guest_count, door.guest_room);
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, door.until_ns) == DP_OK);
+    uint64_t proof = dp__proof(door.key, &knock, challenge.nonce, true);
+    CHECK(dp__wire_send(fd, &proof, sizeof proof, door.until_ns) == DP_OK);
+    CHECK(dp__door_look(&door) == DP_OK);
+    CHECK_INT(door.taken, 1);
+    for (int i = 0; i < CALLERS; i++)
+        dp__os_close(callers[i]);
+    dp__os_close(fd);
+    dp__door_close(&door);
+}
+
 /* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */
 TEST(proofs_are_made_by_siphash)
 {
