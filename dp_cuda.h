@@ -2319,8 +2319,9 @@ typedef struct dp__cuda_dev {
     dp__lock ring; /* for what follows: who has it may wait for the GPU, as copies do */
     dp__cuda_slot slots[DP__CUDA_SLOTS];
     unsigned slot;           /* that pieces come from now */
-    cudaStream_t out;        /* copies from this GPU to others leave on this stream */
-    cudaEvent_t mark;        /* between `out` and other streams */
+    cudaEvent_t begun;       /* what a stream had to do before it reads another GPU */
+    cudaStream_t out;        /* copies from this GPU to others leave here; under no lock, */
+    cudaEvent_t mark;        /* as whoever waits for a later mark of it waits for an earlier one */
     dp_comm *_Atomic failed; /* one that has let go of streams: what was waited for is void */
 } dp__cuda_dev;
 _Static_assert(offsetof(dp__cuda_dev, base) == 0, "a dp_dev is the head of its device");
@@ -2446,7 +2447,10 @@ static void dp__cuda_host_free(dp_dev *dev, void *data, size_t bytes)
    The driver copies pageable memory itself, a small piece at a time, and blocks. So what is not
    pinned goes through a ring of pinned slots, filled by all idle threads. A long copy has one slot
    after another, short ones share a slot; it is used again when it is full and its events say so,
-   one for each stream that used it. Under the ring's lock.                                      */
+   one for each stream that used it. Under the ring's lock.
+
+   Between GPUs that do not reach each other the ring is the reader's, and nothing waits but
+   streams: so both directions of a pair, and any number of pairs, are under way at once.        */
 
 typedef struct dp__cuda_fill { /* memcpy by several threads */
     char *to;
@@ -2535,15 +2539,33 @@ static dp_status dp__cuda_pending_wait(const dp__cuda_gpu *gpu, dp__cuda_pending
     return DP_OK;
 }
 
+/* What comes next in the slot comes after all copies that used it: to the host, or, if it is not
+   NULL, to the stream that writes there. */
+static dp_status dp__cuda_slot_clear(const dp__cuda_gpu *gpu, dp__cuda_slot *slot,
+                                     cudaStream_t writer)
+{
+    for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
+        if (writer == NULL)
+            DP_TRY(dp__cuda_pending_wait(gpu, &slot->pending[i]));
+        else if (slot->pending[i].busy)
+            DP_TRY(dp__cuda_check("cudaStreamWaitEvent", gpu->ordinal,
+                                  dp__cuda.cudaStreamWaitEvent(writer, slot->pending[i].done, 0)));
+    for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
+        slot->pending[i].busy = false;
+    slot->used = 0;
+    return DP_OK;
+}
+
 typedef struct dp__cuda_piece { /* of the ring, for one copy */
     char *data;
     dp__cuda_pending *pending;
 } dp__cuda_piece;
 
 /* From the slot in use, else from the one that was used longest ago, when all copies that used it
-   are done. Each piece has pages of its own: none is with a copy and with the host. */
+   are done: see dp__cuda_slot_clear. Each piece has pages of its own: none is with a copy and with
+   the host. */
 static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream_t stream,
-                                     dp__cuda_piece *out)
+                                     cudaStream_t writer, dp__cuda_piece *out)
 {
     const size_t page = 4096;
     dp__cuda_slot *slot = &dev->slots[dev->slot];
@@ -2551,9 +2573,7 @@ static dp_status dp__cuda_piece_take(dp__cuda_dev *dev, size_t bytes, cudaStream
     if (place < 0 || DP__CUDA_SLOT_BYTES - slot->used < bytes) {
         unsigned next = (dev->slot + 1) % DP__CUDA_SLOTS;
         slot = &dev->slots[next];
-        for (int i = 0; i < DP__CUDA_SLOT_STREAMS; i++)
-            DP_TRY(dp__cuda_pending_wait(dev->gpu, &slot->pending[i]));
-        slot->used = 0;
+        DP_TRY(dp__cuda_slot_clear(dev->gpu, slot, writer));
         dev->slot = next;
         place = 0;
     }
@@ -2592,7 +2612,7 @@ static dp_status dp__cuda_stage_in(dp__cuda_dev *dev, char *dst, const char *hos
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES) {
         size_t some = dp__cuda_piece_bytes(bytes - at);
         dp__cuda_piece piece;
-        DP_TRY(dp__cuda_piece_take(dev, some, stream, &piece));
+        DP_TRY(dp__cuda_piece_take(dev, some, stream, NULL, &piece));
         dp__cuda_fill_all(dev->base.host, piece.data, host + at, some);
         dp_status status =
             dp__cuda_move(dev->gpu, dst + at, piece.data, some, cudaMemcpyHostToDevice, stream);
@@ -2620,7 +2640,7 @@ static dp_status dp__cuda_stage_out(dp__cuda_dev *dev, char *host, const char *s
         }
         if (i < count) {
             size_t at = i * DP__CUDA_SLOT_BYTES, some = dp__cuda_piece_bytes(bytes - at);
-            DP_TRY(dp__cuda_piece_take(dev, some, stream, piece));
+            DP_TRY(dp__cuda_piece_take(dev, some, stream, NULL, piece));
             dp_status status = dp__cuda_move(dev->gpu, piece->data, src + at, some,
                                              cudaMemcpyDeviceToHost, stream);
             DP_TRY(dp__cuda_piece_use(dev->gpu, piece->pending, status, stream));
@@ -2644,7 +2664,7 @@ static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char
                                      const char *src, size_t bytes, cudaStream_t stream)
 {
     dp__cuda_piece piece;
-    DP_TRY(dp__cuda_piece_take(dev, bytes, stream, &piece));
+    DP_TRY(dp__cuda_piece_take(dev, bytes, stream, from->out, &piece));
     dp_status status =
         dp__cuda_move(from->gpu, piece.data, src, bytes, cudaMemcpyDeviceToHost, from->out);
     if (status == DP_OK)
@@ -2659,7 +2679,7 @@ static dp_status dp__cuda_over_piece(dp__cuda_dev *dev, dp__cuda_dev *from, char
 static dp_status dp__cuda_stage_over(dp__cuda_dev *dev, dp__cuda_dev *from, char *dst,
                                      const char *src, size_t bytes, cudaStream_t stream)
 {
-    DP_TRY(dp__cuda_follow(dev->gpu, from->out, dev->mark, stream));
+    DP_TRY(dp__cuda_follow(dev->gpu, from->out, dev->begun, stream));
     for (size_t at = 0; at < bytes; at += DP__CUDA_SLOT_BYTES)
         DP_TRY(dp__cuda_over_piece(dev, from, dst + at, src + at, dp__cuda_piece_bytes(bytes - at),
                                    stream));
@@ -2764,6 +2784,7 @@ static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
     dp__cuda_policy before;
     DP_TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
     DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
+    DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->begun));
     bool near = dp__cuda_near_begin(dp__cuda_node(dev->gpu), &before);
     dp_status status = dp__cuda_ring_fill(dev);
     if (near)
@@ -2785,6 +2806,8 @@ static void dp__cuda_ring_close(dp__cuda_dev *dev)
     }
     if (dev->mark != NULL)
         (void)dp__cuda.cudaEventDestroy(dev->mark);
+    if (dev->begun != NULL)
+        (void)dp__cuda.cudaEventDestroy(dev->begun);
     if (dev->out != NULL)
         (void)dp__cuda.cudaStreamDestroy(dev->out);
     (void)dp__cuda.cudaGetLastError();
@@ -3099,21 +3122,15 @@ static dp_status dp__cuda_copy(dp_stream *stream, void *dst, const void *src, si
     return dp__cuda_plain(stream, dst, src, bytes, cudaMemcpyDeviceToDevice);
 }
 
-/* Both devices' locks are taken, always in the same order. */
 static dp_status dp__cuda_staged_over(dp_stream *stream, void *dst, dp__cuda_dev *from,
                                       const void *src, size_t bytes)
 {
     dp__cuda_dev *dev = dp__cuda_dev_of(stream->dev);
-    bool reader_first = (uintptr_t)dev < (uintptr_t)from;
-    dp__lock *first = reader_first ? &dev->ring : &from->ring;
-    dp__lock *second = reader_first ? &from->ring : &dev->ring;
     DP_TRY(dp__cuda_uncaptured(stream, "a copy from another GPU through the host"));
-    dp__lock_enter(first);
-    dp__lock_enter(second);
+    dp__lock_enter(&dev->ring);
     dp_status status =
         dp__cuda_stage_over(dev, from, dst, src, bytes, dp__cuda_stream_of(stream)->native);
-    dp__lock_leave(second);
-    dp__lock_leave(first);
+    dp__lock_leave(&dev->ring);
     return status;
 }
 

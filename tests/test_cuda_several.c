@@ -6,6 +6,8 @@
 #include "test.h"
 
 #if defined(TEST_CUDA)
+#include <pthread.h>
+#include <stdatomic.h>
 #include "cuda_device.h"
 #include "nets.h"
 
@@ -360,6 +362,66 @@ TEST(copies_on_streams_of_either_gpu)
 TEST(copies_through_the_host_on_streams_of_either_gpu)
 {
     copies_over(false);
+}
+
+enum { READERS = 6, READ_BYTES = (9 << 20) + 4 };
+
+typedef struct reader {
+    dp_stream *stream;
+    dp_dev *from;
+    const dp_tensor *source, *to;
+    atomic_int *begun;
+} reader;
+
+static void *read_thrice(void *user)
+{
+    const reader *own = user;
+    atomic_fetch_add(own->begun, 1);
+    while (atomic_load(own->begun) < READERS)
+        continue;
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(dp_cuda()->peer_copy(own->stream, own->to->data, own->from, own->source->data,
+                                      READ_BYTES));
+    return NULL;
+}
+
+/* Two threads for each of three GPUs read the next one, at the same time. */
+static void read_in_threads(team *t)
+{
+    atomic_int begun = 0;
+    pthread_t threads[READERS];
+    reader readers[READERS];
+    for (int i = 0; i < READERS; i++) {
+        int rank = i % 3, next = (rank + 1) % 3;
+        dp_dev *dev = dp_local_stream(t->ctx, rank)->dev;
+        readers[i] = (reader){.from = dp_local_stream(t->ctx, next)->dev,
+                              .source = &t->source[next],
+                              .to = i < 3 ? &t->recv[rank] : &t->kept[rank],
+                              .begun = &begun};
+        CHECK_OK(dev->ops->stream_create(dev, i % 2, &readers[i].stream));
+    }
+    for (int i = 0; i < READERS; i++)
+        CHECK_INT(pthread_create(&threads[i], NULL, read_thrice, &readers[i]), 0);
+    for (int i = 0; i < READERS; i++) {
+        CHECK_INT(pthread_join(threads[i], NULL), 0);
+        dp_cuda()->stream_destroy(readers[i].stream);
+        CHECK_OK(dp_read(t->ctx, readers[i].to, host, READ_BYTES));
+        for (size_t k = 0; k < t->room; k += 101)
+            CHECK_F64(host[k], number_of((i + 1) % 3, k), 0);
+    }
+}
+
+TEST_SLOW(threads_copy_through_the_host, 60)
+{
+    for (unsigned order = 0; order < CUDA_ORDERS; order++) {
+        team t;
+        cuda_pairs(3, false);
+        cuda_order(order);
+        team_open(&t, 3, NULL, 3, READ_BYTES / sizeof(float));
+        CHECK_OK(dp_wait(t.ctx));
+        read_in_threads(&t);
+        team_close(&t);
+    }
 }
 
 /* Rows of a wide tensor have to be packed on both sides, in memory that is used again. */
@@ -911,6 +973,42 @@ TEST_SLOW(what_links_carry_to_replicas, 60)
     for (int d = 0; d < 4; d++)
         CHECK_INT(sim_trace_bytes(d, true), d < 3 ? 8 << 20 : 0);
     team_close(&t);
+}
+
+/* `count` GPUs that do not reach each other each read the next one: two of them one another. */
+static double traced_over_host(team *t, int count)
+{
+    sim_trace_begin();
+    for (int r = 0; r < count; r++)
+        CHECK_OK(dp_cuda()->peer_copy(dp_local_stream(t->ctx, r), t->recv[r].data,
+                                      dp_local_stream(t->ctx, (r + 1) % t->count)->dev,
+                                      t->send[(r + 1) % t->count].data, t->room * sizeof *host));
+    return sim_trace_end();
+}
+
+/* The host only enqueues them. So those of both directions, and of any number of GPUs, take no
+   longer than one; which takes as long as a link, and one piece of 2 MiB more. */
+TEST_SLOW(copies_over_the_host_overlap, 60)
+{
+    static const size_t sizes[] = {1, (2 << 20) + 4, 16 << 20, (50 << 20) + 12};
+    for (int gpus = 2; gpus <= 4; gpus++)
+        for (int i = 0; i < 4; i++) {
+            team t;
+            cuda_pairs(gpus, false);
+            team_open(&t, gpus, NULL, gpus, (sizes[i] + 3) / sizeof(float));
+            (void)traced_over_host(&t, gpus); /* pairs are asked for */
+            long waits = sim_wait_count();
+            double one = traced_over_host(&t, 1), all = traced_over_host(&t, gpus);
+            double bytes = (double)(t.room * sizeof(float)), pieces = ceil(bytes / (2 << 20));
+            double piece = bytes < 2 << 20 ? bytes : 2 << 20;
+            double want = bytes / 55e3 + 2 * pieces + 2 + piece / 55e3;
+            fprintf(stderr, "# %d GPUs, %.0f bytes: one %.1f us, all %.1f us, model %.1f us\n",
+                    gpus, bytes, one, all, want);
+            CHECK(one < 1.05 * want && one > 0.95 * want);
+            CHECK(all < 1.05 * want);
+            CHECK_INT(sim_wait_count(), waits);
+            team_close(&t);
+        }
 }
 
 TEST_SLOW(one_context_a_gpu_and_call, 60)

@@ -69,8 +69,9 @@ void sim_lose_device(int device, int code);
 long sim_push_count(void); /* of contexts; not among the calls */
 
 /* How long what is enqueued between the two would take, in microseconds: links between GPUs carry
-   350 GB/s in each direction, memory has 2400 GB/s, and whatever is started takes 2 us more. Order
-   is as streams and events say. Nothing is moved meanwhile. And what each GPU's link carried. */
+   350 GB/s in each direction, those to the host 55 GB/s, memory has 2400 GB/s, and whatever is
+   started takes 2 us more. Order is as streams and events say, and as the host waits for events.
+   Nothing is moved meanwhile. And what each GPU's link to other GPUs carried. */
 void sim_trace_begin(void);
 double sim_trace_end(void);
 size_t sim_trace_bytes(int device, bool out);

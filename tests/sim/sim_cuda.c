@@ -1881,6 +1881,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
         if (event->capture != 0)
             return leave(cudaErrorCapturedEvent);
         never_ends(__func__, event->hangs);
+        trace_host_wait(event->serial);
         finish_event(event);
         host_learns(&event->clock);
     }
@@ -1922,7 +1923,10 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     const char *from = reach(src, bytes, false, stream, "cudaMemcpyAsync");
     char *to = reach(dst, bytes, true, stream, "cudaMemcpyAsync");
     if (from != NULL && to != NULL) {
-        trace_copy(stream->actor, stream->device, stream->device, bytes);
+        if (kind == cudaMemcpyDeviceToDevice)
+            trace_copy(stream->actor, stream->device, stream->device, bytes);
+        else
+            trace_host_copy(stream->actor, stream->device, kind == cudaMemcpyDeviceToHost, bytes);
         submit(stream, (work){.kind = MOVE, .to = to, .from = from, .bytes = bytes});
     }
     return leave(from != NULL && to != NULL ? cudaSuccess : cudaErrorInvalidValue);
