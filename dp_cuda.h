@@ -3776,7 +3776,7 @@ typedef struct dp__cuda_rank {
     dp__cuda_dev *dev;
     cudaEvent_t mark;
     int lead;    /* the first rank on the same GPU */
-    char *lobby; /* DP__CUDA_LOBBY_BYTES per rank; NULL if all are on one GPU */
+    char *lobby; /* DP__CUDA_LOBBY_BYTES per rank; NULL: it has not added up what is elsewhere */
 } dp__cuda_rank;
 
 typedef struct dp__cuda_comm {
@@ -3818,14 +3818,8 @@ static dp_status dp__cuda_rank_open(dp__cuda_comm *comm, int i)
 {
     dp__cuda_rank *rank = &comm->ranks[i];
     const dp__cuda_gpu *gpu = rank->dev->gpu;
-    void *lobby = NULL;
     DP_TRY(dp__cuda_enter(gpu));
-    DP_TRY(dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess));
-    if (comm->gpu_count > 1)
-        DP_TRY(
-            dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_LOBBY_BYTES, &lobby));
-    rank->lobby = lobby;
-    return DP_OK;
+    return dp__cuda_leave(gpu, dp__cuda_native_event(gpu->ordinal, &rank->mark), "", cudaSuccess);
 }
 
 static dp_status dp__cuda_coll_open(const dp_host *host, const dp_comm_config *config,
@@ -3969,6 +3963,17 @@ static bool dp__cuda_near(const dp__cuda_comm *comm, int a, int b)
     return comm->ranks[a].lead == comm->ranks[b].lead;
 }
 
+static dp_status dp__cuda_lobby(dp__cuda_comm *comm, int i)
+{
+    dp__cuda_rank *rank = &comm->ranks[i];
+    void *lobby = NULL;
+    if (comm->gpu_count == 1 || rank->lobby != NULL)
+        return DP_OK;
+    DP_TRY(dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_LOBBY_BYTES, &lobby));
+    rank->lobby = lobby;
+    return DP_OK;
+}
+
 /* One piece, of no more than a lobby, on one rank's stream, into `out`. */
 static dp_status dp__cuda_sum_piece(const dp__cuda_sum *sum, int rank, size_t first, size_t count,
                                     void *const *out, size_t out_count)
@@ -4008,6 +4013,7 @@ static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, const dp__cuda_slice *
     size_t most = sum->comm->gpu_count > 1 ? DP__CUDA_LOBBY_BYTES / sum->size : SIZE_MAX;
     dp_status status = DP_OK;
     void *at[DP__CUDA_OPERANDS];
+    DP_TRY(dp__cuda_lobby(sum->comm, slice->owner));
     DP_TRY(dp__cuda_enter(gpu));
     for (size_t first = slice->begin, count = 0; first < slice->end && status == DP_OK;
          first += count) {

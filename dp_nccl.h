@@ -15,7 +15,9 @@
 
    With dp_config.shards sums are made in the order that dp_coll_ops states, from slices that the
    ranks send each other: the bits are those of any other table. Without, NCCL adds up in an order
-   of its own, the same each time on the same machines.
+   of its own, the same each time on the same machines; but what it cannot add up as it is asked to
+   is made of slices too. They take memory of each GPU, 4 MiB for each rank and 128 MiB at most:
+   from dp_open on with shards, else from the first such sum on.
 
    CONTENTS (search for the tag)
      >>library    what is called of NCCL, and how it is found
@@ -225,7 +227,7 @@ typedef struct dp__nccl_gpu { /* one that this process drives */
     const dp__cuda_gpu *physical; /* stays when the device is closed */
     int lead;                     /* local rank */
     ncclComm_t comm;
-    char *slots; /* one for each rank of the job; NULL in one process */
+    char *slots; /* one for each rank of the job; NULL: it has not added up slices yet */
     char *spare; /* for what no rank here wants */
     size_t spare_bytes;
     const void *send; /* of the collective that runs */
@@ -1537,6 +1539,27 @@ static dp_status dp__nccl_scatter_slices(const dp__nccl_call *call)
     return DP_OK;
 }
 
+/* Before anything of the first such sum is begun; where all sums are, before there are any. */
+static dp_status dp__nccl_slots(dp__nccl_comm *comm)
+{
+    for (int g = 0; g < comm->gpu_count; g++) {
+        dp__nccl_gpu *gpu = &comm->gpus[g];
+        void *slots = gpu->slots;
+        if (slots == NULL)
+            DP_TRY(dp__cuda_alloc(&gpu->dev->base, (size_t)comm->rank_count * comm->slot_bytes,
+                                  &slots));
+        gpu->slots = slots;
+    }
+    return DP_OK;
+}
+
+static dp_status dp__nccl_run_slices(const dp__nccl_call *call)
+{
+    DP_TRY(dp__nccl_slots(call->comm));
+    return dp__nccl_run(call, call->verb == DP__REDUCE_SCATTER ? dp__nccl_scatter_slices
+                                                               : dp__nccl_add_slices);
+}
+
 /* ==== >>blocks ===================================================================================
    What is not added up. Where every rank has a GPU of its own NCCL gathers; else, and where blocks
    are of pairs, GPUs send each other what they lack, and copies on a GPU do the rest.           */
@@ -1890,18 +1913,13 @@ static dp_status dp__nccl_sit(const dp__nccl_join *join)
     return status;
 }
 
-static dp_status dp__nccl_gpu_open(const dp__nccl_comm *comm, dp__nccl_gpu *gpu)
+static dp_status dp__nccl_gpu_open(dp__nccl_gpu *gpu)
 {
     int ordinal = gpu->physical->ordinal;
-    void *slots = NULL;
     for (int i = 0; i < DP__NCCL_WATCHED; i++) {
         DP_TRY(dp__cuda_native_event(ordinal, &gpu->begun[i]));
         DP_TRY(dp__cuda_native_event(ordinal, &gpu->ended[i]));
     }
-    if (comm->near == NULL)
-        DP_TRY(
-            dp__cuda_alloc(&gpu->dev->base, (size_t)comm->rank_count * comm->slot_bytes, &slots));
-    gpu->slots = slots;
     return DP_OK;
 }
 
@@ -1917,7 +1935,7 @@ static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int 
     gpu->dev = dev;
     gpu->physical = dev->gpu;
     gpu->lead = local_rank;
-    return dp__nccl_gpu_open(comm, gpu);
+    return dp__nccl_gpu_open(gpu);
 }
 
 /* NCCL lets GPUs read each other wherever the driver does, and does not look at what arrives. If
@@ -1969,6 +1987,8 @@ static dp_status dp__nccl_equip(const dp__nccl_join *join)
         DP_TRY(dp__cuda_enter(dev->gpu));
         DP_TRY(dp__cuda_leave(dev->gpu, dp__nccl_rank_open(comm, dev, i), "", cudaSuccess));
     }
+    if (comm->ordered)
+        DP_TRY(dp__nccl_slots(comm));
     return dp__nccl_check_pairs(join);
 }
 
@@ -2232,7 +2252,7 @@ static dp_status dp__nccl_all_reduce(dp_comm *comm, const dp_part *local, size_t
     DP_TRY(dp__nccl_captured(&call, &call.captured));
     if (dp__nccl_leave_near(&call, by_nccl))
         return near->ops->all_reduce(near, local, count, dtype, op, scale);
-    return dp__nccl_run(&call, by_nccl ? dp__nccl_add : dp__nccl_add_slices);
+    return by_nccl ? dp__nccl_run(&call, dp__nccl_add) : dp__nccl_run_slices(&call);
 }
 
 static dp_status dp__nccl_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
@@ -2246,7 +2266,7 @@ static dp_status dp__nccl_reduce_scatter(dp_comm *comm, const dp_part *local, si
     DP_TRY(dp__nccl_captured(&call, &call.captured));
     if (dp__nccl_leave_near(&call, by_nccl))
         return near->ops->reduce_scatter(near, local, count_each, dtype, op, scale);
-    return dp__nccl_run(&call, by_nccl ? dp__nccl_scatter : dp__nccl_scatter_slices);
+    return by_nccl ? dp__nccl_run(&call, dp__nccl_scatter) : dp__nccl_run_slices(&call);
 }
 
 static dp_status dp__nccl_broadcast(dp_comm *comm, const dp_part *local, size_t count,

@@ -734,6 +734,76 @@ TEST_SLOW(factors_of_halves_are_powers_of_two, 30)
 }
 
 /* NCCL may make of a NaN what it likes, so it is not asked. */
+static void check_taken(dp_ctx *ctx, int mib)
+{
+    dp_device_info info;
+    CHECK_OK(dp_device_info_get(ctx, 0, &info));
+    CHECK_INT(info.bytes_total - info.bytes_free, (uint64_t)mib << 20);
+}
+
+/* Two processes with four GPUs each; in place. */
+static dp_status scatter_sums(dp_ctx *ctx, vectors *v, dp_dtype dtype, int process)
+{
+    for (int i = 0; i < 4; i++)
+        v->parts[i].recv = (char *)v->data[i].data +
+                           (size_t)(4 * process + i) * COUNT * dp_dtype_bytes(dtype);
+    return dp_reduce_scatter(ctx, v->parts, COUNT, dtype, DP_OP_SUM);
+}
+
+/* 4 MiB for each rank, where sums are made of slices, from then on; before there is a slab, which
+   has no room for them. */
+static void slots_are_taken(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v, whole;
+    vectors_make(ctx, &v, DP_F32, 8 * COUNT);
+    vectors_make(ctx, &whole, DP_I16, COUNT);
+    CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM));
+    CHECK_OK(dp_broadcast(ctx, v.parts, COUNT, DP_F32, 0));
+    CHECK_OK(scatter_sums(ctx, &v, DP_F32, m->process));
+    check_taken(ctx, 32);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_all_reduce(ctx, whole.parts, COUNT, DP_I16, DP_OP_SUM));
+        check_taken(ctx, 64);
+    }
+    dp_scope_end(v.scope);
+    dp_scope_end(whole.scope);
+    dp_close(ctx);
+}
+
+static void slots_are_taken_to_scatter(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 0);
+    vectors v;
+    vectors_make(ctx, &v, DP_I16, 8 * COUNT);
+    check_taken(ctx, 32);
+    CHECK_OK(scatter_sums(ctx, &v, DP_I16, m->process));
+    check_taken(ctx, 64);
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+/* Where all sums are, there are slots from the start, of both communicators. */
+static void slots_are_there(meeting *m)
+{
+    dp_ctx *ctx = open_with(m, (dp_config){.shards = 8});
+    vectors v;
+    check_taken(ctx, 96);
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM));
+    check_taken(ctx, 96);
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(only_who_adds_slices_takes_memory_for_it, 60)
+{
+    memcpy(shares, (int[]){4, 4}, 2 * sizeof(int));
+    in_processes(2, slots_are_taken);
+    in_processes(2, slots_are_taken_to_scatter);
+    in_processes(2, slots_are_there);
+}
+
 static void the_largest(meeting *m)
 {
     dp_ctx *ctx = open_for(m, 0);

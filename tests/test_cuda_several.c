@@ -1027,6 +1027,46 @@ TEST_SLOW(one_context_a_gpu_and_call, 60)
     team_close(&t);
 }
 
+/* MiB of each GPU that were allocated since `before`. */
+static void check_taken(team *t, const uint64_t *before, const int *want)
+{
+    for (int r = 0; r < t->count; r++) {
+        dp_device_info info;
+        CHECK_OK(dp_device_info_get(t->ctx, r, &info));
+        CHECK_INT(before[r] - info.bytes_free, (uint64_t)want[r] << 20);
+    }
+}
+
+/* 4 MiB for each rank, of who adds up what lies on another GPU, from then on: here too much for
+   what is left of the first slab. */
+TEST(only_who_adds_up_takes_memory_for_it)
+{
+    team t;
+    uint64_t before[MOST];
+    cuda_pairs(3, true);
+    team_open(&t, 3, (const int[]){0, 1, 2, 1, 1, 1, 1, 2}, MOST, LONG_COUNT);
+    CHECK_OK(run_verb(&t, GATHER, 10, 0)); /* pairs are checked */
+    for (int r = 0; r < MOST; r++) {
+        dp_device_info info;
+        CHECK_OK(dp_device_info_get(t.ctx, r, &info));
+        before[r] = info.bytes_free;
+    }
+    CHECK_OK(run_verb(&t, BROADCAST, LONG_COUNT, 2));
+    CHECK_OK(run_verb(&t, ALL_TO_ALL, 10, 0));
+    check_taken(&t, before, (const int[MOST]){0});
+    for (int i = 0; i < 2; i++) { /* so little that one GPU does it */
+        CHECK_OK(run_verb(&t, SUM, 10, 0));
+        check_taken(&t, before, (const int[]){32, 0, 0, 0, 0, 0, 0, 0});
+    }
+    for (int i = 0; i < 2; i++) { /* a slice for each GPU */
+        CHECK_OK(run_verb(&t, SUM, LONG_COUNT, 0));
+        check_taken(&t, before, (const int[]){32, 32, 32, 32, 32, 32, 32, 32});
+    }
+    CHECK_OK(run_verb(&t, SCATTER_SUM, 10, 0)); /* a block for each rank */
+    check_taken(&t, before, (const int[]){32, 160, 64, 160, 160, 160, 160, 64});
+    team_close(&t);
+}
+
 /* ---- what is lost ---------------------------------------------------------------------------- */
 
 /* A pair that hangs costs both GPUs. Nothing is asked of them any more; the third goes on. */
