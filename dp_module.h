@@ -1829,6 +1829,17 @@ static dp_status dp__replica_owns(dp__face *face, dp_module *module, size_t r, v
     return DP_OK;
 }
 
+/* What has no elements gets no memory in a replica: its address is the original's there too. */
+static void dp__replica_empties(const dp_module *inner, dp__memory *memory)
+{
+    for (size_t slot = 0; slot < inner->slot_count; slot++) {
+        if (dp__count(&dp__root(inner->slots[slot])->data) > 0)
+            continue;
+        memory->data[slot] = inner->memory.data[slot];
+        memory->grad[slot] = inner->memory.grad[slot];
+    }
+}
+
 static dp_status dp__replicas_make(dp__face *face)
 {
     DP_TRY(dp__module_ready(face->inner));
@@ -1840,6 +1851,7 @@ static dp_status dp__replicas_make(dp__face *face)
     for (size_t r = 1; r < face->count; r++) {
         dp__memory *memory = &face->replicas[r];
         DP_TRY(dp__memory_make(face->scope, face->inner, memory));
+        dp__replica_empties(face->inner, memory);
         memory->patches = dp__array(face->scope, face->inner->slot_count, sizeof(dp__patch *));
         if (memory->patches == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);

@@ -1656,6 +1656,47 @@ TEST(a_net_without_parameters)
     dp_close(ctx);
 }
 
+/* NULL is the address of what is not there, so what has no elements has another one. */
+static dp_status gap_forward(dp_call *call)
+{
+    if (dp_param(call, 1) == NULL)
+        return dp_error(DP_ERR_STATE, "the parameter has no address");
+    return one_forward(call);
+}
+
+static dp_status gap_backward(dp_call *call)
+{
+    if (dp_grad(call, 1) == NULL || dp_grad(call, 2) == NULL)
+        return dp_error(DP_ERR_STATE, "the gradient has no address");
+    return one_backward(call);
+}
+
+TEST_BACKENDS(a_parameter_without_elements_has_an_address_on_each_device)
+{
+    static const dp_method methods[] = {{"forward", gap_forward}, {"backward", gap_backward}};
+    static const dp_param_config params[] = {{.name = "w", .ndim = 1, .shape = {1}},
+                                             {.name = "gap", .ndim = 1, .shape = {0}},
+                                             {.name = "v", .ndim = 1, .shape = {1}}};
+    for (int way = 0; way < 4; way++) {
+        dp_module *net = NULL;
+        dp_value log;
+        dp_tensor data;
+        CHECK_OK(dp_module_create(
+            ctx,
+            &(dp_module_config){
+                .methods = methods, .method_count = 2, .params = params, .param_count = 3},
+            &net));
+        dp_module *trained = trained_in_way(net, way);
+        dp_optim *optim = optim_of(trained, (dp_optim_config){.hyper = {.lr = 1}});
+        CHECK_OK(dp_train_step(trained, scope, tree_of(scope, "(f32[8],)"), optim, &log));
+        for (size_t owner = 0; owner < dp_owner_count(trained); owner++) {
+            CHECK_OK(dp_owner_edit(trained, owner, 1, &data, NULL));
+            CHECK(data.data != NULL);
+        }
+        dp_optim_destroy(optim);
+    }
+}
+
 /* ---- no memory ------------------------------------------------------------------------------- */
 
 /* The calls that need memory. */
