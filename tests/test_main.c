@@ -12,11 +12,14 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include "test.h"
 
 #define MAX_JOBS  64
 #define EXIT_SKIP 77
+
+enum { LATE_SECONDS = 2 }; /* after which no alarm will come any more */
 
 static test_case *registered;
 
@@ -309,6 +312,20 @@ static void selftest_hangs(void)
     }
 }
 
+/* As in a driver that does not come back: no alarm ends it. */
+static void selftest_stops(void)
+{
+    raise(SIGSTOP);
+}
+
+/* As in one that not even SIGKILL reaches: in the runner's group it reaches nobody. */
+static void selftest_stays(void)
+{
+    signal(SIGALRM, SIG_IGN);
+    setpgid(0, getpgid(getppid()));
+    sleep(1 + 4 * LATE_SECONDS);
+}
+
 static void *fail_in_thread(void *user)
 {
     CHECK_STR(user, "from the main thread");
@@ -339,6 +356,8 @@ static test_case selftests[] = {
     {"selftest", "skips", selftest_skips, 10, NULL},
     {"selftest", "crashes", selftest_crashes, 10, NULL},
     {"selftest", "hangs", selftest_hangs, 1, NULL},
+    {"selftest", "stops", selftest_stops, 1, NULL},
+    {"selftest", "stays", selftest_stays, 1, NULL},
     {"selftest", "fails_in_thread", selftest_fails_in_thread, 10, NULL},
     {"selftest", "leaks", selftest_leaks, 10, NULL},
 };
@@ -351,6 +370,7 @@ typedef struct job {
     int output; /* read end of the pipe that the test prints into */
     char *text;
     size_t text_bytes;
+    double late; /* when it is */
 } job;
 
 static size_t pass_count, fail_count, skip_count;
@@ -416,6 +436,11 @@ static test_case **select_tests(char *const *filters, size_t *out_count)
     return tests;
 }
 
+static double limit_seconds(const test_case *test)
+{
+    return ceil(test->seconds * test_timeout_scale());
+}
+
 static _Noreturn void run_in_child(const test_case *test, int output)
 {
     setpgid(0, 0); /* so that the runner can end what the test leaves behind */
@@ -424,9 +449,16 @@ static _Noreturn void run_in_child(const test_case *test, int output)
     close(output);
     setvbuf(stdout, NULL, _IOLBF, BUFSIZ);
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
-    alarm((unsigned)ceil(test->seconds * test_timeout_scale()));
+    alarm((unsigned)limit_seconds(test));
     test->run();
     exit(EXIT_SUCCESS); /* not _exit: leak checkers report at exit */
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 static void start_test(job *j, const test_case *test)
@@ -437,7 +469,10 @@ static void start_test(job *j, const test_case *test)
         perror("pipe");
         exit(2);
     }
-    *j = (job){.test = test, .pid = fork(), .output = ends[0]};
+    *j = (job){.test = test,
+               .pid = fork(),
+               .output = ends[0],
+               .late = seconds() + limit_seconds(test) + LATE_SECONDS};
     if (j->pid == 0) {
         close(ends[0]);
         run_in_child(test, ends[1]);
@@ -539,8 +574,7 @@ static void report(const job *j, int status, double cpu_seconds)
         return;
     }
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
-        snprintf(why, sizeof why, "timed out after %g s",
-                 ceil(j->test->seconds * test_timeout_scale()));
+        snprintf(why, sizeof why, "timed out after %g s", limit_seconds(j->test));
     } else if (WIFSIGNALED(status)) {
         snprintf(why, sizeof why, "%s", signal_name(WTERMSIG(status)));
     } else {
@@ -551,12 +585,29 @@ static void report(const job *j, int status, double cpu_seconds)
     print_indented(j->text);
 }
 
+/* What its alarm does not end is killed; what not even that ends is left alone. */
+static bool has_ended(const job *j, int *out_status)
+{
+    bool late = seconds() >= j->late;
+    if (waitpid(j->pid, out_status, WNOHANG) == j->pid) {
+        if (late && WIFSIGNALED(*out_status) && WTERMSIG(*out_status) == SIGKILL) {
+            *out_status = SIGALRM;
+        }
+        return true;
+    }
+    if (late) {
+        kill(-j->pid, SIGKILL);
+    }
+    *out_status = SIGALRM;
+    return seconds() >= j->late + LATE_SECONDS;
+}
+
 /* True when the test has ended and was reported. */
 static bool finish_test(job *j)
 {
     int status;
     double cpu_seconds = child_cpu_seconds();
-    if (waitpid(j->pid, &status, WNOHANG) != j->pid) {
+    if (!has_ended(j, &status)) {
         return false;
     }
     kill(-j->pid, SIGKILL); /* processes that the test started and left */
@@ -644,7 +695,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (getenv("TEST_HERE") != NULL && count > 0) { /* a test has started its own program */
-        alarm((unsigned)ceil(tests[0]->seconds * test_timeout_scale()));
+        alarm((unsigned)limit_seconds(tests[0]));
         tests[0]->run();
         free(tests);
         return EXIT_SUCCESS;
