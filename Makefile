@@ -11,7 +11,9 @@
 #   make sim        dp_cuda.h and dp_nccl.h on simulated GPUs; make sim-selftest: what the
 #                   simulator finds
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-all: both in
-#                   minutes, with logs in $OUT; gpu-pack: what to carry to a machine without packages
+#                   ten minutes, what is worth most first; results are in $OUT, or build/log/gpu
+#   make gpu-pack   the folder build/pack, with which a machine without make, compiler and packages
+#                   does the same: there, sh build/pack/gpu.sh all (tests/gpu/gpu.sh)
 #   make fuzz       replay the fuzzers' corpora
 #   make fuzz-run   let libFuzzer look for more: FUZZ=name, FUZZ_SECONDS=n for each
 #   make bench      measure
@@ -71,7 +73,7 @@ CFLAGS_conform = -O0 $(DEBUG) -DTEST_CONFORM
 
 # With CUDA itself, loaded when the tests run, and NCCL where it is (-DTEST_NCCL).
 CC_gpu     := $(CC)
-CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu.sh flags)
+CFLAGS_gpu = $(CFLAGS_checked) -DTEST_CUDA -DDP_DYNAMIC_LOAD $(shell tests/gpu/gpu.sh flags)
 
 # With dp_mpi.h, once for each MPI: mpicc.NAME stands for the compiler.
 CC_openmpi     := OMPI_CC=$(CC) mpicc.openmpi
@@ -112,7 +114,7 @@ demo: build/pictures
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim conform fuzz faults aarch64
+	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim gpu conform fuzz faults aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -126,17 +128,12 @@ conform:
 sim-selftest: build/sim/selftest
 	@$<
 
-gpu-test: build/gpu/tests
-	@tests/gpu.sh test
+GPU_PACKED := $(addprefix build/gpu/,tests bench doctor hold)
+gpu-pack: $(GPU_PACKED)
+	@tests/gpu/gpu.sh pack build/pack $^
 
-gpu-bench: build/gpu/bench
-	@tests/gpu.sh bench
-
-gpu-all:
-	+@tests/gpu.sh all
-
-gpu-pack:
-	@tests/gpu.sh pack
+gpu-test gpu-bench gpu-all: gpu-pack
+	@OUT=$${OUT:-build/log/gpu} sh build/pack/gpu.sh $(@:gpu-%=%)
 
 fuzz-run: $(FUZZERS:%=build/libfuzzer/%)
 	$(RUN) fuzz_more $(FUZZ_SECONDS) $^
@@ -228,10 +225,26 @@ FORCE:
 
 build/gpu/tests: LIBS += -ldl
 
+# Few of the suites, to see that what is packed runs: tests/gpu/proof.sh.
+build/gpu/few/tests: $(patsubst %,build/gpu/%.o,test_main test_cuda_kernels test_device dp cuda_calls)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_gpu) $^ -o $@ $(LIBS) -ldl
+
+# What stands behind DP_IMPLEMENTATION comes from the tests' object, which has tests in it.
+build/gpu/doctor: examples/doctor.c build/gpu/dp.o build/gpu/test_main.o Makefile build/config.mk
+	@mkdir -p $(@D)
+	objcopy --redefine-sym main=main_of_tests build/gpu/test_main.o $@.tests.o
+	$(CC) -std=c11 -O2 -D_GNU_SOURCE -DDP_USE_CUDA -include dp_cuda.h \
+	    $(if $(findstring TEST_NCCL,$(CFLAGS_gpu)),-DDP_USE_NCCL -include dp_nccl.h) \
+	    $(EXAMPLES_DONE) -I. $(STB_CFLAGS) $< build/gpu/dp.o $@.tests.o -o $@ $(LIBS) -ldl
+
+build/gpu/hold: tests/gpu/hold.c Makefile
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O2 $(TEST_DEFINES) $< -o $@ -ldl
+
 build/gpu/bench: tests/bench/gpu/gpu.c $(wildcard *.h) Makefile build/config.mk
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -O2 $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than -DDP_DYNAMIC_LOAD -I. \
-	    $(shell tests/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
+	$(CC) -std=c11 -O2 -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
 
 # The simulator is one object: who links it need not know its parts.
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
@@ -239,7 +252,8 @@ SIM_PARTS := $(patsubst %,build/sim/sim/parts/%.o,sim_cuda sim_nccl sim_world)
 build/sim/tests: $(SIM)
 
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(wildcard *.h)
-	$(CC) -std=c11 -O1 -g -DTEST_SIM -I. -Itests/sim $(STB_CFLAGS) $< $(SIM) -o $@ $(LIBS)
+	$(CC) -std=c11 -O1 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
+	    -Wno-null-dereference -DTEST_SIM -I. -Itests/sim $(STB_CFLAGS) $< $(SIM) -o $@ $(LIBS)
 
 build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 	$(CC) -g $^ -o $@ $(LIBS)
@@ -247,13 +261,19 @@ build/sim/selftest: build/sim/sim/selftest.o $(SIM)
 build/sim/sim/sim_cuda.o: $(SIM_PARTS)
 	$(CC) -r -nostdlib $^ -o $@
 
-COMPILE_SIM = $(CC) -std=c11 -O2 -g -fsanitize=alignment $(WARNINGS) $(GCC_WARNINGS) \
+# As a library that a program loads by CUDA's names: tests/sim/library.c stands before the simulator.
+build/sim/library.so: build/sim/sim/library.o $(SIM)
+	objcopy --redefine-sym cudaMemcpyAsync=sim_plain_memcpy build/sim/sim/sim_cuda.o $(@D)/sim_plain.o
+	objcopy --redefine-sym sim_kernel_run=sim_plain_run build/sim/sim/kernels.o $(@D)/kernels_plain.o
+	$(CC) -shared $< $(@D)/sim_plain.o $(@D)/kernels_plain.o -o $@ $(LIBS)
+
+COMPILE_SIM = $(CC) -std=c11 -O2 -g -fPIC -fsanitize=alignment $(WARNINGS) $(GCC_WARNINGS) \
     -Wno-frame-larger-than -D_GNU_SOURCE -I. -Itests/sim $(STB_CFLAGS) -MMD -MP -c $< -o $@
 $(SIM_PARTS): build/sim/sim/parts/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(COMPILE_SIM)
 
-build/sim/sim/kernels.o build/sim/sim/selftest.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
+build/sim/sim/kernels.o build/sim/sim/selftest.o build/sim/sim/library.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(COMPILE_SIM)
 

@@ -21,7 +21,8 @@ compiles() { printf '%s\n' "$1" | $CC ${2:-} -fsyntax-only -x c - 2>/dev/null; }
 # Flags under which dp.h finds stb_ds.h; fails when there are none.
 find_stb() {
     local flags
-    for flags in "${STB_CFLAGS:-}" "-isystem build/stb" "-isystem /usr/include/stb"; do
+    for flags in "${STB_CFLAGS:-}" "-isystem build/stb" "-isystem build/pack/stb" \
+        "-isystem /usr/include/stb"; do
         compiles '#include <stb/stb_ds.h>' "$flags" || compiles '#include <stb_ds.h>' "$flags" ||
             continue
         echo "$flags"
@@ -91,7 +92,8 @@ TEXT
 }
 
 # command or file that shows that it is there : package
-TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc musl-gcc:musl-tools qemu-aarch64:qemu-user
+TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc busybox:busybox musl-gcc:musl-tools
+    qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross
     mpirun.openmpi:openmpi-bin /usr/include/$(uname -m)-linux-gnu/openmpi:libopenmpi-dev

@@ -129,6 +129,14 @@ step_sim() {
     T=${T:-_cuda !align/ !device/reduce !device/pad !own_order} TEST_GPUS=1 tests sim 6
 }
 
+# What make gpu-pack packs, on machines that have little else.
+step_gpu() {
+    local programs=(build/gpu/few/tests build/gpu/bench build/gpu/doctor build/gpu/hold)
+    tests/gpu/gpu.sh flags | grep -q . || { skip "gpu-all" "no headers of CUDA"; return; }
+    build build/sim/library.so "${programs[@]}" &&
+        tests/gpu/proof.sh build/sim/library.so "${programs[@]}"
+}
+
 # dp_mpi.h, with each MPI that there is.
 step_mpi() {
     local mpi
@@ -435,6 +443,7 @@ build_ahead() {
         compilers) targets+=(build/gcc/tests) ;;
         mpi) targets+=(build/openmpi/tests build/mpich/tests) ;;
         faults) targets+=(build/faults/plain/worker) ;;
+        gpu) targets+=(build/sim/library.so) ;;
         esac
     done
     [ ${#targets[@]} = 0 ] || build "${targets[@]}" >"$LOGS/ahead" 2>&1
