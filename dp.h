@@ -1782,7 +1782,8 @@ DP_API void dp_trace_end(void);
    and of the collectives
      reduce_scatter          all_reduce into a temporary, then the own part
      all_to_all              all_gather into a temporary, then the own parts
-     abort                   who waits for this process times out
+     abort                   others hear why this process has failed over the connections of the
+                             launcher, or MPI; who waits in the table, when that gives up
      poll                    nothing is known before the next call
      say                     who comes to wait for this process does not hear why it is in vain
      describe                dp_report_text says nothing of it
@@ -2265,8 +2266,9 @@ struct dp_ctx {
     dp_comm *comm;               /* NULL in a world of one */
     dp_part *parts;              /* local ranks, streams filled in */
     struct dp__journal *journal; /* with several processes; else NULL */
-    dp__lock far_lock;           /* of the next two, while the context is open */
-    struct dp__tree *tree;     /* to the other processes, where a launcher named them; else NULL */
+    int *firsts;           /* the first rank of each process, and how many there are; else NULL */
+    dp__lock far_lock;     /* of the next two, while the context is open */
+    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
     dp_comm *courier_comm;     /* for the courier; NULL where nothing travels during backward */
     dp__courier *courier;      /* started by the first reducer */
@@ -2871,6 +2873,9 @@ static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes);
 static void dp__journal_log(const dp_ctx *ctx);
 static void dp__journal_say(dp_ctx *ctx, const char *text);
 
+/* What others hear of this process where the table of collectives says nothing; see dp_launch.h. */
+static void dp__far_pass_on(dp_ctx *ctx);
+
 /* True: it is the first failure. */
 static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
 {
@@ -2899,6 +2904,7 @@ static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
     dp__comm_abort(ctx->comm);
     dp__comm_abort(ctx->courier_comm);
     if (first) {
+        dp__far_pass_on(ctx);
         dp__journal_log(ctx);
         dp__trace_flush();
     }
@@ -6534,6 +6540,19 @@ static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int pl
     return status;
 }
 
+static dp_status dp__firsts_make(dp_ctx *ctx, const dp__meeting *meeting)
+{
+    size_t count = (size_t)meeting->boot->process_count;
+    int *firsts = dp__host_alloc(&ctx->host, (count + 1) * sizeof *firsts, sizeof *firsts);
+    if (firsts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %zu processes", count);
+    firsts[0] = 0;
+    for (size_t i = 0; i < count; i++)
+        firsts[i + 1] = firsts[i] + meeting->all[i].local_count;
+    ctx->firsts = firsts;
+    return DP_OK;
+}
+
 /* Ranks of the whole job and the communicator, unless this rank is the only one. With other
    processes each step is agreed upon before the next. */
 static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
@@ -6547,6 +6566,8 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
     if (ctx->info.rank_count == 1)
         return DP_OK;
     dp_status status = dp__comm_config(ctx, meeting, &config);
+    if (status == DP_OK && meeting != NULL)
+        status = dp__firsts_make(ctx, meeting);
     if (status == DP_OK && meeting != NULL)
         status = dp__journal_open(ctx);
     if (status == DP_OK)

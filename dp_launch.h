@@ -595,7 +595,10 @@ static int dp__child_count(int process, int process_count)
     return count;
 }
 
-enum { DP__LINKS_MAX = 1 + 20 };
+enum {
+    DP__LINKS_MAX = 1 + 20,
+    DP__TREE_LOOK_MS = 50 /* so often who waits looks whether this process has failed meanwhile */
+};
 
 typedef struct dp__link {
     int fd, process;
@@ -613,7 +616,10 @@ typedef struct dp__tree {
     dp__os_address claimed;
     int first_child, link_count; /* the parent's link is before, unless this is process 0 */
     dp__link links[DP__LINKS_MAX];
-    dp_status failed; /* once and for all */
+    dp__lock lock;    /* of all that follows, which any thread may change */
+    bool busy;        /* a thread speaks or listens: the links are its own */
+    bool untold;      /* and it is to tell the others of a failure before it goes */
+    dp_status failed; /* once and for all, like what is said about it */
     int culprit;      /* a process */
     char text[DP__TEXT_BYTES];
 } dp__tree;
@@ -627,26 +633,77 @@ static void dp__tree_link(dp__tree *tree, int fd, int process)
     tree->links[place] = (dp__link){.fd = fd, .process = process};
 }
 
-/* The first failure stays, and goes on to all but the one that told it. */
-DP__COLD static void dp__tree_end(dp__tree *tree, const dp__link *teller, dp_status status,
-                                  int process, const char *text)
+/* True: it is the first failure, which stays. */
+static bool dp__tree_note(dp__tree *tree, dp_status status, int process, const char *text)
 {
-    if (tree->failed != DP_OK)
-        return;
-    tree->failed = status;
-    tree->culprit = process >= 0 && process < tree->process_count ? process : -1;
-    snprintf(tree->text, sizeof tree->text, "%s", text);
+    dp__lock_enter(&tree->lock);
+    bool first = tree->failed == DP_OK;
+    if (first) {
+        tree->culprit = process >= 0 && process < tree->process_count ? process : -1;
+        snprintf(tree->text, sizeof tree->text, "%s", text);
+        tree->failed = status;
+    }
+    dp__lock_leave(&tree->lock);
+    return first;
+}
+
+/* Why the job has failed, if it has. */
+static dp_status dp__tree_failure(dp__tree *tree)
+{
+    dp__lock_enter(&tree->lock);
+    dp_status status = tree->failed;
+    dp__lock_leave(&tree->lock);
+    return status == DP_OK ? DP_OK : dp_error(status, "%s", tree->text);
+}
+
+/* All but the one that told it. */
+DP__COLD static void dp__tree_pass_on(const dp__tree *tree, const dp__link *teller)
+{
     for (int i = 0; i < tree->link_count; i++)
         if (&tree->links[i] != teller && !tree->links[i].left)
-            dp__note_failure(tree->links[i].fd, status, process, tree->text);
+            dp__note_failure(tree->links[i].fd, tree->failed, tree->culprit, tree->text);
+}
+
+/* false: another thread has the links. `tells`: then it is to tell the others of the failure. */
+static bool dp__tree_enter(dp__tree *tree, bool tells)
+{
+    dp__lock_enter(&tree->lock);
+    bool free = !tree->busy;
+    tree->busy = true;
+    tree->untold = tree->untold || (tells && !free);
+    dp__lock_leave(&tree->lock);
+    return free;
+}
+
+static void dp__tree_leave(dp__tree *tree)
+{
+    for (bool untold = true; untold;) {
+        dp__lock_enter(&tree->lock);
+        untold = tree->untold;
+        tree->untold = false;
+        tree->busy = untold;
+        dp__lock_leave(&tree->lock);
+        if (untold)
+            dp__tree_pass_on(tree, NULL);
+    }
+}
+
+/* A failure of this process, from any thread. One that waits for others hears of it, too. */
+static void dp__tree_tell(dp__tree *tree, dp_status status, int process, const char *text)
+{
+    if (!dp__tree_note(tree, status, process, text) || !dp__tree_enter(tree, true))
+        return;
+    dp__tree_pass_on(tree, NULL);
+    dp__tree_leave(tree);
 }
 
 /* The same, in words that dp_last_error has. */
 DP__COLD static dp_status dp__tree_fail(dp__tree *tree, const dp__link *teller, dp_status status,
                                         int process)
 {
-    dp__tree_end(tree, teller, status, process, dp_last_error());
-    return dp_error(tree->failed, "%s", tree->text);
+    if (dp__tree_note(tree, status, process, dp_last_error()))
+        dp__tree_pass_on(tree, teller);
+    return dp__tree_failure(tree);
 }
 
 /* There is no sense in waiting for this link: `why` is said about the process at the other end. */
@@ -766,6 +823,7 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
     *out = NULL;
     for (;;) {
         int ms = dp__ms_until(answer_ns != 0 ? answer_ns : tree->until_ns);
+        DP_TRY(dp__tree_failure(tree));
         DP_TRY(dp__tree_look(tree, missing, answer_ns != 0 && ms == 0, out));
         if (*out != NULL)
             return DP_OK;
@@ -774,7 +832,7 @@ DP__COLD static dp_status dp__tree_await(dp__tree *tree, uint32_t missing, dp__l
             answer_ns = dp__after_ms(DP__GRACE_MS);
         }
         int count = dp__tree_watch(tree, watch);
-        dp__os_poll(watch, count, ms);
+        dp__os_poll(watch, count, ms < DP__TREE_LOOK_MS ? ms : DP__TREE_LOOK_MS);
         DP_TRY(dp__tree_hear_all(tree, watch, count));
     }
 }
@@ -842,14 +900,12 @@ static dp_status dp__tree_take_all(dp__tree *tree, char *all, size_t bytes_each)
     return DP_OK;
 }
 
-/* dp_bootstrap.all_gather. The part of each child is one run, so it is received in its place. */
-static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_each, void *user)
+/* The part of each child is one run, so it is received in its place. */
+static dp_status dp__tree_gather(dp__tree *tree, const void *in, char *all, size_t bytes_each)
 {
-    dp__tree *tree = user;
-    char *all = out, *own = all + (size_t)tree->process * bytes_each;
+    char *own = all + (size_t)tree->process * bytes_each;
     size_t bytes = (size_t)tree->process_count * bytes_each;
-    if (tree->failed != DP_OK)
-        return dp_error(tree->failed, "%s", tree->text);
+    DP_TRY(dp__tree_failure(tree));
     memmove(own, in, bytes_each);
     tree->calls++;
     tree->until_ns = dp__after_ms(tree->timeout_ms);
@@ -866,16 +922,30 @@ static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_eac
     return DP_OK;
 }
 
+/* dp_bootstrap.all_gather */
+static dp_status dp__tree_all_gather(const void *in, void *out, size_t bytes_each, void *user)
+{
+    while (!dp__tree_enter(user, false))
+        dp__os_sleep_ms(1);
+    dp_status status = dp__tree_gather(user, in, out, bytes_each);
+    dp__tree_leave(user);
+    return status;
+}
+
 /* Between calls, and without waiting: why the job has failed, if it has. Who has closed its context
    is not missed. */
 static dp_status dp__tree_listen(dp__tree *tree, int *out_process)
 {
     dp__os_watch watch[DP__LINKS_MAX];
-    int count = tree->failed == DP_OK ? dp__tree_watch(tree, watch) : 0;
-    if (count > 0 && dp__os_poll(watch, count, 0) > 0)
-        (void)dp__tree_hear_all(tree, watch, count);
-    *out_process = tree->culprit;
-    return tree->failed != DP_OK ? dp_error(tree->failed, "%s", tree->text) : DP_OK;
+    if (dp__tree_enter(tree, false)) {
+        int count = dp__tree_failure(tree) == DP_OK ? dp__tree_watch(tree, watch) : 0;
+        if (count > 0 && dp__os_poll(watch, count, 0) > 0)
+            (void)dp__tree_hear_all(tree, watch, count);
+        dp__tree_leave(tree);
+    }
+    dp_status status = dp__tree_failure(tree);
+    *out_process = status != DP_OK ? tree->culprit : -1;
+    return status;
 }
 
 /* A child of fork may outlive its parent's context, and the address is not its own. */
@@ -1789,7 +1859,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
     *tree = (dp__tree){.process = launch->process,
                        .process_count = launch->process_count,
                        .timeout_ms = timeout_ms,
-                       .claim = -1};
+                       .claim = -1,
+                       .lock = DP__LOCK_INITIALIZER};
     dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &door)
                                             : dp__meet_others(tree, launch, &door);
     dp__door_close(&door);
@@ -1838,22 +1909,30 @@ DP__MAYBE_UNUSED static dp_status dp__far_hear(dp_ctx *ctx, int *out_process)
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL)
         status = dp__tree_listen(ctx->tree, out_process);
-    if (ctx->line != NULL)
+    if (dp__backend_mpi != NULL && ctx->line != NULL)
         status = dp__backend_mpi->hear(ctx->line, out_process);
     dp__lock_leave(&ctx->far_lock);
     return status;
 }
 
 /* A failure of this process, which all others hear if it is the first. dp_last_error stays. */
-DP__MAYBE_UNUSED static void dp__far_tell(dp_ctx *ctx, dp_status status, int process,
-                                          const char *text)
+static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char *text)
 {
     dp__lock_enter(&ctx->far_lock);
     if (ctx->tree != NULL)
-        dp__tree_end(ctx->tree, NULL, status, process, text);
-    if (ctx->line != NULL)
+        dp__tree_tell(ctx->tree, status, process, text);
+    if (dp__backend_mpi != NULL && ctx->line != NULL)
         dp__backend_mpi->tell(ctx->line, status, process, text);
     dp__lock_leave(&ctx->far_lock);
+}
+
+/* Of which process a rank is. */
+static int dp__process_of(const int *firsts, int rank)
+{
+    int process = 0;
+    while (firsts[process + 1] <= rank)
+        process++;
+    return process;
 }
 
 static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
@@ -1866,8 +1945,8 @@ static void dp__far_begin(dp_ctx *ctx, dp__tree *tree, dp__mpi_line *line)
 
 /* "process 2 of 4 (ranks 4 to 5)". firsts: the first rank of every process, and one past the last
    of all; NULL: unknown. */
-DP__MAYBE_UNUSED static const char *dp__process_text(int process, int process_count,
-                                                     const int *firsts, char *text, size_t bytes)
+static const char *dp__process_text(int process, int process_count, const int *firsts, char *text,
+                                    size_t bytes)
 {
     int used = snprintf(text, bytes, "process %d of %d", process, process_count);
     int first = firsts != NULL ? firsts[process] : 0;
@@ -1878,6 +1957,55 @@ DP__MAYBE_UNUSED static const char *dp__process_text(int process, int process_co
     else if (firsts != NULL)
         snprintf(text + used, room, " (ranks %d to %d)", first, last);
     return text;
+}
+
+static bool dp__far_serves(const dp_ctx *ctx)
+{
+    return ctx->comm != NULL && ctx->firsts != NULL && !DP_HAS(dp_coll_ops, ctx->comm->ops, abort);
+}
+
+/* The job has failed here, and the table of collectives has no way to tell the others why. Where
+   another process is to blame, the sentence says so already. */
+static void dp__far_pass_on(dp_ctx *ctx)
+{
+    char who[80], text[DP__TEXT_BYTES];
+    int process = dp__far_serves(ctx) ? dp__process_of(ctx->firsts, ctx->failed_rank) : -1;
+    if (process < 0)
+        return;
+    if (process == ctx->info.process)
+        snprintf(text, sizeof text, "%s failed: %.*s",
+                 dp__process_text(process, ctx->info.process_count, ctx->firsts, who, sizeof who),
+                 DP__TEXT_BYTES - 120, ctx->failed_text);
+    else
+        snprintf(text, sizeof text, "%s", ctx->failed_text);
+    dp__far_tell(ctx, (dp_status)atomic_load(&ctx->failed), process, text);
+}
+
+/* The same from the other side: such a table has failed here, perhaps since another process has,
+   which may have said why, or somebody else has who knows. */
+static dp_status dp__far_reason(dp_ctx *ctx, dp_status status)
+{
+    bool echo = status == DP_ERR_REMOTE || status == DP_ERR_TIMEOUT, fresh = dp__thread.fresh;
+    char said[DP__TEXT_BYTES];
+    int process = -1;
+    if (dp_status_class(status) != DP_CLASS_JOB || !dp__far_serves(ctx) ||
+        (ctx->tree == NULL && ctx->line == NULL))
+        return status;
+    memcpy(said, dp_last_error(), sizeof said);
+    uint64_t until_ns = dp__after_ms(echo ? DP__GRACE_MS : 0);
+    dp_status heard = dp__far_hear(ctx, &process);
+    while (heard == DP_OK && !dp__has_failed(ctx) && dp__ms_until(until_ns) > 0) {
+        dp__os_sleep_ms(10);
+        heard = dp__far_hear(ctx, &process);
+    }
+    bool explains = heard != DP_OK && (echo || strcmp(said, dp_last_error()) == 0);
+    if (heard != DP_OK && !explains) {
+        (void)dp_error(status, "%s", said);
+        dp__thread.fresh = fresh;
+    }
+    if (explains && process >= 0)
+        dp__thread.culprit = ctx->firsts[process] + 1;
+    return explains ? heard : status;
 }
 
 /* The last sentence as others are told it: they know which function is under way. */

@@ -354,14 +354,6 @@ static dp_status dp__nccl_status(ncclResult_t code)
     }
 }
 
-static int dp__nccl_process_of(const dp__nccl_comm *comm, int rank)
-{
-    int process = 0;
-    while (comm->firsts[process + 1] <= rank)
-        process++;
-    return process;
-}
-
 /* What others have said, on the board or over the connections of the launcher. */
 static dp_status dp__nccl_news(const dp__nccl_comm *comm)
 {
@@ -379,7 +371,7 @@ static dp_status dp__nccl_news(const dp__nccl_comm *comm)
 static void dp__nccl_spread(const dp__nccl_comm *comm, dp_status status, int rank, const char *text)
 {
     char who[DP__SHM_WORDS_BYTES], said[DP__TEXT_BYTES];
-    int process = dp__nccl_process_of(comm, rank);
+    int process = dp__process_of(comm->firsts, rank);
     if (comm->board != NULL) {
         dp__shm_tell_failure(dp__shm_of(comm->board), status, rank, text);
         return;

@@ -584,6 +584,8 @@ static void dp__coll_trace(const dp__coll *coll, const dp__signature *is, char p
                          (coll->courier ? DP__TRACE_COURIER : DP__TRACE_STREAMS) + i, phase, name);
 }
 
+static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp_launch.h */
+
 /* The same, in the journal and the timeline too. */
 static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count, double scale)
 {
@@ -596,7 +598,7 @@ static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count
     dp__coll_trace(coll, &is, 'E');
     if (status == DP_OK)
         dp__journal_done(coll);
-    return status;
+    return status == DP_OK ? DP_OK : dp__far_reason(coll->ctx, status);
 }
 
 static bool dp__table_has(const dp_coll_ops *ops, dp__verb verb)

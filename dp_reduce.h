@@ -1445,7 +1445,8 @@ static void dp__courier_end(dp_ctx *ctx)
 {
     if (ctx->riding != NULL) {
         dp__thread.culprit = 0;
-        (void)dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass");
+        if (dp__job_failed(ctx, DP_ERR_ABORTED, "dp_close: in an open pass"))
+            dp__far_pass_on(ctx);
         dp__comm_abort(ctx->courier_comm);
     }
     if (ctx->courier != NULL)
