@@ -10,6 +10,7 @@
 #   make mpi        dp_mpi.h, with Open MPI and with MPICH, where they are
 #   make sim        dp_cuda.h and dp_nccl.h on simulated GPUs; make sim-selftest: what the
 #                   simulator finds
+#   make hip        dp_hip.h on the same GPUs, which then have HIP's names
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-all: both in
 #                   ten minutes, what is worth most first; results are in $OUT, or build/log/gpu
 #   make gpu-pack   the folder build/pack, with which a machine without make, compiler and packages
@@ -49,7 +50,7 @@ LIBS         := -lpthread -lm
 # the library alone, it takes a compiler three times as long to optimize, and runs as fast without.
 PLAIN_TEST  = $(filter-out test_shmfault,$(filter test_%,$*))# which holds the implementation
 DEBUG      ?= -g1
-VARIANTS   := gcc asan tsan aarch64 musl sim gpu conform
+VARIANTS   := gcc asan tsan aarch64 musl sim hip gpu conform
 CC_gcc     := $(CC)
 CC_asan    := $(CC)
 CC_tsan    := $(CC)
@@ -66,6 +67,10 @@ CFLAGS_musl    = $(CFLAGS_checked) -static -isystem /usr/include/stb
 # With dp_cuda.h and dp_nccl.h on the simulated GPUs of tests/sim.
 CC_sim     := $(CC)
 CFLAGS_sim = $(CFLAGS_checked) -DTEST_CUDA -DTEST_SIM -Itests/sim
+
+# With dp_hip.h on the same GPUs, and the same objects of tests.
+CC_hip     := $(CC)
+CFLAGS_hip = $(subst -Itests/sim,-DTEST_HIP -Itests/sim/hip -Itests/sim,$(CFLAGS_sim))
 
 # The suites for all tables, to be linked with the one that is on trial.
 CC_conform     := $(CC)
@@ -92,6 +97,7 @@ TESTS_conform := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/
 TESTS_cuda    := $(TESTS_conform) $(filter test_cuda%,$(TESTS)) dp
 TESTS_gpu     := $(TESTS_cuda) cuda_calls
 TESTS_sim     := $(sort $(TESTS_cuda) $(shell grep -lE 'on_gpus' tests/test_*.c | xargs -n1 basename -s .c))
+TESTS_hip     := dp test_hip
 TESTS_aarch64 := test_main test_tensor test_steps test_thread dp
 TESTS_musl    := $(TESTS_aarch64) test_shm
 TESTS_mpi     := test_main test_coll mpi/test_mpi dp
@@ -114,12 +120,12 @@ demo: build/pictures
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim gpu conform fuzz faults aarch64
+	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim hip gpu conform fuzz faults aarch64
 
 check:
 	$(RUN) steps lint gcc examples
 
-asan tsan sim mpi fuzz lint compilers musl:
+asan tsan sim hip mpi fuzz lint compilers musl:
 	$(RUN) steps $@
 
 conform:
@@ -144,7 +150,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compilers musl format clean
+.PHONY: all demo test check asan tsan sim hip mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -250,6 +256,8 @@ build/gpu/bench: tests/bench/gpu/gpu.c $(wildcard *.h) Makefile build/config.mk
 SIM := build/sim/sim/sim_cuda.o build/sim/sim/kernels.o
 SIM_PARTS := $(patsubst %,build/sim/sim/parts/%.o,sim_cuda sim_nccl sim_world)
 build/sim/tests: $(SIM)
+build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp test_cuda_load,$(TESTS_sim))) \
+    build/sim/sim/sim_hip.o $(SIM)
 
 build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(wildcard *.h)
 	$(CC) -std=c11 -O1 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
@@ -273,7 +281,7 @@ $(SIM_PARTS): build/sim/sim/parts/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(COMPILE_SIM)
 
-build/sim/sim/kernels.o build/sim/sim/selftest.o build/sim/sim/library.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
+build/sim/sim/kernels.o build/sim/sim/selftest.o build/sim/sim/library.o build/sim/sim/sim_hip.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(COMPILE_SIM)
 

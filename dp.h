@@ -104,10 +104,11 @@
      DP_USE_CUDA                      every file: includes dp_cuda.h; GPUs are used if there are any
      DP_USE_NCCL                      every file: includes dp_nccl.h, and dp_cuda.h with it; NCCL
                                       carries data between GPUs, of several processes too
+     DP_USE_HIP, DP_USE_RCCL          every file: the same for GPUs of AMD: includes dp_hip.h
      DP_USE_MPI                       every file: includes dp_mpi.h; MPI carries data from one
                                       machine to another
-     DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL are looked for at run
-                                      time
+     DP_DYNAMIC_LOAD                  with DP_IMPLEMENTATION: CUDA and NCCL, or HIP and RCCL, are
+                                      looked for at run time
    At run time: $DP_DEBUG = error|warn|info|trace logs to stderr; $DP_DEVICES = how many devices, or
    which: 4, or 0,1 (0,0: two on one); $DP_SIMD = base limits the CPU's kernels to instructions that
    every processor of its kind has; $DP_CACHE = off compiles the kernels for GPUs each time, else
@@ -200,7 +201,7 @@
             dp_cuda.h: GPUs as devices; several processes, dp_spawn, dp_shm.h; the reducer;
             dp_mpi.h: several machines; dp_nccl.h: GPUs of several processes;
             dp_train.h: optimizers; dp_data.h: samplers, a loader;
-            dp_save.h: checkpoints; dp_norm.h: batch statistics;
+            dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
             dp_average.h: averaged models; dp_check.h: wrong gradients;
             a timeline: $DP_TRACE */
 
@@ -217,6 +218,13 @@
     (!defined(__STDC_VERSION__) || __STDC_VERSION__ < 199901L)
 #define DP__REFUSED
 #error "dp.h: compile this file as C11 or newer (-std=c11)"
+#elif defined(DP_USE_HIP) && (defined(DP_USE_CUDA) || defined(DP_USE_NCCL))
+#define DP__REFUSED
+#undef DP_IMPLEMENTATION
+#undef DP_USE_CUDA
+#undef DP_USE_HIP
+#undef DP_USE_NCCL
+#error "dp.h: a program is for AMD's GPUs (DP_USE_HIP, DP_USE_RCCL) or for NVIDIA's, not for both"
 #endif
 
 /* __FINITE_MATH_ONLY__ is always defined, as 0 or 1. */
@@ -468,8 +476,8 @@ typedef struct
    All zero is the default, and NULL means all zero. dp_config_get reads back what became of it.
 
      field          zero means
-     backends       GPUs if dp_cuda.h is compiled in and there are any, else the CPU; with a warning
-                    where there are GPUs that cannot be used
+     backends       GPUs if dp_cuda.h or dp_hip.h is compiled in and there are any, else the CPU;
+                    with a warning where there are GPUs that cannot be used
      colls          the tables that are compiled in
      device_count   $DP_DEVICES, else all there are (CPU: the cores, at most 8), or this process'
                     share of them where several are on a machine (>>launch)
@@ -964,7 +972,8 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    too, a different collective is noticed, a process that has died after timeout_ms; and the ranks
    of one process are always added first. Without it they are refused with UNSUPPORTED.
 
-   GPUs of several processes use NCCL, where dp_nccl.h is compiled in, and are refused without it.
+   GPUs of several processes use NCCL, where dp_nccl.h is compiled in, and are refused without it
+   (dp_hip.h: RCCL is another NCCL).
    Sums have the order above where dp_config.shards is set; else NCCL adds floats in an order of its
    own, the same each time on the same GPUs, and rounds halves on the way. On one machine a process
    that dies, closes or does something else is named at once. On several, one that fails tells the
@@ -2074,6 +2083,9 @@ static inline dp_value dp__list(dp_scope *scope, dp_kind kind,
 #endif
 #endif /* DP_H */
 
+#if defined(DP_USE_HIP) && !defined(DP__HIP_FIRST_DP) && !defined(DP_IMPLEMENTATION)
+#include "dp_hip.h"
+#endif
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP) && !defined(DP_IMPLEMENTATION)
 #include "dp_cuda.h"
 #endif
@@ -6515,9 +6527,10 @@ static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config
             DP_ERR_UNSUPPORTED,
             "dp_open: no table of collectives serves '%s' devices of %d processes%s",
             ctx->info.device_backend, ctx->info.process_count,
-            strcmp(ctx->info.device_backend, "cuda") == 0
+            dp__backend_cuda != NULL &&
+                    strcmp(ctx->info.device_backend, dp__backend_cuda()->name) == 0
                 ? ": between GPUs of several processes NCCL carries the bytes, where dp_nccl.h is "
-                  "compiled in (DP_USE_NCCL)"
+                  "compiled in (DP_USE_NCCL, on AMD's DP_USE_RCCL)"
             : !config->host_memory
                 ? ": the host does not reach their memory, so that a dp_coll_ops that does has to "
                   "be in dp_config.colls"
@@ -6989,6 +7002,9 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
 #include "dp_module.h"
 #include "dp_distributed.h"
 
+#if defined(DP_USE_HIP) && !defined(DP__HIP_FIRST_DP)
+#include "dp_hip.h"
+#endif
 #if defined(DP_USE_CUDA) && !defined(DP__CUDA_FIRST_DP)
 #include "dp_cuda.h"
 #endif

@@ -189,7 +189,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* What GPUs have an instruction for: f16 and f64 from and to f32. A NaN loses its bits: the result
    is always the same NaN. */
-#if defined(DP_CUDA_TEXT_AS_C)
+#if defined(DP_CUDA_TEXT_AS_C) || defined(DP__HIP)
 #define DP__CUDA_CONVERT                                                                           \
     DP__CUDA_DEVICE float dp_of_f16(unsigned short h)                                              \
     {                                                                                              \
@@ -1161,11 +1161,12 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #else
 
 #if !defined(DP__HIP)
-#define DP__CUDA_IS      "cuda" /* in sentences, and as the table's name */
-#define DP__CUDA_BOUNDS  "__launch_bounds__(256, 4)"
-#define DP__CUDA_CONST   "const __grid_constant__"
-#define DP__CUDA_TARGET  "--gpu-architecture="
-#define DP__CUDA_UNFUSED "--fmad=false"
+#define DP__CUDA_IS        "cuda"        /* in sentences, and as the table's name */
+#define DP__CUDA_KIND(gpu) ((gpu)->arch) /* GPUs of one kind run the same code */
+#define DP__CUDA_BOUNDS    "__launch_bounds__(256, 4)"
+#define DP__CUDA_CONST     "const __grid_constant__"
+#define DP__CUDA_TARGET    "--gpu-architecture="
+#define DP__CUDA_UNFUSED   "--fmad=false"
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
@@ -1590,8 +1591,8 @@ static dp_status dp__cuda_compile_check(const dp_host *host, nvrtcResult code, n
     if (code == NVRTC_ERROR_COMPILATION &&
         dp__cuda.nvrtcGetProgramLogSize(program, &bytes) == NVRTC_SUCCESS)
         log = host->alloc(host, bytes + 1, 1);
-    if (log != NULL && dp__cuda.nvrtcGetProgramLog(program, log) != NVRTC_SUCCESS)
-        log[0] = '\0';
+    if (log != NULL) /* HIP's does not end with 0 */
+        log[dp__cuda.nvrtcGetProgramLog(program, log) == NVRTC_SUCCESS ? bytes : 0] = '\0';
     dp_status status =
         dp_error(code == NVRTC_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_UNSUPPORTED,
                  DP__CUDA_IS ": %s: %s %.600s", fn, dp__cuda.nvrtcGetErrorString(code),
@@ -1896,8 +1897,8 @@ enum {
     DP__CUDA_OPEN_MAX = 1024
 };
 
-typedef struct dp__cuda_code { /* the kernels for one architecture; they run on all its GPUs */
-    int arch, users;
+typedef struct dp__cuda_code { /* the kernels for one kind of GPU; they run on all of these */
+    int kind, users;
     cudaLibrary_t library;
     cudaKernel_t kernels[DP__CUDA_KERNEL_COUNT];
 } dp__cuda_code;
@@ -1929,6 +1930,7 @@ static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult cod
 {
     if (code == CUDA_SUCCESS)
         return DP_OK;
+    (void)dp__cuda.cudaGetLastError(); /* HIP has no driver beside its runtime */
     return dp_error(code == CUDA_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_DEVICE,
                     DP__CUDA_IS " %d: %s: code %d of the driver", ordinal, fn, (int)code);
 }
@@ -1997,17 +1999,17 @@ static void dp__cuda_code_drop(dp__cuda_code *code)
     *code = (dp__cuda_code){0};
 }
 
-/* With the GPU's context. The code of another GPU of the same architecture is used, if any. */
+/* With the GPU's context. The code of another GPU of the same kind is used, if any. */
 static dp_status dp__cuda_code_use(const dp_host *host, dp__cuda_gpu *gpu)
 {
     int place = 0;
     dp__cuda_image image = {.data = NULL};
-    while (dp__cuda_codes[place].users > 0 && dp__cuda_codes[place].arch != gpu->arch)
+    while (dp__cuda_codes[place].users > 0 && dp__cuda_codes[place].kind != DP__CUDA_KIND(gpu))
         place++; /* there are not more of them than GPUs */
     dp__cuda_code *code = gpu->code = &dp__cuda_codes[place];
     if (code->users++ > 0)
         return DP_OK;
-    code->arch = gpu->arch;
+    code->kind = DP__CUDA_KIND(gpu);
     dp__cuda_quiet();
     dp_status status = dp__cuda_kernels_of(host, gpu->arch, &image);
     if (status == DP_OK)

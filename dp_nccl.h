@@ -58,8 +58,19 @@ DP_API int dp_nccl_version(char *text, size_t bytes);
 #if defined(DP_IMPLEMENTATION) && !defined(DP_NCCL_IMPLEMENTED)
 #define DP_NCCL_IMPLEMENTED
 
+#if defined(DP__HIP)
+#include <rccl/rccl.h>
+#define DP__NCCL_IS "rccl" /* the table's name */
+#define DP__NCCL_WHERE                                                                             \
+    "RCCL was not found: librccl.so.1 is looked for where the system finds libraries"
+#else
 #include <nccl.h>
-#if defined(DP_DYNAMIC_LOAD)
+#define DP__NCCL_IS "nccl"
+#define DP__NCCL_WHERE                                                                             \
+    "NCCL was not found: libnccl.so.2 is looked for where the system finds libraries "             \
+    "($LD_LIBRARY_PATH), and in Python's package nvidia.nccl"
+#endif
+#if defined(DP_DYNAMIC_LOAD) && !defined(DP__HIP)
 #include <glob.h>
 #endif
 
@@ -67,9 +78,7 @@ DP_API int dp_nccl_version(char *text, size_t bytes);
    Every function of NCCL that is called is in this list, and is called through one table: bound
    when the program is linked, or with DP_DYNAMIC_LOAD when the first context asks. Nothing but its
    version is asked before a device has been opened: NCCL starts threads as soon as it is used.
-
-   RCCL has the same calls under the same names, and would be one more name to look for; it has not
-   been tried.                                                                                   */
+   RCCL has the same calls under the same names (dp_hip.h).                                      */
 
 /* clang-format off */
 #define DP__NCCL_FUNCTIONS(X)                                                                      \
@@ -122,6 +131,12 @@ static bool dp__nccl_bind_path(const char *path)
     return found;
 }
 
+#if defined(DP__HIP)
+static bool dp__nccl_bind(void)
+{
+    return dp__nccl_bind_path("librccl.so.1") || dp__nccl_bind_path("librccl.so");
+}
+#else
 /* Where Python's package has it, in the folder of an environment or of the system. */
 static bool dp__nccl_bind_package(const char *root)
 {
@@ -154,6 +169,7 @@ static bool dp__nccl_bind(void)
         found = dp__nccl_bind_package(roots[i]);
     return found;
 }
+#endif
 #else
 static bool dp__nccl_bind(void)
 {
@@ -169,9 +185,7 @@ static dp_status dp__nccl_ready(void)
     bool bound = dp__nccl.bound || dp__nccl_bind();
     dp__lock_leave(&dp__nccl_lock);
     if (!bound)
-        return dp_error(DP_ERR_UNSUPPORTED,
-                        "NCCL was not found: libnccl.so.2 is looked for where the system finds "
-                        "libraries ($LD_LIBRARY_PATH), and in Python's package nvidia.nccl");
+        return dp_error(DP_ERR_UNSUPPORTED, DP__NCCL_WHERE);
     if (dp__nccl.ncclGetVersion(&version) != ncclSuccess || version < DP__NCCL_FLOOR)
         return dp_error(DP_ERR_UNSUPPORTED, "NCCL %d.%d.%d (%s) is too old, 2.18 is needed",
                         version / 10000, version / 100 % 100, version % 100, dp__nccl.path);
@@ -2298,7 +2312,7 @@ static dp_status dp__nccl_all_to_all(dp_comm *comm, const dp_part *local, size_t
 DP_API const dp_coll_ops *dp_nccl_coll(void)
 {
     static const dp_coll_ops ops = {.size = sizeof ops,
-                                    .name = "nccl",
+                                    .name = DP__NCCL_IS,
                                     .fits = dp__nccl_fits,
                                     .open = dp__nccl_open,
                                     .close = dp__nccl_close,

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <cuda_runtime_api.h>
 #include "../dp_cuda.h"
 #if defined(TEST_SIM)
@@ -43,6 +44,13 @@ static inline int cuda_device_available(int count)
         for (int from = 0; from < count; from++)
             sim_set_peer(reader, from, reader + from == 1 ? SIM_PEER_GOOD : SIM_PEER_NONE);
     return count;
+}
+
+/* The same tests are linked to dp_hip.h, which does without what only CUDA has. */
+static inline void cuda_alone(void)
+{
+    if (strcmp(dp_cuda()->name, "cuda") != 0)
+        SKIP("CUDA's alone");
 }
 
 /* The place in the machine of this process' first GPU. */

@@ -1,10 +1,13 @@
 /* dp.c - the one file of the test binaries that holds the implementation. */
 
 #define DP_IMPLEMENTATION
-#if defined(TEST_CUDA)
+#if defined(TEST_HIP)
+#define DP_USE_HIP
+#define DP_USE_RCCL
+#elif defined(TEST_CUDA)
 #define DP_USE_CUDA
 #endif
-#if defined(TEST_NCCL) || defined(TEST_SIM)
+#if (defined(TEST_NCCL) || defined(TEST_SIM)) && !defined(TEST_HIP)
 #define DP_USE_NCCL
 #endif
 #if defined(TEST_MPI)
@@ -16,6 +19,9 @@
 #include "../dp.h"
 #if defined(TEST_SIM)
 #include "sim/loaded.h"
+#endif
+#if defined(TEST_HIP)
+#include "sim/hip/as_cuda.h"
 #endif
 #if defined(TEST_MPI)
 #include "mpi/far.h"

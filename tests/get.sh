@@ -96,6 +96,7 @@ TOOLS="g++:g++ clang:clang clang-format:clang-format tcc:tcc busybox:busybox mus
     qemu-aarch64:qemu-user
     aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu
     /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross
+    /usr/include/hip/hip_runtime_api.h:libamdhip64-dev
     mpirun.openmpi:openmpi-bin /usr/include/$(uname -m)-linux-gnu/openmpi:libopenmpi-dev
     mpirun.mpich:mpich /usr/include/$(uname -m)-linux-gnu/mpich:libmpich-dev"
 

@@ -139,7 +139,7 @@ check_top_level() {
     for file in *; do
         case $file in
         dp.h | dp_value.h | dp_module.h | dp_ranks.h | dp_reduce.h | dp_distributed.h | dp_launch.h | dp_shm.h) ;;
-        dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
+        dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_hip.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
         dp_norm.h | dp_average.h | dp_check.h) ;;
         tests | examples | Makefile | README.md | LICENSE | CHANGES.md | build) ;;
         *) extra+="$file"$'\n' ;;

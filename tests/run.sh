@@ -137,6 +137,13 @@ step_gpu() {
         tests/gpu/proof.sh build/sim/library.so "${programs[@]}"
 }
 
+# dp_hip.h on the same GPUs, which then have HIP's names.
+step_hip() {
+    export SIM_SEED=${SIM_SEED:-1}
+    T=${T:-hip/} tests hip 6
+    T=${T:-cuda} TEST_GPUS=8 tests hip 6
+}
+
 # dp_mpi.h, with each MPI that there is.
 step_mpi() {
     local mpi

@@ -46,7 +46,7 @@ static const char *default_backend(void)
 TEST(gpus_come_before_the_cpu)
 {
     real_gpus(1);
-    CHECK_STR(default_backend(), "cuda");
+    CHECK_STR(default_backend(), dp_cuda()->name);
     cuda_check_leaks();
 }
 
@@ -459,6 +459,7 @@ TEST(an_old_driver_is_none)
 {
     const dp_device_ops *const backends[] = {real_gpus(2), NULL};
     dp_ctx *ctx = NULL;
+    cuda_alone();
     sim_set_driver(12070);
     CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_NO_DEVICE,
                 "the driver is for CUDA 12.7, 12.8 is needed");
@@ -473,6 +474,7 @@ TEST(a_gpu_that_is_too_old)
 {
     const dp_device_ops *const backends[] = {real_gpus(1), NULL};
     dp_ctx *ctx = NULL;
+    cuda_alone();
     sim_set_arch(70);
     CHECK_ERROR(dp_open(&(dp_config){.backends = backends}, &ctx), DP_ERR_UNSUPPORTED,
                 "architecture 7.0, 7.5 is needed");
@@ -481,6 +483,7 @@ TEST(a_gpu_that_is_too_old)
 
 TEST(a_gpu_newer_than_the_compiler)
 {
+    cuda_alone();
     sim_set_arch(130);
     dp_ctx *ctx = open_cuda(2, NULL, 2);
     train_once(ctx, 2);

@@ -93,6 +93,7 @@ static void warns_once(const char *sentence)
 #define TEST_WARNS(name, sentence, ...)                                                            \
     TEST(name)                                                                                     \
     {                                                                                              \
+        cuda_alone();                                                                              \
         sim_set_device_count(2);                                                                   \
         __VA_ARGS__;                                                                               \
         warns_once(sentence);                                                                      \
@@ -130,6 +131,7 @@ TEST(versions_that_work_together)
         {13000, 13000, 13000}, {13010, 13000, 13000}, {13000, 13010, 13000}, {14000, 13000, 13010},
         {13000, 12080, 12090}, {12080, 12090, 12080}, {12090, 12080, 12080},
     };
+    cuda_alone();
     sim_set_device_count(1);
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         sim_set_driver(good[i][0]);
@@ -145,11 +147,12 @@ TEST(no_gpu_is_no_warning)
     sim_set_device_count(0);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
     CHECK_STR(warned, "");
-    CHECK_SAYS(informed, "cuda: cudaGetDeviceCount: a simulated error (100)");
+    CHECK_SAYS(informed, "GetDeviceCount: a simulated error (100)");
 }
 
 TEST(no_driver_is_no_warning)
 {
+    cuda_alone();
     sim_set_device_count(2);
     sim_set_driver(0);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
@@ -171,7 +174,7 @@ TEST(where_only_gpus_will_do_it_is_an_error)
     warned[0] = '\0';
     sim_set_device_count(2);
     sim_set_count_error(cudaErrorSystemNotReady);
-    CHECK_ERROR(open_gpu(&ctx), DP_ERR_NO_DEVICE, "cudaGetDeviceCount");
+    CHECK_ERROR(open_gpu(&ctx), DP_ERR_NO_DEVICE, "GetDeviceCount");
     CHECK_STR(warned, "");
     sim_set_count_error(cudaSuccess); /* it is running now */
     CHECK_OK(open_gpu(&ctx));
@@ -239,6 +242,7 @@ TEST(each_architecture_gets_what_the_compiler_can_do)
     } cases[] = {{75, "sm_75"},        {80, "compute_75"},   {90, "sm_90"},   {100, "sm_100"},
                  {101, "compute_100"}, {103, "compute_100"}, {120, "sm_120"}, {121, "compute_120"},
                  {130, "compute_120"}, {89, "compute_75"}};
+    cuda_alone();
     sim_set_device_count(1);
     sim_set_archs(archs, 4);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -252,6 +256,7 @@ TEST(each_architecture_gets_what_the_compiler_can_do)
 TEST(no_architecture_that_would_do)
 {
     dp_ctx *ctx = NULL;
+    cuda_alone();
     sim_set_device_count(1);
     sim_set_arch(80);
     sim_set_archs((const int[]){90, 100}, 2);
@@ -330,7 +335,7 @@ TEST(kernels_are_compiled_once)
     CHECK_INT(compiles(), 1);
     CHECK_INT(compiles(), 0);
     CHECK_INT(own_files(path), 1);
-    CHECK_SAYS(path, "sm_90-cuda13.0-");
+    CHECK_SAYS(path, dp_cuda()->name[0] == 'c' ? "sm_90-cuda13.0-" : "gfx90-hip603.4711-");
     CHECK_INT(stat(path, &at), 0);
     CHECK_INT(at.st_mode & 0777, 0600);
     snprintf(folder, sizeof folder, "%s/dp.h", cache);
@@ -344,6 +349,7 @@ TEST(kernels_are_compiled_once)
 TEST(each_target_and_compiler_has_its_file)
 {
     char path[512];
+    cuda_alone();
     make_cache();
     CHECK_INT(compiles(), 1);
     sim_set_arch(100); /* text for compute_90 */
@@ -395,7 +401,7 @@ static void is_not_kept(const char *home)
     informed[0] = '\0';
     CHECK_INT(compiles(), 1);
     CHECK_INT(compiles(), 1);
-    CHECK_SAYS(informed, "cuda: compiled kernels are not kept: ");
+    CHECK_SAYS(informed, ": compiled kernels are not kept: ");
     CHECK_STR(warned, "");
 }
 
@@ -496,6 +502,7 @@ TEST(files_of_others_are_made_anew)
     CHECK_INT(mkfifo(path, 0600), 0);
     is_made_anew();
     CHECK_INT(rename(path, aside), 0);
+    sim_set_archs((const int[]){75, 90, 100}, 3);
     sim_set_arch(100);
     CHECK_INT(compiles(), 1);
     CHECK_INT(own_files(other), 1);

@@ -324,6 +324,7 @@ TEST(a_profiler_hears_of_the_same_spans_cuda)
 {
     const dp_device_ops *const tables[] = {cuda_device(2), NULL};
     dp_ctx *ctx = NULL;
+    cuda_alone();
     sim_listen();
     trace_nothing();
     CHECK_OK(dp_open(&(dp_config){.backends = tables, .device_count = 2}, &ctx));

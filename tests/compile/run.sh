@@ -114,6 +114,12 @@ write cuda_dp.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_cuda.h"'
 write nccl.c "$IMPLEMENT" '#include "dp_nccl.h"' "$DP"
 write nccl_dp.c "$IMPLEMENT" '#define DP_USE_NCCL' "$DP" '#include "dp_cuda.h"' '#include "dp_nccl.h"'
 write nccl_after.c "$IMPLEMENT" '#define DP_USE_CUDA' "$DP" '#include "dp_nccl.h"'
+write hip.c "$IMPLEMENT" '#include "dp_hip.h"' "$DP"
+write hip_dp.c "$IMPLEMENT" '#define DP_USE_HIP' "$DP" '#include "dp_hip.h"'
+write hip_declared.c '#define DP_USE_HIP' "$DP" "$IMPLEMENT" '#include "dp_hip.h"'
+write hip_and_cuda.c "$IMPLEMENT" '#define DP_USE_HIP' '#define DP_USE_CUDA' "$DP"
+write hip_after_cuda.c '#include "dp_cuda.h"' '#include "dp_hip.h"'
+write rccl.c "$IMPLEMENT" '#define DP_USE_HIP' '#define DP_USE_RCCL' "$DP"
 write mpi.c "$IMPLEMENT" '#include "dp_mpi.h"' "$DP"
 write mpi_dp.c "$IMPLEMENT" '#define DP_USE_MPI' "$DP" '#include "dp_mpi.h"'
 write mpi_after.c "$IMPLEMENT" "$DP" '#include "dp_mpi.h"'
@@ -201,6 +207,10 @@ refusals() {
             c -std=c11 -Wno-builtin-macro-redefined -fsyntax-only $BUILD/big_endian.c
         expect_error "$cc: a system without POSIX" 'for Linux, macOS and the BSDs only' \
             c -std=c11 -U__unix__ -fsyntax-only $BUILD/all.c
+        expect_error "$cc: HIP and CUDA" "AMD's GPUs .* or for NVIDIA's, not for both" \
+            c -std=c11 -fsyntax-only $BUILD/hip_and_cuda.c
+        expect_error "$cc: dp_hip.h after dp_cuda.h" 'without dp_cuda.h' \
+            c -std=c11 -fsyntax-only $BUILD/hip_after_cuda.c
         expect_error "$cc: dp_mpi.h with MPI 2" 'MPI 3 or newer' \
             c -std=c11 -I$BUILD/mpi-2 -fsyntax-only $BUILD/mpi.c
     done
@@ -311,6 +321,40 @@ cuda_compiler() {
     expect "$cc: dp_cuda.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/cuda.c
 }
 
+# dp_hip.h with the simulator's declarations, and with HIP where it is: kernels compile for all sorts
+# of GPUs, and without one the CPU serves. RCCL is in few distributions.
+hip_compiler() {
+    local file load
+    for cc in "$GCC" "$CLANG"; do
+        has "$cc" || continue
+        warn=("${WARN[@]}")
+        [ "$cc" = "$CLANG" ] || warn+=("${WARN_GCC[@]}")
+        for load in -DDP_STATIC -DDP_DYNAMIC_LOAD; do
+            expect "$cc: dp_hip.h, RCCL of the simulator, $load" parses -std=c11 -Itests/sim/hip \
+                $load $BUILD/rccl.c
+        done
+        expect "$cc: the simulator's HIP declares what dp_hip.h is told" parses -std=c11 \
+            -Itests/sim/hip tests/sim/hip/drift.c
+        expect "$cc: declarations of dp_hip.h" parses -std=c11 -DDP_USE_HIP -DDP_USE_RCCL \
+            tests/compile/use.c
+        [ -e /usr/include/hip/hip_runtime_api.h ] || { skip "HIP with $cc" "no headers"; continue; }
+        expect "$cc: the real HIP declares the same" parses -std=c11 \
+            -D__HIP_PLATFORM_AMD__ tests/sim/hip/drift.c
+        for file in hip hip_dp; do
+            expect "$cc: $file.c" parses -std=c11 $BUILD/$file.c
+            expect "$cc: $file.c, DP_DYNAMIC_LOAD" parses -std=c11 -DDP_DYNAMIC_LOAD $BUILD/$file.c
+        done
+        expect "$cc: hip_declared.c" parses -std=c11 -D_GNU_SOURCE $BUILD/hip_declared.c
+    done
+    cc=$GCC
+    warn=("${WARN[@]}" "${WARN_GCC[@]}")
+    [ -e "$("$cc" -print-file-name=libamdhip64.so)" ] ||
+        { skip "the real HIP" "not installed"; return; }
+    expect "$cc: HIP compiles the kernels, the CPU serves where no GPU is" links -std=c11 \
+        tests/compile/hip.c -lamdhip64
+    expect "$cc: the same, loaded at run time" links -std=c11 -DDP_DYNAMIC_LOAD tests/compile/hip.c
+}
+
 # dp_nccl.h with NCCL beside the Toolkit, if it is there.
 nccl_compiler() {
     local home at file link
@@ -416,6 +460,7 @@ group cxx_compiler g++ "$GCC"
 group cxx_compiler clang++ "$CLANG"
 group cuda_compiler
 group nccl_compiler
+group hip_compiler
 group mpi_compiler
 group other_machine
 group other_system

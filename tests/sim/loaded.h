@@ -8,6 +8,12 @@
 #undef posix_memalign
 #undef pthread_create
 
+#if defined(TEST_HIP)
+#define SIM_TEXT(...)           #__VA_ARGS__
+#define SIM_ENTRY(member, name) {SIM_TEXT(name), (void (*)(void))name},
+#define SIM_ENTRIES             DP__HIP_RUNTIME(SIM_ENTRY) DP__HIP_COMPILER(SIM_ENTRY)
+static const char *const sim_names[] = {"libamdhip64.so.6", "libhiprtc.so.6"};
+#else
 static CUresult sim_init(unsigned flags)
 {
     (void)flags;
@@ -15,13 +21,17 @@ static CUresult sim_init(unsigned flags)
 }
 
 #define SIM_ENTRY(name) {#name, (void (*)(void))name},
+#define SIM_ENTRIES                                                                                \
+    DP__CUDA_RUNTIME(SIM_ENTRY) DP__CUDA_NVRTC(SIM_ENTRY){"cuInit", (void (*)(void))sim_init},
+static const char *const sim_names[] = {"libcudart.so.13", "libnvrtc.so.13", "libcuda.so.1"};
+#endif
+#define SIM_ENTRY_OF_NCCL(name) {#name, (void (*)(void))name},
+
 static const struct sim_entry {
     const char *name;
     void (*fn)(void);
-} sim_entries[] = {DP__CUDA_RUNTIME(SIM_ENTRY) DP__CUDA_NVRTC(SIM_ENTRY)
-                       DP__NCCL_FUNCTIONS(SIM_ENTRY){"cuInit", (void (*)(void))sim_init}};
+} sim_entries[] = {SIM_ENTRIES DP__NCCL_FUNCTIONS(SIM_ENTRY_OF_NCCL)};
 
-static const char *const sim_cuda_names[] = {"libcudart.so.13", "libnvrtc.so.13", "libcuda.so.1"};
 static sim_nccl_file sim_nccl_usual[] = {{.path = "libnccl.so.2"}};
 static sim_nccl_file *sim_nccl_files = sim_nccl_usual;
 static int sim_nccl_file_count = 1;
@@ -33,12 +43,31 @@ void sim_set_nccl_files(sim_nccl_file *files, int count)
     sim_nccl_file_count = count;
 }
 
+static const char *sim_lacking = "";
+static int sim_loaded;
+
+void sim_lack(const char *name)
+{
+    sim_lacking = name;
+}
+
+int sim_loads(void)
+{
+    return sim_loaded;
+}
+
 void *sim_dlopen(const char *name, int flags)
 {
     (void)flags;
-    for (int i = 0; i < 3; i++)
-        if (strcmp(sim_cuda_names[i], name) == 0)
-            return (void *)(uintptr_t)sim_cuda_names[i];
+    if (strcmp(name, sim_lacking) == 0)
+        return NULL;
+    for (size_t i = 0; i < sizeof sim_names / sizeof *sim_names; i++)
+        if (strcmp(sim_names[i], name) == 0) {
+            sim_loaded++;
+            return (void *)(uintptr_t)sim_names[i];
+        }
+    if (strncmp(name, "librccl.so", 10) == 0) /* which tests know by other names */
+        name = name[10] != '\0' ? "libnccl.so.2" : "libnccl.so";
     for (int i = 0; i < sim_nccl_file_count && sim_nccl_version() != 0; i++)
         if (strcmp(sim_nccl_files[i].path, name) == 0) {
             sim_nccl_files[i].loads++;
@@ -50,6 +79,8 @@ void *sim_dlopen(const char *name, int flags)
 
 int sim_dlclose(void *library)
 {
+    for (size_t i = 0; i < sizeof sim_names / sizeof *sim_names; i++)
+        sim_loaded -= library == sim_names[i] ? 1 : 0;
     for (int i = 0; i < sim_nccl_file_count; i++)
         if (library == &sim_nccl_files[i])
             sim_nccl_files[i].loads--;
@@ -60,6 +91,8 @@ void *sim_dlsym(void *library, const char *name)
 {
     void (*fn)(void) = NULL;
     void *found;
+    if (strcmp(name, sim_lacking) == 0)
+        return NULL;
     for (int i = 0; i < sim_nccl_file_count; i++)
         sim_nccl_asked = library == &sim_nccl_files[i] ? &sim_nccl_files[i] : sim_nccl_asked;
     for (size_t i = 0; i < sizeof sim_entries / sizeof *sim_entries; i++)

@@ -5,7 +5,9 @@
 
 #include <limits.h>
 #include <stddef.h>
+#if !defined(SIM_NCCL_FOR_HIP)
 #include "cuda_runtime_api.h"
+#endif
 
 #define NCCL_MAJOR        2
 #define NCCL_MINOR        28

@@ -51,6 +51,11 @@ void sim_order_after(const sim_job *job, const sim_order *other); /* also after 
 void sim_order_end(const sim_job *job, sim_order *own);
 bool sim_job_known(const sim_job *job); /* the host knows that it has ended */
 
+/* For sim_hip.c: all devices have their contexts from the beginning, and keep them. */
+void sim_keep_contexts(void);
+bool sim_push_context(int device);
+bool sim_pop_context(void);
+
 bool sim_stream_usable(const char *function, cudaStream_t stream);
 int sim_stream_device(cudaStream_t stream);
 int sim_stream_capture(cudaStream_t stream);         /* its number; 0: none */

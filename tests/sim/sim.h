@@ -32,6 +32,13 @@ void sim_set_arch(int arch);                   /* 90 for sm_90 */
 void sim_set_versions(int runtime, int nvrtc); /* 13000 and 13000 */
 void sim_set_count_error(int code);            /* what cudaGetDeviceCount returns */
 
+/* No library has this name, and no function; how many libraries of CUDA or HIP are loaded. */
+void sim_lack(const char *name);
+int sim_loads(void);
+
+/* What HIP calls the GPUs; "gfx90:sramecc+:xnack-" for sm_90 when a test begins. */
+void sim_set_hip_arch(const char *name);
+
 /* What NVRTC knows, up to 16: 75 and 90; how long it takes; how often it was asked to compile, and
    what for at last. Compiled kernels are not kept on disk, as no GPU could use them: $DP_CACHE is
    off when a test begins. */
