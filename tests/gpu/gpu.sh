@@ -38,9 +38,11 @@ for root in dict.fromkeys(site.getsitepackages() + [site.getusersitepackages()] 
 PYTHON
 }
 
+# The last is where containers are given the driver.
 cuda_folders() {
     [ ! -d "${CUDA_HOME:-/usr/local/cuda}" ] || echo "${CUDA_HOME:-/usr/local/cuda}"
     python_folders
+    [ ! -d /usr/local/nvidia ] || echo /usr/local/nvidia
 }
 
 flags() {
@@ -62,6 +64,7 @@ pack() {
     mkdir -p "$folder/stb" || return
     for file in "$@"; do strip -o "$folder/${file##*/}" "$file" || return; done
     cp "$SELF" "$HERE/../bench/peers/torch_gpu.py" "$folder" || return
+    git describe --always --dirty >"$folder/commit" 2>/dev/null
     for file in /usr/include /usr/include/stb build/stb; do
         [ ! -e "$file/stb_ds.h" ] || cp "$file/stb_ds.h" "$folder/stb"
     done
@@ -190,7 +193,7 @@ part() {
 }
 
 facts() {
-    date -u '+%Y-%m-%d %H:%M'
+    echo "$(date -u '+%Y-%m-%d %H:%M'), packed at commit $(cat "$HERE/commit")"
     uname -srm
     ldd --version 2>/dev/null | head -n 1
     echo "$CORES cores, $(sed -n 's/^MemTotal: *//p' /proc/meminfo)"
@@ -279,9 +282,8 @@ suites() {
 
 # With the libraries that it brings along itself.
 torch() {
-    export LD_LIBRARY_PATH="$PLAIN_LIBRARIES"
-    python3 -c 'import torch' 2>/dev/null || { echo "SKIP PyTorch: absent"; return; }
-    PYTHONUNBUFFERED=1 python3 "$HERE/torch_gpu.py"
+    has python3 || { echo "SKIP PyTorch: no python3"; return; }
+    LD_LIBRARY_PATH=$PLAIN_LIBRARIES PYTHONUNBUFFERED=1 python3 "$HERE/torch_gpu.py"
 }
 
 # ---- all of it -----------------------------------------------------------------------------------
@@ -323,11 +325,12 @@ begin() {
     GPU_LIBRARIES=$(cuda_folders | while read -r folder; do
         printf '%s:%s:' "$folder/lib64" "$folder/lib"
     done)$PLAIN_LIBRARIES
-    LD_LIBRARY_PATH=$GPU_LIBRARIES
-    PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
+    LD_LIBRARY_PATH=${GPU_LIBRARIES%:}
+    PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/nvidia/bin
     XDG_CACHE_HOME=$WORK/cache
     DP_LAUNCH=none # whatever has started this
     unset DP_DEBUG DP_DEVICES DP_CACHE DP_PEERS DP_NCCL DP_TRACE DP_SIMD
+    ulimit -c 0
     mkdir -p "$OUT" "$WORK/logs" || exit
     rm -f "$OUT/summary.txt" "$OUT/logs.tar" "$OUT/running.txt"
     export OUT GPU_SECONDS WORK CORES JOBS PLAIN_LIBRARIES GPU_LIBRARIES \

@@ -153,7 +153,8 @@ reaches() {
 whole() {
     run all GPU_SECONDS=570
     check "gpu-all on a bare machine: everything passes" says_not '^not ok'
-    check "gpu-all on a bare machine: all parts" says '^GPUs held open: 1$' '^ok - facts' \
+    check "gpu-all on a bare machine: all parts" says ' packed at commit [0-9a-f]' \
+        '^GPUs held open: 1$' '^ok - facts' \
         '^ok - open' '^ok - kernels' '^ok - pairs' '^ok - bench' '^ok - torch # SKIP PyTorch' \
         '^ok - suites-on-1' '^ok - memcheck' '^ok - initcheck' '^ok - racecheck' '^ok - synccheck'
     check "gpu-all on a bare machine: all figures" says '^G1 ' '^G2 ' '^G3 ' '^G4 ' '^G5 ' \
@@ -180,12 +181,21 @@ hangs() {
     check "gpu-all, tests hang: nothing is left" is_quiet
 }
 
-# The suite's own process is killed, as when the machine has no memory left.
+# The suite's own process is killed, as when the machine has no memory left. There is a PyTorch, which
+# is to find its own libraries.
 dies() {
+    mkdir -p "$AT/$SITE"
+    cat >"$AT/$SITE/../torch.py" <<'PYTHON'
+import os, types
+print("PyTorch in", os.environ["LD_LIBRARY_PATH"])
+cuda = types.SimpleNamespace(is_available=lambda: False)
+PYTHON
     run all GPU_SECONDS=300 FOUND=nothing SIM_FATE="tests die 30"
     check "gpu-all, a suite dies: what had not ended is named" says '^[0-8] of 9 have ended' \
         '^did not end: device/' '^not ok - suites-on-1 # status 137' '^ok - bench' '^G8 ' \
         '^ok - initcheck # SKIP compute-sanitizer: this device'
+    [ -z "$PYTHON" ] || check "gpu-all, a suite dies: PyTorch has libraries of its own" says \
+        "^PyTorch in $AT/driver\$" '^PyTorch has no GPU$' '^not ok - torch # status 1'
     check "gpu-all, a suite dies: its status" exits_with 1
     check "gpu-all, a suite dies: nothing is left" is_quiet
 }

@@ -6,8 +6,11 @@ import statistics
 import sys
 import time
 
-import torch
-
+try:
+    import torch
+except ImportError:
+    print("SKIP PyTorch: absent")
+    sys.exit()
 if not torch.cuda.is_available():
     sys.exit("PyTorch has no GPU")
 MIB = int(sys.argv[1]) if len(sys.argv) > 1 else 256
