@@ -9,6 +9,12 @@
    dp_cuda_coll(). $DP_NCCL says from how many bytes on (1048576 if it is not set; this was not
    measured); "off" leaves NCCL alone.
 
+   A communicator carries known numbers first, 256 KiB of each GPU but not more than 4 MiB, the way
+   that its sums will go. If some arrive wrong, dp_open fails, and names the ranks. Where a pair of
+   GPUs of one process did not pass the check of dp_cuda.h, $NCCL_P2P_DISABLE is set to 1, unless it
+   is set. NCCL reads it with its first communicator in a process: if the program has used NCCL
+   before, it has to be set before the process starts.
+
    Slices of a GPU (MIG) are GPUs of their own, told apart by their UUIDs. Processes on slices of
    one GPU need NCCL 2.30 or newer; $NCCL_MULTI_RANK_GPU_ENABLE is set to 1 for them, unless it is
    set. In one process slices do without NCCL.
@@ -29,6 +35,7 @@
      >>natively   sums that NCCL makes
      >>slices     sums that keep the order
      >>blocks     broadcast, gathers
+     >>proving    whether the bytes arrive
      >>joining    from a config to a communicator
      >>table      which of these carries what; closing
 */
@@ -246,6 +253,7 @@ typedef struct dp__nccl_gpu { /* one that this process drives */
     size_t spare_bytes;
     const void *send; /* of the collective that runs */
     void *recv;
+    dp_stream *prover;  /* see >>proving */
     ncclRedOp_t scaled; /* a sum of numbers times a factor, made when it is first needed */
     double factor;
     dp_dtype scaled_dtype;
@@ -1686,6 +1694,194 @@ static dp_status dp__nccl_gather(const dp__nccl_call *call)
                                          : dp__nccl_exchange(call);
 }
 
+/* ==== >>proving ==================================================================================
+   NCCL lets GPUs read each other, and network cards read GPUs, wherever the driver does, and does
+   not look at what arrives; in an idle process of one GPU nobody else would. So a new communicator
+   carries known numbers first, the way that sums go in it: each GPU gives some to all others, and
+   each counts those that arrive wrong.                                                          */
+
+enum {
+    DP__NCCL_PROOF_BYTES = DP__CUDA_CHECK_BYTES / 32, /* of each GPU, */
+    DP__NCCL_PROOF_MOST = DP__CUDA_CHECK_BYTES / 2    /* and of all: on real ones 256 KiB, 4 MiB */
+};
+
+/* Zeros. */
+static void *dp__nccl_room(int count, size_t size, bool *full)
+{
+    void *room = dp__os_alloc((size_t)count * size, 64, NULL);
+    if (room != NULL)
+        memset(room, 0, (size_t)count * size);
+    *full = *full || room == NULL;
+    return room;
+}
+
+typedef struct dp__nccl_proof { /* parts are of leads: what they have comes after what they find */
+    dp__nccl_comm *comm;
+    size_t words;  /* of a GPU */
+    double *wrong; /* of each GPU of the job, here */
+    dp_part parts[DP__CUDA_OPERANDS];
+} dp__nccl_proof;
+
+static struct dp__cuda_params dp__nccl_proof_params(size_t words, int seat)
+{
+    return (struct dp__cuda_params){.out_count = 1,
+                                    .count = words,
+                                    .fill = (uint64_t)(seat + 1) * 0x5851f42d,
+                                    .width = sizeof(unsigned),
+                                    .alpha = 1};
+}
+
+/* What it gets is something else before. */
+static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
+{
+    const dp__nccl_comm *comm = proof->comm;
+    dp__nccl_gpu *gpu = &comm->gpus[place];
+    dp_part *part = &proof->parts[gpu->lead];
+    size_t seats = (size_t)comm->seat_count, own = proof->words * sizeof(unsigned);
+    void *found = NULL;
+    DP_TRY(dp__cuda_alloc(&gpu->dev->base, seats * sizeof(double) + (seats + 1) * own, &found));
+    DP_TRY(dp__cuda_stream_create(&gpu->dev->base, 0, &gpu->prover));
+    part->stream = gpu->prover;
+    part->recv = (char *)found + seats * sizeof(double);
+    part->send = (char *)part->recv + seats * own;
+    struct dp__cuda_params params =
+        dp__nccl_proof_params(seats * proof->words, comm->gpu_first + place);
+    params.out[0] = part->recv;
+    DP_TRY(dp__cuda_launch_each(part->stream, DP__CUDA_fill, &params));
+    params.out[0] = (char *)part->recv + seats * own;
+    params.count = proof->words;
+    return dp__cuda_launch_each(part->stream, DP__CUDA_pattern, &params);
+}
+
+static dp_status dp__nccl_proof_turn(const dp__nccl_call *call, int place)
+{
+    const dp__nccl_comm *comm = call->comm;
+    const dp_part *part = &call->local[comm->gpus[place].lead];
+    size_t bytes = call->count * call->size;
+    if (!comm->ordered)
+        return dp__nccl_gather_turn(call, place);
+    for (int seat = 0; seat < comm->seat_count; seat++) {
+        if (seat == comm->gpu_first + place)
+            continue;
+        DP_TRY(dp__nccl_send(call, place, part->send, bytes, seat));
+        DP_TRY(dp__nccl_take(call, place, (char *)part->recv + (size_t)seat * bytes, bytes, seat));
+    }
+    return DP_OK;
+}
+
+/* What hangs is given up, and so are processes that do not come. */
+static dp_status dp__nccl_proof_wait(dp__nccl_comm *comm, const dp__nccl_gpu *gpu)
+{
+    uint64_t until = dp__os_now_ns() + (uint64_t)comm->timeout_ms * 1000000;
+    cudaEvent_t mark = gpu->ended[0];
+    DP_TRY(dp__cuda_enter(gpu->physical));
+    DP_TRY(dp__cuda_leave(gpu->physical,
+                          dp__nccl_mark(gpu, mark, dp__cuda_stream_of(gpu->prover)->native), "",
+                          cudaSuccess));
+    for (bool passed = false; true; dp__os_sleep_ms(1)) {
+        DP_TRY(dp__nccl_passed(gpu, mark, &passed));
+        if (passed)
+            return DP_OK;
+        dp__lock_enter(&comm->lock);
+        dp_status status = dp__nccl_usable(comm);
+        if (status == DP_OK && dp__os_now_ns() > until)
+            status = dp__nccl_fail(comm, dp_error(DP_ERR_TIMEOUT,
+                                                  "nccl: nothing arrives at GPU %d within %d ms",
+                                                  gpu->physical->ordinal, comm->timeout_ms));
+        dp__lock_leave(&comm->lock);
+        DP_TRY(status);
+    }
+}
+
+/* Its own numbers are counted where they are. */
+static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place)
+{
+    const dp__nccl_comm *comm = proof->comm;
+    const dp_part *part = &proof->parts[comm->gpus[place].lead];
+    size_t own = proof->words * sizeof(unsigned), seats = (size_t)comm->seat_count;
+    double *found = (void *)((char *)part->recv - seats * sizeof(double));
+    DP_TRY(dp__nccl_proof_wait(proof->comm, &comm->gpus[place]));
+    for (int seat = 0; seat < comm->seat_count; seat++) {
+        struct dp__cuda_params params = dp__nccl_proof_params(proof->words, seat);
+        params.in_count = 1;
+        params.in[0] = seat == comm->gpu_first + place
+                           ? part->send
+                           : (const char *)part->recv + (size_t)seat * own;
+        params.out[0] = found + seat;
+        DP_TRY(dp__cuda_launch_sums(part->stream, DP__CUDA_differ, &params));
+    }
+    return dp__cuda_copy_out(part->stream, proof->wrong, found, seats * sizeof *found);
+}
+
+static dp_status dp__nccl_proof_judge(const dp__nccl_proof *proof, int place)
+{
+    const dp__nccl_comm *comm = proof->comm;
+    int own = comm->gpu_first + place;
+    for (int seat = 0; seat < comm->seat_count; seat++)
+        if (proof->wrong[seat] > 0)
+            return dp_error(DP_ERR_DEVICE,
+                            "nccl: %.0f of %zu words from rank %d arrive wrong at rank %d: start "
+                            "all processes with NCCL_P2P_DISABLE=1, or, if those are of two "
+                            "machines, NCCL_NET_GDR_LEVEL=LOC",
+                            proof->wrong[seat], proof->words, dp__nccl_in_round(comm, seat, 0),
+                            dp__nccl_in_round(comm, own, 0));
+    return DP_OK;
+}
+
+/* What it took goes, after a failure with the communicator and the device. */
+static void dp__nccl_proof_end(const dp__nccl_proof *proof)
+{
+    const dp__nccl_comm *comm = proof->comm;
+    for (int g = 0; g < comm->gpu_count; g++) {
+        dp__nccl_gpu *gpu = &comm->gpus[g];
+        dp__cuda_stream_destroy(gpu->prover);
+        gpu->prover = NULL;
+        dp__cuda_free(&gpu->dev->base, proof->parts[gpu->lead].recv, 0);
+    }
+}
+
+static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm)
+{
+    bool full = false;
+    size_t bytes =
+        dp__nccl_least(DP__NCCL_PROOF_BYTES, DP__NCCL_PROOF_MOST / (size_t)comm->seat_count);
+    proof->comm = comm;
+    proof->words = bytes / sizeof(unsigned) | 1;
+    proof->wrong = dp__nccl_room(comm->seat_count, sizeof *proof->wrong, &full);
+    if (full)
+        return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for the first numbers");
+    for (int g = 0; g < comm->gpu_count; g++)
+        DP_TRY(dp__nccl_proof_begin(proof, g));
+    return DP_OK;
+}
+
+static dp_status dp__nccl_proof_run(const dp__nccl_proof *proof)
+{
+    dp__nccl_comm *comm = proof->comm;
+    const dp__nccl_call call = {
+        .comm = comm, .local = proof->parts, .count = proof->words, .size = sizeof(unsigned)};
+    DP_TRY(dp__nccl_each(&call, dp__nccl_proof_turn));
+    for (int g = 0; g < comm->gpu_count; g++) {
+        DP_TRY(dp__nccl_proof_count(proof, g));
+        DP_TRY(dp__nccl_proof_judge(proof, g));
+    }
+    dp__nccl_proof_end(proof);
+    return DP_OK;
+}
+
+/* All others hear of a failure while they wait. */
+static dp_status dp__nccl_prove(const dp__nccl_proof *proof)
+{
+    dp__nccl_comm *comm = proof->comm;
+    dp_status status = dp__nccl_proof_run(proof);
+    if (status == DP_OK)
+        return DP_OK;
+    dp__lock_enter(&comm->lock);
+    status = dp__nccl_fail(comm, status);
+    dp__lock_leave(&comm->lock);
+    return status;
+}
+
 /* ==== >>joining ==================================================================================
    From a config to a communicator. Every step is agreed upon by all processes, including those that
    failed in it: nobody waits in NCCL for one that will not come.                                */
@@ -1715,6 +1911,7 @@ typedef struct dp__nccl_join {
     dp__nccl_comm *comm;
     dp__nccl_card own, *all; /* of each process */
     dp__shm_card *board;     /* the same, for the board */
+    dp__nccl_proof proof;
 } dp__nccl_join;
 
 static const char *dp__nccl_bus_id(const dp_comm_config *config, int local_rank)
@@ -1785,16 +1982,6 @@ static dp_status dp__nccl_tags(dp__nccl_join *join)
         memcpy(tag->bus_id, gpu->bus_id, sizeof tag->bus_id);
     }
     return DP_OK;
-}
-
-/* Zeros. */
-static void *dp__nccl_room(int count, size_t size, bool *full)
-{
-    void *room = dp__os_alloc((size_t)count * size, 64, NULL);
-    if (room != NULL)
-        memset(room, 0, (size_t)count * size);
-    *full = *full || room == NULL;
-    return room;
 }
 
 /* Room for what all processes tell. Who has none could take no part in what follows, and the others
@@ -1944,12 +2131,14 @@ static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int 
     return dp__nccl_gpu_open(gpu);
 }
 
-/* NCCL lets GPUs read each other wherever the driver does, and does not look at what arrives. If
-   that is wrong, it has to go another way. */
+static atomic_bool dp__nccl_begun; /* a communicator, in this process: NCCL knows its environment */
+
+/* If what arrives is wrong NCCL has to go another way. It may not hear of it, since the program has
+   used NCCL itself before: >>proving finds out. */
 static dp_status dp__nccl_distrust(const dp__nccl_join *join, const dp__nccl_gpu *reader,
                                    const dp__nccl_gpu *from)
 {
-    char text[160];
+    char text[DP__TEXT_BYTES];
     int can = 0;
     bool direct = true;
     DP_TRY(dp__cuda_check("cudaDeviceCanAccessPeer", reader->physical->ordinal,
@@ -1960,8 +2149,11 @@ static dp_status dp__nccl_distrust(const dp__nccl_join *join, const dp__nccl_gpu
     if (direct || dp__os_env("NCCL_P2P_DISABLE") != NULL)
         return DP_OK;
     snprintf(text, sizeof text,
-             "nccl: NCCL_P2P_DISABLE is set to 1, as GPU %d does not read GPU %d directly",
-             reader->physical->ordinal, from->physical->ordinal);
+             "nccl: NCCL_P2P_DISABLE is set to 1, as GPU %d does not read GPU %d directly%s",
+             reader->physical->ordinal, from->physical->ordinal,
+             atomic_load(&dp__nccl_begun) ? ": too late, NCCL has been used in this process; set "
+                                            "it before the process starts"
+                                          : "");
     join->host->log(join->host, DP_LOG_WARN, text);
     dp__os_env_set("NCCL_P2P_DISABLE", "1");
     return DP_OK;
@@ -2021,6 +2213,7 @@ static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
+    atomic_store(&dp__nccl_begun, true);
     for (int g = 0; g < comm->gpu_count; g++) {
         dp__nccl_gpu *gpu = &comm->gpus[g];
         DP_TRY(dp__cuda_enter(gpu->physical));
@@ -2068,7 +2261,11 @@ static dp_status dp__nccl_join_all(dp__nccl_join *join)
                  ? DP_OK
                  : dp_error(DP_ERR_NO_MEMORY, "nccl: cannot start a thread: %s", strerror(failed));
     DP_TRY(dp__nccl_agree(join, status));
-    return dp__nccl_init(join->comm, &join->all[0].id);
+    status = dp__nccl_init(join->comm, &join->all[0].id);
+    if (status == DP_OK)
+        status = dp__nccl_proof_open(&join->proof, join->comm);
+    DP_TRY(dp__nccl_agree(join, status));
+    return dp__nccl_agree(join, dp__nccl_prove(&join->proof));
 }
 
 static void dp__nccl_close(dp_comm *base);
@@ -2085,6 +2282,7 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
         status = dp__nccl_join_all(&join);
     dp__os_free(join.all, 0, NULL);
     dp__os_free(join.board, 0, NULL);
+    dp__os_free(join.proof.wrong, 0, NULL);
     if (status == DP_OK)
         *out = &join.comm->base;
     else if (join.comm != NULL)
@@ -2098,6 +2296,8 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
 /* Memory of a device goes with it. */
 static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
 {
+    if (gpu->prover != NULL)
+        dp__cuda_stream_destroy(gpu->prover);
     if (gpu->dev == NULL || dp__cuda_enter(gpu->physical) != DP_OK)
         return;
     for (int i = 0; i < DP__NCCL_WATCHED; i++) {

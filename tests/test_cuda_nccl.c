@@ -378,23 +378,65 @@ TEST(a_switch_that_makes_no_sense)
     }
 }
 
+static void hear_of_p2p(const dp_log_record *record, void *user)
+{
+    if (strstr(record->text, "NCCL_P2P_DISABLE") != NULL)
+        snprintf(user, 300, "%s", record->text);
+}
+
+static dp_status open_pair(sim_peer peer, char *said, dp_ctx **out)
+{
+    said[0] = '\0';
+    sim_set_device_count(2);
+    sim_set_peer(0, 1, SIM_PEER_GOOD);
+    sim_set_peer(1, 0, peer);
+    return dp_open(&(dp_config){.log = {hear_of_p2p, said, DP_LOG_WARN}}, out);
+}
+
 /* NCCL is not to read over a pair that brings wrong bytes. */
 TEST(a_pair_that_flips_bytes_is_not_for_nccl)
 {
+    char said[300];
     dp_ctx *ctx = NULL;
-    sim_set_device_count(2);
-    for (int reader = 0; reader < 2; reader++)
-        sim_set_peer(reader, 1 - reader, SIM_PEER_GOOD);
-    CHECK_OK(dp_open(NULL, &ctx));
-    CHECK(getenv("NCCL_P2P_DISABLE") == NULL);
-    dp_close(ctx);
-    sim_set_peer(1, 0, SIM_PEER_NONE);
-    CHECK_OK(dp_open(NULL, &ctx));
-    CHECK(getenv("NCCL_P2P_DISABLE") == NULL);
-    dp_close(ctx);
-    sim_set_peer(1, 0, SIM_PEER_FLIPS);
-    CHECK_OK(dp_open(NULL, &ctx));
+    CHECK_OK(open_pair(SIM_PEER_FLIPS, said, &ctx));
     CHECK_STR(getenv("NCCL_P2P_DISABLE"), "1");
+    CHECK_STR(said, "nccl: NCCL_P2P_DISABLE is set to 1, as GPU 1 does not read GPU 0 directly");
+    CHECK_OK(sum_of(ctx, LARGE));
+    dp_close(ctx);
+}
+
+/* NCCL has read its environment: if it reads over that pair, no context opens. */
+TEST(nccl_may_have_been_used_before)
+{
+    char said[300];
+    dp_ctx *ctx = NULL;
+    CHECK_OK(open_pair(SIM_PEER_GOOD, said, &ctx));
+    dp_close(ctx);
+    CHECK_OK(open_pair(SIM_PEER_NONE, said, &ctx));
+    dp_close(ctx);
+    CHECK_STR(said, "");
+    CHECK(getenv("NCCL_P2P_DISABLE") == NULL);
+    CHECK_ERROR(open_pair(SIM_PEER_FLIPS, said, &ctx), DP_ERR_DEVICE,
+                "nccl: 1 of 129 words from rank 0 arrive wrong at rank 1: start all");
+    CHECK_SAYS(said, "as GPU 1 does not read GPU 0 directly: too late, NCCL has been used in this "
+                     "process; set it before the process starts");
+    CHECK_ERROR(open_pair(SIM_PEER_FLIPS, said, &ctx), DP_ERR_DEVICE, "arrive wrong at rank 1");
+    sim_check_leaks();
+}
+
+/* Whoever set the variable keeps it. */
+TEST(a_wish_to_go_directly_is_checked)
+{
+    char said[300];
+    dp_ctx *ctx = NULL;
+    setenv("NCCL_P2P_DISABLE", "0", 1);
+    CHECK_ERROR(open_pair(SIM_PEER_FLIPS, said, &ctx), DP_ERR_DEVICE, "arrive wrong at rank 1");
+    CHECK_STR(said, "");
+    CHECK_STR(getenv("NCCL_P2P_DISABLE"), "0");
+    setenv("DP_NCCL", "off", 1);
+    CHECK_OK(open_pair(SIM_PEER_FLIPS, said, &ctx));
+    CHECK_STR(carrier(ctx), "cuda");
+    CHECK_OK(sum_of(ctx, LARGE));
     dp_close(ctx);
 }
 
@@ -409,6 +451,59 @@ TEST(gpus_that_are_kept_apart_are_not_for_nccl)
 }
 
 /* ---- several processes ----------------------------------------------------------------------- */
+
+/* Rank 2 has a wrong bit in what it has from rank 0: of 129 words of each. */
+static void wrong_bits(meeting *m, int shards)
+{
+    dp_ctx *ctx = NULL;
+    sim_nccl_pair(0, 2, SIM_PEER_FLIPS);
+    dp_status status = try_open(m, (dp_config){.shards = shards}, &ctx);
+    CHECK(status == DP_ERR_DEVICE || (status == DP_ERR_REMOTE && m->process != 2));
+    CHECK_SAYS(dp_last_error(), "nccl: 1 of 129 words from rank 0 arrive wrong at rank 2: start "
+                                "all processes with NCCL_P2P_DISABLE=1");
+    sim_check_leaks();
+    CHECK_INT(sim_finding_count("leak"), 0);
+}
+
+static void bits_are_wrong(meeting *m)
+{
+    wrong_bits(m, 0);
+}
+
+static void bits_are_wrong_for_slices(meeting *m)
+{
+    wrong_bits(m, 4);
+}
+
+static void bits_go_through_the_host(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    sim_nccl_pair(0, 1, SIM_PEER_FLIPS);
+    setenv("NCCL_P2P_DISABLE", "1", 1);
+    CHECK_OK(try_open(m, (dp_config){0}, &ctx));
+    CHECK_OK(sum_of(ctx, LARGE));
+    dp_close(ctx);
+}
+
+TEST_SLOW(wrong_bytes_are_found_when_a_job_opens, 60)
+{
+    in_processes(4, bits_are_wrong);
+    in_processes(4, bits_are_wrong_for_slices);
+    in_processes(2, bits_go_through_the_host);
+}
+
+static void bits_do_not_come(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    sim_nccl_pair(1, 0, SIM_PEER_HANGS);
+    CHECK_ERROR(try_open(m, (dp_config){.timeout_ms = 700}, &ctx), DP_ERR_TIMEOUT,
+                "nccl: nothing arrives at GPU 0 within 700 ms");
+}
+
+TEST_SLOW(a_pair_that_hangs_does_not_open, 60)
+{
+    in_processes(2, bits_do_not_come);
+}
 
 static void sums(meeting *m)
 {
@@ -1448,6 +1543,7 @@ TEST(several_gpus_are_captured_without_nccl)
     dp_ctx *ctx = open_alone(2);
     vectors v;
     cudaGraph_t graph = NULL;
+    long groups = sim_nccl_count().groups;
     for (int reader = 0; reader < 2; reader++)
         sim_set_peer(reader, 1 - reader, SIM_PEER_GOOD);
     vectors_make(ctx, &v, DP_F32, LARGE);
@@ -1459,7 +1555,7 @@ TEST(several_gpus_are_captured_without_nccl)
     for (int verb = 1; verb < VERBS; verb++)
         CHECK_OK(verb_of(ctx, &v, verb));
     CHECK_INT(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    CHECK_INT(sim_nccl_count().groups, 0);
+    CHECK_INT(sim_nccl_count().groups, groups);
     dp_scope_end(v.scope);
     dp_close(ctx);
 }

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "cuda_runtime_api.h"
+#include "sim.h"
 
 /* ---- from sim_cuda.c ------------------------------------------------------------------------- */
 
@@ -17,11 +18,12 @@ void sim_lock(void);
 void sim_unlock(void);
 
 __attribute__((format(printf, 2, 3))) void sim_find(const char *name, const char *format, ...);
-uint64_t sim_chance(uint64_t below); /* the seed decides; without one, each answer by turns */
-bool sim_uses_devices(void);         /* some device of CUDA's has been asked for */
-int sim_place(int device);           /* in the machine */
-int sim_gpu(int place);              /* the GPU that it is, or is a slice of */
-int sim_current_device(void);        /* -1: this thread has no context */
+uint64_t sim_chance(uint64_t below);     /* the seed decides; without one, each answer by turns */
+bool sim_uses_devices(void);             /* some device of CUDA's has been asked for */
+int sim_place(int device);               /* in the machine */
+int sim_gpu(int place);                  /* the GPU that it is, or is a slice of */
+int sim_current_device(void);            /* -1: this thread has no context */
+sim_peer sim_pair(int reader, int from); /* devices */
 bool sim_is_lost(int device);
 
 /* Of memory: its device; -1: it is pinned, -2: it is not CUDA's. Where its bytes are, for work that

@@ -117,6 +117,11 @@ void sim_nccl_connects_late(bool on);
 /* Ranks of this process take part in nothing more. */
 void sim_nccl_never_arrives(bool on);
 
+/* What NCCL brings from one rank directly to another one of this process, on the same machine, is
+   as this pair of GPUs brings it; else as pairs of this process do. Directly it is brought unless
+   NCCL has found NCCL_P2P_DISABLE = 1, which it reads with a process' first communicator. */
+void sim_nccl_pair(int from, int to, sim_peer peer);
+
 /* ncclCommAbort blocks as long as it is on. */
 void sim_nccl_abort_hangs(bool on);
 

@@ -2280,6 +2280,11 @@ int sim_current_device(void)
     return stack_depth > 0 ? stack[stack_depth - 1]->device : -1;
 }
 
+sim_peer sim_pair(int reader, int from)
+{
+    return peers[reader][from];
+}
+
 bool sim_is_lost(int device)
 {
     return lost[device] != cudaSuccess;

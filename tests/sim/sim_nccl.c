@@ -85,6 +85,15 @@ static sim_nccl_counts counts;
 static int fail_code;
 static long fail_after, fail_seen;
 static bool never_arrives, abort_hangs, connects_late;
+static struct {
+    int from, to;
+    sim_peer peer;
+} planted;
+static enum {
+    P2P_UNREAD,
+    P2P_ON,
+    P2P_OFF
+} p2p; /* of the process, from its first communicator on */
 static char last_error[256];
 
 static ncclResult_t says(ncclResult_t result, const char *text)
@@ -134,6 +143,13 @@ void sim_nccl_abort_hangs(bool on)
     sim_lock();
     abort_hangs = on;
     sim_unlock();
+}
+
+void sim_nccl_pair(int from, int to, sim_peer peer)
+{
+    planted.from = from;
+    planted.to = to;
+    planted.peer = peer;
 }
 
 sim_nccl_counts sim_nccl_count(void)
@@ -276,10 +292,30 @@ static bool op_can_step(const launch *own, const op *one)
     return is_agreed(own, one) && world_is_given(where, one->number);
 }
 
+/* How directly from that rank: as planted, or as the pair of GPUs is, in one process. */
+static bool pair_is(const launch *own, int from, sim_peer peer)
+{
+    const world_rank *other = rank_of(own, from);
+    int rank = own->comm->rank, device = other->device - sim_place(0);
+    bool far = other->process != getpid(), here = from == planted.from && rank == planted.to;
+    return p2p == P2P_ON && from != rank && strcmp(other->host, rank_of(own, rank)->host) == 0 &&
+           ((here && planted.peer == peer) ||
+            (!far && sim_pair(own->comm->device, device) == peer));
+}
+
+static bool hangs(const launch *own)
+{
+    bool any = false;
+    for (int from = 0; from < own->comm->ranks; from++)
+        any = any || pair_is(own, from, SIM_PEER_HANGS);
+    return any;
+}
+
 /* Nothing that it is waiting for can still come. */
 static bool is_stalled(const launch *own)
 {
-    return own->stalled || own->comm->broken || never_arrives || sim_is_lost(own->comm->device);
+    return own->stalled || hangs(own) || own->comm->broken || never_arrives ||
+           sim_is_lost(own->comm->device);
 }
 
 bool sim_job_can_step(const sim_job *job)
@@ -320,6 +356,20 @@ static void give(const launch *own, op *one)
     free(scaled);
 }
 
+/* In the middle of what a rank gave, or of what all gave together. */
+static void flip(const launch *own, const op *one, char *at)
+{
+    size_t each = one->recv_bytes;
+    int letter = one->call.root;
+    if (one->call.verb == WORLD_ALL_GATHER)
+        each /= (size_t)own->comm->ranks;
+    for (int from = 0; from < own->comm->ranks && each > 0; from++)
+        if (pair_is(own, from, SIM_PEER_FLIPS) &&
+            (one->call.verb != WORLD_RECV || from == letter) &&
+            (one->call.verb != WORLD_BROADCAST || from == letter))
+            at[(one->call.verb == WORLD_ALL_GATHER ? (size_t)from * each : 0) + each / 2] ^= 1;
+}
+
 static void take(const launch *own, op *one)
 {
     static char nowhere;
@@ -329,6 +379,8 @@ static void take(const launch *own, op *one)
         world_receive(own->comm->world, one->call.root, own->comm->rank, place, one->recv_bytes);
     else if (one->call.verb != WORLD_SEND)
         world_take(own->comm->world, own->comm->rank, one->number, place);
+    if (one->call.verb != WORLD_SEND)
+        flip(own, one, place);
     one->state = DONE;
     if (at == NULL)
         free(place);
@@ -511,7 +563,9 @@ static bool are_twins(const world_rank *a, const world_rank *b)
 
 static void start(ncclComm_t comm)
 {
-    const char *host = getenv("NCCL_HOSTID");
+    const char *host = getenv("NCCL_HOSTID"), *disable = getenv("NCCL_P2P_DISABLE");
+    if (p2p == P2P_UNREAD)
+        p2p = disable != NULL && strcmp(disable, "1") == 0 ? P2P_OFF : P2P_ON;
     if (never_arrives)
         return;
     comm->world = world_open(comm->id.internal);
