@@ -18,6 +18,7 @@ SAME(cudaErrorNoDevice, 100);
 SAME(cudaErrorInvalidDevice, 101);
 SAME(cudaErrorNoKernelImageForDevice, 209);
 SAME(cudaErrorInvalidResourceHandle, 400);
+SAME(cudaErrorIllegalState, 401);
 SAME(cudaErrorECCUncorrectable, 214);
 SAME(cudaErrorNvlinkUncorrectable, 220);
 SAME(cudaErrorNotReady, 600);
@@ -37,15 +38,25 @@ SAME(cudaErrorSystemNotReady, 802);
 SAME(cudaErrorSystemDriverMismatch, 803);
 SAME(cudaErrorCompatNotSupportedOnDevice, 804);
 SAME(cudaErrorStreamCaptureUnsupported, 900);
+SAME(cudaErrorStreamCaptureInvalidated, 901);
+SAME(cudaErrorStreamCaptureMerge, 902);
 SAME(cudaErrorStreamCaptureUnmatched, 903);
 SAME(cudaErrorStreamCaptureUnjoined, 904);
 SAME(cudaErrorStreamCaptureIsolation, 905);
+SAME(cudaErrorStreamCaptureImplicit, 906);
 SAME(cudaErrorCapturedEvent, 907);
+SAME(cudaErrorStreamCaptureWrongThread, 908);
+SAME(cudaErrorExternalDevice, 911);
 SAME(cudaErrorUnknown, 999);
 SAME(cudaStreamCaptureStatusNone, 0);
 SAME(cudaStreamCaptureStatusActive, 1);
+SAME(cudaStreamCaptureStatusInvalidated, 2);
 SAME(cudaStreamCaptureModeGlobal, 0);
 SAME(cudaStreamCaptureModeThreadLocal, 1);
+SAME(cudaStreamCaptureModeRelaxed, 2);
+SAME(CU_STREAM_CAPTURE_MODE_GLOBAL, 0);
+SAME(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 1);
+SAME(CU_STREAM_CAPTURE_MODE_RELAXED, 2);
 SAME(cudaMemcpyHostToDevice, 1);
 SAME(cudaMemcpyDeviceToHost, 2);
 SAME(cudaMemcpyDeviceToDevice, 3);
@@ -80,6 +91,10 @@ SAME(offsetof(nvtxEventAttributes_t, message), 40);
 SAME(NVRTC_SUCCESS, 0);
 SAME(NVRTC_ERROR_OUT_OF_MEMORY, 1);
 SAME(NVRTC_ERROR_COMPILATION, 6);
+
+/* Defined as they are, or there is a warning. */
+#define cudaStreamLegacy    ((cudaStream_t)0x1)
+#define cudaStreamPerThread ((cudaStream_t)0x2)
 
 typedef cudaError_t E;
 typedef nvrtcResult N;

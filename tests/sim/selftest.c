@@ -165,6 +165,25 @@ static void use_far(void)
 
 static volatile char sink;
 
+/* In another thread, which has a context. */
+static void (*elsewhere)(void);
+static void *run_elsewhere(void *unused)
+{
+    CUcontext popped;
+    push(near_context);
+    elsewhere();
+    cudaGetLastError();
+    pop(&popped);
+    return unused;
+}
+static void in_a_thread(void (*fn)(void))
+{
+    pthread_t thread;
+    elsewhere = fn;
+    pthread_create(&thread, NULL, run_elsewhere, NULL);
+    pthread_join(thread, NULL);
+}
+
 /* ---- kernels -----------------------------------------------------------------------------------
 
    Written as for CUDA. Each touches `bytes` at `data`.                                           */
@@ -545,16 +564,20 @@ static void allocation_in_a_step(void)
     sim_enqueue_only(true);
     cudaMalloc(&data, BYTES);
 }
+static void begin_for_all(void)
+{
+    cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal);
+}
 static void query_during_capture(void)
 {
-    record(a);
-    sim_capture(true);
+    record(b);
+    in_a_thread(begin_for_all);
     cudaEventQuery(event);
 }
 static void wait_during_capture(void)
 {
-    sim_capture(true);
-    cudaStreamSynchronize(a);
+    in_a_thread(begin_for_all);
+    cudaStreamSynchronize(b);
 }
 static void peer_without_access(void)
 {
@@ -719,6 +742,19 @@ static void event_taken_for_ready(void)
         sink = pinned[0];
     }
 }
+static void write_on_the_own_stream(void)
+{
+    in(x, cudaStreamPerThread);
+}
+static void streams_of_two_threads(void)
+{
+    write_on_the_own_stream();
+    in_a_thread(write_on_the_own_stream);
+}
+static void legacy_stream(void)
+{
+    in(x, cudaStreamLegacy);
+}
 static void error_left_behind(void)
 {
     void *p;
@@ -762,6 +798,48 @@ static void capture_ended_elsewhere(void)
     record(a);
     wait_on(b);
     cudaStreamEndCapture(b, &graph);
+}
+static void end_capture(void)
+{
+    cudaGraph_t graph;
+    cudaStreamEndCapture(a, &graph);
+}
+static void capture_ended_by_another_thread(void)
+{
+    begin_capture();
+    in_a_thread(end_capture);
+}
+static void captures_that_meet(void)
+{
+    begin_capture();
+    cudaStreamBeginCapture(b, cudaStreamCaptureModeThreadLocal);
+    record(a);
+    wait_on(b);
+}
+static void relax(void)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+}
+static void sync_of_a_captured_stream(void)
+{
+    begin_capture();
+    relax();
+    cudaStreamSynchronize(a);
+}
+static void sync_of_a_captured_event(void)
+{
+    begin_capture();
+    record(a);
+    relax();
+    cudaEventSynchronize(event);
+}
+static void query_of_a_captured_event(void)
+{
+    begin_capture();
+    record(a);
+    relax();
+    cudaEventQuery(event);
 }
 static void wait_for_a_capture_that_ended(void)
 {
@@ -888,14 +966,16 @@ static void peers(void)
     cudaDeviceEnablePeerAccess(1, 0);
     cudaMemcpyPeerAsync(x, 0, far_x, 1, BYTES, a);
 }
+static void enqueue_on_b(void)
+{
+    in(y, b);
+    inside(x, y, b);
+}
 static void captured(void)
 {
-    sim_capture(true);
-    in(x, a);
-    record(a);
-    wait_on(b);
-    inside(y, x, b);
-    sim_capture(false);
+    begin_for_all();
+    in_a_thread(enqueue_on_b);
+    end_capture();
 }
 static void ring_of_slots(void)
 {
@@ -977,6 +1057,132 @@ static void capture_of_two_streams(void)
     inside(x, y, a);
     must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
     must_be((int)cudaStreamSynchronize(a), cudaSuccess);
+}
+/* What the documentation of cudaThreadExchangeStreamCaptureMode says of each mode of the capture,
+   and of the thread that asks. */
+static enum cudaStreamCaptureMode of_thread;
+static int allocated; /* what cudaMalloc says */
+static void allocate(void)
+{
+    void *p = NULL;
+    enum cudaStreamCaptureMode mode = of_thread;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    allocated = (int)cudaMalloc(&p, 64);
+    cudaFree(p);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaGetLastError();
+}
+static void modes(void)
+{
+    enum { GLOBAL = cudaStreamCaptureModeGlobal, RELAXED = cudaStreamCaptureModeRelaxed };
+    sim_hush(true);
+    for (int i = 0; i < 18; i++) {
+        const int of_capture = i / 2 % 3, own = i % 2;
+        cudaGraph_t graph = NULL;
+        of_thread = (enum cudaStreamCaptureMode)(i / 6);
+        bool refused = own ? of_capture != RELAXED && i / 6 != RELAXED
+                           : of_capture == GLOBAL && i / 6 == GLOBAL;
+        cudaStreamBeginCapture(a, (enum cudaStreamCaptureMode)of_capture);
+        if (own)
+            allocate();
+        else
+            in_a_thread(allocate);
+        must_be(allocated, refused ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+        must_be((int)cudaStreamEndCapture(a, &graph),
+                refused ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+        must_be(graph == NULL, refused);
+        must_be(sim_finding_count("in capture") > 0, refused);
+        sim_forget_findings();
+    }
+    cudaGetLastError();
+    sim_hush(false);
+}
+static void what_is_broken_takes_no_more(void)
+{
+    cudaGraph_t graph;
+    enum cudaStreamCaptureStatus status;
+    sim_hush(true);
+    begin_capture();
+    record(a);
+    wait_on(b);
+    of_thread = cudaStreamCaptureModeThreadLocal;
+    allocate();
+    for (int i = 0; i < 2; i++) {
+        cudaStream_t stream = i == 0 ? a : b;
+        must_be((int)cudaStreamIsCapturing(stream, &status), cudaSuccess);
+        must_be((int)status, cudaStreamCaptureStatusInvalidated);
+        must_be((int)cudaMemcpyAsync(x, y, 64, cudaMemcpyDeviceToDevice, stream),
+                cudaErrorStreamCaptureInvalidated);
+        must_be((int)cudaEventRecord(event, stream), cudaErrorStreamCaptureInvalidated);
+    }
+    must_be((int)cudaStreamEndCapture(a, &graph), cudaErrorStreamCaptureInvalidated);
+    sim_hush(false);
+    sim_forget_findings();
+    cudaGetLastError();
+    in(x, a);
+    record(a);
+    wait_on(b);
+    inside(y, x, b);
+}
+static void a_captured_event_stays_so(void)
+{
+    cudaGraph_t graph;
+    begin_capture();
+    record(a);
+    must_be((int)cudaStreamEndCapture(a, &graph), cudaSuccess);
+    must_be((int)cudaEventSynchronize(event), cudaErrorCapturedEvent);
+    must_be((int)cudaEventQuery(event), cudaErrorCapturedEvent);
+    cudaGetLastError();
+    record(a);
+    must_be((int)cudaEventSynchronize(event), cudaSuccess);
+}
+static void two_captures(void)
+{
+    cudaGraph_t graphs[2];
+    cudaGraphExec_t again;
+    memset(pinned, 5, BYTES);
+    in(y, a);
+    cudaStreamSynchronize(a);
+    begin_capture();
+    cudaStreamBeginCapture(b, cudaStreamCaptureModeGlobal);
+    some(x, y, cudaMemcpyDeviceToDevice, a);
+    fill(x + 64, 8, b);
+    must_be((int)cudaStreamEndCapture(a, &graphs[0]), cudaSuccess);
+    must_be((int)cudaStreamEndCapture(b, &graphs[1]), cudaSuccess);
+    cudaStreamSynchronize(b);
+    must_be((int)cudaGraphInstantiate(&again, graphs[0], 0), cudaSuccess);
+    memset(pinned, 6, BYTES);
+    in(x, a);
+    must_be((int)cudaGraphLaunch(again, a), cudaSuccess);
+    must_be(first_of(x), 0x05050505);
+    must_be(first_of(x + 64), 0x06060606); /* that is the other's */
+    cudaGraphExecDestroy(again);
+    cudaGraphDestroy(graphs[0]);
+    cudaGraphDestroy(graphs[1]);
+}
+static void the_stream_of_a_thread(void)
+{
+    cudaStream_t own = cudaStreamPerThread;
+    cudaGraph_t graph;
+    int device = -1;
+    memset(pinned, 3, BYTES);
+    in(x, own);
+    must_be((int)cudaStreamBeginCapture(own, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    inside(y, x, own);
+    must_be((int)cudaStreamEndCapture(own, &graph), cudaSuccess);
+    out(y, own);
+    must_be((int)cudaStreamSynchronize(own), cudaSuccess);
+    must_be(pinned[BYTES - 1], 3);
+    must_be((int)cudaStreamGetDevice(own, &device), cudaSuccess);
+    must_be(device, 0);
+    use_far();
+    cudaMemcpyAsync(far_x, pinned, BYTES, cudaMemcpyHostToDevice, own);
+    must_be((int)cudaStreamSynchronize(own), cudaSuccess);
+    must_be((int)cudaStreamGetDevice(own, &device), cudaSuccess);
+    must_be(device, 1);
+    CUcontext popped;
+    pop(&popped);
+    push(near_context);
 }
 static void a_graph_is_launched_twice(void)
 {
@@ -1213,6 +1419,11 @@ static const struct program {
     PLANTED(capture_ended_elsewhere, "in capture"),
     PLANTED(wait_for_a_capture_that_ended, "in capture"),
     PLANTED(allocation_in_a_capture, "in capture"), PLANTED(capture_that_does_not_end, "leak"),
+    PLANTED(capture_ended_by_another_thread, "in capture"),
+    PLANTED(captures_that_meet, "in capture"), PLANTED(sync_of_a_captured_stream, "in capture"),
+    PLANTED(sync_of_a_captured_event, "in capture"),
+    PLANTED(query_of_a_captured_event, "in capture"),
+    PLANTED(streams_of_two_threads, "race"), PLANTED(legacy_stream, "legacy stream"),
     PLANTED(sync_of_what_hangs, "waits for ever"),
     PLANTED(free_beside_what_hangs, "waits for ever"),
     PLANTED(event_of_what_hangs, "waits for ever"),
@@ -1283,6 +1494,8 @@ static const struct program {
     CORRECT(transitive), CORRECT(peers), CORRECT(captured), CORRECT(deferred_in_order),
     CORRECT(deferred_recorded_on_two_streams), CORRECT(barriers), CORRECT(blocks_in_strides),
     CORRECT(wide_accesses), CORRECT(memory_begins_as_nan), CORRECT(asked_until_ready),
+    CORRECT(modes), CORRECT(what_is_broken_takes_no_more), CORRECT(a_captured_event_stays_so),
+    CORRECT(two_captures), CORRECT(the_stream_of_a_thread),
     CORRECT(capture_of_two_streams), CORRECT(a_graph_is_launched_twice),
     CORRECT(host_functions_run_in_order),
     CORRECT(pinned_for_both_devices),

@@ -83,11 +83,16 @@ void sim_trace_begin(void);
 double sim_trace_end(void);
 size_t sim_trace_bytes(int device, bool out);
 
-/* While it is on, calls that may wait for the device are findings: "blocks" where only enqueueing
-   is allowed, "in capture" while somebody captures, when even asking for an event is wrong. The
-   same is in capture while a stream is, by cudaStreamBeginCapture. */
+/* While it is on, calls that may wait for the device are findings: "blocks". */
 void sim_enqueue_only(bool on);
-void sim_capture(bool on);
+
+/* Captures are as CUDA documents them, with the three modes. What breaks one is a finding, "in
+   capture", as well as an error. */
+
+/* A context of the device that is not its primary one; and primary ones are refused with this
+   CUresult. */
+struct CUctx_st *sim_other_context(int device);
+void sim_refuse_contexts(int code);
 
 /* ---- NCCL: ranks of this process, and of others that have the same unique id ---- */
 

@@ -91,8 +91,8 @@ __attribute__((destructor)) static void end_with_findings(void)
 struct CUctx_st {
     int device, users;
 };
-static struct CUctx_st contexts[DEVICES];
-static cudaError_t lost[DEVICES]; /* cudaSuccess: it is not */
+static struct CUctx_st contexts[DEVICES], others[DEVICES]; /* the primary ones, and not */
+static cudaError_t lost[DEVICES];                          /* cudaSuccess: it is not */
 static _Thread_local CUcontext stack[STACK];
 static _Thread_local int stack_depth;
 static _Thread_local cudaError_t last_error;
@@ -133,6 +133,42 @@ void sim_lose_device(int device, int code)
     lost[device] = (cudaError_t)code;
 }
 
+/* What is captured: one stream, and those that have waited for it since. */
+typedef struct capture {
+    int number;
+    enum cudaStreamCaptureMode mode;
+    const void *thread; /* where its mode is */
+    cudaStream_t origin;
+    bool broken; /* it can only be ended */
+    struct CUgraph_st *graph;
+    struct capture *next;
+} capture;
+
+static capture *captures;
+static _Thread_local enum cudaStreamCaptureMode thread_mode; /* global, at first */
+
+/* To this thread, what is potentially unsafe: see cudaThreadExchangeStreamCaptureMode. */
+static bool forbids(const capture *c)
+{
+    if (c->thread == &thread_mode)
+        return thread_mode != cudaStreamCaptureModeRelaxed &&
+               c->mode != cudaStreamCaptureModeRelaxed;
+    return thread_mode == cudaStreamCaptureModeGlobal && c->mode == cudaStreamCaptureModeGlobal;
+}
+
+/* Potentially unsafe is here all that does not enqueue, but for questions that are not about work.
+   The captures that forbid it are broken by it. */
+static cudaError_t unsafe(const char *fn, cudaError_t code)
+{
+    for (capture *c = captures; c != NULL; c = c->next)
+        if (forbids(c)) {
+            find("in capture", "%s, while a stream is captured", fn);
+            c->broken = true;
+            code = code == cudaSuccess ? cudaErrorStreamCaptureUnsupported : code;
+        }
+    return code;
+}
+
 static _Thread_local bool in_host_call; /* a stream's, which must not use CUDA */
 
 /* Every call passes here first, and ends with leave(). */
@@ -145,36 +181,30 @@ static cudaError_t enter(void)
     call_count++;
     bool fails = fail_at > 0 && (call_count == fail_at || (fail_sticky && call_count > fail_at));
     fault_fired = fault_fired || fails;
+    for (capture *c = captures; c != NULL && fails; c = c->next) /* it is one of those errors */
+        c->broken = c->broken || (fail_code >= cudaErrorStreamCaptureUnsupported &&
+                                  fail_code <= cudaErrorStreamCaptureWrongThread);
     return fails ? (cudaError_t)fail_code : lost_here();
 }
 
-static bool enqueue_only, capturing;
-static int captures_open;
-
-static bool is_capturing(void)
-{
-    return capturing || captures_open > 0;
-}
+static bool enqueue_only;
 
 void sim_enqueue_only(bool on)
 {
     enqueue_only = on;
 }
 
-void sim_capture(bool on)
-{
-    capturing = on;
-}
-
 /* A call that may wait, or for which the driver may. */
-static cudaError_t enter_waiting(const char *fn)
+static cudaError_t may_wait(const char *fn, cudaError_t code)
 {
-    cudaError_t code = enter();
     if (enqueue_only)
         find("blocks", "%s, where work is only enqueued", fn);
-    if (is_capturing())
-        find("in capture", "%s, while a stream is captured", fn);
-    return code;
+    return unsafe(fn, code);
+}
+
+static cudaError_t enter_waiting(const char *fn)
+{
+    return may_wait(fn, enter());
 }
 
 /* A call that waits for all that the device does: with a rank of NCCL's among it, perhaps for ever.
@@ -266,19 +296,36 @@ static CUresult ctx_pop(CUcontext *out)
     return CUDA_SUCCESS;
 }
 
+struct CUctx_st *sim_other_context(int device)
+{
+    others[device] = (struct CUctx_st){.device = device, .users = 1};
+    return &others[device];
+}
+
+static cudaError_t context_error;
+
+void sim_refuse_contexts(int code)
+{
+    context_error = (cudaError_t)code;
+}
+
 static CUresult ctx_retain(CUcontext *out, CUdevice device)
 {
     pthread_mutex_lock(&lock);
-    contexts[device].device = device;
-    contexts[device].users++;
-    *out = &contexts[device];
+    cudaError_t code = unsafe("cuDevicePrimaryCtxRetain", context_error);
+    if (code == cudaSuccess) {
+        contexts[device].device = device;
+        contexts[device].users++;
+        *out = &contexts[device];
+    }
     pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
+    return (CUresult)code;
 }
 
 static CUresult ctx_release(CUdevice device)
 {
     pthread_mutex_lock(&lock);
+    (void)unsafe("cuDevicePrimaryCtxRelease", cudaSuccess);
     if (--contexts[device].users < 0)
         find("context released twice", "device %d", device);
     for (int d = 0; d < DEVICES && contexts[device].users == 0; d++)
@@ -378,9 +425,11 @@ typedef struct work { /* what a stream has to do: bytes to move, a kernel, or or
 struct CUstream_st {
     uint32_t magic;
     int device, actor;
-    bool hangs;  /* it will never be done */
-    int capture; /* its number; 0: none */
-    int held;    /* so many groups of NCCL are in progress with it */
+    CUcontext context;
+    bool of_a_thread; /* what cudaStreamPerThread is to it */
+    bool hangs;       /* it will never be done */
+    int capture;      /* its number; 0: none */
+    int held;         /* so many groups of NCCL are in progress with it */
     clock_of clock;
     work *todo, **end; /* deferred */
     struct CUstream_st *next;
@@ -403,7 +452,6 @@ static uint64_t ticks[ACTORS]; /* of each actor, also after its stream was destr
 static bool taken[ACTORS] = {[HOST] = true};
 static struct CUstream_st *streams;
 static struct CUevent_st *events;
-static cudaStream_t capture_origin;
 static bool collectives_matter;
 
 void sim_nccl_mind_hangs(bool on)
@@ -452,13 +500,71 @@ static void join(clock_of *into, const clock_of *other)
         into->at[a] = into->at[a] > other->at[a] ? into->at[a] : other->at[a];
 }
 
+/* The streams that have no memory of their own: NULL, cudaStreamLegacy and cudaStreamPerThread. */
+static bool is_special(cudaStream_t stream)
+{
+    return stream == NULL || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+}
+
 static bool stream_is(const char *fn, cudaStream_t stream)
 {
-    if (stream == NULL)
-        find("legacy stream", "%s on the default stream", fn);
+    if (is_special(stream))
+        find(stream == cudaStreamPerThread ? "stream of a thread" : "legacy stream",
+             "%s on a default stream", fn);
     else if (stream->magic != STREAM)
         find("stream after destroy", "%s", fn);
-    return stream != NULL && stream->magic == STREAM;
+    return !is_special(stream) && stream->magic == STREAM;
+}
+
+/* NULL: there are no more actors. */
+static cudaStream_t stream_new(CUcontext context)
+{
+    int actor = 1;
+    while (actor < ACTORS && taken[actor])
+        actor++;
+    struct CUstream_st *s = actor < ACTORS ? calloc(1, sizeof *s) : NULL;
+    if (s == NULL)
+        return NULL;
+    *s = (struct CUstream_st){.magic = STREAM,
+                              .device = context->device,
+                              .actor = actor,
+                              .context = context,
+                              .next = streams};
+    taken[actor] = true;
+    streams = s;
+    return s;
+}
+
+static capture *capture_of(int number)
+{
+    capture *c = captures;
+    while (c != NULL && c->number != number)
+        c = c->next;
+    return c;
+}
+
+static void capture_break(int number)
+{
+    capture *c = capture_of(number);
+    if (c != NULL)
+        c->broken = true;
+}
+
+/* A call about a stream; a thread has one of its own in each context. To a broken capture nothing
+   is added. */
+static cudaError_t enter_on(cudaStream_t *stream)
+{
+    static _Thread_local cudaStream_t own[DEVICES];
+    cudaError_t code = enter();
+    if (*stream == cudaStreamPerThread && stack_depth > 0) {
+        cudaStream_t *at = &own[stack[stack_depth - 1]->device];
+        *at = *at == NULL ? stream_new(stack[stack_depth - 1]) : *at;
+        *stream = *at;
+        (*at)->of_a_thread = true;
+    }
+    const capture *c = is_special(*stream) ? NULL : capture_of((*stream)->capture);
+    bool broken = c != NULL && c->broken;
+    return code == cudaSuccess && broken ? cudaErrorStreamCaptureInvalidated : code;
 }
 
 /* Nobody may use a stream while NCCL has not said that it has enqueued what it was told to. */
@@ -827,7 +933,7 @@ void sim_check_leaks(void)
         if (!b->freed)
             find("leak", "%zu bytes on %d", b->bytes, b->device);
     for (const struct CUstream_st *s = streams; s != NULL; s = s->next)
-        if (s->magic == STREAM)
+        if (s->magic == STREAM && !s->of_a_thread)
             find("leak", "a stream of device %d", s->device);
     for (const struct CUevent_st *e = events; e != NULL; e = e->next)
         if (e->magic == EVENT)
@@ -840,7 +946,7 @@ void sim_check_leaks(void)
             find("leak", "a library of kernels");
     if (stack_depth > 0)
         find("leak", "a context on the stack of this thread");
-    if (captures_open > 0)
+    if (captures != NULL)
         find("leak", "a capture that did not end");
     sim_nccl_check_leaks();
     if (last_error != cudaSuccess)
@@ -1207,8 +1313,6 @@ struct CUgraphExec_st {
     struct CUgraph_st *graph;
 };
 
-static struct CUgraph_st *captured; /* so far */
-
 static void *copy_of(const void *data, size_t bytes)
 {
     void *copy = data != NULL ? malloc(bytes) : NULL;
@@ -1223,13 +1327,13 @@ static work piece_of(const work *w)
     return own;
 }
 
-static void capture_piece(const work *w)
+static void capture_piece(struct CUgraph_st *graph, const work *w)
 {
-    captured->has_jobs = captured->has_jobs || w->kind == JOB;
+    graph->has_jobs = graph->has_jobs || w->kind == JOB;
     if (w->kind != MOVE && w->kind != KERNEL && w->kind != CALL)
         return;
-    captured->pieces = realloc(captured->pieces, (captured->count + 1) * sizeof *w);
-    captured->pieces[captured->count++] = piece_of(w);
+    graph->pieces = realloc(graph->pieces, (graph->count + 1) * sizeof *w);
+    graph->pieces[graph->count++] = piece_of(w);
 }
 
 static void graph_drop(struct CUgraph_st *graph)
@@ -1246,8 +1350,9 @@ static void graph_drop(struct CUgraph_st *graph)
 
 static void submit(cudaStream_t stream, work w)
 {
-    if (stream->capture != 0)
-        capture_piece(&w);
+    const capture *c = capture_of(stream->capture);
+    if (c != NULL)
+        capture_piece(c->graph, &w);
     if (trace_on && (w.kind == MOVE || w.kind == KERNEL)) {
         free(w.operands);
         free(w.params);
@@ -1420,7 +1525,7 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
-    cudaError_t code = enter();
+    cudaError_t code = unsafe(__func__, enter());
     int device = current_device(__func__);
     if (flags != 0)
         find("unknown flags", "%s: 0x%x", __func__, flags);
@@ -1435,13 +1540,39 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 
 cudaError_t cudaDeviceDisablePeerAccess(int peer)
 {
-    cudaError_t code = enter();
+    cudaError_t code = unsafe(__func__, enter());
     int device = current_device(__func__);
     if (code == cudaSuccess && !reaches[device][peer])
         code = cudaErrorPeerAccessNotEnabled;
     if (code == cudaSuccess)
         reaches[device][peer] = false;
     return leave(code);
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
+{
+    enum cudaStreamCaptureMode before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return cudaSuccess;
+}
+
+static CUresult exchange_mode(CUstreamCaptureMode *mode)
+{
+    CUstreamCaptureMode before = (CUstreamCaptureMode)thread_mode;
+    thread_mode = (enum cudaStreamCaptureMode) * mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+/* Default streams are of any context. */
+static CUresult stream_context(cudaStream_t stream, CUcontext *out, CUgreenCtx *out_green)
+{
+    *out_green = NULL;
+    if (is_special(stream) && stack_depth == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *out = is_special(stream) ? stack[stack_depth - 1] : stream->context;
+    return CUDA_SUCCESS;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
@@ -1510,7 +1641,9 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
                    {"cuDeviceGetUuid", (void (*)(void))device_uuid},
                    {"cuDevicePrimaryCtxRetain", (void (*)(void))ctx_retain},
                    {"cuDevicePrimaryCtxRelease", (void (*)(void))ctx_release},
-                   {"cuPointerGetAttribute", (void (*)(void))pointer_attribute}};
+                   {"cuPointerGetAttribute", (void (*)(void))pointer_attribute},
+                   {"cuStreamGetCtx", (void (*)(void))stream_context},
+                   {"cuThreadExchangeStreamCaptureMode", (void (*)(void))exchange_mode}};
     cudaError_t code = enter();
     (void)version, (void)flags;
     *result = cudaDriverEntryPointSymbolNotFound;
@@ -1592,7 +1725,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int priority)
 {
     cudaError_t code = enter_waiting(__func__);
-    int device = current_device(__func__), actor = 1;
+    (void)current_device(__func__);
     (void)priority;
     if (code == cudaSuccess && (flags & ~(unsigned)cudaStreamNonBlocking) != 0) {
         find("unknown flags", "%s: 0x%x", __func__, flags);
@@ -1600,18 +1733,11 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int 
     }
     if (code == cudaSuccess && flags == 0)
         find("blocking stream", "it waits for the default stream, and that for it");
-    while (actor < ACTORS && taken[actor])
-        actor++;
-    if (code != cudaSuccess || actor == ACTORS)
+    cudaStream_t stream =
+        code == cudaSuccess && stack_depth > 0 ? stream_new(stack[stack_depth - 1]) : NULL;
+    if (stream == NULL)
         return leave(code != cudaSuccess ? code : cudaErrorMemoryAllocation);
-    struct CUstream_st *s = calloc(1, sizeof *s);
-    s->magic = STREAM;
-    s->device = device;
-    s->actor = actor;
-    s->next = streams;
-    streams = s;
-    taken[actor] = true;
-    *out = s;
+    *out = stream;
     return leave(cudaSuccess);
 }
 
@@ -1634,19 +1760,23 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device)
 {
     cudaError_t code = enter();
-    (void)current_device(__func__);
-    if (code == cudaSuccess && stream_is(__func__, stream))
-        *device = stream->device;
+    int current = current_device(__func__);
+    if (code == cudaSuccess && (is_special(stream) || stream_is(__func__, stream)))
+        *device = is_special(stream) ? current : stream->device;
     return leave(code);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
-    cudaError_t code = enter_waiting(__func__);
+    cudaError_t code = enter_on(&stream);
+    code = may_wait(__func__, code);
     (void)current_device(__func__);
     if (code == cudaSuccess && stream_is_free(__func__, stream)) {
-        if (stream->capture != 0)
+        if (stream->capture != 0) {
+            find("in capture", "%s of a stream that is captured", __func__);
+            capture_break(stream->capture);
             return leave(cudaErrorStreamCaptureUnsupported);
+        }
         never_ends(__func__, stream->hangs);
         finish_stream(stream);
         host_learns(&stream->clock);
@@ -1654,65 +1784,114 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     return leave(code);
 }
 
-/* Capture, a stream at a time: one that waits for an event of a captured one is captured from then
-   on. What is captured is done at once, as if the graph were launched, and again when it is. */
-static int capture_count;
+/* A stream that waits for an event of a captured one is captured from then on. What is captured is
+   done at once, as if the graph were launched, and again when it is. */
+static cudaError_t capture_refuses(cudaStream_t stream, const struct CUevent_st *event,
+                                   const char *what, cudaError_t code)
+{
+    find("in capture", "a stream waits for an event %s", what);
+    capture_break(stream->capture);
+    capture_break(event->capture);
+    return code;
+}
 
 static cudaError_t capture_follows(cudaStream_t stream, cudaEvent_t event)
 {
     if (stream->capture == event->capture)
         return cudaSuccess;
-    if (event->capture == 0 || stream->capture != 0) {
-        find("in capture", "a captured stream waits for one that is not in its capture");
-        return cudaErrorStreamCaptureIsolation;
-    }
-    if (event->capture != capture_count || captures_open == 0) {
-        find("in capture", "a stream waits for an event of a capture that has ended");
-        return cudaErrorCapturedEvent;
-    }
+    if (event->capture == 0)
+        return capture_refuses(stream, event, "outside its capture",
+                               cudaErrorStreamCaptureIsolation);
+    if (capture_of(event->capture) == NULL)
+        return capture_refuses(stream, event, "of a capture that has ended",
+                               cudaErrorCapturedEvent);
+    if (stream->capture != 0)
+        return capture_refuses(stream, event, "of another capture", cudaErrorStreamCaptureMerge);
     stream->capture = event->capture;
     return cudaSuccess;
 }
 
-/* One at a time is enough here. */
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
-    cudaError_t code = enter();
-    (void)mode;
-    if (code == cudaSuccess && captures_open > 0)
-        code = cudaErrorStreamCaptureUnsupported;
+    static int count;
+    cudaError_t code = enter_on(&stream);
     if (code == cudaSuccess && stream_is_free(__func__, stream)) {
-        stream->capture = ++capture_count;
-        capture_origin = stream;
-        captured = calloc(1, sizeof *captured);
-        captured->users = 1;
-        captures_open++;
+        if (stream->capture != 0)
+            return leave(cudaErrorIllegalState);
+        capture *c = calloc(1, sizeof *c);
+        *c = (capture){.number = ++count,
+                       .mode = mode,
+                       .thread = &thread_mode,
+                       .origin = stream,
+                       .graph = calloc(1, sizeof *c->graph),
+                       .next = captures};
+        c->graph->users = 1;
+        captures = c;
+        stream->capture = c->number;
     }
     return leave(code);
 }
 
+/* Streams are let go of. What a capture had that came to nothing is over: it will not run. */
+static void capture_close(capture *c, bool good)
+{
+    capture **link = &captures;
+    while (*link != c)
+        link = &(*link)->next;
+    *link = c->next;
+    if (!good)
+        finish_all();
+    for (struct CUstream_st *s = streams; s != NULL; s = s->next) {
+        if (s->capture != c->number)
+            continue;
+        s->capture = 0;
+        if (!good)
+            host_learns(&s->clock);
+    }
+    graph_drop(c->graph);
+    free(c);
+}
+
 /* Every stream that was drawn in has come back to the one where it began. */
+static bool capture_is_joined(const capture *c)
+{
+    bool joined = true;
+    for (struct CUstream_st *s = streams; s != NULL; s = s->next)
+        if (s->capture == c->number && s->clock.at[s->actor] > c->origin->clock.at[s->actor]) {
+            find("in capture", "a stream of device %d was not joined again", s->device);
+            joined = false;
+        }
+    return joined;
+}
+
+static cudaError_t capture_ends(const capture *c, cudaStream_t stream)
+{
+    if (c == NULL || stream != c->origin) {
+        find("in capture", "it is ended on another stream than it was begun");
+        return c == NULL ? cudaErrorIllegalState : cudaErrorStreamCaptureUnmatched;
+    }
+    if (c->thread != &thread_mode && c->mode != cudaStreamCaptureModeRelaxed) {
+        find("in capture", "it is ended by another thread than it was begun");
+        return cudaErrorStreamCaptureWrongThread;
+    }
+    if (c->broken)
+        return cudaErrorStreamCaptureInvalidated;
+    return capture_is_joined(c) ? cudaSuccess : cudaErrorStreamCaptureUnjoined;
+}
+
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
+    capture *c = capture_of(stream->capture);
     *graph = NULL;
-    if (code == cudaSuccess && (captures_open == 0 || stream != capture_origin)) {
-        find("in capture", "it is ended on another stream than it was begun");
-        code = cudaErrorStreamCaptureUnmatched;
+    if (code == cudaSuccess || code == cudaErrorStreamCaptureInvalidated)
+        code = capture_ends(c, stream);
+    if (code == cudaSuccess) {
+        *graph = c->graph;
+        c->graph->users++;
     }
-    for (struct CUstream_st *s = streams; s != NULL && code == cudaSuccess; s = s->next)
-        if (s->capture != 0 && s->clock.at[s->actor] > stream->clock.at[s->actor]) {
-            find("in capture", "a stream of device %d was not joined again", s->device);
-            code = cudaErrorStreamCaptureUnjoined;
-        }
-    for (struct CUstream_st *s = streams; s != NULL; s = s->next)
-        s->capture = 0;
-    captures_open = 0;
-    if (code == cudaSuccess)
-        *graph = captured;
-    else
-        graph_drop(captured);
-    captured = NULL;
+    if (c != NULL && code != cudaErrorStreamCaptureWrongThread)
+        capture_close(c, code == cudaSuccess);
     return leave(code);
 }
 
@@ -1733,7 +1912,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     if (code == cudaSuccess && stream_is_free(__func__, stream)) {
         enqueue(stream);
         for (size_t i = 0; i < exec->graph->count; i++)
@@ -1757,26 +1936,22 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
     return leave(code);
 }
 
-cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode)
-{
-    static _Thread_local enum cudaStreamCaptureMode own;
-    enum cudaStreamCaptureMode before = own;
-    own = *mode;
-    *mode = before;
-    return cudaSuccess;
-}
-
+/* Of a broken capture, too. */
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *out)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
+    const capture *c = is_special(stream) ? NULL : capture_of(stream->capture);
+    code = c != NULL && c->broken ? cudaSuccess : code;
     if (code == cudaSuccess && stream_is(__func__, stream))
-        *out = stream->capture != 0 ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+        *out = c == NULL   ? cudaStreamCaptureStatusNone
+               : c->broken ? cudaStreamCaptureStatusInvalidated
+                           : cudaStreamCaptureStatusActive;
     return leave(code);
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     (void)current_device(__func__);
     if (flags != 0)
         find("unknown flags", "%s: 0x%x", __func__, flags);
@@ -1826,7 +2001,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     (void)current_device(__func__);
     if (code == cudaSuccess && event_is(__func__, event) && stream_is_free(__func__, stream)) {
         if (event->device != stream->device) {
@@ -1868,16 +2043,23 @@ static bool event_is_ready(struct CUevent_st *event)
     return is_reached(event->serial);
 }
 
+/* Nobody may ask for it, or wait for it, until it is recorded outside. */
+static cudaError_t event_is_captured(const char *fn, const struct CUevent_st *event)
+{
+    if (capture_of(event->capture) != NULL)
+        find("in capture", "%s of an event that is captured", fn);
+    capture_break(event->capture);
+    return cudaErrorCapturedEvent;
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    cudaError_t code = enter();
+    cudaError_t code = unsafe(__func__, enter());
     (void)current_device(__func__);
-    if (is_capturing())
-        find("in capture", "%s, while a stream is captured", __func__);
     if (code != cudaSuccess || !event_is(__func__, event))
         return leave(code);
     if (event->capture != 0)
-        return leave(cudaErrorCapturedEvent);
+        return leave(event_is_captured(__func__, event));
     if (!event_is_ready(event))
         return leave(cudaErrorNotReady);
     host_learns(&event->clock);
@@ -1900,7 +2082,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
         if (!event->recorded)
             find("wait for nothing", "an event that was never recorded orders nothing");
         if (event->capture != 0)
-            return leave(cudaErrorCapturedEvent);
+            return leave(event_is_captured(__func__, event));
         never_ends(__func__, event->hangs);
         trace_host_wait(event->serial);
         finish_event(event);
@@ -1936,7 +2118,7 @@ static bool copy_fits(const void *dst, const void *src, enum cudaMemcpyKind kind
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     (void)current_device(__func__);
     if (code != cudaSuccess || !stream_is_free(__func__, stream) || !copy_fits(dst, src, kind))
         return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
@@ -1956,7 +2138,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
 cudaError_t cudaMemcpyPeerAsync(void *dst, int dst_device, const void *src, int src_device,
                                 size_t bytes, cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     (void)current_device(__func__);
     if (code != cudaSuccess || !stream_is_free(__func__, stream))
         return leave(code != cudaSuccess ? code : cudaErrorInvalidValue);
@@ -1988,7 +2170,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
                               size_t width, size_t height, enum cudaMemcpyKind kind,
                               cudaStream_t stream)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     (void)current_device(__func__);
     if (code == cudaSuccess && (dst_pitch > PITCH_MAX || src_pitch > PITCH_MAX ||
                                 dst_pitch < width || src_pitch < width)) {
@@ -2186,7 +2368,7 @@ static bool launch_fits(const char *name, const struct CUkern_st *fn, dim3 grid,
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *user)
 {
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     (void)current_device(__func__);
     if (code == cudaSuccess && stream_is_free(__func__, stream)) {
         enqueue(stream);
@@ -2199,7 +2381,7 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
                              cudaStream_t stream)
 {
     static sim_range ranges[SIM_RANGES];
-    cudaError_t code = enter();
+    cudaError_t code = enter_on(&stream);
     const struct CUkern_st *own = fn;
     const char *name = kernel_name(own->kernel);
     if (code != cudaSuccess || !launch_fits(name, own, grid, block_dim, shared, stream))
