@@ -442,9 +442,12 @@ static void dp__nccl_ring(dp__nccl_comm *comm)
     dp__os_word_wake(&comm->bell);
 }
 
-/* Under the lock. The sentence is this thread's last one. */
+/* Under the lock. The sentence is this thread's last one. Whatever it is to this process, it is a
+   failure of the job: others may be in the same collective. */
 static dp_status dp__nccl_fail(dp__nccl_comm *comm, dp_status status)
 {
+    if (comm->failed == DP_OK && dp_status_class(status) != DP_CLASS_JOB)
+        status = dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
     if (comm->failed == DP_OK) {
         comm->failed = dp__nccl_tell(comm, status);
         comm->culprit = dp__thread.culprit;
@@ -1048,10 +1051,17 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
 static dp_status dp__nccl_run(const dp__nccl_call *call,
                               dp_status (*run)(const dp__nccl_call *call))
 {
-    const dp__cuda_gpu *gpu = call->comm->gpus[0].physical;
-    DP_TRY(dp__nccl_place(call->comm));
+    dp__nccl_comm *comm = call->comm;
+    const dp__cuda_gpu *gpu = comm->gpus[0].physical;
+    DP_TRY(dp__nccl_place(comm));
     DP_TRY(dp__cuda_enter(gpu));
-    return dp__cuda_leave(gpu, dp__nccl_run_inside(call, run), "", cudaSuccess);
+    dp_status status = dp__cuda_leave(gpu, dp__nccl_run_inside(call, run), "", cudaSuccess);
+    if (status == DP_OK || call->captured || comm->near != NULL)
+        return status;
+    dp__lock_enter(&comm->lock);
+    status = dp__nccl_fail(comm, status);
+    dp__lock_leave(&comm->lock);
+    return status;
 }
 
 /* A copy on a GPU, by the stream of its lead. */

@@ -1841,10 +1841,12 @@ TEST_SLOW(a_report_of_several_processes, 30)
 
 typedef struct outcome { /* of all processes */
     bool fired;
+    int refused; /* calls that failed, and not the job */
 } outcome;
 
 static outcome *shared;
 static long fail_at;
+static int fail_code;
 
 static void a_call_fails(meeting *m)
 {
@@ -1860,7 +1862,7 @@ static void a_call_fails(meeting *m)
     config.timeout_ms = 20000;
     config.allocator = test_allocator_of(&counter);
     if (m->process == 1)
-        sim_fail_at(fail_at, 999, false);
+        sim_fail_at(fail_at, fail_code, false);
     dp_status status = dp_open(&config, &ctx);
     if (status == DP_OK) {
         status = sum_of(ctx, COUNT);
@@ -1873,12 +1875,63 @@ static void a_call_fails(meeting *m)
     CHECK_NO_LEAKS(&counter);
 }
 
-TEST_SLOW(every_call_of_one_process_fails, 120)
+/* With this code; the others hear of it, also where it is no failure of the job to this one. */
+static void every_call_fails(int code)
 {
+    fail_code = code;
     shared = shared_memory(sizeof *shared);
     for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += 3)
         in_processes(2, a_call_fails);
     CHECK(fail_at > 100);
+}
+
+TEST_SLOW(every_call_of_one_process_fails, 120)
+{
+    every_call_fails(cudaErrorUnknown);
+    every_call_fails(cudaErrorMemoryAllocation);
+    every_call_fails(cudaErrorStreamCaptureInvalidated);
+}
+
+/* What is refused before anything has begun may be called again: when CUDA is asked whether the
+   stream is captured. From then on it is the job's failure, also with a code that would not be: the
+   other process is in it. */
+static void a_call_of_a_collective_fails(meeting *m)
+{
+    dp_ctx *ctx = open_for(m, 20000);
+    vectors v;
+    vectors_make(ctx, &v, DP_F32, COUNT);
+    CHECK_OK(dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM)); /* connections are made */
+    CHECK_OK(dp_wait(ctx));
+    wait_for_all(m);
+    if (m->process == 1)
+        sim_fail_at(fail_at, fail_code, false);
+    dp_status status = dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM);
+    if (m->process == 1)
+        shared->fired = sim_fault_fired();
+    sim_fail_at(0, 0, false);
+    if (status != DP_OK && dp_status_class(status) != DP_CLASS_JOB) {
+        shared->refused++;
+        status = dp_all_reduce(ctx, v.parts, COUNT, DP_F32, DP_OP_SUM);
+    }
+    if (status == DP_OK)
+        status = dp_wait(ctx);
+    CHECK(status == DP_OK || dp_status_class(status) == DP_CLASS_JOB);
+    CHECK(status != DP_ERR_TIMEOUT);
+    dp_scope_end(v.scope);
+    dp_close(ctx);
+}
+
+TEST_SLOW(every_call_of_a_collective_of_processes_fails, 60)
+{
+    static const int codes[] = {cudaErrorMemoryAllocation, cudaErrorStreamCaptureInvalidated};
+    shared = shared_memory(sizeof *shared);
+    for (int i = 0; i < 2; i++) {
+        fail_code = codes[i];
+        for (fail_at = 1; fail_at == 1 || shared->fired; fail_at++)
+            in_processes(2, a_call_of_a_collective_fails);
+        CHECK(fail_at > 5);
+        CHECK_INT(shared->refused, i + 1);
+    }
 }
 
 /* What one process cannot have to join keeps all from opening, and all hear of it at once. */
