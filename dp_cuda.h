@@ -103,7 +103,10 @@ DP_API void dp_cuda_release(dp_stream *stream);
 
 enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
-#define DP__CUDA_KERNEL(name) dp_global void dp_cuda_##name(dp_const struct dp__cuda_params p)
+/* It gets no more registers than so many blocks of it have on a multiprocessor. */
+#define DP__CUDA_KERNEL_OF(name, blocks)                                                           \
+    dp_global(blocks) void dp_cuda_##name(dp_const struct dp__cuda_params p)
+#define DP__CUDA_KERNEL(name) DP__CUDA_KERNEL_OF(name, 4)
 #define DP__CUDA_DEVICE       dp_device
 #define DP__CUDA_SHARED       dp_shared
 #define DP__CUDA_SYNC         __syncthreads();
@@ -298,6 +301,18 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         else                                                                                       \
             for (unsigned e = 0; e < W; e++)                                                       \
                 out->at[e] = dp_put_bf16(x[e]);                                                    \
+    }
+
+/* For sums, in which one NaN is as good as another. */
+#define DP__CUDA_BARE_HALVES(W)                                                                    \
+    DP__CUDA_DEVICE void dp_bare_u16x##W(float *out, const struct dp_u16x##W *x, int dtype)        \
+    {                                                                                              \
+        if (dtype == 2)                                                                            \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out[e] = dp_of_f16(x->at[e]);                                                      \
+        else                                                                                       \
+            for (unsigned e = 0; e < W; e++)                                                       \
+                out[e] = dp_get_bf16(x->at[e]);                                                    \
     }
 
 /* op: 0 sum, 2 product, 3 min, 4 max. NaN wins in min and max. */
@@ -787,8 +802,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
 
 /* Block b adds up chunk CHUNK of ALL elements; lane(&p, what the chunk is of, its first element of
    the lane, the chunk's end, out) is what a lane has to add up. */
-#define DP__CUDA_CHUNKS_ADD(name, ALL, CHUNK, OF, W, lane)                                         \
-    DP__CUDA_KERNEL(name)                                                                          \
+#define DP__CUDA_CHUNKS_ADD(name, blocks, ALL, CHUNK, OF, W, lane)                                 \
+    DP__CUDA_KERNEL_OF(name, blocks)                                                               \
     {                                                                                              \
         DP__CUDA_SHARED double first[256];                                                         \
         DP__CUDA_SHARED double second[256];                                                        \
@@ -809,60 +824,130 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         }                                                                                          \
     }
 
-/* dp_add_NAME(&p, i, x, &one, &two) adds element i, which is x, to a lane's sums. */
-#define DP__CUDA_SUMS(name, T, A, W)                                                               \
+/* A lane's sixteen numbers, and their squares, are added up in f32 and yet with an error like that
+   of f64. Let 2^(E + 1) be above all of them. A number or a square that is added to a power of two
+   above all is rounded to whole units, the same for all sixteen, which add up as integers. What is
+   left of each is a float again; floats of sixteen are added in a tree. Both sums together are a
+   whole number of 2^-25 units, less than 2^52 of them, and so the low bits of a double. The error
+   is at most 2^-40 of the sum of absolute values.
+   Where the largest is below 2^-40 or from 2^62 on, a float does not hold squares, or not what is
+   left of them; there, and where a number is not finite, each is added in f64. */
+#define DP__CUDA_SIXTEEN                                                                           \
+    DP__CUDA_DEVICE float dp_in_units(const float *x, int squared, unsigned above,                 \
+                                      unsigned *units)                                             \
+    {                                                                                              \
+        float rest[4], e[4];                                                                       \
+        for (unsigned q = 0; q < 4; q++) {                                                         \
+            for (unsigned k = 0; k < 4; k++) {                                                     \
+                const float v = x[4 * q + k], factor = squared ? v : 1;                            \
+                const float sum = fmaf(v, factor, dp_float_of(above));                             \
+                *units += dp_bits_of(sum);                                                         \
+                e[k] = fmaf(v, factor, dp_float_of(above) - sum);                                  \
+            }                                                                                      \
+            rest[q] = (e[0] + e[1]) + (e[2] + e[3]);                                               \
+        }                                                                                          \
+        return (rest[0] + rest[1]) + (rest[2] + rest[3]);                                          \
+    }                                                                                              \
+    DP__CUDA_DEVICE double dp_of_units(unsigned exponent, unsigned units, unsigned none,           \
+                                       float rest, unsigned scale)                                 \
+    {                                                                                              \
+        union { unsigned long long u; double f; } zero, x;                                         \
+        zero.u = ((unsigned long long)exponent << 52) + ((unsigned long long)none << 25);          \
+        x.u = ((unsigned long long)exponent << 52) + ((unsigned long long)units << 25) +           \
+              (unsigned long long)(int)(rest * dp_float_of(scale << 23));                          \
+        return x.f - zero.f;                                                                       \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_add_sixteen(float *x, double *sum, double *squares, unsigned *odd)     \
+    {                                                                                              \
+        float most = 0;                                                                            \
+        for (unsigned u = 0; u < 16; u++)                                                          \
+            most = fmaxf(most, fabsf(x[u]));                                                       \
+        const unsigned exponent = dp_bits_of(most) >> 23, near = exponent - 87 < 102;              \
+        const unsigned e = near ? exponent : 127, one = (e + 2) << 23, two = (2 * e - 125) << 23;  \
+        unsigned ones = 0 - 16 * one, twos = 0 - 16 * two;                                         \
+        const float rest = dp_in_units(x, 0, one | 0x400000, &ones);                               \
+        const float rests = dp_in_units(x, 1, two, &twos);                                         \
+        if ((near || most == 0) && rests == rests) {                                               \
+            *sum += dp_of_units(902 + e, ones, 1 << 26, rest, 300 - e);                            \
+            *squares += dp_of_units(775 + 2 * e, twos, 0, rests, 427 - 2 * e);                     \
+            return;                                                                                \
+        }                                                                                          \
+        DP__CUDA_ROLLED for (unsigned u = 0; u < 16; u++) {                                        \
+            const double wide = (double)x[0];                                                      \
+            *sum += wide;                                                                          \
+            *squares += wide * wide;                                                               \
+            *odd += x[0] - x[0] == 0 ? 0 : 1;                                                      \
+            for (unsigned k = 0; k < 15; k++)                                                      \
+                x[k] = x[k + 1];                                                                   \
+        }                                                                                          \
+    }
+
+/* dp_add_NAME(&p, i, x, &one, &two) adds the sixteen elements x of a lane, the first of which is
+   element i, to its sums. What is behind the end is 0. */
+#define DP__CUDA_SUMS(name, blocks, T, A, W, get)                                                  \
     DP__CUDA_DEVICE struct dp_f64x2 dp_lane_##name(                                                \
         const struct dp__cuda_params *p, unsigned long long of, unsigned long long begin,          \
         unsigned long long end)                                                                    \
     {                                                                                              \
         struct dp_f64x2 sums = {{0, 0}};                                                           \
-        unsigned long long i = begin;                                                              \
         double one = 0;                                                                            \
         unsigned two = 0;                                                                          \
         (void)of;                                                                                  \
-        DP__CUDA_ROLLED for (; p->packs > 0 && i + (16 - W) * 256 + W <= end; i += 16 * 256) {     \
-            struct dp_##T##x##W x[16 / W];                                                         \
-            for (unsigned u = 0; u < 16 / W; u++)                                                  \
-                x[u] = ((const struct dp_##T##x##W *)p->in[0])[i / W + u * 256];                   \
-            for (unsigned u = 0; u < 16 / W; u++) {                                                \
-                A v[W];                                                                            \
-                dp_get_##T##x##W(v, &x[u], p->dtype);                                              \
-                for (unsigned e = 0; e < W; e++)                                                   \
-                    dp_add_##name(p, i + u * 256 * W + e, v[e], &one, &two);                       \
-            }                                                                                      \
+        DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 16 * 256) {               \
+            A v[16];                                                                               \
+            if (p->packs > 0 && i + (16 - W) * 256 + W <= end) {                                   \
+                struct dp_##T##x##W x[16 / W];                                                     \
+                for (unsigned u = 0; u < 16 / W; u++)                                              \
+                    x[u] = ((const struct dp_##T##x##W *)p->in[0])[i / W + u * 256];               \
+                for (unsigned u = 0; u < 16 / W; u++)                                              \
+                    get##_##T##x##W(v + u * W, &x[u], p->dtype);                                   \
+            } else                                                                                 \
+                for (unsigned u = 0; u < 16; u++) {                                                \
+                    const unsigned long long at = i + u / W * 256 * W + u % W;                     \
+                    v[u] = 0;                                                                      \
+                    if (at < end)                                                                  \
+                        get##_##T##x1(v + u, (const struct dp_##T##x1 *)p->in[0] + at, p->dtype);  \
+                }                                                                                  \
+            dp_add_##name(p, i, end, v, &one, &two);                                               \
         }                                                                                          \
-        DP__CUDA_ROLLED for (; i < end; i += 256 * W)                                              \
-            DP__CUDA_ROLLED for (unsigned long long k = i; k < i + W && k < end; k++) {            \
-                A v[1];                                                                            \
-                dp_get_##T##x1(v, &((const struct dp_##T##x1 *)p->in[0])[k], p->dtype);            \
-                dp_add_##name(p, k, v[0], &one, &two);                                             \
-            }                                                                                      \
         sums.at[0] = one;                                                                          \
         sums.at[1] = (double)two;                                                                  \
         return sums;                                                                               \
     }                                                                                              \
-    DP__CUDA_CHUNKS_ADD(name, p.count, b, 0, W, dp_lane_##name)
+    DP__CUDA_CHUNKS_ADD(name, blocks, p.count, b, 0, W, dp_lane_##name)
 #define DP__CUDA_ADD(name, A)                                                                      \
     DP__CUDA_DEVICE void dp_add_##name(const struct dp__cuda_params *p, unsigned long long i,      \
-                                       A x, double *one, unsigned *two)
+                                       unsigned long long end, A *x, double *one, unsigned *two)
 
 /* The sum of squares, and how many are not finite. */
-#define DP__CUDA_STATS(name, T, A, W)                                                              \
-    DP__CUDA_ADD(stats_##name, A)                                                                  \
+#define DP__CUDA_STATS(name, T, W, get)                                                            \
+    DP__CUDA_ADD(stats_##name, float)                                                              \
     {                                                                                              \
-        const double wide = (double)x;                                                             \
-        (void)p, (void)i;                                                                          \
-        *one += wide * wide;                                                                       \
-        *two += x - x == 0 ? 0 : 1;                                                                \
+        double sum = 0;                                                                            \
+        (void)p, (void)i, (void)end;                                                               \
+        dp_add_sixteen(x, &sum, one, two);                                                         \
     }                                                                                              \
-    DP__CUDA_SUMS(stats_##name, T, A, W)
+    DP__CUDA_SUMS(stats_##name, 6, T, float, W, get)
+#define DP__CUDA_STATS_F64                                                                         \
+    DP__CUDA_ADD(stats_f64, double)                                                                \
+    {                                                                                              \
+        (void)p, (void)i, (void)end;                                                               \
+        for (unsigned u = 0; u < 16; u++) {                                                        \
+            union { double f; unsigned long long u; } bits;                                        \
+            bits.f = x[u];                                                                         \
+            *one += x[u] * x[u];                                                                   \
+            *two += (bits.u >> 52 & 0x7ff) == 0x7ff ? 1 : 0;                                       \
+        }                                                                                          \
+    }                                                                                              \
+    DP__CUDA_SUMS(stats_f64, 4, f64, double, 2, dp_get)
 #define DP__CUDA_TOTAL                                                                             \
     DP__CUDA_ADD(total, double)                                                                    \
     {                                                                                              \
-        (void)p, (void)i, (void)two;                                                               \
-        *one += x;                                                                                 \
+        (void)p, (void)i, (void)end, (void)two;                                                    \
+        for (unsigned u = 0; u < 16; u++)                                                          \
+            *one += x[u];                                                                          \
     }                                                                                              \
-    DP__CUDA_SUMS(total, f64, double, 2)
+    DP__CUDA_SUMS(total, 4, f64, double, 2, dp_get)
 
 /* Every so manieth pair, in order; eight are loaded before the first is added. */
 #define DP__CUDA_PAIRS                                                                             \
@@ -918,10 +1003,15 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }                                                                                              \
     DP__CUDA_ADD(differ, unsigned)                                                                 \
     {                                                                                              \
+        unsigned count = 0;                                                                        \
         (void)two;                                                                                 \
-        *one += x != dp_pattern(i, p->fill) ? 1 : 0;                                               \
+        for (unsigned u = 0; u < 16; u++) {                                                        \
+            const unsigned long long at = i + u / 4 * 1024 + u % 4;                                \
+            count += at < end && x[u] != dp_pattern(at, p->fill) ? 1 : 0;                          \
+        }                                                                                          \
+        *one += count;                                                                             \
     }                                                                                              \
-    DP__CUDA_SUMS(differ, u32, unsigned, 4)
+    DP__CUDA_SUMS(differ, 4, u32, unsigned, 4, dp_get)
 
 /* ==== >>steps ====================================================================================
    The kernels of dp_train.h: see DP_KERNEL_SGD and what follows it. f16 and bf16 are computed as
@@ -1031,44 +1121,57 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     }
 
 /* `fill` chunks a channel, one a block; shape[1] channels in all. Only a lane's first place needs a
-   division: 256 elements on is always as many rows, and as far in a row. */
-#define DP__CUDA_CHANNELS(name)                                                                    \
+   division: 256 elements on is always as many rows, and as far in a row, of which `left` elements
+   are left. No chunk is as long as 2^30, and so no more of a row counts. */
+#define DP__CUDA_CHANNELS(name, T, A, get)                                                         \
     DP__CUDA_DEVICE struct dp_f64x2 dp_lane_channels_##name(                                       \
         const struct dp__cuda_params *p, unsigned long long channel, unsigned long long begin,     \
         unsigned long long end)                                                                    \
     {                                                                                              \
         const unsigned long long inner = (unsigned long long)p->shape[2];                          \
-        const unsigned rows = inner > 256 ? 0 : 256 / (unsigned)inner;                             \
         const unsigned long long row = (unsigned long long)p->shape[1] * inner;                    \
-        unsigned long long at = begin % inner, from = begin / inner * row + channel * inner;       \
+        const unsigned length = inner < 1u << 30 ? (unsigned)inner : 1u << 30;                     \
+        const unsigned rows = 256 / length, along = 256 - rows * length;                           \
+        const unsigned long long ahead = inner - begin % inner;                                    \
+        unsigned long long at = begin / inner * row + channel * inner + begin % inner;             \
+        unsigned left = ahead < length ? (unsigned)ahead : length;                                 \
         struct dp_f64x2 sums = {{0, 0}};                                                           \
         DP__CUDA_ROLLED for (unsigned long long i = begin; i < end; i += 16 * 256) {               \
-            const unsigned long long first = from + at;                                            \
-            struct dp_##name##x1 x[16];                                                            \
-            const void *place[16];                                                                 \
+            const unsigned some = end - i < 16 * 256 ? (unsigned)(end - i) : 16 * 256;             \
+            struct dp_##T##x1 x[16];                                                               \
+            A v[16];                                                                               \
             for (unsigned u = 0; u < 16; u++) {                                                    \
-                place[u] = dp_at_##name##x1(p->in[0], i + u * 256 < end ? from + at : first,       \
-                                            p->dtype);                                             \
-                at += 256 - rows * inner;                                                          \
-                from += rows * row;                                                                \
-                if (at >= inner) {                                                                 \
-                    at -= inner;                                                                   \
-                    from += row;                                                                   \
-                }                                                                                  \
+                const struct dp_##T##x1 none = {{0}};                                              \
+                x[u] = u * 256 < some ? ((const struct dp_##T##x1 *)p->in[0])[at] : none;          \
+                at += rows * row + along;                                                          \
+                at += left > along ? 0 : row - inner;                                              \
+                left += left > along ? 0 - along : length - along;                                 \
             }                                                                                      \
-            dp_load_##name##x1(place, 16, p->dtype, x);                                            \
-            for (unsigned u = 0; u < 16; u++) {                                                    \
-                const double one = (double)x[u].at[0];                                             \
-                if (i + u * 256 < end) {                                                           \
-                    sums.at[0] += one;                                                             \
-                    sums.at[1] += one * one;                                                       \
-                }                                                                                  \
-            }                                                                                      \
+            for (unsigned u = 0; u < 16; u++)                                                      \
+                get##_##T##x1(&v[u], &x[u], p->dtype);                                             \
+            dp_add_channels_##name(v, &sums.at[0], &sums.at[1]);                                   \
         }                                                                                          \
         return sums;                                                                               \
     }                                                                                              \
-    DP__CUDA_CHUNKS_ADD(channels_##name, p.shape[0] * p.shape[2], b % p.fill, b / p.fill, 1,       \
+    DP__CUDA_CHUNKS_ADD(channels_##name, 4, p.shape[0] * p.shape[2], b % p.fill, b / p.fill, 1,    \
                         dp_lane_channels_##name)
+#define DP__CUDA_CHANNELS_ADD                                                                      \
+    DP__CUDA_DEVICE void dp_add_channels_f32(float *x, double *sum, double *squares)               \
+    {                                                                                              \
+        unsigned odd = 0;                                                                          \
+        dp_add_sixteen(x, sum, squares, &odd);                                                     \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_add_channels_half(float *x, double *sum, double *squares)              \
+    {                                                                                              \
+        dp_add_channels_f32(x, sum, squares);                                                      \
+    }                                                                                              \
+    DP__CUDA_DEVICE void dp_add_channels_f64(double *x, double *sum, double *squares)              \
+    {                                                                                              \
+        for (unsigned u = 0; u < 16; u++) {                                                        \
+            *sum += x[u];                                                                          \
+            *squares = fma(x[u], x[u], *squares);                                                  \
+        }                                                                                          \
+    }
 #define DP__CUDA_CHANNELS_END                                                                      \
     DP__CUDA_KERNEL(channels_end)                                                                  \
     {                                                                                              \
@@ -1116,9 +1219,12 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_COPY_AS(dp_u128, 4))                                                             \
     TEXT(DP__CUDA_COPY)                                                                            \
     TEXT(DP__CUDA_REDUCE_WHOLE)                                                                    \
-    TEXT(DP__CUDA_STATS(f32, f32, float, 4))                                                       \
-    TEXT(DP__CUDA_STATS(f64, f64, double, 2))                                                      \
-    TEXT(DP__CUDA_STATS(half, u16, float, 8))                                                      \
+    TEXT(DP__CUDA_BARE_HALVES(1))                                                                  \
+    TEXT(DP__CUDA_BARE_HALVES(8))                                                                  \
+    TEXT(DP__CUDA_SIXTEEN)                                                                         \
+    TEXT(DP__CUDA_STATS(f32, f32, 4, dp_get))                                                      \
+    TEXT(DP__CUDA_STATS_F64)                                                                       \
+    TEXT(DP__CUDA_STATS(half, u16, 8, dp_bare))                                                    \
     TEXT(DP__CUDA_TOTAL)                                                                           \
     TEXT(DP__CUDA_PAIRS)                                                                           \
     TEXT(DP__CUDA_SUMS_END)                                                                        \
@@ -1138,8 +1244,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_wide, f64x2, double, 2, DP__CUDA_SQRT))                  \
     TEXT(DP__CUDA_ADAMW_SPAN(dp_adamw_f64_one, f64x1, double, 1, DP__CUDA_SQRT))                   \
     TEXT(DP__CUDA_STEP_KERNEL(adamw_f64, 2))                                                       \
-    TEXT(DP__CUDA_CHANNELS(f32))                                                                   \
-    TEXT(DP__CUDA_CHANNELS(f64))                                                                   \
+    TEXT(DP__CUDA_CHANNELS_ADD)                                                                    \
+    TEXT(DP__CUDA_CHANNELS(f32, f32, float, dp_get))                                               \
+    TEXT(DP__CUDA_CHANNELS(f64, f64, double, dp_get))                                              \
+    TEXT(DP__CUDA_CHANNELS(half, u16, float, dp_bare))                                             \
     TEXT(DP__CUDA_CHANNELS_END)
 
 /* Floats in the order of dp_dtype, but for f16 and bf16, which share a kernel. */
@@ -1149,7 +1257,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     X(stats_f32) X(stats_f64) X(stats_half) X(total) X(sums_end)                                   \
     X(fill) X(copy) X(cast) X(pattern) X(differ)                                                   \
     X(sgd_f32) X(sgd_f64) X(adamw_f32) X(adamw_f64)                                                \
-    X(channels_f32) X(channels_f64) X(channels_end)
+    X(channels_f32) X(channels_f64) X(channels_half) X(channels_end)
 /* clang-format on */
 
 #define DP__CUDA_ENUM(name) DP__CUDA_##name,
@@ -1163,7 +1271,7 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #if !defined(DP__HIP)
 #define DP__CUDA_IS        "cuda"        /* in sentences, and as the table's name */
 #define DP__CUDA_KIND(gpu) ((gpu)->arch) /* GPUs of one kind run the same code */
-#define DP__CUDA_BOUNDS    "__launch_bounds__(256, 4)"
+#define DP__CUDA_BOUNDS    "__launch_bounds__(256, blocks)"
 #define DP__CUDA_CONST     "const __grid_constant__"
 #define DP__CUDA_TARGET    "--gpu-architecture="
 #define DP__CUDA_UNFUSED   "--fmad=false"
@@ -1196,7 +1304,7 @@ DP__CUDA_PARAMS
 #define DP__CUDA_NAME(name)     "dp_cuda_" #name,
 static const char *const dp__cuda_texts[] = {
     /* CUDA's headers hide these words from a C compiler. */
-    "#define dp_global extern \"C\" __global__ " DP__CUDA_BOUNDS "\n"
+    "#define dp_global(blocks) extern \"C\" __global__ " DP__CUDA_BOUNDS "\n"
     "#define dp_device static __device__ __forceinline__\n"
     "#define dp_shared __shared__\n"
     "#define dp_const " DP__CUDA_CONST "\n"
@@ -1228,7 +1336,7 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn)
     X(cudaDeviceCanAccessPeer) X(cudaDeviceDisablePeerAccess) X(cudaDeviceEnablePeerAccess)        \
     X(cudaDeviceGetAttribute) X(cudaDeviceGetPCIBusId) X(cudaDeviceGetStreamPriorityRange)         \
     X(cudaDriverGetVersion) X(cudaEventCreateWithFlags) X(cudaEventDestroy) X(cudaEventQuery)      \
-    X(cudaEventRecord) X(cudaEventSynchronize) X(cudaFree) X(cudaFreeHost)     \
+    X(cudaEventRecord) X(cudaEventSynchronize) X(cudaFree) X(cudaFreeHost)                         \
     X(cudaFuncGetAttributes) X(cudaGetDeviceCount) X(cudaGetDriverEntryPointByVersion)             \
     X(cudaGetErrorString) X(cudaGetLastError) X(cudaHostAlloc) X(cudaLaunchHostFunc)               \
     X(cudaLaunchKernel)                                                                            \
@@ -3396,7 +3504,7 @@ static dp_status dp__cuda_kernel(dp_stream *stream, const dp_kernel_args *args)
         break;
     case DP_KERNEL_CHANNELS:
         if (real)
-            return dp__cuda_launch_channels(stream, DP__CUDA_channels_f32 + wide, args->shape,
+            return dp__cuda_launch_channels(stream, DP__CUDA_channels_f32 + form, args->shape,
                                             &params);
         break;
     }

@@ -4,6 +4,7 @@
 #include "test.h"
 
 #if defined(TEST_CUDA)
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include "cuda_device.h"
@@ -131,55 +132,253 @@ TEST_SLOW(sums_are_a_tree_of_any_number_of_inputs, 60)
 
 enum { LONG_COUNT = 3 * 4096 + 1001 };
 
-/* As the kernels promise: chunks of 4096, in them 256 lanes that take packs in turn, lanes in a
-   tree, and the same for the chunks. */
-static double by_the_book(const float *x, size_t count)
+typedef float numbers[LONG_COUNT];
+
+/* A number as a multiple of a unit, to the nearest one; the rest of it is a float. */
+static double whole_units(double x, double unit, float *out_rest)
 {
-    double lanes[256], chunks[256] = {0};
-    for (size_t begin = 0; begin < count; begin += 4096) {
-        size_t end = begin + 4096 < count ? begin + 4096 : count;
-        memset(lanes, 0, sizeof lanes);
-        for (size_t i = begin; i < end; i++)
-            lanes[(i - begin) / 4 % 256] += (double)x[i] * (double)x[i];
-        for (int half = 128; half > 0; half /= 2)
-            for (int t = 0; t < half; t++)
-                lanes[t] += lanes[t + half];
-        chunks[begin / 4096] = lanes[0];
-    }
-    for (int half = 128; half > 0; half /= 2)
-        for (int t = 0; t < half; t++)
-            chunks[t] += chunks[t + half];
-    return chunks[0];
+    double whole = rint(x / unit) * unit;
+    *out_rest = (float)(x - whole);
+    return whole;
 }
 
-TEST(statistics_have_the_same_bits_at_any_address)
+static float rests_in_a_tree(const float *rest)
 {
-    static const size_t counts[] = {1, 5, 4095, 4096, 4097, 8191, LONG_COUNT};
-    static float x[LONG_COUNT];
-    gpu g;
-    uint64_t state = test_seed();
-    gpu_open(&g);
-    for (size_t i = 0; i < LONG_COUNT; i++)
-        x[i] = (float)(int64_t)test_random(&state) * 0x1p-60f;
-    char *at = gpu_bytes(&g, sizeof x + 64), *sums = gpu_bytes(&g, 64);
+    float quads[4];
+    for (int q = 0; q < 4; q++)
+        quads[q] = (rest[4 * q] + rest[4 * q + 1]) + (rest[4 * q + 2] + rest[4 * q + 3]);
+    return (quads[0] + quads[1]) + (quads[2] + quads[3]);
+}
+
+/* As the kernels promise for sixteen numbers of a lane, below 2^(exponent + 1): their sum and that
+   of their squares are whole units and 25 binary places of what is left. */
+static void sixteen_in_units(const float *x, int exponent, double *sums)
+{
+    const double units[] = {ldexp(1, exponent - 21), ldexp(1, 2 * exponent - 21)};
+    for (int k = 0; k < 2; k++) {
+        float rest[16];
+        double sum = 0, place = ldexp(units[k], -25);
+        for (int i = 0; i < 16; i++)
+            sum += whole_units((k == 0 ? 1.0 : (double)x[i]) * (double)x[i], units[k], &rest[i]);
+        sums[k] += sum + trunc((double)rests_in_a_tree(rest) / place) * place;
+    }
+}
+
+static void sixteen_by_the_book(dp_dtype dtype, const float *x, double *sums)
+{
+    float most = 0;
+    for (int i = 0; i < 16; i++)
+        most = fmaxf(most, fabsf(x[i]));
+    bool units = dtype != DP_F64 && most >= 0x1p-40f && most < 0x1p62f;
+    if (units)
+        sixteen_in_units(x, ilogbf(most), sums);
+    for (int i = 0; i < 16 && !units; i++) {
+        sums[0] += (double)x[i];
+        sums[1] += (double)x[i] * (double)x[i];
+    }
+}
+
+static void tree_of_lanes(double lanes[256][2])
+{
+    for (int half = 128; half > 0; half /= 2)
+        for (int t = 0; t < half; t++)
+            for (int k = 0; k < 2; k++)
+                lanes[t][k] += lanes[t + half][k];
+}
+
+/* In a chunk 256 lanes take packs in turn, and there is a tree of lanes. */
+static void chunk_by_the_book(dp_dtype dtype, const float *x, size_t count, size_t pack,
+                              double *sums)
+{
+    static double lanes[256][2];
+    memset(lanes, 0, sizeof lanes);
+    for (size_t first = 0; first < count; first += 4096)
+        for (size_t lane = 0; lane < 256; lane++) {
+            float own[16];
+            for (size_t u = 0; u < 16; u++) {
+                size_t i = first + (u / pack * 256 + lane) * pack + u % pack;
+                own[u] = i < count ? x[i] : 0;
+            }
+            sixteen_by_the_book(dtype, own, lanes[lane]);
+        }
+    tree_of_lanes(lanes);
+    memcpy(sums, lanes[0], 2 * sizeof *sums);
+}
+
+/* Chunks of 4096, and again a tree. */
+static void sums_by_the_book(dp_dtype dtype, const float *x, size_t count, double *sums)
+{
+    static double chunks[256][2];
+    memset(chunks, 0, sizeof chunks);
+    for (size_t begin = 0; begin < count; begin += 4096)
+        chunk_by_the_book(dtype, x + begin, count - begin < 4096 ? count - begin : 4096,
+                          16 / dp_dtype_bytes(dtype), chunks[begin / 4096]);
+    tree_of_lanes(chunks);
+    memcpy(sums, chunks[0], 2 * sizeof *sums);
+}
+
+/* The error that a sum may have beside its true value. */
+static void check_error(double got, const float *x, size_t count, int power)
+{
+    number sum = 0, all = 0;
+    for (size_t i = 0; i < count; i++) {
+        number term = power == 1 ? (number)x[i] : (number)x[i] * (number)x[i];
+        sum += term;
+        all += fabsl(term);
+    }
+    CHECK(fabsl((number)got - sum) <= ldexpl(all, -40));
+}
+
+/* Some of a dtype: as they come; of sizes that differ much; too small and too large for a float's
+   square; sixteen of one size, each of a lane; one for which all others are what is left. */
+enum { PLAIN, WIDE, SMALL, LARGE, EDGES, ALONE, ZEROS, KINDS };
+
+static float a_number(int kind, size_t i, uint64_t *state)
+{
+    float x = (float)((int64_t)test_random(state) >> 8) * 0x1p-55f;
+    const int size = (int)(test_random(state) % 64), edges[] = {-41, -40, 61, 62};
+    switch (kind) {
+    case WIDE:
+        return ldexpf(x, size - 32);
+    case SMALL:
+        return ldexpf(x, -120 - size / 2);
+    case LARGE:
+        return ldexpf(x, 64 + size);
+    case EDGES: /* beside the powers of two from which on the way is another */
+        return ldexpf(1 + fabsf(x) / 2, edges[i / 2048 % 4]);
+    case ALONE:
+        return i % 4096 == 0 ? 1 : ldexpf(1 + fabsf(x), -13);
+    case ZEROS:
+        return i % 3 == 0 ? -0.0f : 0;
+    default:
+        return x;
+    }
+}
+
+static void make_numbers(dp_dtype dtype, int kind, float *x, void *stored)
+{
+    uint64_t state = test_seed() + (uint64_t)kind;
+    for (size_t i = 0; i < LONG_COUNT; i++) {
+        number_put(dtype, stored, i, (number)a_number(kind, i, &state));
+        x[i] = (float)number_get(dtype, stored, i);
+        if (!isfinite(x[i])) { /* too large for it */
+            number_put(dtype, stored, i, 1);
+            x[i] = 1;
+        }
+    }
+}
+
+static void run_sums(gpu *g, dp_kernel kernel, dp_dtype dtype, size_t count, const void *in,
+                     void *out, double *got)
+{
+    CHECK_OK(dp_cuda()->kernel(g->stream, &(dp_kernel_args){.kernel = kernel,
+                                                            .dtype = dtype,
+                                                            .count = count,
+                                                            .in = &in,
+                                                            .out = &out,
+                                                            .in_count = 1,
+                                                            .out_count = 1,
+                                                            .alpha = 0.5}));
+    gpu_get(g, got, out, 2 * sizeof *got);
+}
+
+static void check_sums(gpu *g, dp_dtype dtype, const float *x, const void *at, void *out)
+{
+    static const size_t counts[] = {1, 5, 16, 4095, 4096, 4097, 8191, LONG_COUNT - 3};
     for (size_t i = 0; i < 2 * sizeof counts / sizeof *counts; i++) {
-        const size_t count = counts[i / 2];
-        const void *in = at + i % 2 * 4;
-        void *out = sums + 8; /* sums need not begin where packs do */
-        double got[2], want = by_the_book(x, count);
-        CHECK_OK(dp_cuda()->copy_in(g.stream, at + i % 2 * 4, x, sizeof x));
-        CHECK_OK(dp_cuda()->stream_sync(g.stream));
-        const dp_kernel_args args = {.kernel = DP_KERNEL_STATS,
-                                     .dtype = DP_F32,
-                                     .count = count,
-                                     .in = &in,
-                                     .out = &out,
-                                     .in_count = 1,
-                                     .out_count = 1};
-        CHECK_OK(dp_cuda()->kernel(g.stream, &args));
-        gpu_get(&g, got, out, sizeof got);
-        CHECK_BYTES(&got[0], &want, sizeof want);
+        const size_t count = counts[i / 2], skip = i % 2;
+        const void *in = (const char *)at + skip * dp_dtype_bytes(dtype);
+        double got[2], want[2];
+        sums_by_the_book(dtype, x + skip, count, want);
+        run_sums(g, DP_KERNEL_STATS, dtype, count, in, out, got);
+        CHECK_BYTES(&got[0], &want[1], sizeof *want);
         CHECK(got[1] == 0);
+        check_error(got[0], x + skip, count, 2);
+        if (dtype == DP_F64) {
+            run_sums(g, DP_KERNEL_TOTAL, dtype, count, in, out, got);
+            CHECK(got[0] == want[0] / 2);
+            check_error(2 * got[0], x + skip, count, 1);
+        }
+    }
+}
+
+/* Two channels in turn, a number each: 4096 numbers of a channel are one chunk, more are more. */
+static void check_channels(gpu *g, dp_dtype dtype, const float *x, const void *at, void *out)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1}, {1, 1, 4096}, {7, 2, 300}, {6000, 2, 1}};
+    static numbers own;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        const int64_t *shape = shapes[s];
+        const size_t channels = (size_t)shape[1], inner = (size_t)shape[2];
+        const size_t all = (size_t)shape[0] * inner, each = (all + 4095) / 4096;
+        const size_t chunk = (all + each - 1) / each;
+        double got[4];
+        CHECK_OK(dp_cuda()->kernel(g->stream, &(dp_kernel_args){.kernel = DP_KERNEL_CHANNELS,
+                                                                .dtype = dtype,
+                                                                .count = all * channels,
+                                                                .in = &at,
+                                                                .out = &out,
+                                                                .in_count = 1,
+                                                                .out_count = 1,
+                                                                .ndim = 3,
+                                                                .shape = shape}));
+        gpu_get(g, got, out, 2 * channels * sizeof *got);
+        for (size_t c = 0; c < channels; c++) {
+            double sums[2] = {0, 0}, part[2];
+            for (size_t i = 0; i < all; i++)
+                own[i] = x[(i / inner * channels + c) * inner + i % inner];
+            for (size_t i = 0; i < all; i += chunk) {
+                chunk_by_the_book(dtype, own + i, all - i < chunk ? all - i : chunk, 1, part);
+                sums[0] += part[0];
+                sums[1] += part[1];
+            }
+            CHECK_BYTES(&got[c], &sums[0], sizeof *sums);
+            CHECK_BYTES(&got[channels + c], &sums[1], sizeof *sums);
+            check_error(got[c], own, all, 1);
+            check_error(got[channels + c], own, all, 2);
+        }
+    }
+}
+
+TEST_SLOW(sums_have_the_same_bits_at_any_address, 60)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
+    static numbers x;
+    static double stored[LONG_COUNT];
+    gpu g;
+    gpu_open(&g);
+    char *at = gpu_bytes(&g, sizeof stored), *sums = gpu_bytes(&g, 64);
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
+        for (int kind = 0; kind < KINDS; kind++) {
+            make_numbers(dtypes[d], kind, x, stored);
+            CHECK_OK(dp_cuda()->copy_in(g.stream, at, stored, sizeof stored));
+            CHECK_OK(dp_cuda()->stream_sync(g.stream));
+            check_sums(&g, dtypes[d], x, at, sums + 8); /* need not begin where packs do */
+            check_channels(&g, dtypes[d], x, at, sums + 8);
+        }
+    gpu_close(&g);
+}
+
+/* Some beside others, some alone among sixteen, the first and the last. */
+TEST(numbers_that_are_not_finite_are_counted)
+{
+    static const dp_dtype dtypes[] = {DP_F32, DP_F64, DP_F16, DP_BF16};
+    static const size_t places[] = {0, 1, 2, 4097, 4098, 9000, LONG_COUNT - 1};
+    static const number odd[] = {NUMBER_INFINITY, NUMBER_INFINITY, -NUMBER_INFINITY, NUMBER_NAN};
+    static numbers x;
+    static double stored[LONG_COUNT];
+    gpu g;
+    gpu_open(&g);
+    for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
+        make_numbers(dtypes[d], PLAIN, x, stored);
+        for (size_t k = 0; k < sizeof places / sizeof *places; k++) {
+            double got[2];
+            number_put(dtypes[d], stored, places[k], odd[k % 4]);
+            run_sums(&g, DP_KERNEL_STATS, dtypes[d], LONG_COUNT, gpu_put(&g, stored, sizeof stored),
+                     gpu_bytes(&g, 64), got);
+            CHECK(k < 3 ? isinf(got[0]) && got[0] > 0 : isnan(got[0]));
+            CHECK_F64(got[1], (double)(k + 1), 0);
+        }
     }
     gpu_close(&g);
 }

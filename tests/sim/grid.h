@@ -13,10 +13,10 @@
 #include <stdbool.h>
 
 /* Shared memory lies together, for there is only one block at a time. */
-#define dp_global static
-#define dp_device static inline
-#define dp_shared static __attribute__((section("sim_shared")))
-#define dp_const  const
+#define dp_global(blocks) static
+#define dp_device         static inline
+#define dp_shared         static __attribute__((section("sim_shared")))
+#define dp_const          const
 #define dp_rolled
 #define alignas _Alignas
 

@@ -52,7 +52,7 @@ static bool is_between(int kernel, int first, int last)
 static bool makes_sums(int kernel) /* chunk by chunk, into the scratch */
 {
     return is_between(kernel, DP__CUDA_stats_f32, DP__CUDA_stats_half) ||
-           is_between(kernel, DP__CUDA_channels_f32, DP__CUDA_channels_f64) ||
+           is_between(kernel, DP__CUDA_channels_f32, DP__CUDA_channels_half) ||
            kernel == DP__CUDA_total || kernel == DP__CUDA_differ;
 }
 
