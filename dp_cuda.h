@@ -85,18 +85,25 @@ DP_API void dp_cuda_release(dp_stream *stream);
    All of them wait for memory. What is read in a second has to be on its way for as long as a load
    takes (Little's law): at 600 ns, a multiprocessor of an H100 (3.35 TB/s for 132 of them) needs 15
    KB in flight, one of an H200 (4.8 TB/s) 22 KB. So a thread moves packs of 16 bytes, and several
-   of them are on their way before the first is used:
-     REDUCE  four inputs a round: 2 inputs 48 KB (halves 32), 4 and more 96 KB (halves 64);
-             products go element by element
-     AXPBY   two packs of each input: 64 to 96 KB
-     CAST    four packs: 64 KB from f32, 32 KB from halves; of other dtypes four elements: 5 KB a
-             byte that they have, as in sums of integers 6
-     STATS   16 elements a lane: 96 KB, halves 48; TOTAL 160 KB
-     COPY, PAD  eight elements, of 16 bytes four: 64 KB; of 4 bytes 32 KB, of 2 16, of 1 8
-     CHANNELS  sixteen elements: 64 KB, halves 32
-     SGD     one pack of each operand: 48 KB, with momentum 72; ADAMW 64 KB
+   of them are on their way before the first is used. In KB:
+     reduce_f32 128, reduce_f64 96, reduce_half 80, reduce_bool 96
+             four inputs a round, of two inputs half as much; products go element by element
+     reduce_whole 48
+             four elements of 8 bytes, of fewer bytes in proportion
+     axpby_f32 96, axpby_f64 80, axpby_half 64
+             two packs of each input
+     cast 80
+             four packs of f32, of halves 40; of other dtypes four elements: 5 KB a byte that they
+             have
+     stats_f32 96, stats_half 48, stats_f64 160, total 160
+     channels_f32 64, channels_half 32, channels_f64 128
+             sixteen elements a lane
+     copy 64
+             eight elements, of 16 bytes four; of 4 bytes 32, of 2 16, of 1 8; pads as well
+     sgd_f32 96, sgd_f64 72, adamw_f32 80, adamw_f64 64
+             one pack of each operand; sgd without momentum two thirds
    This is what a thread loads before it waits, times the threads that the registers on sm_90 leave
-   room for. What tests/compile/sass.sh counts is where the loads of this list come from.
+   room for. tests/compile/sass.sh counts both, and compares.
 
    Packs are for operands that all begin at a multiple of 16; what is left of them, and all of
    others, goes element by element, with the same operations in the same order.                  */
@@ -340,9 +347,10 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         const int op = p->op;                                                                      \
         A sums[4][W], v[W] = {0}, w[W];                                                            \
         unsigned waiting = 0;                                                                      \
-        struct dp_##T##x##W x[4];                                                                  \
+        struct dp_##T##x##W sum;                                                                   \
         (void)end;                                                                                 \
         DP__CUDA_ROLLED for (unsigned k = 0; k < count; k += 4) {                                  \
+            struct dp_##T##x##W x[4] = {{{0}}};                                                    \
             unsigned half = k / 4;                                                                 \
             for (unsigned j = 0; j < 4; j++)                                                       \
                 if (k + j < count)                                                                 \
@@ -372,9 +380,9 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         if (p->alpha != 1 || p->beta != 1)                                                         \
             for (unsigned e = 0; e < W; e++)                                                       \
                 v[e] = v[e] * alpha / beta;                                                        \
-        dp_put_##T##x##W(&x[0], v, p->dtype);                                                      \
+        dp_put_##T##x##W(&sum, v, p->dtype);                                                       \
         DP__CUDA_ROLLED for (unsigned k = 0; k < p->out_count; k++)                                \
-            ((struct dp_##T##x##W *)p->out[k])[i] = x[0];                                          \
+            ((struct dp_##T##x##W *)p->out[k])[i] = sum;                                           \
     }
 /* Packs are not for products, which are rare: each operation is there for each element of each
    operand, and takes its time to compile. */
@@ -692,55 +700,66 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         return pack;                                                                               \
     }
 
-/* Eight elements a round, at their places in all dims before the first is loaded; N of them at a
-   time go through registers. Places are found without divisions: n / shape[d] is
+/* Eight elements a round, four of which are at their places in all dims before the first is loaded;
+   N of them go through registers at a time. Places are found without divisions: n / shape[d] is
    (((n * magic) >> 32) + n) >> shift for n < 2^31. What is behind in_shape is `fill`: a copy has
    nothing there, a pad has. */
 #define DP__CUDA_COPY_AS(T, N)                                                                     \
-    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, const long long *from,       \
-                                     const long long *to, unsigned count, unsigned behind)         \
+    DP__CUDA_DEVICE void dp_copy_##T(const struct dp__cuda_params *p, unsigned i, unsigned step)   \
     {                                                                                              \
         for (unsigned first = 0; first < 8; first += N) {                                          \
             T x[N];                                                                                \
+            long long to[N];                                                                       \
+            for (unsigned four = 0; four < N; four += 4) {                                         \
+                long long from[4];                                                                 \
+                const unsigned behind = dp_places(p, i, first + four, step, from, to + four);      \
+                for (unsigned u = 0; u < 4; u++)                                                   \
+                    x[four + u] = behind >> u & 1 ? dp_filled_##T(p->fill)                         \
+                                                  : ((const T *)p->in[0])[from[u]];                \
+            }                                                                                      \
             for (unsigned u = 0; u < N; u++)                                                       \
-                x[u] = behind >> (first + u) & 1 ? dp_filled_##T(p->fill)                          \
-                                                 : ((const T *)p->in[0])[from[first + u]];         \
-            for (unsigned u = 0; u < N; u++)                                                       \
-                if (first + u < count)                                                             \
-                    ((T *)p->out[0])[to[first + u]] = x[u];                                        \
+                if (i + (first + u) * step < (unsigned)p->count)                                   \
+                    ((T *)p->out[0])[to[u]] = x[u];                                                \
         }                                                                                          \
+    }
+#define DP__CUDA_PLACES                                                                            \
+    DP__CUDA_DEVICE unsigned dp_places(const struct dp__cuda_params *p, unsigned i,                \
+                                       unsigned first, unsigned step, long long *from,             \
+                                       long long *to)                                              \
+    {                                                                                              \
+        unsigned rest[4], behind = 0; /* a bit each */                                             \
+        for (unsigned u = 0; u < 4; u++) {                                                         \
+            const unsigned at = i + (first + u) * step;                                            \
+            rest[u] = at < (unsigned)p->count ? at : i;                                            \
+            from[u] = to[u] = 0;                                                                   \
+        }                                                                                          \
+        DP__CUDA_ROLLED for (int d = p->ndim - 1; d >= 0; d--)                                     \
+            for (unsigned u = 0; u < 4; u++) {                                                     \
+                const unsigned n = rest[u];                                                        \
+                const unsigned high = (unsigned)((unsigned long long)n * p->magic[d] >> 32);       \
+                rest[u] = d > 0 ? (high + n) >> p->shift[d] : 0;                                   \
+                const unsigned at = n - rest[u] * (unsigned)p->shape[d];                           \
+                from[u] += at * p->in_stride[d];                                                   \
+                to[u] += at * p->out_stride[d];                                                    \
+                behind |= at < p->in_shape[d] ? 0 : 1u << u;                                       \
+            }                                                                                      \
+        return behind;                                                                             \
     }
 #define DP__CUDA_COPY                                                                              \
     DP__CUDA_KERNEL(copy)                                                                          \
     {                                                                                              \
         const unsigned end = (unsigned)p.count, step = (unsigned)DP__CUDA_STEP;                    \
         DP__CUDA_ROLLED for (unsigned i = (unsigned)DP__CUDA_FIRST; i < end; i += 8 * step) {      \
-            long long from[8] = {0}, to[8] = {0};                                                  \
-            unsigned rest[8], count = 0, behind = 0; /* a bit each */                              \
-            for (unsigned u = 0; u < 8; u++) {                                                     \
-                rest[u] = i + u * step < end ? i + u * step : i;                                   \
-                count += i + u * step < end ? 1 : 0;                                               \
-            }                                                                                      \
-            DP__CUDA_ROLLED for (int d = p.ndim - 1; d >= 0; d--)                                  \
-                for (unsigned u = 0; u < 8; u++) {                                                 \
-                    const unsigned n = rest[u];                                                    \
-                    const unsigned high = (unsigned)((unsigned long long)n * p.magic[d] >> 32);    \
-                    rest[u] = d > 0 ? (high + n) >> p.shift[d] : 0;                                \
-                    const unsigned at = n - rest[u] * (unsigned)p.shape[d];                        \
-                    from[u] += at * p.in_stride[d];                                                \
-                    to[u] += at * p.out_stride[d];                                                 \
-                    behind |= at < p.in_shape[d] ? 0 : 1u << u;                                    \
-                }                                                                                  \
             if (p.width == 1)                                                                      \
-                dp_copy_dp_u8(&p, from, to, count, behind);                                        \
+                dp_copy_dp_u8(&p, i, step);                                                        \
             else if (p.width == 2)                                                                 \
-                dp_copy_dp_u16(&p, from, to, count, behind);                                       \
+                dp_copy_dp_u16(&p, i, step);                                                       \
             else if (p.width == 4)                                                                 \
-                dp_copy_dp_u32(&p, from, to, count, behind);                                       \
+                dp_copy_dp_u32(&p, i, step);                                                       \
             else if (p.width == 8)                                                                 \
-                dp_copy_dp_u64(&p, from, to, count, behind);                                       \
+                dp_copy_dp_u64(&p, i, step);                                                       \
             else                                                                                   \
-                dp_copy_dp_u128(&p, from, to, count, behind);                                      \
+                dp_copy_dp_u128(&p, i, step);                                                      \
         }                                                                                          \
     }
 
@@ -788,7 +807,20 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
    Sums of two numbers per element, chunk by chunk, then over the chunks: lanes of a block in a
    tree. The same chunks on any GPU give the same bits. A chunk is 4096 elements, more if there were
    more than 4096 chunks: a lane loads the 16 elements that are its part of them before it adds the
-   first, packs of them 256 packs apart.                                                         */
+   first, packs of them 256 packs apart.
+
+   A consumer card's multiprocessor does two f64 additions, products or conversions a clock, where
+   it does 64 or 128 of f32. That many an element there are, with the tree of lanes, and so long
+   they take, of the time that memory takes, on an RTX 4090, an RTX 3090 and a T4:
+     stats_f32      0.31   12 %   26 %   20 %
+     stats_half     0.31   24 %   53 %   39 %
+     stats_f64      2.19   43 %   92 %   69 %
+     total          1.19   23 %   50 %   37 %
+     channels_f32   0.44   17 %   37 %   28 %
+     channels_half  0.44   34 %   74 %   55 %
+     channels_f64   2.19   43 %   92 %   69 %
+   That is why f32 and halves are added up in f32, by DP__CUDA_SIXTEEN: stats_f32 in f64 took 125 %,
+   268 % and 200 %. For f64 itself there is time. tests/compile/sass.sh counts and compares.     */
 
 #define DP__CUDA_LANES_ADD                                                                         \
     DP__CUDA_ROLLED for (unsigned half = 128; half > 0; half /= 2) {                               \
@@ -1212,6 +1244,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
     TEXT(DP__CUDA_CAST)                                                                            \
     TEXT(DP__CUDA_FILL)                                                                            \
     TEXT(DP__CUDA_COPY_TYPES)                                                                      \
+    TEXT(DP__CUDA_PLACES)                                                                          \
     TEXT(DP__CUDA_COPY_AS(dp_u8, 8))                                                               \
     TEXT(DP__CUDA_COPY_AS(dp_u16, 8))                                                              \
     TEXT(DP__CUDA_COPY_AS(dp_u32, 8))                                                              \

@@ -1,6 +1,7 @@
 /* cuda.c - the real libraries, on a machine that may have no GPU: the kernels compile for all sorts
    of architectures, and a context opens, on the CPU if nothing else is there. With "one", for one
-   architecture. With the name of a file: write the kernels for sm_90 there, for sass.sh. */
+   architecture. With "sm_90", say, and the name of a file: for sass.sh, the kernels go there, and
+   what the assembler says of them to stdout. */
 
 #define DP_IMPLEMENTATION
 #include "../../dp_cuda.h"
@@ -20,25 +21,30 @@ static void host_free(const dp_host *host, void *data)
     free(data);
 }
 
-static int write_kernels(const dp_host *host, const char *name)
+static int write_kernels(const dp_host *host, const char *arch, const char *name)
 {
-    static const char *const options[] = {"--gpu-architecture=sm_90", "--fmad=false"};
+    char option[64];
+    const char *const options[] = {option, "--fmad=false", "--ptxas-options=-v"};
     nvrtcProgram program = NULL;
-    size_t bytes = 0;
+    size_t bytes = 0, log_bytes = 0;
+    snprintf(option, sizeof option, "--gpu-architecture=%s", arch);
     if (dp__cuda_bind() != DP_OK)
         return 1;
     char *source = dp__cuda_source(host);
     FILE *file = fopen(name, "wb");
     if (file == NULL || source == NULL ||
         dp__cuda.nvrtcCreateProgram(&program, source, "dp_cuda.h", 0, NULL, NULL) != 0 ||
-        dp__cuda.nvrtcCompileProgram(program, 2, options) != 0 ||
-        dp__cuda.nvrtcGetCUBINSize(program, &bytes) != 0)
+        dp__cuda.nvrtcCompileProgram(program, 3, options) != 0 ||
+        dp__cuda.nvrtcGetCUBINSize(program, &bytes) != 0 ||
+        dp__cuda.nvrtcGetProgramLogSize(program, &log_bytes) != 0)
         return 1;
-    char *image = malloc(bytes);
-    if (image == NULL || dp__cuda.nvrtcGetCUBIN(program, image) != 0 ||
-        fwrite(image, 1, bytes, file) != bytes)
+    char *image = malloc(bytes), *log = malloc(log_bytes);
+    if (image == NULL || log == NULL || dp__cuda.nvrtcGetCUBIN(program, image) != 0 ||
+        dp__cuda.nvrtcGetProgramLog(program, log) != 0 || fwrite(image, 1, bytes, file) != bytes ||
+        puts(log) < 0)
         return 1;
     free(image);
+    free(log);
     free(source);
     return fclose(file);
 }
@@ -51,8 +57,8 @@ int main(int count, char **words)
     dp_ctx *ctx = NULL;
     dp_info info;
     bool one = count > 1 && strcmp(words[1], "one") == 0;
-    if (count > 1 && !one)
-        return write_kernels(&host, words[1]);
+    if (count > 2)
+        return write_kernels(&host, words[1], words[2]);
     for (size_t i = 0; i < (one ? 1 : sizeof archs / sizeof *archs); i++) {
         dp__cuda_image image = {.data = NULL};
         dp__cuda_target target;
