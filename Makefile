@@ -2,6 +2,8 @@
 #
 #   make demo       build and run the examples
 #   make test       everything below; ends with "N passed, N failed"
+#   make single     build/single/dp.h: dp.h and its rooms as one file; WITH="cuda nccl train": with
+#                   these headers too
 #   make check      while developing: lint, and the tests with one compiler
 #   make asan tsan  the tests under AddressSanitizer + UBSan, under ThreadSanitizer
 #   make conform    BACKEND=path/to/its.h TABLE=function [COLL=function]: whether a table of yours keeps
@@ -106,7 +108,8 @@ EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
 CUDA_HOME ?= /usr/local/cuda
 CUDA_EXAMPLES := build/examples/train_cuda# where there is cuBLAS
 FUZZERS  := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*$(FUZZ).c)))
-SOURCES  := $(sort $(wildcard *.h examples/*.[ch] \
+HEADERS  := $(sort $(wildcard *.h dp/*.h))
+SOURCES  := $(HEADERS) $(sort $(wildcard examples/*.[ch] \
     $(foreach level,* */* */*/*,tests/$(level).[ch] tests/$(level).cpp)))
 
 export CC CLANG T STB_CFLAGS WARNINGS GCC_WARNINGS LIBS BACKEND TABLE COLL
@@ -125,7 +128,7 @@ test: build/tools
 check:
 	$(RUN) steps lint gcc examples
 
-asan tsan sim hip mpi fuzz lint compilers musl:
+asan tsan sim hip mpi fuzz lint compile compilers musl:
 	$(RUN) steps $@
 
 conform:
@@ -133,6 +136,10 @@ conform:
 
 sim-selftest: build/sim/selftest
 	@$<
+
+single:
+	@mkdir -p build/single
+	@tests/single.sh build/single/dp.h $(WITH)
 
 GPU_PACKED := $(addprefix build/gpu/,tests bench doctor hold)
 gpu-pack: $(GPU_PACKED)
@@ -150,7 +157,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check asan tsan sim hip mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compilers musl format clean
+.PHONY: all demo test check single asan tsan sim hip mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -196,12 +203,17 @@ build/$(1)/%.o: tests/%.c Makefile build/config.mk
 endef
 $(foreach v,openmpi mpich,$(eval $(call mpi_variant,$(v))))
 
-# The library by another compiler, the tests by the usual one. What -Wnull-dereference guesses
+# All that is for the CPU as one file.
+build/whole/dp.h: tests/single.sh $(HEADERS)
+	@mkdir -p $(@D)
+	@$< $@ average check data norm save train
+
+# The library by another compiler and from one file, the tests by the usual one. What -Wnull-dereference guesses
 # differs from one version of gcc to the next. clang alone knows that nothing may be added to NULL.
 CLANG_TRAPS := -fsanitize=pointer-overflow -fsanitize-trap=pointer-overflow
-build/with/%/dp.o: tests/dp.c $(wildcard *.h) Makefile build/config.mk
+build/with/%/dp.o: tests/dp.c build/whole/dp.h Makefile build/config.mk
 	@mkdir -p $(@D)
-	$* -std=c11 -O2 -fPIE $(WARNINGS) $(if $(findstring clang,$*),$(CLANG_TRAPS),$(GCC_WARNINGS)) \
+	$* -std=c11 -O2 -fPIE -DTEST_WHOLE -Ibuild/whole $(WARNINGS) $(if $(findstring clang,$*),$(CLANG_TRAPS),$(GCC_WARNINGS)) \
 	    -Wno-null-dereference $(STB_CFLAGS) -MMD -MP -c $< -o $@
 
 build/with/%/tests: build/with/%/dp.o $(TESTS_with:%=build/gcc/%.o)
@@ -248,7 +260,7 @@ build/gpu/hold: tests/gpu/hold.c Makefile
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 $(TEST_DEFINES) $< -o $@ -ldl
 
-build/gpu/bench: tests/bench/gpu/gpu.c $(wildcard *.h) Makefile build/config.mk
+build/gpu/bench: tests/bench/gpu/gpu.c $(HEADERS) Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -O2 -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
 
@@ -259,7 +271,7 @@ build/sim/tests: $(SIM)
 build/hip/tests: $(patsubst %,build/sim/%.o,$(filter-out dp test_cuda_load,$(TESTS_sim))) \
     build/sim/sim/sim_hip.o $(SIM)
 
-build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(wildcard *.h)
+build/sim/bench: tests/bench/gpu/gpu.c $(SIM) $(HEADERS)
 	$(CC) -std=c11 -O1 -g $(WARNINGS) $(GCC_WARNINGS) -Wno-frame-larger-than \
 	    -Wno-null-dereference -DTEST_SIM -I. -Itests/sim $(STB_CFLAGS) $< $(SIM) -o $@ $(LIBS)
 
@@ -305,7 +317,7 @@ $(CUDA_EXAMPLES): CFLAGS_gcc += -isystem $(CUDA_HOME)/include
 $(CUDA_EXAMPLES): LIBS += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,$(CUDA_HOME)/lib64 \
     -lcublas -lcudart -lnvrtc
 
-FUZZ_NEEDS := $(wildcard *.h tests/fuzz/*.h) Makefile build/config.mk
+FUZZ_NEEDS := $(HEADERS) $(wildcard tests/fuzz/*.h) Makefile build/config.mk
 
 # dp.o has tests in it, which are registered and never run.
 build/fuzz/test_main.o: tests/test_main.c $(FUZZ_NEEDS)

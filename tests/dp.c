@@ -16,7 +16,11 @@
 #if defined(TEST_SIM)
 #include "sim/loader.h"
 #endif
+#if defined(TEST_WHOLE) /* all headers are one file, which the compiler is told the place of */
+#include "dp.h"
+#else
 #include "../dp.h"
+#endif
 #if defined(TEST_SIM)
 #include "sim/loaded.h"
 #endif

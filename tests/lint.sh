@@ -10,11 +10,13 @@ OBJECT=build/alone/dp.o
 mkdir -p $BUILD
 
 shopt -s nullglob globstar
-HEADERS=(dp.h dp_*.h)
+HEADERS=(dp.h dp_*.h dp/*.h)
 SOURCES=("${HEADERS[@]}" tests/**/*.[ch] tests/**/*.cpp examples/*.[ch])
 TEXTS=("${SOURCES[@]}" Makefile tests/**/*.mk tests/**/*.sh tests/**/*.md *.md)
 
 MAX_COLUMNS=100
+MAX_HEADER=4500
+MAX_FRONT=2900 # dp.h: the manual, what is public, and the front door
 MAX_SECTION=450
 MAX_FUNCTION=60
 MAX_NESTING=4
@@ -71,6 +73,12 @@ check_functions() {
                 if (lines > max) print FILENAME ":" start ": " lines " lines"
                 start = FNR + 1
             }' "${SOURCES[@]}")"
+}
+
+check_headers() {
+    check "headers: at most $MAX_HEADER lines, dp.h $MAX_FRONT" \
+        "$(wc -l "${HEADERS[@]}" | awk -v max=$MAX_HEADER -v front=$MAX_FRONT '
+            $2 != "total" && $1 > ($2 == "dp.h" ? front : max) { print $2 ": " $1 " lines" }')"
 }
 
 check_words() {
@@ -138,7 +146,7 @@ check_top_level() {
     local file extra=""
     for file in *; do
         case $file in
-        dp.h | dp_value.h | dp_module.h | dp_ranks.h | dp_reduce.h | dp_distributed.h | dp_launch.h | dp_shm.h) ;;
+        dp.h | dp) ;;
         dp_cpu.h | dp_cuda.h | dp_nccl.h | dp_hip.h | dp_mpi.h | dp_train.h | dp_data.h | dp_save.h) ;;
         dp_norm.h | dp_average.h | dp_check.h) ;;
         tests | examples | Makefile | README.md | LICENSE | CHANGES.md | build) ;;
@@ -250,6 +258,7 @@ check_runner() {
 check_format
 check_columns
 check_functions
+check_headers
 check_words
 check_sections
 check_top_level

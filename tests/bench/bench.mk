@@ -55,7 +55,7 @@ $(BENCH)/peers.log:
 $(BENCH)/peer_mpi: tests/bench/peers/mpi.c | $(BENCH)/peers.log
 	@mpicc -O2 $< -o $@ >$@.log 2>&1 || echo "no Open MPI (log: $@.log)"
 
-$(BENCH)/peer_dp_mpi: tests/bench/peers/mpi.c tests/bench/peers/dp_steps.h $(wildcard *.h) | $(BENCH)/peers.log
+$(BENCH)/peer_dp_mpi: tests/bench/peers/mpi.c tests/bench/peers/dp_steps.h $(HEADERS) | $(BENCH)/peers.log
 	@mpicc -std=c11 -O2 -DBENCH_DP $(STB_CFLAGS) $< -o $@ -lpthread -lm >$@.log 2>&1 || echo "no Open MPI (log: $@.log)"
 
 $(BENCH)/peer_gloo: tests/bench/peers/gloo.cpp | $(BENCH)/peers.log

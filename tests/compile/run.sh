@@ -69,12 +69,6 @@ links() {
 IMPLEMENT='#define DP_IMPLEMENTATION'
 DP='#include "dp.h"'
 CPU='#include "dp_cpu.h"'
-MODULE='#include "dp_module.h"'
-RANKS='#include "dp_ranks.h"'
-REDUCE='#include "dp_reduce.h"'
-LAUNCH='#include "dp_launch.h"'
-SHM='#include "dp_shm.h"'
-VALUE='#include "dp_value.h"'
 AROUND='average check data norm save train' # headers around training
 EMIT_STB='#define STB_DS_IMPLEMENTATION'
 INCLUDE_STB='#if __has_include("stb_ds.h")
@@ -89,20 +83,12 @@ write dp_cpu.c "$IMPLEMENT" "$DP" "$CPU"
 write cpu_dp.c "$IMPLEMENT" "$CPU" "$DP"
 write cpu_declared_before.c "$CPU" "$IMPLEMENT" "$DP"
 write cpu_alone.c "$CPU"
-write module_alone.c "$MODULE"
-write module_dp.c "$IMPLEMENT" "$MODULE" "$DP" "$CPU"
-write ranks_alone.c "$RANKS"
-write shm_alone.c "$SHM"
-write shm_dp.c "$IMPLEMENT" "$SHM" "$DP" "$RANKS"
-write value_alone.c "$VALUE"
-write value_dp.c "$IMPLEMENT" "$VALUE" "$DP" "$RANKS"
-write ranks_dp.c "$IMPLEMENT" "$RANKS" "$DP" "$MODULE"
-write reduce_alone.c "$REDUCE"
-write reduce_dp.c "$IMPLEMENT" "$REDUCE" "$DP" "$RANKS"
-write launch_alone.c "$LAUNCH"
-write launch_dp.c "$IMPLEMENT" "$LAUNCH" "$DP" "$RANKS"
 for header in $AROUND; do
     write "${header}_alone.c" "#include \"dp_$header.h\""
+done
+for room in dp/*.h; do
+    write "room_$(basename "$room" .h).c" "#include \"$room\""
+    write "room_after_$(basename "$room" .h).c" "$IMPLEMENT" "$DP" "#include \"$room\""
 done
 mapfile -t around < <(printf '#include "dp_%s.h"\n' $AROUND)
 write around.c "${around[@]}"
@@ -152,18 +138,6 @@ c_cases() {
     expect "$cc -ffast-math -fno-fast-math: implementation" \
         c -std=c11 -ffast-math -fno-fast-math -fsyntax-only $BUILD/dp.c
     expect "$cc: dp_cpu.h alone" parses -std=c11 $BUILD/cpu_alone.c
-    expect "$cc: dp_module.h alone" parses -std=c11 $BUILD/module_alone.c
-    expect "$cc: dp_module.h, dp.h, dp_cpu.h" parses -std=c11 $BUILD/module_dp.c
-    expect "$cc: dp_value.h alone" parses -std=c11 $BUILD/value_alone.c
-    expect "$cc: dp_value.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/value_dp.c
-    expect "$cc: dp_ranks.h alone" parses -std=c11 $BUILD/ranks_alone.c
-    expect "$cc: dp_shm.h alone" parses -std=c11 $BUILD/shm_alone.c
-    expect "$cc: dp_shm.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/shm_dp.c
-    expect "$cc: dp_ranks.h, dp.h, dp_module.h" parses -std=c11 $BUILD/ranks_dp.c
-    expect "$cc: dp_reduce.h alone" parses -std=c11 $BUILD/reduce_alone.c
-    expect "$cc: dp_reduce.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/reduce_dp.c
-    expect "$cc: dp_launch.h alone" parses -std=c11 $BUILD/launch_alone.c
-    expect "$cc: dp_launch.h, dp.h, dp_ranks.h" parses -std=c11 $BUILD/launch_dp.c
     for header in $AROUND; do
         expect "$cc: dp_$header.h alone" parses -std=c11 "$BUILD/${header}_alone.c"
     done
@@ -187,6 +161,51 @@ c_cases() {
         expect "$cc $std: dp_cpu.h first, -D_GNU_SOURCE" \
             parses -std=$std -D_GNU_SOURCE $BUILD/cpu_declared_before.c
     done
+}
+
+# Parts of dp.h, whose one error says so.
+rooms() {
+    local room name
+    cc=$GCC
+    for room in dp/*.h; do
+        name=$(basename "$room" .h)
+        expect_error "$room by itself" "$room is a part of dp.h: include dp.h" \
+            c -std=c11 -fsyntax-only "$BUILD/room_$name.c"
+        expect_error "$room after dp.h" "$room is a part of dp.h: include dp.h" \
+            c -std=c11 -fsyntax-only "$BUILD/room_after_$name.c"
+    done
+}
+
+# All headers as one file, in a folder in which there is nothing else of them.
+one_file() {
+    local std at=$BUILD/one
+    mkdir -p $at/examples
+    cp build/whole/dp.h $at
+    cp examples/*.[ch] $at/examples
+    sed -i 's,^#include "../dp_[a-z]*\.h".*,#include "../dp.h",' $at/examples/*.[ch]
+    for cc in "$GCC" "$CLANG"; do
+        has "$cc" || continue
+        for std in c11 gnu17; do
+            expect "$cc $std: one file, declarations" \
+                one -std=$std "${WARN[@]}" -fsyntax-only tests/compile/use.c
+            expect "$cc $std: one file, implementation" \
+                one -std=$std "${WARN[@]}" -Wno-frame-larger-than -fsyntax-only $BUILD/dp.c
+        done
+    done
+    cc=g++
+    has $cc && expect "$cc: one file, declarations" \
+        one -std=c++11 "${WARN_CXX[@]}" -fsyntax-only -x c++ tests/compile/use.c
+    cc=$GCC
+    expect "$cc: one file, the program of README.md" in_one_file hello
+    expect "$cc: one file, optimizers and a loader" in_one_file train_images
+}
+
+one() { "$cc" -I$BUILD/one "${STB[@]}" "$@"; }
+
+# in_one_file EXAMPLE
+in_one_file() {
+    "$cc" -std=c11 -O1 "${STB[@]}" "$BUILD/one/examples/$1.c" -o "$program" "${LINK[@]}" &&
+        timeout 300 "$program" >/dev/null
 }
 
 # Compilers and languages that the library is not for.
@@ -455,6 +474,8 @@ rm -f $BUILD/*.tap
 group c_compiler "$GCC"
 group c_compiler "$CLANG"
 group refusals
+group rooms
+group one_file
 group link_cases
 group cxx_compiler g++ "$GCC"
 group cxx_compiler clang++ "$CLANG"

@@ -1,25 +1,23 @@
-/* dp_reduce.h - v0.1.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
+/* dp/reduce.h - v0.1.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
 
-   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call.
+   A room of dp.h, which includes it.
 
    CONTENTS (search for the tag)
-     >>layout       what a config says, checked; ranges, units, and pieces
-     >>buckets      which units travel together, and in which order
-     >>travel       how a bucket travels: as it lies, or flat
-     >>hooks        what a function of the user's does in place of an all-reduce
-     >>times        when buckets left, how long passes took
-     >>courier      buckets travel while the caller computes
-     >>alike        ranks compare what they have, and name the first difference
-     >>reducer      made, compared, destroyed; what ranks tell each other
-     >>passes       begin, ready
-     >>finishing    what was not reported; what is left to reduce
+     >>layout     what a config says, checked; ranges, units, and pieces
+     >>buckets    which units travel together, and in which order
+     >>travel     how a bucket travels: as it lies, or flat
+     >>hooks      what a function of the user's does in place of an all-reduce
+     >>times      when buckets left, how long passes took
+     >>courier    buckets travel while the caller computes
+     >>alike      ranks compare what they have, and name the first difference
+     >>reducer    made, compared, destroyed; what ranks tell each other
+     >>passes     begin, ready
+     >>finishing  what was not reported; what is left to reduce
 */
 
-#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
-
-#if defined(DP_IMPLEMENTATION) && !defined(DP_REDUCE_IMPLEMENTED)
-#define DP_REDUCE_IMPLEMENTED
+#ifndef DP__ROOMS
+#error "dp/reduce.h is a part of dp.h: include dp.h"
+#else
 
 /* ==== >>layout =================================================================================
    Blocks are cut into ranges, ranges belong to units. A unit with memory of several dtypes has a
@@ -2354,7 +2352,7 @@ DP_API dp_status dp_reducer_finish(dp_reducer *reducer)
     return dp__exit(__func__, reducer->ctx, dp__pass_finish(__func__, reducer));
 }
 
-#endif /* DP_IMPLEMENTATION && !DP_REDUCE_IMPLEMENTED */
+#endif /* DP__ROOMS */
 
 /* ------------------------------------------------------------------------------------------------
    MIT licence

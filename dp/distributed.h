@@ -1,7 +1,6 @@
-/* dp_distributed.h - v0.1.0 - a module on all ranks of a job - MIT licence
+/* dp/distributed.h - v0.1.0 - a module on all ranks of a job - MIT licence
 
-   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call.
+   A room of dp.h, which includes it.
 
    CONTENTS (search for the tag)
      >>units        a face of all ranks: its parameters become units of a reducer
@@ -13,10 +12,9 @@
      >>report       what is known of it, as a table
 */
 
-#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
-
-#if defined(DP_IMPLEMENTATION) && !defined(DP_DISTRIBUTED_IMPLEMENTED)
-#define DP_DISTRIBUTED_IMPLEMENTED
+#ifndef DP__ROOMS
+#error "dp/distributed.h is a part of dp.h: include dp.h"
+#else
 
 /* ==== >>units ==================================================================================
    A face of all ranks has a replica on each local rank. Its runs of gradients are the blocks of a
@@ -1678,7 +1676,7 @@ DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes)
     return dp__page_wrappers(&page, module) == DP_OK ? page.used : 0;
 }
 
-#endif /* DP_IMPLEMENTATION && !DP_DISTRIBUTED_IMPLEMENTED */
+#endif /* DP__ROOMS */
 
 /* ------------------------------------------------------------------------------------------------
    MIT licence

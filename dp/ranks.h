@@ -1,22 +1,20 @@
-/* dp_ranks.h - v0.1.0 - the ranks of a job: collectives of dp.h - MIT licence
+/* dp/ranks.h - v0.1.0 - collectives of the ranks of a job - MIT licence
 
-   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It holds what comes between a collective that a user asks for and the table
-   of functions that carries it out: checks, what a table may lack, the way through the host, and
-   what was begun lately.
+   A room of dp.h, which includes it. It holds what comes between a collective that a user asks for
+   and the table of functions that carries it out: checks, what a table may lack, the way through
+   the host, and what was begun lately.
 
    CONTENTS (search for the tag)
-     >>verbs        what each collective sends and receives, and whether a call keeps to it
-     >>journal      what was begun lately, for when it fails
-     >>reducing     the public edge of the collectives
-     >>fallbacks    collectives that a table may lack, memory that is not aligned
-     >>staging      collectives through the host
+     >>verbs      what each collective sends and receives, and whether a call keeps to it
+     >>journal    what was begun lately, for when it fails
+     >>reducing   the public edge of the collectives
+     >>fallbacks  collectives that a table may lack, memory that is not aligned
+     >>staging    collectives through the host
 */
 
-#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
-
-#if defined(DP_IMPLEMENTATION) && !defined(DP_RANKS_IMPLEMENTED)
-#define DP_RANKS_IMPLEMENTED
+#ifndef DP__ROOMS
+#error "dp/ranks.h is a part of dp.h: include dp.h"
+#else
 
 /* ==== >>verbs ==================================================================================
    What each verb sends and receives is in one table, by which arguments are checked. Calls come
@@ -584,7 +582,7 @@ static void dp__coll_trace(const dp__coll *coll, const dp__signature *is, char p
                          (coll->courier ? DP__TRACE_COURIER : DP__TRACE_STREAMS) + i, phase, name);
 }
 
-static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp_launch.h */
+static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp/launch.h */
 
 /* The same, in the journal and the timeline too. */
 static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count, double scale)
@@ -1185,7 +1183,7 @@ static const dp_coll_ops dp__staging_ops = {.size = sizeof(dp_coll_ops),
                                             .all_gather = dp__staging_all_gather,
                                             .reduce_scatter = dp__staging_reduce_scatter};
 
-#endif /* DP_IMPLEMENTATION && !DP_RANKS_IMPLEMENTED */
+#endif /* DP__ROOMS */
 
 /* ------------------------------------------------------------------------------------------------
    MIT licence

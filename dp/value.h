@@ -1,8 +1,8 @@
-/* dp_value.h - v0.1.0 - values of dp.h: trees that are cut, joined and copied - MIT licence
+/* dp/value.h - v0.1.0 - trees that are cut, joined and copied - MIT licence
 
-   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It holds the work on whole trees of tensors: they are made, looked at, kept,
-   collated from samples, scattered over devices, gathered, replicated and added up.
+   A room of dp.h, which includes it. It holds the work on whole trees of tensors: they are made,
+   looked at, kept, collated from samples, scattered over devices, gathered, replicated and added
+   up.
 
    CONTENTS (search for the tag)
      >>values       constructors and look-up
@@ -15,10 +15,9 @@
      >>replicating  flat blocks, and sums of them
 */
 
-#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
-
-#if defined(DP_IMPLEMENTATION) && !defined(DP_VALUE_IMPLEMENTED)
-#define DP_VALUE_IMPLEMENTED
+#ifndef DP__ROOMS
+#error "dp/value.h is a part of dp.h: include dp.h"
+#else
 
 /* ==== >>values ===================================================================================
    Constructors, look-up, deep copies. A value's depth is counted when it is made, so walks need no
@@ -2290,7 +2289,7 @@ DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *parts, size_t 
     return dp__leave(__func__, ctx, dp__temp_end(temp, NULL, status));
 }
 
-#endif /* DP_IMPLEMENTATION && !DP_VALUE_IMPLEMENTED */
+#endif /* DP__ROOMS */
 
 /* ------------------------------------------------------------------------------------------------
    MIT licence

@@ -1,23 +1,21 @@
-/* dp_shm.h - v0.1.0 - collectives between processes of one machine, for dp.h - MIT licence
+/* dp/shm.h - v0.1.0 - collectives between processes of one machine - MIT licence
 
-   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. It holds the table dp_shm_coll(), for jobs in which all ranks are CPU
-   devices of processes of one machine. Its calls to the system are in dp_cpu.h.
+   A room of dp.h, which includes it. It holds the table dp_shm_coll(), for jobs in which all ranks
+   are CPU devices of processes of one machine. Its calls to the system are in dp/os.h.
 
    CONTENTS (search for the tag)
-     >>hall       the memory that the processes share, and how they meet in it
-     >>failing    the first failure, in words, for all
-     >>waiting    for another process, but not for one that is gone
-     >>meeting    whether all issue the same collective
-     >>folding    reductions
-     >>moving     broadcast, all_gather, all_to_all
-     >>joining    from a config to a communicator, and the table
+     >>hall     the memory that the processes share, and how they meet in it
+     >>failing  the first failure, in words, for all
+     >>waiting  for another process, but not for one that is gone
+     >>meeting  whether all issue the same collective
+     >>folding  reductions
+     >>moving   broadcast, all_gather, all_to_all
+     >>joining  from a config to a communicator, and the table
 */
 
-#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
-
-#if defined(DP_IMPLEMENTATION) && !defined(DP_SHM_IMPLEMENTED)
-#define DP_SHM_IMPLEMENTED
+#ifndef DP__ROOMS
+#error "dp/shm.h is a part of dp.h: include dp.h"
+#else
 
 /* ==== >>hall ===================================================================================
    Every process has a seat in the hall (a few cache lines that it alone writes) and a desk (memory
@@ -1426,7 +1424,7 @@ DP_API const dp_coll_ops *dp_shm_coll(void)
     return &ops;
 }
 
-#endif /* DP_IMPLEMENTATION && !DP_SHM_IMPLEMENTED */
+#endif /* DP__ROOMS */
 
 /* ------------------------------------------------------------------------------------------------
    MIT licence

@@ -1,26 +1,24 @@
-/* dp_launch.h - v0.1.0 - how the processes of a job find each other, for dp.h - MIT licence
+/* dp/launch.h - v0.1.0 - how the processes of a job find each other - MIT licence
 
-   dp.h includes this file itself, and declares all that is public in it; there is nothing to set
-   and nothing to call. A launcher says in the environment which process this is and how many there
-   are; process 0 listens, the others come to it, and all end up as a tree of connections that stays
-   open as long as the context. dp_spawn is the launcher for one machine.
+   A room of dp.h, which includes it. A launcher says in the environment which process this is and
+   how many there are; process 0 listens, the others come to it, and all end up as a tree of
+   connections that stays open as long as the context. dp_spawn is the launcher for one machine.
 
    CONTENTS (search for the tag)
-     >>launchers    what the environment says
-     >>wire         bytes on a connection, and who may speak
-     >>tree         lasting connections: all_gather, failures, closing
-     >>door         who comes in, and who does not
-     >>address      where processes listen, and that there is one process 0
-     >>knocking     how a process finds another one
-     >>meeting      from the environment to a tree
-     >>world        what a context knows of its other processes
-     >>spawn        processes without a launcher
+     >>launchers  what the environment says
+     >>wire       bytes on a connection, and who may speak
+     >>tree       lasting connections: all_gather, failures, closing
+     >>door       who comes in, and who does not
+     >>address    where processes listen, and that there is one process 0
+     >>knocking   how a process finds another one
+     >>meeting    from the environment to a tree
+     >>world      what a context knows of its other processes
+     >>spawn      processes without a launcher
 */
 
-#include "dp.h" /* outside the guard, so that DP_IMPLEMENTATION is carried through */
-
-#if defined(DP_IMPLEMENTATION) && !defined(DP_LAUNCH_IMPLEMENTED)
-#define DP_LAUNCH_IMPLEMENTED
+#ifndef DP__ROOMS
+#error "dp/launch.h is a part of dp.h: include dp.h"
+#else
 
 /* ==== >>launchers ==============================================================================
    One table of what launchers set; the first of them whose variables are there decides. An
@@ -2267,7 +2265,8 @@ DP__COLD DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void 
     dp__os_signal_again();
     return status;
 }
-#endif /* DP_IMPLEMENTATION && !DP_LAUNCH_IMPLEMENTED */
+
+#endif /* DP__ROOMS */
 
 /* ------------------------------------------------------------------------------------------------
    MIT licence

@@ -1,0 +1,478 @@
+/* dp/config.h - v0.1.0 - what a config means - MIT licence
+
+   A room of dp.h, which includes it: from what a program has set, or has not, to what is opened.
+
+   CONTENTS (search for the tag)
+     >>resolve  what a config means
+     >>devices  a context's, an array of stb_ds
+*/
+
+#ifndef DP__ROOMS
+#error "dp/config.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>resolve ==================================================================================
+   What a config means: tables are complete, zero becomes the default, lists are copied.         */
+
+enum { DP__DEVICES_MAX = 4096 };
+
+DP_API double dp_or(double number, double usual)
+{
+    if (number < 0 && number >= DP_ZERO)
+        return 0;
+    return number > 0 || number < 0 || isnan(number) ? number : usual;
+}
+
+typedef struct dp__method {
+    const char *name;
+    size_t offset;
+} dp__method;
+
+#define DP__DEVICE_METHOD(name) {#name, offsetof(dp_device_ops, name)},
+#define DP__COLL_METHOD(name)   {#name, offsetof(dp_coll_ops, name)},
+/* clang-format off */
+static const dp__method dp__device_methods[] = {
+    DP__DEVICE_METHOD(count) DP__DEVICE_METHOD(open) DP__DEVICE_METHOD(close)
+    DP__DEVICE_METHOD(info) DP__DEVICE_METHOD(alloc) DP__DEVICE_METHOD(free)
+    DP__DEVICE_METHOD(stream_create) DP__DEVICE_METHOD(stream_destroy)
+    DP__DEVICE_METHOD(stream_sync) DP__DEVICE_METHOD(event_create)
+    DP__DEVICE_METHOD(event_destroy) DP__DEVICE_METHOD(event_record)
+    DP__DEVICE_METHOD(event_wait) DP__DEVICE_METHOD(event_sync)
+    DP__DEVICE_METHOD(copy_in) DP__DEVICE_METHOD(copy_out) DP__DEVICE_METHOD(copy)};
+static const dp__method dp__coll_methods[] = {
+    DP__COLL_METHOD(fits) DP__COLL_METHOD(open) DP__COLL_METHOD(close)
+    DP__COLL_METHOD(all_reduce) DP__COLL_METHOD(broadcast) DP__COLL_METHOD(all_gather)};
+/* clang-format on */
+
+/* Checks that a table is long enough for its required methods, and has them. */
+static dp_status dp__check_table(const void *table, size_t size, const char *name,
+                                 const dp__method *methods, size_t count)
+{
+    void (*method)(void) = NULL;
+    if (name == NULL)
+        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has no name");
+    for (size_t i = 0; i < count; i++) {
+        if (size >= methods[i].offset + sizeof method)
+            memcpy(&method, (const char *)table + methods[i].offset, sizeof method);
+        if (size < methods[i].offset + sizeof method || method == NULL)
+            return dp_error(DP_ERR_INVALID, "dp_open: table '%s' (size %zu) has no method '%s'",
+                            name, size, methods[i].name);
+    }
+    return DP_OK;
+}
+
+static dp_status dp__check_device_table(const dp_device_ops *ops)
+{
+    if (ops->size < offsetof(dp_device_ops, count))
+        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
+    return dp__check_table(ops, ops->size, ops->name, dp__device_methods,
+                           sizeof dp__device_methods / sizeof dp__device_methods[0]);
+}
+
+static dp_status dp__check_coll_table(const dp_coll_ops *ops)
+{
+    if (ops->size < offsetof(dp_coll_ops, fits))
+        return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
+    return dp__check_table(ops, ops->size, ops->name, dp__coll_methods,
+                           sizeof dp__coll_methods / sizeof dp__coll_methods[0]);
+}
+
+/* A copy of a NULL-terminated list, so that the caller's may go. */
+static dp_status dp__copy_list(dp_ctx *ctx, const void *const *list, const void *const **out)
+{
+    size_t count = 0;
+    while (list[count] != NULL)
+        count++;
+    const void **copy = dp__host_alloc(&ctx->host, (count + 1) * sizeof *copy, sizeof *copy);
+    if (copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    memcpy(copy, list, (count + 1) * sizeof *copy);
+    *out = copy;
+    return DP_OK;
+}
+
+static dp_status dp__copy_job(dp_ctx *ctx, const char *text, const char **out)
+{
+    size_t bytes = text != NULL ? strlen(text) + 1 : 0;
+    char *copy = bytes != 0 ? dp__host_alloc(&ctx->host, bytes, 1) : NULL;
+    if (bytes != 0 && copy == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    if (bytes != 0)
+        memcpy(copy, text, bytes);
+    *out = copy;
+    return DP_OK;
+}
+
+static const dp_device_ops *(*dp__backend_cuda)(void); /* dp_cuda.h defines them */
+static const dp_coll_ops *(*dp__backend_cuda_coll)(void);
+static const dp_coll_ops *(*dp__backend_nccl_coll)(void); /* dp_nccl.h defines it */
+
+static dp_status dp__resolve_tables(dp_ctx *ctx)
+{
+    bool cuda = dp__backend_cuda != NULL;
+    const dp_device_ops *const devices[] = {cuda ? dp__backend_cuda() : dp_cpu(),
+                                            cuda ? dp_cpu() : NULL, NULL};
+    const dp_coll_ops *colls[] = {dp_cpu_coll(), dp_shm_coll(), NULL, NULL, NULL, NULL};
+    int count = 2;
+    dp_config *config = &ctx->config;
+    if (dp__backend_mpi != NULL)
+        colls[count++] = dp__backend_mpi->coll();
+    if (dp__backend_nccl_coll != NULL)
+        colls[count++] = dp__backend_nccl_coll();
+    if (cuda)
+        colls[count++] = dp__backend_cuda_coll();
+    if (config->backends == NULL)
+        config->backends = devices;
+    if (config->colls == NULL)
+        config->colls = colls;
+    for (size_t i = 0; config->backends[i] != NULL; i++)
+        DP_TRY(dp__check_device_table(config->backends[i]));
+    for (size_t i = 0; config->colls[i] != NULL; i++)
+        DP_TRY(dp__check_coll_table(config->colls[i]));
+    DP_TRY(dp__copy_list(ctx, (const void *const *)config->backends,
+                         (const void *const **)&config->backends));
+    return dp__copy_list(ctx, (const void *const *)config->colls,
+                         (const void *const **)&config->colls);
+}
+
+/* Devices that are there and cannot be used: a job on others would be slow without a word. So who
+   has no log hears it too, once a process. */
+static void dp__warn_of_unused(const dp_ctx *ctx, const char *unused, const char *serves)
+{
+    static atomic_bool said;
+    char text[DP__TEXT_BYTES];
+    bool silent = ctx->config.log.fn == NULL;
+    if ((!silent && !dp__log_wants(ctx, DP_LOG_WARN)) || atomic_exchange(&said, true))
+        return;
+    snprintf(text, sizeof text, "%s serves, since there are devices that cannot be used: %s",
+             serves, unused);
+    if (silent)
+        dp_log_stderr(&(dp_log_record){DP_LOG_WARN, -1, text}, NULL);
+    else
+        dp__log(ctx, DP_LOG_WARN, "%s", text);
+}
+
+/* Tables that have found a device, here or in a process that this one was forked from; by name, as
+   tables can be decorated. Under dp__live_lock, which nobody holds while a process forks. */
+enum { DP__FOUND_MAX = 16, DP__FOUND_BYTES = 32 };
+static struct {
+    char name[DP__FOUND_BYTES]; /* "": this place is free, and so are those behind it */
+    unsigned fork_count;
+} dp__found[DP__FOUND_MAX];
+
+/* Notes that a table has found a device, unless that was noted before; returns at which fork. Where
+   the list is full, nothing is known. */
+static unsigned dp__found_at(const char *name, bool note)
+{
+    unsigned at = dp__os_fork_count();
+    int place = 0;
+    dp__lock_enter(&dp__live_lock);
+    while (place < DP__FOUND_MAX && dp__found[place].name[0] != '\0' &&
+           strncmp(dp__found[place].name, name, DP__FOUND_BYTES - 1) != 0)
+        place++;
+    if (place < DP__FOUND_MAX && dp__found[place].name[0] != '\0') {
+        at = dp__found[place].fork_count;
+    } else if (place < DP__FOUND_MAX && note) {
+        snprintf(dp__found[place].name, DP__FOUND_BYTES, "%s", name);
+        dp__found[place].fork_count = at;
+    }
+    dp__lock_leave(&dp__live_lock);
+    return at;
+}
+
+/* How many devices a table has. One with a driver is not asked where that may not survive. */
+static dp_status dp__table_count(const dp_ctx *ctx, const dp_device_ops *ops, int *out)
+{
+    bool survives = DP_HAS(dp_device_ops, ops, survives_fork);
+    if (!survives && dp__found_at(ops->name, false) != dp__os_fork_count())
+        return dp_error(DP_ERR_STATE,
+                        "used before this process was forked, and a driver does not survive that: "
+                        "fork before it is used");
+    DP_TRY(ops->count(&ctx->host, out));
+    if (!survives && *out > 0)
+        (void)dp__found_at(ops->name, true);
+    return DP_OK;
+}
+
+/* The first table that has a device serves; what the others said is kept for the sentence. */
+static dp_status dp__choose_backend(dp_ctx *ctx, int *out_place, int *out_count)
+{
+    char said[DP__TEXT_BYTES / 2] = "", unused[DP__TEXT_BYTES / 2] = "";
+    const dp_device_ops *const *backends = ctx->config.backends;
+    for (int place = 0; backends[place] != NULL; place++) {
+        int count = 0;
+        dp_status status = dp__table_count(ctx, backends[place], &count);
+        if (status == DP_OK && count > 0) {
+            if (unused[0] != '\0')
+                dp__warn_of_unused(ctx, unused, backends[place]->name);
+            *out_place = place;
+            *out_count = count;
+            return DP_OK;
+        }
+        const char *why = status == DP_OK ? "no device" : dp_last_error();
+        if (status != DP_OK && status != DP_ERR_NO_DEVICE && unused[0] == '\0')
+            snprintf(unused, sizeof unused, "%.30s: %.220s", backends[place]->name, why);
+        size_t used = strlen(said);
+        snprintf(said + used, sizeof said - used, "%s%s: %.100s", place > 0 ? "; " : "",
+                 backends[place]->name, why);
+        dp__log(ctx, DP_LOG_INFO, "%s: %s", backends[place]->name, why);
+    }
+    return dp_error(DP_ERR_NO_DEVICE, "dp_open: no table has a device (%s)", said);
+}
+
+/* Digits up to the first other character; false when there are none, or too many. */
+static bool dp__digits(const char **at, int *out)
+{
+    const char *first = *at;
+    *out = 0;
+    for (; **at >= '0' && **at <= '9' && *out <= DP__DEVICES_MAX; ++*at)
+        *out = *out * 10 + (**at - '0');
+    return *at > first && *out <= DP__DEVICES_MAX;
+}
+
+/* $DP_DEVICES: "4" is a number of devices, "0,2" are their indices, and "2," is one of them. */
+static dp_status dp__env_devices(dp_ctx *ctx)
+{
+    const char *text = dp__os_env("DP_DEVICES"), *at = text;
+    int count = 0;
+    if (text == NULL)
+        return DP_OK;
+    if (dp__digits(&at, &count) && *at == '\0' && count > 0) {
+        ctx->config.device_count = count;
+        return DP_OK;
+    }
+    int *list = dp__host_alloc(&ctx->host, (strlen(text) + 1) * sizeof *list, sizeof *list);
+    if (list == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    bool good = true;
+    for (at = text, count = 0; good && *at != '\0'; at += *at == ',') {
+        good = dp__digits(&at, &list[count++]);
+        good = good && (*at == ',' || (*at == '\0' && count > 1));
+    }
+    if (!good)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: DP_DEVICES is '%s', neither a number of devices from 1 to %d "
+                        "nor a list of their indices, such as 0,1",
+                        text, DP__DEVICES_MAX);
+    ctx->config.devices = list;
+    ctx->config.device_count = count;
+    return DP_OK;
+}
+
+/* This process' share of the devices that there are; if there are more processes than devices,
+   several have the same one. There can be any number of CPU devices, but more than its cores are of
+   no use. */
+static int dp__device_share(const dp_ctx *ctx, const dp_device_ops *ops, int available,
+                            int *out_first)
+{
+    int64_t place = ctx->info.machine_process, count = ctx->info.machine_process_count;
+    int first = (int)(place * available / count), last = (int)((place + 1) * available / count);
+    if (ops == dp_cpu())
+        return ctx->config.thread_count < available ? ctx->config.thread_count : available;
+    *out_first = first;
+    return last > first ? last - first : 1;
+}
+
+/* Of devices that nobody has asked for by number, as many as can share `ranks` evenly. */
+static int dp__shard_devices(dp_ctx *ctx, int ranks, int count)
+{
+    int most = ranks;
+    while (most > count)
+        most /= 2;
+    if (most < count && most < ranks)
+        dp__log(ctx, DP_LOG_WARN, "%d shards are computed on %d of %d devices", ranks, most, count);
+    return most;
+}
+
+/* What is in config.devices, each as often as it has ranks. */
+static dp_status dp__resolve_ranks(dp_ctx *ctx, int ranks, int first)
+{
+    dp_config *config = &ctx->config;
+    int count = config->device_count;
+    if (ranks % count != 0)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: device_count is %d, and this process has %d of %d shards: give "
+                        "it a power of two, at most as many",
+                        count, ranks, config->shards);
+    int *devices = dp__host_alloc(&ctx->host, (size_t)ranks * sizeof *devices, sizeof *devices);
+    if (devices == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for the config");
+    for (int i = 0; i < ranks; i++) {
+        int device = i / (ranks / count);
+        devices[i] = config->devices != NULL ? config->devices[device] : first + device;
+    }
+    config->devices = devices;
+    config->device_count = ranks;
+    return DP_OK;
+}
+
+static dp_status dp__resolve_devices(dp_ctx *ctx, int place, int available)
+{
+    dp_config *config = &ctx->config;
+    int first = 0, ranks = config->shards / ctx->info.process_count;
+    if (config->device_count == 0 && config->devices == NULL)
+        DP_TRY(dp__env_devices(ctx));
+    if (config->device_count == 0 && config->devices == NULL) {
+        config->device_count = dp__device_share(ctx, config->backends[place], available, &first);
+        if (ranks > 0)
+            config->device_count = dp__shard_devices(ctx, ranks, config->device_count);
+    }
+    if (config->device_count < 1 || config->device_count > DP__DEVICES_MAX)
+        return dp_error(DP_ERR_INVALID, "dp_open: device_count is %d, not 1 to %d%s",
+                        config->device_count, DP__DEVICES_MAX,
+                        config->devices != NULL ? ", and devices is given" : "");
+    return dp__resolve_ranks(ctx, ranks > 0 ? ranks : config->device_count, first);
+}
+
+/* Cores that processes with one affinity mask may use, divided among them. */
+static int dp__core_share(int cores, dp__share among)
+{
+    int each = cores / among.count + (among.place < cores % among.count);
+    return each > 0 ? each : 1;
+}
+
+static dp_status dp__check_shards(const dp_config *config)
+{
+    int shards = config->shards, processes = config->bootstrap.process_count;
+    if (shards < 0 || shards > DP__DEVICES_MAX || (shards & (shards - 1)) != 0)
+        return dp_error(DP_ERR_INVALID, "dp_open: shards is %d, not a power of two from 1 to %d",
+                        shards, DP__DEVICES_MAX);
+    if (shards > 0 && processes > 1 && shards % processes != 0)
+        return dp_error(DP_ERR_INVALID,
+                        "dp_open: %d shards cannot be dealt out evenly to %d processes", shards,
+                        processes);
+    return DP_OK;
+}
+
+static dp_status dp__resolve_numbers(dp_ctx *ctx, dp__share cores)
+{
+    dp_config *config = &ctx->config;
+    if (config->thread_count < 0 || config->timeout_ms < 0 || config->device_count < 0)
+        return dp_error(DP_ERR_INVALID, "dp_open: %s is negative",
+                        config->thread_count < 0 ? "thread_count"
+                        : config->timeout_ms < 0 ? "timeout_ms"
+                                                 : "device_count");
+    if (config->log.level < DP_LOG_DEFAULT || config->log.level > DP_LOG_TRACE)
+        return dp_error(DP_ERR_INVALID, "dp_open: log.level is %d", (int)config->log.level);
+    DP_TRY(dp__check_shards(config));
+    if (config->thread_count == 0)
+        config->thread_count = dp__core_share(dp__os_core_count(), cores);
+    if (config->timeout_ms == 0)
+        config->timeout_ms = DP__TIMEOUT_MS;
+    config->bootstrap.process_count =
+        config->bootstrap.all_gather != NULL ? config->bootstrap.process_count : 1;
+    return dp__copy_job(ctx, config->job, &config->job);
+}
+
+/* $DP_DEBUG counts if no log was asked for; an unknown word in it is reported. */
+static void dp__resolve_log(dp_ctx *ctx)
+{
+    dp_log *log = &ctx->config.log;
+    const char *debug = log->fn == NULL ? dp__os_env("DP_DEBUG") : NULL;
+    dp_level level = dp__level_of(debug);
+    if (debug != NULL)
+        *log = (dp_log){dp_log_stderr, NULL, level != DP_LOG_DEFAULT ? level : DP_LOG_WARN};
+    if (log->level == DP_LOG_DEFAULT)
+        log->level = DP_LOG_INFO;
+    if (debug != NULL && level == DP_LOG_DEFAULT)
+        dp__log(ctx, DP_LOG_WARN, "DP_DEBUG is '%s', not error, warn, info or trace", debug);
+}
+
+/* ==== >>devices ================================================================================
+   A context's devices are an array of stb_ds, in memory of the context. Only macros are used: the
+   functions are global, and do not check what realloc returns. The header is read under other names
+   and then forgotten, so that a user's own stb_ds can come before it, after it or not at all.    */
+
+#ifndef INCLUDE_STB_DS_H
+#define DP__STB_DS_PRIVATE
+#pragma push_macro("STBDS_REALLOC")
+#pragma push_macro("STBDS_FREE")
+#pragma push_macro("STBDS_NO_SHORT_NAMES")
+#pragma push_macro("STB_DS_IMPLEMENTATION")
+#undef STBDS_REALLOC
+#undef STBDS_FREE
+#undef STBDS_NO_SHORT_NAMES
+#undef STB_DS_IMPLEMENTATION
+#define STBDS_NO_SHORT_NAMES
+#define stbds_array_header dp__stbds_array_header
+#define stbds_string_arena dp__stbds_string_arena
+#define stbds_string_block dp__stbds_string_block
+#define stbds_stralloc     dp__stbds_stralloc
+#define stbds_strreset     dp__stbds_strreset
+#define STBDS_SH_NONE      DP__STBDS_SH_NONE
+#define STBDS_SH_DEFAULT   DP__STBDS_SH_DEFAULT
+#define STBDS_SH_STRDUP    DP__STBDS_SH_STRDUP
+#define STBDS_SH_ARENA     DP__STBDS_SH_ARENA
+#if __has_include("stb_ds.h")
+#include "stb_ds.h"
+#else
+#include <stb/stb_ds.h>
+#endif
+#endif
+
+#define stbds_arrgrowf(array, item_bytes, more, count) (array) /* what is reserved is enough */
+
+/* Pools point to their device, so the array must not move: it is reserved once. */
+static bool dp__devices_reserve(dp_ctx *ctx, int count)
+{
+    size_t bytes = (size_t)count * sizeof *ctx->devices;
+    stbds_array_header *head = dp__host_alloc(&ctx->host, sizeof *head + bytes, 64);
+    if (head == NULL)
+        return false;
+    *head = (stbds_array_header){.capacity = (size_t)count};
+    ctx->devices = (void *)(head + 1);
+    return true;
+}
+
+static dp__device *dp__devices_add(dp_ctx *ctx)
+{
+    stbds_arrput(ctx->devices, (dp__device){0});
+    return &stbds_arrlast(ctx->devices);
+}
+
+static ptrdiff_t dp__devices_count(const dp_ctx *ctx)
+{
+    return stbds_arrlen(ctx->devices);
+}
+
+#undef stbds_arrgrowf
+#ifdef DP__STB_DS_PRIVATE
+#undef DP__STB_DS_PRIVATE
+#undef INCLUDE_STB_DS_H
+#undef stbds_array_header
+#undef stbds_string_arena
+#undef stbds_string_block
+#undef stbds_stralloc
+#undef stbds_strreset
+#undef STBDS_SH_NONE
+#undef STBDS_SH_DEFAULT
+#undef STBDS_SH_STRDUP
+#undef STBDS_SH_ARENA
+#pragma pop_macro("STBDS_REALLOC")
+#pragma pop_macro("STBDS_FREE")
+#pragma pop_macro("STBDS_NO_SHORT_NAMES")
+#pragma pop_macro("STB_DS_IMPLEMENTATION")
+#endif
+
+#endif /* DP__ROOMS */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,3830 @@
+/* dp/core.h - v0.1.0 - what everything stands on - MIT licence
+
+   A room of dp.h, which includes it. All private structs, sentences, the log, the timeline, memory
+   that goes with scopes, and the work on tensors.
+
+   CONTENTS (search for the tag)
+     >>platform  headers, poison
+     >>state     all private structs
+     >>trace     what threads and streams did, for $DP_TRACE
+     >>errors    sentences, live contexts, the failure of a job
+     >>frames    which of the user's functions a thread is inside
+     >>log       records
+     >>host      what a backend is lent
+     >>pool      blocks that are kept and reused
+     >>scopes    lifetimes on top of the pools
+     >>checks    what a user passes in
+     >>views     shapes and strides
+     >>copy      any strides, any two devices
+     >>chains    from one device to several others
+     >>operands  what may be read and written together
+     >>compute   copy, fill, cast, axpby, statistics, read
+     >>names     where each of many names is
+*/
+
+#ifndef DP__ROOMS
+#error "dp/core.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>platform ===============================================================================
+   Headers, and the few macros. What follows makes no system call.                                */
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef DP_ASSERT /* for bugs of dp.h itself, never for what a user passes in */
+#include <assert.h>
+#define DP_ASSERT(condition) assert(condition)
+#endif
+
+/* Memory that nobody uses is poisoned under AddressSanitizer. */
+#if defined(__SANITIZE_ADDRESS__)
+#define DP__ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define DP__ASAN
+#endif
+#endif
+#ifdef DP__ASAN /* DP__UNCHECKED: functions that read freed memory to detect a stale handle */
+#define DP__UNCHECKED __attribute__((no_sanitize("address")))
+enum { DP__RED_ZONE_BYTES = 16 };
+void __asan_poison_memory_region(void const volatile *data, size_t bytes);
+void __asan_unpoison_memory_region(void const volatile *data, size_t bytes);
+static void dp__poison(const void *data, size_t bytes)
+{
+    __asan_poison_memory_region(data, bytes);
+}
+static void dp__unpoison(const void *data, size_t bytes)
+{
+    __asan_unpoison_memory_region(data, bytes);
+}
+#else
+#define DP__UNCHECKED
+enum { DP__RED_ZONE_BYTES = 0 };
+static void dp__poison(const void *data, size_t bytes)
+{
+    (void)data;
+    (void)bytes;
+}
+static void dp__unpoison(const void *data, size_t bytes)
+{
+    (void)data;
+    (void)bytes;
+}
+#endif
+
+/* ==== >>state ==================================================================================
+   All private structs. A context owns devices, pools, scopes; a scope owns blocks.              */
+
+enum {
+    DP__TEXT_BYTES = 512,
+    DP__WORDS_BYTES = 256, /* what a collective is, in words */
+    DP__LIVE_MAX = 64,     /* contexts that may be open at the same time */
+    DP__CLASS_COUNT = 320,
+    DP__CHUNK_BYTES = 32 << 10,     /* from which a scope cuts small things */
+    DP__SMALL_BYTES = 4 << 10,      /* larger things get a block of their own */
+    DP__PACKED_RUN_BYTES = 4 << 10, /* shorter runs are packed by a device that can */
+    DP__CHAIN_PIECE = 512 << 10,    /* what devices pass on is cut into: pieces of at least this, */
+    DP__CHAIN_PIECES = 32,          /* at most so many */
+    DP__COALESCE_BYTES = 10 << 20,
+    DP__STAGE_BYTES = 4 << 20,
+    DP__OPERANDS_MAX = 1 << 20, /* of a REDUCE */
+    DP__TIMEOUT_MS = 60000
+};
+
+#define DP__SCOPE_LIVE   0x5c09e0dbu /* dp_scope.magic */
+#define DP__SCOPE_ENDING 0x5c09e0deu
+
+typedef struct dp__tracked { /* in front of what dp_host.alloc gives */
+    struct dp__tracked *prev, *next;
+    size_t bytes, offset; /* of the whole; of the user's part */
+} dp__tracked;
+
+typedef struct dp__block {                /* memory of a pool, in a scope or in a free list */
+    struct dp__block *next, *made_before; /* made_before: the context's list of all blocks */
+    struct dp__pool *pool;
+    void *data;
+    size_t bytes; /* capacity: the size of its class */
+    int class_;
+} dp__block;
+
+typedef struct dp__pool {
+    struct dp__device *device; /* NULL = the allocator */
+    bool pinned;               /* host memory from the device's host_alloc */
+    dp__block *free[DP__CLASS_COUNT];
+} dp__pool;
+
+typedef struct dp__reads {      /* copies that read host memory, on the streams of one kind */
+    dp_event *done;             /* after the last of them */
+    const dp_stream *stream;    /* on which that is */
+    atomic_uint marked, waited; /* how often it was recorded; up to which record was waited */
+} dp__reads;
+
+typedef struct dp__device {
+    dp_dev *dev;
+    dp_device id;
+    int local_rank; /* -1: the host */
+    dp_device_info info;
+    dp_stream *stream, *own_stream; /* in use; made by the core */
+    dp_event *done;                 /* orders another stream after this one */
+    dp__reads reads[2];             /* on the compute stream; on others */
+    dp__pool pool;
+} dp__device;
+
+typedef struct dp__deferred {
+    struct dp__deferred *next;
+    void (*fn)(void *user);
+    void *user;
+} dp__deferred;
+
+enum { /* dp__pass_head.kind */
+       DP__PASS_PLAIN = 1,
+       DP__PASS_SPREAD = 2, /* parts of it lie in the scope's replicas */
+       DP__PASS_INNER = 4,  /* it is part of another pass, which may lie in the scope around */
+       DP__PASS_ANY = 7
+};
+
+typedef struct dp__pass_head { /* what a scope knows about a pass */
+    uint32_t magic;
+    unsigned kind;
+    struct dp__pass_head *next;
+} dp__pass_head;
+
+struct dp_scope {
+    uint32_t magic;
+    dp_ctx *ctx;
+    dp_scope *parent, *first_child, *prev, *next; /* next: of the free list too */
+    dp__block *home;                              /* its first chunk, which it keeps when idle */
+    dp__block *blocks;                            /* others, chunks among them, the newest first */
+    char *cursor, *limit;                         /* of the newest chunk */
+    dp_scope *made_before;                        /* the context's list of all scopes */
+    dp__deferred *deferred;
+    dp_scope **replicas;   /* one child per local rank, made by the first dp_run */
+    dp__pass_head *passes; /* that lie in it */
+};
+
+typedef struct dp__slot { /* of one local rank under dp_run */
+    dp_status status;
+    char text[DP__TEXT_BYTES];
+} dp__slot;
+
+struct dp_ctx {
+    dp_host host; /* first: a backend's dp_host is the context's head */
+    dp_config config;
+    dp_info info;
+    unsigned fork_count;
+    bool traced;
+    dp__lock lock; /* pools, scope lists, tracked blocks, failure */
+    dp__tracked *tracked;
+    dp__device host_device; /* the CPU table; also does what other devices cannot */
+    dp__device *devices;    /* stb_ds array, reserved once */
+    dp__pool host_pool, pinned_pool;
+    dp__team *team; /* NULL in a world of one device */
+    dp__slot *slots;
+    dp_comm *comm;               /* NULL in a world of one */
+    dp_part *parts;              /* local ranks, streams filled in */
+    struct dp__journal *journal; /* with several processes; else NULL */
+    int *firsts;           /* the first rank of each process, and how many there are; else NULL */
+    dp__lock far_lock;     /* of the next two, while the context is open */
+    struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
+    struct dp__mpi_line *line; /* the same, where MPI has brought them together */
+    dp_comm *courier_comm;     /* for the courier; NULL where nothing travels during backward */
+    dp__courier *courier;      /* started by the first reducer */
+    dp_part *courier_parts;
+    dp_stream **courier_streams;
+    struct dp__reported *reported; /* local ranks: what the courier's streams have to come after */
+    dp_reducer *riding; /* passes to reduce, the oldest first, which the courier carries; under the
+                           lock, as is all state of a pass */
+    dp_scope *scopes;   /* live ones without a parent */
+    dp_scope *idle;     /* ended ones */
+    dp_scope *all_scopes;
+    dp__block *all_blocks;
+    dp_module *idle_modules; /* destroyed, to be reused */
+    uint32_t wrappers;       /* how many dp_distributed has made: their numbers */
+    uint32_t reducers;       /* the same of reducers that all processes have made */
+    atomic_ullong forwards;  /* with a pass, that have returned */
+    atomic_ullong written;   /* how many of them had, at the last edit of a parameter */
+    atomic_ullong torn;      /* how many backwards have failed */
+    atomic_bool entered;     /* a dp_run, a collective or a pass of several replicas is under way */
+    atomic_int inside;       /* threads in the user's functions, except those under `entered` */
+    atomic_int failed;       /* a dp_status of the JOB class, or DP_OK */
+    int failed_rank;
+    char failed_text[DP__TEXT_BYTES];
+    char failed_here[DP__WORDS_BYTES];
+};
+_Static_assert(offsetof(struct dp_ctx, host) == 0, "dp_host is the head of a context");
+
+/* ==== >>trace ==================================================================================
+   $DP_TRACE: a line for each beginning and each end, of what threads and streams do. All of it
+   belongs to the process, as threads and files do: contexts that are opened with it share it. The
+   processes of a machine append whole lines to one file, which the first of them makes anew before
+   they meet. A child of fork begins anew.                                                       */
+
+enum {
+    DP__TRACE_BYTES = 1 << 16, /* written at once */
+    DP__TRACE_LINE = 512,      /* of a line, at most */
+    DP__TRACE_NAME = 240,      /* of a name in it, with what is escaped */
+    DP__TRACE_OLD = 250000000, /* nanoseconds after which a line is written with the next one */
+    /* Rows are numbered from here on: streams of devices, streams of the courier, threads, of which
+       there may be any number in the end. */
+    DP__TRACE_STREAMS = 1,
+    DP__TRACE_COURIER = 10000,
+    DP__TRACE_THREADS = 20000
+};
+
+typedef struct dp__mark { /* what is to be written when a stream gets there */
+    struct dp__mark *next;
+    int row;
+    char phase;
+    char name[];
+} dp__mark;
+
+static struct {
+    dp__lock lock; /* of all that follows; nobody waits under it */
+    atomic_bool on;
+    unsigned fork_count; /* of the process that opened it */
+    int contexts;        /* that use the file */
+    int file;            /* -1: none */
+    unsigned files;      /* opened so far: each has to be told what a row is */
+    char *path;          /* of the last one */
+    int process, threads;
+    uint64_t start;   /* of time: when process 0 opened, by this machine's steady clock */
+    uint64_t written; /* when */
+    char *bytes;      /* to be written */
+    size_t used;
+    dp__mark *marks;                /* never freed: a graph may hold them */
+    void (*push)(const char *name); /* a profiler that listens, or NULL */
+    void (*pop)(void);
+} dp__trace = {.lock = DP__LOCK_INITIALIZER, .file = -1};
+
+static _Thread_local struct {
+    char who[24]; /* "device 1", or "": a thread of the user's */
+    int place;    /* where it is shown, from the top */
+    int row;
+    unsigned files;
+} dp__traced;
+
+static bool dp__trace_is_on(void)
+{
+    return atomic_load_explicit(&dp__trace.on, memory_order_relaxed);
+}
+
+static void dp__trace_off(void)
+{
+    if (dp__trace.file >= 0)
+        dp__os_file_close(dp__trace.file);
+    dp__os_free(dp__trace.bytes, DP__TRACE_BYTES, NULL);
+    dp__trace.file = -1;
+    dp__trace.bytes = NULL;
+    dp__trace.used = 0;
+    atomic_store_explicit(&dp__trace.on, dp__trace.push != NULL, memory_order_relaxed);
+}
+
+/* When the disk is full, nothing more is written. */
+static void dp__trace_write(void)
+{
+    bool done = dp__trace.used == 0 ||
+                dp__os_file_put(dp__trace.file, dp__trace.bytes, dp__trace.used);
+    dp__trace.used = 0;
+    dp__trace.written = dp__os_now_ns();
+    if (!done)
+        dp__trace_off();
+}
+
+static void dp__trace_flush(void)
+{
+    dp__lock_enter(&dp__trace.lock);
+    if (dp__trace.file >= 0)
+        dp__trace_write();
+    dp__lock_leave(&dp__trace.lock);
+}
+
+DP_PRINTF(1, 2) static void dp__trace_line(const char *format, ...)
+{
+    va_list args;
+    if (dp__trace.used + DP__TRACE_LINE > DP__TRACE_BYTES)
+        dp__trace_write();
+    if (dp__trace.file < 0)
+        return;
+    va_start(args, format);
+    int bytes = vsnprintf(dp__trace.bytes + dp__trace.used, DP__TRACE_LINE, format, args);
+    va_end(args);
+    dp__trace.used += (size_t)bytes;
+}
+
+#define DP__TRACE_META "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":"
+
+static void dp__trace_row(int row, int place, const char *who)
+{
+    dp__trace_line("," DP__TRACE_META "\"thread_name\",\"args\":{\"name\":\"%s\"}}\n",
+                   dp__trace.process, row, who);
+    dp__trace_line("," DP__TRACE_META "\"thread_sort_index\",\"args\":{\"sort_index\":%d}}\n",
+                   dp__trace.process, row, place);
+}
+
+/* Who this thread is, if it has not said so before. */
+DP_PRINTF(2, 3) static void dp__trace_who(int place, const char *format, ...)
+{
+    va_list args;
+    if (dp__traced.who[0] != '\0')
+        return;
+    va_start(args, format);
+    vsnprintf(dp__traced.who, sizeof dp__traced.who, format, args);
+    va_end(args);
+    dp__traced.place = place;
+}
+
+static int dp__trace_thread(void)
+{
+    if (dp__traced.row != 0 && dp__traced.files == dp__trace.files)
+        return dp__traced.row;
+    dp__traced.files = dp__trace.files;
+    dp__traced.row = DP__TRACE_THREADS + dp__trace.threads++;
+    dp__trace_who(2 * DP__TRACE_THREADS, "thread %d", dp__trace.threads);
+    dp__trace_row(dp__traced.row, dp__traced.place, dp__traced.who);
+    return dp__traced.row;
+}
+
+/* Bytes of the character that begins here, 0 if it is none: too long for what it says, half of a
+   pair, too large, or cut short. */
+static size_t dp__utf8(const char *text)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t count = *at < 0x80 ? 1 : *at >= 0xF0 ? 4 : *at >= 0xE0 ? 3 : *at >= 0xC0 ? 2 : 0;
+    uint32_t code = count > 1 ? *at & (0x7FU >> count) : *at;
+    for (size_t i = 1; i < count; i++) {
+        if ((at[i] & 0xC0) != 0x80)
+            return 0;
+        code = code << 6 | (at[i] & 0x3F);
+    }
+    bool half = code >= 0xD800 && code < 0xE000;
+    return *at < 0xF8 && code >= least[count] && !half && code <= 0x10FFFF ? count : 0;
+}
+
+/* As the inside of a JSON string, cut where there is no room. */
+static const char *dp__trace_name(const char *text, char *out)
+{
+    size_t used = 0;
+    while (*text != '\0' && used + sizeof "\\u0000" <= DP__TRACE_NAME) {
+        size_t count = dp__utf8(text);
+        bool plain = count > 0 && (unsigned char)*text >= ' ' && *text != '"' && *text != '\\';
+        if (plain)
+            memcpy(out + used, text, count);
+        else
+            snprintf(out + used, sizeof "\\u0000", "\\u%04x", (unsigned)(unsigned char)*text);
+        used += plain ? count : strlen("\\u0000");
+        text += plain ? count : 1;
+    }
+    out[used] = '\0';
+    return out;
+}
+
+/* An end (E) has no name. In row 0: in this thread's. Under the lock. */
+static void dp__trace_event(int row, char phase, const char *name)
+{
+    char text[DP__TRACE_NAME];
+    uint64_t now = dp__os_now_ns(), at = now > dp__trace.start ? now - dp__trace.start : 0;
+    if (dp__trace.file < 0)
+        return;
+    row = row != 0 ? row : dp__trace_thread();
+    dp__trace_line(",{\"ph\":\"%c\",\"pid\":%d,\"tid\":%d,\"ts\":%llu.%03u%s%s%s}\n", phase,
+                   dp__trace.process, row, (unsigned long long)(at / 1000), (unsigned)(at % 1000),
+                   *name != '\0' ? ",\"name\":\"" : "", dp__trace_name(name, text),
+                   *name != '\0' ? "\"" : "");
+    if (now > dp__trace.written + DP__TRACE_OLD && dp__trace.file >= 0)
+        dp__trace_write();
+}
+
+DP_API void dp_trace_begin(const char *name)
+{
+    if (!dp__trace_is_on())
+        return;
+    name = name != NULL && *name != '\0' ? name : "(no name)";
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_event(0, 'B', name);
+    void (*push)(const char *) = dp__trace.push;
+    dp__lock_leave(&dp__trace.lock);
+    if (push != NULL)
+        push(name);
+}
+
+DP_API void dp_trace_end(void)
+{
+    if (!dp__trace_is_on())
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_event(0, 'E', "");
+    void (*pop)(void) = dp__trace.pop;
+    dp__lock_leave(&dp__trace.lock);
+    if (pop != NULL)
+        pop();
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static void dp__mark_reached(void *user)
+{
+    const dp__mark *mark = user;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_event(mark->row, mark->phase, mark->name);
+    dp__lock_leave(&dp__trace.lock);
+}
+
+/* NULL: there is no memory. */
+static dp__mark *dp__mark_of(int row, char phase, const char *name)
+{
+    dp__mark *mark = dp__trace.marks;
+    while (mark != NULL &&
+           (mark->row != row || mark->phase != phase || strcmp(mark->name, name) != 0))
+        mark = mark->next;
+    size_t bytes = strlen(name) + 1;
+    if (mark != NULL || (mark = dp__os_alloc(sizeof *mark + bytes, 8, NULL)) == NULL)
+        return mark;
+    *mark = (dp__mark){.next = dp__trace.marks, .row = row, .phase = phase};
+    memcpy(mark->name, name, bytes);
+    return dp__trace.marks = mark;
+}
+
+/* What the stream does next begins, or what it has done last ends: in its own time, where the table
+   can tell. A failure is met again by whatever comes next. */
+static void dp__trace_stream(dp_stream *stream, int row, char phase, const char *name)
+{
+    const dp_device_ops *ops = stream->dev->ops;
+    if (!dp__trace_is_on() || !DP_HAS(dp_device_ops, ops, host_call))
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    dp__mark *mark = dp__trace.file >= 0 ? dp__mark_of(row, phase, name) : NULL;
+    dp__lock_leave(&dp__trace.lock);
+    if (mark != NULL)
+        (void)ops->host_call(stream, dp__mark_reached, mark);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+/* From a backend that has found a profiler. */
+DP__MAYBE_UNUSED static void dp__trace_listen(void (*push)(const char *name), void (*pop)(void))
+{
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace.push = push;
+    dp__trace.pop = pop;
+    atomic_store_explicit(&dp__trace.on, true, memory_order_relaxed);
+    dp__lock_leave(&dp__trace.lock);
+}
+
+/* What a parent had open is the parent's, with what it has not written. */
+static void dp__trace_own(void)
+{
+    if (dp__trace.fork_count != dp__os_fork_count()) {
+        dp__trace_off();
+        dp__trace.contexts = 0;
+    }
+    dp__trace.fork_count = dp__os_fork_count();
+}
+
+static bool dp__trace_knows(const char *path)
+{
+    return dp__trace.path != NULL && strcmp(dp__trace.path, path) == 0;
+}
+
+/* By the first process of a machine, before the others open: what an earlier run has left in the
+   file goes. It is no whole JSON text: a bracket is missing at its end, as viewers allow. */
+static dp_status dp__trace_make(int process)
+{
+    const char *path = dp__os_env("DP_TRACE");
+    char first[DP__TRACE_LINE];
+    if (path == NULL)
+        return DP_OK;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_own();
+    bool there = dp__trace.contexts > 0 || dp__trace_knows(path);
+    dp__lock_leave(&dp__trace.lock);
+    if (there)
+        return DP_OK;
+    int bytes = snprintf(first, sizeof first,
+                         "[" DP__TRACE_META "\"process_name\",\"args\":{\"name\":\"process\"}}\n",
+                         process, 0);
+    int file = dp__os_file_append(path, true);
+    bool done = file >= 0 && dp__os_file_put(file, first, (size_t)bytes);
+    int why = errno;
+    if (file >= 0)
+        dp__os_file_close(file);
+    return done ? DP_OK
+                : dp_error(DP_ERR_FILE, "dp_open: $DP_TRACE: '%s': %s", path, strerror(why));
+}
+
+/* `epoch`: when process 0 opened, by the clock on the wall. */
+static bool dp__trace_open(const char *path, const dp_ctx *ctx, uint64_t epoch)
+{
+    bool knows = dp__trace_knows(path);
+    size_t bytes = strlen(path) + 1;
+    char *own = knows ? dp__trace.path : dp__os_alloc(bytes, 8, NULL);
+    dp__trace.bytes = dp__os_alloc(DP__TRACE_BYTES, 64, NULL);
+    if (own != NULL && dp__trace.bytes != NULL)
+        dp__trace.file = dp__os_file_append(path, false);
+    if (!knows && own != NULL) {
+        dp__os_free(dp__trace.path, 0, NULL);
+        dp__trace.path = memcpy(own, path, bytes);
+        dp__trace.start = dp__os_now_ns() - (dp__os_wall_ns() - epoch);
+    }
+    if (dp__trace.file < 0) {
+        dp__trace_off();
+        return false;
+    }
+    dp__trace.files++;
+    dp__trace.threads = 0;
+    dp__trace.process = ctx->info.process;
+    dp__trace.written = dp__os_now_ns();
+    dp__trace_line("," DP__TRACE_META "\"process_name\",\"args\":{\"name\":\"process %d\"}}\n",
+                   ctx->info.process, 0, ctx->info.process);
+    dp__trace_who(0, "caller, device 0");
+    atomic_store_explicit(&dp__trace.on, true, memory_order_relaxed);
+    return true;
+}
+
+static void dp__trace_stream_row(int row, const char *what, int number)
+{
+    char name[48];
+    snprintf(name, sizeof name, "%s %d", what, number);
+    dp__trace_row(row, DP__TRACE_COURIER + row, name);
+}
+
+static void dp__trace_join(dp_ctx *ctx, uint64_t epoch)
+{
+    const char *path = dp__os_env("DP_TRACE");
+    if (path == NULL)
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    dp__trace_own();
+    ctx->traced = dp__trace.contexts > 0 || dp__trace_open(path, ctx, epoch);
+    dp__trace.contexts += ctx->traced;
+    for (int i = 0; ctx->traced && i < ctx->info.local_count; i++) {
+        if (ctx->devices[i].info.host_memory)
+            continue;
+        dp__trace_stream_row(DP__TRACE_STREAMS + i, "stream of device", i);
+        dp__trace_stream_row(DP__TRACE_COURIER + i, "courier's stream, device", i);
+    }
+    dp__lock_leave(&dp__trace.lock);
+}
+
+static void dp__trace_leave(const dp_ctx *ctx)
+{
+    if (!ctx->traced)
+        return;
+    dp__lock_enter(&dp__trace.lock);
+    if (dp__trace.file >= 0)
+        dp__trace_write();
+    if (--dp__trace.contexts == 0)
+        dp__trace_off();
+    dp__lock_leave(&dp__trace.lock);
+}
+
+/* ==== >>errors =================================================================================
+   Sentences, liveness, and the one sticky failure of a job.                                     */
+
+static _Thread_local struct {
+    char text[DP__TEXT_BYTES];
+    bool fresh;                     /* the sentence is of the public call that is under way */
+    dp_status scope_status;         /* why the last dp_scope_begin or dp_scope_child gave NULL */
+    const struct dp__frame *frames; /* the innermost; see >>frames */
+    bool courier;                   /* it works alone: workers are the caller's */
+    int culprit; /* where the failure that is on its way is known to come from: a rank + 1; or 0 */
+} dp__thread;
+
+/* Read without the lock: the value of a pointer alone tells whether its context is live. */
+static _Atomic(dp_ctx *) dp__live[DP__LIVE_MAX];
+static dp__lock dp__live_lock = DP__LOCK_INITIALIZER;
+
+DP_API int dp_version(void)
+{
+    return DP_VERSION;
+}
+
+/* clang-format off */
+#define DP__STATUS_NAME(name, value, class_, text) case name: return #name;
+#define DP__STATUS_TEXT(name, value, class_, text) case name: return text;
+#define DP__STATUS_CLASS(name, value, class_, text) case name: return DP_CLASS_##class_;
+/* clang-format on */
+
+DP_API const char *dp_status_name(dp_status status)
+{
+    switch (status) {
+        DP_STATUS_LIST(DP__STATUS_NAME)
+    }
+    return "unknown status";
+}
+
+DP_API const char *dp_status_text(dp_status status)
+{
+    switch (status) {
+        DP_STATUS_LIST(DP__STATUS_TEXT)
+    }
+    return "unknown status";
+}
+
+DP_API dp_class dp_status_class(dp_status status)
+{
+    switch (status) {
+        DP_STATUS_LIST(DP__STATUS_CLASS)
+    }
+    return DP_CLASS_JOB; /* a number that no table should return: nothing can be trusted any more */
+}
+
+DP_API const char *dp_last_error(void)
+{
+    return dp__thread.text;
+}
+
+DP_API dp_status dp_error(dp_status status, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES]; /* the arguments may point into the old sentence */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format != NULL ? format : "(no text)", args);
+    va_end(args);
+    memcpy(dp__thread.text, text, sizeof text);
+    dp__thread.fresh = true;
+    return status;
+}
+
+DP_API void dp__check_failed(const char *file, int line)
+{
+    char text[DP__TEXT_BYTES + 256];
+    snprintf(text, sizeof text, "%s:%d: %s\n", file, line, dp__thread.text);
+    dp__os_write(text);
+    exit(1);
+}
+
+/* The sentence of this thread is set aside while a function of the user's runs, so that if it fails
+   without setting one, an older sentence is not taken for its own. */
+static char dp__sentence_hide(void)
+{
+    char first = dp__thread.text[0];
+    dp__thread.text[0] = '\0';
+    return first;
+}
+
+static bool dp__is_failure(dp_status status) /* one of the list */
+{
+    return status < DP_OK && status >= DP_ERR_NO_FILE;
+}
+
+static dp_status dp__sentence_after(char first, dp_status status)
+{
+    if (status != DP_OK && !dp__is_failure(status))
+        status = DP_ERR_USER;
+    if (status == DP_OK && dp__thread.text[0] == '\0')
+        dp__thread.text[0] = first;
+    else if (status != DP_OK && dp__thread.text[0] == '\0')
+        dp_error(status, "%s", dp_status_text(status));
+    return status;
+}
+
+static bool dp__is_live(const dp_ctx *ctx)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load_explicit(&dp__live[i], memory_order_relaxed) == ctx)
+            return true;
+    return false;
+}
+
+/* Put `now` in the place of `before`; NULL is an empty place. */
+static bool dp__live_swap(dp_ctx *before, dp_ctx *now)
+{
+    bool found = false;
+    dp__lock_enter(&dp__live_lock);
+    for (int i = 0; i < DP__LIVE_MAX && !found; i++) {
+        found = atomic_load(&dp__live[i]) == before;
+        if (found)
+            atomic_store(&dp__live[i], now);
+    }
+    dp__lock_leave(&dp__live_lock);
+    return found;
+}
+
+/* Around a fork nobody holds a lock, so the child finds all lists whole. */
+static void dp__before_fork(void)
+{
+    dp__lock_enter(&dp__live_lock);
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__lock_enter(&atomic_load(&dp__live[i])->lock);
+    dp__lock_enter(&dp__trace.lock);
+}
+
+static void dp__tree_unclaim(struct dp__tree *tree);
+
+/* In a child, whose contexts are its parent's. */
+static void dp__in_child(void)
+{
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__tree_unclaim(atomic_load(&dp__live[i])->tree);
+}
+
+static void dp__after_fork(void)
+{
+    dp__lock_leave(&dp__trace.lock);
+    for (int i = 0; i < DP__LIVE_MAX; i++)
+        if (atomic_load(&dp__live[i]) != NULL)
+            dp__lock_leave(&atomic_load(&dp__live[i])->lock);
+    dp__lock_leave(&dp__live_lock);
+}
+
+/* Only for contexts that are live and of this process, even if the job has failed. */
+static dp_status dp__check_open(const char *fn, const dp_ctx *ctx)
+{
+    dp__thread.fresh = false;
+    dp__thread.culprit = 0;
+    if (ctx == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: ctx is NULL", fn);
+    if (!dp__is_live(ctx))
+        return dp_error(DP_ERR_STATE, "%s: the context is closed", fn);
+    if (ctx->fork_count != dp__os_fork_count())
+        return dp_error(DP_ERR_STATE,
+                        "%s: the context belongs to the parent process; after fork "
+                        "a child may only close it",
+                        fn);
+    return DP_OK;
+}
+
+/* A sentence for one that names the function already. */
+DP__COLD static const char *dp__unnamed(const char *fn, const char *text)
+{
+    size_t length = strlen(fn);
+    bool named = strncmp(text, fn, length) == 0 && strncmp(text + length, ": ", 2) == 0;
+    return named ? text + length + 2 : text;
+}
+
+/* This thread's sentence begins with the function's name; what another process says of the same
+   function does not name it again. */
+DP__COLD static void dp__name_once(const char *fn)
+{
+    static const char before[] = ") failed: "; /* "rank 1 (process 1, pid 4242) failed: " */
+    char *text = dp__thread.text, *at = strstr(text, before);
+    if (at == NULL)
+        return;
+    at += sizeof before - 1;
+    const char *rest = dp__unnamed(fn, at);
+    memmove(at, rest, strlen(rest) + 1);
+}
+
+DP__APART static dp_status dp__check_ctx(const char *fn, const dp_ctx *ctx)
+{
+    DP_TRY(dp__check_open(fn, ctx));
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK)
+        return dp_error((dp_status)failed, "%s: the job failed: %s", fn,
+                        dp__unnamed(fn, ctx->failed_text));
+    return DP_OK;
+}
+
+DP__APART static dp_status dp__check_pointer(const char *fn, const char *what, const void *pointer)
+{
+    if (pointer == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", fn, what);
+    return DP_OK;
+}
+
+/* What this process has begun, told by its journal; see dp/ranks.h. */
+static void dp__journal_here(const dp_ctx *ctx, char *text, size_t bytes);
+static void dp__journal_log(const dp_ctx *ctx);
+static void dp__journal_say(dp_ctx *ctx, const char *text);
+
+/* What others hear of this process where the table of collectives says nothing; see dp/launch.h. */
+static void dp__far_pass_on(dp_ctx *ctx);
+
+/* True: it is the first failure. */
+static bool dp__job_failed(dp_ctx *ctx, dp_status status, const char *text)
+{
+    dp__lock_enter(&ctx->lock);
+    bool first = atomic_load(&ctx->failed) == DP_OK;
+    if (first) {
+        ctx->failed_rank = dp__thread.culprit > 0 ? dp__thread.culprit - 1 : ctx->info.rank_first;
+        snprintf(ctx->failed_text, sizeof ctx->failed_text, "%s", text);
+        dp__journal_here(ctx, ctx->failed_here, sizeof ctx->failed_here);
+        atomic_store_explicit(&ctx->failed, (int)status, memory_order_release);
+    }
+    dp__lock_leave(&ctx->lock);
+    return first;
+}
+
+static void dp__comm_abort(dp_comm *comm)
+{
+    if (comm != NULL && DP_HAS(dp_coll_ops, comm->ops, abort))
+        comm->ops->abort(comm);
+}
+
+/* Who waits for this process, elsewhere or here, waits in vain. */
+static void dp__job_end(dp_ctx *ctx, dp_status status, const char *text)
+{
+    bool first = dp__job_failed(ctx, status, text);
+    dp__comm_abort(ctx->comm);
+    dp__comm_abort(ctx->courier_comm);
+    if (first) {
+        dp__far_pass_on(ctx);
+        dp__journal_log(ctx);
+        dp__trace_flush();
+    }
+    dp__lock_enter(&ctx->lock);
+    dp__courier *courier = ctx->courier;
+    dp__lock_leave(&ctx->lock);
+    if (courier != NULL)
+        dp__courier_report(courier);
+}
+
+/* On the way out of a public function that called deeper: the sentence begins with its name, and
+   failures of the JOB class stick, for the other processes too. */
+DP__APART static dp_status dp__leave(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    if (status == DP_OK)
+        return DP_OK;
+    if (!dp__thread.fresh) /* a table that failed without a sentence */
+        dp_error(status, "%s: %s", fn, dp_status_text(status));
+    else if (strncmp(dp__thread.text, fn, strlen(fn)) != 0)
+        dp_error(status, "%s: %s", fn, dp__thread.text);
+    dp__name_once(fn);
+    if (dp_status_class(status) == DP_CLASS_JOB) {
+        dp__job_end(ctx, status, dp_last_error());
+    } else {
+        dp__journal_say(ctx, dp_last_error());
+    }
+    return status;
+}
+
+/* The result of a wait. A device that cannot be waited for is lost, whatever its table says, except
+   that now is not the time. */
+static dp_status dp__waited(dp_status status)
+{
+    if (status == DP_OK || status == DP_ERR_STATE || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    return dp_error(DP_ERR_DEVICE, "the device cannot be waited for: %s",
+                    dp__thread.fresh ? dp__thread.text : dp_status_text(status));
+}
+
+DP__APART static dp_status dp__sync(dp_stream *stream)
+{
+    return dp__waited(stream->dev->ops->stream_sync(stream));
+}
+
+static bool dp__has_failed(const dp_ctx *ctx)
+{
+    return atomic_load_explicit(&ctx->failed, memory_order_acquire) != DP_OK;
+}
+
+DP_API bool dp_failure(const dp_ctx *ctx, dp_failure_info *out)
+{
+    if (dp__check_open("dp_failure", ctx) != DP_OK)
+        return false;
+    int failed = atomic_load_explicit(&ctx->failed, memory_order_acquire);
+    if (failed != DP_OK && out != NULL)
+        *out = (dp_failure_info){(dp_status)failed, ctx->failed_rank, ctx->failed_text,
+                                 ctx->failed_here};
+    return failed != DP_OK;
+}
+
+DP_API void dp_abort(dp_ctx *ctx, dp_status why, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES];
+    va_list args;
+    if (dp__check_open("dp_abort", ctx) != DP_OK)
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format != NULL ? format : "dp_abort was called", args);
+    va_end(args);
+    if (!dp__is_failure(why) || dp_status_class(why) != DP_CLASS_JOB)
+        why = DP_ERR_ABORTED;
+    dp__job_end(ctx, why, text);
+}
+
+/* ==== >>frames =================================================================================
+   Each call of a user's function leaves a frame on the stack of its thread, which says what the
+   function depends on. Whatever would take that away looks here first. Functions that run on all
+   devices at the same time also hold ctx->entered, which every thread sees.                     */
+
+typedef struct dp__frame {
+    const char *what, *name, *method; /* "the method", the names of module and method, or NULL */
+    dp_ctx *ctx;
+    const dp_scope *scope;           /* has to stay as long as this runs; NULL: none */
+    const dp_module *module;         /* so does its tree, with what it wraps; NULL: none */
+    const struct dp__record *record; /* of a method */
+    int local_rank;
+    bool together;    /* others like it run at the same time */
+    bool owns_device; /* but none of them on this device */
+    bool on_all;      /* a hook: it works on the streams that it was given */
+    bool counted;     /* in ctx->inside; not the courier's, whom dp_close waits for */
+    bool fresh;       /* of dp__thread, to be put back */
+    char first;       /* first letter of the sentence that was set aside */
+    const struct dp__frame *outer;
+} dp__frame;
+
+static const char *dp__frame_text(const dp__frame *frame, char *text, size_t bytes)
+{
+    if (frame->name == NULL)
+        snprintf(text, bytes, "%s", frame->what);
+    else
+        snprintf(text, bytes, "%s '%s%s%s'", frame->what, frame->name,
+                 frame->method != NULL ? "." : "", frame->method != NULL ? frame->method : "");
+    return text;
+}
+
+static void dp__frame_trace(const dp__frame *frame, char phase)
+{
+    char name[160];
+    dp_ctx *ctx = frame->ctx;
+    if (frame->together && frame->local_rank > 0)
+        dp__trace_who(frame->local_rank, "device %d", frame->local_rank);
+    if (phase == 'E')
+        dp_trace_end();
+    else if (frame->method != NULL)
+        snprintf(name, sizeof name, "%s.%s", frame->name, frame->method);
+    else
+        dp__frame_text(frame, name, sizeof name);
+    if (phase == 'B')
+        dp_trace_begin(name);
+    if (frame->method != NULL)
+        dp__trace_stream(ctx->devices[frame->local_rank].stream,
+                         DP__TRACE_STREAMS + frame->local_rank, phase, phase == 'B' ? name : "");
+}
+
+static void dp__frame_enter(dp__frame *frame)
+{
+    frame->outer = dp__thread.frames;
+    frame->counted = !frame->together && !dp__thread.courier &&
+                     (frame->outer == NULL || frame->outer->ctx != frame->ctx);
+    if (frame->counted)
+        atomic_fetch_add_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
+    frame->fresh = dp__thread.fresh;
+    frame->first = dp__sentence_hide();
+    dp__thread.frames = frame;
+    if (dp__trace_is_on())
+        dp__frame_trace(frame, 'B');
+}
+
+/* `status` is what the function returned; this returns one of the list, with a sentence. */
+static dp_status dp__frame_leave(const dp__frame *frame, dp_status status)
+{
+    if (dp__trace_is_on())
+        dp__frame_trace(frame, 'E');
+    dp__thread.frames = frame->outer;
+    if (frame->counted)
+        atomic_fetch_sub_explicit(&frame->ctx->inside, 1, memory_order_relaxed);
+    if (status == DP_OK && dp__thread.text[0] == '\0') /* an error may be on its way past this */
+        dp__thread.fresh = frame->fresh;
+    status = dp__sentence_after(frame->first, status);
+    dp__thread.fresh = dp__thread.fresh || status != DP_OK; /* whatever succeeded since */
+    return status;
+}
+
+/* The innermost function of this context that this thread is in; NULL: none. `together`: the one
+   that runs on all devices at the same time. */
+static const dp__frame *dp__frame_of(const dp_ctx *ctx, bool together)
+{
+    const dp__frame *frame = dp__thread.frames;
+    while (frame != NULL && (frame->ctx != ctx || (together && !frame->together)))
+        frame = frame->outer;
+    return frame;
+}
+
+static dp_status dp__busy(const char *fn, const dp_ctx *ctx)
+{
+    char text[160];
+    const dp__frame *frame = dp__frame_of(ctx, true);
+    if (frame == NULL)
+        return dp_error(DP_ERR_STATE,
+                        "%s: another thread's dp_run, pass or collective is under way in this "
+                        "context",
+                        fn);
+    return dp_error(DP_ERR_STATE,
+                    "%s: %s called it on local rank %d while the other devices run too: it is for "
+                    "what runs alone",
+                    fn, dp__frame_text(frame, text, sizeof text), frame->local_rank);
+}
+
+/* Whether all devices are in use by one call. A hook that the courier calls has not entered: only
+   its frame tells. */
+static bool dp__is_shared(const dp_ctx *ctx)
+{
+    return atomic_load_explicit(&ctx->entered, memory_order_relaxed) ||
+           dp__frame_of(ctx, true) != NULL;
+}
+
+/* For what changes things that all devices use. */
+static dp_status dp__check_alone(const char *fn, const dp_ctx *ctx)
+{
+    return dp__is_shared(ctx) ? dp__busy(fn, ctx) : DP_OK;
+}
+
+/* For work on a device: while others run too, a function keeps to its own. */
+static dp_status dp__check_own(const char *fn, const dp_ctx *ctx, int local_rank)
+{
+    char text[160];
+    const dp__frame *frame = dp__frame_of(ctx, true);
+    if (frame == NULL || frame->on_all || frame->local_rank == local_rank)
+        return DP_OK;
+    return dp_error(DP_ERR_STATE,
+                    "%s: %s runs on local rank %d, and this is the device of local rank %d, which "
+                    "others use at the same time",
+                    fn, dp__frame_text(frame, text, sizeof text), frame->local_rank, local_rank);
+}
+
+static dp_status dp__enter(const char *fn, dp_ctx *ctx)
+{
+    if (dp__frame_of(ctx, true) != NULL ||
+        atomic_exchange_explicit(&ctx->entered, true, memory_order_acquire))
+        return dp__busy(fn, ctx);
+    return DP_OK;
+}
+
+static dp_status dp__exit(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    atomic_store_explicit(&ctx->entered, false, memory_order_release);
+    if (status == DP_OK) /* the job may have failed meanwhile: then the result is void */
+        return dp__check_ctx(fn, ctx);
+    return dp__leave(fn, ctx, status);
+}
+
+/* ==== >>log ====================================================================================
+   Records go to the user's function, or to stderr as $DP_DEBUG says.                            */
+
+static const char *const dp__level_names[] = {"", "error", "warn", "info", "trace"};
+
+static dp_level dp__level_of(const char *text)
+{
+    for (int level = DP_LOG_ERROR; level <= DP_LOG_TRACE; level++)
+        if (text != NULL && strcmp(text, dp__level_names[level]) == 0)
+            return (dp_level)level;
+    return DP_LOG_DEFAULT;
+}
+
+DP_API void dp_log_stderr(const dp_log_record *record, void *user)
+{
+    char line[DP__TEXT_BYTES + 64];
+    (void)user;
+    if (record == NULL)
+        return;
+    bool known = record->level >= DP_LOG_ERROR && record->level <= DP_LOG_TRACE;
+    snprintf(line, sizeof line, "[dp %d %s] %s\n", record->rank,
+             known ? dp__level_names[record->level] : "log",
+             record->text != NULL ? record->text : "");
+    dp__os_write(line);
+}
+
+static bool dp__log_wants(const dp_ctx *ctx, dp_level level)
+{
+    return ctx->config.log.fn != NULL && level <= ctx->config.log.level;
+}
+
+DP_PRINTF(3, 4) static void dp__log(const dp_ctx *ctx, dp_level level, const char *format, ...)
+{
+    char text[DP__TEXT_BYTES];
+    va_list args;
+    if (!dp__log_wants(ctx, level))
+        return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    int rank = ctx->info.rank_count > 0 ? ctx->info.rank_first : -1;
+    dp__frame frame = {.what = "the log function", .ctx = (dp_ctx *)(uintptr_t)ctx};
+    dp__frame_enter(&frame);
+    ctx->config.log.fn(&(dp_log_record){level, rank, text}, ctx->config.log.user);
+    (void)dp__frame_leave(&frame, DP_OK);
+}
+
+/* ==== >>host ===================================================================================
+   What a backend gets: memory that the context keeps track of (a child of fork can free it without
+   asking the backend, and dp_close names what a backend forgot), the log, the workers.          */
+
+static dp_ctx *dp__ctx_of(const dp_host *host)
+{
+    return (dp_ctx *)(uintptr_t)host; /* the tables see it const; it is a context's head */
+}
+
+static void *dp__raw_alloc(const dp_ctx *ctx, size_t bytes, size_t align)
+{
+    return ctx->config.allocator.alloc(bytes, align, ctx->config.allocator.user);
+}
+
+static void dp__raw_free(const dp_ctx *ctx, void *data, size_t bytes)
+{
+    ctx->config.allocator.free(data, bytes, ctx->config.allocator.user);
+}
+
+static void *dp__host_alloc(const dp_host *host, size_t bytes, size_t align)
+{
+    dp_ctx *ctx = dp__ctx_of(host);
+    size_t offset = align > sizeof(dp__tracked) ? align : sizeof(dp__tracked);
+    char *whole = bytes <= SIZE_MAX - offset ? dp__raw_alloc(ctx, bytes + offset, offset) : NULL;
+    if (whole == NULL)
+        return NULL;
+    dp__tracked *head = (dp__tracked *)(void *)(whole + offset - sizeof(dp__tracked));
+    *head = (dp__tracked){.bytes = bytes + offset, .offset = offset};
+    dp__lock_enter(&ctx->lock);
+    head->next = ctx->tracked;
+    if (ctx->tracked != NULL)
+        ctx->tracked->prev = head;
+    ctx->tracked = head;
+    dp__lock_leave(&ctx->lock);
+    return whole + offset;
+}
+
+static void dp__tracked_free(dp_ctx *ctx, dp__tracked *head)
+{
+    if (head->prev != NULL)
+        head->prev->next = head->next;
+    else
+        ctx->tracked = head->next;
+    if (head->next != NULL)
+        head->next->prev = head->prev;
+    dp__raw_free(ctx, (char *)head + sizeof *head - head->offset, head->bytes);
+}
+
+static void dp__host_free(const dp_host *host, void *data)
+{
+    dp_ctx *ctx = dp__ctx_of(host);
+    if (data == NULL)
+        return;
+    dp__lock_enter(&ctx->lock);
+    dp__tracked_free(ctx, (dp__tracked *)data - 1);
+    dp__lock_leave(&ctx->lock);
+}
+
+static void dp__host_log(const dp_host *host, dp_level level, const char *text)
+{
+    dp__log(dp__ctx_of(host), level, "%s", text);
+}
+
+static int dp__host_thread_count(const dp_host *host)
+{
+    const dp_ctx *ctx = dp__ctx_of(host);
+    return ctx->team != NULL ? ctx->team->share_count : 1;
+}
+
+static void dp__host_parallel(const dp_host *host, int part_count, void (*fn)(int, void *),
+                              void *user)
+{
+    dp_ctx *ctx = dp__ctx_of(host);
+    if (ctx->team == NULL || part_count < 2 || dp__thread.courier || !dp__team_enter(ctx->team)) {
+        for (int part = 0; part < part_count; part++)
+            fn(part, user);
+        return;
+    }
+    dp__team_share(ctx->team, part_count, fn, user);
+    dp__team_exit(ctx->team);
+}
+
+static bool dp__host_aborted(const dp_host *host)
+{
+    return atomic_load_explicit(&dp__ctx_of(host)->failed, memory_order_relaxed) != DP_OK;
+}
+
+static dp_host dp__host_make(void)
+{
+    return (dp_host){.size = sizeof(dp_host),
+                     .alloc = dp__host_alloc,
+                     .free = dp__host_free,
+                     .log = dp__host_log,
+                     .parallel = dp__host_parallel,
+                     .thread_count = dp__host_thread_count,
+                     .aborted = dp__host_aborted};
+}
+
+/* ==== >>pool ===================================================================================
+   Blocks of the host, of pinned memory and of each device. A block's size is rounded up to its
+   class (eight classes per power of two, so at most 1/8 is lost) and stays there: a step that
+   repeats itself finds all its blocks in the free lists. Device blocks are reused in the order of
+   the compute stream. The context's lock guards the lists. */
+
+static bool dp__mul(size_t a, size_t b, size_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+
+static bool dp__class_of(size_t bytes, int *out_class, size_t *out_bytes)
+{
+    if (bytes <= 256) {
+        *out_class = 0;
+        *out_bytes = 256;
+        return true;
+    }
+    unsigned long long last = bytes - 1;
+    int exponent = 63 - __builtin_clzll(last), shift = exponent - 3;
+    *out_class = 1 + (exponent - 8) * 8 + (int)((last >> shift) & 7);
+    *out_bytes = ((bytes - 1) >> shift << shift) + ((size_t)1 << shift);
+    return *out_class < DP__CLASS_COUNT;
+}
+
+/* *out is NULL, and stays NULL if a table returns DP_OK but gives no memory. */
+static dp_status dp__pool_fetch(dp_ctx *ctx, const dp__pool *pool, size_t bytes, void **out)
+{
+    if (pool->device == NULL)
+        *out = dp__raw_alloc(ctx, bytes, 64);
+    else if (pool->pinned)
+        DP_TRY(pool->device->dev->ops->host_alloc(pool->device->dev, bytes, out));
+    else
+        DP_TRY(pool->device->dev->ops->alloc(pool->device->dev, bytes, out));
+    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+}
+
+static void dp__pool_return(dp_ctx *ctx, const dp__block *block)
+{
+    const dp__device *device = block->pool->device;
+    if (device == NULL)
+        dp__raw_free(ctx, block->data, block->bytes);
+    else if (block->pool->pinned)
+        device->dev->ops->host_free(device->dev, block->data, block->bytes);
+    else
+        device->dev->ops->free(device->dev, block->data, block->bytes);
+}
+
+static bool dp__pool_is_host(const dp__pool *pool)
+{
+    return pool->device == NULL || pool->pinned || pool->device->info.host_memory;
+}
+
+static dp_status dp__block_make(dp_ctx *ctx, dp__pool *pool, int class_, size_t bytes,
+                                dp__block **out)
+{
+    dp__block *block = dp__raw_alloc(ctx, sizeof *block, _Alignof(dp__block));
+    if (block == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", sizeof *block);
+    *block = (dp__block){.pool = pool, .bytes = bytes, .class_ = class_};
+    dp_status status = dp__pool_fetch(ctx, pool, bytes, &block->data);
+    if (status != DP_OK) {
+        dp__raw_free(ctx, block, sizeof *block);
+        return status;
+    }
+    dp__lock_enter(&ctx->lock);
+    block->made_before = ctx->all_blocks;
+    ctx->all_blocks = block;
+    dp__lock_leave(&ctx->lock);
+    *out = block;
+    return DP_OK;
+}
+
+static dp_status dp__block_take(dp_ctx *ctx, dp__pool *pool, size_t bytes, dp__block **out)
+{
+    int class_;
+    size_t capacity;
+    if (!dp__class_of(bytes, &class_, &capacity))
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+    dp__lock_enter(&ctx->lock);
+    dp__block *block = pool->free[class_];
+    if (block != NULL)
+        pool->free[class_] = block->next;
+    dp__lock_leave(&ctx->lock);
+    if (block == NULL)
+        return dp__block_make(ctx, pool, class_, capacity, out);
+    block->next = NULL;
+    *out = block;
+    return DP_OK;
+}
+
+/* What the host can see is poisoned before it goes back. */
+static void dp__blocks_wipe(const dp_ctx *ctx, const dp__block *blocks)
+{
+    for (const dp__block *block = blocks; block != NULL; block = block->next) {
+        if (!dp__pool_is_host(block->pool))
+            continue;
+        if (ctx->config.poison) {
+            dp__unpoison(block->data, block->bytes);
+            memset(block->data, 0xDD, block->bytes);
+        }
+        dp__poison(block->data, block->bytes);
+    }
+}
+
+static void dp__blocks_give(dp__block *blocks) /* under the context's lock */
+{
+    while (blocks != NULL) {
+        dp__block *block = blocks, **list = &block->pool->free[block->class_];
+        blocks = block->next;
+        block->next = *list;
+        *list = block;
+    }
+}
+
+/* All blocks of the context, wherever they are. */
+static void dp__blocks_free(dp_ctx *ctx, bool ask_devices)
+{
+    while (ctx->all_blocks != NULL) {
+        dp__block *block = ctx->all_blocks;
+        ctx->all_blocks = block->made_before;
+        if (dp__pool_is_host(block->pool))
+            dp__unpoison(block->data, block->bytes);
+        if (ask_devices || block->pool->device == NULL)
+            dp__pool_return(ctx, block);
+        dp__raw_free(ctx, block, sizeof *block);
+    }
+}
+
+/* ==== >>scopes ===================================================================================
+   Small things are cut from chunks, larger ones are blocks; all but the first chunk go back to the
+   pools when the scope ends. An ended scope waits in ctx->idle to be reused. Links between
+   scopes are under the context's lock, since children may be used by other threads than their
+   parent.                                                                                       */
+
+DP__APART static dp_status dp__check_scope(const char *fn, const dp_scope *scope)
+{
+    if (scope == NULL && dp__thread.scope_status == DP_ERR_NO_MEMORY)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: scope is NULL, there was no memory to begin it", fn);
+    if (scope == NULL && dp_status_class(dp__thread.scope_status) == DP_CLASS_JOB)
+        return dp_error(dp__thread.scope_status,
+                        "%s: scope is NULL, the job had failed before it was begun", fn);
+    if (scope == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: scope is NULL", fn);
+    if (scope->magic != DP__SCOPE_LIVE)
+        return dp_error(DP_ERR_STATE, "%s: the scope %s", fn,
+                        scope->magic == DP__SCOPE_ENDING ? "is ending" : "has ended");
+    return dp__check_open(fn, scope->ctx);
+}
+
+static dp_status dp__check_scope_of(const char *fn, const dp_scope *scope, const dp_ctx *ctx)
+{
+    DP_TRY(dp__check_scope(fn, scope));
+    if (scope->ctx != ctx)
+        return dp_error(DP_ERR_INVALID, "%s: the scope is of another context", fn);
+    return DP_OK;
+}
+
+static void dp__scope_cut_from(dp_scope *scope, const dp__block *chunk)
+{
+    scope->cursor = chunk->data;
+    scope->limit = scope->cursor + chunk->bytes;
+    dp__poison(chunk->data, chunk->bytes);
+}
+
+static dp_status dp__scope_chunk(dp_scope *scope, size_t bytes)
+{
+    dp__block *chunk = NULL;
+    DP_TRY(dp__block_take(scope->ctx, &scope->ctx->host_pool, bytes, &chunk));
+    if (scope->home == NULL) {
+        scope->home = chunk;
+    } else {
+        chunk->next = scope->blocks;
+        scope->blocks = chunk;
+    }
+    dp__scope_cut_from(scope, chunk);
+    return DP_OK;
+}
+
+static size_t dp__align_up(size_t bytes, size_t align)
+{
+    return (bytes + align - 1) & ~(align - 1);
+}
+
+static dp_status dp__scope_block(dp_scope *scope, dp__pool *pool, size_t bytes, void **out)
+{
+    dp__block *block = NULL;
+    DP_TRY(dp__block_take(scope->ctx, pool, bytes, &block));
+    block->next = scope->blocks;
+    scope->blocks = block;
+    if (dp__pool_is_host(pool))
+        dp__unpoison(block->data, bytes);
+    *out = block->data;
+    return DP_OK;
+}
+
+/* `bytes` is 1 to DP__SMALL_BYTES. Under AddressSanitizer a gap follows each piece. With poison
+   each piece has a block of its own, and there are no chunks. */
+static void *dp__scope_cut(dp_scope *scope, size_t bytes, size_t align)
+{
+    uintptr_t at = dp__align_up((uintptr_t)scope->cursor, align);
+    char *data = (char *)at;
+    if (at + bytes > (uintptr_t)scope->limit) {
+        void *block = NULL;
+        if (scope->ctx->config.poison)
+            return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &block) == DP_OK ? block
+                                                                                          : NULL;
+        if (dp__scope_chunk(scope, DP__CHUNK_BYTES) != DP_OK)
+            return NULL;
+        data = scope->cursor; /* chunks are 64-byte aligned */
+    }
+    scope->cursor = data + bytes;
+    bool room = scope->limit - scope->cursor > DP__RED_ZONE_BYTES;
+    scope->cursor = room ? scope->cursor + DP__RED_ZONE_BYTES : scope->limit;
+    dp__unpoison(data, bytes);
+    return data;
+}
+
+static void *dp__scope_bytes(dp_scope *scope, size_t bytes, size_t align)
+{
+    void *data = NULL;
+    if (bytes <= DP__SMALL_BYTES)
+        return dp__scope_cut(scope, bytes > 0 ? bytes : 1, align);
+    return dp__scope_block(scope, &scope->ctx->host_pool, bytes, &data) == DP_OK ? data : NULL;
+}
+
+static void dp__scope_link(dp_scope *scope, dp_scope *parent) /* under the context's lock */
+{
+    dp_scope **list = parent != NULL ? &parent->first_child : &scope->ctx->scopes;
+    scope->parent = parent;
+    scope->prev = NULL;
+    scope->next = *list;
+    if (*list != NULL)
+        (*list)->prev = scope;
+    *list = scope;
+}
+
+/* Passes of these kinds that lie in a scope are no longer valid. */
+static void dp__passes_end(const dp_scope *scope, unsigned kinds)
+{
+    for (dp__pass_head *pass = scope->passes; pass != NULL; pass = pass->next)
+        if (pass->kind & kinds)
+            pass->magic = 0;
+}
+
+static void dp__scope_unlink(dp_scope *scope) /* under the context's lock */
+{
+    dp_scope **list = scope->parent != NULL ? &scope->parent->first_child : &scope->ctx->scopes;
+    if (scope->prev != NULL)
+        scope->prev->next = scope->next;
+    else
+        *list = scope->next;
+    if (scope->next != NULL)
+        scope->next->prev = scope->prev;
+    dp_scope **replicas = scope->parent != NULL ? scope->parent->replicas : NULL;
+    for (int i = 0; replicas != NULL && i < scope->ctx->info.local_count; i++) {
+        if (replicas[i] != scope)
+            continue;
+        replicas[i] = NULL; /* the next dp_run makes another */
+        dp__passes_end(scope->parent, DP__PASS_SPREAD);
+        dp__passes_end(scope, DP__PASS_INNER);
+    }
+}
+
+/* Idle scopes for those of `out` that are NULL, as far as there are any. */
+static void dp__scopes_reuse(dp_ctx *ctx, dp_scope *parent, dp_scope **out, size_t count)
+{
+    dp__lock_enter(&ctx->lock);
+    for (size_t i = 0; i < count && ctx->idle != NULL; i++) {
+        if (out[i] != NULL)
+            continue;
+        out[i] = ctx->idle;
+        ctx->idle = out[i]->next;
+        dp__scope_link(out[i], parent);
+        out[i]->magic = DP__SCOPE_LIVE;
+    }
+    dp__lock_leave(&ctx->lock);
+}
+
+static dp_scope *dp__scope_make(dp_ctx *ctx, dp_scope *parent)
+{
+    dp_scope *scope = dp__raw_alloc(ctx, sizeof *scope, _Alignof(dp_scope));
+    if (scope == NULL)
+        return NULL;
+    *scope = (dp_scope){.magic = DP__SCOPE_LIVE, .ctx = ctx};
+    dp__lock_enter(&ctx->lock);
+    scope->made_before = ctx->all_scopes;
+    ctx->all_scopes = scope;
+    dp__scope_link(scope, parent);
+    dp__lock_leave(&ctx->lock);
+    return scope;
+}
+
+static dp_scope *dp__scope_open(dp_ctx *ctx, dp_scope *parent)
+{
+    dp_scope *scope = NULL;
+    dp__scopes_reuse(ctx, parent, &scope, 1);
+    return scope != NULL ? scope : dp__scope_make(ctx, parent);
+}
+
+static dp_scope *dp__scope_try_open(const char *fn, dp_ctx *ctx, dp_scope *parent)
+{
+    dp_scope *scope = dp__scope_open(ctx, parent);
+    if (scope == NULL)
+        dp__thread.scope_status = dp_error(DP_ERR_NO_MEMORY, "%s: no memory for a scope", fn);
+    return scope;
+}
+
+DP_API dp_scope *dp_scope_begin(dp_ctx *ctx)
+{
+    dp__thread.scope_status = dp__check_ctx(__func__, ctx);
+    if (dp__thread.scope_status != DP_OK)
+        return NULL;
+    return dp__scope_try_open(__func__, ctx, NULL);
+}
+
+DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out)
+{
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    dp_scope *scope = dp__scope_try_open(__func__, ctx, NULL);
+    if (scope == NULL)
+        return dp__thread.scope_status;
+    *out = scope;
+    return DP_OK;
+}
+
+DP_API dp_scope *dp_scope_child(dp_scope *parent)
+{
+    dp__thread.scope_status = dp__check_scope(__func__, parent);
+    if (dp__thread.scope_status != DP_OK)
+        return NULL;
+    return dp__scope_try_open(__func__, parent->ctx, parent);
+}
+
+/* Under the lock. */
+static dp_status dp__reads_mark(dp__reads *reads, const dp_device_ops *ops, dp_stream *stream)
+{
+    bool pending = atomic_load(&reads->marked) != atomic_load(&reads->waited);
+    if (pending && reads->stream != stream) /* the event is about to leave that stream */
+        DP_TRY(ops->event_wait(stream, reads->done));
+    DP_TRY(ops->event_record(reads->done, stream));
+    reads->stream = stream;
+    atomic_fetch_add(&reads->marked, 1);
+    return DP_OK;
+}
+
+/* A copy that was enqueued on `stream` reads host memory. One event stands for all such copies of
+   the device's compute stream, another for those of other streams. Replicas that share a device
+   have threads of their own. */
+static dp_status dp__mark_read(dp_ctx *ctx, dp__device *device, dp_stream *stream)
+{
+    dp__lock_enter(&ctx->lock);
+    dp_status status =
+        dp__reads_mark(&device->reads[stream == device->stream ? 0 : 1], device->dev->ops, stream);
+    dp__lock_leave(&ctx->lock);
+    return status;
+}
+
+static dp_status dp__wait_marked(const dp__device *device, dp__reads *reads)
+{
+    unsigned marked = atomic_load(&reads->marked);
+    if (marked == atomic_load(&reads->waited))
+        return DP_OK;
+    DP_TRY(dp__waited(device->dev->ops->event_sync(reads->done)));
+    atomic_store(&reads->waited, marked); /* only now: others take it that the wait is over */
+    return DP_OK;
+}
+
+static void dp__wait_reads(dp_ctx *ctx, dp__device *device)
+{
+    bool fresh = dp__thread.fresh; /* an error may be on its way out past this */
+    dp__thread.fresh = false;
+    dp__thread.culprit = 0;
+    dp_status status = dp__wait_marked(device, &device->reads[0]);
+    if (status == DP_OK)
+        status = dp__wait_marked(device, &device->reads[1]);
+    if (status == DP_OK)
+        dp__thread.fresh = fresh;
+    (void)dp__leave("dp_scope_end", ctx, status);
+}
+
+/* A copy may still read host memory of the scope. */
+static void dp__scope_wait_reads(const dp_scope *scope)
+{
+    dp_ctx *ctx = scope->ctx;
+    bool empty = scope->home == NULL && scope->blocks == NULL;
+    for (int i = 0; !empty && i < ctx->info.local_count && !dp__has_failed(ctx); i++)
+        dp__wait_reads(ctx, &ctx->devices[i]);
+}
+
+static void dp__scope_run_deferred(dp_scope *scope)
+{
+    dp__frame frame = {.what = "a deferred function", .ctx = scope->ctx, .scope = scope};
+    dp__frame_enter(&frame);
+    while (scope->deferred != NULL) {
+        dp__deferred *deferred = scope->deferred;
+        scope->deferred = deferred->next;
+        deferred->fn(deferred->user);
+    }
+    (void)dp__frame_leave(&frame, DP_OK);
+}
+
+/* Ends all that it holds, except the blocks themselves; it has no children any more. When the job
+   has failed a device may do what was enqueued at any later time: no memory is touched then. */
+static void dp__scope_empty(dp_scope *scope)
+{
+    scope->magic = DP__SCOPE_ENDING;
+    dp__passes_end(scope, DP__PASS_ANY);
+    scope->passes = NULL;
+    if (scope->deferred != NULL)
+        dp__scope_run_deferred(scope);
+    dp__scope_wait_reads(scope);
+    scope->magic = 0;
+    if (dp__has_failed(scope->ctx))
+        return;
+    dp__blocks_wipe(scope->ctx, scope->blocks);
+    dp__blocks_wipe(scope->ctx, scope->home);
+    if (scope->home != NULL)
+        dp__scope_cut_from(scope, scope->home);
+}
+
+/* For reuse; when the job has failed everything is left to dp_close. Under the context's lock. */
+static void dp__scopes_give(dp_ctx *ctx, dp_scope *scopes)
+{
+    while (scopes != NULL && !dp__has_failed(ctx)) {
+        dp_scope *scope = scopes;
+        scopes = scope->next;
+        dp__blocks_give(scope->blocks);
+        scope->blocks = NULL;
+        scope->replicas = NULL;
+        scope->next = ctx->idle;
+        ctx->idle = scope;
+    }
+}
+
+static dp_scope *dp__scope_leaf(dp_scope *scope)
+{
+    while (scope->first_child != NULL)
+        scope = scope->first_child;
+    return scope;
+}
+
+/* Leaf by leaf, without recursion: chains of children may be long. Scopes inside have no links to
+   scopes of other threads, so the lock is taken once for all. The last to end is the first to be
+   reused: in a step that repeats itself each scope plays the same part again. NULL is fine. */
+static void dp__scope_end(dp_scope *scope)
+{
+    dp_scope *inside = NULL, **last = &inside;
+    if (scope == NULL)
+        return;
+    for (dp_scope *leaf = dp__scope_leaf(scope); leaf != scope;) {
+        dp_scope *parent = leaf->parent;
+        dp__scope_empty(leaf);
+        dp__scope_unlink(leaf);
+        leaf->next = NULL;
+        *last = leaf;
+        last = &leaf->next;
+        leaf = dp__scope_leaf(parent);
+    }
+    dp__scope_empty(scope);
+    dp__lock_enter(&scope->ctx->lock);
+    dp__scope_unlink(scope);
+    scope->next = NULL;
+    dp__scopes_give(scope->ctx, inside);
+    dp__scopes_give(scope->ctx, scope);
+    dp__lock_leave(&scope->ctx->lock);
+}
+
+static dp_status dp__temp_begin(dp_ctx *ctx, dp_scope **out)
+{
+    *out = dp__scope_open(ctx, NULL);
+    return *out != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for a scope");
+}
+
+/* A call that fails half-way may have left work in any stream that it could use: the compute
+   streams and `stream` (or NULL). That work is waited for before its memory is reused; a stream
+   that cannot be waited for now has none that runs, and refused what was to come. A failure of the
+   JOB class waits for nothing, since no memory is reused after it. */
+static dp_status dp__drain(dp_ctx *ctx, dp_stream *stream, dp_status status)
+{
+    char text[DP__TEXT_BYTES];
+    dp_status synced = DP_OK;
+    bool fresh = dp__thread.fresh;
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    memcpy(text, dp__thread.text, sizeof text);
+    dp__thread.fresh = false;
+    if (stream != NULL)
+        synced = dp__sync(stream);
+    for (int i = 0; i < ctx->info.local_count && synced == DP_OK; i++)
+        synced = dp__sync(ctx->devices[i].stream);
+    if (dp_status_class(synced) == DP_CLASS_JOB)
+        return synced;
+    memcpy(dp__thread.text, text, sizeof text);
+    dp__thread.fresh = fresh;
+    return status;
+}
+
+/* End a temporary scope that work on the compute streams and on `stream` (or NULL) used; NULL is
+   fine. Work that cannot be waited for keeps its memory: the scope is left to dp_close. */
+DP__APART static dp_status dp__temp_end(dp_scope *temp, dp_stream *stream, dp_status status)
+{
+    if (temp != NULL)
+        status = dp__drain(temp->ctx, stream, status);
+    if (dp_status_class(status) != DP_CLASS_JOB)
+        dp__scope_end(temp);
+    return status;
+}
+
+static bool dp__scope_is_inside(const dp_scope *scope, const dp_scope *outer)
+{
+    while (scope != NULL && scope != outer)
+        scope = scope->parent;
+    return scope != NULL;
+}
+
+/* OK if no function that this thread is in depends on the scope, or on one inside it. */
+static dp_status dp__check_scope_idle(const char *fn, const dp_scope *scope)
+{
+    char text[160];
+    for (const dp__frame *frame = dp__thread.frames; frame != NULL; frame = frame->outer)
+        if (dp__scope_is_inside(frame->scope, scope))
+            return dp_error(DP_ERR_STATE, "%s: the scope is in use by %s, which called this", fn,
+                            dp__frame_text(frame, text, sizeof text));
+    return DP_OK;
+}
+
+DP_API void dp_scope_end(dp_scope *scope)
+{
+    if (scope == NULL || dp__check_scope(__func__, scope) != DP_OK ||
+        dp__check_scope_idle(__func__, scope) != DP_OK)
+        return;
+    dp__scope_end(scope);
+}
+
+DP_API void *dp_scope_alloc(dp_scope *scope, size_t bytes)
+{
+    if (dp__check_scope(__func__, scope) != DP_OK)
+        return NULL;
+    void *data = dp__scope_bytes(scope, bytes, 64);
+    if (data == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu bytes", __func__, bytes);
+    return data;
+}
+
+DP_API dp_status dp_scope_defer(dp_scope *scope, void (*fn)(void *user), void *user)
+{
+    DP_TRY(dp__check_scope(__func__, scope));
+    if (fn == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: fn is NULL", __func__);
+    dp__deferred *deferred = dp__scope_cut(scope, sizeof *deferred, _Alignof(dp__deferred));
+    if (deferred == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory", __func__);
+    *deferred = (dp__deferred){scope->deferred, fn, user};
+    scope->deferred = deferred;
+    return DP_OK;
+}
+
+DP_API dp_status dp_scope_attach(dp_scope *parent, dp_scope *scope)
+{
+    DP_TRY(dp__check_scope(__func__, parent));
+    DP_TRY(dp__check_scope(__func__, scope));
+    if (parent->ctx != scope->ctx)
+        return dp_error(DP_ERR_INVALID, "%s: the scopes are of two contexts", __func__);
+    DP_TRY(dp__check_scope_idle(__func__, scope));
+    dp__lock_enter(&parent->ctx->lock);
+    bool inside = dp__scope_is_inside(parent, scope);
+    if (!inside) {
+        dp__scope_unlink(scope);
+        dp__scope_link(scope, parent);
+    }
+    dp__lock_leave(&parent->ctx->lock);
+    if (inside)
+        return dp_error(DP_ERR_INVALID, "%s: parent is scope itself, or inside it", __func__);
+    return DP_OK;
+}
+
+/* ==== >>checks =================================================================================
+   The public edge: what a user passes in is checked once, here. `fn` is the public function's
+   name, with which every sentence begins.                                                       */
+
+#define DP__DTYPE_NAME(name, text, bytes)  text,
+#define DP__DTYPE_BYTES(name, text, bytes) bytes,
+static const char *const dp__dtype_names[] = {DP_DTYPE_LIST(DP__DTYPE_NAME)};
+static const uint8_t dp__dtype_sizes[] = {DP_DTYPE_LIST(DP__DTYPE_BYTES)};
+static const char *const dp__kinds[] = {"none",    "an error", "a bool",   "an int",
+                                        "a float", "a string", "a tensor", "a container",
+                                        "a list",  "a tuple",  "a dict",   "an opaque pointer"};
+
+DP_API const char *dp_dtype_name(dp_dtype dtype)
+{
+    return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_names[dtype] : "no dtype";
+}
+
+DP_API size_t dp_dtype_bytes(dp_dtype dtype)
+{
+    return (unsigned)dtype < DP_DTYPE_COUNT ? dp__dtype_sizes[dtype] : 0;
+}
+
+static const char *dp__a_kind(uint8_t kind)
+{
+    return kind <= DP_OPAQUE ? dp__kinds[kind] : "of no kind";
+}
+
+static bool dp__is_float(dp_dtype dtype)
+{
+    return dtype == DP_F32 || dtype == DP_F64 || dtype == DP_F16 || dtype == DP_BF16;
+}
+
+static size_t dp__size_of(const dp_tensor *tensor)
+{
+    return dp__dtype_sizes[tensor->dtype];
+}
+
+/* "a list of 3", "an int" */
+DP__COLD static const char *dp__value_text(dp_value value, char *text, size_t bytes)
+{
+    if (value.kind == DP_LIST || value.kind == DP_TUPLE || value.kind == DP_DICT)
+        snprintf(text, bytes, "%s of %u", dp__a_kind(value.kind), (unsigned)value.count);
+    else
+        snprintf(text, bytes, "%s", dp__a_kind(value.kind));
+    return text;
+}
+
+static unsigned dp__bits(unsigned mask)
+{
+    unsigned count = 0;
+    for (; mask != 0; mask &= mask - 1)
+        count++;
+    return count;
+}
+
+static const char *dp__s(size_t count) /* the s of a plural, or "" */
+{
+    return count == 1 ? "" : "s";
+}
+
+typedef struct dp__names { /* a list of them in a sentence, as long as it fits */
+    char text[192];
+    size_t used, count, shown;
+} dp__names;
+
+DP__COLD static void dp__names_add(dp__names *names, const char *name)
+{
+    size_t room = sizeof names->text - names->used;
+    int wrote =
+        snprintf(names->text + names->used, room, "%s'%s'", names->count > 0 ? ", " : "", name);
+    bool fits = wrote > 0 && (size_t)wrote < room && names->shown == names->count;
+    names->used += fits ? (size_t)wrote : 0;
+    names->shown += fits;
+    names->count++;
+    names->text[names->used] = '\0';
+}
+
+DP__COLD static dp__names dp__keys_of(dp_value dict)
+{
+    dp__names names = {.count = 0};
+    for (uint32_t i = 0; dict.kind == DP_DICT && i < dict.count; i++)
+        dp__names_add(&names, dict.as.pairs[i].key);
+    return names;
+}
+
+/* There is nothing of this name: the sentence ends with the names that there are. */
+DP_PRINTF(3, 4)
+DP__COLD static dp_status dp__no_such(dp_status status, const dp__names *names, const char *format,
+                                      ...)
+{
+    char text[DP__TEXT_BYTES], more[48] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (names->count > names->shown)
+        snprintf(more, sizeof more, " and %zu more", names->count - names->shown);
+    return dp_error(status, "%s; there %s %s%s", text, names->count == 1 ? "is" : "are",
+                    names->count > 0 ? names->text : "none", more);
+}
+
+static dp_status dp__check_dtype(const char *fn, dp_dtype dtype)
+{
+    if ((unsigned)dtype >= DP_DTYPE_COUNT)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dtype", fn, (int)dtype);
+    return DP_OK;
+}
+
+/* Bytes of a shape, in which a size of 0 counts as 1; false when they cannot be counted. */
+static bool dp__shape_bytes(int ndim, const int64_t *shape, size_t size, size_t *out)
+{
+    bool fits = true;
+    *out = size;
+    for (int i = 0; i < ndim; i++)
+        fits = fits && (shape[i] == 0 || dp__mul(*out, (size_t)shape[i], out));
+    return fits && *out <= INT64_MAX / 2;
+}
+
+/* Sizes are not negative and their bytes can be counted; out_count: elements. */
+static dp_status dp__check_shape(const char *fn, dp_dtype dtype, int ndim, const int64_t *shape,
+                                 int64_t *out_count)
+{
+    size_t bytes = 0;
+    bool empty = false;
+    DP_TRY(dp__check_dtype(fn, dtype));
+    if (ndim < 0 || ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
+    if (ndim > 0)
+        DP_TRY(dp__check_pointer(fn, "shape", shape));
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] < 0)
+            return dp_error(DP_ERR_INVALID, "%s: size %lld of dim %d is negative", fn,
+                            (long long)shape[i], i);
+        empty |= shape[i] == 0;
+    }
+    if (!dp__shape_bytes(ndim, shape, dp__dtype_sizes[dtype], &bytes))
+        return dp_error(DP_ERR_INVALID, "%s: the shape has more elements than can be counted", fn);
+    *out_count = empty ? 0 : (int64_t)(bytes / dp__dtype_sizes[dtype]);
+    return DP_OK;
+}
+
+/* Bytes from the first element to the end of the last; false when they cannot be counted. */
+static bool dp__extent(int ndim, const int64_t *shape, const int64_t *stride, size_t size,
+                       size_t *out)
+{
+    size_t last = 0, step = 0;
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] == 0) {
+            *out = 0;
+            return true;
+        }
+        if (!dp__mul((size_t)(shape[i] - 1), (size_t)stride[i], &step) ||
+            __builtin_add_overflow(last, step, &last))
+            return false;
+    }
+    return !__builtin_add_overflow(last, (size_t)1, &last) && dp__mul(last, size, out) &&
+           *out <= INT64_MAX / 2;
+}
+
+static dp_status dp__check_tensor(const char *fn, const char *what, const dp_tensor *tensor)
+{
+    size_t bytes = 0, reach = 0;
+    DP_TRY(dp__check_pointer(fn, what, tensor));
+    if (tensor->dtype >= DP_DTYPE_COUNT || tensor->ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: %s is not a tensor (dtype %d, %d dim%s)", fn, what,
+                        tensor->dtype, tensor->ndim, dp__s(tensor->ndim));
+    for (int i = 0; i < tensor->ndim; i++)
+        if ((tensor->shape[i] | tensor->stride[i]) < 0)
+            return dp_error(DP_ERR_INVALID, "%s: %s has size %lld and stride %lld in dim %d", fn,
+                            what, (long long)tensor->shape[i], (long long)tensor->stride[i], i);
+    if (!dp__shape_bytes(tensor->ndim, tensor->shape, dp__size_of(tensor), &bytes))
+        return dp_error(DP_ERR_INVALID, "%s: %s has more elements than can be counted", fn, what);
+    if (!dp__extent(tensor->ndim, tensor->shape, tensor->stride, dp__size_of(tensor), &reach))
+        return dp_error(DP_ERR_INVALID, "%s: the strides of %s reach too far", fn, what);
+    if (tensor->data == NULL && reach > 0)
+        return dp_error(DP_ERR_INVALID, "%s: %s has %zu element%s and no data", fn, what,
+                        bytes / dp__size_of(tensor), dp__s(bytes / dp__size_of(tensor)));
+    return DP_OK;
+}
+
+static dp_status dp__check_dim(const char *fn, int dim, int ndim, int *out)
+{
+    if (dim < -ndim || dim >= ndim)
+        return dp_error(DP_ERR_INVALID, "%s: dim %d is out of range for %d dim%s", fn, dim, ndim,
+                        dp__s((size_t)ndim));
+    *out = dim < 0 ? dim + ndim : dim;
+    return DP_OK;
+}
+
+typedef struct dp__path { /* where a walk is, from the leaf outwards; for sentences */
+    const struct dp__path *outer;
+    const char *key; /* NULL: index */
+    size_t index;
+} dp__path;
+
+static const char *dp__path_text(const dp__path *path, char *text, size_t bytes)
+{
+    const dp__path *trail[DP_MAX_DEPTH + 2];
+    size_t depth = 0, used = 0;
+    text[0] = '\0';
+    for (; path != NULL && depth < DP_MAX_DEPTH + 2; path = path->outer)
+        trail[depth++] = path;
+    while (depth > 0 && used + 1 < bytes) {
+        const dp__path *step = trail[--depth];
+        int wrote = step->key != NULL ? snprintf(text + used, bytes - used, "['%s']", step->key)
+                                      : snprintf(text + used, bytes - used, "[%zu]", step->index);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    if (used == 0)
+        snprintf(text, bytes, "the value");
+    return text;
+}
+
+/* An error whose sentence begins with a place. */
+DP_PRINTF(3, 4)
+DP__COLD static dp_status dp__path_error(dp_status status, const dp__path *path, const char *format,
+                                         ...)
+{
+    char where[160], text[DP__TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return dp_error(status, "%s%s", dp__path_text(path, where, sizeof where), text);
+}
+
+static bool dp__is_zero_or_one(const void *byte) /* any other cannot be read as a bool */
+{
+    return *(const unsigned char *)byte <= 1;
+}
+
+/* Its kind exists, and what it points to is there. */
+static bool dp__is_whole(dp_value value)
+{
+    switch ((dp_kind)value.kind) {
+    case DP_BOOLEAN:
+        return dp__is_zero_or_one(&value.as);
+    case DP_STRING:
+    case DP_TENSOR:
+        return value.as.p != NULL;
+    case DP_CONTAINER:
+        return value.as.p != NULL && dp__is_zero_or_one(&value.as.c->stack) &&
+               dp__is_zero_or_one(&value.as.c->cpu_only);
+    case DP_LIST:
+    case DP_TUPLE:
+    case DP_DICT:
+        return value.as.p != NULL || value.count == 0;
+    case DP_NONE:
+    case DP_ERROR:
+    case DP_INT:
+    case DP_FLOAT:
+    case DP_OPAQUE:
+        return true;
+    }
+    return false;
+}
+
+/* Tensors, containers, lists, tuples and dicts that were made by a constructor carry a mark: a
+   flag, and a number that depends on everything else in the value. So one that was changed, or made
+   by hand, is recognised as such, whatever is in `reserved`. */
+enum { DP__PLAIN_TREE = 1, DP__LIST_OF_OUTPUTS = 2, DP__FLAGS = 3 };
+
+static dp_value dp__marked(dp_value value, unsigned flag)
+{
+    uint64_t rest = (uint64_t)value.count << 32 | (uint64_t)value.kind << 24 |
+                    (uint64_t)value.depth << 16 | flag << 8;
+    uint64_t mix = ((uintptr_t)value.as.p + rest) * 0x9e3779b97f4a7c15u;
+    value.status = (int8_t)(mix >> 56);
+    value.reserved = (uint8_t)((mix >> 48 & 0x78) | 4 | flag); /* neither 0 nor 0xff */
+    return value;
+}
+
+static bool dp__is_marked(dp_value value)
+{
+    if (value.reserved == 0) /* as in leaves */
+        return false;
+    dp_value again = dp__marked(value, value.reserved & DP__FLAGS);
+    return again.reserved == value.reserved && again.status == value.status;
+}
+
+static bool dp__has_flag(dp_value value, unsigned flag)
+{
+    return (value.reserved & DP__FLAGS) == flag && dp__is_marked(value);
+}
+
+/* What is wrong with a value itself, apart from what is in it. `path` leads to it from `what`. */
+DP__COLD static dp_status dp__value_error(const char *fn, const char *what, dp_value value,
+                                          const dp__path *path)
+{
+    char where[160], name[224];
+    dp_status status = (dp_status)value.status;
+    snprintf(name, sizeof name, "%s%s", what,
+             path != NULL ? dp__path_text(path, where, sizeof where) : "");
+    if (value.kind == DP_TENSOR && value.as.t != NULL && value.depth <= DP_MAX_DEPTH)
+        return dp__check_tensor(fn, name, value.as.t);
+    if (value.kind != DP_ERROR)
+        return dp_error(DP_ERR_INVALID, "%s: %s is not a value (kind %d, depth %d)", fn, name,
+                        value.kind, value.depth);
+    if (dp_status_class(status) != DP_CLASS_CALL && status != DP_ERR_NO_MEMORY)
+        status = DP_ERR_INVALID;
+    return dp_error(status, "%s: %s: %s", fn, name,
+                    value.as.s != NULL ? value.as.s : "an error value");
+}
+
+static dp_status dp__check_inside(const char *fn, const char *what, dp_value value,
+                                  const dp__path *path);
+
+static dp_status dp__check_place(const char *fn, const char *what, dp_value value,
+                                 const dp__path *path)
+{
+    bool good = value.kind != DP_ERROR && dp__is_whole(value) && value.depth <= DP_MAX_DEPTH;
+    if (!good || (value.kind == DP_TENSOR && dp__check_tensor(fn, what, value.as.t) != DP_OK))
+        return dp__value_error(fn, what, value, path);
+    return dp__check_inside(fn, what, value, path);
+}
+
+/* The public edge of every function that takes a value. What a constructor made was checked then;
+   what was made by hand is checked now, down to its leaves. Behind the edge values are sound. */
+static dp_status dp__check_value(const char *fn, const char *what, dp_value value)
+{
+    return dp__is_marked(value) ? DP_OK : dp__check_place(fn, what, value, NULL);
+}
+
+static bool dp__same_device(dp_device a, dp_device b)
+{
+    return a.backend == b.backend && a.index == b.index;
+}
+
+/* The device that a tensor names: the host, or a local one. */
+DP__APART static dp__device *dp__device_of(dp_ctx *ctx, dp_device id)
+{
+    if (dp__same_device(id, ctx->host_device.id))
+        return &ctx->host_device;
+    if (id.index < 0 || id.index >= ctx->info.local_count)
+        return NULL;
+    return id.backend == ctx->devices[0].id.backend ? &ctx->devices[id.index] : NULL;
+}
+
+DP__APART static dp_status dp__check_device(const char *fn, dp_ctx *ctx, dp_device id,
+                                            dp__device **out)
+{
+    *out = dp__device_of(ctx, id);
+    if (*out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: {%d, %d} is not a device of this context", fn,
+                        (int)id.backend, (int)id.index);
+    return *out == &ctx->host_device ? DP_OK : dp__check_own(fn, ctx, (int)id.index);
+}
+
+static bool dp__is_local_rank(const dp_ctx *ctx, int local_rank)
+{
+    return local_rank >= 0 && local_rank < ctx->info.local_count;
+}
+
+DP__APART static dp_status dp__check_rank(const char *fn, const dp_ctx *ctx, const char *what,
+                                          int local_rank)
+{
+    if (!dp__is_local_rank(ctx, local_rank))
+        return dp_error(DP_ERR_INVALID, "%s: %s is %d, the context has %d device%s", fn, what,
+                        local_rank, ctx->info.local_count, dp__s((size_t)ctx->info.local_count));
+    return DP_OK;
+}
+
+/* Asks tables that can tell. NULL is for the caller to check. */
+static dp_status dp__check_owned(const char *fn, const char *what, const dp__device *device,
+                                 const void *data)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    if (data == NULL || !DP_HAS(dp_device_ops, ops, owns) || ops->owns(device->dev, data))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID,
+                    "%s: %s of local rank %d is %p, which is not memory of that device", fn, what,
+                    device->local_rank, data);
+}
+
+/* ==== >>views ====================================================================================
+   Views: arithmetic on shapes and strides. Nothing here touches data.                           */
+
+static void dp__row_major(dp_tensor *tensor)
+{
+    int64_t step = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        tensor->stride[i] = step;
+        step *= tensor->shape[i] > 0 ? tensor->shape[i] : 1;
+    }
+}
+
+DP__APART static dp_tensor dp__tensor_like(void *data, dp_device device, dp_dtype dtype, int ndim,
+                                           const int64_t *shape)
+{
+    dp_tensor tensor = {
+        .data = data, .device = device, .dtype = (uint8_t)dtype, .ndim = (uint8_t)ndim};
+    for (int i = 0; i < ndim; i++)
+        tensor.shape[i] = shape[i];
+    dp__row_major(&tensor);
+    return tensor;
+}
+
+DP__APART static int64_t dp__count(const dp_tensor *tensor)
+{
+    int64_t count = 1;
+    for (int i = 0; i < tensor->ndim; i++)
+        count *= tensor->shape[i];
+    return count;
+}
+
+static size_t dp__bytes(const dp_tensor *tensor)
+{
+    return (size_t)dp__count(tensor) * dp__size_of(tensor);
+}
+
+static size_t dp__span(const dp_tensor *tensor)
+{
+    size_t bytes = 0;
+    return dp__extent(tensor->ndim, tensor->shape, tensor->stride, dp__size_of(tensor), &bytes)
+               ? bytes
+               : 0;
+}
+
+DP_API int64_t dp_tensor_count(const dp_tensor *tensor)
+{
+    return dp__check_tensor(__func__, "tensor", tensor) == DP_OK ? dp__count(tensor) : -1;
+}
+
+/* Whether walking the dims in this order meets the elements one after another. */
+DP__APART static bool dp__is_dense_in(const dp_tensor *tensor, const int *order)
+{
+    int64_t step = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        int dim = order[i];
+        if (tensor->shape[dim] == 0)
+            return true;
+        if (tensor->shape[dim] != 1 && tensor->stride[dim] != step)
+            return false;
+        step *= tensor->shape[dim];
+    }
+    return true;
+}
+
+static const int dp__order_rows[DP_MAX_DIMS] = {0, 1, 2, 3, 4, 5, 6, 7};
+static const int dp__order_nhwc[4] = {0, 2, 3, 1}, dp__order_ndhwc[5] = {0, 2, 3, 4, 1};
+
+static bool dp__is_dense(const dp_tensor *tensor)
+{
+    return dp__is_dense_in(tensor, dp__order_rows);
+}
+
+DP_API bool dp_is_contiguous(const dp_tensor *tensor)
+{
+    return dp__check_tensor(__func__, "tensor", tensor) == DP_OK && dp__is_dense(tensor);
+}
+
+static bool dp__is_channels_last(const dp_tensor *tensor)
+{
+    if (tensor->ndim == 4)
+        return !dp__is_dense(tensor) && dp__is_dense_in(tensor, dp__order_nhwc);
+    return tensor->ndim == 5 && !dp__is_dense(tensor) && dp__is_dense_in(tensor, dp__order_ndhwc);
+}
+
+static void dp__make_channels_last(dp_tensor *tensor)
+{
+    const int *order = tensor->ndim == 4 ? dp__order_nhwc : dp__order_ndhwc;
+    int64_t step = 1;
+    for (int i = tensor->ndim - 1; i >= 0; i--) {
+        tensor->stride[order[i]] = step;
+        step *= tensor->shape[order[i]] > 0 ? tensor->shape[order[i]] : 1;
+    }
+}
+
+static dp_tensor dp__wrap_host(const char *fn, void *data, dp_dtype dtype, int ndim,
+                               const int64_t *shape)
+{
+    int64_t count = 0;
+    if (dp__check_shape(fn, dtype, ndim, shape, &count) != DP_OK)
+        return (dp_tensor){.dtype = DP_DTYPE_ANY}; /* which every check refuses */
+    return dp__tensor_like(data, (dp_device){0, 0}, dtype, ndim, shape);
+}
+
+DP_API dp_tensor dp_wrap(void *data, dp_dtype dtype, int ndim, const int64_t *shape)
+{
+    return dp__wrap_host(__func__, data, dtype, ndim, shape);
+}
+
+DP_API dp_tensor dp_wrap_const(const void *data, dp_dtype dtype, int ndim, const int64_t *shape)
+{
+    dp_tensor tensor = dp__wrap_host(__func__, (void *)(uintptr_t)data, dtype, ndim, shape);
+    tensor.read_only = true;
+    return tensor;
+}
+
+/* `first` and `count` are in range. */
+static void dp__narrow_here(dp_tensor *view, int dim, int64_t first, int64_t count)
+{
+    view->shape[dim] = count;
+    if (view->data != NULL && count > 0)
+        view->data = (char *)view->data + (size_t)(first * view->stride[dim]) * dp__size_of(view);
+}
+
+static dp_tensor dp__narrow(const dp_tensor *tensor, int dim, int64_t first, int64_t count)
+{
+    dp_tensor view = *tensor;
+    dp__narrow_here(&view, dim, first, count);
+    return view;
+}
+
+DP_API dp_status dp_narrow(const dp_tensor *tensor, int dim, int64_t first, int64_t count,
+                           dp_tensor *out)
+{
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
+    if (first < 0 || count < 0 || first > tensor->shape[dim] || count > tensor->shape[dim] - first)
+        return dp_error(DP_ERR_INVALID, "%s: %lld elements from %lld on, dim %d has %lld", __func__,
+                        (long long)count, (long long)first, dim, (long long)tensor->shape[dim]);
+    *out = dp__narrow(tensor, dim, first, count);
+    return DP_OK;
+}
+
+DP_API dp_status dp_select(const dp_tensor *tensor, int dim, int64_t index, dp_tensor *out)
+{
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_dim(__func__, dim, tensor->ndim, &dim));
+    if (index < 0 || index >= tensor->shape[dim])
+        return dp_error(DP_ERR_INVALID, "%s: index %lld, dim %d has %lld", __func__,
+                        (long long)index, dim, (long long)tensor->shape[dim]);
+    dp_tensor view = dp__narrow(tensor, dim, index, 1);
+    view.ndim--;
+    for (int i = dim; i < view.ndim; i++) {
+        view.shape[i] = view.shape[i + 1];
+        view.stride[i] = view.stride[i + 1];
+    }
+    view.shape[view.ndim] = view.stride[view.ndim] = 0;
+    *out = view;
+    return DP_OK;
+}
+
+DP_API dp_status dp_transpose(const dp_tensor *tensor, int dim_a, int dim_b, dp_tensor *out)
+{
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_dim(__func__, dim_a, tensor->ndim, &dim_a));
+    DP_TRY(dp__check_dim(__func__, dim_b, tensor->ndim, &dim_b));
+    dp_tensor view = *tensor;
+    view.shape[dim_a] = tensor->shape[dim_b];
+    view.shape[dim_b] = tensor->shape[dim_a];
+    view.stride[dim_a] = tensor->stride[dim_b];
+    view.stride[dim_b] = tensor->stride[dim_a];
+    *out = view;
+    return DP_OK;
+}
+
+/* Fill in a size of -1, and check that the new shape has as many elements. */
+static dp_status dp__infer_shape(const char *fn, const dp_tensor *tensor, int ndim,
+                                 const int64_t *shape, int64_t *out_shape)
+{
+    int64_t known = 0, count = dp__count(tensor);
+    int open = -1;
+    if (ndim < 0 || ndim > DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: %d dims, a tensor has 0 to %d", fn, ndim, DP_MAX_DIMS);
+    if (ndim > 0)
+        DP_TRY(dp__check_pointer(fn, "shape", shape));
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] == -1 && open >= 0)
+            return dp_error(DP_ERR_INVALID, "%s: dims %d and %d are both -1", fn, open, i);
+        out_shape[i] = shape[i] == -1 ? 1 : shape[i];
+        open = shape[i] == -1 ? i : open;
+    }
+    DP_TRY(dp__check_shape(fn, (dp_dtype)tensor->dtype, ndim, out_shape, &known));
+    if (open >= 0 && known > 0 && count % known == 0)
+        out_shape[open] = count / known;
+    else if (open >= 0 || known != count)
+        return dp_error(DP_ERR_INVALID, "%s: %lld element%s cannot fill the new shape", fn,
+                        (long long)count, dp__s((size_t)count));
+    return DP_OK;
+}
+
+/* Match runs of old dims with runs of new ones of as many elements; an old run can be cut anew only
+   if it lies in memory as one dim. The tensor is not empty, and the view has as many elements. */
+static bool dp__restride(const dp_tensor *tensor, dp_tensor *view)
+{
+    int64_t shape[DP_MAX_DIMS], stride[DP_MAX_DIMS];
+    int old_count = 0, old = 0, new = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] == 1)
+            continue;
+        shape[old_count] = tensor->shape[i];
+        stride[old_count++] = tensor->stride[i];
+    }
+    while (old < old_count) {
+        int64_t have = shape[old++], want = view->shape[new];
+        int first = new ++;
+        while (have != want) {
+            if (want < have) {
+                want *= view->shape[new ++];
+                continue;
+            }
+            if (stride[old - 1] != stride[old] * shape[old])
+                return false;
+            have *= shape[old++];
+        }
+        view->stride[new - 1] = stride[old - 1];
+        for (int i = new - 1; i > first; i--)
+            view->stride[i - 1] = view->stride[i] * view->shape[i];
+    }
+    for (; new < view->ndim; new ++)
+        view->stride[new] = 1;
+    return true;
+}
+
+DP_API dp_status dp_reshape(const dp_tensor *tensor, int ndim, const int64_t *shape, dp_tensor *out)
+{
+    int64_t sizes[DP_MAX_DIMS] = {0};
+    DP_TRY(dp__check_tensor(__func__, "tensor", tensor));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__infer_shape(__func__, tensor, ndim, shape, sizes));
+    dp_tensor view =
+        dp__tensor_like(tensor->data, tensor->device, (dp_dtype)tensor->dtype, ndim, sizes);
+    view.read_only = tensor->read_only;
+    if (dp__count(tensor) > 0 && !dp__is_dense(tensor) && !dp__restride(tensor, &view))
+        return dp_error(DP_ERR_INVALID,
+                        "%s: the strides cannot say the new shape, it takes "
+                        "dp_contiguous first",
+                        __func__);
+    *out = view;
+    return DP_OK;
+}
+
+static dp_status dp__tensor_make(dp_scope *scope, const dp__device *device, dp_dtype dtype,
+                                 int ndim, const int64_t *shape, dp_tensor *out)
+{
+    dp_tensor tensor = dp__tensor_like(NULL, device->id, dtype, ndim, shape);
+    size_t bytes = dp__bytes(&tensor);
+    dp__pool *pool = (dp__pool *)(uintptr_t)&device->pool;
+    if (device->local_rank < 0)
+        pool = &scope->ctx->pinned_pool;
+    if (bytes <= DP__SMALL_BYTES && dp__pool_is_host(pool) && !pool->pinned) {
+        tensor.data = dp__scope_cut(scope, bytes > 0 ? bytes : 1, 64);
+        if (tensor.data == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu bytes", bytes);
+    } else {
+        DP_TRY(dp__scope_block(scope, pool, bytes, &tensor.data));
+    }
+    *out = tensor;
+    return DP_OK;
+}
+
+DP_API dp_status dp_tensor_new(dp_scope *scope, dp_device device, dp_dtype dtype, int ndim,
+                               const int64_t *shape, dp_tensor *out)
+{
+    int64_t count = 0;
+    dp__device *owner = NULL;
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_device(__func__, scope->ctx, device, &owner));
+    return dp__leave(__func__, scope->ctx, dp__tensor_make(scope, owner, dtype, ndim, shape, out));
+}
+
+/* ==== >>copy ===================================================================================
+   From any strides on any device to any strides on any other. Devices that the host reaches copy
+   with their kernel; the rest with the table's copies, in runs of bytes that lie together on both
+   sides, or packed through the host. Work is ordered on the writing device's stream. */
+
+static bool dp__is_host(const dp__device *device)
+{
+    return device->info.host_memory;
+}
+
+/* Whether work on one may use the memory of the other directly, in the order of streams. */
+static bool dp__reaches(const dp__device *a, const dp__device *b)
+{
+    bool together = a->info.memory != 0 && a->info.memory == b->info.memory;
+    return a == b || (dp__is_host(a) && dp__is_host(b)) || (together && a->dev->ops == b->dev->ops);
+}
+
+/* The host's own stand-in when a device has no kernel of this kind. */
+static dp_status dp__kernel_on_host(dp_ctx *ctx, const dp_kernel_args *args)
+{
+    const dp__device *host = &ctx->host_device;
+    return host->dev->ops->kernel(host->stream, args);
+}
+
+static bool dp__is_update(const dp_kernel_args *args)
+{
+    return args->kernel == DP_KERNEL_SGD || args->kernel == DP_KERNEL_ADAMW;
+}
+
+static bool dp__makes_sums(const dp_kernel_args *args)
+{
+    return args->kernel == DP_KERNEL_STATS || args->kernel == DP_KERNEL_TOTAL ||
+           args->kernel == DP_KERNEL_CHANNELS;
+}
+
+/* Bytes of an element. Sums and gates are f64; the state of an update is f32, f64 for f64. */
+static size_t dp__operand_size(const dp_kernel_args *args, bool input, size_t place)
+{
+    if (input ? dp__is_update(args) && place > 0 : dp__makes_sums(args))
+        return sizeof(double);
+    if (dp__is_update(args) && place > 0)
+        return args->dtype == DP_F64 ? sizeof(double) : sizeof(float);
+    return dp__dtype_sizes[input && args->kernel == DP_KERNEL_CAST ? args->in_dtype : args->dtype];
+}
+
+static size_t dp__operand_bytes(const dp_kernel_args *args, bool input, size_t place)
+{
+    const int64_t *shape = input && args->kernel == DP_KERNEL_PAD ? args->in_shape : args->shape;
+    const int64_t *stride = input ? args->in_stride : args->out_stride;
+    size_t size = dp__operand_size(args, input, place), bytes = 0;
+    if (!input && dp__makes_sums(args))
+        return args->kernel == DP_KERNEL_STATS      ? 2 * size
+               : args->kernel == DP_KERNEL_CHANNELS ? 2 * (size_t)args->shape[1] * size
+                                                    : size;
+    if (input && dp__is_update(args) && place > 0)
+        return 2 * size;
+    if (args->kernel != DP_KERNEL_COPY && !(input && args->kernel == DP_KERNEL_PAD))
+        return args->count * size;
+    return dp__extent(args->ndim, shape, stride, size, &bytes) ? bytes : 0;
+}
+
+/* Every operand begins at a multiple of its element's size. */
+static bool dp__operands_aligned(const dp_kernel_args *args)
+{
+    uintptr_t off = 0;
+    for (size_t i = 0; i < args->in_count; i++)
+        off |= (uintptr_t)args->in[i] % dp__operand_size(args, true, i);
+    for (size_t i = 0; i < args->out_count; i++)
+        off |= (uintptr_t)args->out[i] % dp__operand_size(args, false, i);
+    return off == 0;
+}
+
+/* Bring the operands to the host, compute there, bring the results back. Outputs come along too,
+   since a strided one has gaps. Everything is done when this returns. */
+static dp_status dp__kernel_bounced(dp_ctx *ctx, dp_scope *temp, const dp__device *device,
+                                    dp_stream *stream, const dp_kernel_args *args)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    dp_kernel_args local = *args;
+    void **ins = dp__scope_bytes(temp, args->in_count * sizeof *ins, 64);
+    void **outs = dp__scope_bytes(temp, args->out_count * sizeof *outs, 64);
+    if (ins == NULL || outs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to compute on the host");
+    for (size_t i = 0; i < args->in_count; i++) {
+        size_t bytes = dp__operand_bytes(args, true, i);
+        DP_TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &ins[i]));
+        DP_TRY(ops->copy_out(stream, ins[i], args->in[i], bytes));
+    }
+    for (size_t i = 0; i < args->out_count; i++) {
+        size_t bytes = dp__operand_bytes(args, false, i);
+        DP_TRY(dp__scope_block(temp, &ctx->pinned_pool, bytes, &outs[i]));
+        DP_TRY(ops->copy_out(stream, outs[i], args->out[i], bytes));
+    }
+    DP_TRY(dp__sync(stream));
+    local.in = (const void *const *)ins;
+    local.out = outs;
+    DP_TRY(dp__kernel_on_host(ctx, &local));
+    for (size_t i = 0; i < args->out_count; i++)
+        DP_TRY(ops->copy_in(stream, args->out[i], outs[i], dp__operand_bytes(args, false, i)));
+    return dp__sync(stream);
+}
+
+/* One kernel on a device, by the device if it can. A GPU faults where an operand is not aligned to
+   its element: only the host's own kernels are given operands like that. */
+static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
+                            const dp_kernel_args *args)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    dp_status status = DP_ERR_UNSUPPORTED;
+    if (args->count == 0)
+        return DP_OK;
+    if (args->in_count > DP__OPERANDS_MAX)
+        return dp_error(DP_ERR_UNSUPPORTED, "%zu parts to add up, more than %d", args->in_count,
+                        DP__OPERANDS_MAX);
+    if (DP_HAS(dp_device_ops, ops, kernel) && dp__operands_aligned(args))
+        status = ops->kernel(stream, args);
+    if (status != DP_ERR_UNSUPPORTED)
+        return status;
+    if (dp__is_host(device)) /* its streams have nothing to do */
+        return dp__kernel_on_host(ctx, args);
+    dp_scope *temp = NULL;
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    return dp__temp_end(temp, stream, dp__kernel_bounced(ctx, temp, device, stream, args));
+}
+
+typedef enum dp__way { DP__WAY_IN, DP__WAY_OUT, DP__WAY_INSIDE } dp__way;
+
+typedef struct dp__copy { /* one copy by a table, both sides as merged dims, innermost last */
+    dp__way way;
+    const dp__device *device;
+    dp_stream *stream;
+    size_t run; /* bytes that lie together on both sides */
+    int ndim;
+    int64_t shape[DP_MAX_DIMS];
+    size_t dst_step[DP_MAX_DIMS], src_step[DP_MAX_DIMS]; /* bytes */
+} dp__copy;
+
+/* Drop dims of size 1, and merge neighbours that lie as one dim on both sides. */
+static void dp__copy_merge(dp__copy *copy, const dp_tensor *dst, const dp_tensor *src)
+{
+    size_t size = dp__size_of(dst);
+    copy->run = size;
+    copy->ndim = 0;
+    for (int i = 0; i < dst->ndim; i++) {
+        if (dst->shape[i] == 1)
+            continue;
+        size_t dst_step = (size_t)dst->stride[i] * size, src_step = (size_t)src->stride[i] * size;
+        int last = copy->ndim - 1;
+        if (last >= 0 && copy->dst_step[last] == dst_step * (size_t)dst->shape[i] &&
+            copy->src_step[last] == src_step * (size_t)dst->shape[i]) {
+            copy->shape[last] *= dst->shape[i];
+        } else {
+            last = copy->ndim++;
+            copy->shape[last] = dst->shape[i];
+        }
+        copy->dst_step[last] = dst_step;
+        copy->src_step[last] = src_step;
+    }
+    int last = copy->ndim - 1;
+    if (last >= 0 && copy->dst_step[last] == size && copy->src_step[last] == size) {
+        copy->run = size * (size_t)copy->shape[last];
+        copy->ndim--;
+    }
+}
+
+static dp_status dp__copy_run(const dp__copy *copy, char *dst, const char *src)
+{
+    const dp_device_ops *ops = copy->device->dev->ops;
+    switch (copy->way) {
+    case DP__WAY_IN:
+        return ops->copy_in(copy->stream, dst, src, copy->run);
+    case DP__WAY_OUT:
+        return ops->copy_out(copy->stream, dst, src, copy->run);
+    case DP__WAY_INSIDE:
+        break;
+    }
+    return ops->copy(copy->stream, dst, src, copy->run);
+}
+
+/* Rows of dims[0 .. ndim-1], like an odometer. */
+static dp_status dp__copy_runs(const dp__copy *copy, char *dst, const char *src)
+{
+    int64_t at[DP_MAX_DIMS] = {0};
+    const dp_device_ops *ops = copy->device->dev->ops;
+    if (copy->ndim == 1 && copy->way == DP__WAY_INSIDE && copy->src_step[0] >= copy->run &&
+        DP_HAS(dp_device_ops, ops, copy_2d))
+        return ops->copy_2d(copy->stream, dst, copy->dst_step[0], src, copy->src_step[0], copy->run,
+                            (size_t)copy->shape[0]);
+    for (;;) {
+        int dim = copy->ndim - 1;
+        DP_TRY(dp__copy_run(copy, dst, src));
+        for (; dim >= 0; dim--) {
+            dst += copy->dst_step[dim];
+            src += copy->src_step[dim];
+            if (++at[dim] < copy->shape[dim])
+                break;
+            dst -= copy->dst_step[dim] * (size_t)copy->shape[dim];
+            src -= copy->src_step[dim] * (size_t)copy->shape[dim];
+            at[dim] = 0;
+        }
+        if (dim < 0)
+            return DP_OK;
+    }
+}
+
+static dp_kernel_args dp__copy_args(const dp_tensor *dst, const dp_tensor *src, void *const *out,
+                                    const void *const *in)
+{
+    return (dp_kernel_args){.kernel = DP_KERNEL_COPY,
+                            .dtype = (dp_dtype)dst->dtype,
+                            .in_dtype = (dp_dtype)src->dtype,
+                            .count = (size_t)dp__count(dst),
+                            .out = out,
+                            .in = in,
+                            .out_count = 1,
+                            .in_count = 1,
+                            .ndim = dst->ndim,
+                            .shape = dst->shape,
+                            .out_stride = dst->stride,
+                            .in_stride = src->stride};
+}
+
+/* Inside one device, or among devices whose memory the host reaches. */
+static dp_status dp__copy_inside(dp_ctx *ctx, const dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    dp__copy copy = {.way = DP__WAY_INSIDE, .device = device, .stream = stream};
+    dp__copy_merge(&copy, dst, src);
+    if (copy.ndim == 0)
+        return dp__copy_run(&copy, dst->data, src->data);
+    void *out = dst->data;
+    const void *in = src->data;
+    dp_kernel_args args = dp__copy_args(dst, src, &out, &in);
+    bool aligned = dp__operands_aligned(&args);
+    if (dp__is_host(device) || (!aligned && copy.run < DP__PACKED_RUN_BYTES))
+        return dp__kernel(ctx, device, stream, &args);
+    dp_status status = DP_ERR_UNSUPPORTED;
+    if (aligned && DP_HAS(dp_device_ops, device->dev->ops, kernel))
+        status = device->dev->ops->kernel(stream, &args);
+    return status != DP_ERR_UNSUPPORTED ? status : dp__copy_runs(&copy, dst->data, src->data);
+}
+
+/* What follows on `stream`, of the same table, comes after what is enqueued on the device's compute
+   stream. */
+static dp_status dp__order_after(const dp__device *device, dp_stream *stream)
+{
+    const dp_device_ops *ops = device->dev->ops;
+    if (device->stream == stream)
+        return DP_OK;
+    DP_TRY(ops->event_record(device->done, device->stream));
+    return ops->event_wait(stream, device->done);
+}
+
+static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src);
+
+/* Like `tensor`, dense, on a device, until the scope ends. */
+static dp_status dp__packed_make(dp_scope *temp, const dp__device *device, const dp_tensor *tensor,
+                                 dp_tensor *out)
+{
+    return dp__tensor_make(temp, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape, out);
+}
+
+/* Between the host and a device with short runs: the device packs and unpacks with its kernel. */
+static dp_status dp__copy_packed(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    bool in = way == DP__WAY_IN;
+    dp_scope *temp = NULL;
+    dp_tensor packed;
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__packed_make(temp, device, dst, &packed);
+    if (status == DP_OK)
+        status = in ? dp__copy_across(ctx, way, device, stream, &packed, src)
+                    : dp__copy_inside(ctx, device, stream, &packed, src);
+    if (status == DP_OK)
+        status = in ? dp__copy_inside(ctx, device, stream, dst, &packed)
+                    : dp__copy_across(ctx, way, device, stream, dst, &packed);
+    if (status == DP_OK && stream != device->stream)
+        status = dp__sync(stream);
+    return dp__temp_end(temp, stream, status);
+}
+
+static bool dp__packs(const dp__device *device, const dp_tensor *tensor, size_t run)
+{
+    return run < DP__PACKED_RUN_BYTES && !dp__is_dense(tensor) &&
+           DP_HAS(dp_device_ops, device->dev->ops, kernel);
+}
+
+/* Between the host and a device. A side of the host's that is not dense is packed, so that a device
+   sees as few and as long runs as its own side allows. */
+static dp_status dp__copy_across(dp_ctx *ctx, dp__way way, dp__device *device, dp_stream *stream,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    const dp_tensor *host = way == DP__WAY_IN ? src : dst;
+    dp__copy copy = {.way = way, .device = device, .stream = stream};
+    dp__copy_merge(&copy, dst, src);
+    if (copy.ndim > 0 && dp__packs(device, way == DP__WAY_IN ? dst : src, copy.run))
+        return dp__copy_packed(ctx, way, device, stream, dst, src);
+    if (copy.ndim == 0 || dp__is_dense(host))
+        return dp__copy_runs(&copy, dst->data, src->data);
+    dp_scope *temp = NULL;
+    dp_tensor packed;
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)host->dtype, host->ndim,
+                                       host->shape, &packed);
+    dp__copy_merge(&copy, way == DP__WAY_IN ? dst : &packed, way == DP__WAY_IN ? &packed : src);
+    if (status == DP_OK && way == DP__WAY_IN)
+        status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, &packed, src);
+    if (status == DP_OK)
+        status = way == DP__WAY_IN ? dp__copy_runs(&copy, dst->data, packed.data)
+                                   : dp__copy_runs(&copy, packed.data, src->data);
+    if (status == DP_OK) /* the packed copy ends with `temp`, or is about to be read */
+        status = dp__sync(stream);
+    if (status == DP_OK && way == DP__WAY_OUT)
+        status = dp__copy_inside(ctx, &ctx->host_device, ctx->host_device.stream, dst, &packed);
+    return dp__temp_end(temp, stream, status);
+}
+
+/* Both dense. Whoever gets src's memory next comes after the copy. */
+static dp_status dp__peer_dense(const dp__device *to, dp_stream *stream, const dp__device *from,
+                                const dp_tensor *dst, const dp_tensor *src)
+{
+    const dp_device_ops *ops = to->dev->ops;
+    DP_TRY(dp__order_after(from, stream));
+    DP_TRY(ops->peer_copy(stream, dst->data, from->dev, src->data, dp__bytes(src)));
+    DP_TRY(ops->event_record(to->done, stream));
+    return ops->event_wait(from->stream, to->done);
+}
+
+/* Packed where it is read, unpacked where it is written. */
+static dp_status dp__peer_packed(dp_ctx *ctx, dp__device *to, dp_stream *stream, dp__device *from,
+                                 const dp_tensor *dst, const dp_tensor *src)
+{
+    dp_scope *temp = NULL;
+    dp_tensor packed_dst = *dst, packed_src = *src;
+    bool packs_dst = !dp__is_dense(dst), packs_src = !dp__is_dense(src);
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = DP_OK;
+    if (packs_src)
+        status = dp__packed_make(temp, from, src, &packed_src);
+    if (status == DP_OK && packs_src)
+        status = dp__copy_inside(ctx, from, from->stream, &packed_src, src);
+    if (status == DP_OK && packs_dst)
+        status = dp__packed_make(temp, to, dst, &packed_dst);
+    if (status == DP_OK)
+        status = dp__peer_dense(to, stream, from, &packed_dst, &packed_src);
+    if (status == DP_OK && packs_dst)
+        status = dp__copy_inside(ctx, to, stream, dst, &packed_dst);
+    if (status == DP_OK && packs_dst && stream != to->stream)
+        status = dp__sync(stream);
+    return dp__temp_end(temp, stream, status);
+}
+
+/* From one device to another: directly if the table can, else through the host. */
+static dp_status dp__copy_peer(dp_ctx *ctx, dp__device *to, dp_stream *stream, dp__device *from,
+                               const dp_tensor *dst, const dp_tensor *src)
+{
+    const dp_device_ops *ops = to->dev->ops;
+    bool dense = dp__is_dense(dst) && dp__is_dense(src);
+    dp_scope *temp = NULL;
+    dp_tensor host;
+    if (ops == from->dev->ops && DP_HAS(dp_device_ops, ops, peer_copy) &&
+        (dense || DP_HAS(dp_device_ops, ops, kernel))) {
+        dp_status status = dp__peer_packed(ctx, to, stream, from, dst, src);
+        if (status != DP_ERR_UNSUPPORTED)
+            return status;
+    }
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__tensor_make(temp, &ctx->host_device, (dp_dtype)src->dtype, src->ndim,
+                                       src->shape, &host);
+    if (status == DP_OK)
+        status = dp__copy_across(ctx, DP__WAY_OUT, from, from->stream, &host, src);
+    if (status == DP_OK)
+        status = dp__sync(from->stream);
+    if (status == DP_OK)
+        status = dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, &host);
+    if (status == DP_OK)
+        status = dp__sync(stream);
+    return dp__temp_end(temp, stream, status);
+}
+
+static dp_status dp__copy_on(dp_ctx *ctx, dp_stream *stream, const dp_tensor *dst,
+                             const dp_tensor *src)
+{
+    dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    if (!dp__is_host(to)) /* earlier work there may still use this memory */
+        DP_TRY(dp__order_after(to, stream));
+    if (dp__is_host(to) && !dp__is_host(from)) {
+        DP_TRY(dp__order_after(from, stream));
+        DP_TRY(dp__copy_across(ctx, DP__WAY_OUT, from, stream, dst, src));
+        return dp__sync(stream);
+    }
+    if (!dp__is_host(to) && dp__is_host(from)) {
+        DP_TRY(dp__copy_across(ctx, DP__WAY_IN, to, stream, dst, src));
+        return dp__mark_read(ctx, to, stream);
+    }
+    if (to == from || dp__is_host(to))
+        return dp__copy_inside(ctx, to, stream, dst, src);
+    return dp__copy_peer(ctx, to, stream, from, dst, src);
+}
+
+/* An event belongs to a device, so a copy on another one's stream cannot be marked there: it goes
+   on the compute stream of the device that writes, between two marks. */
+static dp_status dp__copy_for(dp_ctx *ctx, dp_stream *stream, const dp_tensor *dst,
+                              const dp_tensor *src)
+{
+    const dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    const dp_device_ops *ops = from->dev->ops;
+    if (stream->dev != from->dev || dp__is_host(to) || to->dev == from->dev)
+        return dp__copy_on(ctx, stream, dst, src);
+    DP_TRY(ops->event_record(from->done, stream));
+    DP_TRY(ops->event_wait(to->stream, from->done));
+    DP_TRY(dp__copy_on(ctx, to->stream, dst, src));
+    return dp__order_after(to, stream);
+}
+
+/* Shapes and dtypes are the same. stream NULL = the compute stream of the device that writes. When
+   a copy has failed, nothing of it still reads or writes. */
+static dp_status dp__copy_tensor(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
+                                 dp_stream *stream)
+{
+    const dp__device *to = dp__device_of(ctx, dst->device), *from = dp__device_of(ctx, src->device);
+    if (dp__count(dst) == 0)
+        return DP_OK;
+    if (stream == NULL)
+        stream = dp__is_host(to) && !dp__is_host(from) ? from->stream : to->stream;
+    return dp__drain(ctx, stream, dp__copy_for(ctx, stream, dst, src));
+}
+
+/* ==== >>chains ===================================================================================
+   From one device to several others.                                                            */
+
+/* Whether each of `outs` can be copied from the one before: dense, on devices of one table that
+   copies among them, each once. */
+static bool dp__forms_chain(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs, size_t count)
+{
+    const dp__device *first = dp__device_of(ctx, src->device);
+    const dp_device_ops *ops = first->dev->ops;
+    bool fits = !dp__is_host(first) && DP_HAS(dp_device_ops, ops, peer_copy) && dp__is_dense(src);
+    for (size_t i = 0; i < count && fits; i++) {
+        const dp__device *device = dp__device_of(ctx, outs[i].device);
+        fits = device != first && device->dev->ops == ops && dp__is_dense(&outs[i]);
+        for (size_t k = 0; k < i && fits; k++)
+            fits = device != dp__device_of(ctx, outs[k].device);
+    }
+    return fits && count > 1 && dp__bytes(src) > DP__CHAIN_PIECE;
+}
+
+/* A piece from each to the next; what came to a device before is what it passes on. */
+static dp_status dp__chain_piece(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                 size_t count, size_t at, size_t bytes)
+{
+    const dp_tensor *last = src;
+    for (size_t i = 0; i < count; last = &outs[i++]) {
+        const dp__device *from = dp__device_of(ctx, last->device);
+        const dp__device *to = dp__device_of(ctx, outs[i].device);
+        DP_TRY(dp__order_after(from, to->stream));
+        DP_TRY(to->dev->ops->peer_copy(to->stream, (char *)outs[i].data + at, from->dev,
+                                       (const char *)last->data + at, bytes));
+    }
+    return DP_OK;
+}
+
+static dp_status dp__copy_chain(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                size_t count)
+{
+    size_t all = dp__bytes(src), piece = all / DP__CHAIN_PIECES / 512 * 512;
+    piece = piece > DP__CHAIN_PIECE ? piece : DP__CHAIN_PIECE;
+    for (size_t at = 0; at < all; at += piece)
+        DP_TRY(dp__chain_piece(ctx, src, outs, count, at, all - at < piece ? all - at : piece));
+    for (size_t i = 0; i < count; i++) { /* who was read goes on after its reader */
+        const dp__device *from = dp__device_of(ctx, i == 0 ? src->device : outs[i - 1].device);
+        DP_TRY(dp__order_after(dp__device_of(ctx, outs[i].device), from->stream));
+    }
+    return DP_OK;
+}
+
+/* From one device to others. As a chain, a piece after another, each link carries the bytes once:
+   one device alone would send them count times. Those that are src itself are left alone. */
+static dp_status dp__copy_to_all(dp_ctx *ctx, const dp_tensor *src, const dp_tensor *outs,
+                                 size_t count)
+{
+    if (dp__forms_chain(ctx, src, outs, count)) {
+        dp_status status = dp__drain(ctx, NULL, dp__copy_chain(ctx, src, outs, count));
+        if (status != DP_ERR_UNSUPPORTED)
+            return status;
+    }
+    for (size_t i = 0; i < count; i++)
+        if (outs[i].data != src->data)
+            DP_TRY(dp__copy_tensor(ctx, &outs[i], src, NULL));
+    return DP_OK;
+}
+
+/* ==== >>operands =================================================================================
+   What an operation reads and writes, checked at the public edge: on the right device, writable, of
+   one shape, and apart from each other, which is decided exactly for views of one tensor.       */
+
+static dp_status dp__check_placed(const char *fn, dp_ctx *ctx, const char *what,
+                                  const dp_tensor *tensor, dp__device **out)
+{
+    DP_TRY(dp__check_tensor(fn, what, tensor));
+    return dp__check_device(fn, ctx, tensor->device, out);
+}
+
+/* Whether each step of a dim leaps over everything that the smaller steps reach. Strides that
+   interleave without meeting do not pass: they are too rare to be worth a search. */
+static bool dp__is_spread(const dp_tensor *tensor)
+{
+    int order[DP_MAX_DIMS], count = 0;
+    int64_t reach = 0;
+    for (int i = 0; i < tensor->ndim; i++) {
+        int at = count;
+        if (tensor->shape[i] < 2)
+            continue;
+        for (; at > 0 && tensor->stride[order[at - 1]] > tensor->stride[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+        count++;
+    }
+    for (int i = 0; i < count; i++) {
+        if (tensor->stride[order[i]] <= reach)
+            return false;
+        reach += tensor->stride[order[i]] * (tensor->shape[order[i]] - 1);
+    }
+    return true;
+}
+
+/* Writable, and no two elements in one place. */
+static dp_status dp__check_writable(const char *fn, const char *what, const dp_tensor *tensor)
+{
+    if (tensor->read_only)
+        return dp_error(DP_ERR_INVALID, "%s: %s is read-only", fn, what);
+    if (!dp__is_spread(tensor) && dp__count(tensor) > 0)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: elements of %s share a place: its strides repeat or "
+                        "interleave",
+                        fn, what);
+    return DP_OK;
+}
+
+static bool dp__same_shape(const dp_tensor *a, const dp_tensor *b)
+{
+    return a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof a->shape[0]) == 0;
+}
+
+static const char *dp__shape_text(const dp_tensor *tensor, char *text, size_t bytes)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < tensor->ndim && used < bytes; i++) {
+        int wrote = snprintf(text + used, bytes - used, "%s%lld", i > 0 ? "," : "",
+                             (long long)tensor->shape[i]);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return text;
+}
+
+static dp_status dp__check_same_shape(const char *fn, const char *what_a, const dp_tensor *a,
+                                      const char *what_b, const dp_tensor *b)
+{
+    char text_a[96], text_b[96];
+    if (dp__same_shape(a, b))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is (%s), %s is (%s)", fn, what_a,
+                    dp__shape_text(a, text_a, sizeof text_a), what_b,
+                    dp__shape_text(b, text_b, sizeof text_b));
+}
+
+static dp_status dp__check_same_dtype(const char *fn, const char *what_a, const dp_tensor *a,
+                                      const char *what_b, const dp_tensor *b)
+{
+    if (a->dtype == b->dtype)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is %s, %s is %s", fn, what_a, dp__dtype_names[a->dtype],
+                    what_b, dp__dtype_names[b->dtype]);
+}
+
+static bool dp__ranges_overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes)
+{
+    uintptr_t from_a = (uintptr_t)a, from_b = (uintptr_t)b;
+    return a_bytes > 0 && b_bytes > 0 && from_a < from_b + b_bytes && from_b < from_a + a_bytes;
+}
+
+/* Views with the same strides, both spread: whether one has an element that the other has too,
+   `delta` elements further on. dims: largest stride first. A step along a dim can be counted in two
+   ways: rounded down, or one more and then back. */
+static bool dp__boxes_meet(const dp_tensor *a, const dp_tensor *b, const int *dims, int count,
+                           int64_t delta)
+{
+    if (count == 0)
+        return delta == 0;
+    int dim = dims[count - 1];
+    int64_t step = a->stride[dim], down = delta / step - (delta % step < 0);
+    for (int64_t at = down; at <= down + 1; at++)
+        if (at < a->shape[dim] && -at < b->shape[dim] &&
+            dp__boxes_meet(a, b, dims, count - 1, delta - at * step))
+            return true;
+    return false;
+}
+
+static bool dp__same_strides(const dp_tensor *a, const dp_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->stride, b->stride, sizeof a->stride[0] * a->ndim) == 0;
+}
+
+/* Exact for views of one tensor; for others by the bytes they span, which may be too strict. */
+static bool dp__overlap(const dp_tensor *a, const dp_tensor *b)
+{
+    int dims[DP_MAX_DIMS], count = 0;
+    intptr_t apart = (intptr_t)b->data - (intptr_t)a->data, size = (intptr_t)dp__size_of(a);
+    if (!dp__ranges_overlap(a->data, dp__span(a), b->data, dp__span(b)))
+        return false;
+    if (dp__size_of(a) != dp__size_of(b) || !dp__same_strides(a, b) || !dp__is_spread(a) ||
+        !dp__is_spread(b) || apart % size != 0)
+        return true;
+    for (int i = 0; i < a->ndim; i++) { /* a dim counts if either has more than one step in it */
+        int at = count;
+        if (a->shape[i] < 2 && b->shape[i] < 2)
+            continue;
+        for (; at > 0 && a->stride[dims[at - 1]] > a->stride[i]; at--)
+            dims[at] = dims[at - 1];
+        dims[at] = i;
+        count++;
+    }
+    return dp__boxes_meet(a, b, dims, count, apart / size);
+}
+
+/* Exactly the same elements may be read and written; a partial overlap is refused. */
+static dp_status dp__check_apart(const char *fn, const dp_tensor *dst, const dp_tensor *src)
+{
+    bool same = dst->data == src->data && dst->dtype == src->dtype && dp__same_shape(dst, src) &&
+                dp__same_strides(dst, src);
+    if (!same && dp__overlap(dst, src))
+        return dp_error(DP_ERR_INVALID, "%s: what is written overlaps what is read", fn);
+    return DP_OK;
+}
+
+typedef struct dp__pair { /* what is written and what is read, as the caller calls them */
+    const char *dst_name, *src_name;
+    const dp_tensor *dst, *src;
+    dp__device *to, *from; /* filled in */
+} dp__pair;
+
+static dp_status dp__check_copy(const char *fn, dp_ctx *ctx, dp__pair *pair)
+{
+    DP_TRY(dp__check_placed(fn, ctx, pair->dst_name, pair->dst, &pair->to));
+    DP_TRY(dp__check_placed(fn, ctx, pair->src_name, pair->src, &pair->from));
+    DP_TRY(dp__check_writable(fn, pair->dst_name, pair->dst));
+    DP_TRY(dp__check_same_shape(fn, pair->dst_name, pair->dst, pair->src_name, pair->src));
+    return dp__check_apart(fn, pair->dst, pair->src);
+}
+
+/* ---- kernels --------------------------------------------------------------------------------- */
+
+typedef struct dp__kernel_rule { /* what a kernel takes */
+    const char *name;
+    size_t out_least, out_most, in_least, in_most;
+    unsigned flags;             /* that it knows */
+    int number_count;           /* of dp_kernel_args.numbers; all are finite */
+    bool floats, doubles;       /* only of these dtypes */
+    bool in_place;              /* an output may be an input */
+    bool out_shaped, in_shaped; /* by ndim, shape and strides */
+} dp__kernel_rule;
+
+static const dp__kernel_rule dp__kernel_rules[] = {
+    [DP_KERNEL_COPY] = {"COPY", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
+    [DP_KERNEL_FILL] = {"FILL", 1, 1, 0, 0, .flags = 0},
+    [DP_KERNEL_CAST] = {"CAST", 1, 1, 1, 1, .in_place = true},
+    [DP_KERNEL_AXPBY] = {"AXPBY", 1, 1, 1, 2, .floats = true, .in_place = true},
+    [DP_KERNEL_REDUCE] = {"REDUCE", 1, INT_MAX, 1, DP__OPERANDS_MAX, .in_place = true},
+    [DP_KERNEL_STATS] = {"STATS", 1, 1, 1, 1, .flags = 0},
+    [DP_KERNEL_PAD] = {"PAD", 1, 1, 1, 1, .out_shaped = true, .in_shaped = true},
+    [DP_KERNEL_TOTAL] = {"TOTAL", 1, 1, 1, 1, .doubles = true},
+    [DP_KERNEL_SGD] = {"SGD", 1, 2, 1, 2, DP_KERNEL_NESTEROV | DP_KERNEL_FIRST | DP_KERNEL_MAXIMIZE,
+                       4, .floats = true},
+    [DP_KERNEL_ADAMW] = {"ADAMW", 3, 3, 1, 2, DP_KERNEL_L2 | DP_KERNEL_MAXIMIZE, 7, .floats = true},
+    [DP_KERNEL_CHANNELS] = {"CHANNELS", 1, 1, 1, 1, .floats = true, .in_shaped = true}};
+
+static dp_status dp__check_operands(const char *fn, const dp__kernel_rule *rule, const char *what,
+                                    const void *array, size_t count, bool input)
+{
+    size_t least = input ? rule->in_least : rule->out_least;
+    size_t most = input ? rule->in_most : rule->out_most;
+    if (count < least || count > most)
+        return dp_error(DP_ERR_INVALID, "%s: %s_count of %s is %zu, not %zu to %zu", fn, what,
+                        rule->name, count, least, most);
+    return count > 0 ? dp__check_pointer(fn, what, array) : DP_OK;
+}
+
+static dp_status dp__check_kernel_dtype(const char *fn, const dp__kernel_rule *rule,
+                                        const dp_kernel_args *args)
+{
+    DP_TRY(dp__check_dtype(fn, args->dtype));
+    if (args->kernel == DP_KERNEL_CAST)
+        DP_TRY(dp__check_dtype(fn, args->in_dtype));
+    if ((rule->floats && !dp__is_float(args->dtype)) || (rule->doubles && args->dtype != DP_F64))
+        return dp_error(DP_ERR_INVALID, "%s: %s is not for %s", fn, rule->name,
+                        dp__dtype_names[args->dtype]);
+    if ((args->flags & ~rule->flags) != 0)
+        return dp_error(DP_ERR_INVALID, "%s: %s has no flags 0x%x", fn, rule->name,
+                        args->flags & ~rule->flags);
+    return DP_OK;
+}
+
+static dp_status dp__check_kernel_numbers(const char *fn, const dp__kernel_rule *rule,
+                                          const dp_kernel_args *args)
+{
+    double alpha = args->alpha, beta = args->beta;
+    bool floats = dp__is_float(args->dtype);
+    for (int i = 0; i < rule->number_count; i++)
+        if (!isfinite(args->numbers[i]))
+            return dp_error(DP_ERR_INVALID, "%s: numbers[%d] of %s is %g", fn, i, rule->name,
+                            args->numbers[i]);
+    if (args->kernel != DP_KERNEL_REDUCE)
+        return DP_OK;
+    if ((unsigned)args->op > DP_OP_MAX || args->op == DP_OP_MEAN)
+        return dp_error(DP_ERR_INVALID, "%s: op of REDUCE is %d", fn, (int)args->op);
+    bool whole = !(alpha < 1) && !(alpha > 1) && !(fabs(beta) < 1) && fabs(beta) < 0x1p63 &&
+                 !(floor(beta) < beta);
+    if (!isfinite(alpha) || !isfinite(beta) || !(fabs(beta) > 0) || (!floats && !whole))
+        return dp_error(DP_ERR_INVALID,
+                        "%s: REDUCE of %s times alpha %g, divided by beta %g: beta is not 0, and "
+                        "for integers alpha is 1 and beta whole",
+                        fn, dp__dtype_names[args->dtype], alpha, beta);
+    return DP_OK;
+}
+
+/* One operand as a tensor; without strides it is dense. */
+static dp_status dp__kernel_view(const char *fn, const char *what, const dp_kernel_args *args,
+                                 const void *data, const int64_t *shape, const int64_t *stride,
+                                 dp_tensor *out)
+{
+    int64_t count = 0;
+    DP_TRY(dp__check_shape(fn, args->dtype, args->ndim, shape, &count));
+    *out =
+        dp__tensor_like((void *)(uintptr_t)data, (dp_device){0, 0}, args->dtype, args->ndim, shape);
+    if (stride != NULL)
+        memcpy(out->stride, stride, (size_t)args->ndim * sizeof *stride);
+    return dp__check_tensor(fn, what, out);
+}
+
+/* The operands of COPY, PAD and CHANNELS have a shape, of which count is the product. */
+static dp_status dp__check_kernel_shapes(const char *fn, const dp__kernel_rule *rule,
+                                         const dp_kernel_args *args)
+{
+    bool pad = args->kernel == DP_KERNEL_PAD, copy = args->kernel == DP_KERNEL_COPY;
+    const int64_t *in_shape = pad ? args->in_shape : args->shape;
+    dp_tensor in = {0}, out = {0};
+    if (!rule->in_shaped)
+        return DP_OK;
+    if (args->kernel == DP_KERNEL_CHANNELS && args->ndim != 3)
+        return dp_error(DP_ERR_INVALID, "%s: ndim of CHANNELS is %d, not 3", fn, args->ndim);
+    if (rule->out_shaped && args->ndim > 0)
+        DP_TRY(dp__check_pointer(fn, "in_stride", args->in_stride));
+    if (copy && args->ndim > 0)
+        DP_TRY(dp__check_pointer(fn, "out_stride", args->out_stride));
+    DP_TRY(dp__kernel_view(fn, "in[0]", args, args->in[0], in_shape,
+                           rule->out_shaped ? args->in_stride : NULL, &in));
+    if (rule->out_shaped)
+        DP_TRY(dp__kernel_view(fn, "out[0]", args, args->out[0], args->shape,
+                               copy ? args->out_stride : NULL, &out));
+    int64_t count = dp__count(rule->out_shaped ? &out : &in);
+    if ((uint64_t)count != args->count)
+        return dp_error(DP_ERR_INVALID, "%s: count is %zu, shape has %lld element%s", fn,
+                        args->count, (long long)count, dp__s((size_t)count));
+    for (int i = 0; pad && i < args->ndim; i++)
+        if (in_shape[i] > args->shape[i])
+            return dp_error(DP_ERR_INVALID, "%s: in_shape[%d] is %lld, shape[%d] is %lld", fn, i,
+                            (long long)in_shape[i], i, (long long)args->shape[i]);
+    if (!copy)
+        return DP_OK;
+    DP_TRY(dp__check_writable(fn, "out[0]", &out));
+    return dp__check_apart(fn, &out, &in);
+}
+
+/* No output overlaps another, nor an input, unless it is that very input and the rule allows it. */
+static dp_status dp__check_kernel_apart(const char *fn, const dp__kernel_rule *rule,
+                                        const dp_kernel_args *args)
+{
+    for (size_t i = 0; i < args->out_count; i++) {
+        size_t bytes = dp__operand_bytes(args, false, i);
+        for (size_t k = 0; k < i; k++)
+            if (dp__ranges_overlap(args->out[i], bytes, args->out[k],
+                                   dp__operand_bytes(args, false, k)))
+                return dp_error(DP_ERR_INVALID, "%s: out[%zu] overlaps out[%zu]", fn, i, k);
+        for (size_t k = 0; k < args->in_count; k++) {
+            size_t in_bytes = dp__operand_bytes(args, true, k);
+            bool same = rule->in_place && args->out[i] == args->in[k] && bytes == in_bytes;
+            if (!same && dp__ranges_overlap(args->out[i], bytes, args->in[k], in_bytes))
+                return dp_error(DP_ERR_INVALID, "%s: out[%zu] overlaps in[%zu]", fn, i, k);
+        }
+    }
+    return DP_OK;
+}
+
+/* Checks everything except where the operands lie. */
+static dp_status dp__check_kernel(const char *fn, const dp_kernel_args *args)
+{
+    size_t kinds = sizeof dp__kernel_rules / sizeof dp__kernel_rules[0], bytes = 0;
+    if ((size_t)args->kernel >= kinds)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a kernel", fn, (int)args->kernel);
+    const dp__kernel_rule *rule = &dp__kernel_rules[args->kernel];
+    DP_TRY(dp__check_kernel_dtype(fn, rule, args));
+    DP_TRY(dp__check_operands(fn, rule, "out", args->out, args->out_count, false));
+    DP_TRY(dp__check_operands(fn, rule, "in", args->in, args->in_count, true));
+    DP_TRY(dp__check_kernel_numbers(fn, rule, args));
+    if (args->heads != 0)
+        return dp_error(DP_ERR_INVALID, "%s: heads is %zu, not 0", fn, args->heads);
+    if (!dp__mul(args->count, sizeof(double), &bytes) || bytes > INT64_MAX / 2)
+        return dp_error(DP_ERR_INVALID, "%s: count is %zu, more than can be counted", fn,
+                        args->count);
+    for (size_t i = 0; args->count > 0 && i < args->out_count + args->in_count; i++) {
+        bool input = i >= args->out_count;
+        size_t place = input ? i - args->out_count : i;
+        if ((input ? args->in[place] : args->out[place]) == NULL)
+            return dp_error(DP_ERR_INVALID, "%s: %s[%zu] is NULL", fn, input ? "in" : "out", place);
+    }
+    DP_TRY(dp__check_kernel_shapes(fn, rule, args));
+    return args->count == 0 || args->kernel == DP_KERNEL_COPY
+               ? DP_OK
+               : dp__check_kernel_apart(fn, rule, args);
+}
+
+/* ==== >>compute ==================================================================================
+   What touches data, at the public edge: copy, fill, cast, axpby, statistics, read.             */
+
+/* A stream of one of the two devices; between host memory and host memory, one of any device that
+   the host reaches. */
+static bool dp__may_order(const dp_ctx *ctx, const dp_stream *stream, const dp__pair *pair)
+{
+    if (stream->dev == pair->to->dev || stream->dev == pair->from->dev)
+        return true;
+    for (int i = 0; i < ctx->info.local_count; i++)
+        if (stream->dev == ctx->devices[i].dev)
+            return dp__is_host(&ctx->devices[i]) && dp__is_host(pair->to) &&
+                   dp__is_host(pair->from);
+    return false;
+}
+
+DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src, dp_stream *stream)
+{
+    dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_copy(__func__, ctx, &pair));
+    DP_TRY(dp__check_same_dtype(__func__, "dst", dst, "src", src));
+    if (stream != NULL && !dp__may_order(ctx, stream, &pair))
+        return dp_error(DP_ERR_INVALID, "%s: the stream is of another device than the tensors",
+                        __func__);
+    return dp__leave(__func__, ctx, dp__copy_tensor(ctx, dst, src, stream));
+}
+
+static dp_status dp__contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tensor *out)
+{
+    dp_ctx *ctx = scope->ctx;
+    const dp__device *device = dp__device_of(ctx, tensor->device);
+    dp_tensor copy;
+    if (dp__is_dense(tensor)) {
+        *out = *tensor;
+        return DP_OK;
+    }
+    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)tensor->dtype, tensor->ndim, tensor->shape,
+                           &copy));
+    DP_TRY(dp__copy_tensor(ctx, &copy, tensor, NULL));
+    *out = copy;
+    return DP_OK;
+}
+
+DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *tensor, dp_tensor *out)
+{
+    dp__device *device = NULL;
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_placed(__func__, scope->ctx, "tensor", tensor, &device));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    return dp__leave(__func__, scope->ctx, dp__contiguous(scope, tensor, out));
+}
+
+static dp_status dp__cast_on(dp_ctx *ctx, const dp__device *device, dp_stream *stream, void *dst,
+                             dp_dtype dtype, const void *src, dp_dtype src_dtype, size_t count)
+{
+    dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
+                           .dtype = dtype,
+                           .in_dtype = src_dtype,
+                           .count = count,
+                           .out = &dst,
+                           .in = &src,
+                           .out_count = 1,
+                           .in_count = 1};
+    return dp__kernel(ctx, device, stream, &args);
+}
+
+DP__APART static dp_status dp__cast_flat(dp_ctx *ctx, const dp__device *device, void *dst,
+                                         dp_dtype dtype, const void *src, dp_dtype src_dtype,
+                                         size_t count)
+{
+    return dp__cast_on(ctx, device, device->stream, dst, dtype, src, src_dtype, count);
+}
+
+/* A device that the host does not reach reads a copy in the scope, which stays until it is read. */
+static dp_status dp__tensor_from(dp_scope *scope, const dp__device *device, const dp_tensor *src,
+                                 dp_tensor *out)
+{
+    dp_tensor tensor, staged = *src;
+    dp_dtype dtype = (dp_dtype)src->dtype;
+    DP_TRY(dp__tensor_make(scope, device, dtype, src->ndim, src->shape, &tensor));
+    if (!dp__is_host(device)) {
+        const dp__device *host = &scope->ctx->host_device;
+        DP_TRY(dp__tensor_make(scope, host, dtype, src->ndim, src->shape, &staged));
+        DP_TRY(dp__copy_tensor(scope->ctx, &staged, src, NULL));
+    }
+    DP_TRY(dp__copy_tensor(scope->ctx, &tensor, &staged, NULL));
+    *out = tensor;
+    return DP_OK;
+}
+
+DP_API dp_status dp_tensor_from(dp_scope *scope, dp_device device, const void *host, dp_dtype dtype,
+                                int ndim, const int64_t *shape, dp_tensor *out)
+{
+    int64_t count = 0;
+    dp__device *owner = NULL;
+    DP_TRY(dp__check_scope(__func__, scope));
+    DP_TRY(dp__check_ctx(__func__, scope->ctx));
+    DP_TRY(dp__check_shape(__func__, dtype, ndim, shape, &count));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__check_device(__func__, scope->ctx, device, &owner));
+    if (count > 0)
+        DP_TRY(dp__check_pointer(__func__, "host", host));
+    dp_tensor src = dp_wrap_const(host, dtype, ndim, shape);
+    return dp__leave(__func__, scope->ctx, dp__tensor_from(scope, owner, &src, out));
+}
+
+/* Elementwise work wants all operands dense; what is not is packed in `temp`. */
+typedef struct dp__dense {
+    dp_scope *temp;
+    dp_tensor out, in[2];
+} dp__dense;
+
+static dp_status dp__dense_begin(dp_ctx *ctx, const dp_tensor *out, const dp_tensor *const *in,
+                                 int in_count, dp__dense *dense)
+{
+    const dp__device *device = dp__device_of(ctx, out->device);
+    DP_TRY(dp__temp_begin(ctx, &dense->temp));
+    dp_status status = DP_OK;
+    for (int i = 0; i < in_count && status == DP_OK; i++)
+        status = dp__contiguous(dense->temp, in[i], &dense->in[i]);
+    dense->out = *out;
+    if (status == DP_OK && !dp__is_dense(out))
+        status = dp__tensor_make(dense->temp, device, (dp_dtype)out->dtype, out->ndim, out->shape,
+                                 &dense->out);
+    return status;
+}
+
+static dp_status dp__dense_end(dp_ctx *ctx, const dp_tensor *out, dp__dense *dense,
+                               dp_status status)
+{
+    if (status == DP_OK && dense->out.data != out->data)
+        status = dp__copy_tensor(ctx, out, &dense->out, NULL);
+    return dp__temp_end(dense->temp, NULL, status);
+}
+
+static dp_status dp__check_same_device(const char *fn, const char *what, const dp_tensor *a,
+                                       const dp_tensor *b)
+{
+    if (dp__same_device(a->device, b->device))
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %s is on {%d, %d}, the others on {%d, %d}", fn, what,
+                    (int)a->device.backend, (int)a->device.index, (int)b->device.backend,
+                    (int)b->device.index);
+}
+
+DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src)
+{
+    dp__dense dense = {0};
+    dp__pair pair = {.dst_name = "dst", .src_name = "src", .dst = dst, .src = src};
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_copy(__func__, ctx, &pair));
+    DP_TRY(dp__check_same_device(__func__, "src", src, dst));
+    if (dp__count(dst) == 0)
+        return DP_OK;
+    dp_status status = dp__dense_begin(ctx, dst, &src, 1, &dense);
+    if (status == DP_OK)
+        status = dp__cast_flat(ctx, pair.to, dense.out.data, (dp_dtype)dst->dtype, dense.in[0].data,
+                               (dp_dtype)src->dtype, (size_t)dp__count(dst));
+    status = dp__dense_end(ctx, dst, &dense, status);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b, const dp_tensor *y,
+                          const dp_tensor *out)
+{
+    const dp_tensor *operands[2] = {x, y != NULL ? y : x};
+    int operand_count = y != NULL ? 2 : 1;
+    dp__device *device = NULL;
+    dp__dense dense = {0};
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "out", out, &device));
+    DP_TRY(dp__check_writable(__func__, "out", out));
+    for (int i = 0; i < operand_count; i++) {
+        const char *what = i == 0 ? "x" : "y";
+        DP_TRY(dp__check_tensor(__func__, what, operands[i]));
+        DP_TRY(dp__check_same_device(__func__, what, operands[i], out));
+        DP_TRY(dp__check_same_dtype(__func__, what, operands[i], "out", out));
+        DP_TRY(dp__check_same_shape(__func__, what, operands[i], "out", out));
+        DP_TRY(dp__check_apart(__func__, out, operands[i]));
+    }
+    if (!dp__is_float((dp_dtype)out->dtype))
+        return dp_error(DP_ERR_INVALID, "%s: %s is not a floating dtype", __func__,
+                        dp__dtype_names[out->dtype]);
+    dp_status status = dp__dense_begin(ctx, out, operands, operand_count, &dense);
+    const void *in[2] = {dense.in[0].data, dense.in[1].data};
+    dp_kernel_args args = {.kernel = DP_KERNEL_AXPBY,
+                           .dtype = (dp_dtype)out->dtype,
+                           .in_dtype = (dp_dtype)out->dtype,
+                           .count = (size_t)dp__count(out),
+                           .out = &dense.out.data,
+                           .in = in,
+                           .out_count = 1,
+                           .in_count = (size_t)operand_count,
+                           .alpha = a,
+                           .beta = b};
+    if (status == DP_OK)
+        status = dp__kernel(ctx, device, device->stream, &args);
+    status = dp__dense_end(ctx, out, &dense, status);
+    return dp__leave(__func__, ctx, status);
+}
+
+DP_API dp_status dp_kernel_run(dp_ctx *ctx, int local_rank, const dp_kernel_args *args)
+{
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "args", args));
+    DP_TRY(dp__check_rank(__func__, ctx, "local_rank", local_rank));
+    DP_TRY(dp__check_own(__func__, ctx, local_rank));
+    DP_TRY(dp__check_kernel(__func__, args));
+    const dp__device *device = &ctx->devices[local_rank];
+    for (size_t i = 0; i < args->out_count; i++)
+        DP_TRY(dp__check_owned(__func__, "an output", device, args->out[i]));
+    for (size_t i = 0; i < args->in_count; i++)
+        DP_TRY(dp__check_owned(__func__, "an input", device, args->in[i]));
+    return dp__leave(__func__, ctx, dp__kernel(ctx, device, device->stream, args));
+}
+
+/* Write the bit pattern of `number` as one element into *out, which is 0; refused when the element
+   would be a different number (floats round as usual, but a finite number must stay finite). */
+static dp_status dp__number_bits(dp_ctx *ctx, const char *fn, dp_value number, dp_dtype dtype,
+                                 uint64_t *out)
+{
+    double as_f64 = 0, back = 0;
+    int64_t as_i64 = 0, back_i64 = 0;
+    const dp__device *host = &ctx->host_device;
+    bool whole = number.kind == DP_INT || number.kind == DP_BOOLEAN;
+    if (!whole && number.kind != DP_FLOAT)
+        return dp_error(DP_ERR_INVALID, "%s: number is %s", fn, dp__a_kind(number.kind));
+    as_i64 = number.kind == DP_BOOLEAN ? number.as.b : number.as.i;
+    as_f64 = number.as.f;
+    if (whole) {
+        DP_TRY(dp__cast_flat(ctx, host, out, dtype, &as_i64, DP_I64, 1));
+        DP_TRY(dp__cast_flat(ctx, host, &back_i64, DP_I64, out, dtype, 1));
+        DP_TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
+        if (dp__is_float(dtype) ? isfinite(back) != 0 : back_i64 == as_i64)
+            return DP_OK;
+        return dp_error(DP_ERR_INVALID, "%s: %lld does not fit %s", fn, (long long)as_i64,
+                        dp__dtype_names[dtype]);
+    }
+    DP_TRY(dp__cast_flat(ctx, host, out, dtype, &as_f64, DP_F64, 1));
+    DP_TRY(dp__cast_flat(ctx, host, &back, DP_F64, out, dtype, 1));
+    bool same = !(back < as_f64) && !(back > as_f64) && isfinite(as_f64) &&
+                as_f64 < 9223372036854775808.0; /* 2^63, to which INT64_MAX is rounded */
+    if (dp__is_float(dtype) ? isfinite(back) || !isfinite(as_f64) : same)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID, "%s: %g does not fit %s", fn, as_f64, dp__dtype_names[dtype]);
+}
+
+/* One element, repeated: a copy from stride 0 when the elements do not lie together. */
+static dp_status dp__fill_tensor(dp_ctx *ctx, const dp__device *device, const dp_tensor *dst,
+                                 uint64_t bits)
+{
+    static const int64_t one[DP_MAX_DIMS] = {1, 1, 1, 1, 1, 1, 1, 1};
+    dp_tensor element = *dst, everywhere = *dst;
+    dp_scope *temp = NULL;
+    dp_kernel_args args = {.kernel = DP_KERNEL_FILL,
+                           .dtype = (dp_dtype)dst->dtype,
+                           .count = (size_t)dp__count(dst),
+                           .out = &element.data,
+                           .out_count = 1,
+                           .fill_bits = bits};
+    if (dp__is_dense(dst) || dp__is_channels_last(dst))
+        return dp__kernel(ctx, device, device->stream, &args);
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status =
+        dp__tensor_make(temp, device, (dp_dtype)dst->dtype, dst->ndim, one, &element);
+    args.count = 1;
+    if (status == DP_OK)
+        status = dp__kernel(ctx, device, device->stream, &args);
+    everywhere.data = element.data;
+    memset(everywhere.stride, 0, sizeof everywhere.stride);
+    if (status == DP_OK)
+        status = dp__copy_tensor(ctx, dst, &everywhere, NULL);
+    return dp__temp_end(temp, NULL, status);
+}
+
+DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number)
+{
+    dp__device *device = NULL;
+    uint64_t bits = 0;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "dst", dst, &device));
+    DP_TRY(dp__check_writable(__func__, "dst", dst));
+    DP_TRY(dp__check_value(__func__, "number", number));
+    DP_TRY(dp__number_bits(ctx, __func__, number, (dp_dtype)dst->dtype, &bits));
+    return dp__leave(__func__, ctx, dp__fill_tensor(ctx, device, dst, bits));
+}
+
+/* The two sums in host memory of `temp`: not on the stack, where a device that cannot be waited for
+   might write later. */
+static dp_status dp__stats(dp_ctx *ctx, dp_scope *temp, const dp__device *device,
+                           const dp_tensor *tensor, const double **out)
+{
+    static const int64_t two = 2;
+    dp_tensor dense, result, host;
+    DP_TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 1, &two, &host));
+    *out = host.data;
+    DP_TRY(dp__contiguous(temp, tensor, &dense));
+    DP_TRY(dp__tensor_make(temp, device, DP_F64, 1, &two, &result));
+    const void *in = dense.data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_STATS,
+                           .dtype = (dp_dtype)tensor->dtype,
+                           .in_dtype = (dp_dtype)tensor->dtype,
+                           .count = (size_t)dp__count(tensor),
+                           .out = &result.data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1};
+    DP_TRY(dp__kernel(ctx, device, device->stream, &args));
+    return dp__copy_tensor(ctx, &host, &result, NULL);
+}
+
+DP_API dp_status dp_tensor_stats(dp_ctx *ctx, const dp_tensor *tensor, dp_stats *out)
+{
+    const double *sums = NULL;
+    dp__device *device = NULL;
+    dp_scope *temp = NULL;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "tensor", tensor, &device));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (dp__count(tensor) == 0) {
+        *out = (dp_stats){.all_finite = true};
+        return DP_OK;
+    }
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__stats(ctx, temp, device, tensor, &sums);
+    if (status == DP_OK)
+        *out = (dp_stats){.sum_squares = sums[0], .all_finite = !(sums[1] > 0)};
+    return dp__leave(__func__, ctx, dp__temp_end(temp, NULL, status));
+}
+
+DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *host, size_t bytes)
+{
+    dp__device *device = NULL;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_placed(__func__, ctx, "src", src, &device));
+    if (bytes != dp__bytes(src))
+        return dp_error(DP_ERR_INVALID, "%s: the tensor has %zu bytes, not %zu", __func__,
+                        dp__bytes(src), bytes);
+    if (bytes == 0)
+        return DP_OK;
+    DP_TRY(dp__check_pointer(__func__, "host", host));
+    dp_tensor dst =
+        dp__tensor_like(host, (dp_device){0, 0}, (dp_dtype)src->dtype, src->ndim, src->shape);
+    DP_TRY(dp__check_apart(__func__, &dst, src));
+    return dp__leave(__func__, ctx, dp__copy_tensor(ctx, &dst, src, NULL));
+}
+
+static dp_status dp__item(dp_ctx *ctx, const dp__device *device, const dp_tensor *tensor,
+                          double *out)
+{
+    const dp__device *host = &ctx->host_device;
+    dp_dtype dtype = (dp_dtype)tensor->dtype;
+    dp_scope *temp = NULL;
+    dp_tensor copy;
+    if (dp__is_host(device))
+        return dp__cast_flat(ctx, host, out, DP_F64, tensor->data, dtype, 1);
+    DP_TRY(dp__temp_begin(ctx, &temp));
+    dp_status status = dp__tensor_make(temp, host, dtype, tensor->ndim, tensor->shape, &copy);
+    if (status == DP_OK)
+        status = dp__copy_tensor(ctx, &copy, tensor, NULL);
+    if (status == DP_OK)
+        status = dp__cast_flat(ctx, host, out, DP_F64, copy.data, dtype, 1);
+    return dp__temp_end(temp, NULL, status);
+}
+
+DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out)
+{
+    dp__device *device = NULL;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_value(__func__, "scalar", scalar));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (scalar.kind == DP_TENSOR) {
+        DP_TRY(dp__check_device(__func__, ctx, scalar.as.t->device, &device));
+        if (dp__count(scalar.as.t) != 1)
+            return dp_error(DP_ERR_INVALID, "%s: the tensor has %lld elements", __func__,
+                            (long long)dp__count(scalar.as.t));
+        return dp__leave(__func__, ctx, dp__item(ctx, device, scalar.as.t, out));
+    }
+    if (scalar.kind != DP_INT && scalar.kind != DP_FLOAT && scalar.kind != DP_BOOLEAN)
+        return dp_error(DP_ERR_INVALID, "%s: scalar is %s", __func__, dp__a_kind(scalar.kind));
+    *out = scalar.kind == DP_FLOAT ? scalar.as.f
+                                   : (double)(scalar.kind == DP_INT ? scalar.as.i : scalar.as.b);
+    return DP_OK;
+}
+
+/* ==== >>names ====================================================================================
+   Where each of many names is, so that looking one up takes no longer among many than among few: an
+   index of names, and a finder for keys that are looked up one after another.                    */
+
+enum { DP__FEW_NAMES = 16 }; /* up to this many are compared one by one */
+
+/* For few names only where they are, for many a table with open addressing. The string maps of
+   stb_ds will not do: they crash when memory runs out, and all of them write the seed of the next
+   one to one variable, even those of two contexts in two threads. */
+typedef struct dp__cell {
+    uint32_t hash, number; /* of a name, counted from 1; 0: the cell is free */
+} dp__cell;
+
+typedef struct dp__index {
+    const char *names; /* where the pointer to the first one is */
+    size_t stride;     /* from there to the pointer to the next one, in bytes */
+    size_t count;      /* of those that have joined */
+    dp__cell *cells;   /* NULL: there are few */
+    size_t cell_count; /* a power of two */
+} dp__index;
+
+/* How many cells an index of this many names needs: at most two thirds of them will be in use. */
+static size_t dp__cell_count(size_t name_count)
+{
+    size_t count = 1;
+    while (count < name_count + name_count / 2)
+        count *= 2;
+    return name_count > DP__FEW_NAMES ? count : 0;
+}
+
+/* An index of no names yet. `room` is for dp__cell_count(count) cells; NULL: as for few names. */
+static dp__index dp__index_in(void *room, const void *names, size_t stride, size_t count)
+{
+    dp__index index = {.names = names, .stride = stride, .cell_count = dp__cell_count(count)};
+    if (room != NULL && index.cell_count > 0)
+        index.cells = memset(room, 0, index.cell_count * sizeof *index.cells);
+    return index;
+}
+
+/* False: there is no memory. */
+static bool dp__index_make(dp_scope *scope, const void *names, size_t stride, size_t count,
+                           dp__index *out)
+{
+    void *room = dp__scope_bytes(scope, dp__cell_count(count) * sizeof(dp__cell), 8);
+    if (room != NULL)
+        *out = dp__index_in(room, names, stride, count);
+    return room != NULL;
+}
+
+static const char *dp__index_name(const dp__index *index, size_t number)
+{
+    const char *name = NULL;
+    memcpy(&name, index->names + number * index->stride, sizeof name);
+    return name;
+}
+
+static bool dp__index_is(const dp__index *index, size_t number, const char *name, size_t length)
+{
+    const char *own = dp__index_name(index, number);
+    return strncmp(own, name, length) == 0 && own[length] == '\0';
+}
+
+/* The cell of a name, or the free one where it would be. Names come from anybody's files: where the
+   cells lie makes the hash another one in each index, so that names cannot be chosen to meet. */
+static dp__cell *dp__index_cell(const dp__index *index, const char *name, size_t length,
+                                uint32_t *out_hash)
+{
+    uint64_t hash = dp__hash(dp__hash_first ^ (uintptr_t)index->cells, name, length);
+    *out_hash = (uint32_t)(hash ^ hash >> 32);
+    for (size_t at = *out_hash;; at++) {
+        dp__cell *cell = &index->cells[at & (index->cell_count - 1)];
+        if (cell->number == 0 ||
+            (cell->hash == *out_hash && dp__index_is(index, cell->number - 1, name, length)))
+            return cell;
+    }
+}
+
+static bool dp__index_find(const dp__index *index, const char *name, size_t length,
+                           size_t *out_number)
+{
+    uint32_t hash = 0;
+    size_t number = 0;
+    if (index->cells != NULL) {
+        const dp__cell *cell = dp__index_cell(index, name, length, &hash);
+        *out_number = cell->number - 1u;
+        return cell->number != 0;
+    }
+    while (number < index->count && !dp__index_is(index, number, name, length))
+        number++;
+    *out_number = number;
+    return number < index->count;
+}
+
+/* The next name joins; false: an equal one has joined before. */
+static bool dp__index_add(dp__index *index)
+{
+    uint32_t hash = 0;
+    const char *name = dp__index_name(index, index->count);
+    for (size_t i = 0; index->cells == NULL && i < index->count; i++)
+        if (strcmp(dp__index_name(index, i), name) == 0)
+            return false;
+    if (index->cells != NULL) {
+        dp__cell *cell = dp__index_cell(index, name, strlen(name), &hash);
+        if (cell->number != 0)
+            return false;
+        *cell = (dp__cell){hash, (uint32_t)index->count + 1};
+    }
+    index->count++;
+    return true;
+}
+
+static const dp_pair *dp__find(dp_value dict, const char *key)
+{
+    for (uint32_t i = 0; i < dict.count; i++)
+        if (strcmp(dict.as.pairs[i].key, key) == 0)
+            return &dict.as.pairs[i];
+    return NULL;
+}
+
+typedef struct dp__finder { /* looks for one key after another */
+    dp_value dict;
+    uint32_t next;   /* where the next one is, if they come in the dict's own order */
+    dp__index index; /* made when they do not */
+} dp__finder;
+
+static dp_status dp__finder_index(dp__finder *finder, dp_scope *scope)
+{
+    const dp_value dict = finder->dict;
+    if (!dp__index_make(scope, dict.as.pairs, sizeof(dp_pair), dict.count, &finder->index))
+        return dp_error(DP_ERR_NO_MEMORY, "no memory to look at a dict of %u",
+                        (unsigned)dict.count);
+    for (uint32_t i = 0; i < dict.count; i++)
+        (void)dp__index_add(&finder->index);
+    return DP_OK;
+}
+
+/* *out is NULL where there is no such key. */
+static dp_status dp__finder_find(dp__finder *finder, dp_scope *scope, const char *key,
+                                 const dp_pair **out)
+{
+    const dp_pair *pairs = finder->dict.as.pairs;
+    size_t at = finder->next;
+    bool here = at < finder->dict.count && strcmp(pairs[at].key, key) == 0;
+    if (!here && finder->index.names == NULL)
+        DP_TRY(dp__finder_index(finder, scope));
+    if (!here)
+        here = dp__index_find(&finder->index, key, strlen(key), &at);
+    *out = here ? &pairs[at] : NULL;
+    if (here)
+        finder->next = (uint32_t)at + 1;
+    return DP_OK;
+}
+
+/* One for each of several values, NULL where there is no memory. */
+static dp__finder *dp__finders(dp_scope *scope, const dp_value *dicts, size_t count)
+{
+    dp__finder *finders = dp__scope_bytes(scope, count * sizeof *finders, _Alignof(dp__finder));
+    for (size_t i = 0; finders != NULL && i < count; i++)
+        finders[i] = (dp__finder){.dict = dicts[i]};
+    return finders;
+}
+
+#endif /* DP__ROOMS */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

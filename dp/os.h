@@ -1,0 +1,1704 @@
+/* dp/os.h - v0.1.0 - the operating system - MIT licence
+
+   A room of dp.h, which includes it. It holds everything that calls the operating system, so that a
+   port to another system replaces only this file. It needs POSIX threads (link with -lpthread where
+   the C library wants it).
+
+   CONTENTS (search for the tag)
+     >>os         memory, environment, cores, fork, locks
+     >>sockets    connections to other processes
+     >>processes  who this process is among others, and processes of our own
+     >>team       the workers of a context: persistent threads, run and shared out; the courier
+     >>shared     memory between processes, words to wait for in it, who is alive
+
+   WHAT dp.h NEEDS OF IT (the surface of a port)
+     dp__os_alloc, dp__os_free    the default allocator
+     dp__os_env                   the environment
+     dp__os_write                 a line of the log to stderr
+     dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
+     dp__os_core_count            cores that this process may use
+     dp__os_init                  says what to call around a fork
+     dp__os_yield                 lets others have the core
+     dp__os_fork_count            how many forks lie between the first process and this one
+     dp__lock, dp__lock_*         a mutex
+     dp__os_address, _watch, and the functions that take them: sockets
+     dp__os_machine, _affinity, _user, _parent   who this process is
+     dp__os_child, and functions that take it    processes of our own
+     dp__os_let_threads_go        before a fork that would leave them behind
+     dp__os_random, dp__os_sleep_ms, dp__os_env_set
+     dp__team, dp__team_*         threads
+     dp__courier, dp__courier_*   one more, beside the caller
+     dp__os_shared_*              memory between them, and who of them is alive
+     dp__os_word_*                to wait for a word in it
+     dp__os_cores                 which cores this process may use
+     dp__os_process_id            its number
+*/
+
+#ifndef DP__ROOMS
+#error "dp/os.h is a part of dp.h: include dp.h"
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__linux__)
+#include <link.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
+/* ==== >>os =====================================================================================
+   Plain services of the system. The only state is the count of forks.                           */
+
+/* FNV-1a; begins with dp__hash_first, or goes on from an earlier hash. */
+static const uint64_t dp__hash_first = 14695981039346656037u;
+
+static uint64_t dp__hash(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 1099511628211u;
+    return hash;
+}
+
+static void *dp__os_alloc(size_t bytes, size_t align, void *user)
+{
+    void *data = NULL;
+    (void)user;
+    if (align < sizeof(void *))
+        align = sizeof(void *);
+    return posix_memalign(&data, align, bytes) == 0 ? data : NULL;
+}
+
+static void dp__os_free(void *data, size_t bytes, void *user)
+{
+    (void)bytes;
+    (void)user;
+    free(data);
+}
+
+static const char *dp__os_env(const char *name)
+{
+    const char *text = getenv(name);
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
+
+/* Writing may raise a signal: SIGPIPE when nobody reads any more, SIGXFSZ beyond the largest file
+   that this process may make. Between these two calls it is an error alone. Both signals go to the
+   thread that wrote: it holds them back, and takes those that were not there before. */
+typedef struct dp__os_calm {
+    sigset_t mask, pending; /* before */
+} dp__os_calm;
+
+static const int dp__os_of_writes[] = {SIGPIPE, SIGXFSZ};
+
+static void dp__os_calm_begin(dp__os_calm *calm)
+{
+    sigset_t both;
+    sigemptyset(&both);
+    for (int i = 0; i < 2; i++)
+        sigaddset(&both, dp__os_of_writes[i]);
+    pthread_sigmask(SIG_BLOCK, &both, &calm->mask);
+    sigpending(&calm->pending);
+}
+
+static void dp__os_calm_end(const dp__os_calm *calm)
+{
+    int error = errno, taken;
+    sigset_t pending, one;
+    sigpending(&pending);
+    for (int i = 0; i < 2; i++) {
+        int raised = dp__os_of_writes[i];
+        sigemptyset(&one);
+        sigaddset(&one, raised);
+        if (sigismember(&pending, raised) == 1 && sigismember(&calm->pending, raised) == 0)
+            sigwait(&one, &taken);
+    }
+    pthread_sigmask(SIG_SETMASK, &calm->mask, NULL);
+    errno = error;
+}
+
+static void dp__os_write(const char *line)
+{
+    dp__os_calm calm;
+    dp__os_calm_begin(&calm);
+    fputs(line, stderr);
+    dp__os_calm_end(&calm);
+}
+
+static uint64_t dp__os_now_ns(void)
+{
+    struct timespec now = {0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t dp__os_wall_ns(void)
+{
+    struct timespec now = {0};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* To be appended to, by several processes: what is put at once stays in one piece. -1: errno says
+   why not. */
+static int dp__os_file_append(const char *path, bool anew)
+{
+    return open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | (anew ? O_TRUNC : 0), 0666);
+}
+
+/* All of it, however the system cuts it; false: errno says why not. */
+static bool dp__os_file_put(int file, const void *data, size_t bytes)
+{
+    dp__os_calm calm;
+    size_t done = 0;
+    ssize_t put = 0;
+    dp__os_calm_begin(&calm);
+    while (done < bytes && (put >= 0 || errno == EINTR)) {
+        put = write(file, (const char *)data + done, bytes - done);
+        done += put > 0 ? (size_t)put : 0;
+    }
+    dp__os_calm_end(&calm);
+    return done == bytes;
+}
+
+static void dp__os_file_close(int file)
+{
+    (void)close(file);
+}
+
+static uint64_t dp__os_memory_bytes(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes : 0;
+}
+
+#if defined(__linux__)
+static int dp__os_affinity_count(void)
+{
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0)
+        return CPU_COUNT(&mask);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t has bits */
+    return online > 0 ? (int)online : 1;
+}
+
+/* "QUOTA PERIOD" in cores, 0 if it limits nothing. Rounded up: the time of half a core can be used
+   by one more thread, and is lost without it. */
+static int dp__quota_cores(const char *text)
+{
+    char *end, *last;
+    long long quota = strtoll(text, &end, 10), period = strtoll(end, &last, 10);
+    if (end == text || last == end || quota <= 0 || period <= 0)
+        return 0;
+    long long cores = (quota - 1) / period + 1;
+    return cores < INT_MAX ? (int)cores : 0;
+}
+
+/* Whether a comma-separated list of words, followed by a colon, has this word. */
+static bool dp__quota_lists(const char *list, size_t bytes, const char *word)
+{
+    for (const char *at = list; at <= list + bytes; at += strcspn(at, ",:") + 1) {
+        if (strcspn(at, ",:") == strlen(word) && strncmp(at, word, strlen(word)) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The path of the group with this controller, in lines of "ID:CONTROLLER,CONTROLLER:PATH"; version
+   2 has one line with none. NULL: there is no such line. */
+static const char *dp__quota_group(const char *lines, const char *controller, int *out_bytes)
+{
+    for (const char *line = lines; *line != '\0'; line += *line == '\n') {
+        const char *list = line + strcspn(line, ":\n");
+        list += *list == ':';
+        size_t bytes = strcspn(list, ":\n");
+        line = list + strcspn(list, "\n");
+        if (list[bytes] == ':' && dp__quota_lists(list, bytes, controller)) {
+            *out_bytes = (int)(line - (list + bytes + 1));
+            return list + bytes + 1;
+        }
+    }
+    return NULL;
+}
+
+static bool dp__quota_read(const char *directory, const char *name, char *text, size_t room)
+{
+    char path[800];
+    bool fits = (size_t)snprintf(path, sizeof path, "%s/%s", directory, name) < sizeof path;
+    FILE *file = fits ? fopen(path, "r") : NULL;
+    size_t bytes = file != NULL ? fread(text, 1, room - 1, file) : 0;
+    text[bytes] = '\0';
+    if (file != NULL)
+        fclose(file);
+    return bytes > 0;
+}
+
+/* Version 2 has both numbers in one file, version 1 has two files. */
+static int dp__quota_here(const char *directory)
+{
+    char text[128];
+    if (!dp__quota_read(directory, "cpu.max", text, sizeof text)) {
+        dp__quota_read(directory, "cpu.cfs_quota_us", text, sizeof text / 2);
+        size_t bytes = strlen(text);
+        dp__quota_read(directory, "cpu.cfs_period_us", text + bytes, sizeof text - bytes);
+    }
+    return dp__quota_cores(text);
+}
+
+/* The least quota of a group and all groups around it. A container may see its own group as the
+   root, whatever the path says: directories that are not there are skipped. */
+static int dp__quota_least(const char *lines, const char *controller, const char *mount)
+{
+    char directory[768];
+    int bytes = 0, least = 0;
+    const char *path = dp__quota_group(lines, controller, &bytes);
+    int length =
+        snprintf(directory, sizeof directory, "%s%.*s", mount, bytes, path != NULL ? path : "");
+    if (path == NULL || length < 0 || (size_t)length >= sizeof directory)
+        return 0;
+    for (char *end = directory + length; end != NULL;
+         end = strrchr(directory + strlen(mount), '/')) {
+        *end = '\0';
+        int cores = dp__quota_here(directory);
+        least = cores > 0 && (least == 0 || cores < least) ? cores : least;
+    }
+    return least;
+}
+
+/* The cores that the quotas of groups leave this process, 0 if there are none. */
+static int dp__quota_count(const char *proc, const char *mount)
+{
+    char lines[3072], cpu[128];
+    dp__quota_read(proc, "cgroup", lines, sizeof lines);
+    snprintf(cpu, sizeof cpu, "%s/cpu", mount); /* where systemd and others have version 1 */
+    int one = dp__quota_least(lines, "cpu", cpu), two = dp__quota_least(lines, "", mount);
+    return two == 0 || (one > 0 && one < two) ? one : two;
+}
+
+DP__APART static int dp__os_core_count(void)
+{
+    int cores = dp__os_affinity_count(), quota = dp__quota_count("/proc/self", "/sys/fs/cgroup");
+    return quota > 0 && quota < cores ? quota : cores;
+}
+#else
+static int dp__os_core_count(void)
+{
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (int)online : 1;
+}
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+static void dp__os_pause(void)
+{
+    __builtin_ia32_pause();
+}
+#elif defined(__aarch64__)
+static void dp__os_pause(void)
+{
+    __asm__ volatile("isb"); /* `yield` is a no-op on most cores: it would not slow the loop down */
+}
+#else
+static void dp__os_pause(void)
+{
+}
+#endif
+
+typedef pthread_mutex_t dp__lock;
+#define DP__LOCK_INITIALIZER PTHREAD_MUTEX_INITIALIZER
+
+static void dp__lock_enter(dp__lock *lock)
+{
+    pthread_mutex_lock(lock);
+}
+
+static void dp__lock_leave(dp__lock *lock)
+{
+    pthread_mutex_unlock(lock);
+}
+
+/* Lets others have the core, if somebody waits for it. Some builds of the library never call it. */
+DP__MAYBE_UNUSED static void dp__os_yield(void)
+{
+    sched_yield();
+}
+
+static atomic_uint dp__os_forks;
+
+static void (*dp__os_fork_before)(void), (*dp__os_fork_after)(void), (*dp__os_fork_child)(void);
+
+static void dp__os_in_child(void)
+{
+    atomic_fetch_add(&dp__os_forks, 1);
+    dp__os_fork_child();
+    dp__os_fork_after();
+}
+
+/* A count in memory: getpid would be a system call in each call of the user. */
+static unsigned dp__os_fork_count(void)
+{
+    return atomic_load_explicit(&dp__os_forks, memory_order_relaxed);
+}
+
+/* Once per process: `before` and `after` are called around every fork, `after` on both sides, and
+   `child` before that. */
+static void dp__os_init(void (*before)(void), void (*after)(void), void (*child)(void))
+{
+    static dp__lock once = DP__LOCK_INITIALIZER;
+    dp__lock_enter(&once);
+    if (dp__os_fork_before == NULL) {
+        dp__os_fork_before = before;
+        dp__os_fork_after = after;
+        dp__os_fork_child = child;
+        pthread_atfork(before, after, dp__os_in_child);
+    }
+    dp__lock_leave(&once);
+}
+
+/* ==== >>sockets ================================================================================
+   Connections to other processes, over a network or inside this machine. Nothing here waits except
+   dp__os_poll: the others say so if they cannot do it now. No descriptor outlives exec, and a
+   connection that the other side has closed never raises SIGPIPE.                               */
+
+typedef struct dp__os_address {
+    struct sockaddr_storage at;
+    socklen_t bytes;
+} dp__os_address;
+
+typedef struct pollfd dp__os_watch; /* fd, what to wait for, what there is */
+
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0 /* macOS: SO_NOSIGPIPE below does it */
+#endif
+
+static void dp__os_close(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+/* Wait until one of them can be read, or written, or has ended; returns how many can. */
+static int dp__os_poll(dp__os_watch *list, int count, int timeout_ms)
+{
+    int ready = poll(list, (nfds_t)count, timeout_ms);
+    return ready > 0 ? ready : 0; /* a signal counts as nothing: the caller looks at the time */
+}
+
+static void dp__os_option(int fd, int level, int option, int value)
+{
+    (void)setsockopt(fd, level, option, &value, sizeof value); /* none of them is vital */
+}
+
+#if defined(SO_NOSIGPIPE)
+static void dp__os_no_signal(int fd)
+{
+    dp__os_option(fd, SOL_SOCKET, SO_NOSIGPIPE, 1);
+}
+#else
+static void dp__os_no_signal(int fd)
+{
+    (void)fd;
+}
+#endif
+
+/* For every connection of ours: small messages are sent at once, and a machine that has silently
+   gone is noticed eventually. */
+static void dp__os_prepare(int fd, int family)
+{
+    (void)fcntl(fd, F_SETFL, O_NONBLOCK);
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    dp__os_no_signal(fd);
+    if (family != AF_UNIX) {
+        dp__os_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+        dp__os_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    }
+}
+
+static int dp__os_socket(int family)
+{
+    int fd = socket(family, SOCK_STREAM, 0);
+    if (fd >= 0)
+        dp__os_prepare(fd, family);
+    return fd;
+}
+
+/* Who has made the other end of a connection inside this machine, or listened for it. */
+typedef struct dp__os_owner {
+    uint64_t user, process; /* process 0: unknown */
+} dp__os_owner;
+
+#if defined(__linux__)
+/* A name that is no file: `path` is all zeros, and it begins behind the first one. It goes with the
+   last descriptor, whatever happens to the process. */
+static size_t dp__os_path(const char *name, char *path, size_t room)
+{
+    return 1 + (size_t)snprintf(path + 1, room - 1, "%s", name);
+}
+
+static void dp__os_forget(const dp__os_address *address)
+{
+    (void)address;
+}
+
+static bool dp__os_owner_of(int fd, dp__os_owner *out)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0)
+        return false;
+    *out = (dp__os_owner){(uint64_t)peer.uid, (uint64_t)peer.pid};
+    return true;
+}
+#else
+static size_t dp__os_path(const char *name, char *path, size_t room)
+{
+    const char *directory = dp__os_env("TMPDIR");
+    snprintf(path, room, "%s/%s", directory != NULL ? directory : P_tmpdir, name);
+    return strlen(path) + 1;
+}
+
+static void dp__os_forget(const dp__os_address *address)
+{
+    struct sockaddr_un at;
+    if (address->at.ss_family != AF_UNIX)
+        return;
+    memcpy(&at, &address->at, sizeof at);
+    unlink(at.sun_path);
+}
+
+static bool dp__os_owner_of(int fd, dp__os_owner *out)
+{
+    uid_t user;
+    gid_t group;
+    if (getpeereid(fd, &user, &group) != 0)
+        return false;
+    *out = (dp__os_owner){(uint64_t)user, 0};
+    return true;
+}
+#endif
+
+static uint64_t dp__os_user(void)
+{
+    return (uint64_t)geteuid();
+}
+
+static bool dp__os_same_user(int fd)
+{
+    dp__os_owner owner;
+    return dp__os_owner_of(fd, &owner) && owner.user == dp__os_user();
+}
+
+/* A meeting place inside this machine. */
+static dp__os_address dp__os_local(const char *name)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    dp__os_address address = {.bytes = 0};
+    size_t bytes = dp__os_path(name, at.sun_path, sizeof at.sun_path);
+    memcpy(&address.at, &at, sizeof at);
+    address.bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + bytes);
+    return address;
+}
+
+/* All interfaces of this machine: first for both families, then for machines without IPv6. */
+static int dp__os_everywhere(int port, dp__os_address out[2])
+{
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    memcpy(&out[0].at, &six, sizeof six);
+    memcpy(&out[1].at, &four, sizeof four);
+    out[0].bytes = sizeof six;
+    out[1].bytes = sizeof four;
+    return 2;
+}
+
+/* -1: the address is taken, or not on this machine, or there is no descriptor left. */
+static int dp__os_listen(const dp__os_address *address)
+{
+    int fd = dp__os_socket(address->at.ss_family);
+    if (address->at.ss_family != AF_UNIX) /* connections of a job before this one may linger */
+        dp__os_option(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->at.ss_family == AF_INET6)
+        dp__os_option(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    if (bind(fd, (const struct sockaddr *)&address->at, address->bytes) == 0 &&
+        listen(fd, SOMAXCONN) == 0)
+        return fd;
+    dp__os_close(fd);
+    return -1;
+}
+
+static int dp__os_port(int fd)
+{
+    struct sockaddr_in6 at = {.sin6_port = 0}; /* which lies in the same place in both families */
+    socklen_t bytes = sizeof at;
+    (void)getsockname(fd, (struct sockaddr *)&at, &bytes);
+    return ntohs(at.sin6_port);
+}
+
+/* -1: nobody calls, or there is no descriptor left: out_full says which. */
+static int dp__os_accept(int listener, bool *out_full)
+{
+    struct sockaddr_storage from;
+    socklen_t bytes = sizeof from;
+    int fd = accept(listener, (struct sockaddr *)&from, &bytes);
+    *out_full = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM);
+    if (fd >= 0)
+        dp__os_prepare(fd, from.ss_family);
+    return fd;
+}
+
+/* Begin to connect: the connection is there once it can be written to and dp__os_connected says so.
+   -1: refused at once. */
+static int dp__os_connect(const dp__os_address *to)
+{
+    int fd = dp__os_socket(to->at.ss_family);
+    if (connect(fd, (const struct sockaddr *)&to->at, to->bytes) == 0 || errno == EINPROGRESS ||
+        errno == EINTR)
+        return fd;
+    dp__os_close(fd);
+    return -1;
+}
+
+static bool dp__os_connected(int fd)
+{
+    int failed = 0;
+    socklen_t bytes = sizeof failed;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &bytes) == 0 && failed == 0;
+}
+
+/* How many bytes were sent: 0 when none can be now, -1 when none ever will. */
+static ptrdiff_t dp__os_send(int fd, const void *data, size_t bytes)
+{
+    ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+    if (sent < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    return sent;
+}
+
+/* How many bytes were received: 0 when there are none yet, -1 at the end. */
+static ptrdiff_t dp__os_receive(int fd, void *data, size_t bytes)
+{
+    ssize_t got = recv(fd, data, bytes, 0);
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    return got > 0 ? got : -1;
+}
+
+enum { DP__OS_ADDRESSES = 8 }; /* of one host, at most */
+
+typedef struct dp__os_found { /* the addresses of a host; count 0: why it has none */
+    dp__os_address list[DP__OS_ADDRESSES];
+    int count;
+    const char *why;
+} dp__os_found;
+
+typedef void dp__os_looker(const char *host, int port, int flags, dp__os_found *out);
+
+/* Asks whom the machine is set up to ask, for as long as they take. */
+static void dp__os_look_up(const char *host, int port, int flags, dp__os_found *out)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
+    struct addrinfo *found = NULL;
+    char service[16];
+    snprintf(service, sizeof service, "%d", port);
+    memset(out, 0, sizeof *out);
+    int failed = getaddrinfo(host, service, &hints, &found);
+    if (failed != 0) {
+        out->why = gai_strerror(failed);
+        return;
+    }
+    for (const struct addrinfo *at = found; at != NULL && out->count < DP__OS_ADDRESSES;
+         at = at->ai_next) {
+        memcpy(&out->list[out->count].at, at->ai_addr, at->ai_addrlen);
+        out->list[out->count++].bytes = at->ai_addrlen;
+    }
+    freeaddrinfo(found);
+}
+
+typedef struct dp__os_question { /* its thread's own */
+    dp__os_looker *look_up;
+    int fd, port;
+    size_t bytes;
+    char host[];
+} dp__os_question;
+
+/* Whoever asked may have left, and then nobody hears the answer. */
+static void *dp__os_answer(void *user)
+{
+    dp__os_question *question = user;
+    dp__os_found found;
+    question->look_up(question->host, question->port, 0, &found);
+    (void)dp__os_send(question->fd, &found, sizeof found);
+    dp__os_close(question->fd);
+    dp__os_free(question, question->bytes, NULL);
+    return NULL;
+}
+
+static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user);
+
+/* -1: there is no thread, or no descriptor, for it; else where the answer will come. */
+static int dp__os_ask(dp__os_looker *look_up, const char *host, int port)
+{
+    int ends[2];
+    pthread_t thread;
+    size_t bytes = sizeof(dp__os_question) + strlen(host) + 1;
+    dp__os_question *question = dp__os_alloc(bytes, _Alignof(dp__os_question), NULL);
+    if (question == NULL || socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) {
+        dp__os_free(question, bytes, NULL);
+        return -1;
+    }
+    dp__os_prepare(ends[0], AF_UNIX);
+    dp__os_prepare(ends[1], AF_UNIX);
+    question->look_up = look_up;
+    question->fd = ends[1];
+    question->port = port;
+    question->bytes = bytes;
+    memcpy(question->host, host, strlen(host) + 1);
+    if (dp__thread_start(&thread, dp__os_answer, question) == 0) {
+        pthread_detach(thread);
+        return ends[0];
+    }
+    dp__os_close(ends[0]);
+    dp__os_close(ends[1]);
+    dp__os_free(question, bytes, NULL);
+    return -1;
+}
+
+/* The addresses of a host within timeout_ms. A number needs nobody; a name is looked up by a thread
+   that is left behind if it takes longer, as nothing else can end a look-up. */
+static void dp__os_resolve(dp__os_looker *look_up, const char *host, int port, int timeout_ms,
+                           dp__os_found *out)
+{
+    dp__os_look_up(host, port, AI_NUMERICHOST, out);
+    int fd = out->count == 0 ? dp__os_ask(look_up, host, port) : -1;
+    dp__os_watch watch = {.fd = fd, .events = POLLIN};
+    if (fd < 0 && out->count == 0)
+        look_up(host, port, 0, out);
+    if (fd < 0)
+        return;
+    uint64_t until_ns = dp__os_now_ns() + (uint64_t)timeout_ms * 1000000;
+    for (uint64_t now = 0; now < until_ns; now = dp__os_now_ns()) /* signals end it early */
+        if (dp__os_poll(&watch, 1, now == 0 ? timeout_ms : (int)((until_ns - now) / 1000000) + 1) >
+            0)
+            break;
+    if (dp__os_receive(fd, out, sizeof *out) != (ptrdiff_t)sizeof *out)
+        *out = (dp__os_found){.why = "the name service does not answer"};
+    dp__os_close(fd);
+}
+
+/* The same host at another port, which lies in the same place in both families. */
+static dp__os_address dp__os_at_port(const dp__os_address *at, int port)
+{
+    dp__os_address other = *at;
+    struct sockaddr_in6 six;
+    memcpy(&six, &other.at, sizeof six);
+    six.sin6_port = htons((uint16_t)port);
+    memcpy(&other.at, &six, sizeof six);
+    return other;
+}
+
+/* The address of who is at the other end, as text that dp__os_resolve takes; "" inside the machine,
+   where it would mean something else to a third one. */
+static void dp__os_peer(int fd, char *text, size_t room)
+{
+    struct sockaddr_storage at;
+    socklen_t bytes = sizeof at;
+    if (getpeername(fd, (struct sockaddr *)&at, &bytes) != 0 || at.ss_family == AF_UNIX ||
+        getnameinfo((struct sockaddr *)&at, bytes, text, (socklen_t)room, NULL, 0,
+                    NI_NUMERICHOST) != 0)
+        text[0] = '\0';
+    if (strncmp(text, "::ffff:", 7) == 0) /* IPv4 dressed up as IPv6 */
+        memmove(text, text + 7, strlen(text + 7) + 1);
+    if (strncmp(text, "127.", 4) == 0 || strcmp(text, "::1") == 0)
+        text[0] = '\0';
+}
+
+/* ==== >>processes ==============================================================================
+   Who this process is among others, and processes of our own: started, ended and waited for.    */
+
+#if defined(__linux__)
+/* The cores that this process may run on, hashed into one number. */
+static uint64_t dp__os_affinity(void)
+{
+    cpu_set_t mask;
+    return sched_getaffinity(0, sizeof mask, &mask) == 0 ? dp__hash(1, &mask, sizeof mask) : 0;
+}
+#else
+static uint64_t dp__os_affinity(void)
+{
+    return 0;
+}
+#endif
+
+/* Distinguishes one boot of one machine from all others, and the containers on it from each
+   other. */
+#if defined(__linux__)
+static void dp__os_whereabouts(char *text, size_t room)
+{
+    dp__quota_read("/proc/sys/kernel/random", "boot_id", text, room / 2);
+    size_t used = strlen(text);
+    ssize_t bytes = readlink("/proc/self/ns/pid", text + used, room - used - 1);
+    text[used + (bytes > 0 ? (size_t)bytes : 0)] = '\0';
+}
+#else
+static void dp__os_whereabouts(char *text, size_t room)
+{
+    if (gethostname(text, room) != 0)
+        text[0] = '\0';
+    text[room - 1] = '\0';
+}
+#endif
+
+/* Equal in processes that can share memory. $DP_MACHINE can make processes look like strangers. */
+static uint64_t dp__os_machine(void)
+{
+    const char *other = dp__os_env("DP_MACHINE");
+    char text[256] = "";
+    dp__os_whereabouts(text, sizeof text);
+    uint64_t hash = dp__hash(dp__hash_first, text, strlen(text));
+    return other != NULL ? dp__hash(hash, other, strlen(other)) : hash;
+}
+
+/* Bits that nobody can guess; false: the system has none. */
+static bool dp__os_secret(void *out, size_t bytes)
+{
+    if (getentropy(out, bytes) == 0)
+        return true;
+    FILE *file = fopen("/dev/urandom", "rb");
+    bool got = file != NULL && fread(out, bytes, 1, file) == 1;
+    if (file != NULL)
+        fclose(file);
+    return got;
+}
+
+/* A number that is used once; nobody need be unable to guess it. */
+static uint64_t dp__os_random(void)
+{
+    static atomic_uint count;
+    uint64_t number = 0;
+    if (!dp__os_secret(&number, sizeof number))
+        number = (dp__os_now_ns() + atomic_fetch_add(&count, 1)) * 0x9e3779b97f4a7c15u ^
+                 (uint64_t)getpid();
+    return number;
+}
+
+static uint64_t dp__os_parent(void)
+{
+    return (uint64_t)getppid();
+}
+
+static void dp__os_sleep_ms(int ms)
+{
+    (void)poll(NULL, 0, ms);
+}
+
+static void dp__os_env_set(const char *name, const char *text)
+{
+    setenv(name, text, 1);
+}
+
+typedef struct dp__os_child {
+    pid_t pid;           /* 0: there is none, or it was waited for */
+    int pipe;            /* its last words are read here; in the child, written here */
+    int code, by_signal; /* how it ended */
+} dp__os_child;
+
+/* While there are children, SIGINT and SIGTERM are noted here. */
+static volatile sig_atomic_t dp__os_signal;
+static struct sigaction dp__os_signal_before[2];
+static const int dp__os_signals[2] = {SIGINT, SIGTERM};
+
+static void dp__os_on_signal(int number)
+{
+    dp__os_signal = number;
+}
+
+/* Those that the program ignores stay ignored. */
+static void dp__os_signals_take(void)
+{
+    struct sigaction ours = {.sa_handler = dp__os_on_signal};
+    sigemptyset(&ours.sa_mask);
+    dp__os_signal = 0;
+    for (int i = 0; i < 2; i++) {
+        sigaction(dp__os_signals[i], NULL, &dp__os_signal_before[i]);
+        if (dp__os_signal_before[i].sa_handler != SIG_IGN)
+            sigaction(dp__os_signals[i], &ours, NULL);
+    }
+}
+
+static void dp__os_signals_give_back(void)
+{
+    for (int i = 0; i < 2; i++)
+        sigaction(dp__os_signals[i], &dp__os_signal_before[i], NULL);
+}
+
+/* A signal that came meanwhile goes to the handler from before: by default it ends this process. */
+static void dp__os_signal_again(void)
+{
+    if (dp__os_signal != 0)
+        raise((int)dp__os_signal);
+}
+
+#if defined(__linux__)
+static void dp__os_die_with(pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) /* it died before that */
+        _exit(EXIT_FAILURE);
+}
+#else
+static void *dp__os_watch_parent(void *user)
+{
+    pid_t parent = (pid_t)(intptr_t)user;
+    while (getppid() == parent)
+        dp__os_sleep_ms(200);
+    _exit(EXIT_FAILURE);
+}
+
+static void dp__os_die_with(pid_t parent)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, dp__os_watch_parent, (void *)(intptr_t)parent) == 0)
+        pthread_detach(thread);
+}
+#endif
+
+#if defined(__linux__)
+/* Of OpenMP's runtime, where the program has one. */
+extern int dp__omp_pause(int kind) __asm__("omp_pause_resource_all") __attribute__((weak));
+extern int dp__omp_level(void) __asm__("omp_get_level") __attribute__((weak));
+
+static int dp__os_is_gomp(struct dl_phdr_info *library, size_t bytes, void *user)
+{
+    (void)bytes, (void)user;
+    return strstr(library->dlpi_name, "libgomp") != NULL;
+}
+
+static bool dp__os_has_threads(void)
+{
+    struct stat tasks; /* ".", ".." and one for each thread */
+    return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 3;
+}
+
+/* Before a fork: why its child would wait for ever for threads that only its parent has; NULL: it
+   would not. gcc's OpenMP keeps the threads of a region for the next one, and does not notice that
+   a fork has left them behind. They are let go here, and it makes new ones when it needs them. What
+   others have, such as clang's OpenMP and OpenBLAS, survives a fork. */
+static const char *dp__os_let_threads_go(void)
+{
+    if (dp__omp_level != NULL && dp__omp_level() > 0)
+        return "called inside a parallel region of OpenMP, whose threads would not be in the new "
+               "processes";
+    if (dp__omp_pause != NULL)
+        (void)dp__omp_pause(1); /* omp_pause_soft */
+    else if (dp__os_has_threads() && dl_iterate_phdr(dp__os_is_gomp, NULL) != 0)
+        return "gcc's OpenMP (libgomp) is here and may have threads, which it cannot be asked to "
+               "let go: it is older than gcc 9, or dlopen brought it. Call dp_spawn before it is "
+               "used";
+    return NULL;
+}
+#else
+static const char *dp__os_let_threads_go(void)
+{
+    return NULL;
+}
+#endif
+
+/* 1 in the parent, 0 in the child, -1 when there is none. A signal that comes in between reaches
+   the child with its own handlers. */
+static int dp__os_fork(dp__os_child *child)
+{
+    int ends[2];
+    sigset_t all, before;
+    pid_t parent = getpid();
+    if (pipe(ends) != 0)
+        return -1;
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    fflush(NULL); /* else both would write what is in a buffer */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    child->pid = fork();
+    if (child->pid == 0)
+        dp__os_signals_give_back();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    child->pipe = ends[child->pid == 0];
+    close(ends[child->pid != 0]);
+    if (child->pid == 0)
+        dp__os_die_with(parent);
+    if (child->pid < 0) {
+        close(child->pipe);
+        child->pid = 0;
+        return -1;
+    }
+    return child->pid != 0;
+}
+
+/* The end of a child: its last words, and none of the exit handlers that the parent registered. */
+static _Noreturn void dp__os_leave(const dp__os_child *child, const void *words, size_t bytes,
+                                   bool good)
+{
+    fflush(NULL);
+    ssize_t said = write(child->pipe, words, bytes); /* shorter than what a pipe takes at once */
+    _exit(good && said >= 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
+static bool dp__os_words(const dp__os_child *child, void *words, size_t bytes)
+{
+    ssize_t got;
+    do
+        got = read(child->pipe, words, bytes);
+    while (got < 0 && errno == EINTR);
+    return got == (ssize_t)bytes;
+}
+
+/* Whether it has ended; then nothing is left of it but its last words. */
+static bool dp__os_ended(dp__os_child *child)
+{
+    int status = 0;
+    pid_t ended = waitpid(child->pid, &status, WNOHANG);
+    if (ended == 0)
+        return false;
+    child->pid = 0;
+    child->by_signal = ended > 0 && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    child->code = ended > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return true;
+}
+
+static void dp__os_end(const dp__os_child *child, bool at_once)
+{
+    if (child->pid > 0)
+        kill(child->pid, at_once ? SIGKILL : SIGTERM);
+}
+
+/* ==== >>team ===================================================================================
+   D devices are D-1 workers and the caller. Two kinds of work: `run` (thread i does part i, every
+   part on its own thread) and `share` (a thread begins with parts of its own, the same ones in
+   every call, so that it finds them in its cache, and goes on with what others have not begun; a
+   worker that wakes up too late owes nothing any more, and nobody waits for it). One job at a time:
+   dp__team_enter takes the team.
+
+   A wait spins for a while, if there is a core for every thread, and then sleeps. If other programs
+   compute, the thread that is waited for may need the very core on which the wait spins; so waits
+   adapt: see dp__gate_patience.
+
+   Order: the job is written before `owed` is released, and read after acquiring it. Fields that are
+   written together and read together lie in one cache line: a hand-over takes as long as a few
+   lines take from one core to the other. */
+
+enum {
+    DP__SPIN_NS = 100000, /* the most; to wake a thread that sleeps takes up to half of it */
+    DP__SPIN_QUARTERS = 3,
+    DP__SPIN_RETRY = 32 /* waits */
+};
+
+enum dp__owed { DP__OWES_NOTHING, DP__OWES_ITS_PART, DP__OWES_A_SHARE };
+
+typedef struct dp__gate { /* one thread waits for the word to change, any thread changes it */
+    atomic_uint word;
+    atomic_bool asleep;
+    unsigned missed; /* by the thread that waits: spins in a row that ran out */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+} dp__gate;
+
+typedef struct dp__worker {
+    _Alignas(64) atomic_int owed; /* dp__owed */
+    atomic_int next;              /* of its own parts, the first that nobody has begun */
+    dp__gate gate;
+    struct dp__team *team;
+    int index;
+    pthread_t thread;
+} dp__worker;
+
+typedef struct dp__team {
+    int thread_count; /* workers and caller */
+    int share_count;  /* how many of the threads have a core */
+    bool spin;
+    atomic_bool closing;
+    _Alignas(64) atomic_bool busy;
+    int part_count;
+    void (*fn)(int part, void *user);
+    void *user;
+    dp__gate inside;      /* its word counts the workers that owe: the caller waits for none */
+    dp__worker workers[]; /* [0] is the caller's place and never started */
+} dp__team;
+
+static void dp__gate_init(dp__gate *gate)
+{
+    atomic_init(&gate->word, 0);
+    atomic_init(&gate->asleep, false);
+    gate->missed = 0;
+    pthread_mutex_init(&gate->mutex, NULL);
+    pthread_cond_init(&gate->wake, NULL);
+}
+
+static void dp__gate_fini(dp__gate *gate)
+{
+    pthread_mutex_destroy(&gate->mutex);
+    pthread_cond_destroy(&gate->wake);
+}
+
+static unsigned dp__gate_word(dp__gate *gate)
+{
+    return atomic_load_explicit(&gate->word, memory_order_acquire);
+}
+
+/* How long to spin after this many spins that ran out. A few in a row say little: on a quiet
+   machine the caller may be busy with something else. A spin that pays off is believed at once, and
+   when spinning was given up, it is still tried now and then. (Measured: without these trials, or
+   with only half a microsecond of them, threads of a quiet machine that have once begun to sleep go
+   on doing so, each because the other one wakes up late.) */
+static uint64_t dp__gate_patience(unsigned missed)
+{
+    const unsigned most = DP__SPIN_QUARTERS, turn = missed % DP__SPIN_RETRY;
+    return (uint64_t)DP__SPIN_NS >> 2 * (turn < most ? turn : most);
+}
+
+static bool dp__gate_spin(dp__gate *gate, unsigned seen)
+{
+    uint64_t until = 0; /* the clock is not read before a while has passed */
+    do {
+        for (int i = 0; i < 16; i++) {
+            if (dp__gate_word(gate) != seen) {
+                if (gate->missed != 0) /* a store takes the line from the other thread */
+                    gate->missed = 0;
+                return true;
+            }
+            dp__os_pause();
+        }
+        until = until != 0 ? until : dp__os_now_ns() + dp__gate_patience(gate->missed);
+    } while (dp__os_now_ns() < until);
+    gate->missed++;
+    return false;
+}
+
+static void dp__gate_wait(dp__gate *gate, unsigned seen, bool spin)
+{
+    if (dp__gate_word(gate) != seen || (spin && dp__gate_spin(gate, seen)))
+        return;
+    pthread_mutex_lock(&gate->mutex);
+    atomic_store(&gate->asleep, true); /* before the word is read again: see dp__gate_call */
+    while (atomic_load(&gate->word) == seen)
+        pthread_cond_wait(&gate->wake, &gate->mutex);
+    atomic_store(&gate->asleep, false);
+    pthread_mutex_unlock(&gate->mutex);
+}
+
+/* After the word was changed. Either the sleeper sees the new one, or this sees the sleeper: both
+   are sequentially ordered. The mutex is free again when the sleeper wakes up and wants it. */
+static void dp__gate_call(dp__gate *gate)
+{
+    if (!atomic_load(&gate->asleep))
+        return;
+    pthread_mutex_lock(&gate->mutex);
+    pthread_mutex_unlock(&gate->mutex);
+    pthread_cond_signal(&gate->wake);
+}
+
+static void dp__gate_open(dp__gate *gate)
+{
+    atomic_fetch_add(&gate->word, 1);
+    dp__gate_call(gate);
+}
+
+static void dp__team_leave(dp__team *team)
+{
+    if (atomic_fetch_sub(&team->inside.word, 1) == 1)
+        dp__gate_call(&team->inside);
+}
+
+/* The parts of each thread are consecutive. */
+static int dp__team_first(const dp__team *team, int thread, int thread_count)
+{
+    return (int)((int64_t)team->part_count * thread / thread_count);
+}
+
+static int dp__team_sharers(const dp__team *team)
+{
+    return team->share_count < team->part_count ? team->share_count : team->part_count;
+}
+
+/* If everybody has one part, the work is short, and looking at the cache line of another thread
+   costs a tenth of it: only the caller, who waits for all, looks whether one is late. */
+static void dp__team_take_parts(dp__team *team, int thread)
+{
+    int sharers = dp__team_sharers(team);
+    int owners = thread > 0 && team->part_count == sharers ? 1 : sharers;
+    for (int i = 0; i < owners; i++) {
+        int owner = (thread + i) % sharers, last = dp__team_first(team, owner + 1, sharers);
+        atomic_int *next = &team->workers[owner].next;
+        while (atomic_load_explicit(next, memory_order_relaxed) < last) {
+            int part = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
+            if (part < last)
+                team->fn(part, team->user);
+        }
+    }
+}
+
+/* A worker claims what it owes, or the caller does, if it is a share that the worker came too late
+   for. */
+static bool dp__team_claim(dp__worker *worker, int owed)
+{
+    return atomic_load_explicit(&worker->owed, memory_order_relaxed) == owed &&
+           atomic_compare_exchange_strong_explicit(&worker->owed, &owed, DP__OWES_NOTHING,
+                                                   memory_order_acquire, memory_order_relaxed);
+}
+
+static void *dp__worker_main(void *user)
+{
+    dp__worker *worker = user;
+    dp__team *team = worker->team;
+    for (;;) {
+        unsigned seen = dp__gate_word(&worker->gate);
+        if (atomic_load_explicit(&team->closing, memory_order_acquire))
+            return NULL;
+        if (dp__team_claim(worker, DP__OWES_ITS_PART)) {
+            team->fn(worker->index, team->user);
+            dp__team_leave(team);
+        } else if (dp__team_claim(worker, DP__OWES_A_SHARE)) {
+            dp__team_take_parts(team, worker->index);
+            dp__team_leave(team);
+        }
+        dp__gate_wait(&worker->gate, seen, team->spin);
+    }
+}
+
+static bool dp__team_enter(dp__team *team)
+{
+    return !atomic_exchange_explicit(&team->busy, true, memory_order_acquire);
+}
+
+static void dp__team_exit(dp__team *team)
+{
+    atomic_store_explicit(&team->busy, false, memory_order_release);
+}
+
+static void dp__team_drain(dp__team *team)
+{
+    for (;;) {
+        unsigned inside = dp__gate_word(&team->inside);
+        if (inside == 0)
+            return;
+        dp__gate_wait(&team->inside, inside, team->spin);
+    }
+}
+
+/* Inside `run`, parts may wait for each other: a thread notes its ticket, looks at what it waits
+   for, and sleeps until it is woken or the ticket is out of date. */
+static unsigned dp__team_ticket(dp__team *team, int thread)
+{
+    return dp__gate_word(&team->workers[thread].gate);
+}
+
+static void dp__team_sleep(dp__team *team, int thread, unsigned seen)
+{
+    dp__gate_wait(&team->workers[thread].gate, seen, team->spin);
+}
+
+static void dp__team_wake(dp__team *team, int thread)
+{
+    dp__gate_open(&team->workers[thread].gate);
+}
+
+/* fn(i) on thread i for every i below thread_count; the caller is thread 0 and holds the team. */
+static void dp__team_run(dp__team *team, int thread_count, void (*fn)(int part, void *user),
+                         void *user)
+{
+    team->fn = fn;
+    team->user = user;
+    atomic_store_explicit(&team->inside.word, (unsigned)thread_count - 1, memory_order_relaxed);
+    for (int i = 1; i < thread_count; i++) {
+        atomic_store_explicit(&team->workers[i].owed, DP__OWES_ITS_PART, memory_order_release);
+        dp__gate_open(&team->workers[i].gate);
+    }
+    fn(0, user);
+    dp__team_drain(team);
+}
+
+/* fn(0) .. fn(part_count-1) on whoever is free; the caller holds the team. */
+static void dp__team_share(dp__team *team, int part_count, void (*fn)(int part, void *user),
+                           void *user)
+{
+    team->fn = fn;
+    team->user = user;
+    team->part_count = part_count;
+    int sharers = dp__team_sharers(team);
+    atomic_store_explicit(&team->inside.word, (unsigned)sharers - 1, memory_order_relaxed);
+    for (int i = 0; i < sharers; i++)
+        atomic_store_explicit(&team->workers[i].next, dp__team_first(team, i, sharers),
+                              memory_order_relaxed);
+    for (int i = 1; i < sharers; i++) {
+        atomic_store_explicit(&team->workers[i].owed, DP__OWES_A_SHARE, memory_order_release);
+        dp__gate_open(&team->workers[i].gate);
+    }
+    dp__team_take_parts(team, 0);
+    for (int i = 1; i < sharers; i++)
+        if (dp__team_claim(&team->workers[i], DP__OWES_A_SHARE))
+            dp__team_leave(team);
+    dp__team_drain(team);
+}
+
+/* Workers leave signals to the program's own threads, except those that an instruction raises. */
+static void dp__team_signal_mask(sigset_t *out)
+{
+    static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    sigfillset(out);
+    for (size_t i = 0; i < sizeof raised / sizeof raised[0]; i++)
+        sigdelset(out, raised[i]);
+}
+
+/* 0, or the error code of why it did not start. */
+static int dp__thread_start(pthread_t *out, void *(*fn)(void *user), void *user)
+{
+    sigset_t mask, before;
+    dp__team_signal_mask(&mask);
+    pthread_sigmask(SIG_SETMASK, &mask, &before);
+    int failed = pthread_create(out, NULL, fn, user);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
+static size_t dp__team_bytes(int thread_count)
+{
+    return sizeof(dp__team) + (size_t)thread_count * sizeof(dp__worker);
+}
+
+static void dp__team_stop(dp__team *team, int started)
+{
+    atomic_store_explicit(&team->closing, true, memory_order_release);
+    for (int i = 1; i < started; i++) {
+        dp__gate_open(&team->workers[i].gate);
+        pthread_join(team->workers[i].thread, NULL);
+        dp__gate_fini(&team->workers[i].gate);
+    }
+    dp__gate_fini(&team->workers[0].gate);
+    dp__gate_fini(&team->inside);
+}
+
+static dp_status dp__team_start(dp__team *team)
+{
+    int failed = 0, i = 1;
+    for (; i < team->thread_count && failed == 0; i++) {
+        dp__worker *worker = &team->workers[i];
+        worker->team = team;
+        worker->index = i;
+        atomic_init(&worker->owed, DP__OWES_NOTHING);
+        dp__gate_init(&worker->gate);
+        failed = dp__thread_start(&worker->thread, dp__worker_main, worker);
+        if (failed != 0)
+            dp__gate_fini(&worker->gate);
+    }
+    if (failed == 0)
+        return DP_OK;
+    dp__team_stop(team, i - 1);
+    return dp_error(DP_ERR_NO_MEMORY, "dp_open: cannot start worker %d of %d: %s", i - 1,
+                    team->thread_count - 1, strerror(failed));
+}
+
+static dp_status dp__team_open(const dp_host *host, int thread_count, int core_count,
+                               dp__team **out)
+{
+    dp__team *team = host->alloc(host, dp__team_bytes(thread_count), 64);
+    if (team == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d workers", thread_count - 1);
+    team->thread_count = thread_count;
+    team->share_count = thread_count < core_count ? thread_count : core_count;
+    team->spin = thread_count <= core_count;
+    atomic_init(&team->closing, false);
+    atomic_init(&team->busy, false);
+    dp__gate_init(&team->inside);
+    dp__gate_init(&team->workers[0].gate);
+    dp_status status = dp__team_start(team);
+    if (status != DP_OK) {
+        host->free(host, team);
+        return status;
+    }
+    *out = team;
+    return DP_OK;
+}
+
+/* Its memory goes with the context. */
+static void dp__team_close(dp__team *team)
+{
+    dp__team_stop(team, team->thread_count);
+}
+
+/* ==== >>shared =================================================================================
+   What the processes of one machine share: a piece of memory, words in it that can be waited for,
+   and locks on its file, which the kernel releases when a process ends, however it ends.
+
+   The memory has no name where that is possible (Linux: a memfd, which the others open through the
+   process that made it), so that nothing is left behind, whichever process dies, and the size of
+   /dev/shm does not matter. Else it has a name until the others have opened it. */
+
+enum { DP__SHARED_CPU_WORDS = 16 };
+
+typedef struct dp__shared {
+    void *data;
+    size_t bytes;
+    int fd; /* open as long as the memory is used: the locks depend on it */
+} dp__shared;
+
+typedef struct dp__shared_name { /* by which other processes find it */
+    uint64_t device, inode;
+    int32_t process_id, fd;
+    char path[40]; /* "" where it has none */
+} dp__shared_name;
+
+static int dp__os_process_id(void)
+{
+    return (int)getpid();
+}
+
+static bool dp__shared_resize(int fd, size_t bytes)
+{
+    dp__os_calm calm;
+    dp__os_calm_begin(&calm);
+    bool done = ftruncate(fd, (off_t)bytes) == 0;
+    dp__os_calm_end(&calm);
+    return done;
+}
+
+#if defined(__linux__)
+static int dp__shared_anonymous(void)
+{
+    return memfd_create("dp", MFD_CLOEXEC);
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    return open(whole, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    char whole[64];
+    snprintf(whole, sizeof whole, "/dev/shm%s", path);
+    unlink(whole);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name->process_id, (int)name->fd);
+    return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+}
+
+/* A write to a page that cannot be allocated would raise SIGBUS. Pages come from the memory near
+   the core that asks. */
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    int failed;
+    do
+        failed = posix_fallocate(fd, (off_t)first, (off_t)bytes);
+    while (failed == EINTR);
+    return failed;
+}
+
+/* The cores that this process may run on, one bit each. */
+static void dp__os_cores(uint64_t *out)
+{
+    cpu_set_t mask;
+    _Static_assert(sizeof mask == DP__SHARED_CPU_WORDS * sizeof *out, "one bit a core");
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0)
+        memset(&mask, 0xff, sizeof mask);
+    memcpy(out, &mask, sizeof mask);
+}
+
+enum { DP__FUTEX_WAIT = 0, DP__FUTEX_WAKE = 1 }; /* musl comes without <linux/futex.h> */
+
+/* Wait until the word has changed, somebody wakes us, or the time is up: the caller has to look. */
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec most = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_futex, word, DP__FUTEX_WAIT, seen, &most, NULL, 0);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    syscall(SYS_futex, word, DP__FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+#else
+static int dp__shared_anonymous(void)
+{
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_open(const char *path, int flags)
+{
+    return shm_open(path, flags, 0600);
+}
+
+static void dp__os_shared_unlink(const char *path)
+{
+    shm_unlink(path);
+}
+
+static int dp__shared_of_process(const dp__shared_name *name)
+{
+    (void)name;
+    errno = ENOSYS;
+    return -1;
+}
+
+static int dp__shared_pages(int fd, size_t first, size_t bytes)
+{
+    (void)fd, (void)first, (void)bytes;
+    return 0;
+}
+
+static void dp__os_cores(uint64_t *out)
+{
+    memset(out, 0, DP__SHARED_CPU_WORDS * sizeof *out);
+    for (int i = 0, count = dp__os_core_count(); i < count && i < DP__SHARED_CPU_WORDS * 64; i++)
+        out[i / 64] |= (uint64_t)1 << i % 64;
+}
+
+static void dp__os_word_wait(atomic_uint *word, unsigned seen, uint64_t ns)
+{
+    struct timespec rest = {.tv_nsec = ns < 100000 ? (long)ns : 100000};
+    if (atomic_load(word) == seen)
+        nanosleep(&rest, NULL);
+}
+
+static void dp__os_word_wake(atomic_uint *word)
+{
+    (void)word;
+}
+#endif
+
+static void dp__os_shared_close(dp__shared *shared)
+{
+    if (shared->data != NULL)
+        munmap(shared->data, shared->bytes);
+    if (shared->fd >= 0)
+        close(shared->fd);
+    *shared = (dp__shared){.fd = -1};
+}
+
+static dp_status dp__shared_map(dp__shared *shared, size_t bytes)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, shared->fd, 0);
+    if (data == MAP_FAILED)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: %zu bytes cannot be mapped: %s", bytes,
+                        strerror(errno));
+    shared->data = data;
+    shared->bytes = bytes;
+    return DP_OK;
+}
+
+/* Make sure that there are pages for this part. */
+static dp_status dp__os_shared_reserve(const dp__shared *shared, size_t first, size_t bytes)
+{
+    struct statvfs room;
+    int failed = dp__shared_pages(shared->fd, first, bytes);
+    if (failed == 0)
+        return DP_OK;
+    if (fstatvfs(shared->fd, &room) != 0 || room.f_blocks == 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu KiB: %s", bytes >> 10,
+                        strerror(failed));
+    return dp_error(DP_ERR_NO_MEMORY,
+                    "shared memory: /dev/shm has %llu KiB, of which %llu are free; all processes "
+                    "together need %zu, and this one asked for %zu: %s",
+                    (unsigned long long)room.f_blocks * room.f_frsize >> 10,
+                    (unsigned long long)room.f_bavail * room.f_frsize >> 10, shared->bytes >> 10,
+                    bytes >> 10, strerror(failed));
+}
+
+/* A name that nobody else has: O_EXCL would find out. */
+static int dp__shared_named(char *path, size_t room)
+{
+    int fd = -1;
+    for (int i = 0; i < 100 && fd < 0 && (i == 0 || errno == EEXIST); i++) {
+        unsigned long long mix = dp__os_now_ns() * 0x9e3779b97f4a7c15u ^ (unsigned)getpid();
+        snprintf(path, room, "/dp-%llx", mix);
+        fd = dp__shared_open(path, O_RDWR | O_CREAT | O_EXCL);
+    }
+    if (fd < 0)
+        path[0] = '\0';
+    return fd;
+}
+
+/* Make it, and return the name by which others can open it. */
+static dp_status dp__os_shared_make(bool named, size_t bytes, dp__shared *out,
+                                    dp__shared_name *out_name)
+{
+    struct stat file;
+    dp__shared_name name = {.process_id = (int32_t)getpid()};
+    out->fd = named ? dp__shared_named(name.path, sizeof name.path) : dp__shared_anonymous();
+    name.fd = out->fd;
+    *out_name = name;
+    if (out->fd < 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: none can be made%s: %s",
+                        named ? " in /dev/shm" : "", strerror(errno));
+    if (!dp__shared_resize(out->fd, bytes) || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: no room for %zu bytes: %s", bytes,
+                        strerror(errno));
+    out_name->device = (uint64_t)file.st_dev;
+    out_name->inode = (uint64_t)file.st_ino;
+    return dp__shared_map(out, bytes);
+}
+
+/* Open what another process has made, and nothing else that may have taken its place. */
+static dp_status dp__os_shared_find(const dp__shared_name *name, size_t bytes, dp__shared *out)
+{
+    struct stat file;
+    bool named = name->path[0] != '\0';
+    out->fd = named ? dp__shared_open(name->path, O_RDWR) : dp__shared_of_process(name);
+    if (out->fd < 0 || fstat(out->fd, &file) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory of process id %d cannot be opened: %s",
+                        (int)name->process_id, strerror(errno));
+    if ((uint64_t)file.st_dev != name->device || (uint64_t)file.st_ino != name->inode ||
+        (size_t)file.st_size != bytes)
+        return dp_error(DP_ERR_NO_MEMORY,
+                        "shared memory of process id %d: another file is in its place",
+                        (int)name->process_id);
+    return dp__shared_map(out, bytes);
+}
+
+/* From now on others see that this process is alive: the kernel drops the lock when it ends, before
+   anybody has waited for it. Each process has a place of its own. */
+static dp_status dp__os_shared_hold(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    if (fcntl(shared->fd, F_SETLK, &lock) != 0)
+        return dp_error(DP_ERR_NO_MEMORY, "shared memory: its file cannot be locked: %s",
+                        strerror(errno));
+    return DP_OK;
+}
+
+/* Whether the process that held it is alive. Where the system does not say, it is. */
+static bool dp__os_shared_held(const dp__shared *shared, int place)
+{
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)place, .l_len = 1};
+    return fcntl(shared->fd, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+/* A thread beside the caller, for work that has to go on while the caller computes. It calls `fn`,
+   and again after each call of dp__courier_wake; `fn` reports what it has done with
+   dp__courier_report to the one thread that waits. */
+typedef struct dp__courier {
+    dp__gate work, news; /* it waits for work, the caller for news */
+    bool spin;
+    atomic_bool closing;
+    void (*fn)(void *user);
+    void *user;
+    pthread_t thread;
+} dp__courier;
+
+static void *dp__courier_main(void *user)
+{
+    dp__courier *courier = user;
+    for (;;) {
+        unsigned seen = dp__gate_word(&courier->work);
+        if (atomic_load_explicit(&courier->closing, memory_order_acquire))
+            return NULL;
+        courier->fn(courier->user);
+        dp__gate_wait(&courier->work, seen, courier->spin);
+    }
+}
+
+static void dp__courier_wake(dp__courier *courier)
+{
+    dp__gate_open(&courier->work);
+}
+
+static void dp__courier_report(dp__courier *courier)
+{
+    dp__gate_open(&courier->news);
+}
+
+/* To wait for news: note the ticket, look whether all is done, sleep until it is out of date. */
+static unsigned dp__courier_ticket(dp__courier *courier)
+{
+    return dp__gate_word(&courier->news);
+}
+
+static void dp__courier_await(dp__courier *courier, unsigned seen)
+{
+    dp__gate_wait(&courier->news, seen, courier->spin);
+}
+
+/* spin: there is a core for it. */
+static dp_status dp__courier_open(const dp_host *host, bool spin, void (*fn)(void *user),
+                                  void *user, dp__courier **out)
+{
+    dp__courier *courier = host->alloc(host, sizeof *courier, 64);
+    if (courier == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a courier");
+    courier->spin = spin;
+    courier->fn = fn;
+    courier->user = user;
+    atomic_init(&courier->closing, false);
+    dp__gate_init(&courier->work);
+    dp__gate_init(&courier->news);
+    int failed = dp__thread_start(&courier->thread, dp__courier_main, courier);
+    if (failed == 0) {
+        *out = courier;
+        return DP_OK;
+    }
+    dp__gate_fini(&courier->work);
+    dp__gate_fini(&courier->news);
+    host->free(host, courier);
+    return dp_error(DP_ERR_NO_MEMORY, "cannot start a courier: %s", strerror(failed));
+}
+
+static void dp__courier_close(const dp_host *host, dp__courier *courier)
+{
+    atomic_store_explicit(&courier->closing, true, memory_order_release);
+    dp__courier_wake(courier);
+    pthread_join(courier->thread, NULL);
+    dp__gate_fini(&courier->work);
+    dp__gate_fini(&courier->news);
+    host->free(host, courier);
+}
+
+#endif /* DP__ROOMS */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */

@@ -1,0 +1,1980 @@
+/* dp/parallel.h - v0.1.0 - one model on many devices - MIT licence
+
+   A room of dp.h, which includes it. A batch is cut, replicas run, outputs are gathered; backward
+   goes the other way. The wrappers of one process, losses where the outputs are, and dp_train_step.
+
+   CONTENTS (search for the tag)
+     >>parallel   arguments are cut, replicas run, outputs are gathered
+     >>backward   gradients are cut, replicas run, gradients are summed
+     >>criterion  losses where the outputs are
+     >>faces      the wrappers
+     >>losses     of a step: their weights, their gradients as numbers, what is logged
+     >>stepping   dp_train_step, dp_predict_step
+*/
+
+#ifndef DP__ROOMS
+#error "dp/parallel.h is a part of dp.h: include dp.h"
+#else
+
+/* ==== >>parallel =================================================================================
+   Several records at once: arguments are cut, every replica's thread runs its record, outputs are
+   gathered; backward goes the other way. Errors: the first in replica order.                    */
+
+/* What a criterion does differently; see >>criterion. */
+static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out);
+static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out);
+static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
+                                      const dp_value *grads, dp_value *out);
+
+static dp_status dp__face_allows(const dp__face *face, const char *method);
+
+/* What a face of all ranks does in addition; see dp/distributed.h. */
+static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
+static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
+static dp_status dp__ranks_report(dp__record *record);
+static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_status status);
+static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced,
+                                dp_status status);
+static bool dp__ranks_joint(const dp__face *face, bool synced);
+static dp_status dp__check_owed(const dp__face *face, dp_value data);
+static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_status status);
+static void dp__ranks_start_over(const dp__face *face, bool buffers);
+static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
+static double dp__ranks_share(const dp_pass *pass, size_t r);
+
+typedef void dp__stage(dp__record *record);
+
+typedef struct dp__runner {
+    dp_pass *pass;
+    dp__stage *stage;
+} dp__runner;
+
+static void dp__stage_forward(dp__record *record)
+{
+    record->status = dp__record_forward(record, record->pass->method);
+}
+
+static void dp__stage_step(dp__record *record)
+{
+    record->status = dp__record_step(record);
+}
+
+static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
+                                const dp_tensor *to);
+
+/* A replica's gradients, one run of memory after another; *at is 0 at first. False: there are no
+   more. */
+static bool dp__record_next(const dp__record *record, size_t *at, dp_tensor *out)
+{
+    const dp_pass *pass = record->pass;
+    if (pass->count == 1)
+        return dp__grads_run(pass->runs, at, out);
+    const dp__ranges *ranges = &pass->face->ranges[DP__GRADS];
+    if (*at < ranges->count)
+        *out = dp__range_of(pass->face, &ranges->items[*at], record->call.replica);
+    return (*at)++ < ranges->count;
+}
+
+/* Patches that nobody has asked for in this pass hold what an earlier one has left there. */
+static dp_status dp__patches_zero(const dp__record *record)
+{
+    dp__patch *patch = record->memory->all_patches;
+    for (; patch != NULL; patch = patch->next)
+        DP_TRY(dp__patch_zero(record->call.ctx, record->memory, patch));
+    return DP_OK;
+}
+
+/* mean_grads: what this pass is to be added to makes room for what its backward writes. *out: runs
+   as above, in the pass' scope; NULL: there is nothing. Replicas that are summed begin with zeros,
+   but for the original. */
+static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
+{
+    size_t count = 0, at = 0;
+    dp_tensor run;
+    const dp_call *call = &record->call;
+    const dp__device *device = &call->ctx->devices[call->local_rank];
+    *out = NULL;
+    if (!record->pass->adds || (call->replica > 0 && record->pass->face->ranks == NULL))
+        return DP_OK;
+    DP_TRY(dp__patches_zero(record));
+    while (dp__record_next(record, &at, &run))
+        count++;
+    *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
+    if (*out == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
+    at = count = 0;
+    while (dp__record_next(record, &at, &run)) {
+        dp_tensor *copy = &(*out)[count++];
+        DP_TRY(dp__tensor_make(call->scope, device, (dp_dtype)run.dtype, 1, run.shape, copy));
+        DP_TRY(dp__copy_tensor(call->ctx, copy, &run, NULL));
+        DP_TRY(dp__zero_flat(call->ctx, device, &run));
+    }
+    return DP_OK;
+}
+
+/* mean_grads: this replica's gradients, times its share of the samples and the pass' factor; and
+   what was set aside. */
+static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *aside)
+{
+    const dp_pass *pass = record->pass;
+    bool ranks = pass->face != NULL && pass->face->ranks != NULL;
+    double total = dp__weight_total(pass), over = total > 0 && !ranks ? total : 1;
+    double by = ranks             ? pass->factor * dp__ranks_share(pass, record->call.replica)
+                : pass->count > 1 ? pass->factor * record->call.weight
+                                  : pass->factor * over;
+    bool scales = by < over || by > over;
+    size_t at = 0;
+    dp_tensor run;
+    while ((scales || aside != NULL) && dp__record_next(record, &at, &run)) {
+        if (scales)
+            DP_TRY(dp__scale_flat(pass->ctx, &run, by, over, &run));
+        if (aside == NULL)
+            continue;
+        const dp_tensor *both[] = {&run, aside++};
+        DP_TRY(dp__add_up(pass->ctx, record->call.scope, both, 2,
+                          &pass->ctx->devices[record->call.local_rank], &run));
+    }
+    return DP_OK;
+}
+
+/* A replica's backward, and what mean_grads asks for around it. Gradients that it did not touch
+   must not be summed as they are. */
+static dp_status dp__record_grads(dp__record *record)
+{
+    dp_tensor *aside = NULL;
+    DP_TRY(dp__record_set_aside(record, &aside));
+    DP_TRY(dp__record_backward(record));
+    if (record->outer == NULL)
+        DP_TRY(dp__patches_zero(record));
+    return record->pass->runs->mean_grads ? dp__record_weigh(record, aside) : DP_OK;
+}
+
+static void dp__stage_backward(dp__record *record)
+{
+    record->status = dp__record_grads(record);
+    if (record->status == DP_OK && record->pass->face->ranks != NULL)
+        record->status = dp__ranks_report(record);
+}
+
+static void dp__record_run(dp__record *record, dp__stage *stage)
+{
+    record->text = NULL;
+    stage(record);
+    if (record->status != DP_OK)
+        record->text = dp__copy_text(record->call.scope, dp_last_error());
+    if (record->pass->meet != NULL)
+        dp__meet_leave(record);
+}
+
+static void dp__runner_part(int thread, void *user)
+{
+    const dp__runner *runner = user;
+    const dp_pass *pass = runner->pass;
+    for (size_t r = 0; r < pass->count; r++)
+        if (pass->face->threads[r] == thread)
+            dp__record_run(&pass->records[r], runner->stage);
+}
+
+/* The first failure in replica order; one that only waited for another that failed comes last. */
+static dp_status dp__pass_result(const dp_pass *pass)
+{
+    const dp__record *worst = NULL;
+    for (size_t r = 0; r < pass->count; r++) {
+        const dp__record *record = &pass->records[r];
+        if (record->status != DP_OK &&
+            (worst == NULL || (worst->left_behind && !record->left_behind)))
+            worst = record;
+    }
+    if (worst == NULL)
+        return DP_OK;
+    const char *text = worst->text != NULL ? worst->text : dp_status_text(worst->status);
+    if (pass->alone)
+        return dp_error(worst->status, "%s", text);
+    return dp_error(worst->status, "replica %zu on %s %d: %s", (size_t)(worst - pass->records),
+                    pass->ctx->info.device_backend, worst->call.local_rank, text);
+}
+
+static int dp__pass_threads(const dp_pass *pass)
+{
+    int count = 1;
+    for (size_t r = 0; r < pass->count; r++)
+        if (pass->face->threads[r] + 1 > count)
+            count = pass->face->threads[r] + 1;
+    return count;
+}
+
+/* One record runs on the calling thread; what it calls may use the context. */
+static dp_status dp__pass_run(const char *fn, dp_pass *pass, dp__stage *stage)
+{
+    dp_ctx *ctx = pass->ctx;
+    dp__runner runner = {pass, stage};
+    if (pass->count == 1) {
+        dp__record_run(pass->records, stage);
+        return dp__pass_result(pass);
+    }
+    DP_TRY(dp__meet_make(pass));
+    DP_TRY(dp__enter(fn, ctx));
+    dp_status ordered = dp__replicas_order(pass->face, pass->count, true);
+    if (ordered != DP_OK)
+        return dp__exit(fn, ctx, ordered);
+    if (ctx->team != NULL && !dp__team_enter(ctx->team)) {
+        return dp__exit(fn, ctx, dp_error(DP_ERR_STATE, "another thread is inside this context"));
+    } else if (ctx->team != NULL) {
+        dp__team_run(ctx->team, dp__pass_threads(pass), dp__runner_part, &runner);
+        dp__team_exit(ctx->team);
+    } else {
+        dp__runner_part(0, &runner);
+    }
+    dp_status status = dp__pass_result(pass);
+    ordered = dp__replicas_order(pass->face, pass->count, false);
+    return dp__exit(fn, ctx, status != DP_OK ? status : ordered);
+}
+
+/* ---- cutting arguments ----------------------------------------------------------------------- */
+
+/* Positional and named arguments are cut together, so that no replica goes without. */
+static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const dp__face *face,
+                              const dp_scatter_config *how)
+{
+    char where[160];
+    bool even = how->split == DP_SPLIT_BALANCED || how->split == DP_SPLIT_WEIGHTS;
+    *plan = (dp__plan){.fn = request->fn,
+                       .ctx = face->ctx,
+                       .scope = request->scope,
+                       .how = how,
+                       .roots = {request->args, request->kwargs}};
+    DP_TRY(dp__plan_begin(plan));
+    DP_TRY(dp__plan_make(plan, plan->roots, 2));
+    if (plan->parts == 0)
+        return dp_error(DP_ERR_INVALID, "%s has no groups: there is nothing to run",
+                        dp__plan_name(plan, plan->parts_by, where, sizeof where));
+    if (plan->rows_of != NULL && plan->groups_of == NULL && even)
+        plan->parts = plan->needed > 0 ? plan->needed : 1; /* the last ones have no rows */
+    if (dp__is_nothing(request->args) && dp__is_nothing(request->kwargs))
+        plan->parts = 1;
+    return DP_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* Replica r gets its arguments, its memory, and the thread that is to run it. */
+static void dp__pass_record(const dp_pass *pass, const dp__request *request, size_t r,
+                            dp_value args, dp_value kwargs)
+{
+    const dp__face *face = pass->face;
+    dp__record *record = &pass->records[r];
+    dp__request own = *request;
+    own.args = args;
+    own.kwargs = kwargs;
+    if (!pass->alone)
+        own.scope = request->scope->replicas[face->threads[r]];
+    record->memory = &face->replicas[r];
+    record->place = dp__layers(face->inner, face->runs);
+    dp__call_begin(record, &own, face->runs, &face->ctx->devices[dp__rank_at(&face->how, r)]);
+    record->call.replica = r;
+    record->call.replica_count = pass->count;
+}
+
+static void dp__pass_rows(dp_pass *pass, int64_t *rows)
+{
+    int64_t first = 0, total = 0;
+    pass->rows = rows;
+    for (size_t r = 0; rows != NULL && r < pass->count; r++)
+        total += rows[r];
+    for (size_t r = 0; rows != NULL && r < pass->count; r++) {
+        dp_call *call = &pass->records[r].call;
+        call->row_first = first;
+        call->row_count = rows[r];
+        call->row_total = total;
+        call->weight = (double)rows[r];
+        first += rows[r];
+    }
+}
+
+static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pass **out)
+{
+    dp__plan plan;
+    int64_t *rows = NULL;
+    DP_TRY(dp__face_allows(face, request->method));
+    DP_TRY(dp__cut_make(&plan, request, face, &face->how));
+    DP_TRY(dp__pass_make(request, face->runs, face, plan.parts, out));
+    for (size_t r = 0; r < (*out)->count; r++) {
+        dp_value args = dp_none(), kwargs = dp_none();
+        DP_TRY(dp__part_make(&plan, request->args, r, &args));
+        DP_TRY(dp__part_make(&plan, request->kwargs, r, &kwargs));
+        dp__pass_record(*out, request, r, args, kwargs);
+    }
+    DP_TRY(dp__plan_sizes(&plan, &rows));
+    dp__pass_rows(*out, rows);
+    return DP_OK;
+}
+
+/* A list that holds, after its last item, how the batch was cut; see dp__pass_outputs. */
+static bool dp__is_outputs(dp_value value)
+{
+    return dp__has_flag(value, DP__LIST_OF_OUTPUTS);
+}
+
+/* A list of what the records have, in replica order. */
+static dp_status dp__pass_outputs(const dp_pass *pass, dp_value *out)
+{
+    dp_value *items = dp__scope_bytes(pass->scope, (pass->count + 1) * sizeof *items, 8);
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu outputs", pass->count);
+    for (size_t r = 0; r < pass->count; r++)
+        items[r] = pass->records[r].call.out;
+    items[pass->count] = dp_opaque(pass->rows); /* for a criterion: how the batch was cut */
+    DP_TRY(dp__list_out("the outputs", DP_LIST, items, pass->count, out));
+    *out = dp__marked(*out, DP__LIST_OF_OUTPUTS);
+    return DP_OK;
+}
+
+static dp_status dp__pass_gather(const dp_pass *pass, dp_value list, dp_value *out)
+{
+    dp__gatherer gatherer = {
+        .zipper = {.scope = pass->scope,
+                   .count = list.count,
+                   .noun = "replica",
+                   .leaf = dp__gather_leaf},
+        .ctx = pass->ctx,
+        .target = (dp__device *)(uintptr_t)pass->face->output,
+        .dim = pass->face->how.dim,
+        .parts = dp__scope_bytes(pass->scope, list.count * sizeof *gatherer.parts, 8)};
+    if (gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u parts", (unsigned)list.count);
+    return dp__zip(&gatherer.zipper, list.as.items, NULL, out);
+}
+
+static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
+{
+    dp_value list = dp_none();
+    if (pass->alone) {
+        *out = pass->records[0].call.out;
+        return DP_OK;
+    }
+    DP_TRY(dp__pass_outputs(pass, &list));
+    if (pass->keeps) {
+        *out = list;
+        return DP_OK;
+    }
+    return pass->face->kind == DP__FACE_CRITERION ? dp__criterion_mean(pass, list, out)
+                                                  : dp__pass_gather(pass, list, out);
+}
+
+static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_value *out,
+                                 dp_pass **out_pass)
+{
+    dp_pass *pass = NULL;
+    dp_trace_begin("scatter");
+    dp_status status = face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
+                                                        : dp__pass_cut(request, face, &pass);
+    dp_trace_end();
+    DP_TRY(status);
+    pass->keeps = request->keeps || face->kind == DP__FACE_MODEL ||
+                  face->kind == DP__FACE_DISTRIBUTED;
+    DP_TRY(dp__replicas_update(face, pass->count));
+    if (face->ranks != NULL)
+        DP_TRY(dp__ranks_forward(pass, request));
+    *out_pass = pass;
+    dp_trace_begin("forward");
+    status =
+        dp__pass_run(request->fn, pass, request->mode != NULL ? dp__stage_step : dp__stage_forward);
+    dp_trace_end();
+    dp_trace_begin("gather");
+    if (status == DP_OK)
+        status = dp__pass_out(pass, out);
+    dp_trace_end();
+    pass->number = dp__pass_number(face->ctx);
+    return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
+}
+
+static dp_status dp__check_request(const dp__request *request, const dp_value *out)
+{
+    const char *fn = request->fn;
+    DP_TRY(dp__check_pointer(fn, "method", request->method));
+    DP_TRY(dp__check_scope_of(fn, request->scope, request->module->ctx));
+    DP_TRY(dp__check_value(fn, "args", request->args));
+    DP_TRY(dp__check_value(fn, "kwargs", request->kwargs));
+    DP_TRY(dp__check_pointer(fn, "out", out));
+    if (request->args.kind != DP_NONE && !dp__is_sequence(request->args))
+        return dp_error(DP_ERR_INVALID, "%s: args is %s, not a tuple", fn,
+                        dp__a_kind(request->args.kind));
+    if (request->kwargs.kind != DP_NONE && request->kwargs.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID, "%s: kwargs is %s, not a dict", fn,
+                        dp__a_kind(request->kwargs.kind));
+    if ((unsigned)request->config.compute_dtype >= DP_DTYPE_COUNT)
+        return dp__check_dtype(fn, request->config.compute_dtype);
+    return DP_OK;
+}
+
+/* A wrapper needs its devices for itself; a module on one device may run beside the others. */
+static dp_status dp__check_runs(const char *fn, dp_module *module)
+{
+    DP_TRY(dp__check_module(fn, module));
+    bool wide = module->separate != NULL ||
+                (module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL));
+    dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
+    const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
+    if (frame != NULL && frame->record != NULL)
+        return dp_error(status, "%s; dp_call_child runs a child in the replica", dp_last_error());
+    return status;
+}
+
+/* The module of a request behind a face, or by itself if the face is NULL. */
+static dp_status dp__invoke_by(const dp__request *request, dp__face *face, dp_value *out,
+                               dp_pass **out_pass)
+{
+    dp_module *module = request->module;
+    dp_value value = dp_none();
+    dp_pass *pass = NULL;
+    if (out_pass != NULL)
+        *out_pass = NULL;
+    dp_status status = face != NULL ? dp__invoke_face(request, face, &value, &pass)
+                                    : dp__invoke_plain(request, dp__runs_of(module), &value, &pass);
+    if (status == DP_OK) {
+        *out = value;
+        if (out_pass != NULL && pass->records[0].call.grad_enabled)
+            *out_pass = pass;
+    }
+    return dp__leave(request->fn, module->ctx, status);
+}
+
+static dp_status dp__invoke(const dp__request *request, dp_value *out, dp_pass **out_pass)
+{
+    DP_TRY(dp__check_request(request, out));
+    bool inside = request->outer != NULL && /* a wrapper has this replica's device alone */
+                  dp__frame_of(request->module->ctx, true) != NULL;
+    return dp__invoke_by(request, inside ? NULL : request->module->face, out, out_pass);
+}
+
+DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scope, dp_value args,
+                           dp_value kwargs, const dp_pass_config *config, dp_value *out,
+                           dp_pass **out_pass)
+{
+    static const dp_pass_config zero;
+    DP_TRY(dp__check_runs(__func__, module));
+    dp__request request = {.fn = __func__,
+                           .module = module,
+                           .method = method,
+                           .scope = scope,
+                           .args = args,
+                           .kwargs = kwargs,
+                           .config = config != NULL ? *config : zero,
+                           .wants_pass = out_pass != NULL};
+    return dp__invoke(&request, out, out_pass);
+}
+
+/* ==== >>backward =================================================================================
+   Outputs that were gathered have gradients that are cut: every replica gets the gradient of its
+   own output. Numbers and none can stand for tensors anywhere.                                  */
+
+/* How a gradient is compared with what forward returned, and cut as that was gathered. */
+typedef struct dp__grad_cut {
+    dp_scope *scope;
+    dp__device *device;  /* of the replica that gets it */
+    size_t count, index; /* among the outputs that were gathered; else 1 and 0 */
+    bool gathered;
+    int dim;
+} dp__grad_cut;
+
+/* The gathered tensor that replica `index` put rows into; *out_first: the first of its rows. */
+static dp_tensor dp__grad_whole(const dp__grad_cut *cut, const dp_value *outs, int dim,
+                                int64_t *out_first)
+{
+    int64_t first = 0, total = 0;
+    dp_tensor whole = *outs[cut->index].as.t;
+    for (size_t i = 0; i < cut->count; i++) {
+        int64_t rows = whole.ndim > 0 ? outs[i].as.t->shape[dim] : 1;
+        first += i < cut->index ? rows : 0;
+        total += rows;
+    }
+    whole.ndim = whole.ndim > 0 ? whole.ndim : 1; /* 0-dim outputs were gathered as a vector */
+    whole.shape[dim] = total;
+    *out_first = first;
+    return whole;
+}
+
+static dp_status dp__grad_tensor(const dp__grad_cut *cut, const dp_tensor *grad,
+                                 const dp_value *outs, const dp__path *path, dp_value *out)
+{
+    char a[96], b[96];
+    int64_t first = 0;
+    const dp_tensor *own = outs[cut->index].as.t;
+    int dim = cut->dim < 0 ? cut->dim + (own->ndim > 0 ? own->ndim : 1) : cut->dim;
+    dp_tensor part = *grad, whole = cut->gathered ? dp__grad_whole(cut, outs, dim, &first) : *own;
+    if (grad->dtype != own->dtype || !dp__same_shape(grad, &whole))
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " of the gradient is %s (%s), of the output %s "
+                              "(%s)",
+                              dp__dtype_names[grad->dtype], dp__shape_text(grad, a, sizeof a),
+                              dp__dtype_names[own->dtype], dp__shape_text(&whole, b, sizeof b));
+    if (dp__device_of(cut->scope->ctx, grad->device) == NULL)
+        return dp__path_error(DP_ERR_INVALID, path,
+                              " of the gradient is on no device of this "
+                              "context");
+    if (cut->gathered)
+        dp__narrow_here(&part, dim, first, own->ndim > 0 ? own->shape[dim] : 1);
+    part.ndim = own->ndim;
+    DP_TRY(dp__place(cut->scope, &part, cut->device));
+    return dp__of(cut->scope, &part, out);
+}
+
+static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
+                               const dp__path *path, dp_value *out);
+
+static dp_status dp__grad_sequence(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
+                                   const dp__path *path, dp_value *out)
+{
+    char text[32];
+    dp_value own = outs[cut->index];
+    dp_value *column = dp__scope_bytes(cut->scope, cut->count * sizeof *column, 8);
+    dp_value *items = dp__scope_bytes(cut->scope, grad.count * sizeof *items, 8);
+    if (column == NULL || items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    if (!dp__is_sequence(own) || own.count != grad.count)
+        return dp__path_error(DP_ERR_MISMATCH, path,
+                              " of the gradient has %u entr%s, the output is %s",
+                              (unsigned)grad.count, grad.count == 1 ? "y" : "ies",
+                              dp__value_text(own, text, sizeof text));
+    for (uint32_t i = 0; i < grad.count; i++) {
+        for (size_t k = 0; k < cut->count; k++)
+            column[k] = outs[k].as.items[i];
+        DP_TRY(dp__grad_part(cut, grad.as.items[i], column, &(dp__path){path, NULL, i}, &items[i]));
+    }
+    *out = dp__sequence((dp_kind)grad.kind, items, grad.count, grad.depth);
+    return DP_OK;
+}
+
+static dp_status dp__grad_dict(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
+                               const dp__path *path, dp_value *out)
+{
+    dp_value *column = dp__scope_bytes(cut->scope, cut->count * sizeof *column, 8);
+    dp_pair *pairs = dp__scope_bytes(cut->scope, grad.count * sizeof *pairs, 8);
+    dp__finder *finders = dp__finders(cut->scope, outs, cut->count);
+    if (column == NULL || pairs == NULL || finders == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    for (uint32_t i = 0; i < grad.count; i++) {
+        const char *key = grad.as.pairs[i].key;
+        for (size_t k = 0; k < cut->count; k++) {
+            const dp_pair *found = NULL;
+            if (outs[k].kind == DP_DICT)
+                DP_TRY(dp__finder_find(&finders[k], cut->scope, key, &found));
+            if (found == NULL) {
+                dp__names names = dp__keys_of(outs[k]);
+                char where[160];
+                return dp__no_such(DP_ERR_MISMATCH, &names,
+                                   "%s of the gradient has key '%s', the output has not",
+                                   dp__path_text(path, where, sizeof where), key);
+            }
+            column[k] = found->value;
+        }
+        pairs[i].key = key;
+        DP_TRY(dp__grad_part(cut, grad.as.pairs[i].value, column, &(dp__path){path, key, 0},
+                             &pairs[i].value));
+    }
+    *out = dp__dict_of(pairs, grad.count, grad.depth);
+    return DP_OK;
+}
+
+/* `outs` are what the replicas put there, of one structure if they were gathered. */
+static dp_status dp__grad_part(const dp__grad_cut *cut, dp_value grad, const dp_value *outs,
+                               const dp__path *path, dp_value *out)
+{
+    *out = grad;
+    switch ((dp_kind)grad.kind) {
+    case DP_NONE:
+    case DP_INT:
+    case DP_FLOAT:
+        return DP_OK;
+    case DP_TENSOR:
+        if (outs[cut->index].kind == DP_TENSOR)
+            return dp__grad_tensor(cut, grad.as.t, outs, path, out);
+        break;
+    case DP_LIST:
+    case DP_TUPLE:
+        return dp__grad_sequence(cut, grad, outs, path, out);
+    case DP_DICT:
+        return dp__grad_dict(cut, grad, outs, path, out);
+    case DP_ERROR:
+    case DP_BOOLEAN:
+    case DP_STRING:
+    case DP_CONTAINER:
+    case DP_OPAQUE:
+        break;
+    }
+    return dp__path_error(DP_ERR_MISMATCH, path, " of the gradient is %s, of the output %s",
+                          dp__a_kind(grad.kind), dp__a_kind(outs[cut->index].kind));
+}
+
+static bool dp__is_number(dp_value value)
+{
+    return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_NONE;
+}
+
+/* Put replica r's gradient into its call: its rows of a gathered output, else all of it. */
+static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, const dp_value *outs,
+                               const dp__path *path)
+{
+    dp_call *call = &pass->records[r].call;
+    bool criterion = !pass->alone && pass->face->kind == DP__FACE_CRITERION;
+    bool gathered = !pass->alone && !pass->keeps && !criterion;
+    const dp__grad_cut cut = {.scope = pass->scope,
+                              .device = &pass->ctx->devices[call->local_rank],
+                              .count = gathered ? pass->count : 1,
+                              .index = gathered ? r : 0,
+                              .gathered = gathered,
+                              .dim = gathered ? pass->face->how.dim : 0};
+    DP_TRY(dp__grad_part(&cut, grad, gathered ? outs : outs + r, path, &call->grad));
+    return criterion ? dp__criterion_grad(pass, r, call->grad, &call->grad) : DP_OK;
+}
+
+/* Put what dp_backward was given into the calls; if it does not fit, nothing else has happened. */
+static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
+{
+    bool kept = pass->keeps && !pass->alone, list = kept && dp__is_sequence(grad);
+    dp_value *outs = dp__scope_bytes(pass->scope, pass->count * sizeof *outs, 8);
+    if (outs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
+    if (kept && !list && !dp__is_number(grad))
+        return dp_error(DP_ERR_MISMATCH,
+                        "the gradient is %s: outputs were not gathered, it takes a list with one "
+                        "a replica",
+                        dp__a_kind(grad.kind));
+    if (list && grad.count != pass->count)
+        return dp_error(DP_ERR_MISMATCH, "the gradient is a list of %u, the pass has %zu replica%s",
+                        (unsigned)grad.count, pass->count, dp__s(pass->count));
+    for (size_t r = 0; r < pass->count; r++)
+        outs[r] = pass->records[r].call.out;
+    for (size_t r = 0; r < pass->count; r++) {
+        const dp__path place = {NULL, NULL, r};
+        DP_TRY(dp__grad_give(pass, r, list ? grad.as.items[r] : grad, outs, list ? &place : NULL));
+    }
+    return DP_OK;
+}
+
+/* ---- gradients of inputs --------------------------------------------------------------------- */
+
+typedef struct dp__back_gatherer {
+    dp__gatherer gatherer; /* beside it are the inputs as they came, and as each replica had them */
+    const dp_pass *pass;
+    dp__device *first;
+} dp__back_gatherer;
+
+/* A gradient goes where its input was. That of a single replica is moved, not joined. */
+static dp_status dp__back_leaf(dp__zipper *zipper, const dp_value *values, const dp__path *path,
+                               dp_value *out)
+{
+    dp__back_gatherer *back = (dp__back_gatherer *)zipper;
+    dp_value input = zipper->beside[0];
+    back->gatherer.target = input.kind == DP_TENSOR
+                                ? dp__device_of(back->gatherer.ctx, input.as.t->device)
+                                : back->first;
+    if (zipper->count > 1 || values[0].kind != DP_TENSOR)
+        return dp__gather_leaf(zipper, values, path, out);
+    dp_tensor moved = *values[0].as.t;
+    DP_TRY(dp__place(zipper->scope, &moved, back->gatherer.target));
+    return dp__of(zipper->scope, &moved, out);
+}
+
+static dp_status dp__none_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    (void)mapper;
+    *out = value.kind == DP_TENSOR ? dp_none() : value;
+    return DP_OK;
+}
+
+/* What replica r, which gave none, would have given where another one gave `model`: zeros of the
+   size of its own input, in the same structure. */
+static dp_status dp__back_zeros(const dp__back_gatherer *back, size_t r, dp_value model,
+                                dp_value *out)
+{
+    dp_scope *scope = back->pass->scope;
+    dp__mapper mapper = {.scope = scope, .leaf = dp__none_leaf};
+    const dp__device *device = &scope->ctx->devices[back->pass->records[r].call.local_rank];
+    dp_value input = back->gatherer.zipper.beside[1 + r];
+    dp_tensor zeros;
+    if (model.kind != DP_TENSOR || input.kind != DP_TENSOR)
+        return dp__map(&mapper, model, out);
+    DP_TRY(dp__tensor_make(scope, device, (dp_dtype)model.as.t->dtype, input.as.t->ndim,
+                           input.as.t->shape, &zeros));
+    DP_TRY(dp__zero_flat(scope->ctx, device, &zeros));
+    return dp__of(scope, &zeros, out);
+}
+
+static dp_status dp__back_fill(dp__zipper *zipper, dp_value *values)
+{
+    dp_value model = dp_none();
+    for (size_t r = 0; r < zipper->count && model.kind == DP_NONE; r++)
+        model = values[r];
+    for (size_t r = 0; r < zipper->count && model.kind != DP_NONE; r++)
+        if (values[r].kind == DP_NONE)
+            DP_TRY(dp__back_zeros((dp__back_gatherer *)zipper, r, model, &values[r]));
+    return DP_OK;
+}
+
+static dp_value *dp__values(const dp_pass *pass, size_t count)
+{
+    dp_value *values = dp__scope_bytes(pass->scope, count * sizeof *values, _Alignof(dp_value));
+    if (values == NULL)
+        dp_error(DP_ERR_NO_MEMORY, "no memory for %zu values", count);
+    return values;
+}
+
+/* The replicas' gradients, all of one structure, become that of what was cut; own: what each
+   had. */
+static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const dp_value *own,
+                                   dp_value *grads, dp_value *out)
+{
+    dp_value *beside = dp__values(pass, pass->count + 1);
+    if (beside == NULL)
+        return DP_ERR_NO_MEMORY;
+    beside[0] = inputs;
+    memcpy(beside + 1, own, pass->count * sizeof *own);
+    dp__back_gatherer back = {
+        .gatherer = {.zipper = {.scope = pass->scope,
+                                .count = pass->count,
+                                .noun = "replica",
+                                .beside = beside,
+                                .beside_count = pass->count + 1,
+                                .leaf = dp__back_leaf,
+                                .fill = dp__back_fill},
+                     .ctx = pass->ctx,
+                     .dim = pass->face->how.dim,
+                     .parts = dp__scope_bytes(pass->scope, pass->count * sizeof(dp_tensor *), 8)},
+        .pass = pass,
+        .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
+    if (back.gatherer.parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for the gradients of inputs");
+    DP_TRY(dp__back_fill(&back.gatherer.zipper, grads));
+    return dp__zip(&back.gatherer.zipper, grads, NULL, out);
+}
+
+static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
+{
+    dp_value *args = dp__values(pass, pass->count), *kwargs = dp__values(pass, pass->count);
+    dp_value *own_args = dp__values(pass, pass->count), *own_kwargs = dp__values(pass, pass->count);
+    if (args == NULL || kwargs == NULL || own_args == NULL || own_kwargs == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < pass->count; r++) {
+        const dp_call *call = &pass->records[r].call;
+        args[r] = call->args_grad;
+        kwargs[r] = call->kwargs_grad;
+        own_args[r] = call->args;
+        own_kwargs[r] = call->kwargs;
+    }
+    DP_TRY(dp__inputs_gather(pass, pass->kwargs, own_kwargs, kwargs, &out->kwargs));
+    return pass->face->kind == DP__FACE_CRITERION
+               ? dp__criterion_inputs(pass, own_args, args, &out->args)
+               : dp__inputs_gather(pass, pass->args, own_args, args, &out->args);
+}
+
+/* ---- the pass -------------------------------------------------------------------------------- */
+
+/* Backward in all replicas, summed into the original. */
+static dp_status dp__backward_summed(const char *fn, dp_pass *pass)
+{
+    dp_scope *temp = NULL;
+    for (size_t r = 0; r < pass->count; r++)
+        pass->face->replicas[r].pass++;
+    dp_status status = dp__pass_run(fn, pass, dp__stage_backward);
+    if (status == DP_OK)
+        status = dp__temp_begin(pass->ctx, &temp);
+    dp_trace_begin("sum of gradients");
+    if (status == DP_OK && pass->count > 1)
+        status = dp__replicas_reduce(pass->face, temp, pass->count);
+    dp_trace_end();
+    return dp__torn_by(pass->runs, dp__temp_end(temp, NULL, status));
+}
+
+static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad *out)
+{
+    for (size_t r = 0; r < pass->count; r++)
+        pass->records[r].call.input_grad_wanted = out != NULL;
+    DP_TRY(pass->face->ranks != NULL ? dp__ranks_backward(fn, pass)
+                                     : dp__backward_summed(fn, pass));
+    return out != NULL ? dp__input_grad(pass, out) : DP_OK;
+}
+
+/* The gradients of outputs are in the calls already. */
+static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
+{
+    bool ranks = pass->face != NULL && pass->face->ranks != NULL;
+    if (!ranks && pass->records[0].outer == NULL)
+        DP_TRY(dp__grads_claim(pass->module));
+    dp_trace_begin("backward");
+    dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
+                                          : dp__backward_plain(pass, out);
+    dp_trace_end();
+    return status;
+}
+
+/* A pass that dp_call_child made in a replica goes backward in that replica's backward, where the
+   gradients of all are summed. */
+static dp_status dp__check_turn(const char *fn, const dp_pass *pass)
+{
+    const dp__record *record = dp__outermost(pass->records);
+    const dp__frame *frame = dp__frame_of(pass->ctx, true);
+    if (pass->count > 1)
+        return dp__check_alone(fn, pass->ctx);
+    if (record->pass->count == 1)
+        return dp__check_runs(fn, pass->module);
+    if (frame == NULL || frame->record != record || !record->in_backward)
+        return dp_error(DP_ERR_STATE,
+                        "%s: this pass of '%s' is part of replica %zu of '%s': it goes backward in "
+                        "that one's backward",
+                        fn, pass->runs->name, record->call.replica, record->call.module->name);
+    return DP_OK;
+}
+
+DP__UNCHECKED static bool dp__is_pass(const dp_pass *pass) /* as dp__is_call */
+{
+    return pass->head.magic == DP__PASS_LIVE;
+}
+
+static dp_status dp__check_pass(const char *fn, const dp_pass *pass)
+{
+    if (pass == NULL)
+        return dp_error(DP_ERR_INVALID,
+                        "%s: pass is NULL: the forward was asked for none, or ran "
+                        "without gradients",
+                        fn);
+    if (!dp__is_pass(pass))
+        return dp_error(DP_ERR_STATE, "%s: this is not a pass, or its scope has ended", fn);
+    DP_TRY(dp__check_ctx(fn, pass->ctx));
+    if (pass->module->magic != DP__MODULE_LIVE || pass->module->serial != pass->serial)
+        return dp_error(DP_ERR_STATE, "%s: the module of this pass was destroyed", fn);
+    DP_TRY(dp__check_turn(fn, pass));
+    if (pass->used)
+        return dp_error(DP_ERR_STATE, "%s: this pass of '%s' had its backward already", fn,
+                        pass->runs->name);
+    if (pass->backward == NULL)
+        return dp__no_method(DP_ERR_UNSUPPORTED, fn, pass->runs, "backward");
+    return DP_OK;
+}
+
+/* The parameters that the forward has read are those that backward reads: on devices with memory of
+   their own the other replicas still have these. */
+static dp_status dp__check_unwritten(const dp_pass *pass)
+{
+    const dp_module *runs = pass->runs;
+    if (atomic_load_explicit(&pass->ctx->written, memory_order_relaxed) < pass->number)
+        return DP_OK;
+    for (size_t home = 0; home < runs->listed_count; home++)
+        if (dp__root(runs->slots[runs->listed[home]])->written >= pass->number)
+            return dp_error(DP_ERR_STATE,
+                            "'%s' of '%s' was edited between the forward and this backward, which "
+                            "needs it as it was",
+                            runs->names[runs->listed[home]], runs->name);
+    return DP_OK;
+}
+
+/* From here on the pass is used. With mean_grads the number is for the library: backward gets the
+   gradient of its own mean. */
+static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
+{
+    if (pass->runs->mean_grads && !dp__is_number(grad))
+        return dp_error(DP_ERR_INVALID, "'%s' has mean_grads: its gradient is a number, not %s",
+                        pass->runs->name, dp__a_kind(grad.kind));
+    bool inner = pass->face == NULL && pass->records[0].outer != NULL; /* whose tree has begun */
+    DP_TRY(dp__check_unwritten(pass));
+    if (!inner)
+        DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
+    pass->used = true;
+    if (!pass->runs->mean_grads)
+        return DP_OK;
+    pass->factor = grad.kind == DP_FLOAT ? grad.as.f : grad.kind == DP_INT ? (double)grad.as.i : 0;
+    for (size_t r = 0; r < pass->count; r++)
+        pass->records[r].call.grad = dp_float(1);
+    return DP_OK;
+}
+
+/* What fails here while other processes are in the same backward fails there too, and the pass is
+   over. */
+static dp_status dp__backward_end(const char *fn, dp_pass *pass, dp_status status)
+{
+    if (status != DP_OK && dp__ranks_joint(pass->face, pass->synced))
+        pass->used = true;
+    return dp__ranks_void(fn, pass->face, pass->synced, status);
+}
+
+DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
+{
+    dp_input_grad inputs = {dp_none(), dp_none()};
+    DP_TRY(dp__check_pass(__func__, pass));
+    dp__ranks_start_over(pass->face, true);
+    dp_status status = dp__check_value(__func__, "grad", grad);
+    if (status == DP_OK)
+        status = dp__grads_give(pass, grad);
+    if (status == DP_OK)
+        status = dp__backward_begin(pass, grad);
+    if (status == DP_OK)
+        status = dp__backward_run(__func__, pass, out != NULL ? &inputs : NULL);
+    status = dp__backward_end(__func__, pass, status);
+    if (status == DP_OK && out != NULL)
+        *out = inputs;
+    return dp__leave(__func__, pass->ctx, status);
+}
+
+/* ==== >>criterion ================================================================================
+   Losses where the outputs are: a criterion's replicas take the list that dp_model_parallel made,
+   and targets cut by the sizes that come with it.                                                */
+
+/* The outputs, one per replica; `rows`: how the batch was cut, if the list still says so. */
+static dp_status dp__criterion_outputs(const dp__request *request, const dp__face *face,
+                                       const dp_value **out, size_t *out_count, int64_t **out_rows)
+{
+    char text[32];
+    dp_value args = request->args;
+    if (!dp__is_sequence(args) || args.count == 0)
+        return dp_error(DP_ERR_INVALID, "a criterion's first argument is the list of outputs");
+    const dp_value *first = &args.as.items[0];
+    bool ours = dp__is_outputs(*first);
+    *out_rows = ours ? first->as.items[first->count].as.p : NULL;
+    *out = first;
+    *out_count = 1;
+    if (face->count == 1 && !ours)
+        return DP_OK;
+    if (first->kind != DP_LIST || first->count == 0 || first->count > face->count)
+        return dp_error(DP_ERR_MISMATCH, "the outputs are %s, there %s %zu device%s",
+                        dp__value_text(*first, text, sizeof text), face->count == 1 ? "is" : "are",
+                        face->count, dp__s(face->count));
+    *out = first->as.items;
+    *out_count = first->count;
+    return DP_OK;
+}
+
+/* (output, targets...), where a tuple of outputs counts as several arguments. */
+static dp_status dp__criterion_args(const dp_pass *pass, size_t r, dp_value output,
+                                    dp_value targets, dp_value *out)
+{
+    bool many = output.kind == DP_TUPLE;
+    const dp_value *outputs = many ? output.as.items : &output;
+    uint32_t count = many ? output.count : 1;
+    dp_value *items = dp__scope_bytes(pass->scope, (count + targets.count) * sizeof *items, 8);
+    dp__parter parter = {
+        .mapper = {.scope = pass->scope, .leaf = dp__part_group_leaf},
+        .plan = &(dp__plan){.fn = "dp_invoke", .ctx = pass->ctx, .scope = pass->scope},
+        .device = &pass->ctx->devices[dp__rank_at(&pass->face->how, r)]};
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++)
+        DP_TRY(dp__map(&parter.mapper, outputs[i], &items[i]));
+    for (uint32_t i = 0; i < targets.count; i++)
+        items[count + i] = targets.as.items[i];
+    return dp__list_out("args", DP_TUPLE, items, count + targets.count, out);
+}
+
+/* What replica r was given as the model's output. */
+static dp_value dp__criterion_output(const dp_pass *pass, size_t r)
+{
+    dp_value first = pass->args.as.items[0];
+    return dp__is_outputs(first) || !pass->alone ? first.as.items[r] : first;
+}
+
+/* Targets are cut as the outputs were, where that is known, else as the config says. */
+static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
+                                    const dp__face *face, size_t count, const int64_t *rows,
+                                    dp_scatter_config *how)
+{
+    bool nothing = dp__is_nothing(targets->args) && dp__is_nothing(targets->kwargs);
+    *how = face->how;
+    if (rows != NULL) {
+        how->local_rank_count = how->split_count = count;
+        how->split = DP_SPLIT_SIZES;
+        how->sizes = rows;
+        how->weights = NULL;
+    }
+    dp_status status = dp__cut_make(plan, targets, face, how);
+    if ((status == DP_ERR_INVALID || status == DP_ERR_MISMATCH) && rows != NULL)
+        return dp_error(DP_ERR_MISMATCH, "the targets cannot be cut as the outputs were: %s",
+                        dp__unnamed(targets->fn, dp_last_error()));
+    if (status == DP_OK && plan->parts < count && !nothing)
+        return dp_error(DP_ERR_MISMATCH, "the targets make %zu part%s, the outputs are %zu",
+                        plan->parts, dp__s(plan->parts), count);
+    if (status == DP_OK && plan->needed > count)
+        return dp_error(DP_ERR_MISMATCH, "the targets have rows in %zu parts, the outputs are %zu",
+                        plan->needed, count);
+    return status;
+}
+
+static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out)
+{
+    dp__plan plan;
+    dp_scatter_config how;
+    size_t count = 0;
+    int64_t *rows = NULL;
+    const dp_value *outputs = NULL;
+    DP_TRY(dp__criterion_outputs(request, face, &outputs, &count, &rows));
+    dp__request rest = *request; /* the targets */
+    rest.args = dp__sequence(DP_TUPLE, request->args.as.items + 1, request->args.count - 1,
+                             request->args.depth);
+    DP_TRY(dp__criterion_plan(&plan, &rest, face, count, rows, &how));
+    DP_TRY(dp__pass_make(request, face->runs, face, count, out));
+    for (size_t r = 0; r < count; r++) {
+        dp_value args = dp_none(), kwargs = dp_none();
+        DP_TRY(dp__part_make(&plan, rest.args, r, &args));
+        DP_TRY(dp__part_make(&plan, rest.kwargs, r, &kwargs));
+        DP_TRY(dp__criterion_args(*out, r, outputs[r], args, &args));
+        dp__pass_record(*out, request, r, args, kwargs);
+    }
+    if (rows == NULL)
+        DP_TRY(dp__plan_sizes(&plan, &rows));
+    dp__pass_rows(*out, rows);
+    return DP_OK;
+}
+
+/* The weight of replica r's loss, and the sum of all weights. */
+static double dp__criterion_weight(const dp_pass *pass, size_t r, double *total)
+{
+    bool weighted = pass->face->mean_of_samples;
+    *total = 0;
+    for (size_t i = 0; i < pass->count; i++)
+        *total += weighted ? pass->records[i].call.weight : 1;
+    if (weighted && *total > 0)
+        return pass->records[r].call.weight;
+    *total = *total > 0 ? *total : (double)pass->count;
+    return 1;
+}
+
+typedef struct dp__scaler { /* tensors and numbers of a tree times a number, on a device */
+    dp__mapper mapper;
+    dp__device *device;
+    double by, over;
+} dp__scaler;
+
+/* to = from * by / over; both dense, of one device. */
+static dp_status dp__scale_flat(dp_ctx *ctx, const dp_tensor *from, double by, double over,
+                                const dp_tensor *to)
+{
+    const void *in = from->data;
+    void *out = to->data;
+    const dp__device *device = dp__device_of(ctx, to->device);
+    dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
+                           .op = DP_OP_SUM,
+                           .dtype = (dp_dtype)to->dtype,
+                           .in_dtype = (dp_dtype)to->dtype,
+                           .count = (size_t)dp__count(to),
+                           .out = &out,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = by,
+                           .beta = over};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
+static dp_status dp__scale_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    const dp__scaler *scaler = (const dp__scaler *)mapper;
+    dp_ctx *ctx = mapper->scope->ctx;
+    *out = value;
+    if (dp__is_number(value) && value.kind != DP_NONE)
+        *out = dp_float((value.kind == DP_INT ? (double)value.as.i : value.as.f) * scaler->by /
+                        scaler->over);
+    if (value.kind != DP_TENSOR)
+        return DP_OK;
+    dp_tensor from = *value.as.t, to;
+    DP_TRY(dp__place(mapper->scope, &from, scaler->device));
+    DP_TRY(dp__contiguous(mapper->scope, &from, &from));
+    DP_TRY(dp__tensor_make(mapper->scope, scaler->device, (dp_dtype)from.dtype, from.ndim,
+                           from.shape, &to));
+    DP_TRY(dp__scale_flat(ctx, &from, scaler->by, scaler->over, &to));
+    return dp__of(mapper->scope, &to, out);
+}
+
+static dp_status dp__scale(dp_scope *scope, dp_value value, dp__device *device, double by,
+                           double over, dp_value *out)
+{
+    dp__scaler scaler = {{.scope = scope, .leaf = dp__scale_leaf, .plain = true}, device, by, over};
+    return dp__map(&scaler.mapper, value, out);
+}
+
+/* Sum of weight * loss, divided by the sum of the weights. A loss of weight 0, such as that of no
+   rows, is left out, whatever it is. */
+static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out)
+{
+    double total = 0;
+    uint32_t count = 0;
+    dp_scope *temp = NULL;
+    dp__device *output = (dp__device *)(uintptr_t)pass->face->output;
+    dp_value sum = dp_none();
+    dp_value *items = dp__scope_bytes(pass->scope, pass->count * sizeof *items, 8);
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
+    for (size_t r = 0; r < pass->count; r++) {
+        double weight = dp__criterion_weight(pass, r, &total);
+        items[count] = list.as.items[r];
+        if (pass->face->mean_of_samples && weight > 0)
+            DP_TRY(dp__scale(pass->scope, list.as.items[r],
+                             &pass->ctx->devices[pass->records[r].call.local_rank], weight, 1,
+                             &items[count]));
+        count += weight > 0;
+    }
+    DP_TRY(dp__temp_begin(pass->ctx, &temp));
+    dp_status status = dp__reduce_add(
+        pass->scope, temp, dp__sequence(DP_LIST, items, count, list.depth), output, &sum);
+    status = dp__temp_end(temp, NULL, status);
+    return status == DP_OK ? dp__scale(pass->scope, sum, output, 1, total, out) : status;
+}
+
+/* d mean / d loss of replica r, times the gradient of the mean. */
+static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out)
+{
+    double total = 0, weight = dp__criterion_weight(pass, r, &total);
+    return dp__scale(pass->scope, grad, &pass->ctx->devices[pass->records[r].call.local_rank],
+                     weight, total, out);
+}
+
+/* args_grad of a replica, taken apart: gradients of the outputs that it had, and of targets. */
+static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value grads,
+                                     dp_value *out_output, dp_value *out_targets)
+{
+    char text[32];
+    const dp_call *call = &pass->records[r].call;
+    uint32_t targets = pass->args.count - 1, outputs = call->args.count - targets;
+    bool many = dp__criterion_output(pass, r).kind == DP_TUPLE;
+    *out_output = *out_targets = dp_none();
+    if (grads.kind == DP_NONE)
+        return DP_OK;
+    if (!dp__is_sequence(grads) || grads.count != call->args.count)
+        return dp_error(DP_ERR_MISMATCH, "args_grad of replica %zu is %s, it had %u arguments", r,
+                        dp__value_text(grads, text, sizeof text), (unsigned)call->args.count);
+    *out_output = many ? dp__sequence(DP_TUPLE, grads.as.items, outputs, grads.depth)
+                       : grads.as.items[0];
+    *out_targets = dp__sequence(DP_TUPLE, grads.as.items + outputs, targets, grads.depth);
+    return DP_OK;
+}
+
+/* In the form of the arguments: the list of outputs has a list of gradients, which stay where they
+   are; those of targets are gathered. */
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
+                                      const dp_value *grads, dp_value *out)
+{
+    uint32_t targets = pass->args.count - 1;
+    dp_value *outputs = dp__values(pass, pass->count), *rest = dp__values(pass, pass->count);
+    dp_value *own_rest = dp__values(pass, pass->count), *items = dp__values(pass, targets + 1);
+    dp_value gathered = dp_none(), ignored;
+    if (outputs == NULL || rest == NULL || own_rest == NULL || items == NULL)
+        return DP_ERR_NO_MEMORY;
+    for (size_t r = 0; r < pass->count; r++) {
+        DP_TRY(dp__criterion_split(pass, r, own[r], &ignored, &own_rest[r]));
+        DP_TRY(dp__criterion_split(pass, r, grads[r], &outputs[r], &rest[r]));
+    }
+    dp_value inputs = dp__sequence(DP_TUPLE, pass->args.as.items + 1, targets, pass->args.depth);
+    DP_TRY(dp__inputs_gather(pass, inputs, own_rest, rest, &gathered));
+    for (uint32_t i = 0; i < targets; i++)
+        items[1 + i] = dp_at(gathered, i);
+    items[0] = outputs[0];
+    if (dp__is_outputs(pass->args.as.items[0]) || !pass->alone)
+        DP_TRY(dp__list_out("the gradients", DP_LIST, outputs, pass->count, &items[0]));
+    return dp__list_out("the gradients", DP_TUPLE, items, targets + 1, out);
+}
+
+DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
+                                    const dp_scatter_config *how, dp_value *out_list)
+{
+    how = how != NULL ? how : &dp__scatter_default;
+    dp_scope *temp = NULL;
+    dp_value sum = dp_none(), all = dp_none();
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_alone(__func__, ctx));
+    DP_TRY(dp__check_scope_of(__func__, scope, ctx));
+    DP_TRY(dp__check_list(__func__, list));
+    DP_TRY(dp__check_pointer(__func__, "out_list", out_list));
+    DP_TRY(dp__check_ranks(__func__, ctx, how));
+    if (list.count != dp__rank_count(ctx, how))
+        return dp_error(DP_ERR_MISMATCH, "%s: a list of %u for %zu device%s", __func__,
+                        (unsigned)list.count, dp__rank_count(ctx, how),
+                        dp__s(dp__rank_count(ctx, how)));
+    dp_status status = dp__temp_begin(ctx, &temp);
+    if (status == DP_OK)
+        status = dp__reduce_add(scope, temp, list, &ctx->devices[dp__rank_at(how, 0)], &sum);
+    if (status == DP_OK)
+        status = dp__replicate(scope, sum, how, &all);
+    status = dp__temp_end(temp, NULL, status);
+    if (status == DP_OK)
+        *out_list = all;
+    return dp__leave(__func__, ctx, status);
+}
+
+/* ==== >>faces ====================================================================================
+   The wrappers: a config becomes a face, and a module around it. They differ only in their kind,
+   and in a few lines where passes are cut and put together.                                     */
+
+/* mmcv's rule: the module's own steps know nothing of other replicas. */
+static dp_status dp__face_allows(const dp__face *face, const char *method)
+{
+    bool own_step = strcmp(method, "train_step") == 0 || strcmp(method, "val_step") == 0;
+    if (face->kind == DP__FACE_CONTAINER && own_step && face->count > 1)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' runs on a single device, this wrapper has %zu: dp_train_step trains "
+                        "on all of them",
+                        method, face->count);
+    return DP_OK;
+}
+
+/* Devices of very different strength wait for each other: warns of it, and says whether it did. */
+static bool dp__warn_balance(const dp__face *face, bool memory)
+{
+    const dp_device_info *low = NULL, *high = NULL;
+    for (size_t r = 0; r < face->count; r++) {
+        const dp_device_info *info = &face->ctx->devices[dp__rank_at(&face->how, r)].info;
+        double own = memory ? (double)info->bytes_total : (double)info->compute_units;
+        if (low == NULL || own < (memory ? (double)low->bytes_total : (double)low->compute_units))
+            low = info;
+        if (high == NULL ||
+            own > (memory ? (double)high->bytes_total : (double)high->compute_units))
+            high = info;
+    }
+    double least = memory ? (double)low->bytes_total : (double)low->compute_units;
+    double most = memory ? (double)high->bytes_total : (double)high->compute_units;
+    if (!(least < 0.75 * most))
+        return false;
+    dp__log(face->ctx, DP_LOG_WARN,
+            "'%s' has less than 75 %% of the %s of '%s': the others will wait for it; local_ranks "
+            "can leave it out",
+            low->name, memory ? "memory" : "compute units", high->name);
+    return true;
+}
+
+static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_parallel_config *config)
+{
+    dp_scatter_config how = {.local_ranks = config->local_ranks,
+                             .local_rank_count = config->local_rank_count,
+                             .dim = config->dim,
+                             .split = config->split,
+                             .sizes = config->sizes,
+                             .weights = config->weights,
+                             .split_count = config->split_count};
+    DP_TRY(dp__check_ranks(fn, face->ctx, &how));
+    face->count = dp__rank_count(face->ctx, &how);
+    DP_TRY(dp__check_split(fn, &how, face->count));
+    if (how.dim < -DP_MAX_DIMS || how.dim >= DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: dim is %d, a tensor has at most %d dims", fn, how.dim,
+                        DP_MAX_DIMS);
+    int *ranks = dp__array(face->scope, face->count, sizeof *ranks);
+    int64_t *sizes = dp__array(face->scope, face->count, sizeof *sizes);
+    double *weights = dp__array(face->scope, face->count, sizeof *weights);
+    face->threads = dp__array(face->scope, face->count, sizeof *face->threads);
+    if (ranks == NULL || sizes == NULL || weights == NULL || face->threads == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu devices", face->count);
+    for (size_t r = 0; r < face->count; r++)
+        ranks[r] = dp__rank_at(&how, r);
+    if (how.sizes != NULL)
+        how.sizes = memcpy(sizes, how.sizes, face->count * sizeof *sizes);
+    if (how.weights != NULL)
+        how.weights = memcpy(weights, how.weights, face->count * sizeof *weights);
+    how.local_ranks = ranks;
+    how.local_rank_count = face->count;
+    face->how = how;
+    return DP_OK;
+}
+
+/* Each device's own thread. Replicas of a device that is there twice have other threads too, if it
+   works on the host; else they would use its stream at the same time, so they take turns. */
+static void dp__face_threads(dp__face *face)
+{
+    int threads = face->ctx->info.local_count;
+    bool on_host = dp__is_host(&face->ctx->devices[dp__rank_at(&face->how, 0)]);
+    face->own_threads = true;
+    for (size_t r = 0; r < face->count; r++) {
+        face->threads[r] = dp__rank_at(&face->how, r);
+        for (size_t k = 0; k < r; k++)
+            face->own_threads = face->own_threads && face->threads[k] != face->threads[r];
+    }
+    face->own_devices = face->own_threads;
+    if (face->own_threads || !on_host)
+        return;
+    face->own_threads = face->count <= (size_t)threads;
+    for (size_t r = 0; r < face->count; r++)
+        face->threads[r] = (int)(r % (size_t)threads);
+}
+
+static dp_status dp__face_output(const char *fn, dp__face *face, const dp_parallel_config *config)
+{
+    dp_gather_config how = {.local_rank = dp__rank_at(&face->how, 0),
+                            .to_host = config->output_to_host};
+    dp__device *output = NULL;
+    bool listed = config->output_to_host;
+    if (config->output_rank != NULL)
+        how.local_rank = *config->output_rank;
+    DP_TRY(dp__check_output(fn, face->ctx, "output_rank", &how, &output));
+    for (size_t r = 0; r < face->count; r++)
+        listed = listed || dp__rank_at(&face->how, r) == how.local_rank;
+    if (face->kind == DP__FACE_CRITERION && !listed)
+        return dp_error(DP_ERR_INVALID,
+                        "output_rank %d is none of local_ranks: the losses are added up on one of "
+                        "their devices",
+                        how.local_rank);
+    face->output = output;
+    return DP_OK;
+}
+
+/* The whole tree must be on the first device. Parameters are where their module is. */
+static dp_status dp__check_home(const dp_module *module, int first)
+{
+    if (module->local_rank != first)
+        return dp_error(DP_ERR_INVALID,
+                        "'%s' is on local rank %d, the first of the devices is local rank %d",
+                        module->name, module->local_rank, first);
+    for (size_t i = 0; i < module->child_count; i++)
+        DP_TRY(dp__check_home(module->children[i].module, first));
+    return DP_OK;
+}
+
+static bool dp__has_foreign(const dp_module *module)
+{
+    bool found = false;
+    for (size_t i = 0; i < module->param_count && !module->announces_changes; i++)
+        found = found || module->params[i].foreign;
+    for (size_t i = 0; i < module->child_count && !found; i++)
+        found = dp__has_foreign(module->children[i].module);
+    return found;
+}
+
+/* Inside a replica a wrapper has only that replica's device, and would reduce over nobody. */
+static dp_status dp__check_no_ranks(const dp_module *module)
+{
+    if (module->separate != NULL || (module->face != NULL && module->face->ranks != NULL))
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "'%s' reduces over all ranks: no other wrapper goes around it",
+                        module->name);
+    for (size_t i = 0; i < module->child_count; i++)
+        DP_TRY(dp__check_no_ranks(module->children[i].module));
+    return DP_OK;
+}
+
+static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
+                                  const dp_distributed_config *config);
+
+/* `ranks`: of DP__FACE_DISTRIBUTED, else NULL. */
+static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *module,
+                               dp__kind_of_face kind, const dp_parallel_config *config,
+                               const dp_distributed_config *ranks, dp__face **out)
+{
+    static const dp_parallel_config zero;
+    dp__face *face = dp__array(scope, 1, sizeof *face);
+    if (face == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for a wrapper");
+    config = config != NULL ? config : &zero;
+    *face = (dp__face){.kind = kind,
+                       .ctx = module->ctx,
+                       .scope = scope,
+                       .inner = module,
+                       .runs = module,
+                       .mean_of_samples = config->mean_of_samples,
+                       .foreign = dp__has_foreign(module)};
+    DP_TRY(dp__check_no_ranks(module));
+    while (face->runs->face != NULL)
+        face->runs = face->runs->wraps;
+    if (dp__find_method(face->runs, "forward") == NULL)
+        return dp__no_method(DP_ERR_INVALID, fn, face->runs, "forward");
+    DP_TRY(dp__face_ranks(fn, face, config));
+    DP_TRY(dp__face_output(fn, face, config));
+    DP_TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
+    dp__face_threads(face);
+    if (ranks != NULL)
+        DP_TRY(dp__ranks_ignore(fn, face, ranks));
+    DP_TRY(dp__replicas_make(face));
+    *out = face;
+    return DP_OK;
+}
+
+/* The wrapper and its face, or nothing. */
+static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *module,
+                                  dp__kind_of_face kind, const dp_parallel_config *config,
+                                  const dp_distributed_config *ranks, dp_module **out)
+{
+    dp_module *wrapper = NULL;
+    dp__face *face = NULL;
+    dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
+    dp_status status = dp__module_make(module->ctx, &own, &wrapper);
+    if (status == DP_OK)
+        status = dp__face_make(fn, wrapper->scope, module, kind, config, ranks, &face);
+    if (status == DP_OK) {
+        wrapper->face = face;
+        wrapper->training = module->training;
+        if (kind != DP__FACE_META && !dp__warn_balance(face, true))
+            (void)dp__warn_balance(face, false);
+        *out = wrapper;
+    } else if (wrapper != NULL) {
+        dp__module_end(wrapper);
+    }
+    return status;
+}
+
+static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
+                          dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
+{
+    DP_TRY(dp__check_module(fn, module));
+    DP_TRY(dp__check_alone(fn, module->ctx));
+    DP_TRY(dp__check_pointer(fn, "out", out));
+    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, NULL, out));
+}
+
+DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
+                                  dp_module **out)
+{
+    return dp__wrap(__func__, "data_parallel", module, DP__FACE_GATHER, config, out);
+}
+
+DP_API dp_status dp_container_parallel(dp_module *module, const dp_parallel_config *config,
+                                       dp_module **out)
+{
+    return dp__wrap(__func__, "container_parallel", module, DP__FACE_CONTAINER, config, out);
+}
+
+DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
+                                   dp_module **out)
+{
+    return dp__wrap(__func__, "model_parallel", module, DP__FACE_MODEL, config, out);
+}
+
+DP_API dp_status dp_criterion_parallel(dp_module *criterion, const dp_parallel_config *config,
+                                       dp_module **out)
+{
+    return dp__wrap(__func__, "criterion_parallel", criterion, DP__FACE_CRITERION, config, out);
+}
+
+DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out)
+{
+    DP_TRY(dp__check_module(__func__, module));
+    dp_parallel_config config = {.local_ranks = &module->local_rank, .local_rank_count = 1};
+    return dp__wrap(__func__, "meta_test_parallel", module, DP__FACE_META, &config, out);
+}
+
+DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp_scope *scope,
+                                       dp_value args, dp_value kwargs,
+                                       const dp_parallel_config *config, dp_value *out,
+                                       dp_pass **out_pass)
+{
+    dp__face *face = NULL;
+    DP_TRY(dp__check_module(__func__, module));
+    DP_TRY(dp__check_alone(__func__, module->ctx));
+    dp__request request = {.fn = __func__,
+                           .module = module,
+                           .method = method,
+                           .scope = scope,
+                           .args = args,
+                           .kwargs = kwargs,
+                           .wants_pass = out_pass != NULL};
+    DP_TRY(dp__check_request(&request, out));
+    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, NULL, &face);
+    if (status != DP_OK)
+        return dp__leave(__func__, module->ctx, status);
+    return dp__invoke_by(&request, face, out, out_pass);
+}
+
+DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *out)
+{
+    DP_TRY(dp__check_module(__func__, wrapper));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    if (wrapper->face == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: '%s' is not a wrapper of the library's", __func__,
+                        wrapper->name);
+    const dp__face *face = wrapper->face;
+    *out = (dp_wrapper_info){.local_ranks = face->how.local_ranks,
+                             .local_rank_count = face->count,
+                             .output = face->output->id,
+                             .dim = face->how.dim};
+    return DP_OK;
+}
+
+DP_API dp_module *dp_wrapped(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK ? module->wraps : NULL;
+}
+
+DP_API bool dp_is_wrapper(const dp_module *module)
+{
+    return dp__check_module(__func__, module) == DP_OK && module->wraps != NULL;
+}
+
+DP_API dp_module *dp_unwrap(dp_module *module)
+{
+    if (dp__check_module(__func__, module) != DP_OK)
+        return NULL;
+    while (module->wraps != NULL)
+        module = module->wraps;
+    return module;
+}
+
+/* ==== >>losses ===================================================================================
+   Of dp_train_step: losses, weights, gradients as numbers, the log; of both steps, the data.    */
+
+/* A dict becomes kwargs, a list or tuple args. */
+static dp_status dp__step_data(dp_value data, const char *from, dp_value *args, dp_value *kwargs)
+{
+    *args = *kwargs = dp_none();
+    if (data.kind != DP_DICT && !dp__is_sequence(data))
+        return dp_error(DP_ERR_INVALID, "%s is %s, not a dict, a list or a tuple", from,
+                        dp__a_kind(data.kind));
+    *(data.kind == DP_DICT ? kwargs : args) = data;
+    return DP_OK;
+}
+
+/* kwargs and the mode. */
+static dp_status dp__step_mode(dp_scope *scope, const char *name, dp_value kwargs, dp_value *out)
+{
+    dp_pair *pairs = dp__scope_bytes(scope, (kwargs.count + 1) * sizeof *pairs, 8);
+    dp_value mode = {.kind = DP_STRING, .as.s = name};
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u arguments", (unsigned)kwargs.count);
+    if (kwargs.kind == DP_DICT && dp__find(kwargs, "mode") != NULL)
+        return dp_error(DP_ERR_INVALID, "the data has a key 'mode', which is the step's own");
+    if (kwargs.count > 0)
+        memcpy(pairs, kwargs.as.pairs, kwargs.count * sizeof *pairs);
+    pairs[kwargs.count] = (dp_pair){"mode", mode};
+    *out = dp__dict_of(pairs, kwargs.count + 1, kwargs.count > 0 ? kwargs.depth : 1);
+    return DP_OK;
+}
+
+static bool dp__is_scalar(dp_value value)
+{
+    return value.kind == DP_INT || value.kind == DP_FLOAT || value.kind == DP_BOOLEAN;
+}
+
+/* A number becomes a tensor on the host; the rest stays, and is checked with its key. */
+static dp_status dp__loss_leaf(dp_scope *scope, dp_value value, dp_value *out)
+{
+    dp_tensor tensor;
+    bool whole = value.kind != DP_FLOAT;
+    *out = value;
+    if (!dp__is_scalar(value))
+        return DP_OK;
+    double number = !whole ? value.as.f : (double)(value.kind == DP_INT ? value.as.i : value.as.b);
+    DP_TRY(dp__tensor_make(scope, &scope->ctx->host_device, DP_F64, 0, NULL, &tensor));
+    memcpy(tensor.data, &number, sizeof number);
+    return dp__of(scope, &tensor, out);
+}
+
+static dp_status dp__loss_entry(dp_scope *scope, dp_value value, dp_value *out)
+{
+    if (!dp__is_sequence(value))
+        return dp__loss_leaf(scope, value, out);
+    dp_value *items = dp__scope_bytes(scope, value.count * sizeof *items, _Alignof(dp_value));
+    if (items == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)value.count);
+    for (uint32_t i = 0; i < value.count; i++)
+        DP_TRY(dp__loss_leaf(scope, value.as.items[i], &items[i]));
+    *out = dp__sequence((dp_kind)value.kind, items, value.count, value.depth);
+    return DP_OK;
+}
+
+/* What the forward returned as a dict of tensors and lists of them: a loss alone gets the key
+   "loss". */
+static dp_status dp__record_losses(dp__record *record)
+{
+    const dp_call *call = &record->call;
+    dp_pair alone = {"loss", call->out};
+    bool bare = call->out.kind == DP_TENSOR || dp__is_scalar(call->out);
+    if (!bare && call->out.kind != DP_DICT)
+        return dp_error(DP_ERR_INVALID,
+                        "%s.forward returned %s; the step needs a dict with a key that holds "
+                        "'loss', or a loss",
+                        call->module->name, dp__a_kind(call->out.kind));
+    uint32_t count = bare ? 1 : call->out.count;
+    const dp_pair *from = bare ? &alone : call->out.as.pairs;
+    dp_pair *pairs = dp__scope_bytes(call->scope, count * sizeof *pairs, _Alignof(dp_pair));
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u losses", (unsigned)count);
+    for (uint32_t i = 0; i < count; i++) {
+        pairs[i].key = from[i].key;
+        DP_TRY(dp__loss_entry(call->scope, from[i].value, &pairs[i].value));
+    }
+    record->losses = dp__dict_of(pairs, count, bare ? 1 : call->out.depth);
+    return DP_OK;
+}
+
+/* One replica's "preprocess", if it has one, and its forward. */
+static dp_status dp__record_step(dp__record *record)
+{
+    dp_call *call = &record->call;
+    const char *mode = record->pass->mode;
+    const dp_method *method = dp__find_method(call->module, "preprocess");
+    bool training = call->training, loss = strcmp(mode, "loss") == 0;
+    if (method != NULL) {
+        call->training = training && loss; /* it augments data for training alone */
+        DP_TRY(dp__record_forward(record, method));
+        call->training = training;
+        call->saved = NULL;
+        DP_TRY(dp__step_data(call->out, "what preprocess returned", &call->args, &call->kwargs));
+    }
+    DP_TRY(dp__step_mode(call->scope, mode, call->kwargs, &call->kwargs));
+    DP_TRY(dp__record_forward(record, record->pass->method));
+    return loss ? dp__record_losses(record) : DP_OK;
+}
+
+/* The tensors of one entry of the losses. */
+static dp_status dp__entry_tensors(const dp_pair *entry, const dp_value **out, uint32_t *out_count)
+{
+    bool list = dp__is_sequence(entry->value);
+    *out = list ? entry->value.as.items : &entry->value;
+    *out_count = list ? entry->value.count : 1;
+    for (uint32_t i = 0; i < *out_count; i++)
+        if ((*out)[i].kind != DP_TENSOR || dp_tensor_count((*out)[i].as.t) < 0)
+            return dp_error(DP_ERR_INVALID, "'%s' is not a tensor or list of tensors", entry->key);
+    return DP_OK;
+}
+
+static bool dp__is_loss(const char *key)
+{
+    return strstr(key, "loss") != NULL;
+}
+
+/* Losses of all replicas have the same keys, and as many tensors under each. */
+static dp_status dp__check_losses(const dp_pass *pass)
+{
+    bool any = false;
+    dp_value first = pass->records[0].losses;
+    for (size_t r = 0; r < pass->count; r++) {
+        dp_value own = pass->records[r].losses;
+        if (own.count != first.count)
+            return dp_error(DP_ERR_MISMATCH,
+                            "forward of replica %zu returned %u losses and log entries, that of "
+                            "replica 0 %u",
+                            r, (unsigned)own.count, (unsigned)first.count);
+        dp__finder finder = {.dict = own};
+        for (uint32_t i = 0; i < first.count; i++) {
+            const dp_value *tensors = NULL;
+            uint32_t count = 0, wanted = 0;
+            const dp_pair *entry = NULL;
+            DP_TRY(dp__finder_find(&finder, pass->scope, first.as.pairs[i].key, &entry));
+            if (entry != NULL) {
+                DP_TRY(dp__entry_tensors(&first.as.pairs[i], &tensors, &wanted));
+                DP_TRY(dp__entry_tensors(entry, &tensors, &count));
+            }
+            if (entry == NULL || count != wanted)
+                return dp_error(DP_ERR_MISMATCH, "'%s' of replica %zu is not as in replica 0",
+                                first.as.pairs[i].key, r);
+            any = any || dp__is_loss(first.as.pairs[i].key);
+        }
+    }
+    if (any)
+        return DP_OK;
+    dp__names names = dp__keys_of(first);
+    return dp__no_such(DP_ERR_INVALID, &names, "no key of what forward returned holds 'loss'");
+}
+
+/* The weight of each element of a tensor of replica r in the mean over all. */
+static double dp__element_share(const dp_pass *pass, size_t r, const dp_tensor *tensor,
+                                double total)
+{
+    double count = (double)dp__count(tensor), weight = pass->records[r].call.weight;
+    return weight > 0 && count > 0 ? weight / total / count : 0;
+}
+
+/* d loss / d output of replica r, times `factor`: numbers, since all elements have the same weight;
+   for a loss alone one number. */
+static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_value *out)
+{
+    dp_value losses = pass->records[r].losses;
+    double own = pass->records[r].call.weight, total = dp__weight_total(pass);
+    bool means = pass->runs->mean_grads; /* of its own rows: the rest is done to what it writes */
+    if (means)
+        total = own;
+    else if (pass->face != NULL && pass->face->ranks != NULL) /* weight / total is its share */
+        total = own / dp__ranks_share(pass, r);
+    factor = means ? 1 : factor;
+    dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
+    if (pairs == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)losses.count);
+    for (uint32_t i = 0; i < losses.count; i++) {
+        const dp_pair *entry = &losses.as.pairs[i];
+        const dp_value *tensors = NULL;
+        uint32_t count = 0;
+        DP_TRY(dp__entry_tensors(entry, &tensors, &count));
+        dp_value *items = dp__scope_bytes(pass->scope, count * sizeof *items, 8);
+        if (items == NULL)
+            return dp_error(DP_ERR_NO_MEMORY, "no memory for %u gradients", (unsigned)count);
+        for (uint32_t k = 0; k < count; k++)
+            items[k] = dp__is_loss(entry->key)
+                           ? dp_float(factor * dp__element_share(pass, r, tensors[k].as.t, total))
+                           : dp_none();
+        bool list = dp__is_sequence(entry->value);
+        pairs[i].key = entry->key;
+        pairs[i].value = list ? dp__sequence((dp_kind)entry->value.kind, items, count, 1)
+                              : items[0];
+    }
+    *out = pass->records[r].call.out.kind == DP_DICT ? dp__dict_of(pairs, losses.count, 2)
+                                                     : pairs[0].value;
+    return DP_OK;
+}
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+static dp_status dp__log_scalar(dp_scope *scope, const dp__device *device, dp_tensor *out)
+{
+    return dp__tensor_make(scope, device, DP_F64, 0, NULL, out);
+}
+
+/* share * the sum of a tensor's elements, on its device. */
+static dp_status dp__log_share(const dp_pass *pass, size_t r, const dp_tensor *tensor, double share,
+                               dp_tensor *out)
+{
+    dp_ctx *ctx = pass->ctx;
+    const dp__device *device = dp__device_of(ctx, tensor->device);
+    dp_tensor dense, wide;
+    if (device == NULL)
+        return dp_error(DP_ERR_INVALID, "a loss of replica %zu is on no device of this context", r);
+    DP_TRY(dp__contiguous(pass->scope, tensor, &dense));
+    DP_TRY(dp__tensor_make(pass->scope, device, DP_F64, dense.ndim, dense.shape, &wide));
+    DP_TRY(dp__log_scalar(pass->scope, device, out));
+    DP_TRY(dp__cast_flat(ctx, device, wide.data, DP_F64, dense.data, (dp_dtype)dense.dtype,
+                         (size_t)dp__count(&dense)));
+    const void *in = wide.data;
+    dp_kernel_args args = {.kernel = DP_KERNEL_TOTAL,
+                           .dtype = DP_F64,
+                           .in_dtype = DP_F64,
+                           .count = (size_t)dp__count(&dense),
+                           .out = &out->data,
+                           .in = &in,
+                           .out_count = 1,
+                           .in_count = 1,
+                           .alpha = share};
+    return dp__kernel(ctx, device, device->stream, &args);
+}
+
+/* The sum of scalars from anywhere, on one device. */
+static dp_status dp__log_sum(const dp_pass *pass, const dp_tensor *scalars, size_t count,
+                             dp__device *device, dp_tensor *out)
+{
+    const dp_tensor **parts = dp__scope_bytes(pass->scope, count * sizeof *parts, 8);
+    if (parts == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", count);
+    DP_TRY(dp__log_scalar(pass->scope, device, out));
+    if (count == 0)
+        return dp__fill_tensor(pass->ctx, device, out, 0);
+    for (size_t i = 0; i < count; i++)
+        parts[i] = &scalars[i];
+    return dp__add_up(pass->ctx, pass->scope, parts, count, device, out);
+}
+
+/* One entry over all replicas: its mean, with each replica weighted. */
+static dp_status dp__log_entry(const dp_pass *pass, dp__finder *finders, const dp_pair *entry,
+                               dp__device *device, dp_tensor *out)
+{
+    const dp_value *tensors = NULL;
+    const dp_pair *own = NULL;
+    uint32_t each = 0;
+    size_t count = 0;
+    double total = dp__weight_total(pass);
+    DP_TRY(dp__entry_tensors(entry, &tensors, &each));
+    dp_tensor *scalars = dp__scope_bytes(pass->scope, pass->count * each * sizeof *scalars, 8);
+    if (scalars == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu losses", pass->count);
+    for (size_t r = 0; r < pass->count; r++) {
+        DP_TRY(dp__finder_find(&finders[r], pass->scope, entry->key, &own));
+        DP_TRY(dp__entry_tensors(own, &tensors, &each));
+        for (uint32_t k = 0; k < each; k++) {
+            double share = dp__element_share(pass, r, tensors[k].as.t, total);
+            if (share > 0)
+                DP_TRY(dp__log_share(pass, r, tensors[k].as.t, share, &scalars[count++]));
+        }
+    }
+    return dp__log_sum(pass, scalars, count, device, out);
+}
+
+/* "loss" first, then the entries; one that is itself called "loss" is only part of the sum. */
+static dp_status dp__step_log(const dp_pass *pass, dp_value *out)
+{
+    dp_value losses = pass->records[0].losses;
+    size_t loss_count = 0, pair_count = 1;
+    dp__device *device = &pass->ctx->devices[pass->records[0].call.local_rank];
+    dp_tensor *scalars = dp__scope_bytes(pass->scope, losses.count * sizeof *scalars, 8), sum;
+    dp_pair *pairs = dp__scope_bytes(pass->scope, (losses.count + 1) * sizeof *pairs, 8);
+    dp__finder *finders = dp__scope_bytes(pass->scope, pass->count * sizeof *finders, 8);
+    if (scalars == NULL || pairs == NULL || finders == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for the log");
+    for (size_t r = 0; r < pass->count; r++)
+        finders[r] = (dp__finder){.dict = pass->records[r].losses};
+    if (pass->face != NULL)
+        device = (dp__device *)(uintptr_t)pass->face->output;
+    for (uint32_t i = 0; i < losses.count; i++) {
+        const char *key = losses.as.pairs[i].key;
+        dp_tensor mean;
+        DP_TRY(dp__log_entry(pass, finders, &losses.as.pairs[i], device, &mean));
+        if (dp__is_loss(key))
+            scalars[loss_count++] = mean;
+        if (strcmp(key, "loss") == 0)
+            continue;
+        pairs[pair_count].key = key;
+        DP_TRY(dp__of(pass->scope, &mean, &pairs[pair_count++].value));
+    }
+    DP_TRY(dp__log_sum(pass, scalars, loss_count, device, &sum));
+    pairs[0].key = "loss";
+    DP_TRY(dp__of(pass->scope, &sum, &pairs[0].value));
+    *out = dp__dict_of(pairs, pair_count, 1);
+    return DP_OK;
+}
+
+/* ==== >>stepping =================================================================================
+   The two steps, and the optimizer's part in one.                                               */
+
+static dp_status dp__step_backward(dp_pass *pass, double factor)
+{
+    DP_TRY(dp__check_pass("dp_train_step", pass));
+    DP_TRY(dp__backward_begin(pass, dp_float(factor)));
+    for (size_t r = 0; r < pass->count; r++)
+        DP_TRY(dp__step_grad(pass, r, factor, &pass->records[r].call.grad));
+    return dp__backward_run("dp_train_step", pass, NULL);
+}
+
+/* What the optimizer's functions depend on. */
+static dp__frame dp__optim_frame(const dp__request *request, const char *method)
+{
+    return (dp__frame){.what = "the optimizer's",
+                       .name = method,
+                       .ctx = request->module->ctx,
+                       .scope = request->scope,
+                       .module = request->module};
+}
+
+static dp_status dp__optim_begin(dp_optim *optim, dp__request *request)
+{
+    dp__frame frame = dp__optim_frame(request, "begin");
+    if (!DP_HAS(dp_optim_ops, optim->ops, begin))
+        return DP_OK;
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, optim->ops->begin(optim, request->module, &request->config));
+}
+
+static dp_status dp__optim_factor(dp_optim *optim, const dp__request *request, double *out)
+{
+    dp__frame frame = dp__optim_frame(request, "loss_factor");
+    if (!DP_HAS(dp_optim_ops, optim->ops, loss_factor))
+        return DP_OK;
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, optim->ops->loss_factor(optim, out));
+}
+
+static dp_status dp__optim_update(dp_optim *optim, const dp__request *request)
+{
+    dp__frame frame = dp__optim_frame(request, "update");
+    dp__frame_enter(&frame);
+    return dp__frame_leave(&frame, optim->ops->update(optim, request->module));
+}
+
+static dp_status dp__step_take(dp__request *request, dp_value data)
+{
+    DP_TRY(dp__check_value(request->fn, "data", data));
+    return dp__step_data(data, "data", &request->args, &request->kwargs);
+}
+
+/* Forward, the log, backward. */
+static dp_status dp__step_pass(dp__request *request, dp_value data, double factor,
+                               dp_value *out_log)
+{
+    dp_module *module = request->module;
+    dp_pass *pass = NULL;
+    dp_value losses = dp_none();
+    if (data.kind == DP_NONE && module->face != NULL && module->face->ranks != NULL)
+        return dp__ranks_idle(request, module->face);
+    DP_TRY(dp__step_take(request, data));
+    if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
+        return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
+    if (module->separate != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED,
+                        "children of '%s' are trained by its own methods, which dp_invoke runs",
+                        module->wraps->name);
+    DP_TRY(module->face != NULL ? dp__invoke_face(request, module->face, &losses, &pass)
+                                : dp__invoke_plain(request, module, &losses, &pass));
+    DP_TRY(dp__check_losses(pass));
+    DP_TRY(dp__step_log(pass, out_log));
+    return request->config.no_grad ? DP_OK : dp__step_backward(pass, factor);
+}
+
+/* With other ranks only the optimizer says whether this step is reduced: before that they cannot be
+   told but by failing the job. */
+static dp_status dp__step_begin(dp__request *request, dp_optim *optim, double *out_factor)
+{
+    const dp_module *module = request->module;
+    if (optim == NULL)
+        return DP_OK;
+    dp_status status = dp__optim_begin(optim, request);
+    if (status == DP_OK)
+        status = dp__optim_factor(optim, request, out_factor);
+    return dp__ranks_joint(module->face, true) ? dp__shared_failure(module->ctx, status) : status;
+}
+
+static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
+{
+    const dp__face *face = request->module->face;
+    double factor = 1;
+    if (face == NULL || face->ranks == NULL)
+        DP_TRY(dp__step_take(request, data));
+    DP_TRY(dp__check_owed(face, data));
+    DP_TRY(dp__step_begin(request, optim, &factor));
+    dp__ranks_start_over(face, false);
+    dp_status status = dp__step_pass(request, data, factor, out_log);
+    bool synced = !request->config.no_sync && !request->config.no_grad;
+    dp__ranks_owe(face, synced, data, status);
+    DP_TRY(dp__ranks_void(request->fn, face, synced, status));
+    return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
+}
+
+static dp__request dp__step_request(const char *fn, dp_module *module, dp_scope *scope,
+                                    const char *mode)
+{
+    return (dp__request){.fn = fn,
+                         .module = module,
+                         .method = "forward",
+                         .scope = scope,
+                         .args = dp_none(),
+                         .kwargs = dp_none(),
+                         .mode = mode};
+}
+
+DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data, dp_optim *optim,
+                               dp_value *out_log)
+{
+    dp_value log = dp_none();
+    DP_TRY(dp__check_runs(__func__, module));
+    dp__request request = dp__step_request(__func__, module, scope, "loss");
+    request.wants_pass = request.keeps = true;
+    DP_TRY(dp__check_request(&request, out_log));
+    if (optim != NULL && (optim->ops == NULL || !DP_HAS(dp_optim_ops, optim->ops, update)))
+        return dp_error(DP_ERR_INVALID, "%s: optim has no update", __func__);
+    dp_trace_begin(__func__);
+    dp_status status = dp__step(&request, data, optim, &log);
+    dp_trace_end();
+    if (status == DP_OK)
+        *out_log = log;
+    return dp__leave(__func__, module->ctx, status);
+}
+
+DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data, dp_value *out)
+{
+    DP_TRY(dp__check_runs(__func__, module));
+    dp__request request = dp__step_request(__func__, module, scope, "predict");
+    DP_TRY(dp__check_request(&request, out));
+    dp_status status = dp__step_take(&request, data);
+    if (status == DP_OK && module->face != NULL && module->face->kind == DP__FACE_CRITERION)
+        status = dp_error(DP_ERR_UNSUPPORTED, "a criterion alone predicts nothing");
+    return status == DP_OK ? dp__invoke_by(&request, module->face, out, NULL)
+                           : dp__leave(__func__, module->ctx, status);
+}
+
+#endif /* DP__ROOMS */
+
+/* ------------------------------------------------------------------------------------------------
+   MIT licence
+
+   Copyright (c) 2026 the dp.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+   associated documentation files (the "Software"), to deal in the Software without restriction,
+   including without limitation the rights to use, copy, modify, merge, publish, distribute,
+   sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+   NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+   ---------------------------------------------------------------------------------------------- */
