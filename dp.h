@@ -1578,7 +1578,8 @@ typedef struct dp_distributed_config {
    gradients are void until dp_zero_grad, the pass is over, the next one works. A forward by itself
    meets nobody after its buffers: what is refused before its methods run is for this process alone
    to mend; a method that fails is the job's failure, and so is an optimizer that fails to begin.
-   One whose update fails has failed here alone, after the others have made their step.
+   One whose update fails has failed here alone, after the others have made their step; where it is
+   sharded (dp_train.h) they wait for it, and the job has failed.
 
    What is compared when it is made includes how memory is laid out: memory of yours (`data`, packed
    blocks) is given on all ranks or on none. */

@@ -948,6 +948,18 @@ static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
    differs from process to process, and so counts once for each. Of what they share out each counts
    its own part: whether others are there too, or void, does not matter.                          */
 
+/* What fails between two collectives of one call cannot be called again: the others are further. */
+static dp_status dp__train_alone(dp_ctx *ctx, dp_status status)
+{
+    dp_info job;
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB ||
+        dp_info_get(ctx, &job) != DP_OK || job.process_count == 1)
+        return status;
+    status = dp_error(DP_ERR_INTERNAL, "%s (%s)", dp_last_error(), dp_status_name(status));
+    dp_abort(ctx, status, "%s", dp_last_error());
+    return status;
+}
+
 /* Numbers (of 8 bytes) of each local rank become those of all ranks: the sum, or the largest. */
 static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
                                 void *numbers, int64_t count)
@@ -1312,16 +1324,6 @@ static dp_status dp__train_value_only(const dp__train_views *views, dp__train_cl
     return dp__train_clip_value(views, clipping->most);
 }
 
-/* What fails between two collectives of one call cannot be called again: the others are further. */
-static dp_status dp__train_alone(const dp__train_views *views, dp_status status)
-{
-    if (status == DP_OK || views->job.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
-        return status;
-    status = dp_error(DP_ERR_INTERNAL, "%s (%s)", dp_last_error(), dp_status_name(status));
-    dp_abort(views->ctx, status, "%s", dp_last_error());
-    return status;
-}
-
 static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_clipping *clipping)
 {
     bool asked = false;
@@ -1338,7 +1340,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     if (status == DP_OK)
         status = dp__train_named(fn, clipping->run(&views, clipping));
     if (asked)
-        status = dp__train_alone(&views, status);
+        status = dp__train_alone(views.ctx, status);
     dp_scope_end(temp);
     return dp__train_named(fn, status);
 }
@@ -1744,7 +1746,7 @@ static dp_status dp__train_optim_clip(dp__train_optimizer *optim, double *out_fa
         return DP_OK;
     dp_status status = dp__train_clip_value(&optim->views, clip->value * scale);
     bool asked = optim->views.spread && (clips || scaled);
-    return asked ? dp__train_alone(&optim->views, status) : status;
+    return asked ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
 /* Gradients that are scattered are for an optimizer of shares, and one that asked for it, which it
@@ -1805,12 +1807,17 @@ static dp_status dp__train_optim_loss_factor(dp_optim *base, double *out)
     return DP_OK;
 }
 
+/* Where it is sharded others may wait for this step; dp_train_step, called again, would be another
+   one. */
 static dp_status dp__train_optim_update(dp_optim *base, dp_module *module)
 {
     dp__train_optimizer *optim = dp__train_optimizer_of(base);
     (void)module; /* begin has seen it */
     optim->done++;
-    return dp__train_is_due(optim, optim->done) ? dp__train_optim_apply(optim) : DP_OK;
+    if (!dp__train_is_due(optim, optim->done))
+        return DP_OK;
+    dp_status status = dp__train_optim_apply(optim);
+    return optim->config.sharded ? dp__train_alone(optim->views.ctx, status) : status;
 }
 
 static const dp_optim_ops dp__train_ops = {.size = sizeof(dp_optim_ops),
@@ -2932,19 +2939,17 @@ static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, 
         return dp_error(DP_ERR_MISMATCH, "the log of process %lld was refused there",
                         (long long)(job.process_count - most[3]));
     *out_count = most[2];
-    return most[0] == INT64_MIN || most[0] == -most[1]
-               ? DP_OK
-               : dp__train_keys_differ(ctx, temp, log, (size_t)most[2], job.process_count);
+    if (most[0] == INT64_MIN || most[0] == -most[1])
+        return DP_OK;
+    status = dp__train_keys_differ(ctx, temp, log, (size_t)most[2], job.process_count);
+    return status == DP_ERR_MISMATCH ? status
+                                     : dp__train_alone(ctx, dp__train_named("dp_log_mean", status));
 }
 
-static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
-                                    int64_t samples, dp_value *out)
+/* The means, of so many entries, some of which this process has, times samples. */
+static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
+                                   const double *own, int64_t count, int64_t samples, dp_value *out)
 {
-    int64_t count = 0;
-    double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
-    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
-                                   : dp__train_full();
-    DP_TRY(dp__train_log_agree(ctx, temp, log, status, &count));
     double *numbers = dp_scope_alloc(temp, ((size_t)count + 1) * sizeof *numbers);
     dp_pair *pairs = dp_scope_alloc(temp, (size_t)count * sizeof *pairs);
     if (numbers == NULL || pairs == NULL)
@@ -2958,6 +2963,18 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
         return dp__train_dict(scope, pairs, (size_t)count, out);
     *out = dp_none();
     return DP_OK;
+}
+
+static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp, dp_value log,
+                                    int64_t samples, dp_value *out)
+{
+    int64_t count = 0;
+    double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
+    dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
+                                   : dp__train_full();
+    DP_TRY(dp__train_log_agree(ctx, temp, log, status, &count));
+    status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
+    return dp__train_alone(ctx, dp__train_named("dp_log_mean", status));
 }
 
 DP_API dp_status dp_log_mean(dp_ctx *ctx, dp_scope *scope, dp_value log, int64_t samples,

@@ -695,6 +695,9 @@ static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, cons
     return DP_OK;
 }
 
+/* Between two collectives the others are further than this process; see dp_reduce.h. */
+static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status);
+
 /* The sum of all ranks' weights. */
 static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *weights, double *out)
 {
@@ -702,6 +705,7 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
     dp_part *parts = dp__scope_bytes(temp, (size_t)ctx->info.local_count * sizeof *parts, 8);
     if (parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d weights", ctx->info.local_count);
+    DP_TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 0, NULL, &host));
     for (int i = 0; i < ctx->info.local_count; i++) {
         dp_tensor own = dp_wrap_const(&weights[i], DP_F64, 0, NULL);
         DP_TRY(dp__tensor_from(temp, &ctx->devices[i], &own, &sum));
@@ -709,8 +713,7 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
     }
     DP_TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
                                               1, DP_F64, DP_OP_SUM, 1, 0, false}));
-    DP_TRY(dp__tensor_make(temp, &ctx->host_device, DP_F64, 0, NULL, &host));
-    DP_TRY(dp__copy_tensor(ctx, &host, &sum, NULL));
+    DP_TRY(dp__shared_failure(ctx, dp__copy_tensor(ctx, &host, &sum, NULL)));
     *out = *(const double *)host.data;
     return DP_OK;
 }
@@ -753,9 +756,9 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
         parts[i] = coll->local[i];
         parts[i].send = parts[i].recv;
     }
-    DP_TRY(dp__parts_drain(coll, coll->local, status));
+    DP_TRY(dp__shared_failure(ctx, dp__parts_drain(coll, coll->local, status)));
     sum.local = parts;
-    return dp__collective_entered(&sum);
+    return dp__shared_failure(ctx, dp__collective_entered(&sum));
 }
 
 DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const double *weights,

@@ -217,6 +217,28 @@ typedef struct shortage {
 
 static shortage *lack;
 
+/* All that is kept for later calls is taken, so that they have to ask the allocator. */
+static inline void take_what_is_kept(dp_ctx *ctx, const test_allocator *counter)
+{
+    dp_scope *scope;
+    dp_tensor taken;
+    size_t before;
+    do {
+        before = counter->call_count;
+        CHECK_OK(dp_scope_open(ctx, &scope));
+    } while (counter->call_count == before);
+    for (int64_t bytes = 16; bytes < 1 << 17; bytes += bytes / 16)
+        for (int what = -1; what < info_here(ctx).local_count; what++)
+            do {
+                before = counter->call_count;
+                if (what < 0)
+                    CHECK(dp_scope_alloc(scope, (size_t)bytes) != NULL);
+                else
+                    CHECK_OK(
+                        dp_tensor_new(scope, dp_local_device(ctx, what), DP_U8, 1, &bytes, &taken));
+            } while (counter->call_count == before);
+}
+
 static inline void one_has_no_memory(meeting *m)
 {
     test_allocator counter = {0};
@@ -228,6 +250,7 @@ static inline void one_has_no_memory(meeting *m)
     config.allocator = test_allocator_of(&counter);
     CHECK_OK(dp_open(&config, &ctx));
     dp_module *module = lack->make(ctx);
+    take_what_is_kept(ctx, &counter);
     if (m->process == 1)
         counter.fail_at = counter.call_count + lack->fail_at;
     dp_status status = lack->wrap(module);
@@ -237,7 +260,10 @@ static inline void one_has_no_memory(meeting *m)
     if (m->process == 1)
         lack->failed = counter.fail_count > 0;
     CHECK(status != DP_ERR_TIMEOUT);
-    CHECK(dp_failure(ctx, NULL) == (dp_status_class(status) == DP_CLASS_JOB));
+    dp_failure_info failure;
+    CHECK(dp_failure(ctx, &failure) == (dp_status_class(status) == DP_CLASS_JOB));
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        CHECK_SAYS(failure.text, "(DP_ERR_NO_MEMORY)");
     dp_close(ctx);
     CHECK_NO_LEAKS(&counter);
 }

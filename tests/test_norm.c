@@ -646,6 +646,52 @@ TEST(processes_normalise_by_the_whole_batch)
     norm_in_processes(1, (const int[]){0, 7});
 }
 
+/* Where one process has no memory between the sums of a layer, both know. */
+static dp_module *layer_of_ranks(dp_ctx *ctx)
+{
+    dp_module *par;
+    CHECK_OK(dp_distributed(layer_of(ctx, &plain, CHANNELS), NULL, &par));
+    return par;
+}
+
+static dp_status one_pass_through(dp_module *par)
+{
+    static const float numbers[2 * CHANNELS] = {1, 2, 3, 5, 8, 13};
+    dp_ctx *ctx = dp_module_ctx(par);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_value out, x = dp_array(scope, numbers, DP_F32, DP_SHAPE(2, CHANNELS, 1));
+    dp_pass *pass = NULL;
+    dp_status status = dp_zero_grad(par);
+    if (status == DP_OK)
+        status =
+            dp_invoke(par, "forward", scope, DP_TUPLE_OF(scope, x), dp_none(), NULL, &out, &pass);
+    if (status == DP_OK)
+        status = dp_backward(pass, out, NULL);
+    dp_scope_end(scope);
+    return status;
+}
+
+static dp_status pass_through(dp_module *par)
+{
+    dp_status status = one_pass_through(par);
+    bool refused = status != DP_OK && dp_status_class(status) != DP_CLASS_JOB;
+    return refused ? one_pass_through(par) : status;
+}
+
+TEST_SLOW(a_process_without_memory_leaves_nobody_waiting, 60)
+{
+    size_t over = 0;
+    lack = shared_memory(sizeof *lack);
+    *lack = (shortage){.make = layer_of_ranks, .wrap = pass_through, .devices = 1};
+    do {
+        lack->fail_at += (size_t)test_stride();
+        in_processes(2, one_has_no_memory);
+        CHECK_INT(lack->status[0] != DP_OK, lack->status[1] != DP_OK);
+        over += lack->status[0] != DP_OK;
+    } while (lack->failed);
+    CHECK(test_stride() > 1 || (over > 0 && over < lack->fail_at));
+}
+
 static void worked_in_process(meeting *m)
 {
     for (int i = 0; i < 2; i++) {
