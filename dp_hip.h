@@ -1,14 +1,14 @@
 /* dp_hip.h - v0.1.0 - AMD GPUs as devices of dp.h - MIT licence
 
-   This has never met a GPU. What has been seen: it compiles with the headers of HIP 5.2 and 6.3;
-   the compiler of HIP 5.2 makes code of the kernels for gfx906 to gfx1030; its library says that
-   there is no GPU, and the CPU serves; and what tests find out about dp_cuda.h on simulated GPUs
-   they find out about this on the same GPUs, which then have HIP's names, types and codes. What the
-   simulation does not know, as that a GPU is fast, or what a real one does in a fault (HIP is known
-   to end the process), nobody has seen.
+   This has never met a GPU. What has been seen: it compiles with the headers of HIP 5.2 and 6.3,
+   and of RCCL 2.21; the compiler of HIP 5.2 makes code of the kernels for gfx906, gfx90a and
+   gfx1030, clang 22 for gfx942 and gfx1100; the library of HIP 5.2 says that there is no GPU, and
+   the CPU serves; and tests of dp_cuda.h on simulated GPUs pass on the same GPUs with HIP's names,
+   types and codes. What the simulation does not know, nobody has seen: whether it is fast, or what
+   a GPU does in a fault. HIP then ends the process, it is said.
 
    Include it instead of dp.h, or after; or define DP_USE_HIP, and dp.h includes it. Link with
-   -lamdhip64 -lhiprtc, up to HIP 5.5 with -lamdhip64 alone; or define DP_DYNAMIC_LOAD together with
+   -lamdhip64 -lhiprtc (HIP 5.2 has both in the first); or define DP_DYNAMIC_LOAD together with
    DP_IMPLEMENTATION, and the libraries are loaded when a context opens. Any C11 compiler will do.
    HIP 5.2 or newer; the libraries have to be of the headers' major version.
 

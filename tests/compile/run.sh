@@ -340,6 +340,21 @@ cuda_compiler() {
     expect "$cc: dp_cuda.h, DP_DYNAMIC_LOAD" parses "${at[@]}" -DDP_DYNAMIC_LOAD $BUILD/cuda.c
 }
 
+# The kernels for GPUs that HIP's own compiler may be too old for: by the newest clang.
+hip_device() {
+    local gpu from=(-x hip --cuda-device-only -nogpulib -nogpuinc -Werror)
+    cc=$(compgen -c | grep -xE 'clang-[0-9]+' | sort -uV | tail -n 1)
+    cc=${cc:-$CLANG}
+    for gpu in gfx942 gfx1100; do
+        if echo | "$cc" "${from[@]}" --offload-arch=$gpu -S - -o "$program.s" 2>/dev/null; then
+            expect "$cc: kernels for $gpu" "$cc" "${from[@]}" --offload-arch=$gpu -O2 \
+                -ffp-contract=off -include tests/compile/hip_device.h -S "$1" -o "$program.s"
+        else
+            skip "kernels for $gpu" "$cc does not know it"
+        fi
+    done
+}
+
 # dp_hip.h with the simulator's declarations, and with HIP where it is: kernels compile for all sorts
 # of GPUs, and without one the CPU serves. RCCL is in few distributions.
 hip_compiler() {
@@ -372,6 +387,7 @@ hip_compiler() {
     expect "$cc: HIP compiles the kernels, the CPU serves where no GPU is" links -std=c11 \
         tests/compile/hip.c -lamdhip64
     expect "$cc: the same, loaded at run time" links -std=c11 -DDP_DYNAMIC_LOAD tests/compile/hip.c
+    "$program" "$program.hip" && hip_device "$program.hip"
 }
 
 # dp_nccl.h with NCCL beside the Toolkit, if it is there.

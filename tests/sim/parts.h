@@ -53,8 +53,11 @@ void sim_order_after(const sim_job *job, const sim_order *other); /* also after 
 void sim_order_end(const sim_job *job, sim_order *own);
 bool sim_job_known(const sim_job *job); /* the host knows that it has ended */
 
-/* For sim_hip.c: all devices have their contexts from the beginning, and keep them. */
+/* For sim_hip.c: all devices have their contexts from the beginning, and keep them. A call of the
+   runtime begins under the lock, with a code if it is to fail, and leaves its code behind. */
 void sim_keep_contexts(void);
+cudaError_t sim_call_begin(void);
+cudaError_t sim_call_end(cudaError_t code);
 bool sim_push_context(int device);
 bool sim_pop_context(void);
 

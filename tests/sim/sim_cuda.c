@@ -357,6 +357,16 @@ bool sim_pop_context(void)
     return ctx_pop(&context) == CUDA_SUCCESS;
 }
 
+cudaError_t sim_call_begin(void)
+{
+    return enter();
+}
+
+cudaError_t sim_call_end(cudaError_t code)
+{
+    return leave(code);
+}
+
 static CUresult device_get(CUdevice *out, int ordinal)
 {
     *out = ordinal;

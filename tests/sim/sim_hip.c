@@ -46,6 +46,12 @@ __attribute__((constructor)) static void begin(void)
     sim_keep_contexts();
 }
 
+/* What is the driver's in CUDA may fail as all calls of the runtime do, and leaves its code. */
+static hipError_t may_fail(void)
+{
+    return (hipError_t)sim_call_end(sim_call_begin());
+}
+
 static void find_wrong_device(const char *fn, int device)
 {
     sim_lock();
@@ -63,15 +69,19 @@ static _Thread_local bool asked;
 
 hipError_t hipGetDevice(int *out)
 {
-    asked = true;
+    hipError_t code = may_fail();
+    asked = code == hipSuccess;
     *out = current;
-    return hipSuccess;
+    return code;
 }
 
 hipError_t hipSetDevice(int device)
 {
     bool back = !asked;
+    hipError_t code = back ? hipSuccess : may_fail();
     asked = false;
+    if (code != hipSuccess)
+        return code;
     if (back && (depth == 0 || before[--depth] != device))
         find_wrong_device(__func__, depth > 0 ? before[depth] : -1);
     if (!back)
@@ -128,12 +138,14 @@ hipError_t hipDeviceGetAttribute(int *out, hipDeviceAttribute_t what, int device
 
 hipError_t hipDeviceGet(hipDevice_t *out, int ordinal)
 {
-    return (hipError_t)device_get(out, ordinal);
+    hipError_t code = may_fail();
+    return code != hipSuccess ? code : (hipError_t)device_get(out, ordinal);
 }
 
 hipError_t hipDeviceGetName(char *out, int bytes, hipDevice_t device)
 {
-    return (hipError_t)device_name(out, bytes, device);
+    hipError_t code = may_fail();
+    return code != hipSuccess ? code : (hipError_t)device_name(out, bytes, device);
 }
 
 hipError_t hipDeviceGetPCIBusId(char *out, int bytes, int device)
@@ -201,6 +213,9 @@ hipError_t hipMemGetInfo(size_t *bytes_free, size_t *bytes_total)
 hipError_t hipMemGetAddressRange(hipDeviceptr_t *out, size_t *bytes, hipDeviceptr_t at)
 {
     CUdeviceptr pointer = (CUdeviceptr)(uintptr_t)at, first = 0;
+    hipError_t code = may_fail();
+    if (code != hipSuccess)
+        return code;
     if (pointer_attribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, pointer) != CUDA_SUCCESS ||
         pointer_attribute(bytes, CU_POINTER_ATTRIBUTE_RANGE_SIZE, pointer) != CUDA_SUCCESS)
         return hipErrorNotFound;
