@@ -1000,6 +1000,27 @@ MPI_TEST_UNDER(failures_travel_beside_another_table, 3, mpi_launch_broken)
     exit(EXIT_SUCCESS);
 }
 
+/* The table has no way to say it. */
+MPI_TEST_UNDER(who_aborts_beside_another_table_says_why, 3, mpi_launch_broken)
+{
+    const dp_coll_ops *colls[] = {boot_coll(), NULL};
+    dp_ctx *ctx = NULL;
+    dp_failure_info failure;
+    atexit(say_through);
+    CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 1, .timeout_ms = 20000}, &ctx));
+    CHECK_OK(dp_barrier(ctx));
+    if (mpi_process == 1) {
+        dp_abort(ctx, DP_ERR_ABORTED, "the disk is full");
+    }
+    CHECK_ERROR(dp_barrier(ctx), DP_ERR_ABORTED,
+                mpi_process == 1 ? "the disk is full"
+                                 : "process 1 of 3 (rank 1) failed: the disk is full");
+    CHECK(dp_failure(ctx, &failure));
+    CHECK_INT(failure.rank, 1);
+    dp_close(ctx);
+    exit(EXIT_SUCCESS);
+}
+
 /* Shared memory carries the collectives, and MPI has no part in the failure: who is not there any
    more would be missed in MPI_Finalize. */
 MPI_TEST_UNDER(mpi_is_not_finalised_after_a_failure_in_memory, 3, mpi_launch_broken)
@@ -1091,6 +1112,83 @@ MPI_TEST_UNDER(who_is_in_something_else_is_named, 3, mpi_launch_broken)
     for (int kind = 0; kind < KINDS; kind++) {
         check_strays(kind, kind % 3 == 0);
     }
+    exit(EXIT_SUCCESS);
+}
+
+/* Two reducers of one number each, which only their names and their places tell apart. */
+static dp_ctx *open_with_two(dp_reducer_config config, dp_reducer *out[2])
+{
+    static const char *const names[] = {"left", "right"};
+    static float numbers[2];
+    dp_ctx *ctx = open_by_mpi(1, 60000);
+    for (int i = 0; i < 2; i++) {
+        void *local[] = {&numbers[i]};
+        const dp_block block = {DP_F32, 1, local};
+        numbers[i] = 1;
+        config.name = names[i];
+        config.blocks = &block;
+        config.block_count = 1;
+        CHECK_OK(dp_reducer_create(ctx, &config, &out[i]));
+    }
+    return ctx;
+}
+
+/* Nothing is added up, and both sides of the mistake are named. */
+static void check_mix_up(dp_ctx *ctx, dp_status status, const char *one, const char *other)
+{
+    CHECK_ERROR(status, DP_ERR_REMOTE, one);
+    CHECK_SAYS(dp_last_error(), other);
+    CHECK_SAYS(dp_last_error(), "process 1 of 2 (rank 1) has issued all_reduce of ");
+    CHECK_SAYS(dp_last_error(), "all must make the same calls in the same order");
+    dp_close(ctx);
+}
+
+static void finish_in_another_order(dp_unused rule)
+{
+    dp_reducer *reducers[2];
+    dp_ctx *ctx =
+        open_with_two((dp_reducer_config){.reduction = DP_SUM, .unused_units = rule}, reducers);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(dp_reducer_begin(reducers[i], NULL));
+        CHECK_OK(dp_reducer_ready(reducers[i], 0, 0, NULL));
+    }
+    check_mix_up(ctx, dp_reducer_finish(reducers[mpi_process]),
+                 "gradients of 'left', in dp_reducer_finish",
+                 "gradients of 'right' (reducer 2), in dp_reducer_finish");
+}
+
+static void travel_in_another_order(void)
+{
+    dp_reducer *reducers[2];
+    dp_failure_info failure = {DP_OK, 0, "", ""};
+    dp_ctx *ctx = open_with_two((dp_reducer_config){.reduction = DP_SUM}, reducers);
+    CHECK_OK(dp_reducer_begin(reducers[mpi_process], NULL));
+    CHECK_OK(dp_reducer_ready(reducers[mpi_process], 0, 0, NULL)); /* from here on it travels */
+    for (int i = 0; i < 2000 && !dp_failure(ctx, &failure); i++) {
+        a_while(5);
+    }
+    check_mix_up(ctx, dp_reducer_finish(reducers[mpi_process]), "bucket 0 of 'left', unit 0",
+                 "bucket 0 of 'right', unit 0 (reducer 2)");
+}
+
+static void count_samples_in_another_order(void)
+{
+    const double samples = 3;
+    dp_reducer *reducers[2];
+    dp_ctx *ctx = open_with_two((dp_reducer_config){.reduction = DP_MEAN_SAMPLES}, reducers);
+    check_mix_up(ctx,
+                 dp_reducer_begin(reducers[mpi_process], &(dp_reduce_pass){.samples = &samples}),
+                 "gradients of 'left', in dp_reducer_begin",
+                 "gradients of 'right' (reducer 2), in dp_reducer_begin");
+}
+
+MPI_TEST_UNDER(reducers_in_another_order, 2, mpi_launch_broken)
+{
+    atexit(say_through);
+    finish_in_another_order(DP_UNUSED_ERROR);
+    finish_in_another_order(DP_UNUSED_FOUND);
+    travel_in_another_order();
+    count_samples_in_another_order();
     exit(EXIT_SUCCESS);
 }
 
