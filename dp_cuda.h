@@ -11,6 +11,8 @@
 
    A device opens when its kernels are compiled, which takes a second: so they are kept in
    $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h, for the next process. $DP_CACHE = off keeps none.
+   With $CUDA_MODULE_LOADING = EAGER and GPUs of several architectures the driver compiles them, at
+   each start, for it loads them onto all GPUs.
 
    GPUs of a process copy directly from each other, if a check shows that the bytes arrive, else
    through the host. $DP_PEERS = off: always through the host.
@@ -1697,6 +1699,8 @@ static dp_status dp__cuda_gpu_count(int *out)
 /* ==== >>compile ==================================================================================
    The kernels for one architecture, by NVRTC.                                                   */
 
+enum { DP__CUDA_TEXT = 1 << 16 }; /* added to an architecture: text, even where NVRTC knows it */
+
 typedef struct dp__cuda_target { /* what the kernels are compiled for */
     char name[24];               /* "sm_90", or text that the driver compiles: "compute_90" */
     bool text;
@@ -1756,8 +1760,9 @@ static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_targ
    newest: then, and for newer ones, text for the nearest one below. */
 static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_target *out)
 {
-    int count = 0, archs[128] = {0}, nearest = 0;
+    int count = 0, archs[128] = {0}, nearest = 0, exact = arch;
     nvrtcResult code = dp__cuda.nvrtcGetNumSupportedArchs(&count);
+    arch %= DP__CUDA_TEXT;
     if (code == NVRTC_SUCCESS && count <= 128)
         code = dp__cuda.nvrtcGetSupportedArchs(archs);
     DP_TRY(dp__cuda_compile_check(host, code, NULL, "nvrtcGetSupportedArchs"));
@@ -1767,7 +1772,7 @@ static dp_status dp__cuda_target_of(const dp_host *host, int arch, dp__cuda_targ
         return dp_error(DP_ERR_UNSUPPORTED,
                         DP__CUDA_IS ": NVRTC compiles for none of the architectures up to %d.%d",
                         arch / 10, arch % 10);
-    out->text = nearest != arch;
+    out->text = nearest != exact;
     snprintf(out->name, sizeof out->name, "%s_%d", out->text ? "compute" : "sm", nearest);
     return DP_OK;
 }
@@ -2178,15 +2183,40 @@ static dp_status dp__cuda_load(const dp_host *host, dp__cuda_gpu *gpu)
 }
 
 #if !defined(DP__HIP)
-static dp_status dp__cuda_arch_of(int ordinal, int *out)
+enum { DP__CUDA_OLDEST = 75 };
+
+static dp_status dp__cuda_capability(int ordinal, int *out)
 {
     int major = 0, minor = 0;
     DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMajor, &major));
     DP_TRY(dp__cuda_attribute(ordinal, cudaDevAttrComputeCapabilityMinor, &minor));
     *out = major * 10 + minor;
-    if (*out < 75)
+    return DP_OK;
+}
+
+/* What its kernels are compiled for. With CUDA_MODULE_LOADING=EAGER the driver loads a library onto
+   each GPU that the process uses, then or later: those of several architectures have text in
+   common, for the oldest. */
+static dp_status dp__cuda_arch_of(int ordinal, int *out)
+{
+    const char *loading = dp__os_env("CUDA_MODULE_LOADING");
+    int count = 0, own = 0;
+    DP_TRY(dp__cuda_capability(ordinal, &own));
+    *out = own;
+    if (own < DP__CUDA_OLDEST)
         return dp_error(DP_ERR_UNSUPPORTED, "cuda %d: architecture %d.%d, 7.5 is needed", ordinal,
-                        major, minor);
+                        own / 10, own % 10);
+    if (loading == NULL || strcmp(loading, "EAGER") != 0)
+        return DP_OK;
+    DP_TRY(dp__cuda_gpu_count(&count));
+    for (int i = 0; i < count; i++) {
+        int arch = 0;
+        DP_TRY(dp__cuda_capability(i, &arch));
+        if (arch >= DP__CUDA_OLDEST && arch != own) {
+            int least = *out % DP__CUDA_TEXT;
+            *out = DP__CUDA_TEXT + (arch < least ? arch : least);
+        }
+    }
     return DP_OK;
 }
 #endif

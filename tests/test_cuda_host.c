@@ -253,6 +253,79 @@ TEST(each_architecture_gets_what_the_compiler_can_do)
     sim_check_leaks();
 }
 
+/* What the `index`th GPU is filled with arrives. */
+static void use_gpu(dp_ctx *ctx, int index)
+{
+    float got[3];
+    dp_tensor x;
+    dp_scope *scope = dp_scope_begin(ctx);
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, index), DP_F32, DP_SHAPE(3), &x));
+    CHECK_OK(dp_fill(ctx, &x, dp_float(index + 2)));
+    CHECK_OK(dp_read(ctx, &x, got, sizeof got));
+    CHECK_F64(got[0] + got[1] + got[2], 3 * (index + 2), 0);
+    dp_scope_end(scope);
+}
+
+static void use_gpus_of(int first, int second, int third, const char *last, int compiles)
+{
+    const int archs[] = {first, second, third};
+    int before = sim_compile_count();
+    for (int i = 0; i < 3; i++)
+        sim_set_arch_of(i, archs[i]);
+    dp_ctx *ctx = open_with(3);
+    CHECK_STR(sim_compiled(), last);
+    CHECK_INT(sim_compile_count() - before, compiles);
+    for (int i = 0; i < 3; i++)
+        use_gpu(ctx, i);
+    dp_close(ctx);
+}
+
+TEST(gpus_of_several_architectures)
+{
+    static const int archs[] = {75, 80, 90};
+    sim_set_archs(archs, 3);
+    use_gpus_of(90, 80, 90, "sm_80", 2);
+    use_gpus_of(90, 80, 86, "compute_80", 3);
+    setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+    use_gpus_of(80, 75, 90, "sm_90", 3);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* all have the same */
+    use_gpus_of(90, 80, 90, "compute_80", 1);
+    use_gpus_of(80, 90, 75, "compute_75", 1);
+    use_gpus_of(75, 86, 80, "compute_75", 1);
+    use_gpus_of(86, 90, 86, "compute_80", 1);
+    use_gpus_of(90, 90, 90, "sm_90", 1);
+    use_gpus_of(100, 100, 100, "compute_90", 1);
+    sim_check_leaks();
+}
+
+/* A GPU that nobody has opened yet counts, and one that is too old does not. */
+TEST(a_gpu_that_is_loaded_eagerly_may_be_opened_later)
+{
+    dp_ctx *first = NULL, *later = NULL;
+    static const int archs[] = {75, 80, 90};
+    const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    sim_set_archs(archs, 3);
+    sim_set_device_count(3);
+    sim_set_arch_of(1, 80);
+    sim_set_arch_of(2, 70);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    long loads = sim_library_loads();
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &first));
+    CHECK_STR(sim_compiled(), "compute_80");
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = (int[]){1}},
+                     &later));
+    CHECK_INT(sim_library_loads(), loads + 1);
+    use_gpu(first, 0);
+    use_gpu(later, 0);
+    CHECK_ERROR(
+        dp_open(&(dp_config){.backends = backends, .devices = (int[]){2}, .device_count = 1},
+                &(dp_ctx *){NULL}),
+        DP_ERR_UNSUPPORTED, "cuda 2: architecture 7.0, 7.5 is needed");
+    dp_close(first);
+    dp_close(later);
+    sim_check_leaks();
+}
+
 TEST(no_architecture_that_would_do)
 {
     dp_ctx *ctx = NULL;

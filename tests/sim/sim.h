@@ -29,6 +29,7 @@ void sim_set_driver(int version);     /* 13000; 0 = there is none */
 bool sim_has_gpus(void);
 void sim_set_memory(size_t bytes);             /* of each device; 4 GiB */
 void sim_set_arch(int arch);                   /* 90 for sm_90 */
+void sim_set_arch_of(int device, int arch);    /* of one; 0: as all others */
 void sim_set_versions(int runtime, int nvrtc); /* 13000 and 13000 */
 void sim_set_count_error(int code);            /* what cudaGetDeviceCount returns */
 

@@ -24,6 +24,7 @@ enum { PITCH_MAX = 1 << 20, MULTIPROCESSORS = 3, LANES = 1024, SHARED_MAX = 48 <
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything here */
 
 static int device_count, driver_version = 13000, arch = 90;
+static int own_archs[64]; /* of devices of their own; 0: as all */
 static int runtime_version = 13000, nvrtc_version = 13000, count_error;
 static size_t memory_bytes = (size_t)4 << 30;
 static size_t memory_used[DEVICES];
@@ -309,10 +310,14 @@ void sim_refuse_contexts(int code)
     context_error = (cudaError_t)code;
 }
 
+static bool libraries_fit(int device);
+
 static CUresult ctx_retain(CUcontext *out, CUdevice device)
 {
     pthread_mutex_lock(&lock);
     cudaError_t code = unsafe("cuDevicePrimaryCtxRetain", context_error);
+    if (code == cudaSuccess && !libraries_fit(device))
+        code = cudaErrorNoKernelImageForDevice;
     if (code == cudaSuccess) {
         contexts[device].device = device;
         contexts[device].users++;
@@ -606,12 +611,49 @@ struct CUkern_st {
 };
 struct CUlib_st {
     bool live;
+    char image[32];
     struct CUkern_st kernels[SIM_KERNELS];
     struct CUlib_st *next;
 };
 
 static struct CUlib_st *libraries;
 static long library_loads;
+
+static int arch_of_device(int device)
+{
+    return own_archs[device] != 0 ? own_archs[device] : arch;
+}
+
+/* 90 for sm_90 and compute_90. */
+static int arch_of(const char *name)
+{
+    const char *number = strchr(name, '_');
+    return number != NULL ? atoi(number + 1) : 0;
+}
+
+/* A binary runs on its own generation, from its own architecture on; text on all from that on. */
+static bool image_fits(const char *image, int device)
+{
+    int of = strncmp(image, "sim ", 4) == 0 ? arch_of(image + 4) : 0, own = arch_of_device(device);
+    bool text = strncmp(image, "sim compute_", 12) == 0;
+    return of > 0 && of <= own && (text || of / 10 == own / 10);
+}
+
+/* Libraries are loaded onto a device when something of them is needed there; or eagerly: onto all
+   that have a context, and onto others when they get one. */
+static bool is_eager(void)
+{
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    return loading != NULL && strcmp(loading, "EAGER") == 0;
+}
+
+static bool libraries_fit(int device)
+{
+    bool fit = true;
+    for (const struct CUlib_st *l = libraries; l != NULL && is_eager(); l = l->next)
+        fit = fit && (!l->live || image_fits(l->image, device));
+    return fit;
+}
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -1453,6 +1495,11 @@ void sim_set_arch(int new_arch)
     arch = new_arch;
 }
 
+void sim_set_arch_of(int device, int own)
+{
+    own_archs[device] = own;
+}
+
 void sim_set_versions(int runtime, int nvrtc)
 {
     runtime_version = runtime;
@@ -1499,8 +1546,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     if (code == cudaSuccess && (device < 0 || device >= device_count))
         code = cudaErrorInvalidDevice;
     if (code == cudaSuccess)
-        *value = attr == cudaDevAttrComputeCapabilityMajor   ? arch / 10
-                 : attr == cudaDevAttrComputeCapabilityMinor ? arch % 10
+        *value = attr == cudaDevAttrComputeCapabilityMajor   ? arch_of_device(device) / 10
+                 : attr == cudaDevAttrComputeCapabilityMinor ? arch_of_device(device) % 10
                  : attr == cudaDevAttrMaxPitch               ? PITCH_MAX
                  : attr == cudaDevAttrHostNumaId             ? device % 2 - 1
                                                              : MULTIPROCESSORS;
@@ -2262,40 +2309,27 @@ long sim_library_loads(void)
     return library_loads;
 }
 
-/* 90 for sm_90 and compute_90. */
-static int arch_of(const char *name)
-{
-    const char *number = strchr(name, '_');
-    return number != NULL ? atoi(number + 1) : 0;
-}
-
-/* A binary runs on its own generation, from its own architecture on; text on all from that on. */
-static bool image_fits(const char *image)
-{
-    int of = strncmp(image, "sim ", 4) == 0 ? arch_of(image + 4) : 0;
-    bool text = strncmp(image, "sim compute_", 12) == 0;
-    return of > 0 && of <= arch && (text || of / 10 == arch / 10);
-}
-
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code_data, enum cudaJitOption *jit,
                                 void **jit_values, unsigned jit_count,
                                 enum cudaLibraryOption *options, void **values, unsigned count)
 {
     cudaError_t code = enter_allocating(__func__);
-    (void)current_device(__func__);
+    int device = current_device(__func__);
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
-    if (code == cudaSuccess && !image_fits(code_data))
-        code = cudaErrorNoKernelImageForDevice;
+    for (int d = 0; d < DEVICES && code == cudaSuccess; d++)
+        if ((d == device || (is_eager() && contexts[d].users > 0)) && !image_fits(code_data, d))
+            code = cudaErrorNoKernelImageForDevice;
     if (code == cudaSuccess) {
         struct CUlib_st *library = calloc(1, sizeof *library);
         *library = (struct CUlib_st){.live = true, .next = libraries};
+        snprintf(library->image, sizeof library->image, "%s", (const char *)code_data);
         libraries = *out = library;
         library_loads++;
     }
     return leave(code);
 }
 
-static bool library_is(const char *fn, cudaLibrary_t library)
+static bool library_is(const char *fn, const struct CUlib_st *library)
 {
     if (!library->live)
         find("library after unload", "%s", fn);
@@ -2329,9 +2363,12 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *fn)
 {
     cudaError_t code = enter();
-    (void)current_device(__func__);
-    if (code == cudaSuccess && !library_is(__func__, ((const struct CUkern_st *)fn)->library))
+    int device = current_device(__func__);
+    const struct CUlib_st *library = ((const struct CUkern_st *)fn)->library;
+    if (code == cudaSuccess && !library_is(__func__, library))
         code = cudaErrorInvalidResourceHandle;
+    if (code == cudaSuccess && !image_fits(library->image, device))
+        code = cudaErrorNoKernelImageForDevice;
     if (code == cudaSuccess)
         attributes->maxThreadsPerBlock = 1024;
     return leave(code);
@@ -2364,6 +2401,8 @@ static bool launch_fits(const char *name, const struct CUkern_st *fn, dim3 grid,
     unsigned long long lanes = (unsigned long long)block_dim.x * block_dim.y * block_dim.z;
     if (!stream_is_free("cudaLaunchKernel", stream) || !library_is("cudaLaunchKernel", fn->library))
         return false;
+    if (!image_fits(fn->library->image, device))
+        find("wrong architecture", "%s is launched on device %d", name, device);
     if (device != stream->device)
         find("wrong device", "%s is launched with device %d current on a stream of %d", name,
              device, stream->device);
