@@ -1715,16 +1715,6 @@ enum {
     DP__NCCL_PROOF_MOST = DP__CUDA_CHECK_BYTES / 2    /* and of all: on real ones 256 KiB, 4 MiB */
 };
 
-/* Zeros. */
-static void *dp__nccl_room(int count, size_t size, bool *full)
-{
-    void *room = dp__os_alloc((size_t)count * size, 64, NULL);
-    if (room != NULL)
-        memset(room, 0, (size_t)count * size);
-    *full = *full || room == NULL;
-    return room;
-}
-
 typedef struct dp__nccl_proof { /* parts are of leads: what they have comes after what they find */
     dp__nccl_comm *comm;
     size_t words;  /* of a GPU */
@@ -1852,13 +1842,13 @@ static void dp__nccl_proof_end(const dp__nccl_proof *proof)
 
 static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm)
 {
-    bool full = false;
-    size_t bytes =
-        dp__nccl_least(DP__NCCL_PROOF_BYTES, DP__NCCL_PROOF_MOST / (size_t)comm->seat_count);
+    const dp_host *host = comm->base.host;
+    size_t seats = (size_t)comm->seat_count;
+    size_t bytes = dp__nccl_least(DP__NCCL_PROOF_BYTES, DP__NCCL_PROOF_MOST / seats);
     proof->comm = comm;
     proof->words = bytes / sizeof(unsigned) | 1;
-    proof->wrong = dp__nccl_room(comm->seat_count, sizeof *proof->wrong, &full);
-    if (full)
+    proof->wrong = host->alloc(host, seats * sizeof *proof->wrong, _Alignof(double));
+    if (proof->wrong == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for the first numbers");
     for (int g = 0; g < comm->gpu_count; g++)
         DP_TRY(dp__nccl_proof_begin(proof, g));
@@ -1992,6 +1982,16 @@ static dp_status dp__nccl_tags(dp__nccl_join *join)
         memcpy(tag->bus_id, gpu->bus_id, sizeof tag->bus_id);
     }
     return DP_OK;
+}
+
+/* Zeros. */
+static void *dp__nccl_room(int count, size_t size, bool *full)
+{
+    void *room = dp__os_alloc((size_t)count * size, 64, NULL);
+    if (room != NULL)
+        memset(room, 0, (size_t)count * size);
+    *full = *full || room == NULL;
+    return room;
 }
 
 /* Room for what all processes tell. Who has none could take no part in what follows, and the others
@@ -2292,7 +2292,7 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
         status = dp__nccl_join_all(&join);
     dp__os_free(join.all, 0, NULL);
     dp__os_free(join.board, 0, NULL);
-    dp__os_free(join.proof.wrong, 0, NULL);
+    host->free(host, join.proof.wrong);
     if (status == DP_OK)
         *out = &join.comm->base;
     else if (join.comm != NULL)
