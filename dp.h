@@ -1116,8 +1116,9 @@ typedef struct dp_reducer_info {
     size_t unit_count, bucket_count;
     size_t early_count; /* buckets that were reduced before dp_reducer_finish was called: in the
                            last reduced pass, or so far in the open one */
-    bool regrouped;     /* by the order in which rank 0 reported in the first reduced pass */
-    bool scatters;      /* as it did in the last pass: see dp_grads_scatter */
+    bool regrouped; /* by the order in which rank 0 reported in the first reduced pass in which it
+                           reported anything */
+    bool scatters;  /* as it did in the last pass: see dp_grads_scatter */
     dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
     uint64_t pass_count;        /* that were reduced, and did not fail */
     size_t bytes;               /* of a rank's gradients, without gaps between them */

@@ -2265,19 +2265,22 @@ static dp_status dp__reduce_now(dp_reducer *reducer)
 }
 
 /* Once: form buckets in the order in which rank 0 reported units; those it did not report come
-   last. */
+   last. If it has reported none, it was idle, and a later pass says more. */
 static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
 {
+    const uint32_t none = UINT32_MAX;
     size_t count = reducer->arrived, units = reducer->unit_count;
     dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = units, .dtype = DP_I32};
     if (reducer->regrouped || units == 0)
         return DP_OK;
-    memcpy(reducer->order, reducer->arrival, count * sizeof *reducer->order);
     for (size_t unit = 0; count < units; unit++)
         if ((reducer->marks[unit] & DP__REPORTED) == 0 || reducer->arrived == 0)
-            reducer->order[count++] = (uint32_t)unit;
+            reducer->arrival[count++] = reducer->arrived == 0 ? none : (uint32_t)unit;
     if (reducer->ctx->info.process_count > 1)
-        DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->order, 0));
+        DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, reducer->arrival, 0));
+    if (reducer->arrival[0] == none)
+        return DP_OK;
+    memcpy(reducer->order, reducer->arrival, units * sizeof *reducer->order);
     dp__buckets_make(reducer);
     reducer->regrouped = true;
     return DP_OK;

@@ -334,6 +334,62 @@ TEST(what_a_replica_does_not_use_travels_as_zeros)
     in_processes(2, travels_unused);
 }
 
+/* ---- the order of buckets -------------------------------------------------------------------- */
+
+static dp_status backward_from_the_end(dp_call *call)
+{
+    for (int param = SIX; param-- > 0;) {
+        DP_TRY(add_everywhere(call, param, (float)gradient(rank_of(call), 0, param)));
+        DP_TRY(dp_grad_ready(call, (size_t)param));
+    }
+    return DP_OK;
+}
+
+static void check_order(const dp_reducer *reducer, bool from_the_end)
+{
+    dp_reducer_info info;
+    CHECK_OK(dp_reducer_info_get(reducer, &info));
+    CHECK_INT(info.regrouped, from_the_end);
+    CHECK_INT(info.bucket_count, SIX);
+    for (size_t b = 0; b < SIX; b++) {
+        dp_bucket_info bucket;
+        CHECK_OK(dp_reducer_bucket_get(reducer, b, &bucket));
+        CHECK_INT(bucket.units[0], from_the_end ? SIX - 1 - b : b);
+    }
+}
+
+/* Rank 0 works from the third pass on; the others know no more of their order than it does. */
+static void rank_0_is_idle_at_first(meeting *m)
+{
+    static const dp_method methods[] = {{"forward", number_forward},
+                                        {"backward", backward_from_the_end}};
+    dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
+    dp_module *par;
+    CHECK_OK(dp_distributed(make_six_of(ctx, methods),
+                            &(dp_distributed_config){.reduction = DP_SUM,
+                                                     .unused_params = program.rule,
+                                                     .first_bucket_bytes = 1,
+                                                     .bucket_bytes = 1},
+                            &par));
+    for (program.step = 0; program.step < 4; program.step++) {
+        bool idle = program.step < 2;
+        CHECK_OK(step_or_idle(par, idle && m->process == 0));
+        for (int i = 0; i < SIX; i++)
+            check_gradient(par, i, (i + 1) * (idle ? 2 + 3 : 1 + 2 + 3));
+        check_order(dp_wrapper_reducer(par), !idle);
+        CHECK_OK(dp_zero_grad(par));
+    }
+    dp_close(ctx);
+}
+
+TEST(buckets_follow_the_first_pass_of_rank_0)
+{
+    for (int rule = DP_UNUSED_ERROR; rule <= DP_UNUSED_FIXED; rule++) {
+        program = (drawn){.devices = 1, .count = FEW, .rule = (dp_unused)rule};
+        in_processes(3, rank_0_is_idle_at_first);
+    }
+}
+
 #if defined(TEST_SIM)
 TEST_SLOW(cuda_nccl_gradients_keep_their_places, 60)
 {
