@@ -1440,8 +1440,8 @@ typedef struct dp_input_grad {
    whether it writes gradients or adds to them: they are zeroed first, the mean over all replicas
    counts each by its weight, and that mean is multiplied by `grad`, which must be a number
    (dp_train_step: by the loss factor). After a pass with no_sync the result is added to what that
-   one has left. In it call->grad is the gradient of its own mean, as for `grad` 1: what it may pass
-   on to children. */
+   one has left. In it call->grad is the gradient of its own mean, 1/n for each of n elements of an
+   output: what it may pass on to children. */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================

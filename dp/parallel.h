@@ -630,9 +630,30 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
 }
 
 /* Put what dp_backward was given into the calls; if it does not fit, nothing else has happened. */
+/* Of the mean over what a method returned: each element has its share of 1. */
+static dp_status dp__mean_leaf(dp__mapper *mapper, dp_value value, dp_value *out)
+{
+    bool number = value.kind == DP_INT || value.kind == DP_FLOAT;
+    int64_t count = value.kind == DP_TENSOR ? dp__count(value.as.t) : number;
+    (void)mapper;
+    *out = count > 0 ? dp_float(1 / (double)count) : dp_none();
+    return DP_OK;
+}
+
+/* With mean_grads the number is for the library. */
+static dp_status dp__means_give(const dp_pass *pass)
+{
+    dp__mapper mapper = {.scope = pass->scope, .leaf = dp__mean_leaf, .plain = true};
+    for (size_t r = 0; r < pass->count; r++)
+        DP_TRY(dp__map(&mapper, pass->records[r].call.out, &pass->records[r].call.grad));
+    return DP_OK;
+}
+
 static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
 {
     bool kept = pass->keeps && !pass->alone, list = kept && dp__is_sequence(grad);
+    if (pass->runs->mean_grads)
+        return dp__means_give(pass);
     dp_value *outs = dp__scope_bytes(pass->scope, pass->count * sizeof *outs, 8);
     if (outs == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
@@ -881,11 +902,10 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
     if (!inner)
         DP_TRY(dp__grads_begin(pass->runs, pass->no_sync, &pass->adds));
     pass->used = true;
-    if (!pass->runs->mean_grads)
-        return DP_OK;
-    pass->factor = grad.kind == DP_FLOAT ? grad.as.f : grad.kind == DP_INT ? (double)grad.as.i : 0;
-    for (size_t r = 0; r < pass->count; r++)
-        pass->records[r].call.grad = dp_float(1);
+    if (pass->runs->mean_grads)
+        pass->factor = grad.kind == DP_FLOAT ? grad.as.f
+                       : grad.kind == DP_INT ? (double)grad.as.i
+                                             : 0;
     return DP_OK;
 }
 

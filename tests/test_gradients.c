@@ -588,6 +588,62 @@ static dp_module *around(dp_ctx *ctx, dp_module *child, const outer_how *how)
     return out;
 }
 
+/* A net whose output has as many rows as x; the gradient of "a" is the sum of theirs. */
+static dp_status rows_forward(dp_call *call)
+{
+    const dp_tensor *x;
+    dp_tensor out;
+    DP_TRY(dp_call_tensor(call, "x", DP_F32, 1, &x));
+    DP_TRY(dp_tensor_new(call->scope, call->device, DP_F32, 1, x->shape, &out));
+    call->out = dp_of(call->scope, &out);
+    return dp_fill(call->ctx, &out, dp_int(0));
+}
+
+static dp_status rows_backward(dp_call *call)
+{
+    float rows[RANKS], sum = 0;
+    dp_tensor grad;
+    DP_TRY(dp_call_out_grad(call, NULL, &grad));
+    DP_TRY(dp_read(call->ctx, &grad, rows, (size_t)grad.shape[0] * sizeof *rows));
+    for (int64_t r = 0; r < grad.shape[0]; r++)
+        sum += rows[r];
+    return add_or_write(call, 0, false, sum);
+}
+
+static dp_module *rows_net(dp_ctx *ctx)
+{
+    static const dp_method methods[] = {{"forward", rows_forward}, {"backward", rows_backward}};
+    dp_module *net = NULL;
+    CHECK_OK(dp_module_create(ctx,
+                              &(dp_module_config){.name = "net",
+                                                  .methods = methods,
+                                                  .method_count = 2,
+                                                  .params = told_params,
+                                                  .param_count = 1},
+                              &net));
+    return net;
+}
+
+/* The mean of several rows too: each has its share of it. */
+TEST_BACKENDS(means_of_rows_are_passed_on_to_children)
+{
+    static const outer_how means_itself = {"net", true};
+    for (int face = 0; face < FACES; face++) {
+        dp_module *net = rows_net(ctx), *out = around(ctx, net, &means_itself);
+        dp_module *par = faced(out, face);
+        dp_optim *optim = optim_of(par, (dp_optim_config){0});
+        dp_tensor grad;
+        float got[A];
+        CHECK_OK(forward_and_backward(par, 4, false));
+        CHECK_OK(dp_owner_grad(net, 0, 0, &grad));
+        CHECK_OK(dp_read(ctx, &grad, got, sizeof got));
+        CHECK_F64(got[0], 4, 1e-6);
+        CHECK_OK(dp_zero_grad(par));
+        CHECK_OK(step(par, optim, 0));
+        check_param(net, 0, -1);
+    }
+}
+
 /* What a backward with mean_grads is given is the gradient of its own mean, which it may pass on:
    the rest is done to all that the tree has written. */
 TEST_BACKENDS(mean_grads_are_passed_on_to_children)
