@@ -13,6 +13,8 @@
 #   make sim        dp_cuda.h and dp_nccl.h on simulated GPUs; make sim-selftest: what the
 #                   simulator finds
 #   make hip        dp_hip.h on the same GPUs, which then have HIP's names
+#   make ptx        the PTX that NVRTC makes of dp_cuda.h's kernels, in place of them on the simulated
+#                   GPUs, for three architectures; make test does it for one
 #   make gpu-test   the same suites on the GPUs of this machine; gpu-bench: figures; gpu-all: both in
 #                   ten minutes, what is worth most first; results are in $OUT, or build/log/gpu
 #   make gpu-pack   the folder build/pack, with which a machine without make, compiler and packages
@@ -123,7 +125,7 @@ demo: build/pictures
 	$(RUN) demo $(DEMO)
 
 test: build/tools
-	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim hip gpu conform fuzz faults aarch64
+	$(RUN) steps lint compile examples gcc clang compilers musl mpi asan tsan sim hip ptx gpu conform fuzz faults aarch64
 
 check:
 	$(RUN) steps lint gcc examples
@@ -133,6 +135,10 @@ asan tsan sim hip mpi fuzz lint compile compilers musl:
 
 conform:
 	$(RUN) $(if $(BACKEND),conform,steps conform)
+
+ptx: export PTX_ARCHS ?= all
+ptx:
+	$(RUN) steps ptx
 
 sim-selftest: build/sim/selftest
 	@$<
@@ -157,7 +163,7 @@ format:
 clean:
 	rm -rf build
 
-.PHONY: all demo test check single asan tsan sim hip mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
+.PHONY: all demo test check single asan tsan sim hip ptx mpi conform sim-selftest gpu-test gpu-bench gpu-all gpu-pack fuzz fuzz-run bench lint compile compilers musl format clean
 .DELETE_ON_ERROR:
 
 # ---- what is needed besides a compiler; make reads config.mk, and so makes it first --------------
@@ -296,6 +302,29 @@ $(SIM_PARTS): build/sim/sim/parts/%.o: tests/sim/%.c Makefile build/config.mk
 build/sim/sim/kernels.o build/sim/sim/selftest.o build/sim/sim/library.o build/sim/sim/sim_hip.o: build/sim/sim/%.o: tests/sim/%.c Makefile build/config.mk
 	@mkdir -p $(@D)
 	$(COMPILE_SIM)
+
+# The kernels as PTX, as C that does what it says, and the tests with that linked in: NAME is an
+# architecture's, or that of a bug which tests/ptx/plant.py has put into a copy.
+PTX_OPTIMIZE ?= -O1
+build/ptx/write: tests/ptx/write.c $(HEADERS) Makefile build/config.mk
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -O1 $(WARNINGS) $(GCC_WARNINGS) -Wno-null-dereference -Wno-frame-larger-than \
+	    -DDP_DYNAMIC_LOAD -I. $(shell tests/gpu/gpu.sh flags) $(STB_CFLAGS) $< -o $@ $(LIBS) -ldl
+
+build/ptx/sm_%.ptx: build/ptx/write
+	$< $* $@
+
+build/ptx/%.c: build/ptx/%.ptx tests/ptx/translate.py
+	tests/ptx/translate.py $< $@
+
+build/ptx/%.o: build/ptx/%.c tests/ptx/ptx.h tests/sim/grid.h
+	$(CC) -std=c11 $(PTX_OPTIMIZE) -ffp-contract=off -w -Itests/ptx -c $< -o $@
+
+build/ptx/%/tests: build/ptx/%.o $(TESTS_sim:%=build/sim/%.o) $(SIM)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_sim) $^ -o $@ $(LIBS)
+
+.PRECIOUS: build/ptx/sm_%.ptx build/ptx/%.c build/ptx/%.o
 
 # With EXAMPLES_DP=build/alone/dp.o what stands behind DP_IMPLEMENTATION comes from there, and the
 # compiler is told that it has seen it.

@@ -132,6 +132,54 @@ step_sim() {
     T=${T:-_cuda !align/ !device/reduce !device/pad !own_order} TEST_GPUS=1 tests sim 6
 }
 
+# Every bug of tests/ptx/plant.py, in a copy of this PTX: the translator refuses it, or a test finds it.
+ptx_planted() {
+    local from=$1 bug finding words to got=$LOGS/ptx-planted
+    while IFS=: read -r bug finding words; do
+        to=build/ptx/$bug
+        if ! tests/ptx/plant.py "$bug" "$from" "$to.ptx" >"$got" 2>&1; then
+            : # the place has gone in which it was
+        elif [ -z "$words" ]; then
+            tests/ptx/translate.py "$to.ptx" "$to.c" >"$got" 2>&1 && : >"$got"
+        elif build "$to/tests" PTX_OPTIMIZE=-O0 >"$got"; then
+            TEST_TIMEOUT_SCALE=6 "$to/tests" "$words" >"$got" 2>&1 && : >"$got"
+        fi
+        if grep -q "$finding" "$got"; then
+            echo "ok - $bug is found: $finding"
+        else
+            echo "not ok - $bug is found: $finding"
+            sed 's/^/#   /' "$got"
+        fi
+        rm -rf "$to" "$to".*
+    done < <(tests/ptx/plant.py)
+}
+
+# What the compiler makes of the kernels, in place of them, under the suites that use CUDA. The first
+# of these architectures has been there longest, the last one is another compiler's.
+step_ptx() {
+    local archs=(75 90 120) flags arch
+    local without=" !nccl !cuda_host/ !cuda_load/ !cuda_order/ !cuda_program/ !cuda_several/"
+    has python3 || { skip "kernels as PTX" "no python3"; return; }
+    read -r -a flags < <(tests/gpu/gpu.sh flags)
+    echo '#include <nvrtc.h>' | $CC "${flags[@]}" -fsyntax-only -x c - 2>/dev/null ||
+        { skip "kernels as PTX" "no nvrtc.h"; return; }
+    build build/ptx/write || return 1
+    build/ptx/write >"$LOGS/ptx-archs" || { skip "kernels as PTX" "no NVRTC"; return; }
+    if [ "${PTX_ARCHS:-}" = all ]; then
+        for arch in $(<"$LOGS/ptx-archs"); do
+            build "build/ptx/sm_$arch.c" && echo "ok - PTX for sm_$arch is understood"
+        done
+    else # a run has one of them, the next commit another one
+        archs=("${PTX_ARCHS:-${archs[$(git rev-list --count HEAD 2>/dev/null || date +%-j) % 3]}}")
+    fi
+    export SIM_SEED=${SIM_SEED:-1}
+    for arch in "${archs[@]}"; do
+        echo "# sm_$arch; PTX_ARCHS=$arch does the same again"
+        T=${T:-cuda$without} TEST_GPUS=8 tests "ptx/sm_$arch" 6
+    done
+    ptx_planted "build/ptx/sm_$arch.ptx"
+}
+
 # What make gpu-pack packs, on machines that have little else.
 step_gpu() {
     local programs=(build/gpu/few/tests build/gpu/bench build/gpu/doctor build/gpu/hold)
@@ -451,6 +499,7 @@ build_ahead() {
         gcc | asan | tsan | sim | aarch64 | musl) targets+=("build/$name/tests") ;;
         clang) targets+=(build/clang/silent "build/with/$CLANG/tests") ;;
         compilers) targets+=(build/gcc/tests) ;;
+        ptx) targets+=(build/sim/tests) ;;
         mpi) targets+=(build/openmpi/tests build/mpich/tests) ;;
         faults) targets+=(build/faults/plain/worker) ;;
         gpu) targets+=(build/sim/library.so) ;;

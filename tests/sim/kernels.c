@@ -1,4 +1,5 @@
-/* kernels.c - the kernels of dp_cuda.h, compiled as C, and which bytes each of them touches. */
+/* kernels.c - the kernels of dp_cuda.h, compiled as C, and which bytes each of them touches. Where
+   PTX is linked in (tests/ptx), it runs in their place. */
 
 #include "../../dp.h" /* before dp_device is a word of the kernels */
 #define SIM_GRID_IMPLEMENTATION
@@ -6,6 +7,8 @@
 #define DP_CUDA_TEXT_AS_C
 #include "../../dp_cuda.h"
 #include <string.h>
+#include "../ptx/ptx.h"
+#include "parts.h"
 #include "sim.h"
 
 typedef struct dp__cuda_params params;
@@ -140,11 +143,75 @@ size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out)
     return count;
 }
 
-static params_fn *running;
+/* ---- PTX ------------------------------------------------------------------------------------- */
+
+static const ptx_kernel *ptx_of(int kernel)
+{
+    const ptx_kernel *own = ptx_kernels;
+    while (own != NULL && own->name != NULL && strcmp(own->name, kernels[kernel].name) != 0)
+        own++;
+    return own != NULL && own->name != NULL ? own : NULL;
+}
+
+bool sim_kernel_is_ptx(int kernel)
+{
+    return ptx_of(kernel) != NULL;
+}
+
+static int running; /* the kernel */
+static const ptx_kernel *running_ptx;
+
+void ptx_find(const char *name, int line)
+{
+    sim_find(name, "%s, in line %d of its PTX", kernels[running].name, line);
+}
+
+/* Floats that a kernel computes; what it moves has all its bits. */
+static size_t computed_bytes(int kernel, const params *p, size_t bytes, size_t range)
+{
+    if (makes_sums(kernel) || ends_sums(kernel))
+        return sizeof(double);
+    if (is_between(kernel, DP__CUDA_fill, DP__CUDA_pattern) || p->dtype > DP_BF16)
+        return 0;
+    if (steps(kernel) && range > in_count(kernel, p)) /* state */
+        return p->dtype == DP_F64 ? sizeof(double) : sizeof(float);
+    return bytes % dtype_bytes[p->dtype] == 0 ? dtype_bytes[p->dtype] : 0;
+}
+
+static bool is_nan(const char *at, size_t bytes, bool is_bf16)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, at, bytes); /* the machine is little-endian */
+    const uint64_t infinite = bytes == 8   ? 0x7ff0000000000000u
+                              : bytes == 4 ? 0x7f800000u
+                              : is_bf16    ? 0x7f80u
+                                           : 0x7c00u;
+    return (bits & (UINT64_MAX >> (65 - 8 * bytes))) > infinite;
+}
+
+bool sim_kernel_agrees(int kernel, const void *arguments, size_t range, const char *text,
+                       const char *ptx)
+{
+    sim_range ranges[SIM_RANGES];
+    const params *p = arguments;
+    sim_kernel_ranges(kernel, arguments, ranges);
+    const size_t bytes = ranges[range].bytes, each = computed_bytes(kernel, p, bytes, range);
+    bool agrees = each > 0 || memcmp(text, ptx, bytes) == 0;
+    for (size_t at = 0; each > 0 && at < bytes; at += each)
+        agrees = agrees && (memcmp(text + at, ptx + at, each) == 0 ||
+                            (is_nan(text + at, each, p->dtype == DP_BF16) &&
+                             is_nan(ptx + at, each, p->dtype == DP_BF16)));
+    return agrees;
+}
 
 static void lane(const void *arguments)
 {
-    running(*(const params *)arguments);
+    kernels[running].fn(*(const params *)arguments);
+}
+
+static void ptx_lane(const void *arguments)
+{
+    running_ptx->run(arguments);
 }
 
 /* Run it on other memory: each range at `at`, in the order of sim_kernel_ranges. */
@@ -157,8 +224,10 @@ bool sim_kernel_run(int kernel, const void *arguments, char *const *at, const si
         p.out[k] = *at++;
     if (makes_sums(kernel) || ends_sums(kernel))
         p.scratch = (double *)(void *)*at;
-    running = kernels[kernel].fn;
-    return sim_grid_run(lane, &p, launch->blocks, launch->lanes, launch->backwards);
+    running = kernel;
+    running_ptx = launch->as_text ? NULL : ptx_of(kernel);
+    return sim_grid_run(running_ptx != NULL ? ptx_lane : lane, &p, launch->blocks, launch->lanes,
+                        launch->order);
 }
 
 size_t sim_param_bytes(void)

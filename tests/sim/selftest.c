@@ -278,6 +278,14 @@ static void shifts_in_place(const void *arguments)
     const numbers *p = arguments;
     p->data[here()] = p->data[here() + 1];
 }
+static void looks_from_the_middle(const void *arguments) /* at one who was before it, either way */
+{
+    const numbers *p = arguments;
+    if (threadIdx.x == 100 || threadIdx.x == 155)
+        p->data[threadIdx.x] = 1;
+    if (threadIdx.x == 128)
+        p->data[0] = (p->data[100] == 1) + (p->data[155] == 1);
+}
 static void reads_behind(const void *arguments)
 {
     const numbers *p = arguments;
@@ -313,7 +321,7 @@ static bool numbers_run(const void *arguments, char *const *at, const sim_launch
 {
     numbers p = *(const numbers *)arguments;
     p.data = (int *)(void *)at[0];
-    return sim_grid_run(planted_lane, &p, launch->blocks, launch->lanes, launch->backwards);
+    return sim_grid_run(planted_lane, &p, launch->blocks, launch->lanes, launch->order);
 }
 
 static cudaKernel_t kernel_of(sim_lane_fn *lane)
@@ -625,6 +633,14 @@ static void lanes_read_what_others_write(void)
         pinned[i] = (char)(i / 4);
     cudaMemcpyAsync(x, pinned, 4096, cudaMemcpyHostToDevice, a);
     launch(shifts_in_place, x, 257 * 4, 1);
+}
+static void lanes_that_only_a_shuffle_tells(void)
+{
+    memset(pinned, 0, 1024);
+    for (int k = 0; k < 12; k++) {
+        cudaMemcpyAsync(x, pinned, 1024, cudaMemcpyHostToDevice, a);
+        launch(looks_from_the_middle, x, 1024, 1);
+    }
 }
 static void kernel_reads_behind_its_operand(void)
 {
@@ -1396,6 +1412,7 @@ static const struct program {
     PLANTED(shared_memory_as_it_comes, "order of lanes"),
     PLANTED(all_blocks_on_one_place, "order of lanes"),
     PLANTED(lanes_read_what_others_write, "order of lanes"),
+    PLANTED(lanes_that_only_a_shuffle_tells, "order of lanes"),
     PLANTED(kernel_reads_behind_its_operand, "out of bounds"),
     PLANTED(kernel_writes_behind_its_operand, "out of bounds"),
     PLANTED(kernel_writes_before_its_operand, "out of bounds"),

@@ -6,7 +6,8 @@
    Device memory is at addresses that nobody can touch, and begins as NaN of any kind; pinned memory
    cannot be touched by the host while a copy may still be using it. Behind each block, and behind
    each operand of a kernel, is a page that cannot be touched either. A kernel runs lane by lane, as
-   its text is for CUDA, in two orders that must give the same. Whatever is wrong becomes a finding,
+   its text is for CUDA, in two orders that must give the same. Where PTX is linked in (tests/ptx),
+   that is what runs, and must give what the text gives. Whatever is wrong becomes a finding,
    and a test with findings fails.
 
    Collectives of NCCL wait for ranks of other processes, each with a simulation of its own, and
@@ -176,9 +177,13 @@ typedef struct sim_range {
     bool write;
 } sim_range;
 
+/* Lanes and blocks run as they are numbered, or the last one first, or, from here on, in an order
+   that the number decides. */
+enum { SIM_FORWARDS, SIM_BACKWARDS, SIM_SHUFFLED };
+
 typedef struct sim_launch {
-    unsigned blocks, lanes;
-    bool backwards; /* the last block and the last lane first */
+    unsigned blocks, lanes, order;
+    bool as_text; /* also where there is PTX */
 } sim_launch;
 
 enum { SIM_RANGES = 160, SIM_PARAM_BYTES = 4096 };
@@ -201,5 +206,11 @@ const char *sim_kernel_name(int kernel);
 size_t sim_kernel_ranges(int kernel, const void *arguments, sim_range *out);
 size_t sim_param_bytes(void);
 bool sim_kernel_run(int kernel, const void *arguments, char *const *at, const sim_launch *launch);
+
+/* Whether there is PTX for it, and whether what two runs left in its nth range is the same. What is
+   computed may differ in a NaN's bits, about which text and PTX have no agreement. */
+bool sim_kernel_is_ptx(int kernel);
+bool sim_kernel_agrees(int kernel, const void *arguments, size_t range, const char *text,
+                       const char *ptx);
 
 #endif /* SIM_H */

@@ -1048,7 +1048,8 @@ typedef struct operand {
     struct cell *cell, *first_cell; /* NULL: the copy is that of an operand before */
 } operand;
 
-static uint64_t seed; /* 0: nothing is deferred */
+static uint64_t seed;      /* 0: nothing is deferred */
+static unsigned run_count; /* kernels, and where $SIM_SEED begins to count */
 
 /* Records are numbered from 1 on. Two of one event, on two streams, are reached in any order. */
 static uint64_t record_count, record_room;
@@ -1073,6 +1074,7 @@ __attribute__((constructor)) static void begin(void)
 {
     const char *text = getenv("SIM_SEED");
     seed = text != NULL ? strtoull(text, NULL, 10) : 0;
+    run_count = (unsigned)seed;
     setenv("DP_CACHE", "off", 1);
 }
 
@@ -1199,11 +1201,11 @@ static void check_fences(const work *w)
     }
 }
 
-static void run_on_copies(const work *w, bool backwards)
+static void run_on_copies(const work *w, unsigned grid, unsigned order, bool as_text)
 {
     char *at[SIM_RANGES];
     const sim_kernel *added = added_kernel(w->kernel);
-    const sim_launch launch = {w->launch.blocks, w->launch.lanes, backwards};
+    const sim_launch launch = {grid, w->launch.lanes, order, as_text};
     lay_out(w);
     for (size_t i = 0; i < w->operand_count; i++)
         at[i] = w->operands[i].copy;
@@ -1215,13 +1217,35 @@ static void run_on_copies(const work *w, bool backwards)
     check_fences(w);
 }
 
+/* To be compared with the next one. */
+static void keep_run(const work *w)
+{
+    for (size_t i = 0; i < w->operand_count; i++) {
+        operand *own = &w->operands[i];
+        if (own->first_cell != NULL)
+            cell_give(own->first_cell);
+        own->first = own->copy;
+        own->first_cell = own->cell;
+    }
+}
+
 static void compare_runs(const work *w)
 {
     for (size_t i = 0; i < w->operand_count; i++) {
         const operand *own = &w->operands[i];
         if (own->range.write && memcmp(own->first, own->copy, own->range.bytes) != 0)
-            find("order of lanes", "%s: the result depends on which lane or block is first",
+            find("order of lanes",
+                 "%s: the result depends on which lane or block is first, or how many there are",
                  running);
+    }
+}
+
+static void compare_with_text(const work *w)
+{
+    for (size_t i = 0; i < w->operand_count; i++) {
+        const operand *own = &w->operands[i];
+        if (own->range.write && !sim_kernel_agrees(w->kernel, w->params, i, own->first, own->copy))
+            find("not the text", "%s: its PTX computes something else", running);
     }
 }
 
@@ -1238,21 +1262,28 @@ static void put_back(const work *w)
     }
 }
 
-/* In both orders, which must give the same; what is long in one of them, by turns. */
+/* In two orders, which must give the same; what is long in one of them. For kernels of the text the
+   number of blocks must not matter either: with few of them, a lane goes round several times. PTX
+   must give what the text gives as well. */
 static void run_kernel(const work *w)
 {
-    static bool turn;
     size_t bytes = 0;
     for (size_t i = 0; i < w->operand_count; i++)
         bytes += w->operands[i].range.bytes;
-    turn = !turn;
-    run_on_copies(w, turn);
+    const unsigned orders[] = {SIM_FORWARDS, SIM_BACKWARDS, SIM_SHUFFLED + ++run_count};
+    const bool text = added_kernel(w->kernel) == NULL;
+    const bool ptx = text && sim_kernel_is_ptx(w->kernel);
+    const unsigned all = w->launch.blocks, some = text ? 1 + run_count / 3 % all : all;
+    if (ptx && bytes < TWICE_BYTES) {
+        run_on_copies(w, all, SIM_FORWARDS, true);
+        keep_run(w);
+    }
+    run_on_copies(w, all, orders[run_count % 3], false);
+    if (ptx && bytes < TWICE_BYTES)
+        compare_with_text(w);
     if (bytes < TWICE_BYTES) {
-        for (size_t i = 0; i < w->operand_count; i++) {
-            w->operands[i].first = w->operands[i].copy;
-            w->operands[i].first_cell = w->operands[i].cell;
-        }
-        run_on_copies(w, !turn);
+        keep_run(w);
+        run_on_copies(w, some, orders[(run_count + 1) % 3], false);
         compare_runs(w);
     }
     put_back(w);
@@ -2454,7 +2485,7 @@ cudaError_t cudaLaunchKernel(const void *fn, dim3 grid, dim3 block_dim, void **a
     memcpy(params, args[0], added != NULL ? SIM_PARAM_BYTES : sim_param_bytes());
     submit(stream, (work){.kind = KERNEL,
                           .kernel = own->kernel,
-                          .launch = {grid.x, block_dim.x, false},
+                          .launch = {.blocks = grid.x, .lanes = block_dim.x},
                           .reader = stream->device,
                           .operands = operands,
                           .operand_count = count,
