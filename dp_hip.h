@@ -10,7 +10,8 @@
    Include it instead of dp.h, or after; or define DP_USE_HIP, and dp.h includes it. Link with
    -lamdhip64 -lhiprtc (HIP 5.2 has both in the first); or define DP_DYNAMIC_LOAD together with
    DP_IMPLEMENTATION, and the libraries are loaded when a context opens. Any C11 compiler will do.
-   HIP 5.2 or newer; the libraries have to be of the headers' major version.
+   HIP 5.2 or newer; the libraries have to be of the headers' major version. To a user who may not
+   open /dev/kfd HIP says that there is no GPU; examples/doctor.c says why.
 
    With DP_USE_RCCL, GPUs of several processes exchange data by RCCL, 2.18 or newer: what dp_nccl.h
    says of NCCL holds, $DP_NCCL included. Link with -lrccl, unless DP_DYNAMIC_LOAD is defined.
@@ -326,7 +327,6 @@ static hipError_t dp__hip_pop(CUcontext *out)
 /* Not hipDeviceGetUuid: all GPUs that have no number of their own have the same there. */
 static hipError_t dp__hip_uuid_of(CUuuid *out, int device)
 {
-    *out = (CUuuid){{0}};
     return dp__cuda.cudaDeviceGetPCIBusId(out->bytes, (int)sizeof out->bytes, device);
 }
 

@@ -6,7 +6,7 @@
 
    Build: cc -std=c11 -O2 examples/doctor.c -o doctor -lpthread -lm
    GPUs:  add -DDP_USE_CUDA -DDP_DYNAMIC_LOAD -I/usr/local/cuda/include -ldl, and where there is an
-          nccl.h -DDP_USE_NCCL
+          nccl.h -DDP_USE_NCCL; for AMD's -DDP_USE_HIP -DDP_DYNAMIC_LOAD -ldl, and -DDP_USE_RCCL
    MPI:   add -DDP_USE_MPI, and compile with mpicc
    Run:   ./doctor, and then as what is off was run: mpirun -n 4 ./doctor
    Prints:
@@ -88,11 +88,15 @@ static double seconds(void)
 
 #if defined(DP_USE_CUDA)
 static const dp_device_ops *(*const gpu_table)(void) = dp_cuda;
+#elif defined(DP_USE_HIP)
+static const dp_device_ops *(*const gpu_table)(void) = dp_hip;
 #else
 static const dp_device_ops *(*const gpu_table)(void) = NULL;
 #endif
 #if defined(DP_USE_NCCL)
 static int (*const nccl_version)(char *text, size_t bytes) = dp_nccl_version;
+#elif defined(DP_USE_RCCL)
+static int (*const nccl_version)(char *text, size_t bytes) = dp_rccl_version;
 #else
 static int (*const nccl_version)(char *text, size_t bytes) = NULL;
 #endif
@@ -100,6 +104,16 @@ static int (*const nccl_version)(char *text, size_t bytes) = NULL;
 static int (*const mpi_version)(char *text, int *length) = MPI_Get_library_version;
 #else
 static int (*const mpi_version)(char *text, int *length) = NULL;
+#endif
+
+/* The driver of the GPUs that were compiled in. */
+#if defined(DP_USE_HIP)
+static const char driver_version[] = "/sys/module/amdgpu/version", driver_device[] = "/dev/kfd";
+static const char gpu_vendor[] = "AMD", gpu_flag[] = "--device /dev/kfd --device /dev/dri";
+#else
+static const char driver_version[] = "/proc/driver/nvidia/version";
+static const char driver_device[] = "/dev/nvidiactl", gpu_vendor[] = "NVIDIA";
+static const char gpu_flag[] = "--gpus all";
 #endif
 
 static void look_at_build(void)
@@ -114,14 +128,14 @@ static void look_at_build(void)
         say(OK, "nccl", "%d.%d.%d, %s", version / 10000, version / 100 % 100, version % 100, text);
     else if (gpu_table != NULL)
         say(NOTE, "nccl", "%s; GPUs of several processes need it",
-            nccl_version != NULL ? text : "not compiled in (-DDP_USE_NCCL)");
+            nccl_version != NULL ? text : "not compiled in (-DDP_USE_NCCL, -DDP_USE_RCCL)");
 }
 
 /* The files that libraries were loaded from; a name often has the version. */
 static void look_at_libraries(void)
 {
-    static const char *const names[] = {"/libcuda.", "/libcudart.", "/libnvrtc.", "/libnccl.",
-                                        "/libmpi."};
+    static const char *const names[] = {"/libcuda.", "/libcudart.",   "/libnvrtc.",  "/libnccl.",
+                                        "/libmpi.",  "/libamdhip64.", "/libhiprtc.", "/librccl."};
     char line[1200];
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
@@ -232,6 +246,8 @@ static void look_at_switches(void)
         {"DP_CACHE", "off: each start compiles the kernels for GPUs, which takes a second"},
         {"DP_PEERS", "off: GPUs copy through the host, not directly from each other"},
         {"CUDA_VISIBLE_DEVICES", "there seem to be no other GPUs"},
+        {"HIP_VISIBLE_DEVICES", "there seem to be no other GPUs"},
+        {"ROCR_VISIBLE_DEVICES", "there seem to be no other GPUs"},
         {"CUDA_LAUNCH_BLOCKING", "1: nothing on a GPU runs beside anything else"},
         {"SLURM_JOB_ID", "an allocation, in which srun starts the processes"},
         {"OMP_NUM_THREADS", "threads of methods that use OpenMP"}};
@@ -250,20 +266,21 @@ static void look_at_switches(void)
 static void look_at_driver(void)
 {
     char line[200] = "";
-    FILE *file = fopen("/proc/driver/nvidia/version", "r");
+    FILE *file = fopen(driver_version, "r");
     if (file != NULL && fgets(line, sizeof line, file) != NULL)
         line[strcspn(line, "\n")] = '\0';
     if (file != NULL)
         fclose(file);
-    bool given = access("/dev/nvidiactl", F_OK) == 0;
+    bool given = access(driver_device, F_OK) == 0;
     if (given && gpu_table == NULL)
         say(NOTE, "driver", "%s; but this program is for CPUs alone (-DDP_USE_CUDA)", line);
-    else if (given && access("/dev/nvidiactl", R_OK | W_OK) != 0)
-        say(BAD, "driver", "this user may not open /dev/nvidiactl: see its group and its mode");
+    else if (given && access(driver_device, R_OK | W_OK) != 0)
+        say(BAD, "driver", "this user may not open %s: see its group and its mode", driver_device);
     else if (!given && line[0] != '\0')
-        say(NOTE, "driver", "%s; but this container is given no GPU (docker --gpus all)", line);
+        say(NOTE, "driver", "%s; but this container is given no GPU (docker %s)", line, gpu_flag);
     else
-        say(OK, "driver", "%s", line[0] != '\0' ? line : "none for NVIDIA's GPUs");
+        say(OK, "driver", "%s%s%s", line, line[0] == '\0' ? "none for GPUs of " : "",
+            line[0] == '\0' ? gpu_vendor : "");
 }
 
 static void look_at_shared_memory(void)

@@ -781,6 +781,28 @@ TEST(a_buffer_is_pinned_if_all_of_it_is)
     dp_close(ctx);
     sim_check_leaks();
 }
+
+/* Copies begin and end somewhere in it; managed memory is as good as pinned. */
+TEST(a_part_of_a_pinned_buffer)
+{
+    float *from = malloc(3 * FLOATS * sizeof *from), *to = malloc(3 * FLOATS * sizeof *to);
+    CHECK(from != NULL && to != NULL);
+    dp_ctx *ctx = open_with(1);
+    for (int managed = 0; managed < 2; managed++) {
+        sim_manage(managed);
+        sim_pin(from, 2 * FLOATS * sizeof *from);
+        sim_pin(to, 2 * FLOATS * sizeof *to);
+        CHECK_INT(forth_and_back(ctx, from + 1, to + 1, FLOATS), 0);
+        CHECK_INT(forth_and_back(ctx, from + FLOATS, to + FLOATS, FLOATS), 0);
+        CHECK_INT(forth_and_back(ctx, from + FLOATS + 1, to + FLOATS + 1, FLOATS), 1);
+        sim_unpin(from);
+        sim_unpin(to);
+    }
+    free(from);
+    free(to);
+    dp_close(ctx);
+    sim_check_leaks();
+}
 #endif /* TEST_SIM */
 
 /* ---- the ring -------------------------------------------------------------------------------- */

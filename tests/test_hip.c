@@ -213,6 +213,8 @@ TEST(a_stream_of_the_users)
     CHECK_ERROR(dp_hip_adopt(ctx, 1, native, &own), DP_ERR_DEVICE, "hipStreamGetDevice");
     CHECK_OK(dp_hip_adopt(ctx, 1, native, &own));
     dp_hip_release(own);
+    CHECK_OK(dp_hip_adopt(ctx, 0, dp_hip_stream(dp_local_stream(ctx, 0)), &own));
+    dp_hip_release(own);
     dp_close(ctx);
     sim_check_leaks();
 }

@@ -52,6 +52,7 @@ const char *sim_compiled(void); /* "sm_90" */
 /* Memory of the test's own is pinned, until then. */
 void sim_pin(void *pointer, size_t bytes);
 void sim_unpin(void *pointer);
+void sim_manage(bool on); /* pinned memory says that it is managed, as long as it is on */
 
 /* How `reader` gets what `from` has. A pair that is not good may still say that it is. Waiting for
    what hangs is a finding, also where the driver waits: when it frees memory. */

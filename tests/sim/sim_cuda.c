@@ -1793,6 +1793,13 @@ cudaError_t cudaFreeHost(void *pointer)
     return leave(code == cudaSuccess ? dropped : code);
 }
 
+static enum cudaMemoryType host_type = cudaMemoryTypeHost;
+
+void sim_manage(bool on)
+{
+    host_type = on ? cudaMemoryTypeManaged : cudaMemoryTypeHost;
+}
+
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
 {
     cudaError_t code = enter();
@@ -1801,7 +1808,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
         const block *b = block_of(pointer);
         bool live = b != NULL && !b->freed;
         *attributes = (struct cudaPointerAttributes){.type = !live ? cudaMemoryTypeUnregistered
-                                                             : b->device < 0 ? cudaMemoryTypeHost
+                                                             : b->device < 0 ? host_type
                                                                              : cudaMemoryTypeDevice,
                                                      .device = live ? b->device : 0};
     }

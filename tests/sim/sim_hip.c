@@ -229,6 +229,8 @@ hipError_t hipPointerGetAttributes(hipPointerAttribute_t *out, const void *data)
     cudaError_t code = cudaPointerGetAttributes(&found, data);
     *out = (hipPointerAttribute_t){.type = (hipMemoryType)found.type, .device = found.device};
     out->isManaged = found.type == cudaMemoryTypeManaged;
+    if (code != cudaSuccess)
+        memset(out, 1, sizeof *out);
     return (hipError_t)code;
 }
 
