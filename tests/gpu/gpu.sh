@@ -330,7 +330,6 @@ begin() {
     XDG_CACHE_HOME=$WORK/cache
     DP_LAUNCH=none # whatever has started this
     unset DP_DEBUG DP_DEVICES DP_CACHE DP_PEERS DP_NCCL DP_TRACE DP_SIMD
-    ulimit -c 0
     mkdir -p "$OUT" "$WORK/logs" || exit
     rm -f "$OUT/summary.txt" "$OUT/logs.tar" "$OUT/running.txt"
     export OUT GPU_SECONDS WORK CORES JOBS PLAIN_LIBRARIES GPU_LIBRARIES \

@@ -55,23 +55,26 @@ keeps() {
     done
 }
 
-processes() {
-    local process
-    for process in /proc/[0-9]*; do
-        if tr '\0' ' ' <"$process/cmdline" | grep -F -- "$AT/pack/"; then echo "$process"; fi
-    done 2>/dev/null
+# It was cut, and not at its ends.
+long_log() {
+    tar -xOf "$AT/out/logs.tar" "logs/$1.txt" >"$AT/log" && grep -q '^first' "$AT/log" &&
+        grep -q 'last$' "$AT/log" && [ "$(wc -c <"$AT/log")" -lt 1100000 ]
 }
 
-# Nothing of it runs any more, or will in three seconds.
+processes() { grep -lsz "$AT/pac[k]/" /proc/[0-9]*/cmdline; } # not this one
+
+# Nothing of it runs any more, or will soon.
 is_quiet() {
     local i
-    for ((i = 0; i < 30; i++)); do
+    for ((i = 0; i < 100; i++)); do
         [ -n "$(processes)" ] || return 0
         sleep 0.1
     done
     processes
     return 1
 }
+
+is_tidy() { ! ls "$AT" | grep dp-gpu; }
 
 # ---- machines ------------------------------------------------------------------------------------
 
@@ -81,12 +84,12 @@ sanitizer() {
 #!/bin/sh
 tool=$2
 while case $1 in --*) true ;; *) false ;; esac; do shift 2; done
-case "$tool ${FOUND:-}" in
-"initcheck nothing") echo "========= Error: Device not supported"; exit 1 ;;
-"racecheck hazards") echo "========= RACECHECK SUMMARY: 1 hazards displayed"; exit 9 ;;
+case "$tool ${FOUND:-} $*" in
+"initcheck nothing "*) echo "========= Error: Device not supported"; exit 1 ;;
+"racecheck hazards "*total*) echo "========= RACECHECK SUMMARY: 1 hazards displayed"; exit 9 ;;
 esac
 [ "$tool" = initcheck ] || unset SIM_FATE
-export SIM_GPUS=1 # fewer pairs to check
+[ "${SIM_GPUS:-1}" = 0 ] || export SIM_GPUS=1 # no pairs to check
 "$@" || exit
 echo "========= ERROR SUMMARY: 0 errors"
 SH
@@ -121,15 +124,17 @@ machine() {
         esac
     done
     cp -r "$BUILD/pack" "$AT/pack"
+    for name in summary.txt logs.tar running.txt; do echo "not ok - old" >"$AT/out/$name"; done
 }
 
-# start COMMAND VARIABLE...: gpu.sh COMMAND on the machine; its process is $STARTED
+# start COMMAND VARIABLE...: gpu.sh COMMAND on the machine; its process is $STARTED. What somebody
+# debugs with, or a launcher has set, is not for it.
 start() {
     local command=$1
     shift
     "${ALONE[@]}" env -i PATH="$AT/bin" HOME="$AT" TMPDIR="$AT" OUT="$AT/out" CUDA_HOME="$AT/cuda" \
         PYTHONUSERBASE="$AT/python" LD_LIBRARY_PATH="$AT/driver" GPU_BENCH="1 1" \
-        TEST_STRIDE=11 T=every "$@" "$AT/bin/sh" "$AT/pack/gpu.sh" "$command" >"$AT/said" 2>&1 &
+        TEST_STRIDE=11 T=every DP_DEVICES=nonsense RANK=0 WORLD_SIZE=2 "$@" "$AT/bin/sh" "$AT/pack/gpu.sh" "$command" >"$AT/said" 2>&1 &
     STARTED=$!
 }
 
@@ -164,30 +169,32 @@ whole() {
     check "gpu-all on a bare machine: all logs" keeps facts hold open kernels pairs bench torch \
         suites-on-1 memcheck initcheck racecheck synccheck
     check "gpu-all on a bare machine: nothing is left" is_quiet
+    check "gpu-all on a bare machine: no files either" is_tidy
 }
 
 # Two GPUs. What hangs is the first look, and tests, where not even an alarm reaches them; the
 # others, and the figures, are there.
 hangs() {
-    run all T=of_every GPU_SECONDS=100 SIM_GPUS=2 TEST_TIMEOUT_SCALE=0.05 FOUND=hazards \
+    run all T=of_every GPU_SECONDS=100 SIM_GPUS=2 TEST_TIMEOUT_SCALE=0.1 FOUND=hazards \
         SIM_FATE="doctor load, tests stop 30"
     check "gpu-all, tests hang: they are named, and others pass" says '^GPUs held open: 2$' \
         '^ok +compiled ' '^not ok - open # more than 11 s' '^not ok - kernels #' \
-        '^not ok .* device/.* # timed out after 2 s' '^ok - bench' '^G8 ' '^not ok - suites-on-1 # status 1' \
+        '^not ok .* device/.* # timed out after ' '^ok - bench' '^G8 ' '^not ok - suites-on-1 # status 1' \
         '^2 passed, 2 failed' '^not ok - suites-on-2 # status 1' '^ok - memcheck #' \
         '^not ok - cuda_kernels/.* # status 124' '^not ok - initcheck #' '^ok - synccheck #' \
-        '^not ok - .* # status 9' '^not ok - racecheck #'
+        '^not ok - .* # status 9' '^2 passed, 1 failed' '^not ok - racecheck #'
     check "gpu-all, tests hang: its status" exits_with 1
     check "gpu-all, tests hang: nothing is left" is_quiet
 }
 
-# The suite's own process is killed, as when the machine has no memory left. There is a PyTorch, which
-# is to find its own libraries.
+# The suite's own process is killed, as when the machine has no memory left. There is a PyTorch,
+# which is to find its own libraries.
 dies() {
     mkdir -p "$AT/$SITE"
     cat >"$AT/$SITE/../torch.py" <<'PYTHON'
 import os, types
-print("PyTorch in", os.environ["LD_LIBRARY_PATH"])
+print("first" + 1300000 * "." + "last")
+print("PyTorch in", os.environ["LD_LIBRARY_PATH"], "beside", os.environ["XDG_CACHE_HOME"])
 cuda = types.SimpleNamespace(is_available=lambda: False)
 PYTHON
     run all GPU_SECONDS=300 FOUND=nothing SIM_FATE="tests die 30"
@@ -195,7 +202,8 @@ PYTHON
         '^did not end: device/' '^not ok - suites-on-1 # status 137' '^ok - bench' '^G8 ' \
         '^ok - initcheck # SKIP compute-sanitizer: this device'
     [ -z "$PYTHON" ] || check "gpu-all, a suite dies: PyTorch has libraries of its own" says \
-        "^PyTorch in $AT/driver\$" '^PyTorch has no GPU$' '^not ok - torch # status 1'
+        "^PyTorch in $AT/driver beside $AT/dp-gpu" '^PyTorch has no GPU$' '^not ok - torch # status 1'
+    [ -z "$PYTHON" ] || check "gpu-all, a suite dies: of a long log the two ends" long_log torch
     check "gpu-all, a suite dies: its status" exits_with 1
     check "gpu-all, a suite dies: nothing is left" is_quiet
 }
@@ -210,26 +218,37 @@ never_opens() {
     check "gpu-all, no GPU opens: nothing is left" is_quiet
 }
 
-stopped() { # SIGNAL
-    start all GPU_SECONDS=300 SIM_FATE="bench stop 1"
+# The libraries and the driver are there, and no GPU: nothing has been tested.
+no_gpu() {
+    run test GPU_SECONDS=300 SIM_GPUS=0
+    check "gpu-test without a GPU: no part passes" says '^cuInit: code 100' \
+        '^0 passed, 0 failed, 9 skipped' '^not ok - suites-on-1 # status 1' \
+        '^skipped cuda_kernels/.*: no GPU' '^0 passed, 0 failed$' '^not ok - memcheck # status 1'
+    check "gpu-test without a GPU: its status" exits_with 1
+    check "gpu-test without a GPU: nothing is left" is_quiet
+}
+
+stopped() { # SIGNAL COMMAND
+    start "$2" GPU_SECONDS=300 SIM_FATE="bench stop 1"
     reaches bench '^G9 '
     kill "-$1" $STARTED
     wait $STARTED 2>/dev/null
-    check "gpu-all, $1: what was known is there" says '^ok - open' '^ok - kernels'
-    check "gpu-all, $1: the logs of what had ended" keeps open kernels
-    check "gpu-all, $1: nothing is left" is_quiet
+    check "gpu-$2, $1: what was known is there" says '^ok - open'
+    check "gpu-$2, $1: the logs of what had ended" keeps open
+    check "gpu-$2, $1: nothing is left" is_quiet
 }
 
 killed() {
-    stopped KILL
+    stopped KILL all
     check "gpu-all, KILL: what the part had said" grep '^G9 ' "$AT/out/running.txt"
+    check "gpu-all, KILL: kernels came before" says '^ok - kernels'
 }
 
 ended() {
-    stopped TERM
-    check "gpu-all, TERM: it says so" says '^not ok - bench # stopped from outside'
-    check "gpu-all, TERM: what the part had said" keeps bench
-    check "gpu-all, TERM: a summary and a tar" files summary.txt logs.tar
+    stopped TERM bench
+    check "gpu-bench, TERM: it says so" says '^not ok - bench # stopped from outside'
+    check "gpu-bench, TERM: what the part had said" keeps bench
+    check "gpu-bench, TERM: a summary and a tar" files summary.txt logs.tar
 }
 
 # Older C libraries do for what is packed; a newer one here may have given its names to more.
@@ -270,8 +289,9 @@ proof whole "$SITE/cu13/lib" libcudart.so.13 libnvrtc.so.13 "$SITE/nccl/lib" lib
 proof hangs "$SITE/cuda_runtime/lib" libcudart.so.13 "$SITE/cuda_nvrtc/lib" libnvrtc.so.13 \
     "$SITE/nccl/lib" libnccl.so.2 &
 proof dies cuda/lib64 libcudart.so.13 libnvrtc.so.13 libnccl.so.2 &
+proof no_gpu cuda/lib64 libcudart.so.13 libnvrtc.so.13 &
 proof never_opens cuda/lib libcudart.so.13 libnvrtc.so.13 &
 proof killed cuda/lib64 libcudart.so.13 libnvrtc.so.13 &
 proof ended cuda/lib64 libcudart.so.13 libnvrtc.so.13 &
 wait
-cd "$BUILD" && cat whole.tap hangs.tap dies.tap never_opens.tap killed.tap ended.tap
+cd "$BUILD" && cat whole.tap hangs.tap dies.tap no_gpu.tap never_opens.tap killed.tap ended.tap
