@@ -184,8 +184,8 @@ step_ptx() {
 step_gpu() {
     local programs=(build/gpu/few/tests build/gpu/bench build/gpu/doctor build/gpu/hold)
     tests/gpu/gpu.sh flags | grep -q . || { skip "gpu-all" "no headers of CUDA"; return; }
-    build build/sim/library.so "${programs[@]}" &&
-        tests/gpu/proof.sh build/sim/library.so "${programs[@]}"
+    build build/sim/library.so build/sim/tests "${programs[@]}" &&
+        tests/gpu/proof.sh build/sim/library.so build/sim/tests "${programs[@]}"
 }
 
 # dp_hip.h on the same GPUs, which then have HIP's names.

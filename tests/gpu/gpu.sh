@@ -234,7 +234,7 @@ selections() {
         echo "steps/steps _cuda"
         ;;
     *)
-        echo "cuda_kernels/statistics"
+        echo "cuda_kernels/sums"
         echo "cuda_host/channels"
         echo "device/stats_of_every_dtype_cuda"
         echo "device/total_cuda"
@@ -382,7 +382,7 @@ bench)
     part torch 40 torch
     end $FAILED
     ;;
-guard | facts | open | figures | suites | sanitize | sanitize_one | torch) # what parts run
+guard | facts | open | figures | suites | selections | sanitize | sanitize_one | torch) # of parts
     "$@"
     ;;
 *)
