@@ -766,8 +766,8 @@ DP_MUST_USE DP_API dp_status dp_cast(dp_ctx *ctx, const dp_tensor *dst, const dp
 DP_MUST_USE DP_API dp_status dp_axpby(dp_ctx *ctx, double a, const dp_tensor *x, double b,
                                       const dp_tensor *y, const dp_tensor *out);
 
-/* Sum of squares in f64 and whether all is finite, read in one pass; the same bits whatever the
-   number of threads. [host] */
+/* Sum of squares, in f64 and to 1e-12 of it, and whether all is finite, read in one pass; the
+   same bits whatever the number of threads. [host] */
 typedef struct dp_stats {
     double sum_squares;
     bool all_finite;
@@ -1840,8 +1840,9 @@ typedef enum dp_kernel {
                          says SUM and beta. The smaller, or larger, of NaN and a number is NaN. In a
                          binary tree: ((in[0] + in[1]) + (in[2] + in[3])) + in[4], the left half
                          having the largest power of two */
-    DP_KERNEL_STATS,   /* out[0] = double[2]: the sum of squares of in[0], and how many elements
-                          are not finite; those are in the sum, which they make infinite or NaN */
+    DP_KERNEL_STATS,   /* out[0] = double[2]: the sum of squares of in[0], to 1e-12 of it, and how
+                          many elements are not finite; those are in the sum, which they make
+                          infinite or NaN */
     DP_KERNEL_PAD,     /* out[0], dense, of `shape` = in[0], of in_shape and in_stride, and
                           fill_bits behind it; out_stride may be NULL */
     DP_KERNEL_TOTAL,   /* out[0] = double[1]: alpha * the sum of in[0], which is f64 */

@@ -864,8 +864,8 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
    left of each is a float again; floats of sixteen are added in a tree. Both sums together are a
    whole number of 2^-25 units, less than 2^52 of them, and so the low bits of a double. The error
    is at most 2^-40 of the sum of absolute values.
-   Where the largest is below 2^-40 or from 2^62 on, a float does not hold squares, or not what is
-   left of them; there, and where a number is not finite, each is added in f64. */
+   Where the largest is below 2^-40, but not 0, or from 2^62 on, a float does not hold squares, or
+   not what is left of them; there, and where a number is not finite, each is added in f64. */
 #define DP__CUDA_SIXTEEN                                                                           \
     DP__CUDA_DEVICE float dp_in_units(const float *x, int squared, unsigned above,                 \
                                       unsigned *units)                                             \
@@ -896,12 +896,12 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
         float most = 0;                                                                            \
         for (unsigned u = 0; u < 16; u++)                                                          \
             most = fmaxf(most, fabsf(x[u]));                                                       \
-        const unsigned exponent = dp_bits_of(most) >> 23, near = exponent - 87 < 102;              \
-        const unsigned e = near ? exponent : 127, one = (e + 2) << 23, two = (2 * e - 125) << 23;  \
+        const unsigned e = dp_bits_of(most) >> 23, one = (e + 2) << 23;                            \
+        const unsigned two = (2 * e - 125) << 23;                                                  \
         unsigned ones = 0 - 16 * one, twos = 0 - 16 * two;                                         \
         const float rest = dp_in_units(x, 0, one | 0x400000, &ones);                               \
         const float rests = dp_in_units(x, 1, two, &twos);                                         \
-        if ((near || most == 0) && rests == rests) {                                               \
+        if ((e - 87 < 102 || most == 0) && rests == rests) {                                       \
             *sum += dp_of_units(902 + e, ones, 1 << 26, rest, 300 - e);                            \
             *squares += dp_of_units(775 + 2 * e, twos, 0, rests, 427 - 2 * e);                     \
             return;                                                                                \
