@@ -253,7 +253,8 @@ typedef struct dp__nccl_gpu { /* one that this process drives */
     size_t spare_bytes;
     const void *send; /* of the collective that runs */
     void *recv;
-    dp_stream *prover;  /* see >>proving */
+    dp_stream *prover;  /* see >>proving; */
+    double *proof;      /* first what it has found */
     ncclRedOp_t scaled; /* a sum of numbers times a factor, made when it is first needed */
     double factor;
     dp_dtype scaled_dtype;
@@ -1706,9 +1707,8 @@ static dp_status dp__nccl_gather(const dp__nccl_call *call)
 
 /* ==== >>proving ==================================================================================
    NCCL lets GPUs read each other, and network cards read GPUs, wherever the driver does, and does
-   not look at what arrives; in an idle process of one GPU nobody else would. So a new communicator
-   carries known numbers first, the way that sums go in it: each GPU gives some to all others, and
-   each counts those that arrive wrong.                                                          */
+   not look at what arrives. So a new communicator carries known numbers first, the way that sums go
+   in it: each GPU gives some to all others, and each counts those that arrive wrong.            */
 
 enum {
     DP__NCCL_PROOF_BYTES = DP__CUDA_CHECK_BYTES / 32, /* of each GPU, */
@@ -1717,39 +1717,38 @@ enum {
 
 typedef struct dp__nccl_proof { /* parts are of leads: what they have comes after what they find */
     dp__nccl_comm *comm;
+    uint64_t seed;
     size_t words;  /* of a GPU */
     double *wrong; /* of each GPU of the job, here */
     dp_part parts[DP__CUDA_OPERANDS];
 } dp__nccl_proof;
 
-static struct dp__cuda_params dp__nccl_proof_params(size_t words, int seat)
+static struct dp__cuda_params dp__nccl_proof_params(const dp__nccl_proof *proof, int seat)
 {
     return (struct dp__cuda_params){.out_count = 1,
-                                    .count = words,
-                                    .fill = (uint64_t)(seat + 1) * 0x5851f42d,
-                                    .width = sizeof(unsigned),
+                                    .count = proof->words,
+                                    .fill = proof->seed + (uint64_t)seat * 0x5851f42d,
                                     .alpha = 1};
 }
 
-/* What it gets is something else before. */
+/* Not of a slab, which would keep it. */
 static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
 {
     const dp__nccl_comm *comm = proof->comm;
     dp__nccl_gpu *gpu = &comm->gpus[place];
     dp_part *part = &proof->parts[gpu->lead];
     size_t seats = (size_t)comm->seat_count, own = proof->words * sizeof(unsigned);
-    void *found = NULL;
-    DP_TRY(dp__cuda_alloc(&gpu->dev->base, seats * sizeof(double) + (seats + 1) * own, &found));
+    size_t bytes = seats * sizeof(double) + (seats + 1) * own;
+    void *room = NULL;
+    dp__cuda_quiet();
+    DP_TRY(dp__cuda_enter(gpu->physical));
+    DP_TRY(dp__cuda_leave(gpu->physical, DP_OK, "cudaMalloc", dp__cuda.cudaMalloc(&room, bytes)));
+    gpu->proof = room;
     DP_TRY(dp__cuda_stream_create(&gpu->dev->base, 0, &gpu->prover));
+    struct dp__cuda_params params = dp__nccl_proof_params(proof, comm->gpu_first + place);
     part->stream = gpu->prover;
-    part->recv = (char *)found + seats * sizeof(double);
-    part->send = (char *)part->recv + seats * own;
-    struct dp__cuda_params params =
-        dp__nccl_proof_params(seats * proof->words, comm->gpu_first + place);
-    params.out[0] = part->recv;
-    DP_TRY(dp__cuda_launch_each(part->stream, DP__CUDA_fill, &params));
-    params.out[0] = (char *)part->recv + seats * own;
-    params.count = proof->words;
+    part->recv = gpu->proof + seats;
+    part->send = params.out[0] = (char *)part->recv + seats * own;
     return dp__cuda_launch_each(part->stream, DP__CUDA_pattern, &params);
 }
 
@@ -1799,10 +1798,10 @@ static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place)
     const dp__nccl_comm *comm = proof->comm;
     const dp_part *part = &proof->parts[comm->gpus[place].lead];
     size_t own = proof->words * sizeof(unsigned), seats = (size_t)comm->seat_count;
-    double *found = (void *)((char *)part->recv - seats * sizeof(double));
+    double *found = comm->gpus[place].proof;
     DP_TRY(dp__nccl_proof_wait(proof->comm, &comm->gpus[place]));
     for (int seat = 0; seat < comm->seat_count; seat++) {
-        struct dp__cuda_params params = dp__nccl_proof_params(proof->words, seat);
+        struct dp__cuda_params params = dp__nccl_proof_params(proof, seat);
         params.in_count = 1;
         params.in[0] = seat == comm->gpu_first + place
                            ? part->send
@@ -1828,24 +1827,26 @@ static dp_status dp__nccl_proof_judge(const dp__nccl_proof *proof, int place)
     return DP_OK;
 }
 
-/* What it took goes, after a failure with the communicator and the device. */
-static void dp__nccl_proof_end(const dp__nccl_proof *proof)
+/* After a failure what it took goes with the communicator. */
+static void dp__nccl_proof_drop(dp__nccl_gpu *gpu)
 {
-    const dp__nccl_comm *comm = proof->comm;
-    for (int g = 0; g < comm->gpu_count; g++) {
-        dp__nccl_gpu *gpu = &comm->gpus[g];
+    if (gpu->prover != NULL)
         dp__cuda_stream_destroy(gpu->prover);
-        gpu->prover = NULL;
-        dp__cuda_free(&gpu->dev->base, proof->parts[gpu->lead].recv, 0);
-    }
+    if (gpu->proof != NULL && dp__cuda_enter(gpu->physical) == DP_OK)
+        (void)dp__cuda_leave(gpu->physical, DP_OK, "cudaFree", dp__cuda.cudaFree(gpu->proof));
+    gpu->prover = NULL;
+    gpu->proof = NULL;
 }
 
-static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm)
+/* The numbers are this communicator's: what an earlier one has left in memory is wrong. */
+static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm,
+                                     const ncclUniqueId *id)
 {
     const dp_host *host = comm->base.host;
     size_t seats = (size_t)comm->seat_count;
     size_t bytes = dp__nccl_least(DP__NCCL_PROOF_BYTES, DP__NCCL_PROOF_MOST / seats);
     proof->comm = comm;
+    proof->seed = dp__hash(dp__hash_first, id, sizeof *id);
     proof->words = bytes / sizeof(unsigned) | 1;
     proof->wrong = host->alloc(host, seats * sizeof *proof->wrong, _Alignof(double));
     if (proof->wrong == NULL)
@@ -1865,7 +1866,8 @@ static dp_status dp__nccl_proof_run(const dp__nccl_proof *proof)
         DP_TRY(dp__nccl_proof_count(proof, g));
         DP_TRY(dp__nccl_proof_judge(proof, g));
     }
-    dp__nccl_proof_end(proof);
+    for (int g = 0; g < comm->gpu_count; g++)
+        dp__nccl_proof_drop(&comm->gpus[g]);
     return DP_OK;
 }
 
@@ -2273,7 +2275,7 @@ static dp_status dp__nccl_join_all(dp__nccl_join *join)
     DP_TRY(dp__nccl_agree(join, status));
     status = dp__nccl_init(join->comm, &join->all[0].id);
     if (status == DP_OK)
-        status = dp__nccl_proof_open(&join->proof, join->comm);
+        status = dp__nccl_proof_open(&join->proof, join->comm, &join->all[0].id);
     DP_TRY(dp__nccl_agree(join, status));
     return dp__nccl_agree(join, dp__nccl_prove(&join->proof));
 }
@@ -2304,10 +2306,9 @@ static dp_status dp__nccl_open(const dp_host *host, const dp_comm_config *config
    The table of collectives, and the end of a communicator.                                      */
 
 /* Memory of a device goes with it. */
-static void dp__nccl_gpu_close(const dp__nccl_gpu *gpu)
+static void dp__nccl_gpu_close(dp__nccl_gpu *gpu)
 {
-    if (gpu->prover != NULL)
-        dp__cuda_stream_destroy(gpu->prover);
+    dp__nccl_proof_drop(gpu);
     if (gpu->dev == NULL || dp__cuda_enter(gpu->physical) != DP_OK)
         return;
     for (int i = 0; i < DP__NCCL_WATCHED; i++) {
