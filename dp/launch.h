@@ -1925,7 +1925,7 @@ static void dp__far_tell(dp_ctx *ctx, dp_status status, int process, const char 
 }
 
 /* Of which process a rank is. */
-static int dp__process_of(const int *firsts, int rank)
+DP__MAYBE_UNUSED static int dp__process_of(const int *firsts, int rank)
 {
     int process = 0;
     while (firsts[process + 1] <= rank)
@@ -1962,20 +1962,16 @@ static bool dp__far_serves(const dp_ctx *ctx)
     return ctx->comm != NULL && ctx->firsts != NULL && !DP_HAS(dp_coll_ops, ctx->comm->ops, abort);
 }
 
-/* The job has failed here, and the table of collectives has no way to tell the others why. Where
-   another process is to blame, the sentence says so already. */
+/* The job has failed here, and the table of collectives has no way to tell the others why. What
+   another process is to blame for was heard there, so that it is known. */
 static void dp__far_pass_on(dp_ctx *ctx)
 {
     char who[80], text[DP__TEXT_BYTES];
-    int process = dp__far_serves(ctx) ? dp__process_of(ctx->firsts, ctx->failed_rank) : -1;
-    if (process < 0)
+    int process = ctx->info.process;
+    if (!dp__far_serves(ctx))
         return;
-    if (process == ctx->info.process)
-        snprintf(text, sizeof text, "%s failed: %.*s",
-                 dp__process_text(process, ctx->info.process_count, ctx->firsts, who, sizeof who),
-                 DP__TEXT_BYTES - 120, ctx->failed_text);
-    else
-        snprintf(text, sizeof text, "%s", ctx->failed_text);
+    dp__process_text(process, ctx->info.process_count, ctx->firsts, who, sizeof who);
+    snprintf(text, sizeof text, "%s failed: %.*s", who, DP__TEXT_BYTES - 120, ctx->failed_text);
     dp__far_tell(ctx, (dp_status)atomic_load(&ctx->failed), process, text);
 }
 

@@ -140,6 +140,25 @@ TEST(what_breaks_in_one_process_is_quoted)
     run_world(3, one_breaks);
 }
 
+/* What has failed here already stays the reason here. */
+static void one_breaks_after_another(void)
+{
+    dp_ctx *ctx = open_over_table(break_here);
+    if (me == 2)
+        dp_abort(ctx, DP_ERR_ABORTED, "the house is full");
+    rest(me == 1 ? 300 : 0);
+    if (me == 1)
+        check_reason(ctx, DP_ERR_DEVICE, 1, "the card is gone");
+    else
+        check_reason(ctx, DP_ERR_ABORTED, 2, "the house is full");
+    dp_close(ctx);
+}
+
+TEST(what_breaks_after_another_failure_is_quoted_here)
+{
+    run_world(3, one_breaks_after_another);
+}
+
 /* Others see over wires of their own that something is wrong, and not what. */
 static dp_status wire_breaks(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
                              dp_op op, double scale)
@@ -152,6 +171,7 @@ static dp_status wire_breaks(dp_comm *comm, const dp_part *local, size_t count, 
 static void one_is_cut_off(void)
 {
     dp_ctx *ctx = open_over_table(wire_breaks);
+    rest(me == 1 ? 300 : 0); /* the others have noticed by then */
     if (me == 1)
         dp_abort(ctx, DP_ERR_NO_MEMORY, "the house is full");
     else
