@@ -5,7 +5,8 @@
 
    CONTENTS (search for the tag)
      >>parallel   arguments are cut, replicas run, outputs are gathered
-     >>backward   gradients are cut, replicas run, gradients are summed
+     >>outgrads   gradients of outputs: each replica gets its own
+     >>backward   replicas run; gradients of inputs, and of parameters
      >>criterion  losses where the outputs are
      >>faces      the wrappers
      >>losses     of a step: their weights, their gradients as numbers, what is logged
@@ -465,7 +466,7 @@ DP_API dp_status dp_invoke(dp_module *module, const char *method, dp_scope *scop
     return dp__invoke(&request, out, out_pass);
 }
 
-/* ==== >>backward =================================================================================
+/* ==== >>outgrads =================================================================================
    Outputs that were gathered have gradients that are cut: every replica gets the gradient of its
    own output. Numbers and none can stand for tensors anywhere.                                  */
 
@@ -674,7 +675,9 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
     return DP_OK;
 }
 
-/* ---- gradients of inputs --------------------------------------------------------------------- */
+/* ==== >>backward ===============================================================================
+   What a pass did goes back: replicas run, gradients of inputs are joined, those of parameters
+   summed.                                                                                        */
 
 typedef struct dp__back_gatherer {
     dp__gatherer gatherer; /* beside it are the inputs as they came, and as each replica had them */

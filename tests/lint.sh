@@ -21,6 +21,7 @@ MAX_SECTION=450
 MAX_FUNCTION=60
 MAX_NESTING=4
 MAX_OBJECT_KIB=1024
+MAX_UPWARD=31 # names that a room uses of one that dp.h includes later; where there are fewer, this falls
 
 failed=0
 
@@ -138,6 +139,17 @@ check_sections() {
     check "banners have one form" "$bad"
     check "the contents list the sections in their order" "$differs"
     check "sections: at most $MAX_SECTION lines" "$(section_sizes "${HEADERS[@]}")"
+}
+
+# dp.h stands below and above its rooms, dp_hip.h around two others.
+check_rooms() {
+    local rooms up
+    mapfile -t rooms < <(sed -n 's/^#include "\(dp[^"]*\)".*/\1/p' dp.h | grep -v dp_hip | tac |
+        awk '!seen[$0]++' | tac)
+    awk -f tests/rooms.awk dp.h "${rooms[@]}" | sort >$BUILD/rooms
+    up=$(awk '$4 == "up" && $1 != "dp.h"' $BUILD/rooms)
+    check "private names of later rooms: $(wc -l <<<"$up"), at most $MAX_UPWARD" \
+        "$([ "$(wc -l <<<"$up")" -le $MAX_UPWARD ] || echo "$up")"
 }
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -261,6 +273,7 @@ check_functions
 check_headers
 check_words
 check_sections
+check_rooms
 check_top_level
 check_licence
 check_readme

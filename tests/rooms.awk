@@ -1,0 +1,74 @@
+# rooms.awk - which headers use private names of which others
+#
+#   awk -f tests/rooms.awk HEADER...   the headers in the order in which dp.h includes them
+#
+# Prints "FROM TO COUNT" for each pair, how many names of TO are in FROM, and before that "FROM TO
+# NAME up" for each name that is defined in a later header than the one it is in.
+
+# A line without comments and texts. `inside`: a comment that began before it has not ended.
+function code(line,    at, kept) {
+    gsub(/"([^"\\]|\\.)*"/, "\"\"", line)
+    while (1) {
+        at = index(line, inside ? "*/" : "/*")
+        if (at == 0) return inside ? kept : kept line
+        if (!inside) kept = kept substr(line, 1, at - 1)
+        line = substr(line, at + 2)
+        inside = !inside
+    }
+}
+
+function define(name) { if (!(name in home)) home[name] = FILENAME }
+
+# Defines the first private name of what matches.
+function define_in(line, pattern,    text) {
+    if (!match(line, pattern)) return
+    text = substr(line, RSTART, RLENGTH)
+    match(text, /(dp|DP)__[A-Za-z0-9_]+/)
+    define(substr(text, RSTART, RLENGTH))
+}
+
+# From column 0 to a ; or {, however many lines it takes: a function or a variable.
+function statement_ends(text) {
+    if (text ~ /^typedef/)
+        define_in(text, "dp__[a-z0-9_]+(\\)? *\\(|;)")
+    else if (text ~ /\{$/ || text !~ /\(/ || text ~ /=/)
+        define_in(text, "dp__[a-z0-9_]+ *(\\(|\\[|=|;)")
+}
+
+FNR == 1 { place[FILENAME] = ++count; inside = enums = 0; statement = "" }
+
+{
+    line = code($0)
+    for (rest = line; match(rest, /(dp|DP)__[A-Za-z0-9_]+/); rest = substr(rest, RSTART + RLENGTH))
+        used[FILENAME, substr(rest, RSTART, RLENGTH)]
+    define_in(line, "^#define +DP__[A-Za-z0-9_]+")
+    if (line ~ /^#/) next
+    define_in(line, "^(typedef )?(struct|union|enum) dp__[a-z0-9_]+ *\\{")
+    define_in(line, "^\\} dp__[a-z0-9_]+;")
+    enums = enums || line ~ /^(typedef )?enum.*\{/
+    if (enums) {
+        n = split(line, parts, ",")
+        for (k = 1; k <= n; k++) define_in(parts[k], "^[^=]*DP__[A-Z0-9_]+")
+    }
+    enums = enums && line !~ /\}/
+    if (line ~ /^[A-Za-z_]/) statement = line
+    else if (statement != "" && line != "") statement = statement " " line
+    sub(/ +$/, "", statement)
+    if (statement ~ /[;{]$/) {
+        statement_ends(statement)
+        statement = ""
+    }
+}
+
+END {
+    for (use in used) {
+        split(use, part, SUBSEP)
+        if (!(part[2] in home) || home[part[2]] == part[1]) continue
+        pairs[part[1], home[part[2]]]++
+        if (place[home[part[2]]] > place[part[1]]) print part[1], home[part[2]], part[2], "up"
+    }
+    for (pair in pairs) {
+        split(pair, part, SUBSEP)
+        print part[1], part[2], pairs[pair]
+    }
+}
