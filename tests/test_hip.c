@@ -219,6 +219,27 @@ TEST(a_stream_of_the_users)
     sim_check_leaks();
 }
 
+TEST(memory_of_the_users)
+{
+    dp_ctx *ctx = NULL;
+    void *data = NULL, *pinned = NULL;
+    int before = -1;
+    sim_set_device_count(2);
+    CHECK_OK(open_gpus(2, &ctx));
+    dp_dev *devs[] = {dp_local_stream(ctx, 0)->dev, dp_local_stream(ctx, 1)->dev};
+    CHECK_INT(hipGetDevice(&before), 0);
+    CHECK_INT(hipSetDevice(1), 0);
+    CHECK_INT(hipMalloc(&data, 64), 0);
+    CHECK_INT(hipHostMalloc(&pinned, 64, 0), 0);
+    CHECK(dp_hip()->owns(devs[1], data) && !dp_hip()->owns(devs[0], data));
+    CHECK(!dp_hip()->owns(devs[1], pinned) && !dp_hip()->owns(devs[1], &before));
+    CHECK_INT(hipFree(data), 0);
+    CHECK_INT(hipHostFree(pinned), 0);
+    CHECK_INT(hipSetDevice(before), 0);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
 TEST(rccl_is_found_by_its_own_name)
 {
     sim_nccl_file files[] = {{.path = "libnccl.so.2"}};

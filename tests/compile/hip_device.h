@@ -17,8 +17,13 @@ struct hip_place {
 #define blockIdx  (hip_place{__builtin_amdgcn_workgroup_id_x()})
 #define blockDim  (hip_place{__builtin_amdgcn_workgroup_size_x()})
 #define gridDim   (hip_place{__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()})
-#define sqrtf     __builtin_sqrtf
-#define sqrt      __builtin_sqrt
+
+#define fabsf __builtin_fabsf
+#define fma   __builtin_fma
+#define fmaf  __builtin_fmaf
+#define fmaxf __builtin_fmaxf
+#define sqrt  __builtin_sqrt
+#define sqrtf __builtin_sqrtf
 
 /* What waits in it has written, and reads what others have. */
 #define __syncthreads()                                                                            \
