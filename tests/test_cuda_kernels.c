@@ -371,6 +371,7 @@ TEST(numbers_that_are_not_finite_are_counted)
     gpu_open(&g);
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
         make_numbers(dtypes[d], PLAIN, x, stored);
+        number_put(dtypes[d], stored, 3, number_most(dtypes[d])); /* which is finite */
         for (size_t k = 0; k < sizeof places / sizeof *places; k++) {
             double got[2];
             number_put(dtypes[d], stored, places[k], odd[k % 4]);
