@@ -197,7 +197,7 @@ facts() {
     uname -srm
     ldd --version 2>/dev/null | head -n 1
     echo "$CORES cores, $(sed -n 's/^MemTotal: *//p' /proc/meminfo)"
-    python3 --version 2>&1
+    ! has python3 || python3 --version 2>&1
     if has nvidia-smi; then
         nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 16
         nvidia-smi topo -m | head -n 16
@@ -289,7 +289,8 @@ torch() {
 # ---- all of it -----------------------------------------------------------------------------------
 
 hold_gpus() {
-    setsid "$HERE/hold" >"$WORK/logs/hold.txt" 2>&1 &
+    : >"$WORK/logs/hold.txt"
+    setsid "$HERE/hold" >>"$WORK/logs/hold.txt" 2>&1 &
     HOLDER=$!
     tries=0
     while [ $tries -lt $((GPU_SECONDS / 20)) ] && kill -0 $HOLDER 2>/dev/null &&
