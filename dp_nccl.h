@@ -1856,7 +1856,7 @@ static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm,
     return DP_OK;
 }
 
-static dp_status dp__nccl_proof_run(const dp__nccl_proof *proof)
+static dp_status dp__nccl_prove(const dp__nccl_proof *proof)
 {
     dp__nccl_comm *comm = proof->comm;
     const dp__nccl_call call = {
@@ -1869,19 +1869,6 @@ static dp_status dp__nccl_proof_run(const dp__nccl_proof *proof)
     for (int g = 0; g < comm->gpu_count; g++)
         dp__nccl_proof_drop(&comm->gpus[g]);
     return DP_OK;
-}
-
-/* All others hear of a failure while they wait. */
-static dp_status dp__nccl_prove(const dp__nccl_proof *proof)
-{
-    dp__nccl_comm *comm = proof->comm;
-    dp_status status = dp__nccl_proof_run(proof);
-    if (status == DP_OK)
-        return DP_OK;
-    dp__lock_enter(&comm->lock);
-    status = dp__nccl_fail(comm, status);
-    dp__lock_leave(&comm->lock);
-    return status;
 }
 
 /* ==== >>joining ==================================================================================
