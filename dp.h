@@ -2637,7 +2637,8 @@ DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream)
     }
     stream = stream != NULL ? stream : device->own_stream;
     if (stream->dev != device->dev)
-        return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
+        return dp_error(DP_ERR_INVALID,
+                        "%s: the stream is not of local rank %d: make it for that rank", __func__,
                         local_rank);
     DP_TRY(dp__leave(__func__, ctx, dp__order_after(device, stream)));
     device->stream = stream;

@@ -15,7 +15,14 @@
    each start, for it loads them onto all GPUs.
 
    GPUs of a process copy directly from each other, if a check shows that the bytes arrive, else
-   through the host. $DP_PEERS = off: always through the host.
+   through the host. $DP_PEERS = off: always through the host. A GPU that has faulted is lost to the
+   process: no context opens it again (DP_ERR_NO_DEVICE).
+
+   The library may be called while this thread or another captures streams, in any mode. On those,
+   what only enqueues becomes part of the graph, collectives among GPUs too; what waits is an error
+   (DP_ERR_STATE): dp_wait, dp_read, copies of memory that is not pinned, copies from GPU to GPU
+   through the host, and the first one of a pair. So is what CUDA refuses in a capture: that is
+   broken then, the context is not. Memory that was allocated meanwhile has to live as the graph.
 
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them
@@ -65,7 +72,9 @@ DP_API struct CUstream_st *dp_cuda_stream(const dp_stream *stream);
 DP_API int dp_cuda_ordinal(const dp_stream *stream);
 
 /* A stream of yours, for dp_use_stream. It stays yours; dp_cuda_release frees what stands for it
-   here, when no context uses it any more and its work is done. */
+   here, when no context uses it any more and its work is done. It has to be created on that GPU,
+   after cudaSetDevice. A default stream (NULL, cudaStreamLegacy, cudaStreamPerThread), which is
+   another one in each context or thread, is refused: order it and dp_cuda_stream by events. */
 DP_MUST_USE DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *native,
                                            dp_stream **out);
 DP_API void dp_cuda_release(dp_stream *stream);
@@ -1379,8 +1388,7 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn)
     X(cudaMemGetInfo) X(cudaMemcpy2DAsync) X(cudaMemcpyAsync) X(cudaMemcpyPeerAsync)               \
     X(cudaPointerGetAttributes) X(cudaRuntimeGetVersion)                                           \
     X(cudaStreamCreateWithPriority) X(cudaStreamDestroy) X(cudaStreamGetDevice)                    \
-    X(cudaStreamIsCapturing) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)                       \
-    X(cudaThreadExchangeStreamCaptureMode)
+    X(cudaStreamIsCapturing) X(cudaStreamSynchronize) X(cudaStreamWaitEvent)
 #define DP__CUDA_NVRTC(X)                                                                          \
     X(nvrtcCompileProgram) X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcGetCUBIN)           \
     X(nvrtcGetCUBINSize) X(nvrtcGetErrorString) X(nvrtcGetNumSupportedArchs) X(nvrtcGetPTX)        \
@@ -1391,7 +1399,9 @@ static bool dp__cuda_find(void *library, const char *name, void *out_fn)
     X(cuDeviceGet, (CUdevice *, int)) X(cuDeviceGetName, (char *, int, CUdevice))                  \
     X(cuDeviceGetUuid, (CUuuid *, CUdevice))                                                       \
     X(cuDevicePrimaryCtxRelease, (CUdevice)) X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))  \
-    X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))
+    X(cuPointerGetAttribute, (void *, CUpointer_attribute, CUdeviceptr))                           \
+    X(cuStreamGetCtx, (CUstream, CUcontext *, CUgreenCtx *))                                       \
+    X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *))
 /* clang-format on */
 
 /* The driver's names have versions behind macros; `cuda.h` knows them. */
@@ -1532,25 +1542,48 @@ static dp_status dp__cuda_bind(void)
 #endif
 #endif /* !DP__HIP */
 
-/* What a code of CUDA means here. */
-static dp_status dp__cuda_status(cudaError_t code)
+/* What codes mean that calls of this file may return, by driver_types.h of CUDA 13.0; those of the
+   driver are the same numbers; the first row counts. Codes with this hint are returned by all later
+   calls, too: only a new process can use CUDA again, as the header says of all but 214 and 220. */
+static const char dp__cuda_sticky[] = ": the GPU is lost to this process: start a new one";
+
+/* clang-format off */
+static const struct dp__cuda_meaning {
+    int first, last;
+    dp_status status;
+    const char *hint; /* what usually lies behind it, or what to do */
+} dp__cuda_meanings[] = {
+    {214, 214, DP_ERR_DEVICE, dp__cuda_sticky}, {220, 220, DP_ERR_DEVICE, dp__cuda_sticky},
+    {226, 226, DP_ERR_DEVICE, dp__cuda_sticky}, {700, 700, DP_ERR_DEVICE, dp__cuda_sticky},
+    {702, 702, DP_ERR_DEVICE, dp__cuda_sticky}, {710, 710, DP_ERR_DEVICE, dp__cuda_sticky},
+    {714, 719, DP_ERR_DEVICE, dp__cuda_sticky}, {721, 721, DP_ERR_DEVICE, dp__cuda_sticky},
+    {810, 810, DP_ERR_DEVICE, dp__cuda_sticky}, {911, 911, DP_ERR_DEVICE, dp__cuda_sticky},
+    {2, 2, DP_ERR_NO_MEMORY, ""},
+    {34, 34, DP_ERR_NO_DEVICE, ""}, {100, 102, DP_ERR_NO_DEVICE, ""},
+    {46, 46, DP_ERR_NO_DEVICE, ": another process may have the GPU for itself"},
+    {209, 209, DP_ERR_UNSUPPORTED, ""}, {801, 801, DP_ERR_UNSUPPORTED, ""},
+    {3, 3, DP_ERR_DEVICE, ": CUDA may have been used before a fork"},
+    {35, 36, DP_ERR_UNSUPPORTED, ": the driver is older than the libraries"},
+    {221, 223, DP_ERR_UNSUPPORTED, ": the driver cannot compile the kernels"},
+    {800, 800, DP_ERR_STATE, ": not in a function that a stream calls"},
+    {802, 802, DP_ERR_UNSUPPORTED, ": the fabric manager may not be running"},
+    {803, 803, DP_ERR_UNSUPPORTED, ": the driver's library and its module in the kernel differ"},
+    {804, 804, DP_ERR_UNSUPPORTED, ": the driver's compatibility package is not for these GPUs"},
+    {900, 900, DP_ERR_STATE, ": it cannot be captured: call it before the capture or after it"},
+    {901, 901, DP_ERR_STATE, ": an earlier call broke the capture: end it, and capture again"},
+    {905, 905, DP_ERR_STATE, ": it would wait for work outside: dp_wait before the capture begins"},
+    {906, 906, DP_ERR_STATE, ": create the stream with " DP__CUDA_IS "StreamNonBlocking"},
+    {902, 908, DP_ERR_STATE, ": streams or threads do not go together: capture them one by one"},
+    {INT_MIN, INT_MAX, DP_ERR_DEVICE, ""},
+};
+/* clang-format on */
+
+static struct dp__cuda_meaning dp__cuda_meaning_of(int code)
 {
-    switch ((int)code) {
-    case cudaSuccess:
-        return DP_OK;
-    case cudaErrorMemoryAllocation:
-        return DP_ERR_NO_MEMORY;
-    case cudaErrorNoDevice:
-    case cudaErrorInvalidDevice:
-    case cudaErrorStubLibrary:
-        return DP_ERR_NO_DEVICE;
-    case cudaErrorInsufficientDriver: /* without a driver nobody comes as far as this */
-    case cudaErrorNoKernelImageForDevice:
-    case cudaErrorNotSupported:
-        return DP_ERR_UNSUPPORTED;
-    default:
-        return DP_ERR_DEVICE;
-    }
+    int i = 0;
+    while (code < dp__cuda_meanings[i].first || code > dp__cuda_meanings[i].last)
+        i++;
+    return dp__cuda_meanings[i];
 }
 
 enum { DP__CUDA_GPUS_MAX = 64 };
@@ -1559,39 +1592,19 @@ enum { DP__CUDA_GPUS_MAX = 64 };
    entered again (>>gpus), so nothing of it is waited for or given back. */
 static atomic_bool dp__cuda_lost[DP__CUDA_GPUS_MAX];
 
-/* What leaves a context such that all later calls return the same code. */
-static bool dp__cuda_is_fault(cudaError_t code)
-{
-    switch ((int)code) {
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-        return true;
-    default:
-        return false;
-    }
-}
-
 /* Also clears the thread's last error, where the user would find the code. */
 static dp_status dp__cuda_check(const char *fn, int ordinal, cudaError_t code)
 {
     if (code == cudaSuccess)
         return DP_OK;
-    if (dp__cuda_is_fault(code))
+    const struct dp__cuda_meaning is = dp__cuda_meaning_of((int)code);
+    if (is.hint == dp__cuda_sticky)
         atomic_store(&dp__cuda_lost[ordinal], true);
     (void)dp__cuda.cudaGetLastError();
     bool known = strncmp(fn, "cuda", 4) == 0; /* the rest of its name is the same everywhere */
-    return dp_error(dp__cuda_status(code), DP__CUDA_IS " %d: %s%s: %s (%d)", ordinal,
+    return dp_error(is.status, DP__CUDA_IS " %d: %s%s: %s (%d)%s", ordinal,
                     known ? DP__CUDA_IS : "", known ? fn + 4 : fn,
-                    dp__cuda.cudaGetErrorString(code), (int)code);
+                    dp__cuda.cudaGetErrorString(code), (int)code, is.hint);
 }
 
 #if !defined(DP__HIP)
@@ -1660,25 +1673,6 @@ static dp_status dp__cuda_ready(void)
     return DP_OK;
 }
 
-/* What usually lies behind a code of cudaGetDeviceCount. */
-static const char *dp__cuda_hint(cudaError_t code)
-{
-    switch ((int)code) {
-    case cudaErrorInitializationError:
-        return ": CUDA may have been used before a fork";
-    case cudaErrorInsufficientDriver:
-        return ": the driver is older than the libraries";
-    case cudaErrorSystemNotReady:
-        return ": the fabric manager may not be running";
-    case cudaErrorSystemDriverMismatch:
-        return ": the driver's library and its module in the kernel are of two versions";
-    case cudaErrorCompatNotSupportedOnDevice:
-        return ": the driver's compatibility package is not for these GPUs";
-    default:
-        return "";
-    }
-}
-
 static dp_status dp__cuda_gpu_count(int *out)
 {
     int count = 0;
@@ -1688,11 +1682,12 @@ static dp_status dp__cuda_gpu_count(int *out)
         return DP_OK;
     (void)dp__cuda.cudaGetLastError();
     int driver = dp__cuda_driver(), runtime = dp__cuda_runtime();
-    return dp_error(dp__cuda_status(code),
+    const struct dp__cuda_meaning is = dp__cuda_meaning_of((int)code);
+    return dp_error(is.status,
                     "cudaGetDeviceCount: %s (%d)%s; the driver is for CUDA %d.%d, the runtime of "
                     "CUDA %d.%d",
-                    dp__cuda.cudaGetErrorString(code), (int)code, dp__cuda_hint(code),
-                    driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+                    dp__cuda.cudaGetErrorString(code), (int)code, is.hint, driver / 1000,
+                    driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 #endif /* !DP__HIP */
 
@@ -2036,7 +2031,7 @@ static dp_status dp__cuda_kernels_of(const dp_host *host, int arch, dp__cuda_ima
    current device stays as it was: calls are made between enter and leave, which push the context
    and pop it, once where they are nested. Setting a device back would give a thread a context that
    it did not have. A launch needs the context of its stream, and an allocation that of its GPU;
-   copies, events and waits go with any.                                                         */
+   copies, events and waits go with any. In between captures of the user's forbid nothing.       */
 
 enum {
     DP__CUDA_NESTED = 8, /* deepest: a collective, in it a pair's check, its other GPU, a launch */
@@ -2072,21 +2067,15 @@ static dp__cuda_code dp__cuda_codes[DP__CUDA_GPUS_MAX];
 static struct dp__cuda_dev *_Atomic dp__cuda_open_devs[DP__CUDA_OPEN_MAX];
 static atomic_int dp__cuda_open_end; /* behind it there was never any */
 
-static dp_status dp__cuda_driver_check(const char *fn, int ordinal, CUresult code)
-{
-    if (code == CUDA_SUCCESS)
-        return DP_OK;
-    (void)dp__cuda.cudaGetLastError(); /* HIP has no driver beside its runtime */
-    return dp_error(code == CUDA_ERROR_OUT_OF_MEMORY ? DP_ERR_NO_MEMORY : DP_ERR_DEVICE,
-                    DP__CUDA_IS " %d: %s: code %d of the driver", ordinal, fn, (int)code);
-}
-
 static _Thread_local struct { /* what this thread has entered, the innermost last */
     const dp__cuda_gpu *gpu;
     int times;
+    CUstreamCaptureMode mode; /* before */
 } dp__cuda_inside[DP__CUDA_NESTED];
 static _Thread_local int dp__cuda_depth;
 
+/* While this thread captures, or another, CUDA forbids to allocate, to free, to ask for events and
+   to wait, and breaks the capture if that is tried: but not to a thread in relaxed mode. */
 static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
 {
     int depth = dp__cuda_depth;
@@ -2097,10 +2086,12 @@ static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
         dp__cuda_inside[depth - 1].times++;
         return DP_OK;
     }
-    DP_TRY(dp__cuda_driver_check("cuCtxPushCurrent", gpu->ordinal,
-                                 dp__cuda.call_cuCtxPushCurrent(gpu->context)));
+    DP_TRY(dp__cuda_check("cuCtxPushCurrent", gpu->ordinal,
+                          (cudaError_t)dp__cuda.call_cuCtxPushCurrent(gpu->context)));
     dp__cuda_inside[depth].gpu = gpu;
     dp__cuda_inside[depth].times = 1;
+    dp__cuda_inside[depth].mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&dp__cuda_inside[depth].mode);
     dp__cuda_depth++;
     return DP_OK;
 }
@@ -2114,9 +2105,10 @@ static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const
         status = dp__cuda_check(fn, gpu->ordinal, code);
     if (--dp__cuda_inside[dp__cuda_depth - 1].times > 0)
         return status;
-    dp__cuda_depth--;
+    (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&dp__cuda_inside[--dp__cuda_depth].mode);
     CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
-    return status != DP_OK ? status : dp__cuda_driver_check("cuCtxPopCurrent", gpu->ordinal, pop);
+    return status != DP_OK ? status
+                           : dp__cuda_check("cuCtxPopCurrent", gpu->ordinal, (cudaError_t)pop);
 }
 
 static void (*dp__cuda_calm)(void); /* dp_nccl.h defines it */
@@ -2231,8 +2223,8 @@ static dp_status dp__cuda_gpu_look(dp__cuda_gpu *gpu)
     DP_TRY(dp__cuda_check(
         "cudaDeviceGetPCIBusId", ordinal,
         dp__cuda.cudaDeviceGetPCIBusId(gpu->bus_id, (int)sizeof gpu->bus_id, ordinal)));
-    return dp__cuda_driver_check("cuDeviceGetUuid", ordinal,
-                                 dp__cuda.call_cuDeviceGetUuid(&gpu->uuid, gpu->device));
+    return dp__cuda_check("cuDeviceGetUuid", ordinal,
+                          (cudaError_t)dp__cuda.call_cuDeviceGetUuid(&gpu->uuid, gpu->device));
 }
 
 /* The context and the kernels of a lost GPU stay. */
@@ -2255,13 +2247,15 @@ static void dp__cuda_gpu_drop(dp__cuda_gpu *gpu)
 
 static dp_status dp__cuda_gpu_open(const dp_host *host, dp__cuda_gpu *gpu)
 {
-    DP_TRY(dp__cuda_driver_check("cuDeviceGet", gpu->ordinal,
-                                 dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    DP_TRY(dp__cuda_check("cuDeviceGet", gpu->ordinal,
+                          (cudaError_t)dp__cuda.call_cuDeviceGet(&gpu->device, gpu->ordinal)));
     DP_TRY(dp__cuda_gpu_look(gpu));
     gpu->apart = dp__cuda_is_off(host, "DP_PEERS", "GPUs copy directly from each other");
-    DP_TRY(
-        dp__cuda_driver_check("cuDevicePrimaryCtxRetain", gpu->ordinal,
-                              dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device)));
+    (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&mode);
+    CUresult code = dp__cuda.call_cuDevicePrimaryCtxRetain(&gpu->context, gpu->device);
+    (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&mode);
+    DP_TRY(dp__cuda_check("cuDevicePrimaryCtxRetain", gpu->ordinal, (cudaError_t)code));
     DP_TRY(dp__cuda_enter(gpu));
     return dp__cuda_leave(gpu, dp__cuda_load(host, gpu), "", cudaSuccess);
 }
@@ -2510,7 +2504,7 @@ _Static_assert(offsetof(dp__cuda_stream, base) == 0, "a dp_stream is the head of
 typedef struct dp__cuda_event {
     dp_event base;
     cudaEvent_t native;
-    atomic_bool recorded;
+    atomic_bool recorded, captured; /* captured: the newest record is */
 } dp__cuda_event;
 _Static_assert(offsetof(dp__cuda_event, base) == 0, "a dp_event is the head of its event");
 
@@ -3670,9 +3664,9 @@ static dp_status dp__cuda_info(dp_dev *dev, dp_device_info *out)
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(dev);
     size_t bytes_free = 0, bytes_total = 0;
     *out = (dp_device_info){.compute_units = gpu->multiprocessors, .memory = gpu->ordinal + 1};
-    DP_TRY(dp__cuda_driver_check(
+    DP_TRY(dp__cuda_check(
         "cuDeviceGetName", gpu->ordinal,
-        dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
+        (cudaError_t)dp__cuda.call_cuDeviceGetName(out->name, (int)sizeof out->name, gpu->device)));
     memcpy(out->bus_id, gpu->bus_id, sizeof out->bus_id);
     DP_TRY(dp__cuda_enter(gpu));
     DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaMemGetInfo",
@@ -3781,14 +3775,22 @@ static void dp__cuda_event_destroy(dp_event *event)
     host->free(host, event);
 }
 
+/* What is captured does not run: nobody waits for it, and to try would break the capture. So what
+   the event has marked before is waited for now. */
 static dp_status dp__cuda_event_record(dp_event *event, dp_stream *stream)
 {
     dp__cuda_event *own = (dp__cuda_event *)event;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(stream->dev);
+    cudaError_t code = cudaSuccess;
+    bool captured = false;
     DP_TRY(dp__cuda_enter(gpu));
-    DP_TRY(
-        dp__cuda_leave(gpu, DP_OK, "cudaEventRecord",
-                       dp__cuda.cudaEventRecord(own->native, dp__cuda_stream_of(stream)->native)));
+    dp_status status = dp__cuda_captures(stream, &captured);
+    if (status == DP_OK && captured && atomic_load(&own->recorded) && !atomic_load(&own->captured))
+        code = dp__cuda.cudaEventSynchronize(own->native);
+    if (status == DP_OK && code == cudaSuccess)
+        code = dp__cuda.cudaEventRecord(own->native, dp__cuda_stream_of(stream)->native);
+    DP_TRY(dp__cuda_leave(gpu, status, "cudaEventRecord", code));
+    atomic_store(&own->captured, captured);
     atomic_store(&own->recorded, true);
     return DP_OK;
 }
@@ -3808,16 +3810,12 @@ static dp_status dp__cuda_event_wait(dp_stream *stream, dp_event *event)
 static dp_status dp__cuda_event_sync(dp_event *event)
 {
     dp__cuda_event *own = (dp__cuda_event *)event;
-    if (!atomic_load(&own->recorded))
-        return DP_OK;
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(event->dev);
+    if (!atomic_load(&own->recorded) || atomic_load(&own->captured))
+        return DP_OK;
     DP_TRY(dp__cuda_enter(gpu));
-    cudaError_t code = dp__cuda.cudaEventSynchronize(own->native);
-    if (code == cudaErrorCapturedEvent) { /* what is captured does not run: nothing to wait for */
-        (void)dp__cuda.cudaGetLastError();
-        code = cudaSuccess;
-    }
-    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize", code));
+    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaEventSynchronize",
+                          dp__cuda.cudaEventSynchronize(own->native)));
     return dp__cuda_done(event->dev);
 }
 
@@ -3900,20 +3898,29 @@ DP_API dp_status dp_cuda_adopt(dp_ctx *ctx, int local_rank, struct CUstream_st *
 {
     const dp_stream *own = dp_local_stream(ctx, local_rank);
     int ordinal = dp_cuda_ordinal(own), place = -1;
+    CUcontext context = NULL;
+    CUgreenCtx part = NULL; /* of the GPU; its streams are of the primary context, too */
     if (ordinal < 0)
         return dp_error(DP_ERR_INVALID, "%s: local rank %d is not a device of " DP__CUDA_IS,
                         __func__, local_rank);
-    if (native == NULL || out == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
-                        native == NULL ? "native" : "out");
+    if (out == NULL)
+        return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
+    if (native == NULL || native == cudaStreamLegacy || native == cudaStreamPerThread)
+        return dp_error(DP_ERR_INVALID, "%s: native is NULL, or another default stream: create one",
+                        __func__);
     const dp__cuda_gpu *gpu = dp__cuda_gpu_of(own->dev);
     DP_TRY(dp__cuda_enter(gpu)); /* the thread may have no context: the call would make one */
-    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaStreamGetDevice",
-                          dp__cuda.cudaStreamGetDevice(native, &place)));
-    if (place != ordinal)
-        return dp_error(DP_ERR_INVALID, "%s: the stream is of GPU %d, local rank %d is GPU %d",
-                        __func__, place, local_rank, ordinal);
-    return dp__cuda_stream_make(own->dev, 0, native, out);
+    cudaError_t code = dp__cuda.cudaStreamGetDevice(native, &place);
+    if (code == cudaSuccess)
+        code = (cudaError_t)dp__cuda.call_cuStreamGetCtx(native, &context, &part);
+    DP_TRY(dp__cuda_leave(gpu, DP_OK, "cudaStreamGetDevice", code));
+    if (place == ordinal && context == gpu->context)
+        return dp__cuda_stream_make(own->dev, 0, native, out);
+    return dp_error(
+        DP_ERR_INVALID,
+        "%s: the stream is of %sGPU %d, local rank %d is GPU %d: create one after " DP__CUDA_IS
+        "SetDevice",
+        __func__, place == ordinal ? "another context of " : "", place, local_rank, ordinal);
 }
 
 DP_API void dp_cuda_release(dp_stream *stream)

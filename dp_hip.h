@@ -93,7 +93,7 @@ DP_API int dp_rccl_version(char *text, size_t bytes);
 #endif
 
 /* ==== >>names ====================================================================================
-   Codes have the same numbers; those that HIP does not know are numbers here.                   */
+   Codes have the same numbers.                                                                  */
 
 #define DP__HIP
 #define DP__CUDA_IS        "hip"
@@ -106,7 +106,9 @@ DP_API int dp_rccl_version(char *text, size_t bytes);
 typedef hipDevice_t CUdevice;
 typedef uintptr_t CUdeviceptr;
 typedef char *CUcontext; /* see >>otherwise */
+typedef void *CUgreenCtx;
 typedef hipError_t CUresult;
+typedef hipStreamCaptureMode CUstreamCaptureMode;
 typedef struct dp__hip_uuid {
     char bytes[16];
 } CUuuid;
@@ -137,10 +139,9 @@ struct cudaPointerAttributes {
 #define cudaDeviceAttr          hipDeviceAttribute_t
 #define cudaFuncAttributes      hipFuncAttributes
 #define cudaMemcpyKind          hipMemcpyKind
-#define cudaStreamCaptureMode   hipStreamCaptureMode
 #define cudaStreamCaptureStatus hipStreamCaptureStatus
 
-#define CUDA_ERROR_OUT_OF_MEMORY          hipErrorOutOfMemory
+#define CU_STREAM_CAPTURE_MODE_RELAXED    hipStreamCaptureModeRelaxed
 #define CUDA_SUCCESS                      hipSuccess
 #define NVRTC_ERROR_COMPILATION           HIPRTC_ERROR_COMPILATION
 #define NVRTC_ERROR_OUT_OF_MEMORY         HIPRTC_ERROR_OUT_OF_MEMORY
@@ -148,34 +149,16 @@ struct cudaPointerAttributes {
 #define cudaDevAttrHostNumaId             ((hipDeviceAttribute_t)-1) /* it will not say */
 #define cudaDevAttrMaxPitch               hipDeviceAttributeMaxPitch
 #define cudaDevAttrMultiProcessorCount    hipDeviceAttributeMultiprocessorCount
-#define cudaErrorAssert                   hipErrorAssert
-#define cudaErrorCapturedEvent            hipErrorCapturedEvent
-#define cudaErrorECCUncorrectable         hipErrorECCNotCorrectable
-#define cudaErrorHardwareStackError       714
-#define cudaErrorIllegalAddress           hipErrorIllegalAddress
-#define cudaErrorIllegalInstruction       715
-#define cudaErrorInsufficientDriver       hipErrorInsufficientDriver
-#define cudaErrorInvalidAddressSpace      717
-#define cudaErrorInvalidDevice            hipErrorInvalidDevice
-#define cudaErrorInvalidPc                718
-#define cudaErrorLaunchFailure            hipErrorLaunchFailure
-#define cudaErrorLaunchTimeout            hipErrorLaunchTimeOut
-#define cudaErrorMemoryAllocation         hipErrorOutOfMemory
-#define cudaErrorMisalignedAddress        716
-#define cudaErrorNoDevice                 hipErrorNoDevice
-#define cudaErrorNoKernelImageForDevice   hipErrorNoBinaryForGpu
 #define cudaErrorNotReady                 hipErrorNotReady
-#define cudaErrorNotSupported             hipErrorNotSupported
-#define cudaErrorNvlinkUncorrectable      220
 #define cudaErrorPeerAccessAlreadyEnabled hipErrorPeerAccessAlreadyEnabled
-#define cudaErrorStubLibrary              34
 #define cudaEventDisableTiming            hipEventDisableTiming
 #define cudaHostAllocPortable             hipHostMallocPortable
 #define cudaMemcpyDeviceToDevice          hipMemcpyDeviceToDevice
 #define cudaMemcpyDeviceToHost            hipMemcpyDeviceToHost
 #define cudaMemcpyHostToDevice            hipMemcpyHostToDevice
-#define cudaStreamCaptureModeRelaxed      hipStreamCaptureModeRelaxed
 #define cudaStreamCaptureStatusNone       hipStreamCaptureStatusNone
+#define cudaStreamLegacy                  ((hipStream_t)1)
+#define cudaStreamPerThread               ((hipStream_t)2)
 #define cudaStreamNonBlocking             hipStreamNonBlocking
 #define cudaSuccess                       hipSuccess
 
@@ -200,6 +183,7 @@ struct cudaPointerAttributes {
 #define DP__HIP_RUNTIME(X)                                                                         \
     X(call_cuDeviceGet, hipDeviceGet)                                                              \
     X(call_cuDeviceGetName, hipDeviceGetName)                                                      \
+    X(call_cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)                  \
     X(cudaDeviceCanAccessPeer, hipDeviceCanAccessPeer)                                             \
     X(cudaDeviceDisablePeerAccess, hipDeviceDisablePeerAccess)                                     \
     X(cudaDeviceEnablePeerAccess, hipDeviceEnablePeerAccess)                                       \
@@ -229,7 +213,6 @@ struct cudaPointerAttributes {
     X(cudaStreamIsCapturing, hipStreamIsCapturing)                                                 \
     X(cudaStreamSynchronize, hipStreamSynchronize)                                                 \
     X(cudaStreamWaitEvent, hipStreamWaitEvent)                                                     \
-    X(cudaThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)                     \
     X(get_device, hipGetDevice)                                                                    \
     X(get_properties, hipGetDeviceProperties)                                                      \
     X(get_range, hipMemGetAddressRange)                                                            \
@@ -268,6 +251,7 @@ static struct dp__cuda {
     hipError_t (*call_cuDevicePrimaryCtxRelease)(int device);
     hipError_t (*call_cuDevicePrimaryCtxRetain)(CUcontext *out, int device);
     hipError_t (*call_cuPointerGetAttribute)(void *out, CUpointer_attribute what, CUdeviceptr at);
+    hipError_t (*call_cuStreamGetCtx)(hipStream_t stream, CUcontext *out, CUgreenCtx *out_part);
     hipError_t (*cudaFuncGetAttributes)(struct hipFuncAttributes *out, const void *kernel);
     hipError_t (*cudaLaunchKernel)(const void *kernel, dim3 grid, dim3 block, void **arguments,
                                    size_t shared, hipStream_t stream);
@@ -368,6 +352,15 @@ static hipError_t dp__hip_place_of(hipStream_t stream, int *out)
     return *out < 0 ? hipErrorInvalidHandle : hipSuccess;
 }
 
+static hipError_t dp__hip_context_of(hipStream_t stream, CUcontext *out, CUgreenCtx *out_part)
+{
+    int device = 0;
+    hipError_t code = dp__hip_place_of(stream, &device);
+    *out_part = NULL;
+    *out = &dp__hip_contexts[code == hipSuccess ? device : 0];
+    return code;
+}
+
 /* On the GPU that the thread uses; all kernels are ready when it returns. */
 static hipError_t dp__hip_load(hipModule_t *out, const void *image, void *how, void *values,
                                unsigned count, void *options, void *option_values,
@@ -434,6 +427,7 @@ static struct dp__cuda dp__cuda = {
     .call_cuDevicePrimaryCtxRelease = dp__hip_release,
     .call_cuDevicePrimaryCtxRetain = dp__hip_retain,
     .call_cuPointerGetAttribute = dp__hip_range_of,
+    .call_cuStreamGetCtx = dp__hip_context_of,
     .cudaFuncGetAttributes = dp__hip_attributes,
     .cudaLaunchKernel = dp__hip_launch,
     .cudaLibraryLoadData = dp__hip_load,
@@ -491,8 +485,6 @@ static dp_status dp__cuda_ready(void)
     return dp__cuda.bound ? DP_OK : dp__hip_bind();
 }
 
-static dp_status dp__cuda_status(cudaError_t code);
-
 static dp_status dp__cuda_gpu_count(int *out)
 {
     int count = 0, version = 0;
@@ -502,9 +494,10 @@ static dp_status dp__cuda_gpu_count(int *out)
         return DP_OK;
     (void)dp__cuda.get_version(&version);
     (void)dp__cuda.cudaGetLastError();
-    return dp_error(
-        dp__cuda_status(code), "hipGetDeviceCount: %s (%d); the runtime is of HIP %d.%d",
-        dp__cuda.cudaGetErrorString(code), (int)code, version / 10000000, version / 100000 % 100);
+    return dp_error(code == hipErrorNoDevice ? DP_ERR_NO_DEVICE : DP_ERR_UNSUPPORTED,
+                    "hipGetDeviceCount: %s (%d); the runtime is of HIP %d.%d",
+                    dp__cuda.cudaGetErrorString(code), (int)code, version / 10000000,
+                    version / 100000 % 100);
 }
 
 static dp_status dp__cuda_check(const char *fn, int ordinal, cudaError_t code);

@@ -826,8 +826,6 @@ static void dp__nccl_list(dp__nccl_comm *comm, bool kept)
 static void *dp__nccl_keep(void *user)
 {
     dp__nccl_comm *comm = user;
-    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
-    (void)dp__cuda.cudaThreadExchangeStreamCaptureMode(&relaxed); /* captures are others' */
     while (atomic_load(&comm->order) != DP__NCCL_CLOSE) {
         unsigned seen = atomic_load(&comm->bell);
         if (dp__nccl_watch_once(comm) != DP_OK)

@@ -2108,7 +2108,8 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
         return dp_error(DP_ERR_INVALID, "%s: unit %u, '%s' has %zu", __func__, (unsigned)unit,
                         reducer->name, reducer->unit_count);
     if (stream != NULL && stream->dev != device->dev)
-        return dp_error(DP_ERR_INVALID, "%s: the stream is not of local rank %d", __func__,
+        return dp_error(DP_ERR_INVALID,
+                        "%s: the stream is not of local rank %d: make it for that rank", __func__,
                         local_rank);
     return dp__units_ready(__func__, reducer, local_rank, &unit, 1, stream);
 }

@@ -54,3 +54,4 @@ CALL(cudaStreamEndCapture, (cudaStream_t stream, cudaGraph_t *graph), (stream, g
 CALL(cudaStreamSynchronize, (cudaStream_t stream), (stream))
 CALL(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned flags),
      (stream, event, flags))
+CALL(cudaThreadExchangeStreamCaptureMode, (enum cudaStreamCaptureMode * mode), (mode))

@@ -89,6 +89,12 @@ static inline long cuda_waits(void)
     return sim_wait_count();
 }
 
+/* Of memory on GPUs, so far. */
+static inline long cuda_allocs(void)
+{
+    return sim_alloc_count();
+}
+
 /* The test has so many GPUs. */
 static inline void cuda_gpus(int count)
 {
@@ -135,6 +141,11 @@ static inline long cuda_peer_copies(void)
 static inline long cuda_waits(void)
 {
     return 0;
+}
+
+static inline long cuda_allocs(void)
+{
+    return -1;
 }
 
 /* There are at least so many GPUs, $TEST_GPUS at most; or the test ends here. */

@@ -6,6 +6,7 @@
 #include "test.h"
 
 #if defined(TEST_CUDA)
+#include <cuda.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -103,10 +104,18 @@ TEST(a_stream_of_the_users)
     dp_scope_end(scope);
     CHECK_OK(dp_use_stream(ctx, 1, NULL));
     CHECK_ERROR(dp_cuda_adopt(ctx, 0, native, &other), DP_ERR_INVALID,
-                "the stream is of GPU 1, local rank 0 is GPU 0");
+                "the stream is of GPU 1, local rank 0 is GPU 0: create one after ");
     CHECK_ERROR(dp_cuda_adopt(ctx, 7, native, &other), DP_ERR_INVALID,
                 "local rank 7 is not a device of");
-    CHECK_ERROR(dp_cuda_adopt(ctx, 1, NULL, &other), DP_ERR_INVALID, "native is NULL");
+    CHECK_ERROR(dp_use_stream(ctx, 0, own), DP_ERR_INVALID,
+                "the stream is not of local rank 0: make it for that rank");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 1, NULL, &other), DP_ERR_INVALID,
+                "native is NULL, or another default stream: create one");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 1, cudaStreamLegacy, &other), DP_ERR_INVALID,
+                "native is NULL, or another default stream: create one");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 1, cudaStreamPerThread, &other), DP_ERR_INVALID,
+                "native is NULL, or another default stream: create one");
+    CHECK(other == NULL);
     CHECK_ERROR(dp_cuda_adopt(ctx, 1, native, NULL), DP_ERR_INVALID, "out is NULL");
     dp_cuda_release(own);
     dp_cuda_release(NULL);
@@ -624,7 +633,144 @@ TEST(nothing_waits_on_one_gpu)
     enqueues_only(open_cuda(1, (int[]){0, 0, 0, 0}, 4));
 }
 
+static void find_entry(const char *name, void *out)
+{
+    enum cudaDriverEntryPointQueryResult result;
+    void *fn = NULL;
+    CHECK_INT(cudaGetDriverEntryPointByVersion(name, &fn, 12080, cudaEnableDefault, &result),
+              cudaSuccess);
+    memcpy(out, &fn, sizeof fn);
+}
+
+/* A stream of the GPU, but not of the context that the runtime uses. */
+TEST(a_stream_of_another_context_is_refused)
+{
+    dp_ctx *ctx = open_cuda(2, NULL, 2);
+    dp_stream *stream = NULL;
+    cudaStream_t native = NULL;
+    CUresult (*push)(CUcontext), (*pop)(CUcontext *);
+    CUcontext popped;
+    cuda_alone();
+    find_entry("cuCtxPushCurrent", &push);
+    find_entry("cuCtxPopCurrent", &pop);
+    CHECK_INT(push(sim_other_context(1)), CUDA_SUCCESS);
+    CHECK_INT(cudaStreamCreateWithPriority(&native, cudaStreamNonBlocking, 0), cudaSuccess);
+    CHECK_ERROR(dp_cuda_adopt(ctx, 1, native, &stream), DP_ERR_INVALID,
+                "of another context of GPU 1, local rank 1 is GPU 1: create one after cudaSet");
+    CHECK_ERROR(dp_cuda_adopt(ctx, 0, native, &stream), DP_ERR_INVALID,
+                "the stream is of GPU 1, local rank 0 is GPU 0: create one after cudaSetDevice");
+    CHECK(stream == NULL);
+    CHECK_INT(cudaStreamDestroy(native), cudaSuccess);
+    CHECK_INT(pop(&popped), CUDA_SUCCESS);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
 /* ---- what CUDA says no to -------------------------------------------------------------------- */
+
+static bool is_among(int code, const int *codes)
+{
+    while (*codes != 0 && *codes != code)
+        codes++;
+    return *codes == code;
+}
+
+/* Of these driver_types.h says that the process has to be started again; or that the hardware made
+   an error that it could not correct. */
+static const int sticky[] = {214, 220, 226, 700, 702, 710, 714, 715,
+                             716, 717, 718, 719, 721, 810, 911, 0};
+
+static dp_status meaning_of(int code)
+{
+    static const int no_device[] = {34, 46, 100, 101, 102, 0};
+    static const int no_use[] = {35, 36, 209, 221, 222, 223, 801, 802, 803, 804, 0};
+    if (is_among(code, no_device))
+        return DP_ERR_NO_DEVICE;
+    if (is_among(code, no_use))
+        return DP_ERR_UNSUPPORTED;
+    return code == 2                                    ? DP_ERR_NO_MEMORY
+           : code == 800 || (code >= 900 && code < 909) ? DP_ERR_STATE
+                                                        : DP_ERR_DEVICE;
+}
+
+/* A copy that fails with this code, by the table. */
+static dp_status copy_fails(dp_ctx *ctx, const dp_tensor *tensor, int code)
+{
+    sim_fail_at(1, code, false);
+    dp_status status =
+        dp_cuda()->copy(dp_local_stream(ctx, 0), tensor->data, (char *)tensor->data + 64, 64);
+    sim_fail_at(0, 0, false);
+    return status;
+}
+
+TEST(what_codes_mean)
+{
+    dp_ctx *ctx = open_cuda(1, NULL, 1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor tensor;
+    char said_so[32];
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(32), &tensor));
+    CHECK_OK(dp_fill(ctx, &tensor, dp_float(1)));
+    for (int code = 1; code < 1000; code++) {
+        if (is_among(code, sticky))
+            continue;
+        snprintf(said_so, sizeof said_so, "error (%d)", code);
+        CHECK_ERROR(copy_fails(ctx, &tensor, code), meaning_of(code),
+                    code == 2 ? "out of memory (2)" : said_so);
+        CHECK_OK(dp_fill(ctx, &tensor, dp_float(1)));
+    }
+    CHECK_ERROR(copy_fails(ctx, &tensor, 800), DP_ERR_STATE, "(800): not in a function that");
+    CHECK_ERROR(copy_fails(ctx, &tensor, 900), DP_ERR_STATE, "(900): it cannot be captured: call");
+    CHECK_ERROR(copy_fails(ctx, &tensor, 901), DP_ERR_STATE, "(901): an earlier call broke the");
+    CHECK_ERROR(copy_fails(ctx, &tensor, 905), DP_ERR_STATE, "dp_wait before the capture begins");
+    CHECK_ERROR(copy_fails(ctx, &tensor, 906), DP_ERR_STATE, "create the stream with ");
+    dp_scope_end(scope);
+    dp_close(ctx);
+    sim_check_leaks();
+}
+
+/* Nothing more is asked of that GPU, and no context has it again. */
+TEST(codes_that_cost_the_gpu)
+{
+    for (int gpu = 0; sticky[gpu] != 0; gpu++) {
+        char lost[128];
+        dp_ctx *ctx = open_cuda(16, &gpu, 1), *again = NULL;
+        dp_scope *scope = dp_scope_begin(ctx);
+        dp_tensor tensor;
+        const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+        CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(32), &tensor));
+        snprintf(lost, sizeof lost,
+                 "a simulated error (%d): the GPU is lost to this process: start a new "
+                 "one",
+                 sticky[gpu]);
+        CHECK_ERROR(copy_fails(ctx, &tensor, sticky[gpu]), DP_ERR_DEVICE, lost);
+        long calls = sim_call_count();
+        CHECK_ERROR(dp_fill(ctx, &tensor, dp_float(1)), DP_ERR_DEVICE, "the GPU is lost");
+        dp_scope_end(scope);
+        dp_close(ctx);
+        CHECK_INT(sim_call_count(), calls);
+        snprintf(lost, sizeof lost, "GPU %d is lost to this process", gpu);
+        CHECK_ERROR(
+            dp_open(&(dp_config){.backends = backends, .device_count = 1, .devices = &gpu}, &again),
+            DP_ERR_NO_DEVICE, lost);
+    }
+}
+
+/* In exclusive mode the driver says so when the context is made. */
+TEST(a_gpu_that_another_process_has)
+{
+    dp_ctx *ctx = NULL;
+    const dp_device_ops *const backends[] = {real_gpus(1), NULL};
+    cuda_alone();
+    sim_refuse_contexts(46);
+    CHECK_ERROR(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &ctx),
+                DP_ERR_NO_DEVICE,
+                "cuDevicePrimaryCtxRetain: a simulated error (46): another process may have the");
+    sim_refuse_contexts(0);
+    CHECK_OK(dp_open(&(dp_config){.backends = backends, .device_count = 1}, &ctx));
+    dp_close(ctx);
+    sim_check_leaks();
+}
 
 /* Like train_once, but anything may fail. */
 static dp_status try_to_train(dp_ctx *ctx, dp_scope *scope)

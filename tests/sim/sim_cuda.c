@@ -330,7 +330,6 @@ static CUresult ctx_retain(CUcontext *out, CUdevice device)
 static CUresult ctx_release(CUdevice device)
 {
     pthread_mutex_lock(&lock);
-    (void)unsafe("cuDevicePrimaryCtxRelease", cudaSuccess);
     if (--contexts[device].users < 0)
         find("context released twice", "device %d", device);
     for (int d = 0; d < DEVICES && contexts[device].users == 0; d++)
