@@ -282,6 +282,7 @@ static void use_gpus_of(int first, int second, int third, const char *last, int 
 
 TEST(gpus_of_several_architectures)
 {
+    cuda_alone(); /* HIP has code on each GPU, in any case */
     static const int archs[] = {75, 80, 90};
     sim_set_archs(archs, 3);
     use_gpus_of(90, 80, 90, "sm_80", 2);
@@ -304,6 +305,7 @@ TEST(a_gpu_that_is_loaded_eagerly_may_be_opened_later)
     dp_ctx *first = NULL, *later = NULL;
     static const int archs[] = {75, 80, 90};
     const dp_device_ops *const backends[] = {dp_cuda(), NULL};
+    cuda_alone();
     sim_set_archs(archs, 3);
     sim_set_device_count(3);
     sim_set_arch_of(1, 80);

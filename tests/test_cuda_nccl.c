@@ -435,7 +435,7 @@ TEST(a_wish_to_go_directly_is_checked)
     CHECK_STR(getenv("NCCL_P2P_DISABLE"), "0");
     setenv("DP_NCCL", "off", 1);
     CHECK_OK(open_pair(SIM_PEER_FLIPS, said, &ctx));
-    CHECK_STR(carrier(ctx), "cuda");
+    CHECK_STR(carrier(ctx), dp_cuda()->name);
     CHECK_OK(sum_of(ctx, LARGE));
     dp_close(ctx);
 }

@@ -209,7 +209,7 @@ TEST(a_stream_of_the_users)
                 "dp_hip_adopt: the stream is of GPU 1, local rank 0 is GPU 0");
     CHECK_ERROR(dp_hip_adopt(ctx, 2, native, &own), DP_ERR_INVALID,
                 "local rank 2 is not a device of hip");
-    sim_fail_at(3, 400, false); /* before it the device is asked for, and set */
+    sim_fail_at(1, 400, false);
     CHECK_ERROR(dp_hip_adopt(ctx, 1, native, &own), DP_ERR_DEVICE, "hipStreamGetDevice");
     CHECK_OK(dp_hip_adopt(ctx, 1, native, &own));
     dp_hip_release(own);
