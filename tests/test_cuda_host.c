@@ -162,6 +162,7 @@ TEST(no_driver_is_no_warning)
 
 TEST(a_stub_of_a_driver_is_no_warning)
 {
+    cuda_alone();
     sim_set_device_count(2);
     sim_set_count_error(cudaErrorStubLibrary);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
