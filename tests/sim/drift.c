@@ -95,6 +95,7 @@ SAME(NVRTC_ERROR_COMPILATION, 6);
 /* Defined as they are, or there is a warning. */
 #define cudaStreamLegacy    ((cudaStream_t)0x1)
 #define cudaStreamPerThread ((cudaStream_t)0x2)
+_Static_assert(sizeof cudaStreamLegacy == sizeof cudaStreamPerThread, "both are used");
 
 typedef cudaError_t E;
 typedef nvrtcResult N;
