@@ -47,7 +47,8 @@ typedef struct pass {
 typedef struct optim {
     dp_optim *optim;
     net *of;
-    bool plain; /* SGD without anything: the model knows what it does */
+    bool plain;       /* SGD without anything: the model knows what it does */
+    bool accumulates; /* ranks divide by the samples of several passes together */
 } optim;
 
 typedef struct average {
@@ -812,7 +813,8 @@ static void train(void)
                  (n->reduction == DP_MEAN_RANKS && rows >= p.w.info.rank_count);
     bool sure = simple != NULL && rows > 0 && means && !weighed &&
                 (n == simple || !world_has(n->children[0], net_wraps)) &&
-                !world_has(n, net_is_muddy);
+                !world_has(n, net_is_muddy) &&
+                !(n->kind == DISTRIBUTED && with != NULL && with->accumulates);
     if (simple != NULL && simple->mean_grads)
         world_each(&p.w, n, var_begin, with != NULL && !is_due(with, &before));
     world_backward(&p.w, n, sure ? x * before.loss_factor : (double)NAN);
@@ -936,6 +938,7 @@ static void make_optim(void)
                               .hyper = {.lr = 0.5},
                               .accumulate = accumulate};
     o->plain = rule != 1 && rule != 2 && flags < 128;
+    o->accumulates = accumulate > 1;
     if (flags >= 128) {
         config.hyper.weight_decay = flags & 1 ? 0.1 : 0;
         config.hyper.momentum = flags & 2 && rule != 1 && rule != 2 ? 0.9 : 0;
