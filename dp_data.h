@@ -3,7 +3,7 @@
    Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
    so it is for every device and every number of processes. The one exception is threads: dp.h has
    none to lend, as what it runs in parallel are devices, and a loader's threads wait for disks.
-   They come from dp_cpu.h, the file that a port to another system replaces.
+   They come from dp/os.h, the file that a port to another system replaces.
 
        static dp_status read(dp_sample *sample, void *user)          on several threads at once
        {

@@ -1777,16 +1777,15 @@ static dp_status dp__nccl_proof_wait(dp__nccl_comm *comm, const dp__nccl_gpu *gp
                           cudaSuccess));
     for (bool passed = false; true; dp__os_sleep_ms(1)) {
         DP_TRY(dp__nccl_passed(gpu, mark, &passed));
-        if (passed)
-            return DP_OK;
         dp__lock_enter(&comm->lock);
-        dp_status status = dp__nccl_usable(comm);
-        if (status == DP_OK && dp__os_now_ns() > until)
+        dp_status status = dp__nccl_usable(comm); /* what was aborted has passed, too */
+        if (status == DP_OK && !passed && dp__os_now_ns() > until)
             status = dp__nccl_fail(comm, dp_error(DP_ERR_TIMEOUT,
                                                   "nccl: nothing arrives at GPU %d within %d ms",
                                                   gpu->physical->ordinal, comm->timeout_ms));
         dp__lock_leave(&comm->lock);
-        DP_TRY(status);
+        if (passed || status != DP_OK)
+            return status;
     }
 }
 

@@ -1,7 +1,7 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
    Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
-   and of dp_cpu.h what writes to a file. Files are safetensors files: Python's `safetensors` opens
+   and of dp/os.h what writes to a file. Files are safetensors files: Python's `safetensors` opens
    what is written here, and what it has written opens here.
 
        dp_module_save(par, step, &model);

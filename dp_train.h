@@ -1,7 +1,7 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
    Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
-   and of dp_cpu.h what writes a line, so it is for every device and every number of processes.
+   and of dp/os.h what writes a line, so it is for every device and every number of processes.
 
        dp_optim *optim;
        dp_optim_create(par, &(dp_optim_config){.rule = dp_adamw(),
