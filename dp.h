@@ -666,8 +666,14 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    divided those already. config.thread_count, device_count, devices and $DP_DEVICES override this.
 
    A process that does not come within timeout_ms of the first is named in the errors of all that
-   did; so is one that ends early. Whoever comes within a second after that hears it, too. The tree
-   of connections through which they met stays until dp_close, which waits for nobody.           */
+   did; so is one that ends early. A process that comes within a second after that gets the same
+   error. The tree of connections through which they met stays until dp_close, which waits for
+   nobody: 512 processes meet in a second or two, each with at most ten connections.
+
+   Later, too, the error of all others names a process that is killed, stops, leaves out a
+   collective or issues a different one. Every process returns within the time-out plus a few
+   seconds, in which it asks which one is missing. The others can go on without it
+   (examples/survivors.c).                                                                       */
 
 /* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. The
    environment tells each which one it is, so its dp_open needs no config. It begins with a copy of

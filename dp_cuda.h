@@ -5,24 +5,26 @@
    are loaded when a context opens: one binary for machines with and without them. Any C11 compiler
    will do: kernels are compiled when a device opens, for that device. CUDA 12.8 or newer.
 
-   If there is no driver, or no GPU, dp_cuda()->count says so, and the next table of
-   dp_config.backends is used. So it is where GPUs are there and cannot be used, since the driver is
-   too old or broken, say, or the libraries are of CUDA 12 and 13; but then with a warning.
+   This has not run on a real GPU yet. Tests run on a simulated CUDA (make sim), which also runs the
+   PTX of the kernels (make ptx). make gpu-test runs them on the GPUs of a machine.
 
-   A device opens when its kernels are compiled, which takes a second: so they are kept in
-   $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h, for the next process. $DP_CACHE = off keeps none.
-   With $CUDA_MODULE_LOADING = EAGER and GPUs of several architectures the driver compiles them, at
-   each start, for it loads them onto all GPUs.
+   Without a driver or a GPU, the next table of dp_config.backends is used. The same happens, with a
+   warning, if there are GPUs that cannot be used: the driver is too old or broken, or the libraries
+   belong to CUDA 12 and 13.
 
-   GPUs of a process copy directly from each other, if a check shows that the bytes arrive, else
-   through the host. $DP_PEERS = off: always through the host. A GPU that has faulted is lost to the
-   process: no context opens it again (DP_ERR_NO_DEVICE).
+   A device opens when its kernels are compiled, which takes a second. Compiled kernels are kept in
+   $XDG_CACHE_HOME/dp.h, or ~/.cache/dp.h, unless $DP_CACHE = off. With $CUDA_MODULE_LOADING = EAGER
+   and GPUs of several architectures, the driver compiles them at each start for all GPUs.
 
-   The library may be called while this thread or another captures streams, in any mode. On those,
-   what only enqueues becomes part of the graph, collectives among GPUs too; what waits is an error
-   (DP_ERR_STATE): dp_wait, dp_read, copies of memory that is not pinned, copies from GPU to GPU
-   through the host, and the first one of a pair. So is what CUDA refuses in a capture: that is
-   broken then, the context is not. Memory that was allocated meanwhile has to live as the graph.
+   GPUs of a process copy directly from each other if a check shows that the bytes arrive, else
+   through the host ($DP_PEERS = off: always). A GPU that has faulted is lost to the process: no
+   context opens it again (DP_ERR_NO_DEVICE).
+
+   The library may be called while any thread captures streams, in any mode. On captured streams,
+   calls that only enqueue become part of the graph, collectives among GPUs too. Calls that wait
+   fail with DP_ERR_STATE: dp_wait, dp_read, copies of memory that is not pinned, copies from GPU to
+   GPU through the host, and the first copy of a pair. What CUDA refuses in a capture breaks the
+   capture, not the context. Memory allocated in a capture must live as long as the graph.
 
    CONTENTS (search for the tag)
      >>native       streams and devices as CUDA knows them

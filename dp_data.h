@@ -101,7 +101,8 @@ DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_
 
    Batches are read while those before them are computed, up to `ahead` of them. Each belongs to
    the scope that it is given to, and its memory is used again when that has ended: a loop that
-   repeats itself allocates nothing.
+   repeats itself allocates nothing. Eight threads that take 1 ms for a sample give batches as fast
+   as eight threads that do nothing else.
 
    A function that fails spoils its batch: dp_loader_next returns what it said, with the number of
    the sample, when the turn of that batch has come; the next call gives the one after it. Of

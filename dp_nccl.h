@@ -4,6 +4,13 @@
    with -lnccl beside what dp_cuda.h needs; or define DP_DYNAMIC_LOAD together with
    DP_IMPLEMENTATION, and the library is loaded when a context opens. NCCL 2.18 or newer.
 
+   This has not run on a real GPU yet. All tests run on a simulated NCCL (make sim); with the real
+   one it compiles and links.
+
+   Calls do not block. A thread watches the communicators: where a process dies, closes or issues
+   another collective, all others get an error that names it, within a second. On several machines
+   that holds for a process that dies or fails.
+
    GPUs of several processes need it, on one machine or on many. Among the GPUs of one process it
    carries what is large and what it can add up as it is asked to; the rest goes over
    dp_cuda_coll(). $DP_NCCL says from how many bytes on (1048576 if it is not set; this was not

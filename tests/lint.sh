@@ -21,6 +21,7 @@ MAX_SECTION=450
 MAX_FUNCTION=60
 MAX_NESTING=4
 MAX_OBJECT_KIB=1024
+MAX_README_WORDS=1900
 MAX_UPWARD=31 # names that a room uses of one that dp.h includes later; where there are fewer, this falls
 
 failed=0
@@ -202,6 +203,18 @@ check_readme() {
     done
 }
 
+# Links lead to files of the repository.
+check_readme_form() {
+    local words link missing=""
+    words=$(wc -w <README.md)
+    check "README.md: $words words, at most $MAX_README_WORDS" \
+        "$([ "$words" -le $MAX_README_WORDS ] || echo "too long")"
+    for link in $(grep -oP '\]\(\K[^)]+' README.md); do
+        [ -e "$link" ] || missing+="$link "
+    done
+    check "README.md links to files that exist" "$missing"
+}
+
 # ---- the API is tested ---------------------------------------------------------------------------
 
 public_functions() {
@@ -277,6 +290,7 @@ check_rooms
 check_top_level
 check_licence
 check_readme
+check_readme_form
 check_semantics
 check_tested
 check_cost
