@@ -1335,9 +1335,6 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #include <dlfcn.h>
 #endif
 #include <sys/file.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#endif
 
 _Static_assert(DP_F32 == 0 && DP_BF16 == 3 && DP_I64 == 4 && DP_U8 == 8 && DP_BOOL == 9,
                "the kernels know dtypes by their numbers");
@@ -1901,18 +1898,6 @@ static bool dp__cuda_kept_open(const dp_host *host, const dp__cuda_target *targe
     return true;
 }
 
-/* All of it, however the system cuts it; false: errno says why, 0 if the file ends before. */
-static bool dp__cuda_kept_read(int file, void *data, size_t bytes)
-{
-    for (size_t at = 0; at < bytes;) {
-        ssize_t count = read(file, (char *)data + at, bytes - at);
-        if (count <= 0 && !(count < 0 && errno == EINTR))
-            return false;
-        at += count > 0 ? (size_t)count : 0;
-    }
-    return true;
-}
-
 /* The head says what it should, and the file is as long as it says. Only files of this user count
    that nobody else may write to: what they hold will run. */
 static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, dp__cuda_kept_head *head)
@@ -1920,7 +1905,7 @@ static bool dp__cuda_kept_fits(const dp__cuda_kept *kept, int file, dp__cuda_kep
     struct stat at;
     if (fstat(file, &at) != 0 || !S_ISREG(at.st_mode) || at.st_uid != geteuid() ||
         (at.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (size_t)at.st_size <= sizeof *head ||
-        !dp__cuda_kept_read(file, head, sizeof *head))
+        !dp__os_file_get(file, head, sizeof *head))
         return false;
     return memcmp(head->what, dp__cuda_kept_what, sizeof head->what) == 0 &&
            head->key == kept->key && head->bytes == (size_t)at.st_size - sizeof *head;
@@ -1937,7 +1922,7 @@ static bool dp__cuda_kept_get(const dp__cuda_kept *kept, dp__cuda_image *out)
         return false;
     if (dp__cuda_kept_fits(kept, file, &head))
         out->data = host->alloc(host, head.bytes, 16);
-    bool good = out->data != NULL && dp__cuda_kept_read(file, out->data, head.bytes) &&
+    bool good = out->data != NULL && dp__os_file_get(file, out->data, head.bytes) &&
                 dp__hash(dp__hash_first, out->data, head.bytes) == head.checksum;
     close(file);
     if (good) {
@@ -2580,15 +2565,21 @@ static dp_status dp__cuda_alloc(dp_dev *dev, size_t bytes, void **out)
     return status;
 }
 
+/* What leads to the slab that these bytes are in, or to the end of the list. */
+static dp__cuda_slab **dp__cuda_slab_of(dp__cuda_dev *dev, const char *data)
+{
+    dp__cuda_slab **link = &dev->slabs;
+    while (*link != NULL && (data < (*link)->data || data >= (*link)->data + (*link)->bytes))
+        link = &(*link)->next;
+    return link;
+}
+
 static void dp__cuda_free(dp_dev *dev, void *data, size_t bytes)
 {
     dp__cuda_dev *own = dp__cuda_dev_of(dev);
     (void)bytes;
     dp__lock_enter(&own->lock);
-    dp__cuda_slab **link = &own->slabs;
-    while (*link != NULL &&
-           ((char *)data < (*link)->data || (char *)data >= (*link)->data + (*link)->bytes))
-        link = &(*link)->next;
+    dp__cuda_slab **link = dp__cuda_slab_of(own, data);
     if (*link != NULL && --(*link)->live == 0)
         dp__cuda_slab_drop(own, link);
     dp__lock_leave(&own->lock);
@@ -2872,66 +2863,15 @@ static dp_status dp__cuda_native_event(int ordinal, cudaEvent_t *out)
                           dp__cuda.cudaEventCreateWithFlags(out, cudaEventDisableTiming));
 }
 
-/* Which memory of the host is near: as CUDA says, or the system; -1: unknown, as in most virtual
-   machines. */
+/* Which memory of the host is near: as CUDA says, or the system. */
 static int dp__cuda_node(const dp__cuda_gpu *gpu)
 {
     int node = -1;
-    char id[32], path[96];
     cudaError_t code = dp__cuda.cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, gpu->ordinal);
-    if (code == cudaSuccess && node >= 0)
-        return node;
-    node = -1;
-    (void)dp__cuda.cudaGetLastError(); /* not knowing is no failure */
-    memcpy(id, gpu->bus_id, sizeof id);
-    for (char *c = id; *c != '\0'; c++)
-        *c = (char)(*c >= 'A' && *c <= 'F' ? *c - 'A' + 'a' : *c);
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", id);
-    FILE *file = fopen(path, "r");
-    if (file != NULL && fscanf(file, "%d", &node) != 1)
-        node = -1;
-    if (file != NULL)
-        fclose(file);
-    return node;
+    if (code != cudaSuccess)
+        (void)dp__cuda.cudaGetLastError(); /* not knowing is no failure */
+    return code == cudaSuccess && node >= 0 ? node : dp__os_node_of(gpu->bus_id);
 }
-
-#if defined(__linux__) && defined(SYS_set_mempolicy) && defined(SYS_get_mempolicy)
-typedef struct dp__cuda_policy { /* of this thread: where its new memory goes */
-    int mode;
-    unsigned long nodes[1024 / (8 * sizeof(unsigned long))];
-} dp__cuda_policy;
-
-/* New memory comes from that node, if possible; the policy from before goes to `out`. */
-static bool dp__cuda_near_begin(int node, dp__cuda_policy *out)
-{
-    enum { BITS = 8 * sizeof(unsigned long), PREFERRED = 1 };
-    dp__cuda_policy near = {.mode = PREFERRED};
-    *out = (dp__cuda_policy){0};
-    if (node < 0 || node >= 1024 || syscall(SYS_get_mempolicy, &out->mode, out->nodes, 1024, 0, 0))
-        return false;
-    near.nodes[(unsigned)node / BITS] = 1ul << ((unsigned)node % BITS);
-    return syscall(SYS_set_mempolicy, near.mode, near.nodes, 1024) == 0;
-}
-
-static void dp__cuda_near_end(const dp__cuda_policy *before)
-{
-    (void)syscall(SYS_set_mempolicy, before->mode, before->mode != 0 ? before->nodes : NULL,
-                  before->mode != 0 ? 1024 : 0);
-}
-#else
-typedef int dp__cuda_policy;
-static bool dp__cuda_near_begin(int node, dp__cuda_policy *out)
-{
-    (void)node;
-    *out = 0;
-    return false;
-}
-
-static void dp__cuda_near_end(const dp__cuda_policy *before)
-{
-    (void)before;
-}
-#endif
 
 static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 {
@@ -2950,14 +2890,13 @@ static dp_status dp__cuda_ring_fill(dp__cuda_dev *dev)
 
 static dp_status dp__cuda_ring_open(dp__cuda_dev *dev)
 {
-    dp__cuda_policy before;
+    dp__os_near before;
     DP_TRY(dp__cuda_native_stream(dev->gpu->ordinal, 1, &dev->out));
     DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->mark));
     DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &dev->begun));
-    bool near = dp__cuda_near_begin(dp__cuda_node(dev->gpu), &before);
+    dp__os_near_begin(dp__cuda_node(dev->gpu), &before);
     dp_status status = dp__cuda_ring_fill(dev);
-    if (near)
-        dp__cuda_near_end(&before);
+    dp__os_near_end(&before);
     return status;
 }
 
@@ -3827,12 +3766,9 @@ static bool dp__cuda_owns(dp_dev *dev, const void *data)
     dp__cuda_dev *own = dp__cuda_dev_of(dev);
     struct cudaPointerAttributes attributes = {.type = cudaMemoryTypeUnregistered};
     dp__lock_enter(&own->lock);
-    const dp__cuda_slab *slab = own->slabs;
-    while (slab != NULL &&
-           ((const char *)data < slab->data || (const char *)data >= slab->data + slab->bytes))
-        slab = slab->next;
+    bool ours = *dp__cuda_slab_of(own, data) != NULL;
     dp__lock_leave(&own->lock);
-    if (slab != NULL || dp__cuda_enter(own->gpu) != DP_OK)
+    if (ours || dp__cuda_enter(own->gpu) != DP_OK)
         return true;
     if (dp__cuda.cudaPointerGetAttributes(&attributes, data) != cudaSuccess)
         (void)dp__cuda.cudaGetLastError();

@@ -17,6 +17,7 @@
      dp__os_write                 a line of the log to stderr
      dp__os_file_*, dp__os_wall_ns  the timeline's file, the clock on the wall
      dp__os_core_count            cores that this process may use
+     dp__os_node_of, dp__os_near_*  memory that is near to a device
      dp__os_init                  says what to call around a fork
      dp__os_yield                 lets others have the core
      dp__os_fork_count            how many forks lie between the first process and this one
@@ -183,6 +184,18 @@ static bool dp__os_file_put(int file, const void *data, size_t bytes)
     return done == bytes;
 }
 
+/* All of it, however the system cuts it; false: it cannot be read, or ends before. */
+DP__MAYBE_UNUSED static bool dp__os_file_get(int file, void *data, size_t bytes)
+{
+    size_t done = 0;
+    ssize_t got = 1;
+    while (done < bytes && (got > 0 || (got < 0 && errno == EINTR))) {
+        got = read(file, (char *)data + done, bytes - done);
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return done == bytes;
+}
+
 static void dp__os_file_close(int file)
 {
     (void)close(file);
@@ -307,6 +320,65 @@ static int dp__os_core_count(void)
 {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;
+}
+#endif
+
+#if defined(__linux__) && defined(SYS_set_mempolicy) && defined(SYS_get_mempolicy)
+typedef struct dp__os_near { /* of this thread, before: where its new memory went */
+    int mode;                /* -1: nothing was changed */
+    unsigned long nodes[1024 / (8 * sizeof(unsigned long))];
+} dp__os_near;
+
+/* The node of memory (NUMA) that a device on the PCI bus is near to; -1: unknown, as in most
+   virtual machines. `bus_id` is as drivers of GPUs write it, 0000:0A:00.0. */
+DP__MAYBE_UNUSED static int dp__os_node_of(const char *bus_id)
+{
+    char path[96], text[16], *end = text;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%.40s", bus_id);
+    for (char *c = path; *c != '\0'; c++)
+        *c = (char)(*c >= 'A' && *c <= 'F' ? *c - 'A' + 'a' : *c);
+    dp__quota_read(path, "numa_node", text, sizeof text);
+    long node = strtol(text, &end, 10);
+    return end != text ? (int)node : -1;
+}
+
+/* Until the end this thread's new memory comes from that node, if possible. */
+DP__MAYBE_UNUSED static void dp__os_near_begin(int node, dp__os_near *out)
+{
+    enum { BITS = 8 * sizeof(unsigned long), PREFERRED = 1 };
+    dp__os_near near = {.mode = PREFERRED};
+    *out = (dp__os_near){.mode = -1};
+    if (node < 0 || node >= 1024)
+        return;
+    near.nodes[(unsigned)node / BITS] = 1ul << ((unsigned)node % BITS);
+    if (syscall(SYS_get_mempolicy, &out->mode, out->nodes, 1024, 0, 0) != 0 ||
+        syscall(SYS_set_mempolicy, near.mode, near.nodes, 1024) != 0)
+        out->mode = -1;
+}
+
+DP__MAYBE_UNUSED static void dp__os_near_end(const dp__os_near *before)
+{
+    if (before->mode >= 0)
+        (void)syscall(SYS_set_mempolicy, before->mode, before->mode > 0 ? before->nodes : NULL,
+                      before->mode > 0 ? 1024 : 0);
+}
+#else
+typedef int dp__os_near;
+
+DP__MAYBE_UNUSED static int dp__os_node_of(const char *bus_id)
+{
+    (void)bus_id;
+    return -1;
+}
+
+DP__MAYBE_UNUSED static void dp__os_near_begin(int node, dp__os_near *out)
+{
+    *out = node;
+}
+
+DP__MAYBE_UNUSED static void dp__os_near_end(const dp__os_near *before)
+{
+    (void)before;
 }
 #endif
 

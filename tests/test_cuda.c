@@ -66,6 +66,21 @@ TEST(the_memory_policy_stays)
     dp_close(ctx);
 }
 
+#if defined(TEST_SIM)
+TEST(pinned_memory_is_near_to_its_gpu)
+{
+    int mode = 0;
+    if (syscall(SYS_get_mempolicy, &mode, NULL, 0, 0, 0) != 0) {
+        SKIP("no policies here");
+    }
+    for (int gpu = 0; gpu < 4; gpu++) {
+        dp_ctx *ctx = open_cuda(4, &gpu, 1);
+        CHECK_INT(sim_pinned_node(), gpu % 2 - 1);
+        dp_close(ctx);
+    }
+}
+#endif
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 TEST(streams_as_cuda_knows_them)

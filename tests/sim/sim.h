@@ -54,6 +54,10 @@ void sim_pin(void *pointer, size_t bytes);
 void sim_unpin(void *pointer);
 void sim_manage(bool on); /* pinned memory says that it is managed, as long as it is on */
 
+/* The node that the newest pinned memory was asked of (devices with odd numbers are near to node 0,
+   of the others nobody knows); -1: any. */
+int sim_pinned_node(void);
+
 /* How `reader` gets what `from` has. A pair that is not good may still say that it is. Waiting for
    what hangs is a finding, also where the driver waits: when it frees memory. */
 typedef enum sim_peer { SIM_PEER_GOOD, SIM_PEER_NONE, SIM_PEER_FLIPS, SIM_PEER_HANGS } sim_peer;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include "cuda.h"
 #include "cuda_runtime_api.h"
@@ -1769,6 +1770,22 @@ cudaError_t cudaFree(void *pointer)
     return leave(code == cudaSuccess ? dropped : code);
 }
 
+static int pinned_node = -1;
+
+int sim_pinned_node(void)
+{
+    return pinned_node;
+}
+
+static int preferred_node(void)
+{
+    unsigned long nodes[16] = {0};
+    int mode = 0;
+    if (syscall(SYS_get_mempolicy, &mode, nodes, 1024, 0, 0) != 0 || mode != 1 || nodes[0] == 0)
+        return -1;
+    return __builtin_ctzl(nodes[0]);
+}
+
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
 {
     cudaError_t code = enter_allocating(__func__);
@@ -1781,6 +1798,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned flags)
         code = make_block(bytes, -1, out);
     if (code == cudaSuccess)
         blocks->only_for = flags == 0 ? device : -1;
+    pinned_node = preferred_node();
     return leave(code);
 }
 
