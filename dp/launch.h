@@ -8,9 +8,9 @@
      >>launchers  what the environment says
      >>wire       bytes on a connection, and who may speak
      >>tree       lasting connections: all_gather, failures, closing
-     >>door       who comes in, and who does not
+     >>server     who may join, and who may not
      >>address    where processes listen, and that there is one process 0
-     >>knocking   how a process finds another one
+     >>connecting how a process finds another one
      >>meeting    from the environment to a tree
      >>world      what a context knows of its other processes
      >>spawn      processes without a launcher
@@ -400,13 +400,13 @@ DP__COLD static dp_status dp__launch_read(const char *job, dp__launch *out)
 }
 
 /* ==== >>wire ===================================================================================
-   Bytes on a connection; every wait has an end. The caller sends a nonce, the listener answers with
-   one of its own and a proof that it has the job's key, and the caller proves the same. So neither
-   speaks to a stranger, which includes processes of another job or run, and nothing overheard can
-   be replayed. Before that nothing is believed.                                                 */
+   Bytes on a connection. Every wait has an end. The connecting process sends a nonce. The listener
+   answers with a nonce of its own and a proof that it has the job's key; then the connecting
+   process proves the same. So neither talks to a process of another job or run, and recorded bytes
+   cannot be replayed. Nothing is trusted before both proofs.                                   */
 
 enum {
-    DP__KNOCK_MAGIC = 0x31706b64,
+    DP__JOIN_MAGIC = 0x31706b64,
     DP__CHALLENGE_MAGIC = 0x31706364,
     DP__NOTE_MAGIC = 0x31706e64,
     DP__GRACE_MS = 1000, /* beyond the time-out: to be told why, or for an answer */
@@ -414,14 +414,14 @@ enum {
                          something to tell */
 };
 
-typedef struct dp__knock { /* a process that comes in */
+typedef struct dp__join_request { /* sent by a connecting process */
     uint32_t magic;
     int32_t version;
     uint64_t nonce;
     int32_t process, process_count;
     uint64_t listens; /* where those behind it connect: a port, or a number in a name */
     uint32_t patience_ms, reserved;
-} dp__knock;
+} dp__join_request;
 
 typedef struct dp__challenge {
     uint32_t magic;
@@ -429,10 +429,10 @@ typedef struct dp__challenge {
     uint64_t nonce, proof;
 } dp__challenge;
 
-typedef struct dp__oath { /* what a proof is made from */
-    dp__knock knock;
+typedef struct dp__proof_input { /* what a proof is made from */
+    dp__join_request request;
     uint64_t nonce, side;
-} dp__oath;
+} dp__proof_input;
 
 typedef enum dp__kind {
     DP__WELCOME, /* dp__welcome: all are here */
@@ -454,14 +454,15 @@ typedef struct dp__note { /* precedes everything that travels between processes 
 } dp__note;
 
 typedef struct dp__welcome {
-    uint64_t run; /* of this meeting: mixed into the key, so that an earlier one is a stranger */
+    uint64_t run;     /* mixed into the key, so that an earlier run has another one */
     uint64_t listens; /* the parent's */
     uint32_t patience_ms, reserved;
     char host[DP__PLACE_BYTES]; /* "": where process 0 is */
 } dp__welcome;
 
-_Static_assert(sizeof(dp__knock) == 40 && sizeof(dp__challenge) == 24 && sizeof(dp__note) == 24 &&
-                   sizeof(dp__oath) == 56 && sizeof(dp__welcome) == 88,
+_Static_assert(sizeof(dp__join_request) == 40 && sizeof(dp__challenge) == 24 &&
+                   sizeof(dp__note) == 24 && sizeof(dp__proof_input) == 56 &&
+                   sizeof(dp__welcome) == 88,
                "what travels has no gaps");
 
 static uint64_t dp__after_ms(int64_t ms)
@@ -476,10 +477,11 @@ static int dp__ms_until(uint64_t when_ns)
     return ms < INT_MAX ? (int)ms : INT_MAX;
 }
 
-static uint64_t dp__proof(dp__key key, const dp__knock *knock, uint64_t nonce, bool of_caller)
+static uint64_t dp__proof(dp__key key, const dp__join_request *request, uint64_t nonce,
+                          bool of_caller)
 {
-    dp__oath oath = {.knock = *knock, .nonce = nonce, .side = of_caller};
-    return dp__sip(key, &oath, sizeof oath);
+    dp__proof_input input = {.request = *request, .nonce = nonce, .side = of_caller};
+    return dp__sip(key, &input, sizeof input);
 }
 
 /* TIMEOUT: not in time. REMOTE: the connection has ended. Neither leaves a sentence. */
@@ -521,7 +523,7 @@ static dp_status dp__note_send(int fd, const dp__note *note, const void *data, u
     return status == DP_OK ? dp__wire_send(fd, data, note->bytes, until_ns) : status;
 }
 
-/* Tell a process that it is over, and why; without a long wait if it does not listen. */
+/* Tell a process why the job fails; without a long wait if it does not listen. */
 static void dp__note_failure(int fd, dp_status status, int process, const char *text)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__FAILED, (int32_t)status, process, strlen(text)};
@@ -563,14 +565,14 @@ static dp_status dp__failure_shared(int fd, const dp__note *note)
 }
 
 /* ==== >>tree ===================================================================================
-   The connections of a job while it lasts: a parent and at most log2 of the job children, so that
-   what all say goes up and down in as many steps. A process that fails says so to its neighbours,
-   they to theirs: all have the first sentence. One that closes says good-bye, and is missed only by
-   who still needs it.
+   The connections of a job while it lasts. Each process has a parent and at most log2(processes)
+   children, so that all_gather takes as many steps. A process that fails tells its neighbours, and
+   they tell theirs: all get the first failure's sentence. A process that closes says so; this is an
+   error only for a process that still needs it.
 
-   When time is over, the process that is waited for may be waiting too, for one further away, and
-   may have begun later. So it is asked whether it is there: who waits says yes and asks in its turn
-   the one that it waits for. In the end somebody does not answer, and is named.                 */
+   At the time-out, the missing process may itself be waiting for another one, and may have begun
+   later. So it is asked whether it is there. A waiting process answers yes, and asks the process
+   that it waits for. In the end one does not answer, and is named.                             */
 
 /* Behind process p are those before p + its lowest bit, so that the part of each child is a run of
    processes. */
@@ -600,7 +602,7 @@ enum {
 
 typedef struct dp__link {
     int fd, process;
-    bool left;  /* said good-bye */
+    bool left;  /* has closed */
     bool here;  /* has answered */
     size_t got; /* bytes of the note, which is complete when somebody has to wait for it */
     dp__note note;
@@ -716,7 +718,7 @@ static dp_status dp__tree_lost(dp__tree *tree, dp__link *link, dp_status status,
     return dp__tree_fail(tree, NULL, status, link->process);
 }
 
-/* Nothing but a note, with the number of a call. Where there is no room for it, nobody listens. */
+/* Just a note, with the number of a call. If it cannot be sent at once, nobody listens. */
 static void dp__tree_say(const dp__tree *tree, const dp__link *link, dp__kind kind, int call)
 {
     dp__note note = {DP__NOTE_MAGIC, (uint32_t)kind, call, tree->process, 0};
@@ -972,273 +974,278 @@ static void dp__tree_close(dp__tree *tree, bool politely)
     dp__os_free(tree, 0, NULL);
 }
 
-/* ==== >>door ===================================================================================
-   Who comes in. A guest says who it is and proves it; then it has a seat, and its connection stays.
-   There may be many guests, and they may be anybody: one that sends something else than a knock is
-   disconnected, one that is silent loses its place to a later one, and none is waited for.
+/* ==== >>server =================================================================================
+   Accepts the processes of the job. A pending connection says which process it is and proves that
+   it has the key. Then it belongs to a peer and stays open. Pending connections may be many, and
+   may come from anywhere: one that sends anything but a request is closed, one that is silent is
+   replaced by a later one, and none is waited for.
 
-   At process 0 all have a seat until they have met each other: whoever ends or fails before that is
-   noticed there, whatever its place in the tree, and all hear it; so do those who come within a
-   second after that.
+   Process 0 keeps a connection to every peer until all have connected to their neighbours. It
+   notices any process that ends or fails before that, and tells all others, also those that connect
+   within a second after that.
 
-   Where neither a launcher nor a secret tells jobs apart, two that are started at one address can
-   be told apart by nobody. Then some number comes twice, and that is an error for all who are
-   there; process 0 waits a little longer for it, when all numbers have come.                    */
+   Without a number from a launcher and without a secret, two jobs started at one address cannot be
+   told apart. Then some process number comes twice, which is an error for all processes there.
+   Process 0 waits a little longer for this when all numbers have come.                           */
 
 enum {
-    DP__GUESTS = 64, /* and so many are let in between two looks at the time */
-    DP__GUEST_MS = 5000,
+    DP__PENDING_MAX = 64, /* also: how many are accepted between two looks at the time */
+    DP__PENDING_MS = 5000,
     DP__QUIET_MS = 500,
     DP__SAID_BYTES = 320
 };
 
-typedef struct dp__guest {
+typedef struct dp__pending {
     int fd;
-    bool asked; /* it has knocked, and owes an answer */
-    size_t got; /* bytes of what it says now */
-    unsigned char said[sizeof(dp__knock)];
-    dp__knock knock;
+    bool asked; /* its request has come, its proof has not */
+    size_t got; /* bytes received of the current message */
+    unsigned char said[sizeof(dp__join_request)];
+    dp__join_request request;
     uint64_t nonce, came_ns;
-} dp__guest;
+} dp__pending;
 
-typedef struct dp__seat { /* of one process */
+typedef struct dp__peer { /* of one process */
     bool taken, ready;
     int fd; /* -1: the tree has it, or nobody came */
     uint64_t listens;
     char host[DP__PLACE_BYTES];
-} dp__seat;
+} dp__peer;
 
-typedef struct dp__door {
+typedef struct dp__server {
     const dp__launch *launch;
     int process, process_count;
-    bool all; /* everybody comes here, to process 0; else only those right behind it in the tree */
-    bool welcomed;    /* all have come, and connect to their neighbours */
-    bool twice;       /* two have come with one number */
-    dp_status failed; /* nobody is let in any more: dp_last_error says why */
-    dp__tree *tree;   /* theirs from then on */
+    bool all;      /* this is process 0, to which all connect; else only children in the tree do */
+    bool welcomed; /* all have joined, and connect to their neighbours */
+    bool twice;    /* two processes have the same number */
+    dp_status failed; /* no process may join any more: dp_last_error says why */
+    dp__tree *tree;   /* gets the connections in the end */
     dp__key key;
     int listener;
     dp__os_address at;
-    dp__seat *seats; /* of the processes behind this one, in order */
-    int seat_count, taken, ready, expected;
-    dp__guest *guests;
-    int guest_count, guest_room;
+    dp__peer *peers; /* of the processes behind this one, in order */
+    int peer_count, taken, ready, expected;
+    dp__pending *pending;
+    int pending_count, pending_capacity;
     dp__os_watch *watch;
     uint64_t opened_ns, until_ns;
-    uint64_t quiet_ns;         /* if nobody comes until then, nobody comes twice */
-    int strangers;             /* guests that proved nothing */
-    char said[DP__SAID_BYTES]; /* what the last one that was refused was told */
-} dp__door;
+    uint64_t quiet_ns;         /* until then a number may come twice */
+    int rejected;              /* connections without the right proof */
+    char said[DP__SAID_BYTES]; /* why the last process was refused */
+} dp__server;
 
-static dp_status dp__door_open(dp__door *door)
+static dp_status dp__server_open(dp__server *server)
 {
-    door->seat_count = dp__behind(door->process, door->process_count) - 1;
-    door->expected = door->all ? door->seat_count
-                               : dp__child_count(door->process, door->process_count);
-    door->guest_room = DP__GUESTS + door->expected;
-    size_t seats = (size_t)door->seat_count, guests = (size_t)door->guest_room;
-    door->seats = dp__os_alloc(seats * sizeof *door->seats, 64, NULL);
-    door->guests = dp__os_alloc(guests * sizeof *door->guests, 64, NULL);
-    door->watch =
-        dp__os_alloc((2 + seats + guests + DP__LINKS_MAX) * sizeof *door->watch, 64, NULL);
-    if (door->seats == NULL || door->guests == NULL || door->watch == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", door->process_count);
-    for (size_t i = 0; i < seats; i++)
-        door->seats[i] = (dp__seat){.fd = -1};
+    server->peer_count = dp__behind(server->process, server->process_count) - 1;
+    server->expected = server->all ? server->peer_count
+                                   : dp__child_count(server->process, server->process_count);
+    server->pending_capacity = DP__PENDING_MAX + server->expected;
+    size_t peers = (size_t)server->peer_count, pending = (size_t)server->pending_capacity;
+    server->peers = dp__os_alloc(peers * sizeof *server->peers, 64, NULL);
+    server->pending = dp__os_alloc(pending * sizeof *server->pending, 64, NULL);
+    server->watch =
+        dp__os_alloc((2 + peers + pending + DP__LINKS_MAX) * sizeof *server->watch, 64, NULL);
+    if (server->peers == NULL || server->pending == NULL || server->watch == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", server->process_count);
+    for (size_t i = 0; i < peers; i++)
+        server->peers[i] = (dp__peer){.fd = -1};
     return DP_OK;
 }
 
-/* Seats that somebody else has taken over are empty by then. */
-static void dp__door_close(dp__door *door)
+/* Connections that the tree has taken over are no longer here. */
+static void dp__server_close(dp__server *server)
 {
-    for (int i = 0; door->seats != NULL && i < door->seat_count; i++)
-        dp__os_close(door->seats[i].fd);
-    for (int i = 0; door->guests != NULL && i < door->guest_count; i++)
-        dp__os_close(door->guests[i].fd);
-    if (door->listener >= 0)
-        dp__os_forget(&door->at);
-    dp__os_close(door->listener);
-    dp__os_free(door->seats, 0, NULL);
-    dp__os_free(door->guests, 0, NULL);
-    dp__os_free(door->watch, 0, NULL);
+    for (int i = 0; server->peers != NULL && i < server->peer_count; i++)
+        dp__os_close(server->peers[i].fd);
+    for (int i = 0; server->pending != NULL && i < server->pending_count; i++)
+        dp__os_close(server->pending[i].fd);
+    if (server->listener >= 0)
+        dp__os_forget(&server->at);
+    dp__os_close(server->listener);
+    dp__os_free(server->peers, 0, NULL);
+    dp__os_free(server->pending, 0, NULL);
+    dp__os_free(server->watch, 0, NULL);
 }
 
-static bool dp__door_twice(dp__door *door, int process)
+static bool dp__server_twice(dp__server *server, int process)
 {
-    door->twice = true;
-    snprintf(door->said, DP__SAID_BYTES,
+    server->twice = true;
+    snprintf(server->said, DP__SAID_BYTES,
              "two processes have come as process %d of %d %s: two jobs have one address, and then "
              "each needs its own, or a DP_SECRET; or one of these two has a wrong number",
-             process, door->process_count, door->launch->where);
+             process, server->process_count, server->launch->where);
     return false;
 }
 
-/* Whether a process that has proved that it is of this job can come in; the reason why not goes to
-   door->said, as it is not a failure of this process. */
-static bool dp__door_admits(dp__door *door, const dp__knock *knock)
+/* Whether a process that has the key may join. The reason why not goes to server->said, because it
+   is not a failure of this process. */
+static bool dp__server_admits(dp__server *server, const dp__join_request *request)
 {
-    int who = knock->process, seat = who - door->process - 1;
-    char *said = door->said;
-    if (knock->version != DP_VERSION)
+    int who = request->process, peer = who - server->process - 1;
+    char *said = server->said;
+    if (request->version != DP_VERSION)
         snprintf(said, DP__SAID_BYTES, "process %d has dp.h %d, process %d has %d", who,
-                 (int)knock->version, door->process, DP_VERSION);
-    else if (knock->process_count != door->process_count)
+                 (int)request->version, server->process, DP_VERSION);
+    else if (request->process_count != server->process_count)
         snprintf(said, DP__SAID_BYTES, "process %d counts %d processes, process %d counts %d", who,
-                 (int)knock->process_count, door->process, door->process_count);
-    else if (who == door->process ||
-             (seat >= 0 && seat < door->seat_count && door->seats[seat].taken))
-        return dp__door_twice(door, who);
-    else if (who < door->process || seat >= door->seat_count ||
-             (!door->all && dp__parent(who) != door->process))
+                 (int)request->process_count, server->process, server->process_count);
+    else if (who == server->process ||
+             (peer >= 0 && peer < server->peer_count && server->peers[peer].taken))
+        return dp__server_twice(server, who);
+    else if (who < server->process || peer >= server->peer_count ||
+             (!server->all && dp__parent(who) != server->process))
         snprintf(said, DP__SAID_BYTES, "process %d does not belong behind process %d", who,
-                 door->process);
+                 server->process);
     else
         return true;
     return false;
 }
 
-typedef enum dp__heard { DP__MORE, DP__KNOCKED, DP__PROVED, DP__NOISE } dp__heard;
+typedef enum dp__heard { DP__MORE, DP__REQUESTED, DP__PROVED, DP__NOISE } dp__heard;
 
-/* What a guest is to say next, in full. */
-static size_t dp__guest_bytes(const dp__guest *guest)
+/* How many bytes a pending connection has to send next. */
+static size_t dp__pending_bytes(const dp__pending *pending)
 {
-    return guest->asked ? sizeof(uint64_t) : sizeof(dp__knock);
+    return pending->asked ? sizeof(uint64_t) : sizeof(dp__join_request);
 }
 
-/* Looks at guest->got bytes; nothing in them has been believed before. */
-static dp__heard dp__guest_hear(const dp__door *door, dp__guest *guest)
+/* Checks pending->got bytes, which are untrusted. */
+static dp__heard dp__pending_hear(const dp__server *server, dp__pending *pending)
 {
     uint64_t proof;
-    if (guest->got < dp__guest_bytes(guest))
+    if (pending->got < dp__pending_bytes(pending))
         return DP__MORE;
-    guest->got = 0;
-    if (guest->asked) {
-        memcpy(&proof, guest->said, sizeof proof);
-        return proof == dp__proof(door->key, &guest->knock, guest->nonce, true) ? DP__PROVED
-                                                                                : DP__NOISE;
+    pending->got = 0;
+    if (pending->asked) {
+        memcpy(&proof, pending->said, sizeof proof);
+        return proof == dp__proof(server->key, &pending->request, pending->nonce, true) ? DP__PROVED
+                                                                                        : DP__NOISE;
     }
-    memcpy(&guest->knock, guest->said, sizeof guest->knock);
-    guest->asked = true;
-    return guest->knock.magic == DP__KNOCK_MAGIC ? DP__KNOCKED : DP__NOISE;
+    memcpy(&pending->request, pending->said, sizeof pending->request);
+    pending->asked = true;
+    return pending->request.magic == DP__JOIN_MAGIC ? DP__REQUESTED : DP__NOISE;
 }
 
-/* The connection belongs to the seat from now on, or to the tree. The first to arrive has waited
-   longest: what is left of its time is what all have. */
-static void dp__door_seat(dp__door *door, const dp__guest *guest)
+/* The connection belongs to the peer from now on, or to the tree. The first process to arrive has
+   waited longest: all have the time that it has left. */
+static void dp__server_add(dp__server *server, const dp__pending *pending)
 {
-    dp__seat *seat = &door->seats[guest->knock.process - door->process - 1];
-    uint64_t until = dp__after_ms(guest->knock.patience_ms);
-    seat->taken = true;
-    if (door->all)
-        seat->fd = guest->fd;
+    dp__peer *peer = &server->peers[pending->request.process - server->process - 1];
+    uint64_t until = dp__after_ms(pending->request.patience_ms);
+    peer->taken = true;
+    if (server->all)
+        peer->fd = pending->fd;
     else
-        dp__tree_link(door->tree, guest->fd, guest->knock.process);
-    seat->listens = guest->knock.listens;
-    dp__os_peer(guest->fd, seat->host, sizeof seat->host);
-    door->until_ns = until < door->until_ns ? until : door->until_ns;
-    if (door->all && !door->launch->numbered && !door->launch->secret)
-        door->quiet_ns = dp__after_ms(DP__QUIET_MS);
-    door->taken++;
+        dp__tree_link(server->tree, pending->fd, pending->request.process);
+    peer->listens = pending->request.listens;
+    dp__os_peer(pending->fd, peer->host, sizeof peer->host);
+    server->until_ns = until < server->until_ns ? until : server->until_ns;
+    if (server->all && !server->launch->numbered && !server->launch->secret)
+        server->quiet_ns = dp__after_ms(DP__QUIET_MS);
+    server->taken++;
 }
 
-/* Whether that process has heard that nobody is let in any more. It comes for another try then, for
-   which this process has to be ready first; but where numbers come twice, it may be another one. */
-static bool dp__door_has_told(const dp__door *door, int process)
+/* Whether that process has been told that no process may join any more. It then comes for another
+   try, before which this process has to be ready; where a number came twice, it may be another
+   process. */
+static bool dp__server_has_told(const dp__server *server, int process)
 {
-    int seat = process - door->process - 1;
-    bool late = seat >= 0 && seat < door->seat_count && !door->seats[seat].taken;
-    return door->failed != DP_OK && !door->twice && !late;
+    int peer = process - server->process - 1;
+    bool late = peer >= 0 && peer < server->peer_count && !server->peers[peer].taken;
+    return server->failed != DP_OK && !server->twice && !late;
 }
 
-/* Who comes too late hears why. */
-static void dp__door_send_away(dp__door *door, const dp__guest *guest)
+/* A process that comes too late is told why. */
+static void dp__server_reject(dp__server *server, const dp__pending *pending)
 {
-    if (!door->twice) {
-        door->seats[guest->knock.process - door->process - 1].taken = true;
-        door->taken++;
+    if (!server->twice) {
+        server->peers[pending->request.process - server->process - 1].taken = true;
+        server->taken++;
     }
-    dp__note_failure(guest->fd, door->failed, door->process, dp_last_error());
+    dp__note_failure(pending->fd, server->failed, server->process, dp_last_error());
 }
 
-/* false: the guest is gone, or has a seat. */
-static bool dp__door_answer(dp__door *door, dp__guest *guest, dp__heard heard)
+/* false: the connection is closed, or belongs to a peer. */
+static bool dp__server_answer(dp__server *server, dp__pending *pending, dp__heard heard)
 {
-    if (dp__door_has_told(door, guest->knock.process)) {
-        dp__os_close(guest->fd);
+    if (dp__server_has_told(server, pending->request.process)) {
+        dp__os_close(pending->fd);
         return false;
     }
-    if (heard == DP__KNOCKED) {
-        guest->nonce = dp__os_random();
-        dp__challenge challenge = {DP__CHALLENGE_MAGIC, DP_VERSION, guest->nonce,
-                                   dp__proof(door->key, &guest->knock, guest->nonce, false)};
-        if (dp__os_send(guest->fd, &challenge, sizeof challenge) == (ptrdiff_t)sizeof challenge)
+    if (heard == DP__REQUESTED) {
+        pending->nonce = dp__os_random();
+        dp__challenge challenge = {
+            DP__CHALLENGE_MAGIC, DP_VERSION, pending->nonce,
+            dp__proof(server->key, &pending->request, pending->nonce, false)};
+        if (dp__os_send(pending->fd, &challenge, sizeof challenge) == (ptrdiff_t)sizeof challenge)
             return true;
-    } else if (heard == DP__PROVED && door->failed != DP_OK) {
-        dp__door_send_away(door, guest);
+    } else if (heard == DP__PROVED && server->failed != DP_OK) {
+        dp__server_reject(server, pending);
     } else if (heard == DP__PROVED) {
-        if (dp__door_admits(door, &guest->knock)) {
-            dp__door_seat(door, guest);
+        if (dp__server_admits(server, &pending->request)) {
+            dp__server_add(server, pending);
             return false;
         }
-        dp__note_failure(guest->fd, DP_ERR_MISMATCH, door->process, door->said);
+        dp__note_failure(pending->fd, DP_ERR_MISMATCH, server->process, server->said);
     }
-    door->strangers += heard == DP__NOISE && guest->asked;
-    dp__os_close(guest->fd);
+    server->rejected += heard == DP__NOISE && pending->asked;
+    dp__os_close(pending->fd);
     return false;
 }
 
-/* Take what a guest says; false: it is no longer a guest. */
-static bool dp__door_listen(dp__door *door, dp__guest *guest)
+/* Read from a pending connection; false: it is no longer pending. */
+static bool dp__server_read(dp__server *server, dp__pending *pending)
 {
-    ptrdiff_t got =
-        dp__os_receive(guest->fd, guest->said + guest->got, dp__guest_bytes(guest) - guest->got);
+    ptrdiff_t got = dp__os_receive(pending->fd, pending->said + pending->got,
+                                   dp__pending_bytes(pending) - pending->got);
     if (got < 0) {
-        door->strangers += guest->asked; /* it saw a proof with another key, and left */
-        dp__os_close(guest->fd);
+        server->rejected += pending->asked; /* its key is another one: it closed */
+        dp__os_close(pending->fd);
         return false;
     }
-    guest->got += (size_t)got;
-    dp__heard heard = dp__guest_hear(door, guest);
-    return heard == DP__MORE || dp__door_answer(door, guest, heard);
+    pending->got += (size_t)got;
+    dp__heard heard = dp__pending_hear(server, pending);
+    return heard == DP__MORE || dp__server_answer(server, pending, heard);
 }
 
-static bool dp__door_bears(const dp__guest *guest)
+static bool dp__server_keeps(const dp__pending *pending)
 {
-    if (dp__os_now_ns() - guest->came_ns < DP__GUEST_MS * (uint64_t)1000000)
+    if (dp__os_now_ns() - pending->came_ns < DP__PENDING_MS * (uint64_t)1000000)
         return true;
-    dp__os_close(guest->fd);
+    dp__os_close(pending->fd);
     return false;
 }
 
-/* Whether guest `a` gives up its place sooner than `b`: who has knocked may be of this job. */
-static bool dp__door_spares(const dp__guest *a, const dp__guest *b)
+/* Whether `a` is replaced sooner than `b`: a connection with a request may be of this job. */
+static bool dp__server_drops_first(const dp__pending *a, const dp__pending *b)
 {
     return a->asked != b->asked ? b->asked : a->came_ns < b->came_ns;
 }
 
-/* If there is no place left, a new guest has that of the one that was silent for longest. */
-static void dp__door_enter(dp__door *door, int fd)
+/* If there is no place left, the connection that has been silent for longest is replaced. */
+static void dp__server_hold(dp__server *server, int fd)
 {
-    int place = door->guest_count;
-    for (int i = 0; door->guest_count == door->guest_room && i < door->guest_room; i++)
-        if (place == door->guest_room || dp__door_spares(&door->guests[i], &door->guests[place]))
+    int place = server->pending_count;
+    for (int i = 0;
+         server->pending_count == server->pending_capacity && i < server->pending_capacity; i++)
+        if (place == server->pending_capacity ||
+            dp__server_drops_first(&server->pending[i], &server->pending[place]))
             place = i;
-    if (place == door->guest_count)
-        door->guest_count++;
+    if (place == server->pending_count)
+        server->pending_count++;
     else
-        dp__os_close(door->guests[place].fd);
-    door->guests[place] = (dp__guest){.fd = fd, .came_ns = dp__os_now_ns()};
+        dp__os_close(server->pending[place].fd);
+    server->pending[place] = (dp__pending){.fd = fd, .came_ns = dp__os_now_ns()};
 }
 
-/* Accept new guests. There may be a flood of them, and what has been let in is looked at first. */
-static dp_status dp__door_accept(dp__door *door, int listener)
+/* Accept new connections: only so many at once, since those accepted are served first. */
+static dp_status dp__server_accept(dp__server *server, int listener)
 {
     bool full = false;
     int fd = 0;
-    for (int i = 0; i < DP__GUESTS && fd >= 0; i++) {
+    for (int i = 0; i < DP__PENDING_MAX && fd >= 0; i++) {
         fd = dp__os_accept(listener, &full);
-        if (fd >= 0 && (door->at.at.ss_family != AF_UNIX || dp__os_same_user(fd)))
-            dp__door_enter(door, fd);
+        if (fd >= 0 && (server->at.at.ss_family != AF_UNIX || dp__os_same_user(fd)))
+            dp__server_hold(server, fd);
         else
             dp__os_close(fd);
     }
@@ -1247,26 +1254,26 @@ static dp_status dp__door_accept(dp__door *door, int listener)
     return dp_error(DP_ERR_NO_MEMORY,
                     "process %d has %d of %d connections and may open no more files: "
                     "ulimit -n says how many",
-                    door->process, door->taken, door->expected);
+                    server->process, server->taken, server->expected);
 }
 
-/* Whether this process waits for who has that seat. */
-static bool dp__door_misses(const dp__door *door, int seat)
+/* Whether this process still waits for that peer. */
+static bool dp__server_misses(const dp__server *server, int peer)
 {
-    if (door->welcomed)
-        return !door->seats[seat].ready;
-    return !door->seats[seat].taken &&
-           (door->all || dp__parent(door->process + 1 + seat) == door->process);
+    if (server->welcomed)
+        return !server->peers[peer].ready;
+    return !server->peers[peer].taken &&
+           (server->all || dp__parent(server->process + 1 + peer) == server->process);
 }
 
 /* "process 3", "processes 3 and 7", "processes 1, 2 and 40 more" */
-static void dp__door_name_missing(const dp__door *door, char *text, size_t room)
+static void dp__server_name_missing(const dp__server *server, char *text, size_t room)
 {
-    int missing = door->expected - (door->welcomed ? door->ready : door->taken), named = 0;
+    int missing = server->expected - (server->welcomed ? server->ready : server->taken), named = 0;
     size_t used = (size_t)snprintf(text, room, missing == 1 ? "process" : "processes");
-    for (int i = 0; i < door->seat_count && named < missing; i++) {
-        int process = door->process + 1 + i;
-        if (!dp__door_misses(door, i))
+    for (int i = 0; i < server->peer_count && named < missing; i++) {
+        int process = server->process + 1 + i;
+        if (!dp__server_misses(server, i))
             continue;
         const char *before = named == 0 ? "" : named + 1 == missing ? " and" : ",";
         if (named == 8 && missing > 9) {
@@ -1278,141 +1285,142 @@ static void dp__door_name_missing(const dp__door *door, char *text, size_t room)
     }
 }
 
-/* Who has another secret calls at another place inside a machine, and is not even heard. */
-static dp_status dp__door_late(const dp__door *door)
+/* Inside a machine, a process with another secret connects to another name, and is not noticed. */
+static dp_status dp__server_timed_out(const dp__server *server)
 {
-    char missing[160], strangers[80] = "";
-    double seconds = (double)(door->until_ns - door->opened_ns) * 1e-9;
-    dp__door_name_missing(door, missing, sizeof missing);
-    if (door->welcomed)
+    char missing[160], rejected[80] = "";
+    double seconds = (double)(server->until_ns - server->opened_ns) * 1e-9;
+    dp__server_name_missing(server, missing, sizeof missing);
+    if (server->welcomed)
         return dp_error(DP_ERR_TIMEOUT, "%s of %d came, and did not meet the others within %.3g s",
-                        missing, door->process_count, seconds);
-    if (door->strangers > 0)
-        snprintf(strangers, sizeof strangers,
-                 "; of another job, or with another DP_SECRET, came %d", door->strangers);
-    else if (door->launch->host[0] == '\0')
-        strcpy(strangers, "; one with another DP_SECRET would not find this one");
+                        missing, server->process_count, seconds);
+    if (server->rejected > 0)
+        snprintf(rejected, sizeof rejected, "; of another job, or with another DP_SECRET, came %d",
+                 server->rejected);
+    else if (server->launch->host[0] == '\0')
+        strcpy(rejected, "; one with another DP_SECRET would not find this one");
     return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
-                    door->process_count, seconds, strangers, door->said[0] != '\0' ? " (" : "",
-                    door->said, door->said[0] != '\0' ? ", and was refused)" : "");
+                    server->process_count, seconds, rejected, server->said[0] != '\0' ? " (" : "",
+                    server->said, server->said[0] != '\0' ? ", and was refused)" : "");
 }
 
-/* What a process says that has a seat: nothing, until it has met its neighbours, or has failed. */
-static dp_status dp__door_hear_seat(dp__door *door, int place)
+/* A peer sends nothing until it has connected to its neighbours, or has failed. */
+static dp_status dp__server_receive(dp__server *server, int place)
 {
     dp__note note, here = {DP__NOTE_MAGIC, DP__HERE, DP_OK, 0, 0};
-    dp__seat *seat = &door->seats[place];
+    dp__peer *peer = &server->peers[place];
     uint64_t until_ns = dp__after_ms(DP__GRACE_MS);
-    bool sound = dp__wire_receive(seat->fd, &note, sizeof note, until_ns) == DP_OK &&
-                 door->welcomed && dp__note_is_sound(&note);
+    bool sound = dp__wire_receive(peer->fd, &note, sizeof note, until_ns) == DP_OK &&
+                 server->welcomed && dp__note_is_sound(&note);
     if (sound && note.kind == DP__FAILED)
-        return dp__failure_shared(seat->fd, &note);
+        return dp__failure_shared(peer->fd, &note);
     if (sound && note.kind == DP__ASK)
-        return dp__note_send(seat->fd, &here, NULL, until_ns);
-    if (sound && note.kind == DP__READY && !seat->ready) {
-        seat->ready = true;
-        door->ready++;
+        return dp__note_send(peer->fd, &here, NULL, until_ns);
+    if (sound && note.kind == DP__READY && !peer->ready) {
+        peer->ready = true;
+        server->ready++;
         return DP_OK;
     }
     return dp_error(DP_ERR_REMOTE, "process %d of %d came, and ended before all %s",
-                    door->process + 1 + place, door->process_count,
-                    door->welcomed ? "had met each other" : "the others were here");
+                    server->process + 1 + place, server->process_count,
+                    server->welcomed ? "had met each other" : "the others were here");
 }
 
-/* Processes that have come: those behind this one in the tree may tell what has failed there. */
-static int dp__door_watch_seats(const dp__door *door, dp__os_watch *watch)
+/* Watch the peers that have joined: those behind this process in the tree may report a failure. */
+static int dp__server_watch(const dp__server *server, dp__os_watch *watch)
 {
     int count = 0;
-    if (door->failed != DP_OK)
+    if (server->failed != DP_OK)
         return 0;
-    if (!door->all)
-        return dp__tree_watch(door->tree, watch);
-    for (int i = 0; i < door->seat_count; i++)
-        if (door->seats[i].taken)
-            watch[count++] = (dp__os_watch){.fd = door->seats[i].fd, .events = POLLIN};
+    if (!server->all)
+        return dp__tree_watch(server->tree, watch);
+    for (int i = 0; i < server->peer_count; i++)
+        if (server->peers[i].taken)
+            watch[count++] = (dp__os_watch){.fd = server->peers[i].fd, .events = POLLIN};
     return count;
 }
 
-static dp_status dp__door_hear_seats(dp__door *door, const dp__os_watch *watch, int count)
+static dp_status dp__server_receive_all(dp__server *server, const dp__os_watch *watch, int count)
 {
-    if (!door->all)
-        return dp__tree_hear_all(door->tree, watch, count);
-    for (int i = 0, k = 0; i < door->seat_count && k < count; i++)
-        if (door->seats[i].taken && watch[k++].revents != 0)
-            DP_TRY(dp__door_hear_seat(door, i));
+    if (!server->all)
+        return dp__tree_hear_all(server->tree, watch, count);
+    for (int i = 0, k = 0; i < server->peer_count && k < count; i++)
+        if (server->peers[i].taken && watch[k++].revents != 0)
+            DP_TRY(dp__server_receive(server, i));
     return DP_OK;
 }
 
-static bool dp__door_is_done(const dp__door *door)
+static bool dp__server_is_done(const dp__server *server)
 {
-    if (door->welcomed)
-        return door->ready == door->expected;
-    return door->taken == door->expected &&
-           (dp__ms_until(door->quiet_ns) == 0 || dp__ms_until(door->until_ns) == 0);
+    if (server->welcomed)
+        return server->ready == server->expected;
+    return server->taken == server->expected &&
+           (dp__ms_until(server->quiet_ns) == 0 || dp__ms_until(server->until_ns) == 0);
 }
 
-static int dp__door_patience(const dp__door *door)
+static int dp__server_patience(const dp__server *server)
 {
-    bool quiet = !door->welcomed && door->taken == door->expected;
-    int ms = dp__ms_until(quiet ? door->quiet_ns : door->until_ns);
-    return ms < DP__GUEST_MS ? ms : DP__GUEST_MS;
+    bool quiet = !server->welcomed && server->taken == server->expected;
+    int ms = dp__ms_until(quiet ? server->quiet_ns : server->until_ns);
+    return ms < DP__PENDING_MS ? ms : DP__PENDING_MS;
 }
 
-/* Look once at everything that has happened. Guests are gone through backwards, as the last one
-   takes the place of one that leaves. */
-static dp_status dp__door_look(dp__door *door)
+/* Look once at everything that has happened. Pending connections are served backwards, because the
+   last one takes the place of one that is removed. */
+static dp_status dp__server_look(dp__server *server)
 {
-    dp__os_watch *watch = door->watch, *seats = watch + 2;
-    int seat_count = dp__door_watch_seats(door, seats);
-    dp__os_watch *guests = seats + seat_count;
-    watch[0] = (dp__os_watch){.fd = door->listener, .events = POLLIN};
-    watch[1] = (dp__os_watch){.fd = door->tree->claim, .events = POLLIN};
-    for (int i = 0; i < door->guest_count; i++)
-        guests[i] = (dp__os_watch){.fd = door->guests[i].fd, .events = POLLIN};
-    dp__os_poll(watch, 2 + seat_count + door->guest_count, dp__door_patience(door));
-    DP_TRY(dp__door_hear_seats(door, seats, seat_count));
-    for (int i = door->guest_count; i-- > 0;)
-        if (guests[i].revents != 0 ? !dp__door_listen(door, &door->guests[i])
-                                   : !dp__door_bears(&door->guests[i]))
-            door->guests[i] = door->guests[--door->guest_count];
-    if (door->twice && door->failed == DP_OK)
-        return dp_error(DP_ERR_MISMATCH, "%s", door->said);
+    dp__os_watch *watch = server->watch, *peers = watch + 2;
+    int peer_count = dp__server_watch(server, peers);
+    dp__os_watch *pending = peers + peer_count;
+    watch[0] = (dp__os_watch){.fd = server->listener, .events = POLLIN};
+    watch[1] = (dp__os_watch){.fd = server->tree->claim, .events = POLLIN};
+    for (int i = 0; i < server->pending_count; i++)
+        pending[i] = (dp__os_watch){.fd = server->pending[i].fd, .events = POLLIN};
+    dp__os_poll(watch, 2 + peer_count + server->pending_count, dp__server_patience(server));
+    DP_TRY(dp__server_receive_all(server, peers, peer_count));
+    for (int i = server->pending_count; i-- > 0;)
+        if (pending[i].revents != 0 ? !dp__server_read(server, &server->pending[i])
+                                    : !dp__server_keeps(&server->pending[i]))
+            server->pending[i] = server->pending[--server->pending_count];
+    if (server->twice && server->failed == DP_OK)
+        return dp_error(DP_ERR_MISMATCH, "%s", server->said);
     for (int i = 0; i < 2; i++)
         if (watch[i].revents != 0)
-            DP_TRY(dp__door_accept(door, watch[i].fd));
+            DP_TRY(dp__server_accept(server, watch[i].fd));
     return DP_OK;
 }
 
-/* All who have come hear why it was in vain, and so do others, for a while. */
-static dp_status dp__door_regret(dp__door *door, dp_status status)
+/* All processes that have come are told the reason; so are those that come within a while. */
+static dp_status dp__server_fail(dp__server *server, dp_status status)
 {
     char why[DP__TEXT_BYTES];
     memcpy(why, dp_last_error(), sizeof why);
-    for (int i = 0; i < door->seat_count; i++) {
-        dp__seat *seat = &door->seats[i];
-        if (seat->fd >= 0)
-            dp__note_failure(seat->fd, status, door->process, dp_last_error());
-        dp__os_close(seat->fd);
-        seat->fd = -1;
+    for (int i = 0; i < server->peer_count; i++) {
+        dp__peer *peer = &server->peers[i];
+        if (peer->fd >= 0)
+            dp__note_failure(peer->fd, status, server->process, dp_last_error());
+        dp__os_close(peer->fd);
+        peer->fd = -1;
     }
-    door->failed = status;
-    door->until_ns = door->quiet_ns = dp__after_ms(DP__GRACE_MS);
-    while ((door->twice || door->taken < door->expected) && dp__ms_until(door->until_ns) > 0 &&
-           dp__door_look(door) == DP_OK) {
+    server->failed = status;
+    server->until_ns = server->quiet_ns = dp__after_ms(DP__GRACE_MS);
+    while ((server->twice || server->taken < server->expected) &&
+           dp__ms_until(server->until_ns) > 0 && dp__server_look(server) == DP_OK) {
     }
     return dp_error(status, "%s", why);
 }
 
 /* Wait until all are here, or, once they are, until they have met each other. */
-DP__COLD static dp_status dp__door_wait(dp__door *door)
+DP__COLD static dp_status dp__server_wait(dp__server *server)
 {
     dp_status status = DP_OK;
-    door->opened_ns = dp__os_now_ns();
-    while (!dp__door_is_done(door) && status == DP_OK)
-        status = dp__ms_until(door->until_ns) == 0 ? dp__door_late(door) : dp__door_look(door);
-    if (status != DP_OK && !door->all)
-        return dp__tree_fail(door->tree, NULL, status, door->process);
-    return status == DP_OK ? DP_OK : dp__door_regret(door, status);
+    server->opened_ns = dp__os_now_ns();
+    while (!dp__server_is_done(server) && status == DP_OK)
+        status = dp__ms_until(server->until_ns) == 0 ? dp__server_timed_out(server)
+                                                     : dp__server_look(server);
+    if (status != DP_OK && !server->all)
+        return dp__tree_fail(server->tree, NULL, status, server->process);
+    return status == DP_OK ? DP_OK : dp__server_fail(server, status);
 }
 
 /* ==== >>address ================================================================================
@@ -1482,39 +1490,39 @@ static dp_status dp__listen_nowhere(int process)
 
 /* On all interfaces, as the name of a host may mean another address on the host itself; but if it
    says that all are on this machine, only they can connect. */
-static bool dp__listen_on(dp__door *door, const char *host, int port)
+static bool dp__listen_on(dp__server *server, const char *host, int port)
 {
     dp__os_found found = {.count = 0};
     if (dp__is_loopback(host))
         dp__os_look_up(host, port, 0, &found);
     else
         found.count = dp__os_everywhere(port, found.list);
-    for (int i = 0; i < found.count && door->listener < 0; i++) {
-        door->at = found.list[i];
-        door->listener = dp__os_listen(&found.list[i]);
+    for (int i = 0; i < found.count && server->listener < 0; i++) {
+        server->at = found.list[i];
+        server->listener = dp__os_listen(&found.list[i]);
     }
-    return door->listener >= 0;
+    return server->listener >= 0;
 }
 
-static dp_status dp__listen_here(dp__door *door, const dp__launch *launch)
+static dp_status dp__listen_here(dp__server *server, const dp__launch *launch)
 {
     dp__os_owner owner = {0, 0};
     int other;
-    door->at = dp__os_local(launch->place);
-    door->listener = dp__listen_at(&door->at, &other);
+    server->at = dp__os_local(launch->place);
+    server->listener = dp__listen_at(&server->at, &other);
     bool known = dp__os_owner_of(other, &owner);
     dp__os_close(other);
-    if (door->listener >= 0)
+    if (server->listener >= 0)
         return DP_OK;
-    return known ? dp__claim_is_taken(launch, &owner) : dp__listen_nowhere(door->process);
+    return known ? dp__claim_is_taken(launch, &owner) : dp__listen_nowhere(server->process);
 }
 
-static dp_status dp__listen_first(dp__door *door, const dp__launch *launch)
+static dp_status dp__listen_first(dp__server *server, const dp__launch *launch)
 {
     if (launch->host[0] == '\0')
-        return dp__listen_here(door, launch);
+        return dp__listen_here(server, launch);
     for (int i = 0; i < launch->port_count; i++)
-        if (dp__listen_on(door, launch->host, launch->port + i))
+        if (dp__listen_on(server, launch->host, launch->port + i))
             return DP_OK;
     return dp_error(
         DP_ERR_INVALID,
@@ -1524,23 +1532,24 @@ static dp_status dp__listen_first(dp__door *door, const dp__launch *launch)
 }
 
 /* Where those behind this process find it; it has a port of its own. */
-static dp_status dp__listen_behind(dp__door *door, const dp__launch *launch, uint64_t *out_listens)
+static dp_status dp__listen_behind(dp__server *server, const dp__launch *launch,
+                                   uint64_t *out_listens)
 {
     char place[DP__PLACE_BYTES + 24];
     int other = -1;
     *out_listens = dp__os_random() | 1;
     snprintf(place, sizeof place, "%s-%016llx", launch->place, (unsigned long long)*out_listens);
-    door->at = dp__os_local(place);
+    server->at = dp__os_local(place);
     if (launch->host[0] == '\0')
-        door->listener = dp__listen_at(&door->at, &other);
-    else if (dp__listen_on(door, launch->host, 0))
-        *out_listens = (uint64_t)dp__os_port(door->listener);
+        server->listener = dp__listen_at(&server->at, &other);
+    else if (dp__listen_on(server, launch->host, 0))
+        *out_listens = (uint64_t)dp__os_port(server->listener);
     dp__os_close(other);
-    return door->listener >= 0 ? DP_OK : dp__listen_nowhere(door->process);
+    return server->listener >= 0 ? DP_OK : dp__listen_nowhere(server->process);
 }
 
-/* ==== >>knocking ===============================================================================
-   How a process finds another one and gets in: process 0 at first, then its parent in the tree. */
+/* ==== >>connecting =============================================================================
+   How a process finds and joins another one: process 0 first, then its parent in the tree.       */
 
 typedef struct dp__target { /* where somebody listens */
     const char *host;       /* "": inside this machine, at `place` */
@@ -1550,29 +1559,29 @@ typedef struct dp__target { /* where somebody listens */
     dp__tree *tree;           /* who may fail meanwhile; or NULL */
 } dp__target;
 
-/* false: who is there is not of this job, or did not answer in time. */
-static bool dp__knock_on(int fd, dp__key key, dp__knock *knock, uint64_t until_ns,
-                         const char **out_why)
+/* false: the listener is not of this job, or did not answer in time. */
+static bool dp__handshake(int fd, dp__key key, dp__join_request *request, uint64_t until_ns,
+                          const char **out_why)
 {
     dp__challenge challenge;
-    knock->nonce = dp__os_random();
-    if (dp__wire_send(fd, knock, sizeof *knock, until_ns) != DP_OK ||
+    request->nonce = dp__os_random();
+    if (dp__wire_send(fd, request, sizeof *request, until_ns) != DP_OK ||
         dp__wire_receive(fd, &challenge, sizeof challenge, until_ns) != DP_OK ||
         challenge.magic != DP__CHALLENGE_MAGIC)
         return false;
-    if (challenge.proof != dp__proof(key, knock, challenge.nonce, false)) {
+    if (challenge.proof != dp__proof(key, request, challenge.nonce, false)) {
         *out_why = "who answers is of another job, or has another DP_SECRET";
         return false;
     }
-    uint64_t proof = dp__proof(key, knock, challenge.nonce, true);
+    uint64_t proof = dp__proof(key, request, challenge.nonce, true);
     return dp__wire_send(fd, &proof, sizeof proof, until_ns) == DP_OK;
 }
 
-/* Take the name of process 0. Where another has it, that one hears of this, as long as it still
-   waits for others. Another context of this process may have it for the same job. */
+/* Take the name of process 0. If another process has it and still waits for others, it is told.
+   Another context of this process may have it for the same job. */
 static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
 {
-    dp__knock knock = {DP__KNOCK_MAGIC, DP_VERSION, .process_count = launch->process_count};
+    dp__join_request request = {DP__JOIN_MAGIC, DP_VERSION, .process_count = launch->process_count};
     dp__os_owner owner = {0, 0};
     const char *why;
     int other;
@@ -1581,7 +1590,7 @@ static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
     bool known = dp__os_owner_of(other, &owner);
     bool foreign = known && owner.process != (uint64_t)dp__os_process_id();
     if (foreign)
-        (void)dp__knock_on(other, launch->key, &knock, dp__after_ms(DP__GRACE_MS), &why);
+        (void)dp__handshake(other, launch->key, &request, dp__after_ms(DP__GRACE_MS), &why);
     dp__os_close(other);
     if (foreign)
         return dp__claim_is_taken(launch, &owner);
@@ -1589,8 +1598,8 @@ static dp_status dp__claim(dp__tree *tree, const dp__launch *launch)
 }
 
 /* DP_PENDING: nobody of this job is there, or not now. DP_OK: the connection stays. */
-static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *knock,
-                              uint64_t until_ns, int *out_fd, const char **out_why)
+static dp_status dp__connect_at(const dp__os_address *at, dp__key key, dp__join_request *request,
+                                uint64_t until_ns, int *out_fd, const char **out_why)
 {
     int fd = dp__os_connect(at);
     dp__os_watch watch = {.fd = fd, .events = POLLOUT};
@@ -1602,7 +1611,7 @@ static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *
         *out_why = "its place is held by another user of this machine";
         good = false;
     }
-    good = good && dp__knock_on(fd, key, knock, until_ns, out_why);
+    good = good && dp__handshake(fd, key, request, until_ns, out_why);
     *out_fd = good ? fd : -1;
     if (!good)
         dp__os_close(fd);
@@ -1611,7 +1620,7 @@ static dp_status dp__knock_at(const dp__os_address *at, dp__key key, dp__knock *
 
 /* Try every address and port once. Whoever is silent there is given more time every round: it may
    be busy, or it may be a program that knows nothing about us. */
-static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__knock *knock,
+static dp_status dp__connect_once(const dp__target *target, dp__key key, dp__join_request *request,
                                   int round, uint64_t until_ns, int *out_fd, const char **out_why)
 {
     dp__os_found found;
@@ -1620,7 +1629,7 @@ static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__kno
     dp_status status = DP_PENDING;
     if (target->host[0] == '\0') {
         dp__os_address here = dp__os_local(target->place);
-        return dp__knock_at(&here, key, knock, until, out_fd, out_why);
+        return dp__connect_at(&here, key, request, until, out_fd, out_why);
     }
     dp__os_resolve(dp__os_look_up, target->host, target->port, rest, &found);
     *out_why = found.count == 0 ? found.why : *out_why;
@@ -1629,7 +1638,7 @@ static dp_status dp__knock_around(const dp__target *target, dp__key key, dp__kno
         for (int k = 0; k < found.count && status == DP_PENDING && rest > 0; k++) {
             dp__os_address at = dp__os_at_port(&found.list[k], target->port + i);
             until = dp__after_ms(patience < rest ? patience : rest);
-            status = dp__knock_at(&at, key, knock, until, out_fd, out_why);
+            status = dp__connect_at(&at, key, request, until, out_fd, out_why);
             rest = dp__ms_until(until_ns);
         }
     return status;
@@ -1650,31 +1659,33 @@ static const char *dp__claim_text(const dp__target *target, char *text, size_t r
     return text;
 }
 
-static dp_status dp__knock_in_vain(const dp__target *target, int process, const dp__knock *knock,
-                                   double seconds, const char *why)
+static dp_status dp__connect_failed(const dp__target *target, int process,
+                                    const dp__join_request *request, double seconds,
+                                    const char *why)
 {
     char claim[128] = "";
     if (target->launch != NULL)
         dp__claim_text(target, claim, sizeof claim);
     if (target->host[0] == '\0' && target->launch == NULL)
         return dp_error(DP_ERR_TIMEOUT, "process %d of %d was not found within %.3g s", process,
-                        (int)knock->process_count, seconds);
+                        (int)request->process_count, seconds);
     if (target->host[0] == '\0')
         return dp_error(
             DP_ERR_TIMEOUT,
             "process %d of %d was not found %s within %.3g s%s%s%s. It may have another "
             "DP_SECRET; if it is on another machine, DP_ADDR=host:port has to say where",
-            process, (int)knock->process_count, target->launch->where, seconds,
+            process, (int)request->process_count, target->launch->where, seconds,
             why != NULL ? ": " : "", why != NULL ? why : "", claim);
     return dp_error(DP_ERR_TIMEOUT,
                     "process %d of %d did not answer at %s, ports %d to %d, within %.3g s%s%s%s",
-                    process, (int)knock->process_count, target->host, target->port,
+                    process, (int)request->process_count, target->host, target->port,
                     target->port + target->port_count - 1, seconds, why != NULL ? ": " : "",
                     why != NULL ? why : "", claim);
 }
 
-DP__COLD static dp_status dp__knock_until(const dp__target *target, int process, dp__key key,
-                                          dp__knock *knock, uint64_t until_ns, int *out_fd)
+DP__COLD static dp_status dp__connect_until(const dp__target *target, int process, dp__key key,
+                                            dp__join_request *request, uint64_t until_ns,
+                                            int *out_fd)
 {
     uint64_t begin = dp__os_now_ns();
     const char *why = NULL;
@@ -1682,19 +1693,20 @@ DP__COLD static dp_status dp__knock_until(const dp__target *target, int process,
         int culprit;
         if (target->tree != NULL)
             DP_TRY(dp__tree_listen(target->tree, &culprit));
-        knock->patience_ms = (uint32_t)dp__ms_until(until_ns);
-        if (dp__knock_around(target, key, knock, round, until_ns, out_fd, &why) == DP_OK)
+        request->patience_ms = (uint32_t)dp__ms_until(until_ns);
+        if (dp__connect_once(target, key, request, round, until_ns, out_fd, &why) == DP_OK)
             return DP_OK;
         int pause = round < 4 ? 10 << round : 100, rest = dp__ms_until(until_ns);
         dp__os_sleep_ms(pause < rest ? pause : rest);
     }
-    return dp__knock_in_vain(target, process, knock, (double)(dp__os_now_ns() - begin) * 1e-9, why);
+    return dp__connect_failed(target, process, request, (double)(dp__os_now_ns() - begin) * 1e-9,
+                              why);
 }
 
 /* ==== >>meeting ================================================================================
-   Each process connects to process 0, says where it listens itself, and learns who its parent is
-   once all are there. Then the tree is made from the top, and when all have said that they have
-   their place in it, they let go of process 0.                                                  */
+   Each process connects to process 0, tells it where it listens, and learns its parent when all are
+   there. Then the tree is connected from the top. When all processes are in it, they close the
+   connections to process 0 that are not part of it.                                            */
 
 /* Process 0 says when all are here, or why not. */
 static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns, dp__welcome *out)
@@ -1731,55 +1743,56 @@ static int dp__levels_ms(int process_count)
 
 /* All are here, and learn where to go. Who is deepest has most time for it; if one ends meanwhile,
    that is noticed as before. */
-static void dp__welcome_all(dp__door *door)
+static void dp__welcome_all(dp__server *server)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__WELCOME, DP_OK, 0, sizeof(dp__welcome)};
-    int left_ms = dp__ms_until(door->until_ns);
+    int left_ms = dp__ms_until(server->until_ns);
     left_ms = left_ms > DP__GRACE_MS ? left_ms : DP__GRACE_MS;
     dp__welcome welcome = {.run = dp__os_random(), .patience_ms = (uint32_t)left_ms};
-    for (int process = 1; process < door->process_count; process++) {
+    for (int process = 1; process < server->process_count; process++) {
         int parent = dp__parent(process);
-        const dp__seat *seat = &door->seats[process - 1];
-        const dp__seat *next = parent == 0 ? seat : &door->seats[parent - 1];
+        const dp__peer *peer = &server->peers[process - 1];
+        const dp__peer *next = parent == 0 ? peer : &server->peers[parent - 1];
         welcome.listens = next->listens;
         memcpy(welcome.host, next->host, sizeof welcome.host);
-        (void)dp__note_send(seat->fd, &note, &welcome, dp__after_ms(DP__GRACE_MS));
+        (void)dp__note_send(peer->fd, &note, &welcome, dp__after_ms(DP__GRACE_MS));
     }
-    door->welcomed = true;
-    door->until_ns = dp__after_ms((int64_t)left_ms + dp__levels_ms(door->process_count));
+    server->welcomed = true;
+    server->until_ns = dp__after_ms((int64_t)left_ms + dp__levels_ms(server->process_count));
 }
 
 /* All have met: only those right behind process 0 stay connected to it. */
-static void dp__go_all(dp__tree *tree, dp__door *door)
+static void dp__go_all(dp__tree *tree, dp__server *server)
 {
     dp__note note = {DP__NOTE_MAGIC, DP__GO, DP_OK, 0, 0};
     for (int process = 1; process < tree->process_count; process++) {
-        dp__seat *seat = &door->seats[process - 1];
-        (void)dp__note_send(seat->fd, &note, NULL, dp__after_ms(DP__GRACE_MS));
+        dp__peer *peer = &server->peers[process - 1];
+        (void)dp__note_send(peer->fd, &note, NULL, dp__after_ms(DP__GRACE_MS));
         if (dp__parent(process) != 0)
             continue;
-        dp__tree_link(tree, seat->fd, process);
-        seat->fd = -1;
+        dp__tree_link(tree, peer->fd, process);
+        peer->fd = -1;
     }
 }
 
 /* As process 0. */
-DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launch, dp__door *door)
+DP__COLD static dp_status dp__meet_first(dp__tree *tree, const dp__launch *launch,
+                                         dp__server *server)
 {
-    door->all = true;
-    DP_TRY(dp__door_open(door));
+    server->all = true;
+    DP_TRY(dp__server_open(server));
     DP_TRY(dp__claim(tree, launch));
-    DP_TRY(dp__listen_first(door, launch));
-    DP_TRY(dp__door_wait(door));
-    dp__welcome_all(door);
-    DP_TRY(dp__door_wait(door));
-    dp__go_all(tree, door);
+    DP_TRY(dp__listen_first(server, launch));
+    DP_TRY(dp__server_wait(server));
+    dp__welcome_all(server);
+    DP_TRY(dp__server_wait(server));
+    dp__go_all(tree, server);
     return DP_OK;
 }
 
 /* Connect to the parent, unless that is process 0, with which there is a connection already. */
 static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const dp__welcome *to,
-                                 dp__door *door, dp__knock *knock)
+                                 dp__server *server, dp__join_request *request)
 {
     int fd = -1, parent = dp__parent(tree->process);
     if (parent == 0)
@@ -1790,7 +1803,8 @@ static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const
                          .tree = tree};
     snprintf(target.place, sizeof target.place, "%.40s-%016llx", launch->place,
              (unsigned long long)to->listens);
-    dp_status status = dp__knock_until(&target, parent, door->key, knock, door->until_ns, &fd);
+    dp_status status =
+        dp__connect_until(&target, parent, server->key, request, server->until_ns, &fd);
     if (status != DP_OK)
         return dp__tree_fail(tree, NULL, status, parent);
     dp__tree_link(tree, fd, parent);
@@ -1799,11 +1813,11 @@ static dp_status dp__meet_parent(dp__tree *tree, const dp__launch *launch, const
 
 /* Say that this process has all its neighbours, and wait until all have theirs. Then it needs
    process 0 no more, unless that is its parent. */
-static dp_status dp__meet_last(dp__tree *tree, const dp__door *door)
+static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
 {
     dp__link *first;
     dp__tree_say(tree, &tree->links[0], DP__READY, DP_OK);
-    tree->until_ns = door->until_ns + (uint64_t)dp__levels_ms(tree->process_count) * 1000000;
+    tree->until_ns = server->until_ns + (uint64_t)dp__levels_ms(tree->process_count) * 1000000;
     DP_TRY(dp__tree_await(tree, 1, &first));
     if (first->note.kind != DP__GO)
         return dp__tree_lost(tree, first, DP_ERR_REMOTE, "sent what no process of a job sends");
@@ -1817,51 +1831,52 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__door *door)
 }
 
 /* As any other. */
-DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch, dp__door *door)
+DP__COLD static dp_status dp__meet_others(dp__tree *tree, const dp__launch *launch,
+                                          dp__server *server)
 {
-    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
-                       .version = DP_VERSION,
-                       .process = tree->process,
-                       .process_count = tree->process_count};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = tree->process,
+                                .process_count = tree->process_count};
     dp__target first = {launch->host, launch->port, launch->port_count, "", launch, NULL};
     dp__welcome welcome = {0};
     int fd = -1;
-    DP_TRY(dp__door_open(door));
-    if (door->expected > 0)
-        DP_TRY(dp__listen_behind(door, launch, &knock.listens));
+    DP_TRY(dp__server_open(server));
+    if (server->expected > 0)
+        DP_TRY(dp__listen_behind(server, launch, &request.listens));
     memcpy(first.place, launch->place, sizeof first.place);
-    DP_TRY(dp__knock_until(&first, 0, launch->key, &knock, door->until_ns, &fd));
+    DP_TRY(dp__connect_until(&first, 0, launch->key, &request, server->until_ns, &fd));
     dp__tree_link(tree, fd, 0);
     DP_TRY(dp__await_welcome(fd, tree->process_count,
-                             door->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome));
-    door->key = dp__key_of_run(launch->key, welcome.run);
-    door->until_ns = dp__after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
-    DP_TRY(dp__meet_parent(tree, launch, &welcome, door, &knock));
-    door->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
-    DP_TRY(dp__door_wait(door));
-    return dp__meet_last(tree, door);
+                             server->until_ns + DP__GRACE_MS * (uint64_t)1000000, &welcome));
+    server->key = dp__key_of_run(launch->key, welcome.run);
+    server->until_ns = dp__after_ms((int64_t)welcome.patience_ms + dp__depth_ms(tree->process));
+    DP_TRY(dp__meet_parent(tree, launch, &welcome, server, &request));
+    server->until_ns += DP__STEP_MS * (uint64_t)1500000; /* a child that finds nobody knows more */
+    DP_TRY(dp__server_wait(server));
+    return dp__meet_last(tree, server);
 }
 
 DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms, dp__tree **out)
 {
     dp__tree *tree = dp__os_alloc(sizeof *tree, 64, NULL);
-    dp__door door = {.launch = launch,
-                     .process = launch->process,
-                     .process_count = launch->process_count,
-                     .key = launch->key,
-                     .listener = -1,
-                     .until_ns = dp__after_ms(timeout_ms)};
+    dp__server server = {.launch = launch,
+                         .process = launch->process,
+                         .process_count = launch->process_count,
+                         .key = launch->key,
+                         .listener = -1,
+                         .until_ns = dp__after_ms(timeout_ms)};
     if (tree == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %d processes", launch->process_count);
-    door.tree = tree;
+    server.tree = tree;
     *tree = (dp__tree){.process = launch->process,
                        .process_count = launch->process_count,
                        .timeout_ms = timeout_ms,
                        .claim = -1,
                        .lock = DP__LOCK_INITIALIZER};
-    dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &door)
-                                            : dp__meet_others(tree, launch, &door);
-    dp__door_close(&door);
+    dp_status status = launch->process == 0 ? dp__meet_first(tree, launch, &server)
+                                            : dp__meet_others(tree, launch, &server);
+    dp__server_close(&server);
     if (status != DP_OK) {
         dp__tree_close(tree, true);
         return status;
@@ -1871,8 +1886,8 @@ DP__COLD static dp_status dp__tree_open(const dp__launch *launch, int timeout_ms
 }
 
 /* ==== >>world ==================================================================================
-   The processes of a context, however they have met: through the tree, MPI or the user's own means.
-   They hear of each other's failures, and know who is near.                                     */
+   The processes of a context, whether they met through the tree, through MPI or through the user's
+   bootstrap. They learn of each other's failures, and know which of them share a machine.      */
 
 typedef struct dp__mpi_line dp__mpi_line;
 

@@ -310,7 +310,7 @@ enum { COUNT = 2 };
 static void be_process(int process)
 {
     char address[40], which[12];
-    snprintf(address, sizeof address, "@guest-%d", (int)getppid());
+    snprintf(address, sizeof address, "@stranger-%d", (int)getppid());
     snprintf(which, sizeof which, "%d", process);
     setenv("DP_LAUNCH", "dp", 1);
     setenv("DP_PROCESS", which, 1);
@@ -327,18 +327,18 @@ static void (*then)(int fd);
 static void come_in(void)
 {
     dp__launch launch;
-    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
-                       .version = DP_VERSION,
-                       .process = 1,
-                       .process_count = COUNT,
-                       .patience_ms = 400};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = 1,
+                                .process_count = COUNT,
+                                .patience_ms = 400};
     dp__welcome welcome;
     int fd = -1;
     be_process(1);
     CHECK(dp__launch_read(NULL, &launch) == DP_OK);
     dp__target first = {.host = "", .launch = &launch};
     memcpy(first.place, launch.place, sizeof first.place);
-    CHECK(dp__knock_until(&first, 0, launch.key, &knock, dp__after_ms(9000), &fd) == DP_OK);
+    CHECK(dp__connect_until(&first, 0, launch.key, &request, dp__after_ms(9000), &fd) == DP_OK);
     CHECK(dp__await_welcome(fd, COUNT, dp__after_ms(9000), &welcome) == DP_OK);
     then(fd);
 }
@@ -372,7 +372,7 @@ static void ask_and_say_a_wrong_thing(int fd)
     rest(20000);
 }
 
-static void open_with_guest(dp_status want, const char *text)
+static void open_with_stranger(dp_status want, const char *text)
 {
     dp_ctx *ctx;
     dp_status status;
@@ -402,84 +402,84 @@ static void open_with_guest(dp_status want, const char *text)
 TEST(who_comes_and_does_not_get_on_is_named)
 {
     then = say_nothing;
-    open_with_guest(DP_ERR_TIMEOUT,
-                    "dp_open: process 1 of 2 came, and did not meet the others within");
+    open_with_stranger(DP_ERR_TIMEOUT,
+                       "dp_open: process 1 of 2 came, and did not meet the others within");
     then = leave;
-    open_with_guest(DP_ERR_REMOTE,
-                    "dp_open: process 1 of 2 came, and ended before all had met each");
+    open_with_stranger(DP_ERR_REMOTE,
+                       "dp_open: process 1 of 2 came, and ended before all had met each");
     then = say_what_failed;
-    open_with_guest(DP_ERR_REMOTE, "dp_open: process 1 of 2 is full");
+    open_with_stranger(DP_ERR_REMOTE, "dp_open: process 1 of 2 is full");
     then = ask_and_say_a_wrong_thing;
-    open_with_guest(DP_ERR_REMOTE,
-                    "dp_open: process 1 of 2 came, and ended before all had met each");
+    open_with_stranger(DP_ERR_REMOTE,
+                       "dp_open: process 1 of 2 came, and ended before all had met each");
 }
 
-/* However many call, the door looks at the time, and at who is in, before it lets in more. */
+/* However many call, the server looks at the time, and at who is in, before it lets in more. */
 TEST(a_flood_is_let_in_by_and_by)
 {
-    enum { CALLERS = 2 * DP__GUESTS + 1 };
+    enum { CALLERS = 2 * DP__PENDING_MAX + 1 };
     int callers[CALLERS];
     char name[40];
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
-    dp__door door = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+    dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
     snprintf(name, sizeof name, "dp-flood-%d", (int)getpid());
-    CHECK(dp__door_open(&door) == DP_OK);
-    door.at = dp__os_local(name);
-    door.listener = dp__os_listen(&door.at);
-    dp__os_watch more = {.fd = door.listener, .events = POLLIN};
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.at = dp__os_local(name);
+    server.listener = dp__os_listen(&server.at);
+    dp__os_watch more = {.fd = server.listener, .events = POLLIN};
     for (int i = 0; i < CALLERS; i++) {
-        callers[i] = dp__os_connect(&door.at);
+        callers[i] = dp__os_connect(&server.at);
         CHECK(callers[i] >= 0);
     }
     for (int i = 0; i < 3; i++) {
         CHECK_INT(dp__os_poll(&more, 1, 0), 1);
-        CHECK(dp__door_accept(&door, door.listener) == DP_OK);
-        CHECK_INT(door.guest_count, i == 0 ? DP__GUESTS : DP__GUESTS + 1);
+        CHECK(dp__server_accept(&server, server.listener) == DP_OK);
+        CHECK_INT(server.pending_count, i == 0 ? DP__PENDING_MAX : DP__PENDING_MAX + 1);
     }
     CHECK_INT(dp__os_poll(&more, 1, 0), 0);
     for (int i = 0; i < CALLERS; i++)
         dp__os_close(callers[i]);
-    dp__door_close(&door);
+    dp__server_close(&server);
 }
 
-/* Process 1 of 2 has knocked, and is slow to answer; meanwhile there come more strangers than there
-   are places, who say nothing. */
-TEST(who_has_knocked_is_not_crowded_out)
+/* Process 1 of 2 has sent its request, and is slow to answer. Meanwhile more strangers come than
+   there are places, and send nothing. */
+TEST(process_that_sent_its_request_is_not_replaced)
 {
-    enum { CALLERS = 2 * DP__GUESTS + 1 };
+    enum { CALLERS = 2 * DP__PENDING_MAX + 1 };
     int callers[CALLERS];
     char name[40];
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process_count = 2, .claim = -1};
-    dp__door door = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
-    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
-                       .version = DP_VERSION,
-                       .process = 1,
-                       .process_count = 2,
-                       .patience_ms = 9000};
+    dp__server server = {.launch = &launch, .process_count = 2, .all = true, .tree = &tree};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = DP_VERSION,
+                                .process = 1,
+                                .process_count = 2,
+                                .patience_ms = 9000};
     dp__challenge challenge;
-    snprintf(name, sizeof name, "dp-knock-%d", (int)getpid());
-    CHECK(dp__door_open(&door) == DP_OK);
-    door.at = dp__os_local(name);
-    door.listener = dp__os_listen(&door.at);
-    door.until_ns = dp__after_ms(9000);
-    int fd = dp__os_connect(&door.at);
-    CHECK(dp__wire_send(fd, &knock, sizeof knock, door.until_ns) == DP_OK);
+    snprintf(name, sizeof name, "dp-request-%d", (int)getpid());
+    CHECK(dp__server_open(&server) == DP_OK);
+    server.at = dp__os_local(name);
+    server.listener = dp__os_listen(&server.at);
+    server.until_ns = dp__after_ms(9000);
+    int fd = dp__os_connect(&server.at);
+    CHECK(dp__wire_send(fd, &request, sizeof request, server.until_ns) == DP_OK);
     for (int i = 0; i < CALLERS; i++)
-        callers[i] = dp__os_connect(&door.at);
-    for (int i = 0; i < 3; i++) /* as there is always somebody at the door, none of them waits */
-        CHECK(dp__door_look(&door) == DP_OK);
-    CHECK_INT(door.guest_count, door.guest_room);
-    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, door.until_ns) == DP_OK);
-    uint64_t proof = dp__proof(door.key, &knock, challenge.nonce, true);
-    CHECK(dp__wire_send(fd, &proof, sizeof proof, door.until_ns) == DP_OK);
-    CHECK(dp__door_look(&door) == DP_OK);
-    CHECK_INT(door.taken, 1);
+        callers[i] = dp__os_connect(&server.at);
+    for (int i = 0; i < 3; i++) /* as there is always somebody at the server, none of them waits */
+        CHECK(dp__server_look(&server) == DP_OK);
+    CHECK_INT(server.pending_count, server.pending_capacity);
+    CHECK(dp__wire_receive(fd, &challenge, sizeof challenge, server.until_ns) == DP_OK);
+    uint64_t proof = dp__proof(server.key, &request, challenge.nonce, true);
+    CHECK(dp__wire_send(fd, &proof, sizeof proof, server.until_ns) == DP_OK);
+    CHECK(dp__server_look(&server) == DP_OK);
+    CHECK_INT(server.taken, 1);
     for (int i = 0; i < CALLERS; i++)
         dp__os_close(callers[i]);
     dp__os_close(fd);
-    dp__door_close(&door);
+    dp__server_close(&server);
 }
 
 /* The key and texts of the paper by Aumasson and Bernstein, and of its reference implementation. */

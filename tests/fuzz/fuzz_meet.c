@@ -1,6 +1,6 @@
-/* fuzz_meet.c - bytes from a socket, before anybody is believed: guests at the door of process 0
+/* fuzz_meet.c - bytes from a socket, before any is trusted: connections to the server of process 0
    and of another one, whoever answers a caller, and notes on lasting connections; and what stands
-   in the environment. Whatever comes, nobody has a seat without a proof, and a failure has a
+   in the environment. Whatever comes, no process joins without a proof, and a failure has a
    sentence. The implementation is in this file once more, static: none of this is public. */
 
 #define DP_STATIC
@@ -9,16 +9,16 @@
 
 #include "environment.h"
 
-enum { FUZZ_WORLD = 8, FUZZ_GUESTS = 6 };
+enum { FUZZ_WORLD = 8, FUZZ_CALLERS = 6 };
 
 static const dp__key key = {3, 4};
 
-typedef struct guests {
-    int fds[FUZZ_GUESTS]; /* the other ends of their connections */
-    dp__knock knocks[FUZZ_GUESTS];
-    bool knocked[FUZZ_GUESTS], proved[FUZZ_GUESTS];
+typedef struct callers {
+    int fds[FUZZ_CALLERS]; /* the other ends of their connections */
+    dp__join_request requests[FUZZ_CALLERS];
+    bool requested[FUZZ_CALLERS], proved[FUZZ_CALLERS];
     int proofs;
-} guests;
+} callers;
 
 static void pair(int fds[2])
 {
@@ -38,100 +38,101 @@ static void send_noise(fuzz *in, int fd)
     in->at += bytes;
 }
 
-static void send_knock(fuzz *in, guests *all, int who)
+static void send_request(fuzz *in, callers *all, int who)
 {
     int version = fuzz_next(in, 4), process = fuzz_next(in, FUZZ_WORLD + 2) - 1;
     int count = fuzz_next(in, 4);
-    dp__knock knock = {.magic = DP__KNOCK_MAGIC,
-                       .version = version == 3 ? 1 : DP_VERSION,
-                       .process = process,
-                       .process_count = count == 3 ? 5 : FUZZ_WORLD,
-                       .listens = 7,
-                       .patience_ms = 60000};
-    knock.nonce = (uint64_t)who;
-    all->knocks[who] = knock;
-    all->knocked[who] = true;
-    (void)dp__os_send(all->fds[who], &knock, sizeof knock);
+    dp__join_request request = {.magic = DP__JOIN_MAGIC,
+                                .version = version == 3 ? 1 : DP_VERSION,
+                                .process = process,
+                                .process_count = count == 3 ? 5 : FUZZ_WORLD,
+                                .listens = 7,
+                                .patience_ms = 60000};
+    request.nonce = (uint64_t)who;
+    all->requests[who] = request;
+    all->requested[who] = true;
+    (void)dp__os_send(all->fds[who], &request, sizeof request);
 }
 
 /* The answer to a challenge, if there is one; good, or wrong by one bit. */
-static void send_proof(fuzz *in, guests *all, int who)
+static void send_proof(fuzz *in, callers *all, int who)
 {
     dp__challenge challenge;
     ptrdiff_t got = dp__os_receive(all->fds[who], &challenge, sizeof challenge);
     bool good = fuzz_next(in, 4) != 3;
     if (got != (ptrdiff_t)sizeof challenge || challenge.magic != DP__CHALLENGE_MAGIC ||
-        !all->knocked[who]) {
+        !all->requested[who]) {
         return; /* it was refused, or is not heard yet */
     }
-    uint64_t proof = dp__proof(key, &all->knocks[who], challenge.nonce, true) ^ !good;
+    uint64_t proof = dp__proof(key, &all->requests[who], challenge.nonce, true) ^ !good;
     all->proved[who] = all->proved[who] || good;
     all->proofs += good;
     (void)dp__os_send(all->fds[who], &proof, sizeof proof);
 }
 
-static void come_in(dp__door *door, guests *all, int who)
+static void come_in(dp__server *server, callers *all, int who)
 {
     int fds[2];
-    if (all->fds[who] >= 0 || door->guest_count == door->guest_room) {
+    if (all->fds[who] >= 0 || server->pending_count == server->pending_capacity) {
         return;
     }
     pair(fds);
     all->fds[who] = fds[0];
-    door->guests[door->guest_count++] = (dp__guest){.fd = fds[1], .came_ns = dp__os_now_ns()};
+    server->pending[server->pending_count++] =
+        (dp__pending){.fd = fds[1], .came_ns = dp__os_now_ns()};
 }
 
-/* One step of a guest; the door looks after each. */
-static dp_status step(fuzz *in, dp__door *door, guests *all)
+/* One step of a connection; the server looks after each. */
+static dp_status step(fuzz *in, dp__server *server, callers *all)
 {
-    int what = fuzz_next(in, 5), who = fuzz_next(in, FUZZ_GUESTS);
-    come_in(door, all, who);
+    int what = fuzz_next(in, 5), who = fuzz_next(in, FUZZ_CALLERS);
+    come_in(server, all, who);
     if (what == 0) {
         send_noise(in, all->fds[who]);
     } else if (what == 1) {
-        send_knock(in, all, who);
+        send_request(in, all, who);
     } else if (what == 2) {
         send_proof(in, all, who);
     } else if (what == 3) {
         dp__os_close(all->fds[who]);
         all->fds[who] = -1;
-        all->knocked[who] = false;
+        all->requested[who] = false;
     }
-    dp_status status = dp__door_look(door);
-    FUZZ_CHECK(door->taken <= door->expected && door->taken <= all->proofs);
+    dp_status status = dp__server_look(server);
+    FUZZ_CHECK(server->taken <= server->expected && server->taken <= all->proofs);
     return status;
 }
 
-/* The door of process 0, or of process 4, whose children are 5 and 6. */
-static void try_door(fuzz *in)
+/* The server of process 0, or of process 4, whose children are 5 and 6. */
+static void try_server(fuzz *in)
 {
     int listener[2], process = fuzz_next(in, 2) * 4;
     dp__launch launch = {.where = "here"};
     dp__tree tree = {.process = process, .process_count = FUZZ_WORLD, .timeout_ms = 1, .claim = -1};
-    dp__door door = {.launch = &launch,
-                     .process = process,
-                     .process_count = FUZZ_WORLD,
-                     .all = process == 0,
-                     .tree = &tree,
-                     .key = key,
-                     .until_ns = dp__os_now_ns()};
-    guests all = {.fds = {-1, -1, -1, -1, -1, -1}};
-    dp_status status = dp__door_open(&door);
+    dp__server server = {.launch = &launch,
+                         .process = process,
+                         .process_count = FUZZ_WORLD,
+                         .all = process == 0,
+                         .tree = &tree,
+                         .key = key,
+                         .until_ns = dp__os_now_ns()};
+    callers all = {.fds = {-1, -1, -1, -1, -1, -1}};
+    dp_status status = dp__server_open(&server);
     pair(listener); /* nobody calls there */
-    door.listener = listener[0];
+    server.listener = listener[0];
     while (in->at < in->bytes && status == DP_OK) {
-        status = step(in, &door, &all);
+        status = step(in, &server, &all);
     }
-    FUZZ_CHECK(status == DP_OK || door.twice || dp_status_class(status) == DP_CLASS_JOB);
-    FUZZ_CHECK(!door.twice || (status == DP_ERR_MISMATCH && all.proofs > 0));
-    for (int i = 0; i < FUZZ_GUESTS; i++) {
+    FUZZ_CHECK(status == DP_OK || server.twice || dp_status_class(status) == DP_CLASS_JOB);
+    FUZZ_CHECK(!server.twice || (status == DP_ERR_MISMATCH && all.proofs > 0));
+    for (int i = 0; i < FUZZ_CALLERS; i++) {
         dp__os_close(all.fds[i]);
     }
     for (int i = 0; i < tree.link_count; i++) {
         dp__os_close(tree.links[i].fd);
     }
     dp__os_close(listener[1]);
-    dp__door_close(&door);
+    dp__server_close(&server);
 }
 
 /* What a neighbour says: the rest of the input, perhaps with a beginning that may be a note. It may
@@ -193,12 +194,12 @@ static void try_tree(fuzz *in)
     dp__os_close(fds[1]);
 }
 
-/* A process calls at a door, and who answers has no key: it is not believed. */
+/* A process connects to a listener that has no key, and does not trust it. */
 static void try_caller(fuzz in)
 {
     int fds[2];
     const char *why = NULL;
-    dp__knock knock = {.magic = DP__KNOCK_MAGIC, .version = DP_VERSION, .process = 1};
+    dp__join_request request = {.magic = DP__JOIN_MAGIC, .version = DP_VERSION, .process = 1};
     dp__challenge challenge = {.magic = DP__CHALLENGE_MAGIC, .version = DP_VERSION, .nonce = 1};
     pair(fds);
     if (fuzz_next(&in, 2) == 1)
@@ -208,7 +209,7 @@ static void try_caller(fuzz in)
         dp__os_close(fds[1]);
         fds[1] = -1;
     }
-    FUZZ_CHECK(!dp__knock_on(fds[0], key, &knock, dp__os_now_ns(), &why));
+    FUZZ_CHECK(!dp__handshake(fds[0], key, &request, dp__os_now_ns(), &why));
     dp__os_close(fds[0]);
     dp__os_close(fds[1]);
 }
@@ -265,7 +266,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     fuzz in = {.data = data, .bytes = bytes};
     int what = fuzz_next(&in, 5);
     if (what < 2) {
-        try_door(&in);
+        try_server(&in);
     } else if (what == 2) {
         (void)dp__sentence_hide(); /* of the input before */
         try_welcome(in);
