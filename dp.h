@@ -1623,7 +1623,9 @@ DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size
 /* Which parameters have a gradient for the next step: one answer for each, so count is
    dp_module_param_count. Since dp_zero_grad a backward has asked for it (on any rank, if ranks have
    reduced it), or an edit was given out_grad; or its memory is yours. Optimizers leave the others
-   as they are, with their state. STATE while one is void. */
+   as they are, with their state. STATE while one is void, and while one that a wrapper of the
+   module reduces is each rank's own: its passes had no_sync, or somebody ran the module without
+   the wrapper. By such gradients ranks would step apart. */
 DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
 /* From the next backward on, whether gradients that are reduced are scattered: each rank gets its

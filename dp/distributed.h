@@ -488,9 +488,18 @@ static void dp__units_reduced(const dp__face *face)
     for (size_t unit = 0; unit < face->ranks->unit_count; unit++) {
         dp__param *root = dp__unit_root(face, unit);
         root->scattered = root->scattered || reducer->scatters;
+        root->unreduced = false;
         if (!reducer->unused[unit])
             dp__use(root);
     }
+}
+
+/* A pass with no_sync has added to them, on each rank by itself. */
+static void dp__units_kept(const dp__face *face)
+{
+    size_t count = face->ctx->info.rank_count > 1 ? face->ranks->unit_count : 0;
+    for (size_t unit = 0; unit < count; unit++)
+        dp__unit_root(face, unit)->unreduced = true;
 }
 
 static bool dp__units_hold_shares(const dp__face *face)
@@ -629,6 +638,8 @@ static dp_status dp__ranks_close(const char *fn, const dp__face *face, bool sync
     DP_TRY(finished);
     if (synced)
         dp__units_reduced(face);
+    else
+        dp__units_kept(face);
     return DP_OK;
 }
 

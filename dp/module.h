@@ -42,6 +42,7 @@ typedef struct dp__param {
     atomic_bool used; /* somebody has asked for the gradient, to add to it */
     bool torn;        /* a backward that was adding to it has failed */
     bool scattered;   /* ranks hold their shares of it */
+    bool unreduced;   /* ranks have added to it, each by itself, since it was reduced or zeroed */
     uint32_t adder;   /* who has added to it: a dp__distributed.number, or one of these two */
     uint64_t written; /* dp_ctx.forwards at the last edit of the data */
 } dp__param;
@@ -1329,7 +1330,7 @@ static dp_status dp__grads_zero(dp_module *module)
     dp__zeroed(module);
     for (size_t home = 0; home < module->listed_count; home++) {
         dp__param *root = dp__root(module->slots[module->listed[home]]);
-        root->torn = root->scattered = false;
+        root->torn = root->scattered = root->unreduced = false;
         root->adder = DP__NO_ADDER;
         atomic_store_explicit(&root->used, false, memory_order_relaxed);
     }
@@ -1407,6 +1408,33 @@ static dp_status dp__check_intact(dp_module *module)
     return DP_OK;
 }
 
+DP__COLD static dp_status dp__unreduced_error(dp_module *module, size_t param)
+{
+    return dp_error(DP_ERR_STATE,
+                    "the gradient of '%s' of '%s' is each rank's own, as passes had no_sync, or "
+                    "went past the wrapper: dp_zero_grad, or a pass that reduces it, comes first",
+                    module->names[module->listed[param]], dp_unwrap(module)->name);
+}
+
+/* Ranks have added to it, each by itself, and a wrapper is there to reduce it. */
+static bool dp__is_unreduced(const dp_module *module, size_t slot)
+{
+    const dp__param *root = dp__root(module->slots[slot]);
+    dp_param_info info = {.reduced = false};
+    if (root->adder == DP__ONE_PROCESS && module->ctx->info.rank_count > 1)
+        dp__slot_reduced(module, slot, &info);
+    return root->unreduced || info.reduced;
+}
+
+/* Ranks that step by gradients of their own come apart. */
+static dp_status dp__check_reduced(dp_module *module)
+{
+    for (size_t home = 0; home < module->listed_count && module->ctx->wrappers > 0; home++)
+        if (dp__is_unreduced(module, module->listed[home]))
+            return dp__unreduced_error(module, home);
+    return DP_OK;
+}
+
 /* Who writes to gradients in memory of his own need not tell. */
 DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count)
 {
@@ -1420,7 +1448,8 @@ DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count)
         bool used = root->foreign_grad || atomic_load_explicit(&root->used, memory_order_relaxed);
         out_used[home] = used && dp__is_of_sort(root, DP__GRADS);
     }
-    return dp__leave(__func__, module->ctx, dp__check_intact(module));
+    dp_status status = dp__check_intact(module);
+    return dp__leave(__func__, module->ctx, status == DP_OK ? dp__check_reduced(module) : status);
 }
 
 /* With mean_grads backward writes to gradients that are zero. */

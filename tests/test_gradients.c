@@ -540,6 +540,49 @@ TEST_BACKENDS(ranks_do_not_reduce_what_others_add)
     two_add(ctx);
 }
 
+/* Ranks that step by what each of them has would come apart. */
+static int rank_count(dp_ctx *ctx)
+{
+    dp_info info;
+    CHECK_OK(dp_info_get(ctx, &info));
+    return info.rank_count;
+}
+
+static void step_by_what_is_ones_own(dp_ctx *ctx, int face, bool past_the_wrapper)
+{
+    dp_module *net = told_net(ctx, &ones), *par = faced(net, face);
+    dp_module *runs = past_the_wrapper ? net : par;
+    dp_optim *optim = optim_of(par, (dp_optim_config){0});
+    CHECK_OK(forward_and_backward(runs, 1, !past_the_wrapper));
+    if (face == DISTRIBUTED && rank_count(ctx) > 1) {
+        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
+                    "'a' of 'net' is each rank's own, as passes had no_sync, or went past");
+        check_params(net, 0);
+        CHECK_OK(past_the_wrapper ? dp_zero_grad(par) : DP_OK);
+        CHECK_OK(forward_and_backward(par, 1, false));
+    }
+    CHECK_OK(dp_optim_step(optim));
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(forward_and_backward(runs, 1, !past_the_wrapper));
+    CHECK_OK(dp_zero_grad(par));
+    CHECK_OK(dp_optim_step(optim));
+}
+
+TEST_BACKENDS(what_ranks_have_not_reduced_is_no_step)
+{
+    for (int face = 0; face < 2 * FACES; face++)
+        step_by_what_is_ones_own(ctx, face / 2, face % 2 == 1);
+}
+
+TEST(one_rank_steps_by_what_it_has)
+{
+    dp_ctx *ctx;
+    CHECK_OK(dp_open(&(dp_config){.device_count = 1}, &ctx));
+    step_by_what_is_ones_own(ctx, DISTRIBUTED, false);
+    step_by_what_is_ones_own(ctx, DISTRIBUTED, true);
+    dp_close(ctx);
+}
+
 /* ---- a child that is reduced, in a module that is not ---------------------------------------- */
 
 typedef struct nest { /* the parent's pass */
