@@ -282,10 +282,10 @@ typedef struct dp__nccl_comm {
     dp_comm *board;             /* see >>board; NULL: there is none */
     int process_count, *firsts; /* the first rank of each, and one past the last of all */
     int rank_first, rank_count, local_count, timeout_ms;
-    int gpu_first, gpu_count, seat_count; /* local GPUs; all GPUs of the job */
+    int gpu_first, gpu_count, job_gpu_count; /* local GPUs; all GPUs of the job */
     bool ordered;
     size_t least, slot_bytes;
-    int *seats;             /* the GPU of each rank of the job */
+    int *job_gpus;          /* the GPU of each rank of the job */
     dp__nccl_gpu *gpus;     /* local */
     dp__nccl_slice *slices; /* of each GPU of the job */
     cudaEvent_t *marks;     /* of each local rank, */
@@ -332,15 +332,15 @@ static size_t dp__nccl_least(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-static int dp__nccl_seat_of(const dp__nccl_comm *comm, int local_rank)
+static int dp__nccl_job_gpu(const dp__nccl_comm *comm, int local_rank)
 {
-    return comm->seats[comm->rank_first + local_rank];
+    return comm->job_gpus[comm->rank_first + local_rank];
 }
 
 /* Whether a local rank is on this local GPU. */
 static bool dp__nccl_is_on(const dp__nccl_comm *comm, int local_rank, int gpu)
 {
-    return dp__nccl_seat_of(comm, local_rank) == comm->gpu_first + gpu;
+    return dp__nccl_job_gpu(comm, local_rank) == comm->gpu_first + gpu;
 }
 
 static dp_stream *dp__nccl_stream(const dp__nccl_call *call, int gpu)
@@ -355,7 +355,7 @@ static cudaStream_t dp__nccl_native(const dp__nccl_call *call, int gpu)
 
 static bool dp__nccl_one_each(const dp__nccl_comm *comm)
 {
-    return comm->seat_count == comm->rank_count;
+    return comm->job_gpu_count == comm->rank_count;
 }
 
 /* The first local rank on this GPU that wants what is reduced; -1: none does. */
@@ -527,13 +527,13 @@ static dp_status dp__nccl_heard(dp__nccl_comm *comm, bool *out_busy)
    Where all processes are on one machine they have a communicator in shared memory too, as a board:
    each writes down what it begins, and does not wait. Who waits too long reads what the others have
    written, or that one has died. What has ended was the same for all, or it is the job's failure:
-   NCCL itself adds up what has the same size. Desks are for notes there. No process is further
+   NCCL itself adds up what has the same size. Buffers hold notes there. No process is further
    ahead of another than what both have under way, but for what is captured.                     */
 
 enum { DP__NCCL_KEPT = 4 * DP__NCCL_WATCHED };
 _Static_assert(DP__NCCL_KEPT * sizeof(dp__shm_note) <=
-                   2 * DP__SHM_LEAF_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES,
-               "a desk has room for them");
+                   2 * DP__SHM_SMALL_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES,
+               "a buffer has room for them");
 
 static unsigned dp__nccl_announce_on(dp_comm *board, dp__signature is)
 {
@@ -550,7 +550,7 @@ static unsigned dp__nccl_announce_on(dp_comm *board, dp__signature is)
 /* Whether a process has begun this collective. */
 static bool dp__nccl_came(const dp__shm_comm *comm, int process)
 {
-    const dp__shm_note *last = dp__shm_last_note(&comm->hall->seats[process]);
+    const dp__shm_note *last = dp__shm_last_note(&comm->control->members[process]);
     return (int)(atomic_load(&last->seq) - comm->seq) >= 0;
 }
 
@@ -582,7 +582,7 @@ static dp_status dp__nccl_missing(const dp__shm_comm *comm, const char *collecti
     *out_late = -1;
     for (int p = comm->process_count - 1; p >= 0; p--) {
         bool came = dp__nccl_came(comm, p);
-        bool left = atomic_load(&comm->hall->seats[p].state) == DP__SHM_LEFT;
+        bool left = atomic_load(&comm->control->members[p].state) == DP__SHM_LEFT;
         *out_late = came ? *out_late : p;
         if (left && !came)
             return dp__shm_blame_for(comm, collective, DP_ERR_REMOTE, p, "has closed its context");
@@ -766,7 +766,7 @@ static bool dp__nccl_destroy_all(dp__nccl_comm *comm)
 static void dp__nccl_free(dp__nccl_comm *comm)
 {
     dp__os_free(comm->firsts, 0, NULL);
-    dp__os_free(comm->seats, 0, NULL);
+    dp__os_free(comm->job_gpus, 0, NULL);
     dp__os_free(comm->gpus, 0, NULL);
     dp__os_free(comm->slices, 0, NULL);
     dp__os_free(comm->marks, 0, NULL);
@@ -1091,24 +1091,24 @@ static dp_status dp__nccl_share(const dp__nccl_call *call, int gpu, int from, si
 /* Bytes of one GPU to another, in a group. Those of a pair arrive in the order in which they were
    sent, so both sides go through ranks in the same order. */
 static dp_status dp__nccl_send(const dp__nccl_call *call, int gpu, const void *data, size_t bytes,
-                               int seat)
+                               int job_gpu)
 {
     dp__nccl_comm *comm = call->comm;
     if (bytes == 0)
         return DP_OK;
     return dp__nccl_check(comm, "ncclSend", &comm->gpus[gpu],
-                          dp__nccl.ncclSend(data, bytes, ncclUint8, seat, comm->gpus[gpu].comm,
+                          dp__nccl.ncclSend(data, bytes, ncclUint8, job_gpu, comm->gpus[gpu].comm,
                                             dp__nccl_native(call, gpu)));
 }
 
 static dp_status dp__nccl_take(const dp__nccl_call *call, int gpu, void *data, size_t bytes,
-                               int seat)
+                               int job_gpu)
 {
     dp__nccl_comm *comm = call->comm;
     if (bytes == 0)
         return DP_OK;
     return dp__nccl_check(comm, "ncclRecv", &comm->gpus[gpu],
-                          dp__nccl.ncclRecv(data, bytes, ncclUint8, seat, comm->gpus[gpu].comm,
+                          dp__nccl.ncclRecv(data, bytes, ncclUint8, job_gpu, comm->gpus[gpu].comm,
                                             dp__nccl_native(call, gpu)));
 }
 
@@ -1336,42 +1336,43 @@ static char *dp__nccl_slot(const dp__nccl_comm *comm, int place, int rank)
 static dp_status dp__nccl_collect_turn(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
-    int seat = comm->gpu_first + place;
-    size_t bytes = comm->slices[seat].count * call->size;
+    int job_gpu = comm->gpu_first + place;
+    size_t bytes = comm->slices[job_gpu].count * call->size;
     for (int i = 0; i < comm->local_count; i++)
-        for (int other = 0; other < comm->seat_count && dp__nccl_is_on(comm, i, place); other++) {
+        for (int other = 0; other < comm->job_gpu_count && dp__nccl_is_on(comm, i, place);
+             other++) {
             const dp__nccl_slice *slice = &comm->slices[other];
             const char *send = (const char *)call->local[i].send + slice->begin * call->size;
-            if (other != seat)
+            if (other != job_gpu)
                 DP_TRY(dp__nccl_send(call, place, send, slice->count * call->size, other));
         }
     for (int rank = 0; rank < comm->rank_count; rank++)
-        if (comm->seats[rank] != seat)
+        if (comm->job_gpus[rank] != job_gpu)
             DP_TRY(dp__nccl_take(call, place, dp__nccl_slot(comm, place, rank), bytes,
-                                 comm->seats[rank]));
+                                 comm->job_gpus[rank]));
     return DP_OK;
 }
 
 /* Where a GPU has the sums that another one, or itself, has made: where a rank wants them, or in a
    slot. */
-static char *dp__nccl_sums_at(const dp__nccl_call *call, int place, int seat)
+static char *dp__nccl_sums_at(const dp__nccl_call *call, int place, int job_gpu)
 {
     const dp__nccl_comm *comm = call->comm;
     int taker = dp__nccl_taker(call, place);
     if (taker < 0)
-        return dp__nccl_slot(comm, place, seat);
-    return (char *)call->local[taker].recv + comm->slices[seat].begin * call->size;
+        return dp__nccl_slot(comm, place, job_gpu);
+    return (char *)call->local[taker].recv + comm->slices[job_gpu].begin * call->size;
 }
 
 /* What a rank gives to the GPU's slice: in its memory, or in its slot. */
 static const void *dp__nccl_given(const dp__nccl_call *call, int place, int rank)
 {
     const dp__nccl_comm *comm = call->comm;
-    int seat = comm->gpu_first + place;
-    if (comm->seats[rank] != seat)
+    int job_gpu = comm->gpu_first + place;
+    if (comm->job_gpus[rank] != job_gpu)
         return dp__nccl_slot(comm, place, rank);
     return (const char *)call->local[rank - comm->rank_first].send +
-           comm->slices[seat].begin * call->size;
+           comm->slices[job_gpu].begin * call->size;
 }
 
 /* in[0] op in[1] ..., without what comes after. */
@@ -1472,12 +1473,12 @@ static size_t dp__nccl_slot_count(const dp__nccl_call *call)
 static dp_status dp__nccl_spread_turn(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
-    int seat = comm->gpu_first + place;
-    const char *own = dp__nccl_sums_at(call, place, seat);
-    for (int other = 0; other < comm->seat_count; other++) {
-        if (other == seat)
+    int job_gpu = comm->gpu_first + place;
+    const char *own = dp__nccl_sums_at(call, place, job_gpu);
+    for (int other = 0; other < comm->job_gpu_count; other++) {
+        if (other == job_gpu)
             continue;
-        DP_TRY(dp__nccl_send(call, place, own, comm->slices[seat].count * call->size, other));
+        DP_TRY(dp__nccl_send(call, place, own, comm->slices[job_gpu].count * call->size, other));
         DP_TRY(dp__nccl_take(call, place, dp__nccl_sums_at(call, place, other),
                              comm->slices[other].count * call->size, other));
     }
@@ -1487,11 +1488,11 @@ static dp_status dp__nccl_spread_turn(const dp__nccl_call *call, int place)
 /* Elements begin to begin + count, a slice for each GPU. */
 static void dp__nccl_cut(dp__nccl_comm *comm, size_t size, size_t begin, size_t count)
 {
-    size_t seats = (size_t)comm->seat_count, pack = 16 / size;
-    size_t each = ((count + seats - 1) / seats + pack - 1) / pack * pack;
-    for (size_t seat = 0; seat < seats; seat++) {
-        size_t at = dp__nccl_least(seat * each, count);
-        comm->slices[seat] = (dp__nccl_slice){begin + at, dp__nccl_least(each, count - at)};
+    size_t job_gpus = (size_t)comm->job_gpu_count, pack = 16 / size;
+    size_t each = ((count + job_gpus - 1) / job_gpus + pack - 1) / pack * pack;
+    for (size_t job_gpu = 0; job_gpu < job_gpus; job_gpu++) {
+        size_t at = dp__nccl_least(job_gpu * each, count);
+        comm->slices[job_gpu] = (dp__nccl_slice){begin + at, dp__nccl_least(each, count - at)};
     }
 }
 
@@ -1513,7 +1514,7 @@ static dp_status dp__nccl_add_piece(const dp__nccl_call *call, size_t begin, siz
 
 static dp_status dp__nccl_add_slices(const dp__nccl_call *call)
 {
-    size_t most = dp__nccl_slot_count(call) * (size_t)call->comm->seat_count;
+    size_t most = dp__nccl_slot_count(call) * (size_t)call->comm->job_gpu_count;
     for (size_t at = 0, count = 0; at < call->count; at += count) {
         count = dp__nccl_least(most, call->count - at);
         DP_TRY(dp__nccl_add_piece(call, at, count));
@@ -1522,10 +1523,10 @@ static dp_status dp__nccl_add_slices(const dp__nccl_call *call)
 }
 
 /* The rank whose block a GPU adds up in this round; -1: it has no more. */
-static int dp__nccl_in_round(const dp__nccl_comm *comm, int seat, int round)
+static int dp__nccl_in_round(const dp__nccl_comm *comm, int job_gpu, int round)
 {
     for (int rank = 0; rank < comm->rank_count; rank++)
-        if (comm->seats[rank] == seat && round-- == 0)
+        if (comm->job_gpus[rank] == job_gpu && round-- == 0)
             return rank;
     return -1;
 }
@@ -1535,11 +1536,11 @@ static bool dp__nccl_cut_blocks(const dp__nccl_call *call, int round, size_t at,
 {
     dp__nccl_comm *comm = call->comm;
     bool any = false;
-    for (int seat = 0; seat < comm->seat_count; seat++) {
-        int rank = dp__nccl_in_round(comm, seat, round);
+    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
+        int rank = dp__nccl_in_round(comm, job_gpu, round);
         any = any || rank >= 0;
-        comm->slices[seat] = rank < 0 ? (dp__nccl_slice){0, 0}
-                                      : (dp__nccl_slice){(size_t)rank * call->count + at, count};
+        comm->slices[job_gpu] = rank < 0 ? (dp__nccl_slice){0, 0}
+                                         : (dp__nccl_slice){(size_t)rank * call->count + at, count};
     }
     return any;
 }
@@ -1597,8 +1598,8 @@ static dp_status dp__nccl_run_slices(const dp__nccl_call *call)
 static int dp__nccl_receiver(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
-    return comm->seats[call->root] == comm->gpu_first + place ? call->root - comm->rank_first
-                                                              : comm->gpus[place].lead;
+    return comm->job_gpus[call->root] == comm->gpu_first + place ? call->root - comm->rank_first
+                                                                 : comm->gpus[place].lead;
 }
 
 static dp_status dp__nccl_broadcast_turn(const dp__nccl_call *call, int place)
@@ -1610,7 +1611,7 @@ static dp_status dp__nccl_broadcast_turn(const dp__nccl_call *call, int place)
     return dp__nccl_check(call->comm, "ncclBroadcast", &comm->gpus[place],
                           dp__nccl.ncclBroadcast(is_root ? part->send : part->recv, part->recv,
                                                  call->count * call->size, ncclUint8,
-                                                 comm->seats[call->root], comm->gpus[place].comm,
+                                                 comm->job_gpus[call->root], comm->gpus[place].comm,
                                                  dp__nccl_native(call, place)));
 }
 
@@ -1636,7 +1637,7 @@ static dp_status dp__nccl_gather_turn(const dp__nccl_call *call, int place)
 static bool dp__nccl_gets(const dp__nccl_call *call, int rank)
 {
     return call->verb == DP__ALL_TO_ALL ||
-           dp__nccl_in_round(call->comm, call->comm->seats[rank], 0) == rank;
+           dp__nccl_in_round(call->comm, call->comm->job_gpus[rank], 0) == rank;
 }
 
 /* What a local rank has for this rank. */
@@ -1650,9 +1651,9 @@ static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int 
 {
     const dp__nccl_comm *comm = call->comm;
     for (int rank = 0; rank < comm->rank_count; rank++)
-        if (comm->seats[rank] != comm->gpu_first + place && dp__nccl_gets(call, rank))
+        if (comm->job_gpus[rank] != comm->gpu_first + place && dp__nccl_gets(call, rank))
             DP_TRY(dp__nccl_send(call, place, dp__nccl_block(call, local_rank, rank),
-                                 call->count * call->size, comm->seats[rank]));
+                                 call->count * call->size, comm->job_gpus[rank]));
     return DP_OK;
 }
 
@@ -1664,7 +1665,7 @@ static dp_status dp__nccl_take_blocks(const dp__nccl_call *call, int place, int 
     for (int i = 0; i < comm->local_count; i++)
         if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
             DP_TRY(dp__nccl_take(call, place, (char *)call->local[i].recv + (size_t)rank * bytes,
-                                 bytes, comm->seats[rank]));
+                                 bytes, comm->job_gpus[rank]));
     return DP_OK;
 }
 
@@ -1675,7 +1676,7 @@ static dp_status dp__nccl_exchange_turn(const dp__nccl_call *call, int place)
         if (dp__nccl_is_on(comm, i, place))
             DP_TRY(dp__nccl_give_blocks(call, place, i));
     for (int rank = 0; rank < comm->rank_count; rank++)
-        if (comm->seats[rank] != comm->gpu_first + place)
+        if (comm->job_gpus[rank] != comm->gpu_first + place)
             DP_TRY(dp__nccl_take_blocks(call, place, rank));
     return DP_OK;
 }
@@ -1698,7 +1699,7 @@ static dp_status dp__nccl_exchange(const dp__nccl_call *call)
     size_t all = call->count * call->size * (size_t)comm->rank_count;
     DP_TRY(dp__nccl_each(call, dp__nccl_exchange_turn));
     for (int i = 0; i < comm->local_count; i++)
-        DP_TRY(dp__nccl_blocks_here(call, dp__nccl_seat_of(comm, i) - comm->gpu_first, i));
+        DP_TRY(dp__nccl_blocks_here(call, dp__nccl_job_gpu(comm, i) - comm->gpu_first, i));
     for (int g = 0; g < comm->gpu_count && call->verb == DP__ALL_GATHER; g++)
         DP_TRY(dp__nccl_share(call, g, comm->gpus[g].lead, 0, all));
     return DP_OK;
@@ -1728,11 +1729,11 @@ typedef struct dp__nccl_proof { /* parts are of leads: what they have comes afte
     dp_part parts[DP__CUDA_OPERANDS];
 } dp__nccl_proof;
 
-static struct dp__cuda_params dp__nccl_proof_params(const dp__nccl_proof *proof, int seat)
+static struct dp__cuda_params dp__nccl_proof_params(const dp__nccl_proof *proof, int job_gpu)
 {
     return (struct dp__cuda_params){.out_count = 1,
                                     .count = proof->words,
-                                    .fill = proof->seed + (uint64_t)seat * 0x5851f42d,
+                                    .fill = proof->seed + (uint64_t)job_gpu * 0x5851f42d,
                                     .alpha = 1};
 }
 
@@ -1742,8 +1743,8 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     const dp__nccl_comm *comm = proof->comm;
     dp__nccl_gpu *gpu = &comm->gpus[place];
     dp_part *part = &proof->parts[gpu->lead];
-    size_t seats = (size_t)comm->seat_count, own = proof->words * sizeof(unsigned);
-    size_t bytes = seats * sizeof(double) + (seats + 1) * own;
+    size_t job_gpus = (size_t)comm->job_gpu_count, own = proof->words * sizeof(unsigned);
+    size_t bytes = job_gpus * sizeof(double) + (job_gpus + 1) * own;
     void *room = NULL;
     dp__cuda_quiet();
     DP_TRY(dp__cuda_enter(gpu->physical));
@@ -1752,8 +1753,8 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
     DP_TRY(dp__cuda_stream_create(&gpu->dev->base, 0, &gpu->prover));
     struct dp__cuda_params params = dp__nccl_proof_params(proof, comm->gpu_first + place);
     part->stream = gpu->prover;
-    part->recv = gpu->proof + seats;
-    part->send = params.out[0] = (char *)part->recv + seats * own;
+    part->recv = gpu->proof + job_gpus;
+    part->send = params.out[0] = (char *)part->recv + job_gpus * own;
     return dp__cuda_launch_each(part->stream, DP__CUDA_pattern, &params);
 }
 
@@ -1764,11 +1765,12 @@ static dp_status dp__nccl_proof_turn(const dp__nccl_call *call, int place)
     size_t bytes = call->count * call->size;
     if (!comm->ordered)
         return dp__nccl_gather_turn(call, place);
-    for (int seat = 0; seat < comm->seat_count; seat++) {
-        if (seat == comm->gpu_first + place)
+    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
+        if (job_gpu == comm->gpu_first + place)
             continue;
-        DP_TRY(dp__nccl_send(call, place, part->send, bytes, seat));
-        DP_TRY(dp__nccl_take(call, place, (char *)part->recv + (size_t)seat * bytes, bytes, seat));
+        DP_TRY(dp__nccl_send(call, place, part->send, bytes, job_gpu));
+        DP_TRY(dp__nccl_take(call, place, (char *)part->recv + (size_t)job_gpu * bytes, bytes,
+                             job_gpu));
     }
     return DP_OK;
 }
@@ -1801,33 +1803,33 @@ static dp_status dp__nccl_proof_count(const dp__nccl_proof *proof, int place)
 {
     const dp__nccl_comm *comm = proof->comm;
     const dp_part *part = &proof->parts[comm->gpus[place].lead];
-    size_t own = proof->words * sizeof(unsigned), seats = (size_t)comm->seat_count;
+    size_t own = proof->words * sizeof(unsigned), job_gpus = (size_t)comm->job_gpu_count;
     double *found = comm->gpus[place].proof;
     DP_TRY(dp__nccl_proof_wait(proof->comm, &comm->gpus[place]));
-    for (int seat = 0; seat < comm->seat_count; seat++) {
-        struct dp__cuda_params params = dp__nccl_proof_params(proof, seat);
+    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
+        struct dp__cuda_params params = dp__nccl_proof_params(proof, job_gpu);
         params.in_count = 1;
-        params.in[0] = seat == comm->gpu_first + place
+        params.in[0] = job_gpu == comm->gpu_first + place
                            ? part->send
-                           : (const char *)part->recv + (size_t)seat * own;
-        params.out[0] = found + seat;
+                           : (const char *)part->recv + (size_t)job_gpu * own;
+        params.out[0] = found + job_gpu;
         DP_TRY(dp__cuda_launch_sums(part->stream, DP__CUDA_differ, &params));
     }
-    return dp__cuda_copy_out(part->stream, proof->wrong, found, seats * sizeof *found);
+    return dp__cuda_copy_out(part->stream, proof->wrong, found, job_gpus * sizeof *found);
 }
 
 static dp_status dp__nccl_proof_judge(const dp__nccl_proof *proof, int place)
 {
     const dp__nccl_comm *comm = proof->comm;
     int own = comm->gpu_first + place;
-    for (int seat = 0; seat < comm->seat_count; seat++)
-        if (proof->wrong[seat] > 0)
+    for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++)
+        if (proof->wrong[job_gpu] > 0)
             return dp_error(DP_ERR_DEVICE,
                             "nccl: %.0f of %zu words from rank %d arrive wrong at rank %d: start "
                             "all processes with NCCL_P2P_DISABLE=1, or, if those are of two "
                             "machines, NCCL_NET_GDR_LEVEL=LOC",
-                            proof->wrong[seat], proof->words, dp__nccl_in_round(comm, seat, 0),
-                            dp__nccl_in_round(comm, own, 0));
+                            proof->wrong[job_gpu], proof->words,
+                            dp__nccl_in_round(comm, job_gpu, 0), dp__nccl_in_round(comm, own, 0));
     return DP_OK;
 }
 
@@ -1847,12 +1849,12 @@ static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm,
                                      const ncclUniqueId *id)
 {
     const dp_host *host = comm->base.host;
-    size_t seats = (size_t)comm->seat_count;
-    size_t bytes = dp__nccl_least(DP__NCCL_PROOF_BYTES, DP__NCCL_PROOF_MOST / seats);
+    size_t job_gpus = (size_t)comm->job_gpu_count;
+    size_t bytes = dp__nccl_least(DP__NCCL_PROOF_BYTES, DP__NCCL_PROOF_MOST / job_gpus);
     proof->comm = comm;
     proof->seed = dp__hash(dp__hash_first, id, sizeof *id);
     proof->words = bytes / sizeof(unsigned) | 1;
-    proof->wrong = host->alloc(host, seats * sizeof *proof->wrong, _Alignof(double));
+    proof->wrong = host->alloc(host, job_gpus * sizeof *proof->wrong, _Alignof(double));
     if (proof->wrong == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "nccl: no memory for the first numbers");
     for (int g = 0; g < comm->gpu_count; g++)
@@ -2027,7 +2029,7 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
     comm->lock = (dp__lock)DP__LOCK_INITIALIZER;
     comm->process_count = join->process_count;
     comm->firsts = dp__nccl_room(join->process_count + 1, sizeof *comm->firsts, &full);
-    comm->seats = dp__nccl_room(config->rank_count, sizeof *comm->seats, &full);
+    comm->job_gpus = dp__nccl_room(config->rank_count, sizeof *comm->job_gpus, &full);
     comm->slices = dp__nccl_room(config->rank_count, sizeof *comm->slices, &full);
     comm->gpus = dp__nccl_room(config->local_count, sizeof *comm->gpus, &full);
     comm->marks = dp__nccl_room(config->local_count, sizeof *comm->marks, &full);
@@ -2040,13 +2042,13 @@ static dp_status dp__nccl_new(dp__nccl_join *join)
 }
 
 /* The first rank on the same GPU as this one; a slice of a GPU is one. */
-static int dp__nccl_twin(const dp__nccl_tag *const *tags, int rank)
+static int dp__nccl_first_of_gpu(const dp__nccl_tag *const *tags, int rank)
 {
-    int twin = 0;
-    while (tags[twin]->machine != tags[rank]->machine ||
-           memcmp(&tags[twin]->uuid, &tags[rank]->uuid, sizeof(CUuuid)) != 0)
-        twin++;
-    return twin;
+    int first = 0;
+    while (tags[first]->machine != tags[rank]->machine ||
+           memcmp(&tags[first]->uuid, &tags[rank]->uuid, sizeof(CUuuid)) != 0)
+        first++;
+    return first;
 }
 
 /* NCCL goes by the bus id, which slices of a GPU share, and has to be told that it is meant so. */
@@ -2058,7 +2060,8 @@ static dp_status dp__nccl_allow_slices(const dp__nccl_join *join, const dp__nccl
     while (tags[other]->machine != tags[rank]->machine ||
            strcmp(tags[other]->bus_id, tags[rank]->bus_id) != 0)
         other++;
-    if (dp__nccl_twin(tags, rank) == dp__nccl_twin(tags, other) || dp__os_env(allow) != NULL)
+    if (dp__nccl_first_of_gpu(tags, rank) == dp__nccl_first_of_gpu(tags, other) ||
+        dp__os_env(allow) != NULL)
         return DP_OK;
     (void)dp__nccl.ncclGetVersion(&version);
     if (version < DP__NCCL_SLICES)
@@ -2082,14 +2085,14 @@ static dp_status dp__nccl_number_gpus(const dp__nccl_join *join, const dp__nccl_
         for (int i = 0; i < join->all[p].local_count; i++, rank++) {
             tags[rank] = &join->all[p].tags[i];
             owners[rank] = p;
-            int twin = dp__nccl_twin(tags, rank);
-            comm->seats[rank] = twin == rank ? comm->seat_count++ : comm->seats[twin];
-            if (owners[twin] != p)
+            int first = dp__nccl_first_of_gpu(tags, rank);
+            comm->job_gpus[rank] = first == rank ? comm->job_gpu_count++ : comm->job_gpus[first];
+            if (owners[first] != p)
                 return dp_error(DP_ERR_UNSUPPORTED,
                                 "nccl: processes %d and %d drive the same GPU, %s: each process "
                                 "needs GPUs of its own (CUDA_VISIBLE_DEVICES, or "
                                 "dp_config.devices)",
-                                owners[twin], p, tags[rank]->bus_id);
+                                owners[first], p, tags[rank]->bus_id);
             DP_TRY(dp__nccl_allow_slices(join, tags, rank));
         }
     return DP_OK;
@@ -2122,7 +2125,7 @@ static dp_status dp__nccl_gpu_open(dp__nccl_gpu *gpu)
 /* With the context of its GPU. */
 static dp_status dp__nccl_rank_open(dp__nccl_comm *comm, dp__cuda_dev *dev, int local_rank)
 {
-    dp__nccl_gpu *gpu = &comm->gpus[dp__nccl_seat_of(comm, local_rank) - comm->gpu_first];
+    dp__nccl_gpu *gpu = &comm->gpus[dp__nccl_job_gpu(comm, local_rank) - comm->gpu_first];
     comm->devs[local_rank] = dev;
     DP_TRY(dp__cuda_native_event(dev->gpu->ordinal, &comm->marks[local_rank]));
     if (gpu->dev != NULL)
@@ -2180,7 +2183,7 @@ static dp_status dp__nccl_equip(const dp__nccl_join *join)
     size_t slot = DP__NCCL_SLOTS_BYTES / (size_t)comm->rank_count / 256 * 256;
     slot = dp__nccl_least(slot, DP__NCCL_SLOT_MOST);
     comm->slot_bytes = slot > DP__NCCL_SLOT_LEAST ? slot : DP__NCCL_SLOT_LEAST;
-    comm->gpu_first = comm->seats[comm->rank_first];
+    comm->gpu_first = comm->job_gpus[comm->rank_first];
     if (config->bootstrap == NULL)
         DP_TRY(dp_cuda_coll()->open(join->host, config, &comm->near));
     for (int i = 0; i < comm->local_count; i++) {
@@ -2220,7 +2223,7 @@ static dp_status dp__nccl_init_turns(dp__nccl_comm *comm, const ncclUniqueId *id
     for (int g = 0; g < comm->gpu_count; g++) {
         dp__nccl_gpu *gpu = &comm->gpus[g];
         DP_TRY(dp__cuda_enter(gpu->physical));
-        ncclResult_t code = dp__nccl.ncclCommInitRankConfig(&gpu->comm, comm->seat_count, *id,
+        ncclResult_t code = dp__nccl.ncclCommInitRankConfig(&gpu->comm, comm->job_gpu_count, *id,
                                                             comm->gpu_first + g, &config);
         if (code == ncclUnhandledCudaError) /* which leaves a group of its own open */
             (void)dp__nccl.ncclGroupEnd();

@@ -4,7 +4,7 @@
    are CPU devices of processes of one machine. Its calls to the system are in dp/os.h.
 
    CONTENTS (search for the tag)
-     >>hall     the memory that the processes share, and how they meet in it
+     >>control  the memory that the processes share
      >>failing  the first failure, in words, for all
      >>waiting  for another process, but not for one that is gone
      >>meeting  whether all issue the same collective
@@ -17,26 +17,28 @@
 #error "dp/shm.h is a part of dp.h: include dp.h"
 #else
 
-/* ==== >>hall ===================================================================================
-   Every process has a seat in the hall (a few cache lines that it alone writes) and a desk (memory
-   through which its bytes go to others). Lines that are written at different times lie apart.
+/* ==== >>control ================================================================================
+   Every process has a record in the shared memory (a few cache lines that only it writes) and a
+   buffer, through which its bytes go to others. Lines that are written at different times lie
+   apart.
 
-   A collective begins with a note on every seat, which says what it is: nobody goes on before all
-   have written the same. Each seat has two notes, used in turn, because a process may begin the
-   next collective while another still reads this one's note; but not the one after that, since it
-   would have to meet the slow one first. For the same reason each desk has two leaves for small
-   data, which is put there before the note is written and needs no other step. Large data goes in
-   pieces through the slots of the desk, which are all free when a collective begins. `made` and
-   `taken` count pieces, of all collectives, and never go back.
+   A collective begins with a note in every record, which says what the collective is. No process
+   goes on before all have written the same. Each record has two notes, used in turn, because a
+   process may begin the next collective while another still reads this one's note. It cannot begin
+   the one after that, for which it needs the slow process. For the same reason each buffer has two
+   places for small data, which is written before the note and needs no other step. Large data goes
+   in pieces through the slots of the buffer, which are all free when a collective begins. `made`
+   and `taken` count pieces over all collectives and never decrease.
 
-   The limit. An all-reduce of N bytes over R ranks reads and writes every rank's buffer once: it
-   takes at least 2 N R bytes divided by the bandwidth of memory. What goes through the desks comes
-   on top of that, but a slot is read soon after it was written, so it stays in shared caches. */
+   The limit: an all-reduce of N bytes over R ranks reads and writes every rank's buffer once, which
+   takes at least 2 N R bytes divided by the bandwidth of memory. The traffic through the shared
+   buffers comes on top of that. But a slot is read soon after it was written, so it stays in shared
+   caches.                                                                                      */
 
 /* Sizes were tried on 2 cores. With 4 slots and a lag of 2, a MiB takes twice as long: a
    process that is disturbed for a moment stops all others. */
 enum {
-    DP__SHM_LEAF_BYTES = 64 << 10,
+    DP__SHM_SMALL_BYTES = 64 << 10,
     DP__SHM_SLOT_BYTES = 64 << 10, /* a piece at most: with its operands it fits into an L2 cache */
     DP__SHM_PIECE_BYTES = 32 << 10, /* and at least: a step has to be worth a look at other lines */
     DP__SHM_PIECES = 8,             /* into which large data is cut, so that all have work early */
@@ -60,7 +62,7 @@ typedef struct dp__shm_note {     /* what a process begins */
 
 typedef enum dp__shm_state { DP__SHM_OUTSIDE, DP__SHM_INSIDE, DP__SHM_LEFT } dp__shm_state;
 
-typedef struct dp__shm_seat {
+typedef struct dp__shm_member {
     dp__shm_note notes[2];
     _Alignas(128) atomic_uint made; /* neighbours of a line are fetched with it */
     _Alignas(128) atomic_uint taken;
@@ -71,15 +73,15 @@ typedef struct dp__shm_seat {
     atomic_uint waits_value;
     atomic_uint said_after; /* the collective that was begun last when it said what is below */
     char said[160];         /* of a call that failed; "": none did */
-} dp__shm_seat;
+} dp__shm_member;
 
-typedef struct dp__shm_hall {
+typedef struct dp__shm_control {
     _Alignas(128) atomic_uint sleepers; /* too many, once a process has died in its sleep */
     _Alignas(128) atomic_uint failed;   /* 1: the text is being written, 2: it is there */
     int32_t status, rank;               /* of the first failure: where it is from */
     char text[DP__TEXT_BYTES];
-    dp__shm_seat seats[];
-} dp__shm_hall;
+    dp__shm_member members[];
+} dp__shm_control;
 
 enum { DP__SHM_SUMS = 32 }; /* one for each digit of a number of ranks */
 
@@ -104,7 +106,7 @@ typedef struct dp__shm_comm {
     const dp_comm *face; /* the communicator that the context knows: mostly this one */
     const dp__simd *simd;
     dp__shared shared;
-    dp__shm_hall *hall;
+    dp__shm_control *control;
     int process, process_count;
     int rank_first, local_count, rank_count;
     int *firsts;     /* the first rank of every process, and rank_count at the end */
@@ -115,7 +117,7 @@ typedef struct dp__shm_comm {
     int timeout_ms;
     dp__shm_tree tree;
     unsigned labels[2]; /* of the own notes, as the journal counts them */
-    unsigned kept;      /* notes that a desk keeps, where it is for nothing else; else 0 */
+    unsigned kept;      /* notes that a buffer keeps, where it is for nothing else; else 0 */
     const void **in;    /* rank_count + 1 */
     void **out;
     float *wide; /* a slot for each local rank: halves under way, in f32 */
@@ -138,36 +140,36 @@ static size_t dp__shm_pages(size_t bytes)
     return (bytes + DP__SHM_PAGES - 1) / DP__SHM_PAGES * DP__SHM_PAGES;
 }
 
-static size_t dp__shm_hall_bytes(int process_count)
+static size_t dp__shm_control_bytes(int process_count)
 {
-    return dp__shm_pages(sizeof(dp__shm_hall) + (size_t)process_count * sizeof(dp__shm_seat));
+    return dp__shm_pages(sizeof(dp__shm_control) + (size_t)process_count * sizeof(dp__shm_member));
 }
 
-static size_t dp__shm_desk_bytes(void)
+static size_t dp__shm_buffer_bytes(void)
 {
-    return dp__shm_pages(2 * DP__SHM_LEAF_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES);
+    return dp__shm_pages(2 * DP__SHM_SMALL_BYTES + DP__SHM_SLOTS * DP__SHM_SLOT_BYTES);
 }
 
 static size_t dp__shm_bytes(int process_count)
 {
-    return dp__shm_hall_bytes(process_count) + (size_t)process_count * dp__shm_desk_bytes();
+    return dp__shm_control_bytes(process_count) + (size_t)process_count * dp__shm_buffer_bytes();
 }
 
-static char *dp__shm_desk(const dp__shm_comm *comm, int process)
+static char *dp__shm_buffer(const dp__shm_comm *comm, int process)
 {
-    return (char *)comm->hall + dp__shm_hall_bytes(comm->process_count) +
-           (size_t)process * dp__shm_desk_bytes();
+    return (char *)comm->control + dp__shm_control_bytes(comm->process_count) +
+           (size_t)process * dp__shm_buffer_bytes();
 }
 
 /* For small data, of the collective that is under way. */
-static char *dp__shm_leaf(const dp__shm_comm *comm, int process)
+static char *dp__shm_small(const dp__shm_comm *comm, int process)
 {
-    return dp__shm_desk(comm, process) + comm->seq % 2 * DP__SHM_LEAF_BYTES;
+    return dp__shm_buffer(comm, process) + comm->seq % 2 * DP__SHM_SMALL_BYTES;
 }
 
 static char *dp__shm_slot(const dp__shm_comm *comm, int process, size_t piece)
 {
-    return dp__shm_desk(comm, process) + 2 * DP__SHM_LEAF_BYTES +
+    return dp__shm_buffer(comm, process) + 2 * DP__SHM_SMALL_BYTES +
            piece % DP__SHM_SLOTS * DP__SHM_SLOT_BYTES;
 }
 
@@ -176,9 +178,9 @@ static dp__shm_comm *dp__shm_of(dp_comm *comm)
     return (dp__shm_comm *)comm;
 }
 
-static dp__shm_seat *dp__shm_own(const dp__shm_comm *comm)
+static dp__shm_member *dp__shm_own(const dp__shm_comm *comm)
 {
-    return &comm->hall->seats[comm->process];
+    return &comm->control->members[comm->process];
 }
 
 static int dp__shm_ranks(const dp__shm_comm *comm, int process)
@@ -188,10 +190,10 @@ static int dp__shm_ranks(const dp__shm_comm *comm, int process)
 
 static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int word)
 {
-    dp__shm_seat *seat = &comm->hall->seats[process];
+    dp__shm_member *member = &comm->control->members[process];
     if (word == DP__SHM_MADE)
-        return &seat->made;
-    return word == DP__SHM_TAKEN ? &seat->taken : &seat->notes[word == DP__SHM_NOTE_1].seq;
+        return &member->made;
+    return word == DP__SHM_TAKEN ? &member->taken : &member->notes[word == DP__SHM_NOTE_1].seq;
 }
 
 /* A word counts up. A sleeper is counted before it looks at the word for the last time, and the
@@ -199,14 +201,14 @@ static atomic_uint *dp__shm_word_of(const dp__shm_comm *comm, int process, int w
 static void dp__shm_tell(const dp__shm_comm *comm, atomic_uint *word, unsigned value)
 {
     atomic_store(word, value);
-    if (atomic_load(&comm->hall->sleepers) != 0)
+    if (atomic_load(&comm->control->sleepers) != 0)
         dp__os_word_wake(word);
 }
 
 /* ==== >>failing ================================================================================
-   The first process to find that something is wrong says so for all, in the hall, so that every
-   process returns the same sentence. It names the rank that is to blame, the collective, and what
-   that rank did last. */
+   The first process to find a failure writes it for all into the shared memory, so that every
+   process returns the same sentence. The sentence names the rank at fault, the collective, and what
+   that rank did last.                                                                          */
 
 enum { DP__SHM_WORDS_BYTES = 96, DP__SHM_LAST_BYTES = DP__WORDS_BYTES + 224 };
 
@@ -219,7 +221,7 @@ static const char *dp__shm_note_text(const dp__shm_note *note, char *text)
 static const char *dp__shm_who(const dp__shm_comm *comm, int process, char *text)
 {
     int first = comm->firsts[process], last = comm->firsts[process + 1] - 1, used = 0;
-    int pid = atomic_load(&comm->hall->seats[process].process_id);
+    int pid = atomic_load(&comm->control->members[process].process_id);
     if (first == last)
         used = snprintf(text, DP__SHM_WORDS_BYTES, "rank %d", first);
     else
@@ -235,10 +237,10 @@ static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
 }
 
 /* The note of the collective that a process began last. */
-static const dp__shm_note *dp__shm_last_note(const dp__shm_seat *seat)
+static const dp__shm_note *dp__shm_last_note(const dp__shm_member *member)
 {
-    unsigned a = atomic_load(&seat->notes[0].seq), b = atomic_load(&seat->notes[1].seq);
-    return &seat->notes[(int)(b - a) > 0];
+    unsigned a = atomic_load(&member->notes[0].seq), b = atomic_load(&member->notes[1].seq);
+    return &member->notes[(int)(b - a) > 0];
 }
 
 /* "it is in 7, all_reduce of 25 f32 (sum)" */
@@ -246,11 +248,11 @@ static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text,
 {
     char words[DP__WORDS_BYTES];
     size_t used;
-    const dp__shm_seat *seat = &comm->hall->seats[process];
-    const dp__shm_note *note = dp__shm_last_note(seat);
+    const dp__shm_member *member = &comm->control->members[process];
+    const dp__shm_note *note = dp__shm_last_note(member);
     const dp__shm_note *own = &dp__shm_own(comm)->notes[comm->seq % 2];
     unsigned seq = atomic_load(&note->seq);
-    bool done = atomic_load(&seat->done) == seq;
+    bool done = atomic_load(&member->done) == seq;
     bool here = seq == comm->seq && seq == atomic_load(&own->seq) && dp__shm_same(note, own);
     if (seq == 0)
         used = dp__append(text, room, 0, "it has begun none");
@@ -259,24 +261,24 @@ static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text,
     else
         used = dp__append(text, room, 0, "%s %u, %s", done ? "its last one was" : "it is in", seq,
                           dp__shm_note_text(note, words));
-    if (seat->said[0] != '\0' && atomic_load(&seat->said_after) == seq && (done || seq == 0))
-        (void)dp__append(text, room, used, ", and then a call failed: %.159s", seat->said);
+    if (member->said[0] != '\0' && atomic_load(&member->said_after) == seq && (done || seq == 0))
+        (void)dp__append(text, room, used, ", and then a call failed: %.159s", member->said);
 }
 
 static dp_status dp__shm_failed(const dp__shm_comm *comm)
 {
-    dp__shm_hall *hall = comm->hall;
-    for (int i = 0; i < 100 && atomic_load(&hall->failed) != 2; i++)
-        dp__os_word_wait(&hall->failed, 1, 2000000);
-    if (atomic_load(&hall->failed) != 2)
+    dp__shm_control *control = comm->control;
+    for (int i = 0; i < 100 && atomic_load(&control->failed) != 2; i++)
+        dp__os_word_wait(&control->failed, 1, 2000000);
+    if (atomic_load(&control->failed) != 2)
         return dp_error(DP_ERR_REMOTE, "another process failed, and died while it said why");
-    dp__thread.culprit = hall->rank + 1;
-    return dp_error((dp_status)hall->status, "%s", hall->text);
+    dp__thread.culprit = control->rank + 1;
+    return dp_error((dp_status)control->status, "%s", control->text);
 }
 
 static void dp__shm_wake_all(const dp__shm_comm *comm)
 {
-    dp__os_word_wake(&comm->hall->failed);
+    dp__os_word_wake(&comm->control->failed);
     for (int p = 0; p < comm->process_count; p++)
         for (int word = DP__SHM_NOTE_0; word <= DP__SHM_TAKEN; word++)
             dp__os_word_wake(dp__shm_word_of(comm, p, word));
@@ -287,17 +289,17 @@ DP_PRINTF(4, 5)
 static void dp__shm_fail(const dp__shm_comm *comm, dp_status status, int rank, const char *format,
                          ...)
 {
-    dp__shm_hall *hall = comm->hall;
+    dp__shm_control *control = comm->control;
     unsigned none = 0;
     va_list args;
-    if (!atomic_compare_exchange_strong(&hall->failed, &none, 1))
+    if (!atomic_compare_exchange_strong(&control->failed, &none, 1))
         return;
     va_start(args, format);
-    vsnprintf(hall->text, sizeof hall->text, format, args);
+    vsnprintf(control->text, sizeof control->text, format, args);
     va_end(args);
-    hall->status = status;
-    hall->rank = rank;
-    atomic_store(&hall->failed, 2);
+    control->status = status;
+    control->rank = rank;
+    atomic_store(&control->failed, 2);
     dp__shm_wake_all(comm);
 }
 
@@ -389,9 +391,9 @@ static int dp__shm_culprit(const dp__shm_comm *comm, int process)
 {
     int at = process;
     for (int hops = 0; hops < comm->process_count; hops++) {
-        const dp__shm_seat *seat = &comm->hall->seats[at];
-        dp__shm_need need = {atomic_load(&seat->waits_for), atomic_load(&seat->waits_word),
-                             atomic_load(&seat->waits_value)};
+        const dp__shm_member *member = &comm->control->members[at];
+        dp__shm_need need = {atomic_load(&member->waits_for), atomic_load(&member->waits_word),
+                             atomic_load(&member->waits_value)};
         if (need.process < 0 || dp__shm_reached(comm, &need))
             return at;
         at = need.process;
@@ -403,11 +405,11 @@ static int dp__shm_culprit(const dp__shm_comm *comm, int process)
    context. */
 static bool dp__shm_alive(const dp__shm_comm *comm, int process)
 {
-    int pid = atomic_load(&comm->hall->seats[process].process_id);
+    int pid = atomic_load(&comm->control->members[process].process_id);
     for (int p = 0; p < comm->process_count; p++) {
-        const dp__shm_seat *seat = &comm->hall->seats[p];
-        bool twin = p == comm->process || atomic_load(&seat->state) == DP__SHM_LEFT;
-        if (p != process && twin && atomic_load(&seat->process_id) == pid)
+        const dp__shm_member *member = &comm->control->members[p];
+        bool same = p == comm->process || atomic_load(&member->state) == DP__SHM_LEFT;
+        if (p != process && same && atomic_load(&member->process_id) == pid)
             return true;
     }
     return dp__os_shared_held(&comm->shared, process);
@@ -417,11 +419,11 @@ static bool dp__shm_alive(const dp__shm_comm *comm, int process)
 static dp_status dp__shm_look(const dp__shm_comm *comm, const dp__shm_need *need, uint64_t waited)
 {
     char text[64];
-    bool left = atomic_load(&comm->hall->seats[need->process].state) == DP__SHM_LEFT;
+    bool left = atomic_load(&comm->control->members[need->process].state) == DP__SHM_LEFT;
     bool dead = !left && !dp__shm_alive(comm, need->process);
     if (dp__shm_reached(comm, need)) /* it got there before it ended */
         return DP_OK;
-    if (atomic_load(&comm->hall->failed) != 0) /* also where this process was aborted */
+    if (atomic_load(&comm->control->failed) != 0) /* also where this process was aborted */
         return dp__shm_failed(comm);
     if (left)
         return dp__shm_blame(comm, DP_ERR_REMOTE, need->process, "has closed its context");
@@ -435,11 +437,11 @@ static dp_status dp__shm_look(const dp__shm_comm *comm, const dp__shm_need *need
 
 static void dp__shm_say_wait(const dp__shm_comm *comm, const dp__shm_need *need)
 {
-    dp__shm_seat *seat = dp__shm_own(comm);
-    atomic_store(&seat->waits_for, -1);
-    atomic_store(&seat->waits_word, need->word);
-    atomic_store(&seat->waits_value, need->value);
-    atomic_store(&seat->waits_for, need->process);
+    dp__shm_member *member = dp__shm_own(comm);
+    atomic_store(&member->waits_for, -1);
+    atomic_store(&member->waits_word, need->word);
+    atomic_store(&member->waits_value, need->value);
+    atomic_store(&member->waits_for, need->process);
 }
 
 static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *need)
@@ -448,7 +450,7 @@ static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *nee
     uint64_t waited = 0, last = dp__os_now_ns();
     dp_status status = DP_OK;
     dp__shm_say_wait(comm, need);
-    atomic_fetch_add(&comm->hall->sleepers, 1);
+    atomic_fetch_add(&comm->control->sleepers, 1);
     while (status == DP_OK) {
         unsigned seen = atomic_load(word);
         if (dp__shm_reached(comm, need))
@@ -461,7 +463,7 @@ static dp_status dp__shm_sleep(const dp__shm_comm *comm, const dp__shm_need *nee
         last = now;
         status = dp__shm_look(comm, need, waited);
     }
-    atomic_fetch_sub(&comm->hall->sleepers, 1);
+    atomic_fetch_sub(&comm->control->sleepers, 1);
     atomic_store(&dp__shm_own(comm)->waits_for, -1);
     return status;
 }
@@ -483,15 +485,15 @@ static dp_status dp__shm_wait_all(dp__shm_comm *comm, int word, unsigned value)
 }
 
 /* ==== >>meeting ================================================================================
-   The outline of a collective: small data is put on the leaf, the note is written, and when all
-   have written theirs they are compared. After that every process knows that all do the same. */
+   How a collective begins: each process writes its small data, then its note. When all notes are
+   written they are compared. After that every process knows that all do the same.              */
 
 static dp__shm_note *dp__shm_note_of(const dp__shm_comm *comm, int process)
 {
     if (comm->kept > 0)
-        return (void *)(dp__shm_desk(comm, process) +
+        return (void *)(dp__shm_buffer(comm, process) +
                         comm->seq % comm->kept * sizeof(dp__shm_note));
-    return &comm->hall->seats[process].notes[comm->seq % 2];
+    return &comm->control->members[process].notes[comm->seq % 2];
 }
 
 /* How many ranks have written the same as this process. */
@@ -622,18 +624,18 @@ static void dp__shm_pack(const dp__shm_call *call, size_t first, size_t bytes, c
 
 static bool dp__shm_is_small(const dp__shm_call *call)
 {
-    return dp__shm_most_bytes(call) <= DP__SHM_LEAF_BYTES;
+    return dp__shm_most_bytes(call) <= DP__SHM_SMALL_BYTES;
 }
 
 static dp_status dp__shm_begin(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    if (atomic_load(&comm->hall->failed) != 0)
+    if (atomic_load(&comm->control->failed) != 0)
         return dp__shm_failed(comm);
     comm->seq++;
     size_t own = dp__shm_blocks(call, comm->process) * dp__shm_block_bytes(call);
     if (dp__shm_is_small(call))
-        dp__shm_pack(call, 0, own, dp__shm_leaf(comm, comm->process));
+        dp__shm_pack(call, 0, own, dp__shm_small(comm, comm->process));
     return dp__shm_meet(call);
 }
 
@@ -651,28 +653,28 @@ static size_t dp__shm_piece(size_t bytes)
 static void dp__shm_end(const dp__shm_call *call, size_t steps)
 {
     dp__shm_comm *comm = call->comm;
-    dp__shm_seat *seat = dp__shm_own(comm);
+    dp__shm_member *member = dp__shm_own(comm);
     comm->steps += (unsigned)steps;
-    atomic_store_explicit(&seat->done, comm->seq, memory_order_relaxed);
+    atomic_store_explicit(&member->done, comm->seq, memory_order_relaxed);
     if (steps > 0) {
-        atomic_store_explicit(&seat->made, comm->steps, memory_order_release);
-        atomic_store_explicit(&seat->taken, comm->steps, memory_order_release);
+        atomic_store_explicit(&member->made, comm->steps, memory_order_release);
+        atomic_store_explicit(&member->taken, comm->steps, memory_order_release);
     }
 }
 
 /* ==== >>folding ================================================================================
-   Reductions add all ranks in one binary tree, however these are spread over processes. What is
-   small is read by every process from all leaves. What is large goes through the processes in rank
-   order, a piece at a time. Each adds what its ranks complete of the tree: sums of 1, 2, 4, ...
-   ranks that begin at a multiple of their number, as the binary digits of a number say where its
-   last rank stands. Those that lie in its own ranks it makes alone; the first may have its left
-   parts in the slots of processes before. A process takes what it needs and leaves what it has
-   made; the last one makes the whole, which the others copy from its desk. With equal numbers of
-   ranks, a power of two, each leaves one sum. Every sum is read once, all work at the same time on
-   different pieces, and each reads and writes a piece as often as if it had a slice of its own to
-   add up.
+   Reductions add all ranks in one binary tree, however the ranks are spread over processes. Every
+   process reads small data from all buffers. Large data goes through the processes in rank order, a
+   piece at a time. Each process adds the parts of the tree that its ranks complete: sums of 1, 2,
+   4, ... ranks that begin at a multiple of their number, as the binary digits of its last rank say.
+   It makes alone those that lie in its own ranks; the first may have its left parts in the slots of
+   earlier processes. A process takes the sums it needs and leaves the sums it has made. The last
+   process makes the whole, which the others copy from its buffer. If all have the same number of
+   ranks, a power of two, each leaves one sum. Every sum is read once, and all processes work at the
+   same time on different pieces. Each reads and writes a piece as often as if it had a slice of its
+   own to add up.
 
-   Halves are f32 between the processes, so that they are rounded once. */
+   Halves are f32 between the processes, so that they are rounded once.                         */
 
 static unsigned dp__shm_top(unsigned bits) /* the place of the highest one */
 {
@@ -697,7 +699,7 @@ static unsigned dp__shm_touched(const dp__shm_comm *comm, int process)
 }
 
 /* How many sums a process leaves. */
-static int dp__shm_leaves(const dp__shm_comm *comm, int process)
+static int dp__shm_sum_count(const dp__shm_comm *comm, int process)
 {
     unsigned behind = (unsigned)comm->firsts[process + 1];
     return process + 1 == comm->process_count
@@ -745,7 +747,8 @@ static void dp__shm_plan(dp__shm_comm *comm)
     unsigned behind = (unsigned)comm->firsts[comm->process + 1], left = behind & touched;
     *tree = (dp__shm_tree){.next = comm->process + 1, .parts = 1};
     for (int p = 0; p < last; p++)
-        tree->parts = tree->parts > dp__shm_leaves(comm, p) ? tree->parts : dp__shm_leaves(comm, p);
+        tree->parts = tree->parts > dp__shm_sum_count(comm, p) ? tree->parts
+                                                               : dp__shm_sum_count(comm, p);
     tree->part_bytes = DP__SHM_SLOT_BYTES / (size_t)tree->parts / 64 * 64;
     while (tree->next < last && (unsigned)comm->firsts[tree->next + 1] >> top == behind >> top)
         tree->next++;
@@ -795,15 +798,15 @@ static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
     return count;
 }
 
-/* Reduce from the leaves, at an offset of `at` bytes in what every rank has sent. */
-static void dp__shm_reduce_leaves(const dp__shm_call *call, size_t at, size_t out_count)
+/* Reduce from the small data, at an offset of `at` bytes in what every rank has sent. */
+static void dp__shm_reduce_inputs(const dp__shm_call *call, size_t at, size_t out_count)
 {
     dp__shm_comm *comm = call->comm;
     dp_kernel_args args = dp__shm_reduction(call, call->count, true);
     size_t each = dp__shm_block_bytes(call);
     for (int p = 0; p < comm->process_count; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
-            comm->in[r] = dp__shm_leaf(comm, p) + (size_t)(r - comm->firsts[p]) * each + at;
+            comm->in[r] = dp__shm_small(comm, p) + (size_t)(r - comm->firsts[p]) * each + at;
     args.in_count = (size_t)comm->rank_count;
     args.out_count = out_count;
     if (out_count > 0)
@@ -814,12 +817,12 @@ static void dp__shm_reduce_small(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
     if (call->verb == DP__ALL_REDUCE) {
-        dp__shm_reduce_leaves(call, 0, dp__shm_wanted(call, 0));
+        dp__shm_reduce_inputs(call, 0, dp__shm_wanted(call, 0));
         return;
     }
     for (int i = 0; i < comm->local_count; i++) {
         comm->out[0] = call->local[i].recv;
-        dp__shm_reduce_leaves(call, (size_t)(comm->rank_first + i) * call->count * call->size,
+        dp__shm_reduce_inputs(call, (size_t)(comm->rank_first + i) * call->count * call->size,
                               comm->out[0] != NULL);
     }
 }
@@ -1144,7 +1147,7 @@ static void dp__shm_move_small(const dp__shm_call *call)
     for (int p = 0; p < comm->process_count; p++)
         if (p != comm->process)
             dp__shm_unpack(call, p, 0, dp__shm_blocks(call, p) * dp__shm_block_bytes(call),
-                           dp__shm_leaf(comm, p));
+                           dp__shm_small(comm, p));
 }
 
 static dp_status dp__shm_move(const dp__shm_call *call)
@@ -1293,29 +1296,29 @@ static void dp__shm_learn(const dp__shm_join *join)
 
 static void dp__shm_sit(dp__shm_comm *comm)
 {
-    comm->hall = comm->shared.data;
-    dp__shm_seat *seat = dp__shm_own(comm);
-    atomic_store(&seat->waits_for, -1);
-    atomic_store(&seat->process_id, dp__os_process_id());
-    atomic_store(&seat->state, DP__SHM_INSIDE);
+    comm->control = comm->shared.data;
+    dp__shm_member *member = dp__shm_own(comm);
+    atomic_store(&member->waits_for, -1);
+    atomic_store(&member->process_id, dp__os_process_id());
+    atomic_store(&member->state, DP__SHM_INSIDE);
 }
 
-/* Each process reserves the pages of its own desk, so that they are near it. */
+/* Each process reserves the pages of its own buffer, so that they are near it. */
 static dp_status dp__shm_enter(dp__shm_join *join, bool named, bool made)
 {
     dp__shm_comm *comm = join->comm;
-    size_t hall = dp__shm_hall_bytes(comm->process_count), desk = dp__shm_desk_bytes();
+    size_t control = dp__shm_control_bytes(comm->process_count), buffer = dp__shm_buffer_bytes();
     size_t all = dp__shm_bytes(comm->process_count);
     if (made && comm->process == 0) {
         DP_TRY(dp__os_shared_make(named, all, &comm->shared, &join->own.name));
-        return dp__os_shared_reserve(&comm->shared, 0, hall);
+        return dp__os_shared_reserve(&comm->shared, 0, control);
     }
     if (made)
         return DP_OK;
     if (comm->process != 0)
         DP_TRY(dp__os_shared_find(&join->all[0].name, all, &comm->shared));
     DP_TRY(dp__os_shared_hold(&comm->shared, comm->process));
-    DP_TRY(dp__os_shared_reserve(&comm->shared, hall + (size_t)comm->process * desk, desk));
+    DP_TRY(dp__os_shared_reserve(&comm->shared, control + (size_t)comm->process * buffer, buffer));
     dp__shm_sit(comm);
     return DP_OK;
 }
@@ -1396,14 +1399,14 @@ static void dp__shm_abort(dp_comm *comm)
 static dp_status dp__shm_poll(dp_comm *comm)
 {
     const dp__shm_comm *own = dp__shm_of(comm);
-    return atomic_load(&own->hall->failed) != 0 ? dp__shm_failed(own) : DP_OK;
+    return atomic_load(&own->control->failed) != 0 ? dp__shm_failed(own) : DP_OK;
 }
 
 static void dp__shm_say(dp_comm *comm, const char *text)
 {
-    dp__shm_seat *seat = dp__shm_own(dp__shm_of(comm));
-    dp__label_put(seat->said, sizeof seat->said, text);
-    atomic_store(&seat->said_after, atomic_load(&dp__shm_last_note(seat)->seq));
+    dp__shm_member *member = dp__shm_own(dp__shm_of(comm));
+    dp__label_put(member->said, sizeof member->said, text);
+    atomic_store(&member->said_after, atomic_load(&dp__shm_last_note(member)->seq));
 }
 
 DP_API const dp_coll_ops *dp_shm_coll(void)

@@ -254,7 +254,7 @@ TEST(too_little_room_is_a_sentence)
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
         SKIP("only root may mount");
     for (size_t shared = 1; shared <= 2; shared++) {
-        room_kib = shared * dp__shm_hall_bytes(2) >> 10;
+        room_kib = shared * dp__shm_control_bytes(2) >> 10;
         snprintf(size, sizeof size, "size=%zuk", room_kib);
         if (mount("none", "/dev/shm", "tmpfs", 0, size) != 0)
             SKIP("only root may mount");
