@@ -8,6 +8,7 @@
      >>verbs      what each collective sends and receives, and whether a call keeps to it
      >>journal    what was begun lately, for when it fails
      >>reducing   the public edge of the collectives
+     >>telling    small things that ranks tell each other
      >>fallbacks  collectives that a table may lack, memory that is not aligned
      >>staging    collectives through the host
 */
@@ -695,8 +696,16 @@ static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, cons
     return DP_OK;
 }
 
-/* Between two collectives the others are further than this process; see dp_reduce.h. */
-static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status);
+/* A failure here while other processes take part is the job's failure, whatever its class: they
+   cannot know about it. */
+static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
+{
+    if (status != DP_OK && !dp__thread.fresh)
+        dp_error(status, "%s", dp_status_text(status));
+    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
+}
 
 /* The sum of all ranks' weights. */
 static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *weights, double *out)
@@ -868,6 +877,61 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
     if (status == DP_OK)
         status = dp__barrier(ctx, temp);
     return dp__exit(__func__, ctx, dp__temp_end(temp, NULL, status));
+}
+
+/* ==== >>telling ================================================================================
+   Ranks tell each other something small by a collective on memory that was made for it.         */
+
+/* Make parts of this many bytes on each local rank, in place. */
+static dp_status dp__wires_make(const char *fn, dp_ctx *ctx, dp_scope *scope, size_t bytes,
+                                dp_part **out)
+{
+    int64_t count = (int64_t)bytes;
+    size_t locals = (size_t)ctx->info.local_count;
+    dp_part *wires = dp__scope_bytes(scope, locals * sizeof *wires, _Alignof(dp_part));
+    if (wires == NULL)
+        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for what ranks tell each other", fn);
+    for (size_t i = 0; i < locals; i++) {
+        dp_tensor tensor;
+        DP_TRY(dp__tensor_make(scope, &ctx->devices[i], DP_U8, 1, &count, &tensor));
+        wires[i] = (dp_part){.send = tensor.data, .recv = tensor.data};
+    }
+    *out = wires;
+    return DP_OK;
+}
+
+/* Copy between host memory and the wire of a local rank. */
+static dp_status dp__exchange_move(const dp__coll *coll, int local_rank, void *data, bool out)
+{
+    int64_t count = (int64_t)coll->count;
+    void *wire = coll->local[local_rank].recv;
+    if (coll->courier) { /* of a hook: on the host; its other streams belong to the caller */
+        memcpy(out ? wire : data, out ? data : wire, dp__blocks_bytes(coll, false));
+        return DP_OK;
+    }
+    dp_tensor own = dp_wrap(data, coll->dtype, 1, &count), sent = own;
+    sent.device = coll->ctx->devices[local_rank].id;
+    sent.data = wire;
+    return dp__copy_tensor(coll->ctx, out ? &sent : &own, out ? &own : &sent, NULL);
+}
+
+static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t stride)
+{
+    for (int i = 0; i < coll->ctx->info.local_count; i++)
+        DP_TRY(dp__exchange_move(coll, i, (char *)data + (size_t)i * stride, true));
+    DP_TRY(dp__collective_entered(coll));
+    return dp__exchange_move(coll, 0, data, false);
+}
+
+/* All ranks tell each other something small with a collective: `data` has that of local rank i at
+   i * stride bytes, and gets what the first of them received. */
+static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
+                              size_t stride)
+{
+    coll.ctx = ctx;
+    coll.local = wires;
+    coll.scale = 1;
+    return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
 }
 
 /* ==== >>fallbacks ==============================================================================

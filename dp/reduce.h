@@ -411,24 +411,6 @@ static void dp__blocks_copy(dp_reducer *reducer, const dp_reducer_config *config
     }
 }
 
-/* Make parts of this many bytes on each local rank, in place. */
-static dp_status dp__wires_make(const char *fn, dp_ctx *ctx, dp_scope *scope, size_t bytes,
-                                dp_part **out)
-{
-    int64_t count = (int64_t)bytes;
-    size_t locals = (size_t)ctx->info.local_count;
-    dp_part *wires = dp__scope_bytes(scope, locals * sizeof *wires, _Alignof(dp_part));
-    if (wires == NULL)
-        return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for what ranks tell each other", fn);
-    for (size_t i = 0; i < locals; i++) {
-        dp_tensor tensor;
-        DP_TRY(dp__tensor_make(scope, &ctx->devices[i], DP_U8, 1, &count, &tensor));
-        wires[i] = (dp_part){.send = tensor.data, .recv = tensor.data};
-    }
-    *out = wires;
-    return DP_OK;
-}
-
 /* Room for what a pass keeps, so that a pass needs none. */
 static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
 {
@@ -779,51 +761,6 @@ static bool dp__is_flat(const dp_reducer *reducer, const dp__bucket *bucket, boo
     if (reducer->hook != NULL)
         return bucket->run_count > 1 || !whole;
     return dp__has_short_runs(reducer, bucket->info.bytes, bucket->run_count);
-}
-
-/* A failure here while other processes take part is the job's failure, whatever its class: they
-   cannot know about it. */
-static dp_status dp__shared_failure(const dp_ctx *ctx, dp_status status)
-{
-    if (status != DP_OK && !dp__thread.fresh)
-        dp_error(status, "%s", dp_status_text(status));
-    if (status == DP_OK || ctx->info.process_count == 1 || dp_status_class(status) == DP_CLASS_JOB)
-        return status;
-    return dp_error(DP_ERR_INTERNAL, "%s (%s)", dp__thread.text, dp_status_name(status));
-}
-
-/* Copy between host memory and the wire of a local rank. */
-static dp_status dp__exchange_move(const dp__coll *coll, int local_rank, void *data, bool out)
-{
-    int64_t count = (int64_t)coll->count;
-    void *wire = coll->local[local_rank].recv;
-    if (coll->courier) { /* of a hook: on the host; its other streams belong to the caller */
-        memcpy(out ? wire : data, out ? data : wire, dp__blocks_bytes(coll, false));
-        return DP_OK;
-    }
-    dp_tensor own = dp_wrap(data, coll->dtype, 1, &count), sent = own;
-    sent.device = coll->ctx->devices[local_rank].id;
-    sent.data = wire;
-    return dp__copy_tensor(coll->ctx, out ? &sent : &own, out ? &own : &sent, NULL);
-}
-
-static dp_status dp__exchange_run(const dp__coll *coll, void *data, size_t stride)
-{
-    for (int i = 0; i < coll->ctx->info.local_count; i++)
-        DP_TRY(dp__exchange_move(coll, i, (char *)data + (size_t)i * stride, true));
-    DP_TRY(dp__collective_entered(coll));
-    return dp__exchange_move(coll, 0, data, false);
-}
-
-/* All ranks tell each other something small with a collective: `data` has that of local rank i at
-   i * stride bytes, and gets what the first of them received. */
-static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, void *data,
-                              size_t stride)
-{
-    coll.ctx = ctx;
-    coll.local = wires;
-    coll.scale = 1;
-    return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
 }
 
 /* Reduce each span where it lies, on every local rank: for all of them, or to each its share. */
