@@ -22,6 +22,7 @@
      >>collate      samples become a batch
      >>primitives   scatter, gather, replicate, reduce values
      >>collectives  all_reduce and its relatives on plain memory
+     >>agreement    how it went on all ranks; numbers of all processes
      >>reducer      gradients made equal on all ranks, while backward still runs
      >>module       a model: methods, parameters, children
      >>call         what a method gets
@@ -194,7 +195,8 @@
             dp_train.h: optimizers; dp_data.h: samplers, a loader;
             dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
             dp_average.h: averaged models; dp_check.h: wrong gradients;
-            a timeline: $DP_TRACE */
+            a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
+            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1027,6 +1029,46 @@ DP_MUST_USE DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, 
 /* Return when every rank has entered. [host] */
 DP_MUST_USE DP_API dp_status dp_barrier(dp_ctx *ctx);
 
+/* ==== >>agreement ==============================================================================
+   What the processes of a job tell each other on the host: counts, losses, how it went. Each
+   process has one set of numbers, however many devices it has, and no memory is asked for. All
+   processes make the same calls in the same order. In a job of one process nothing travels.
+
+       int64_t seen[2] = {right, total};                     of this process' part of the data
+       dp_all_reduce_i64(ctx, seen, 2, DP_OP_SUM);           now of all of it
+       if (dp_rank(ctx) == 0)
+           printf("%g %% right\n", 100.0 * (double)seen[0] / (double)seen[1]);                    */
+
+/* The first rank of this process, which is 0 in one of them; how many ranks the job has. -1:
+   dp_last_error. [any] */
+DP_API int dp_rank(const dp_ctx *ctx);
+DP_API int dp_rank_count(const dp_ctx *ctx);
+
+/* `status` says how it went here, with dp_last_error, which is this thread's last sentence. If it
+   went well everywhere all get DP_OK; else all get the status and the sentence of the first rank
+   where it did not: "rank 2: ...". Then nobody waits for one that cannot go on. [host] */
+DP_MUST_USE DP_API dp_status dp_agree(dp_ctx *ctx, dp_status status);
+
+/* Whether a process says yes: one that has data left, say. [host] */
+DP_MUST_USE DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out);
+
+/* numbers[i] = op over processes of numbers[i]. Integers wrap, their mean is cut towards zero. When
+   a call fails they are void. [host] */
+DP_MUST_USE DP_API dp_status dp_all_reduce_i64(dp_ctx *ctx, int64_t *numbers, size_t count,
+                                               dp_op op);
+DP_MUST_USE DP_API dp_status dp_all_reduce_f64(dp_ctx *ctx, double *numbers, size_t count,
+                                               dp_op op);
+/* out[rank * count_each + i] = numbers[i] of the process that has that rank: as many times
+   count_each as there are ranks. `out` is other memory than `numbers`. [host] */
+DP_MUST_USE DP_API dp_status dp_all_gather_i64(dp_ctx *ctx, const int64_t *numbers,
+                                               size_t count_each, int64_t *out);
+DP_MUST_USE DP_API dp_status dp_all_gather_f64(dp_ctx *ctx, const double *numbers,
+                                               size_t count_each, double *out);
+/* numbers = those of the process that has rank `root`. [host] */
+DP_MUST_USE DP_API dp_status dp_broadcast_i64(dp_ctx *ctx, int64_t *numbers, size_t count,
+                                              int root);
+DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size_t count, int root);
+
 /* ==== >>reducer ================================================================================
    Gradients that lie in memory of yours become the same on all ranks. You say which parts of it
    become ready together (units), and report each unit as soon as backward has its gradient; units
@@ -1662,8 +1704,6 @@ DP_MUST_USE DP_API dp_status dp_report_get(const dp_module *wrapper, dp_report *
    0: dp_last_error. */
 DP_API size_t dp_report_text(const dp_module *module, char *text, size_t bytes);
 
-/* Whether a process says yes: one that has data left, say. [host] */
-DP_MUST_USE DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out);
 /* Whether parameters are the same on all ranks, bit by bit; else a MISMATCH names the first that is
    not, and a rank. What is ignored is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
@@ -2360,6 +2400,8 @@ static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
         status = dp__comm_open(ctx, &config, place, &ctx->comm);
     if (meeting == NULL)
         return status;
+    if (status == DP_OK)
+        status = dp__wires_open(ctx);
     DP_TRY(dp__agree(meeting, status));
     /* The courier's collectives must not mix with those of the user's threads. */
     return dp__agree(meeting, dp__comm_open(ctx, &config, place, &ctx->courier_comm));

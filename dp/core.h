@@ -189,6 +189,8 @@ struct dp_ctx {
     dp_comm *comm;               /* NULL in a world of one */
     dp_part *parts;              /* local ranks, streams filled in */
     struct dp__journal *journal; /* with several processes; else NULL */
+    dp_part *wires;              /* with several processes: room for what they tell each other */
+    size_t wire_bytes;           /* on each device */
     int *firsts;           /* the first rank of each process, and how many there are; else NULL */
     dp__lock far_lock;     /* of the next two, while the context is open */
     struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */

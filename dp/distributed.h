@@ -1091,26 +1091,6 @@ DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param, dp
     return DP_OK;
 }
 
-DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
-{
-    dp_scope *temp = NULL;
-    dp__lines lines = {.fn = __func__, .ctx = ctx};
-    int64_t lowest = !mine;
-    DP_TRY(dp__check_ctx(__func__, ctx));
-    DP_TRY(dp__check_pointer(__func__, "out", out));
-    DP_TRY(dp__enter(__func__, ctx));
-    dp_status status = dp__temp_begin(ctx, &temp);
-    if (status == DP_OK)
-        status = dp__wires_make(__func__, ctx, temp, sizeof lowest, &lines.wires);
-    status = dp__shared_failure(ctx, status);
-    if (status == DP_OK)
-        status = dp__lowest(&lines, lowest, &lowest);
-    status = temp != NULL ? dp__temp_end(temp, NULL, status) : status;
-    DP_TRY(dp__exit(__func__, ctx, status));
-    *out = lowest == 0;
-    return DP_OK;
-}
-
 /* Which child of a module has a slot; child_count: none, it is the module's own. */
 static size_t dp__child_of_slot(const dp_module *module, size_t slot)
 {

@@ -9,6 +9,7 @@
      >>journal    what was begun lately, for when it fails
      >>reducing   the public edge of the collectives
      >>telling    small things that ranks tell each other
+     >>agreement  how it went on all ranks, and numbers of their processes
      >>fallbacks  collectives that a table may lack, memory that is not aligned
      >>staging    collectives through the host
 */
@@ -882,6 +883,17 @@ DP_API dp_status dp_barrier(dp_ctx *ctx)
 /* ==== >>telling ================================================================================
    Ranks tell each other something small by a collective on memory that was made for it.         */
 
+enum {
+    DP__LINE_BYTES = 256, /* of words, as they travel */
+    DP__WIRE_BYTES = 4096 /* at least, of a context's */
+};
+
+typedef struct dp__excuse { /* as it travels */
+    int32_t status;
+    char text[DP__TEXT_BYTES];
+} dp__excuse;
+_Static_assert(sizeof(dp__excuse) <= DP__WIRE_BYTES, "there is room for an excuse");
+
 /* Make parts of this many bytes on each local rank, in place. */
 static dp_status dp__wires_make(const char *fn, dp_ctx *ctx, dp_scope *scope, size_t bytes,
                                 dp_part **out)
@@ -932,6 +944,277 @@ static dp_status dp__exchange(dp_ctx *ctx, const dp_part *wires, dp__coll coll, 
     coll.local = wires;
     coll.scale = 1;
     return dp__shared_failure(ctx, dp__exchange_run(&coll, data, stride));
+}
+
+/* ==== >>agreement ==============================================================================
+   What processes tell each other at the public edge: numbers in host memory, and how it went. It
+   travels on memory that a context has from the start, so that one that has no more can say so. */
+
+/* Lasts as long as the context. */
+static dp_status dp__wires_open(dp_ctx *ctx)
+{
+    dp_scope *scope;
+    size_t one_each = (size_t)ctx->info.rank_count * sizeof(int64_t);
+    ctx->wire_bytes = one_each > DP__WIRE_BYTES ? one_each : DP__WIRE_BYTES;
+    DP_TRY(dp__temp_begin(ctx, &scope));
+    return dp__wires_make("dp_open", ctx, scope, ctx->wire_bytes, &ctx->wires);
+}
+
+/* What a process says in words, or in one number, becomes what all get. */
+static dp_status dp__tell(dp__coll coll, void *data)
+{
+    if (coll.ctx->wires == NULL)
+        return DP_OK;
+    return dp__exchange(coll.ctx, coll.ctx->wires, coll, data, 0);
+}
+
+/* What changes no number that it is added to, or multiplied by: -0.0 is that for -0.0, too. */
+static uint64_t dp__neutral_bits(dp_op op, dp_dtype dtype)
+{
+    double number = op == DP_OP_PROD ? 1 : -0.0;
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return dtype == DP_F64 ? bits : op == DP_OP_PROD;
+}
+
+/* The numbers of a process count once: its other local ranks send what changes nothing, or the
+   same. */
+static dp_status dp__numbers_send(const dp__coll *coll, int local_rank, const void *own)
+{
+    dp_ctx *ctx = coll->ctx;
+    const dp__device *device = &ctx->devices[local_rank];
+    const int64_t count = (int64_t)coll->count;
+    size_t rank = (size_t)(ctx->info.rank_first + local_rank);
+    dp_part *wire = &ctx->wires[local_rank];
+    bool places = coll->verb == DP__ALL_GATHER;
+    wire->send = (char *)wire->recv + (places ? rank * dp__blocks_bytes(coll, false) : 0);
+    dp_tensor from = dp_wrap_const(own, coll->dtype, 1, &count), to = from;
+    to.data = (void *)(uintptr_t)wire->send;
+    to.device = device->id;
+    to.read_only = false;
+    if (local_rank == 0 || coll->verb != DP__ALL_REDUCE || coll->op > DP_OP_PROD)
+        return dp__copy_tensor(ctx, &to, &from, NULL);
+    return dp__fill_tensor(ctx, device, &to, dp__neutral_bits(coll->op, coll->dtype));
+}
+
+/* Of each of `block_count` blocks a part, whose places are `count` numbers apart. */
+static dp_status dp__numbers_get(const dp__coll *coll, size_t block_count, size_t count, void *out)
+{
+    const int64_t shape[] = {(int64_t)block_count, (int64_t)coll->count};
+    dp_tensor to = dp_wrap(out, coll->dtype, 2, shape), from = to;
+    to.stride[0] = (int64_t)count;
+    from.data = coll->local[0].recv;
+    from.device = coll->ctx->devices[0].id;
+    return dp__copy_tensor(coll->ctx, &to, &from, NULL);
+}
+
+/* As many at a time as there is room for. */
+static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
+{
+    dp_ctx *ctx = coll.ctx;
+    size_t blocks = coll.verb == DP__ALL_GATHER ? (size_t)ctx->info.rank_count : 1;
+    size_t count = coll.count, most = ctx->wire_bytes / (blocks * sizeof(int64_t));
+    coll.local = ctx->wires;
+    for (size_t done = 0; done < count; done += coll.count) {
+        coll.count = count - done < most ? count - done : most;
+        for (int i = 0; i < ctx->info.local_count; i++)
+            DP_TRY(dp__numbers_send(&coll, i, own + done * sizeof(int64_t)));
+        DP_TRY(dp__collective_entered(&coll));
+        DP_TRY(dp__numbers_get(&coll, blocks, count, out + done * sizeof(int64_t)));
+    }
+    return DP_OK;
+}
+
+/* With no other process. */
+static void dp__numbers_alone(const dp__coll *coll, const void *own, char *out)
+{
+    size_t bytes = coll->count * sizeof(int64_t);
+    for (int r = 0; r < coll->ctx->info.rank_count && coll->verb == DP__ALL_GATHER && bytes > 0;
+         r++)
+        memcpy(out + (size_t)r * bytes, own, bytes);
+}
+
+static dp_status dp__check_numbers(const dp__coll *coll, const void *own, const void *out)
+{
+    size_t bytes;
+    DP_TRY(dp__check_ctx(coll->fn, coll->ctx));
+    const dp_info *info = &coll->ctx->info;
+    if (coll->count > 0)
+        DP_TRY(dp__check_pointer(coll->fn, "numbers", own));
+    if (coll->count > 0)
+        DP_TRY(dp__check_pointer(coll->fn, "out", out));
+    if ((unsigned)coll->op > DP_OP_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a dp_op", coll->fn, (int)coll->op);
+    if (coll->root < 0 || coll->root >= info->rank_count)
+        return dp_error(DP_ERR_INVALID, "%s: root %d, there are %d ranks", coll->fn, coll->root,
+                        info->rank_count);
+    if (!dp__mul(coll->count, (size_t)info->rank_count * sizeof(int64_t), &bytes) ||
+        bytes > INT64_MAX)
+        return dp_error(DP_ERR_INVALID, "%s: more numbers than can be counted", coll->fn);
+    return DP_OK;
+}
+
+/* Numbers of 8 bytes. `out` may be `own`, unless they are gathered. */
+static dp_status dp__numbers(dp__coll coll, const void *own, void *out)
+{
+    DP_TRY(dp__check_numbers(&coll, own, out));
+    coll.scale = 1;
+    coll.op = coll.op == DP_OP_MEAN ? DP_OP_SUM : coll.op; /* whose divisor is not that of ranks */
+    DP_TRY(dp__enter(coll.fn, coll.ctx));
+    dp_status status = DP_OK;
+    if (coll.ctx->wires != NULL)
+        status = dp__shared_failure(coll.ctx, dp__numbers_run(coll, own, out));
+    else
+        dp__numbers_alone(&coll, own, out);
+    return dp__exit(coll.fn, coll.ctx, status);
+}
+
+DP_API dp_status dp_all_reduce_i64(dp_ctx *ctx, int64_t *numbers, size_t count, dp_op op)
+{
+    dp__coll coll = {.fn = __func__, .ctx = ctx, .count = count, .dtype = DP_I64, .op = op};
+    DP_TRY(dp__numbers(coll, numbers, numbers));
+    for (size_t i = 0; i < count && op == DP_OP_MEAN; i++)
+        numbers[i] /= ctx->info.process_count;
+    return DP_OK;
+}
+
+DP_API dp_status dp_all_reduce_f64(dp_ctx *ctx, double *numbers, size_t count, dp_op op)
+{
+    dp__coll coll = {.fn = __func__, .ctx = ctx, .count = count, .dtype = DP_F64, .op = op};
+    DP_TRY(dp__numbers(coll, numbers, numbers));
+    for (size_t i = 0; i < count && op == DP_OP_MEAN; i++)
+        numbers[i] /= ctx->info.process_count;
+    return DP_OK;
+}
+
+DP_API dp_status dp_all_gather_i64(dp_ctx *ctx, const int64_t *numbers, size_t count_each,
+                                   int64_t *out)
+{
+    dp__coll coll = {
+        .fn = __func__, .ctx = ctx, .verb = DP__ALL_GATHER, .count = count_each, .dtype = DP_I64};
+    return dp__numbers(coll, numbers, out);
+}
+
+DP_API dp_status dp_all_gather_f64(dp_ctx *ctx, const double *numbers, size_t count_each,
+                                   double *out)
+{
+    dp__coll coll = {
+        .fn = __func__, .ctx = ctx, .verb = DP__ALL_GATHER, .count = count_each, .dtype = DP_F64};
+    return dp__numbers(coll, numbers, out);
+}
+
+DP_API dp_status dp_broadcast_i64(dp_ctx *ctx, int64_t *numbers, size_t count, int root)
+{
+    dp__coll coll = {.fn = __func__,
+                     .ctx = ctx,
+                     .verb = DP__BROADCAST,
+                     .count = count,
+                     .dtype = DP_I64,
+                     .root = root};
+    return dp__numbers(coll, numbers, numbers);
+}
+
+DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size_t count, int root)
+{
+    dp__coll coll = {.fn = __func__,
+                     .ctx = ctx,
+                     .verb = DP__BROADCAST,
+                     .count = count,
+                     .dtype = DP_F64,
+                     .root = root};
+    return dp__numbers(coll, numbers, numbers);
+}
+
+DP_API dp_status dp_any(dp_ctx *ctx, bool mine, bool *out)
+{
+    dp__coll coll = {.fn = __func__, .ctx = ctx, .count = 1, .dtype = DP_I64, .op = DP_OP_MAX};
+    int64_t any = mine;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__check_pointer(__func__, "out", out));
+    DP_TRY(dp__numbers(coll, &any, &any));
+    *out = any != 0;
+    return DP_OK;
+}
+
+DP_API int dp_rank(const dp_ctx *ctx)
+{
+    return dp__check_open(__func__, ctx) == DP_OK ? ctx->info.rank_first : -1;
+}
+
+DP_API int dp_rank_count(const dp_ctx *ctx)
+{
+    return dp__check_open(__func__, ctx) == DP_OK ? ctx->info.rank_count : -1;
+}
+
+/* `status`, with this thread's sentence. What is none of the list is a function's of the user's. */
+static dp__excuse dp__excuse_of(dp_status status)
+{
+    dp__excuse excuse = {.status = status == DP_OK || dp__is_failure(status) ? status
+                                                                             : DP_ERR_USER};
+    const char *text = dp__thread.text[0] != '\0' ? dp__thread.text : dp_status_text(status);
+    if (status != DP_OK)
+        snprintf(excuse.text, sizeof excuse.text, "%s", text);
+    return excuse;
+}
+
+/* The lowest of all processes' numbers. */
+static dp_status dp__lowest(const char *fn, dp_ctx *ctx, int64_t *number)
+{
+    return dp__tell((dp__coll){.fn = fn, .ctx = ctx, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN},
+                    number);
+}
+
+/* What one rank says, on all. */
+static dp_status dp__words_of(const char *fn, dp_ctx *ctx, int rank, void *words, size_t bytes)
+{
+    return dp__tell((dp__coll){.fn = fn,
+                               .ctx = ctx,
+                               .verb = DP__BROADCAST,
+                               .count = bytes,
+                               .dtype = DP_U8,
+                               .root = rank},
+                    words);
+}
+
+/* The first rank whose process has an excuse, and that; INT64_MAX: none has. */
+static dp_status dp__first_excuse(const char *fn, dp_ctx *ctx, dp__excuse *excuse,
+                                  int64_t *out_rank)
+{
+    *out_rank = excuse->status != DP_OK ? ctx->info.rank_first : INT64_MAX;
+    DP_TRY(dp__lowest(fn, ctx, out_rank));
+    if (*out_rank == INT64_MAX)
+        return DP_OK;
+    return dp__words_of(fn, ctx, (int)*out_rank, excuse, sizeof *excuse);
+}
+
+/* `status`: whether this process could do its part of fn. If one could not, all fail as the first
+   of them has. */
+static dp_status dp__all_or_none(const char *fn, dp_ctx *ctx, dp_status status)
+{
+    dp__excuse excuse = dp__excuse_of(status);
+    int64_t rank;
+    DP_TRY(dp__first_excuse(fn, ctx, &excuse, &rank));
+    if (excuse.status == DP_OK)
+        return DP_OK;
+    const char *text = dp__unnamed(fn, excuse.text);
+    if (ctx->info.process_count == 1)
+        return dp_error((dp_status)excuse.status, "%s: %s", fn, text);
+    return dp_error((dp_status)excuse.status, "%s: rank %d: %s", fn, (int)rank, text);
+}
+
+DP_API dp_status dp_agree(dp_ctx *ctx, dp_status status)
+{
+    dp__excuse excuse = dp__excuse_of(status);
+    int64_t rank;
+    DP_TRY(dp__check_ctx(__func__, ctx));
+    DP_TRY(dp__enter(__func__, ctx));
+    DP_TRY(dp__exit(__func__, ctx, dp__first_excuse(__func__, ctx, &excuse, &rank)));
+    status = (dp_status)excuse.status;
+    if (status == DP_OK)
+        return DP_OK;
+    if (ctx->info.process_count == 1)
+        return dp_error(status, "%s", excuse.text);
+    return dp_error(status, "rank %d: %s", (int)rank, excuse.text);
 }
 
 /* ==== >>fallbacks ==============================================================================

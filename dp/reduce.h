@@ -64,8 +64,6 @@ typedef struct dp__bucket {
     char label[DP__LABEL_BYTES]; /* for sentences */
 } dp__bucket;
 
-enum { DP__LINE_BYTES = 256 }; /* of words, as they travel */
-
 typedef struct dp__trip { /* the bucket that travels */
     dp_bucket bucket;
     bool courier;
@@ -73,11 +71,6 @@ typedef struct dp__trip { /* the bucket that travels */
     size_t collective_count;   /* that the hook has called */
     char said[DP__LINE_BYTES]; /* why the hook has failed here */
 } dp__trip;
-
-typedef struct dp__excuse { /* as it travels */
-    int32_t status;
-    char text[DP__LINE_BYTES];
-} dp__excuse;
 
 typedef struct dp__clock {              /* of a pass: when, and for how long, in ns */
     uint64_t begun, reported, finished; /* finished: dp_reducer_finish was called */
@@ -1408,7 +1401,6 @@ typedef struct dp__lines {
     const char **text;
     uint64_t *hashes; /* [i] of the first i lines, so one more than there are lines */
     size_t count, room;
-    dp_part *wires;
 } dp__lines;
 
 static dp_status dp__lines_begin(dp__lines *lines, size_t room)
@@ -1419,7 +1411,7 @@ static dp_status dp__lines_begin(dp__lines *lines, size_t room)
     if (lines->text == NULL || lines->hashes == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory to compare %zu things", lines->fn, room);
     lines->hashes[0] = dp__hash_first;
-    return dp__wires_make(lines->fn, lines->ctx, lines->scope, DP__LINE_BYTES, &lines->wires);
+    return DP_OK;
 }
 
 static dp_status dp__lines_add(dp__lines *lines, const char *text)
@@ -1434,39 +1426,29 @@ static dp_status dp__lines_add(dp__lines *lines, const char *text)
     return DP_OK;
 }
 
-/* The lowest of all processes' numbers. */
-static dp_status dp__lowest(const dp__lines *lines, int64_t own, int64_t *out)
+/* The first rank whose number is not that of rank 0; INT64_MAX: all are. */
+static dp_status dp__other_number(const dp__lines *lines, uint64_t own, int64_t *out_rank)
 {
-    dp__coll coll = {.fn = lines->fn, .count = 1, .dtype = DP_I64, .op = DP_OP_MIN};
-    *out = own;
-    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
+    uint64_t first = own;
+    dp__coll coll = {
+        .fn = lines->fn, .ctx = lines->ctx, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+    DP_TRY(dp__tell(coll, &first));
+    *out_rank = own != first ? lines->ctx->info.rank_first : INT64_MAX;
+    return dp__lowest(lines->fn, lines->ctx, out_rank);
 }
 
 /* The first rank whose first `count` lines are not those of rank 0; INT64_MAX: all are. */
 static dp_status dp__lines_differ(const dp__lines *lines, size_t count, int64_t *out_rank)
 {
-    uint64_t own = lines->hashes[count], first = own;
-    dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
-    DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
-    return dp__lowest(lines, own != first ? lines->ctx->info.rank_first : INT64_MAX, out_rank);
-}
-
-/* What one rank says, on all. */
-static dp_status dp__words_of(const dp__lines *lines, const char *text, int rank, char *out)
-{
-    dp__coll coll = {.fn = lines->fn,
-                     .verb = DP__BROADCAST,
-                     .count = DP__LINE_BYTES,
-                     .dtype = DP_U8,
-                     .root = rank};
-    memset(out, 0, DP__LINE_BYTES);
-    snprintf(out, DP__LINE_BYTES, "%.*s", DP__LINE_BYTES - 1, text);
-    return dp__exchange(lines->ctx, lines->wires, coll, out, 0);
+    return dp__other_number(lines, lines->hashes[count], out_rank);
 }
 
 static dp_status dp__line_of(const dp__lines *lines, size_t line, int rank, char *out)
 {
-    return dp__words_of(lines, line < lines->count ? lines->text[line] : "nothing more", rank, out);
+    memset(out, 0, DP__LINE_BYTES);
+    snprintf(out, DP__LINE_BYTES, "%.*s", DP__LINE_BYTES - 1,
+             line < lines->count ? lines->text[line] : "nothing more");
+    return dp__words_of(lines->fn, lines->ctx, rank, out, DP__LINE_BYTES);
 }
 
 /* Some line, or the number of lines, differs. All have at least `least` lines. */
@@ -1482,12 +1464,8 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
         culprit = rank != none ? rank : culprit;
         *(rank != none ? &differ : &alike) = half;
     }
-    if (culprit == none) { /* only the numbers of lines differ: whose is not that of rank 0? */
-        uint64_t own = lines->count, first = own;
-        dp__coll coll = {.fn = lines->fn, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
-        DP_TRY(dp__exchange(lines->ctx, lines->wires, coll, &first, 0));
-        DP_TRY(dp__lowest(lines, own != first ? lines->ctx->info.rank_first : none, &culprit));
-    }
+    if (culprit == none) /* only the numbers of lines differ */
+        DP_TRY(dp__other_number(lines, lines->count, &culprit));
     DP_TRY(dp__line_of(lines, alike, (int)culprit, there));
     DP_TRY(dp__line_of(lines, alike, 0, here));
     return dp_error(DP_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", lines->fn, (int)culprit,
@@ -1498,20 +1476,12 @@ static dp_status dp__lines_error(const dp__lines *lines, size_t least)
    one could not, all fail. */
 static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
 {
-    char text[DP__TEXT_BYTES], why[DP__LINE_BYTES];
-    int64_t failed = INT64_MAX, least = 0, rank = INT64_MAX;
-    memcpy(text, dp__thread.text, sizeof text);
-    DP_TRY(dp__lowest(lines, status != DP_OK ? lines->ctx->info.rank_first : failed, &failed));
-    if (failed != INT64_MAX)
-        DP_TRY(dp__words_of(lines, dp__unnamed(lines->fn, text), (int)failed, why));
-    if (status != DP_OK)
-        return dp_error(status, "%s", text);
-    if (failed != INT64_MAX)
-        return dp_error(DP_ERR_MISMATCH, "%s: rank %d: %s", lines->fn, (int)failed, why);
+    int64_t least = (int64_t)lines->count, rank = INT64_MAX;
+    DP_TRY(dp__all_or_none(lines->fn, lines->ctx, status));
     DP_TRY(dp__lines_differ(lines, lines->count, &rank));
     if (rank == INT64_MAX)
         return DP_OK;
-    DP_TRY(dp__lowest(lines, (int64_t)lines->count, &least));
+    DP_TRY(dp__lowest(lines->fn, lines->ctx, &least));
     return dp__lines_error(lines, (size_t)least);
 }
 

@@ -5,7 +5,7 @@
 
    Build: cc -std=c11 examples/spawn.c -o spawn -lpthread -lm
    Prints:
-   process 0 of 4: the sum over all ranks is 10
+   rank 0 of 4: the sum over all processes is 10
    one that fails: dp_spawn: process 2 of 4: no more paper */
 
 #define DP_IMPLEMENTATION
@@ -17,16 +17,13 @@
 static dp_status work(void *user) /* in a process of its own */
 {
     dp_ctx *ctx;
-    dp_info info;
+    double number;
     (void)user;
     DP_TRY(dp_open(&(dp_config){.device_count = 1}, &ctx)); /* its environment says who it is */
-    DP_TRY(dp_info_get(ctx, &info));
-    float number = (float)(info.process + 1);
-    dp_part part = {.send = &number, .recv = &number};
-    DP_TRY(dp_all_reduce(ctx, &part, 1, DP_F32, DP_OP_SUM));
-    if (info.process == 0)
-        printf("process 0 of %d: the sum over all ranks is %g\n", info.process_count,
-               (double)number);
+    number = dp_rank(ctx) + 1;
+    DP_TRY(dp_all_reduce_f64(ctx, &number, 1, DP_OP_SUM));
+    if (dp_rank(ctx) == 0)
+        printf("rank 0 of %d: the sum over all processes is %g\n", dp_rank_count(ctx), number);
     dp_close(ctx);
     return DP_OK;
 }

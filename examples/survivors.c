@@ -78,14 +78,13 @@ static dp_status train(dp_ctx *ctx)
     static const mlp shape = {PIXELS, HIDDEN, CLASSES};
     const dp_distributed_config config = {.reduction = DP_MEAN_SAMPLES};
     int64_t step = saved.step; /* that of process 0 may be another: it may have saved one more */
-    dp_part part = {.send = &step, .recv = &step};
     dp_info info;
     dp_module *net, *par;
     DP_TRY(dp_info_get(ctx, &info));
     DP_TRY(mlp_create(ctx, &shape, &net));
     DP_TRY(step > 0 ? copy_params(net, true) : DP_OK);
     DP_TRY(dp_distributed(net, &config, &par));
-    DP_TRY(dp_broadcast(ctx, &part, 1, DP_I64, 0));
+    DP_TRY(dp_broadcast_i64(ctx, &step, 1, 0));
     if (info.process == 0)
         printf("%d processes, from step %d\n", info.process_count, (int)step);
     for (; step < STEPS; step++) {

@@ -68,7 +68,6 @@ int main(void)
     const dp_distributed_config config = {.reduction = DP_MEAN_SAMPLES};
     dp_optim sgd = {&ops};
     dp_ctx *ctx;
-    dp_info info;
     dp_module *net, *par;
     double sum = 0;
     load_pictures();
@@ -78,8 +77,7 @@ int main(void)
     for (int i = 0; i < STEPS; i++)
         DP_CHECK(step(ctx, par, &sgd, i));
     DP_CHECK(add_up(ctx, net, &sum));
-    DP_CHECK(dp_info_get(ctx, &info));
-    if (info.process == 0)
+    if (dp_rank(ctx) == 0)
         printf("parameters after %d steps add up to %.9g\n", STEPS, sum);
     dp_close(ctx);
     return 0;

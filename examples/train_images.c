@@ -81,7 +81,7 @@ static void go_on(const char *file)
         DP_CHECK(dp_average_load(average, dp_get(kept, "average")));
         DP_CHECK(dp_loader_load(loader, dp_get(kept, "loader")));
     }
-    if (info.process == 0)
+    if (dp_rank(ctx) == 0)
         printf("from %s\n", status == DP_ERR_NO_FILE ? "the beginning" : file);
     dp_scope_end(scope);
 }
@@ -104,22 +104,26 @@ static bool train(const char *file)
     return batch.count > 0;
 }
 
+/* Each process looks at its part of the pictures; all get to know how all of them went. */
 static double percent_right(void)
 {
-    double right = 0;
+    int first = TESTED * info.process / info.process_count;
+    int count = TESTED * (info.process + 1) / info.process_count - first;
+    int64_t seen[2] = {0, count};
     dp_scope *scope = dp_scope_begin(ctx);
-    dp_value image = dp_array(scope, pictures, DP_F32, DP_SHAPE(TESTED, PIXELS)), out;
-    dp_value label = dp_array(scope, labels, DP_I64, DP_SHAPE(TESTED));
+    dp_value image = dp_array(scope, pictures[first], DP_F32, DP_SHAPE(count, PIXELS)), out;
+    dp_value label = dp_array(scope, &labels[first], DP_I64, DP_SHAPE(count));
     DP_CHECK(dp_predict_step(par, scope, DP_DICT(scope, {"image", image}, {"label", label}), &out));
     for (size_t i = 0; i < (out.kind == DP_LIST ? dp_count(out) : 1); i++) {
         const dp_tensor *own;
         dp_value part = out.kind == DP_LIST ? dp_at(out, i) : out; /* of one device */
         DP_CHECK(dp_as_tensor(dp_get(part, "right"), "right", DP_F32, 1, &own));
         for (int64_t k = 0; k < own->shape[0]; k++)
-            right += (double)((const float *)own->data)[k];
+            seen[0] += ((const float *)own->data)[k] > 0;
     }
     dp_scope_end(scope);
-    return 100 * right / TESTED;
+    DP_CHECK(dp_all_reduce_i64(ctx, seen, 2, DP_OP_SUM));
+    return 100.0 * (double)seen[0] / (double)seen[1];
 }
 
 int main(int argc, char **argv)
@@ -140,10 +144,11 @@ int main(int argc, char **argv)
     dp_progress_end(&progress);
     double right = percent_right();
     DP_CHECK(dp_average_begin(average));
+    double averaged = percent_right();
     DP_CHECK(dp_optim_info_get(optim, &steps));
-    if (info.process == 0)
+    if (dp_rank(ctx) == 0)
         printf("%d steps: %.0f %% right, %.0f %% by the averaged parameters\n",
-               (int)steps.step_count, right, percent_right());
+               (int)steps.step_count, right, averaged);
     dp_close(ctx);
     return 0;
 }

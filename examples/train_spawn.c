@@ -59,7 +59,7 @@ static dp_status train(void *user) /* in a process of its own */
     DP_TRY(mlp_create(ctx, &shape, &net));
     DP_TRY(dp_distributed(net, &config, &par)); /* in place of dp_data_parallel */
     int own = BATCH / info.process_count;
-    if (info.process == 0)
+    if (dp_rank(ctx) == 0)
         printf("%d processes, each with %d pictures a step\n", info.process_count, own);
     for (int i = 0; i < STEPS; i++) {
         int first = i * BATCH % PICTURES + info.process * own;
@@ -72,7 +72,7 @@ static dp_status train(void *user) /* in a process of its own */
         dp_scope_end(step);
     }
     DP_TRY(dp_params_compare(par));
-    if (info.process == 0 && dp_report_text(par, report, sizeof report) > 0)
+    if (dp_rank(ctx) == 0 && dp_report_text(par, report, sizeof report) > 0)
         printf("after %d steps process 0 is %.0f %% right; all have the same parameters\n%s", STEPS,
                100 * right, report);
     dp_close(ctx);

@@ -379,7 +379,7 @@ static void journal_of_two(meeting *m)
     size_t bytes = (size_t)snprintf(
         want, sizeof want,
         "collective 6, broadcast of 1 i32 (root 1): %s\n"
-        "collective 5, all_reduce of 1 i64 (min), in dp_any: %s\n"
+        "collective 5, all_reduce of 1 i64 (max), in dp_any: %s\n"
         "collective 4, all_reduce of 2 f32 (sum times 0.5), in dp_all_reduce_scaled, at 'b': %s\n"
         "collective 3, all_reduce of 1 bool (max), in dp_barrier, at 'b': %s\n"
         "collective 2, reduce_scatter of 1 f32 (max), at 'a tag that is longer than the "

@@ -32,6 +32,7 @@ static struct outs { /* all that a call may write to: 0x5a before, and so it mus
     dp_scope *scope;
     size_t count;
     int64_t rows[ROWS], first;
+    double reals[ROWS];
     float host[ROWS];
     bool yes, used[8];
 } outs;
@@ -675,6 +676,16 @@ CALL(dp_reduce_to, a->ctx, a->parts, a->count, a->dtype, a->op, a->root)
 CALL(dp_gather_to, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_scatter_from, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_barrier, a->ctx)
+FAILS(dp_rank, dp_rank(a->ctx) == -1)
+FAILS(dp_rank_count, dp_rank_count(a->ctx) == -1)
+CALL(dp_agree, a->ctx, DP_OK)
+CALL(dp_any, a->ctx, true, OUT(yes))
+CALL(dp_all_reduce_i64, a->ctx, OUT(first), a->count, a->op)
+CALL(dp_all_reduce_f64, a->ctx, a->memory, a->count, a->op)
+CALL(dp_all_gather_i64, a->ctx, a->memory, a->count, a->outs != NULL ? a->outs->rows : NULL)
+CALL(dp_all_gather_f64, a->ctx, a->memory, a->count, a->outs != NULL ? a->outs->reals : NULL)
+CALL(dp_broadcast_i64, a->ctx, OUT(first), a->count, a->root)
+CALL(dp_broadcast_f64, a->ctx, a->memory, a->count, a->root)
 CALL(dp_reducer_create, a->ctx, a->reduce, OUT(reducer))
 CALL(dp_reducer_destroy, a->reducer)
 CALL(dp_reducer_begin, a->reducer, NULL)
@@ -743,7 +754,6 @@ CALL(dp_grads_used, a->module, a->outs != NULL ? a->outs->used : NULL,
      dp_module_param_count(a->module))
 CALL(dp_report_get, a->wrapper, OUT(report))
 FAILS(dp_report_text, dp_report_text(a->module, (char *)OUT(host), sizeof outs.host) == 0)
-CALL(dp_any, a->ctx, true, OUT(yes))
 CALL(dp_params_compare, a->module)
 CALL(dp_buffers_compare, a->module)
 CALL(dp_buffers_sync, a->module)
@@ -812,7 +822,11 @@ static const row table[] = {
     ROW(dp_broadcast, "cPzeR", 0), ROW(dp_all_gather, "cPze", 0),
     ROW(dp_reduce_scatter, "cPzef", 0), ROW(dp_all_to_all, "cPze", 0),
     ROW(dp_reduce_to, "cPzefR", 0), ROW(dp_gather_to, "cPzeR", 0), ROW(dp_scatter_from, "cPzeR", 0),
-    ROW(dp_barrier, "c", 0), ROW(dp_reducer_create, "cVO", 0),
+    ROW(dp_barrier, "c", 0), ROW(dp_rank, "c", GOES_ON), ROW(dp_rank_count, "c", GOES_ON),
+    ROW(dp_agree, "c", 0), ROW(dp_any, "cO", 0), ROW(dp_all_reduce_i64, "czfO", 0),
+    ROW(dp_all_reduce_f64, "cHzf", 0), ROW(dp_all_gather_i64, "cHzO", 0),
+    ROW(dp_all_gather_f64, "cHzO", 0), ROW(dp_broadcast_i64, "czRO", 0),
+    ROW(dp_broadcast_f64, "cHzR", 0), ROW(dp_reducer_create, "cVO", 0),
     ROW(dp_reducer_destroy, "J", NOT_RIGHTLY), ROW(dp_reducer_begin, "j", 0),
     ROW(dp_reducer_ready, "jri", 0), ROW(dp_reducer_finish, "j", 0),
     ROW(dp_reducer_info_get, "jO", GOES_ON), ROW(dp_reducer_bucket_get, "jiO", GOES_ON),
@@ -841,7 +855,7 @@ static const row table[] = {
     ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
     ROW(dp_grads_scatter, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
-    ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0), ROW(dp_any, "cO", 0),
+    ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0),
     ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),
     ROW(dp_buffers_sync, "m", 0),
     ROW(dp_all_reduce_list, "csluO", 0),
