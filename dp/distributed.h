@@ -117,9 +117,9 @@ static dp_status dp__ignored_find(const char *fn, const dp_module *module,
     return dp__module_find(fn, module, config->ignored[i], out_home);
 }
 
-/* With whom a parameter may make a run: those of one party. What is ignored has none, and what is
-   listed behind it begins another: a, (b), c are never one run, on no rank, even where b is
-   empty. So runs are the same on all ranks, whatever the shapes of what they ignore. */
+/* Only parameters with the same key may form a run. An ignored parameter has no key, and the next
+   one after it begins a new key: a, (b), c never form one run on any rank, even if b is empty. So
+   runs are the same on all ranks, whatever the shapes of ignored parameters. */
 static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
                                   const dp_distributed_config *config)
 {
@@ -127,18 +127,18 @@ static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
     const void *last = face;
     if (config->ignored_count == 0)
         return DP_OK;
-    face->parties = dp__array(face->scope, inner->listed_count, sizeof *face->parties);
-    if (face->parties == NULL)
+    face->run_keys = dp__array(face->scope, inner->listed_count, sizeof *face->run_keys);
+    if (face->run_keys == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu names", fn, config->ignored_count);
     for (size_t i = 0; i < config->ignored_count; i++) {
         size_t home = 0;
         DP_TRY(dp__ignored_find(fn, inner, config, i, &home));
-        face->parties[home] = face;
+        face->run_keys[home] = face;
     }
     for (size_t home = 0; home < inner->listed_count; home++) {
-        bool ignored = face->parties[home] != NULL;
-        last = ignored ? &face->parties[home] : last;
-        face->parties[home] = ignored ? NULL : last;
+        bool ignored = face->run_keys[home] != NULL;
+        last = ignored ? &face->run_keys[home] : last;
+        face->run_keys[home] = ignored ? NULL : last;
     }
     return DP_OK;
 }
@@ -161,7 +161,7 @@ static dp_status dp__units_number(dp__face *face)
         if (!dp__is_unit(face, home))
             continue;
         ranks->homes[ranks->unit_count] = home;
-        for (; slot != DP__NO_SLOT; slot = inner->twins[slot]) {
+        for (; slot != DP__NO_SLOT; slot = inner->next_tied[slot]) {
             ranks->units[slot] = (uint32_t)ranks->unit_count;
             ranks->names[ranks->unit_count]++;
         }
@@ -171,14 +171,14 @@ static dp_status dp__units_number(dp__face *face)
 }
 
 /* Those that are units. */
-static dp__lot *dp__unit_lots(const dp__face *face, dp_scope *temp)
+static dp__region *dp__unit_regions(const dp__face *face, dp_scope *temp)
 {
-    dp__lot *lots = dp__array(temp, face->inner->listed_count, sizeof *lots);
-    size_t all = lots != NULL ? dp__lots_collect(face, DP__GRADS, lots) : 0, count = 0;
+    dp__region *regions = dp__array(temp, face->inner->listed_count, sizeof *regions);
+    size_t all = regions != NULL ? dp__regions_collect(face, DP__GRADS, regions) : 0, count = 0;
     for (size_t i = 0; i < all; i++)
-        if (dp__is_unit(face, lots[i].home))
-            lots[count++] = lots[i];
-    return lots;
+        if (dp__is_unit(face, regions[i].home))
+            regions[count++] = regions[i];
+    return regions;
 }
 
 /* Runs as blocks; their number. */
@@ -193,20 +193,20 @@ static size_t dp__unit_blocks(const dp__face *face, dp_block *out)
     return count;
 }
 
-/* Lots and blocks are in the same order. */
-static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_block *blocks,
+/* Regions and blocks are in the same order. */
+static void dp__units_place(const dp__face *face, const dp__region *regions, const dp_block *blocks,
                             dp_range *out)
 {
     const dp_module *inner = face->inner;
     for (size_t i = 0, block = 0; i < face->ranks->unit_count; i++) {
-        size_t bytes = dp__dtype_sizes[lots[i].dtype];
+        size_t bytes = dp__dtype_sizes[regions[i].dtype];
         const char *begin = blocks[block].local[0];
-        while (blocks[block].dtype != lots[i].dtype || lots[i].at < begin ||
-               lots[i].at >= begin + blocks[block].count * bytes)
+        while (blocks[block].dtype != regions[i].dtype || regions[i].at < begin ||
+               regions[i].at >= begin + blocks[block].count * bytes)
             begin = blocks[++block].local[0];
         out[i] = (dp_range){.block = (uint32_t)block,
-                            .unit = face->ranks->units[inner->listed[lots[i].home]],
-                            .first = (size_t)(lots[i].at - begin) / bytes};
+                            .unit = face->ranks->units[inner->listed[regions[i].home]],
+                            .first = (size_t)(regions[i].at - begin) / bytes};
         if (i > 0 && out[i - 1].block == out[i].block)
             out[i - 1].count = out[i].first - out[i - 1].first;
         out[i].count = blocks[block].count - out[i].first;
@@ -214,14 +214,14 @@ static void dp__units_place(const dp__face *face, const dp__lot *lots, const dp_
 }
 
 /* Bytes of blocks that are of no gradient. */
-static size_t dp__units_gaps(const dp__face *face, const dp__lot *lots, const dp_block *blocks,
-                             size_t block_count)
+static size_t dp__units_gaps(const dp__face *face, const dp__region *regions,
+                             const dp_block *blocks, size_t block_count)
 {
     size_t gaps = 0;
     for (size_t i = 0; i < block_count; i++)
         gaps += blocks[i].count * dp__dtype_sizes[blocks[i].dtype];
     for (size_t i = 0; i < face->ranks->unit_count; i++)
-        gaps -= lots[i].bytes;
+        gaps -= regions[i].bytes;
     return gaps;
 }
 
@@ -244,43 +244,44 @@ static size_t dp__params_run(const dp__face *face, const char *at)
 
 /* Whether a parameter comes right after another in memory, and so its gradient does, if they are in
    one block: on all ranks, as runs are the same there. */
-static bool dp__lots_adjoin(const dp__face *face, const dp__lot *before, const dp__lot *lot)
+static bool dp__regions_adjoin(const dp__face *face, const dp__region *before,
+                               const dp__region *region)
 {
     const dp_module *inner = face->inner;
     const char *data = dp__root(inner->slots[inner->listed[before->home]])->data.data;
-    const char *next = dp__root(inner->slots[inner->listed[lot->home]])->data.data;
+    const char *next = dp__root(inner->slots[inner->listed[region->home]])->data.data;
     return data + before->bytes == next && dp__params_run(face, data) == dp__params_run(face, next);
 }
 
-/* The stretch that begins with a lot: up to where memory is interrupted, or it has bytes enough.
+/* The stretch that begins with a region: up to where memory is interrupted, or it has bytes enough.
    Buckets consist of stretches, and one that is long keeps its bucket waiting. */
-static dp__stretch dp__stretch_from(const dp__face *face, const dp__lot *lots,
+static dp__stretch dp__stretch_from(const dp__face *face, const dp__region *regions,
                                     const dp_range *ranges, size_t first, size_t most)
 {
-    size_t ranks = (size_t)face->ctx->info.rank_count, bytes = lots[first].bytes, count = 1;
+    size_t ranks = (size_t)face->ctx->info.rank_count, bytes = regions[first].bytes, count = 1;
     while (first + count < face->ranks->unit_count && bytes < most &&
            ranges[first].block == ranges[first + count].block &&
-           dp__lots_adjoin(face, &lots[first + count - 1], &lots[first + count]))
-        bytes += lots[first + count++].bytes;
-    size_t each = bytes / dp__dtype_sizes[lots[first].dtype] / ranks;
+           dp__regions_adjoin(face, &regions[first + count - 1], &regions[first + count]))
+        bytes += regions[first + count++].bytes;
+    size_t each = bytes / dp__dtype_sizes[regions[first].dtype] / ranks;
     each -= each % DP__SHARE_ALIGN;
     bool cut = ranks > 1 && each >= DP__SHARE_LEAST;
     return (dp__stretch){.first_range = first, .range_count = count, .each = cut ? each : 0};
 }
 
 /* How ranks would share gradients out: how many stretches there are. config: has ranges, those of
-   the lots. */
-static size_t dp__units_share(const dp__face *face, const dp__lot *lots,
+   the regions. */
+static size_t dp__units_share(const dp__face *face, const dp__region *regions,
                               const dp_reducer_config *config, dp__stretch *out)
 {
     size_t bytes = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES, count = 0;
     for (size_t i = 0, end = 0; i < face->ranks->unit_count; i = end) {
         dp__stretch stretch =
-            dp__stretch_from(face, lots, config->ranges, i, bytes / DP__STRETCHES_PER_BUCKET);
+            dp__stretch_from(face, regions, config->ranges, i, bytes / DP__STRETCHES_PER_BUCKET);
         end = i + stretch.range_count;
         for (size_t k = i, at = 0; k < end && stretch.each > 0; k++) {
             face->ranks->shares[config->ranges[k].unit] = (dp__unit_share){stretch.each, at};
-            at += lots[k].bytes / dp__dtype_sizes[lots[k].dtype];
+            at += regions[k].bytes / dp__dtype_sizes[regions[k].dtype];
         }
         if (stretch.each > 0)
             out[count++] = stretch;
@@ -296,15 +297,15 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
 {
     const dp_module *inner = face->inner;
     const dp__distributed *ranks = face->ranks;
-    dp__lot *lots = dp__unit_lots(face, temp);
+    dp__region *regions = dp__unit_regions(face, temp);
     dp_range *ranges = dp__array(temp, ranks->unit_count, sizeof *ranges);
     dp_block *blocks = dp__array(temp, face->ranges[DP__GRADS].count, sizeof *blocks);
     const char **names = dp__array(temp, ranks->unit_count, sizeof *names);
     dp__stretch *stretches = dp__array(temp, ranks->unit_count, sizeof *stretches);
-    if (lots == NULL || ranges == NULL || blocks == NULL || names == NULL || stretches == NULL)
+    if (regions == NULL || ranges == NULL || blocks == NULL || names == NULL || stretches == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu units", ranks->unit_count);
     out->block_count = dp__unit_blocks(face, blocks);
-    dp__units_place(face, lots, blocks, ranges);
+    dp__units_place(face, regions, blocks, ranges);
     for (size_t unit = 0; unit < ranks->unit_count; unit++)
         names[unit] = inner->names[inner->listed[ranks->homes[unit]]];
     out->name = inner->name;
@@ -312,8 +313,8 @@ static dp_status dp__units_config(const dp__face *face, dp_scope *temp, dp_reduc
     out->ranges = ranges;
     out->range_count = ranks->unit_count;
     out->unit_names = names;
-    *out_wrapped = (dp__wrapped){stretches, dp__units_share(face, lots, out, stretches),
-                                 dp__units_gaps(face, lots, blocks, out->block_count)};
+    *out_wrapped = (dp__wrapped){stretches, dp__units_share(face, regions, out, stretches),
+                                 dp__units_gaps(face, regions, blocks, out->block_count)};
     return DP_OK;
 }
 
@@ -544,9 +545,9 @@ static dp_status dp__unexpected_zero(const dp__face *face)
         for (size_t unit = 0; unit < ranks->unit_count; unit++) {
             const dp__memory *memory = &face->replicas[r];
             size_t slot = face->inner->listed[ranks->homes[unit]];
-            dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
-            if (patch != NULL && !dp__is_expected(ranks->reducer, r, unit))
-                DP_TRY(dp__patch_zero(face->ctx, memory, patch));
+            dp__grad_group *group = memory->grad_groups != NULL ? memory->grad_groups[slot] : NULL;
+            if (group != NULL && !dp__is_expected(ranks->reducer, r, unit))
+                DP_TRY(dp__grad_group_zero(face->ctx, memory, group));
         }
     return DP_OK;
 }
@@ -571,8 +572,8 @@ static dp_status dp__ranks_absent(const dp__face *face, size_t first)
 {
     for (size_t r = first; r < face->count; r++) {
         const dp__memory *memory = &face->replicas[r];
-        for (dp__patch *patch = memory->all_patches; patch != NULL; patch = patch->next)
-            DP_TRY(dp__patch_zero(face->ctx, memory, patch));
+        for (dp__grad_group *group = memory->grad_group_list; group != NULL; group = group->next)
+            DP_TRY(dp__grad_group_zero(face->ctx, memory, group));
         DP_TRY(dp__reducer_absent(face->ranks->reducer, (int)r));
     }
     return DP_OK;
@@ -583,7 +584,7 @@ static bool dp__unit_touched(const dp__face *face, size_t r, size_t unit)
     const dp_module *inner = face->inner;
     bool touched = false;
     size_t slot = inner->listed[face->ranks->homes[unit]];
-    for (; slot != DP__NO_SLOT && !touched; slot = inner->twins[slot])
+    for (; slot != DP__NO_SLOT && !touched; slot = inner->next_tied[slot])
         touched = face->replicas[r].touched[slot];
     return touched;
 }
@@ -1122,7 +1123,7 @@ static void dp__slot_reduced(const dp_module *module, size_t slot, dp_param_info
 {
     const dp__param *root = dp__root(module->slots[slot]);
     out->unseen = root->scattered;
-    for (; slot != DP__NO_SLOT && !out->reduced; slot = module->twins[slot]) {
+    for (; slot != DP__NO_SLOT && !out->reduced; slot = module->next_tied[slot]) {
         size_t own = 0;
         const dp__face *face = dp__slot_ranks(module, slot, &own);
         out->reduced = face != NULL && !dp__ignores(face, face->inner->homes[own]) &&
@@ -1368,7 +1369,7 @@ static dp_status dp__check_separable(const dp__separating *own, size_t home)
     const dp_module *module = own->module;
     size_t first = module->child_count, first_slot = 0, slot = module->listed[home];
     bool counts = dp__has_unit(dp__root(module->slots[slot])) && !own->ignored[slot];
-    for (; slot != DP__NO_SLOT && counts; slot = module->twins[slot]) {
+    for (; slot != DP__NO_SLOT && counts; slot = module->next_tied[slot]) {
         size_t child = dp__child_of_slot(module, slot);
         if (first != module->child_count && child != module->child_count && child != first)
             return dp_error(DP_ERR_UNSUPPORTED,
@@ -1393,7 +1394,8 @@ static dp_status dp__separating_begin(dp__separating *own)
     for (size_t i = 0; i < own->config->ignored_count; i++) {
         size_t home = 0;
         DP_TRY(dp__ignored_find(own->fn, module, own->config, i, &home));
-        for (size_t slot = module->listed[home]; slot != DP__NO_SLOT; slot = module->twins[slot])
+        for (size_t slot = module->listed[home]; slot != DP__NO_SLOT;
+             slot = module->next_tied[slot])
             own->ignored[slot] = true;
     }
     size_t count = 0;

@@ -53,18 +53,18 @@ typedef struct dp__child {
     size_t slot_first, place_first; /* of its slots and modules in those of the tree */
 } dp__child;
 
-typedef struct dp__patch { /* gradients of a replica that lie together, and are zeroed together */
-    struct dp__patch *next;
+typedef struct dp__grad_group { /* gradients of a replica, side by side, zeroed together */
+    struct dp__grad_group *next;
     unsigned pass; /* in which it was last zeroed */
     dp_tensor flat;
-} dp__patch;
+} dp__grad_group;
 
 typedef struct dp__memory { /* what one replica of a tree has of its own */
     void **data, **grad;    /* by slot */
     void **own;             /* by place: replica_create's results */
-    bool *touched;       /* by slot: backward asked for its gradient; NULL: nobody wants to know */
-    dp__patch **patches; /* by slot; NULL for the original, which is never zeroed here */
-    dp__patch *all_patches;
+    bool *touched; /* by slot: backward asked for its gradient; NULL: nobody wants to know */
+    dp__grad_group **grad_groups; /* by slot; NULL for the original, which is never zeroed here */
+    dp__grad_group *grad_group_list;
     unsigned pass;
     uint64_t edits; /* which parameters were edited as an owner's; see dp_owner_edit */
 } dp__memory;
@@ -88,7 +88,7 @@ struct dp_module {
     dp__param **slots;
     const char **names; /* of the slots */
     size_t *homes;      /* of the slots: index into `listed` */
-    size_t *twins;      /* of the slots: the next one of the same memory, or DP__NO_SLOT */
+    size_t *next_tied;  /* of the slots: the next one of the same memory, or DP__NO_SLOT */
     size_t *listed;     /* the first slot of each memory */
     size_t slot_count, listed_count, place_count;
     dp__memory memory; /* the original's */
@@ -394,10 +394,10 @@ static dp_status dp__module_slots(dp_module *module)
     module->slots = dp__array(module->scope, module->slot_count, sizeof *module->slots);
     module->names = dp__array(module->scope, module->slot_count, sizeof *module->names);
     module->homes = dp__array(module->scope, module->slot_count, sizeof *module->homes);
-    module->twins = dp__array(module->scope, module->slot_count, sizeof *module->twins);
+    module->next_tied = dp__array(module->scope, module->slot_count, sizeof *module->next_tied);
     module->listed = dp__array(module->scope, module->slot_count, sizeof *module->listed);
     if (module->slots == NULL || module->names == NULL || module->homes == NULL ||
-        module->twins == NULL || module->listed == NULL)
+        module->next_tied == NULL || module->listed == NULL)
         return dp__full("dp_module_create");
     for (size_t i = 0; i < module->param_count; i++) {
         module->slots[i] = &module->params[i];
@@ -592,7 +592,7 @@ static void dp__module_list(dp_module *module)
         module->listed[home] = DP__NO_SLOT;
     for (size_t i = module->slot_count; i-- > 0;) {
         size_t *first = &module->listed[module->homes[i]];
-        module->twins[i] = *first;
+        module->next_tied[i] = *first;
         *first = i;
     }
 }
@@ -782,7 +782,7 @@ DP_API dp_status dp_module_create(dp_ctx *ctx, const dp_module_config *config, d
 
 enum {
     DP__PARAM_ALIGN = 64,
-    DP__PATCH_BYTES = 128 << 10 /* stays in a cache until it is used */
+    DP__GRAD_GROUP_BYTES = 128 << 10 /* stays in a cache until it is used */
 };
 
 typedef enum dp__sort { DP__PARAMS, DP__GRADS, DP__BUFFERS, DP__SORT_COUNT } dp__sort;
@@ -1193,7 +1193,7 @@ static uint64_t dp__edit_begin(dp_ctx *ctx)
 static void dp__param_changed(dp_module *module, size_t param)
 {
     dp__root(module->slots[module->listed[param]])->written = dp__edit_begin(module->ctx);
-    for (size_t slot = module->listed[param]; slot != DP__NO_SLOT; slot = module->twins[slot])
+    for (size_t slot = module->listed[param]; slot != DP__NO_SLOT; slot = module->next_tied[slot])
         module->slots[slot]->owner->version++;
 }
 
@@ -1596,22 +1596,22 @@ struct dp__face {
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not say when they change */
     dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp/distributed.h */
-    const void **parties;   /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
+    const void **run_keys;  /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
 
-typedef struct dp__lot { /* one parameter in the layout */
+typedef struct dp__region { /* one parameter in the layout */
     dp_dtype dtype;
     size_t bytes, home;
-    char *at;          /* in the original */
-    bool foreign;      /* that is the user's memory: what lies in a gap is not ours */
-    size_t offset;     /* in a replica's block of its dtype */
-    const void *party; /* lots of one run have the same; see dp__lots_align */
-    size_t run;        /* the first home of its run */
-} dp__lot;
+    char *at;            /* in the original */
+    bool foreign;        /* that is the user's memory: what lies in a gap is not ours */
+    size_t offset;       /* in a replica's block of its dtype */
+    const void *run_key; /* regions of one run have the same; see dp__regions_align */
+    size_t run;          /* the first home of its run */
+} dp__region;
 
-static int dp__lot_order(const void *a, const void *b)
+static int dp__region_order(const void *a, const void *b)
 {
-    const dp__lot *x = a, *y = b;
+    const dp__region *x = a, *y = b;
     if (x->dtype != y->dtype)
         return x->dtype < y->dtype ? -1 : 1;
     return x->at < y->at ? -1 : x->at > y->at;
@@ -1620,38 +1620,40 @@ static int dp__lot_order(const void *a, const void *b)
 /* Whether ranks leave alone what is listed there. */
 static bool dp__ignores(const dp__face *face, size_t home)
 {
-    return face->parties != NULL && face->parties[home] == NULL;
+    return face->run_keys != NULL && face->run_keys[home] == NULL;
 }
 
-/* Whether only padding, or nothing, lies between a lot and the one before. */
-static bool dp__lot_follows(const dp__lot *lot, const dp__lot *before)
+/* Whether only padding, or nothing, lies between a region and the one before. */
+static bool dp__region_follows(const dp__region *region, const dp__region *before)
 {
-    bool padded = !lot->foreign && !before->foreign;
+    bool padded = !region->foreign && !before->foreign;
     const char *end = before->at + before->bytes;
-    return lot->dtype == before->dtype && lot->party == before->party &&
-           (lot->at == end || (padded && lot->at > end && lot->at < end + DP__PARAM_ALIGN));
+    return region->dtype == before->dtype && region->run_key == before->run_key &&
+           (region->at == end ||
+            (padded && region->at > end && region->at < end + DP__PARAM_ALIGN));
 }
 
 /* A replica's block of a dtype keeps the gaps of the original where they are small, so that runs
    stay runs. */
-static void dp__lots_place(dp__lot *lots, size_t count)
+static void dp__regions_place(dp__region *regions, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        const dp__lot *before = i > 0 && lots[i - 1].dtype == lots[i].dtype ? &lots[i - 1] : NULL;
+        const dp__region *before =
+            i > 0 && regions[i - 1].dtype == regions[i].dtype ? &regions[i - 1] : NULL;
         if (before == NULL)
-            lots[i].offset = 0;
-        else if (dp__lot_follows(&lots[i], before))
-            lots[i].offset = before->offset + (size_t)(lots[i].at - before->at);
+            regions[i].offset = 0;
+        else if (dp__region_follows(&regions[i], before))
+            regions[i].offset = before->offset + (size_t)(regions[i].at - before->at);
         else
-            lots[i].offset = dp__align_up(before->offset + before->bytes, DP__PARAM_ALIGN);
+            regions[i].offset = dp__align_up(before->offset + before->bytes, DP__PARAM_ALIGN);
     }
 }
 
-/* How many lots from `first` on make one run, both in the original and in the replicas. */
-static size_t dp__lots_run(const dp__lot *lots, size_t first, size_t count)
+/* How many regions from `first` on make one run, both in the original and in the replicas. */
+static size_t dp__regions_run(const dp__region *regions, size_t first, size_t count)
 {
     size_t last = first;
-    while (last + 1 < count && dp__lot_follows(&lots[last + 1], &lots[last]))
+    while (last + 1 < count && dp__region_follows(&regions[last + 1], &regions[last]))
         last++;
     return last - first + 1;
 }
@@ -1664,124 +1666,127 @@ static bool dp__replica_sees(const dp__face *face, size_t r)
     return dp__reaches(device, first);
 }
 
-/* Set the memory of the lots of one dtype in one replica, by slot and by range. */
-static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r, const dp__lot *lot,
-                               void *at)
+/* Set the memory of the regions of one dtype in one replica, by slot and by range. */
+static void dp__replica_assign(const dp__face *face, dp__sort sort, size_t r,
+                               const dp__region *region, void *at)
 {
     const dp_module *inner = face->inner;
     void **by_slot = sort == DP__GRADS ? face->replicas[r].grad : face->replicas[r].data;
-    for (size_t slot = inner->listed[lot->home]; slot != DP__NO_SLOT; slot = inner->twins[slot])
+    for (size_t slot = inner->listed[region->home]; slot != DP__NO_SLOT;
+         slot = inner->next_tied[slot])
         by_slot[slot] = at;
 }
 
-/* Gradients that lie together become patches of at most DP__PATCH_BYTES, or of one gradient. */
-static dp_status dp__replica_patches(const dp__face *face, size_t r, const dp__lot *lots,
-                                     size_t count, char *block)
+/* Gradients side by side form groups of at most DP__GRAD_GROUP_BYTES, or of one gradient. */
+static dp_status dp__replica_grad_groups(const dp__face *face, size_t r, const dp__region *regions,
+                                         size_t count, char *block)
 {
     const dp_module *inner = face->inner;
     dp__memory *memory = &face->replicas[r];
     dp_device device = face->ctx->devices[dp__rank_at(&face->how, r)].id;
-    size_t begin = 0, end = 0, size = dp__dtype_sizes[lots[0].dtype];
+    size_t begin = 0, end = 0, size = dp__dtype_sizes[regions[0].dtype];
     for (size_t i = 0; i < count; i++) {
-        end = lots[i].offset + lots[i].bytes;
-        if (i == 0 || end - begin > DP__PATCH_BYTES) {
-            dp__patch *patch = dp__scope_cut(face->scope, sizeof *patch, 64); /* of one thread */
-            if (patch == NULL)
+        end = regions[i].offset + regions[i].bytes;
+        if (i == 0 || end - begin > DP__GRAD_GROUP_BYTES) {
+            dp__grad_group *group =
+                dp__scope_cut(face->scope, sizeof *group, 64); /* of one thread */
+            if (group == NULL)
                 return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu gradients", count);
-            *patch = (dp__patch){.next = memory->all_patches};
-            memory->all_patches = patch;
-            begin = lots[i].offset;
+            *group = (dp__grad_group){.next = memory->grad_group_list};
+            memory->grad_group_list = group;
+            begin = regions[i].offset;
         }
-        memory->all_patches->flat =
-            dp__flat(block + begin, device, lots[0].dtype, (int64_t)((end - begin) / size));
-        size_t slot = inner->listed[lots[i].home];
-        for (; slot != DP__NO_SLOT; slot = inner->twins[slot])
-            memory->patches[slot] = memory->all_patches;
+        memory->grad_group_list->flat =
+            dp__flat(block + begin, device, regions[0].dtype, (int64_t)((end - begin) / size));
+        size_t slot = inner->listed[regions[i].home];
+        for (; slot != DP__NO_SLOT; slot = inner->next_tied[slot])
+            memory->grad_groups[slot] = memory->grad_group_list;
     }
     return DP_OK;
 }
 
 static dp_status dp__replica_block(const dp__face *face, dp__sort sort, size_t r,
-                                   const dp__lot *lots, size_t count, char **out)
+                                   const dp__region *regions, size_t count, char **out)
 {
     const dp__device *device = &face->ctx->devices[dp__rank_at(&face->how, r)];
-    size_t bytes = lots[count - 1].offset + lots[count - 1].bytes;
+    size_t bytes = regions[count - 1].offset + regions[count - 1].bytes;
     dp_tensor block;
     *out = NULL;
     if (sort == DP__PARAMS && dp__replica_sees(face, r)) {
         for (size_t i = 0; i < count; i++)
-            dp__replica_assign(face, sort, r, &lots[i], lots[i].at);
+            dp__replica_assign(face, sort, r, &regions[i], regions[i].at);
         return DP_OK;
     }
     DP_TRY(dp__block_zero(face->scope, device, bytes, &block));
     *out = block.data;
     for (size_t i = 0; i < count; i++)
-        dp__replica_assign(face, sort, r, &lots[i], *out + lots[i].offset);
-    return sort == DP__GRADS ? dp__replica_patches(face, r, lots, count, *out) : DP_OK;
+        dp__replica_assign(face, sort, r, &regions[i], *out + regions[i].offset);
+    return sort == DP__GRADS ? dp__replica_grad_groups(face, r, regions, count, *out) : DP_OK;
 }
 
-/* The replicas' memory for lots[0 .. count-1], all of one dtype, and the ranges that they make. */
-static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__lot *lots, size_t count)
+/* The replicas' memory for regions[0 .. count-1], all of one dtype, and the ranges they make. */
+static dp_status dp__lay_dtype(dp__face *face, dp__sort sort, const dp__region *regions,
+                               size_t count)
 {
     dp__ranges *ranges = &face->ranges[sort];
     size_t first_range = ranges->count;
     for (size_t i = 0, run = 0; i < count; i += run) {
-        run = dp__lots_run(lots, i, count);
-        const dp__lot *last = &lots[i + run - 1];
-        size_t span = (size_t)(last->at - lots[i].at) + last->bytes;
+        run = dp__regions_run(regions, i, count);
+        const dp__region *last = &regions[i + run - 1];
+        size_t span = (size_t)(last->at - regions[i].at) + last->bytes;
         dp__range *range = &ranges->items[ranges->count++];
-        range->dtype = lots[i].dtype;
-        range->ignored = dp__ignores(face, lots[i].home);
+        range->dtype = regions[i].dtype;
+        range->ignored = dp__ignores(face, regions[i].home);
         range->count = (int64_t)(span / dp__dtype_sizes[range->dtype]);
         range->at = dp__array(face->scope, face->count, sizeof *range->at);
         if (range->at == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
-        range->at[0] = lots[i].at;
+        range->at[0] = regions[i].at;
     }
     for (size_t r = 1; r < face->count; r++) {
         char *block;
-        DP_TRY(dp__replica_block(face, sort, r, lots, count, &block));
-        for (size_t i = 0, k = first_range; i < count; i += dp__lots_run(lots, i, count), k++)
-            ranges->items[k].at[r] = block != NULL ? block + lots[i].offset : lots[i].at;
+        DP_TRY(dp__replica_block(face, sort, r, regions, count, &block));
+        for (size_t i = 0, k = first_range; i < count; i += dp__regions_run(regions, i, count), k++)
+            ranges->items[k].at[r] = block != NULL ? block + regions[i].offset : regions[i].at;
     }
     return DP_OK;
 }
 
-static int dp__lot_run_order(const void *a, const void *b)
+static int dp__region_run_order(const void *a, const void *b)
 {
-    const dp__lot *x = a, *y = b;
+    const dp__region *x = a, *y = b;
     if (x->dtype != y->dtype || x->run == y->run)
-        return dp__lot_order(a, b);
+        return dp__region_order(a, b);
     return x->run < y->run ? -1 : 1;
 }
 
 /* For ranks, which have to make the same runs in the same order, wherever memory lies: that of the
    user's makes one in a packed module only, if nothing is ignored, and runs come as their
    parameters are listed. What is the user's on some ranks only makes others; that is compared. */
-static void dp__lots_align(const dp__face *face, dp__lot *lots, size_t count)
+static void dp__regions_align(const dp__face *face, dp__region *regions, size_t count)
 {
     const dp_module *inner = face->inner;
     for (size_t i = 0; i < count; i++) {
-        const dp__param *root = dp__root(inner->slots[inner->listed[lots[i].home]]);
-        bool packed = root->owner->packed && face->parties == NULL;
+        const dp__param *root = dp__root(inner->slots[inner->listed[regions[i].home]]);
+        bool packed = root->owner->packed && face->run_keys == NULL;
         const void *own = packed ? (const void *)root->owner : root;
-        const void *party = face->parties != NULL ? face->parties[lots[i].home] : NULL;
-        lots[i].party = lots[i].foreign ? own : party;
+        const void *run_key = face->run_keys != NULL ? face->run_keys[regions[i].home] : NULL;
+        regions[i].run_key = regions[i].foreign ? own : run_key;
     }
     for (size_t i = 0, run = 0; i < count; i += run) {
-        size_t first = lots[i].home;
-        run = dp__lots_run(lots, i, count);
+        size_t first = regions[i].home;
+        run = dp__regions_run(regions, i, count);
         for (size_t k = i; k < i + run; k++)
-            first = lots[k].home < first ? lots[k].home : first;
+            first = regions[k].home < first ? regions[k].home : first;
         for (size_t k = i; k < i + run; k++)
-            lots[k].run = first;
+            regions[k].run = first;
     }
     if (count > 0)
-        qsort(lots, count, sizeof *lots, dp__lot_run_order);
+        qsort(regions, count, sizeof *regions, dp__region_run_order);
 }
 
 /* Parameters lie in their blocks with the last one first, so they mostly come in order. */
-static size_t dp__lots_collect(const dp__face *face, dp__sort sort, dp__lot *lots)
+static size_t dp__regions_collect(const dp__face *face, dp__sort sort, dp__region *regions)
 {
     const dp_module *inner = face->inner;
     size_t count = 0;
@@ -1790,35 +1795,37 @@ static size_t dp__lots_collect(const dp__face *face, dp__sort sort, dp__lot *lot
         dp__param *root = dp__root(inner->slots[inner->listed[home]]);
         if (!dp__is_of_sort(root, sort) || dp__count(&root->data) == 0)
             continue;
-        lots[count] = (dp__lot){.dtype = (dp_dtype)root->data.dtype,
-                                .bytes = dp__bytes(&root->data),
-                                .home = home,
-                                .at = dp__view_of(root, sort)->data,
-                                .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
-        in_order = in_order && (count == 0 || dp__lot_order(&lots[count - 1], &lots[count]) <= 0);
+        regions[count] =
+            (dp__region){.dtype = (dp_dtype)root->data.dtype,
+                         .bytes = dp__bytes(&root->data),
+                         .home = home,
+                         .at = dp__view_of(root, sort)->data,
+                         .foreign = sort == DP__GRADS ? root->foreign_grad : root->foreign};
+        in_order = in_order &&
+                   (count == 0 || dp__region_order(&regions[count - 1], &regions[count]) <= 0);
         count++;
     }
     if (!in_order)
-        qsort(lots, count, sizeof *lots, dp__lot_order);
+        qsort(regions, count, sizeof *regions, dp__region_order);
     if (face->kind == DP__FACE_DISTRIBUTED)
-        dp__lots_align(face, lots, count);
+        dp__regions_align(face, regions, count);
     return count;
 }
 
-/* `lots` has room for all that the module lists. */
-static dp_status dp__lay_sort(dp__face *face, dp__sort sort, dp__lot *lots)
+/* `regions` has room for all that the module lists. */
+static dp_status dp__lay_sort(dp__face *face, dp__sort sort, dp__region *regions)
 {
-    size_t count = dp__lots_collect(face, sort, lots), runs = 0;
-    dp__lots_place(lots, count);
-    for (size_t i = 0; i < count; i += dp__lots_run(lots, i, count))
+    size_t count = dp__regions_collect(face, sort, regions), runs = 0;
+    dp__regions_place(regions, count);
+    for (size_t i = 0; i < count; i += dp__regions_run(regions, i, count))
         runs++;
     face->ranges[sort].items = dp__array(face->scope, runs, sizeof *face->ranges[sort].items);
     if (face->ranges[sort].items == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
     for (size_t first = 0, last = 0; first < count; first = last) {
-        while (last < count && lots[last].dtype == lots[first].dtype)
+        while (last < count && regions[last].dtype == regions[first].dtype)
             last++;
-        DP_TRY(dp__lay_dtype(face, sort, lots + first, last - first));
+        DP_TRY(dp__lay_dtype(face, sort, regions + first, last - first));
     }
     return DP_OK;
 }
@@ -1828,11 +1835,11 @@ static dp_status dp__lay(dp__face *face)
     size_t count = face->inner->listed_count;
     dp_scope *temp = NULL;
     DP_TRY(dp__temp_begin(face->ctx, &temp));
-    dp__lot *lots = dp__scope_bytes(temp, count * sizeof *lots, _Alignof(dp__lot));
+    dp__region *regions = dp__scope_bytes(temp, count * sizeof *regions, _Alignof(dp__region));
     dp_status status =
-        lots != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
+        regions != NULL ? DP_OK : dp_error(DP_ERR_NO_MEMORY, "no memory for %zu parameters", count);
     for (int sort = 0; sort < DP__SORT_COUNT && status == DP_OK; sort++)
-        status = dp__lay_sort(face, (dp__sort)sort, lots);
+        status = dp__lay_sort(face, (dp__sort)sort, regions);
     dp__scope_end(temp);
     return status;
 }
@@ -1871,8 +1878,9 @@ static dp_status dp__replicas_make(dp__face *face)
         dp__memory *memory = &face->replicas[r];
         DP_TRY(dp__memory_make(face->scope, face->inner, memory));
         dp__replica_empties(face->inner, memory);
-        memory->patches = dp__array(face->scope, face->inner->slot_count, sizeof(dp__patch *));
-        if (memory->patches == NULL)
+        memory->grad_groups =
+            dp__array(face->scope, face->inner->slot_count, sizeof(dp__grad_group *));
+        if (memory->grad_groups == NULL)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
         DP_TRY(dp__replica_owns(face, face->inner, r, memory->own));
     }
@@ -2228,7 +2236,8 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
         record->place = outer->place + request->child->place_first +
                         dp__layers(request->child->module, runs);
     }
-    bool apart = outer != NULL && outer->memory->patches != NULL; /* in a replica, on its device */
+    bool apart = outer != NULL &&
+                 outer->memory->grad_groups != NULL; /* in a replica, on its device */
     int rank = apart ? outer->call.local_rank : runs->local_rank;
     dp__call_begin(record, request, runs, &ctx->devices[rank]);
     *out_pass = pass;
@@ -2304,14 +2313,14 @@ static bool dp__call_buffer(const char *fn, const dp_call *call, size_t param, v
     return false;
 }
 
-/* A replica's gradients are zeroed when the first one of a patch is asked for in a pass: they are
-   about to be used, and by this thread. */
-static dp_status dp__patch_zero(dp_ctx *ctx, const dp__memory *memory, dp__patch *patch)
+/* A group is zeroed when the first of its gradients is asked for in a pass: they are about to be
+   used, by this thread. */
+static dp_status dp__grad_group_zero(dp_ctx *ctx, const dp__memory *memory, dp__grad_group *group)
 {
-    if (patch->pass == memory->pass)
+    if (group->pass == memory->pass)
         return DP_OK;
-    patch->pass = memory->pass;
-    return dp__zero_flat(ctx, &ctx->devices[patch->flat.device.index], &patch->flat);
+    group->pass = memory->pass;
+    return dp__zero_flat(ctx, &ctx->devices[group->flat.device.index], &group->flat);
 }
 
 static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, void **out)
@@ -2333,8 +2342,8 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
     dp__use(dp__root(&call->module->params[param]));
     if (memory->touched != NULL)
         memory->touched[slot] = true;
-    dp__patch *patch = memory->patches != NULL ? memory->patches[slot] : NULL;
-    dp_status status = patch != NULL ? dp__patch_zero(call->ctx, memory, patch) : DP_OK;
+    dp__grad_group *group = memory->grad_groups != NULL ? memory->grad_groups[slot] : NULL;
+    dp_status status = group != NULL ? dp__grad_group_zero(call->ctx, memory, group) : DP_OK;
     *out = memory->grad[slot];
     return status == DP_OK || dp__leave(fn, call->ctx, status) == DP_OK;
 }

@@ -77,12 +77,12 @@ static bool dp__record_next(const dp__record *record, size_t *at, dp_tensor *out
     return (*at)++ < ranges->count;
 }
 
-/* Patches that nobody has asked for in this pass hold what an earlier one has left there. */
-static dp_status dp__patches_zero(const dp__record *record)
+/* Groups that nobody has asked for in this pass still hold the gradients of an earlier one. */
+static dp_status dp__grad_groups_zero(const dp__record *record)
 {
-    dp__patch *patch = record->memory->all_patches;
-    for (; patch != NULL; patch = patch->next)
-        DP_TRY(dp__patch_zero(record->call.ctx, record->memory, patch));
+    dp__grad_group *group = record->memory->grad_group_list;
+    for (; group != NULL; group = group->next)
+        DP_TRY(dp__grad_group_zero(record->call.ctx, record->memory, group));
     return DP_OK;
 }
 
@@ -98,7 +98,7 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
     *out = NULL;
     if (!record->pass->adds || (call->replica > 0 && record->pass->face->ranks == NULL))
         return DP_OK;
-    DP_TRY(dp__patches_zero(record));
+    DP_TRY(dp__grad_groups_zero(record));
     while (dp__record_next(record, &at, &run))
         count++;
     *out = dp__scope_bytes(call->scope, count * sizeof **out, _Alignof(dp_tensor));
@@ -147,7 +147,7 @@ static dp_status dp__record_grads(dp__record *record)
     DP_TRY(dp__record_set_aside(record, &aside));
     DP_TRY(dp__record_backward(record));
     if (record->outer == NULL)
-        DP_TRY(dp__patches_zero(record));
+        DP_TRY(dp__grad_groups_zero(record));
     return record->pass->runs->mean_grads ? dp__record_weigh(record, aside) : DP_OK;
 }
 

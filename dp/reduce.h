@@ -1256,46 +1256,47 @@ static dp_status dp__courier_order(const dp_ctx *ctx, bool wait)
     return DP_OK;
 }
 
-typedef struct dp__errand {
+typedef struct dp__transfer {
     dp_reducer *reducer;
     size_t bucket;
     bool released;
-} dp__errand;
+} dp__transfer;
 
 /* The next bucket to carry, if any. The pass cannot end before a bucket taken here has arrived. */
-static bool dp__errand_take(dp_ctx *ctx, dp__errand *out)
+static bool dp__transfer_take(dp_ctx *ctx, dp__transfer *out)
 {
     dp__lock_enter(&ctx->lock);
     dp_reducer *reducer = ctx->riding;
     bool some = reducer != NULL && reducer->next < reducer->bucket_count &&
                 (reducer->released || reducer->buckets[reducer->next].owed == 0);
     if (some)
-        *out = (dp__errand){reducer, reducer->next++, reducer->released};
+        *out = (dp__transfer){reducer, reducer->next++, reducer->released};
     dp__lock_leave(&ctx->lock);
     return some && !dp__has_failed(ctx);
 }
 
 /* A bucket that travels before finish is complete, so all of it is used. In those that travel later
    it is known what nobody uses, and that is left out. */
-static dp_status dp__errand_run(const dp__errand *errand)
+static dp_status dp__transfer_run(const dp__transfer *transfer)
 {
-    dp_reducer *reducer = errand->reducer;
+    dp_reducer *reducer = transfer->reducer;
     dp_comm *comm = reducer->ctx->courier_comm;
     DP_TRY(dp__courier_order(reducer->ctx, false));
-    DP_TRY(dp__bucket_travel(reducer, errand->bucket, true, errand->released || reducer->fixed));
+    DP_TRY(
+        dp__bucket_travel(reducer, transfer->bucket, true, transfer->released || reducer->fixed));
     DP_TRY(dp__courier_order(reducer->ctx, true));
     return DP_HAS(dp_coll_ops, comm->ops, poll) ? comm->ops->poll(comm) : DP_OK;
 }
 
 /* The rest of a trip after dp_reducer_finish was called is not hidden. */
-static void dp__errand_done(const dp__errand *errand, uint64_t start)
+static void dp__transfer_done(const dp__transfer *transfer, uint64_t start)
 {
-    dp_reducer *reducer = errand->reducer;
+    dp_reducer *reducer = transfer->reducer;
     uint64_t end = dp__os_now_ns();
     dp__clock *clock = &reducer->clock;
     dp__lock_enter(&reducer->ctx->lock);
     reducer->done++;
-    dp__bucket_timed(reducer, errand->bucket, start, end);
+    dp__bucket_timed(reducer, transfer->bucket, start, end);
     clock->travel += end - start;
     clock->bytes = reducer->carried;
     end = clock->finished > 0 && clock->finished < end ? clock->finished : end;
@@ -1306,19 +1307,19 @@ static void dp__errand_done(const dp__errand *errand, uint64_t start)
 static void dp__courier_carry(void *user)
 {
     dp_ctx *ctx = user;
-    dp__errand errand;
+    dp__transfer transfer;
     dp__thread.courier = true;
     dp__trace_who(DP__TRACE_THREADS - 1, "courier");
-    while (dp__errand_take(ctx, &errand)) {
+    while (dp__transfer_take(ctx, &transfer)) {
         uint64_t start = dp__os_now_ns();
         dp__thread.fresh = false;
         dp__thread.culprit = 0;
-        dp_status status = dp__shared_failure(ctx, dp__errand_run(&errand));
+        dp_status status = dp__shared_failure(ctx, dp__transfer_run(&transfer));
         if (status != DP_OK) {
             dp__job_end(ctx, status, dp__thread.text);
             return;
         }
-        dp__errand_done(&errand, start);
+        dp__transfer_done(&transfer, start);
         dp__courier_report(ctx->courier);
     }
 }

@@ -610,13 +610,13 @@ TEST(the_widest_set_of_instructions_comes_first)
 
 /* ---- the courier ----------------------------------------------------------------------------- */
 
-static atomic_int errands;
+static atomic_int tasks;
 
-static void run_errand(void *user)
+static void run_task(void *user)
 {
     dp__courier **courier = user;
-    atomic_fetch_add(&errands, 1);
-    if (atomic_load(&errands) > 1) {
+    atomic_fetch_add(&tasks, 1);
+    if (atomic_load(&tasks) > 1) {
         dp__courier_report(*courier);
     }
 }
@@ -632,17 +632,17 @@ static void call_courier(bool spin)
 {
     const dp_host host = {.size = sizeof host, .alloc = alloc_for_tests, .free = free_for_tests};
     static dp__courier *courier;
-    atomic_store(&errands, 0);
-    CHECK_OK(dp__courier_open(&host, spin, run_errand, &courier, &courier));
+    atomic_store(&tasks, 0);
+    CHECK_OK(dp__courier_open(&host, spin, run_task, &courier, &courier));
     CHECK_INT(courier->spin, spin);
-    while (atomic_load(&errands) < 1) {
+    while (atomic_load(&tasks) < 1) {
         sched_yield();
     }
     for (int calls = 1; calls <= 20; calls++) {
         unsigned seen = dp__courier_ticket(courier);
         dp__courier_wake(courier);
         dp__courier_await(courier, seen);
-        CHECK_INT(atomic_load(&errands), calls + 1);
+        CHECK_INT(atomic_load(&tasks), calls + 1);
     }
     dp__courier_close(&host, courier);
 }
@@ -660,7 +660,7 @@ TEST(a_courier_needs_memory)
 {
     const dp_host host = {.size = sizeof host, .alloc = alloc_nothing, .free = free_for_tests};
     dp__courier *courier = NULL;
-    CHECK_ERROR(dp__courier_open(&host, false, run_errand, NULL, &courier), DP_ERR_NO_MEMORY,
+    CHECK_ERROR(dp__courier_open(&host, false, run_task, NULL, &courier), DP_ERR_NO_MEMORY,
                 "no memory for a courier");
     CHECK(courier == NULL);
 }
@@ -679,7 +679,7 @@ TEST(threads_that_cannot_be_started)
     some = limit;
     some.rlim_cur = 0;
     CHECK_INT(setrlimit(RLIMIT_NPROC, &some), 0);
-    dp_status opened = dp__courier_open(&host, false, run_errand, &courier, &courier);
+    dp_status opened = dp__courier_open(&host, false, run_task, &courier, &courier);
     dp_status status = dp__team_open(&host, 4, 4, &team);
     if (opened == DP_OK && status == DP_OK) {
         SKIP("the number of threads cannot be limited here");
