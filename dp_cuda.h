@@ -2750,14 +2750,17 @@ static dp_status dp__cuda_move(const dp__cuda_gpu *gpu, void *dst, const void *s
                           dp__cuda.cudaMemcpyAsync(dst, src, bytes, kind, stream));
 }
 
-/* From here on the piece belongs to the copy. It is noted even if the copy failed. */
+/* From here on the piece belongs to the copy. It is noted even if the copy failed; if it cannot be,
+   the copy is over. */
 static dp_status dp__cuda_piece_use(const dp__cuda_gpu *gpu, dp__cuda_pending *pending,
                                     dp_status status, cudaStream_t stream)
 {
     dp_status marked = dp__cuda_check("cudaEventRecord", gpu->ordinal,
                                       dp__cuda.cudaEventRecord(pending->done, stream));
-    if (marked == DP_OK) /* else what was noted before still holds */
+    if (marked == DP_OK)
         *pending = (dp__cuda_pending){pending->done, stream, true};
+    else /* what was noted before still holds */
+        (void)dp__cuda.cudaStreamSynchronize(stream);
     return status != DP_OK ? status : marked;
 }
 

@@ -915,6 +915,49 @@ TEST_SLOW(streams_share_the_ring, 60)
     cuda_check_leaks();
 }
 
+#if defined(TEST_SIM)
+/* Whatever call fails, the copy is over before others come round to its slot. */
+TEST(a_copy_through_the_ring_fails_anywhere)
+{
+    enum { SLOT = 1 << 19 };
+    static float from[SLOT], to[SLOT];
+    dp_ctx *ctx = open_with(1);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_dev *dev = dp_local_stream(ctx, 0)->dev;
+    dp_stream *streams[2];
+    dp_tensor one, other;
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(SLOT), &one));
+    CHECK_OK(dp_tensor_new(scope, dp_local_device(ctx, 0), DP_F32, DP_SHAPE(SLOT), &other));
+    CHECK_OK(dp_fill(ctx, &one, dp_float(3)));
+    CHECK_OK(dp_wait(ctx));
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(dev->ops->stream_create(dev, 0, &streams[i]));
+    for (int out = 0; out < 2; out++) {
+        bool fired = true;
+        for (long n = 1; fired; n++) {
+            sim_fail_at(n, cudaErrorMemoryAllocation, false);
+            dp_status status = out ? dev->ops->copy_out(streams[0], to, one.data, sizeof to)
+                                   : dev->ops->copy_in(streams[0], one.data, from, sizeof from);
+            fired = sim_fault_fired();
+            sim_fail_at(0, 0, false);
+            CHECK(status == DP_OK || (fired && status == DP_ERR_NO_MEMORY));
+            for (int i = 0; i < 5; i++) {
+                from[SLOT - 1] = (float)(n + i);
+                CHECK_OK(dev->ops->copy_in(streams[1], other.data, from, sizeof from));
+            }
+            CHECK_OK(dev->ops->copy_out(streams[1], to, other.data, sizeof to));
+            CHECK_F64(to[SLOT - 1], n + 4, 0);
+        }
+    }
+    for (int i = 0; i < 2; i++)
+        dev->ops->stream_destroy(streams[i]);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    CHECK_INT(sim_finding_count(NULL), 0);
+    cuda_check_leaks();
+}
+#endif
+
 /* A stream of another context, whose copies are under way when the ring is given back. */
 TEST(a_ring_that_closes_waits_for_its_copies)
 {
