@@ -103,6 +103,54 @@ TEST_SLOW(memory_of_another_gpu_is_allocated_in_a_capture, 30)
         memory_in_a_capture(2, mode);
 }
 
+/* The first sum among three GPUs gives each a lobby, for which their slabs have no room. */
+static void first_sum_in_a_capture(int mode)
+{
+    enum { GPUS = 3, COUNT = 100003 };
+    dp_ctx *ctx = open_on(GPUS);
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor tensors[GPUS], beside;
+    dp_part parts[GPUS];
+    for (int r = 0; r < GPUS; r++) {
+        make(scope, ctx, r, COUNT, &tensors[r]);
+        for (int i = 0; i < 4; i++) /* most of the slab */
+            make(scope, ctx, r, SLAB / 32 * 7, &beside);
+        parts[r] = (dp_part){tensors[r].data, tensors[r].data, NULL};
+        for (int from = 0; from < r; from++) { /* pairs are checked */
+            CHECK_OK(dp_copy(ctx, &tensors[r], &tensors[from], NULL));
+            CHECK_OK(dp_copy(ctx, &tensors[from], &tensors[r], NULL));
+        }
+    }
+    CHECK_OK(dp_wait(ctx));
+    long before = cuda_allocs();
+    cudaStream_t native = capture_begin(ctx, mode);
+    CHECK_OK(dp_all_reduce(ctx, parts, COUNT, DP_F32, DP_OP_SUM));
+    CHECK(cuda_allocs() == -1 || cuda_allocs() == before + GPUS);
+    cudaGraphExec_t graph = capture_end(native);
+    for (int i = 1; i < 3; i++) {
+        for (int r = 0; r < GPUS; r++)
+            CHECK_OK(dp_fill(ctx, &tensors[r], dp_float(i + 10 * r)));
+        CHECK_OK(dp_wait(ctx));
+        CHECK_INT(cudaGraphLaunch(graph, native), cudaSuccess);
+        CHECK_OK(dp_wait(ctx));
+        for (int r = 0; r < GPUS; r++)
+            CHECK_F64(last_of(ctx, &tensors[r]), 3 * i + 30, 0);
+    }
+    CHECK_OK(dp_all_reduce(ctx, parts, COUNT, DP_F32, DP_OP_MAX));
+    CHECK(cuda_allocs() == -1 || cuda_allocs() == before + GPUS);
+    CHECK_INT(cudaGraphExecDestroy(graph), cudaSuccess);
+    dp_scope_end(scope);
+    dp_close(ctx);
+    cuda_check_leaks();
+}
+
+TEST_SLOW(a_first_sum_is_captured, 30)
+{
+    cuda_pairs_directly(3);
+    for (int mode = 0; mode < MODES; mode++)
+        first_sum_in_a_capture(mode);
+}
+
 /* A copy reads pinned memory of the host; what is captured of it nobody waits for. */
 TEST(a_scope_ends_in_a_capture)
 {
