@@ -664,8 +664,8 @@ static void dp__mpi_line_free(dp__mpi_line *line)
 }
 
 /* Only the memory; not the context's, since it outlives one that failed. */
-static dp_status dp__mpi_line_room(dp__mpi_line *line, int process, int process_count,
-                                   int timeout_ms)
+static dp_status dp__mpi_line_alloc(dp__mpi_line *line, int process, int process_count,
+                                    int timeout_ms)
 {
     size_t notes = (size_t)process_count * sizeof(dp__mpi_note);
     size_t sends = 2 * (size_t)process_count * sizeof(MPI_Request);
@@ -893,7 +893,7 @@ static dp_status dp__mpi_line_open(MPI_Comm of, const dp_config *config, int tim
     memset(line, 0, sizeof *line);
     MPI_Comm_rank(of, &process);
     MPI_Comm_size(of, &process_count);
-    dp_status status = dp__mpi_line_room(line, process, process_count, timeout_ms);
+    dp_status status = dp__mpi_line_alloc(line, process, process_count, timeout_ms);
     line->notes = of;
     line->doing.is.verb = -1;
     line->inside = true;
@@ -942,7 +942,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
 }
 
 /* ==== >>pieces =================================================================================
-   Every collective is cut into pieces that fit into buffers of a fixed size ("rooms"), so that no
+   Every collective is cut into pieces that fit into buffers of a fixed size, so that no
    count is too large for MPI, and nothing is allocated. A piece has up to three steps: `begin`
    gives it to MPI, `turn` takes what has arrived, and may give MPI something again, `end` takes
    that. Two pieces are begun before the first is turned, so that one travels while another is
@@ -956,7 +956,7 @@ static dp_status dp__mpi_join(dp_config *config, int timeout_ms, dp__launch *lau
    as long as its Allreduce. Small data is gathered whole, and added up by everybody. */
 
 enum {
-    DP__MPI_ROOM_BYTES = 2 << 20,
+    DP__MPI_BUFFER_BYTES = 2 << 20,
     DP__MPI_SMALL_BYTES = 64 << 10, /* of all processes together */
     DP__MPI_TINY_BYTES = 1 << 10,   /* of one */
     DP__MPI_SLOTS = 3,              /* pieces on the way */
@@ -968,7 +968,7 @@ typedef struct dp__mpi_counts { /* bytes: MPI reads them until the piece has arr
 } dp__mpi_counts;
 
 typedef struct dp__mpi_slot {
-    char *out, *in, *sums; /* rooms: what is sent, what arrives, what nobody here wants */
+    char *out, *in, *sums; /* buffers: what is sent, what arrives, what nobody here wants */
     dp__mpi_counts to, from;
     MPI_Request request;
 } dp__mpi_slot;
@@ -990,16 +990,16 @@ typedef struct dp__mpi_comm {
     dp__mpi_line line;
     const dp__simd *simd;
     int rank_first, local_count, rank_count;
-    int most;      /* local ranks of any process */
-    size_t room;   /* bytes that a piece may take in a room */
-    size_t stride; /* bytes of a room: slices are rounded up */
+    int most;            /* local ranks of any process */
+    size_t buffer_bytes; /* that a piece may take */
+    size_t stride;       /* bytes of a buffer: slices are rounded up */
     dp__mpi_slot slots[DP__MPI_SLOTS];
     char *heads;       /* of every process, and behind them the own */
     size_t head_bytes; /* of each */
     MPI_Request meeting;
     dp__mpi_group group;
-    char *wide;      /* a room more: halves on the way, in f32 */
-    char *rooms;     /* all of them */
+    char *wide;      /* one buffer more: halves on the way, in f32 */
+    char *buffers;   /* all of them */
     int *numbers;    /* all of them, and line.firsts */
     const void **in; /* of every process, and of local ranks */
     void **out;
@@ -1281,7 +1281,7 @@ static void dp__mpi_reduce(const dp__mpi_call *call, size_t in_count, size_t out
 static void dp__mpi_add_own_halves(const dp__mpi_call *call, size_t at, size_t count, char *out)
 {
     const dp__mpi_comm *comm = call->comm;
-    size_t most = comm->room / sizeof(float) / (size_t)comm->local_count, run = 0;
+    size_t most = comm->buffer_bytes / sizeof(float) / (size_t)comm->local_count, run = 0;
     for (size_t done = 0; done < count; done += run) {
         run = count - done < most ? count - done : most;
         for (int i = 0; i < comm->local_count; i++) {
@@ -1380,7 +1380,7 @@ static dp_status dp__mpi_slices_begin(const dp__mpi_call *call, size_t step)
     return dp__mpi_give_all_to_all(call, dp__mpi_own(call, step, true), slot->in, step);
 }
 
-/* The first place that wants a piece of the result; a room if nobody does. */
+/* The first place that wants a piece of the result; a buffer if nobody does. */
 static char *dp__mpi_sums(const dp__mpi_call *call, size_t step)
 {
     bool wanted = dp__mpi_wanted(call, dp__mpi_at(call, step)) > 0;
@@ -1448,28 +1448,29 @@ static bool dp__mpi_is_half(dp_dtype dtype)
 }
 
 /* ==== >>groups =================================================================================
-   A group of processes that share memory has one sum to send, and wants one result. So each puts
-   the sum of its ranks on a desk, in that memory. As above, every process adds up a slice of each
-   piece. In every other group one process, the carrier of that slice, adds it up over the desks and
-   sends it; the receiver does the same in its own group, adds the groups, and sends the result back
-   to the carriers, into a room that all in a group read. Equal groups on M machines send
-   2 (M - 1) / M times the data from each, however many processes there are.
+   A group of processes that share memory has one sum to send, and needs one result. So each process
+   puts the sum of its ranks into its input buffer in that memory. As above, every process adds up a
+   slice of each piece. For a slice of another group, one process of this group, the sender, adds up
+   the inputs and sends the sum. The receiver does the same in its own group, adds the sums of the
+   groups, and sends the result back to the senders. They put it into the result buffer, which all
+   processes of a group read. Equal groups on M machines send 2 (M - 1) / M times the data from each
+   machine, however many processes there are.
 
    Groups do not change a bit. They have 1, 2, 4, 8, ... processes, the last one perhaps fewer, so
-   the sum of a group is a whole subtree of the tree of all processes. They are as large as they can
-   be without any of them lying on two machines.
+   the sum of a group is a whole subtree of the tree of all processes. They are as large as possible
+   without spanning two machines.
 
    A message is still a collective of all processes, though most of its parts are empty, so waits,
-   notes and names are as everywhere. `put` and `landed` count the pieces of all sums, and never go
-   back. Each desk, and the room, has places for three pieces. A process uses its desk for piece
-   n + 3 only after all have landed n, when nobody reads the desks of n any more; and the room for
-   n + 3 only after all have landed n + 1, when all have copied n.                               */
+   notes and names are as everywhere. `put` and `landed` count the pieces of all sums and never
+   decrease. Each buffer has places for three pieces. A process overwrites its input with piece n +
+   3 only after all have landed n, when nobody reads the inputs of n any more; and the result with n
+   + 3 only after all have landed n + 1, when all have copied n.                                */
 
-enum { DP__MPI_DESK_BYTES = 1 << 20 }; /* of a piece */
+enum { DP__MPI_INPUT_BYTES = 1 << 20 }; /* of a piece */
 
 typedef struct dp__mpi_mark {
-    _Alignas(128) atomic_uint put;    /* on its desk */
-    _Alignas(128) atomic_uint landed; /* in the room, of what it carries or adds */
+    _Alignas(128) atomic_uint put;    /* into its input */
+    _Alignas(128) atomic_uint landed; /* in the result: what it sends or adds */
 } dp__mpi_mark;
 
 static int dp__mpi_group_of(const dp__mpi_comm *comm, int process)
@@ -1490,7 +1491,7 @@ static int dp__mpi_group_size(const dp__mpi_comm *comm, int group)
 }
 
 /* Which process of a group carries the slice that `process`, of another one, adds up. */
-static int dp__mpi_carrier(const dp__mpi_comm *comm, int group, int process)
+static int dp__mpi_sender(const dp__mpi_comm *comm, int group, int process)
 {
     return dp__mpi_group_first(comm, group) + process % dp__mpi_group_size(comm, group);
 }
@@ -1501,34 +1502,34 @@ static dp__mpi_mark *dp__mpi_mark_of(const dp__mpi_comm *comm, int process)
     return (dp__mpi_mark *)group->shared.data + (process - group->own * group->each);
 }
 
-/* The shared memory has marks, the room, and a desk for every process of the group, in order. */
-static size_t dp__mpi_desk_at(const dp__mpi_comm *comm, int place)
+/* The shared memory has marks, the result, and an input for each process of the group, in order. */
+static size_t dp__mpi_input_at(const dp__mpi_comm *comm, int place)
 {
     size_t marks = (size_t)comm->group.each * sizeof(dp__mpi_mark);
-    return dp__shm_pages(marks) + (size_t)place * DP__MPI_SLOTS * DP__MPI_DESK_BYTES;
+    return dp__shm_pages(marks) + (size_t)place * DP__MPI_SLOTS * DP__MPI_INPUT_BYTES;
 }
 
 static char *dp__mpi_shared_at(const dp__mpi_call *call, int place, size_t step)
 {
     const dp__mpi_group *group = &call->comm->group;
     size_t slot = (group->pieces + step) % DP__MPI_SLOTS;
-    return (char *)group->shared.data + dp__mpi_desk_at(call->comm, place) +
-           slot * DP__MPI_DESK_BYTES;
+    return (char *)group->shared.data + dp__mpi_input_at(call->comm, place) +
+           slot * DP__MPI_INPUT_BYTES;
 }
 
-static char *dp__mpi_room(const dp__mpi_call *call, size_t step)
+static char *dp__mpi_result(const dp__mpi_call *call, size_t step)
 {
     return dp__mpi_shared_at(call, 0, step);
 }
 
-static char *dp__mpi_desk(const dp__mpi_call *call, int process, size_t step)
+static char *dp__mpi_input(const dp__mpi_call *call, int process, size_t step)
 {
     const dp__mpi_group *group = &call->comm->group;
     return dp__mpi_shared_at(call, 1 + process - group->own * group->each, step);
 }
 
 /* Until all in the group have put, or landed, a piece. MPI goes on meanwhile. */
-static dp_status dp__mpi_await_mates(const dp__mpi_call *call, bool landed, size_t step)
+static dp_status dp__mpi_await_group(const dp__mpi_call *call, bool landed, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
     const dp__mpi_group *group = &comm->group;
@@ -1548,18 +1549,18 @@ static dp_status dp__mpi_await_mates(const dp__mpi_call *call, bool landed, size
 }
 
 /* The group's sum of the slice of `process`, to its place in `out`. */
-static void dp__mpi_add_mates(const dp__mpi_call *call, size_t step, int process, char *out)
+static void dp__mpi_add_group(const dp__mpi_call *call, size_t step, int process, char *out)
 {
     const dp__mpi_comm *comm = call->comm;
     int start = dp__mpi_group_first(comm, comm->group.own);
-    int mates = dp__mpi_group_size(comm, comm->group.own);
+    int members = dp__mpi_group_size(comm, comm->group.own);
     size_t wire = dp__mpi_wire_bytes(call), first;
     size_t count = dp__mpi_slice(comm, dp__mpi_count(call, step), process, &first);
-    for (int i = 0; i < mates; i++)
-        comm->in[i] = dp__mpi_desk(call, start + i, step) + first * wire;
+    for (int i = 0; i < members; i++)
+        comm->in[i] = dp__mpi_input(call, start + i, step) + first * wire;
     comm->out[0] = out + first * wire;
     if (count > 0)
-        dp__mpi_reduce(call, (size_t)mates, 1, count, false);
+        dp__mpi_reduce(call, (size_t)members, 1, count, false);
 }
 
 /* What goes from this process to the one that adds up a slice, and, `back`, the other way. */
@@ -1576,8 +1577,8 @@ static void dp__mpi_carry(const dp__mpi_call *call, size_t step, bool back)
     for (int p = 0; p < comm->line.process_count; p++) {
         int group = dp__mpi_group_of(comm, p);
         bool away = group != comm->group.own;
-        bool mine = away && dp__mpi_carrier(comm, comm->group.own, p) == self;
-        bool its = away && dp__mpi_carrier(comm, group, self) == p;
+        bool mine = away && dp__mpi_sender(comm, comm->group.own, p) == self;
+        bool its = away && dp__mpi_sender(comm, group, self) == p;
         size_t bytes = dp__mpi_slice(comm, count, p, &first) * size;
         size_t place = back ? 0 : (size_t)group * own;
         carried->counts[p] = mine ? (int)bytes : 0;
@@ -1593,14 +1594,14 @@ static dp_status dp__mpi_group_begin(const dp__mpi_call *call, size_t step)
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     int self = comm->line.process;
     dp__mpi_add_own(call, dp__mpi_at(call, step), dp__mpi_count(call, step),
-                    dp__mpi_desk(call, self, step));
+                    dp__mpi_input(call, self, step));
     atomic_store_explicit(&dp__mpi_mark_of(comm, self)->put,
                           comm->group.pieces + (unsigned)step + 1, memory_order_release);
-    DP_TRY(dp__mpi_await_mates(call, false, step));
+    DP_TRY(dp__mpi_await_group(call, false, step));
     dp__mpi_carry(call, step, false);
     for (int p = 0; p < comm->line.process_count; p++)
         if (slot->to.counts[p] > 0)
-            dp__mpi_add_mates(call, step, p, slot->out);
+            dp__mpi_add_group(call, step, p, slot->out);
     return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
 }
 
@@ -1609,20 +1610,20 @@ static dp_status dp__mpi_group_turn(const dp__mpi_call *call, size_t step)
     const dp__mpi_comm *comm = call->comm;
     const dp__mpi_group *group = &comm->group;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    char *room = dp__mpi_room(call, step);
+    char *result = dp__mpi_result(call, step);
     int self = comm->line.process;
     size_t wire = dp__mpi_wire_bytes(call), first;
     size_t own = dp__mpi_slice(comm, dp__mpi_count(call, step), self, &first);
     DP_TRY(dp__mpi_arrive(call, step));
-    dp__mpi_add_mates(call, step, self, slot->out);
+    dp__mpi_add_group(call, step, self, slot->out);
     for (int g = 0; g < group->count; g++)
         comm->in[g] = slot->in + (size_t)g * own * wire;
     comm->in[group->own] = slot->out + first * wire;
     comm->out[0] = slot->sums;
     dp__mpi_add_all(call, (size_t)group->count, own, 1);
-    memcpy(room + first * call->size, slot->sums, own * call->size);
+    memcpy(result + first * call->size, slot->sums, own * call->size);
     dp__mpi_carry(call, step, true);
-    return dp__mpi_give_all_to_all(call, slot->sums, room, step);
+    return dp__mpi_give_all_to_all(call, slot->sums, result, step);
 }
 
 static dp_status dp__mpi_group_end(const dp__mpi_call *call, size_t step)
@@ -1632,9 +1633,9 @@ static dp_status dp__mpi_group_end(const dp__mpi_call *call, size_t step)
     DP_TRY(dp__mpi_arrive(call, step));
     atomic_store_explicit(&dp__mpi_mark_of(comm, comm->line.process)->landed,
                           comm->group.pieces + (unsigned)step + 1, memory_order_release);
-    DP_TRY(dp__mpi_await_mates(call, true, step));
+    DP_TRY(dp__mpi_await_group(call, true, step));
     for (size_t i = 0; i < wanted; i++)
-        memcpy(comm->out[i], dp__mpi_room(call, step), dp__mpi_count(call, step) * call->size);
+        memcpy(comm->out[i], dp__mpi_result(call, step), dp__mpi_count(call, step) * call->size);
     return DP_OK;
 }
 
@@ -1643,7 +1644,7 @@ static dp_status dp__mpi_run_groups(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_group_begin, dp__mpi_group_turn, dp__mpi_group_end};
     call->wide = dp__mpi_is_half(call->dtype);
-    size_t piece = DP__MPI_DESK_BYTES / dp__mpi_wire_bytes(call);
+    size_t piece = DP__MPI_INPUT_BYTES / dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_run(call, &steps, piece));
     call->comm->group.pieces += (unsigned)((call->count + piece - 1) / piece);
     return DP_OK;
@@ -1672,10 +1673,10 @@ static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t 
                          comm->most > 1 && dp__mpi_is_half(dtype)};
     size_t wire = dp__mpi_wire_bytes(&call);
     if (dp__mpi_is_small(&call))
-        return dp__mpi_run(&call, &small, comm->room / wire / processes);
+        return dp__mpi_run(&call, &small, comm->buffer_bytes / wire / processes);
     if (comm->group.each > 1)
         return dp__mpi_run_groups(&call);
-    return dp__mpi_run(&call, &large, comm->room / wire);
+    return dp__mpi_run(&call, &large, comm->buffer_bytes / wire);
 }
 
 /* Blocks are all cut in the same way; a message has a piece of every rank's block. */
@@ -1732,7 +1733,7 @@ static dp_status dp__mpi_reduce_scatter(dp_comm *base, const dp_part *local, siz
     size_t blocks = (size_t)comm->rank_count > (size_t)(comm->line.process_count * comm->most)
                         ? (size_t)comm->rank_count
                         : (size_t)(comm->line.process_count * comm->most);
-    return dp__mpi_run(&call, &steps, comm->room / dp__mpi_wire_bytes(&call) / blocks);
+    return dp__mpi_run(&call, &steps, comm->buffer_bytes / dp__mpi_wire_bytes(&call) / blocks);
 }
 
 /* ==== >>moving =================================================================================
@@ -1779,7 +1780,7 @@ static dp_status dp__mpi_broadcast(dp_comm *base, const dp_part *local, size_t c
     size_t size = dp_dtype_bytes(dtype);
     return dp__mpi_run(&(dp__mpi_call){comm, local, DP__BROADCAST, count, size, dtype, DP_OP_SUM, 1,
                                        root, 0, false},
-                       &steps, comm->room / size);
+                       &steps, comm->buffer_bytes / size);
 }
 
 static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
@@ -1819,7 +1820,7 @@ static dp_status dp__mpi_all_gather(dp_comm *base, const dp_part *local, size_t 
     size_t size = dp_dtype_bytes(dtype);
     return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_GATHER, count_each, size, dtype,
                                        DP_OP_SUM, 1, 0, 0, false},
-                       &steps, comm->room / size / (size_t)comm->rank_count);
+                       &steps, comm->buffer_bytes / size / (size_t)comm->rank_count);
 }
 
 /* To a process: from each local rank, to each of its ranks. */
@@ -1862,7 +1863,8 @@ static dp_status dp__mpi_all_to_all(dp_comm *base, const dp_part *local, size_t 
     size_t size = dp_dtype_bytes(dtype);
     return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_TO_ALL, count_each, size, dtype,
                                        DP_OP_SUM, 1, 0, 0, false},
-                       &steps, comm->room / size / (size_t)comm->rank_count / (size_t)comm->most);
+                       &steps,
+                       comm->buffer_bytes / size / (size_t)comm->rank_count / (size_t)comm->most);
 }
 
 /* ==== >>table ==================================================================================
@@ -1900,7 +1902,7 @@ static dp_status dp__mpi_agree(dp__mpi_line *by, dp__mpi_card *card, dp__mpi_car
 static void dp__mpi_free(dp__mpi_comm *comm)
 {
     dp__os_shared_close(&comm->group.shared);
-    dp__os_free(comm->rooms, 0, NULL);
+    dp__os_free(comm->buffers, 0, NULL);
     dp__os_free(comm->numbers, 0, NULL);
     dp__os_free(comm->heads, 0, NULL);
     dp__os_free(comm->in, 0, NULL);
@@ -1936,7 +1938,7 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
     comm->local_count = config->local_count;
     comm->rank_count = config->rank_count;
     dp_status status =
-        dp__mpi_line_room(&comm->line, by->process, by->process_count, config->timeout_ms);
+        dp__mpi_line_alloc(&comm->line, by->process, by->process_count, config->timeout_ms);
     if (status != DP_OK) {
         dp__mpi_free(comm);
         return status;
@@ -1946,11 +1948,11 @@ static dp_status dp__mpi_new(const dp_host *host, const dp_comm_config *config, 
 }
 
 /* A piece has at least one element of every block. */
-static void dp__mpi_place_rooms(dp__mpi_comm *comm)
+static void dp__mpi_place_buffers(dp__mpi_comm *comm)
 {
     size_t processes = (size_t)comm->line.process_count, stride = comm->stride;
     int *numbers = comm->numbers + processes + 1;
-    char *at = comm->rooms;
+    char *at = comm->buffers;
     for (int i = 0; i < DP__MPI_SLOTS; i++) {
         dp__mpi_slot *slot = &comm->slots[i];
         slot->out = at;
@@ -1992,42 +1994,42 @@ static dp_status dp__mpi_learn(dp__mpi_comm *comm, const dp__mpi_card *all)
     }
     comm->line.firsts = comm->numbers;
     size_t least = processes * (size_t)comm->most * (size_t)comm->most * sizeof(double);
-    comm->room = least > DP__MPI_ROOM_BYTES ? least : DP__MPI_ROOM_BYTES;
-    comm->stride = comm->room + processes * DP__MPI_SLICE * sizeof(double);
+    comm->buffer_bytes = least > DP__MPI_BUFFER_BYTES ? least : DP__MPI_BUFFER_BYTES;
+    comm->stride = comm->buffer_bytes + processes * DP__MPI_SLICE * sizeof(double);
     size_t operands = (processes + (size_t)comm->most) * sizeof(void *);
-    comm->rooms = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
+    comm->buffers = dp__os_alloc((3 * DP__MPI_SLOTS + 1) * comm->stride, 64, NULL);
     comm->in = dp__os_alloc(operands, 64, NULL);
     comm->out = dp__os_alloc(operands, 64, NULL);
     size_t tiny = DP__MPI_SMALL_BYTES / processes;
     tiny = tiny < DP__MPI_TINY_BYTES ? tiny : DP__MPI_TINY_BYTES;
     comm->head_bytes = (sizeof(dp__mpi_head) + tiny + 63) / 64 * 64;
     comm->heads = dp__os_alloc((processes + 1) * comm->head_bytes, 64, NULL);
-    if (comm->rooms == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
+    if (comm->buffers == NULL || comm->in == NULL || comm->out == NULL || comm->heads == NULL)
         return dp__mpi_full();
-    dp__mpi_place_rooms(comm);
+    dp__mpi_place_buffers(comm);
     dp__mpi_group_learn(comm, all);
     return DP_OK;
 }
 
 /* The first process of a group makes the memory, the others open it, and each reserves the pages of
-   its own desk, so that they are near it. */
+   its own input, so that they are near it. */
 static dp_status dp__mpi_group_enter(dp__mpi_comm *comm, dp__mpi_card *own, const dp__mpi_card *all,
                                      bool named)
 {
     dp__shared *shared = &comm->group.shared;
     int first = dp__mpi_group_first(comm, comm->group.own), self = comm->line.process;
-    int mates = dp__mpi_group_size(comm, comm->group.own);
-    size_t desk = dp__mpi_desk_at(comm, 1) - dp__mpi_desk_at(comm, 0);
-    size_t bytes = dp__mpi_desk_at(comm, 1 + mates);
+    int members = dp__mpi_group_size(comm, comm->group.own);
+    size_t input = dp__mpi_input_at(comm, 1) - dp__mpi_input_at(comm, 0);
+    size_t bytes = dp__mpi_input_at(comm, 1 + members);
     if (all == NULL && self == first) {
         DP_TRY(dp__os_shared_make(named, bytes, shared, &own->name));
-        return dp__os_shared_reserve(shared, 0, dp__mpi_desk_at(comm, 1));
+        return dp__os_shared_reserve(shared, 0, dp__mpi_input_at(comm, 1));
     }
     if (all == NULL)
         return DP_OK;
     if (self != first)
         DP_TRY(dp__os_shared_find(&all[first].name, bytes, shared));
-    return dp__os_shared_reserve(shared, dp__mpi_desk_at(comm, 1 + self - first), desk);
+    return dp__os_shared_reserve(shared, dp__mpi_input_at(comm, 1 + self - first), input);
 }
 
 static dp_status dp__mpi_group_try(dp__mpi_comm *comm, dp__mpi_line *by, dp__mpi_card *own,
