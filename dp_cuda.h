@@ -3870,14 +3870,14 @@ DP_API void dp_cuda_release(dp_stream *stream)
         dp__cuda_stream_destroy(stream);
 }
 
-/* ==== >>collectives ==============================================================================
-   The table dp_cuda_coll(): ranks of one process, each on a GPU, several on one if need be. Sums
-   are made where they are wanted, over all ranks, by one kernel that reads what is on its GPU in
-   place; what is on another one comes to a lobby first, a piece at a time. An all-reduce gives each
-   GPU one slice to add up. No sum needs another, so all of them are enqueued before anything is
-   fetched: every GPU then reads all the time, and no two read the same one. All of it is on the
-   streams of the call. An order that is not one after another is kept by marks: `heed` makes one
-   rank's stream wait for what another's had to do when it was marked.
+/* ==== >>collectives ============================================================================
+   The table dp_cuda_coll(): ranks of one process, each on a GPU, several on one if need be. Each
+   sum is made on the GPU that wants it, by one kernel over all ranks. The kernel reads what is on
+   its GPU in place; data of another GPU is copied to a receive buffer first, in pieces. In an
+   all-reduce each GPU adds up one slice. No sum needs another one, so all are enqueued before any
+   result is fetched: every GPU reads all the time, and no two read from the same GPU. All work is
+   on the streams of the call. Where one stream has to wait for another, marks say so: `heed` makes
+   one rank's stream wait for what another's had to do when it was marked.
 
    S bytes on D GPUs: each reads (D - 1) / D of S for its sums and as much of others' sums, and is
    read as often. A broadcast goes from GPU to GPU, each of which is read once. With links of 350
@@ -3889,15 +3889,15 @@ DP_API void dp_cuda_release(dp_stream *stream)
         4      1.42 ms                 4.3 ms       0.88 ms    2.30 ms     384 MiB
         8      1.61 ms                 8.3 ms       0.99 ms    5.37 ms     448 MiB              */
 
-enum { DP__CUDA_LOBBY_BYTES = 4 << 20 };  /* of each other rank */
-enum { DP__CUDA_SLICE_LEAST = 32 << 10 }; /* smaller ones cost more in calls than they save */
+enum { DP__CUDA_RECEIVED_BYTES = 4 << 20 }; /* of each other rank */
+enum { DP__CUDA_SLICE_LEAST = 32 << 10 };   /* smaller ones cost more in calls than they save */
 enum { DP__CUDA_LINK_LEAST = 512 << 10, DP__CUDA_LINK_PIECES = 32 }; /* of a broadcast */
 
 typedef struct dp__cuda_rank {
     dp__cuda_dev *dev;
     cudaEvent_t mark;
-    int lead;    /* the first rank on the same GPU */
-    char *lobby; /* DP__CUDA_LOBBY_BYTES per rank; NULL: it has not added up what is elsewhere */
+    int lead;       /* the first rank on the same GPU */
+    char *received; /* DP__CUDA_RECEIVED_BYTES per rank; NULL: no sum has needed it yet */
 } dp__cuda_rank;
 
 typedef struct dp__cuda_comm {
@@ -3929,8 +3929,8 @@ static void dp__cuda_coll_close(dp_comm *comm)
         if (rank->mark != NULL && dp__cuda_enter(rank->dev->gpu) == DP_OK)
             (void)dp__cuda_leave(rank->dev->gpu, DP_OK, "cudaEventDestroy",
                                  dp__cuda.cudaEventDestroy(rank->mark));
-        if (rank->lobby != NULL)
-            dp__cuda_free(&rank->dev->base, rank->lobby, 0);
+        if (rank->received != NULL)
+            dp__cuda_free(&rank->dev->base, rank->received, 0);
     }
     comm->host->free(comm->host, own);
 }
@@ -4084,18 +4084,19 @@ static bool dp__cuda_near(const dp__cuda_comm *comm, int a, int b)
     return comm->ranks[a].lead == comm->ranks[b].lead;
 }
 
-static dp_status dp__cuda_lobby(dp__cuda_comm *comm, int i)
+static dp_status dp__cuda_receive_buffer(dp__cuda_comm *comm, int i)
 {
     dp__cuda_rank *rank = &comm->ranks[i];
-    void *lobby = NULL;
-    if (comm->gpu_count == 1 || rank->lobby != NULL)
+    void *received = NULL;
+    if (comm->gpu_count == 1 || rank->received != NULL)
         return DP_OK;
-    DP_TRY(dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_LOBBY_BYTES, &lobby));
-    rank->lobby = lobby;
+    DP_TRY(
+        dp__cuda_alloc(&rank->dev->base, (size_t)comm->count * DP__CUDA_RECEIVED_BYTES, &received));
+    rank->received = received;
     return DP_OK;
 }
 
-/* One piece, of no more than a lobby, on one rank's stream, into `out`. */
+/* One piece, which fits into a receive buffer, on one rank's stream, into `out`. */
 static dp_status dp__cuda_sum_piece(const dp__cuda_sum *sum, int rank, size_t first, size_t count,
                                     void *const *out, size_t out_count)
 {
@@ -4118,10 +4119,10 @@ static dp_status dp__cuda_sum_piece(const dp__cuda_sum *sum, int rank, size_t fi
         in[i] = (const char *)sum->local[i].send + first * sum->size;
         if (dp__cuda_near(comm, i, rank))
             continue;
-        char *lobby = comm->ranks[rank].lobby + (size_t)i * DP__CUDA_LOBBY_BYTES;
-        DP_TRY(
-            dp__cuda_peer_move(stream, lobby, &comm->ranks[i].dev->base, in[i], count * sum->size));
-        in[i] = lobby;
+        char *received = comm->ranks[rank].received + (size_t)i * DP__CUDA_RECEIVED_BYTES;
+        DP_TRY(dp__cuda_peer_move(stream, received, &comm->ranks[i].dev->base, in[i],
+                                  count * sum->size));
+        in[i] = received;
     }
     return dp__cuda_kernel(stream, &args);
 }
@@ -4131,10 +4132,10 @@ static dp_status dp__cuda_sum_up(const dp__cuda_sum *sum, const dp__cuda_slice *
                                  void *const *out, size_t out_count)
 {
     const dp__cuda_gpu *gpu = sum->comm->ranks[slice->owner].dev->gpu;
-    size_t most = sum->comm->gpu_count > 1 ? DP__CUDA_LOBBY_BYTES / sum->size : SIZE_MAX;
+    size_t most = sum->comm->gpu_count > 1 ? DP__CUDA_RECEIVED_BYTES / sum->size : SIZE_MAX;
     dp_status status = DP_OK;
     void *at[DP__CUDA_OPERANDS];
-    DP_TRY(dp__cuda_lobby(sum->comm, slice->owner));
+    DP_TRY(dp__cuda_receive_buffer(sum->comm, slice->owner));
     DP_TRY(dp__cuda_enter(gpu));
     for (size_t first = slice->begin, count = 0; first < slice->end && status == DP_OK;
          first += count) {

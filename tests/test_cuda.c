@@ -275,7 +275,11 @@ TEST_SLOW(a_gpu_that_gives_no_recv_wants_no_sum, 60)
     }
 }
 
-enum { SHARDS = 8, PERIOD = 1009, LONG = 1100 * PERIOD }; /* in f32 more than a lobby has */
+enum {
+    SHARDS = 8,
+    PERIOD = 1009,
+    LONG = 1100 * PERIOD
+}; /* in f32 more than a receive buffer has */
 
 static void repeat(char *row, size_t bytes)
 {

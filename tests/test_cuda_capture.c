@@ -103,7 +103,7 @@ TEST_SLOW(memory_of_another_gpu_is_allocated_in_a_capture, 30)
         memory_in_a_capture(2, mode);
 }
 
-/* The first sum among three GPUs gives each a lobby, for which their slabs have no room. */
+/* The first sum among three GPUs gives each a receive buffer, which their slabs cannot hold. */
 static void first_sum_in_a_capture(int mode)
 {
     enum { GPUS = 3, COUNT = 100003 };

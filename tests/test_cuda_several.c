@@ -238,7 +238,7 @@ VERBS_TEST(two_ranks_on_each_gpu, 3, 6, true, LONG_COUNT, 0, 0, 1, 1, 2, 2)
 VERBS_TEST(ranks_dealt_out_in_turns, 3, 8, true, LONG_COUNT, 2, 1, 0, 2, 1, 0, 2, 1)
 VERBS_TEST(ranks_without_access, 3, 4, false, LONG_COUNT, 0, 1, 1, 2)
 
-/* Slices of more than a lobby. */
+/* Slices of more than a receive buffer. */
 TEST_SLOW(long_sums_on_two_gpus, 60)
 {
     team t;
