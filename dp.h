@@ -6,9 +6,9 @@
        #define DP_IMPLEMENTATION
        #include "dp.h"
 
-   and simply include dp.h wherever else you use it, from C or C++. It needs stb_ds.h (Debian:
-   libstb-dev, or copy it beside dp.h) and links with -lpthread -lm. That one C file cannot be
-   compiled with -ffast-math, which loses NaN; others can.
+   All other files, C or C++, just include dp.h. It needs stb_ds.h (Debian: libstb-dev, or copy it
+   beside dp.h). Link with -lpthread -lm. Do not compile that one C file with -ffast-math, which
+   loses NaN; other files may use it.
 
    CONTENTS (search for the tag)
      >>status       what a call returns, and the sentence that goes with it
@@ -16,7 +16,7 @@
      >>config       what can be set, and what zero means
      >>context      open devices, run on them, close
      >>launch       several processes: who starts them, how they meet
-     >>scope        memory that goes in one call
+     >>scope        memory that one call frees
      >>tensor       views and the work on them
      >>value        trees of tensors, numbers, strings, lists, dicts
      >>collate      samples become a batch
@@ -30,16 +30,16 @@
      >>wrappers     one model on many devices
      >>timeline     what happened when, as a file for Perfetto
      >>contract     for writers of backends: the two tables
-   and then the front door
+   then the part of the implementation that uses all others
      >>open         from a config to a context
      >>closing      and back
-     >>running      questions to a context, dp_run
-   on top of its rooms, each a file of its own, included in this order
+     >>running      dp_info_get and the like, dp_run
+   and the files that dp.h includes, in this order
      dp/os.h           the operating system: threads, sockets, processes, shared memory
      dp_cpu.h          the host as devices, and its collectives inside a process
      dp/core.h         private structs, sentences, scopes, the timeline, work on tensors
      dp/value.h        trees: collate, scatter, gather, replicate
-     dp/ranks.h        collectives as a user calls them; what was begun lately
+     dp/ranks.h        collectives as a user calls them; a record of the last ones
      dp/reduce.h       the reducer: buckets that travel while backward runs
      dp/launch.h       how the processes of a job find each other; dp_spawn
      dp/shm.h          collectives between processes of one machine
@@ -49,21 +49,21 @@
      dp/distributed.h  the wrapper for all ranks of a job
 
    WHAT IT IS
-   A batch goes in; it is cut into parts, one per device; your model runs on all devices at the same
-   time; the outputs are put together and the gradients are summed. On CPU devices the parts are
-   views and nothing is copied. A device is a thread with its share of the cores, a GPU, or whatever
-   a table of functions that you write makes of it (examples/custom_device.h).
+   A batch is cut into parts, one per device. Your model runs on all devices at the same time. The
+   outputs are put together and the gradients are summed. On CPU devices the parts are views, and
+   nothing is copied. A device is a thread with its share of the cores, a GPU, or a table of
+   functions that you write (examples/custom_device.h).
 
        dp_ctx *ctx;
        dp_open(NULL, &ctx);                                  one device per core, at most 8
        my_model_create(ctx, &net);                           methods and parameters by name
        dp_data_parallel(net, NULL, &par);                    a wrapper is a module too
-       dp_scope *step = dp_scope_begin(ctx);                 what this step makes lives here
+       dp_scope *step = dp_scope_begin(ctx);                 holds what this step makes
        dp_train_step(par, step, batch, optim, &log);         forward, backward, sum, update
-       dp_scope_end(step);                                   all of that ends; blocks are reused
+       dp_scope_end(step);                                   frees it; blocks are reused
        dp_close(ctx);
 
-   What the wrappers are built on can be used alone:
+   The parts below the wrappers can be used alone:
 
        dp_scatter(ctx, step, batch, NULL, &parts);           rows 0-2, 3-5, 6-7, 8-9
        dp_run(ctx, step, work, &parts);                      work(rank, ...) on every device
@@ -73,20 +73,20 @@
    No layers, no autograd. It does not split a model over devices.
 
    WORDS
-     context   one job's view of its devices. Several can be open; they share nothing.
-     device    {backend, index}. Host memory is {0}. `local rank` is a device's place in this
-               context, `rank` its place in the whole job.
-     stream    the order of work on a device. CPU devices are done when a call returns.
-     tensor    a view by value: it owns nothing.
-     value     an immutable tree of tensors and other things.
-     container a field that says how it is to be collated and scattered.
-     scope     a lifetime. What a function makes goes into the scope that it is given.
-     module    a model: methods (functions of yours), parameters and children, all by name.
-     unit      what becomes ready for a reducer as a whole: a layer, a parameter.
-     bucket    units whose gradients travel together.
+     context   the devices of one process in one job. Several can be open; they share nothing.
+     device    {backend, index}. Host memory is {0}.
+     rank      a device's number in the whole job; `local rank` is its number in this context.
+     stream    the order of work on a device. On CPU devices, work is done when a call returns.
+     value     an immutable tree of tensors, numbers, strings, lists and dicts.
+     container a field that says how it is collated and scattered.
+     scope     a lifetime: what is made in a scope is freed when the scope ends.
+     module    a model: methods (your functions), parameters and children, all by name.
      replica   a module on one device, for one part of a batch. Replica 0 is the module itself.
      pass      one forward, and the backward that may follow it.
-     wrapper   a module that runs another one on several devices.
+     wrapper   a module that runs another module on several devices.
+     bucket    gradients that are reduced together. A gradient, or a group of them, that becomes
+               ready at once is a unit. A thread called the courier reduces buckets while you
+               compute.
 
    OPTIONS (macros; where to set them)
      DP_IMPLEMENTATION                in one C file, before the first include of any header
@@ -109,26 +109,27 @@
    $DP_ADDR and $DP_SECRET: see >>launch.
 
    OWNERSHIP
-   What you pass in stays yours; what a function returns belongs to the scope you named, or to the
-   context, and you may use it until that ends. Values and views may point into memory of their own
-   scope or of an outer one: the batch outlives its parts. dp_keep copies what must live longer.
-   Modules belong to their context, parameters and gradients to their module, which never moves
-   them; memory that you bring stays yours. dp_close ends all scopes and modules: no pointer to them
-   or into them is valid after it. Close all contexts before dlclose unloads the library that holds
-   dp.h: their threads run its code.
+   What you pass in stays yours. What a function returns belongs to the scope you passed, or to the
+   context, and is valid until that ends. Values and views may point into memory of their own scope
+   or of an outer one, so the batch must live as long as its parts. dp_keep copies what must live
+   longer. Modules belong to their context. Parameters and gradients belong to their module, which
+   never moves them; memory that you provide stays yours. dp_close ends all scopes and modules; no
+   pointer to or into them is valid after it. Before dlclose unloads the library that contains dp.h,
+   close all contexts: their threads run its code.
 
    THREADS
-   One thread at a time calls into a context. Exceptions, marked [any]: reading names and errors,
-   making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses a scope.
-   [host] marks what waits for devices; other calls return as soon as their work is queued in order.
+   One thread at a time calls into a context. Functions marked [any] are exceptions: reading names
+   and errors, making views, beginning scopes, dp_reducer_ready, dp_abort. One thread at a time uses
+   a scope. [host] marks functions that wait for devices. All others return as soon as their work is
+   queued.
 
    INSIDE YOUR FUNCTIONS
-   The library calls functions of yours: methods, what dp_run runs, what dp_scope_defer put off,
-   replica_create and replica_destroy, those of an optimizer, hooks. They may call the library, on
-   the thread that they were called on. "Together" in the table: methods of several replicas and
-   functions under dp_run, each of which works on its own device and in its own scope; and the hook
-   of a reducer, which works on the streams that it is given. "Alone": all others, including methods
-   of a plain module, of a wrapper of one device, or of any wrapper when the batch made one part.
+   The library calls your functions: methods, the function of dp_run, deferred functions,
+   replica_create and replica_destroy, functions of an optimizer, hooks. They may call the library
+   on the thread that they run on. The table has two cases. "Together": methods of several replicas,
+   and functions under dp_run, each on its own device and in its own scope; and the hook of a
+   reducer, on the streams that it gets. "Alone": all others, including methods of a plain module,
+   of a wrapper of one device, and of any wrapper when the batch made one part.
 
                                                                   alone     together
      values, views, scopes of its own; what reads names;          yes       yes
@@ -148,44 +149,45 @@
      dp_scope_end, dp_scope_attach                                yes (2)   yes (2)
      dp_close                                                     no        no
 
-     (1) only for a module that lies on this device with its whole tree, that the replicas do not
-         run, and that no other rank uses: one copy for each device, say
-     (2) but not for what the function itself depends on: the scope that it was called for, or one
-         around that; the module that runs, or one that it is a part of. A function under dp_run may
-         end its own scope, or hand it over
+     (1) only for a module whose whole tree is on this device, that the replicas do not run and no
+         other rank uses: for example, one copy for each device
+     (2) except on what the function depends on: the scope that it was called for and the scopes
+         around it; the module that runs and the modules that contain it. A function under dp_run
+         may end its own scope, or hand it over
 
-   A call with a "no" in the table is refused with DP_ERR_STATE, and changes nothing. The log
-   function is called from anywhere, and may call nothing but dp_error and dp_last_error.
+   A call with a "no" in the table fails with DP_ERR_STATE and changes nothing. The log function may
+   be called anywhere and at any time. It may call only dp_error and dp_last_error.
 
    THE SAME BITS
-   A rank is a device, unless dp_config.shards says how many ranks the whole job has: 8, say. Then
-   1, 2, 4 or 8 devices, in 1, 2, 4 or 8 processes, have them all, several on one device where they
-   are more than devices. Batches are cut into the same 8 parts, and what 8 replicas make of them is
-   added in the same tree (>>collectives); the number of devices says only where. So training gives
-   the same bits on all of these, on devices of one kind. To what is above, a shard is a device: it
-   is what local_count, local ranks, replicas and dp_run count.
+   A rank is a device, unless dp_config.shards sets the number of ranks in the whole job, for
+   example 8. Then 1, 2, 4 or 8 devices, in 1, 2, 4 or 8 processes, run all 8 ranks; a device may
+   run several. Batches are cut into the same 8 parts, and the results of the 8 replicas are added
+   in the same tree (>>collectives). So training gives the same bits on any of these, if the devices
+   are of one kind. With shards set, read "device" above as "shard": local_count, local ranks,
+   replicas and dp_run count shards.
 
-   It holds as far as your functions keep to it. What a method makes of its part must not depend on
-   how many threads it has, nor on other replicas; a seed comes from dp_info.rank_first + the
-   replica, or from the sample. With several processes each cuts a batch of its own: give it the
-   rows of its ranks, as dp_split_rows deals all rows out to rank_count of them. What is made inside
-   one process is that process' own: dp_call_all_reduce (not dp_call_sum_ranks), the losses in a
-   log, a criterion. A hook, a wire of halves and no_sync are fine: what is rounded, and what is
-   kept back, is each rank's own.
+   This holds only if your own functions are deterministic too:
+     - The result of a method for its part must not depend on its number of threads or on other
+       replicas. Take a seed from dp_info.rank_first + the replica, or from the sample.
+     - With several processes, each cuts a batch of its own. Give it the rows of its ranks, as
+       dp_split_rows divides all rows over rank_count ranks.
+     - Results made inside one process belong to that process only: dp_call_all_reduce (but not
+       dp_call_sum_ranks), the losses in a log, a criterion.
+     - A hook, a wire of halves and no_sync are fine: each rank rounds and keeps back its own.
 
-   It costs what 8 devices cost: gradients, states of replicas, a thread for each of them, and small
-   parts, which are less quick to compute.
+   It costs as much as 8 devices: gradients, states of replicas and a thread for each, and parts so
+   small that they compute more slowly.
 
    ERRORS
-   Every function that can fail returns a dp_status, and dp_last_error() then has a sentence with
-   names and numbers, beginning with the function's name. A wrong call changes nothing. The library
-   never exits, and prints nothing, but for one line to stderr, once a process and if there is no
-   log: when devices that are there cannot be used, and those of another table serve instead.
-   A call that fails on a device waits for what it had enqueued. Writing raises no signal: a file
-   that may not grow (RLIMIT_FSIZE) is an error, a log that nobody reads any more is silence. Your
-   handlers and masks of signals stay as they are.
-   After a failure of the JOB class (>>status) only dp_close is left: nothing is waited for, no
-   memory is reused, and a device may use yours until dp_close returns.
+   Every function that can fail returns a dp_status. dp_last_error() then returns a sentence with
+   names and numbers, which begins with the function's name. A wrong call changes nothing. The
+   library never exits. It prints one line to stderr, once per process, if no log is installed and
+   it uses another backend because the preferred devices cannot be used; otherwise it prints
+   nothing. A call that fails on a device waits for the work that it has enqueued. Writing raises no
+   signal: a file that may not grow (RLIMIT_FSIZE) is an error, and a log that nobody reads any more
+   is ignored. Your signal handlers and masks stay as they are. After a failure of the JOB class
+   (>>status) only dp_close works. Nothing is waited for, no memory is reused, and a device may use
+   your memory until dp_close returns.
 
    CHANGES
      0.1.0  the core: CPU devices, values, collate, scatter and gather, collectives, contract;
