@@ -1470,7 +1470,6 @@ static dp_status dp__separate_make(const dp__separating *own, dp_module **out)
         return dp_error(DP_ERR_INVALID, "%s: '%s' is a wrapper: what it wraps has the children",
                         own->fn, module->name);
     DP_TRY(dp__module_make(module->ctx, &config, out));
-    (*out)->training = module->training;
     (*out)->separate = dp__array((*out)->scope, module->child_count, sizeof(dp_module *));
     if ((*out)->separate == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "%s: no memory for %zu children", own->fn,

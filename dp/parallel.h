@@ -1417,7 +1417,6 @@ static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *m
         status = dp__face_make(fn, wrapper->scope, module, kind, config, ranks, &face);
     if (status == DP_OK) {
         wrapper->face = face;
-        wrapper->training = module->training;
         if (kind != DP__FACE_META && !dp__warn_balance(face, true))
             (void)dp__warn_balance(face, false);
         *out = wrapper;

@@ -569,7 +569,6 @@ static void make_wrapper(void)
     n->children[n->child_count++] = inner;
     inner->owned = true;
     n->mean_grads = false;
-    n->training = inner->training;
     p.w.net_count++;
 }
 

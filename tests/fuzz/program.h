@@ -174,7 +174,7 @@ static inline double world_slope(const world *w, const net *n)
 /* Buffers count how often they were seen in training. */
 static inline void world_forward(world *w, const net *n, bool training, bool sure)
 {
-    training = training && n->training;
+    training = training && (n->kind != PLAIN || n->training); /* a wrapper has none of its own */
     for (size_t k = 0; k < n->param_count && (training || !sure); k++) {
         var *v = n->vars[k] >= 0 ? &w->vars[n->vars[k]] : NULL;
         for (size_t i = 0; v != NULL && v->buffer && world_counts(v) && i < v->count; i++)
