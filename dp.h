@@ -562,10 +562,10 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
     return dp__open(config, sizeof(dp_config), DP_VERSION, out);
 }
 
-/* Give everything back, including scopes that are still open. Runs no collective. NULL is fine.
-   Refused, with a sentence, while a dp_run or a collective of the context is under way, or a
-   function of yours that it has called. But where a reducer's own thread tells your log of a
-   failure, it waits until that has returned. */
+/* Free everything, including scopes that are still open. Runs no collective. NULL is fine. Refused
+   (see dp_last_error) while a dp_run, a collective or a function of yours called by the context is
+   running. But while a reducer's own thread reports a failure to your log, dp_close waits until the
+   log function has returned. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -597,8 +597,8 @@ DP_MUST_USE DP_API dp_status dp_device_info_get(dp_ctx *ctx, int local_rank, dp_
 DP_API dp_device dp_local_device(const dp_ctx *ctx, int local_rank);
 DP_API dp_stream *dp_local_stream(const dp_ctx *ctx, int local_rank);
 
-/* Make a stream of yours (from the device's backend) the compute stream; NULL = dp's own again,
-   which works after a failure of the job too: you have to give a stream of yours back to its
+/* Make a stream of yours (from the device's backend) the compute stream; NULL = dp's own again.
+   This works after a failure of the job too, because you have to give your stream back to its
    backend before dp_close. */
 DP_MUST_USE DP_API dp_status dp_use_stream(dp_ctx *ctx, int local_rank, dp_stream *stream);
 
@@ -612,16 +612,16 @@ DP_MUST_USE DP_API dp_status dp_wait(dp_ctx *ctx);
 typedef dp_status (*dp_run_fn)(int local_rank, dp_scope *scope, void *user);
 DP_MUST_USE DP_API dp_status dp_run(dp_ctx *ctx, dp_scope *scope, dp_run_fn fn, void *user);
 
-/* Which of `count` rows, or elements of a block, a local device has when all have equal shares (the
-   first count % D of D devices have one more): returns how many, and out_first says from where. -1:
+/* The rows (or elements of a block) of a local device if `count` are shared equally: the first
+   count % D of D devices get one more. Returns how many; out_first gets the first one. -1: see
    dp_last_error. [any] */
 DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, int64_t *out_first);
 
 /* ==== >>launch =================================================================================
-   Several processes, on one machine or many, are one job: its ranks are the devices of all. Whoever
-   starts them says in the environment which process each is, and dp_open meets the others; every
-   process calls it equally often and in the same order. The first of these sets of variables that
-   is there counts, and has to be complete:
+   Several processes, on one machine or many, are one job: its ranks are the devices of all. The
+   launcher that starts them says in the environment which process each one is. dp_open connects
+   each to the others. All processes call it equally often and in the same order. dp_open uses the
+   first complete set of variables in this table; an incomplete set is an error:
 
      DP_LAUNCH  which of how many        on its machine           where process 0 is
      dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
@@ -634,59 +634,60 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
      slurm      SLURM_PROCID,            SLURM_LOCALID            SLURM_STEP_NODELIST
                 SLURM_NTASKS
 
-   Where dp_mpi.h is compiled in, processes that MPI has started, or that have initialised it, meet
-   through MPI, which knows everything in the last column; DP_LAUNCH = mpi says that MPI has started
-   them.
+   If dp_mpi.h is compiled in, processes that MPI has started, or that have initialised MPI, meet
+   through MPI, which knows the last column. DP_LAUNCH = mpi says that MPI has started them.
 
-   A world of one opens no connection. $DP_LAUNCH = none says that there is no launcher; a name of
-   the first column says that its set is to be used. Slurm's variables count only inside a step,
-   which srun makes: under salloc and sbatch alone a program is one process.
+   A job of one process opens no connection. $DP_LAUNCH = none means that there is no launcher. A
+   name of the first column selects its set. Slurm's variables count only inside a step made by
+   srun: under salloc or sbatch alone a program is one process.
 
-   $DP_ADDR = host:port says where process 0 can be reached, for any launcher; if another program
-   has that port, the next seven are tried; who looks up a name gets no more than timeout_ms either.
-   With torchrun the first is MASTER_PORT + 1, as its own store may sit on the other; with slurm it
-   is made from the numbers of job and step, and lies between 20000 and 29999. mpirun says no
-   address: its processes meet inside their machine, by a name that is made from the job's; so does
+   $DP_ADDR = host:port is the address of process 0, for any launcher. If another program has that
+   port, the next seven are tried. Looking up a host name takes timeout_ms at most. With torchrun
+   the first port is MASTER_PORT + 1, because torchrun's own store may use MASTER_PORT. With slurm
+   it is made from the numbers of job and step, between 20000 and 29999. mpirun gives no address:
+   its processes meet inside their machine, under a name made from the job's; so do processes with
    $DP_ADDR = @name.
 
-   Two jobs at one address are told apart by the number that the launcher has given each
+   Two jobs at one address are told apart by the number that their launcher has given them
    (TORCHELASTIC_RUN_ID, PMIX_NAMESPACE, PMI_JOBID, SLURM_JOB_ID and SLURM_STEP_ID), or by
-   $DP_SECRET: the same in all processes of a job, another one in every job. It also keeps out
-   whoever knows the launcher's number. Without either nobody can know which process belongs to
-   which job, but there is only one process 0 at an address, until its dp_close: the error of a
-   second one names it. While the first job still meets, all processes of both jobs get an error. So
-   they do if any other number comes twice; process 0 waits half a second for that when all have
-   come. Later the others of the second job find nobody, and their error says who has the address.
-   One case stays: a process of the second job takes a place in the first, and the rightful one
-   comes more than half a second after that job has met. Then only the rightful one gets an error.
+   $DP_SECRET: the same in all processes of a job, and different in every job. A secret also keeps
+   out processes that know the launcher's number.
+
+   Without either, processes of two jobs at one address cannot be told apart. But only one process 0
+   can have the address until its dp_close; the error of a second one names it. If the first job is
+   still being formed, all processes of both jobs get an error. The same happens if any other
+   process number comes twice; process 0 waits half a second for that when all have come. If the
+   first job has formed, processes of the second one find nobody, and their error says who has the
+   address. One case remains: a process of the second job takes a place in the first, and the
+   rightful one comes more than half a second after the job has formed. Then only the rightful one
+   gets an error.
 
    By hand, in two terminals:
 
      DP_PROCESS=0 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
      DP_PROCESS=1 DP_PROCESS_COUNT=2 DP_ADDR=localhost:7000 ./train
 
-   The processes of a machine divide it: with equal affinity masks they share out the cores, and
-   process i of L takes the i-th part of the devices. A launcher that has bound them to cores has
-   divided those already. config.thread_count, device_count, devices and $DP_DEVICES override this.
+   The processes of a machine divide it. With equal affinity masks they share the cores, and process
+   i of L takes the i-th part of the devices. A launcher that has bound them to cores has divided
+   those already. config.thread_count, device_count, devices and $DP_DEVICES override this.
 
-   A process that does not come within timeout_ms of the first is named in the errors of all that
-   did; so is one that ends early. A process that comes within a second after that gets the same
-   error. The tree of connections through which they met stays until dp_close, which waits for
-   nobody: 512 processes meet in a second or two, each with at most ten connections.
+   If a process does not come within timeout_ms of the first, or ends early, the error of all others
+   names it. A process that comes within a second after that gets the same error. The tree of
+   connections stays until dp_close, which waits for nobody: 512 processes meet in a second or two,
+   each with at most ten connections.
 
    Later, too, the error of all others names a process that is killed, stops, leaves out a
    collective or issues a different one. Every process returns within the time-out plus a few
    seconds, in which it asks which one is missing. The others can go on without it
-   (examples/survivors.c).                                                                       */
+   (examples/survivors.c).                                                                      */
 
 /* Run fn(user) in `count` new processes, as a job on this machine, and wait for all. The
-   environment tells each which one it is, so its dp_open needs no config. It begins with a copy of
-   this process' memory and with none of its other threads, and ends when fn returns, without
-   calling what atexit was given. The first that fails or dies ends the others, and its sentence is
-   this call's. Ctrl-C ends all; none of them outlives this process. Threads that OpenMP has left
-   waiting for work are let go before, as new processes would wait for them for ever. STATE while a
-   context is open, inside a parallel region of OpenMP, and in a process that a launcher has
-   started. */
+   environment tells each process its number, so its dp_open needs no config. A process begins with
+   a copy of this process' memory but none of its other threads. It ends when fn returns, without
+   calling functions given to atexit. The first process that fails or dies ends the others, and this
+   call returns its sentence. Ctrl-C ends all; none outlives this process. Idle threads of OpenMP
+   are ended before, because new processes would wait for them for ever. STATE while a context is
+   open, inside a parallel region of OpenMP, and in a process that a launcher has started. */
 DP_MUST_USE DP_API dp_status dp_spawn(int count, dp_status (*fn)(void *user), void *user);
 
 /* ==== >>scope ==================================================================================
@@ -700,9 +701,9 @@ DP_API dp_scope *dp_scope_child(dp_scope *parent); /* ends with its parent, or e
 /* As dp_scope_begin, for those who return why there is none. [any] */
 DP_MUST_USE DP_API dp_status dp_scope_open(dp_ctx *ctx, dp_scope **out);
 
-/* End it and its children, the newest or last attached first; waits only for copies that still read
-   host memory. NULL is fine. Refused, with a sentence, inside a function that was called for this
-   scope or one in it. */
+/* End it and its children, the newest or last attached first. Waits only for copies that still read
+   host memory. NULL is fine. Refused (see dp_last_error) in a function that was called for this
+   scope or for one inside it. */
 DP_API void dp_scope_end(dp_scope *scope);
 
 /* Host bytes, 64-byte aligned, not cleared; NULL when out of memory. 0 bytes give a pointer too. */
@@ -757,13 +758,13 @@ DP_MUST_USE DP_API dp_status dp_contiguous(dp_scope *scope, const dp_tensor *ten
 /* Every element becomes `number` (DP_BOOLEAN, DP_INT or DP_FLOAT), which must fit the dtype. */
 DP_MUST_USE DP_API dp_status dp_fill(dp_ctx *ctx, const dp_tensor *dst, dp_value number);
 
-/* Same shape and dtype, any strides, any two devices. stream NULL = the compute stream of the
-   device that writes (if the host writes: of the one that reads). On a stream of yours, of one of
-   the two, the copy comes after what is on the compute streams of both by now, and you have to
-   order what follows, including the end of a scope. From one device to another the one that writes
-   copies: given a stream of the one that reads, it does so on its compute stream, after what is on
-   the stream by now, and what follows on the stream comes after the copy. Host memory that a device
-   reads may change again after dp_wait. */
+/* Copy a tensor to one of the same shape and dtype, with any strides, on any two devices. stream
+   NULL = the compute stream of the device that writes (if the host writes: of the device that
+   reads). On a stream of yours, of either device, the copy comes after everything already on the
+   compute streams of both. You have to order what follows, including the end of a scope. Between
+   two devices the one that writes copies. Given a stream of the one that reads, it copies on its
+   own compute stream: after everything already on the given stream, and before what follows on it.
+   Host memory that a device reads may change again after dp_wait. */
 DP_MUST_USE DP_API dp_status dp_copy(dp_ctx *ctx, const dp_tensor *dst, const dp_tensor *src,
                                      dp_stream *stream);
 
@@ -791,9 +792,9 @@ DP_MUST_USE DP_API dp_status dp_read(dp_ctx *ctx, const dp_tensor *src, void *ho
 DP_MUST_USE DP_API dp_status dp_item(dp_ctx *ctx, dp_value scalar, double *out);
 
 /* ==== >>value ==================================================================================
-   Trees of tensors, numbers, strings, lists and dicts. Constructors copy what they are given into
-   the scope, and return an error value when they fail, which any call then reports. A value that
-   was made or changed by hand is checked wherever it is passed in.                              */
+   Trees of tensors, numbers, strings, lists and dicts. Constructors copy their arguments into the
+   scope. A constructor that fails returns an error value, which any later call reports. A value
+   that you made or changed by hand is checked wherever it is passed in.                        */
 
 static inline dp_value dp__leaf(uint8_t kind)
 {
@@ -856,8 +857,8 @@ static inline dp_value dp_cpu_only(dp_scope *scope, dp_value data)
     return dp_contain(scope, &container);
 }
 
-/* None when absent; errors stay errors. dp_get looks at one key after another: go through a large
-   dict by index instead. */
+/* None if absent; an error value stays an error. dp_get compares one key after another: use indices
+   for a large dict. */
 DP_API dp_value dp_get(dp_value dict, const char *key);
 DP_API dp_value dp_at(dp_value value, size_t index); /* of a list, tuple or dict */
 DP_API size_t dp_count(dp_value value);              /* entries of a list, tuple or dict, else 0 */
@@ -950,37 +951,36 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
                                                 size_t part_count, const dp_tensor *out);
 
 /* ==== >>collectives ============================================================================
-   Over all ranks of the job. One host thread names the buffers of all local ranks in one call, in
-   memory of the ranks' devices; any owner. Every process makes the same calls in the same order.
-   They return when the work is ordered on the streams (CPU devices: done). Parts must not overlap,
-   but for the in-place forms that are named.
+   Over all ranks of the job. One host thread passes the buffers of all local ranks in one call.
+   They may belong to anybody, in memory of the ranks' devices. Every process makes the same calls
+   in the same order. A call returns when its work is ordered on the streams (CPU devices: done).
+   Parts must not overlap, except in the in-place forms described below.
 
-   Same call, same bits: ranks are added in a binary tree, ((0 + 1) + (2 + 3)) + (4 + 5) and so on,
-   the left one of two halves having the largest power of two. So neighbours can be added first,
-   wherever they are, and the sum of as many ranks is the same however they are spread over devices
-   and processes: between machines, where each process has the same number, a power of two. See
+   Same call, same bits: ranks are added in a binary tree, ((0 + 1) + (2 + 3)) + (4 + 5) and so on.
+   The left half of each sum has the largest power of two. So neighbours can be added first, and the
+   sum over the same ranks does not depend on how they are spread over devices and processes.
+   Between machines this holds if all processes have the same number of ranks, a power of two. See
    THE SAME BITS.
 
-   A call that is refused (>>status: CALL) changes nothing, here or elsewhere, and can be made
-   again: the others wait for it. A process that does not mean to should say so by dp_abort, or
-   close.
+   A call that is refused (>>status: CALL) changes nothing, here or elsewhere. You can correct and
+   repeat it: the others wait for it. If you will not, call dp_abort or dp_close.
 
-   CPU devices of several processes of one machine meet in shared memory. Where a process dies,
-   stops, or issues another collective, all others fail with one sentence, which names its rank, the
-   collective, what that was for (a bucket, buffers, dp_tag), and what the rank did last, or was
-   refused. Nobody waits for another process longer than timeout_ms, and a few seconds in which it
-   may ask who is missing. Those of several machines use MPI, where dp_mpi.h is compiled in: there,
-   too, a different collective is noticed, a process that has died after timeout_ms; and the ranks
-   of one process are always added first. Without it they are refused with UNSUPPORTED.
+   CPU devices of several processes of one machine use shared memory. If a process dies, stops, or
+   issues another collective, all others fail with the same sentence. It names the rank at fault,
+   the collective, what the collective was for (a bucket, buffers, dp_tag), and the last thing the
+   rank did. No process waits for another longer than timeout_ms plus a few seconds, in which it may
+   ask which one is missing. Several machines use MPI, if dp_mpi.h is compiled in. There, too, a
+   different collective is noticed, and a dead process after timeout_ms; the ranks of one process
+   are always added first. Without dp_mpi.h, CPU devices of several machines are UNSUPPORTED.
 
-   GPUs of several processes use NCCL, where dp_nccl.h is compiled in, and are refused without it
-   (dp_hip.h: RCCL is another NCCL).
-   Sums have the order above where dp_config.shards is set; else NCCL adds floats in an order of its
-   own, the same each time on the same GPUs, and rounds halves on the way. On one machine a process
-   that dies, closes or does something else is named at once. On several, one that fails tells the
-   others over the connections by which they have met, and those of one that dies break (not where
-   dp_config.bootstrap is yours); for the rest NCCL notices, or timeout_ms passes. What a GPU still
-   waits for then is given up: dp_wait and dp_read return the failure. */
+   GPUs of several processes use NCCL, if dp_nccl.h is compiled in, and are UNSUPPORTED without it
+   (dp_hip.h: RCCL takes NCCL's place). If dp_config.shards is set, sums have the order above.
+   Otherwise NCCL adds floats in an order of its own, the same each time on the same GPUs, and
+   rounds halves on the way. On one machine, a process that dies, closes or does something else is
+   named at once. On several machines, a failing process tells the others over their connections,
+   and the connections of a dead one break (unless dp_config.bootstrap is yours). Otherwise NCCL
+   notices, or timeout_ms passes. Then whatever a GPU still waits for is given up: dp_wait and
+   dp_read return the failure.                                                                  */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -990,10 +990,10 @@ typedef struct dp_part { /* one per local rank */
     dp_stream *stream; /* NULL = the rank's compute stream */
 } dp_part;
 
-/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32 and rounded once; integers wrap
-   and their mean is cut towards zero; bool: sum and max are or, prod and min are and. In place:
-   send == recv. A local rank whose recv is NULL takes part and wants no result: where several
-   devices have one owner, one of them receives for all. */
+/* recv[i] = op over ranks of send[i]. f16 and bf16 are added in f32 and rounded once. Integers
+   wrap, and their mean is truncated towards zero. On bool, sum and max are "or", prod and min are
+   "and". In place: send == recv. A local rank whose recv is NULL takes part but gets no result: if
+   several devices have one owner, one of them receives for all. */
 DP_MUST_USE DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count,
                                            dp_dtype dtype, dp_op op);
 /* The same times `scale`, in the same pass; floating dtypes. */
@@ -1072,12 +1072,13 @@ DP_MUST_USE DP_API dp_status dp_broadcast_i64(dp_ctx *ctx, int64_t *numbers, siz
 DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size_t count, int root);
 
 /* ==== >>reducer ================================================================================
-   Gradients that lie in memory of yours become the same on all ranks. You say which parts of it
-   become ready together (units), and report each unit as soon as backward has its gradient; units
-   travel in buckets, strictly one after another. With several processes of CPU devices a separate
-   thread carries each bucket as soon as all local ranks have it, while backward goes on; a single
-   process adds everything up in one pass over memory at the end, and so do devices with memory of
-   their own. With one rank there is nothing to do, unless there is a hook.
+   Makes gradients in your own memory the same on all ranks. You say which parts of the memory
+   become ready together (units), and report each unit as soon as backward has computed its
+   gradient. Units travel in buckets, strictly one after another. With several processes of CPU
+   devices, a thread of its own (the courier) reduces each bucket as soon as all local ranks have
+   it, while backward goes on. A single process adds everything up in one pass over memory at the
+   end, and so do devices with memory of their own. With one rank there is nothing to do, unless
+   there is a hook.
 
        dp_reducer_create(ctx, &config, &reducer);
        dp_reducer_begin(reducer, NULL);                      at the forward
@@ -1085,11 +1086,11 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
        dp_reducer_finish(reducer);                           gradients are equal now
 
    Every process makes the same calls in the same order, except dp_reducer_ready. Several reducers
-   may have passes at the same time, and finish them in any order. Only the oldest open pass travels
-   early; when it is finished, the next one begins to. A pass that is finished before an older one
-   is reduced when it is finished. Where a process has another order the job fails, and the
-   sentence names both reducers, or both buckets, even if they have the same size. (NCCL on several
-   machines does not compare what it adds up.)                                                   */
+   may have open passes at the same time, and may finish them in any order. Only the oldest open
+   pass travels early; when it is finished, the next one starts. A pass that is finished before an
+   older one is reduced when it is finished. If a process uses another order the job fails, and the
+   error names both reducers, or both buckets, even if they have the same size. (NCCL on several
+   machines does not compare what it adds up.)                                                  */
 
 /* 0 is none of them, and an error: no default would be right for everybody. */
 typedef enum dp_reduction {
@@ -1110,8 +1111,8 @@ typedef struct dp_range { /* a part of a block; no two overlap */
     size_t first, count;  /* elements */
 } dp_range;
 
-/* What becomes of units that a rank does not report in a reduced pass. In the last two, one that no
-   rank has reported since the last reduction keeps what it holds, everywhere. */
+/* What happens to units that a rank does not report in a reduced pass. With the last two, a unit
+   that no rank has reported since the last reduction keeps its contents everywhere. */
 typedef enum dp_unused {
     DP_UNUSED_ERROR, /* all ranks get an error */
     DP_UNUSED_FOUND, /* they travel when the pass ends; ranks tell each other what they used */
@@ -1207,11 +1208,10 @@ DP_MUST_USE DP_API dp_status dp_reducer_begin(dp_reducer *reducer, const dp_redu
 DP_MUST_USE DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t unit,
                                               dp_stream *stream);
 
-/* End the pass: gradients are reduced, in order on the compute streams (CPU devices: done). What
-   was not reported is reduced too, so that no rank waits for ever, and then every rank gets a
-   MISMATCH (see dp_unused) that names the unit and the rank: gradients are void, the next pass
-   works. What happens when a hook fails: see dp_bucket. A collective that fails is the job's
-   failure. */
+/* End the pass. Gradients are reduced, in order on the compute streams (CPU devices: done).
+   Unreported units are reduced too, so that no rank waits for ever; then every rank gets a MISMATCH
+   (see dp_unused) that names the unit and the rank. Gradients are void then, and the next pass
+   works. For a hook that fails see dp_bucket. A collective that fails is the job's failure. */
 DP_MUST_USE DP_API dp_status dp_reducer_finish(dp_reducer *reducer);
 
 /* How it works at present; buckets in the order in which they travel. */
@@ -1219,17 +1219,18 @@ DP_MUST_USE DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_r
 DP_MUST_USE DP_API dp_status dp_reducer_bucket_get(const dp_reducer *reducer, size_t bucket,
                                                    dp_bucket_info *out);
 
-/* What a hook gets. The hook takes the place of the all-reduce of each bucket: it may compress,
-   all-reduce and decompress, say. It finds gradients in the memory of `local`, and leaves the
-   result there, the same on all ranks. Nothing is scaled before or after it. With several processes
-   of CPU devices it is called on a separate thread, while the caller computes; else in
-   dp_reducer_finish. A bucket of which no rank uses anything does not travel; single units that no
-   rank uses are zeros in it, and keep what they hold.
+/* What a hook gets. A hook replaces the all-reduce of each bucket: for example, it compresses,
+   all-reduces and decompresses. It finds gradients in the memory of `local`, and leaves the result
+   there, the same on all ranks. Nothing is scaled before or after it. With several processes of CPU
+   devices it is called on the courier's thread, while the caller computes; otherwise in
+   dp_reducer_finish. A bucket that no rank uses does not travel. Single units that no rank uses are
+   zeros in it, and keep their contents.
 
    In a hook all processes call the two functions below in the same order, with the same count,
-   dtype, op and scale, and at least once: this is compared before anything travels. If they differ,
-   or a hook fails, all ranks know: the rest of the pass does not travel, and dp_reducer_finish says
-   which bucket, which rank, and what its hook said. Gradients are void, the next pass works. */
+   dtype, op and scale, and at least once. This is compared before anything travels. If they differ,
+   or a hook fails, all ranks learn it: the rest of the pass does not travel, and dp_reducer_finish
+   names the bucket and the rank, and quotes the hook's sentence. Gradients are void then, and the
+   next pass works. */
 typedef struct dp_bucket {
     dp_ctx *ctx;
     dp_reducer *reducer;
