@@ -621,7 +621,7 @@ DP_API int64_t dp_local_share(const dp_ctx *ctx, int local_rank, int64_t count, 
    Several processes, on one machine or many, are one job: its ranks are the devices of all. The
    launcher that starts them says in the environment which process each one is. dp_open connects
    each to the others. All processes call it equally often and in the same order. dp_open uses the
-   first complete set of variables in this table; an incomplete set is an error:
+   first set in this table of which a variable is there. That set must be complete:
 
      DP_LAUNCH  which of how many        on its machine           where process 0 is
      dp         DP_PROCESS, _COUNT       DP_LOCAL_PROCESS, _COUNT DP_ADDR
@@ -1329,34 +1329,34 @@ typedef struct dp_param_info {
     const char *name; /* "child.name": the path from this module; wrappers add nothing to it */
     bool frozen, buffer;
     dp_tensor data;         /* read-only */
-    bool reduced;           /* it has a gradient, which a backward here makes equal on all ranks */
+    bool reduced;           /* it has a gradient that a backward here makes equal on all ranks */
     dp_reduction reduction; /* and how; 0 if it does not */
-    /* What a rank gets of it where gradients are scattered, see dp_grads_scatter: it and those that
-       come right before and after it in memory are cut together. Rank r gets `share` elements from
-       r * share on, counted from where the first of them begins, which is share_at elements before
-       this one; and all ranks get what comes after the last share. 0: they get all of it, as
-       where a share would have fewer than 256 elements. */
+    /* Where gradients are scattered (dp_grads_scatter), parameters side by side in memory are cut
+       together, as one run. The run starts share_at elements before this parameter; rank r owns
+       elements r * share up to (r + 1) * share of the run, and all ranks get the rest behind the
+       last share. share is 0 if all ranks get all of it, as where a share would have fewer than 256
+       elements. */
     size_t share, share_at;
     bool unseen; /* its gradient is scattered by a wrapper that is not in this tree: void here */
 } dp_param_info;
 
-/* Parameters and buffers of the whole tree, each piece of memory once: the module's own come first,
-   then those of one child after another. */
+/* Parameters and buffers of the whole tree, each piece of memory once: first the module's own, then
+   those of its children, in order. */
 DP_API size_t dp_module_param_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_module_param(dp_module *module, size_t param, dp_param_info *out);
 DP_MUST_USE DP_API dp_status dp_module_find(const dp_module *module, const char *name,
                                             size_t *out_param);
 
-/* Views to write to; replicas follow at the next forward. Ask again for every change. Frozen
-   parameters and buffers have no gradient: count 0. out_grad may be NULL; to ask for it gives the
-   parameter a gradient. To read: dp_module_param and dp_owner_grad. */
+/* Views for writing. Replicas get the change at the next forward. Ask again for every change.
+   Frozen parameters and buffers have no gradient: count 0. out_grad may be NULL; asking for it
+   gives the parameter a gradient. For reading: dp_module_param and dp_owner_grad. */
 DP_MUST_USE DP_API dp_status dp_params_edit(dp_module *module, size_t param, dp_tensor *out_data,
                                             dp_tensor *out_grad);
 DP_MUST_USE DP_API dp_status dp_params_write(dp_module *module, size_t param, const void *host,
                                              size_t bytes);
 DP_MUST_USE DP_API dp_status dp_params_changed(dp_module *module);
-/* All gradients of the tree become zero, and as if no backward had been: nobody has used them, they
-   are not void, and samples whose gradients waited for a reduction do not count in it. */
+/* Set all gradients of the tree to zero, as if no backward had run: they are unused and not void,
+   and samples that waited for a reduction do not count in it. */
 DP_MUST_USE DP_API dp_status dp_zero_grad(dp_module *module);
 
 /* ==== >>call ===================================================================================
@@ -1388,8 +1388,9 @@ struct dp_call {
     struct dp__record *record;
 };
 
-/* The replica's parameter, by its place in dp_module_config.params. NULL, with a sentence, when
-   there is none. Gradients exist only in backward, to be added to; frozen parameters have none. */
+/* The replica's parameter, by its index in dp_module_config.params. NULL (see dp_last_error) if
+   there is none. Gradients exist only in backward, which adds to them; frozen parameters have
+   none. */
 DP_API const void *dp_param(const dp_call *call, size_t param);
 DP_API void *dp_buffer(const dp_call *call, size_t param);
 DP_API void *dp_grad(const dp_call *call, size_t param);
@@ -1404,9 +1405,9 @@ DP_API dp_tensor dp_grad_tensor(const dp_call *call, size_t param);
 DP_API const void *dp_param_block(const dp_call *call);
 DP_API void *dp_grad_block(const dp_call *call);
 
-/* In backward: the gradient of this parameter is complete, by what is on call->stream by now, and
-   may travel while backward goes on. Call it once per name and pass, and leave the gradient alone
-   after that. Where nothing travels nothing happens; gradients that were not reported count as
+/* In backward: the gradient of this parameter is complete after the work that is on call->stream by
+   now, and may travel while backward goes on. Call it once per name and pass, and do not touch the
+   gradient after that. It has no effect where nothing travels. Gradients that were not reported are
    ready when backward returns. */
 DP_MUST_USE DP_API dp_status dp_grad_ready(const dp_call *call, size_t param);
 
@@ -1416,8 +1417,8 @@ DP_MUST_USE DP_API dp_status dp_grad_ready(const dp_call *call, size_t param);
 DP_MUST_USE DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name,
                                               dp_tensor *out);
 
-/* A tensor among kwargs, or args, in row-major memory without gaps: one with other strides is
-   copied into call->scope. The error says what is wrong with it. DP_DTYPE_ANY, ndim -1: any. */
+/* A tensor of kwargs, or args, as row-major memory without gaps. One with other strides is copied
+   into call->scope. The error says what is wrong with it. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_call_tensor(const dp_call *call, const char *name, dp_dtype dtype,
                                             int ndim, const dp_tensor **out);
 DP_MUST_USE DP_API dp_status dp_call_arg(const dp_call *call, size_t index, dp_dtype dtype,
@@ -1428,29 +1429,29 @@ DP_MUST_USE DP_API dp_status dp_call_tensor_view(const dp_call *call, const char
 DP_MUST_USE DP_API dp_status dp_call_arg_view(const dp_call *call, size_t index, dp_dtype dtype,
                                               int ndim, const dp_tensor **out);
 
-/* Run a child's method, in this replica. `child` is the name that dp_module_config gave it (without
-   one: "module"; a wrapper's: the name of its function, "data_parallel"); NULL: what this module
-   wraps. The pass is for dp_backward in this method's backward; out_pass may be NULL. Inside a
+/* Run a child's method in this replica. `child` is its name in dp_module_config (without one:
+   "module"; of a wrapper: the name of its function, "data_parallel"). NULL: the module that this
+   one wraps. The pass is for dp_backward in this method's backward; out_pass may be NULL. Inside a
    replica, and under dp_run, a wrapper uses only the device that it is called on. */
 DP_MUST_USE DP_API dp_status dp_call_child(dp_call *call, const char *child, const char *method,
                                            dp_value args, dp_value kwargs, dp_value *out,
                                            dp_pass **out_pass);
 
-/* recv[i] = op over the replicas of this pass of send[i]. Every one of them enters, with the same
-   count, dtype and op, and gets the same status; if one fails or returns instead, the others get an
-   error. send and recv lie in memory of call->device: a host array does on a CPU device, but is a
-   wild pointer on one with memory of its own. In place: send == recv; else what a replica receives
-   must not overlap anything else that is sent or received. [host] */
+/* recv[i] = op over the replicas of this pass of send[i]. Every replica enters, with the same
+   count, dtype and op, and gets the same status. If one fails or returns instead, the others get an
+   error. send and recv lie in memory of call->device: a host array is fine on a CPU device, and a
+   wild pointer on a device with memory of its own. In place: send == recv. Otherwise the memory
+   that a replica receives into must not overlap any other that is sent or received. [host] */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce(dp_call *call, const void *send, void *recv,
                                                 size_t count, dp_dtype dtype, dp_op op);
 /* The same for dense tensors of one shape and dtype; where they lie is checked. */
 DP_MUST_USE DP_API dp_status dp_call_all_reduce_tensor(dp_call *call, const dp_tensor *send,
                                                        const dp_tensor *recv, dp_op op);
-/* The sum; where dp_distributed runs the pass, over the replicas of all processes, in the tree of
-   >>collectives, in which a rank without rows, that has no replica, counts as zeros. All processes
-   enter equally often, then, and one that has run out of data needs a batch of no rows for that:
-   dp_none() would leave the others waiting. Where one enters and another does something else, the
-   job fails. dp_norm.h shows how to use it. */
+/* The sum. Where dp_distributed runs the pass, it goes over the replicas of all processes, in the
+   tree of >>collectives; a rank without rows has no replica and counts as zeros. Then all processes
+   enter equally often, so a process that has run out of data needs a batch of no rows: dp_none()
+   would leave the others waiting. If one process enters and another does something else, the job
+   fails. dp_norm.h shows how to use it. */
 DP_MUST_USE DP_API dp_status dp_call_sum_ranks(dp_call *call, const void *send, void *recv,
                                                size_t count, dp_dtype dtype);
 
@@ -1474,32 +1475,32 @@ typedef struct dp_input_grad {
     dp_value args, kwargs;
 } dp_input_grad;
 
-/* Run "backward" for a pass, once. `grad` has the structure of its output, and tensors of the same
-   dtype and shape, which are brought to the replica's device; a number stands for that number
-   everywhere, none and a missing key for no gradient. If it has not, nothing happened, but for a
-   pass that other processes reduce too: see dp_distributed. Parameters'
-   gradients are added to; those of the inputs are given out if wanted (NULL: they are not): joined
-   along dim, none of one replica is zeros if others have a gradient.
+/* Run "backward" for a pass, once. `grad` has the structure of the output, with tensors of the same
+   dtype and shape, which are copied to the replica's device. A number fills a whole tensor; none,
+   or a missing key, means no gradient. If the structure differs, the call has no effect (passes
+   that other processes reduce too: see dp_distributed). Backward adds to the gradients of
+   parameters. Those of the inputs are returned if you ask for them (NULL: you do not): joined along
+   dim, with zeros for a replica without a gradient if others have one.
 
    If a backward fails, the gradients of all parameters of its module are void, those of earlier
-   passes with them. Until dp_zero_grad, whatever would add to them, read them or step by them is
-   refused (STATE). A parameter or buffer that a call has edited since the forward is STATE too: the
-   backward needs what the forward has seen.
+   passes included. Until dp_zero_grad, whatever would add to them, read them or step by them fails
+   with STATE. So does a backward after a call has edited a parameter or buffer since the forward:
+   the backward needs the numbers of the forward.
 
-   A backward that was written for one device often divides by its number of rows itself, and does
-   not look at the gradient that it is given. With dp_module_config.mean_grads it may stay as it is,
-   whether it writes gradients or adds to them: they are zeroed first, the mean over all replicas
-   counts each by its weight, and that mean is multiplied by `grad`, which must be a number
-   (dp_train_step: by the loss factor). After a pass with no_sync the result is added to what that
-   one has left. In it call->grad is the gradient of its own mean, 1/n for each of n elements of an
-   output: what it may pass on to children. */
+   A backward written for one device often divides by its own number of rows, and ignores the
+   gradient that it is given. With dp_module_config.mean_grads it may stay as it is, whether it
+   overwrites gradients or adds to them. They are zeroed first. Then the library takes the mean over
+   all replicas, weighted by samples, and multiplies it by `grad`, which must be a number
+   (dp_train_step: the loss factor). After a pass with no_sync the result is added to that pass's.
+   In such a backward call->grad is the gradient of its own mean, 1/n for each of n elements of an
+   output, to be passed on to children. */
 DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out);
 
 /* ==== >>wrappers ===============================================================================
-   A wrapper is a module that runs another one on several devices. It has the methods of what it
-   wraps, and adds nothing to the names of parameters; wrappers nest. The batch is cut as by
+   A wrapper is a module that runs another one on several devices. It has the methods of the wrapped
+   module, and adds nothing to the names of parameters. Wrappers nest. The batch is cut as by
    dp_scatter, every part goes through a replica, and the gradients of all replicas are summed into
-   the one original.
+   the original.
 
      dp_data_parallel       outputs are gathered on one device (torch's DataParallel)
      dp_container_parallel  the same; the module's own train_step and val_step need a single device
@@ -1511,15 +1512,15 @@ DP_MUST_USE DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_
                             PyTorch-Encoding)
      dp_meta_test_parallel  on the module's own device alone (mmfewshot's MetaTestParallel)
      dp_distributed         on the devices of all processes (torch's DistributedDataParallel)
-     dp_separate_distributed  its children are, each by itself (mmengine's
+     dp_separate_distributed  each of its children is wrapped by itself (mmengine's
                             MMSeparateDistributedDataParallel)
 
-   With one device nothing is cut and nothing is gathered: a result is what the method returned.
-   With several devices dp_gather always joins, so a loss without dims comes as a vector.
+   With one device nothing is cut or gathered: the result is what the method returned. With several
+   devices dp_gather always joins, so a loss without dims becomes a vector.
 
-   The gradient of an input is where the input was. That of a container is its groups' gradients,
-   joined on the first device; groups that were padded to different sizes cannot be joined, and
-   dp_backward says so when it is asked for them.                                                */
+   The gradient of an input is where the input was. The gradient of a container is that of its
+   groups, joined on the first device. Groups that were padded to different sizes cannot be joined;
+   dp_backward says so if you ask for their gradients.                                          */
 
 typedef struct
     dp_parallel_config {    /* zero: all devices, balanced along dim 0, results on the first */
@@ -1599,88 +1600,91 @@ typedef struct dp_distributed_config {
     size_t split_count;
 } dp_distributed_config;
 
-/* The module on every rank of the job: each process cuts its own batch over its devices, and leaves
-   outputs where they are, as dp_model_parallel does; dp_backward ends when the gradients of all
-   ranks are reduced, into the module of each process. There they may be scaled, or zeroed, by hand
-   too: the next backward adds to what it finds. Buckets travel while backward goes on: see
-   dp_grad_ready. When it is made, ranks compare what they made, and all start with the numbers of
-   rank 0.
+/* The module on every rank of the job. Each process cuts its own batch over its devices, and leaves
+   outputs where they are, as dp_model_parallel does. dp_backward returns when the gradients of all
+   ranks are reduced, into the module of each process. You may scale or zero them there by hand; the
+   next backward adds to them. Buckets travel while backward goes on: see dp_grad_ready.
+   dp_distributed compares the modules of all ranks, and gives all of them the numbers of rank 0.
 
-   All processes make the same forwards and backwards in the same order. Whether a pass is reduced
-   is decided at its forward (no_sync). Buffers are made equal before a forward that gets a pass, if
-   gradients have been reduced since the last time; a forward without a pass, an evaluation, waits
-   for no other process.
+   All processes make the same forwards and backwards in the same order. The forward decides whether
+   a pass is reduced (no_sync). Buffers are made equal before a forward with a pass, if gradients
+   have been reduced since the last time. A forward without a pass, as in an evaluation, waits for
+   no other process.
 
    With DP_MEAN_RANKS the gradient is that of the mean of the ranks' losses. With DP_MEAN_SAMPLES
    backward gets gradients of sums over samples, and the sum over all ranks is divided by the sum of
-   their weights; dp_train_step does this by itself, so that N ranks compute what one would. DP_SUM
-   and DP_MEAN_SAMPLES would count twice what was reduced already: call dp_zero_grad before the next
-   backward. It also comes between the backwards of two wrappers of the same parameters, and of a
-   wrapper and of the module by itself, whatever the reduction: one does not know what the other has
+   their weights. dp_train_step does this by itself, so that N ranks compute the same as one. DP_SUM
+   and DP_MEAN_SAMPLES would count already reduced gradients twice: call dp_zero_grad before the
+   next backward. Call it also between the backwards of two wrappers of the same parameters, and of
+   a wrapper and the module by itself, whatever the reduction: one does not know what the other has
    reduced (STATE).
 
-   Children that are trained by themselves, a GAN's: see dp_separate_distributed.
+   For children that are trained separately, as in a GAN, see dp_separate_distributed.
 
-   dp_train_step: data dp_none() is an empty step of a process that has run out. It adds nothing,
-   and weighs nothing in DP_MEAN_SAMPLES. Losses in the log are those of this process.
+   dp_train_step with data dp_none() is an empty step, for a process that has run out of data. It
+   adds nothing, and has no weight in DP_MEAN_SAMPLES. Losses in the log are those of this process.
 
-   With several processes a dp_backward or dp_train_step that is reduced fails on all ranks if it
-   does on one: a batch that cannot be cut, a gradient of another shape, a method that fails, a
-   dp_zero_grad that was forgotten. All return that rank's status, with its number and sentence;
-   gradients are void until dp_zero_grad, the pass is over, the next one works. A forward by itself
-   meets nobody after its buffers: what is refused before its methods run is for this process alone
-   to mend; a method that fails is the job's failure, and so is an optimizer that fails to begin.
-   One whose update fails has failed here alone, after the others have made their step; where it is
-   sharded (dp_train.h) they wait for it, and the job has failed.
+With several processes:
+     what fails                           who gets the error       after that
+     a reduced dp_backward or             all ranks: status,       gradients are void until
+     dp_train_step (a batch that          number and sentence      dp_zero_grad; the pass is over,
+     cannot be cut, a wrong gradient,     of the failing rank      the next one works
+     a method, no dp_zero_grad)
+     a forward, before its methods run    this process             go on
+     a method of a forward; an            all: the job's           only dp_close works
+     optimizer that fails to begin        failure
+     an optimizer's update                this process; with       the others have made their step;
+                                          `sharded` (dp_train.h)   with `sharded` only dp_close
+                                          all                      works
 
-   What is compared when it is made includes how memory is laid out: memory of yours (`data`, packed
-   blocks) is given on all ranks or on none. */
+   The comparison includes the layout of memory: give memory of yours (`data`, packed blocks) on all
+   ranks or on none. */
 DP_MUST_USE DP_API dp_status dp_distributed(dp_module *module, const dp_distributed_config *config,
                                             dp_module **out);
-/* A module whose methods train its children one by one, a GAN: each child that has parameters with
-   a gradient is on every rank, as dp_distributed would have it with this config, under its own
-   name; other children, and the module's own parameters, stay with their process. dp_invoke of what
-   is made runs the module's method ("train_step"), whose dp_call_child finds the children on all
-   ranks, and whose dp_backward reduces; a pass with no_sync is one of all children. Gradients want
-   an out_pass there, too. The module itself stays what it was. Names in `ignored` are the
-   module's: "child.name". If one of its methods fails on one rank, between two passes, the others
-   do not know, and wait: dp_abort tells them. */
+/* A module whose methods train its children one by one, as in a GAN. Each child that has parameters
+   with a gradient is on every rank, as dp_distributed would have it with this config, under its own
+   name. Other children, and the module's own parameters, stay with their process. dp_invoke of the
+   result runs the module's method ("train_step"). There dp_call_child finds the children on all
+   ranks, dp_backward reduces, and a pass with no_sync is one of all children; gradients need an
+   out_pass there, too. The module itself is unchanged. Names in `ignored` are the module's:
+   "child.name". If a method fails on one rank between two passes, the others do not learn it and
+   wait: call dp_abort. */
 DP_MUST_USE DP_API dp_status dp_separate_distributed(dp_module *module,
                                                      const dp_distributed_config *config,
                                                      dp_module **out);
 
-/* Devices with memory of their own each have their own parameters and, after a backward, the
-   reduced gradients. If an optimizer steps only the parameters of the module itself, these are sent
-   to all other devices before the next forward. One that takes the same step for every owner, on
-   its device, avoids that: parameters that were edited equally often for each owner are not sent,
-   if nothing else has edited the module since the last forward, dp_params_edit to read included.
-   Devices that share memory have one owner, and so do other wrappers and plain modules: for them
+/* Each device with memory of its own has its own parameters and, after a backward, the reduced
+   gradients. If an optimizer steps only the parameters of the module itself, these are sent to all
+   other devices before the next forward. To avoid that, take the same step for every owner on its
+   device. Parameters that were edited equally often for each owner are not sent, unless something
+   else has edited the module since the last forward (dp_params_edit for reading counts). Devices
+   that share memory have one owner, and so have other wrappers and plain modules: for these
    dp_owner_edit is the same as dp_params_edit. dp_params_compare of the wrapper tells whether the
-   owners have come apart. */
+   owners differ. */
 DP_API size_t dp_owner_count(const dp_module *module);
 DP_MUST_USE DP_API dp_status dp_owner_edit(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out_data, dp_tensor *out_grad);
 
-/* The gradient of a parameter, to read, as an owner (0: the module itself) has it. To ask for it is
-   no edit. Frozen parameters and buffers have none: count 0. STATE while it is void. */
+/* The gradient of a parameter of an owner (0: the module itself), for reading. This is not an edit.
+   Frozen parameters and buffers have none: count 0. STATE while it is void. */
 DP_MUST_USE DP_API dp_status dp_owner_grad(dp_module *module, size_t owner, size_t param,
                                            dp_tensor *out);
-/* Which parameters have a gradient for the next step: one answer for each, so count is
-   dp_module_param_count. Since dp_zero_grad a backward has asked for it (on any rank, if ranks have
-   reduced it), or an edit was given out_grad; or its memory is yours. Optimizers leave the others
-   as they are, with their state. STATE while one is void, and while one that a wrapper of the
-   module reduces is each rank's own: its passes had no_sync, or somebody ran the module without
-   the wrapper. By such gradients ranks would step apart. */
+/* Which parameters have a gradient for the next step, one answer for each: count is
+   dp_module_param_count. A parameter has one if, since dp_zero_grad, a backward has asked for it
+   (on any rank, if ranks have reduced it) or an edit was given out_grad; or if its memory is yours.
+   Optimizers leave other parameters and their state alone. STATE while a gradient is void, and
+   while one that a wrapper of the module reduces still differs from rank to rank: its passes had
+   no_sync, or the module ran without the wrapper. Ranks would step apart by such gradients. */
 DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, size_t count);
 
-/* From the next backward on, whether gradients that are reduced are scattered: each rank gets its
-   share of them (dp_param_info), so half as much is sent, and what it holds of other ranks' shares
-   is void; to another wrapper of the same parameters all of it is. For optimizers that step shares:
-   those of dp_train.h with `sharded` set it. What holds shares is not added to, whatever the
-   reduction: dp_zero_grad comes before the next backward. `true` is for wrappers by dp_distributed,
-   and modules with such children; all processes make the call, and none scatters if one cannot
-   (UNSUPPORTED): if it has a hook or a wire dtype, or its collectives have no reduce_scatter; or if
-   its devices share their parameters. But where there are several processes, CPU devices may: their
+/* From the next backward on, whether reduced gradients are scattered: each rank gets only its share
+   of them (dp_param_info), so half as much is sent. Other ranks' shares are void here, and for
+   another wrapper of the same parameters all of it is. This is for optimizers that step shares;
+   those of dp_train.h with `sharded` set it. Nothing is added to shares, whatever the reduction:
+   call dp_zero_grad before the next backward. `true` works for wrappers by dp_distributed and
+   modules with such children. All processes make the call. None scatters if one cannot
+   (UNSUPPORTED): it has a hook or a wire dtype, its collectives have no reduce_scatter, or its
+   devices share their parameters. But with several processes, CPU devices may share them: their
    shares lie side by side. */
 DP_MUST_USE DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter);
 /* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
@@ -1715,12 +1719,12 @@ DP_MUST_USE DP_API dp_status dp_params_compare(dp_module *module);
    makes it equal; with DP_BUFFERS_LOCAL it may, and is not looked at. [host] */
 DP_MUST_USE DP_API dp_status dp_buffers_compare(dp_module *module);
 
-/* Make buffers the same on all ranks now. In training they become so before each forward, but what
-   that writes to them is each rank's own: in the end they differ, and an evaluation, or the last
-   checkpoint, wants them equal. Each wrapper by dp_distributed in the module's tree does as it
-   was told: all get those of rank 0, or the mean; with DP_BUFFERS_LOCAL, and where ignored, they
-   stay. It is a write, like dp_params_write. Without such a wrapper there is nothing to do, and
-   with several processes it is an error. All processes make the call. */
+/* Make buffers the same on all ranks now. In training this happens before each forward, but each
+   rank then writes its own numbers: in the end they differ, and an evaluation, or the last
+   checkpoint, needs equal ones. Each wrapper by dp_distributed in the module's tree follows its
+   config: all ranks get the buffers of rank 0, or the mean; with DP_BUFFERS_LOCAL, and where
+   ignored, they stay. This is a write, like dp_params_write. Without such a wrapper it has no
+   effect, and with several processes it is an error. All processes make the call. */
 DP_MUST_USE DP_API dp_status dp_buffers_sync(dp_module *module);
 
 typedef struct dp_wrapper_info { /* of one of the library's wrappers */
@@ -1748,38 +1752,38 @@ struct dp_optim {
     const dp_optim_ops *ops;
 };
 
-/* One training step on every device that the module or wrapper drives. "preprocess", if there is
-   such a method, turns the data into other data. "forward" gets it as kwargs (a dict) or args, and
-   mode "loss"; it returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of
-   them. `loss` is the sum of the means of those whose key contains "loss", each device weighted by
-   its samples. Then backward and optim->update. The log: "loss", then every entry's mean. optim
-   NULL: gradients and nothing else. */
+/* One training step on every device of the module or wrapper. If there is a method "preprocess", it
+   turns the data into other data. "forward" gets them as kwargs (a dict) or args, and mode "loss".
+   It returns a loss (a tensor or a number), or a dict of tensors, numbers and lists of them. `loss`
+   is the sum of the means of all entries whose key contains "loss", each device weighted by its
+   samples. Then come backward and optim->update. The log has "loss", then the mean of every entry.
+   optim NULL: gradients only. */
 DP_MUST_USE DP_API dp_status dp_train_step(dp_module *module, dp_scope *scope, dp_value data,
                                            dp_optim *optim, dp_value *out_log);
 
-/* An evaluation with the same data: "preprocess", which sees dp_call.training as false, and
-   "forward" with mode "predict". What that returns is given out as dp_invoke does. No backward
-   follows, and no other process takes part. */
+/* An evaluation with the same data: "preprocess", with dp_call.training false, and "forward" with
+   mode "predict". The result is returned as by dp_invoke. No backward follows, and no other process
+   takes part. */
 DP_MUST_USE DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value data,
                                              dp_value *out);
 
 /* ==== >>timeline ===============================================================================
-   With $DP_TRACE=run.json in the environment of dp_open, what the process does is written to that
-   file, which ui.perfetto.dev and chrome://tracing show: steps and their parts, methods and other
-   functions of yours, collectives, what a loader or a checkpoint takes, each in the row of the
-   thread that did it; the caller's is device 0's too. Devices with memory of their own, GPUs, have
-   a row for their stream: when it came to a method or a collective, and when that was done. To
-   tell, the stream waits for the host for some microseconds.
+   With $DP_TRACE=run.json in the environment, dp_open starts to record what the process does in
+   that file, for ui.perfetto.dev and chrome://tracing: steps and their parts, methods and other
+   functions of yours, collectives, loaders and checkpoints, each in the row of the thread that ran
+   it. The caller's row is also that of device 0. Devices with memory of their own, such as GPUs,
+   have a row for their stream: when it began a method or a collective, and when that was done. To
+   find out, the stream waits for the host for some microseconds.
 
-   The processes of a machine share the file, and each is a process in it. On several machines each
-   needs a file of its own; all lines but the first can be appended to another's, as time is that of
-   process 0 everywhere, as far as the clocks agree. While something happens, lines are written at
-   most a quarter of a second late; the rest when the job fails, and in dp_close. So the file of a
-   run that was killed can be read too, and what never ended is what it was in. The last bracket is
-   always missing, as viewers allow.
+   The processes of a machine share the file, each as a process in it. Several machines need one
+   file each. All lines but the first can be appended to another machine's file: time is that of
+   process 0 everywhere, as far as the clocks agree. Lines are written at most a quarter of a second
+   late while something happens; the rest when the job fails, and in dp_close. So the file of a
+   killed run can be read too, and shows what it was doing. The last bracket is always missing,
+   which viewers allow.
 
    Where a profiler listens (Nsight Systems), dp_cuda.h gives it the same spans by NVTX, as ranges
-   of the domain "dp", with $DP_TRACE or without.                                                 */
+   of the domain "dp", with or without $DP_TRACE.                                               */
 
 /* A span of yours on this thread. They nest; each begin has its end, on the same thread. Without a
    timeline nothing happens. [any] */
@@ -1809,13 +1813,13 @@ DP_API void dp_trace_end(void);
                     streams are ordered among each other by events only.
      ...            copies, kernels, alloc and free, from any thread; each stream is used by one
                     thread at a time
-     event_*        record marks a point of a stream; wait lets another stream wait for it, sync the
-                    host. An event that was never recorded is waited for at once.
+     event_*        record marks a point of a stream. wait makes another stream wait for it, sync
+                    the host. Waiting for a never-recorded event returns immediately.
      close          after all streams, events and memory of the device were given back.
-   After fork nothing that is open is called in the child. Nor are count and open, if a device was
+   After fork the child calls nothing that is open. Nor does it call count and open, if a device was
    opened before the fork, or count had found one: few drivers survive that, and some wait for ever
-   for threads that only the parent has. dp_open takes them for devices that cannot be used, unless
-   the table says survives_fork.
+   for threads that only the parent has. dp_open treats such devices as unusable, unless the table
+   says survives_fork.
 
    The core checks arguments before it calls: counts are above zero, pointers are of this device,
    ranges do not overlap unless they are equal. A kernel's operands are aligned to their elements,
@@ -1835,11 +1839,11 @@ DP_API void dp_trace_end(void);
    and of the collectives
      reduce_scatter          all_reduce into a temporary, then the own part
      all_to_all              all_gather into a temporary, then the own parts
-     abort                   others hear why this process has failed over the connections of the
-                             launcher, or MPI; who waits in the table, when that gives up
-     poll                    nothing is known before the next call
-     say                     who comes to wait for this process does not hear why it is in vain
-     describe                dp_report_text says nothing of it
+     abort                   other processes learn the failure over the connections of the
+                             launcher, or MPI; those that wait in the table, when it gives up
+     poll                    failures are noticed at the next call
+     say                     a process that waits for this one in vain is not told why
+     describe                dp_report_text does not mention it
 
    Order. Methods that take a stream enqueue and return; only *_sync waits. A table may do the work
    at once, and one with host_memory must, since the host does not ask before it reads. Streams, of
