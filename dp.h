@@ -864,6 +864,8 @@ DP_API dp_value dp_at(dp_value value, size_t index); /* of a list, tuple or dict
 DP_API size_t dp_count(dp_value value);              /* entries of a list, tuple or dict, else 0 */
 DP_API const char *dp_key_at(dp_value dict, size_t index); /* NULL when there is none */
 DP_API const char *dp_text(dp_value string);               /* NULL when it is not one */
+/* Of the UTF-8 character that `text` begins with, its end counting as one; 0: that is none. */
+DP_API size_t dp_utf8_bytes(const char *text);
 
 /* The tensor in a value, checked; `what` names it in the sentence. DP_DTYPE_ANY, ndim -1: any. */
 DP_MUST_USE DP_API dp_status dp_as_tensor(dp_value value, const char *what, dp_dtype dtype,

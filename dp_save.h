@@ -347,7 +347,7 @@ static bool dp__save_is_text(const char *text)
 {
     size_t count = 1;
     while (*text != '\0' && count > 0) {
-        count = dp__utf8(text);
+        count = dp_utf8_bytes(text);
         text += count;
     }
     return count > 0;
@@ -1869,142 +1869,28 @@ DP_API dp_status dp_module_save(dp_module *module, dp_scope *scope, dp_value *ou
 }
 
 /* ==== >>agreement ===============================================================================
-   Processes tell each other by collectives how it went, on tensors of their devices.            */
+   Processes tell each other how it went.                                                        */
 
-enum { DP__SAVE_FIELDS = 3 };
-
-typedef struct dp__save_record { /* what a rank tells: i64 each */
-    int64_t status, process, mark;
-} dp__save_record;
-
-typedef struct dp__save_meeting {
-    dp_ctx *ctx;
-    dp_scope *temp;
-    dp_info info;
-    dp_tensor *own, *all, *text; /* of each local rank */
-    dp_part *parts;
-    dp__save_record *records; /* of all ranks */
-} dp__save_meeting;
-
-static dp_status dp__save_meeting_room(dp__save_meeting *meeting)
+static dp_status dp__save_goes_on(void *ctx)
 {
-    size_t count = (size_t)meeting->info.local_count;
-    const int64_t own = DP__SAVE_FIELDS, all = own * meeting->info.rank_count;
-    const int64_t text = DP__SAVE_SENTENCE;
-    meeting->own = dp_scope_alloc(meeting->temp, count * sizeof *meeting->own);
-    meeting->all = dp_scope_alloc(meeting->temp, count * sizeof *meeting->all);
-    meeting->text = dp_scope_alloc(meeting->temp, count * sizeof *meeting->text);
-    meeting->parts = dp_scope_alloc(meeting->temp, count * sizeof *meeting->parts);
-    meeting->records =
-        dp_scope_alloc(meeting->temp, (size_t)meeting->info.rank_count * sizeof *meeting->records);
-    if (meeting->own == NULL || meeting->all == NULL || meeting->text == NULL ||
-        meeting->parts == NULL || meeting->records == NULL)
-        return dp__save_full();
-    for (size_t i = 0; i < count; i++) {
-        dp_device device = dp_local_device(meeting->ctx, (int)i);
-        DP_TRY(dp_tensor_new(meeting->temp, device, DP_I64, 1, &own, &meeting->own[i]));
-        DP_TRY(dp_tensor_new(meeting->temp, device, DP_I64, 1, &all, &meeting->all[i]));
-        DP_TRY(dp_tensor_new(meeting->temp, device, DP_U8, 1, &text, &meeting->text[i]));
-    }
-    return DP_OK;
-}
-
-/* All have the memory for it, or nobody begins. */
-static dp_status dp__save_meeting_begin(dp__save_meeting *meeting, dp_ctx *ctx)
-{
-    bool lacks = false;
-    *meeting = (dp__save_meeting){.ctx = ctx};
-    DP_TRY(dp_info_get(ctx, &meeting->info));
-    dp_status status = dp_scope_open(ctx, &meeting->temp);
-    if (status == DP_OK)
-        status = dp__save_meeting_room(meeting);
-    DP_TRY(dp_any(ctx, status != DP_OK, &lacks));
-    return lacks ? dp_error(DP_ERR_NO_MEMORY, "one of the processes has no memory") : DP_OK;
-}
-
-static dp_status dp__save_tell(dp__save_meeting *meeting, dp_status status, uint64_t mark)
-{
-    dp__save_record record = {status, meeting->info.process, (int64_t)mark};
-    dp_tensor host = dp_wrap_const(&record, DP_I64, 1, meeting->own[0].shape);
-    for (int i = 0; i < meeting->info.local_count; i++) {
-        DP_TRY(dp_copy(meeting->ctx, &meeting->own[i], &host, NULL));
-        meeting->parts[i] = (dp_part){meeting->own[i].data, meeting->all[i].data, NULL};
-    }
-    DP_TRY(dp_wait(meeting->ctx)); /* the record is this call's */
-    DP_TRY(dp_all_gather(meeting->ctx, meeting->parts, DP__SAVE_FIELDS, DP_I64));
-    return dp_read(meeting->ctx, &meeting->all[0], meeting->records,
-                   (size_t)meeting->info.rank_count * sizeof *meeting->records);
-}
-
-static dp_status dp__save_goes_on(void *user)
-{
-    return dp__save_tell(user, DP_PENDING, 0);
-}
-
-/* The sentence of a rank's process becomes that of all. */
-static dp_status dp__save_quote(dp__save_meeting *meeting, int rank, dp_status status,
-                                const char *more)
-{
-    char text[DP__SAVE_SENTENCE] = "";
-    dp_tensor host = dp_wrap(text, DP_U8, 1, meeting->text[0].shape);
-    int local = rank - meeting->info.rank_first;
-    if (local >= 0 && local < meeting->info.local_count) {
-        snprintf(text, sizeof text, "%s", dp_last_error());
-        DP_TRY(dp_copy(meeting->ctx, &meeting->text[local], &host, NULL));
-    }
-    for (int i = 0; i < meeting->info.local_count; i++)
-        meeting->parts[i] = (dp_part){meeting->text[i].data, meeting->text[i].data, NULL};
-    DP_TRY(dp_broadcast(meeting->ctx, meeting->parts, sizeof text, DP_U8, rank));
-    DP_TRY(dp_read(meeting->ctx, &meeting->text[0], text, sizeof text));
-    return dp_error(status, "process %lld: %s%s", (long long)meeting->records[rank].process, text,
-                    more);
-}
-
-/* From the records, so that all come to the same. A file that only some have is no reason to begin
-   anew. */
-static dp_status dp__save_conclude(dp__save_meeting *meeting)
-{
-    const dp__save_record *records = meeting->records;
-    int failed = -1, lacks = -1, has = -1;
-    for (int r = meeting->info.rank_count - 1; r >= 0; r--) {
-        has = records[r].status == DP_OK ? r : has;
-        lacks = records[r].status == DP_ERR_NO_FILE ? r : lacks;
-        failed = records[r].status != DP_OK && records[r].status != DP_ERR_NO_FILE ? r : failed;
-    }
-    if (failed >= 0)
-        return dp__save_quote(meeting, failed, (dp_status)records[failed].status, "");
-    if (lacks >= 0)
-        return dp__save_quote(meeting, lacks, has < 0 ? DP_ERR_NO_FILE : DP_ERR_MISMATCH,
-                              has < 0 ? "" : "; others have it");
-    for (int r = 1; r < meeting->info.rank_count; r++)
-        if (records[r].mark != records[0].mark)
-            return dp_error(DP_ERR_MISMATCH, "process %lld has another file than process 0",
-                            (long long)records[r].process);
-    return DP_OK;
+    int64_t status = DP_PENDING;
+    return dp_broadcast_i64(ctx, &status, 1, 0);
 }
 
 /* Process 0 writes; the others hear from it as long as it does. */
-static dp_status dp__save_write_for_all(dp__save_meeting *meeting, const char *path, dp_value value)
-{
-    dp_status status = DP_OK;
-    if (meeting->info.process == 0)
-        status = dp__save_write(meeting->ctx, path, value, dp__save_goes_on, meeting);
-    if (dp_status_class(status) == DP_CLASS_JOB)
-        return status;
-    do {
-        DP_TRY(dp__save_tell(meeting, status, 0));
-    } while (meeting->records[0].status == DP_PENDING);
-    return dp__save_conclude(meeting);
-}
-
 static dp_status dp__save_write_in_job(dp_ctx *ctx, const char *path, dp_value value)
 {
-    dp__save_meeting meeting;
-    dp_status status = dp__save_meeting_begin(&meeting, ctx);
-    if (status == DP_OK)
-        status = dp__save_write_for_all(&meeting, path, value);
-    dp_scope_end(meeting.temp);
-    return status;
+    dp_status status = DP_OK;
+    if (dp_rank(ctx) == 0)
+        status = dp__save_write(ctx, path, value, dp__save_goes_on, ctx);
+    if (dp_status_class(status) == DP_CLASS_JOB)
+        return status;
+    int64_t other;
+    do {
+        other = status;
+        DP_TRY(dp_broadcast_i64(ctx, &other, 1, 0));
+    } while (other == DP_PENDING);
+    return dp_agree(ctx, status);
 }
 
 DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value value)
@@ -2019,24 +1905,29 @@ DP_API dp_status dp_checkpoint_save(dp_ctx *ctx, const char *path, dp_value valu
     return dp__save_named(__func__, path, status);
 }
 
-/* Each reads by itself. */
-static dp_status dp__save_read_for_all(dp__save_meeting *meeting, dp_scope *own, const char *path,
-                                       dp_value *out)
+/* A file that only some have is no reason to begin anew. */
+static dp_status dp__save_found(dp_ctx *ctx, dp_status status)
 {
-    uint64_t mark = 0;
-    dp_status status = dp__save_read_in(meeting->ctx, own, path, out, &mark);
-    DP_TRY(dp__save_tell(meeting, status, mark));
-    return dp__save_conclude(meeting);
+    bool lacks = status == DP_ERR_NO_FILE;
+    int64_t some[] = {status == DP_OK, status != DP_OK && !lacks}; /* have it; have another error */
+    DP_TRY(dp_all_reduce_i64(ctx, some, 2, DP_OP_MAX));
+    if (lacks && some[1] != 0)
+        status = DP_OK; /* which all get to know */
+    else if (lacks && some[0] != 0)
+        status = dp_error(DP_ERR_MISMATCH, "%s; others have it", dp_last_error());
+    return dp_agree(ctx, status);
 }
 
+/* Each reads by itself. */
 static dp_status dp__save_read_in_job(dp_ctx *ctx, dp_scope *own, const char *path, dp_value *out)
 {
-    dp__save_meeting meeting;
-    dp_status status = dp__save_meeting_begin(&meeting, ctx);
-    if (status == DP_OK)
-        status = dp__save_read_for_all(&meeting, own, path, out);
-    dp_scope_end(meeting.temp);
-    return status;
+    uint64_t mark = 0;
+    DP_TRY(dp__save_found(ctx, dp__save_read_in(ctx, own, path, out, &mark)));
+    int64_t first = (int64_t)mark;
+    DP_TRY(dp_broadcast_i64(ctx, &first, 1, 0));
+    bool same = first == (int64_t)mark;
+    return dp_agree(ctx, same ? DP_OK
+                              : dp_error(DP_ERR_MISMATCH, "this is another file than rank 0 has"));
 }
 
 DP_API dp_status dp_checkpoint_load(dp_ctx *ctx, dp_scope *scope, const char *path, dp_value *out)

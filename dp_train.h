@@ -960,9 +960,8 @@ static dp_status dp__train_alone(dp_ctx *ctx, dp_status status)
     return status;
 }
 
-/* Numbers (of 8 bytes) of each local rank become those of all ranks: the sum, or the largest. */
-static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
-                                void *numbers, int64_t count)
+/* A number of each local rank becomes, in *numbers, that of all ranks: the sum, or the largest. */
+static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, double *numbers)
 {
     dp_info job;
     dp_tensor first;
@@ -971,31 +970,11 @@ static dp_status dp__train_join(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype 
     if (parts == NULL)
         return dp__train_full();
     for (int r = job.local_count; r-- > 0;) {
-        const char *own = (const char *)numbers + 8 * count * r;
-        DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), own, dtype, 1, &count, &first));
+        DP_TRY(dp_tensor_from(temp, dp_local_device(ctx, r), &numbers[r], DP_F64, 0, NULL, &first));
         parts[r] = (dp_part){.send = first.data, .recv = r == 0 ? first.data : NULL};
     }
-    DP_TRY(dp_all_reduce(ctx, parts, (size_t)count, dtype, op));
-    return dp_read(ctx, &first, numbers, 8 * (size_t)count);
-}
-
-/* The same of numbers of this process. */
-static dp_status dp__train_share(dp_ctx *ctx, dp_scope *temp, dp_op op, dp_dtype dtype,
-                                 void *numbers, int64_t count)
-{
-    dp_info job;
-    DP_TRY(dp_info_get(ctx, &job));
-    size_t bytes = 8 * (size_t)count;
-    char *all = dp_scope_alloc(temp, (size_t)job.local_count * bytes);
-    if (all == NULL)
-        return dp__train_full();
-    for (int r = 0; r < job.local_count; r++)
-        memcpy(all + (size_t)r * bytes, numbers, bytes);
-    if (op == DP_OP_SUM) /* of integers and floats alike, 0 is all zero bits */
-        memset(all + bytes, 0, (size_t)(job.local_count - 1) * bytes);
-    DP_TRY(dp__train_join(ctx, temp, op, dtype, all, count));
-    memcpy(numbers, all, bytes);
-    return DP_OK;
+    DP_TRY(dp_all_reduce(ctx, parts, 1, DP_F64, op));
+    return dp_read(ctx, &first, numbers, sizeof *numbers);
 }
 
 typedef struct dp__train_terms { /* what a norm is made of, owner after owner */
@@ -1157,8 +1136,8 @@ static dp_status dp__train_norm_in(const dp__train_views *views, dp_scope *temp,
     DP_TRY(p < 2 || p > 2 ? dp__train_all_powers(&terms, temp, p)
                           : dp__train_squares(&terms, temp));
     if (views->spread)
-        DP_TRY(dp__train_join(views->ctx, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, DP_F64,
-                              &terms.results[1], 1));
+        DP_TRY(
+            dp__train_join(views->ctx, temp, isinf(p) ? DP_OP_MAX : DP_OP_SUM, &terms.results[1]));
     *out = dp__train_root(terms.results, p);
     return DP_OK;
 }
@@ -2197,26 +2176,14 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
     return DP_OK;
 }
 
-/* `status`: of what each process does by itself. If one has failed, all have. */
-static dp_status dp__train_agree(dp_ctx *ctx, dp_status status)
-{
-    char said[512];
-    bool failed = false;
-    snprintf(said, sizeof said, "%s", dp_last_error());
-    DP_TRY(dp_any(ctx, status != DP_OK, &failed));
-    if (status != DP_OK)
-        return dp_error(status, "%s", said);
-    return failed ? dp_error(DP_ERR_MISMATCH, "another process could not make one") : DP_OK;
-}
-
 /* All processes gather in the same way, whatever their devices are. `status`: whether this one has
    an optimizer. */
 static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim, dp_status status)
 {
-    DP_TRY(dp__train_agree(ctx, status));
+    DP_TRY(dp_agree(ctx, status));
     const dp__train_views *views = &optim->views;
     DP_TRY(dp_any(ctx, optim->staged, &optim->staged));
-    DP_TRY(dp__train_agree(ctx, dp__train_stages_make(optim)));
+    DP_TRY(dp_agree(ctx, dp__train_stages_make(optim)));
     status = optim->staged ? DP_OK : dp_grads_scatter(views->module, true);
     return status == DP_ERR_UNSUPPORTED ? DP_OK : status; /* then all get all of them */
 }
@@ -2855,47 +2822,45 @@ static int64_t dp__train_keys_hash(dp_value log, size_t count)
     return (int64_t)(hash >> 1);
 }
 
-typedef struct dp__train_entry { /* an entry of a process' log, in a sentence */
+typedef struct dp__train_entry { /* an entry of a rank's log, in a sentence */
     int64_t hash;                /* of the keys up to it */
     char text[56];               /* "'loss'", as much as fits; "nothing"; "": there is no log */
 } dp__train_entry;
 
-static dp_status dp__train_keys_at(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t at,
-                                   int process_count, dp__train_entry *all)
+static dp_status dp__train_keys_at(dp_ctx *ctx, dp_value log, size_t at, dp__train_entry *all)
 {
-    dp_info job;
-    DP_TRY(dp_info_get(ctx, &job));
-    dp__train_entry *own = &all[job.process];
-    memset(all, 0, (size_t)process_count * sizeof *all);
+    union { /* as it travels */
+        dp__train_entry entry;
+        int64_t words[sizeof(dp__train_entry) / sizeof(int64_t)];
+    } own = {{0, ""}};
     if (log.kind == DP_DICT && at < dp_count(log)) {
-        own->hash = dp__train_keys_hash(log, at + 1);
-        snprintf(own->text, sizeof own->text, "'%.*s'", (int)sizeof own->text - 3,
+        own.entry.hash = dp__train_keys_hash(log, at + 1);
+        snprintf(own.entry.text, sizeof own.entry.text, "'%.*s'", (int)sizeof own.entry.text - 3,
                  dp_key_at(log, at));
     } else if (log.kind == DP_DICT) {
-        snprintf(own->text, sizeof own->text, "nothing");
+        snprintf(own.entry.text, sizeof own.entry.text, "nothing");
     }
-    return dp__train_share(ctx, temp, DP_OP_SUM, DP_I64, all,
-                           process_count * (int64_t)(sizeof *all / sizeof(int64_t)));
+    return dp_all_gather_i64(ctx, own.words, sizeof own / sizeof(int64_t), &all->hash);
 }
 
 /* Keys differ somewhere among the first `count`: all processes look for the first that does. */
-static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t count,
-                                       int process_count)
+static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log, size_t count)
 {
-    dp__train_entry *keys = dp_scope_alloc(temp, (size_t)process_count * sizeof *keys);
+    int ranks = dp_rank_count(ctx);
+    dp__train_entry *keys = dp_scope_alloc(temp, (size_t)ranks * sizeof *keys);
     if (keys == NULL)
         return dp__train_full();
     for (size_t at = 0; at < count; at++) {
         int first = 0, other = 0;
-        DP_TRY(dp__train_keys_at(ctx, temp, log, at, process_count, keys));
+        DP_TRY(dp__train_keys_at(ctx, log, at, keys));
         while (*keys[first].text == '\0')
             first++;
-        while (other < process_count &&
+        while (other < ranks &&
                (*keys[other].text == '\0' || memcmp(&keys[other], &keys[first], sizeof *keys) == 0))
             other++;
-        if (other < process_count)
+        if (other < ranks)
             return dp_error(DP_ERR_MISMATCH,
-                            "entry %zu of the log is %s in process %d and %s in process %d", at,
+                            "entry %zu of the log is %s on rank %d and %s on rank %d", at,
                             keys[first].text, first, keys[other].text, other);
     }
     return dp_error(DP_ERR_MISMATCH, "processes have logs with other keys");
@@ -2918,32 +2883,18 @@ static dp_status dp__train_log_numbers(dp_ctx *ctx, dp_value log, int64_t sample
     return DP_OK;
 }
 
-/* How many entries those have that have any: the same keys. What is wrong with one log is wrong for
-   all processes, so that nobody waits for it. */
-static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, dp_status status,
-                                     int64_t *out_count)
+/* How many entries those have that have any: the same keys. */
+static dp_status dp__train_log_agree(dp_ctx *ctx, dp_scope *temp, dp_value log, int64_t *out_count)
 {
-    char said[512];
-    dp_info job;
-    snprintf(said, sizeof said, "%s", dp_last_error());
-    DP_TRY(dp_info_get(ctx, &job));
-    bool has = status == DP_OK && log.kind == DP_DICT;
+    bool has = log.kind == DP_DICT;
     int64_t hash = has ? dp__train_keys_hash(log, dp_count(log)) : 0;
     int64_t most[] = {has ? hash : INT64_MIN, has ? -hash : INT64_MIN,
-                      has ? (int64_t)dp_count(log) : 0,
-                      status != DP_OK ? job.process_count - job.process : 0};
-    DP_TRY(dp__train_share(ctx, temp, DP_OP_MAX, DP_I64, most, 4));
-    if (status != DP_OK)
-        return dp_error(status, "%s", said);
-    if (most[3] != 0)
-        return dp_error(DP_ERR_MISMATCH, "the log of process %lld was refused there",
-                        (long long)(job.process_count - most[3]));
+                      has ? (int64_t)dp_count(log) : 0};
+    DP_TRY(dp_all_reduce_i64(ctx, most, 3, DP_OP_MAX));
     *out_count = most[2];
     if (most[0] == INT64_MIN || most[0] == -most[1])
         return DP_OK;
-    status = dp__train_keys_differ(ctx, temp, log, (size_t)most[2], job.process_count);
-    return status == DP_ERR_MISMATCH ? status
-                                     : dp__train_alone(ctx, dp__train_named("dp_log_mean", status));
+    return dp__train_keys_differ(ctx, temp, log, (size_t)most[2]);
 }
 
 /* The means, of so many entries, some of which this process has, times samples. */
@@ -2956,7 +2907,7 @@ static dp_status dp__train_log_sum(dp_ctx *ctx, dp_scope *scope, dp_scope *temp,
         return dp__train_full();
     for (int64_t i = 0; i <= count; i++)
         numbers[i] = log.kind != DP_DICT ? 0 : i < count ? own[i] : (double)samples;
-    DP_TRY(dp__train_share(ctx, temp, DP_OP_SUM, DP_F64, numbers, count + 1));
+    DP_TRY(dp_all_reduce_f64(ctx, numbers, (size_t)count + 1, DP_OP_SUM));
     for (int64_t i = 0; i < count && log.kind == DP_DICT; i++)
         pairs[i] = (dp_pair){log.as.pairs[i].key, dp_float(numbers[i] / numbers[count])};
     if (log.kind == DP_DICT)
@@ -2972,8 +2923,12 @@ static dp_status dp__train_log_mean(dp_ctx *ctx, dp_scope *scope, dp_scope *temp
     double *own = dp_scope_alloc(temp, dp_count(log) * sizeof *own);
     dp_status status = own != NULL ? dp__train_log_numbers(ctx, log, samples, own)
                                    : dp__train_full();
-    DP_TRY(dp__train_log_agree(ctx, temp, log, status, &count));
-    status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
+    DP_TRY(dp_agree(ctx, status)); /* what is wrong with one log is wrong for all */
+    status = dp__train_log_agree(ctx, temp, log, &count);
+    if (status == DP_ERR_MISMATCH)
+        return status;
+    if (status == DP_OK)
+        status = dp__train_log_sum(ctx, scope, temp, log, own, count, samples, out);
     return dp__train_alone(ctx, dp__train_named("dp_log_mean", status));
 }
 

@@ -352,11 +352,10 @@ static int dp__trace_thread(void)
     return dp__traced.row;
 }
 
-/* Bytes of the character that begins here, 0 if it is none: too long for what it says, half of a
-   pair, too large, or cut short. */
-static size_t dp__utf8(const char *text)
+/* It is none if it is too long for what it says, half of a pair, too large, or cut short. */
+DP_API size_t dp_utf8_bytes(const char *text)
 {
-    const unsigned char *at = (const unsigned char *)text;
+    const unsigned char *at = (const unsigned char *)(text != NULL ? text : "\xff");
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     size_t count = *at < 0x80 ? 1 : *at >= 0xF0 ? 4 : *at >= 0xE0 ? 3 : *at >= 0xC0 ? 2 : 0;
     uint32_t code = count > 1 ? *at & (0x7FU >> count) : *at;
@@ -374,7 +373,7 @@ static const char *dp__trace_name(const char *text, char *out)
 {
     size_t used = 0;
     while (*text != '\0' && used + sizeof "\\u0000" <= DP__TRACE_NAME) {
-        size_t count = dp__utf8(text);
+        size_t count = dp_utf8_bytes(text);
         bool plain = count > 0 && (unsigned char)*text >= ' ' && *text != '"' && *text != '\\';
         if (plain)
             memcpy(out + used, text, count);

@@ -1275,15 +1275,13 @@ static const char *dp__unscattered_of(const dp_module *module)
 static dp_status dp__may_scatter(const char *fn, const dp_module *module)
 {
     size_t slot = 0;
-    bool refused = false;
     if (dp__next_face(module, &slot) == NULL)
         return dp_error(DP_ERR_INVALID, "%s: '%s' has no gradients that ranks reduce", fn,
                         module->name);
     const char *why = dp__unscattered_of(module);
-    DP_TRY(dp_any(module->ctx, why != NULL, &refused));
-    if (why != NULL)
-        return dp_error(DP_ERR_UNSUPPORTED, "%s: '%s' has %s", fn, module->name, why);
-    return refused ? dp_error(DP_ERR_UNSUPPORTED, "%s: another process cannot", fn) : DP_OK;
+    dp_status own = why == NULL ? DP_OK
+                                : dp_error(DP_ERR_UNSUPPORTED, "'%s' has %s", module->name, why);
+    return dp__leave(fn, module->ctx, dp_agree(module->ctx, own));
 }
 
 DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter)

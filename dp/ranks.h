@@ -1020,6 +1020,8 @@ static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
         for (int i = 0; i < ctx->info.local_count; i++)
             DP_TRY(dp__numbers_send(&coll, i, own + done * sizeof(int64_t)));
         DP_TRY(dp__collective_entered(&coll));
+        for (int i = 0; i < ctx->info.local_count; i++) /* where all else sends from */
+            ctx->wires[i].send = ctx->wires[i].recv;
         DP_TRY(dp__numbers_get(&coll, blocks, count, out + done * sizeof(int64_t)));
     }
     return DP_OK;

@@ -139,6 +139,7 @@ static void check_numbers(dp_ctx *ctx, int process, int process_count)
     check_gathered(ctx, process, devices_each, 0);
     check_gathered(ctx, process, devices_each, 1);
     check_gathered(ctx, process, devices_each, 301);
+    CHECK_OK(dp_agree(ctx, DP_OK)); /* on the same memory */
     check_broadcasts(ctx, process, devices_each);
     CHECK_OK(dp_any(ctx, any, &any));
     CHECK(any);

@@ -676,6 +676,7 @@ CALL(dp_reduce_to, a->ctx, a->parts, a->count, a->dtype, a->op, a->root)
 CALL(dp_gather_to, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_scatter_from, a->ctx, a->parts, a->count, a->dtype, a->root)
 CALL(dp_barrier, a->ctx)
+FAILS(dp_utf8_bytes, dp_utf8_bytes(a->name) == 0)
 FAILS(dp_rank, dp_rank(a->ctx) == -1)
 FAILS(dp_rank_count, dp_rank_count(a->ctx) == -1)
 CALL(dp_agree, a->ctx, DP_OK)
@@ -822,7 +823,8 @@ static const row table[] = {
     ROW(dp_broadcast, "cPzeR", 0), ROW(dp_all_gather, "cPze", 0),
     ROW(dp_reduce_scatter, "cPzef", 0), ROW(dp_all_to_all, "cPze", 0),
     ROW(dp_reduce_to, "cPzefR", 0), ROW(dp_gather_to, "cPzeR", 0), ROW(dp_scatter_from, "cPzeR", 0),
-    ROW(dp_barrier, "c", 0), ROW(dp_rank, "c", GOES_ON), ROW(dp_rank_count, "c", GOES_ON),
+    ROW(dp_barrier, "c", 0), ROW(dp_utf8_bytes, "N", NEUTRAL),
+    ROW(dp_rank, "c", GOES_ON), ROW(dp_rank_count, "c", GOES_ON),
     ROW(dp_agree, "c", 0), ROW(dp_any, "cO", 0), ROW(dp_all_reduce_i64, "czfO", 0),
     ROW(dp_all_reduce_f64, "cHzf", 0), ROW(dp_all_gather_i64, "cHzO", 0),
     ROW(dp_all_gather_f64, "cHzO", 0), ROW(dp_broadcast_i64, "czRO", 0),
