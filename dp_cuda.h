@@ -2757,10 +2757,12 @@ static dp_status dp__cuda_piece_use(const dp__cuda_gpu *gpu, dp__cuda_pending *p
 {
     dp_status marked = dp__cuda_check("cudaEventRecord", gpu->ordinal,
                                       dp__cuda.cudaEventRecord(pending->done, stream));
-    if (marked == DP_OK)
+    if (marked == DP_OK) {
         *pending = (dp__cuda_pending){pending->done, stream, true};
-    else /* what was noted before still holds */
+    } else { /* what was noted before still holds */
         (void)dp__cuda.cudaStreamSynchronize(stream);
+        (void)dp__cuda.cudaGetLastError();
+    }
     return status != DP_OK ? status : marked;
 }
 

@@ -70,6 +70,7 @@ TEST(the_memory_policy_stays)
 TEST(pinned_memory_is_near_to_its_gpu)
 {
     int mode = 0;
+    cuda_alone();
     if (syscall(SYS_get_mempolicy, &mode, NULL, 0, 0, 0) != 0) {
         SKIP("no policies here");
     }
