@@ -1321,6 +1321,8 @@ DP__CUDA_TEXTS(DP__CUDA_AS_C)
 #define DP__CUDA_CONST     "const __grid_constant__"
 #define DP__CUDA_TARGET    "--gpu-architecture="
 #define DP__CUDA_UNFUSED   "--fmad=false"
+#define DP__CUDA_PUSH      "cuCtxPushCurrent" /* what dp__cuda_enter and _leave call */
+#define DP__CUDA_POP       "cuCtxPopCurrent"
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nvrtc.h>
@@ -2073,7 +2075,7 @@ static dp_status dp__cuda_enter(const dp__cuda_gpu *gpu)
         dp__cuda_inside[depth - 1].times++;
         return DP_OK;
     }
-    DP_TRY(dp__cuda_check("cuCtxPushCurrent", gpu->ordinal,
+    DP_TRY(dp__cuda_check(DP__CUDA_PUSH, gpu->ordinal,
                           (cudaError_t)dp__cuda.call_cuCtxPushCurrent(gpu->context)));
     dp__cuda_inside[depth].gpu = gpu;
     dp__cuda_inside[depth].times = 1;
@@ -2094,8 +2096,7 @@ static dp_status dp__cuda_leave(const dp__cuda_gpu *gpu, dp_status status, const
         return status;
     (void)dp__cuda.call_cuThreadExchangeStreamCaptureMode(&dp__cuda_inside[--dp__cuda_depth].mode);
     CUresult pop = dp__cuda.call_cuCtxPopCurrent(&popped);
-    return status != DP_OK ? status
-                           : dp__cuda_check("cuCtxPopCurrent", gpu->ordinal, (cudaError_t)pop);
+    return status != DP_OK ? status : dp__cuda_check(DP__CUDA_POP, gpu->ordinal, (cudaError_t)pop);
 }
 
 static void (*dp__cuda_calm)(void); /* dp_nccl.h defines it */

@@ -101,6 +101,8 @@ DP_API int dp_rccl_version(char *text, size_t bytes);
 #define DP__CUDA_CONST     "const"
 #define DP__CUDA_TARGET    "--offload-arch="
 #define DP__CUDA_UNFUSED   "-ffp-contract=off"
+#define DP__CUDA_PUSH      "hipSetDevice"
+#define DP__CUDA_POP       "hipSetDevice"
 #define DP__CUDA_KIND(gpu) ((gpu)->ordinal) /* a module is code on one GPU */
 
 typedef hipDevice_t CUdevice;

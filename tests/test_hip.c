@@ -195,6 +195,62 @@ TEST(a_thread_uses_the_device_that_it_used)
     CHECK_INT(device, 2);
 }
 
+/* What two GPUs do together, and one with the host. */
+static dp_status work(dp_ctx *ctx)
+{
+    float numbers[1000] = {7}, got[1000] = {0};
+    dp_scope *scope = dp_scope_begin(ctx);
+    dp_tensor on_host = dp_wrap(numbers, DP_F32, DP_SHAPE(1000)), x[2];
+    dp_part parts[2];
+    dp_status status = DP_OK;
+    for (int r = 0; r < 2 && status == DP_OK; r++) {
+        status = dp_tensor_new(scope, dp_local_device(ctx, r), DP_F32, DP_SHAPE(1000), &x[r]);
+        if (status == DP_OK)
+            status = dp_copy(ctx, &x[r], &on_host, NULL);
+        parts[r] = (dp_part){x[r].data, x[r].data, NULL};
+    }
+    if (status == DP_OK)
+        status = dp_all_reduce(ctx, parts, 1000, DP_F32, DP_OP_SUM);
+    if (status == DP_OK)
+        status = dp_copy(ctx, &x[1], &x[0], NULL);
+    if (status == DP_OK)
+        status = dp_read(ctx, &x[1], got, sizeof got);
+    if (status == DP_OK)
+        CHECK_F64(got[0], 14, 0);
+    dp_scope_end(scope);
+    return status;
+}
+
+/* An error, of that call: the thread gets back its device, and nothing is done on another one. */
+TEST_SLOW(each_time_a_device_cannot_be_set, 30)
+{
+    bool fired = true;
+    int device = -1;
+    long count = 0;
+    sim_set_device_count(3);
+    CHECK_INT(hipGetDevice(&device), 0);
+    CHECK_INT(hipSetDevice(2), 0);
+    for (long n = 1; fired; n++) {
+        dp_ctx *ctx = NULL;
+        sim_fail_set_device(n, 999);
+        dp_status status = open_gpus(2, &ctx), worked = status == DP_OK ? work(ctx) : status;
+        fired = sim_set_device_failed();
+        sim_fail_set_device(0, 0);
+        if (worked != DP_OK) {
+            CHECK_ERROR(worked, DP_ERR_DEVICE, "hipSetDevice: a simulated error (999)");
+            count++;
+        }
+        CHECK_INT(hipGetDevice(&device), 0);
+        CHECK_INT(device, 2);
+        CHECK_INT(hipSetDevice(2), 0);
+        if (status == DP_OK)
+            dp_close(ctx);
+        CHECK_INT(hipSetDevice(2), 0);
+    }
+    CHECK(count > 20);
+    CHECK_INT(sim_finding_count(NULL), 0);
+}
+
 TEST(a_stream_of_the_users)
 {
     dp_ctx *ctx = NULL;

@@ -41,6 +41,11 @@ int sim_loads(void);
 /* What HIP calls the GPUs; "gfx90:sramecc+:xnack-" for sm_90 when a test begins. */
 void sim_set_hip_arch(const char *name);
 
+/* The nth call of hipSetDevice from now on fails with this hipError_t. One that sets the device of
+   before does so all the same. */
+void sim_fail_set_device(long n, int code);
+bool sim_set_device_failed(void);
+
 /* What NVRTC knows, up to 16: 75 and 90; how long it takes; how often it was asked to compile, and
    what for at last. Compiled kernels are not kept on disk, as no GPU could use them: $DP_CACHE is
    off when a test begins. */

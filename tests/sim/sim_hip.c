@@ -6,6 +6,7 @@
    set. So a call is found that needs a device without having set it, and a thread that does not get
    back its own. */
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -74,17 +75,42 @@ hipError_t hipGetDevice(int *out)
     return hipSuccess;
 }
 
+static atomic_long sets_left; /* up to the one that fails; 0: none does, below 0: it did */
+static int set_code;
+
+void sim_fail_set_device(long n, int code)
+{
+    set_code = code;
+    atomic_store(&sets_left, n);
+}
+
+bool sim_set_device_failed(void)
+{
+    return atomic_load(&sets_left) < 0;
+}
+
+static bool set_fails(void)
+{
+    if (atomic_load(&sets_left) <= 0 || atomic_fetch_sub(&sets_left, 1) != 1)
+        return false;
+    atomic_store(&sets_left, -1);
+    return true;
+}
+
 hipError_t hipSetDevice(int device)
 {
-    bool back = !asked;
+    bool back = !asked, fails = set_fails();
     asked = false;
+    if (fails && !back)
+        return (hipError_t)set_code;
     if (back && (depth == 0 || before[--depth] != device))
         find_wrong_device(__func__, depth > 0 ? before[depth] : -1);
     if (!back)
         before[depth++] = current;
     current = device;
-    return (back ? sim_pop_context() : sim_push_context(device)) ? hipSuccess
-                                                                 : hipErrorInvalidDevice;
+    if (!(back ? sim_pop_context() : sim_push_context(device)))
+        return hipErrorInvalidDevice;
+    return fails ? (hipError_t)set_code : hipSuccess;
 }
 
 hipError_t hipGetDeviceCount(int *out)
