@@ -198,7 +198,8 @@
             dp_hip.h: AMD's GPUs; dp_save.h: checkpoints; dp_norm.h: batch statistics;
             dp_average.h: averaged models; dp_check.h: wrong gradients;
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
-            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status */
+            process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
+     names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1096,9 +1097,9 @@ DP_MUST_USE DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size
 
 /* 0 is none of them, and an error: no default would be right for everybody. */
 typedef enum dp_reduction {
-    DP_SUM = 1,
-    DP_MEAN_RANKS,  /* the sum over ranks, divided by their number */
-    DP_MEAN_SAMPLES /* divided by the samples of all ranks since the last reduction: for gradients
+    DP_SUM_RANKS = 1, /* the sum over ranks */
+    DP_MEAN_RANKS,    /* the sum over ranks, divided by their number */
+    DP_MEAN_SAMPLES   /* divided by the samples of all ranks since the last reduction: for gradients
                        that are sums over samples */
 } dp_reduction;
 
@@ -1615,11 +1616,11 @@ typedef struct dp_distributed_config {
 
    With DP_MEAN_RANKS the gradient is that of the mean of the ranks' losses. With DP_MEAN_SAMPLES
    backward gets gradients of sums over samples, and the sum over all ranks is divided by the sum of
-   their weights. dp_train_step does this by itself, so that N ranks compute the same as one. DP_SUM
-   and DP_MEAN_SAMPLES would count already reduced gradients twice: call dp_zero_grad before the
-   next backward. Call it also between the backwards of two wrappers of the same parameters, and of
-   a wrapper and the module by itself, whatever the reduction: one does not know what the other has
-   reduced (STATE).
+   their weights. dp_train_step does this by itself, so that N ranks compute the same as one.
+   DP_SUM_RANKS and DP_MEAN_SAMPLES would count already reduced gradients twice: call dp_zero_grad
+   before the next backward. Call it also between the backwards of two wrappers of the same
+   parameters, and of a wrapper and the module by itself, whatever the reduction: one does not know
+   what the other has reduced (STATE).
 
    For children that are trained separately, as in a GAN, see dp_separate_distributed.
 

@@ -832,8 +832,8 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     DP_TRY(dp__check_wire(fn, config->wire));
     if ((unsigned)config->reduction > DP_MEAN_SAMPLES)
         return dp_error(DP_ERR_INVALID,
-                        "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
-                        (int)config->reduction);
+                        "%s: reduction is %d: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
+                        fn, (int)config->reduction);
     if ((unsigned)config->buffers > DP_BUFFERS_LOCAL)
         return dp_error(DP_ERR_INVALID, "%s: buffers is %d: say DP_BUFFERS_FIRST, _MEAN or _LOCAL",
                         fn, (int)config->buffers);

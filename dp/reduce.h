@@ -198,7 +198,7 @@ static dp_status dp__check_block(const char *fn, const dp_ctx *ctx, const dp_red
     const dp_block *block = &config->blocks[index];
     size_t bytes = 0;
     DP_TRY(dp__check_dtype(fn, block->dtype));
-    if (config->reduction != DP_SUM && !dp__is_float(block->dtype))
+    if (config->reduction != DP_SUM_RANKS && !dp__is_float(block->dtype))
         return dp_error(DP_ERR_INVALID, "%s: block %zu is %s: a mean would be cut to whole numbers",
                         fn, index, dp__dtype_names[block->dtype]);
     if (!dp__mul(block->count, dp__dtype_sizes[block->dtype], &bytes) ||
@@ -212,7 +212,7 @@ static dp_status dp__check_block(const char *fn, const dp_ctx *ctx, const dp_red
     return dp__check_block_memory(fn, ctx, block, index);
 }
 
-static const char *const dp__reduction_names[] = {"0", "DP_SUM", "DP_MEAN_RANKS",
+static const char *const dp__reduction_names[] = {"0", "DP_SUM_RANKS", "DP_MEAN_RANKS",
                                                   "DP_MEAN_SAMPLES"};
 static const char *const dp__unused_names[] = {"DP_UNUSED_ERROR", "DP_UNUSED_FOUND",
                                                "DP_UNUSED_FIXED"};
@@ -242,11 +242,11 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
                                           const dp_reducer_config *config)
 {
     DP_TRY(dp__check_pointer(fn, "config", config));
-    if (config->reduction != DP_SUM && config->reduction != DP_MEAN_RANKS &&
+    if (config->reduction != DP_SUM_RANKS && config->reduction != DP_MEAN_RANKS &&
         config->reduction != DP_MEAN_SAMPLES)
         return dp_error(DP_ERR_INVALID,
-                        "%s: reduction is %d: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", fn,
-                        (int)config->reduction);
+                        "%s: reduction is %d: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
+                        fn, (int)config->reduction);
     DP_TRY(dp__check_unused(fn, "unused_units", config->unused_units));
     DP_TRY(dp__check_wire(fn, config->wire));
     if (config->block_count >= UINT32_MAX || config->range_count >= UINT32_MAX)

@@ -1607,7 +1607,7 @@ static void early_begin(early *e, meeting *m)
                                                     .hook = hook,
                                                     .hook_user = hook_user,
                                                     .unused_units = unused_units,
-                                                    .reduction = DP_SUM},
+                                                    .reduction = DP_SUM_RANKS},
                                &e->reducer));
 }
 

@@ -96,7 +96,7 @@ TEST_SLOW(a_program_trains_alike_in_all_ways_to_reduce, 120)
 {
     static const struct start some[] = {{1, 0}, {1, 4}, {2, 4}, {4, 4}};
     static const dp_distributed_config ways[] = {
-        {.reduction = DP_SUM, .wire = DP_BF16},
+        {.reduction = DP_SUM_RANKS, .wire = DP_BF16},
         {.reduction = DP_MEAN_SAMPLES, .first_bucket_bytes = 1, .bucket_bytes = 1},
         {.unused_params = DP_UNUSED_FOUND, .hook = plain_hook}};
     trained = shared_memory(sizeof(float) * NET_PARAMS * BOOT_PROCESSES);

@@ -739,7 +739,7 @@ static dp_status reducer_make(team *t, dp_dtype wire, dp_reducer **out)
                                                   .block_count = 1,
                                                   .ranges = ranges,
                                                   .range_count = 2,
-                                                  .reduction = DP_SUM,
+                                                  .reduction = DP_SUM_RANKS,
                                                   .wire = wire},
                              out);
 }
@@ -872,7 +872,7 @@ static void train_on_all_ranks(int gpus, const int *devices, int count)
     cuda_pairs(gpus, true);
     open_on(&ctx, gpus, devices, count);
     dp_module *net = net_create(ctx, &rows, 0);
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &par));
     for (int step = 0; step < 2; step++) {
         dp_scope *scope = dp_scope_begin(ctx);
         dp_value y;

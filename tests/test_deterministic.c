@@ -437,7 +437,7 @@ static void train_all_ways(training how)
 
 TEST_SLOW(any_processes_and_devices_train_alike, 120)
 {
-    static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM};
+    static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM_RANKS};
     trained = shared_memory(sizeof(float) * WEIGHTS);
     for (int i = 0; i < 3; i++)
         train_all_ways((training){.shards = 4, .micro = 1, .how = {.reduction = kinds[i]}});

@@ -60,10 +60,10 @@ static void sums_and_means(dp_ctx *ctx)
     static const plan how;
     int ranks = info_here(ctx).rank_count;
     double sum = ranks * (ranks + 1) / 2.0;
-    static const dp_reduction kinds[] = {DP_SUM, DP_MEAN_RANKS, DP_MEAN_SAMPLES};
+    static const dp_reduction kinds[] = {DP_SUM_RANKS, DP_MEAN_RANKS, DP_MEAN_SAMPLES};
     for (int i = 0; i < 3; i++) {
         dp_module *net = make_net(ctx, &how), *par;
-        double want = kinds[i] == DP_SUM ? sum : sum / ranks; /* one row a rank */
+        double want = kinds[i] == DP_SUM_RANKS ? sum : sum / ranks; /* one row a rank */
         CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = kinds[i]}, &par));
         for (int step = 0; step < 3; step++) {
             CHECK_OK(forward_and_backward(par, 3, true));
@@ -326,11 +326,11 @@ static const odd_net odd_nets[] = {
     {"w", "rank 2 has parameter 'v' f32 [71], rank 0 has parameter 'v' f32 [70]", DP_F32, V + 1, 3,
      0, 0},
     {"w", "rank 2 has nothing more, rank 0 has buffer 'seen' f32 []", DP_F32, V, 2, 0, 0},
-    {"w", "rank 2 has reduction DP_SUM, rank 0 has reduction DP_MEAN_RANKS", DP_F32, V, 3, DP_SUM,
-     0},
+    {"w", "rank 2 has reduction DP_SUM_RANKS, rank 0 has reduction DP_MEAN_RANKS", DP_F32, V, 3,
+     DP_SUM_RANKS, 0},
     {"w", "rank 2 has parameter 'w' f32 [3], frozen", DP_F32, V, 3, 0, true},
-    {"w", "rank 2: reduction is 9: say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES", DP_F32, V, 3,
-     (dp_reduction)9, 0},
+    {"w", "rank 2: reduction is 9: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES", DP_F32, V,
+     3, (dp_reduction)9, 0},
 };
 
 static void one_is_odd(meeting *m)
@@ -848,7 +848,7 @@ TEST(an_empty_step_without_gradients_reduces_nothing)
     dp_module *net = make_net(ctx, &how), *par;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_value log;
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &par));
     CHECK_OK(forward_and_backward(par, 1, true));
     CHECK_OK(dp_train_step(par, scope, dp_none(), &optim, &log));
     check_grads(net, 1, 1); /* of rank 0 alone, as before */
@@ -1157,7 +1157,7 @@ static void means_of_means(meeting *m)
     static const dp_method methods[] = {{"forward", number_forward}, {"backward", mean_backward}};
     static const dp_param_config w = {.name = "w", .dtype = DP_F32};
     static float rows[] = {1, 2, 3, 4, 5, 6, 7, 8};
-    static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM};
+    static const dp_reduction kinds[] = {DP_MEAN_SAMPLES, DP_MEAN_RANKS, DP_SUM_RANKS};
     static const double wants[] = {4, (1.5 + 3 + 4.5 + 6.5) / 4, 1.5 + 3 + 4.5 + 6.5};
     dp_ctx *ctx = open_over_shm(m, 2, 0);
     for (int i = 0; i < 3; i++) {
@@ -1207,7 +1207,7 @@ static void few_rows(meeting *m)
     for (int i = 0; i < 3; i++) {
         dp_module *net = make_net(ctx, &how), *par;
         CHECK_OK(dp_distributed(net,
-                                &(dp_distributed_config){.reduction = DP_SUM,
+                                &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                          .unused_params = kinds[i],
                                                          .first_bucket_bytes = 1},
                                 &par));

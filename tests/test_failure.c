@@ -7,7 +7,7 @@
 
 static const dp_distributed_config kinds[] = {
     {.first_bucket_bytes = 4, .bucket_bytes = 4},
-    {.unused_params = DP_UNUSED_FOUND, .reduction = DP_SUM},
+    {.unused_params = DP_UNUSED_FOUND, .reduction = DP_SUM_RANKS},
     {.unused_params = DP_UNUSED_FIXED, .first_bucket_bytes = 4, .bucket_bytes = 4},
     {.reduction = DP_MEAN_SAMPLES}};
 
@@ -50,7 +50,8 @@ static dp_module *make_wrapped(dp_ctx *ctx, dp_module **out)
 static void check_well(dp_module *net, dp_module *par)
 {
     int ranks = info_here(dp_module_ctx(net)).rank_count;
-    double sum = ranks * (ranks + 1) / 2.0, want = kind->reduction == DP_SUM ? sum : sum / ranks;
+    double sum = ranks * (ranks + 1) / 2.0,
+           want = kind->reduction == DP_SUM_RANKS ? sum : sum / ranks;
     CHECK_OK(dp_zero_grad(par));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_F64(element(net, 0, true, W - 1), want, 1e-5);

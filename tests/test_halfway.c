@@ -362,7 +362,7 @@ static dp_status reductions_by(work *w, dp_status (*hook)(const dp_bucket *bucke
                                                .block_count = 1,
                                                .ranges = ranges,
                                                .range_count = 4,
-                                               .reduction = DP_SUM,
+                                               .reduction = DP_SUM_RANKS,
                                                .unused_units = DP_UNUSED_FOUND,
                                                .wire = DP_F16,
                                                .hook = hook},

@@ -186,7 +186,7 @@ static void idle_at_times(meeting *m)
     dp_module *par;
     int first = 0;
     CHECK_OK(dp_distributed(make_six(ctx),
-                            &(dp_distributed_config){.reduction = DP_SUM,
+                            &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                      .unused_params = program.rule,
                                                      .hook = program.hook ? plain_hook : NULL,
                                                      .first_bucket_bytes = 1,
@@ -270,7 +270,7 @@ static void fixed_after_an_idle_pass(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 1, (int)(PATIENCE_MS * test_timeout_scale()));
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_distributed(
-        net, &(dp_distributed_config){.reduction = DP_SUM, .unused_params = DP_UNUSED_FIXED},
+        net, &(dp_distributed_config){.reduction = DP_SUM_RANKS, .unused_params = DP_UNUSED_FIXED},
         &par));
     CHECK_OK(step_or_idle(par, m->process == 1));
     check_grads(net, 1, 0);
@@ -314,7 +314,7 @@ static void travels_unused(meeting *m)
     program = (drawn){.rule = DP_UNUSED_FIXED, .devices = 2, .count = MANY};
     dp_ctx *ctx = open_over_shm(m, 2, 0);
     CHECK_OK(dp_distributed(make_six_of(ctx, methods),
-                            &(dp_distributed_config){.reduction = DP_SUM,
+                            &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                      .unused_params = DP_UNUSED_FIXED,
                                                      .hook = plain_hook,
                                                      .first_bucket_bytes = 1,
@@ -366,7 +366,7 @@ static void rank_0_is_idle_at_first(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 1, TIMEOUT_MS);
     dp_module *par;
     CHECK_OK(dp_distributed(make_six_of(ctx, methods),
-                            &(dp_distributed_config){.reduction = DP_SUM,
+                            &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                      .unused_params = program.rule,
                                                      .first_bucket_bytes = 1,
                                                      .bucket_bytes = 1},

@@ -58,7 +58,7 @@ static void finished_in_another_order(meeting *m)
     static const dp_unused rules[] = {DP_UNUSED_ERROR, DP_UNUSED_FOUND};
     for (int i = 0; i < 2; i++) {
         two own;
-        two_begin(&own, m, (dp_reducer_config){.reduction = DP_SUM, .unused_units = rules[i]},
+        two_begin(&own, m, (dp_reducer_config){.reduction = DP_SUM_RANKS, .unused_units = rules[i]},
                   left_and_right);
         for (int k = 0; k < 2; k++) {
             CHECK_OK(dp_reducer_begin(own.reducers[k], NULL));
@@ -80,7 +80,7 @@ TEST(reducers_that_finish_in_another_order)
 static void begun_in_another_order(meeting *m)
 {
     two own;
-    two_begin(&own, m, (dp_reducer_config){.reduction = DP_SUM}, left_and_right);
+    two_begin(&own, m, (dp_reducer_config){.reduction = DP_SUM_RANKS}, left_and_right);
     dp_reducer *first = own.reducers[m->process];
     CHECK_OK(dp_reducer_begin(first, NULL));
     dp_status status = dp_reducer_ready(first, 0, 0, NULL); /* from here on its bucket travels */

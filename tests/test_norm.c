@@ -610,7 +610,7 @@ static void norm_in_process(meeting *m)
     dp_ctx *ctx = open_over_shm(m, devices_each, 0);
     dp_module *module = layer_of(ctx, &plain, CHANNELS), *par;
     int64_t first = m->process > 0 ? rows_each[0] : 0, rows = rows_each[m->process];
-    CHECK_OK(dp_distributed(module, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    CHECK_OK(dp_distributed(module, &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &par));
     result got = step(par, module, DP_F32, first, rows);
     check_torch(&got, first, rows, 2e-6);
     check_near(got.dw, torch.dw, CHANNELS, 4e-6);
@@ -740,7 +740,7 @@ static result step_of_shards(int devices)
     dp_module *par;
     CHECK_OK(dp_open(&(dp_config){.device_count = devices, .shards = 4}, &ctx));
     dp_module *module = layer_of(ctx, &plain, CHANNELS);
-    CHECK_OK(dp_distributed(module, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    CHECK_OK(dp_distributed(module, &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &par));
     result got = step(par, module, DP_F32, 0, ROWS);
     dp_close(ctx);
     return got;

@@ -102,7 +102,7 @@ TEST(a_sum_is_a_sum)
 {
     grads g;
     grads_begin(&g, open_here(3), 1001);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     grads_add(&g, 1);
     report(&g, 0);
@@ -577,7 +577,7 @@ static void several_dtypes(dp_ctx *ctx)
                                                     .block_count = 4,
                                                     .ranges = ranges,
                                                     .range_count = 8,
-                                                    .reduction = DP_SUM},
+                                                    .reduction = DP_SUM_RANKS},
                                &reducer));
     CHECK_INT(info_of(reducer).unit_count, 4);
     check_buckets(reducer, "1 2 | 0 1 3 | 0 1 3");
@@ -657,7 +657,8 @@ TEST(gaps_are_left_alone)
                                {.unit = 1, .first = 5, .count = 1}};
     grads g;
     grads_begin(&g, open_here(2), 7);
-    grads_create(&g, (dp_reducer_config){.ranges = ranges, .range_count = 2, .reduction = DP_SUM});
+    grads_create(
+        &g, (dp_reducer_config){.ranges = ranges, .range_count = 2, .reduction = DP_SUM_RANKS});
     grads_add(&g, 1);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 1);
@@ -1235,7 +1236,7 @@ static dp_status call_from_inside(int local_rank, dp_scope *scope, void *user)
 
 TEST(calls_in_the_wrong_place)
 {
-    const dp_reducer_config config = {.reduction = DP_SUM};
+    const dp_reducer_config config = {.reduction = DP_SUM_RANKS};
     misplaced m = {.config = &config};
     grads_begin(&m.g, open_here(2), 5);
     grads_create(&m.g, config);
@@ -1299,7 +1300,7 @@ TEST(wrong_blocks)
     void *apart[] = {a, a + 3}, *same[] = {a, a + 2}, *none[] = {a, NULL};
     const char *const unit_names[] = {NULL};
     dp_block block = {DP_F32, 3, apart};
-    dp_reducer_config config = {.blocks = &block, .block_count = 1, .reduction = DP_SUM};
+    dp_reducer_config config = {.blocks = &block, .block_count = 1, .reduction = DP_SUM_RANKS};
     dp_ctx *ctx = open_here(2);
     dp_reducer *reducer = NULL;
     block.dtype = (dp_dtype)77;
@@ -1322,9 +1323,9 @@ TEST(wrong_blocks)
     check_refused(ctx, config, "block 0 is i32: a mean would be cut");
     for (int reduction = -1; reduction <= 4; reduction += reduction < 0 ? 1 : 4) {
         config.reduction = (dp_reduction)reduction;
-        check_refused(ctx, config, "say DP_SUM, DP_MEAN_RANKS or DP_MEAN_SAMPLES");
+        check_refused(ctx, config, "say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES");
     }
-    config.reduction = DP_SUM;
+    config.reduction = DP_SUM_RANKS;
     config.unused_units = (dp_unused)3;
     check_refused(ctx, config, "unused_units is 3: say DP_UNUSED_ERROR, _FOUND or _FIXED");
     config.unused_units = DP_UNUSED_FIXED;
@@ -1343,7 +1344,7 @@ static const char *const differences[] = {
     "block 0 for unit 0 'a'",
     "rank 1 has 2 elements from 5 on of block 0 for unit 0 'a', rank 0 has 2 elements from 5 on of "
     "block 0 for unit 1 'b'",
-    "rank 1 has reduction DP_SUM, rank 0 has reduction DP_MEAN_RANKS",
+    "rank 1 has reduction DP_SUM_RANKS, rank 0 has reduction DP_MEAN_RANKS",
     "rank 1 has first_bucket_bytes 3, rank 0 has first_bucket_bytes 1048576",
     "rank 1 has bucket_bytes 3, rank 0 has bucket_bytes 26214400",
     "rank 1 has unused_units DP_UNUSED_FOUND, rank 0 has unused_units DP_UNUSED_ERROR",
@@ -1365,16 +1366,16 @@ static void create_another(meeting *m, dp_ctx *ctx, int difference)
     const dp_range ranges[] = {{0, 0, 0, odd && difference == 2 ? 2u : 3u},
                                {0, odd && difference == 3 ? 0u : 1u, 5, 2},
                                {0, 1, 4, 1}};
-    const dp_reducer_config config = {.blocks = &block,
-                                      .block_count = 1,
-                                      .ranges = ranges,
-                                      .range_count = 3,
-                                      .unit_names = odd && difference == 8 ? other : unit_names,
-                                      .reduction = odd && difference == 4 ? DP_SUM : DP_MEAN_RANKS,
-                                      .first_bucket_bytes = odd && difference == 5 ? 3 : 0,
-                                      .bucket_bytes = odd && difference == 6 ? 3 : 0,
-                                      .unused_units = odd && difference == 7 ? DP_UNUSED_FOUND
-                                                                             : DP_UNUSED_ERROR};
+    const dp_reducer_config config = {
+        .blocks = &block,
+        .block_count = 1,
+        .ranges = ranges,
+        .range_count = 3,
+        .unit_names = odd && difference == 8 ? other : unit_names,
+        .reduction = odd && difference == 4 ? DP_SUM_RANKS : DP_MEAN_RANKS,
+        .first_bucket_bytes = odd && difference == 5 ? 3 : 0,
+        .bucket_bytes = odd && difference == 6 ? 3 : 0,
+        .unused_units = odd && difference == 7 ? DP_UNUSED_FOUND : DP_UNUSED_ERROR};
     dp_reducer *reducer = NULL;
     if (differences[difference] == NULL) {
         CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
@@ -1398,7 +1399,7 @@ static void another_reducer(meeting *m)
 
 static void a_wrong_reducer(meeting *m)
 {
-    const dp_reducer_config config = {.reduction = DP_SUM,
+    const dp_reducer_config config = {.reduction = DP_SUM_RANKS,
                                       .range_count = m->process == m->process_count - 1};
     dp_ctx *ctx = open_job(m, 1, dp_cpu());
     dp_reducer *reducer = NULL;
@@ -1507,7 +1508,8 @@ static void one_courier(meeting *m)
     dp_reducer *reducers[2];
     open = count_threads();
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &reducers[i]));
+        CHECK_OK(
+            dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS}, &reducers[i]));
         CHECK_INT(count_threads(), open + 1);
     }
     dp_close(ctx);
@@ -1519,7 +1521,7 @@ static void no_courier(int device_count)
     dp_ctx *ctx = open_here(device_count);
     dp_reducer *reducer;
     int before = count_threads();
-    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &reducer));
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS}, &reducer));
     CHECK_INT(count_threads(), before);
     dp_close(ctx);
 }
@@ -1584,7 +1586,7 @@ static void a_bucket_fails_by(meeting *m, size_t count, const char *part)
 {
     grads g;
     grads_begin(&g, open_failing(m), count);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
     dp_status status = dp_reducer_finish(g.reducer);
@@ -1630,7 +1632,7 @@ static void close_while_the_courier_logs(meeting *m)
         open_failing_with(m, (dp_log){.fn = write_slowly, .user = &lines, .level = DP_LOG_ERROR}),
         COUNT_FAILS);
     dp_ctx *ctx = g.ctx;
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
     while (!dp_failure(g.ctx, NULL))
@@ -1661,7 +1663,7 @@ static void abort_while_a_bucket_travels(meeting *m)
     grads g;
     is_slow = m->process == 1;
     grads_begin(&g, open_failing(m), COUNT_IS_SLOW);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
     if (m->process == 0) {
@@ -1694,7 +1696,7 @@ static void close_while_a_bucket_travels(meeting *m)
     config.timeout_ms = 30000;
     CHECK_OK(dp_open(&config, &ctx));
     grads_begin(&g, ctx, 9);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     if (m->process == 0) {
         report(&g, 0);

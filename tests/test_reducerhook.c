@@ -48,14 +48,14 @@ static void short_halves_in_processes(meeting *m)
 
 static void halves_on_toys(meeting *m)
 {
-    halves(ctx_of(m, 1, toy_device()), DP_F16, DP_SUM, 0.2998046875);
+    halves(ctx_of(m, 1, toy_device()), DP_F16, DP_SUM_RANKS, 0.2998046875);
 }
 
 TEST(halves_on_the_wire)
 {
     halves(open_here(2), DP_F16, DP_MEAN_RANKS, 0.14990234375);
     halves(open_here(2), DP_BF16, DP_MEAN_RANKS, 0.150390625);
-    halves(open_here(2), DP_F16, DP_SUM, 0.2998046875);
+    halves(open_here(2), DP_F16, DP_SUM_RANKS, 0.2998046875);
     in_processes(2, halves_in_processes);
     in_processes(2, short_halves_in_processes);
     in_processes(2, halves_on_toys);
@@ -98,7 +98,7 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire, bool hooked)
     CHECK_OK(dp_reducer_create(ctx,
                                &(dp_reducer_config){.blocks = blocks,
                                                     .block_count = 4,
-                                                    .reduction = DP_SUM,
+                                                    .reduction = DP_SUM_RANKS,
                                                     .wire = wire,
                                                     .hook = hooked ? plain_hook : NULL},
                                &reducer));
@@ -307,7 +307,7 @@ static void courier_works_alone(meeting *m)
     all_reduce_of_test = alone_all_reduce;
     part_threads[3] = pthread_self();
     grads_begin(&g, open_counted(m, 2), 5);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_SUM_RANKS});
     atomic_store(&all_reduce_count, 0);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
@@ -330,9 +330,10 @@ static int collectives_of(dp_ctx *ctx, size_t run_count, size_t length, dp_dtype
         ranges[i] = (dp_range){.unit = i, .first = i * (length + 1), .count = length};
     }
     grads_begin(&g, ctx, run_count * (length + 1));
-    grads_create(
-        &g, (dp_reducer_config){
-                .ranges = ranges, .range_count = run_count, .reduction = DP_SUM, .wire = wire});
+    grads_create(&g, (dp_reducer_config){.ranges = ranges,
+                                         .range_count = run_count,
+                                         .reduction = DP_SUM_RANKS,
+                                         .wire = wire});
     for (int pass = 0; pass < 2; pass++) {
         grads_fill(&g, 1);
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
@@ -389,7 +390,7 @@ static size_t room_of(dp_ctx *ctx, const test_allocator *counter, size_t length,
     config.block_count = 1;
     config.ranges = ranges;
     config.range_count = 8;
-    config.reduction = DP_SUM;
+    config.reduction = DP_SUM_RANKS;
     size_t before = counter->live_bytes;
     CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
     size_t after = counter->live_bytes;
@@ -408,7 +409,8 @@ static dp_ctx *open_metered(meeting *m, test_allocator *counter)
     *counter = (test_allocator){0};
     config.allocator = test_allocator_of(counter);
     CHECK_OK(dp_open(&config, &ctx));
-    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &(dp_reducer *){0}));
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS},
+                               &(dp_reducer *){0}));
     return ctx;
 }
 
@@ -1005,7 +1007,7 @@ static dp_status intrude(const dp_bucket *bucket, void *user)
     CHECK_ERROR(dp_reducer_begin(in->other, NULL), DP_ERR_STATE, "the hook of 'net' called it");
     CHECK_ERROR(dp_reducer_finish(bucket->reducer), DP_ERR_STATE, "the hook of 'net' called it");
     CHECK_ERROR(dp_reducer_destroy(in->other), DP_ERR_STATE, "the hook of 'net' called it");
-    CHECK_ERROR(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &reducer),
+    CHECK_ERROR(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS}, &reducer),
                 DP_ERR_STATE, "the hook of 'net' called it");
     dp_close(ctx);
     CHECK(strstr(dp_last_error(), "in use by the hook of 'net'") != NULL);
@@ -1021,7 +1023,7 @@ static void intruded(dp_ctx *ctx)
 {
     grads g;
     intruder in = {.g = &g};
-    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM}, &in.other));
+    CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS}, &in.other));
     hook_begin(&g, ctx, (dp_reducer_config){.hook = intrude, .hook_user = &in});
     CHECK_OK(hook_pass(&g));
     check_hook_pass(&g);
@@ -1093,7 +1095,7 @@ static void other_travel(meeting *m)
         bool odd = m->process == 1;
         const dp_reducer_config config = {.blocks = &block,
                                           .block_count = 1,
-                                          .reduction = DP_SUM,
+                                          .reduction = DP_SUM_RANKS,
                                           .wire = odd && difference == 0 ? DP_F16 : DP_BF16,
                                           .hook = odd && difference == 1 ? NULL : plain_hook};
         dp_reducer *reducer = NULL;
@@ -1119,9 +1121,10 @@ TEST(wires_that_are_none)
     dp_ctx *ctx = open_here(1);
     dp_reducer *reducer = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        CHECK_ERROR(dp_reducer_create(
-                        ctx, &(dp_reducer_config){.reduction = DP_SUM, .wire = wrong[i]}, &reducer),
-                    DP_ERR_INVALID, "say 0, DP_F16 or DP_BF16");
+        CHECK_ERROR(
+            dp_reducer_create(
+                ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS, .wire = wrong[i]}, &reducer),
+            DP_ERR_INVALID, "say 0, DP_F16 or DP_BF16");
     }
     dp_close(ctx);
 }
@@ -1135,7 +1138,7 @@ static dp_status create_and_use(dp_ctx *ctx, dp_reducer_config config)
     config.block_count = 1;
     config.ranges = four_units;
     config.range_count = 4;
-    config.reduction = DP_SUM;
+    config.reduction = DP_SUM_RANKS;
     DP_TRY(dp_reducer_create(ctx, &config, &reducer));
     CHECK_OK(dp_reducer_begin(reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) {
@@ -1224,7 +1227,7 @@ static dp_status try_to_use(dp_ctx *ctx, dp_reducer_config config)
     config.block_count = 1;
     config.ranges = four_units;
     config.range_count = 4;
-    config.reduction = DP_SUM;
+    config.reduction = DP_SUM_RANKS;
     DP_TRY(dp_reducer_create(ctx, &config, &reducer));
     DP_TRY(dp_reducer_begin(reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) {
@@ -1359,7 +1362,7 @@ static size_t calls_of_a_pass(meeting *m, dp_reducer_config config)
     open.backends = backends;
     CHECK_OK(dp_open(&open, &ctx));
     grads_begin(&g, ctx, 5);
-    config.reduction = DP_SUM;
+    config.reduction = DP_SUM_RANKS;
     grads_create(&g, config);
     for (int pass = 0; pass < 2; pass++) { /* regrouped in the first one */
         before = deco.log_count;

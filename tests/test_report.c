@@ -44,7 +44,7 @@ TEST(a_report_says_what_was_asked_for)
     char text[2000];
     dp_ctx *ctx = open_here(1);
     dp_module *net = make_net(ctx, &how), *par;
-    const dp_distributed_config config = {.reduction = DP_SUM,
+    const dp_distributed_config config = {.reduction = DP_SUM_RANKS,
                                           .buffers = DP_BUFFERS_MEAN,
                                           .unused_params = DP_UNUSED_FIXED,
                                           .ignored = (const char *const[]){"seen"},
@@ -57,7 +57,7 @@ TEST(a_report_says_what_was_asked_for)
     dp_report report = report_of(par);
     CHECK_STR(report.transport, "none");
     CHECK_INT(report.buffers, DP_BUFFERS_MEAN);
-    CHECK_INT(report.reducer.reduction, DP_SUM);
+    CHECK_INT(report.reducer.reduction, DP_SUM_RANKS);
     CHECK_INT(report.reducer.unused_units, DP_UNUSED_FIXED);
     CHECK_INT(report.reducer.first_bucket_bytes, 4);
     CHECK_INT(report.reducer.bucket_bytes, 8);

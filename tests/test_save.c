@@ -1242,7 +1242,7 @@ static training train_begin(dp_ctx *ctx, bool sharded)
     static const net_shape shape = {0};
     training t = {.ctx = ctx};
     CHECK_OK(dp_distributed(net_create(ctx, &shape, 0),
-                            &(dp_distributed_config){.reduction = DP_SUM}, &t.par));
+                            &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &t.par));
     CHECK_OK(dp_optim_create(
         t.par, &(dp_optim_config){.rule = dp_adamw(), .hyper = {.lr = 0.01}, .sharded = sharded},
         &t.optim));

@@ -324,7 +324,7 @@ static void one_is_odd(meeting *m)
                     kind == 0   ? "rank 1 has child 'left', which is not trained, rank 0 has "
                                   "child 'left', which is trained"
                     : kind == 1 ? "rank 1 has parameter 'other' f32 [3]"
-                                : "rank 1: reduction is 7: say DP_SUM");
+                                : "rank 1: reduction is 7: say DP_SUM_RANKS");
         CHECK(par == NULL);
         CHECK_OK(dp_module_destroy(p.module)); /* nothing wraps it */
     }

@@ -107,8 +107,8 @@ static void end_something(void)
     dp_scope_end(kit.ended);
     if (dp_module_create(kit.ctx, &(dp_module_config){.name = "ended"}, &kit.destroyed) == DP_OK)
         (void)dp_module_destroy(kit.destroyed);
-    if (dp_reducer_create(kit.ctx, &(dp_reducer_config){.reduction = DP_SUM}, &kit.finished) ==
-        DP_OK)
+    if (dp_reducer_create(kit.ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS},
+                          &kit.finished) == DP_OK)
         (void)dp_reducer_destroy(kit.finished);
 }
 
@@ -995,8 +995,10 @@ static const dp_reducer_config *reduce_config(void)
 {
     static void *grads[TREE_DEVICES];
     static dp_block block = {DP_F32, ROWS, grads};
-    static const dp_reducer_config config = {
-        .blocks = &block, .block_count = 1, .reduction = DP_SUM, .unused_units = DP_UNUSED_FOUND};
+    static const dp_reducer_config config = {.blocks = &block,
+                                             .block_count = 1,
+                                             .reduction = DP_SUM_RANKS,
+                                             .unused_units = DP_UNUSED_FOUND};
     for (int r = 0; r < kit.devices; r++)
         grads[r] = on_device(r, ROWS).data;
     return &config;

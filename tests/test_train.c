@@ -1260,7 +1260,7 @@ TEST_BACKENDS(every_owner_is_stepped)
 {
     static const net_shape shape = {0};
     dp_module *net = net_create(ctx, &shape, 0), *par = NULL;
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM}, &par));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.reduction = DP_SUM_RANKS}, &par));
     check_owners(ctx, net, par);
     CHECK_OK(dp_params_compare(par));
     net = net_create(ctx, &shape, 0);

@@ -732,7 +732,7 @@ static double amount_added(const net *n, const pass *from, double g)
         return NAN;
     if (simple->mean_grads)
         return rows > 0 && n->kind != DISTRIBUTED ? from->x * g : (double)NAN;
-    if (n->kind != DISTRIBUTED || n->reduction == DP_SUM)
+    if (n->kind != DISTRIBUTED || n->reduction == DP_SUM_RANKS)
         return sum;
     return n->reduction == DP_MEAN_RANKS ? sum / p.w.info.rank_count
            : rows > 0                    ? sum / rows

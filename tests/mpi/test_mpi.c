@@ -1146,8 +1146,8 @@ static void check_mix_up(dp_ctx *ctx, dp_status status, const char *one, const c
 static void finish_in_another_order(dp_unused rule)
 {
     dp_reducer *reducers[2];
-    dp_ctx *ctx =
-        open_with_two((dp_reducer_config){.reduction = DP_SUM, .unused_units = rule}, reducers);
+    dp_ctx *ctx = open_with_two(
+        (dp_reducer_config){.reduction = DP_SUM_RANKS, .unused_units = rule}, reducers);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(dp_reducer_begin(reducers[i], NULL));
         CHECK_OK(dp_reducer_ready(reducers[i], 0, 0, NULL));
@@ -1161,7 +1161,7 @@ static void travel_in_another_order(void)
 {
     dp_reducer *reducers[2];
     dp_failure_info failure = {DP_OK, 0, "", ""};
-    dp_ctx *ctx = open_with_two((dp_reducer_config){.reduction = DP_SUM}, reducers);
+    dp_ctx *ctx = open_with_two((dp_reducer_config){.reduction = DP_SUM_RANKS}, reducers);
     CHECK_OK(dp_reducer_begin(reducers[mpi_process], NULL));
     CHECK_OK(dp_reducer_ready(reducers[mpi_process], 0, 0, NULL)); /* from here on it travels */
     for (int i = 0; i < 2000 && !dp_failure(ctx, &failure); i++) {
