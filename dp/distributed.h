@@ -120,9 +120,9 @@ static dp_status dp__ignored_find(const char *fn, const dp_module *module,
 /* Only parameters with the same key may form a run. An ignored parameter has no key, and the next
    one after it begins a new key: a, (b), c never form one run on any rank, even if b is empty. So
    runs are the same on all ranks, whatever the shapes of ignored parameters. */
-static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
-                                  const dp_distributed_config *config)
+static dp_status dp__ranks_ignore(const char *fn, dp__face *face, const void *own)
 {
+    const dp_distributed_config *config = own;
     const dp_module *inner = face->inner;
     const void *last = face;
     if (config->ignored_count == 0)
@@ -657,16 +657,9 @@ static void dp__ranks_timed(dp__distributed *ranks, uint64_t forward_ns)
     ranks->forward_count++;
 }
 
-static void dp__ranks_start_over(const dp__face *face, bool buffers)
+static void dp__ranks_start_over(const dp__face *face, bool has_run)
 {
-    if (face != NULL && face->ranks != NULL)
-        face->ranks->met = buffers ? DP__MET_FOR_BUFFERS : DP__MET_NOBODY;
-}
-
-/* Whether other processes reduce the same pass. */
-static bool dp__ranks_joint(const dp__face *face, bool synced)
-{
-    return synced && face != NULL && face->ranks != NULL && face->ctx->info.process_count > 1;
+    face->ranks->met = has_run ? DP__MET_FOR_BUFFERS : DP__MET_NOBODY;
 }
 
 /* If something has failed here before gradients were reduced, which the others do: so does this
@@ -674,8 +667,8 @@ static bool dp__ranks_joint(const dp__face *face, bool synced)
 static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced, dp_status status)
 {
     char text[DP__TEXT_BYTES];
-    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB ||
-        !dp__ranks_joint(face, synced) || face->ranks->met == DP__MET_FOR_GRADS)
+    if (status == DP_OK || dp_status_class(status) == DP_CLASS_JOB || !dp__is_joint(face, synced) ||
+        face->ranks->met == DP__MET_FOR_GRADS)
         return status;
     memcpy(text, dp__thread.text, sizeof text);
     if (face->ranks->met == DP__MET_NOBODY)
@@ -734,7 +727,7 @@ static dp_status dp__data_hash(dp_ctx *ctx, dp_value data, uint64_t *out)
 static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_status status)
 {
     char text[DP__TEXT_BYTES];
-    if (!dp__ranks_joint(face, true))
+    if (!dp__is_joint(face, true))
         return;
     memcpy(text, dp__thread.text, sizeof text);
     face->ranks->owes = !synced && status != DP_OK &&
@@ -745,7 +738,7 @@ static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_s
 static dp_status dp__check_owed(const dp__face *face, dp_value data)
 {
     uint64_t hash = 0;
-    if (face == NULL || face->ranks == NULL || !face->ranks->owes || data.kind == DP_NONE)
+    if (!face->ranks->owes || data.kind == DP_NONE)
         return DP_OK;
     DP_TRY(dp__data_hash(face->ctx, data, &hash));
     if (hash == face->ranks->owed)
@@ -799,7 +792,7 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
     if (!call->record->in_backward)
         return dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
     const dp__face *face = record->pass->face;
-    if (face == NULL || face->ranks == NULL || face->runs->mean_grads)
+    if (!dp__is_over_ranks(face) || face->runs->mean_grads)
         return DP_OK;
     dp__distributed *ranks = face->ranks;
     uint32_t unit = ranks->units[slot];
@@ -840,6 +833,21 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     return DP_OK;
 }
 
+static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
+                                                  .backward = dp__ranks_backward,
+                                                  .args_grad = dp__args_gather,
+                                                  .over_ranks = true,
+                                                  .prepare = dp__ranks_ignore,
+                                                  .before = dp__ranks_forward,
+                                                  .after = dp__ranks_ran,
+                                                  .weight = dp__ranks_share,
+                                                  .ran_backward = dp__ranks_report,
+                                                  .begin = dp__ranks_start_over,
+                                                  .end = dp__ranks_void,
+                                                  .check_data = dp__check_owed,
+                                                  .stepped = dp__ranks_owe,
+                                                  .idle = dp__ranks_idle};
+
 /* Everything that this process does by itself. */
 static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                       const dp_distributed_config *config, dp_module **out)
@@ -851,7 +859,7 @@ static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                          .split_count = config->split_count};
     const char *name = config->name != NULL ? config->name : "distributed";
     DP_TRY(dp__check_distributed(fn, config));
-    DP_TRY(dp__wrapper_make(fn, name, module, DP__FACE_DISTRIBUTED, &parallel, config, out));
+    DP_TRY(dp__wrapper_make(fn, name, module, &dp__distributed_face, &parallel, config, out));
     dp__face *face = (*out)->face;
     dp__grads_found(module);
     face->ranks = dp__array(face->scope, 1, sizeof *face->ranks);
@@ -1028,7 +1036,7 @@ DP_API size_t dp_owner_count(const dp_module *module)
     if (dp__check_module(__func__, module) != DP_OK)
         return 0;
     const dp__face *face = module->face;
-    while (face != NULL && face->ranks != NULL && dp__owner_replica(face, count) < face->count)
+    while (dp__is_over_ranks(face) && dp__owner_replica(face, count) < face->count)
         count++;
     return count;
 }
@@ -1050,7 +1058,7 @@ static dp_status dp__check_owner(const char *fn, dp_module *module, size_t owner
                                  dp__face **out_face, size_t *out_replica)
 {
     DP_TRY(dp__check_module(fn, module));
-    dp__face *face = module->face != NULL && module->face->ranks != NULL ? module->face : NULL;
+    dp__face *face = dp__is_over_ranks(module->face) ? module->face : NULL;
     *out_replica = face != NULL ? dp__owner_replica(face, owner) : owner;
     *out_face = face;
     if (*out_replica < (face != NULL ? face->count : 1))
@@ -1104,7 +1112,7 @@ static size_t dp__child_of_slot(const dp_module *module, size_t slot)
 /* The wrapper by dp_distributed in a tree that holds a slot, *out_slot there; NULL: none does. */
 static dp__face *dp__slot_ranks(const dp_module *module, size_t slot, size_t *out_slot)
 {
-    while (module->face == NULL || module->face->ranks == NULL) {
+    while (!dp__is_over_ranks(module->face)) {
         dp_module *const *separate = module->separate;
         module = separate != NULL ? module->wraps : module; /* whose slots are the same */
         size_t child = dp__child_of_slot(module, slot);

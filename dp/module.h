@@ -9,7 +9,8 @@
      >>storage   blocks of parameters and gradients
      >>keeping   what a user asks of a module, and does to it; what may prevent that
      >>editing   parameters that are written to, gradients that are zeroed; copies
-     >>replicas  what a wrapper keeps for each device
+     >>kinds     what a wrapper keeps, and what kinds of wrappers there are
+     >>replicas  the memory of a wrapper's devices
      >>passes    one record: a method, its call, its backward
      >>asking    what a method may ask of its call
      >>meeting   where the replicas of a pass come together
@@ -1549,21 +1550,14 @@ DP_API dp_status dp_module_copy(dp_module *module, int local_rank, dp_module **o
     return dp__leave(__func__, module->ctx, status);
 }
 
-/* ==== >>replicas =================================================================================
+/* ==== >>kinds ====================================================================================
    What one of the library's wrappers keeps: its devices, and for each a replica of the module's
-   memory. A range is a run of elements that lie together in the original and in all replicas: each
-   range is broadcast, or summed, as a whole. Parameters that a device can see are not copied.   */
-
-typedef enum dp__kind_of_face {
-    DP__FACE_GATHER,
-    DP__FACE_CONTAINER,
-    DP__FACE_MODEL,
-    DP__FACE_CRITERION,
-    DP__FACE_META,
-    DP__FACE_DISTRIBUTED
-} dp__kind_of_face;
+   memory. And what each kind of wrapper does in its own way, in a table.                        */
 
 typedef struct dp__distributed dp__distributed;
+typedef struct dp__face_ops dp__face_ops;
+typedef struct dp__record dp__record;
+typedef struct dp__request dp__request;
 
 typedef struct dp__range {
     dp_dtype dtype;
@@ -1578,7 +1572,7 @@ typedef struct dp__ranges {
 } dp__ranges;
 
 struct dp__face {
-    dp__kind_of_face kind;
+    const dp__face_ops *ops;
     dp_ctx *ctx;
     dp_scope *scope;  /* holds all of it */
     dp_module *inner; /* what is wrapped */
@@ -1595,9 +1589,54 @@ struct dp__face {
     dp_tensor *sent_to;     /* room for the replicas of a range */
     uint64_t version;       /* of the parameters that the replicas have */
     bool foreign;           /* some are the user's, who does not say when they change */
-    dp__distributed *ranks; /* DP__FACE_DISTRIBUTED, else NULL; see dp/distributed.h */
+    dp__distributed *ranks; /* of a face over all ranks, else NULL; see dp/distributed.h */
     const void **run_keys;  /* by home: see dp__ranks_ignore; NULL: nothing is ignored */
 };
+
+/* What a kind of wrapper does in a way of its own: nothing else knows of kinds. */
+struct dp__face_ops {
+    bool output_on_one;                  /* of its own devices: output_rank is one of them */
+    const char *no_step, *no_prediction; /* why this module by itself has none; NULL: it has */
+    /* May this method run? NULL: all may. */
+    dp_status (*allows)(const dp__face *face, const char *method);
+    dp_status (*cut)(const dp__request *request, dp__face *face, dp_pass **out);
+    /* The outputs of all replicas become one; NULL: they stay where they are, in a list. */
+    dp_status (*join)(const dp_pass *pass, dp_value list, dp_value *out);
+    /* A replica's part of the gradient that was given; NULL: it is cut as outputs were gathered. */
+    dp_status (*out_grad)(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
+    dp_status (*backward)(const char *fn, dp_pass *pass); /* of all replicas, to one gradient */
+    dp_status (*args_grad)(const dp_pass *pass, const dp_value *own, dp_value *grads,
+                           dp_value *out);
+
+    /* All ranks have the same passes; all that follows is there then, and only then. */
+    bool over_ranks;
+    dp_status (*prepare)(const char *fn, dp__face *face, const void *config); /* before memory */
+    dp_status (*before)(dp_pass *pass, const dp__request *request);           /* a forward, */
+    dp_status (*after)(dp_pass *pass, const dp__request *request, dp_status status);
+    double (*weight)(const dp_pass *pass, size_t r); /* of a replica in a mean */
+    dp_status (*ran_backward)(dp__record *record);   /* a replica has */
+    /* A backward, or a step, begins, with its forward behind it or not; it has ended so. */
+    void (*begin)(const dp__face *face, bool has_run);
+    dp_status (*end)(const char *fn, const dp__face *face, bool synced, dp_status status);
+    dp_status (*check_data)(const dp__face *face, dp_value data); /* may a step be made of these, */
+    void (*stepped)(const dp__face *face, bool synced, dp_value data, dp_status status);
+    dp_status (*idle)(const dp__request *request, const dp__face *face); /* a step without data */
+};
+
+static bool dp__is_over_ranks(const dp__face *face)
+{
+    return face != NULL && face->ops->over_ranks;
+}
+
+/* Whether other processes have the same pass, and reduce what it gives. */
+static bool dp__is_joint(const dp__face *face, bool synced)
+{
+    return synced && dp__is_over_ranks(face) && face->ctx->info.process_count > 1;
+}
+
+/* ==== >>replicas =================================================================================
+   A range is a run of elements that lie together in the original and in all replicas: each range is
+   broadcast, or summed, as a whole. Parameters that a device can see are not copied.            */
 
 typedef struct dp__region { /* one parameter in the layout */
     dp_dtype dtype;
@@ -1807,7 +1846,7 @@ static size_t dp__regions_collect(const dp__face *face, dp__sort sort, dp__regio
     }
     if (!in_order)
         qsort(regions, count, sizeof *regions, dp__region_order);
-    if (face->kind == DP__FACE_DISTRIBUTED)
+    if (dp__is_over_ranks(face))
         dp__regions_align(face, regions, count);
     return count;
 }
@@ -1884,7 +1923,7 @@ static dp_status dp__replicas_make(dp__face *face)
             return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu replicas", face->count);
         DP_TRY(dp__replica_owns(face, face->inner, r, memory->own));
     }
-    return face->count > 1 || face->kind == DP__FACE_DISTRIBUTED ? dp__lay(face) : DP_OK;
+    return face->count > 1 || dp__is_over_ranks(face) ? dp__lay(face) : DP_OK;
 }
 
 static dp_tensor dp__range_of(const dp__face *face, const dp__range *range, size_t r)
@@ -1942,7 +1981,7 @@ static dp_status dp__replicas_update(dp__face *face, size_t count)
         for (size_t r = 0; r < face->count; r++)
             face->replicas[r].edits = 0;
     }
-    return face->ranks == NULL ? dp__replicas_send(face, DP__BUFFERS, count) : DP_OK;
+    return dp__is_over_ranks(face) ? DP_OK : dp__replicas_send(face, DP__BUFFERS, count);
 }
 
 /* Replicas that see the original's parameters work on streams of their own: their work comes after
@@ -1983,7 +2022,7 @@ static dp_status dp__replicas_reduce(const dp__face *face, dp_scope *temp, size_
 
 #define DP__PASS_LIVE 0x9a550ba5u /* dp__pass_head.magic */
 
-typedef struct dp__record { /* one replica's part of a pass */
+struct dp__record { /* one replica's part of a pass */
     dp_call call;
     dp_pass *pass;
     struct dp__record *outer; /* the one whose method asked for this one; NULL: the user asked */
@@ -1995,7 +2034,7 @@ typedef struct dp__record { /* one replica's part of a pass */
     dp_part part;     /* what it brings to a meeting */
     dp_status status;
     const char *text; /* the sentence, if it failed */
-} dp__record;
+};
 
 typedef struct dp__meet { /* where the replicas of a pass come together */
     bool open;            /* each replica has a thread of its own */
@@ -2037,7 +2076,7 @@ struct dp_pass {
     dp_value args, kwargs;
 };
 
-typedef struct dp__request { /* what dp_invoke was asked */
+struct dp__request { /* what dp_invoke was asked */
     const char *fn;
     dp_module *module;
     const char *method;
@@ -2049,7 +2088,7 @@ typedef struct dp__request { /* what dp_invoke was asked */
     const char *mode; /* of a step, whose data is preprocessed; NULL: this is none */
     dp__record *outer;
     const dp__child *child; /* of outer's module */
-} dp__request;
+};
 
 static const dp_value dp__not_set = {.kind = DP_ERROR, .status = DP_ERR_USER};
 
@@ -2878,13 +2917,10 @@ static dp__record *dp__outermost(dp__record *record)
 /* The same, but where ranks of other processes have the pass too, it is that pass'. */
 static dp__record *dp__outermost_of_ranks(dp__record *record, bool *out_ranks)
 {
-    const dp__face *face = record->pass->face;
-    while ((face == NULL || face->ranks == NULL) && record->outer != NULL &&
-           record->pass->count == 1) {
+    while (!dp__is_over_ranks(record->pass->face) && record->outer != NULL &&
+           record->pass->count == 1)
         record = record->outer;
-        face = record->pass->face;
-    }
-    *out_ranks = face != NULL && face->ranks != NULL;
+    *out_ranks = dp__is_over_ranks(record->pass->face);
     return record;
 }
 

@@ -21,29 +21,6 @@
    Several records at once: arguments are cut, every replica's thread runs its record, outputs are
    gathered; backward goes the other way. Errors: the first in replica order.                    */
 
-/* What a criterion does differently; see >>criterion. */
-static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out);
-static dp_status dp__criterion_mean(const dp_pass *pass, dp_value list, dp_value *out);
-static dp_status dp__criterion_grad(const dp_pass *pass, size_t r, dp_value grad, dp_value *out);
-static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
-                                      const dp_value *grads, dp_value *out);
-
-static dp_status dp__face_allows(const dp__face *face, const char *method);
-
-/* What a face of all ranks does in addition; see dp/distributed.h. */
-static dp_status dp__ranks_forward(dp_pass *pass, const dp__request *request);
-static dp_status dp__ranks_backward(const char *fn, dp_pass *pass);
-static dp_status dp__ranks_report(dp__record *record);
-static dp_status dp__ranks_ran(dp_pass *pass, const dp__request *request, dp_status status);
-static dp_status dp__ranks_void(const char *fn, const dp__face *face, bool synced,
-                                dp_status status);
-static bool dp__ranks_joint(const dp__face *face, bool synced);
-static dp_status dp__check_owed(const dp__face *face, dp_value data);
-static void dp__ranks_owe(const dp__face *face, bool synced, dp_value data, dp_status status);
-static void dp__ranks_start_over(const dp__face *face, bool buffers);
-static dp_status dp__ranks_idle(const dp__request *request, const dp__face *face);
-static double dp__ranks_share(const dp_pass *pass, size_t r);
-
 typedef void dp__stage(dp__record *record);
 
 typedef struct dp__runner {
@@ -96,7 +73,7 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
     const dp_call *call = &record->call;
     const dp__device *device = &call->ctx->devices[call->local_rank];
     *out = NULL;
-    if (!record->pass->adds || (call->replica > 0 && record->pass->face->ranks == NULL))
+    if (!record->pass->adds || (call->replica > 0 && !dp__is_over_ranks(record->pass->face)))
         return DP_OK;
     DP_TRY(dp__grad_groups_zero(record));
     while (dp__record_next(record, &at, &run))
@@ -119,9 +96,9 @@ static dp_status dp__record_set_aside(const dp__record *record, dp_tensor **out)
 static dp_status dp__record_weigh(const dp__record *record, const dp_tensor *aside)
 {
     const dp_pass *pass = record->pass;
-    bool ranks = pass->face != NULL && pass->face->ranks != NULL;
+    bool ranks = dp__is_over_ranks(pass->face);
     double total = dp__weight_total(pass), over = total > 0 && !ranks ? total : 1;
-    double by = ranks             ? pass->factor * dp__ranks_share(pass, record->call.replica)
+    double by = ranks ? pass->factor * pass->face->ops->weight(pass, record->call.replica)
                 : pass->count > 1 ? pass->factor * record->call.weight
                                   : pass->factor * over;
     bool scales = by < over || by > over;
@@ -154,8 +131,8 @@ static dp_status dp__record_grads(dp__record *record)
 static void dp__stage_backward(dp__record *record)
 {
     record->status = dp__record_grads(record);
-    if (record->status == DP_OK && record->pass->face->ranks != NULL)
-        record->status = dp__ranks_report(record);
+    if (record->status == DP_OK && dp__is_over_ranks(record->pass->face))
+        record->status = record->pass->face->ops->ran_backward(record);
 }
 
 static void dp__record_run(dp__record *record, dp__stage *stage)
@@ -297,7 +274,8 @@ static dp_status dp__pass_cut(const dp__request *request, dp__face *face, dp_pas
 {
     dp__plan plan;
     int64_t *rows = NULL;
-    DP_TRY(dp__face_allows(face, request->method));
+    if (face->ops->allows != NULL)
+        DP_TRY(face->ops->allows(face, request->method));
     DP_TRY(dp__cut_make(&plan, request, face, &face->how));
     DP_TRY(dp__pass_make(request, face->runs, face, plan.parts, out));
     for (size_t r = 0; r < (*out)->count; r++) {
@@ -359,8 +337,7 @@ static dp_status dp__pass_out(const dp_pass *pass, dp_value *out)
         *out = list;
         return DP_OK;
     }
-    return pass->face->kind == DP__FACE_CRITERION ? dp__criterion_mean(pass, list, out)
-                                                  : dp__pass_gather(pass, list, out);
+    return pass->face->ops->join(pass, list, out);
 }
 
 static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_value *out,
@@ -368,15 +345,13 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
 {
     dp_pass *pass = NULL;
     dp_trace_begin("scatter");
-    dp_status status = face->kind == DP__FACE_CRITERION ? dp__criterion_cut(request, face, &pass)
-                                                        : dp__pass_cut(request, face, &pass);
+    dp_status status = face->ops->cut(request, face, &pass);
     dp_trace_end();
     DP_TRY(status);
-    pass->keeps = request->keeps || face->kind == DP__FACE_MODEL ||
-                  face->kind == DP__FACE_DISTRIBUTED;
+    pass->keeps = request->keeps || face->ops->join == NULL;
     DP_TRY(dp__replicas_update(face, pass->count));
-    if (face->ranks != NULL)
-        DP_TRY(dp__ranks_forward(pass, request));
+    if (face->ops->over_ranks)
+        DP_TRY(face->ops->before(pass, request));
     *out_pass = pass;
     dp_trace_begin("forward");
     status =
@@ -387,7 +362,7 @@ static dp_status dp__invoke_face(const dp__request *request, dp__face *face, dp_
         status = dp__pass_out(pass, out);
     dp_trace_end();
     pass->number = dp__pass_number(face->ctx);
-    return face->ranks != NULL ? dp__ranks_ran(pass, request, status) : status;
+    return face->ops->over_ranks ? face->ops->after(pass, request, status) : status;
 }
 
 static dp_status dp__check_request(const dp__request *request, const dp_value *out)
@@ -413,8 +388,8 @@ static dp_status dp__check_request(const dp__request *request, const dp_value *o
 static dp_status dp__check_runs(const char *fn, dp_module *module)
 {
     DP_TRY(dp__check_module(fn, module));
-    bool wide = module->separate != NULL ||
-                (module->face != NULL && (module->face->count > 1 || module->face->ranks != NULL));
+    bool wide = module->separate != NULL || (module->face != NULL && module->face->count > 1) ||
+                dp__is_over_ranks(module->face);
     dp_status status = wide ? dp__check_alone(fn, module->ctx) : dp__check_unshared(fn, module);
     const dp__frame *frame = status != DP_OK ? dp__frame_of(module->ctx, true) : NULL;
     if (frame != NULL && frame->record != NULL)
@@ -618,8 +593,8 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
                                const dp__path *path)
 {
     dp_call *call = &pass->records[r].call;
-    bool criterion = !pass->alone && pass->face->kind == DP__FACE_CRITERION;
-    bool gathered = !pass->alone && !pass->keeps && !criterion;
+    const dp__face_ops *ops = pass->alone ? NULL : pass->face->ops;
+    bool gathered = ops != NULL && !pass->keeps && ops->out_grad == NULL;
     const dp__grad_cut cut = {.scope = pass->scope,
                               .device = &pass->ctx->devices[call->local_rank],
                               .count = gathered ? pass->count : 1,
@@ -627,7 +602,8 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
                               .gathered = gathered,
                               .dim = gathered ? pass->face->how.dim : 0};
     DP_TRY(dp__grad_part(&cut, grad, gathered ? outs : outs + r, path, &call->grad));
-    return criterion ? dp__criterion_grad(pass, r, call->grad, &call->grad) : DP_OK;
+    return ops != NULL && ops->out_grad != NULL ? ops->out_grad(pass, r, call->grad, &call->grad)
+                                                : DP_OK;
 }
 
 /* Put what dp_backward was given into the calls; if it does not fit, nothing else has happened. */
@@ -774,6 +750,12 @@ static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const d
     return dp__zip(&back.gatherer.zipper, grads, NULL, out);
 }
 
+static dp_status dp__args_gather(const dp_pass *pass, const dp_value *own, dp_value *grads,
+                                 dp_value *out)
+{
+    return dp__inputs_gather(pass, pass->args, own, grads, out);
+}
+
 static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
 {
     dp_value *args = dp__values(pass, pass->count), *kwargs = dp__values(pass, pass->count);
@@ -788,9 +770,7 @@ static dp_status dp__input_grad(const dp_pass *pass, dp_input_grad *out)
         own_kwargs[r] = call->kwargs;
     }
     DP_TRY(dp__inputs_gather(pass, pass->kwargs, own_kwargs, kwargs, &out->kwargs));
-    return pass->face->kind == DP__FACE_CRITERION
-               ? dp__criterion_inputs(pass, own_args, args, &out->args)
-               : dp__inputs_gather(pass, pass->args, own_args, args, &out->args);
+    return pass->face->ops->args_grad(pass, own_args, args, &out->args);
 }
 
 /* ---- the pass -------------------------------------------------------------------------------- */
@@ -815,16 +795,14 @@ static dp_status dp__backward_face(const char *fn, dp_pass *pass, dp_input_grad 
 {
     for (size_t r = 0; r < pass->count; r++)
         pass->records[r].call.input_grad_wanted = out != NULL;
-    DP_TRY(pass->face->ranks != NULL ? dp__ranks_backward(fn, pass)
-                                     : dp__backward_summed(fn, pass));
+    DP_TRY(pass->face->ops->backward(fn, pass));
     return out != NULL ? dp__input_grad(pass, out) : DP_OK;
 }
 
 /* The gradients of outputs are in the calls already. */
 static dp_status dp__backward_run(const char *fn, dp_pass *pass, dp_input_grad *out)
 {
-    bool ranks = pass->face != NULL && pass->face->ranks != NULL;
-    if (!ranks && pass->records[0].outer == NULL)
+    if (!dp__is_over_ranks(pass->face) && pass->records[0].outer == NULL)
         DP_TRY(dp__grads_claim(pass->module));
     dp_trace_begin("backward");
     dp_status status = pass->face != NULL ? dp__backward_face(fn, pass, out)
@@ -916,16 +894,19 @@ static dp_status dp__backward_begin(dp_pass *pass, dp_value grad)
    over. */
 static dp_status dp__backward_end(const char *fn, dp_pass *pass, dp_status status)
 {
-    if (status != DP_OK && dp__ranks_joint(pass->face, pass->synced))
+    if (status != DP_OK && dp__is_joint(pass->face, pass->synced))
         pass->used = true;
-    return dp__ranks_void(fn, pass->face, pass->synced, status);
+    return dp__is_over_ranks(pass->face)
+               ? pass->face->ops->end(fn, pass->face, pass->synced, status)
+               : status;
 }
 
 DP_API dp_status dp_backward(dp_pass *pass, dp_value grad, dp_input_grad *out)
 {
     dp_input_grad inputs = {dp_none(), dp_none()};
     DP_TRY(dp__check_pass(__func__, pass));
-    dp__ranks_start_over(pass->face, true);
+    if (dp__is_over_ranks(pass->face))
+        pass->face->ops->begin(pass->face, true);
     dp_status status = dp__check_value(__func__, "grad", grad);
     if (status == DP_OK)
         status = dp__grads_give(pass, grad);
@@ -1021,7 +1002,7 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
     return status;
 }
 
-static dp_status dp__criterion_cut(const dp__request *request, const dp__face *face, dp_pass **out)
+static dp_status dp__criterion_cut(const dp__request *request, dp__face *face, dp_pass **out)
 {
     dp__plan plan;
     dp_scatter_config how;
@@ -1171,8 +1152,8 @@ static dp_status dp__criterion_split(const dp_pass *pass, size_t r, dp_value gra
 
 /* In the form of the arguments: the list of outputs has a list of gradients, which stay where they
    are; those of targets are gathered. */
-static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own,
-                                      const dp_value *grads, dp_value *out)
+static dp_status dp__criterion_inputs(const dp_pass *pass, const dp_value *own, dp_value *grads,
+                                      dp_value *out)
 {
     uint32_t targets = pass->args.count - 1;
     dp_value *outputs = dp__values(pass, pass->count), *rest = dp__values(pass, pass->count);
@@ -1222,20 +1203,44 @@ DP_API dp_status dp_all_reduce_list(dp_ctx *ctx, dp_scope *scope, dp_value list,
 }
 
 /* ==== >>faces ====================================================================================
-   The wrappers: a config becomes a face, and a module around it. They differ only in their kind,
-   and in a few lines where passes are cut and put together.                                     */
+   The wrappers: a config becomes a face, and a module around it. How they differ stands in a table
+   for each kind.                                                                                */
 
 /* mmcv's rule: the module's own steps know nothing of other replicas. */
-static dp_status dp__face_allows(const dp__face *face, const char *method)
+static dp_status dp__container_allows(const dp__face *face, const char *method)
 {
     bool own_step = strcmp(method, "train_step") == 0 || strcmp(method, "val_step") == 0;
-    if (face->kind == DP__FACE_CONTAINER && own_step && face->count > 1)
+    if (own_step && face->count > 1)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "'%s' runs on a single device, this wrapper has %zu: dp_train_step trains "
                         "on all of them",
                         method, face->count);
     return DP_OK;
 }
+
+static const dp__face_ops dp__data_face = {.cut = dp__pass_cut,
+                                           .join = dp__pass_gather,
+                                           .backward = dp__backward_summed,
+                                           .args_grad = dp__args_gather};
+
+static const dp__face_ops dp__container_face = {.allows = dp__container_allows,
+                                                .cut = dp__pass_cut,
+                                                .join = dp__pass_gather,
+                                                .backward = dp__backward_summed,
+                                                .args_grad = dp__args_gather};
+
+static const dp__face_ops dp__model_face = {
+    .cut = dp__pass_cut, .backward = dp__backward_summed, .args_grad = dp__args_gather};
+
+static const dp__face_ops dp__criterion_face = {
+    .output_on_one = true,
+    .no_step = "a criterion alone cannot be trained",
+    .no_prediction = "a criterion alone predicts nothing",
+    .cut = dp__criterion_cut,
+    .join = dp__criterion_mean,
+    .out_grad = dp__criterion_grad,
+    .backward = dp__backward_summed,
+    .args_grad = dp__criterion_inputs};
 
 /* Devices of very different strength wait for each other: warns of it, and says whether it did. */
 static bool dp__warn_balance(const dp__face *face, bool memory)
@@ -1325,7 +1330,7 @@ static dp_status dp__face_output(const char *fn, dp__face *face, const dp_parall
     DP_TRY(dp__check_output(fn, face->ctx, "output_rank", &how, &output));
     for (size_t r = 0; r < face->count; r++)
         listed = listed || dp__rank_at(&face->how, r) == how.local_rank;
-    if (face->kind == DP__FACE_CRITERION && !listed)
+    if (face->ops->output_on_one && !listed)
         return dp_error(DP_ERR_INVALID,
                         "output_rank %d is none of local_ranks: the losses are added up on one of "
                         "their devices",
@@ -1359,7 +1364,7 @@ static bool dp__has_foreign(const dp_module *module)
 /* Inside a replica a wrapper has only that replica's device, and would reduce over nobody. */
 static dp_status dp__check_no_ranks(const dp_module *module)
 {
-    if (module->separate != NULL || (module->face != NULL && module->face->ranks != NULL))
+    if (module->separate != NULL || dp__is_over_ranks(module->face))
         return dp_error(DP_ERR_UNSUPPORTED,
                         "'%s' reduces over all ranks: no other wrapper goes around it",
                         module->name);
@@ -1368,20 +1373,17 @@ static dp_status dp__check_no_ranks(const dp_module *module)
     return DP_OK;
 }
 
-static dp_status dp__ranks_ignore(const char *fn, dp__face *face,
-                                  const dp_distributed_config *config);
-
-/* `ranks`: of DP__FACE_DISTRIBUTED, else NULL. */
+/* `own`: the config of a face over all ranks, else NULL. */
 static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *module,
-                               dp__kind_of_face kind, const dp_parallel_config *config,
-                               const dp_distributed_config *ranks, dp__face **out)
+                               const dp__face_ops *ops, const dp_parallel_config *config,
+                               const void *own, dp__face **out)
 {
     static const dp_parallel_config zero;
     dp__face *face = dp__array(scope, 1, sizeof *face);
     if (face == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a wrapper");
     config = config != NULL ? config : &zero;
-    *face = (dp__face){.kind = kind,
+    *face = (dp__face){.ops = ops,
                        .ctx = module->ctx,
                        .scope = scope,
                        .inner = module,
@@ -1397,8 +1399,8 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
     DP_TRY(dp__face_output(fn, face, config));
     DP_TRY(dp__check_home(module, dp__rank_at(&face->how, 0)));
     dp__face_threads(face);
-    if (ranks != NULL)
-        DP_TRY(dp__ranks_ignore(fn, face, ranks));
+    if (ops->over_ranks)
+        DP_TRY(ops->prepare(fn, face, own));
     DP_TRY(dp__replicas_make(face));
     *out = face;
     return DP_OK;
@@ -1406,18 +1408,18 @@ static dp_status dp__face_make(const char *fn, dp_scope *scope, dp_module *modul
 
 /* The wrapper and its face, or nothing. */
 static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *module,
-                                  dp__kind_of_face kind, const dp_parallel_config *config,
-                                  const dp_distributed_config *ranks, dp_module **out)
+                                  const dp__face_ops *ops, const dp_parallel_config *config,
+                                  const void *own, dp_module **out)
 {
     dp_module *wrapper = NULL;
     dp__face *face = NULL;
-    dp_module_config own = {.name = name, .wraps = module, .local_rank = module->local_rank};
-    dp_status status = dp__module_make(module->ctx, &own, &wrapper);
+    dp_module_config plain = {.name = name, .wraps = module, .local_rank = module->local_rank};
+    dp_status status = dp__module_make(module->ctx, &plain, &wrapper);
     if (status == DP_OK)
-        status = dp__face_make(fn, wrapper->scope, module, kind, config, ranks, &face);
+        status = dp__face_make(fn, wrapper->scope, module, ops, config, own, &face);
     if (status == DP_OK) {
         wrapper->face = face;
-        if (kind != DP__FACE_META && !dp__warn_balance(face, true))
+        if (!dp__warn_balance(face, true))
             (void)dp__warn_balance(face, false);
         *out = wrapper;
     } else if (wrapper != NULL) {
@@ -1427,43 +1429,44 @@ static dp_status dp__wrapper_make(const char *fn, const char *name, dp_module *m
 }
 
 static dp_status dp__wrap(const char *fn, const char *name, dp_module *module,
-                          dp__kind_of_face kind, const dp_parallel_config *config, dp_module **out)
+                          const dp__face_ops *ops, const dp_parallel_config *config,
+                          dp_module **out)
 {
     DP_TRY(dp__check_module(fn, module));
     DP_TRY(dp__check_alone(fn, module->ctx));
     DP_TRY(dp__check_pointer(fn, "out", out));
-    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, kind, config, NULL, out));
+    return dp__leave(fn, module->ctx, dp__wrapper_make(fn, name, module, ops, config, NULL, out));
 }
 
 DP_API dp_status dp_data_parallel(dp_module *module, const dp_parallel_config *config,
                                   dp_module **out)
 {
-    return dp__wrap(__func__, "data_parallel", module, DP__FACE_GATHER, config, out);
+    return dp__wrap(__func__, "data_parallel", module, &dp__data_face, config, out);
 }
 
 DP_API dp_status dp_container_parallel(dp_module *module, const dp_parallel_config *config,
                                        dp_module **out)
 {
-    return dp__wrap(__func__, "container_parallel", module, DP__FACE_CONTAINER, config, out);
+    return dp__wrap(__func__, "container_parallel", module, &dp__container_face, config, out);
 }
 
 DP_API dp_status dp_model_parallel(dp_module *module, const dp_parallel_config *config,
                                    dp_module **out)
 {
-    return dp__wrap(__func__, "model_parallel", module, DP__FACE_MODEL, config, out);
+    return dp__wrap(__func__, "model_parallel", module, &dp__model_face, config, out);
 }
 
 DP_API dp_status dp_criterion_parallel(dp_module *criterion, const dp_parallel_config *config,
                                        dp_module **out)
 {
-    return dp__wrap(__func__, "criterion_parallel", criterion, DP__FACE_CRITERION, config, out);
+    return dp__wrap(__func__, "criterion_parallel", criterion, &dp__criterion_face, config, out);
 }
 
 DP_API dp_status dp_meta_test_parallel(dp_module *module, dp_module **out)
 {
     DP_TRY(dp__check_module(__func__, module));
     dp_parallel_config config = {.local_ranks = &module->local_rank, .local_rank_count = 1};
-    return dp__wrap(__func__, "meta_test_parallel", module, DP__FACE_META, &config, out);
+    return dp__wrap(__func__, "meta_test_parallel", module, &dp__data_face, &config, out);
 }
 
 DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp_scope *scope,
@@ -1482,7 +1485,7 @@ DP_API dp_status dp_data_parallel_once(dp_module *module, const char *method, dp
                            .kwargs = kwargs,
                            .wants_pass = out_pass != NULL};
     DP_TRY(dp__check_request(&request, out));
-    dp_status status = dp__face_make(__func__, scope, module, DP__FACE_GATHER, config, NULL, &face);
+    dp_status status = dp__face_make(__func__, scope, module, &dp__data_face, config, NULL, &face);
     if (status != DP_OK)
         return dp__leave(__func__, module->ctx, status);
     return dp__invoke_by(&request, face, out, out_pass);
@@ -1696,8 +1699,8 @@ static dp_status dp__step_grad(const dp_pass *pass, size_t r, double factor, dp_
     bool means = pass->runs->mean_grads; /* of its own rows: the rest is done to what it writes */
     if (means)
         total = own;
-    else if (pass->face != NULL && pass->face->ranks != NULL) /* weight / total is its share */
-        total = own / dp__ranks_share(pass, r);
+    else if (dp__is_over_ranks(pass->face)) /* weight / total is its share */
+        total = own / pass->face->ops->weight(pass, r);
     factor = means ? 1 : factor;
     dp_pair *pairs = dp__scope_bytes(pass->scope, losses.count * sizeof *pairs, 8);
     if (pairs == NULL)
@@ -1891,11 +1894,11 @@ static dp_status dp__step_pass(dp__request *request, dp_value data, double facto
     dp_module *module = request->module;
     dp_pass *pass = NULL;
     dp_value losses = dp_none();
-    if (data.kind == DP_NONE && module->face != NULL && module->face->ranks != NULL)
-        return dp__ranks_idle(request, module->face);
+    if (data.kind == DP_NONE && dp__is_over_ranks(module->face))
+        return module->face->ops->idle(request, module->face);
     DP_TRY(dp__step_take(request, data));
-    if (module->face != NULL && module->face->kind == DP__FACE_CRITERION)
-        return dp_error(DP_ERR_UNSUPPORTED, "a criterion alone cannot be trained");
+    if (module->face != NULL && module->face->ops->no_step != NULL)
+        return dp_error(DP_ERR_UNSUPPORTED, "%s", module->face->ops->no_step);
     if (module->separate != NULL)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "children of '%s' are trained by its own methods, which dp_invoke runs",
@@ -1917,22 +1920,25 @@ static dp_status dp__step_begin(dp__request *request, dp_optim *optim, double *o
     dp_status status = dp__optim_begin(optim, request);
     if (status == DP_OK)
         status = dp__optim_factor(optim, request, out_factor);
-    return dp__ranks_joint(module->face, true) ? dp__shared_failure(module->ctx, status) : status;
+    return dp__is_joint(module->face, true) ? dp__shared_failure(module->ctx, status) : status;
 }
 
 static dp_status dp__step(dp__request *request, dp_value data, dp_optim *optim, dp_value *out_log)
 {
     const dp__face *face = request->module->face;
+    bool ranks = dp__is_over_ranks(face);
     double factor = 1;
-    if (face == NULL || face->ranks == NULL)
-        DP_TRY(dp__step_take(request, data));
-    DP_TRY(dp__check_owed(face, data));
+    DP_TRY(ranks ? face->ops->check_data(face, data) : dp__step_take(request, data));
     DP_TRY(dp__step_begin(request, optim, &factor));
-    dp__ranks_start_over(face, false);
+    if (ranks)
+        face->ops->begin(face, false);
     dp_status status = dp__step_pass(request, data, factor, out_log);
     bool synced = !request->config.no_sync && !request->config.no_grad;
-    dp__ranks_owe(face, synced, data, status);
-    DP_TRY(dp__ranks_void(request->fn, face, synced, status));
+    if (ranks) {
+        face->ops->stepped(face, synced, data, status);
+        status = face->ops->end(request->fn, face, synced, status);
+    }
+    DP_TRY(status);
     return optim != NULL ? dp__optim_update(optim, request) : DP_OK;
 }
 
@@ -1972,8 +1978,8 @@ DP_API dp_status dp_predict_step(dp_module *module, dp_scope *scope, dp_value da
     dp__request request = dp__step_request(__func__, module, scope, "predict");
     DP_TRY(dp__check_request(&request, out));
     dp_status status = dp__step_take(&request, data);
-    if (status == DP_OK && module->face != NULL && module->face->kind == DP__FACE_CRITERION)
-        status = dp_error(DP_ERR_UNSUPPORTED, "a criterion alone predicts nothing");
+    if (status == DP_OK && module->face != NULL && module->face->ops->no_prediction != NULL)
+        status = dp_error(DP_ERR_UNSUPPORTED, "%s", module->face->ops->no_prediction);
     return status == DP_OK ? dp__invoke_by(&request, module->face, out, NULL)
                            : dp__leave(__func__, module->ctx, status);
 }
