@@ -199,7 +199,8 @@
             dp_average.h: averaged models; dp_check.h: wrong gradients;
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
-     names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's */
+     names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
+            dp_grads_scatter is dp_grads_scatter_set */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1172,7 +1173,7 @@ typedef struct dp_reducer_info {
                            last reduced pass, or so far in the open one */
     bool regrouped; /* by the order in which rank 0 reported in the first reduced pass in which it
                            reported anything */
-    bool scatters;  /* as it did in the last pass: see dp_grads_scatter */
+    bool scatters;  /* as it did in the last pass: see dp_grads_scatter_set */
     dp_reduce_times last, mean; /* of the last reduced pass; of all of them, a pass */
     uint64_t pass_count;        /* that were reduced, and did not fail */
     size_t bytes;               /* of a rank's gradients, without gaps between them */
@@ -1334,8 +1335,8 @@ typedef struct dp_param_info {
     dp_tensor data;         /* read-only */
     bool reduced;           /* it has a gradient that a backward here makes equal on all ranks */
     dp_reduction reduction; /* and how; 0 if it does not */
-    /* Where gradients are scattered (dp_grads_scatter), parameters side by side in memory are cut
-       together, as one run. The run starts share_at elements before this parameter; rank r owns
+    /* Where gradients are scattered (dp_grads_scatter_set), parameters side by side in memory are
+       cut together, as one run. The run starts share_at elements before this parameter; rank r owns
        elements r * share up to (r + 1) * share of the run, and all ranks get the rest behind the
        last share. share is 0 if all ranks get all of it, as where a share would have fewer than 256
        elements. */
@@ -1689,7 +1690,7 @@ DP_MUST_USE DP_API dp_status dp_grads_used(dp_module *module, bool *out_used, si
    (UNSUPPORTED): it has a hook or a wire dtype, its collectives have no reduce_scatter, or its
    devices share their parameters. But with several processes, CPU devices may share them: their
    shares lie side by side. */
-DP_MUST_USE DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter);
+DP_MUST_USE DP_API dp_status dp_grads_scatter_set(dp_module *module, bool scatter);
 /* Whether some gradients here hold shares since they were reduced, and have not been zeroed. */
 DP_API bool dp_grads_are_scattered(const dp_module *module);
 

@@ -188,7 +188,7 @@ typedef struct dp_optim_config {
        gets the gradients of that part alone, steps it, and gets the other parts from the others.
        Parameters that lie together are cut where a part has 256 elements at least; all ranks keep
        and step what is smaller.
-       (To create one calls dp_grads_scatter with true, if all ranks can; one without this, with
+       (To create one calls dp_grads_scatter_set with true, if all ranks can; one without this, with
        false.) The same numbers come out, bit by bit, where ranks are added up in one order (by NCCL
        they are not); but a norm is added up by ranks, which may change its last bits. The module is
        one by dp_distributed, and between a forward and the step nobody else writes to parameters.
@@ -201,8 +201,8 @@ typedef struct dp_optim_config {
    none does. */
 DP_MUST_USE DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *config,
                                              dp_optim **out);
-/* NULL is fine. Gradients that were scattered for it still are: dp_grads_scatter with false ends
-   that. */
+/* NULL is fine. Gradients that were scattered for it still are: dp_grads_scatter_set with false
+   ends that. */
 DP_API void dp_optim_destroy(dp_optim *optim);
 
 /* Clip, step, forget the gradients; whatever `accumulate` says. */
@@ -939,7 +939,7 @@ static dp_status dp__train_seen(const dp__train_views *views, bool *out_asked)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
                     "gradients of '%s' are scattered, which only its wrappers see: ask these, or "
-                    "dp_grads_scatter(module, false) comes before a backward",
+                    "dp_grads_scatter_set(module, false) comes before a backward",
                     dp_module_name(views->module));
 }
 
@@ -1740,7 +1740,7 @@ static dp_status dp__train_is_ours(const dp__train_optimizer *optim)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
                     "gradients of '%s' are scattered, for another optimizer: "
-                    "dp_grads_scatter(module, false) comes before a backward",
+                    "dp_grads_scatter_set(module, false) comes before a backward",
                     dp_module_name(optim->views.module));
 }
 
@@ -2184,7 +2184,7 @@ static dp_status dp__train_sharded_begin(dp_ctx *ctx, dp__train_optimizer *optim
     const dp__train_views *views = &optim->views;
     DP_TRY(dp_any(ctx, optim->staged, &optim->staged));
     DP_TRY(dp_agree(ctx, dp__train_stages_make(optim)));
-    status = optim->staged ? DP_OK : dp_grads_scatter(views->module, true);
+    status = optim->staged ? DP_OK : dp_grads_scatter_set(views->module, true);
     return status == DP_ERR_UNSUPPORTED ? DP_OK : status; /* then all get all of them */
 }
 
@@ -2248,7 +2248,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
     if (config->sharded)
         status = dp__train_sharded_begin(dp_module_ctx(module), optim, status);
     else if (status == DP_OK)
-        status = dp_grads_scatter(module, false);
+        status = dp_grads_scatter_set(module, false);
     if (status == DP_OK)
         *out = &optim->base;
     else

@@ -1292,7 +1292,7 @@ static dp_status dp__may_scatter(const char *fn, const dp_module *module)
     return dp__leave(fn, module->ctx, dp_agree(module->ctx, own));
 }
 
-DP_API dp_status dp_grads_scatter(dp_module *module, bool scatter)
+DP_API dp_status dp_grads_scatter_set(dp_module *module, bool scatter)
 {
     dp__face *face;
     DP_TRY(dp__check_module(__func__, module));

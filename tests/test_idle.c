@@ -193,7 +193,7 @@ static void idle_at_times(meeting *m)
                                                      .bucket_bytes = 1},
                             &par));
     if (program.scatter)
-        CHECK_OK(dp_grads_scatter(par, true));
+        CHECK_OK(dp_grads_scatter_set(par, true));
     for (program.step = 0; program.step < STEPS; program.step++) {
         linger(info.rank_first, SIX + 1);
         CHECK_OK(one_step(par, rows_of(m->process, program.step)));

@@ -365,7 +365,7 @@ static void scattered_passes(dp_ctx *ctx, bool packed, size_t bucket_bytes)
     CHECK_OK(forward_and_backward(par, 1, false)); /* as ranks have had it; then it is regrouped */
     check_shares(par, mean, true);
     CHECK(!dp_grads_are_scattered(par) && !scatters(par));
-    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(dp_grads_scatter_set(par, true));
     CHECK(!dp_grads_are_scattered(par)); /* from the next backward on */
     for (int i = 0; i < 3; i++) {
         CHECK_OK(dp_zero_grad(par));
@@ -381,7 +381,7 @@ static void scattered_passes(dp_ctx *ctx, bool packed, size_t bucket_bytes)
                     "gradients of 'three' hold what was reduced, which would be added up again: "
                     "dp_zero_grad comes first");
     }
-    CHECK_OK(dp_grads_scatter(par, false));
+    CHECK_OK(dp_grads_scatter_set(par, false));
     CHECK(dp_grads_are_scattered(par)); /* those that are there */
     CHECK_OK(dp_zero_grad(par));
     CHECK_OK(forward_and_backward(par, 1, false));
@@ -428,7 +428,7 @@ static void buckets_of_stretches(meeting *m)
     CHECK_INT(info.bucket_count, 2); /* c; b and a */
     CHECK_OK(dp_reducer_bucket_get(reducer, 0, &bucket));
     CHECK_INT(bucket.unit_count, 1);
-    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(dp_grads_scatter_set(par, true));
     CHECK_OK(dp_zero_grad(par));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_OK(dp_reducer_info_get(reducer, &info));
@@ -492,7 +492,7 @@ static void shares_of_blocks(dp_ctx *ctx)
         net, &(dp_distributed_config){.first_bucket_bytes = cap, .bucket_bytes = cap}, &par));
     for (int pass = 0; pass < 3; pass++) {
         dp_reducer_info info;
-        CHECK_OK(dp_grads_scatter(par, pass > 0));
+        CHECK_OK(dp_grads_scatter_set(par, pass > 0));
         CHECK_OK(dp_zero_grad(par));
         CHECK_OK(forward_and_backward(par, 1, false));
         CHECK_OK(dp_reducer_info_get(dp_wrapper_reducer(par), &info));
@@ -533,7 +533,7 @@ static void rest_of_a_bucket(meeting *m)
     char text[4096];
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *par = three_par(ctx, &uses_all, false, NULL);
-    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(dp_grads_scatter_set(par, true));
     CHECK_OK(forward_and_backward(par, 1, false));
     check_shares(par, mean_rank(ctx), false);
     dp_recent_collectives(ctx, text, sizeof text);
@@ -568,7 +568,7 @@ static void some_unused(dp_ctx *ctx, size_t bucket_bytes)
             &(dp_distributed_config){.bucket_bytes = bucket_bytes,
                                      .unused_params = i < 2 ? DP_UNUSED_FOUND : DP_UNUSED_FIXED});
         const double factors[] = {last ? 0 : mean, 0, last ? mean : 0};
-        CHECK_OK(dp_grads_scatter(par, true));
+        CHECK_OK(dp_grads_scatter_set(par, true));
         for (int pass = 0; pass < 3; pass++) {
             CHECK_OK(dp_zero_grad(par));
             CHECK_OK(forward_and_backward(par, 1, false));
@@ -597,7 +597,7 @@ static void one_has_no_backward(meeting *m)
     habits own = {.uses = {true, true, true}, .fails_on = 1};
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *par = three_par(ctx, &own, true, NULL);
-    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(dp_grads_scatter_set(par, true));
     for (int i = 0; i < 3; i++) {
         own.fails = i == 1;
         CHECK_OK(dp_zero_grad(par));
@@ -625,9 +625,9 @@ static dp_status hook(const dp_bucket *bucket, void *user)
 
 static void check_refused(dp_module *par, const char *why)
 {
-    CHECK_ERROR(dp_grads_scatter(par, true), DP_ERR_UNSUPPORTED, "dp_grads_scatter: ");
+    CHECK_ERROR(dp_grads_scatter_set(par, true), DP_ERR_UNSUPPORTED, "dp_grads_scatter_set: ");
     CHECK_SAYS(dp_last_error(), why);
-    CHECK_OK(dp_grads_scatter(par, false));
+    CHECK_OK(dp_grads_scatter_set(par, false));
     CHECK_OK(forward_and_backward(par, 1, false));
     check_shares(par, mean_rank(dp_module_ctx(par)), true);
     CHECK(!scatters(par));
@@ -671,8 +671,8 @@ static dp_module *meddled;
 static dp_status meddle(dp_call *call)
 {
     call->out = dp_none();
-    CHECK_STATUS(dp_grads_scatter(meddled, false), DP_ERR_STATE);
-    return dp_grads_scatter(meddled, true);
+    CHECK_STATUS(dp_grads_scatter_set(meddled, false), DP_ERR_STATE);
+    return dp_grads_scatter_set(meddled, true);
 }
 
 /* All ranks would have to meet in it. */
@@ -689,19 +689,19 @@ static void from_inside(dp_ctx *ctx)
                               &net));
     CHECK_OK(dp_distributed(net, NULL, &meddled));
     CHECK_STATUS(forward_and_backward(meddled, 1, false), DP_ERR_STATE);
-    CHECK_SAYS(dp_last_error(), "dp_grads_scatter: method 'three.forward' called it");
+    CHECK_SAYS(dp_last_error(), "dp_grads_scatter_set: method 'three.forward' called it");
 }
 
 TEST(what_cannot_be_scattered)
 {
     dp_ctx *ctx = open_here(2);
     dp_module *net = three(ctx, &uses_all, true);
-    CHECK_ERROR(dp_grads_scatter(net, true), DP_ERR_INVALID,
-                "dp_grads_scatter: 'three' has no gradients that ranks reduce");
-    CHECK_OK(dp_grads_scatter(net, false));
+    CHECK_ERROR(dp_grads_scatter_set(net, true), DP_ERR_INVALID,
+                "dp_grads_scatter_set: 'three' has no gradients that ranks reduce");
+    CHECK_OK(dp_grads_scatter_set(net, false));
     CHECK(!dp_grads_are_scattered(net));
     CHECK(!dp_grads_are_scattered(NULL));
-    CHECK_STATUS(dp_grads_scatter(NULL, true), DP_ERR_INVALID);
+    CHECK_STATUS(dp_grads_scatter_set(NULL, true), DP_ERR_INVALID);
     check_refused(three_par(ctx, &uses_all, true, NULL),
                   "'distributed' has devices that share parameters");
     dp_close(ctx);
@@ -1022,7 +1022,7 @@ TEST(an_optimizer_without_shares_wants_all_gradients)
     CHECK(scatters(par));
     CHECK_ERROR(dp_optim_step(plain), DP_ERR_STATE,
                 "dp_optim_step: gradients of 'distributed' are scattered, for another optimizer: "
-                "dp_grads_scatter(module, false) comes before a backward");
+                "dp_grads_scatter_set(module, false) comes before a backward");
     CHECK_OK(dp_optim_step(shares));
     dp_optim *last = optim_for(par, (dp_optim_config){.hyper = {.lr = 1}});
     CHECK_OK(forward_and_backward(par, 1, false));
@@ -1094,19 +1094,20 @@ TEST(shares_on_other_devices_are_not_seen_from_above)
     dp_optim *above = optim_for(parent, config), *optim = optim_for(par, config);
     const char *unseen =
         "gradients of 'parent' are scattered, which only its wrappers see: ask these, or "
-        "dp_grads_scatter(module, false) comes before a backward";
+        "dp_grads_scatter_set(module, false) comes before a backward";
     double norm = 0;
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_ERROR(dp_grad_norm(parent, 2, &norm), DP_ERR_STATE, unseen);
     CHECK_ERROR(dp_clip_grad_norm(parent, 1, 2, NULL), DP_ERR_STATE, unseen);
     CHECK_ERROR(dp_clip_grad_value(parent, 1), DP_ERR_STATE, unseen);
-    unseen = "gradients of 'parent' are scattered, for another optimizer: dp_grads_scatter(module, "
-             "false) comes before a backward";
+    unseen =
+        "gradients of 'parent' are scattered, for another optimizer: dp_grads_scatter_set(module, "
+        "false) comes before a backward";
     CHECK_ERROR(dp_optim_step(above), DP_ERR_STATE, unseen);
     CHECK_ERROR(dp_optim_unscale(above), DP_ERR_STATE, unseen);
     CHECK_OK(dp_grad_norm(par, 2, &norm));
     CHECK_OK(dp_optim_step(optim));
-    CHECK_OK(dp_grads_scatter(parent, false));
+    CHECK_OK(dp_grads_scatter_set(parent, false));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_OK(dp_grad_norm(parent, 2, &norm));
     CHECK_OK(dp_optim_step(above));
@@ -1122,7 +1123,7 @@ static void shares_seen_from_elsewhere(meeting *m)
     CHECK_OK(dp_distributed(net, NULL, &par));
     CHECK_OK(dp_distributed(net, NULL, &other));
     dp_optim *plain = optim_for(net, (dp_optim_config){.hyper = {.lr = 1}});
-    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(dp_grads_scatter_set(par, true));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK(dp_grads_are_scattered(net) && dp_grads_are_scattered(other));
     CHECK_ERROR(dp_grad_norm(net, 2, &norm), DP_ERR_STATE,
@@ -1272,12 +1273,12 @@ static void one_hides_shares(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     dp_module *par, *parent = parent_of_tied(ctx, &par);
     double norm = 0;
-    CHECK_OK(dp_grads_scatter(par, true));
+    CHECK_OK(dp_grads_scatter_set(par, true));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_ERROR(dp_grad_norm(parent, 2, &norm), DP_ERR_STATE,
                 "gradients of 'parent' are scattered, which only its wrappers see");
     CHECK_OK(dp_grad_norm(par, 2, &norm));
-    CHECK_OK(dp_grads_scatter(par, false));
+    CHECK_OK(dp_grads_scatter_set(par, false));
     CHECK_OK(dp_zero_grad(parent));
     dp_optim *optim = optim_for(parent, (dp_optim_config){.hyper = {.lr = 1}, .sharded = true});
     CHECK_OK(forward_and_backward(par, 1, false));

@@ -706,7 +706,7 @@ CALL(dp_module_create, a->ctx, a->create, OUT(module))
 CALL(dp_module_copy, a->module, a->rank, OUT(module))
 CALL(dp_module_destroy, a->module)
 CALL(dp_module_train, a->module, true)
-CALL(dp_grads_scatter, a->module, false)
+CALL(dp_grads_scatter_set, a->module, false)
 FAILS(dp_module_name, dp_module_name(a->module)[0] == '\0')
 FAILS(dp_module_rank, dp_module_rank(a->module) < 0)
 FAILS(dp_module_ctx, dp_module_ctx(a->module) == NULL)
@@ -855,7 +855,7 @@ static const row table[] = {
     ROW(dp_meta_test_parallel, "mO", 0), ROW(dp_distributed, "mO", 0),
     ROW(dp_owner_count, "m", 0), ROW(dp_owner_edit, "miO", 0),
     ROW(dp_owner_grad, "miO", 0), ROW(dp_grads_used, "mO", 0),
-    ROW(dp_grads_scatter, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
+    ROW(dp_grads_scatter_set, "m", 0), ROW(dp_grads_are_scattered, "m", NOT_RIGHTLY),
     ROW(dp_separate_distributed, "mO", NOT_RIGHTLY), ROW(dp_wrapper_reducer, "m", NOT_RIGHTLY),
     ROW(dp_report_get, "mO", NOT_RIGHTLY), ROW(dp_report_text, "mO", 0),
     ROW(dp_params_compare, "m", 0), ROW(dp_buffers_compare, "m", 0),

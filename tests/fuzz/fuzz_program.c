@@ -916,7 +916,7 @@ static void compare(void)
         return;
     (void)judge(how == 0   ? dp_params_compare(n->module)
                 : how == 1 ? dp_buffers_compare(n->module)
-                : how == 2 ? dp_grads_scatter(n->module, next(2) == 1)
+                : how == 2 ? dp_grads_scatter_set(n->module, next(2) == 1)
                            : (dp_report_text(n->module, text, sizeof text), DP_OK),
                 runs);
 }
