@@ -1376,7 +1376,8 @@ struct dp_call {
     dp_device device;
     int local_rank;
     dp_stream *stream;
-    dp_scope *scope; /* this replica's; lasts as long as the pass, so `saved` may lie in it. A method
+    dp_scope
+        *scope; /* this replica's; lasts as long as the pass, so `saved` may lie in it. A method
                         may put one of its own in its place while it calls a child, so that what
                         the child makes, passes too, ends with that one (examples/in_parts.c) */
     dp_value args, kwargs;

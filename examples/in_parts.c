@@ -1,6 +1,6 @@
-/* in_parts.c - a wrapper of your own, which is a module with a child: it computes its batch in parts,
-   one after the other, and keeps nothing of them until backward, which computes each once more.
-   So only one part's activations are in memory at a time.
+/* in_parts.c - a wrapper of your own, which is a module with a child. It computes its batch in
+   parts, one after the other, and keeps nothing of them until backward, which computes each once
+   more. So only one part's activations are in memory at a time.
 
    A scope of its own for each part is all it takes: what the child makes ends with it.
 
