@@ -13,6 +13,7 @@ int sim_dlclose(void *library);
 int sim_dladdr(const void *address, Dl_info *out);
 int sim_memalign(void **out, size_t align, size_t bytes);
 int sim_thread(pthread_t *out, const pthread_attr_t *how, void *(*fn)(void *user), void *user);
+int sim_leave_mutex(pthread_mutex_t *mutex);
 
 #define DP_DYNAMIC_LOAD
 #define dlopen  sim_dlopen
@@ -22,3 +23,5 @@ int sim_thread(pthread_t *out, const pthread_attr_t *how, void *(*fn)(void *user
 
 #define posix_memalign sim_memalign
 #define pthread_create sim_thread
+
+#define pthread_mutex_unlock sim_leave_mutex

@@ -167,6 +167,8 @@ int sim_finding_count(const char *name); /* NULL: of any name */
 void sim_hush(bool hush);
 void sim_forget_findings(void);
 
+void sim_find_left_lock(void); /* a finding, for loaded.h: nobody had entered it */
+
 /* The system refuses this to the library, when it asks for it the nth time from now on: memory that
    is not from an allocator of the test's, or a thread. 0: never. */
 typedef enum sim_thing { SIM_MEMORY, SIM_THREADS } sim_thing;

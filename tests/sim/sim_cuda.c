@@ -69,6 +69,13 @@ int sim_finding_count(const char *name)
     return count;
 }
 
+void sim_find_left_lock(void)
+{
+    sim_lock();
+    sim_find("lock", "it is left, and nobody had entered it");
+    sim_unlock();
+}
+
 void sim_hush(bool hush)
 {
     hushed = hush;
