@@ -200,7 +200,8 @@
             a timeline: $DP_TRACE; dp_agree, and numbers of all processes (>>agreement): where one
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
      names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
-            dp_grads_scatter is dp_grads_scatter_set */
+            dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes, bucket_bytes, wire, hook
+            and hook_user of configs are buckets.first_bytes, .bytes, .wire, .hook, .hook_user */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -1128,6 +1129,17 @@ typedef enum dp_unused {
 
 struct dp_bucket;
 
+typedef struct dp_buckets { /* how gradients travel */
+    size_t first_bytes;     /* the first bucket is full when it has this many; 0 = 1 MiB */
+    size_t bytes;           /* the same for all others; 0 = 25 MiB */
+    /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
+       what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
+       as they are, as they always are with one rank. */
+    dp_dtype wire;
+    dp_status (*hook)(const struct dp_bucket *bucket, void *user); /* see dp_bucket; NULL = none */
+    void *hook_user; /* what the hook gets as `user` */
+} dp_buckets;
+
 typedef struct dp_reducer_config {
     const char *name; /* for sentences; NULL = "" */
     const dp_block *blocks;
@@ -1136,19 +1148,12 @@ typedef struct dp_reducer_config {
     size_t range_count;
     const char *const *unit_names; /* for sentences; NULL = none */
     dp_reduction reduction;
-    size_t first_bucket_bytes; /* a bucket is full when it has this many; 0 = 1 MiB */
-    size_t bucket_bytes;       /* the same for all others; 0 = 25 MiB */
     dp_unused unused_units;
     /* Devices of a process that share one owner of their parameters need what is reduced once: its
        first local rank gets it, and what the others hold is void. A hook leaves it to all. May
        differ from process to process. */
     bool to_first;
-    /* Blocks of f32 and f64 travel as DP_F16 or DP_BF16: cast, added over the ranks in f32, times
-       what the reduction says, rounded once, cast back. What f16 cannot hold becomes infinite. 0 =
-       as they are, as they always are with one rank. */
-    dp_dtype wire;
-    dp_status (*hook)(const struct dp_bucket *bucket, void *user); /* see dp_bucket; NULL = none */
-    void *hook_user; /* what the hook gets as `user` */
+    dp_buckets buckets;
 } dp_reducer_config;
 
 typedef struct dp_reduce_pass { /* NULL = all zero */
@@ -1179,9 +1184,7 @@ typedef struct dp_reducer_info {
     size_t bytes;               /* of a rank's gradients, without gaps between them */
     dp_reduction reduction;     /* from here on as the config has it, zeros resolved */
     dp_unused unused_units;
-    size_t first_bucket_bytes, bucket_bytes;
-    dp_dtype wire;
-    bool has_hook;
+    dp_buckets buckets;
 } dp_reducer_info;
 
 typedef struct dp_bucket_info { /* its arrays are valid until the next dp_reducer_finish */
@@ -1240,7 +1243,7 @@ typedef struct dp_bucket {
     dp_reducer *reducer;
     size_t index;         /* buckets travel in this order */
     bool is_last;         /* no other has a higher index */
-    dp_dtype dtype;       /* dp_reducer_config.wire, where that is set */
+    dp_dtype dtype;       /* dp_buckets.wire, where that is set */
     size_t count;         /* elements of a local rank */
     const dp_part *local; /* one per local rank: send == recv, and the stream to work on */
     dp_bucket_info info;  /* its ranges lie there one after another */
@@ -1595,11 +1598,7 @@ typedef struct dp_distributed_config {
        their rank, and are those of the first local rank in the module; nobody compares them. */
     const char *const *ignored;
     size_t ignored_count;
-    size_t first_bucket_bytes; /* from here on as in dp_reducer_config */
-    size_t bucket_bytes;
-    dp_dtype wire;
-    dp_status (*hook)(const struct dp_bucket *bucket, void *user);
-    void *hook_user;
+    dp_buckets buckets;
     int dim; /* from here on as in dp_parallel_config: how a process cuts its batch */
     dp_split split;
     const int64_t *sizes;

@@ -274,7 +274,7 @@ static dp__stretch dp__stretch_from(const dp__face *face, const dp__region *regi
 static size_t dp__units_share(const dp__face *face, const dp__region *regions,
                               const dp_reducer_config *config, dp__stretch *out)
 {
-    size_t bytes = config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES, count = 0;
+    size_t bytes = config->buckets.bytes > 0 ? config->buckets.bytes : DP__BUCKET_BYTES, count = 0;
     for (size_t i = 0, end = 0; i < face->ranks->unit_count; i = end) {
         dp__stretch stretch =
             dp__stretch_from(face, regions, config->ranges, i, bytes / DP__STRETCHES_PER_BUCKET);
@@ -822,7 +822,7 @@ static const char *const dp__buffers_names[] = {"DP_BUFFERS_FIRST", "DP_BUFFERS_
 static dp_status dp__check_distributed(const char *fn, const dp_distributed_config *config)
 {
     DP_TRY(dp__check_unused(fn, "unused_params", config->unused_params));
-    DP_TRY(dp__check_wire(fn, config->wire));
+    DP_TRY(dp__check_wire(fn, config->buckets.wire));
     if ((unsigned)config->reduction > DP_MEAN_SAMPLES)
         return dp_error(DP_ERR_INVALID,
                         "%s: reduction is %d: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
@@ -892,13 +892,9 @@ static dp_reducer_config dp__distributed_rules(const dp__face *face,
                                                const dp_distributed_config *config)
 {
     return (dp_reducer_config){.reduction = face->ranks->reduction,
-                               .first_bucket_bytes = config->first_bucket_bytes,
-                               .bucket_bytes = config->bucket_bytes,
                                .unused_units = config->unused_params,
                                .to_first = dp__has_one_owner(face),
-                               .wire = config->wire,
-                               .hook = config->hook,
-                               .hook_user = config->hook_user};
+                               .buckets = config->buckets};
 }
 
 /* What travels in one piece, where parameters are alike: memory of the user's is laid out otherwise
@@ -1593,10 +1589,11 @@ static void dp__page_rules(dp__page *page, const dp_report *report)
     static const char *const buffers[] = {"those of rank 0", "their mean", "each rank's own"};
     static const char *const unused[] = {"an error", "found", "fixed"};
     const dp_reducer_info *info = &report->reducer;
-    bool cast = info->wire != DP_F32;
+    bool cast = info->buckets.wire != DP_F32;
     dp__page_add(page, "\n'%s': %zu bytes of gradients a rank; %s%s%s%s%s\n", info->name,
                  info->bytes, reductions[info->reduction], cast ? ", on the wire as " : "",
-                 cast ? dp__dtype_names[info->wire] : "", info->has_hook ? ", by a hook" : "",
+                 cast ? dp__dtype_names[info->buckets.wire] : "",
+                 info->buckets.hook != NULL ? ", by a hook" : "",
                  info->scatters ? ", in shares" : "");
     dp__page_add(page, "  buffers: %s; unused parameters: %s; ignored: %zu\n",
                  buffers[report->buffers], unused[info->unused_units], report->ignored_count);
@@ -1608,7 +1605,7 @@ static dp_status dp__page_buckets(dp__page *page, const dp_reducer *reducer,
     dp_bucket_info bucket;
     dp__page_add(page, "  %zu unit%s in %zu bucket%s of %zu, then %zu bytes; %s\n",
                  info->unit_count, dp__s(info->unit_count), info->bucket_count,
-                 dp__s(info->bucket_count), info->first_bucket_bytes, info->bucket_bytes,
+                 dp__s(info->bucket_count), info->buckets.first_bytes, info->buckets.bytes,
                  info->regrouped ? "as rank 0 had them ready" : "as parameters are listed");
     dp__page_add(page, "  bucket  units        bytes    left ms    took ms  first parameter\n");
     for (size_t b = 0; b < info->bucket_count; b++) {

@@ -248,7 +248,7 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
                         "%s: reduction is %d: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
                         fn, (int)config->reduction);
     DP_TRY(dp__check_unused(fn, "unused_units", config->unused_units));
-    DP_TRY(dp__check_wire(fn, config->wire));
+    DP_TRY(dp__check_wire(fn, config->buckets.wire));
     if (config->block_count >= UINT32_MAX || config->range_count >= UINT32_MAX)
         return dp_error(DP_ERR_INVALID, "%s: more blocks or ranges than can be counted", fn);
     if (config->block_count > 0)
@@ -1489,8 +1489,9 @@ static dp_status dp__lines_compare(const dp__lines *lines, dp_status status)
 static size_t dp__cap_of(const dp_reducer_config *config, bool first)
 {
     if (first)
-        return config->first_bucket_bytes > 0 ? config->first_bucket_bytes : DP__FIRST_BUCKET_BYTES;
-    return config->bucket_bytes > 0 ? config->bucket_bytes : DP__BUCKET_BYTES;
+        return config->buckets.first_bytes > 0 ? config->buckets.first_bytes
+                                               : DP__FIRST_BUCKET_BYTES;
+    return config->buckets.bytes > 0 ? config->buckets.bytes : DP__BUCKET_BYTES;
 }
 
 enum { DP__RULES = 6 }; /* lines of dp__rules_lines */
@@ -1504,13 +1505,13 @@ static dp_status dp__rules_lines(dp__lines *lines, const dp_reducer_config *conf
     snprintf(text, sizeof text, "%s %s", dp__unused_field(wrapped),
              dp__unused_names[config->unused_units]);
     DP_TRY(dp__lines_add(lines, text));
-    snprintf(text, sizeof text, "first_bucket_bytes %zu", dp__cap_of(config, true));
+    snprintf(text, sizeof text, "buckets.first_bytes %zu", dp__cap_of(config, true));
     DP_TRY(dp__lines_add(lines, text));
-    snprintf(text, sizeof text, "bucket_bytes %zu", dp__cap_of(config, false));
+    snprintf(text, sizeof text, "buckets.bytes %zu", dp__cap_of(config, false));
     DP_TRY(dp__lines_add(lines, text));
-    snprintf(text, sizeof text, "wire %s", dp__dtype_names[config->wire]);
+    snprintf(text, sizeof text, "wire %s", dp__dtype_names[config->buckets.wire]);
     DP_TRY(dp__lines_add(lines, text));
-    return dp__lines_add(lines, config->hook != NULL ? "a hook" : "no hook");
+    return dp__lines_add(lines, config->buckets.hook != NULL ? "a hook" : "no hook");
 }
 
 /* Blocks, and ranges in the order of memory. */
@@ -1555,9 +1556,9 @@ static dp_status dp__reducer_fill(const char *fn, dp_reducer *reducer,
     reducer->reduction = config->reduction;
     reducer->unused_units = config->unused_units;
     reducer->to_first = config->to_first;
-    reducer->wire = config->wire;
-    reducer->hook = config->hook;
-    reducer->hook_user = config->hook_user;
+    reducer->wire = config->buckets.wire;
+    reducer->hook = config->buckets.hook;
+    reducer->hook_user = config->buckets.hook_user;
     reducer->wrapped = wrapped != NULL;
     reducer->gaps = wrapped != NULL ? wrapped->gaps : 0;
     reducer->caps[0] = dp__cap_of(config, true);
@@ -1694,10 +1695,8 @@ DP_API dp_status dp_reducer_info_get(const dp_reducer *reducer, dp_reducer_info 
                              .bytes = dp__reducer_bytes(reducer) - reducer->gaps,
                              .reduction = reducer->reduction,
                              .unused_units = reducer->unused_units,
-                             .first_bucket_bytes = reducer->caps[0],
-                             .bucket_bytes = reducer->caps[1],
-                             .wire = reducer->wire,
-                             .has_hook = reducer->hook != NULL};
+                             .buckets = {reducer->caps[0], reducer->caps[1], reducer->wire,
+                                         reducer->hook, reducer->hook_user}};
     dp__lock_leave(&reducer->ctx->lock);
     return DP_OK;
 }

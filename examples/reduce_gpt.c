@@ -118,16 +118,16 @@ static dp_reducer *reducer_create(const trainer *t)
     for (int i = 0; i < DEVICES; i++)
         grads[i] = t->replicas[i].model.grads[0];
     const dp_block block = {DP_F32, gpt_param_count(&shape), grads};
-    DP_CHECK(dp_reducer_create(t->ctx, /* + */
-                               &(dp_reducer_config){.name = "gpt",
-                                                    .blocks = &block,
-                                                    .block_count = 1,
-                                                    .ranges = ranges,
-                                                    .range_count = make_ranges(ranges),
-                                                    .reduction = DP_MEAN_RANKS,
-                                                    .first_bucket_bytes = 80000,
-                                                    .bucket_bytes = 90000},
-                               &reducer));
+    DP_CHECK(
+        dp_reducer_create(t->ctx, /* + */
+                          &(dp_reducer_config){.name = "gpt",
+                                               .blocks = &block,
+                                               .block_count = 1,
+                                               .ranges = ranges,
+                                               .range_count = make_ranges(ranges),
+                                               .reduction = DP_MEAN_RANKS,
+                                               .buckets = {.first_bytes = 80000, .bytes = 90000}},
+                          &reducer));
     return reducer;
 }
 

@@ -1602,10 +1602,9 @@ static void early_begin(early *e, meeting *m)
                                                     .block_count = 1,
                                                     .ranges = ranges,
                                                     .range_count = 2,
-                                                    .first_bucket_bytes = 1,
-                                                    .bucket_bytes = 1,
-                                                    .hook = hook,
-                                                    .hook_user = hook_user,
+                                                    .buckets = {1, 1},
+                                                    .buckets.hook = hook,
+                                                    .buckets.hook_user = hook_user,
                                                     .unused_units = unused_units,
                                                     .reduction = DP_SUM_RANKS},
                                &e->reducer));

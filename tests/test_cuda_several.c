@@ -740,7 +740,7 @@ static dp_status reducer_make(team *t, dp_dtype wire, dp_reducer **out)
                                                   .ranges = ranges,
                                                   .range_count = 2,
                                                   .reduction = DP_SUM_RANKS,
-                                                  .wire = wire},
+                                                  .buckets.wire = wire},
                              out);
 }
 

@@ -448,16 +448,16 @@ TEST_SLOW(steps_that_add_up_train_alike, 120)
 {
     trained = shared_memory(sizeof(float) * WEIGHTS);
     train_all_ways((training){.shards = 4, .micro = 3, .how = {.reduction = DP_MEAN_SAMPLES}});
-    train_all_ways((training){.shards = 4, .micro = 2, .how = {.first_bucket_bytes = 1}});
+    train_all_ways((training){.shards = 4, .micro = 2, .how = {.buckets.first_bytes = 1}});
 }
 
 TEST_SLOW(halves_on_the_wire_train_alike, 120)
 {
     trained = shared_memory(sizeof(float) * WEIGHTS);
     train_all_ways((training){
-        .shards = 4, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES, .wire = DP_BF16}});
-    train_all_ways(
-        (training){.shards = 4, .micro = 2, .how = {.reduction = DP_MEAN_SAMPLES, .wire = DP_F16}});
+        .shards = 4, .micro = 1, .how = {.reduction = DP_MEAN_SAMPLES, .buckets.wire = DP_BF16}});
+    train_all_ways((training){
+        .shards = 4, .micro = 2, .how = {.reduction = DP_MEAN_SAMPLES, .buckets.wire = DP_F16}});
 }
 
 /* ---- gradients that are halves --------------------------------------------------------------- */

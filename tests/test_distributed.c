@@ -144,9 +144,9 @@ static void change_by_hand(dp_ctx *ctx)
     int ranks = info_here(ctx).rank_count;
     double mean = (ranks + 1) / 2.0, own = info_here(ctx).rank_first + 1;
     dp_distributed_config configs[] = {{.name = NULL},
-                                       {.wire = DP_F16},
-                                       {.first_bucket_bytes = 1},
-                                       {.hook = plain_hook},
+                                       {.buckets.wire = DP_F16},
+                                       {.buckets.first_bytes = 1},
+                                       {.buckets.hook = plain_hook},
                                        {.unused_params = DP_UNUSED_FOUND}};
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         dp_module *net = make_net(ctx, &how), *par;
@@ -385,14 +385,14 @@ static void one_has_another_config(meeting *m)
          "rank 1 has buffers DP_BUFFERS_LOCAL, rank 0 has buffers DP_BUFFERS_FIRST"},
         {{.unused_params = DP_UNUSED_FIXED},
          "rank 1 has unused_params DP_UNUSED_FIXED, rank 0 has unused_params DP_UNUSED_ERROR"},
-        {{.first_bucket_bytes = 9},
-         "rank 1 has first_bucket_bytes 9, rank 0 has first_bucket_bytes 1048576"},
-        {{.bucket_bytes = 9}, "rank 1 has bucket_bytes 9, rank 0 has bucket_bytes 26214400"},
-        {{.wire = DP_BF16}, "rank 1 has wire bf16, rank 0 has wire f32"},
-        {{.hook = plain_hook}, "rank 1 has a hook, rank 0 has no hook"},
+        {{.buckets.first_bytes = 9},
+         "rank 1 has buckets.first_bytes 9, rank 0 has buckets.first_bytes 1048576"},
+        {{.buckets.bytes = 9}, "rank 1 has buckets.bytes 9, rank 0 has buckets.bytes 26214400"},
+        {{.buckets.wire = DP_BF16}, "rank 1 has wire bf16, rank 0 has wire f32"},
+        {{.buckets.hook = plain_hook}, "rank 1 has a hook, rank 0 has no hook"},
         {{.unused_params = (dp_unused)7},
          "rank 1: unused_params is 7: say DP_UNUSED_ERROR, _FOUND or _FIXED"},
-        {{.wire = DP_I8}, "rank 1: wire is 7: say 0, DP_F16 or DP_BF16"}};
+        {{.buckets.wire = DP_I8}, "rank 1: wire is 7: say 0, DP_F16 or DP_BF16"}};
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char want[200];
@@ -467,8 +467,7 @@ static void said_early(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 2, 0);
     dp_module *net = make_net(ctx, &how), *par;
     dp_reducer_info info;
-    CHECK_OK(dp_distributed(
-        net, &(dp_distributed_config){.first_bucket_bytes = 4, .bucket_bytes = 4}, &par));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buckets = {4, 4}}, &par));
     for (int step = 0; step < 3; step++) {
         CHECK_OK(forward_and_backward(par, 1, false));
         check_grads(net, 2.5 * (step + 1), 2.5 * (step + 1));
@@ -969,8 +968,7 @@ static void train_whole(dp_ctx *ctx)
     dp_reducer_info info;
     double mean = (info_here(ctx).rank_count + 1) / 2.0;
     CHECK_OK(dp_data_parallel(whole, NULL, &inner)); /* wrappers nest */
-    CHECK_OK(dp_distributed(
-        inner, &(dp_distributed_config){.first_bucket_bytes = 1, .bucket_bytes = 200}, &par));
+    CHECK_OK(dp_distributed(inner, &(dp_distributed_config){.buckets = {1, 200}}, &par));
     for (int step = 0; step < 3; step++) {
         CHECK_OK(forward_and_backward(par, 1, false));
         check_all_of(whole, "wide", mean);
@@ -1209,7 +1207,7 @@ static void few_rows(meeting *m)
         CHECK_OK(dp_distributed(net,
                                 &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                          .unused_params = kinds[i],
-                                                         .first_bucket_bytes = 1},
+                                                         .buckets.first_bytes = 1},
                                 &par));
         for (int step = 0; step < 4; step++) { /* the first has work for all */
             dp_scope *scope = dp_scope_begin(ctx);

@@ -6,9 +6,9 @@
 #include "ranked.h"
 
 static const dp_distributed_config kinds[] = {
-    {.first_bucket_bytes = 4, .bucket_bytes = 4},
+    {.buckets = {4, 4}},
     {.unused_params = DP_UNUSED_FOUND, .reduction = DP_SUM_RANKS},
-    {.unused_params = DP_UNUSED_FIXED, .first_bucket_bytes = 4, .bucket_bytes = 4},
+    {.unused_params = DP_UNUSED_FIXED, .buckets = {4, 4}},
     {.reduction = DP_MEAN_SAMPLES}};
 
 enum { KINDS = sizeof kinds / sizeof *kinds };
@@ -438,7 +438,7 @@ static dp_status die(dp_call *call)
 static const dp_method fatal_methods[] = {{"forward", net_forward}, {"backward", die}};
 
 /* Its forward meets nobody. */
-static const dp_distributed_config early = {.buffers = DP_BUFFERS_LOCAL, .first_bucket_bytes = 4};
+static const dp_distributed_config early = {.buffers = DP_BUFFERS_LOCAL, .buckets.first_bytes = 4};
 
 static void one_dies_in_backward(meeting *m)
 {

@@ -185,13 +185,14 @@ static void idle_at_times(meeting *m)
     dp_info info = info_here(ctx);
     dp_module *par;
     int first = 0;
-    CHECK_OK(dp_distributed(make_six(ctx),
-                            &(dp_distributed_config){.reduction = DP_SUM_RANKS,
-                                                     .unused_params = program.rule,
-                                                     .hook = program.hook ? plain_hook : NULL,
-                                                     .first_bucket_bytes = 1,
-                                                     .bucket_bytes = 1},
-                            &par));
+    CHECK_OK(
+        dp_distributed(make_six(ctx),
+                       &(dp_distributed_config){.reduction = DP_SUM_RANKS,
+                                                .unused_params = program.rule,
+                                                .buckets.hook = program.hook ? plain_hook : NULL,
+                                                .buckets.first_bytes = 1,
+                                                .buckets.bytes = 1},
+                       &par));
     if (program.scatter)
         CHECK_OK(dp_grads_scatter_set(par, true));
     for (program.step = 0; program.step < STEPS; program.step++) {
@@ -316,9 +317,9 @@ static void travels_unused(meeting *m)
     CHECK_OK(dp_distributed(make_six_of(ctx, methods),
                             &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                      .unused_params = DP_UNUSED_FIXED,
-                                                     .hook = plain_hook,
-                                                     .first_bucket_bytes = 1,
-                                                     .bucket_bytes = 1},
+                                                     .buckets.hook = plain_hook,
+                                                     .buckets.first_bytes = 1,
+                                                     .buckets.bytes = 1},
                             &the_wrapper));
     for (program.step = 0; program.step < 3; program.step++) {
         CHECK_OK(step_or_idle(the_wrapper, false));
@@ -368,8 +369,7 @@ static void rank_0_is_idle_at_first(meeting *m)
     CHECK_OK(dp_distributed(make_six_of(ctx, methods),
                             &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                      .unused_params = program.rule,
-                                                     .first_bucket_bytes = 1,
-                                                     .bucket_bytes = 1},
+                                                     .buckets = {1, 1}},
                             &par));
     for (program.step = 0; program.step < 4; program.step++) {
         bool idle = program.step < 2;

@@ -261,8 +261,7 @@ TEST(buckets_follow_the_first_reduced_pass)
 static void rank_0_decides(meeting *m)
 {
     grads g;
-    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
-                 (dp_reducer_config){.first_bucket_bytes = 1000, .bucket_bytes = 801});
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100, (dp_reducer_config){.buckets = {1000, 801}});
     check_buckets(g.reducer, "0 1 2 | 3 4 5 | 6 7");
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -298,8 +297,7 @@ TEST(caps)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         grads g;
         layers_begin(&g, open_here(1), 100,
-                     (dp_reducer_config){.first_bucket_bytes = cases[i].first,
-                                         .bucket_bytes = cases[i].other});
+                     (dp_reducer_config){.buckets = {cases[i].first, cases[i].other}});
         check_buckets(g.reducer, cases[i].want);
         grads_end(&g);
     }
@@ -311,8 +309,7 @@ TEST(caps)
 static void first_bucket_travels_early(meeting *m)
 {
     grads g;
-    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
-                 (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100, (dp_reducer_config){.buckets = {400, 400}});
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     grads_fill(&g, (float)m->process);
@@ -348,8 +345,7 @@ static void others_work_meanwhile(meeting *m)
     const dp_part parts[] = {{.send = &ones[0], .recv = &ones[0]},
                              {.send = &ones[1], .recv = &ones[1]}};
     grads g;
-    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000,
-                 (dp_reducer_config){.first_bucket_bytes = 1, .bucket_bytes = 1});
+    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000, (dp_reducer_config){.buckets = {1, 1}});
     for (int pass = 0; pass < 3; pass++) {
         ones[0] = ones[1] = 1;
         grads_fill(&g, 3);
@@ -376,8 +372,7 @@ enum { TWO = 2, EACH = 4 /* buckets */ };
 static void two_begin(grads *g, dp_ctx *ctx)
 {
     for (int i = 0; i < TWO; i++) {
-        layers_begin(&g[i], ctx, 50,
-                     (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+        layers_begin(&g[i], ctx, 50, (dp_reducer_config){.buckets = {400, 400}});
         CHECK_INT(info_of(g[i].reducer).bucket_count, EACH);
         one_pass(&g[i]);
     }
@@ -453,7 +448,7 @@ static void middle_first(meeting *m)
     static grads g[3];
     dp_ctx *ctx = open_job(m, 1, dp_cpu());
     for (int i = 0; i < 3; i++) {
-        layers_begin(&g[i], ctx, 50, (dp_reducer_config){.first_bucket_bytes = 1});
+        layers_begin(&g[i], ctx, 50, (dp_reducer_config){.buckets.first_bytes = 1});
     }
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < 3; i++) {
@@ -513,8 +508,7 @@ static void one_block_of_many_layers(dp_ctx *ctx)
     grads_create(&g, (dp_reducer_config){.ranges = ranges,
                                          .range_count = interleaved(ranges),
                                          .reduction = DP_MEAN_RANKS,
-                                         .first_bucket_bytes = 100,
-                                         .bucket_bytes = 168});
+                                         .buckets = {100, 168}});
     check_buckets(g.reducer, "0 1 | 2 3 | 4");
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -783,7 +777,7 @@ static dp_status report_in_run(int local_rank, dp_scope *scope, void *user)
 static void many_threads(dp_ctx *ctx)
 {
     grads g;
-    layers_begin(&g, ctx, 60, (dp_reducer_config){.first_bucket_bytes = 1, .bucket_bytes = 500});
+    layers_begin(&g, ctx, 60, (dp_reducer_config){.buckets = {1, 500}});
     for (int pass = 0; pass < 10; pass++) {
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
         if (pass % 2 == 0) {
@@ -863,8 +857,9 @@ static void report_but(const grads *g, uint32_t from, uint32_t to, int rank)
 static void a_missing_report(dp_ctx *ctx)
 {
     grads g;
-    layers_begin(&g, ctx, 10,
-                 (dp_reducer_config){.name = "gpt", .unit_names = names, .first_bucket_bytes = 40});
+    layers_begin(
+        &g, ctx, 10,
+        (dp_reducer_config){.name = "gpt", .unit_names = names, .buckets.first_bytes = 40});
     for (int again = 0; again < 2; again++) {
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
         report_but(&g, 2, 5, 1);
@@ -896,8 +891,7 @@ TEST(a_unit_that_a_rank_does_not_report)
 static void full_again(meeting *m)
 {
     grads g;
-    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
-                 (dp_reducer_config){.first_bucket_bytes = 400, .bucket_bytes = 400});
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100, (dp_reducer_config){.buckets = {400, 400}});
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report_but(&g, 2, 5, 1);
@@ -939,9 +933,7 @@ static void units_may_be_left_out(dp_ctx *ctx)
     const dp_reduce_pass local = {.no_sync = true};
     grads g;
     layers_begin(&g, ctx, 10,
-                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND,
-                                     .first_bucket_bytes = 100,
-                                     .bucket_bytes = 120});
+                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND, .buckets = {100, 120}});
     double mean = (g.info.rank_count + 1) / 2.0;
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -992,8 +984,7 @@ TEST(units_left_over_come_last_in_their_order)
 {
     grads g;
     layers_begin(&g, open_here(1), 10,
-                 (dp_reducer_config){
-                     .unused_units = DP_UNUSED_FOUND, .first_bucket_bytes = 1, .bucket_bytes = 1});
+                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND, .buckets = {1, 1}});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = LAYERS; unit-- > 0;)
         if (unit != 1 && unit != 3 && unit != 6)
@@ -1055,8 +1046,7 @@ static void fixed_begin(grads *g, dp_ctx *ctx)
                  (dp_reducer_config){.name = "net",
                                      .unit_names = names,
                                      .unused_units = DP_UNUSED_FIXED,
-                                     .first_bucket_bytes = 80,
-                                     .bucket_bytes = 80});
+                                     .buckets = {80, 80}});
 }
 
 static void fixed_units(dp_ctx *ctx)
@@ -1345,8 +1335,8 @@ static const char *const differences[] = {
     "rank 1 has 2 elements from 5 on of block 0 for unit 0 'a', rank 0 has 2 elements from 5 on of "
     "block 0 for unit 1 'b'",
     "rank 1 has reduction DP_SUM_RANKS, rank 0 has reduction DP_MEAN_RANKS",
-    "rank 1 has first_bucket_bytes 3, rank 0 has first_bucket_bytes 1048576",
-    "rank 1 has bucket_bytes 3, rank 0 has bucket_bytes 26214400",
+    "rank 1 has buckets.first_bytes 3, rank 0 has buckets.first_bytes 1048576",
+    "rank 1 has buckets.bytes 3, rank 0 has buckets.bytes 26214400",
     "rank 1 has unused_units DP_UNUSED_FOUND, rank 0 has unused_units DP_UNUSED_ERROR",
     "rank 1 has 1 elements from 4 on of block 0 for unit 1 'c', rank 0 has 1 elements from 4 on of "
     "block 0 for unit 1 'b'",
@@ -1373,8 +1363,7 @@ static void create_another(meeting *m, dp_ctx *ctx, int difference)
         .range_count = 3,
         .unit_names = odd && difference == 8 ? other : unit_names,
         .reduction = odd && difference == 4 ? DP_SUM_RANKS : DP_MEAN_RANKS,
-        .first_bucket_bytes = odd && difference == 5 ? 3 : 0,
-        .bucket_bytes = odd && difference == 6 ? 3 : 0,
+        .buckets = {odd && difference == 5 ? 3 : 0, odd && difference == 6 ? 3 : 0},
         .unused_units = odd && difference == 7 ? DP_UNUSED_FOUND : DP_UNUSED_ERROR};
     dp_reducer *reducer = NULL;
     if (differences[difference] == NULL) {
@@ -1816,7 +1805,7 @@ static void steady_passes(dp_ctx *ctx, test_allocator *counter)
     size_t calls = 0;
     grads g;
     layers_begin(&g, ctx, 500,
-                 (dp_reducer_config){.first_bucket_bytes = 2000, .unused_units = DP_UNUSED_FOUND});
+                 (dp_reducer_config){.buckets.first_bytes = 2000, .unused_units = DP_UNUSED_FOUND});
     for (int pass = 0; pass < 6; pass++) {
         calls = pass == 3 ? counter->call_count : calls;
         one_pass(&g);

@@ -19,7 +19,7 @@ static void halves(dp_ctx *ctx, dp_dtype wire, dp_reduction reduction, double wa
 {
     grads g;
     grads_begin(&g, ctx, 13);
-    grads_create(&g, (dp_reducer_config){.reduction = reduction, .wire = wire});
+    grads_create(&g, (dp_reducer_config){.reduction = reduction, .buckets.wire = wire});
     for (int pass = 0; pass < 2; pass++) {
         grads_fill(&g, 0);
         grads_add(&g, 0.1f);
@@ -99,8 +99,8 @@ static void every_dtype(dp_ctx *ctx, dp_dtype wire, bool hooked)
                                &(dp_reducer_config){.blocks = blocks,
                                                     .block_count = 4,
                                                     .reduction = DP_SUM_RANKS,
-                                                    .wire = wire,
-                                                    .hook = hooked ? plain_hook : NULL},
+                                                    .buckets.wire = wire,
+                                                    .buckets.hook = hooked ? plain_hook : NULL},
                                &reducer));
     CHECK_OK(dp_reducer_bucket_get(reducer, 1, &bucket));
     CHECK_INT(bucket.dtype, DP_F64);
@@ -188,8 +188,8 @@ static void short_passes(dp_ctx *ctx, dp_reducer_config config)
     config.ranges = short_ranges();
     config.range_count = SHORTS;
     config.reduction = DP_MEAN_RANKS;
-    config.first_bucket_bytes = 1000;
-    config.bucket_bytes = 3000;
+    config.buckets.first_bytes = 1000;
+    config.buckets.bytes = 3000;
     grads_create(&g, config);
     for (int pass = 0; pass < 4; pass++) {
         grads_fill(&g, 0);
@@ -213,8 +213,8 @@ static void all_ways(meeting *m, int device_count, const dp_device_ops *ops)
         for (int way = 0; way < 4; way++) {
             short_passes(ctx_of(m, device_count, ops),
                          (dp_reducer_config){.unused_units = (dp_unused)unused,
-                                             .wire = way % 2 != 0 ? DP_F16 : DP_F32,
-                                             .hook = way / 2 != 0 ? plain_hook : NULL});
+                                             .buckets.wire = way % 2 != 0 ? DP_F16 : DP_F32,
+                                             .buckets.hook = way / 2 != 0 ? plain_hook : NULL});
         }
     }
 }
@@ -333,7 +333,7 @@ static int collectives_of(dp_ctx *ctx, size_t run_count, size_t length, dp_dtype
     grads_create(&g, (dp_reducer_config){.ranges = ranges,
                                          .range_count = run_count,
                                          .reduction = DP_SUM_RANKS,
-                                         .wire = wire});
+                                         .buckets.wire = wire});
     for (int pass = 0; pass < 2; pass++) {
         grads_fill(&g, 1);
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
@@ -419,22 +419,22 @@ static dp_ctx *open_metered(meeting *m, test_allocator *counter)
 static void room_for_flat_buckets(meeting *m)
 {
     const size_t run = LONG_RUN * sizeof(float), locals = m != NULL ? 1 : 2;
-    const dp_reducer_config caps = {.first_bucket_bytes = run + 4, .bucket_bytes = 2 * run};
+    const dp_reducer_config caps = {.buckets = {run + 4, 2 * run}};
     dp_reducer_config config = caps;
     test_allocator counter;
     dp_ctx *ctx = open_metered(m, &counter);
     CHECK(room_of(ctx, &counter, LONG_RUN, caps) < SPARE);
     CHECK(room_of(ctx, &counter, SHORT_RUN - 1, (dp_reducer_config){0}) <
           SPARE + (m != NULL ? 8 * SHORT_RUN * sizeof(float) * 5 / 4 : 0));
-    config.wire = DP_F16;
+    config.buckets.wire = DP_F16;
     size_t halves = room_of(ctx, &counter, LONG_RUN, config);
     CHECK(halves >= locals * 3 * run / 2);
     CHECK(halves < locals * (3 * run / 2) * 5 / 4 + SPARE);
-    config.wire = DP_F32;
-    config.hook = plain_hook;
+    config.buckets.wire = DP_F32;
+    config.buckets.hook = plain_hook;
     size_t whole = room_of(ctx, &counter, LONG_RUN, config);
     CHECK(whole >= locals * 3 * run && whole < locals * 3 * run * 5 / 4 + SPARE);
-    config.bucket_bytes = SIZE_MAX;
+    config.buckets.bytes = SIZE_MAX;
     size_t all = room_of(ctx, &counter, LONG_RUN, config);
     CHECK(all >= locals * 8 * run && all < locals * 8 * run * 5 / 4 + SPARE);
     dp_close(ctx);
@@ -500,7 +500,7 @@ static void hook_begin(grads *g, dp_ctx *ctx, dp_reducer_config config)
     config.name = "net";
     config.ranges = four_units;
     config.range_count = 4;
-    config.first_bucket_bytes = config.bucket_bytes = 21;
+    config.buckets.first_bytes = config.buckets.bytes = 21;
     config.reduction = DP_MEAN_RANKS;
     grads_create(g, config);
 }
@@ -534,7 +534,9 @@ static void looked_at(dp_ctx *ctx, dp_dtype wire, bool on_main)
 {
     grads g;
     witness w = {.g = &g, .main = pthread_self(), .dtype = wire};
-    hook_begin(&g, ctx, (dp_reducer_config){.wire = wire, .hook = look, .hook_user = &w});
+    hook_begin(
+        &g, ctx,
+        (dp_reducer_config){.buckets.wire = wire, .buckets.hook = look, .buckets.hook_user = &w});
     check_buckets(g.reducer, "0 1 | 2 3");
     for (int pass = 0; pass < 3; pass++) {
         CHECK_OK(hook_pass(&g));
@@ -581,7 +583,8 @@ static void two_are_looked_at(meeting *m)
     for (int i = 0; i < 2; i++) {
         w[i] = (witness){.g = &g[i], .main = pthread_self(), .dtype = DP_F16};
         hook_begin(&g[i], ctx,
-                   (dp_reducer_config){.wire = DP_F16, .hook = look, .hook_user = &w[i]});
+                   (dp_reducer_config){
+                       .buckets.wire = DP_F16, .buckets.hook = look, .buckets.hook_user = &w[i]});
     }
     for (int pass = 0; pass < 3; pass++) {
         for (int i = 0; i < 2; i++) {
@@ -630,8 +633,9 @@ static void a_unit_is_unused(dp_ctx *ctx)
     size_t calls = 0;
     grads g;
     hook_begin(&g, ctx,
-               (dp_reducer_config){
-                   .unused_units = DP_UNUSED_FOUND, .hook = zeros_first, .hook_user = &calls});
+               (dp_reducer_config){.unused_units = DP_UNUSED_FOUND,
+                                   .buckets.hook = zeros_first,
+                                   .buckets.hook_user = &calls});
     for (size_t pass = 1; pass < 4; pass++) { /* units 2 and 3 are a bucket that does not travel */
         grads_fill(&g, 2);
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
@@ -698,7 +702,7 @@ static void compressed_by(meeting *m, dp_status (*hook)(const dp_bucket *bucket,
                           size_t bytes)
 {
     grads g;
-    hook_begin(&g, open_job(m, 1, dp_cpu()), (dp_reducer_config){.hook = hook});
+    hook_begin(&g, open_job(m, 1, dp_cpu()), (dp_reducer_config){.buckets.hook = hook});
     for (int pass = 0; pass < 3; pass++) {
         CHECK_OK(hook_pass(&g));
         check_hook_pass(&g);
@@ -729,7 +733,7 @@ static void samples_by_hook(dp_ctx *ctx)
     double samples[RANKS];
     grads g;
     grads_begin(&g, ctx, 5);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES, .hook = plain_hook});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_SAMPLES, .buckets.hook = plain_hook});
     for (int i = 0; i < g.info.local_count; i++) {
         samples[i] = 2;
     }
@@ -772,7 +776,7 @@ static void double_by_hook(dp_ctx *ctx)
 {
     grads g;
     grads_begin(&g, ctx, 7);
-    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS, .hook = doubled});
+    grads_create(&g, (dp_reducer_config){.reduction = DP_MEAN_RANKS, .buckets.hook = doubled});
     grads_fill(&g, 1.25f);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report(&g, 0);
@@ -903,7 +907,7 @@ static void one_is_wrong(meeting *m)
     culprit c = {.rank = 1};
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.hook = faulty_hook, .hook_user = &c});
+               (dp_reducer_config){.buckets.hook = faulty_hook, .buckets.hook_user = &c});
     c.rank_first = g.info.rank_first;
     for (fault f = NO_FAULT; f < FAULTS; f++) {
         const blame *b = &blames[f];
@@ -934,7 +938,7 @@ static void all_are_wrong(dp_ctx *ctx)
 {
     culprit c = {.rank = -1};
     grads g;
-    hook_begin(&g, ctx, (dp_reducer_config){.hook = faulty_hook, .hook_user = &c});
+    hook_begin(&g, ctx, (dp_reducer_config){.buckets.hook = faulty_hook, .buckets.hook_user = &c});
     for (fault f = NO_FAULT; f < FAULTS; f++) {
         if (blames[f].alone == NULL || (g.info.rank_first > 0 && f != NO_COLLECTIVE)) {
             continue;
@@ -953,7 +957,7 @@ static void all_wrong_in_processes(meeting *m)
     culprit c = {.rank = -1};
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.hook = faulty_hook, .hook_user = &c});
+               (dp_reducer_config){.buckets.hook = faulty_hook, .buckets.hook_user = &c});
     c.now = FAILS; /* all say what the first one does */
     CHECK_ERROR(hook_pass(&g), DP_ERR_USER, "bucket 0: it failed on rank 0: no room");
     c.now = NO_COLLECTIVE;
@@ -1024,7 +1028,7 @@ static void intruded(dp_ctx *ctx)
     grads g;
     intruder in = {.g = &g};
     CHECK_OK(dp_reducer_create(ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS}, &in.other));
-    hook_begin(&g, ctx, (dp_reducer_config){.hook = intrude, .hook_user = &in});
+    hook_begin(&g, ctx, (dp_reducer_config){.buckets.hook = intrude, .buckets.hook_user = &in});
     CHECK_OK(hook_pass(&g));
     check_hook_pass(&g);
     CHECK_ERROR(plain_hook(in.bucket, NULL), DP_ERR_STATE, "which this is not in");
@@ -1063,7 +1067,7 @@ static void one_leaves_in_its_hook(meeting *m)
 {
     grads g;
     hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.hook = leave_or_reduce, .hook_user = m});
+               (dp_reducer_config){.buckets.hook = leave_or_reduce, .buckets.hook_user = m});
     wait_for_all(m);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) { /* it may have happened before the last of them */
@@ -1096,8 +1100,9 @@ static void other_travel(meeting *m)
         const dp_reducer_config config = {.blocks = &block,
                                           .block_count = 1,
                                           .reduction = DP_SUM_RANKS,
-                                          .wire = odd && difference == 0 ? DP_F16 : DP_BF16,
-                                          .hook = odd && difference == 1 ? NULL : plain_hook};
+                                          .buckets.wire = odd && difference == 0 ? DP_F16 : DP_BF16,
+                                          .buckets.hook = odd && difference == 1 ? NULL
+                                                                                 : plain_hook};
         dp_reducer *reducer = NULL;
         dp_status status = dp_reducer_create(ctx, &config, &reducer);
         CHECK_INT(status, difference == 2 ? DP_OK : DP_ERR_MISMATCH);
@@ -1121,10 +1126,11 @@ TEST(wires_that_are_none)
     dp_ctx *ctx = open_here(1);
     dp_reducer *reducer = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        CHECK_ERROR(
-            dp_reducer_create(
-                ctx, &(dp_reducer_config){.reduction = DP_SUM_RANKS, .wire = wrong[i]}, &reducer),
-            DP_ERR_INVALID, "say 0, DP_F16 or DP_BF16");
+        CHECK_ERROR(dp_reducer_create(
+                        ctx,
+                        &(dp_reducer_config){.reduction = DP_SUM_RANKS, .buckets.wire = wrong[i]},
+                        &reducer),
+                    DP_ERR_INVALID, "say 0, DP_F16 or DP_BF16");
     }
     dp_close(ctx);
 }
@@ -1151,7 +1157,7 @@ static dp_status create_and_use(dp_ctx *ctx, dp_reducer_config config)
 
 TEST(every_allocation_fails_once)
 {
-    const dp_reducer_config config = {.wire = DP_F16, .hook = plain_hook};
+    const dp_reducer_config config = {.buckets.wire = DP_F16, .buckets.hook = plain_hook};
     bool failed = true;
     size_t failures = 0;
     for (; failed; failures += failed) {
@@ -1182,7 +1188,7 @@ static const dp_coll_ops *const *colls_of_dp(void)
    job is over for both. */
 static void one_has_no_memory(meeting *m)
 {
-    const dp_reducer_config config = {.wire = DP_BF16, .hook = plain_hook};
+    const dp_reducer_config config = {.buckets.wire = DP_BF16, .buckets.hook = plain_hook};
     bool failed = true;
     size_t failures = 0;
     for (; failed; failures++) {
@@ -1274,12 +1280,12 @@ static void one_table_fails_flat(meeting *m)
 
 static void one_table_fails_in_halves(meeting *m)
 {
-    one_table_fails(m, (dp_reducer_config){.wire = DP_F16});
+    one_table_fails(m, (dp_reducer_config){.buckets.wire = DP_F16});
 }
 
 static void one_table_fails_by_hook(meeting *m)
 {
-    one_table_fails(m, (dp_reducer_config){.wire = DP_F16, .hook = plain_hook});
+    one_table_fails(m, (dp_reducer_config){.buckets.wire = DP_F16, .buckets.hook = plain_hook});
 }
 
 TEST_SLOW(the_nth_call_fails_in_one_process, 60)
@@ -1312,8 +1318,8 @@ static void steady_in_processes(meeting *m)
         config.allocator = test_allocator_of(&counter);
         CHECK_OK(dp_open(&config, &ctx));
         steady(ctx, &counter,
-               (dp_reducer_config){.wire = way == 1 ? DP_F16 : DP_F32,
-                                   .hook = way == 2 ? plain_hook : NULL,
+               (dp_reducer_config){.buckets.wire = way == 1 ? DP_F16 : DP_F32,
+                                   .buckets.hook = way == 2 ? plain_hook : NULL,
                                    .unused_units = DP_UNUSED_FIXED});
     }
 }
@@ -1381,7 +1387,7 @@ static size_t calls_of_a_pass(meeting *m, dp_reducer_config config)
 static void courier_speaks_in_memory(meeting *m)
 {
     size_t plain = calls_of_a_pass(m, (dp_reducer_config){0});
-    size_t hooked = calls_of_a_pass(m, (dp_reducer_config){.hook = plain_hook});
+    size_t hooked = calls_of_a_pass(m, (dp_reducer_config){.buckets.hook = plain_hook});
     CHECK_INT(hooked - plain, 2 * 4); /* copy_out, copy_in, and a wait for each of them */
 }
 
@@ -1396,10 +1402,10 @@ TEST(the_courier_leaves_streams_to_the_caller)
 static void reduce_to_first(dp_ctx *ctx)
 {
     const dp_reducer_config configs[] = {{.to_first = true},
-                                         {.to_first = true, .first_bucket_bytes = 1},
-                                         {.to_first = true, .wire = DP_F16},
+                                         {.to_first = true, .buckets.first_bytes = 1},
+                                         {.to_first = true, .buckets.wire = DP_F16},
                                          {.to_first = true, .unused_units = DP_UNUSED_FOUND},
-                                         {.to_first = true, .hook = plain_hook}};
+                                         {.to_first = true, .buckets.hook = plain_hook}};
     for (size_t c = 0; c < sizeof configs / sizeof *configs; c++) {
         grads g;
         layers_begin(&g, ctx, c == 1 ? 5000 : 3, configs[c]);
@@ -1410,7 +1416,7 @@ static void reduce_to_first(dp_ctx *ctx)
             one_pass(&g);
             grads_pull(&g);
             for (int i = 0; i < g.info.local_count; i++) {
-                bool reduced = i == 0 || configs[c].hook != NULL;
+                bool reduced = i == 0 || configs[c].buckets.hook != NULL;
                 double want = step * (reduced ? mean : g.info.rank_first + i + 1);
                 for (size_t k = 0; k < g.count; k++)
                     CHECK_F64(g.local[i][k], want, 1e-6 * want);
@@ -1450,8 +1456,9 @@ static void timed(meeting *m)
 {
     const int ms[] = {30, 60};
     grads g;
-    hook_begin(&g, open_job(m, 1, dp_cpu()),
-               (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
+    hook_begin(
+        &g, open_job(m, 1, dp_cpu()),
+        (dp_reducer_config){.buckets.hook = slow_hook, .buckets.hook_user = (void *)(uintptr_t)ms});
     CHECK_F64(info_of(g.reducer).last.travel_s, 0, 0);
     CHECK_OK(hook_pass(&g));
     double begun = now_ms();
@@ -1482,7 +1489,9 @@ static void timed_here(dp_ctx *ctx)
 {
     const int ms[] = {10, 20};
     grads g;
-    hook_begin(&g, ctx, (dp_reducer_config){.hook = slow_hook, .hook_user = (void *)(uintptr_t)ms});
+    hook_begin(
+        &g, ctx,
+        (dp_reducer_config){.buckets.hook = slow_hook, .buckets.hook_user = (void *)(uintptr_t)ms});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = 0; unit < 4; unit++) {
         rest(unit == 3 ? 10 : 0);

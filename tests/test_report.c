@@ -26,10 +26,10 @@ TEST(what_a_report_knows_before_the_first_pass)
     CHECK_STR(report.reducer.name, "net");
     CHECK_INT(report.reducer.reduction, DP_MEAN_RANKS);
     CHECK_INT(report.reducer.unused_units, DP_UNUSED_ERROR);
-    CHECK_INT(report.reducer.wire, DP_F32);
-    CHECK(!report.reducer.has_hook && !report.reducer.regrouped);
-    CHECK_INT(report.reducer.first_bucket_bytes, 1 << 20);
-    CHECK_INT(report.reducer.bucket_bytes, 25 << 20);
+    CHECK_INT(report.reducer.buckets.wire, DP_F32);
+    CHECK(report.reducer.buckets.hook == NULL && !report.reducer.regrouped);
+    CHECK_INT(report.reducer.buckets.first_bytes, 1 << 20);
+    CHECK_INT(report.reducer.buckets.bytes, 25 << 20);
     CHECK_INT(report.reducer.unit_count, 2);
     CHECK_INT(report.reducer.bytes, (V + W) * 4); /* without what pads v */
     CHECK_INT(report.reducer.pass_count, 0);
@@ -49,20 +49,19 @@ TEST(a_report_says_what_was_asked_for)
                                           .unused_params = DP_UNUSED_FIXED,
                                           .ignored = (const char *const[]){"seen"},
                                           .ignored_count = 1,
-                                          .first_bucket_bytes = 4,
-                                          .bucket_bytes = 8,
-                                          .wire = DP_BF16,
-                                          .hook = plain_hook};
+                                          .buckets = {4, 8},
+                                          .buckets.wire = DP_BF16,
+                                          .buckets.hook = plain_hook};
     CHECK_OK(dp_distributed(net, &config, &par));
     dp_report report = report_of(par);
     CHECK_STR(report.transport, "none");
     CHECK_INT(report.buffers, DP_BUFFERS_MEAN);
     CHECK_INT(report.reducer.reduction, DP_SUM_RANKS);
     CHECK_INT(report.reducer.unused_units, DP_UNUSED_FIXED);
-    CHECK_INT(report.reducer.first_bucket_bytes, 4);
-    CHECK_INT(report.reducer.bucket_bytes, 8);
-    CHECK_INT(report.reducer.wire, DP_BF16);
-    CHECK(report.reducer.has_hook);
+    CHECK_INT(report.reducer.buckets.first_bytes, 4);
+    CHECK_INT(report.reducer.buckets.bytes, 8);
+    CHECK_INT(report.reducer.buckets.wire, DP_BF16);
+    CHECK(report.reducer.buckets.hook == plain_hook);
     CHECK(dp_report_text(par, text, sizeof text) > 0);
     CHECK_SAYS(text, "'net': 292 bytes of gradients a rank; sum, on the wire as bf16, by a hook\n");
     CHECK_SAYS(text, "  buffers: their mean; unused parameters: fixed; ignored: 1\n");
@@ -193,7 +192,7 @@ TEST(times_in_one_process)
     dp_module *par;
     dp_bucket_info a, b;
     CHECK_OK(
-        dp_distributed(make_slow(ctx), &(dp_distributed_config){.first_bucket_bytes = 1}, &par));
+        dp_distributed(make_slow(ctx), &(dp_distributed_config){.buckets.first_bytes = 1}, &par));
     check_slow(par);
     dp_report report = report_of(par);
     CHECK_F64(report.reducer.last.hidden_s, 0, 0);
@@ -214,7 +213,7 @@ static void times_over_shm(meeting *m)
     dp_module *par;
     dp_bucket_info a, b;
     CHECK_OK(
-        dp_distributed(make_slow(ctx), &(dp_distributed_config){.first_bucket_bytes = 1}, &par));
+        dp_distributed(make_slow(ctx), &(dp_distributed_config){.buckets.first_bytes = 1}, &par));
     check_slow(par);
     dp_report report = report_of(par);
     CHECK_STR(report.transport, "shared memory");
@@ -258,7 +257,7 @@ TEST(times_of_flat_buckets)
     dp_ctx *ctx = open_here(2);
     dp_module *par;
     dp_bucket_info a, b;
-    const dp_distributed_config config = {.first_bucket_bytes = 1, .wire = DP_F16};
+    const dp_distributed_config config = {.buckets.first_bytes = 1, .buckets.wire = DP_F16};
     CHECK_OK(dp_distributed(make_slow(ctx), &config, &par));
     CHECK_OK(forward_and_backward(par, 1, false));
     CHECK_OK(forward_and_backward(par, 1, false)); /* in the order that it has now */

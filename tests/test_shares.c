@@ -357,9 +357,8 @@ static void scattered_passes(dp_ctx *ctx, bool packed, size_t bucket_bytes)
 {
     double mean = mean_rank(ctx);
     int ranks = info_here(ctx).rank_count;
-    dp_module *par = three_par(
-        ctx, &uses_all, packed,
-        &(dp_distributed_config){.bucket_bytes = bucket_bytes, .first_bucket_bytes = bucket_bytes});
+    dp_module *par = three_par(ctx, &uses_all, packed,
+                               &(dp_distributed_config){.buckets = {bucket_bytes, bucket_bytes}});
     bool together = packed && bucket_bytes == 0;
     check_infos(par, 0, together);
     CHECK_OK(forward_and_backward(par, 1, false)); /* as ranks have had it; then it is regrouped */
@@ -418,7 +417,7 @@ static void buckets_of_stretches(meeting *m)
 {
     static const uint32_t last_first[] = {2, 0, 1};
     dp_ctx *ctx = open_over_shm(m, 1, 0);
-    dp_distributed_config config = {.first_bucket_bytes = 1, .bucket_bytes = 4 * (A * 4 + 1)};
+    dp_distributed_config config = {.buckets = {1, 4 * (A * 4 + 1)}};
     dp_module *par = three_par(ctx, &uses_all, true, &config);
     const dp_reducer *reducer = dp_wrapper_reducer(par);
     dp_bucket_info bucket;
@@ -488,8 +487,7 @@ static void shares_of_blocks(dp_ctx *ctx)
                                                   .children = children,
                                                   .child_count = BLOCKS},
                               &net));
-    CHECK_OK(dp_distributed(
-        net, &(dp_distributed_config){.first_bucket_bytes = cap, .bucket_bytes = cap}, &par));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buckets = {cap, cap}}, &par));
     for (int pass = 0; pass < 3; pass++) {
         dp_reducer_info info;
         CHECK_OK(dp_grads_scatter_set(par, pass > 0));
@@ -565,7 +563,7 @@ static void some_unused(dp_ctx *ctx, size_t bucket_bytes)
         bool last = i % 2 > 0;
         dp_module *par = three_par(
             ctx, last ? &last_alone : &first_alone, true,
-            &(dp_distributed_config){.bucket_bytes = bucket_bytes,
+            &(dp_distributed_config){.buckets.bytes = bucket_bytes,
                                      .unused_params = i < 2 ? DP_UNUSED_FOUND : DP_UNUSED_FIXED});
         const double factors[] = {last ? 0 : mean, 0, last ? mean : 0};
         CHECK_OK(dp_grads_scatter_set(par, true));
@@ -707,9 +705,9 @@ TEST(what_cannot_be_scattered)
     dp_close(ctx);
     ctx = open_on(toy_device(), 2);
     from_inside(ctx);
-    check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.hook = hook}),
+    check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.buckets.hook = hook}),
                   "'distributed' has a hook");
-    check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.wire = DP_F16}),
+    check_refused(three_par(ctx, &uses_all, true, &(dp_distributed_config){.buckets.wire = DP_F16}),
                   "'distributed' has a wire dtype");
     dp_close(ctx);
     in_processes(2, one_lacks_the_verb);
@@ -747,7 +745,7 @@ static void check_training(dp_ctx *ctx, const training *how)
 {
     static const double half = 0.5;
     const dp_param_group group = {.match = "b", .lr_factor = &half};
-    const dp_distributed_config config = {.bucket_bytes = how->bucket_bytes,
+    const dp_distributed_config config = {.buckets.bytes = how->bucket_bytes,
                                           .reduction = how->reduction};
     dp_optim_config optim_config = {.rule = dp_adamw(),
                                     .hyper = {.lr = 0.01, .weight_decay = 0.1},
@@ -1039,7 +1037,7 @@ TEST(an_optimizer_without_shares_wants_all_gradients)
 static void shares_of_another_wrapper(dp_ctx *ctx)
 {
     const dp_optim_config config = {.hyper = {.lr = 1}, .sharded = true};
-    const dp_distributed_config small = {.bucket_bytes = 1, .first_bucket_bytes = 1};
+    const dp_distributed_config small = {.buckets = {1, 1}};
     dp_module *net = three(ctx, &uses_all, true), *pars[3];
     dp_optim *optims[3];
     double norm = 0, want = 0;

@@ -388,7 +388,7 @@ static bool spoil_reducer_config(const dp_reducer_config **config, int n)
     wrong[6].ranges = far;
     wrong[6].range_count = SIZE_MAX;
     wrong[7].unused_units = (dp_unused)-1;
-    wrong[8].wire = DP_U8;
+    wrong[8].buckets.wire = DP_U8;
     *config = n < 9 ? &wrong[n] : NULL;
     return n < 10;
 }

@@ -106,7 +106,7 @@ static void model_create(trainer *t)
                                                 .ranges = ranges,
                                                 .range_count = range_count,
                                                 .reduction = DP_MEAN_RANKS,
-                                                .bucket_bytes = (size_t)4 << 20},
+                                                .buckets.bytes = (size_t)4 << 20},
                            &t->reducer));
 }
 

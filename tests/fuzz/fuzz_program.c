@@ -534,8 +534,7 @@ static dp_status wrap(net *n, net_kind kind, net *inner)
                                  .reduction = (dp_reduction)(flags >> 2 & 3),
                                  .buffers = (dp_buffer_sync)(flags >> 4 & 1),
                                  .unused_params = (dp_unused)(flags % 3),
-                                 .first_bucket_bytes = flags & 32 ? 8 : 0,
-                                 .bucket_bytes = flags & 32 ? 16 : 0};
+                                 .buckets = {flags & 32 ? 8 : 0, flags & 32 ? 16 : 0}};
     n->reduction = all.reduction == 0 ? DP_MEAN_RANKS : all.reduction;
     n->muddy = all.buffers != DP_BUFFERS_FIRST || config.split == DP_SPLIT_WEIGHTS;
     switch (kind) {

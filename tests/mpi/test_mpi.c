@@ -427,8 +427,7 @@ static void check_reducer(dp_ctx *ctx)
                                       .ranges = ranges,
                                       .range_count = UNITS,
                                       .reduction = DP_MEAN_RANKS,
-                                      .first_bucket_bytes = 1,
-                                      .bucket_bytes = 1};
+                                      .buckets = {1, 1}};
     CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
     for (int pass = 0; pass < 4; pass++) {
         float other[LOCALS] = {1, 1};
@@ -507,7 +506,7 @@ static void steps_of(dp_ctx *ctx, bool sharded, float *out)
                                                   .param_count = 2,
                                                   .packed = true},
                               &net));
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.bucket_bytes = 64}, &par));
+    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buckets.bytes = 64}, &par));
     CHECK_OK(dp_optim_create(par, &config, &optim));
     for (int step = 0; step < 5; step++) {
         dp_scope *scope = dp_scope_begin(ctx);

@@ -74,7 +74,7 @@ static double exposed(const buffers *b, const request *r)
                                                 .ranges = ranges,
                                                 .range_count = UNITS,
                                                 .reduction = DP_MEAN_RANKS,
-                                                .bucket_bytes = 2 << 20},
+                                                .buckets.bytes = 2 << 20},
                            &reducer));
     MPI_Allreduce(MPI_IN_PLACE, &alone, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     step(reducer, 3 * alone / UNITS, false);
