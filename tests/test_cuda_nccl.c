@@ -500,9 +500,19 @@ static void bits_do_not_come(meeting *m)
                 "nccl: nothing arrives at GPU 0 within 700 ms");
 }
 
+/* One gives up sooner: what the other still waited for is aborted, and is not taken for numbers. */
+static void bits_do_not_come_in_time(meeting *m)
+{
+    dp_ctx *ctx = NULL;
+    sim_nccl_pair(1, 0, SIM_PEER_HANGS);
+    CHECK_ERROR(try_open(m, (dp_config){.timeout_ms = m->process == 0 ? 20000 : 700}, &ctx),
+                DP_ERR_TIMEOUT, "nccl: nothing arrives at GPU 0 within 700 ms");
+}
+
 TEST_SLOW(a_pair_that_hangs_does_not_open, 60)
 {
     in_processes(2, bits_do_not_come);
+    in_processes(2, bits_do_not_come_in_time);
 }
 
 static void sums(meeting *m)
