@@ -98,12 +98,11 @@ DP_API const dp_coll_ops *dp_mpi_coll(void);
    There is one MPI for a whole process, whoever has initialised it.                             */
 
 typedef struct dp__mpi_library {
-    dp__lock lock;    /* around calls, if MPI needs that; and for what follows */
-    atomic_int level; /* MPI_THREAD_..., read without the lock */
-    bool ours;        /* initialised by dp_open, in the process with this fork_count */
-    unsigned fork_count;
-    int open;  /* lines */
-    bool lost; /* a job has failed: others may never come to MPI_Finalize */
+    dp__lock lock;       /* around calls, if MPI needs that; and for what follows */
+    atomic_int level;    /* MPI_THREAD_..., read without the lock */
+    unsigned fork_count; /* of the process in which dp_open initialised it, if it did */
+    int open;            /* lines */
+    bool lost;           /* a job has failed: others may never come to MPI_Finalize */
 } dp__mpi_library;
 
 static dp__mpi_library dp__mpi = {.lock = DP__LOCK_INITIALIZER};
@@ -157,7 +156,6 @@ static dp_status dp__mpi_init(void)
     int level = 0, code = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
     if (code != MPI_SUCCESS)
         return dp__mpi_error("MPI_Init_thread", code);
-    dp__mpi.ours = true;
     dp__mpi.fork_count = dp__os_fork_count();
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); /* some report all errors there */
     if (atexit(dp__mpi_stop) != 0)
