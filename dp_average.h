@@ -218,10 +218,9 @@ static dp_status dp__average_check(dp_average_config *config)
     config->gamma = dp_or(config->gamma, 100);
     config->interval = config->interval == 0 ? 1 : config->interval;
     if (!(config->momentum >= 0 && config->momentum < 1))
-        return dp_error(DP_ERR_INVALID, "momentum is %g, which is not from 0 to below 1",
-                        config->momentum);
+        return dp_error(DP_ERR_INVALID, "momentum is %g, not from 0 to below 1", config->momentum);
     if (!(config->gamma > 0) || !isfinite(config->gamma))
-        return dp_error(DP_ERR_INVALID, "gamma is %g, which is no number above 0", config->gamma);
+        return dp_error(DP_ERR_INVALID, "gamma is %g, not a finite number above 0", config->gamma);
     if (config->interval < 1)
         return dp_error(DP_ERR_INVALID, "interval is %lld, which is below 1",
                         (long long)config->interval);
@@ -258,7 +257,7 @@ DP_API dp_status dp_average_create(dp_module *module, const dp_average_config *c
     if (out == NULL)
         return dp_error(DP_ERR_INVALID, "%s: out is NULL", __func__);
     if (dp_module_ctx(module) == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: this is no module", __func__);
+        return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope;
     DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
     dp_status status = dp__average_make(scope, module, config, &average);
@@ -343,8 +342,8 @@ static dp_status dp__average_not_begun(const dp_average *average, const char *wh
 {
     return average->kept == NULL ? dp__average_same(average)
                                  : dp_error(DP_ERR_STATE,
-                                            "'%s' has the averages since dp_average_begin: %s "
-                                            "comes after dp_average_end",
+                                            "'%s' has the averages since dp_average_begin: call "
+                                            "dp_average_end before %s",
                                             dp_module_name(average->module), what);
 }
 
@@ -436,7 +435,7 @@ DP_API dp_status dp_average_begin(dp_average *average)
 static dp_status dp__average_end(dp_average *average)
 {
     if (average->kept == NULL)
-        return dp_error(DP_ERR_STATE, "nothing was begun: dp_average_begin comes first");
+        return dp_error(DP_ERR_STATE, "nothing was begun: call dp_average_begin first");
     DP_TRY(dp__average_same(average));
     DP_TRY(dp__average_put(average, true));
     dp_scope_end(average->kept);
@@ -511,7 +510,7 @@ DP_API dp_status dp_average_copy(dp_average *average, dp_module *module)
 {
     DP_TRY(dp__average_given(__func__, average));
     if (dp_module_ctx(module) != average->ctx)
-        return dp_error(DP_ERR_INVALID, "%s: this is no module of the same context", __func__);
+        return dp_error(DP_ERR_INVALID, "%s: not a module of the same context", __func__);
     if (average->kept != NULL)
         DP_TRY(dp__average_named(__func__, dp__average_not_begun(average, "a copy")));
     dp_scope *temp;
@@ -580,7 +579,7 @@ static dp_status dp__average_saved_check(const dp_average *average, dp_value sav
         return dp_error(DP_ERR_MISMATCH, "the rule is '%s', saved '%s'", own,
                         rule != NULL ? rule : "");
     if (updates.kind != DP_INT || updates.as.i < 0 || updates.as.i > DP__AVERAGE_UPDATES_MAX)
-        return dp_error(DP_ERR_MISMATCH, "'updates' is missing, or no count");
+        return dp_error(DP_ERR_MISMATCH, "'updates' is missing, or not a count");
     for (size_t i = 0; i < average->count; i++)
         DP_TRY(dp__average_entry_check(&average->entries[i],
                                        dp_get(entries, average->entries[i].name)));

@@ -1080,12 +1080,12 @@ static dp_status dp__self_config_check(dp__self *check, dp_value batch)
     DP_TRY(dp_info_get(check->ctx, &info));
     DP_TRY(dp__self_made(batch));
     if (!(dp_or(config->tolerance, 0) >= 0) || !isfinite(config->tolerance))
-        return dp_error(DP_ERR_INVALID, "tolerance is %g, which is no number from 0 on",
+        return dp_error(DP_ERR_INVALID, "tolerance is %g, not a finite number of 0 or more",
                         config->tolerance);
     if (config->replicas < 0 || config->replicas == 1)
-        return dp_error(DP_ERR_INVALID, "replicas is %d, which is not several", config->replicas);
+        return dp_error(DP_ERR_INVALID, "replicas is %d, not 2 or more", config->replicas);
     if (batch.kind != DP_DICT && batch.kind != DP_LIST && batch.kind != DP_TUPLE)
-        return dp_error(DP_ERR_INVALID, "batch is no dict, list or tuple of arguments");
+        return dp_error(DP_ERR_INVALID, "batch is not a dict, list or tuple of arguments");
     config->method = config->method != NULL ? config->method : "forward";
     config->samples = config->samples > 0 ? config->samples : 8;
     if (config->replicas == 0)
@@ -1143,7 +1143,7 @@ DP_API dp_status dp_self_check(dp_module *module, dp_value batch, const dp_check
                       .one = "on one device",
                       .gives_grads = true};
     if (check.ctx == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: this is no module", __func__);
+        return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     check.exact = check.config.exact;
     DP_TRY(dp_scope_open(check.ctx, &check.scope));
     dp_status status = dp__self_run_all(&check, batch);

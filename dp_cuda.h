@@ -3135,8 +3135,7 @@ static dp_status dp__cuda_reach(dp__cuda_dev *dev, const dp__cuda_gpu *from, ato
     char first = dp__sentence_hide();
     dp_status status = dp__cuda_pair_open(dev->gpu, from);
     if (status == DP_ERR_TIMEOUT)
-        return dp_error(DP_ERR_DEVICE,
-                        DP__CUDA_IS ": GPU %d does not come to the end of reading GPU %d",
+        return dp_error(DP_ERR_DEVICE, DP__CUDA_IS ": GPU %d does not finish reading GPU %d",
                         dev->gpu->ordinal, from->ordinal);
     if (status != DP_OK) {
         snprintf(text, sizeof text,

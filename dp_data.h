@@ -724,7 +724,7 @@ static dp_status dp__data_pile_of(dp_ctx *ctx, dp_scope *scope, dp_value list, i
     char what[32];
     *out = (dp__data_pile){.ctx = ctx, .scope = scope, .count = dp_count(list)};
     if (!dp__data_is_sequence(list) || out->count == 0)
-        return dp_error(DP_ERR_INVALID, "this is no list of tensors, or an empty one");
+        return dp_error(DP_ERR_INVALID, "not a list of tensors, or an empty one");
     out->of = dp_scope_alloc(scope, out->count * sizeof *out->of);
     if (out->of == NULL)
         return dp__data_full();
@@ -1048,7 +1048,7 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
     size_t count = dp_count(data), used = 0;
     bool inputs = false, samples = false;
     if (data.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "this is no dict with an entry 'inputs'");
+        return dp_error(DP_ERR_INVALID, "not a dict with an entry 'inputs'");
     dp_pair *pairs = dp_scope_alloc(scope, (count + 1) * sizeof *pairs);
     if (pairs == NULL)
         return dp__data_full();
@@ -1061,7 +1061,7 @@ static dp_status dp__data_image_dict(dp_ctx *ctx, dp_scope *scope, const dp_imag
         DP_TRY(dp__data_image_batch(ctx, scope, config, pairs[used].value, &pairs[used].value));
     }
     if (!inputs)
-        return dp_error(DP_ERR_INVALID, "this is no dict with an entry 'inputs'");
+        return dp_error(DP_ERR_INVALID, "not a dict with an entry 'inputs'");
     if (!samples)
         pairs[used++] = (dp_pair){"data_samples", dp_none()};
     return dp__data_made(dp_dict_make(scope, pairs, used), out);
@@ -1429,7 +1429,7 @@ static dp_status dp__data_fields_check(const dp_loader_config *config)
         if (field->name == NULL)
             return dp_error(DP_ERR_INVALID, "field %zu has no name", i);
         if (!fits || dp_tensor_count(&row) < 0)
-            return dp_error(DP_ERR_INVALID, "field '%s' has a dtype or a shape that is none",
+            return dp_error(DP_ERR_INVALID, "field '%s' has an invalid dtype or shape",
                             field->name);
         for (size_t k = 0; k < i; k++)
             if (strcmp(config->fields[k].name, field->name) == 0)

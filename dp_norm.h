@@ -183,7 +183,7 @@ static dp_status dp__norm_begin(dp_call *call, const dp_tensor *x, dp__norm_work
         return dp_error(DP_ERR_INVALID, "x has %d dims, not rows, channels and perhaps others",
                         (int)x->ndim);
     if (x->dtype > DP_BF16)
-        return dp_error(DP_ERR_INVALID, "x is %s, which is no floating dtype",
+        return dp_error(DP_ERR_INVALID, "x is %s, not a floating dtype",
                         dp_dtype_name((dp_dtype)x->dtype));
     out->dtype = x->dtype == DP_F64 ? DP_F64 : DP_F32;
     out->rows = x->shape[0];
@@ -416,13 +416,13 @@ static dp_status dp__norm_check(const dp_call *call, const dp_norm *norm, const 
     if ((unsigned)norm->weights > DP_NORM_DEVICES)
         return dp_error(DP_ERR_INVALID, "weights is %d", (int)norm->weights);
     if (!(dp_or(norm->eps, 0) >= 0) || !isfinite(norm->eps))
-        return dp_error(DP_ERR_INVALID, "eps is %g, which is no number from 0 on", norm->eps);
+        return dp_error(DP_ERR_INVALID, "eps is %g, not a finite number of 0 or more", norm->eps);
     if (!(dp_or(norm->momentum, 0) >= 0 && norm->momentum <= 1))
-        return dp_error(DP_ERR_INVALID, "momentum is %g, which is not from 0 to 1", norm->momentum);
+        return dp_error(DP_ERR_INVALID, "momentum is %g, not from 0 to 1", norm->momentum);
     if ((norm->mean == NULL) != (norm->var == NULL))
         return dp_error(DP_ERR_INVALID, "one of mean and var is NULL, and one is not");
     if (norm->cumulative && norm->steps == NULL)
-        return dp_error(DP_ERR_INVALID, "cumulative wants steps, which count the batches");
+        return dp_error(DP_ERR_INVALID, "cumulative needs steps, which count the batches");
     if (norm->steps != NULL && (dp_tensor_count(norm->steps) != 1 || norm->steps->dtype != DP_I64))
         return dp_error(DP_ERR_INVALID, "steps has %lld elements of %s, not one i64",
                         (long long)dp_tensor_count(norm->steps),
@@ -686,7 +686,7 @@ static dp_status dp__norm_check_grad(const dp__norm_saved *saved, const dp_tenso
     bool alike = dy->dtype == saved->dtype && dy->ndim == saved->x.ndim;
     for (int d = 0; d < dy->ndim && alike; d++)
         alike = dy->shape[d] == saved->x.shape[d];
-    return alike ? DP_OK : dp_error(DP_ERR_INVALID, "dy has not the dtype and shape that x had");
+    return alike ? DP_OK : dp_error(DP_ERR_INVALID, "dy does not have the dtype and shape of x");
 }
 
 DP_API dp_status dp_norm_backward(dp_call *call, const void *saved, const dp_tensor *dy,

@@ -179,7 +179,7 @@ static dp_status dp__save_part_try(dp__save_part *part)
     if (lstat(part->path, &there) != 0 || own.st_ino != there.st_ino || own.st_dev != there.st_dev)
         return DP_PENDING;
     if (!S_ISREG(own.st_mode))
-        return dp_error(DP_ERR_FILE, "'%.200s' is no regular file", part->path);
+        return dp_error(DP_ERR_FILE, "'%.200s' is not a regular file", part->path);
     return ftruncate(part->fd, 0) == 0 ? DP_OK : dp__save_refused("empty", part->path);
 }
 
@@ -198,7 +198,7 @@ static dp_status dp__save_part_open(dp__save_part *part)
     dp_status status = DP_PENDING;
     part->fd = -1;
     if (stat(part->target, &there) == 0 && !S_ISREG(there.st_mode))
-        return dp_error(DP_ERR_FILE, "it is no regular file");
+        return dp_error(DP_ERR_FILE, "it is not a regular file");
     for (int i = 0; i < TRIES && status == DP_PENDING; i++) {
         dp__save_part_close(part);
         status = dp__save_part_try(part);
@@ -278,7 +278,7 @@ static dp_status dp__save_map_fd(int fd, dp__save_map *map)
     if (fstat(fd, &there) != 0)
         return dp_error(DP_ERR_FILE, "it cannot be looked at: %s", strerror(errno));
     if (!S_ISREG(there.st_mode))
-        return dp_error(DP_ERR_FILE, "it is no regular file");
+        return dp_error(DP_ERR_FILE, "it is not a regular file");
     map->count = (size_t)there.st_size;
     if (map->count == 0)
         return dp_error(DP_ERR_FILE, "it is empty");
@@ -534,13 +534,13 @@ static dp_status dp__save_leaves_place(dp__save_writer *writer)
 static dp_status dp__save_check_notes(dp_value notes)
 {
     if (notes.kind != DP_DICT && notes.kind != DP_NONE)
-        return dp_error(DP_ERR_INVALID, "'%s' is no dict", dp__save_notes_name);
+        return dp_error(DP_ERR_INVALID, "'%s' is not a dict", dp__save_notes_name);
     for (size_t i = 0; i < dp_count(notes); i++) {
         const char *key = dp_key_at(notes, i), *text = dp_text(dp_at(notes, i));
         if (text == NULL || strcmp(key, dp__save_tree_name) == 0)
             return dp_error(DP_ERR_INVALID, "'%s' in '%s' %s", dp__save_show(key).text,
                             dp__save_notes_name,
-                            text == NULL ? "is no string" : "is the library's own");
+                            text == NULL ? "is not a string" : "is the library's own");
         DP_TRY(dp__save_check_text(dp__save_notes_name, key));
         DP_TRY(dp__save_check_text(key, text));
     }
@@ -554,7 +554,7 @@ static dp_status dp__save_leaves(dp__save_writer *writer)
     if (notes.kind == DP_ERROR)
         return dp_error((dp_status)notes.status, "%s", notes.as.s);
     if (value.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "the value is no dict");
+        return dp_error(DP_ERR_INVALID, "the value is not a dict");
     writer->leaves =
         dp_scope_alloc(writer->temp, dp__save_tensors_in(value) * sizeof *writer->leaves);
     if (writer->leaves == NULL)
@@ -756,7 +756,8 @@ static dp_status dp__save_header_make(dp__save_writer *writer)
     dp__save_put_header(writer, &counted);
     length = counted.count;
     if (length > DP__SAVE_HEADER_MOST)
-        return dp_error(DP_ERR_INVALID, "a header of %zu bytes for all these names; most are %d",
+        return dp_error(DP_ERR_INVALID,
+                        "the header needs %zu bytes for all these names; the limit is %d",
                         counted.count, DP__SAVE_HEADER_MOST);
     writer->header_bytes = sizeof length + counted.count;
     writer->header = dp_scope_alloc(writer->temp, writer->header_bytes);
@@ -934,7 +935,7 @@ static dp_status dp__save_hex(dp__save_scan *scan, uint32_t *out)
         char c = scan->at < scan->end ? *scan->at : '\0';
         const char *digit = c != '\0' ? strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c) : NULL;
         if (digit == NULL)
-            return dp__save_bad(scan, "is no hexadecimal digit");
+            return dp__save_bad(scan, "is not a hexadecimal digit");
         *out = *out << 4 | (uint32_t)(digit - digits);
     }
     return DP_OK;
@@ -972,7 +973,7 @@ static dp_status dp__save_escape(dp__save_scan *scan)
         return dp__save_unicode(scan);
     }
     if (letter == NULL)
-        return dp__save_bad(scan, "is no escape of JSON");
+        return dp__save_bad(scan, "is not an escape of JSON");
     scan->at++;
     *scan->strings++ = means[letter - letters];
     return DP_OK;
@@ -995,7 +996,7 @@ static dp_status dp__save_string(dp__save_scan *scan, const char **out)
         return dp__save_bad(scan, "a string does not end");
     scan->at++;
     *scan->strings++ = '\0';
-    return dp__save_is_text(*out) ? DP_OK : dp__save_bad(scan, "a string that ends is not UTF-8");
+    return dp__save_is_text(*out) ? DP_OK : dp__save_bad(scan, "a string is not UTF-8");
 }
 
 /* Digits; what follows is for the next to say. */
@@ -1010,7 +1011,7 @@ static dp_status dp__save_whole(dp__save_scan *scan, uint64_t *out)
         *out = *out * 10 + digit;
     }
     if (scan->at == first || (*first == '0' && scan->at - first > 1))
-        return dp__save_bad(scan, "is no whole number");
+        return dp__save_bad(scan, "is not a whole number");
     return DP_OK;
 }
 
@@ -1060,7 +1061,7 @@ static dp_status dp__save_entry_dtype(dp__save_scan *scan, dp__save_entry *entry
             entry->dtype = (dp_dtype)i;
             return DP_OK;
         }
-    return dp_error(DP_ERR_UNSUPPORTED, "'%s' has the dtype %s, which dp.h has not",
+    return dp_error(DP_ERR_UNSUPPORTED, "'%s' has the dtype %s, which dp.h does not have",
                     dp__save_show(entry->name).text, dp__save_show(name).text);
 }
 
@@ -1360,7 +1361,7 @@ static dp_status dp__save_tree_float(dp__save_tree *tree, const char *token, dp_
     char *end = NULL;
     for (; *token != '\0' && *token != 'e' && *token != 'E'; token++) {
         if (*token == '.' && point)
-            return dp__save_bad(&tree->scan, "a number ends that is none");
+            return dp__save_bad(&tree->scan, "a number is malformed");
         if (*token != '.')
             digits[count++] = *token;
         behind += point;
@@ -1369,11 +1370,11 @@ static dp_status dp__save_tree_float(dp__save_tree *tree, const char *token, dp_
     if (*token != '\0') {
         exponent = strtol(token + 1, &end, 10);
         if (*end != '\0' || end == token + 1 || exponent > 9999 || exponent < -9999)
-            return dp__save_bad(&tree->scan, "a number ends that is none");
+            return dp__save_bad(&tree->scan, "a number is malformed");
     }
     snprintf(digits + count, sizeof digits - count, "e%ld", exponent - behind);
     *out = dp_float(strtod(digits, &end));
-    return *end == '\0' ? DP_OK : dp__save_bad(&tree->scan, "a number ends that is none");
+    return *end == '\0' ? DP_OK : dp__save_bad(&tree->scan, "a number is malformed");
 }
 
 static dp_status dp__save_tree_number(dp__save_tree *tree, dp_value *out)
@@ -1386,13 +1387,14 @@ static dp_status dp__save_tree_number(dp__save_tree *tree, dp_value *out)
         token[count++] = *scan->at++;
     token[count] = '\0';
     if (count == 0)
-        return dp__save_bad(scan, "is no value");
+        return dp__save_bad(scan, "is not a value");
     if (strpbrk(token, ".eE") != NULL)
         return dp__save_tree_float(tree, token, out);
     errno = 0;
     *out = dp_int(strtoll(token, &end, 10));
-    return errno == 0 && *end == '\0' ? DP_OK
-                                      : dp__save_bad(scan, "a number ends that is none of 64 bits");
+    return errno == 0 && *end == '\0'
+               ? DP_OK
+               : dp__save_bad(scan, "a number is malformed, or has more than 64 bits");
 }
 
 static dp_status dp__save_tree_items(dp__save_tree *tree, int depth, dp_value *out)
@@ -1523,10 +1525,11 @@ static dp_status dp__save_parse(dp_scope *scope, dp_scope *temp, const char *byt
     uint64_t length = 0, rest = count - sizeof length;
     dp__save_reader reader = {.scope = scope, .temp = temp};
     if (count < sizeof length)
-        return dp_error(DP_ERR_FILE, "%zu bytes are no safetensors file", count);
+        return dp_error(DP_ERR_FILE, "%zu bytes are not a safetensors file", count);
     memcpy(&length, bytes, sizeof length);
     if (length > DP__SAVE_HEADER_MOST)
-        return dp_error(DP_ERR_FILE, "a header of %llu bytes, most are %d: no safetensors file",
+        return dp_error(DP_ERR_FILE,
+                        "a header of %llu bytes, the limit is %d: not a safetensors file",
                         (unsigned long long)length, DP__SAVE_HEADER_MOST);
     if (length > rest)
         return dp_error(DP_ERR_FILE,
@@ -1817,7 +1820,7 @@ static dp_status dp__save_module_named(const char *fn, dp_status status)
 static dp_status dp__save_check_module(const char *fn, const dp_module *module)
 {
     if (dp_module_ctx(module) == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
+        return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
     return DP_OK;
 }
 
@@ -1831,7 +1834,7 @@ DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
     if (probe.kind == DP_ERROR)
         return dp_error((dp_status)probe.status, "%s: %s", __func__, probe.as.s);
     if (saved.kind != DP_DICT)
-        return dp_error(DP_ERR_INVALID, "%s: what was saved is no dict", __func__);
+        return dp_error(DP_ERR_INVALID, "%s: the saved value is not a dict", __func__);
     if (config != NULL)
         loader.config = *config;
     snprintf(before, sizeof before, "%s", dp_last_error());

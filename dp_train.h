@@ -350,13 +350,13 @@ static int64_t dp__train_least(int64_t a, int64_t b)
 static dp_status dp__train_hyper_resolve(dp_hyper *hyper)
 {
     if (!(dp_or(hyper->lr, -1) >= 0) || !isfinite(hyper->lr))
-        return dp_error(DP_ERR_INVALID, "lr is %g, which is no number above 0", hyper->lr);
+        return dp_error(DP_ERR_INVALID, "lr is %g, not a finite number above 0", hyper->lr);
     hyper->lr = dp_or(hyper->lr, 0);
     hyper->weight_decay = dp_or(hyper->weight_decay, 0);
     hyper->momentum = dp_or(hyper->momentum, 0);
     hyper->dampening = dp_or(hyper->dampening, 0);
     if (!(hyper->weight_decay >= 0) || !isfinite(hyper->weight_decay))
-        return dp_error(DP_ERR_INVALID, "weight_decay is %g, which is no number from 0 on",
+        return dp_error(DP_ERR_INVALID, "weight_decay is %g, not a finite number of 0 or more",
                         hyper->weight_decay);
     return DP_OK;
 }
@@ -367,12 +367,11 @@ static dp_status dp__train_sgd_check(dp_hyper *hyper)
         return dp_error(DP_ERR_INVALID, "beta1, beta2 and eps are %g, %g and %g, and not for SGD",
                         hyper->beta1, hyper->beta2, hyper->eps);
     if (!(hyper->momentum >= 0 && hyper->momentum < 1))
-        return dp_error(DP_ERR_INVALID, "momentum is %g, which is not from 0 to 1",
-                        hyper->momentum);
+        return dp_error(DP_ERR_INVALID, "momentum is %g, not from 0 to 1", hyper->momentum);
     if (!isfinite(hyper->dampening))
         return dp_error(DP_ERR_INVALID, "dampening is %g", hyper->dampening);
     if (hyper->nesterov && (!(hyper->momentum > 0) || hyper->dampening > 0 || hyper->dampening < 0))
-        return dp_error(DP_ERR_INVALID, "nesterov wants a momentum, and no dampening");
+        return dp_error(DP_ERR_INVALID, "nesterov needs a momentum and no dampening");
     return DP_OK;
 }
 
@@ -422,10 +421,10 @@ static dp_status dp__train_adam_check(dp_hyper *hyper)
     hyper->beta2 = dp_or(hyper->beta2, 0.999);
     hyper->eps = dp_or(hyper->eps, 1e-8);
     if (!(hyper->beta1 >= 0 && hyper->beta1 < 1 && hyper->beta2 >= 0 && hyper->beta2 < 1))
-        return dp_error(DP_ERR_INVALID, "betas are %g and %g, which are not both from 0 to below 1",
+        return dp_error(DP_ERR_INVALID, "betas are %g and %g, not both from 0 to below 1",
                         hyper->beta1, hyper->beta2);
     if (!(hyper->eps >= 0) || !isfinite(hyper->eps))
-        return dp_error(DP_ERR_INVALID, "eps is %g, which is no number from 0 on", hyper->eps);
+        return dp_error(DP_ERR_INVALID, "eps is %g, not a finite number of 0 or more", hyper->eps);
     return DP_OK;
 }
 
@@ -719,8 +718,8 @@ static dp_status dp__train_list(dp__train_views *views, bool shared)
         if (info.frozen || info.buffer)
             continue;
         if (info.data.dtype > DP_BF16)
-            return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, which is no floating dtype",
-                            info.name, dp_dtype_name((dp_dtype)info.data.dtype));
+            return dp_error(DP_ERR_INVALID, "parameter '%s' is %s, not a floating dtype", info.name,
+                            dp_dtype_name((dp_dtype)info.data.dtype));
         const char *data = info.data.data;
         size_t before = info.share_at * dp_dtype_bytes((dp_dtype)info.data.dtype);
         views->listed[count] = (dp__train_listed){.param = i,
@@ -1161,11 +1160,12 @@ static dp_status dp__train_not_finite(const dp__train_views *views, double norm)
         DP_TRY(dp_module_param(views->module, views->listed[i].param, &info));
         if (!stats.all_finite)
             return dp_error(DP_ERR_STATE,
-                            "the norm of the gradients is %g: not finite is that of %s", norm,
-                            info.name);
+                            "the norm of the gradients is %g: the gradient of %s is not finite",
+                            norm, info.name);
     }
     return dp_error(DP_ERR_STATE, "the norm of the gradients is %g%s", norm,
-                    views->spread && views->job.process_count > 1 ? ", or of another process" : "");
+                    views->spread && views->job.process_count > 1 ? ", here or in another process"
+                                                                  : "");
 }
 
 /* ==== >>clips ===================================================================================
@@ -1174,9 +1174,9 @@ static dp_status dp__train_not_finite(const dp__train_views *views, double norm)
 static dp_status dp__train_clip_check(double p, double most, const char *what)
 {
     if (!(p > 0))
-        return dp_error(DP_ERR_INVALID, "p is %g, which is not above 0", p);
+        return dp_error(DP_ERR_INVALID, "p is %g, not above 0", p);
     if (!(dp_or(most, -1) >= 0))
-        return dp_error(DP_ERR_INVALID, "%s is %g, which is not above 0", what, most);
+        return dp_error(DP_ERR_INVALID, "%s is %g, not above 0", what, most);
     return DP_OK;
 }
 
@@ -1310,7 +1310,7 @@ static dp_status dp__train_clip(const char *fn, dp_module *module, dp__train_cli
     DP_TRY(dp__train_named(fn, dp__train_clip_check(clipping->p, clipping->most, "most")));
     clipping->most = dp_or(clipping->most, 0);
     if (dp_module_ctx(module) == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: this is no module", fn);
+        return dp_error(DP_ERR_INVALID, "%s: not a module", fn);
     dp_scope *temp;
     DP_TRY(dp_scope_open(dp_module_ctx(module), &temp));
     dp_status status = dp__train_views_make(module, temp, dp_grads_are_scattered(module), &views);
@@ -1993,7 +1993,7 @@ static dp_status dp__train_optim_check(dp_optim_config *config)
         return dp_error(DP_ERR_INVALID, "accumulate is %d", config->accumulate);
     config->accumulate = config->accumulate == 0 ? 1 : config->accumulate;
     if ((unsigned)config->compute_dtype > DP_BF16)
-        return dp_error(DP_ERR_INVALID, "compute_dtype is %d, which is no floating dtype",
+        return dp_error(DP_ERR_INVALID, "compute_dtype is %d, not a floating dtype",
                         (int)config->compute_dtype);
     if (config->group_count > 0 && config->groups == NULL)
         return dp_error(DP_ERR_INVALID, "groups is NULL");
@@ -2168,7 +2168,7 @@ static dp_status dp__train_sharded_check(const dp__train_optimizer *optim)
     if (!optim->config.sharded)
         return DP_OK;
     if (optim->config.rule->whole)
-        return dp_error(DP_ERR_INVALID, "sharded: rule '%s' wants parameters whole",
+        return dp_error(DP_ERR_INVALID, "sharded: rule '%s' needs whole parameters",
                         optim->config.rule->name);
     if (dp__train_first_reduced(views) == views->count)
         return dp_error(DP_ERR_INVALID, "sharded: '%s' has no parameter that ranks reduce",
@@ -2193,8 +2193,8 @@ static dp_status dp__train_optim_fill(dp__train_optimizer *optim)
     const dp_rule *rule = optim->config.rule;
     int states = rule->state_count != NULL ? rule->state_count(&optim->config.hyper) : 0;
     if (states < 0 || states > DP_RULE_STATES)
-        return dp_error(DP_ERR_INVALID, "rule '%s' wants %d states, at most %d", rule->name, states,
-                        DP_RULE_STATES);
+        return dp_error(DP_ERR_INVALID, "rule '%s' needs %d states, the limit is %d", rule->name,
+                        states, DP_RULE_STATES);
     optim->state_count = (size_t)states;
     DP_TRY(dp__train_names_make(optim));
     for (size_t i = 0; i < optim->config.group_count; i++)
@@ -2241,7 +2241,7 @@ DP_API dp_status dp_optim_create(dp_module *module, const dp_optim_config *confi
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", __func__,
                         config == NULL ? "config" : "out");
     if (dp_module_ctx(module) == NULL)
-        return dp_error(DP_ERR_INVALID, "%s: this is no module", __func__);
+        return dp_error(DP_ERR_INVALID, "%s: not a module", __func__);
     dp_scope *scope;
     DP_TRY(dp_scope_open(dp_module_ctx(module), &scope));
     dp_status status = dp__train_optim_make(module, config, scope, &optim);
@@ -2268,7 +2268,7 @@ DP_API void dp_optim_destroy(dp_optim *optim)
 static dp_status dp__train_optim_valid(const char *fn, const dp_optim *optim)
 {
     if (optim == NULL || optim->ops != &dp__train_ops)
-        return dp_error(DP_ERR_INVALID, "%s: this is no optimizer by dp_optim_create", fn);
+        return dp_error(DP_ERR_INVALID, "%s: not an optimizer by dp_optim_create", fn);
     return DP_OK;
 }
 
@@ -2537,10 +2537,10 @@ static dp_status dp__train_counts_check(dp_value saved)
     for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
         dp_value count = dp_get(saved, counts[k]);
         if (count.kind != DP_INT || count.as.i < 0 || count.as.i > DP__TRAIN_COUNT_MAX)
-            return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or no count", counts[k]);
+            return dp_error(DP_ERR_MISMATCH, "'%s' is missing, or not a count", counts[k]);
     }
     if (scale.kind != DP_FLOAT || !(scale.as.f > 0) || !isfinite(scale.as.f))
-        return dp_error(DP_ERR_MISMATCH, "'scale' is missing, or no number above 0");
+        return dp_error(DP_ERR_MISMATCH, "'scale' is missing, or not above 0");
     return DP_OK;
 }
 
@@ -2562,7 +2562,7 @@ static dp_status dp__train_param_counts_check(const dp__train_optimizer *optim, 
     for (size_t i = 0; i < optim->views.count && counts.kind != DP_NONE; i++) {
         dp_value count = dp__train_saved_of(optim, counts, i);
         if (count.kind != DP_INT || count.as.i < 0 || count.as.i > most)
-            return dp_error(DP_ERR_MISMATCH, "'param_steps' of '%s' is missing, or no count",
+            return dp_error(DP_ERR_MISMATCH, "'param_steps' of '%s' is missing, or not a count",
                             optim->names[i]);
     }
     return DP_OK;
@@ -2870,13 +2870,13 @@ static dp_status dp__train_keys_differ(dp_ctx *ctx, dp_scope *temp, dp_value log
 static dp_status dp__train_log_numbers(dp_ctx *ctx, dp_value log, int64_t samples, double *numbers)
 {
     if (log.kind != DP_DICT && log.kind != DP_NONE)
-        return dp_error(DP_ERR_INVALID, "the log is no dict");
+        return dp_error(DP_ERR_INVALID, "the log is not a dict");
     if (samples < 0)
         return dp_error(DP_ERR_INVALID, "samples is %lld", (long long)samples);
     for (size_t i = 0; i < dp_count(log); i++) {
         double number = 0;
         if (dp_item(ctx, log.as.pairs[i].value, &number) != DP_OK)
-            return dp_error(DP_ERR_INVALID, "'%s' is no number: %s", log.as.pairs[i].key,
+            return dp_error(DP_ERR_INVALID, "'%s' is not a number: %s", log.as.pairs[i].key,
                             dp_last_error());
         numbers[i] = samples > 0 ? number * (double)samples : 0;
     }

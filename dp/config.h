@@ -144,7 +144,7 @@ static void dp__warn_of_unused(const dp_ctx *ctx, const char *unused, const char
     bool silent = ctx->config.log.fn == NULL;
     if ((!silent && !dp__log_wants(ctx, DP_LOG_WARN)) || atomic_exchange(&said, true))
         return;
-    snprintf(text, sizeof text, "%s serves, since there are devices that cannot be used: %s",
+    snprintf(text, sizeof text, "%s is used, because there are devices that cannot be used: %s",
              serves, unused);
     if (silent)
         dp_log_stderr(&(dp_log_record){DP_LOG_WARN, -1, text}, NULL);
@@ -186,8 +186,8 @@ static dp_status dp__table_count(const dp_ctx *ctx, const dp_device_ops *ops, in
     bool survives = DP_HAS(dp_device_ops, ops, survives_fork);
     if (!survives && dp__found_at(ops->name, false) != dp__os_fork_count())
         return dp_error(DP_ERR_STATE,
-                        "used before this process was forked, and a driver does not survive that: "
-                        "fork before it is used");
+                        "used before this process was forked, which its driver does not survive: "
+                        "fork before the first use");
     DP_TRY(ops->count(&ctx->host, out));
     if (!survives && *out > 0)
         (void)dp__found_at(ops->name, true);

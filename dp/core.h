@@ -1002,8 +1002,8 @@ static dp_status dp__busy(const char *fn, const dp_ctx *ctx)
                         "context",
                         fn);
     return dp_error(DP_ERR_STATE,
-                    "%s: %s called it on local rank %d while the other devices run too: it is for "
-                    "what runs alone",
+                    "%s: %s called it on local rank %d while the other devices run too: only "
+                    "functions that run alone may call it",
                     fn, dp__frame_text(frame, text, sizeof text), frame->local_rank);
 }
 
@@ -2393,9 +2393,7 @@ DP_API dp_status dp_reshape(const dp_tensor *tensor, int ndim, const int64_t *sh
     view.read_only = tensor->read_only;
     if (dp__count(tensor) > 0 && !dp__is_dense(tensor) && !dp__restride(tensor, &view))
         return dp_error(DP_ERR_INVALID,
-                        "%s: the strides cannot say the new shape, it takes "
-                        "dp_contiguous first",
-                        __func__);
+                        "%s: no strides give the new shape: call dp_contiguous first", __func__);
     *out = view;
     return DP_OK;
 }

@@ -521,8 +521,8 @@ static dp_status dp__ranks_zeroed(const dp__face *face)
     bool counted = !zeroed && ranks->reduced && ranks->reduction != DP_MEAN_RANKS;
     if (counted || dp__units_hold_shares(face))
         return dp_error(DP_ERR_STATE,
-                        "gradients of '%s' hold what was reduced, which would be added up again: "
-                        "dp_zero_grad comes first",
+                        "gradients of '%s' are already reduced: call dp_zero_grad before the next "
+                        "backward",
                         face->inner->name);
     DP_TRY(dp__units_claim(face));
     if (ranks->copies_void && !zeroed)
@@ -744,8 +744,8 @@ static dp_status dp__check_owed(const dp__face *face, dp_value data)
     if (hash == face->ranks->owed)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
-                    "the last step of '%s' failed on rank %d alone, and other processes have made "
-                    "it: make it again with the same data, or with dp_none()",
+                    "the last step of '%s' failed on rank %d only, and other processes have made "
+                    "it: repeat it with the same data, or with dp_none()",
                     face->inner->name, face->ctx->info.rank_first);
 }
 
@@ -790,7 +790,7 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
         return DP_ERR_INVALID;
     const dp__record *record = dp__outermost(call->record);
     if (!call->record->in_backward)
-        return dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
+        return dp_error(DP_ERR_STATE, "%s: gradients exist only in backward", __func__);
     const dp__face *face = record->pass->face;
     if (!dp__is_over_ranks(face) || face->runs->mean_grads)
         return DP_OK;
@@ -805,7 +805,7 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
     size_t r = record->call.replica;
     uint32_t *said = &ranks->said[r * ranks->unit_count + unit];
     if (*said == ranks->names[unit])
-        return dp_error(DP_ERR_STATE, "%s: '%s' of '%s' was said to be ready before", __func__,
+        return dp_error(DP_ERR_STATE, "%s: '%s' of '%s' was already reported as ready", __func__,
                         name, call->module->name);
     if (++*said < ranks->names[unit])
         return DP_OK;
@@ -825,10 +825,10 @@ static dp_status dp__check_distributed(const char *fn, const dp_distributed_conf
     DP_TRY(dp__check_wire(fn, config->buckets.wire));
     if ((unsigned)config->reduction > DP_MEAN_SAMPLES)
         return dp_error(DP_ERR_INVALID,
-                        "%s: reduction is %d: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
+                        "%s: reduction is %d, not DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
                         fn, (int)config->reduction);
     if ((unsigned)config->buffers > DP_BUFFERS_LOCAL)
-        return dp_error(DP_ERR_INVALID, "%s: buffers is %d: say DP_BUFFERS_FIRST, _MEAN or _LOCAL",
+        return dp_error(DP_ERR_INVALID, "%s: buffers is %d, not DP_BUFFERS_FIRST, _MEAN or _LOCAL",
                         fn, (int)config->buffers);
     return DP_OK;
 }
@@ -1375,8 +1375,8 @@ static dp_status dp__check_separable(const dp__separating *own, size_t home)
         size_t child = dp__child_of_slot(module, slot);
         if (first != module->child_count && child != module->child_count && child != first)
             return dp_error(DP_ERR_UNSUPPORTED,
-                            "%s: '%s' and '%s' are one, and of two children that would be reduced "
-                            "each by itself",
+                            "%s: '%s' and '%s' are tied, but belong to two children that are "
+                            "reduced separately",
                             own->fn, module->names[first_slot], module->names[slot]);
         first_slot = first == module->child_count ? slot : first_slot;
         first = first == module->child_count ? child : first;

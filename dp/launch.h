@@ -551,7 +551,8 @@ static dp_status dp__failure_receive(int fd, const dp__note *note, uint64_t unti
     if (!dp__is_failure(status))
         status = DP_ERR_REMOTE;
     if (note->bytes == 0 || dp__wire_receive(fd, text, note->bytes, until_ns) != DP_OK)
-        return dp_error(DP_ERR_REMOTE, "process %d failed, and could not say why",
+        return dp_error(DP_ERR_REMOTE,
+                        "process %d failed and died before it could report the reason",
                         (int)note->process);
     text[note->bytes] = '\0';
     return dp_error(status, "%s", text[0] != '\0' ? text : dp_status_text(status));
@@ -747,12 +748,13 @@ static dp_status dp__tree_hear(dp__tree *tree, dp__link *link)
     dp__note *note = &link->note;
     ptrdiff_t got = dp__os_receive(link->fd, (char *)note + link->got, sizeof *note - link->got);
     if (got < 0)
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "has ended, or the connection to it");
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "ended, or the connection to it broke");
     link->got += (size_t)got;
     if (link->got < sizeof *note)
         return DP_OK;
     if (!dp__note_is_sound(note))
-        return dp__tree_lost(tree, link, DP_ERR_REMOTE, "sent what no process of a job sends");
+        return dp__tree_lost(tree, link, DP_ERR_REMOTE,
+                             "sent bytes that no process of a job sends");
     if (note->kind == DP__FAILED) {
         dp_status status = dp__failure_shared(link->fd, note);
         return dp__tree_fail(tree, link, status, note->process);
@@ -842,8 +844,8 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
 {
     if (link->note.kind != (uint32_t)kind || link->note.bytes != bytes) {
         dp_error(DP_ERR_REMOTE,
-                 "process %d of %d gives %llu bytes where process %d wants %zu: they are in "
-                 "different calls",
+                 "process %d of %d sent %llu bytes, process %d expected %zu: the processes are "
+                 "executing different calls",
                  link->process, tree->process_count, (unsigned long long)link->note.bytes,
                  tree->process, bytes);
         return dp__tree_fail(tree, NULL, DP_ERR_REMOTE, link->process);
@@ -852,8 +854,8 @@ static dp_status dp__tree_take(dp__tree *tree, dp__link *link, dp__kind kind, vo
     dp_status status = dp__wire_receive(link->fd, data, bytes, dp__after_ms(tree->timeout_ms));
     return status == DP_OK ? DP_OK
                            : dp__tree_lost(tree, link, status,
-                                           status == DP_ERR_TIMEOUT ? "did not say all"
-                                                                    : "ended while it spoke");
+                                           status == DP_ERR_TIMEOUT ? "did not send everything"
+                                                                    : "ended while it was sending");
 }
 
 /* All that was said before the connection broke, which may be why. */
@@ -882,7 +884,7 @@ static dp_status dp__tree_give(dp__tree *tree, dp__link *link, dp__kind kind, co
         DP_TRY(dp__tree_last_words(tree, link));
     link->left = true;
     return dp__tree_lost(tree, link, status,
-                         status == DP_ERR_TIMEOUT ? "did not listen" : "has ended");
+                         status == DP_ERR_TIMEOUT ? "did not receive" : "has ended");
 }
 
 /* The parts of all children, as they come: who has given its part may ask for the whole. */
@@ -1070,8 +1072,8 @@ static bool dp__server_twice(dp__server *server, int process)
 {
     server->twice = true;
     snprintf(server->said, DP__SAID_BYTES,
-             "two processes have come as process %d of %d %s: two jobs have one address, and then "
-             "each needs its own, or a DP_SECRET; or one of these two has a wrong number",
+             "two processes are process %d of %d %s: either two jobs have the same address (give "
+             "each its own, or a DP_SECRET), or one of the two has a wrong number",
              process, server->process_count, server->launch->where);
     return false;
 }
@@ -1292,13 +1294,15 @@ static dp_status dp__server_timed_out(const dp__server *server)
     double seconds = (double)(server->until_ns - server->opened_ns) * 1e-9;
     dp__server_name_missing(server, missing, sizeof missing);
     if (server->welcomed)
-        return dp_error(DP_ERR_TIMEOUT, "%s of %d came, and did not meet the others within %.3g s",
-                        missing, server->process_count, seconds);
+        return dp_error(DP_ERR_TIMEOUT,
+                        "%s of %d joined, but did not connect to the others within %.3g s", missing,
+                        server->process_count, seconds);
     if (server->rejected > 0)
-        snprintf(rejected, sizeof rejected, "; of another job, or with another DP_SECRET, came %d",
+        snprintf(rejected, sizeof rejected,
+                 "; connections from another job, or with another DP_SECRET: %d",
                  server->rejected);
     else if (server->launch->host[0] == '\0')
-        strcpy(rejected, "; one with another DP_SECRET would not find this one");
+        strcpy(rejected, "; a process with another DP_SECRET cannot find this one");
     return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,
                     server->process_count, seconds, rejected, server->said[0] != '\0' ? " (" : "",
                     server->said, server->said[0] != '\0' ? ", and was refused)" : "");
@@ -1321,9 +1325,9 @@ static dp_status dp__server_receive(dp__server *server, int place)
         server->ready++;
         return DP_OK;
     }
-    return dp_error(DP_ERR_REMOTE, "process %d of %d came, and ended before all %s",
+    return dp_error(DP_ERR_REMOTE, "process %d of %d joined, and ended before all %s",
                     server->process + 1 + place, server->process_count,
-                    server->welcomed ? "had met each other" : "the others were here");
+                    server->welcomed ? "had connected" : "had joined");
 }
 
 /* Watch the peers that have joined: those behind this process in the tree may report a failure. */
@@ -1474,18 +1478,18 @@ static dp_status dp__claim_is_taken(const dp__launch *launch, const dp__os_owner
     if (owner->user != dp__os_user())
         return dp_error(
             DP_ERR_MISMATCH,
-            "process 0 of %d cannot meet the others %s: a process of user %llu%s has "
-            "its place on this machine. Another address, or DP_SECRET, is another place",
+            "process 0 of %d cannot listen %s: a process of user %llu%s has its name on this "
+            "machine. Use another address or DP_SECRET",
             launch->process_count, launch->where, (unsigned long long)owner->user, who);
     return dp_error(DP_ERR_MISMATCH,
                     "process 0 of %d is not the only one %s: another process 0%s has that address. "
-                    "Two jobs need two addresses, or a DP_SECRET each",
+                    "Give each job its own address, or a DP_SECRET",
                     launch->process_count, launch->where, who);
 }
 
 static dp_status dp__listen_nowhere(int process)
 {
-    return dp_error(DP_ERR_NO_MEMORY, "process %d can open no port, or no more files", process);
+    return dp_error(DP_ERR_NO_MEMORY, "process %d cannot open a port, or any more files", process);
 }
 
 /* On all interfaces, as the name of a host may mean another address on the host itself; but if it
@@ -1570,7 +1574,7 @@ static bool dp__handshake(int fd, dp__key key, dp__join_request *request, uint64
         challenge.magic != DP__CHALLENGE_MAGIC)
         return false;
     if (challenge.proof != dp__proof(key, request, challenge.nonce, false)) {
-        *out_why = "who answers is of another job, or has another DP_SECRET";
+        *out_why = "the listener belongs to another job, or has another DP_SECRET";
         return false;
     }
     uint64_t proof = dp__proof(key, request, challenge.nonce, true);
@@ -1653,7 +1657,7 @@ static const char *dp__claim_text(const dp__target *target, char *text, size_t r
     int fd = dp__os_connect(&claim);
     text[0] = '\0';
     if (fd >= 0 && dp__os_owner_of(fd, &owner))
-        snprintf(text, room, ". There is a process 0%s that waits for nobody any more",
+        snprintf(text, room, ". There is a process 0%s whose job has started already",
                  dp__owner_text(&owner, who, sizeof who));
     dp__os_close(fd);
     return text;
@@ -1672,8 +1676,8 @@ static dp_status dp__connect_failed(const dp__target *target, int process,
     if (target->host[0] == '\0')
         return dp_error(
             DP_ERR_TIMEOUT,
-            "process %d of %d was not found %s within %.3g s%s%s%s. It may have another "
-            "DP_SECRET; if it is on another machine, DP_ADDR=host:port has to say where",
+            "process %d of %d was not found %s within %.3g s%s%s%s. It may have another DP_SECRET; "
+            "if it is on another machine, set DP_ADDR=host:port",
             process, (int)request->process_count, target->launch->where, seconds,
             why != NULL ? ": " : "", why != NULL ? why : "", claim);
     return dp_error(DP_ERR_TIMEOUT,
@@ -1722,10 +1726,10 @@ static dp_status dp__await_welcome(int fd, int process_count, uint64_t until_ns,
         status = dp__wire_receive(fd, out, sizeof *out, until_ns);
     out->host[DP__PLACE_BYTES - 1] = '\0';
     if (status == DP_ERR_TIMEOUT)
-        return dp_error(status, "process 0 of %d did not say in time whether all are here",
+        return dp_error(status, "process 0 of %d did not report in time whether all have joined",
                         process_count);
     if (status == DP_ERR_REMOTE)
-        return dp_error(status, "process 0 of %d has ended before all were here", process_count);
+        return dp_error(status, "process 0 of %d ended before all had joined", process_count);
     return status;
 }
 
@@ -1820,7 +1824,8 @@ static dp_status dp__meet_last(dp__tree *tree, const dp__server *server)
     tree->until_ns = server->until_ns + (uint64_t)dp__levels_ms(tree->process_count) * 1000000;
     DP_TRY(dp__tree_await(tree, 1, &first));
     if (first->note.kind != DP__GO)
-        return dp__tree_lost(tree, first, DP_ERR_REMOTE, "sent what no process of a job sends");
+        return dp__tree_lost(tree, first, DP_ERR_REMOTE,
+                             "sent bytes that no process of a job sends");
     first->got = 0;
     if (dp__parent(tree->process) != 0) {
         dp__os_close(first->fd);

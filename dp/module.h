@@ -199,7 +199,8 @@ static dp_status dp__module_param(dp_module *module, const dp_param_config *conf
     DP_TRY(dp__check_name("dp_module_create", "a parameter", config->name));
     DP_TRY(dp__check_shape("dp_module_create", config->dtype, config->ndim, config->shape, &count));
     if (config->same_as != NULL && (config->data != NULL || config->grad != NULL))
-        return dp_error(DP_ERR_INVALID, "dp_module_create: '%s' has same_as and memory of its own",
+        return dp_error(DP_ERR_INVALID,
+                        "dp_module_create: '%s' has both same_as and memory of its own",
                         config->name);
     if (config->grad != NULL && (config->frozen || config->buffer))
         return dp_error(DP_ERR_INVALID,
@@ -249,9 +250,8 @@ static dp_status dp__check_packed(const dp_module *module, size_t *out_bytes)
         if (param->data.dtype != module->params[0].data.dtype || param->frozen || param->buffer ||
             param->same_as != NULL || param->foreign || param->foreign_grad)
             return dp_error(DP_ERR_INVALID,
-                            "dp_module_create: '%s' cannot be packed with '%s': parameters of one "
-                            "block have one dtype, are not frozen, no buffers, tied to none, and "
-                            "have no memory of their own",
+                            "dp_module_create: '%s' cannot be packed with '%s': packed parameters "
+                            "need one dtype and must be trainable, untied and library-owned",
                             param->name, module->params[0].name);
         if (__builtin_add_overflow(*out_bytes, dp__bytes(&param->data), out_bytes) ||
             *out_bytes > INT64_MAX / 2)
@@ -271,8 +271,7 @@ static dp_status dp__module_pack(dp_module *module, const dp_module_config *conf
     dp_tensor data = {.data = config->block}, grad = {.data = config->block_grad};
     const dp__device *device = &module->ctx->devices[module->local_rank];
     if (!config->packed && (config->block != NULL || config->block_grad != NULL))
-        return dp_error(DP_ERR_INVALID,
-                        "dp_module_create: there is a block, and packed is not set");
+        return dp_error(DP_ERR_INVALID, "dp_module_create: block is given, but packed is not set");
     if (!config->packed)
         return DP_OK;
     DP_TRY(dp__check_packed(module, &bytes));
@@ -341,7 +340,7 @@ static dp_status dp__check_wraps(dp_module *module, const dp_module_config *conf
         config->children[i]->parent = NULL; /* it may still fail */
     if (inside != NULL)
         return dp_error(DP_ERR_INVALID,
-                        "dp_module_create: '%s' would hold '%s' and a wrapper around it",
+                        "dp_module_create: '%s' would contain both '%s' and a wrapper of it",
                         module->name, inside->name);
     return DP_OK;
 }
@@ -509,9 +508,10 @@ static dp_status dp__check_tie(const dp_module *module, bool wraps_below, const 
     if (root == dp__root(to))
         return DP_OK;
     if (root->data.data != NULL || root->grad.data != NULL)
-        return dp_error(DP_ERR_STATE,
-                        "dp_module_create: '%s' has memory already, and would lose it to '%s'",
-                        own->name, own->same_as);
+        return dp_error(
+            DP_ERR_STATE,
+            "dp_module_create: '%s' already has memory, so it cannot share that of '%s'", own->name,
+            own->same_as);
     if (wrapped != NULL)
         return dp_error(DP_ERR_STATE,
                         "dp_module_create: '%s' cannot be tied to '%s' any more: '%s' is wrapped",
@@ -542,8 +542,8 @@ static dp_status dp__tie(const dp_module *module, bool wraps_below, dp__param *o
     if (to == NULL || to == own || to == from) {
         dp__names names = dp__slot_names(module);
         return dp__no_such(DP_ERR_INVALID, &names,
-                           "dp_module_create: '%s' is same_as '%s': no such one", own->name,
-                           own->same_as);
+                           "dp_module_create: same_as of '%s' is '%s', which does not exist",
+                           own->name, own->same_as);
     }
     DP_TRY(dp__check_tie(module, wraps_below, own, from, to));
     *out_root = dp__root(from);
@@ -1043,8 +1043,8 @@ DP_API dp_status dp_module_destroy(dp_module *module)
     DP_TRY(dp__check_alone(__func__, module->ctx));
     DP_TRY(dp__check_module_idle(__func__, module));
     if (module->parent != NULL)
-        return dp_error(DP_ERR_STATE, "%s: '%s' is a child of '%s', and goes with it", __func__,
-                        module->name, module->parent->name);
+        return dp_error(DP_ERR_STATE, "%s: '%s' is a child of '%s' and is destroyed with it",
+                        __func__, module->name, module->parent->name);
     if (dp__has_wrapper(module, &wrapped))
         return dp_error(DP_ERR_STATE, "%s: '%s' is wrapped: destroy the wrapper first", __func__,
                         wrapped->name);
@@ -1208,7 +1208,7 @@ static void dp__use(dp__param *root)
 DP__COLD static dp_status dp__torn_error(dp_module *module, size_t param)
 {
     return dp_error(DP_ERR_STATE,
-                    "the gradient of '%s' of '%s' is void, as a backward has failed: call "
+                    "the gradient of '%s' of '%s' is void because a backward failed: call "
                     "dp_zero_grad",
                     module->names[module->listed[param]], dp_unwrap(module)->name);
 }
@@ -1366,7 +1366,7 @@ static dp_status dp__check_adder(const dp__param *root, uint32_t adder)
         return DP_OK;
     return dp_error(DP_ERR_STATE,
                     "another wrapper, or a backward without one, has added to the gradient of '%s' "
-                    "of '%s': dp_zero_grad comes first",
+                    "of '%s': call dp_zero_grad first",
                     root->name, root->owner->name);
 }
 
@@ -1412,8 +1412,9 @@ static dp_status dp__check_intact(dp_module *module)
 DP__COLD static dp_status dp__unreduced_error(dp_module *module, size_t param)
 {
     return dp_error(DP_ERR_STATE,
-                    "the gradient of '%s' of '%s' is each rank's own, as passes had no_sync, or "
-                    "went past the wrapper: dp_zero_grad, or a pass that reduces it, comes first",
+                    "the gradient of '%s' of '%s' differs from rank to rank, because passes had "
+                    "no_sync or bypassed the wrapper: call dp_zero_grad first, or run a pass that "
+                    "reduces it",
                     module->names[module->listed[param]], dp_unwrap(module)->name);
 }
 
@@ -2264,8 +2265,8 @@ static dp_status dp__invoke_plain(const dp__request *request, dp_module *runs, d
         DP_TRY(dp__module_ready(runs));
     if (outer != NULL && runs->mean_grads && request->wants_pass)
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "'%s' has mean_grads, and is run by a method of '%s': the gradients of "
-                        "others are added up beside its own, and none of them counted by samples",
+                        "'%s' has mean_grads and is run by a method of '%s', whose other gradients "
+                        "are not weighted by samples",
                         runs->name, outer->call.module->name);
     DP_TRY(dp__pass_make(request, runs, NULL, 1, &pass));
     dp__record *record = pass->records;
@@ -2369,7 +2370,7 @@ static bool dp__call_grad(const char *fn, const dp_call *call, size_t param, voi
         return false;
     const dp__record *record = call->record;
     if (!record->in_backward) {
-        dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", fn);
+        dp_error(DP_ERR_STATE, "%s: gradients exist only in backward", fn);
         return false;
     }
     if (!dp__is_of_sort(dp__root(&call->module->params[param]), DP__GRADS)) {
@@ -2525,7 +2526,7 @@ DP_API dp_status dp_call_out_grad(const dp_call *call, const char *name, dp_tens
     DP_TRY(dp__check_call(__func__, call));
     DP_TRY(dp__check_pointer(__func__, "out", out));
     if (!call->record->in_backward)
-        return dp_error(DP_ERR_STATE, "%s: there are gradients in backward only", __func__);
+        return dp_error(DP_ERR_STATE, "%s: gradients exist only in backward", __func__);
     dp_status status = dp__out_entry(call, name, &like, &grad);
     if (status == DP_OK)
         status = dp__out_grad(call, &like, grad, out);
@@ -2707,7 +2708,7 @@ static void dp__meet_leave(const dp__record *record)
     if (record->status != DP_OK)
         dp__meet_close(meet, record->status, "replica %zu failed", replica);
     else if (waited_for)
-        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu has returned", replica);
+        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu returned without calling it", replica);
     dp__lock_leave(&meet->lock);
     if (waited_for)
         dp__meet_wake(record->pass);
@@ -2738,7 +2739,7 @@ static void dp__meet_join(dp__meet *meet, dp__record *record, const dp__coll *wa
     atomic_fetch_add(&meet->here, 1); /* before it looks who is gone: see dp__meet_leave */
     size_t gone = atomic_load(&meet->gone);
     if (gone != 0)
-        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu has returned", gone - 1);
+        dp__meet_close(meet, DP_ERR_MISMATCH, "replica %zu returned without calling it", gone - 1);
 }
 
 /* What one replica receives must not overlap what the others send and receive. */
@@ -2861,8 +2862,7 @@ static dp_status dp__meet_work(dp_pass *pass)
 static dp_status dp__meet_error(dp__record *record)
 {
     record->left_behind = true;
-    return dp_error(record->pass->meet->status, "the replicas do not meet: %s",
-                    record->pass->meet->text);
+    return dp_error(record->pass->meet->status, "%s", record->pass->meet->text);
 }
 
 static dp_status dp__meet_wait(dp__record *record, unsigned round)
@@ -2939,8 +2939,7 @@ static dp_status dp__check_buffers(const dp__coll *want)
         return dp_error(DP_ERR_INVALID, "%s: %s is NULL", want->fn,
                         part->send == NULL ? "send" : "recv");
     if (part->send != part->recv && dp__ranges_overlap(part->send, bytes, part->recv, bytes))
-        return dp_error(DP_ERR_INVALID, "%s: send and recv overlap, and are not the same",
-                        want->fn);
+        return dp_error(DP_ERR_INVALID, "%s: send and recv overlap, but are not equal", want->fn);
     return DP_OK;
 }
 

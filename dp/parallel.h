@@ -636,8 +636,8 @@ static dp_status dp__grads_give(const dp_pass *pass, dp_value grad)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for a gradient");
     if (kept && !list && !dp__is_number(grad))
         return dp_error(DP_ERR_MISMATCH,
-                        "the gradient is %s: outputs were not gathered, it takes a list with one "
-                        "a replica",
+                        "the gradient is %s: outputs were not gathered, so it must be a list with "
+                        "one entry per replica",
                         dp__a_kind(grad.kind));
     if (list && grad.count != pass->count)
         return dp_error(DP_ERR_MISMATCH, "the gradient is a list of %u, the pass has %zu replica%s",
@@ -823,7 +823,7 @@ static dp_status dp__check_turn(const char *fn, const dp_pass *pass)
         return dp__check_runs(fn, pass->module);
     if (frame == NULL || frame->record != record || !record->in_backward)
         return dp_error(DP_ERR_STATE,
-                        "%s: this pass of '%s' is part of replica %zu of '%s': it goes backward in "
+                        "%s: this pass of '%s' is part of replica %zu of '%s': call dp_backward in "
                         "that one's backward",
                         fn, pass->runs->name, record->call.replica, record->call.module->name);
     return DP_OK;
@@ -865,8 +865,8 @@ static dp_status dp__check_unwritten(const dp_pass *pass)
     for (size_t home = 0; home < runs->listed_count; home++)
         if (dp__root(runs->slots[runs->listed[home]])->written >= pass->number)
             return dp_error(DP_ERR_STATE,
-                            "'%s' of '%s' was edited between the forward and this backward, which "
-                            "needs it as it was",
+                            "'%s' of '%s' was edited after the forward, but this backward needs "
+                            "its old numbers",
                             runs->names[runs->listed[home]], runs->name);
     return DP_OK;
 }
@@ -1366,8 +1366,7 @@ static dp_status dp__check_no_ranks(const dp_module *module)
 {
     if (module->separate != NULL || dp__is_over_ranks(module->face))
         return dp_error(DP_ERR_UNSUPPORTED,
-                        "'%s' reduces over all ranks: no other wrapper goes around it",
-                        module->name);
+                        "'%s' reduces over all ranks: it cannot be wrapped again", module->name);
     for (size_t i = 0; i < module->child_count; i++)
         DP_TRY(dp__check_no_ranks(module->children[i].module));
     return DP_OK;

@@ -226,7 +226,7 @@ static const char *dp__unused_field(bool wrapped)
 static dp_status dp__check_unused(const char *fn, const char *field, dp_unused unused)
 {
     if ((unsigned)unused > DP_UNUSED_FIXED)
-        return dp_error(DP_ERR_INVALID, "%s: %s is %d: say DP_UNUSED_ERROR, _FOUND or _FIXED", fn,
+        return dp_error(DP_ERR_INVALID, "%s: %s is %d, not DP_UNUSED_ERROR, _FOUND or _FIXED", fn,
                         field, (int)unused);
     return DP_OK;
 }
@@ -234,7 +234,7 @@ static dp_status dp__check_unused(const char *fn, const char *field, dp_unused u
 static dp_status dp__check_wire(const char *fn, dp_dtype wire)
 {
     if (wire != DP_F32 && wire != DP_F16 && wire != DP_BF16)
-        return dp_error(DP_ERR_INVALID, "%s: wire is %d: say 0, DP_F16 or DP_BF16", fn, (int)wire);
+        return dp_error(DP_ERR_INVALID, "%s: wire is %d, not 0, DP_F16 or DP_BF16", fn, (int)wire);
     return DP_OK;
 }
 
@@ -245,7 +245,7 @@ static dp_status dp__check_reducer_config(const char *fn, const dp_ctx *ctx,
     if (config->reduction != DP_SUM_RANKS && config->reduction != DP_MEAN_RANKS &&
         config->reduction != DP_MEAN_SAMPLES)
         return dp_error(DP_ERR_INVALID,
-                        "%s: reduction is %d: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
+                        "%s: reduction is %d, not DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES",
                         fn, (int)config->reduction);
     DP_TRY(dp__check_unused(fn, "unused_units", config->unused_units));
     DP_TRY(dp__check_wire(fn, config->buckets.wire));
@@ -1645,7 +1645,7 @@ DP_API dp_status dp_reducer_destroy(dp_reducer *reducer)
     dp_ctx *ctx = reducer->ctx;
     DP_TRY(dp__check_alone(__func__, ctx));
     if (reducer->open && !dp__has_failed(ctx))
-        return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: dp_reducer_finish comes first",
+        return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: call dp_reducer_finish first",
                         __func__, reducer->name);
     reducer->magic = 0;
     if (!dp__has_failed(ctx)) /* else the courier may still use it, and dp_close frees it */
@@ -1887,7 +1887,7 @@ static dp_status dp__pass_begin(const char *fn, dp_reducer *reducer, const dp_re
     static const dp_reduce_pass zero;
     pass = pass != NULL ? pass : &zero;
     if (reducer->open)
-        return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: dp_reducer_finish comes first",
+        return dp_error(DP_ERR_STATE, "%s: a pass of '%s' is open: call dp_reducer_finish first",
                         fn, reducer->name);
     reducer->scale = 1;
     if (reducer->reduction == DP_MEAN_SAMPLES)
@@ -1938,7 +1938,7 @@ static dp_status dp__unit_mark(const char *fn, dp_reducer *reducer, int local_ra
     size_t at = (size_t)local_rank * reducer->unit_count + unit;
     char text[160];
     if (!reducer->open)
-        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: dp_reducer_begin comes first",
+        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: call dp_reducer_begin first",
                         fn, reducer->name);
     if ((reducer->marks[at] & DP__REPORTED) != 0)
         return dp_error(DP_ERR_STATE, "%s: local rank %d reported %s twice in this pass", fn,
@@ -2241,7 +2241,7 @@ static dp_status dp__pass_finish(const char *fn, dp_reducer *reducer)
     reducer->clock.finished = start;
     dp__lock_leave(&ctx->lock);
     if (!was_open)
-        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: dp_reducer_begin comes first",
+        return dp_error(DP_ERR_STATE, "%s: no pass of '%s' is open: call dp_reducer_begin first",
                         fn, reducer->name);
     if (!sync)
         return DP_OK;

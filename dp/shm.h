@@ -271,7 +271,8 @@ static dp_status dp__shm_failed(const dp__shm_comm *comm)
     for (int i = 0; i < 100 && atomic_load(&control->failed) != 2; i++)
         dp__os_word_wait(&control->failed, 1, 2000000);
     if (atomic_load(&control->failed) != 2)
-        return dp_error(DP_ERR_REMOTE, "another process failed, and died while it said why");
+        return dp_error(DP_ERR_REMOTE, "another process failed and died before it could report the "
+                                       "reason");
     dp__thread.culprit = control->rank + 1;
     return dp_error((dp_status)control->status, "%s", control->text);
 }

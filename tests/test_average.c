@@ -278,8 +278,8 @@ TEST_BACKENDS(a_module_has_its_own_numbers_again)
     CHECK_OK(dp_average_begin(average));
     CHECK_ERROR(dp_average_begin(average), DP_ERR_STATE,
                 "dp_average_begin: 'net' has the averages since dp_average_begin");
-    CHECK_ERROR(dp_average_update(average), DP_ERR_STATE, "an update comes after dp_average_end");
-    CHECK_ERROR(dp_average_copy(average, net), DP_ERR_STATE, "a copy comes after");
+    CHECK_ERROR(dp_average_update(average), DP_ERR_STATE, "call dp_average_end before an update");
+    CHECK_ERROR(dp_average_copy(average, net), DP_ERR_STATE, "call dp_average_end before a copy");
     step_to(net, 9); /* whatever happens to it */
     CHECK_OK(dp_average_end(average));
     net_io(net, 0, false, got);
@@ -316,7 +316,7 @@ TEST_BACKENDS(averages_are_copied_into_a_module)
         CHECK_ERROR(dp_average_copy(average, wide), DP_ERR_MISMATCH,
                     "dp_average_copy: 'inner.a' of 'net' has another dtype or shape");
         CHECK_ERROR(dp_average_copy(average, foreign), DP_ERR_INVALID, "fixed");
-        CHECK_ERROR(dp_average_copy(average, NULL), DP_ERR_INVALID, "this is no module");
+        CHECK_ERROR(dp_average_copy(average, NULL), DP_ERR_INVALID, "not a module");
         net_io(wide, 0, false, got);
         CHECK_BYTES(got, want, sizeof got);
     }
@@ -421,9 +421,9 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
     } wrong[] = {
         {with(scope, saved, "rule", dp_string(scope, "swa")), "the rule is 'ema', saved 'swa'"},
         {dp_none(), "the rule is 'ema', saved ''"},
-        {with(scope, saved, "updates", dp_int(-1)), "'updates' is missing, or no count"},
-        {with(scope, saved, "updates", dp_int(INT64_MAX)), "'updates' is missing, or no count"},
-        {with(scope, saved, "updates", dp_float(1)), "'updates' is missing, or no count"},
+        {with(scope, saved, "updates", dp_int(-1)), "'updates' is missing, or not a count"},
+        {with(scope, saved, "updates", dp_int(INT64_MAX)), "'updates' is missing, or not a count"},
+        {with(scope, saved, "updates", dp_float(1)), "'updates' is missing, or not a count"},
         {with(scope, saved, "average", less), "no average of 'fixed' was saved"},
         {with(scope, saved, "average", with(scope, entries, "inner.a", dp_get(entries, "mean"))),
          "dim 0 of 'inner.a' is 5, saved 2"},
@@ -451,15 +451,16 @@ TEST_BACKENDS(numbers_that_make_no_sense)
         dp_average_config config;
         const char *says;
     } wrong[] = {
-        {{.momentum = 1}, "dp_average_create: momentum is 1, which is not from 0 to below 1"},
+        {{.momentum = 1}, "dp_average_create: momentum is 1, not from 0 to below 1"},
         {{.momentum = (double)NAN}, "momentum is nan"},
         {{.rule = DP_AVERAGE_SWA, .momentum = 0.5}, "momentum is 0.5, but SWA has none"},
         {{.rule = DP_AVERAGE_SWA, .gamma = 3}, "gamma is 3, but rule 'swa' has none"},
         {{.gamma = 3}, "gamma is 3, but rule 'ema' has none"},
-        {{.rule = DP_AVERAGE_ANNEALED, .gamma = DP_ZERO}, "gamma is 0, which is no number above 0"},
+        {{.rule = DP_AVERAGE_ANNEALED, .gamma = DP_ZERO},
+         "gamma is 0, not a finite number above 0"},
         {{.momentum = -0.1}, "momentum is -0.1"},
         {{.momentum = 1.5}, "momentum is 1.5"},
-        {{.rule = DP_AVERAGE_ANNEALED, .gamma = -1}, "gamma is -1, which is no number above 0"},
+        {{.rule = DP_AVERAGE_ANNEALED, .gamma = -1}, "gamma is -1, not a finite number above 0"},
         {{.rule = DP_AVERAGE_ANNEALED, .gamma = HUGE_VAL}, "gamma is inf"},
         {{.interval = -1}, "interval is -1, which is below 1"},
         {{.rule = (dp_average_rule)3}, "rule is 3"}};
@@ -469,7 +470,7 @@ TEST_BACKENDS(numbers_that_make_no_sense)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         CHECK_ERROR(dp_average_create(net, &wrong[i].config, &average), DP_ERR_INVALID,
                     wrong[i].says);
-    CHECK_ERROR(dp_average_create(NULL, NULL, &average), DP_ERR_INVALID, "this is no module");
+    CHECK_ERROR(dp_average_create(NULL, NULL, &average), DP_ERR_INVALID, "not a module");
     CHECK_ERROR(dp_average_create(net, NULL, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_average_update(NULL), DP_ERR_INVALID, "dp_average_update: average is NULL");
     CHECK_ERROR(dp_average_begin(NULL), DP_ERR_INVALID, "average is NULL");

@@ -314,7 +314,7 @@ TEST(no_backward_after_the_write)
             CHECK_OK(dp_backward(pass, dp_float(1), NULL));
         else
             CHECK_ERROR(dp_backward(pass, dp_float(1), NULL), DP_ERR_STATE,
-                        "'steps' of 'stats' was edited between the forward and this backward");
+                        "'steps' of 'stats' was edited after the forward");
         CHECK_OK(forward_and_backward(par, 1, false));
         dp_close(ctx);
     }

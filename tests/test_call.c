@@ -251,7 +251,7 @@ static dp_status reach_in_forward(dp_call *call)
 {
     for (size_t i = PLAIN; i <= BUFFER; i++) {
         CHECK(dp_param(call, i) != NULL);
-        CHECK_NULL(dp_grad(call, i), "in backward only");
+        CHECK_NULL(dp_grad(call, i), "only in backward");
     }
     CHECK_NULL(dp_param(call, 3), "parameter 3, 'sorts' has 3 of its own");
     CHECK(dp_buffer(call, BUFFER) == dp_param(call, BUFFER));
@@ -970,9 +970,10 @@ static dp_status another_op(dp_call *call)
 static void check_who_asks(const char *text)
 {
     size_t who[2], count[2];
-    const char *at = strstr(text, "meet: replica ");
+    const char *at = strstr(text, "all_reduce: replica ");
     CHECK(at != NULL);
-    CHECK_INT(sscanf(at, "meet: replica %zu asks for %zu f32 and dp_op 0, replica %zu for %zu",
+    CHECK_INT(sscanf(at,
+                     "all_reduce: replica %zu asks for %zu f32 and dp_op 0, replica %zu for %zu",
                      &who[0], &count[0], &who[1], &count[1]),
               4);
     CHECK(who[0] < 4 && who[1] < 4 && who[0] != who[1]);
@@ -995,7 +996,7 @@ TEST_BACKENDS(replicas_that_do_not_come)
         CHECK(strstr(dp_last_error(), "own.forward: the odd one") != NULL);
         par = on_devices(module_of(ctx, leave_one, NULL), 4);
         atomic_store(&others, 0);
-        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "has returned");
+        CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "returned without calling it");
         par = on_devices(module_of(ctx, count_one_more, NULL), 4);
         atomic_store(&others, 0);
         CHECK_ERROR(run_on(par, scope, 4, NULL), DP_ERR_MISMATCH, "4 f32 and dp_op 0");
@@ -1217,7 +1218,7 @@ TEST_BACKENDS(one_leaves_between_two_rounds)
         dp_scope *step = dp_scope_begin(ctx);
         plan = (meeting){.rounds = i % 5, .odd_one = (size_t)(i % 3)};
         memset(told, 1, sizeof told);
-        CHECK_ERROR(run_on(par, step, 3, NULL), DP_ERR_MISMATCH, "has returned");
+        CHECK_ERROR(run_on(par, step, 3, NULL), DP_ERR_MISMATCH, "returned without calling it");
         for (size_t r = 0; r < 3; r++) {
             for (int round = 0; round < plan.rounds; round++) {
                 CHECK_INT(told[r][round], DP_OK);

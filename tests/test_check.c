@@ -552,9 +552,9 @@ TEST_BACKENDS(calls_that_make_no_sense)
     dp_module *module = model_of(ctx, &how, DP_F32, 0);
     dp_value batch = batch_of(scope, DP_F32, false);
     CHECK_ERROR(dp_self_check(NULL, batch, NULL, NULL), DP_ERR_INVALID,
-                "dp_self_check: this is no module");
+                "dp_self_check: not a module");
     CHECK_ERROR(dp_self_check(module, dp_int(3), NULL, NULL), DP_ERR_INVALID,
-                "batch is no dict, list or tuple");
+                "batch is not a dict, list or tuple");
     CHECK_ERROR(dp_self_check(module, dp_list_make(NULL, DP_LIST, NULL, 0), NULL, NULL),
                 DP_ERR_INVALID, "dp_list_make");
     CHECK_ERROR(dp_self_check(module, batch, &(dp_check_config){.tolerance = -1}, NULL),
@@ -562,7 +562,7 @@ TEST_BACKENDS(calls_that_make_no_sense)
     CHECK_ERROR(dp_self_check(module, batch, &(dp_check_config){.tolerance = HUGE_VAL}, NULL),
                 DP_ERR_INVALID, "tolerance is inf");
     CHECK_ERROR(dp_self_check(module, batch, &(dp_check_config){.replicas = 1}, NULL),
-                DP_ERR_INVALID, "replicas is 1, which is not several");
+                DP_ERR_INVALID, "replicas is 1, not 2 or more");
     CHECK_ERROR(dp_self_check(module, batch, &(dp_check_config){.replicas = -2}, NULL),
                 DP_ERR_INVALID, "replicas is -2");
     CHECK_ERROR(dp_self_check(module, batch, &(dp_check_config){.method = "train"}, NULL),

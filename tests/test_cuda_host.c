@@ -81,7 +81,7 @@ static void open_and_close(void)
 static void warns_once(const char *sentence)
 {
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");
-    CHECK_SAYS(warned, "cpu serves, since there are devices that cannot be used: cuda: ");
+    CHECK_SAYS(warned, "cpu is used, because there are devices that cannot be used: cuda: ");
     CHECK_SAYS(warned, sentence);
     CHECK_SAYS(informed, sentence);
     CHECK_STR(backend_of((dp_log){listen, NULL, 0}), "cpu");

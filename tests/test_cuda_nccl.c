@@ -1388,7 +1388,7 @@ static void one_is_far_and_ends(meeting *m)
         return;
     }
     check_far(ctx, on_purpose ? "process 1 of 3 (rank 2) failed: the disk is full"
-                              : "process 1 of 3 has ended, or the connection to it");
+                              : "process 1 of 3 ended, or the connection to it broke");
 }
 
 TEST_SLOW(far_processes_tell_each_other, 60)
@@ -1423,7 +1423,7 @@ static void one_dies_and_nccl_says_so(meeting *m)
     if (m->process == 0)
         CHECK_INT(pthread_create(&thread, NULL, remote_error_soon, NULL), 0);
     if (far_away)
-        check_far(ctx, "process 1 of 3 has ended, or the connection to it");
+        check_far(ctx, "process 1 of 3 ended, or the connection to it broke");
     else
         check_ends(ctx, once, "has died", SOON_MS);
 }

@@ -1077,8 +1077,7 @@ TEST_SLOW(a_pair_that_hangs_is_lost, 30)
     cuda_pairs(3, true);
     sim_set_peer(0, 1, SIM_PEER_HANGS);
     team_open(&t, 3, NULL, 3, 1000);
-    CHECK_ERROR(run_verb(&t, SUM, 1000, 0), DP_ERR_DEVICE,
-                "GPU 0 does not come to the end of reading GPU 1");
+    CHECK_ERROR(run_verb(&t, SUM, 1000, 0), DP_ERR_DEVICE, "GPU 0 does not finish reading GPU 1");
     dp_scope_end(t.scope);
     dp_close(t.ctx);
     CHECK_INT(sim_finding_count(NULL), 0);

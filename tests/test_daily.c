@@ -137,7 +137,7 @@ static dp_status look_forward(dp_call *call)
     CHECK_INT(none.dtype, DP_DTYPE_ANY);
     none = dp_grad_tensor(call, W); /* there are none in a forward */
     CHECK_INT(none.dtype, DP_DTYPE_ANY);
-    CHECK_ERROR(dp_call_out_grad(call, NULL, &none), DP_ERR_STATE, "in backward only");
+    CHECK_ERROR(dp_call_out_grad(call, NULL, &none), DP_ERR_STATE, "only in backward");
     TRY(dp_tensor_new(call->scope, call->device, DP_F32, DP_SHAPE(2, 3), &sum));
     TRY(dp_copy(call->ctx, &sum, &w, NULL));
     call->out = DP_DICT(call->scope, {"sum", dp_of(call->scope, &sum)}, {"count", dp_int(6)});

@@ -1622,8 +1622,8 @@ TEST_BACKENDS(batches_are_stacked_as_mmengine_does)
          DP_ERR_MISMATCH},
         {"[f32[1], f64[1]]", 1, 0, "tensor 1 has 1 dims of f64, tensor 0 1 of f32",
          DP_ERR_MISMATCH},
-        {"[]", 1, 0, "dp_stack_batch: this is no list of tensors, or an empty one", DP_ERR_INVALID},
-        {"f32[2]", 1, 0, "this is no list of tensors", DP_ERR_INVALID},
+        {"[]", 1, 0, "dp_stack_batch: not a list of tensors, or an empty one", DP_ERR_INVALID},
+        {"f32[2]", 1, 0, "not a list of tensors", DP_ERR_INVALID},
         {"[1]", 1, 0, "dp_stack_batch: dp_as_tensor: tensor 0 is an int, not a tensor",
          DP_ERR_INVALID},
         {"[f32[1], 'b']", 1, 0, "tensor 1 is a string, not a tensor", DP_ERR_INVALID},
@@ -1700,8 +1700,8 @@ static const image_row image_rows[] = {
     {"[u8[1,1]=1]", {0}, "image 0 has 2 dims, not channels, height and width", DP_ERR_INVALID},
     {"u8[1,1,1]=1", {0}, "a tensor of images has 4 dims, this one has 3", DP_ERR_INVALID},
     {"[u8[1,1,1]=1, u8[3,1,1]]", {0}, "dim 0 is 3 in tensor 1", DP_ERR_MISMATCH},
-    {"[]", {0}, "dp_image_batch: this is no list", DP_ERR_INVALID},
-    {"7", {0}, "dp_image_batch: this is no list", DP_ERR_INVALID},
+    {"[]", {0}, "dp_image_batch: not a list", DP_ERR_INVALID},
+    {"7", {0}, "dp_image_batch: not a list", DP_ERR_INVALID},
     {"['a']", {0}, "tensor 0 is a string", DP_ERR_INVALID},
     {"[u8[1,1,1]=1]", {.mean = one_mean}, "mean is given without std", DP_ERR_INVALID},
     {"[u8[1,1,1]=1]", {.std = one_mean}, "mean is given without std", DP_ERR_INVALID},
@@ -1778,9 +1778,9 @@ TEST_BACKENDS(a_dict_of_images_is_preprocessed)
     CHECK_OK(dp_image_preprocess(ctx, scope, NULL, device, in, &out));
     CHECK_TREE(ctx, out, "{'data_samples': [1], 'inputs': f32[1,1,1,1]=5}");
     CHECK_ERROR(dp_image_preprocess(ctx, scope, NULL, device, tree_of(scope, "{'a': 1}"), &out),
-                DP_ERR_INVALID, "dp_image_preprocess: this is no dict with an entry 'inputs'");
+                DP_ERR_INVALID, "dp_image_preprocess: not a dict with an entry 'inputs'");
     CHECK_ERROR(dp_image_preprocess(ctx, scope, NULL, device, tree_of(scope, "[1]"), &out),
-                DP_ERR_INVALID, "this is no dict");
+                DP_ERR_INVALID, "not a dict");
     CHECK_ERROR(dp_image_preprocess(ctx, scope, NULL, device, in, NULL), DP_ERR_INVALID,
                 "out is NULL");
     CHECK_ERROR(dp_image_batch(ctx, scope, NULL, in, NULL), DP_ERR_INVALID, "out is NULL");

@@ -72,7 +72,7 @@ static void sums_and_means(dp_ctx *ctx)
                         kinds[i] == DP_MEAN_SAMPLES ? 4 * want : 8 * want);
             if (kinds[i] != DP_MEAN_RANKS)
                 CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE,
-                            "dp_zero_grad comes first");
+                            "call dp_zero_grad before the next backward");
             CHECK_OK(dp_zero_grad(par));
         }
     }
@@ -103,8 +103,8 @@ static void two_wrappers(dp_ctx *ctx)
         dp_module *one = pars[turn % 2], *other = pars[1 - turn % 2];
         CHECK_OK(forward_and_backward(one, 2, turn & 2));
         CHECK_ERROR(forward_and_backward(other, 3, turn & 4), DP_ERR_STATE,
-                    "another wrapper, or a backward without one, has added to the gradient of "
-                    "'w' of 'net': dp_zero_grad comes first");
+                    "another wrapper, or a backward without one, has added to the gradient of 'w' "
+                    "of 'net': call dp_zero_grad first");
         CHECK_OK(dp_zero_grad(turn < 4 ? net : other));
         CHECK_OK(forward_and_backward(other, 4, false));
         CHECK_OK(forward_and_backward(other, 1, false));
@@ -329,7 +329,7 @@ static const odd_net odd_nets[] = {
     {"w", "rank 2 has reduction DP_SUM_RANKS, rank 0 has reduction DP_MEAN_RANKS", DP_F32, V, 3,
      DP_SUM_RANKS, 0},
     {"w", "rank 2 has parameter 'w' f32 [3], frozen", DP_F32, V, 3, 0, true},
-    {"w", "rank 2: reduction is 9: say DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES", DP_F32, V,
+    {"w", "rank 2: reduction is 9, not DP_SUM_RANKS, DP_MEAN_RANKS or DP_MEAN_SAMPLES", DP_F32, V,
      3, (dp_reduction)9, 0},
 };
 
@@ -391,8 +391,8 @@ static void one_has_another_config(meeting *m)
         {{.buckets.wire = DP_BF16}, "rank 1 has wire bf16, rank 0 has wire f32"},
         {{.buckets.hook = plain_hook}, "rank 1 has a hook, rank 0 has no hook"},
         {{.unused_params = (dp_unused)7},
-         "rank 1: unused_params is 7: say DP_UNUSED_ERROR, _FOUND or _FIXED"},
-        {{.buckets.wire = DP_I8}, "rank 1: wire is 7: say 0, DP_F16 or DP_BF16"}};
+         "rank 1: unused_params is 7, not DP_UNUSED_ERROR, _FOUND or _FIXED"},
+        {{.buckets.wire = DP_I8}, "rank 1: wire is 7, not 0, DP_F16 or DP_BF16"}};
     dp_ctx *ctx = open_over_shm(m, 1, 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char want[200];
@@ -492,7 +492,7 @@ TEST(a_gradient_is_ready_once)
     dp_module *net = make_net(ctx, &how), *par;
     CHECK_OK(dp_distributed(net, NULL, &par));
     CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE,
-                "dp_grad_ready: 'v' of 'net' was said to be ready before");
+                "dp_grad_ready: 'v' of 'net' was already reported as ready");
     how.habit[0] = ALL_SAID;
     CHECK_OK(dp_zero_grad(par));
     CHECK_OK(forward_and_backward(par, 1, false));
@@ -564,9 +564,9 @@ TEST(what_cannot_be_distributed)
     CHECK(par == NULL);
     CHECK_OK(dp_distributed(net, NULL, &par));
     CHECK_ERROR(dp_data_parallel(par, NULL, &other), DP_ERR_UNSUPPORTED,
-                "no other wrapper goes around it");
+                "it cannot be wrapped again");
     CHECK_ERROR(dp_distributed(par, NULL, &other), DP_ERR_UNSUPPORTED,
-                "no other wrapper goes around it");
+                "it cannot be wrapped again");
     CHECK(other == NULL);
     CHECK(dp_wrapper_reducer(net) == NULL && dp_wrapper_reducer(NULL) == NULL);
     CHECK_OK(dp_data_parallel(net, NULL, &other));

@@ -147,9 +147,10 @@ static void one_forgets_to_zero(meeting *m)
     if (m->process != 1)
         CHECK_OK(dp_zero_grad(par));
     check_same_error(forward_and_backward(par, 1, false), DP_ERR_STATE, m->process == 1,
-                     "dp_backward", 1, "gradients of 'net' hold what was reduced");
+                     "dp_backward", 1, "gradients of 'net' are already reduced");
     check_well(net, par);
-    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE, "dp_zero_grad comes first");
+    CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE,
+                "call dp_zero_grad before the next backward");
     check_well(net, par);
     dp_close(dp_module_ctx(net));
 }

@@ -382,7 +382,7 @@ TEST_BACKENDS(the_first_call_finds_gradients)
 
 /* ---- after a failure ------------------------------------------------------------------------- */
 
-static const char *const is_void = "of 'net' is void, as a backward has failed: call dp_zero_grad";
+static const char *const is_void = "of 'net' is void because a backward failed: call dp_zero_grad";
 
 /* Nothing takes gradients for good that are not. */
 static void check_void(dp_module *par, dp_optim *optim)
@@ -506,7 +506,7 @@ TEST(a_failed_step_does_not_reach_the_next_in_any_process)
 static void two_add(dp_ctx *ctx)
 {
     static const int faces[] = {PLAIN, PARALLEL};
-    const char *says = "has added to the gradient of 'a' of 'net': dp_zero_grad comes first";
+    const char *says = "has added to the gradient of 'a' of 'net': call dp_zero_grad first";
     for (int i = 0; i < 2; i++) {
         dp_module *net = told_net(ctx, &ones), *ranks = faced(net, DISTRIBUTED);
         dp_module *own = faced(net, info_here(ctx).local_count > 1 ? faces[i] : PLAIN);
@@ -525,7 +525,7 @@ static void two_add(dp_ctx *ctx)
 /* Also if nobody knew that ranks would come. */
 TEST_BACKENDS(ranks_do_not_reduce_what_was_there_before)
 {
-    const char *says = "has added to the gradient of 'a' of 'net': dp_zero_grad comes first";
+    const char *says = "has added to the gradient of 'a' of 'net': call dp_zero_grad first";
     dp_module *net = told_net(ctx, &ones), *ranks;
     CHECK_OK(forward_and_backward(net, 1, false));
     ranks = faced(net, DISTRIBUTED);
@@ -556,7 +556,7 @@ static void step_by_what_is_ones_own(dp_ctx *ctx, int face, bool past_the_wrappe
     CHECK_OK(forward_and_backward(runs, 1, !past_the_wrapper));
     if (face == DISTRIBUTED && rank_count(ctx) > 1) {
         CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
-                    "'a' of 'net' is each rank's own, as passes had no_sync, or went past");
+                    "'a' of 'net' differs from rank to rank, because passes had no_sync");
         check_params(net, 0);
         CHECK_OK(past_the_wrapper ? dp_zero_grad(par) : DP_OK);
         CHECK_OK(forward_and_backward(par, 1, false));
@@ -762,7 +762,7 @@ static dp_status empty_step(dp_module *module, dp_optim *optim)
 
 static void mend_a_step(dp_module *par, dp_optim *optim)
 {
-    const char *again = "failed on rank 1 alone, and other processes have made it: make it again";
+    const char *again = "failed on rank 1 only, and other processes have made it: repeat it";
     for (int i = 0; i < 2 && after_failure == SKIPPED; i++)
         CHECK_ERROR(step(par, optim, 8), DP_ERR_STATE, again);
     if (first_trouble == IN_BACKWARD && after_failure != EMPTY) {
@@ -844,7 +844,7 @@ static const char *change(dp_module *net, int how)
     switch (how) {
     case 0:
         CHECK_OK(dp_params_edit(net, 1, &data, NULL));
-        return "'b' of 'net' was edited between the forward and this backward";
+        return "'b' of 'net' was edited after the forward";
     case 1:
         CHECK_OK(dp_params_write(net, 0, zeros, A * sizeof *zeros));
         return "'a' of 'net' was edited";

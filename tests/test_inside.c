@@ -1134,7 +1134,7 @@ static dp_status parent_forward(dp_call *call)
                       &child_pass[call->replica]));
     if (call->replica_count == 2) {
         CHECK_ERROR(dp_backward(child_pass[call->replica], dp_none(), NULL), DP_ERR_STATE,
-                    "it goes backward in that one's backward");
+                    "call dp_backward in that one's backward");
     }
     return DP_OK;
 }
@@ -1366,7 +1366,7 @@ static void check_no_tree(dp_ctx *ctx, dp_module *first, dp_module *second, dp_m
 {
     char want[80];
     dp_module *children[] = {first, second}, *made = NULL;
-    snprintf(want, sizeof want, "'top' would hold '%s' and a wrapper around it", inside);
+    snprintf(want, sizeof want, "'top' would contain both '%s' and a wrapper of it", inside);
     CHECK_ERROR(dp_module_create(ctx,
                                  &(dp_module_config){.name = "top",
                                                      .children = children,

@@ -748,7 +748,7 @@ static void one_has_another_secret(void)
     if (me == 3) {
         set("DP_SECRET", "foe");
         CHECK_ERROR(open_world(500, NULL, &ctx), DP_ERR_TIMEOUT, "process 0 of 4 did not answer");
-        CHECK(strstr(dp_last_error(), "is of another job, or has another DP_SECRET") != NULL);
+        CHECK(strstr(dp_last_error(), "belongs to another job, or has another DP_SECRET") != NULL);
         set("DP_SECRET", "friend");
     }
     check_world("dp", NULL);
@@ -760,8 +760,8 @@ static void nobody_has_the_secret(void)
     use_tcp();
     set("DP_SECRET", me == 0 ? "friend" : "foe");
     CHECK_ERROR(open_world(700, NULL, &ctx), DP_ERR_TIMEOUT,
-                me == 0 ? "; of another job, or with another DP_SECRET, came "
-                        : "is of another job, or has another DP_SECRET");
+                me == 0 ? "; connections from another job, or with another DP_SECRET: "
+                        : "belongs to another job, or has another DP_SECRET");
 }
 
 static void one_is_of_another_run(void)
@@ -879,7 +879,8 @@ static void one_dies_before_all_are_there(void)
             abort();
         }
     } else if (me != 3) {
-        CHECK_ERROR(open_world(5000, NULL, &ctx), DP_ERR_REMOTE, "process 2 of 4 came, and ended");
+        CHECK_ERROR(open_world(5000, NULL, &ctx), DP_ERR_REMOTE,
+                    "process 2 of 4 joined, and ended");
     }
 }
 
@@ -1583,8 +1584,8 @@ TEST(what_drives_devices_does_not_survive_a_fork)
     CHECK_OK(open_driven(NULL));
     CHECK_INT(asked, 2);
     CHECK_ERROR(dp_spawn(2, open_driven, NULL), DP_ERR_NO_DEVICE,
-                "(driven: used before this process was forked, and a driver does not survive that: "
-                "fork before it is used)");
+                "(driven: used before this process was forked, which its driver does not survive: "
+                "fork before the first use)");
     CHECK_OK(dp_spawn(2, open_driven, (void *)(uintptr_t)dp_cpu()));
     CHECK_OK(open_driven(NULL));
     drive(true);

@@ -85,10 +85,11 @@ TEST_BACKENDS(a_process_alone_has_its_own_log)
     CHECK_INT(dp_count(out), 0);
     CHECK_INT(out.kind, DP_DICT);
     out = dp_int(77);
-    CHECK_ERROR(dp_log_mean(ctx, scope, dp_int(3), 4, &out), DP_ERR_INVALID, "the log is no dict");
+    CHECK_ERROR(dp_log_mean(ctx, scope, dp_int(3), 4, &out), DP_ERR_INVALID,
+                "the log is not a dict");
     CHECK_ERROR(dp_log_mean(ctx, scope, log, -1, &out), DP_ERR_INVALID, "samples is -1");
     CHECK_ERROR(dp_log_mean(ctx, scope, DP_DICT(scope, {"a", dp_string(scope, "b")}), 1, &out),
-                DP_ERR_INVALID, "dp_log_mean: 'a' is no number");
+                DP_ERR_INVALID, "dp_log_mean: 'a' is not a number");
     CHECK_ERROR(dp_log_mean(ctx, NULL, log, 1, &out), DP_ERR_INVALID, "scope is NULL");
     CHECK_ERROR(dp_log_mean(ctx, scope, log, 1, NULL), DP_ERR_INVALID, "out is NULL");
     CHECK_ERROR(dp_log_mean(NULL, scope, log, 1, &out), DP_ERR_INVALID, "ctx is NULL");
@@ -143,7 +144,7 @@ static void logs_of_three(meeting *m)
                  odd == 0 ? "left" : "right", odd == 0 ? "right" : "left", odd == 0 ? 1 : rank);
         CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out), DP_ERR_MISMATCH, says);
         own = me == odd ? DP_DICT(scope, {"loss", dp_string(scope, "low")}) : log_of(scope, 1, 2);
-        snprintf(says, sizeof says, "dp_log_mean: rank %d: 'loss' is no number: ", rank);
+        snprintf(says, sizeof says, "dp_log_mean: rank %d: 'loss' is not a number: ", rank);
         CHECK_ERROR(dp_log_mean(ctx, scope, own, 1, &out), DP_ERR_INVALID, says);
     }
     CHECK_INT(out.as.i, 77);
@@ -291,8 +292,8 @@ TEST_BACKENDS(names_that_make_no_sense)
     } rows[] = {{{{"a", optim}, {NULL, optim}}, "optimizer 1 of 2 has no name"},
                 {{{"", optim}, {"b", optim}}, "optimizer 0 of 2 has no name"},
                 {{{"a", optim}, {"a", optim}}, "two optimizers have the name 'a'"},
-                {{{"a", optim}, {"b", NULL}}, "this is no optimizer by dp_optim_create"},
-                {{{"a", &foreign}, {"b", optim}}, "this is no optimizer by dp_optim_create"}};
+                {{{"a", optim}, {"b", NULL}}, "not an optimizer by dp_optim_create"},
+                {{{"a", &foreign}, {"b", optim}}, "not an optimizer by dp_optim_create"}};
     dp_value out = dp_int(77);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         CHECK_ERROR(dp_optims_save(rows[i].optims, 2, scope, &out), DP_ERR_INVALID, rows[i].says);

@@ -263,7 +263,7 @@ static void one_has_a_wrong_number(void)
         rest(200);
         set_number("DP_PROCESS", wrong);
     }
-    snprintf(who, sizeof who, "two processes have come as process %d of 4 at %s", wrong,
+    snprintf(who, sizeof who, "two processes are process %d of 4 at %s", wrong,
              use == use_tcp ? "127.0.0.1:" : "@test-");
     if (me == world - 1 && wrong == 0)
         snprintf(who, sizeof who, "process 0 of 4 is not the only one at");
@@ -362,7 +362,7 @@ static void come_after_the_end(void)
     } else if (me > 2) {
         rest(100 + 250 * (me - 2)); /* when the end has been noticed */
     }
-    CHECK_ERROR(open_world(9000, NULL, &ctx), DP_ERR_REMOTE, "process 1 of 5 came, and ended");
+    CHECK_ERROR(open_world(9000, NULL, &ctx), DP_ERR_REMOTE, "process 1 of 5 joined, and ended");
 }
 
 static void run_with_late_ones(void)

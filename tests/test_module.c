@@ -178,9 +178,10 @@ TEST_BACKENDS(wrong_modules)
         {{.params = bad_shape, .param_count = 1}, "size -1"},
         {{.params = same, .param_count = 2}, "parameter 'w' is there twice"},
         {{.params = unnamed, .param_count = 1}, "a parameter has no name"},
-        {{.params = tied, .param_count = 1}, "'w' is same_as 'v': no such one; there is 'w'"},
-        {{.params = to_itself, .param_count = 1}, "no such one"},
-        {{.params = owned, .param_count = 2}, "'w' has same_as and memory of its own"},
+        {{.params = tied, .param_count = 1},
+         "same_as of 'w' is 'v', which does not exist; there is 'w'"},
+        {{.params = to_itself, .param_count = 1}, "which does not exist"},
+        {{.params = owned, .param_count = 2}, "'w' has both same_as and memory of its own"},
         {{.params = frozen, .param_count = 1}, "'w' is frozen, or a buffer"},
         {{.children = pair, .child_count = 2}, "two children are called 'child'"},
     };
@@ -380,7 +381,7 @@ TEST_BACKENDS(wrong_ties_change_nothing)
     (void)data_of(child, "w", false); /* the tie above was not made: it has memory of its own */
     config.params = late;
     config.param_count = 2;
-    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_STATE, "'child.w' has memory already");
+    CHECK_ERROR(dp_module_create(ctx, &config, &out), DP_ERR_STATE, "'child.w' already has memory");
     config.params = late;
     config.param_count = 1;
     CHECK_OK(dp_module_create(ctx, &config, &out));
@@ -474,12 +475,12 @@ TEST_BACKENDS(ties_lose_no_memory)
     (void)data_of(children[1], "t", false);
     for (int own = 0; own < 2; own++) {
         refuse_ties(ctx, one, 2, children, 1, DP_ERR_STATE,
-                    "'a.t' has memory already, and would lose it to 'v'");
+                    "'a.t' already has memory, so it cannot share that of 'v'");
         refuse_ties(ctx, two, 1, children, 2, DP_ERR_STATE,
-                    "'a.t' has memory already, and would lose it to 'b.t'");
+                    "'a.t' already has memory, so it cannot share that of 'b.t'");
         /* c.w has a's memory when c.t comes, which would lose that */
         refuse_ties(ctx, chain, 2, children, 3, DP_ERR_STATE,
-                    "'c.t' has memory already, and would lose it to 'b.w'");
+                    "'c.t' already has memory, so it cannot share that of 'b.w'");
         children[0] = twins(ctx, "a", first); /* the user's */
         children[1] = twins(ctx, "b", second);
     }

@@ -806,7 +806,7 @@ TEST_BACKENDS(what_is_wrong_is_said)
         {.x = "(f32[4,1],)", .bad = NULL_Y, .says = "out_y is NULL"},
         {.x = "(f32[4,1],)", .bad = NULL_NORM, .says = "norm is NULL"},
         {.x = "(f32[4,1],)", .bad = HALF, .says = "one of mean and var is NULL"},
-        {.x = "(f32[4,1],)", .bad = STEPLESS, .says = "cumulative wants steps"},
+        {.x = "(f32[4,1],)", .bad = STEPLESS, .says = "cumulative needs steps"},
         {.x = "(f32[4,1],)", .bad = STEPS_OF_F32, .says = "steps has 2 elements of f32"},
         {.x = "(f32[4,1],)", .bad = WEIGHT_OF_TWO, .says = "weight has 2 elements"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -836,7 +836,7 @@ static dp_status wrong_backward(dp_call *call)
     CHECK_ERROR(dp_norm_backward(call, call->saved, NULL, &dx, NULL, NULL), DP_ERR_INVALID,
                 "dy is NULL");
     CHECK_ERROR(dp_norm_backward(call, call->saved, &two, &dx, NULL, NULL), DP_ERR_INVALID,
-                "dp_norm_backward: dy has not the dtype and shape");
+                "dp_norm_backward: dy does not have the dtype and shape");
     CHECK_ERROR(dp_norm_backward(call, call->saved, &dy, &dx, &two, NULL), DP_ERR_INVALID,
                 "weight_grad has 2 elements");
     CHECK_ERROR(dp_norm_backward(call, call->saved, &dy, &dx, NULL, &two), DP_ERR_INVALID,

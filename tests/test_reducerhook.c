@@ -1130,7 +1130,7 @@ TEST(wires_that_are_none)
                         ctx,
                         &(dp_reducer_config){.reduction = DP_SUM_RANKS, .buckets.wire = wrong[i]},
                         &reducer),
-                    DP_ERR_INVALID, "say 0, DP_F16 or DP_BF16");
+                    DP_ERR_INVALID, "not 0, DP_F16 or DP_BF16");
     }
     dp_close(ctx);
 }

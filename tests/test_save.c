@@ -482,9 +482,9 @@ static const other_file hostile_files[] = {
     {"{\"a\":{\"dtype\":\"U8\",\"shape\":[]}}", 0, "'a' has no data_offsets"},
     {"{\"a\":" T("U8", "1", 0, 1) ",}", 1, "there is no '\"'"},
     {"{\"a\":" T("U8", "1", 0, 1) " \"b\":" T("U8", "1", 1, 2) "}", 2, "there is no '}'"},
-    {"{\"a\":" T("U8", "1,", 0, 1) "}", 1, "is no whole number"},
-    {"{\"a\":" T("U8", "-1", 0, 1) "}", 1, "is no whole number"},
-    {"{\"a\":" T("U8", "01", 0, 1) "}", 1, "is no whole number"},
+    {"{\"a\":" T("U8", "1,", 0, 1) "}", 1, "is not a whole number"},
+    {"{\"a\":" T("U8", "-1", 0, 1) "}", 1, "is not a whole number"},
+    {"{\"a\":" T("U8", "01", 0, 1) "}", 1, "is not a whole number"},
     {"{\"a\":" T("U8", "1.0", 0, 1) "}", 1, "there is no ']'"},
     {"{\"a\":" T("U8", "1e0", 0, 1) "}", 1, "there is no ']'"},
     {"{\"a\":" T("U8", "9223372036854775808", 0, 1) "}", 1, "a number is too large"},
@@ -493,7 +493,8 @@ static const other_file hostile_files[] = {
     {"{\"a\":" T("F64", "4294967296,4294967296", 0, 0) "}", 0, "more elements than there can be"},
     {"{\"a\":" T("U8", "4294967296,4294967296,0", 0, 0) "}", 0, "more elements than there can be"},
     {"{\"a\":" T("U8", "1,1,1,1,1,1,1,1,1", 0, 1) "}", 1, "'a' has more than 8 dims"},
-    {"{\"a\":" T("F8_E4M3", "1", 0, 1) "}", 1, "'a' has the dtype F8_E4M3, which dp.h has not"},
+    {"{\"a\":" T("F8_E4M3", "1", 0, 1) "}", 1,
+     "'a' has the dtype F8_E4M3, which dp.h does not have"},
     {"{\"a\":" T("f32", "1", 0, 4) "}", 4, "'a' has the dtype f32"},
     {"{\"a\":" T("", "1", 0, 4) "}", 4, "'a' has the dtype , which"},
     {"{\"a\":{\"dtype\":1,\"shape\":[],\"data_offsets\":[0,1]}}", 1, "there is no '\"'"},
@@ -526,10 +527,10 @@ static const other_file hostile_files[] = {
     {"{}", 1, "the last 1 bytes belong to no tensor"},
     {"{\"a", 0, "a string does not end"},
     {"{\"a\n\":", 0, "a string has a control character"},
-    {"{\"\\", 0, "is no escape of JSON"},
-    {"{\"\\x\":", 0, "is no escape of JSON"},
-    {"{\"\\u00g0\":", 0, "is no hexadecimal digit"},
-    {"{\"\\u00", 0, "is no hexadecimal digit"},
+    {"{\"\\", 0, "is not an escape of JSON"},
+    {"{\"\\x\":", 0, "is not an escape of JSON"},
+    {"{\"\\u00g0\":", 0, "is not a hexadecimal digit"},
+    {"{\"\\u00", 0, "is not a hexadecimal digit"},
     {"{\"\\u0000\":", 0, "a string has a zero in it"},
     {"{\"\\ud800\":", 0, "half of a pair"},
     {"{\"\\udc00\":" T("U8", "1", 0, 1) "}", 1, "not UTF-8"},
@@ -561,17 +562,17 @@ static const other_file hostile_files[] = {
     {TREE("{\\\"a\\\":\\\"x\\\"}"), 1, "a string does not say what it is"},
     {TREE("{\\\"a\\\":\\\"t:x\\\",\\\"a\\\":1}"), 1, "key 'a' is there twice"},
     {TREE("{\\\"\\\\u001bm\\\":\\\"t:x\\\",\\\"\\\\u001bm\\\":1}"), 1, "key '?m' is there twice"},
-    {TREE("{\\\"a\\\":tru}"), 1, "at byte 5 is no value"},
-    {TREE("{\\\"a\\\":}"), 1, "is no value"},
-    {TREE("{\\\"a\\\":[1,]}"), 1, "is no value"},
+    {TREE("{\\\"a\\\":tru}"), 1, "at byte 5 is not a value"},
+    {TREE("{\\\"a\\\":}"), 1, "is not a value"},
+    {TREE("{\\\"a\\\":[1,]}"), 1, "is not a value"},
     {TREE("{\\\"a\\\":[1 2]}"), 1, "there is no ']'"},
-    {TREE("{\\\"a\\\":1-2}"), 1, "a number ends that is none"},
-    {TREE("{\\\"a\\\":9223372036854775808}"), 1, "a number ends that is none of 64 bits"},
-    {TREE("{\\\"a\\\":1.2.3}"), 1, "a number ends that is none"},
-    {TREE("{\\\"a\\\":1e}"), 1, "a number ends that is none"},
-    {TREE("{\\\"a\\\":1e5e5}"), 1, "a number ends that is none"},
-    {TREE("{\\\"a\\\":1e99999}"), 1, "a number ends that is none"},
-    {TREE("{\\\"a\\\":.}"), 1, "a number ends that is none"},
+    {TREE("{\\\"a\\\":1-2}"), 1, "a number is malformed"},
+    {TREE("{\\\"a\\\":9223372036854775808}"), 1, "a number is malformed, or has more than 64 bits"},
+    {TREE("{\\\"a\\\":1.2.3}"), 1, "a number is malformed"},
+    {TREE("{\\\"a\\\":1e}"), 1, "a number is malformed"},
+    {TREE("{\\\"a\\\":1e5e5}"), 1, "a number is malformed"},
+    {TREE("{\\\"a\\\":1e99999}"), 1, "a number is malformed"},
+    {TREE("{\\\"a\\\":.}"), 1, "a number is malformed"},
     {TREE("{\\\"a\\\":1.11111111111111111111111111111111111111111111111111111111111111111111}"), 1,
      "there is no '}'"},
     {TREE("{\\\"a\\\":[\\\"tuple\\\" 1]}"), 1, "there is no ']'"},
@@ -616,14 +617,14 @@ TEST(lengths_that_lie)
     dp_ctx *ctx = open_cpus(1);
     enter_folder();
     check_bytes(ctx, "", 0, "dp_file_read: 'bytes': it is empty");
-    check_bytes(ctx, "\2\0\0", 3, "3 bytes are no safetensors file");
-    check_bytes(ctx, "\2\0\0\0\0\0\0", 7, "7 bytes are no safetensors file");
+    check_bytes(ctx, "\2\0\0", 3, "3 bytes are not a safetensors file");
+    check_bytes(ctx, "\2\0\0\0\0\0\0", 7, "7 bytes are not a safetensors file");
     check_bytes(ctx, "\0\0\0\0\0\0\0\0", 8, "at byte 0 there is no '{'");
     check_bytes(ctx, "\3\0\0\0\0\0\0\0{}", 10, "the header has 3 bytes, the file only 2 more");
     check_bytes(ctx, "\0\xe1\xf5\5\0\0\0\0{}", 10, "the header has 100000000 bytes");
-    check_bytes(ctx, "\1\xe1\xf5\5\0\0\0\0{}", 10, "a header of 100000001 bytes, most are");
+    check_bytes(ctx, "\1\xe1\xf5\5\0\0\0\0{}", 10, "a header of 100000001 bytes, the limit is");
     check_bytes(ctx, "\xff\xff\xff\xff\xff\xff\xff\xff{}", 10, "18446744073709551615 bytes");
-    check_bytes(ctx, "\xf8\xff\xff\xff\xff\xff\xff\xff{}", 10, "no safetensors file");
+    check_bytes(ctx, "\xf8\xff\xff\xff\xff\xff\xff\xff{}", 10, "not a safetensors file");
     check_bytes(ctx, "\3\0\0\0\0\0\0\0{}\0", 11, "something follows");
     check_bytes(ctx, bool_of_2, sizeof bool_of_2 - 1, "'a' is BOOL and has a byte of 2");
     dp_close(ctx);
@@ -801,15 +802,15 @@ TEST(places_where_no_file_can_be)
     check_not_written(ctx, "none/file",
                       "dp_file_write: 'none/file': cannot create 'none/file.part': No such file");
     CHECK_INT(mkdir("folder", 0777), 0);
-    check_not_written(ctx, "folder", "'folder': it is no regular file");
-    check_not_written(ctx, ".", "it is no regular file");
+    check_not_written(ctx, "folder", "'folder': it is not a regular file");
+    check_not_written(ctx, ".", "it is not a regular file");
     CHECK_INT(rmdir("folder"), 0);
     CHECK_INT(mkfifo("pipe", 0666), 0);
-    check_not_written(ctx, "pipe", "'pipe': it is no regular file");
-    CHECK_ERROR(dp_file_read(ctx, scope, "pipe", &got), DP_ERR_FILE, "'pipe': it is no regular");
-    CHECK_ERROR(dp_file_read(ctx, scope, ".", &got), DP_ERR_FILE, "'.': it is no regular file");
+    check_not_written(ctx, "pipe", "'pipe': it is not a regular file");
+    CHECK_ERROR(dp_file_read(ctx, scope, "pipe", &got), DP_ERR_FILE, "'pipe': it is not a regular");
+    CHECK_ERROR(dp_file_read(ctx, scope, ".", &got), DP_ERR_FILE, "'.': it is not a regular file");
     CHECK_INT(rename("pipe", "file.part"), 0);
-    check_not_written(ctx, "file", "'file.part' is no regular file");
+    check_not_written(ctx, "file", "'file.part' is not a regular file");
     CHECK_INT(unlink("file.part"), 0);
     CHECK_INT(mkdir("file.part", 0777), 0);
     check_not_written(ctx, "file", "cannot create 'file.part': ");
@@ -1009,17 +1010,17 @@ TEST(kill_9_leaves_a_whole_file)
 TEST(values_that_no_file_holds)
 {
     static const char *const rows[][2] = {
-        {"[1]", "the value is no dict"},
-        {"f32[2]", "the value is no dict"},
-        {"None", "the value is no dict"},
+        {"[1]", "the value is not a dict"},
+        {"f32[2]", "the value is not a dict"},
+        {"None", "the value is not a dict"},
         {"{'a': [1, &]}", "'a.1' is an opaque pointer, for which files have no form"},
         {"{'a': {'b': <stack: f32[2]>}}", "'a.b' is a container"},
         {"{'a': '\xff'}", "a string or key in 'a' is not UTF-8"},
         {"{'a\xff': 1}", "a string or key in 'a\xff' is not UTF-8"},
         {"{'a': {'\xc3': 1}}", "a string or key in 'a.\xc3' is not UTF-8"},
-        {"{'__metadata__': 3}", "'__metadata__' is no dict"},
-        {"{'__metadata__': f32[2]}", "'__metadata__' is no dict"},
-        {"{'__metadata__': {'a': 3}}", "'a' in '__metadata__' is no string"},
+        {"{'__metadata__': 3}", "'__metadata__' is not a dict"},
+        {"{'__metadata__': f32[2]}", "'__metadata__' is not a dict"},
+        {"{'__metadata__': {'a': 3}}", "'a' in '__metadata__' is not a string"},
         {"{'__metadata__': {'dp.h': ''}}", "'dp.h' in '__metadata__' is the library's own"},
         {"{'__metadata__': {'a': '\xff'}}", "a string or key in 'a' is not UTF-8"},
         {"{'__metadata__': {'\xff': 'a'}}", "a string or key in '__metadata__' is not UTF-8"}};
@@ -1067,14 +1068,15 @@ TEST(calls_that_make_no_sense)
     CHECK_ERROR(dp_checkpoint_load(NULL, scope, "x", &out), DP_ERR_INVALID, "ctx");
     CHECK_ERROR(dp_checkpoint_load(ctx, NULL, "x", &out), DP_ERR_INVALID,
                 "dp_checkpoint_load: scope is NULL");
-    CHECK_ERROR(dp_module_save(NULL, scope, &out), DP_ERR_INVALID, "dp_module_save: this is no");
-    CHECK_ERROR(dp_module_load(NULL, value, NULL), DP_ERR_INVALID, "dp_module_load: this is no");
+    CHECK_ERROR(dp_module_save(NULL, scope, &out), DP_ERR_INVALID, "dp_module_save: not a module");
+    CHECK_ERROR(dp_module_load(NULL, value, NULL), DP_ERR_INVALID, "dp_module_load: not a module");
     dp_module *net = NULL;
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "net"}, &net));
     CHECK_ERROR(dp_module_save(net, NULL, &out), DP_ERR_INVALID, "dp_module_save: scope is NULL");
     CHECK_ERROR(dp_module_save(net, scope, NULL), DP_ERR_INVALID, "dp_module_save: out is NULL");
-    CHECK_ERROR(dp_module_load(net, dp_int(1), NULL), DP_ERR_INVALID, "what was saved is no dict");
-    CHECK_ERROR(dp_module_load(net, dp_get(value, "model"), NULL), DP_ERR_INVALID, "is no dict");
+    CHECK_ERROR(dp_module_load(net, dp_int(1), NULL), DP_ERR_INVALID,
+                "the saved value is not a dict");
+    CHECK_ERROR(dp_module_load(net, dp_get(value, "model"), NULL), DP_ERR_INVALID, "is not a dict");
     CHECK_ERROR(dp_module_load(net, dp_string(NULL, "x"), NULL), DP_ERR_INVALID,
                 "dp_module_load: dp_string: ");
     CHECK_OK(dp_module_save(net, scope, &out));
@@ -1383,14 +1385,14 @@ static void save_in_job(meeting *m)
     CHECK_ERROR(dp_checkpoint_save(ctx, "none/job", value), DP_ERR_FILE,
                 "dp_checkpoint_save: 'none/job': rank 0: cannot create 'none/job.part': No such");
     CHECK_ERROR(dp_checkpoint_save(ctx, "job", m->process != 0 ? value : dp_int(1)), DP_ERR_INVALID,
-                "dp_checkpoint_save: 'job': rank 0: the value is no dict");
+                "dp_checkpoint_save: 'job': rank 0: the value is not a dict");
     CHECK_ERROR(dp_checkpoint_load(ctx, scope, "none", &got), DP_ERR_NO_FILE,
                 "dp_checkpoint_load: 'none': rank 0: it cannot be opened: No such file");
     snprintf(says, sizeof says, "%d", m->process);
     CHECK_ERROR(dp_checkpoint_load(ctx, scope, m->process == 2 ? "other" : "job", &got),
                 DP_ERR_MISMATCH, "rank 4: it cannot be opened: No such file or directory; others");
     CHECK_ERROR(dp_checkpoint_load(ctx, scope, m->process == 1 ? "damaged" : "job", &got),
-                DP_ERR_FILE, "rank 2: 7 bytes are no safetensors file");
+                DP_ERR_FILE, "rank 2: 7 bytes are not a safetensors file");
     CHECK_ERROR(dp_checkpoint_load(ctx, scope, m->process == 2 ? "theirs" : "job", &got),
                 DP_ERR_MISMATCH, "rank 4: this is another file than rank 0 has");
     CHECK_TREE(ctx, got, "{'a': f32[3]=0 1 2, 'n': [1]}");

@@ -267,7 +267,7 @@ TEST(what_cannot_be_separated)
     CHECK_ERROR(dp_separate_distributed(par, NULL, &other), DP_ERR_INVALID,
                 "'separate_distributed' is a wrapper");
     CHECK_ERROR(dp_data_parallel(par, NULL, &other), DP_ERR_UNSUPPORTED,
-                "no other wrapper goes around it");
+                "it cannot be wrapped again");
     CHECK_ERROR(dp_train_step(par, scope, a_part_each(ctx, scope), NULL, &log), DP_ERR_UNSUPPORTED,
                 "children of 'pair' are trained by its own methods");
     CHECK_OK(dp_module_create(
@@ -295,7 +295,7 @@ TEST(children_that_are_tied)
             .name = "pair", .params = &tie, .param_count = 1, .children = nets, .child_count = 2},
         &both));
     CHECK_ERROR(dp_separate_distributed(both, NULL, &par), DP_ERR_UNSUPPORTED,
-                "'left.w' and 'right.w' are one, and of two children");
+                "'left.w' and 'right.w' are tied, but belong to two children");
     CHECK(par == NULL);
     CHECK_OK(dp_separate_distributed(both, &config, &par)); /* by whichever of its names */
     CHECK_OK(dp_params_compare(par));
@@ -324,7 +324,7 @@ static void one_is_odd(meeting *m)
                     kind == 0   ? "rank 1 has child 'left', which is not trained, rank 0 has "
                                   "child 'left', which is trained"
                     : kind == 1 ? "rank 1 has parameter 'other' f32 [3]"
-                                : "rank 1: reduction is 7: say DP_SUM_RANKS");
+                                : "rank 1: reduction is 7, not DP_SUM_RANKS");
         CHECK(par == NULL);
         CHECK_OK(dp_module_destroy(p.module)); /* nothing wraps it */
     }

@@ -574,8 +574,9 @@ static void norms_of_a_job(meeting *m)
         dp_optim_create(par, &(dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1}}, &optim));
     set_grad(par, 1, &infinite);
     CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
-                m->process == 0 ? "the norm of the gradients is inf: not finite is that of own"
-                                : "the norm of the gradients is inf, or of another process");
+                m->process == 0 ? "the norm of the gradients is inf: the gradient of own is not "
+                                  "finite"
+                                : "the norm of the gradients is inf, here or in another process");
     dp_close(ctx);
 }
 
@@ -936,7 +937,7 @@ TEST(what_cannot_be_spread)
     CHECK_ERROR(
         dp_optim_create(par, &(dp_optim_config){.rule = &each, .hyper = {.lr = 1}, .sharded = true},
                         &optim),
-        DP_ERR_INVALID, "sharded: rule 'each' wants parameters whole");
+        DP_ERR_INVALID, "sharded: rule 'each' needs whole parameters");
     dp_close(ctx);
 }
 

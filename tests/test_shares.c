@@ -377,8 +377,8 @@ static void scattered_passes(dp_ctx *ctx, bool packed, size_t bucket_bytes)
         if (info_here(ctx).rank_first == 0) /* another rank's own may be what the mean is */
             CHECK_INT(some > 0, each_of(together ? ALL_OF_THEM : C, ranks) > 0);
         CHECK_ERROR(forward_and_backward(par, 1, false), DP_ERR_STATE,
-                    "gradients of 'three' hold what was reduced, which would be added up again: "
-                    "dp_zero_grad comes first");
+                    "gradients of 'three' are already reduced: call dp_zero_grad before the next "
+                    "backward");
     }
     CHECK_OK(dp_grads_scatter_set(par, false));
     CHECK(dp_grads_are_scattered(par)); /* those that are there */
@@ -892,8 +892,9 @@ static void one_is_not_finite(meeting *m)
     if (m->process == 1)
         CHECK_OK(dp_copy(ctx, &grad, &host, NULL));
     CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
-                m->process == 1 ? "the norm of the gradients is inf: not finite is that of c"
-                                : "the norm of the gradients is inf, or of another process");
+                m->process == 1 ? "the norm of the gradients is inf: the gradient of c is not "
+                                  "finite"
+                                : "the norm of the gradients is inf, here or in another process");
     dp_close(ctx);
 }
 
@@ -1129,7 +1130,7 @@ static void shares_seen_from_elsewhere(meeting *m)
     CHECK_ERROR(dp_optim_step(plain), DP_ERR_STATE,
                 "gradients of 'three' are scattered, for another optimizer");
     CHECK_ERROR(forward_and_backward(other, 1, false), DP_ERR_STATE,
-                "gradients of 'three' hold what was reduced");
+                "gradients of 'three' are already reduced");
     CHECK_OK(dp_zero_grad(net));
     CHECK(!dp_grads_are_scattered(par));
     CHECK_OK(forward_and_backward(other, 1, false));

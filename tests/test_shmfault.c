@@ -403,15 +403,15 @@ TEST(who_comes_and_does_not_get_on_is_named)
 {
     then = say_nothing;
     open_with_stranger(DP_ERR_TIMEOUT,
-                       "dp_open: process 1 of 2 came, and did not meet the others within");
+                       "dp_open: process 1 of 2 joined, but did not connect to the others within");
     then = leave;
     open_with_stranger(DP_ERR_REMOTE,
-                       "dp_open: process 1 of 2 came, and ended before all had met each");
+                       "dp_open: process 1 of 2 joined, and ended before all had connected");
     then = say_what_failed;
     open_with_stranger(DP_ERR_REMOTE, "dp_open: process 1 of 2 is full");
     then = ask_and_say_a_wrong_thing;
     open_with_stranger(DP_ERR_REMOTE,
-                       "dp_open: process 1 of 2 came, and ended before all had met each");
+                       "dp_open: process 1 of 2 joined, and ended before all had connected");
 }
 
 /* However many call, the server looks at the time, and at who is in, before it lets in more. */

@@ -859,14 +859,15 @@ TEST_BACKENDS(what_is_not_finite_is_named)
             (dp_optim_config){.hyper = {.lr = 1}, .clip = {.norm = 1, .p = i == 0 ? 0 : HUGE_VAL}});
         net_put(net, true, grads);
         CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
-                    "dp_optim_step: the norm of the gradients is nan: not finite is that of bias");
+                    "dp_optim_step: the norm of the gradients is nan: the gradient of bias is not "
+                    "finite");
         net_pull(net, false, got);
         CHECK_BYTES(got, beginning, sizeof got);
         net_pull(net, true, got);
         CHECK_F64(got[0], 1, 0);
         CHECK_INT(info_of(optim).step_count, 0);
         net_put(net, true, others); /* the first parameter's are finite */
-        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE, "not finite is that of layer.weight");
+        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE, "the gradient of layer.weight is not finite");
         some_steps(net, optim, 0, 1);
         CHECK(info_of(optim).has_norm);
         net_put(net, true, grads);
@@ -1139,7 +1140,7 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
                 "dp_optim_load: the rule is 'adamw', saved 'sgd'");
     CHECK_ERROR(dp_optim_load(optim, dp_none()), DP_ERR_MISMATCH, "the rule is 'sgd', saved ''");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_none())), DP_ERR_MISMATCH,
-                "'steps' is missing, or no count");
+                "'steps' is missing, or not a count");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "done", dp_int(-1))), DP_ERR_MISMATCH,
                 "'done' is missing");
     const dp_value items[] = {dp_int(1), dp_int(2), dp_int(3)};
@@ -1147,11 +1148,11 @@ TEST_BACKENDS(what_does_not_fit_is_not_loaded)
         dp_optim_load(optim, with(scope, saved, "state", dp_list_make(scope, DP_LIST, items, 3))),
         DP_ERR_MISMATCH, "tensors of state, 0 were saved");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "steps", dp_int(INT64_MAX))),
-                DP_ERR_MISMATCH, "'steps' is missing, or no count");
+                DP_ERR_MISMATCH, "'steps' is missing, or not a count");
     static const double no_scales[] = {0, -1, (double)NAN, HUGE_VAL};
     for (int i = 0; i < 4; i++)
         CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_float(no_scales[i]))),
-                    DP_ERR_MISMATCH, "'scale' is missing, or no number above 0");
+                    DP_ERR_MISMATCH, "'scale' is missing, or not above 0");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "scale", dp_int(1))), DP_ERR_MISMATCH,
                 "'scale' is missing");
     CHECK_ERROR(dp_optim_load(optim, with(scope, saved, "state", dp_none())), DP_ERR_MISMATCH,
@@ -1365,10 +1366,10 @@ static const refusal of_sgd[] = {
     {"momentum is 1", {.hyper = {.lr = 1, .momentum = 1}}},
     {"momentum is -0.5", {.hyper = {.lr = 1, .momentum = -0.5}}},
     {"dampening is inf", {.hyper = {.lr = 1, .dampening = HUGE_VAL}}},
-    {"nesterov wants", {.hyper = {.lr = 1, .nesterov = true}}},
-    {"nesterov wants",
+    {"nesterov needs", {.hyper = {.lr = 1, .nesterov = true}}},
+    {"nesterov needs",
      {.hyper = {.lr = 1, .momentum = 0.5, .dampening = 0.5, .nesterov = true}}},
-    {"nesterov wants",
+    {"nesterov needs",
      {.hyper = {.lr = 1, .momentum = 0.5, .dampening = -0.5, .nesterov = true}}},
     {"warm-up of -1 steps", {.hyper = {.lr = 1}, .schedule = {.warmup = -1}}},
     {"from a factor of 2", {.hyper = {.lr = 1}, .schedule = {.start_factor = 2}}},
@@ -1413,7 +1414,7 @@ static const refusal of_sgd[] = {
      {.hyper = {.lr = 1}, .schedule = {.milestones = falling, .milestone_count = 1}}},
     {"schedule.decay is 9", {.hyper = {.lr = 1}, .schedule = {.decay = (dp_decay)9}}},
     {"accumulate is -1", {.hyper = {.lr = 1}, .accumulate = -1}},
-    {"compute_dtype is 4, which is no floating dtype",
+    {"compute_dtype is 4, not a floating dtype",
      {.hyper = {.lr = 1}, .compute_dtype = DP_I64}},
     {"clip.norm is -1", {.hyper = {.lr = 1}, .clip = {.norm = -1}}},
     {"clip.value -1", {.hyper = {.lr = 1}, .clip = {.value = -1}}},
@@ -1442,7 +1443,7 @@ static const refusal of_sgd[] = {
     {"rule has no step", {.rule = &old, .hyper = {.lr = 1}}},
     {"rule has no step", {.rule = &idle, .hyper = {.lr = 1}}},
     {"rule has no name", {.rule = &unnamed, .hyper = {.lr = 1}}},
-    {"rule 'greedy' wants 5 states, at most 4", {.rule = &greedy, .hyper = {.lr = 1}}},
+    {"rule 'greedy' needs 5 states, the limit is 4", {.rule = &greedy, .hyper = {.lr = 1}}},
 };
 static const refusal of_adam[] = {
     {"momentum and dampening are 0.9 and 0, nesterov 0, and not for Adam",
@@ -1451,7 +1452,7 @@ static const refusal of_adam[] = {
     {"are 0 and 0, nesterov 1, and not for Adam", {.hyper = {.lr = 1, .nesterov = true}}},
     {"betas are nan and 0.999", {.hyper = {.lr = 1, .beta1 = (double)NAN}}},
     {"betas are 0.9 and -1e-290", {.hyper = {.lr = 1, .beta2 = -1e-290}}},
-    {"betas are 1 and 0.999, which are not both from 0 to below 1",
+    {"betas are 1 and 0.999, not both from 0 to below 1",
      {.hyper = {.lr = 1, .beta1 = 1}}},
     {"betas are 0.9 and -1", {.hyper = {.lr = 1, .beta2 = -1}}},
     {"betas are 0.9 and 1", {.hyper = {.lr = 1, .beta2 = 1}}},
@@ -1580,17 +1581,17 @@ TEST_BACKENDS(calls_that_make_no_sense)
     dp_pass_config pass = {0};
     dp_module *net = begun_net(ctx), *other = begun_net(ctx);
     const dp_optim_config config = {.hyper = {.lr = 1}};
-    CHECK_ERROR(dp_optim_create(NULL, &config, &optim), DP_ERR_INVALID, "this is no module");
+    CHECK_ERROR(dp_optim_create(NULL, &config, &optim), DP_ERR_INVALID, "not a module");
     CHECK_ERROR(dp_optim_create(net, NULL, &optim), DP_ERR_INVALID, "config is NULL");
     CHECK_ERROR(dp_optim_create(net, &config, NULL), DP_ERR_INVALID, "out is NULL");
-    CHECK_ERROR(dp_optim_step(NULL), DP_ERR_INVALID, "dp_optim_step: this is no optimizer");
-    CHECK_ERROR(dp_optim_step(&stranger), DP_ERR_INVALID, "this is no optimizer");
-    CHECK_ERROR(dp_optim_unscale(&stranger), DP_ERR_INVALID, "this is no optimizer");
-    CHECK_ERROR(dp_optim_progress(&stranger, 0, 0), DP_ERR_INVALID, "this is no optimizer");
-    CHECK_ERROR(dp_optim_info_get(&stranger, &info), DP_ERR_INVALID, "this is no optimizer");
-    CHECK_ERROR(dp_optim_lr(NULL, 0, &number), DP_ERR_INVALID, "this is no optimizer");
-    CHECK_ERROR(dp_optim_save(&stranger, scope, &value), DP_ERR_INVALID, "this is no optimizer");
-    CHECK_ERROR(dp_optim_load(&stranger, dp_none()), DP_ERR_INVALID, "this is no optimizer");
+    CHECK_ERROR(dp_optim_step(NULL), DP_ERR_INVALID, "dp_optim_step: not an optimizer");
+    CHECK_ERROR(dp_optim_step(&stranger), DP_ERR_INVALID, "not an optimizer");
+    CHECK_ERROR(dp_optim_unscale(&stranger), DP_ERR_INVALID, "not an optimizer");
+    CHECK_ERROR(dp_optim_progress(&stranger, 0, 0), DP_ERR_INVALID, "not an optimizer");
+    CHECK_ERROR(dp_optim_info_get(&stranger, &info), DP_ERR_INVALID, "not an optimizer");
+    CHECK_ERROR(dp_optim_lr(NULL, 0, &number), DP_ERR_INVALID, "not an optimizer");
+    CHECK_ERROR(dp_optim_save(&stranger, scope, &value), DP_ERR_INVALID, "not an optimizer");
+    CHECK_ERROR(dp_optim_load(&stranger, dp_none()), DP_ERR_INVALID, "not an optimizer");
     dp_optim_destroy(NULL);
     optim = optim_of(net, config);
     CHECK_ERROR(dp_optim_info_get(optim, NULL), DP_ERR_INVALID, "out is NULL");
@@ -1605,7 +1606,7 @@ TEST_BACKENDS(calls_that_make_no_sense)
                 "the optimizer was made for 'net', not for 'net'");
     CHECK_ERROR(dp_grad_norm(net, 0, &number), DP_ERR_INVALID, "dp_grad_norm: p is 0");
     CHECK_ERROR(dp_grad_norm(net, 2, NULL), DP_ERR_INVALID, "out is NULL");
-    CHECK_ERROR(dp_grad_norm(NULL, 2, &number), DP_ERR_INVALID, "this is no module");
+    CHECK_ERROR(dp_grad_norm(NULL, 2, &number), DP_ERR_INVALID, "not a module");
     CHECK_ERROR(dp_clip_grad_norm(net, 0, 2, NULL), DP_ERR_INVALID, "most is 0");
     CHECK_ERROR(dp_clip_grad_norm(net, 1, (double)NAN, NULL), DP_ERR_INVALID, "p is nan");
     CHECK_ERROR(dp_clip_grad_value(net, -1), DP_ERR_INVALID, "most is -1");
@@ -1616,7 +1617,7 @@ TEST_BACKENDS(calls_that_make_no_sense)
 TEST(parameters_that_are_no_numbers_of_a_floating_dtype)
 {
     const dp_param_config params[] = {{.name = "w"}, {.name = "ids", .dtype = DP_I64}};
-    static const char says[] = "parameter 'ids' is i64, which is no floating dtype";
+    static const char says[] = "parameter 'ids' is i64, not a floating dtype";
     dp_ctx *ctx = NULL;
     dp_module *net = NULL;
     dp_optim *optim = NULL;
