@@ -1299,8 +1299,7 @@ static dp_status dp__server_timed_out(const dp__server *server)
                         server->process_count, seconds);
     if (server->rejected > 0)
         snprintf(rejected, sizeof rejected,
-                 "; connections from another job, or with another DP_SECRET: %d",
-                 server->rejected);
+                 "; connections from another job, or with another DP_SECRET: %d", server->rejected);
     else if (server->launch->host[0] == '\0')
         strcpy(rejected, "; a process with another DP_SECRET cannot find this one");
     return dp_error(DP_ERR_TIMEOUT, "%s of %d did not come within %.3g s%s%s%s%s", missing,

@@ -867,7 +867,8 @@ TEST_BACKENDS(what_is_not_finite_is_named)
         CHECK_F64(got[0], 1, 0);
         CHECK_INT(info_of(optim).step_count, 0);
         net_put(net, true, others); /* the first parameter's are finite */
-        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE, "the gradient of layer.weight is not finite");
+        CHECK_ERROR(dp_optim_step(optim), DP_ERR_STATE,
+                    "the gradient of layer.weight is not finite");
         some_steps(net, optim, 0, 1);
         CHECK(info_of(optim).has_norm);
         net_put(net, true, grads);
