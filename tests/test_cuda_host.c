@@ -199,7 +199,7 @@ static void check_stderr(const char *debug, dp_log log, int lines)
     close(kept);
     rewind(file);
     while (fgets(text, sizeof text, file) != NULL)
-        found += strstr(text, " warn] cpu serves, since") != NULL;
+        found += strstr(text, " warn] cpu is used, because") != NULL;
     CHECK_INT(found, lines);
     CHECK(debug != NULL || lines == 0 || ftell(file) == (long)strlen(text));
     fclose(file);
