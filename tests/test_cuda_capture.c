@@ -151,7 +151,8 @@ TEST_SLOW(a_first_sum_is_captured, 30)
         first_sum_in_a_capture(mode);
 }
 
-/* A copy reads pinned memory of the host; what is captured of it nobody waits for. */
+/* A copy reads pinned memory of the host; what is captured of it nobody waits for. One from before
+   the capture is over when the scope has ended. */
 TEST(a_scope_ends_in_a_capture)
 {
     enum { COUNT = 1001 };
@@ -160,15 +161,17 @@ TEST(a_scope_ends_in_a_capture)
     dp_dev *dev = dp_local_stream(ctx, 0)->dev;
     dp_scope *scope = dp_scope_begin(ctx);
     dp_tensor x;
-    void *memory = NULL;
+    void *memory = NULL, *other = NULL;
     make(scope, ctx, 0, COUNT, &x);
     CHECK_OK(dp_cuda()->host_alloc(dev, COUNT * sizeof(float), &memory));
+    CHECK_OK(dp_cuda()->host_alloc(dev, COUNT * sizeof(float), &other));
     dp_tensor there = dp_wrap(memory, DP_F32, 1, shape);
+    dp_tensor before = dp_wrap(other, DP_F32, 1, shape);
     for (int i = 0; i < COUNT; i++)
         ((float *)memory)[i] = 5;
     for (int early = 0; early < 2; early++) {
         if (early) /* and is still under way */
-            CHECK_OK(dp_copy(ctx, &x, &there, NULL));
+            CHECK_OK(dp_copy(ctx, &x, &before, NULL));
         cudaStream_t native = capture_begin(ctx, GLOBAL);
         dp_scope *inner = dp_scope_begin(ctx);
         dp_tensor y;
@@ -176,6 +179,7 @@ TEST(a_scope_ends_in_a_capture)
         CHECK_OK(dp_copy(ctx, &y, &there, NULL));
         CHECK_OK(dp_axpby(ctx, 1, &y, 0, NULL, &x));
         dp_scope_end(inner);
+        memset(other, 0xff, COUNT * sizeof(float));
         cudaGraphExec_t graph = capture_end(native);
         CHECK_OK(dp_fill(ctx, &x, dp_float(0)));
         CHECK_INT(cudaGraphLaunch(graph, native), cudaSuccess);
@@ -184,6 +188,7 @@ TEST(a_scope_ends_in_a_capture)
     }
     dp_scope_end(scope);
     dp_cuda()->host_free(dev, memory, COUNT * sizeof(float));
+    dp_cuda()->host_free(dev, other, COUNT * sizeof(float));
     dp_close(ctx);
     cuda_check_leaks();
 }
