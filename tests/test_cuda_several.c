@@ -958,6 +958,31 @@ TEST_SLOW(what_links_carry_and_how_long, 60)
     }
 }
 
+/* From GPU to GPU: 32 pieces and what is left, none of less than 512 KiB, all but the last of whole
+   blocks of 512 bytes. What is small goes to each at once. */
+TEST(a_broadcast_goes_in_pieces)
+{
+    static const struct {
+        size_t bytes;
+        long pieces;
+    } cases[] = {{4, 1},         {512 << 10, 1},       {(512 << 10) + 4, 2},    {1 << 20, 2},
+                 {16 << 20, 32}, {(16 << 20) + 4, 33}, {(20 << 20) + 20000, 33}};
+    team t;
+    cuda_pairs(4, true);
+    team_open(&t, 4, NULL, 4, ((20 << 20) + 20000) / sizeof(float));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t count = cases[i].bytes / sizeof(float);
+        CHECK_OK(run_verb(&t, BROADCAST, count, 1)); /* pairs are checked */
+        CHECK_OK(dp_wait(t.ctx));
+        long before = sim_peer_copies();
+        sim_trace_begin();
+        CHECK_OK(run_verb(&t, BROADCAST, count, 1));
+        (void)sim_trace_end();
+        CHECK_INT(sim_peer_copies() - before, 3 * cases[i].pieces);
+    }
+    team_close(&t);
+}
+
 /* Replicas get a model's parameters along the same chain. */
 TEST_SLOW(what_links_carry_to_replicas, 60)
 {
