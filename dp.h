@@ -201,7 +201,8 @@
             process cannot make a wrapper, a reducer or a sharded optimizer, all have its status
      names that have changed: DP_SUM is DP_SUM_RANKS, as DP_OP_SUM is another enum's;
             dp_grads_scatter is dp_grads_scatter_set; first_bucket_bytes, bucket_bytes, wire, hook
-            and hook_user of configs are buckets.first_bytes, .bytes, .wire, .hook, .hook_user */
+            and hook_user of configs are buckets.first_bytes, .bytes, .wire, .hook, .hook_user; dim,
+            split, sizes, weights and split_count are cut.dim and so on, but for dp_gather_config */
 
 #if defined(DP_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* before the first system header: affinity masks, threads */
@@ -893,14 +894,18 @@ typedef enum dp_split {
     DP_SPLIT_WEIGHTS   /* in proportion, rounded by largest remainder */
 } dp_split;
 
-typedef struct dp_scatter_config {
-    const int *local_ranks; /* NULL = all */
-    size_t local_rank_count;
-    int dim;
+typedef struct dp_cut { /* how rows become parts */
+    int dim;            /* what counts as rows */
     dp_split split;
     const int64_t *sizes;  /* DP_SPLIT_SIZES: rows of each part */
     const double *weights; /* DP_SPLIT_WEIGHTS: one for each part */
     size_t split_count;    /* entries of sizes or weights: as many as there are devices */
+} dp_cut;
+
+typedef struct dp_scatter_config {
+    const int *local_ranks; /* NULL = all */
+    size_t local_rank_count;
+    dp_cut cut;
 } dp_scatter_config;
 
 typedef struct dp_gather_config {
@@ -910,10 +915,9 @@ typedef struct dp_gather_config {
 } dp_gather_config;
 
 /* How `rows` rows are divided among `part_count` parts: out_rows[part_count] and the number of
-   parts made. Of `how` only the split matters; its split_count is part_count. */
-DP_MUST_USE DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows,
-                                           size_t part_count, int64_t *out_rows,
-                                           size_t *out_part_count);
+   parts made. `cut`: NULL = all zero; split_count is part_count, dim does not matter. */
+DP_MUST_USE DP_API dp_status dp_split_rows(const dp_cut *cut, int64_t rows, size_t part_count,
+                                           int64_t *out_rows, size_t *out_part_count);
 
 /* A list with one value per part. Where there are containers they decide the cut: group i goes to
    device i, and a tensor beside them is cut along dim by the samples that the groups have (rows of
@@ -1539,11 +1543,7 @@ typedef struct
     size_t local_rank_count;
     const int *output_rank; /* NULL = the first; need not be one of them */
     bool output_to_host;
-    int dim;
-    dp_split split;
-    const int64_t *sizes; /* these as in dp_scatter_config */
-    const double *weights;
-    size_t split_count;
+    dp_cut cut;
     bool mean_of_samples; /* dp_criterion_parallel: losses are weighted by replicas' samples */
 } dp_parallel_config;
 
@@ -1599,11 +1599,7 @@ typedef struct dp_distributed_config {
     const char *const *ignored;
     size_t ignored_count;
     dp_buckets buckets;
-    int dim; /* from here on as in dp_parallel_config: how a process cuts its batch */
-    dp_split split;
-    const int64_t *sizes;
-    const double *weights;
-    size_t split_count;
+    dp_cut cut; /* of a process' batch, over its devices */
 } dp_distributed_config;
 
 /* The module on every rank of the job. Each process cuts its own batch over its devices, and leaves

@@ -589,7 +589,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
             return dp_float_of((unsigned)bits);                                                    \
         return dtype == 2 ? dp_get_f16((unsigned short)bits) : dp_get_bf16((unsigned short)bits);  \
     }                                                                                              \
-    DP__CUDA_DEVICE long long dp_cut(double x)                                                     \
+    DP__CUDA_DEVICE long long dp_whole(double x)                                                   \
     {                                                                                              \
         if (x != x)                                                                                \
             return 0;                                                                              \
@@ -612,7 +612,7 @@ enum { DP__CUDA_OPERANDS = 64, DP__CUDA_LANES = 256, DP__CUDA_CHUNKS = 4096 };
                         : real ? dp_short_of(bits, p->in_dtype)                                    \
                                : (float)w;                                                         \
         const double x = full ? as.f : dp_of_f32(f);                                               \
-        const long long v = real ? dp_cut(x) : w;                                                  \
+        const long long v = real ? dp_whole(x) : w;                                                \
         if (p->dtype == 0)                                                                         \
             ((float *)p->out[0])[i] = f;                                                           \
         else if (p->dtype == 1)                                                                    \

@@ -852,11 +852,7 @@ static const dp__face_ops dp__distributed_face = {.cut = dp__pass_cut,
 static dp_status dp__distributed_make(const char *fn, dp_module *module,
                                       const dp_distributed_config *config, dp_module **out)
 {
-    const dp_parallel_config parallel = {.dim = config->dim,
-                                         .split = config->split,
-                                         .sizes = config->sizes,
-                                         .weights = config->weights,
-                                         .split_count = config->split_count};
+    const dp_parallel_config parallel = {.cut = config->cut};
     const char *name = config->name != NULL ? config->name : "distributed";
     DP_TRY(dp__check_distributed(fn, config));
     DP_TRY(dp__wrapper_make(fn, name, module, &dp__distributed_face, &parallel, config, out));

@@ -216,7 +216,7 @@ static dp_status dp__cut_make(dp__plan *plan, const dp__request *request, const 
                               const dp_scatter_config *how)
 {
     char where[160];
-    bool even = how->split == DP_SPLIT_BALANCED || how->split == DP_SPLIT_WEIGHTS;
+    bool even = how->cut.split == DP_SPLIT_BALANCED || how->cut.split == DP_SPLIT_WEIGHTS;
     *plan = (dp__plan){.fn = request->fn,
                        .ctx = face->ctx,
                        .scope = request->scope,
@@ -318,7 +318,7 @@ static dp_status dp__pass_gather(const dp_pass *pass, dp_value list, dp_value *o
                    .leaf = dp__gather_leaf},
         .ctx = pass->ctx,
         .target = (dp__device *)(uintptr_t)pass->face->output,
-        .dim = pass->face->how.dim,
+        .dim = pass->face->how.cut.dim,
         .parts = dp__scope_bytes(pass->scope, list.count * sizeof *gatherer.parts, 8)};
     if (gatherer.parts == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %u parts", (unsigned)list.count);
@@ -600,7 +600,7 @@ static dp_status dp__grad_give(const dp_pass *pass, size_t r, dp_value grad, con
                               .count = gathered ? pass->count : 1,
                               .index = gathered ? r : 0,
                               .gathered = gathered,
-                              .dim = gathered ? pass->face->how.dim : 0};
+                              .dim = gathered ? pass->face->how.cut.dim : 0};
     DP_TRY(dp__grad_part(&cut, grad, gathered ? outs : outs + r, path, &call->grad));
     return ops != NULL && ops->out_grad != NULL ? ops->out_grad(pass, r, call->grad, &call->grad)
                                                 : DP_OK;
@@ -740,7 +740,7 @@ static dp_status dp__inputs_gather(const dp_pass *pass, dp_value inputs, const d
                                 .leaf = dp__back_leaf,
                                 .fill = dp__back_fill},
                      .ctx = pass->ctx,
-                     .dim = pass->face->how.dim,
+                     .dim = pass->face->how.cut.dim,
                      .parts = dp__scope_bytes(pass->scope, pass->count * sizeof(dp_tensor *), 8)},
         .pass = pass,
         .first = &pass->ctx->devices[pass->records[0].call.local_rank]};
@@ -984,10 +984,10 @@ static dp_status dp__criterion_plan(dp__plan *plan, const dp__request *targets,
     bool nothing = dp__is_nothing(targets->args) && dp__is_nothing(targets->kwargs);
     *how = face->how;
     if (rows != NULL) {
-        how->local_rank_count = how->split_count = count;
-        how->split = DP_SPLIT_SIZES;
-        how->sizes = rows;
-        how->weights = NULL;
+        how->local_rank_count = how->cut.split_count = count;
+        how->cut.split = DP_SPLIT_SIZES;
+        how->cut.sizes = rows;
+        how->cut.weights = NULL;
     }
     dp_status status = dp__cut_make(plan, targets, face, how);
     if ((status == DP_ERR_INVALID || status == DP_ERR_MISMATCH) && rows != NULL)
@@ -1270,17 +1270,13 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
 {
     dp_scatter_config how = {.local_ranks = config->local_ranks,
                              .local_rank_count = config->local_rank_count,
-                             .dim = config->dim,
-                             .split = config->split,
-                             .sizes = config->sizes,
-                             .weights = config->weights,
-                             .split_count = config->split_count};
+                             .cut = config->cut};
     DP_TRY(dp__check_ranks(fn, face->ctx, &how));
     face->count = dp__rank_count(face->ctx, &how);
-    DP_TRY(dp__check_split(fn, &how, face->count));
-    if (how.dim < -DP_MAX_DIMS || how.dim >= DP_MAX_DIMS)
-        return dp_error(DP_ERR_INVALID, "%s: dim is %d, a tensor has at most %d dims", fn, how.dim,
-                        DP_MAX_DIMS);
+    DP_TRY(dp__check_split(fn, &how.cut, face->count));
+    if (how.cut.dim < -DP_MAX_DIMS || how.cut.dim >= DP_MAX_DIMS)
+        return dp_error(DP_ERR_INVALID, "%s: dim is %d, a tensor has at most %d dims", fn,
+                        how.cut.dim, DP_MAX_DIMS);
     int *ranks = dp__array(face->scope, face->count, sizeof *ranks);
     int64_t *sizes = dp__array(face->scope, face->count, sizeof *sizes);
     double *weights = dp__array(face->scope, face->count, sizeof *weights);
@@ -1289,10 +1285,10 @@ static dp_status dp__face_ranks(const char *fn, dp__face *face, const dp_paralle
         return dp_error(DP_ERR_NO_MEMORY, "no memory for %zu devices", face->count);
     for (size_t r = 0; r < face->count; r++)
         ranks[r] = dp__rank_at(&how, r);
-    if (how.sizes != NULL)
-        how.sizes = memcpy(sizes, how.sizes, face->count * sizeof *sizes);
-    if (how.weights != NULL)
-        how.weights = memcpy(weights, how.weights, face->count * sizeof *weights);
+    if (how.cut.sizes != NULL)
+        how.cut.sizes = memcpy(sizes, how.cut.sizes, face->count * sizeof *sizes);
+    if (how.cut.weights != NULL)
+        how.cut.weights = memcpy(weights, how.cut.weights, face->count * sizeof *weights);
     how.local_ranks = ranks;
     how.local_rank_count = face->count;
     face->how = how;
@@ -1501,7 +1497,7 @@ DP_API dp_status dp_wrapper_info_get(const dp_module *wrapper, dp_wrapper_info *
     *out = (dp_wrapper_info){.local_ranks = face->how.local_ranks,
                              .local_rank_count = face->count,
                              .output = face->output->id,
-                             .dim = face->how.dim};
+                             .dim = face->how.cut.dim};
     return DP_OK;
 }
 

@@ -983,33 +983,33 @@ static dp_status dp__check_weights(const char *fn, const double *weights, size_t
 }
 
 /* Checks that the split exists, and has what it needs: an entry for each of `count` parts. */
-static dp_status dp__check_split(const char *fn, const dp_scatter_config *how, size_t count)
+static dp_status dp__check_split(const char *fn, const dp_cut *cut, size_t count)
 {
-    bool sizes = how->split == DP_SPLIT_SIZES, weights = how->split == DP_SPLIT_WEIGHTS;
-    if ((unsigned)how->split > DP_SPLIT_WEIGHTS)
-        return dp_error(DP_ERR_INVALID, "%s: %d is not a split", fn, (int)how->split);
-    if ((how->sizes != NULL && !sizes) || (how->weights != NULL && !weights))
+    bool sizes = cut->split == DP_SPLIT_SIZES, weights = cut->split == DP_SPLIT_WEIGHTS;
+    if ((unsigned)cut->split > DP_SPLIT_WEIGHTS)
+        return dp_error(DP_ERR_INVALID, "%s: %d is not a split", fn, (int)cut->split);
+    if ((cut->sizes != NULL && !sizes) || (cut->weights != NULL && !weights))
         return dp_error(DP_ERR_INVALID, "%s: %s is given, and split is not DP_SPLIT_%s", fn,
-                        sizes || how->sizes == NULL ? "weights" : "sizes",
-                        sizes || how->sizes == NULL ? "WEIGHTS" : "SIZES");
+                        sizes || cut->sizes == NULL ? "weights" : "sizes",
+                        sizes || cut->sizes == NULL ? "WEIGHTS" : "SIZES");
     if (sizes)
-        DP_TRY(dp__check_pointer(fn, "sizes", how->sizes));
+        DP_TRY(dp__check_pointer(fn, "sizes", cut->sizes));
     if (weights)
-        DP_TRY(dp__check_pointer(fn, "weights", how->weights));
-    if (!sizes && !weights && how->split_count != 0)
+        DP_TRY(dp__check_pointer(fn, "weights", cut->weights));
+    if (!sizes && !weights && cut->split_count != 0)
         return dp_error(DP_ERR_INVALID,
                         "%s: split_count is %zu, and neither sizes nor weights is given", fn,
-                        how->split_count);
-    if ((sizes || weights) && how->split_count != count)
+                        cut->split_count);
+    if ((sizes || weights) && cut->split_count != count)
         return dp_error(DP_ERR_INVALID,
                         "%s: split_count is %zu, %s has an entry for each of %zu "
                         "part%s",
-                        fn, how->split_count, sizes ? "sizes" : "weights", count, dp__s(count));
+                        fn, cut->split_count, sizes ? "sizes" : "weights", count, dp__s(count));
     for (size_t i = 0; sizes && i < count; i++)
-        if (how->sizes[i] < 0)
+        if (cut->sizes[i] < 0)
             return dp_error(DP_ERR_INVALID, "%s: sizes[%zu] is %lld", fn, i,
-                            (long long)how->sizes[i]);
-    return weights ? dp__check_weights(fn, how->weights, count) : DP_OK;
+                            (long long)cut->sizes[i]);
+    return weights ? dp__check_weights(fn, cut->weights, count) : DP_OK;
 }
 
 /* None of the sizes is negative. */
@@ -1028,13 +1028,13 @@ static dp_status dp__check_sizes(const char *fn, const int64_t *sizes, int64_t r
                     dp__s((size_t)rows));
 }
 
-/* `how` was checked for `count` parts. */
-static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t rows, size_t count,
+/* `cut` was checked for `count` parts. */
+static dp_status dp__split(const char *fn, const dp_cut *cut, int64_t rows, size_t count,
                            int64_t *out, size_t *out_made)
 {
     int64_t parts = (int64_t)count, chunk = rows / parts + (rows % parts != 0), left = rows;
     *out_made = count;
-    switch (how->split) {
+    switch (cut->split) {
     case DP_SPLIT_BALANCED:
         for (int64_t i = 0; i < parts; i++)
             out[i] = rows / parts + (i < rows % parts);
@@ -1045,29 +1045,29 @@ static dp_status dp__split(const char *fn, const dp_scatter_config *how, int64_t
         *out_made = rows > 0 ? (size_t)((rows - 1) / chunk + 1) : count;
         return DP_OK;
     case DP_SPLIT_SIZES:
-        DP_TRY(dp__check_sizes(fn, how->sizes, rows, count));
-        memcpy(out, how->sizes, count * sizeof *out);
+        DP_TRY(dp__check_sizes(fn, cut->sizes, rows, count));
+        memcpy(out, cut->sizes, count * sizeof *out);
         return DP_OK;
     case DP_SPLIT_WEIGHTS:
-        dp__split_weights(how->weights, rows, count, out);
+        dp__split_weights(cut->weights, rows, count, out);
         break;
     }
     return DP_OK;
 }
 
-DP_API dp_status dp_split_rows(const dp_scatter_config *how, int64_t rows, size_t part_count,
+DP_API dp_status dp_split_rows(const dp_cut *cut, int64_t rows, size_t part_count,
                                int64_t *out_rows, size_t *out_part_count)
 {
     size_t made = 0;
-    how = how != NULL ? how : &dp__scatter_default;
+    cut = cut != NULL ? cut : &dp__scatter_default.cut;
     if (rows < 0)
         return dp_error(DP_ERR_INVALID, "%s: %lld rows", __func__, (long long)rows);
     if (part_count == 0 || part_count > INT_MAX)
         return dp_error(DP_ERR_INVALID, "%s: %zu parts", __func__, part_count);
     DP_TRY(dp__check_pointer(__func__, "out_rows", out_rows));
     DP_TRY(dp__check_pointer(__func__, "out_part_count", out_part_count));
-    DP_TRY(dp__check_split(__func__, how, part_count));
-    DP_TRY(dp__split(__func__, how, rows, part_count, out_rows, &made));
+    DP_TRY(dp__check_split(__func__, cut, part_count));
+    DP_TRY(dp__split(__func__, cut, rows, part_count, out_rows, &made));
     *out_part_count = made;
     return DP_OK;
 }
@@ -1204,17 +1204,17 @@ static dp_status dp__plan_group(const dp__plan *plan, dp_value value, const dp__
 static dp_status dp__plan_decide(dp__plan *plan, const dp_container *container,
                                  const dp__path *path)
 {
-    bool sizes = plan->how->split == DP_SPLIT_SIZES && plan->device_count > 1;
+    bool sizes = plan->how->cut.split == DP_SPLIT_SIZES && plan->device_count > 1;
     plan->total = 0;
     for (size_t i = 0; i < plan->device_count; i++) {
         plan->sizes[i] = i < plan->most ? dp__group_rows(container, i) : 0;
         if (__builtin_add_overflow(plan->total, plan->sizes[i], &plan->total))
             return dp__path_error(DP_ERR_INVALID, path, ": too many rows");
-        if (sizes && plan->sizes[i] != plan->how->sizes[i])
+        if (sizes && plan->sizes[i] != plan->how->cut.sizes[i])
             return dp__path_error(DP_ERR_MISMATCH, path,
                                   " has %lld sample%s in group %zu, and sizes[%zu] is %lld",
                                   (long long)plan->sizes[i], dp__s((size_t)plan->sizes[i]), i, i,
-                                  (long long)plan->how->sizes[i]);
+                                  (long long)plan->how->cut.sizes[i]);
     }
     plan->rows_of = container;
     plan->rows = plan->total;
@@ -1279,7 +1279,8 @@ static dp_status dp__plan_rows(dp__plan *plan, int64_t rows)
 {
     if (plan->rows == rows)
         return DP_OK;
-    DP_TRY(dp__split(plan->fn, plan->how, rows, plan->device_count, plan->sizes, &plan->made));
+    DP_TRY(
+        dp__split(plan->fn, &plan->how->cut, rows, plan->device_count, plan->sizes, &plan->made));
     plan->rows = rows;
     return DP_OK;
 }
@@ -1302,7 +1303,7 @@ static void dp__plan_count(dp__plan *plan, const dp_tensor *tensor, int64_t rows
 static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const dp__path *path)
 {
     char where[160];
-    int dim = plan->how->dim;
+    int dim = plan->how->cut.dim;
     bool has_dim = dim >= -tensor->ndim && dim < tensor->ndim;
     int64_t rows = has_dim ? tensor->shape[dim < 0 ? dim + tensor->ndim : dim] : 0;
     if (dp__device_of(plan->ctx, tensor->device) == NULL)
@@ -1316,7 +1317,7 @@ static dp_status dp__plan_tensor(dp__plan *plan, const dp_tensor *tensor, const 
     if (!has_dim)
         return dp__path_error(DP_ERR_INVALID, path, " has %d dim%s, dim %d is out of range",
                               tensor->ndim, dp__s(tensor->ndim), dim);
-    if (plan->total != rows && (plan->fixed || plan->how->split != DP_SPLIT_CHUNK))
+    if (plan->total != rows && (plan->fixed || plan->how->cut.split != DP_SPLIT_CHUNK))
         return dp__path_error(DP_ERR_MISMATCH, path,
                               " has %lld row%s and %s has %lld%s: they cannot be cut alike",
                               (long long)rows, dp__s((size_t)rows),
@@ -1382,7 +1383,7 @@ static dp_status dp__plan_begin(dp__plan *plan)
 {
     DP_TRY(dp__check_ranks(plan->fn, plan->ctx, plan->how));
     plan->device_count = dp__rank_count(plan->ctx, plan->how);
-    DP_TRY(dp__check_split(plan->fn, plan->how, plan->device_count));
+    DP_TRY(dp__check_split(plan->fn, &plan->how->cut, plan->device_count));
     plan->most = plan->device_count;
     plan->rows = -1;
     plan->sizes = dp__scope_bytes(plan->scope, plan->device_count * sizeof *plan->sizes, 8);
@@ -1428,7 +1429,7 @@ typedef struct dp__parter { /* maps a tree to its part `index` */
 static dp_status dp__part_tensor(dp__parter *parter, const dp_tensor *tensor, dp_value *out)
 {
     dp__plan *plan = parter->plan;
-    int dim = plan->how->dim < 0 ? plan->how->dim + tensor->ndim : plan->how->dim;
+    int dim = plan->how->cut.dim < 0 ? plan->how->cut.dim + tensor->ndim : plan->how->cut.dim;
     int64_t first = 0;
     dp_tensor *part = dp__of_copy(plan->scope, tensor, out);
     if (part == NULL)

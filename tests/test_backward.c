@@ -206,7 +206,7 @@ TEST_BACKENDS(the_gradient_of_a_number_has_no_dims)
     for (int i = 0; i < 2; i++) {
         dp_parallel_config three = over(3), one = over(1);
         dp_module *net = two_ways(ctx, "own", give_number, look), *par = NULL;
-        three.dim = one.dim = dims[i];
+        three.cut.dim = one.cut.dim = dims[i];
         CHECK_OK(dp_data_parallel(net, &three, &par));
         CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6],)"), dp_none(), NULL,
                            &out, &pass));
@@ -334,9 +334,9 @@ TEST_BACKENDS(none_of_one_replica_is_zeros_beside_others)
         }
     }
     dp_parallel_config config = over(2);
-    config.split = DP_SPLIT_SIZES;
-    config.sizes = sizes;
-    config.split_count = 2;
+    config.cut.split = DP_SPLIT_SIZES;
+    config.cut.sizes = sizes;
+    config.cut.split_count = 2;
     CHECK_OK(dp_data_parallel(net, &config, &par));
     gifts[0] = NOTHING; /* of no rows */
     gifts[1] = BOTH;

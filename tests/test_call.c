@@ -146,7 +146,8 @@ TEST_BACKENDS(methods_get_dense_memory)
 {
     dp_module *net = module_of(ctx, look_at_layouts, NULL), *par = NULL;
     dp_value out;
-    const dp_parallel_config cut = {.local_ranks = first_ranks, .local_rank_count = 2, .dim = 1};
+    const dp_parallel_config cut = {
+        .local_ranks = first_ranks, .local_rank_count = 2, .cut.dim = 1};
     CHECK_OK(dp_data_parallel(net, &cut, &par));
     for (layout = CUT; layout < LAYOUTS; layout++) {
         dp_value x = lay_out(scope), args = DP_LIST_OF(scope, x), kwargs = DP_DICT(scope, {"x", x});
@@ -1399,9 +1400,9 @@ TEST_BACKENDS(statistics_of_the_whole_batch)
         CHECK_OK(dp_data_parallel(net,
                                   &(dp_parallel_config){.local_ranks = first_ranks,
                                                         .local_rank_count = 2,
-                                                        .split = DP_SPLIT_SIZES,
-                                                        .sizes = (int64_t[]){4, 2},
-                                                        .split_count = 2},
+                                                        .cut.split = DP_SPLIT_SIZES,
+                                                        .cut.sizes = (int64_t[]){4, 2},
+                                                        .cut.split_count = 2},
                                   &par));
         CHECK_OK(dp_invoke(par, "forward", scope, tree_of(scope, "(f32[6]=1 2 3 4 10 20,)"),
                            dp_none(), NULL, &out, NULL));

@@ -64,7 +64,7 @@ TEST_BACKENDS(labels_follow_the_images_of_the_last_batch)
     for (size_t devices = 2; devices <= 3; devices++) {
         for (int split = DP_SPLIT_BALANCED; split <= DP_SPLIT_CHUNK; split++) {
             dp_parallel_config config = over(devices);
-            config.split = (dp_split)split;
+            config.cut.split = (dp_split)split;
             CHECK_OK(dp_container_parallel(module_of(ctx, note_part), &config, &par));
             CHECK_OK(dp_invoke(par, "forward", scope, dp_none(), batch_of(scope, 4, 3), NULL, &out,
                                NULL));
@@ -136,14 +136,14 @@ static void check_parts(dp_ctx *ctx, const cut_row *row, int face)
     const size_t devices = face == 0 ? 1 : 4;
     const dp_parallel_config config = {.local_ranks = first_ranks,
                                        .local_rank_count = devices,
-                                       .split = row->split,
-                                       .sizes = sizes ? row->sizes : NULL,
-                                       .weights = weights ? row->weights : NULL,
-                                       .split_count = sizes || weights ? devices : 0};
-    const dp_distributed_config all = {.split = config.split,
-                                       .sizes = config.sizes,
-                                       .weights = config.weights,
-                                       .split_count = config.split_count};
+                                       .cut.split = row->split,
+                                       .cut.sizes = sizes ? row->sizes : NULL,
+                                       .cut.weights = weights ? row->weights : NULL,
+                                       .cut.split_count = sizes || weights ? devices : 0};
+    const dp_distributed_config all = {.cut.split = config.cut.split,
+                                       .cut.sizes = config.cut.sizes,
+                                       .cut.weights = config.cut.weights,
+                                       .cut.split_count = config.cut.split_count};
     float numbers[5] = {0};
     dp_module *net = NULL, *par = NULL;
     dp_scope *scope = dp_scope_begin(ctx);

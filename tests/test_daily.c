@@ -834,7 +834,7 @@ TEST_BACKENDS(what_a_wrapper_says_of_itself)
     CHECK_OK(dp_data_parallel(
         outer,
         &(dp_parallel_config){
-            .local_ranks = ranks, .local_rank_count = 2, .output_rank = &output, .dim = 0},
+            .local_ranks = ranks, .local_rank_count = 2, .output_rank = &output, .cut.dim = 0},
         &par));
     CHECK_INT(dp_module_rank(inner), 2);
     CHECK_INT(dp_module_rank(par), 2);
@@ -893,10 +893,10 @@ TEST_BACKENDS(one_pass_without_a_wrapper)
                               &ask));
     CHECK_OK(dp_data_parallel_once(ask, "ask", scope, args, dp_none(), &two, &out, NULL));
     check_floats(ctx, out.as.t, (const float[]){0, 1}, 2);
-    two.dim = 99;
+    two.cut.dim = 99;
     CHECK_ERROR(dp_data_parallel_once(ask, "ask", scope, args, dp_none(), &two, &out, NULL),
                 DP_ERR_INVALID, "dp_data_parallel_once: dim is 99");
-    two.dim = 0;
+    two.cut.dim = 0;
     CHECK_ERROR(dp_data_parallel_once(ask, "tell", scope, args, dp_none(), &two, &out, NULL),
                 DP_ERR_UNSUPPORTED, "dp_data_parallel_once: 'module' has no method 'tell'");
     CHECK_ERROR(dp_data_parallel_once(ask, NULL, scope, args, dp_none(), &two, &out, NULL),
@@ -938,8 +938,8 @@ TEST(check_says_where_and_exits)
 
 TEST(local_ranks_have_their_count)
 {
-    const dp_parallel_config config = {DP_LOCAL_RANKS(3, 0, 1), .dim = 1};
+    const dp_parallel_config config = {DP_LOCAL_RANKS(3, 0, 1), .cut.dim = 1};
     const dp_scatter_config how = {DP_LOCAL_RANKS(5)};
-    CHECK(config.local_rank_count == 3 && config.local_ranks[0] == 3 && config.dim == 1);
+    CHECK(config.local_rank_count == 3 && config.local_ranks[0] == 3 && config.cut.dim == 1);
     CHECK(how.local_rank_count == 1 && how.local_ranks[0] == 5);
 }

@@ -559,7 +559,7 @@ TEST(what_cannot_be_distributed)
     CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "reduction is -1");
     config = (dp_distributed_config){.unused_params = (dp_unused)7};
     CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "7");
-    config = (dp_distributed_config){.dim = 99};
+    config = (dp_distributed_config){.cut.dim = 99};
     CHECK_ERROR(dp_distributed(net, &config, &par), DP_ERR_INVALID, "dim is 99");
     CHECK(par == NULL);
     CHECK_OK(dp_distributed(net, NULL, &par));

@@ -219,7 +219,7 @@ static double encoding_loss(dp_ctx *ctx, size_t devices, bool of_samples, bool t
     dp_value outs, mean;
     dp_input_grad grads;
     dp_scope *scope = dp_scope_begin(ctx);
-    config.split = DP_SPLIT_CHUNK;
+    config.cut.split = DP_SPLIT_CHUNK;
     CHECK_OK(dp_model_parallel(net, &config, &model));
     config.mean_of_samples = of_samples;
     CHECK_OK(dp_criterion_parallel(create(ctx, "mse", mse_methods, 2, NULL), &config, &criterion));
@@ -373,7 +373,7 @@ TEST_BACKENDS(targets_are_cut_as_the_outputs_were)
     dp_module *model = NULL, *criterion = NULL;
     dp_value outs, mean;
     CHECK_OK(dp_model_parallel(times(ctx, 2, false), &config, &model));
-    config.split = DP_SPLIT_CHUNK; /* of the targets: the outputs' own cut comes first */
+    config.cut.split = DP_SPLIT_CHUNK; /* of the targets: the outputs' own cut comes first */
     CHECK_OK(dp_criterion_parallel(create(ctx, "mse", mse_methods, 2, NULL), &config, &criterion));
     dp_value x = floats(scope, one_to_five, DP_SHAPE(4)), t = floats(scope, zeros, DP_SHAPE(4));
     dp_value more = floats(scope, zeros, DP_SHAPE(5));
@@ -508,9 +508,9 @@ TEST_BACKENDS(a_mean_of_no_samples_is_that_of_replicas)
     dp_value mean, x = tree_of(scope, "f32[4]"), nothing = tree_of(scope, "f32[0]");
     dp_pass *pass;
     config.mean_of_samples = true;
-    config.split = DP_SPLIT_SIZES;
-    config.sizes = sizes;
-    config.split_count = 2;
+    config.cut.split = DP_SPLIT_SIZES;
+    config.cut.sizes = sizes;
+    config.cut.split_count = 2;
     CHECK_OK(dp_criterion_parallel(create(ctx, "four", methods, 2, NULL), &config, &criterion));
     CHECK_OK(dp_invoke(criterion, "forward", scope,
                        DP_LIST_OF(scope, DP_LIST_OF(scope, x, x), nothing), dp_none(), NULL, &mean,
@@ -700,7 +700,7 @@ static void check_step(dp_ctx *ctx, const step_net *how, size_t devices, dp_spli
     dp_value log;
     float grad;
     double lists = how->list ? 2 : 1;
-    config.split = split;
+    config.cut.split = split;
     CHECK_OK(dp_data_parallel(net, &config, &par));
     CHECK_OK(dp_train_step(par, scope, step_data(scope, 10), NULL, &log));
     net_numbers(ctx, net, true, &grad);

@@ -325,7 +325,7 @@ TEST_BACKENDS(other_layouts_become_contiguous)
 static void check_round_trip(dp_ctx *ctx, dp_scope *scope, const dp_tensor *source,
                              const dp_scatter_config *cut)
 {
-    const dp_gather_config joined = {.dim = cut->dim};
+    const dp_gather_config joined = {.dim = cut->cut.dim};
     dp_value parts, out;
     CHECK_OK(dp_scatter(ctx, scope, dp_of(scope, source), cut, &parts));
     CHECK_OK(dp_gather(ctx, scope, parts, &joined, &out));
@@ -348,9 +348,9 @@ TEST_BACKENDS(gather_undoes_scatter)
         dp_tensor source = tree_tensor(scope, DP_I32, ndim, shape, 0), turned;
         CHECK_OK(dp_transpose(&source, 0, ndim - 1, &turned));
         for (int dim = -ndim; dim < ndim; dim++) {
-            dp_scatter_config cut = {.dim = dim, .split = DP_SPLIT_CHUNK};
+            dp_scatter_config cut = {.cut.dim = dim, .cut.split = DP_SPLIT_CHUNK};
             check_round_trip(ctx, scope, &source, &cut);
-            cut.split = DP_SPLIT_BALANCED;
+            cut.cut.split = DP_SPLIT_BALANCED;
             check_round_trip(ctx, scope, &turned, &cut);
         }
     }
@@ -360,8 +360,8 @@ TEST_BACKENDS(every_dtype)
 {
     for (int dtype = 0; dtype < DP_DTYPE_COUNT; dtype++) {
         dp_tensor source = tree_tensor(scope, (dp_dtype)dtype, DP_SHAPE(5, 3), 1);
-        check_round_trip(ctx, scope, &source, &(dp_scatter_config){.dim = 0});
-        check_round_trip(ctx, scope, &source, &(dp_scatter_config){.dim = 1});
+        check_round_trip(ctx, scope, &source, &(dp_scatter_config){.cut.dim = 0});
+        check_round_trip(ctx, scope, &source, &(dp_scatter_config){.cut.dim = 1});
     }
 }
 

@@ -907,25 +907,25 @@ static const dp_scatter_config *wrong_cuts(size_t *out_count)
     nan_weight[1] = (double)NAN;
     infinite[1] = (double)INFINITY;
     static const dp_scatter_config cuts[] = {
-        {.split = (dp_split)77},
-        {.split = (dp_split)-1},
-        {.dim = 1},
-        {.dim = -2},
-        {.dim = INT_MAX},
-        {.dim = INT_MIN},
+        {.cut.split = (dp_split)77},
+        {.cut.split = (dp_split)-1},
+        {.cut.dim = 1},
+        {.cut.dim = -2},
+        {.cut.dim = INT_MAX},
+        {.cut.dim = INT_MIN},
         {.local_ranks = ranks, .local_rank_count = 2},
         {.local_ranks = negative, .local_rank_count = 1},
         {.local_ranks = good},
         {.local_ranks = good, .local_rank_count = SIZE_MAX},
-        {.split = DP_SPLIT_SIZES},
-        {.split = DP_SPLIT_SIZES, .sizes = minus, .split_count = 3},
-        {.split = DP_SPLIT_SIZES, .sizes = short_of, .split_count = 3},
-        {.split = DP_SPLIT_SIZES, .sizes = wrap, .split_count = 3},
-        {.split = DP_SPLIT_WEIGHTS},
-        {.split = DP_SPLIT_WEIGHTS, .weights = none, .split_count = 3},
-        {.split = DP_SPLIT_WEIGHTS, .weights = below, .split_count = 3},
-        {.split = DP_SPLIT_WEIGHTS, .weights = nan_weight, .split_count = 3},
-        {.split = DP_SPLIT_WEIGHTS, .weights = infinite, .split_count = 3},
+        {.cut.split = DP_SPLIT_SIZES},
+        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = minus, .cut.split_count = 3},
+        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = short_of, .cut.split_count = 3},
+        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = wrap, .cut.split_count = 3},
+        {.cut.split = DP_SPLIT_WEIGHTS},
+        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = none, .cut.split_count = 3},
+        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = below, .cut.split_count = 3},
+        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = nan_weight, .cut.split_count = 3},
+        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = infinite, .cut.split_count = 3},
     };
     *out_count = sizeof cuts / sizeof cuts[0];
     return cuts;
@@ -942,8 +942,8 @@ TEST(wrong_cuts_of_a_batch)
     for (size_t i = 0; i < count; i++) {
         REJECT(dp_scatter, k.ctx, k.scope, k.tensor, &cuts[i], &outs.value);
         REJECT(dp_scatter_kwargs, k.ctx, k.scope, args, kwargs, &cuts[i], &outs.value, &outs.list);
-        if (cuts[i].dim == 0 && cuts[i].local_ranks == NULL) {
-            REJECT(dp_split_rows, &cuts[i], 4, 3, outs.rows, &outs.count);
+        if (cuts[i].cut.dim == 0 && cuts[i].local_ranks == NULL) {
+            REJECT(dp_split_rows, &cuts[i].cut, 4, 3, outs.rows, &outs.count);
         }
         if (cuts[i].local_ranks != NULL) {
             REJECT(dp_replicate, k.ctx, k.scope, k.tensor, &cuts[i], &outs.value);

@@ -13,11 +13,12 @@ static const net_shape by_rows = {0}, by_columns = {1};
 static dp_module *wrap(dp_module *net, size_t devices, dp_split split, int dim)
 {
     dp_module *par = NULL;
-    CHECK_OK(dp_data_parallel(
-        net,
-        &(dp_parallel_config){
-            .local_ranks = first_ranks, .local_rank_count = devices, .split = split, .dim = dim},
-        &par));
+    CHECK_OK(dp_data_parallel(net,
+                              &(dp_parallel_config){.local_ranks = first_ranks,
+                                                    .local_rank_count = devices,
+                                                    .cut.split = split,
+                                                    .cut.dim = dim},
+                              &par));
     return par;
 }
 
@@ -470,9 +471,9 @@ TEST_BACKENDS(sizes_and_weights_split_too)
     dp_module *net = noting(ctx), *par = NULL;
     dp_parallel_config config = {.local_ranks = first_ranks,
                                  .local_rank_count = 3,
-                                 .split = DP_SPLIT_SIZES,
-                                 .sizes = sizes,
-                                 .split_count = 3};
+                                 .cut.split = DP_SPLIT_SIZES,
+                                 .cut.sizes = sizes,
+                                 .cut.split_count = 3};
     CHECK_OK(dp_data_parallel(net, &config, &par));
     memset(sizes, 0, sizeof sizes); /* it has copies */
     note(par, scope, "(f32[5],)", "None");
@@ -481,9 +482,9 @@ TEST_BACKENDS(sizes_and_weights_split_too)
     CHECK_INT(seen.rows[2], 4);
     config = (dp_parallel_config){.local_ranks = first_ranks,
                                   .local_rank_count = 2,
-                                  .split = DP_SPLIT_WEIGHTS,
-                                  .weights = weights,
-                                  .split_count = 2};
+                                  .cut.split = DP_SPLIT_WEIGHTS,
+                                  .cut.weights = weights,
+                                  .cut.split_count = 2};
     CHECK_OK(dp_data_parallel(net, &config, &par));
     memset(weights, 0, sizeof weights);
     note(par, scope, "(f32[8],)", "None");
@@ -937,26 +938,26 @@ TEST_BACKENDS(wrong_wrappers)
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
                 "dp_data_parallel: output_rank is 44, the context");
     config.output_rank = NULL;
-    config.split = DP_SPLIT_SIZES;
+    config.cut.split = DP_SPLIT_SIZES;
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "sizes is NULL");
-    config.sizes = (int64_t[]){4};
+    config.cut.sizes = (int64_t[]){4};
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
                 "dp_data_parallel: split_count is 0, sizes has an entry for each of 1 part");
-    config.sizes = NULL;
+    config.cut.sizes = NULL;
     for (size_t i = 0; i < sizeof far_dims / sizeof far_dims[0]; i++) {
-        config.split = DP_SPLIT_BALANCED;
-        config.dim = far_dims[i];
+        config.cut.split = DP_SPLIT_BALANCED;
+        config.cut.dim = far_dims[i];
         CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "dim is ");
         CHECK_ERROR(
             dp_data_parallel_once(net, "forward", scope, dp_none(), dp_none(), &config, &out, NULL),
             DP_ERR_INVALID, "dp_data_parallel_once: dim is ");
     }
-    config.dim = 0;
+    config.cut.dim = 0;
     config.local_rank_count = 0;
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID,
                 "local_ranks is given and local_rank_count is 0");
     config.local_rank_count = 1;
-    config.split = (dp_split)9;
+    config.cut.split = (dp_split)9;
     CHECK_ERROR(dp_data_parallel(net, &config, &par), DP_ERR_INVALID, "9 is not a split");
     CHECK_OK(dp_module_create(ctx, &(dp_module_config){.name = "bare"}, &bare));
     CHECK_ERROR(dp_data_parallel(bare, NULL, &par), DP_ERR_INVALID,

@@ -10,7 +10,7 @@ static const int first_ranks[TREE_DEVICES] = {0, 1, 2, 3, 4, 5, 6, 7};
 static dp_scatter_config over(size_t count, dp_split split, int dim)
 {
     return (dp_scatter_config){
-        .local_ranks = first_ranks, .local_rank_count = count, .dim = dim, .split = split};
+        .local_ranks = first_ranks, .local_rank_count = count, .cut.dim = dim, .cut.split = split};
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -21,7 +21,7 @@ typedef struct rows_case {
     int64_t want[TREE_DEVICES];
 } rows_case;
 
-static void check_rows(const dp_scatter_config *how, const rows_case *row)
+static void check_rows(const dp_cut *how, const rows_case *row)
 {
     int64_t got[TREE_DEVICES + 1];
     size_t made = 99;
@@ -58,7 +58,7 @@ TEST(chunk_is_that_of_torch)
         {100, 8, 8, {13, 13, 13, 13, 13, 13, 13, 9}},
         {0, 4, 4, {0, 0, 0, 0}},
     };
-    const dp_scatter_config how = {.split = DP_SPLIT_CHUNK};
+    const dp_cut how = {.split = DP_SPLIT_CHUNK};
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         check_rows(&how, &table[i]);
     }
@@ -76,7 +76,7 @@ TEST(balanced_is_the_default)
         {0, 4, 4, {0, 0, 0, 0}},
         {7, 1, 1, {7}},
     };
-    const dp_scatter_config how = {.dim = 0};
+    const dp_cut how = {.dim = 0};
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         check_rows(&how, &table[i]);
         check_rows(NULL, &table[i]);
@@ -95,8 +95,8 @@ TEST(every_small_case)
                 chunk.want[row / most]++;
                 balanced.want[row % count]++;
             }
-            check_rows(&(dp_scatter_config){.split = DP_SPLIT_CHUNK}, &chunk);
-            check_rows(&(dp_scatter_config){.split = DP_SPLIT_BALANCED}, &balanced);
+            check_rows(&(dp_cut){.split = DP_SPLIT_CHUNK}, &chunk);
+            check_rows(&(dp_cut){.split = DP_SPLIT_BALANCED}, &balanced);
         }
     }
 }
@@ -105,10 +105,10 @@ TEST(many_rows_do_not_overflow)
 {
     int64_t got[2];
     size_t made;
-    const dp_scatter_config chunk = {.split = DP_SPLIT_CHUNK};
-    const dp_scatter_config weights = {
+    const dp_cut chunk = {.split = DP_SPLIT_CHUNK};
+    const dp_cut weights = {
         .split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 1}, .split_count = 2};
-    const dp_scatter_config *const all[] = {NULL, &chunk, &weights};
+    const dp_cut *const all[] = {NULL, &chunk, &weights};
     for (size_t i = 0; i < 3; i++) {
         CHECK_OK(dp_split_rows(all[i], INT64_MAX, 2, got, &made));
         CHECK_INT(made, 2);
@@ -116,8 +116,7 @@ TEST(many_rows_do_not_overflow)
         CHECK_INT(INT64_MAX - got[0], got[1]);
         CHECK(got[0] - got[1] <= 1 && got[1] - got[0] <= 1);
     }
-    const dp_scatter_config first = {
-        .split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 0}, .split_count = 2};
+    const dp_cut first = {.split = DP_SPLIT_WEIGHTS, .weights = (double[]){1, 0}, .split_count = 2};
     CHECK_OK(dp_split_rows(&first, INT64_MAX, 2, got, &made));
     CHECK_INT(got[0], INT64_MAX);
     CHECK_INT(got[1], 0);
@@ -132,9 +131,9 @@ TEST(sizes_are_taken_as_given)
         {5, 1, 1, {5}},
     };
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        check_rows(&(dp_scatter_config){.split = DP_SPLIT_SIZES,
-                                        .sizes = table[i].want,
-                                        .split_count = table[i].parts},
+        check_rows(&(dp_cut){.split = DP_SPLIT_SIZES,
+                             .sizes = table[i].want,
+                             .split_count = table[i].parts},
                    &table[i]);
     }
 }
@@ -143,7 +142,7 @@ TEST(wrong_sizes)
 {
     int64_t got[4];
     size_t made;
-    dp_scatter_config how = {.split = DP_SPLIT_SIZES, .sizes = (int64_t[]){2, 3}, .split_count = 2};
+    dp_cut how = {.split = DP_SPLIT_SIZES, .sizes = (int64_t[]){2, 3}, .split_count = 2};
     CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID,
                 "dp_split_rows: the sizes add up to 5, not to 6 rows");
     CHECK_ERROR(dp_split_rows(&how, 1, 2, got, &made), DP_ERR_INVALID,
@@ -168,7 +167,7 @@ TEST_BACKENDS(a_split_has_what_it_needs)
     static const int64_t sizes[] = {2, 4};
     static const double weights[] = {1, 2};
     static const struct {
-        dp_scatter_config how;
+        dp_cut how;
         const char *want;
     } table[] = {
         {{.split = DP_SPLIT_SIZES, .sizes = sizes}, "split_count is 0, sizes"},
@@ -191,10 +190,8 @@ TEST_BACKENDS(a_split_has_what_it_needs)
     size_t made;
     dp_value batch = tree_of(scope, "f32[6]"), out;
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        dp_scatter_config how = table[i].how;
-        CHECK_ERROR(dp_split_rows(&how, 6, 2, rows, &made), DP_ERR_INVALID, table[i].want);
-        how.local_ranks = first_ranks;
-        how.local_rank_count = 2;
+        const dp_scatter_config how = {first_ranks, 2, table[i].how};
+        CHECK_ERROR(dp_split_rows(&how.cut, 6, 2, rows, &made), DP_ERR_INVALID, table[i].want);
         CHECK_ERROR(dp_scatter(ctx, scope, batch, &how, &out), DP_ERR_INVALID, table[i].want);
     }
 }
@@ -218,9 +215,9 @@ TEST(weights_round_by_largest_remainder)
         {{4}, {9, 1, 1, {9}}},
     };
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-        check_rows(&(dp_scatter_config){.split = DP_SPLIT_WEIGHTS,
-                                        .weights = table[i].weights,
-                                        .split_count = table[i].want.parts},
+        check_rows(&(dp_cut){.split = DP_SPLIT_WEIGHTS,
+                             .weights = table[i].weights,
+                             .split_count = table[i].want.parts},
                    &table[i].want);
     }
 }
@@ -232,7 +229,7 @@ TEST(wrong_weights)
     const double wrong[][2] = {
         {1, -1}, {0, 0}, {1, (double)NAN}, {(double)INFINITY, 1}, {-0.5, 2}, {1.7e308, 1.7e308},
     };
-    dp_scatter_config how = {.split = DP_SPLIT_WEIGHTS, .split_count = 2};
+    dp_cut how = {.split = DP_SPLIT_WEIGHTS, .split_count = 2};
     CHECK_ERROR(dp_split_rows(&how, 6, 2, got, &made), DP_ERR_INVALID, "weights is NULL");
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         how.weights = wrong[i];
@@ -245,7 +242,7 @@ TEST(wrong_splits)
 {
     int64_t got[2];
     size_t made;
-    const dp_scatter_config unknown = {.split = (dp_split)9};
+    const dp_cut unknown = {.split = (dp_split)9};
     CHECK_STATUS(dp_split_rows(NULL, -1, 2, got, &made), DP_ERR_INVALID);
     CHECK_STATUS(dp_split_rows(NULL, 6, 0, got, &made), DP_ERR_INVALID);
     CHECK_STATUS(dp_split_rows(NULL, 6, 2, NULL, &made), DP_ERR_INVALID);
@@ -364,23 +361,23 @@ TEST_BACKENDS(sizes_and_weights_cut_all_fields)
 {
     dp_scatter_config how = over(3, DP_SPLIT_SIZES, 0);
     dp_value value = tree_of(scope, "{'x': f32[4], 'y': i8[4,1], 'z': 1}"), out;
-    how.sizes = (int64_t[]){1, 0, 3};
-    how.split_count = 3;
+    how.cut.sizes = (int64_t[]){1, 0, 3};
+    how.cut.split_count = 3;
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, out,
                "[{'x': f32[1]=0, 'y': i8[1,1]=0, 'z': 1}, {'x': f32[0]=, 'y': i8[0,1]=, 'z': 1}, "
                "{'x': f32[3]=1 2 3, 'y': i8[3,1]=1 2 3, 'z': 1}]");
-    how.split = DP_SPLIT_WEIGHTS;
-    how.sizes = NULL;
-    how.weights = (double[]){1, 0, 3};
+    how.cut.split = DP_SPLIT_WEIGHTS;
+    how.cut.sizes = NULL;
+    how.cut.weights = (double[]){1, 0, 3};
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, dp_get(dp_at(out, 2), "x"), "f32[3]=1 2 3");
     CHECK_INT(out.count, 3);
-    how.weights = (double[]){1, -1, 3};
+    how.cut.weights = (double[]){1, -1, 3};
     CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_INVALID, "weight");
-    how.split = DP_SPLIT_SIZES;
-    how.weights = NULL;
-    how.sizes = (int64_t[]){1, 1, 1};
+    how.cut.split = DP_SPLIT_SIZES;
+    how.cut.weights = NULL;
+    how.cut.sizes = (int64_t[]){1, 1, 1};
     CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_INVALID, "4");
     CHECK_ERROR(dp_scatter(ctx, scope, tree_of(scope, "(f32[3], f32[2])"), &how, &out),
                 DP_ERR_MISMATCH, "[1]");
@@ -391,8 +388,8 @@ TEST_BACKENDS(sizes_2_4_of_6_by_4)
 {
     dp_scatter_config how = over(2, DP_SPLIT_SIZES, 0);
     dp_value out;
-    how.sizes = (int64_t[]){2, 4};
-    how.split_count = 2;
+    how.cut.sizes = (int64_t[]){2, 4};
+    how.cut.split_count = 2;
     CHECK_OK(dp_scatter(ctx, scope, tree_of(scope, "f32[6,4]"), &how, &out));
     CHECK_TREE(ctx, out,
                "[f32[2,4]=0 1 2 3 4 5 6 7, "
@@ -408,11 +405,11 @@ TEST_BACKENDS(dim_minus_2_of_4_by_4_is_dim_0)
     dp_value value = tree_of(scope, "f32[4,4]"), out;
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     snprintf(first, sizeof(first), "%s", tree_text(ctx, out));
-    how.dim = -2;
+    how.cut.dim = -2;
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, out, first);
     CHECK_TREE(ctx, dp_at(out, 1), "f32[1,4]=4 5 6 7");
-    how.dim = -1;
+    how.cut.dim = -1;
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, dp_at(out, 1), "f32[4,1]=1 5 9 13");
 }
@@ -470,8 +467,8 @@ static void check_parts(dp_ctx *ctx, dp_scope *scope, const dp_tensor *source,
     int64_t rows[TREE_DEVICES], first = 0;
     size_t made;
     dp_value out;
-    int dim = how->dim < 0 ? how->dim + source->ndim : how->dim;
-    CHECK_OK(dp_split_rows(how, source->shape[dim], how->local_rank_count, rows, &made));
+    int dim = how->cut.dim < 0 ? how->cut.dim + source->ndim : how->cut.dim;
+    CHECK_OK(dp_split_rows(&how->cut, source->shape[dim], how->local_rank_count, rows, &made));
     CHECK_OK(dp_scatter(ctx, scope, dp_of(scope, source), how, &out));
     CHECK_INT(out.kind, DP_LIST);
     CHECK_INT(out.count, made);
@@ -480,7 +477,7 @@ static void check_parts(dp_ctx *ctx, dp_scope *scope, const dp_tensor *source,
         CHECK_OK(dp_as_tensor(dp_at(out, i), "part", DP_DTYPE_ANY, -1, &part));
         CHECK_INT(part->shape[dim], rows[i]);
         CHECK(tree_same_device(part->device, dp_local_device(ctx, how->local_ranks[i])));
-        check_part(ctx, source, how->dim, first, part);
+        check_part(ctx, source, how->cut.dim, first, part);
         first += rows[i];
     }
     CHECK_INT(first, source->shape[dim]);
@@ -495,7 +492,7 @@ TEST_BACKENDS(every_dim_and_number_of_devices)
             for (size_t devices = 1; devices <= 4; devices++) {
                 dp_scatter_config how = over(devices, DP_SPLIT_CHUNK, dim);
                 check_parts(ctx, scope, &source, &how);
-                how.split = DP_SPLIT_BALANCED;
+                how.cut.split = DP_SPLIT_BALANCED;
                 check_parts(ctx, scope, &source, &how);
             }
         }
@@ -508,7 +505,7 @@ TEST_BACKENDS(every_dtype)
         dp_tensor source = tree_tensor(scope, (dp_dtype)dtype, DP_SHAPE(7, 3), 1);
         dp_scatter_config how = over(4, DP_SPLIT_CHUNK, 0);
         check_parts(ctx, scope, &source, &how);
-        how.dim = 1;
+        how.cut.dim = 1;
         check_parts(ctx, scope, &source, &how);
     }
 }
@@ -532,15 +529,15 @@ TEST_BACKENDS(views_that_are_not_contiguous)
     dp_tensor base = tree_tensor(scope, DP_F32, DP_SHAPE(4, 5, 6), 0), view;
     dp_scatter_config how = over(3, DP_SPLIT_BALANCED, 0);
     CHECK_OK(dp_transpose(&base, 0, 2, &view));
-    for (how.dim = 0; how.dim < 3; how.dim++) {
+    for (how.cut.dim = 0; how.cut.dim < 3; how.cut.dim++) {
         check_parts(ctx, scope, &view, &how);
     }
     CHECK_OK(dp_narrow(&base, 1, 1, 3, &view));
-    for (how.dim = 0; how.dim < 3; how.dim++) {
+    for (how.cut.dim = 0; how.cut.dim < 3; how.cut.dim++) {
         check_parts(ctx, scope, &view, &how);
     }
     CHECK_OK(dp_select(&base, 1, 2, &view));
-    for (how.dim = 0; how.dim < 2; how.dim++) {
+    for (how.cut.dim = 0; how.cut.dim < 2; how.cut.dim++) {
         check_parts(ctx, scope, &view, &how);
     }
     view.stride[0] = 0; /* every row is the same one */
@@ -671,11 +668,11 @@ TEST_BACKENDS(one_device_cuts_nothing)
 {
     static const int second = 1;
     dp_value value = tree_of(scope, "(f32[3,2], f32[2], f32[], <: [[f32[4]]]>)"), out;
-    dp_scatter_config how = {.local_ranks = &second, .local_rank_count = 1, .dim = 1};
+    dp_scatter_config how = {.local_ranks = &second, .local_rank_count = 1, .cut.dim = 1};
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
-    how.split = DP_SPLIT_SIZES;
-    how.sizes = (int64_t[]){7};
-    how.split_count = 1;
+    how.cut.split = DP_SPLIT_SIZES;
+    how.cut.sizes = (int64_t[]){7};
+    how.cut.split_count = 1;
     CHECK_OK(dp_scatter(ctx, scope, value, &how, &out));
     CHECK_TREE(ctx, out, "[(f32[3,2]=0 1 2 3 4 5, f32[2]=0 1, f32[]=0, [f32[4]=0 1 2 3])]");
     for (uint32_t i = 0; i < 3; i++) {
@@ -702,7 +699,7 @@ TEST_BACKENDS(wrong_ranks)
 TEST_BACKENDS(wrong_arguments)
 {
     dp_value value = tree_of(scope, "f32[4]"), out;
-    const dp_scatter_config unknown = {.split = (dp_split)-1};
+    const dp_scatter_config unknown = {.cut.split = (dp_split)-1};
     CHECK_STATUS(dp_scatter(NULL, scope, value, NULL, &out), DP_ERR_INVALID);
     CHECK_STATUS(dp_scatter(ctx, NULL, value, NULL, &out), DP_ERR_INVALID);
     CHECK_STATUS(dp_scatter(ctx, scope, value, NULL, NULL), DP_ERR_INVALID);
@@ -796,8 +793,8 @@ TEST_BACKENDS(containers_decide_the_cut)
             for (size_t devices = 2; devices <= 4; devices++) { /* more than there are groups */
                 dp_scatter_config how = over(devices, splits[split], 0);
                 dp_value out;
-                how.weights = split == 2 ? (double[]){0, 1, 7, 1} : NULL;
-                how.split_count = split == 2 ? devices : 0;
+                how.cut.weights = split == 2 ? (double[]){0, 1, 7, 1} : NULL;
+                how.cut.split_count = split == 2 ? devices : 0;
                 CHECK_OK(dp_scatter(ctx, scope, tree_of(scope, table[i][0]), &how, &out));
                 CHECK_TREE(ctx, out, table[i][1]);
             }
@@ -855,8 +852,8 @@ TEST_BACKENDS(sizes_are_those_of_the_groups)
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         dp_scatter_config how = over(table[i].devices, DP_SPLIT_SIZES, 0);
         dp_value out;
-        how.sizes = table[i].sizes;
-        how.split_count = table[i].devices;
+        how.cut.sizes = table[i].sizes;
+        how.cut.split_count = table[i].devices;
         if (table[i].want != NULL) {
             CHECK_ERROR(dp_scatter(ctx, scope, value, &how, &out), DP_ERR_MISMATCH, table[i].want);
             continue;

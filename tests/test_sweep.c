@@ -267,18 +267,18 @@ static bool spoil_split(const dp_scatter_config **how, int n)
     static const int64_t sizes[NOBODY] = {-1};
     static const double weights[NOBODY] = {-1};
     static const dp_scatter_config wrong[] = {
-        {.split = (dp_split)77},
-        {.split = (dp_split)-1},
-        {.split = DP_SPLIT_SIZES},
-        {.split = DP_SPLIT_SIZES, .sizes = sizes},
-        {.split = DP_SPLIT_SIZES, .split_count = 1},
-        {.split = DP_SPLIT_SIZES, .sizes = sizes, .split_count = NOBODY},
-        {.split = DP_SPLIT_WEIGHTS},
-        {.split = DP_SPLIT_WEIGHTS, .weights = weights},
-        {.split = DP_SPLIT_WEIGHTS, .weights = weights, .split_count = NOBODY},
-        {.sizes = sizes, .split_count = 1},
-        {.weights = weights, .split_count = 1},
-        {.split_count = 1}};
+        {.cut.split = (dp_split)77},
+        {.cut.split = (dp_split)-1},
+        {.cut.split = DP_SPLIT_SIZES},
+        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = sizes},
+        {.cut.split = DP_SPLIT_SIZES, .cut.split_count = 1},
+        {.cut.split = DP_SPLIT_SIZES, .cut.sizes = sizes, .cut.split_count = NOBODY},
+        {.cut.split = DP_SPLIT_WEIGHTS},
+        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = weights},
+        {.cut.split = DP_SPLIT_WEIGHTS, .cut.weights = weights, .cut.split_count = NOBODY},
+        {.cut.sizes = sizes, .cut.split_count = 1},
+        {.cut.weights = weights, .cut.split_count = 1},
+        {.cut.split_count = 1}};
     const int count = sizeof wrong / sizeof wrong[0];
     *how = &wrong[n % count];
     return n < count;
@@ -293,7 +293,7 @@ static bool spoil_parallel(const dp_parallel_config **config, int n)
     wrong = (dp_parallel_config){0};
     *config = &wrong;
     if (n < 3) {
-        wrong.dim = dims[n];
+        wrong.cut.dim = dims[n];
         return true;
     }
     if (n == 3) {
@@ -304,10 +304,10 @@ static bool spoil_parallel(const dp_parallel_config **config, int n)
         return false;
     wrong.local_ranks = how->local_ranks;
     wrong.local_rank_count = how->local_rank_count;
-    wrong.split = how->split;
-    wrong.sizes = how->sizes;
-    wrong.weights = how->weights;
-    wrong.split_count = how->split_count;
+    wrong.cut.split = how->cut.split;
+    wrong.cut.sizes = how->cut.sizes;
+    wrong.cut.weights = how->cut.weights;
+    wrong.cut.split_count = how->cut.split_count;
     return true;
 }
 
@@ -655,7 +655,8 @@ FAILS(dp_key_at, dp_key_at(a->dict, 0) == NULL)
 FAILS(dp_text, dp_text(a->value) == NULL)
 CALL(dp_as_tensor, a->value, "it", a->dtype, -1, OUT(view))
 CALL(dp_collate, a->scope, &a->value, a->count, 1, OUT(value))
-CALL(dp_split_rows, a->cut, ROWS, a->count, a->outs != NULL ? a->outs->rows : NULL, OUT(count))
+CALL(dp_split_rows, a->cut != NULL ? &a->cut->cut : NULL, ROWS, a->count,
+     a->outs != NULL ? a->outs->rows : NULL, OUT(count))
 CALL(dp_scatter, a->ctx, a->scope, a->value, a->cut, OUT(value))
 CALL(dp_scatter_kwargs, a->ctx, a->scope, a->tuple, a->dict, a->cut, OUT(value), OUT(list))
 CALL(dp_gather, a->ctx, a->scope, a->list, a->gather, OUT(value))

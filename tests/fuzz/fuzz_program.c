@@ -518,17 +518,18 @@ static dp_status wrap(net *n, net_kind kind, net *inner)
     double weights[PROGRAM_RANKS];
     int count = 1 + next(p.w.info.local_count), first = dp_module_rank(inner->module),
         flags = next(64);
-    dp_parallel_config config = {
-        .local_ranks = ranks, .local_rank_count = (size_t)count, .split = (dp_split)(flags & 3)};
+    dp_parallel_config config = {.local_ranks = ranks,
+                                 .local_rank_count = (size_t)count,
+                                 .cut.split = (dp_split)(flags & 3)};
     for (int i = 0; i < count; i++) {
         ranks[i] = (first + i) % p.w.info.local_count;
-        int size = config.split < DP_SPLIT_SIZES ? 0 : next(4);
+        int size = config.cut.split < DP_SPLIT_SIZES ? 0 : next(4);
         sizes[i] = size;
         weights[i] = size;
     }
-    config.sizes = config.split == DP_SPLIT_SIZES ? sizes : NULL;
-    config.weights = config.split == DP_SPLIT_WEIGHTS ? weights : NULL;
-    config.split_count = config.split >= DP_SPLIT_SIZES ? (size_t)count : 0;
+    config.cut.sizes = config.cut.split == DP_SPLIT_SIZES ? sizes : NULL;
+    config.cut.weights = config.cut.split == DP_SPLIT_WEIGHTS ? weights : NULL;
+    config.cut.split_count = config.cut.split >= DP_SPLIT_SIZES ? (size_t)count : 0;
     config.output_to_host = (flags & 4) != 0;
     dp_distributed_config all = {.name = n->name,
                                  .reduction = (dp_reduction)(flags >> 2 & 3),
@@ -536,7 +537,7 @@ static dp_status wrap(net *n, net_kind kind, net *inner)
                                  .unused_params = (dp_unused)(flags % 3),
                                  .buckets = {flags & 32 ? 8 : 0, flags & 32 ? 16 : 0}};
     n->reduction = all.reduction == 0 ? DP_MEAN_RANKS : all.reduction;
-    n->muddy = all.buffers != DP_BUFFERS_FIRST || config.split == DP_SPLIT_WEIGHTS;
+    n->muddy = all.buffers != DP_BUFFERS_FIRST || config.cut.split == DP_SPLIT_WEIGHTS;
     switch (kind) {
     case DATA:
         return dp_data_parallel(inner->module, &config, &n->module);

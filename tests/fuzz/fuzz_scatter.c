@@ -24,12 +24,12 @@ static bool is_whole(const model *m)
 
 static bool has_dim(const model *m, const dp_tensor *tensor)
 {
-    return m->how->dim >= -tensor->ndim && m->how->dim < tensor->ndim;
+    return m->how->cut.dim >= -tensor->ndim && m->how->cut.dim < tensor->ndim;
 }
 
 static int64_t row_count(const model *m, const dp_tensor *tensor)
 {
-    return tensor->shape[m->how->dim < 0 ? m->how->dim + tensor->ndim : m->how->dim];
+    return tensor->shape[m->how->cut.dim < 0 ? m->how->cut.dim + tensor->ndim : m->how->cut.dim];
 }
 
 /* How the rows of a tensor fall; false when it cannot be cut. */
@@ -38,8 +38,8 @@ static bool cut(const model *m, const dp_tensor *tensor, int64_t *rows, size_t *
     if (!has_dim(m, tensor)) {
         return false;
     } else if (!m->fixed) {
-        return dp_split_rows(m->how, row_count(m, tensor), m->how->local_rank_count, rows, parts) ==
-               DP_OK;
+        return dp_split_rows(&m->how->cut, row_count(m, tensor), m->how->local_rank_count, rows,
+                             parts) == DP_OK;
     }
     memcpy(rows, m->sizes, sizeof m->sizes);
     *parts = m->most;
@@ -83,7 +83,7 @@ static bool group_samples(const dp_container *container, int64_t *out)
 /* The first to count its samples decides, the others are like it. */
 static void count_samples(model *m, const int64_t *samples)
 {
-    const int64_t *others = m->how->split == DP_SPLIT_SIZES ? m->how->sizes : samples;
+    const int64_t *others = m->how->cut.split == DP_SPLIT_SIZES ? m->how->cut.sizes : samples;
     size_t devices = m->how->local_rank_count;
     others = m->fixed ? m->sizes : others;
     m->bad = devices > 1 && memcmp(samples, others, devices * sizeof *samples) != 0;
@@ -124,7 +124,8 @@ static void count_tensor(model *m, const dp_tensor *tensor)
     m->bad = m->bad || (!is_whole(m) && !cut(m, tensor, rows, &parts));
     m->parts = parts < m->parts ? parts : m->parts;
     if (!m->bad && !is_whole(m) && !m->fixed) {
-        m->bad = m->how->split != DP_SPLIT_CHUNK && m->rows >= 0 && m->rows != row_count(m, tensor);
+        m->bad = m->how->cut.split != DP_SPLIT_CHUNK && m->rows >= 0 &&
+                 m->rows != row_count(m, tensor);
         m->rows = row_count(m, tensor);
     }
 }
@@ -173,7 +174,8 @@ static void check_tensor(fuzz *in, const model *m, const dp_tensor *whole, const
         FUZZ_CHECK(parts[i].kind == DP_TENSOR);
         const dp_tensor *part = parts[i].as.t;
         dp_device device = dp_local_device(in->ctx, m->how->local_ranks[i]);
-        FUZZ_CHECK(is_whole(m) || dp_narrow(whole, m->how->dim, first, rows[i], &want) == DP_OK);
+        FUZZ_CHECK(is_whole(m) ||
+                   dp_narrow(whole, m->how->cut.dim, first, rows[i], &want) == DP_OK);
         FUZZ_CHECK(fuzz_same_tensor(in->ctx, part, &want));
         FUZZ_CHECK(part->device.backend == device.backend && part->device.index == device.index);
         if (in->ctx == fuzz_ctx(false) && dp_tensor_count(part) > 0) {
@@ -238,7 +240,8 @@ static verdict judge_gather(const model *m, dp_value value)
 static void check_gather(fuzz *in, const model *m, dp_value whole, dp_value list)
 {
     int rank = fuzz_next(in, FUZZ_DEVICES), host = fuzz_next(in, 2);
-    const dp_gather_config back = {.local_rank = rank, .to_host = host == 1, .dim = m->how->dim};
+    const dp_gather_config back = {
+        .local_rank = rank, .to_host = host == 1, .dim = m->how->cut.dim};
     dp_value out;
     dp_status status = dp_gather(in->ctx, in->scope, list, &back, &out);
     if (status != DP_OK) {
@@ -270,8 +273,8 @@ static bool judge(model *m, dp_value value)
 {
     int64_t rows[FUZZ_DEVICES];
     size_t parts;
-    m->bad = m->how->split == DP_SPLIT_WEIGHTS &&
-             dp_split_rows(m->how, 0, m->how->local_rank_count, rows, &parts) != DP_OK;
+    m->bad = m->how->cut.split == DP_SPLIT_WEIGHTS &&
+             dp_split_rows(&m->how->cut, 0, m->how->local_rank_count, rows, &parts) != DP_OK;
     count_parts(m, DP_CONTAINER, value);
     m->parts = m->most;
     count_parts(m, DP_TENSOR, value);
@@ -308,8 +311,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     in.ctx = fuzz_ctx(fuzz_next(&in, 2) == 1);
     in.scope = dp_scope_begin(in.ctx);
     how.local_rank_count = 1 + (size_t)fuzz_next(&in, FUZZ_DEVICES);
-    how.dim = (fuzz_next(&in, 8) + 3) % 8 - 3; /* 0 is 0 */
-    how.split = (dp_split)fuzz_next(&in, 4);
+    how.cut.dim = (fuzz_next(&in, 8) + 3) % 8 - 3; /* 0 is 0 */
+    how.cut.split = (dp_split)fuzz_next(&in, 4);
     int first = fuzz_next(&in, FUZZ_DEVICES);
     for (size_t i = 0; i < how.local_rank_count; i++) {
         ranks[i] = (first + (int)i) % FUZZ_DEVICES;
@@ -318,11 +321,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         weights[i] = size;
         rows += size;
     }
-    how.sizes = how.split == DP_SPLIT_SIZES ? sizes : NULL;
-    how.weights = how.split == DP_SPLIT_WEIGHTS ? weights : NULL;
-    if (how.sizes != NULL || how.weights != NULL)
-        how.split_count = how.local_rank_count;
-    rows = how.split == DP_SPLIT_SIZES ? rows + (fuzz_next(&in, 16) == 1) : fuzz_next(&in, 8);
+    how.cut.sizes = how.cut.split == DP_SPLIT_SIZES ? sizes : NULL;
+    how.cut.weights = how.cut.split == DP_SPLIT_WEIGHTS ? weights : NULL;
+    if (how.cut.sizes != NULL || how.cut.weights != NULL)
+        how.cut.split_count = how.local_rank_count;
+    rows = how.cut.split == DP_SPLIT_SIZES ? rows + (fuzz_next(&in, 16) == 1) : fuzz_next(&in, 8);
     scatter(&in, &how, rows);
     dp_scope_end(in.scope);
     return 0;
