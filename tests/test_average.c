@@ -399,7 +399,7 @@ TEST_BACKENDS(averages_go_on_where_they_stopped)
     }
 }
 
-TEST_BACKENDS(what_does_not_fit_is_not_loaded)
+TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
 {
     double before[ALL], got[ALL];
     dp_module *net = net_of(ctx, DP_F32, 0);

@@ -363,7 +363,7 @@ static void one_syncs(meeting *m)
     dp_close(ctx);
 }
 
-TEST(who_does_something_else_is_told_what_others_do)
+TEST(process_in_another_call_learns_the_others_call)
 {
     in_processes(2, one_syncs);
 }

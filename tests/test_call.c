@@ -1022,7 +1022,7 @@ static dp_status note_why(dp_call *call)
 }
 
 /* Those who wait already when one fails get its status; who comes later finds it gone. */
-TEST_BACKENDS(who_waits_is_told_that_another_failed)
+TEST_BACKENDS(waiting_replica_learns_that_another_failed)
 {
     dp_module *par = on_devices(module_of(ctx, note_why, NULL), 2);
     plan = (meeting){.count = 1, .rounds = 1, .odd_one = 1, .late = true};

@@ -900,7 +900,7 @@ static void check_wanted(world *w, const call *c, const data *d, unsigned wanted
     }
 }
 
-WORLD_TEST(who_gives_no_recv_wants_no_result)
+WORLD_TEST(rank_without_recv_gets_no_result)
 {
     static const dp_dtype dtypes[] = {DP_F32, DP_BF16, DP_I8};
     static data d;
@@ -1301,7 +1301,7 @@ WORLD_TEST(two_in_a_row)
 static void (*const exact_bodies[])(world *w) = {
     all_reduce,    reduce_scatter, reduce_to,
     broadcast,     all_gather,     all_to_all,
-    whole_numbers, sums_are_close, who_gives_no_recv_wants_no_result};
+    whole_numbers, sums_are_close, rank_without_recv_gets_no_result};
 
 TEST_SLOW(nccl_in_its_own_order_cuda, 120)
 {

@@ -224,7 +224,7 @@ TEST(the_log_on_stderr_gets_the_warning_once)
     check_stderr("info", (dp_log){NULL, NULL, 0}, 1);
 }
 
-TEST(who_wants_errors_only_gets_no_warning)
+TEST(error_level_hides_warnings)
 {
     break_gpus();
     check_stderr("error", (dp_log){NULL, NULL, 0}, 0);

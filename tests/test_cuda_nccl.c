@@ -1178,7 +1178,7 @@ static void one_aborts(meeting *m)
     }
 }
 
-TEST_SLOW(who_aborts_says_why, 30)
+TEST_SLOW(aborting_process_gives_the_reason, 30)
 {
     in_processes(3, one_aborts);
 }
@@ -1209,7 +1209,7 @@ static void one_reads_what_was_given_up(meeting *m)
     dp_close(ctx);
 }
 
-TEST_SLOW(what_was_given_up_is_not_read, 60)
+TEST_SLOW(abandoned_buffers_are_not_read, 60)
 {
     in_processes_but(2, 1, one_reads_what_was_given_up);
 }
@@ -1254,7 +1254,7 @@ static void one_runs_ahead(meeting *m)
     dp_close(ctx);
 }
 
-TEST_SLOW(who_runs_ahead_is_held_up, 60)
+TEST_SLOW(fast_rank_is_held_back, 60)
 {
     in_processes(2, one_runs_ahead);
 }
@@ -1428,7 +1428,7 @@ static void one_dies_and_nccl_says_so(meeting *m)
         check_ends(ctx, once, "has died", SOON_MS);
 }
 
-TEST_SLOW(who_has_gone_is_named_although_nccl_saw_it_first, 60)
+TEST_SLOW(dead_process_is_named_even_if_nccl_notices_first, 60)
 {
     in_processes_but(2, 1, one_dies_and_nccl_says_so);
     far_away = true;
@@ -1743,7 +1743,7 @@ static void one_is_silent(meeting *m)
     early_end(&e);
 }
 
-TEST_SLOW(what_is_not_reported_travels_last, 60)
+TEST_SLOW(unreported_units_travel_last, 60)
 {
     memcpy(shares, (int[]){1, 2}, 2 * sizeof(int));
     in_processes(2, one_is_silent);

@@ -207,7 +207,7 @@ static void one_mends_its_call(meeting *m)
     dp_close(ctx);
 }
 
-TEST(who_is_refused_may_mend_the_call)
+TEST(refused_call_may_be_corrected)
 {
     kind = kinds;
     in_processes(3, one_mends_its_call);
@@ -547,7 +547,7 @@ static void one_is_refused_and_closes(meeting *m)
     dp_close(ctx);
 }
 
-TEST_SLOW(who_was_refused_is_quoted, 30)
+TEST_SLOW(refused_rank_is_quoted, 30)
 {
     in_processes(2, one_is_refused);
     in_processes(3, one_is_refused);

@@ -568,7 +568,7 @@ static void step_by_what_is_ones_own(dp_ctx *ctx, int face, bool past_the_wrappe
     CHECK_OK(dp_optim_step(optim));
 }
 
-TEST_BACKENDS(what_ranks_have_not_reduced_is_no_step)
+TEST_BACKENDS(unreduced_gradients_are_not_stepped)
 {
     for (int face = 0; face < 2 * FACES; face++)
         step_by_what_is_ones_own(ctx, face / 2, face % 2 == 1);
@@ -862,7 +862,7 @@ static const char *change(dp_module *net, int how)
     }
 }
 
-TEST_BACKENDS(what_a_backward_needs_is_not_edited)
+TEST_BACKENDS(editing_between_forward_and_backward_is_refused)
 {
     for (int face = 0; face < FACES; face++)
         for (int how = 0; how < 5; how++) {

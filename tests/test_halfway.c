@@ -707,7 +707,7 @@ TEST(a_packed_copy_on_a_named_stream_keeps_its_memory)
 }
 
 /* Memory of the user's may go right after dp_keep copied it. */
-TEST(what_is_kept_needs_its_source_no_more)
+TEST(kept_values_outlive_their_source)
 {
     test_allocator counter;
     work w = {.ctx = open_with(decorate_device(lazy_device(toy_device())), &counter)};

@@ -153,7 +153,7 @@ TEST(each_gpu_has_code_of_its_own)
 }
 
 /* The log has no 0 at its end. */
-TEST(what_does_not_compile_is_quoted)
+TEST(compiler_errors_are_quoted)
 {
     dp_ctx *ctx = NULL;
     bool quoted = false;

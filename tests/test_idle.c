@@ -330,7 +330,7 @@ static void travels_unused(meeting *m)
     dp_close(ctx);
 }
 
-TEST(what_a_replica_does_not_use_travels_as_zeros)
+TEST(units_unused_by_a_replica_travel_as_zeros)
 {
     in_processes(2, travels_unused);
 }

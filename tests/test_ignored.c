@@ -88,7 +88,7 @@ static void other_shapes(meeting *m)
     dp_close(ctx);
 }
 
-TEST(what_is_ignored_stays_as_it_is)
+TEST(ignored_parameters_are_unchanged)
 {
     in_processes(3, other_shapes);
 }

@@ -645,7 +645,7 @@ static void wait_for_others(void)
     CHECK(seconds > 0 && seconds <= ms * 1.01e-3); /* from when it waits on */
 }
 
-TEST(who_is_missing_is_named_everywhere)
+TEST(missing_rank_is_named_on_all_ranks)
 {
     run_world(7, wait_for_others);
 }
@@ -884,7 +884,7 @@ static void one_dies_before_all_are_there(void)
     }
 }
 
-TEST(one_that_dies_early_is_named)
+TEST(process_that_dies_early_is_named)
 {
     nobody_launched_us();
     world = 4;
@@ -957,14 +957,14 @@ static void run_with_a_victim(int count, int process, int n, int slow)
     }
 }
 
-TEST_SLOW(one_that_dies_is_named_everywhere, 30)
+TEST_SLOW(dead_rank_is_named_on_all_ranks, 30)
 {
     for (int process = 0; process < 8; process++) {
         run_with_a_victim(8, process, SIGKILL, -1);
     }
 }
 
-TEST_SLOW(one_that_stops_is_named_everywhere, 60)
+TEST_SLOW(stopped_rank_is_named_on_all_ranks, 60)
 {
     for (int process = 0; process < 8; process += 1 + process % 3) {
         run_with_a_victim(8, process, SIGSTOP, -1);
@@ -973,7 +973,7 @@ TEST_SLOW(one_that_stops_is_named_everywhere, 60)
 
 /* Those that wait for process 6 began long before it began to wait for process 7, and those that
    wait for process 4 before it did for process 0. */
-TEST_SLOW(who_waits_is_not_taken_for_who_stops, 30)
+TEST_SLOW(waiting_rank_is_not_blamed, 30)
 {
     run_with_a_victim(8, 7, SIGSTOP, 6);
     run_with_a_victim(8, 0, SIGSTOP, 4);
@@ -1020,7 +1020,7 @@ static void one_closes_early(void)
     dp_close(ctx);
 }
 
-TEST(one_that_closes_is_missed_by_who_needs_it)
+TEST(closed_process_fails_only_those_that_need_it)
 {
     run_world(3, one_closes_early);
 }

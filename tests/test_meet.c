@@ -338,7 +338,7 @@ static void run_with_a_victim(uint64_t *seed)
                       victim, CROWD, all->opened[p] ? "" : " early", p, all->text[p]);
 }
 
-TEST_SLOW(who_ends_while_others_come_is_named, 60)
+TEST_SLOW(process_that_ends_while_others_connect_is_named, 60)
 {
     uint64_t seed = test_seed();
     const char *trials = getenv("TEST_TRIALS");
@@ -381,7 +381,7 @@ static void run_with_late_ones(void)
     }
 }
 
-TEST(who_comes_late_hears_the_reason)
+TEST(late_process_gets_the_reason)
 {
     use = use_tcp;
     run_with_late_ones();
@@ -406,7 +406,7 @@ static void try_twice(void)
     check_world("dp", NULL);
 }
 
-TEST(who_tries_again_meets)
+TEST(second_try_connects)
 {
     use = use_tcp;
     run_world(3, try_twice);

@@ -488,7 +488,7 @@ TEST_BACKENDS(ties_lose_no_memory)
     CHECK(data_of(children[2], "w", false) == data_of(children[2], "t", false));
 }
 
-TEST_BACKENDS(what_is_tied_is_alike)
+TEST_BACKENDS(tied_parameters_are_alike)
 {
     dp_param_config near = vector("w", NULL, NULL), far = near, cold = near, kept = near;
     cold.frozen = kept.buffer = true;
@@ -522,7 +522,7 @@ TEST_BACKENDS(what_is_tied_is_alike)
 }
 
 /* Wrappers keep lists of what shares memory; what is tied to may be gone before what is wrapped. */
-TEST_BACKENDS(what_is_wrapped_is_not_tied_any_more)
+TEST_BACKENDS(wrapped_parameters_cannot_be_tied)
 {
     const dp_param_config two[] = {vector("x", NULL, NULL), vector("y", NULL, NULL)};
     dp_module *net = family(ctx, "net", two, 2, NULL, 0), *out = NULL, *user = NULL;
@@ -744,7 +744,7 @@ TEST_BACKENDS(a_copy_is_whole_or_not_there)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-TEST_BACKENDS(what_is_in_use_is_not_destroyed)
+TEST_BACKENDS(module_in_use_is_not_destroyed)
 {
     dp_module *child = net_create(ctx, &by_rows, 0), *par = NULL;
     dp_module *net = make(ctx, (dp_module_config){.name = "outer",

@@ -987,7 +987,7 @@ static void others_in_process(meeting *m)
     dp_close(ctx);
 }
 
-TEST(who_does_something_else_is_named)
+TEST(process_in_another_call_is_named)
 {
     in_processes(2, others_in_process);
 }

@@ -694,7 +694,7 @@ static dp_status ask_net(dp_call *call)
     return dp_call_child(call, "net", "forward", call->args, call->kwargs, &call->out, NULL);
 }
 
-TEST_BACKENDS(who_owns_memory_may_write_to_it)
+TEST_BACKENDS(owner_of_memory_may_write_to_it)
 {
     static const dp_method methods[] = {{"forward", ask_net}};
     for (int form = 0; form <= 3; form++) {
@@ -1138,7 +1138,7 @@ static void check_shown(dp_ctx *ctx, dp_scope *scope, dp_module *par, float w, f
     }
 }
 
-TEST_BACKENDS(what_is_written_reaches_every_replica)
+TEST_BACKENDS(written_parameters_reach_every_replica)
 {
     static const dp_method methods[] = {{"forward", show_both}};
     static const dp_param_config params[] = {{.name = "w"}, {.name = "live", .buffer = true}};
@@ -1173,7 +1173,7 @@ TEST_ONE_MEMORY(n_devices_equal_one)
 TEST_ONE_MEMORY(gradients_add_up_over_passes)
 TEST_ONE_MEMORY(replicas_follow_the_parameters)
 TEST_ONE_MEMORY(buffers_come_from_replica_0)
-TEST_ONE_MEMORY(what_is_written_reaches_every_replica)
+TEST_ONE_MEMORY(written_parameters_reach_every_replica)
 
 static dp_tensor copied; /* of the second device */
 static atomic_int copy_runs;

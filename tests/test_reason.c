@@ -50,7 +50,7 @@ static void one_gives_up(void)
     dp_close(ctx);
 }
 
-TEST(who_gives_up_is_quoted)
+TEST(process_that_gives_up_is_quoted)
 {
     for (int i = 0; i < 2; i++) {
         closes = i == 1;
@@ -86,7 +86,7 @@ static void one_gives_up_beside(void)
     dp_close(ctx);
 }
 
-TEST(who_gives_up_while_it_waits_is_quoted)
+TEST(process_that_gives_up_while_waiting_is_quoted)
 {
     run_world(3, one_gives_up_beside);
 }
@@ -135,7 +135,7 @@ static void one_breaks(void)
     dp_close(ctx);
 }
 
-TEST(what_breaks_in_one_process_is_quoted)
+TEST(failure_in_one_process_is_quoted)
 {
     run_world(3, one_breaks);
 }
@@ -224,7 +224,7 @@ static void one_leaves_a_pass(void)
     free(g.local[0]);
 }
 
-TEST(who_leaves_a_pass_is_named)
+TEST(replica_that_leaves_a_pass_is_named)
 {
     run_world(2, one_leaves_a_pass);
 }

@@ -652,7 +652,7 @@ static void unused_in_processes(meeting *m)
     a_unit_is_unused(open_job(m, 1, dp_cpu()));
 }
 
-TEST(what_nobody_uses_is_zeros_for_a_hook)
+TEST(unused_units_are_zeros_for_a_hook)
 {
     a_unit_is_unused(open_here(1));
     in_processes(2, unused_in_processes);

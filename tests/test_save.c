@@ -935,7 +935,7 @@ TEST(paths_of_any_form)
     dp_close(ctx);
 }
 
-TEST(whoever_writes_there_already_is_let_alone)
+TEST(other_writers_of_the_file_are_left_alone)
 {
     dp_ctx *ctx = open_cpus(1);
     dp_scope *scope = dp_scope_begin(ctx);
@@ -1448,7 +1448,7 @@ static void save_for_long(meeting *m)
     dp_close(ctx);
 }
 
-TEST(who_waits_for_a_long_write_hears_of_it)
+TEST(waiting_process_learns_of_a_long_write)
 {
     enter_folder();
     in_processes(2, save_for_long);

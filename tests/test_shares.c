@@ -581,7 +581,7 @@ static void unused_in_processes(meeting *m)
     some_unused(open_process(m), m->process_count == 2 ? 0 : 1);
 }
 
-TEST(what_nobody_uses_stays_as_it_is)
+TEST(unused_units_are_unchanged)
 {
     some_unused(open_on(toy_device(), 2), 0);
     some_unused(open_on(toy_device(), 3), 1);

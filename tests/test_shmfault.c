@@ -399,7 +399,7 @@ static void open_with_stranger(dp_status want, const char *text)
     CHECK_INT(waitpid(pids[1], NULL, 0), pids[1]);
 }
 
-TEST(who_comes_and_does_not_get_on_is_named)
+TEST(process_that_joins_and_stalls_is_named)
 {
     then = say_nothing;
     open_with_stranger(DP_ERR_TIMEOUT,

@@ -1126,7 +1126,7 @@ static dp_value with(dp_scope *scope, dp_value dict, const char *key, dp_value v
     return dp_dict_make(scope, pairs, dp_count(dict));
 }
 
-TEST_BACKENDS(what_does_not_fit_is_not_loaded)
+TEST_BACKENDS(checkpoint_that_does_not_fit_changes_nothing)
 {
     dp_value saved, state, more;
     dp_module *net = begun_net(ctx);
@@ -1317,7 +1317,7 @@ static dp_status failing_update(dp_optim *optim, dp_module *module)
     return tidy_failure(module);
 }
 
-TEST_BACKENDS(who_fails_and_tidies_up_keeps_the_sentence)
+TEST_BACKENDS(cleanup_after_a_failure_keeps_the_sentence)
 {
     static const dp_optim_ops begins = {
         .size = sizeof begins, .begin = failing_begin, .update = failing_update};

@@ -568,7 +568,7 @@ MPI_SUITE(several_machines_have_mpi)
     dp_close(ctx);
 }
 
-MPI_SUITE(who_wants_no_launcher_is_alone)
+MPI_SUITE(without_a_launcher_a_process_is_alone)
 {
     dp_ctx *ctx;
     dp_info info;
@@ -855,7 +855,7 @@ static dp_status add_up(dp_ctx *ctx, size_t count)
 }
 
 /* Also a large one, of which some pieces have been given to MPI. */
-MPI_TEST_UNDER(who_does_not_come_is_named, 3, mpi_launch_broken)
+MPI_TEST_UNDER(missing_process_is_named, 3, mpi_launch_broken)
 {
     atexit(say_through);
     dp_ctx *ctx = open_by_mpi(1, 400);
@@ -873,7 +873,7 @@ MPI_TEST_UNDER(who_does_not_come_is_named, 3, mpi_launch_broken)
     exit(EXIT_SUCCESS);
 }
 
-MPI_TEST_UNDER(who_does_not_come_from_another_host, 2, mpi_launch_apart_broken)
+MPI_TEST_UNDER(missing_process_of_another_host_is_named, 2, mpi_launch_apart_broken)
 {
     atexit(say_through);
     dp_ctx *ctx = NULL;
@@ -893,7 +893,7 @@ MPI_TEST_UNDER(who_does_not_come_from_another_host, 2, mpi_launch_apart_broken)
 }
 
 /* Who waits, but not for as long as the others, answers them. */
-MPI_TEST_UNDER(who_has_come_is_not_named, 3, mpi_launch_broken)
+MPI_TEST_UNDER(present_process_is_not_named, 3, mpi_launch_broken)
 {
     atexit(say_through);
     dp_ctx *ctx = open_by_mpi(1, 1500);
@@ -957,7 +957,7 @@ MPI_TEST_UNDER(an_abort_ends_ones_own_wait, 2, mpi_launch_broken)
 }
 
 /* The one that says it is not in a collective; the others wait, and hear why. */
-MPI_TEST_UNDER(who_aborts_says_why, 3, mpi_launch_broken)
+MPI_TEST_UNDER(aborting_process_gives_the_reason, 3, mpi_launch_broken)
 {
     atexit(say_through);
     dp_ctx *ctx = open_by_mpi(1, 20000);
@@ -1000,7 +1000,7 @@ MPI_TEST_UNDER(failures_travel_beside_another_table, 3, mpi_launch_broken)
 }
 
 /* The table has no way to say it. */
-MPI_TEST_UNDER(who_aborts_beside_another_table_says_why, 3, mpi_launch_broken)
+MPI_TEST_UNDER(abort_beside_another_table_gives_the_reason, 3, mpi_launch_broken)
 {
     const dp_coll_ops *colls[] = {boot_coll(), NULL};
     dp_ctx *ctx = NULL;
@@ -1105,7 +1105,7 @@ static void check_strays(int kind, bool large)
     dp_close(ctx);
 }
 
-MPI_TEST_UNDER(who_is_in_something_else_is_named, 3, mpi_launch_broken)
+MPI_TEST_UNDER(process_in_another_collective_is_named, 3, mpi_launch_broken)
 {
     atexit(say_through);
     for (int kind = 0; kind < KINDS; kind++) {
@@ -1201,7 +1201,7 @@ static void other_root(void)
     dp_close(ctx);
 }
 
-MPI_TEST_UNDER(who_means_another_root_is_named, 3, mpi_launch_broken)
+MPI_TEST_UNDER(rank_with_another_root_is_named, 3, mpi_launch_broken)
 {
     atexit(say_through);
     other_root();
@@ -1226,7 +1226,7 @@ static void mpi_launch_to_be_ended(const char *name, int processes)
     CHECK_INT(remove(directory), 0);
 }
 
-MPI_TEST_UNDER(who_is_killed_takes_all_with_it, 3, mpi_launch_to_be_ended)
+MPI_TEST_UNDER(killed_process_ends_all, 3, mpi_launch_to_be_ended)
 {
     dp_ctx *ctx = open_by_mpi(1, 60000);
     CHECK_OK(add_up(ctx, 25));
@@ -1281,12 +1281,12 @@ static void one_is_killed(size_t count, bool soon)
     exit(EXIT_SUCCESS);
 }
 
-MPI_TEST_UNDER(who_is_killed_is_named, 3, mpi_launch_to_go_on)
+MPI_TEST_UNDER(killed_process_is_named, 3, mpi_launch_to_go_on)
 {
     one_is_killed(25, false);
 }
 
-MPI_TEST_UNDER(who_is_killed_in_a_groups_sum_is_named, 4, mpi_launch_to_go_on)
+MPI_TEST_UNDER(process_killed_in_a_group_sum_is_named, 4, mpi_launch_to_go_on)
 {
     setenv("DP_MACHINE", machine_of("aabb"), 1);
     one_is_killed(1 << 20, true);
@@ -1309,7 +1309,7 @@ MPI_TEST_UNDER(a_process_that_does_not_open_is_named, 3, mpi_launch_broken)
 }
 
 /* A failure that only one has, before all are in: the others are told. */
-MPI_TEST_UNDER(who_cannot_open_tells_the_others, 3, mpi_launch)
+MPI_TEST_UNDER(failed_open_is_reported_to_all, 3, mpi_launch)
 {
     const dp_coll_ops *colls[] = {dp_mpi_coll(), NULL};
     dp_ctx *ctx = NULL;
