@@ -1,9 +1,9 @@
 /* dp_data.h - v0.1.0 - what brings data to the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
-   so it is for every device and every number of processes. The one exception is threads: dp.h has
-   none to lend, as what it runs in parallel are devices, and a loader's threads wait for disks.
-   They come from dp/os.h, the file that a port to another system replaces.
+   Include it after dp.h, or instead. It uses only the public API of dp.h, so it works with every
+   device and any number of processes. The one exception is threads: dp.h runs devices in parallel,
+   but a loader's threads wait for disks. They come from dp/os.h, the file that a port to another
+   system replaces.
 
        static dp_status read(dp_sample *sample, void *user)          on several threads at once
        {
@@ -60,15 +60,14 @@ extern "C" {
 #endif
 
 /* ==== >>samplers ===============================================================================
-   A sampler is a few numbers, and a function of them: which sample stands at which position of an
-   epoch. It computes a permutation instead of storing one, so it takes no memory, begins anywhere
+   A sampler is a few numbers, and a function that says which sample is at which position of an
+   epoch. It computes a permutation instead of storing one. So it takes no memory, starts anywhere
    at once, and is the same on every machine.
 
-   Positions are dealt out to the ranks of a world as torch's DistributedSampler does, one after
-   another: rank r has r, r + world, and so on. With blocks they get so many in a row. Where a block
-   is the batch of a rank, the batches of all ranks together are the same samples, in the same
-   order, as one batch for all of them: that is what training with the same bits on any number of
-   processes needs (dp_config.shards).                                                           */
+   Positions are dealt to the ranks as by torch's DistributedSampler, one after another: rank r gets
+   r, r + world, and so on. With blocks each rank gets so many in a row. If a block is the batch of
+   a rank, the batches of all ranks together are the same samples, in the same order, as one batch
+   for all. Training with the same bits on any number of processes needs that (dp_config.shards). */
 
 typedef enum dp_sampling {
     DP_SAMPLE_PADDED, /* DistributedSampler: all ranks have equally many, samples from the beginning
@@ -95,20 +94,20 @@ DP_API int64_t dp_sampler_count(const dp_sampler *sampler);
 DP_API int64_t dp_sampler_index(const dp_sampler *sampler, int64_t epoch, int64_t position);
 
 /* ==== >>loader =================================================================================
-   A loader calls a function of yours for each sample and gives batches, in the order of its
-   sampler, whatever the number of threads that read. A sample that is a row of fixed size is
-   written where it stays: the batch is memory from which devices copy fast (pinned, for GPUs).
+   A loader calls a function of yours for each sample and gives batches in the order of its sampler,
+   whatever the number of reading threads. Samples of fixed size are written straight into the
+   batch, in memory from which devices copy fast (pinned, for GPUs).
 
-   Batches are read while those before them are computed, up to `ahead` of them. Each belongs to
-   the scope that it is given to, and its memory is used again when that has ended: a loop that
-   repeats itself allocates nothing. Eight threads that take 1 ms for a sample give batches as fast
-   as eight threads that do nothing else.
+   Up to `ahead` batches are read while earlier ones are computed. Each batch belongs to the scope
+   that it is given to, and its memory is reused when that has ended: a loop that repeats itself
+   allocates nothing. Eight threads that take 1 ms for a sample give batches as fast as eight
+   threads that do nothing else.
 
-   A function that fails spoils its batch: dp_loader_next returns what it said, with the number of
-   the sample, when the turn of that batch has come; the next call gives the one after it. Of
-   several that fail in a batch the one that stands first is named.
+   A function that fails spoils its batch. When that batch's turn comes, dp_loader_next returns the
+   function's error with the number of the sample; the next call gives the batch after it. If
+   several samples of a batch fail, the first is named.
 
-   One thread at a time uses a loader.                                                           */
+   One thread at a time uses a loader.                                                          */
 
 typedef struct dp_loader dp_loader;
 

@@ -6,43 +6,42 @@
    files need nothing from MPI.
 
    WHEN MPI IS USED
-   A context meets the other processes through MPI if MPI has brought them together: mpirun of Open
-   MPI or MPICH has started them, or another launcher that sets their variables, or srun --mpi=pmix
-   or =pmi2; or DP_LAUNCH=mpi says so; or MPI is initialised already, and has more than one process.
-   Otherwise, under torchrun say, or in a single process, it is as if this file were not there, and
-   MPI is not initialised. The processes are those of MPI_COMM_WORLD, or of a communicator of yours:
-   see dp_mpi_bootstrap.
+   A context meets the other processes through MPI in three cases: mpirun of Open MPI or MPICH, or
+   another launcher that sets their variables, or srun --mpi=pmix or =pmi2, has started them;
+   DP_LAUNCH=mpi says so; or MPI is already initialised with more than one process. Otherwise, as
+   under torchrun or in a single process, this file has no effect, and MPI is not initialised. The
+   processes are those of MPI_COMM_WORLD, or of your own communicator: see dp_mpi_bootstrap.
 
-   CPU devices of one machine still use shared memory, which is quicker: 25 MiB between two
-   processes took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. If there are several
-   machines, all use the table dp_mpi_coll() here. Processes of a machine then add up what is large
-   in memory that they share, in groups of 2, 4, 8 or more, and each group sends one sum (>>groups):
-   the processes have to follow each other on the machines, a multiple of that number on each.
-   mpirun places them so by default. Over a link of 1 Gbit/s, two hosts of two processes each add up
-   25 MiB in 220 ms; the link needs 210, one sum for each process took 458, and MPI_Allreduce of
-   Open MPI 530 to 630 (network namespaces on a busy machine). dp_config.colls overrides this.
+   CPU devices of one machine still use shared memory, which is faster: 25 MiB between two processes
+   took 8 ms, and 57 ms with MPI_Allreduce, on a busy machine. With several machines, all use the
+   table dp_mpi_coll() here. The processes of a machine then add up large data in shared memory, in
+   groups of 2, 4, 8 or more, and each group sends one sum (>>groups). For this the ranks must be
+   placed machine by machine, a multiple of the group's size on each; mpirun does so by default.
+   Over a link of 1 Gbit/s, two hosts of two processes each add up 25 MiB in 220 ms; the link needs
+   210, one sum for each process took 458, and MPI_Allreduce of Open MPI 530 to 630 (network
+   namespaces on a busy machine). dp_config.colls overrides this.
 
    THREADS
-   MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls that this file makes
-   exclude each other, and yours must not overlap with them. With less, only dp_open calls MPI, on
-   the thread that initialised it: that is enough on one machine, where memory is shared; the table
-   here is refused with DP_ERR_UNSUPPORTED, as the thread that carries gradients while you compute
-   has to call MPI. MPI_Init gives less: call MPI_Init_thread, or leave it to dp_open.
+   MPI is asked for MPI_THREAD_MULTIPLE. With MPI_THREAD_SERIALIZED the calls of this file exclude
+   each other, and yours must not overlap with them. With a lower level only dp_open calls MPI, on
+   the thread that initialised it. That is enough on one machine, where memory is shared. The table
+   here needs more, because the courier calls MPI while you compute: it fails with
+   DP_ERR_UNSUPPORTED. MPI_Init gives a lower level: call MPI_Init_thread, or leave it to dp_open.
 
    THE END
    MPI is finalised when the process exits, if dp_open has initialised it, all contexts were closed
-   and none has failed; never else. After a failure nothing waits for MPI, and what a collective was
-   given stays in its hands until the process ends, as does memory that processes share. mpirun
-   ends all processes then, and where one dies; told not to (--enable-recovery of Open MPI), the
-   others name that one after timeout_ms. Where you have initialised MPI, the error handler of
-   MPI_COMM_WORLD is yours, and Open MPI calls it for what fails in a collective of ours too: with
-   MPI_ERRORS_RETURN this library says what it was.
+   and none has failed; otherwise never. After a failure nothing waits for MPI. The buffers of a
+   collective, and shared memory, stay in use until the process ends. mpirun then ends all
+   processes, as it does when one dies. If it is told not to (--enable-recovery of Open MPI), the
+   others name the dead process after timeout_ms. If you have initialised MPI, the error handler of
+   MPI_COMM_WORLD is yours, and Open MPI calls it for failures in our collectives too. With
+   MPI_ERRORS_RETURN this library reports them.
 
    BITS
    The ranks of a process are added in a binary tree, then the processes in another, whatever
-   algorithm MPI has. Where all have the same number of ranks, a power of two, that is the tree of
-   all ranks, as everywhere (dp.h, >>collectives). f16 and bf16 are added in f32 and rounded once.
-   All ranks get the same bits.
+   algorithm MPI has. If all processes have the same number of ranks, a power of two, that is the
+   tree of all ranks, as everywhere (dp.h, >>collectives). f16 and bf16 are added in f32 and rounded
+   once. All ranks get the same bits.
 
    CONTENTS (search for the tag)
      >>world        a communicator of yours, and the table

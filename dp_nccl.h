@@ -11,26 +11,26 @@
    another collective, all others get an error that names it, within a second. On several machines
    that holds for a process that dies or fails.
 
-   GPUs of several processes need it, on one machine or on many. Among the GPUs of one process it
-   carries what is large and what it can add up as it is asked to; the rest goes over
-   dp_cuda_coll(). $DP_NCCL says from how many bytes on (1048576 if it is not set; this was not
-   measured); "off" leaves NCCL alone.
+   GPUs of several processes need NCCL, on one machine or on many. Among the GPUs of one process
+   NCCL takes large collectives, as far as it can add up as asked; the rest goes over
+   dp_cuda_coll(). $DP_NCCL sets from how many bytes on (default 1048576, which was not measured);
+   "off" does without NCCL.
 
-   A communicator carries known numbers first, 256 KiB of each GPU but not more than 4 MiB, the way
-   that its sums will go. If some arrive wrong, dp_open fails, and names the ranks. Where a pair of
-   GPUs of one process did not pass the check of dp_cuda.h, $NCCL_P2P_DISABLE is set to 1, unless it
-   is set. NCCL reads it with its first communicator in a process: if the program has used NCCL
-   before, it has to be set before the process starts.
+   When a communicator opens, it sends known numbers the way that its sums will go: 256 KiB of each
+   GPU, but not more than 4 MiB. If some arrive wrong, dp_open fails and names the ranks. If a pair
+   of GPUs of one process did not pass the check of dp_cuda.h, $NCCL_P2P_DISABLE is set to 1, unless
+   it is set. NCCL reads it with its first communicator in a process. So if the program has used
+   NCCL before, set it before the process starts.
 
-   Slices of a GPU (MIG) are GPUs of their own, told apart by their UUIDs. Processes on slices of
-   one GPU need NCCL 2.30 or newer; $NCCL_MULTI_RANK_GPU_ENABLE is set to 1 for them, unless it is
-   set. In one process slices do without NCCL.
+   Slices of a GPU (MIG) count as GPUs, told apart by their UUIDs. Processes on slices of one GPU
+   need NCCL 2.30 or newer; $NCCL_MULTI_RANK_GPU_ENABLE is set to 1 for them, unless it is set.
+   Slices in one process do not use NCCL.
 
-   With dp_config.shards sums are made in the order that dp_coll_ops states, from slices that the
-   ranks send each other: the bits are those of any other table. Without, NCCL adds up in an order
-   of its own, the same each time on the same machines; but what it cannot add up as it is asked to
-   is made of slices too. They take memory of each GPU, 4 MiB for each rank and 128 MiB at most:
-   from dp_open on with shards, else from the first such sum on.
+   With dp_config.shards sums are made in the order of dp_coll_ops, from slices that the ranks send
+   each other: the bits are those of any other table. Without shards, NCCL adds up in an order of
+   its own, the same each time on the same machines; sums that NCCL cannot make as asked use slices
+   too. Slices take memory of each GPU, 4 MiB for each rank and 128 MiB at most: from dp_open on
+   with shards, otherwise from the first such sum on.
 
    CONTENTS (search for the tag)
      >>library    what is called of NCCL, and how it is found
@@ -367,9 +367,9 @@ static int dp__nccl_taker(const dp__nccl_call *call, int gpu)
     return -1;
 }
 
-/* ==== >>failing ==================================================================================
-   A failure in NCCL is one of the job, and the first one stays: what came after it was caused by
-   it. From then on nobody but the keeper calls NCCL.                                            */
+/* ==== >>failing ================================================================================
+   A failure in NCCL fails the job, and the first one stays: later ones are its consequences. From
+   then on only the keeper calls NCCL.                                                          */
 
 static dp_status dp__nccl_status(ncclResult_t code)
 {

@@ -1,8 +1,7 @@
 /* dp_norm.h - v0.1.0 - batch statistics of all devices and ranks, for layers in dp.h - MIT licence
 
-   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use.
-   A layer that normalises by the batch, where the batch is spread over devices and processes, is
-   two methods:
+   Include it after dp.h, or instead. It uses only the public API of dp.h. A layer that normalises
+   by the batch, spread over devices and processes, is two methods:
 
        static dp_status norm_forward(dp_call *call)
        {
@@ -35,13 +34,12 @@
      >>layer      forward and backward
 
    WHO TAKES PART
-   All replicas of the pass and, where dp_distributed runs it, those of all processes: they meet
+   All replicas of the pass and, under dp_distributed, those of all processes: they exchange sums
    twice in a forward and once in a backward (dp_call_sum_ranks). A part without rows takes part
-   too; a process that has run out of data gives a batch of no rows. Evaluation, which uses the
-   running statistics, meets nobody, and neither does a part that is the only one. A device for
-   which the batch had no rows has no replica that could follow: where dp_distributed runs the
-   module it has the running statistics of before, until buffers are made equal at the next forward
-   that gets a pass.
+   too; a process that has run out of data gives a batch of no rows. Evaluation uses the running
+   statistics and exchanges nothing; neither does a part that is the only one. A device without rows
+   has no replica. Under dp_distributed it keeps its old running statistics until buffers are made
+   equal, before the next forward with a pass.
 
    NUMBERS
    Elements are f32, f64, f16 or bf16; halves are computed in f32. Sums are f64, first for the mean,

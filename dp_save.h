@@ -1,8 +1,8 @@
 /* dp_save.h - v0.1.0 - what a training program keeps in files - MIT licence
 
-   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
-   and of dp/os.h what writes to a file. Files are safetensors files: Python's `safetensors` opens
-   what is written here, and what it has written opens here.
+   Include it after dp.h, or instead. It uses only the public API of dp.h, and the functions of
+   dp/os.h that write files. Files are safetensors files: Python's `safetensors` reads them, and its
+   files can be read here.
 
        dp_module_save(par, step, &model);
        dp_optim_save(optim, step, &state);                     of dp_train.h
@@ -16,8 +16,8 @@
            epoch = dp_get(saved, "epoch").as.i;
        }
 
-   What is kept says nothing of devices, processes or wrappers, so it is the same file whatever has
-   written it, and may be loaded by a program on others.
+   A file does not depend on devices, processes or wrappers: it is the same whatever has written it,
+   and can be loaded on any others.
 
    CONTENTS (search for the tag)
      >>files        a tree of values in a file, and back
@@ -48,22 +48,21 @@ extern "C" {
 #endif
 
 /* ==== >>files ==================================================================================
-   A dict of tensors, on any device and with any strides, of numbers, strings, none, lists, tuples
-   and dicts. What is read equals what was written: names with dots, the order of entries, empty
-   things, tuples, 3 and 3.0. Containers and opaque pointers are refused, and so is text that is not
-   UTF-8.
+   A file holds a dict of tensors (on any device, with any strides), numbers, strings, none, lists,
+   tuples and dicts. Reading gives back what was written: names with dots, the order of entries,
+   empty values, tuples, and 3 apart from 3.0. Containers, opaque pointers and text that is not
+   UTF-8 are refused. Saves are atomic, even if the disk fills up or the process is killed.
 
-   In the file a tensor has the keys and indices that lead to it for a name, joined by dots:
-   {"optim": {"state": {"fc.weight": [a, b]}}} has optim.state.fc.weight.0 and .1. (Where two would
+   In the file, a tensor's name is made of the keys and indices that lead to it, joined by dots:
+   {"optim": {"state": {"fc.weight": [a, b]}}} has optim.state.fc.weight.0 and .1. (If two would
    have the same name, one gets a "~".) If there is anything but tensors at the top, `__metadata__`
-   has an entry "dp.h": JSON that says what the tree was. Others' entries of `__metadata__` are a
-   dict of strings under that key, and you may write such a one: {"format": "pt"} is what some
-   programs ask for.
+   has an entry "dp.h" with the tree as JSON. Other entries of `__metadata__` are a dict of strings
+   under that key, which you may write too: some programs ask for {"format": "pt"}.
 
-   Files of others come as a flat dict, in the order of their headers. What they hold is believed
-   only as far as it can be true: every byte belongs to one tensor, which has as many as its dtype
-   and shape say. Anything else is a DP_ERR_FILE that says what is wrong where; a dtype that dp.h
-   does not have is UNSUPPORTED.                                                                 */
+   Files of other programs are read as a flat dict, in the order of their headers. Files are
+   memory-mapped and validated before use: every byte must belong to one tensor, which has as many
+   as its dtype and shape say. Anything else is a DP_ERR_FILE that says what is wrong where. A dtype
+   that dp.h does not have is UNSUPPORTED.                                                      */
 
 /* The file is there as a whole or not at all: it is written beside its place, as path.part, waited
    for until the disk has it, and renamed. Whatever fails, the old file stays, and nothing is left
@@ -82,7 +81,7 @@ DP_MUST_USE DP_API dp_status dp_file_read(dp_ctx *ctx, dp_scope *scope, const ch
                                           dp_value *out);
 
 /* ==== >>models =================================================================================
-   Of modules and of wrappers, whose parameters have the names that they have without them.      */
+   Of modules and wrappers. Wrappers add nothing to the names of parameters.                    */
 
 /* A dict of all parameters and buffers of a module: its first owner's, as dp_module_param gives
    them. They are views, not copies, so write them out before the next step, or dp_keep them. */
@@ -105,8 +104,9 @@ DP_MUST_USE DP_API dp_status dp_module_load(dp_module *module, dp_value saved,
                                             const dp_module_load_config *config);
 
 /* ==== >>checkpoints ============================================================================
-   As dp_file_write and dp_file_read, for all processes of a job, which call it together, as they do
-   a collective. Alone they are the same.                                                        */
+   Like dp_file_write and dp_file_read, for all processes of a job. All processes make the call, as
+   they do for a collective, and each learns whether it succeeded. In a job of one process they are
+   the same.                                                                                    */
 
 /* Process 0 writes its value; those of the others do not matter, and may be none. All return when
    it is written, or could not be, with the same status. However long that takes, nobody times out

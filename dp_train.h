@@ -1,7 +1,7 @@
 /* dp_train.h - v0.1.0 - what stands around the wrappers of dp.h in a training program - MIT licence
 
-   Include it after dp.h, or instead. It uses nothing of dp.h but what a program of yours could use,
-   and of dp/os.h what writes a line, so it is for every device and every number of processes.
+   Include it after dp.h, or instead. It uses only the public API of dp.h, and the function of
+   dp/os.h that writes a line, so it works with every device and any number of processes.
 
        dp_optim *optim;
        dp_optim_create(par, &(dp_optim_config){.rule = dp_adamw(),
@@ -129,11 +129,11 @@ DP_API double dp_schedule_factor(const dp_schedule *schedule, int64_t step);
 
 /* ==== >>optim ==================================================================================
    An optimizer belongs to the module or wrapper that it is made for, and steps all its parameters
-   on every owner: where several devices have parameters of their own, each steps its own, and
-   nothing is sent. It is a dp_optim, for dp_train_step; by hand: dp_optim_step.
+   on every owner: if several devices have parameters of their own, each steps its own, and nothing
+   is sent. It is a dp_optim, for dp_train_step; by hand, call dp_optim_step.
 
-   As by torch.optim, a parameter without a gradient is not stepped: no weight decay, no momentum,
-   no count. dp_grads_used tells which have one. Ranks step the same parameters.                 */
+   As in torch.optim, a parameter without a gradient is not stepped: no weight decay, no momentum,
+   no count. dp_grads_used tells which have one. All ranks step the same parameters.            */
 
 typedef struct dp_param_group { /* a parameter belongs to the first group that it matches */
     const char *match;          /* a name; each * in it stands for any characters, or none. To match
@@ -247,9 +247,9 @@ DP_MUST_USE DP_API dp_status dp_optim_save(dp_optim *optim, dp_scope *scope, dp_
 DP_MUST_USE DP_API dp_status dp_optim_load(dp_optim *optim, dp_value saved);
 
 /* ==== >>clipping ===============================================================================
-   For loops of your own. The norm is that of all gradients of the module together, before they are
-   clipped; several owners have the same. If ranks reduce only some of them, others count once for
-   each process, and all processes ask: the norm is that of the job.                             */
+   For your own loops. The norm is that of all gradients of the module together, before clipping,
+   and equal for all owners. If ranks reduce only some gradients, the others count once for each
+   process. Then all processes make the call, and the norm is that of the job.                  */
 
 DP_MUST_USE DP_API dp_status dp_grad_norm(dp_module *module, double p, double *out); /* [host] */
 /* As torch's clip_grad_norm_: all are multiplied by most / (norm + 1e-6), unless that is above 1.
@@ -280,8 +280,8 @@ DP_MUST_USE DP_API dp_status dp_optims_log(const dp_named_optim *optims, size_t 
                                            dp_scope *scope, dp_value *out);
 
 /* ==== >>logging ================================================================================
-   A log of dp_train_step has what this process saw, and its tensors are numbers only once they are
-   read, so that a step waits for nothing.                                                       */
+   The log of dp_train_step has the numbers of this process. Its tensors become numbers only when
+   they are read, so that a step does not wait.                                                 */
 
 /* Of a log, or another dict of numbers and tensors of one element: the mean of each entry over all
    processes, as floats. Each counts as much as it has samples; of none in all it is NaN. All

@@ -1,6 +1,6 @@
 /* dp/config.h - v0.1.0 - what a config means - MIT licence
 
-   A room of dp.h, which includes it: from what a program has set, or has not, to what is opened.
+   Part of dp.h, which includes it: from what a program has set, or has not, to what is opened.
 
    CONTENTS (search for the tag)
      >>resolve  what a config means

@@ -1,6 +1,6 @@
 /* dp/core.h - v0.1.0 - what everything stands on - MIT licence
 
-   A room of dp.h, which includes it. All private structs, sentences, the log, the timeline, memory
+   Part of dp.h, which includes it. All private structs, sentences, the log, the timeline, memory
    that goes with scopes, and the work on tensors.
 
    CONTENTS (search for the tag)

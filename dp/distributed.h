@@ -1,6 +1,6 @@
 /* dp/distributed.h - v0.1.0 - a module on all ranks of a job - MIT licence
 
-   A room of dp.h, which includes it.
+   Part of dp.h, which includes it.
 
    CONTENTS (search for the tag)
      >>units        a face of all ranks: its parameters become units of a reducer

@@ -1,8 +1,8 @@
 /* dp/launch.h - v0.1.0 - how the processes of a job find each other - MIT licence
 
-   A room of dp.h, which includes it. A launcher says in the environment which process this is and
-   how many there are; process 0 listens, the others come to it, and all end up as a tree of
-   connections that stays open as long as the context. dp_spawn is the launcher for one machine.
+   Part of dp.h, which includes it. A launcher says in the environment which process this is and how
+   many there are; process 0 listens, the others come to it, and all end up as a tree of connections
+   that stays open as long as the context. dp_spawn is the launcher for one machine.
 
    CONTENTS (search for the tag)
      >>launchers  what the environment says

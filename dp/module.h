@@ -1,7 +1,7 @@
 /* dp/module.h - v0.1.0 - modules: parameters, replicas, passes - MIT licence
 
-   A room of dp.h, which includes it. Trees of modules, what a wrapper keeps for each device, and
-   one record of a pass: a method, its call, its backward.
+   Part of dp.h, which includes it. Trees of modules, what a wrapper keeps for each device, and one
+   record of a pass: a method, its call, its backward.
 
    CONTENTS (search for the tag)
      >>modules   methods, parameters and children, as they are given

@@ -1,6 +1,6 @@
 /* dp/os.h - v0.1.0 - the operating system - MIT licence
 
-   A room of dp.h, which includes it. It holds everything that calls the operating system, so that a
+   Part of dp.h, which includes it. It holds everything that calls the operating system, so that a
    port to another system replaces only this file. It needs POSIX threads (link with -lpthread where
    the C library wants it).
 

@@ -1,6 +1,6 @@
 /* dp/parallel.h - v0.1.0 - one model on many devices - MIT licence
 
-   A room of dp.h, which includes it. A batch is cut, replicas run, outputs are gathered; backward
+   Part of dp.h, which includes it. A batch is cut, replicas run, outputs are gathered; backward
    goes the other way. The wrappers of one process, losses where the outputs are, and dp_train_step.
 
    CONTENTS (search for the tag)

@@ -1,6 +1,6 @@
 /* dp/ranks.h - v0.1.0 - collectives of the ranks of a job - MIT licence
 
-   A room of dp.h, which includes it. It holds what comes between a collective that a user asks for
+   Part of dp.h, which includes it. It holds what comes between a collective that a user asks for
    and the table of functions that carries it out: checks, what a table may lack, the way through
    the host, and what was begun lately.
 

@@ -1,6 +1,6 @@
 /* dp/reduce.h - v0.1.0 - gradients equal on all ranks: buckets, courier, reducer - MIT licence
 
-   A room of dp.h, which includes it.
+   Part of dp.h, which includes it.
 
    CONTENTS (search for the tag)
      >>layout     what a config says, checked; ranges, units, and pieces

@@ -1,6 +1,6 @@
 /* dp/value.h - v0.1.0 - trees that are cut, joined and copied - MIT licence
 
-   A room of dp.h, which includes it. It holds the work on whole trees of tensors: they are made,
+   Part of dp.h, which includes it. It holds the work on whole trees of tensors: they are made,
    looked at, kept, collated from samples, scattered over devices, gathered, replicated and added
    up.
 
