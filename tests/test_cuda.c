@@ -578,6 +578,21 @@ TEST(a_pair_that_flips_bytes_goes_through_the_host)
     sim_check_leaks();
 }
 
+/* Pairs are good as long as both contexts live, whichever of them goes. */
+TEST(a_gpu_that_comes_again_is_checked_again)
+{
+    for (int stays = 0; stays < 2; stays++) {
+        cuda_pairs_directly(2);
+        dp_ctx *holds = open_cuda(2, &stays, 1), *ctx = open_pair();
+        CHECK_OK(add_up(ctx, 1000));
+        CHECK_STR(said, "");
+        dp_close(ctx);
+        goes_through_the_host(SIM_PEER_FLIPS, SIM_PEER_FLIPS, "words arrive wrong");
+        dp_close(holds);
+    }
+    sim_check_leaks();
+}
+
 TEST(each_direction_is_checked_by_itself)
 {
     sim_set_peer(1, 0, SIM_PEER_FLIPS);
