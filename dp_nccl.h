@@ -17,10 +17,12 @@
    "off" does without NCCL.
 
    When a communicator opens, it sends known numbers the way that its sums will go: 256 KiB of each
-   GPU, but not more than 4 MiB. If some arrive wrong, dp_open fails and names the ranks. If a pair
-   of GPUs of one process did not pass the check of dp_cuda.h, $NCCL_P2P_DISABLE is set to 1, unless
-   it is set. NCCL reads it with its first communicator in a process. So if the program has used
-   NCCL before, set it before the process starts.
+   GPU, but not more than 4 MiB. If some arrive wrong, dp_open fails and names the ranks. Without
+   shards it sends them by ncclAllGather: pairs of GPUs that exchange data only in dp_all_to_all, or
+   in sums that NCCL cannot make, are not checked. If a pair of GPUs of one process did not pass the
+   check of dp_cuda.h, $NCCL_P2P_DISABLE is set to 1, unless it is set. NCCL reads it with its first
+   communicator in a process. So if the program has used NCCL before, set it before the process
+   starts.
 
    Slices of a GPU (MIG) count as GPUs, told apart by their UUIDs. Processes on slices of one GPU
    need NCCL 2.30 or newer; $NCCL_MULTI_RANK_GPU_ENABLE is set to 1 for them, unless it is set.
