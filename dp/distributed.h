@@ -404,12 +404,12 @@ static dp_status dp__ranks_start(const char *fn, const dp__face *face, dp_scope 
 }
 
 /* ==== >>rounds =================================================================================
-   A pass with gradients meets the other ranks twice: before its forward, for buffers, and from its
-   backward on, in the reducer. What a forward refuses before it meets anybody is this process'
-   alone. Where a method fails in a forward by itself the others cannot be told but by failing the
-   job: they are on their way to its backward. Whatever fails in a backward, or in a step, which
-   ends with one, all hear when the gradients are reduced: this process takes part, and says that
-   what it gave does not count.                                                                  */
+   A pass with gradients exchanges data with the other ranks twice: before its forward, for buffers,
+   and from its backward on, in the reducer. If a forward is refused before the first exchange, only
+   this process gets the error. If a method fails in a forward by itself, the others are already on
+   their way to its backward, and only a failure of the job can tell them. A failure in a backward,
+   or in a step, which ends with one, is reported to all when the gradients are reduced: this
+   process takes part, and says that its gradients do not count.                                */
 
 static double dp__ranks_share(const dp_pass *pass, size_t r)
 {
@@ -813,8 +813,8 @@ DP_API dp_status dp_grad_ready(const dp_call *call, size_t param)
 }
 
 /* ==== >>distributed ============================================================================
-   A wrapper is made locally, compared, started, and given a reducer. If that fails, nothing is left
-   of it.                                                                                        */
+   A wrapper is made locally, compared with the others, initialised, and given a reducer. If one of
+   these fails, nothing is left of the wrapper.                                                 */
 
 static const char *const dp__buffers_names[] = {"DP_BUFFERS_FIRST", "DP_BUFFERS_MEAN",
                                                 "DP_BUFFERS_LOCAL"};
@@ -1236,9 +1236,9 @@ DP_API dp_status dp_buffers_compare(dp_module *module)
     return dp__numbers_compare(__func__, module, true);
 }
 
-/* ==== >>shares ==================================================================================
-   Whether gradients are scattered. All wrappers in a module's tree do it, or none; a wrapper that
-   has several parameters is asked, or told, as often.                                           */
+/* ==== >>shares =================================================================================
+   Whether gradients are scattered. All wrappers in a module's tree do it, or none. A wrapper with
+   several parameters is asked, or told, once for each.                                         */
 
 /* The first wrapper at a slot from *slot on, which goes to the one after it; NULL: there is no
    more. */
@@ -1306,8 +1306,8 @@ DP_API bool dp_grads_are_scattered(const dp_module *module)
     return scattered;
 }
 
-/* ==== >>buffers =================================================================================
-   They are equal before a forward, and apart after it.                                          */
+/* ==== >>buffers ================================================================================
+   Buffers are equal before a forward, and may differ after it.                                 */
 
 /* Replicas have them already: what they have of the parameters stays current. */
 static void dp__buffers_changed(dp__face *face)
@@ -1340,8 +1340,8 @@ DP_API dp_status dp_buffers_sync(dp_module *module)
 }
 
 /* ==== >>separate ===============================================================================
-   Each child that can be trained gets a wrapper of its own. The module and its children stay as
-   they are: a pass through what is made here finds the wrappers in the children's places.       */
+   Each child that can be trained gets a wrapper of its own. The module and its children are
+   unchanged: a pass through the result finds the wrappers in the children's places.            */
 
 typedef struct dp__separating {
     const char *fn;

@@ -203,10 +203,10 @@ static dp_status dp__check_coll(const dp__coll *coll)
 }
 
 /* ==== >>journal ================================================================================
-   With several processes each keeps what it has begun lately, for the sentences of a job that
-   fails: a ring for each of its communicators, written by the one thread that uses that, read by
-   any. Entries are stored word by word: who reads one while it is written gets a mixture of two,
-   and nothing worse.                                                                            */
+   With several processes each process records the collectives that it has begun lately, for the
+   error sentences of a failed job. There is a ring for each of its communicators, written by the
+   one thread that uses that communicator and read by any. Entries are stored word by word: reading
+   one while it is written gives a mixture of two entries, and nothing worse.                   */
 
 enum { DP__RECENT = 16, DP__LABEL_BYTES = 64, DP__TAG_BYTES = 40 };
 
@@ -510,8 +510,8 @@ static void dp__journal_say(dp_ctx *ctx, const char *text)
 }
 
 /* ==== >>reducing ===============================================================================
-   Collectives at the public edge: arguments are checked, then a world of one is served at once, any
-   other by the table of functions or, for what that lacks, by >>fallbacks.                      */
+   Collectives at the public edge. Arguments are checked. Then a job of one rank is served at once,
+   any other by the table of functions, or by >>fallbacks for what the table lacks.             */
 
 /* In a world of one every collective is a copy, which may be scaled. */
 static dp_status dp__copy_alone(const dp__coll *coll)
@@ -1220,9 +1220,9 @@ DP_API dp_status dp_agree(dp_ctx *ctx, dp_status status)
 }
 
 /* ==== >>fallbacks ==============================================================================
-   Verbs that a table may lack, done with those that it must have; and memory that a table cannot
-   reduce, since it is not aligned, copied to memory that is. They take device memory for a moment,
-   and wait until it is free again. */
+   Optional verbs are made of required ones if a table lacks them. Memory that is not aligned, which
+   a table cannot reduce, is copied to memory that is. Both take device memory for a moment, and
+   wait until it is free again.                                                                 */
 
 /* Elements that a rank receives in temporary memory; 0: it receives where the caller wants them. */
 static size_t dp__detour_count(const dp__coll *coll, int local_rank)

@@ -20,9 +20,9 @@
 #else
 
 /* ==== >>layout =================================================================================
-   Blocks are cut into ranges, ranges belong to units. A unit with memory of several dtypes has a
-   piece of each, since what travels together has one dtype. All memory of a reducer lies in its own
-   scope, and is allocated when it is created: a pass allocates nothing.                         */
+   Blocks are cut into ranges, and ranges belong to units. A bucket has one dtype, so a unit with
+   memory of several dtypes has a piece of each. All memory of a reducer is in its own scope and is
+   allocated when it is created: a pass allocates nothing.                                      */
 
 #define DP__REDUCER_LIVE 0x4edc0de5u /* dp_reducer.magic */
 
@@ -356,8 +356,9 @@ static dp_status dp__pieces_make(const char *fn, dp_reducer *reducer)
         masks[reducer->ranges[i].unit] |= 1u << reducer->blocks[reducer->ranges[i].block].dtype;
     for (size_t unit = 0; unit < reducer->unit_count; unit++) {
         if (masks[unit] == 0)
-            return dp_error(DP_ERR_INVALID, "%s: unit %zu has no range, unit %zu has", fn, unit,
-                            reducer->unit_count - 1);
+            return dp_error(DP_ERR_INVALID,
+                            "%s: unit %zu has no range (units 0 to %zu must each have one)", fn,
+                            unit, reducer->unit_count - 1);
         reducer->unit_pieces[unit + 1] = reducer->unit_pieces[unit] + dp__bits(masks[unit]);
     }
     reducer->piece_count = reducer->unit_pieces[reducer->unit_count];
@@ -430,10 +431,10 @@ static dp_status dp__pass_room(const char *fn, dp_reducer *reducer)
 }
 
 /* ==== >>buckets ================================================================================
-   Units in a given order are cut into buckets; a bucket is full as soon as it has as many bytes as
-   its cap. Each dtype has one open bucket at a time, so buckets travel in the order in which they
-   got their last piece: they cannot travel sooner. Where ranks get their shares alone a stretch is
-   in one bucket, which the last of its units completes.                                         */
+   Units in a given order are cut into buckets. A bucket is full when it has as many bytes as its
+   limit. Each dtype has one open bucket at a time. Buckets travel in the order in which they got
+   their last piece, because they cannot travel sooner. If each rank gets only its share, a stretch
+   is in one bucket, which the last of its units completes.                                     */
 
 static int dp__bucket_order(const void *a, const void *b)
 {
@@ -666,9 +667,9 @@ static void dp__buckets_make(dp_reducer *reducer)
 }
 
 /* ==== >>travel =================================================================================
-   How a bucket travels: as it lies, span by span, or flat. A flat bucket is copied into memory of
-   the reducer as one run, cast to the dtype that travels, and copied back. Buckets are flat if they
-   are cast, if they have many short runs, or for a hook, unless they are one run already.       */
+   How a bucket travels: in place, span by span, or flat. A flat bucket is copied into memory of the
+   reducer as one run, cast to the dtype that travels, and copied back. Buckets are flat if they are
+   cast, if they have many short runs, or for a hook, unless they are one run already.          */
 
 enum { DP__SHORT_RUN_BYTES = 16 << 10 }; /* copying this much twice costs about one collective */
 
@@ -939,9 +940,9 @@ static dp_status dp__bucket_travel(dp_reducer *reducer, size_t index, bool couri
 }
 
 /* ==== >>hooks ==================================================================================
-   A hook is the user's, so it may fail, or do different things on different ranks. Before each of
-   its collectives, and when it has returned, all ranks tell each other what they do next. If that
-   differs nobody goes on, so nobody waits: the pass is lost, and all ranks know.                */
+   A hook is the user's function, so it may fail, or do different things on different ranks. Before
+   each of its collectives, and when it has returned, all ranks tell each other what they do next.
+   If they differ, no rank goes on, so none waits: the pass is lost, and all ranks know it.     */
 
 DP__UNCHECKED static bool dp__is_reducer(const dp_reducer *reducer)
 {
@@ -1154,8 +1155,8 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
 }
 
 /* ==== >>times ==================================================================================
-   When things were, and how long they took. Everything here but the mean is under the context's
-   lock, as a courier tells of one bucket while the caller asks about others.                    */
+   When things happened, and how long they took. All of it except the mean is under the context's
+   lock, because a courier writes about one bucket while the caller reads about others.         */
 
 static double dp__seconds(uint64_t ns)
 {
@@ -1212,16 +1213,16 @@ static dp_reduce_times dp__times_mean(const dp_reduce_times *total, uint64_t cou
 }
 
 /* ==== >>courier ================================================================================
-   A separate thread carries the buckets of one pass at a time, strictly in their order, each as
-   soon as all local ranks have reported what is in it. It has its own communicator and streams, and
-   leaves the workers to the caller. Its streams come after those on which units were reported, and
-   it waits for them, one bucket after another: so nobody else has to, and a failure is known where
-   it happens.
+   A separate thread reduces the buckets of one pass at a time, strictly in order, each as soon as
+   all local ranks have reported its units. It has its own communicator and streams, and leaves the
+   workers to the caller. Its streams are ordered after those on which units were reported, and it
+   waits for them, one bucket after another. So no other thread has to wait, and a failure is known
+   where it happens.
 
-   Which pass rides is decided by begin and finish alone, which every process calls in the same
-   order: the oldest one, until it has finished, and then the next. One that finishes while an older
-   one is open is reduced by the caller, over the caller's communicator: nothing may wait for what
-   the same thread has to do later. So no order depends on timing.                               */
+   Only begin and finish decide which pass the courier works on, because every process calls these
+   in the same order: the oldest open pass until it has finished, then the next. If a pass finishes
+   while an older one is open, the caller reduces it over the caller's communicator: nothing may
+   wait for what the same thread does later. So no order depends on timing.                     */
 
 /* What a local rank has reported so far: its last stream has come after the ones before. NULL where
    the host reaches the device's memory, as its work is done when a call returns. */
@@ -1392,8 +1393,8 @@ static void dp__courier_end(dp_ctx *ctx)
 }
 
 /* ==== >>alike ==================================================================================
-   Each process writes down what it has, one line for each thing. All compare a hash over their
-   lines; only if that differs they look for the first line that does, by halving.               */
+   Each process writes one line for each thing that it has. All compare a hash of their lines. Only
+   if the hashes differ, they search for the first line that differs, by halving.               */
 
 typedef struct dp__lines {
     const char *fn;
@@ -1535,8 +1536,8 @@ static dp_status dp__layout_lines(dp__lines *lines, const dp_reducer *reducer)
 }
 
 /* ==== >>reducer ================================================================================
-   Reducers are made, compared with those of other ranks, queried, destroyed. What ranks have to
-   tell each other goes over the caller's communicator, on the caller's thread.                  */
+   Reducers are made, compared with those of other ranks, queried and destroyed. What ranks tell
+   each other for this goes over the caller's communicator, on the caller's thread.             */
 
 static dp_status dp__reducer_enter(const char *fn, const dp_reducer *reducer)
 {
@@ -2022,8 +2023,8 @@ DP_API dp_status dp_reducer_ready(dp_reducer *reducer, int local_rank, uint32_t 
 }
 
 /* ==== >>finishing ==============================================================================
-   Finish sees to it that everything is reduced. Ranks tell each other what was not reported, and,
-   once, the order of units.                                                                     */
+   Finish makes sure that everything is reduced. Ranks tell each other which units were not reported
+   and, once, the order of units.                                                               */
 
 /* The first of this process' ranks' units that was expected and did not come, or came without being
    expected, in one number; INT64_MAX: none; less than 0: a process excuses itself. */

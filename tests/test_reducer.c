@@ -1272,7 +1272,8 @@ TEST(wrong_ranges)
         {{{0, 1, 2, 2}, {0, 0, 0, 3}, {1, 2, 0, 1}}, "unit 0 at 0 overlaps that of unit 1 at 2"},
         {{{0, 0, 1, 2}, {0, 0, 1, 2}, {1, 1, 0, 1}}, "at 1 overlaps that of unit 0 at 1"},
         {{{0, 0, 0, 3}, {0, 2, 2, 2}, {1, 1, 1, 1}}, "unit 0 at 0 overlaps that of unit 2 at 2"},
-        {{{0, 0, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}}, "unit 1 has no range, unit 2 has"},
+        {{{0, 0, 0, 1}, {0, 2, 1, 1}, {0, 2, 2, 1}},
+         "unit 1 has no range (units 0 to 2 must each have one)"},
         {{{0, 3, 0, 1}, {0}, {0}}, "range 0 is of unit 3"}};
     dp_ctx *ctx = open_here(2);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
