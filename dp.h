@@ -588,6 +588,7 @@ typedef struct dp_device_info {
     uint64_t bytes_total, bytes_free; /* 0 when unknown */
     int compute_units;
     bool host_memory; /* the host may read and write this device's memory */
+    bool unified;     /* it may while no enqueued work uses that memory: after a wait */
     int memory; /* devices of one table with the same number, not 0, have one memory: each reads and
                    writes in the order of streams what another allocated, and nothing is copied from
                    one to the other; 0: one of its own */
@@ -982,14 +983,19 @@ DP_MUST_USE DP_API dp_status dp_reduce_add_into(dp_ctx *ctx, const dp_tensor *pa
    different collective is noticed, and a dead process after timeout_ms; the ranks of one process
    are always added first. Without dp_mpi.h, CPU devices of several machines are UNSUPPORTED.
 
-   GPUs of several processes use NCCL, if dp_nccl.h is compiled in, and are UNSUPPORTED without it
-   (dp_hip.h: RCCL takes NCCL's place). If dp_config.shards is set, sums have the order above.
-   Otherwise NCCL adds floats in an order of its own, the same each time on the same GPUs, and
-   rounds halves on the way. On one machine, a process that dies, closes or does something else is
-   named at once. On several machines, a failing process tells the others over their connections,
-   and the connections of a dead one break (unless dp_config.bootstrap is yours). Otherwise NCCL
-   notices, or timeout_ms passes. Then whatever a GPU still waits for is given up: dp_wait and
-   dp_read return the failure.                                                                  */
+   Devices with memory of their own that no table of collectives serves go through the host: the
+   table that serves CPU devices carries copies, with the same sums, sentences and time-outs. Copies
+   go in pieces of 1 MiB. dp_open allocates two for each rank; the next piece is copied out while
+   one is carried. In one job, either all devices are of this kind or none.
+
+   GPUs of several processes use NCCL, if dp_nccl.h is compiled in (dp_hip.h: RCCL takes NCCL's
+   place). Without it they go through the host, with a warning. With NCCL, sums have the order above
+   if dp_config.shards is set. Otherwise NCCL adds floats in an order of its own, the same each time
+   on the same GPUs, and rounds halves on the way. On one machine, a process that dies, closes or
+   does something else is named at once. On several machines, a failing process tells the others
+   over their connections, and the connections of a dead one break (unless dp_config.bootstrap is
+   yours). Otherwise NCCL notices, or timeout_ms passes. Then whatever a GPU still waits for is
+   given up: dp_wait and dp_read return the failure.                                            */
 
 typedef enum dp_op { DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD, DP_OP_MIN, DP_OP_MAX } dp_op;
 
@@ -1810,7 +1816,10 @@ DP_API void dp_trace_end(void);
                     through dev->ops only, and never compares tables.
      info           may be asked at any time. host_memory says that plain loads and stores by the
                     host reach memory from `alloc`; then scatter makes views instead of copies, and
-                    the host's own kernels are used.
+                    the host's own kernels are used. unified says that they do while no enqueued
+                    work uses that memory, and that later work sees what the host wrote. Then the
+                    core waits for the stream, and the host computes and carries collectives where
+                    the data is, without copies. Scatter still copies.
      stream_create  the core makes one compute stream per device. Work on a stream runs in order;
                     streams are ordered among each other by events only.
      ...            copies, kernels, alloc and free, from any thread; each stream is used by one
@@ -1833,8 +1842,9 @@ DP_API void dp_trace_end(void);
      copy_2d                 one copy a row
      peer_copy               through the host; so if it says DP_ERR_UNSUPPORTED, of some devices or
                              of all
-     kernel                  copied to the host, done there, copied back; so if it says
-                             DP_ERR_UNSUPPORTED, of some kinds, dtypes or flags, or of all
+     kernel                  copied to the host, done there, copied back (unified: done where it
+                             is); so if it says DP_ERR_UNSUPPORTED, of some kinds, dtypes or flags,
+                             or of all
      owns                    nobody asks
      host_call               the timeline has no row for the stream
      survives_fork           not used in a child of a process that has used it
@@ -2024,13 +2034,15 @@ struct dp_device_ops {
 };
 
 /* The life of a dp_coll_ops: `fits` is asked table by table, with the same answer in every process,
-   and the first that says yes is opened. Ranks rank_first .. rank_first + local_count - 1 are
-   local. Each collective gets one dp_part per local rank, with its stream filled in, and orders
-   its work on it; the array of parts is valid until the call returns. One thread at a time calls
-   into a comm, except abort and describe; several comms may be called at once. A failure may leave
-   work in those streams, and in no others: it is waited for. Its class is what the table says; with
-   several processes it must be JOB, since the others cannot know. A table may refuse a call, with
-   the class CALL, before it has begun anything of it. No wait for another process is longer than
+   and the first that says yes is opened. If none does for devices with memory of their own, all are
+   asked again for CPU devices in their place: the one that says yes carries copies in host memory,
+   a piece at a time. Ranks rank_first .. rank_first + local_count - 1 are local. Each collective
+   gets one dp_part per local rank, with its stream filled in, and orders its work on it; the
+   array of parts is valid until the call returns. One thread at a time calls into a comm, except
+   abort and describe; several comms may be called at once. A failure may leave work in those
+   streams, and in no others: it is waited for. Its class is what the table says; with several
+   processes it must be JOB, since the others cannot know. A table may refuse a call, with the
+   class CALL, before it has begun anything of it. No wait for another process is longer than
    timeout_ms; its error should name the rank that did not come. close runs no collective: it may
    come at any time. */
 typedef struct dp_comm_config {
@@ -2257,7 +2269,8 @@ typedef struct dp__hello {   /* what every process tells the others while it ope
     uint64_t machine, epoch; /* epoch: when it opened, by the clock on the wall */
     int32_t version, status;
     int32_t local_count;
-    int32_t coll; /* place of the table that it chose; -1: none yet */
+    int32_t coll;   /* place of the table that it chose; -1: none yet */
+    int32_t staged; /* that carries copies in host memory */
     int32_t shards;
 } dp__hello;
 
@@ -2291,6 +2304,11 @@ static dp_status dp__agree(dp__meeting *meeting, dp_status own)
         if (other->status != DP_OK)
             return dp_error(DP_ERR_REMOTE, "dp_open: process %d of %d failed: %s", i,
                             boot->process_count, dp_status_text((dp_status)other->status));
+        if (other->staged != meeting->own.staged)
+            return dp_error(DP_ERR_MISMATCH,
+                            "dp_open: process %d has devices whose memory the host does not reach, "
+                            "process %d has others: no table of collectives serves both",
+                            other->staged ? i : boot->process, other->staged ? boot->process : i);
         if (other->coll != meeting->own.coll)
             return dp_error(DP_ERR_MISMATCH,
                             "dp_open: process %d has its table of collectives in "
@@ -2311,7 +2329,7 @@ static bool dp__one_machine(const dp__meeting *meeting)
 static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_comm_config *out)
 {
     int count = ctx->info.local_count;
-    dp_dev **local = dp__host_alloc(&ctx->host, (size_t)count * sizeof *local, sizeof *local);
+    dp_dev **local = dp__host_alloc(&ctx->host, 2 * (size_t)count * sizeof *local, sizeof *local);
     if (local == NULL)
         return dp_error(DP_ERR_NO_MEMORY, "dp_open: no memory for %d devices", count);
     *out =
@@ -2326,47 +2344,10 @@ static dp_status dp__comm_config(dp_ctx *ctx, const dp__meeting *meeting, dp_com
                          .ordered = ctx->config.shards > 0};
     for (int i = 0; i < count; i++) {
         local[i] = ctx->devices[i].dev;
+        local[count + i] = ctx->host_device.dev; /* see dp__comm_choose */
         out->host_memory = out->host_memory && dp__is_host(&ctx->devices[i]);
     }
     return DP_OK;
-}
-
-/* The first table that fits; after the last of them comes the one that stages through the host. */
-static dp_status dp__comm_choose(const dp_ctx *ctx, const dp_comm_config *config, int *out_place)
-{
-    const dp_coll_ops *const *colls = ctx->config.colls;
-    int place = 0;
-    while (colls[place] != NULL && !colls[place]->fits(config))
-        place++;
-    if (colls[place] == NULL && !dp__staging_fits(config))
-        return dp_error(
-            DP_ERR_UNSUPPORTED,
-            "dp_open: no table of collectives serves '%s' devices of %d processes%s",
-            ctx->info.device_backend, ctx->info.process_count,
-            dp__backend_cuda != NULL &&
-                    strcmp(ctx->info.device_backend, dp__backend_cuda()->name) == 0
-                ? ": between GPUs of several processes NCCL carries the bytes, where dp_nccl.h is "
-                  "compiled in (DP_USE_NCCL, on AMD's DP_USE_RCCL)"
-            : !config->host_memory
-                ? ": the host does not reach their memory, so that a dp_coll_ops that does has to "
-                  "be in dp_config.colls"
-            : !config->one_machine
-                ? " on several machines: between machines MPI carries the bytes, where dp_mpi.h "
-                  "is compiled in (DP_USE_MPI) and MPI has started the processes (mpirun)"
-                : "");
-    *out_place = place;
-    return DP_OK;
-}
-
-static dp_status dp__comm_open(dp_ctx *ctx, const dp_comm_config *config, int place, dp_comm **out)
-{
-    const dp_coll_ops *coll = ctx->config.colls[place];
-    coll = coll != NULL ? coll : &dp__staging_ops;
-    ctx->info.coll_backend = coll->name;
-    dp_status status = coll->open(&ctx->host, config, out);
-    if (status != DP_OK)
-        *out = NULL; /* whatever the table has left there */
-    return status;
 }
 
 static dp_status dp__firsts_make(dp_ctx *ctx, const dp__meeting *meeting)
@@ -2386,34 +2367,38 @@ static dp_status dp__firsts_make(dp_ctx *ctx, const dp__meeting *meeting)
    processes each step is agreed upon before the next. */
 static dp_status dp__job_open(dp_ctx *ctx, dp__meeting *meeting)
 {
-    dp_comm_config config = {0};
-    int place = 0;
+    dp__choice choice = {.place = 0};
+    const dp_comm *carrier;
     for (int i = 0; meeting != NULL && i < meeting->boot->process_count; i++) {
         ctx->info.rank_first += i < meeting->boot->process ? meeting->all[i].local_count : 0;
         ctx->info.rank_count += i != meeting->boot->process ? meeting->all[i].local_count : 0;
     }
     if (ctx->info.rank_count == 1)
         return DP_OK;
-    dp_status status = dp__comm_config(ctx, meeting, &config);
+    dp_status status = dp__comm_config(ctx, meeting, &choice.config);
     if (status == DP_OK && meeting != NULL)
         status = dp__firsts_make(ctx, meeting);
     if (status == DP_OK && meeting != NULL)
         status = dp__journal_open(ctx);
     if (status == DP_OK)
-        status = dp__comm_choose(ctx, &config, &place);
+        status = dp__comm_choose(ctx, &choice);
     if (meeting != NULL) {
-        meeting->own.coll = place;
+        meeting->own.coll = choice.place;
+        meeting->own.staged = choice.staged;
         DP_TRY(dp__agree(meeting, status));
     }
     if (status == DP_OK)
-        status = dp__comm_open(ctx, &config, place, &ctx->comm);
+        status = dp__comm_open(ctx, &choice, &carrier, &ctx->comm);
+    if (status == DP_OK)
+        ctx->info.coll_backend = choice.staged ? ctx->comm->ops->name : choice.ops->name;
     if (meeting == NULL)
         return status;
     if (status == DP_OK)
         status = dp__wires_open(ctx);
     DP_TRY(dp__agree(meeting, status));
     /* The courier's collectives must not mix with those of the user's threads. */
-    return dp__agree(meeting, dp__comm_open(ctx, &config, place, &ctx->courier_comm));
+    return dp__agree(meeting,
+                     dp__comm_open(ctx, &choice, &ctx->courier_carrier, &ctx->courier_comm));
 }
 
 static dp_status dp__open_local(dp_ctx *ctx, const dp__meeting *meeting)

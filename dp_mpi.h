@@ -351,7 +351,8 @@ static const char *dp__mpi_doing(const dp__shm_note *note, char *text, size_t ro
     if (note->is.verb < 0)
         snprintf(text, room, "step %u of meeting", seq);
     else
-        snprintf(text, room, "collective %u, %s", seq, dp__shm_note_text(note, words));
+        snprintf(text, room, "collective %u, %s", dp__shm_number(note),
+                 dp__shm_note_text(note, words));
     return text;
 }
 
@@ -1133,9 +1134,9 @@ static dp_status dp__mpi_strays(dp__mpi_comm *comm)
     dp_error(DP_ERR_REMOTE,
              "collective %llu: %s has issued %s, and %s %s: all must make the same calls in the "
              "same order",
-             (unsigned long long)b->seq, dp__mpi_who(&comm->line, odd, who[0]),
-             dp__issue_text(&a->is, &a->label, what[0]), dp__mpi_who(&comm->line, most, who[1]),
-             dp__issue_text(&b->is, &b->label, what[1]));
+             (unsigned long long)(b->is.number != 0 ? b->is.number : b->seq),
+             dp__mpi_who(&comm->line, odd, who[0]), dp__issue_text(&a->is, &a->label, what[0]),
+             dp__mpi_who(&comm->line, most, who[1]), dp__issue_text(&b->is, &b->label, what[1]));
     return dp__mpi_fail(&comm->line, DP_ERR_REMOTE, odd);
 }
 

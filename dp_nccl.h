@@ -11,10 +11,10 @@
    another collective, all others get an error that names it, within a second. On several machines
    that holds for a process that dies or fails.
 
-   GPUs of several processes need NCCL, on one machine or on many. Among the GPUs of one process
-   NCCL takes large collectives, as far as it can add up as asked; the rest goes over
-   dp_cuda_coll(). $DP_NCCL sets from how many bytes on (default 1048576, which was not measured);
-   "off" does without NCCL.
+   NCCL carries data between GPUs of several processes, on one machine or on many. Without it their
+   collectives go through the host. Among the GPUs of one process NCCL takes large collectives, as
+   far as it can add up as asked; the rest goes over dp_cuda_coll(). $DP_NCCL sets from how many
+   bytes on (default 1048576, which was not measured); "off" does without NCCL.
 
    When a communicator opens, it sends known numbers the way that its sums will go: 256 KiB of each
    GPU, but not more than 4 MiB. If some arrive wrong, dp_open fails and names the ranks. Without

@@ -5,6 +5,7 @@
    CONTENTS (search for the tag)
      >>resolve  what a config means
      >>devices  a context's, an array of stb_ds
+     >>carrier  which table of collectives serves its devices
 */
 
 #ifndef DP__ROOMS
@@ -453,6 +454,85 @@ static ptrdiff_t dp__devices_count(const dp_ctx *ctx)
 #pragma pop_macro("STBDS_NO_SHORT_NAMES")
 #pragma pop_macro("STB_DS_IMPLEMENTATION")
 #endif
+
+/* ==== >>carrier ==================================================================================
+   Which table of collectives serves the devices, and what it makes.                             */
+
+typedef struct dp__choice { /* how collectives are carried */
+    dp_comm_config config;
+    const dp_coll_ops *ops;
+    int place;   /* of that table, in the config */
+    bool staged; /* it carries copies in host memory */
+} dp__choice;
+
+static bool dp__drives_gpus(const dp_ctx *ctx)
+{
+    return dp__backend_cuda != NULL &&
+           strcmp(ctx->info.device_backend, dp__backend_cuda()->name) == 0;
+}
+
+static const char *const dp__nccl_advice =
+    ": between GPUs of several processes NCCL carries the bytes, where dp_nccl.h is compiled in "
+    "(DP_USE_NCCL, on AMD's DP_USE_RCCL)";
+
+static dp_status dp__comm_lacks(const dp_ctx *ctx, const dp_comm_config *config)
+{
+    return dp_error(
+        DP_ERR_UNSUPPORTED,
+        "dp_open: no table of collectives serves '%s' devices of %d processes%s",
+        ctx->info.device_backend, ctx->info.process_count,
+        dp__drives_gpus(ctx) ? dp__nccl_advice
+        : !config->one_machine
+            ? " on several machines: between machines MPI carries the bytes, where dp_mpi.h "
+              "is compiled in (DP_USE_MPI) and MPI has started the processes (mpirun)"
+            : "");
+}
+
+static void dp__comm_fit(const dp_ctx *ctx, dp__choice *choice)
+{
+    const dp_coll_ops *const *colls = ctx->config.colls;
+    for (choice->place = 0; colls[choice->place] != NULL; choice->place++)
+        if (colls[choice->place]->fits(&choice->config))
+            break;
+    choice->ops = colls[choice->place];
+}
+
+/* The first table that fits. If there is none for devices with memory of their own, it is the first
+   that fits the host: see >>staging. */
+static dp_status dp__comm_choose(const dp_ctx *ctx, dp__choice *choice)
+{
+    dp_comm_config *config = &choice->config;
+    bool own_memory = !config->host_memory;
+    dp__comm_fit(ctx, choice);
+    if (choice->ops == NULL && own_memory) {
+        choice->staged = true;
+        config->host_memory = true;
+        config->local += config->local_count;
+        dp__comm_fit(ctx, choice);
+        if (choice->ops == NULL && config->bootstrap == NULL)
+            choice->ops = dp_cpu_coll();
+    }
+    if (choice->ops == NULL)
+        return dp__comm_lacks(ctx, config);
+    if (choice->staged && config->bootstrap != NULL && dp__drives_gpus(ctx))
+        dp__log(ctx, DP_LOG_WARN, "collectives go through the host%s", dp__nccl_advice);
+    return DP_OK;
+}
+
+/* out_carrier: what the table made, which may be the same. */
+static dp_status dp__comm_open(dp_ctx *ctx, const dp__choice *choice, const dp_comm **out_carrier,
+                               dp_comm **out)
+{
+    dp_comm *comm = NULL;
+    DP_TRY(choice->ops->open(&ctx->host, &choice->config, &comm));
+    *out = comm;
+    if (choice->staged) {
+        *out = NULL;
+        DP_TRY(dp__staging_open(ctx, comm, out));
+    }
+    *out_carrier = comm;
+    return DP_OK;
+}
 
 #endif /* DP__ROOMS */
 

@@ -92,7 +92,7 @@ enum {
     DP__CHAIN_PIECE = 512 << 10,    /* what devices pass on is cut into: pieces of at least this, */
     DP__CHAIN_PIECES = 32,          /* at most so many */
     DP__COALESCE_BYTES = 10 << 20,
-    DP__STAGE_BYTES = 4 << 20,
+    DP__STAGE_BYTES = 1 << 20,  /* in which collectives go through the host */
     DP__OPERANDS_MAX = 1 << 20, /* of a REDUCE */
     DP__TIMEOUT_MS = 60000
 };
@@ -196,7 +196,8 @@ struct dp_ctx {
     struct dp__tree *tree; /* to the other processes, where a launcher named them; else NULL */
     struct dp__mpi_line *line; /* the same, where MPI has brought them together */
     dp_comm *courier_comm;     /* for the courier; NULL where nothing travels during backward */
-    dp__courier *courier;      /* started by the first reducer */
+    const dp_comm *courier_carrier; /* the same, or what carries for it: see >>staging */
+    dp__courier *courier;           /* started by the first reducer */
     dp_part *courier_parts;
     dp_stream **courier_streams;
     struct dp__reported *reported; /* local ranks: what the courier's streams have to come after */
@@ -2440,6 +2441,12 @@ static bool dp__is_host(const dp__device *device)
     return device->info.host_memory;
 }
 
+/* Whether the host reaches the memory once nothing that is enqueued uses it. */
+static bool dp__is_reached(const dp__device *device)
+{
+    return device->info.host_memory || device->info.unified;
+}
+
 /* Whether work on one may use the memory of the other directly, in the order of streams. */
 static bool dp__reaches(const dp__device *a, const dp__device *b)
 {
@@ -2548,8 +2555,10 @@ static dp_status dp__kernel(dp_ctx *ctx, const dp__device *device, dp_stream *st
         status = ops->kernel(stream, args);
     if (status != DP_ERR_UNSUPPORTED)
         return status;
-    if (dp__is_host(device)) /* its streams have nothing to do */
+    if (dp__is_reached(device)) {
+        DP_TRY(dp__sync(stream));
         return dp__kernel_on_host(ctx, args);
+    }
     dp_scope *temp = NULL;
     DP_TRY(dp__temp_begin(ctx, &temp));
     return dp__temp_end(temp, stream, dp__kernel_bounced(ctx, temp, device, stream, args));

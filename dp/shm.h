@@ -236,6 +236,12 @@ static bool dp__shm_same(const dp__shm_note *a, const dp__shm_note *b)
     return memcmp(&a->is, &b->is, sizeof a->is) == 0;
 }
 
+/* As its user counts: the pieces of a collective have one number. */
+static unsigned dp__shm_number(const dp__shm_note *note)
+{
+    return note->is.number != 0 ? (unsigned)note->is.number : atomic_load(&note->seq);
+}
+
 /* The note of the collective that a process began last. */
 static const dp__shm_note *dp__shm_last_note(const dp__shm_member *member)
 {
@@ -252,15 +258,17 @@ static void dp__shm_last_text(const dp__shm_comm *comm, int process, char *text,
     const dp__shm_note *note = dp__shm_last_note(member);
     const dp__shm_note *own = &dp__shm_own(comm)->notes[comm->seq % 2];
     unsigned seq = atomic_load(&note->seq);
-    bool done = atomic_load(&member->done) == seq;
-    bool here = seq == comm->seq && seq == atomic_load(&own->seq) && dp__shm_same(note, own);
+    bool piece = note->is.number != 0 && seq != comm->seq; /* another one than this process has */
+    bool here = (piece || seq == comm->seq) && comm->seq == atomic_load(&own->seq) &&
+                dp__shm_same(note, own);
+    bool done = atomic_load(&member->done) == seq && !(here && piece);
     if (seq == 0)
         used = dp__append(text, room, 0, "it has begun none");
     else if (here && !done)
         used = dp__append(text, room, 0, "it is in that one");
     else
-        used = dp__append(text, room, 0, "%s %u, %s", done ? "its last one was" : "it is in", seq,
-                          dp__shm_note_text(note, words));
+        used = dp__append(text, room, 0, "%s %u, %s", done ? "its last one was" : "it is in",
+                          dp__shm_number(note), dp__shm_note_text(note, words));
     if (member->said[0] != '\0' && atomic_load(&member->said_after) == seq && (done || seq == 0))
         (void)dp__append(text, room, used, ", and then a call failed: %.159s", member->said);
 }
@@ -320,7 +328,7 @@ static dp_status dp__shm_blame(const dp__shm_comm *comm, dp_status status, int p
 {
     char own[DP__WORDS_BYTES], collective[DP__WORDS_BYTES + 32];
     const dp__shm_note *note = &dp__shm_own(comm)->notes[comm->seq % 2];
-    snprintf(collective, sizeof collective, "collective %u, %s", comm->seq,
+    snprintf(collective, sizeof collective, "collective %u, %s", dp__shm_number(note),
              dp__shm_note_text(note, own));
     return dp__shm_blame_for(comm, collective, status, process, what);
 }
@@ -517,13 +525,13 @@ static dp_status dp__shm_differs(const dp__shm_comm *comm)
             most = p;
     while (dp__shm_same(dp__shm_note_of(comm, odd), dp__shm_note_of(comm, most)))
         odd++;
-    dp__shm_fail(comm, DP_ERR_REMOTE, comm->firsts[odd],
-                 "collective %u: %s has issued %s, and %s %s: all must make the same calls in the "
-                 "same order",
-                 comm->seq, dp__shm_who(comm, odd, who[0]),
-                 dp__shm_note_text(dp__shm_note_of(comm, odd), what[0]),
-                 dp__shm_who(comm, most, who[1]),
-                 dp__shm_note_text(dp__shm_note_of(comm, most), what[1]));
+    dp__shm_fail(
+        comm, DP_ERR_REMOTE, comm->firsts[odd],
+        "collective %u: %s has issued %s, and %s %s: all must make the same calls in the "
+        "same order",
+        dp__shm_number(dp__shm_note_of(comm, comm->process)), dp__shm_who(comm, odd, who[0]),
+        dp__shm_note_text(dp__shm_note_of(comm, odd), what[0]), dp__shm_who(comm, most, who[1]),
+        dp__shm_note_text(dp__shm_note_of(comm, most), what[1]));
     return dp__shm_failed(comm);
 }
 

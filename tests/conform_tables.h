@@ -58,6 +58,7 @@ static inline const dp_device_ops *refusing_table(void)
     X(owns_everything, "device/owns_what_it_gave")                                                 \
     X(host_calls_are_forgotten, "device/host_calls_come_in_their_turn")                            \
     X(one_memory_is_several, "device/one_memory_is_shared")                                        \
+    X(memory_is_not_unified, "device/unified_memory_is_at_hand_after_a_wait")                      \
     X(mean_is_a_sum, "coll/all_reduce")
 
 static dp_device_ops broken_ops;
@@ -73,6 +74,13 @@ static inline dp_status broken_copy_out(dp_stream *stream, void *host, const voi
                                         size_t bytes)
 {
     return bytes > 1 ? lazy_copy_out(stream, host, src, bytes - 1) : DP_OK;
+}
+
+static inline dp_status broken_info(dp_dev *dev, dp_device_info *out)
+{
+    DP_TRY(toy_device()->info(dev, out));
+    out->unified = true;
+    return DP_OK;
 }
 
 static inline dp_status broken_event_wait(dp_stream *stream, dp_event *event)
@@ -243,6 +251,8 @@ static inline const dp_device_ops *broken_table(void)
         broken_ops.host_call = broken_host_call;
     if (broken_by("one_memory_is_several"))
         broken_ops.info = reluctant_info_one;
+    if (broken_by("memory_is_not_unified"))
+        broken_ops.info = broken_info;
     broken_late_ops();
     return &broken_ops;
 }

@@ -259,10 +259,16 @@ static inline const dp_coll_ops *meeting_coll(void)
     return &ops;
 }
 
+/* What all processes have, whatever a test asks for, with the library's own collectives. NULL: what
+   it asks for. */
+static const dp_device_ops *meeting_device;
+
 static inline dp_config config_of(meeting *m, int device_count)
 {
     static const dp_coll_ops *colls[2];
+    static const dp_device_ops *backends[2];
     colls[0] = meeting_coll();
+    backends[0] = meeting_device;
     dp_config config = {.colls = colls,
                         .device_count = device_count,
                         .bootstrap = {.all_gather = meeting_all_gather,
@@ -271,7 +277,20 @@ static inline dp_config config_of(meeting *m, int device_count)
                                       .process_count = m->process_count}};
     if (meeting_gpus != NULL)
         config_gpus(m->process, &config);
+    if (meeting_device != NULL) {
+        config.backends = backends;
+        config.colls = NULL;
+    }
     return config;
+}
+
+/* Run `body` in so many processes, with devices of this table; all must end well. */
+static inline void in_processes_on(const dp_device_ops *ops, int processes,
+                                   void (*body)(meeting *m))
+{
+    meeting_device = ops;
+    in_processes(processes, body);
+    meeting_device = NULL;
 }
 
 /* Run `body` on GPUs, a digit of `gpus` for each process; all must end well, but for `victim`. */

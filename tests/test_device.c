@@ -2,7 +2,8 @@
 
    The tables: dp_cpu; the toy of the example; "reluctant", a toy that has every optional method, or
    only some, or serves only some kernels; "lazy", which puts off what it is asked for as long as it
-   may; and all of them in the decorator, which watches the core and makes calls fail. */
+   may; "unified", whose memory the host reaches after a wait; and all of them in the decorator,
+   which watches the core and makes calls fail. */
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 #include "conform.h"
 #include "lazy.h"
+#include "unified.h"
 #include "reluctant.h"
 
 enum { DEVICES = 3 };
@@ -70,6 +72,11 @@ enum { DEVICES = 3 };
     TEST_SLOW(name##_lazy, 30)                                                                     \
     {                                                                                              \
         run(name, decorate_device(lazy_device(toy_device())));                                     \
+        CHECK_DECORATOR();                                                                         \
+    }                                                                                              \
+    TEST_SLOW(name##_lazy_unified, 30)                                                             \
+    {                                                                                              \
+        run(name, decorate_device(lazy_device(unified_device())));                                 \
         CHECK_DECORATOR();                                                                         \
     }                                                                                              \
     TEST_SLOW(name##_lazy_reluctant, 30)                                                           \
@@ -478,6 +485,28 @@ TABLE_TEST(host_memory_is_at_hand)
     CHECK_OK(b->ops->copy_out(b->stream[0], &got, x, sizeof(in)));
     CHECK_INT(got, 2);
     b->ops->free(b->dev[0], x, sizeof(in));
+}
+
+/* Where it does after a wait, each sees what the other has written. */
+TABLE_TEST(unified_memory_is_at_hand_after_a_wait)
+{
+    enum { BYTES = 1000 };
+    unsigned char in[BYTES], got[BYTES];
+    if (!b->info.unified) {
+        SKIP("the host does not reach it after a wait");
+    }
+    memset(in, 3, BYTES);
+    unsigned char *x = bare_alloc(b, 0, BYTES), *y = bare_alloc(b, 0, BYTES);
+    CHECK_OK(b->ops->copy_in(b->stream[0], x, in, BYTES));
+    CHECK_OK(b->ops->stream_sync(b->stream[0]));
+    CHECK_BYTES(x, in, BYTES);
+    memset(x, 5, BYTES);
+    CHECK_OK(b->ops->copy(b->stream[0], y, x, BYTES));
+    bare_read(b, 0, got, y, BYTES);
+    memset(in, 5, BYTES);
+    CHECK_BYTES(got, in, BYTES);
+    b->ops->free(b->dev[0], x, BYTES);
+    b->ops->free(b->dev[0], y, BYTES);
 }
 
 /* Devices with the same number in info.memory read and write each other's blocks. */

@@ -53,6 +53,7 @@ TEST(worked_values_of_torch_in_two_processes)
 {
     in_processes(2, torch_in_processes);
     in_processes(2, torch_over_shm);
+    in_processes_on(toy_device(), 2, torch_over_shm);
 }
 
 static void sums_and_means(dp_ctx *ctx)
@@ -89,6 +90,7 @@ TEST(sums_and_means_of_any_number_of_ranks)
     sums_and_means(open_here(1));
     sums_and_means(open_here(3));
     in_processes(2, sums_over_shm);
+    in_processes_on(toy_device(), 2, sums_over_shm);
 }
 
 /* Each knows nothing of what the other has reduced, or on which device it is. */
@@ -124,6 +126,7 @@ TEST(dp_zero_grad_comes_between_two_wrappers)
     two_wrappers(open_here(1));
     two_wrappers(open_on(toy_device(), 2));
     in_processes(2, two_wrappers_in_processes);
+    in_processes_on(toy_device(), 2, two_wrappers_in_processes);
 }
 
 /* ---- gradients that the user changes --------------------------------------------------------- */
@@ -178,6 +181,7 @@ TEST(gradients_may_be_changed_by_hand)
         change_by_hand(open_here(devices));
     change_by_hand(open_on(toy_device(), 3));
     in_processes(2, change_over_shm);
+    in_processes_on(toy_device(), 2, change_over_shm);
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */
@@ -218,6 +222,7 @@ static void buffers_in_two(meeting *m)
 TEST(buffers_follow_rank_0_as_in_torch)
 {
     in_processes(2, buffers_in_two);
+    in_processes_on(toy_device(), 2, buffers_in_two);
 }
 
 static void other_buffers(meeting *m)
@@ -241,6 +246,7 @@ static void other_buffers(meeting *m)
 TEST(buffers_can_stay_local_or_become_their_mean)
 {
     in_processes(2, other_buffers);
+    in_processes_on(toy_device(), 2, other_buffers);
 }
 
 /* Replicas of one process are ranks too. */
@@ -369,6 +375,7 @@ static void one_is_odd(meeting *m)
 TEST(ranks_that_differ_are_named)
 {
     in_processes(3, one_is_odd);
+    in_processes_on(toy_device(), 3, one_is_odd);
 }
 
 /* A field at a time; what ranks do not have to share may differ. */
@@ -483,6 +490,7 @@ static void said_early(meeting *m)
 TEST(gradients_that_are_ready_may_travel)
 {
     in_processes(2, said_early);
+    in_processes_on(toy_device(), 2, said_early);
 }
 
 TEST(a_gradient_is_ready_once)
@@ -999,6 +1007,7 @@ TEST(parameters_of_all_kinds)
     train_whole(open_here(3));
     train_whole(open_on(toy_device(), 2));
     in_processes(2, train_whole_in_processes);
+    in_processes_on(toy_device(), 2, train_whole_in_processes);
 }
 
 /* ---- owners ---------------------------------------------------------------------------------- */
@@ -1227,6 +1236,7 @@ static void few_rows(meeting *m)
 TEST(ranks_without_rows_add_nothing)
 {
     in_processes(2, few_rows);
+    in_processes_on(toy_device(), 2, few_rows);
 }
 
 /* ---- containers ------------------------------------------------------------------------------ */

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include "../examples/custom_device.h"
 #include "ranked.h"
 
 static const dp_distributed_config kinds[] = {
@@ -113,6 +114,7 @@ TEST(the_first_of_several_failures_is_named)
 {
     kind = kinds;
     in_processes(4, several_fail);
+    in_processes_on(toy_device(), 4, several_fail);
 }
 
 /* A gradient that is none: the pass is over, here too. */
@@ -409,6 +411,7 @@ static void journal_of_two(meeting *m)
 TEST(what_was_begun_lately)
 {
     in_processes(2, journal_of_two);
+    in_processes_on(toy_device(), 2, journal_of_two);
 }
 
 TEST(a_process_that_is_alone_keeps_no_journal)
@@ -616,6 +619,7 @@ TEST_SLOW(a_process_that_is_slow_in_training_is_waited_for, 60)
 {
     kind = kinds;
     in_processes(2, one_is_slow);
+    in_processes_on(toy_device(), 2, one_is_slow);
     in_processes(4, one_is_slow);
 }
 
@@ -648,6 +652,7 @@ TEST_SLOW(a_process_that_strays_between_steps_is_named, 60)
         skips = i > 0;
         in_processes(3, one_strays);
         in_processes(4, one_strays);
+        in_processes_on(toy_device(), 4, one_strays);
     }
 }
 
@@ -697,6 +702,7 @@ TEST_SLOW(an_abort_ends_training_everywhere, 30)
     kind = &local;
     in_processes(2, one_aborts);
     in_processes(4, one_aborts);
+    in_processes_on(toy_device(), 4, one_aborts);
 }
 
 #if defined(TEST_SIM)

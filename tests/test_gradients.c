@@ -1,6 +1,7 @@
 /* test_gradients.c - what a module knows of its gradients: whether they are zero, whose they are,
    what they are worth after a failure, and which parameters have one. */
 
+#include "../examples/custom_device.h"
 #include "tree.h"
 /* clang-format off */
 #include "ranked.h"
@@ -226,6 +227,7 @@ static void accumulate_here(meeting *m)
 TEST(means_of_own_rows_accumulate_in_processes)
 {
     in_processes(2, accumulate_here);
+    in_processes_on(toy_device(), 2, accumulate_here);
 }
 
 /* Whether this pass adds is decided by the one before. */
@@ -498,6 +500,7 @@ static void one_process_fails(meeting *m)
 TEST(a_failed_step_does_not_reach_the_next_in_any_process)
 {
     in_processes(2, one_process_fails);
+    in_processes_on(toy_device(), 2, one_process_fails);
 }
 
 /* ---- two who add ----------------------------------------------------------------------------- */

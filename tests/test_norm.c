@@ -1,5 +1,6 @@
 /* test_norm.c - dp_norm.h: statistics of the whole batch, wherever its rows are. */
 
+#include "../examples/custom_device.h"
 #include "tree.h"
 /* clang-format off */
 #include "ranked.h"
@@ -711,6 +712,7 @@ static void worked_in_process(meeting *m)
 TEST(worked_values_in_two_processes)
 {
     in_processes(2, worked_in_process);
+    in_processes_on(toy_device(), 2, worked_in_process);
 }
 
 static void one_value_in_process(meeting *m)
@@ -969,6 +971,7 @@ static void sums_in_process(meeting *m)
 TEST(sums_of_ranks_are_those_of_all_processes)
 {
     in_processes(2, sums_in_process);
+    in_processes_on(toy_device(), 2, sums_in_process);
 }
 
 static void others_in_process(meeting *m)
@@ -990,6 +993,7 @@ static void others_in_process(meeting *m)
 TEST(process_in_another_call_is_named)
 {
     in_processes(2, others_in_process);
+    in_processes_on(toy_device(), 2, others_in_process);
 }
 
 TEST(replicas_that_mean_different_sums_are_told_so)

@@ -57,6 +57,7 @@ TEST(worked_values_in_two_processes)
 {
     in_processes(2, torch_in_processes);
     in_processes(2, torch_on_toys);
+    in_processes_on(toy_device(), 2, torch_on_toys);
 }
 
 /* 2^15 twice is more than f16 has; its mean is not. */
@@ -330,6 +331,7 @@ TEST(buckets_travel_before_finish)
 {
     in_processes(2, first_bucket_travels_early);
     in_processes(4, first_bucket_travels_early);
+    in_processes_on(toy_device(), 4, first_bucket_travels_early);
 }
 
 /* Collectives of the user's, and work of all devices, while the courier is at work. */
@@ -477,6 +479,7 @@ TEST(several_reducers_at_the_same_time)
     in_processes(2, older_first);
     in_processes(2, younger_first);
     in_processes(2, middle_first);
+    in_processes_on(toy_device(), 2, middle_first);
 }
 
 /* ---- layouts --------------------------------------------------------------------------------- */
@@ -541,6 +544,7 @@ TEST(layers_interleave_as_in_llm_c)
     one_block_of_many_layers(open_here(3));
     in_processes(2, many_layers_in_processes);
     in_processes(2, many_layers_on_toys);
+    in_processes_on(toy_device(), 2, many_layers_in_processes);
 }
 
 /* Units with memory of several dtypes: what travels together has one. */
@@ -1000,6 +1004,7 @@ TEST(units_that_nobody_reports_stay)
     in_processes(2, left_out_in_processes);
     in_processes(3, left_out_in_processes);
     in_processes(2, left_out_on_toys);
+    in_processes_on(toy_device(), 2, left_out_on_toys);
 }
 
 /* Nobody uses unit 3, rank 1 not unit 5 either, and rank 0 not unit 0. */
@@ -1834,6 +1839,7 @@ TEST(a_steady_pass_allocates_nothing)
         dp_open(&(dp_config){.device_count = 3, .allocator = test_allocator_of(&counter)}, &ctx));
     steady_passes(ctx, &counter);
     in_processes(2, steady_in_processes);
+    in_processes_on(toy_device(), 2, steady_in_processes);
 }
 
 /* A world of one has no courier, and nothing to wait for. */

@@ -59,6 +59,7 @@ TEST(halves_on_the_wire)
     in_processes(2, halves_in_processes);
     in_processes(2, short_halves_in_processes);
     in_processes(2, halves_on_toys);
+    in_processes_on(toy_device(), 2, halves_on_toys);
 }
 
 /* Alone nothing travels, so nothing is rounded. */
@@ -236,6 +237,7 @@ TEST_SLOW(short_ranges_in_all_ways, 30)
     all_ways(NULL, 2, lazy_device(toy_device()));
     in_processes(2, all_ways_in_processes);
     in_processes(2, all_ways_on_toys);
+    in_processes_on(toy_device(), 2, all_ways_on_toys);
 }
 
 /* ---- counted collectives --------------------------------------------------------------------- */
@@ -572,6 +574,7 @@ TEST(a_hook_gets_each_bucket)
     in_processes(2, looked_at_in_processes);
     in_processes(2, halves_looked_at);
     in_processes(2, looked_at_on_toys);
+    in_processes_on(toy_device(), 2, looked_at_on_toys);
 }
 
 /* A pass that is finished before an older one is the caller's, and so are its hooks. */
@@ -932,6 +935,7 @@ TEST_SLOW(a_hook_that_is_wrong_on_one_rank, 30)
 {
     in_processes(2, one_is_wrong);
     in_processes(3, one_is_wrong);
+    in_processes_on(toy_device(), 3, one_is_wrong);
 }
 
 static void all_are_wrong(dp_ctx *ctx)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 /* clang-format off */
+#include "../examples/custom_device.h"
 #include "tree.h"
 #include "nets.h"
 #include "meeting.h"
@@ -1363,6 +1364,8 @@ TEST_SLOW(a_file_is_for_any_devices_and_processes, 30)
     job.devices = 1;
     in_processes(2, train_on);
     check_same_files("by 2 x 1", "by one");
+    in_processes_on(toy_device(), 2, train_on);
+    check_same_files("by 2 x 1", "by one");
     job.devices = 2;
     job.sharded = true;
     in_processes(4, train_on);
@@ -1412,6 +1415,7 @@ static void hear_how_it_went(const char *gpus)
         on_gpus(gpus, save_in_job);
     else
         in_processes(3, save_in_job);
+    in_processes_on(toy_device(), 3, save_in_job);
     CHECK_INT(files_here(), 3);
 }
 

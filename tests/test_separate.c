@@ -175,6 +175,7 @@ TEST(children_are_trained_on_all_ranks)
     train_pair(open_on(toy_device(), 2));
     for (devices_each = 1; devices_each < 3; devices_each++)
         in_processes(2, train_over_shm);
+    in_processes_on(toy_device(), 2, train_over_shm);
 }
 
 /* It may be a child itself. */

@@ -253,6 +253,7 @@ static void sharded_on_toys_and_a_host(meeting *m)
 TEST(sharded_steps_of_torch_in_processes)
 {
     in_processes(3, sharded_over_shm);
+    in_processes_on(toy_device(), 3, sharded_over_shm);
     in_processes(2, sharded_over_shm_by_owners_of_two);
     in_processes(2, sharded_on_toys);
     in_processes(2, sharded_on_toys_and_a_host);
@@ -361,6 +362,7 @@ TEST(master_copies)
     masters_here(open_here(2));
     masters_here(open_on(toy_device(), 3));
     in_processes(2, masters_in_processes);
+    in_processes_on(toy_device(), 2, masters_in_processes);
 }
 
 /* ---- kept and brought back ------------------------------------------------------------------- */
@@ -454,6 +456,7 @@ TEST(states_do_not_show_how_they_were_spread)
     states_travel(open_here(3));
     states_travel(open_on(toy_device(), 3));
     in_processes(2, states_over_shm);
+    in_processes_on(toy_device(), 2, states_over_shm);
     in_processes(2, states_of_pairs);
 }
 
@@ -499,6 +502,7 @@ TEST(gradients_of_several_train_steps_of_all_ranks)
     ten_train_steps(open_here(2));
     ten_train_steps(open_on(toy_device(), 2));
     in_processes(2, ten_in_processes);
+    in_processes_on(toy_device(), 2, ten_in_processes);
 }
 
 /* ---- what ranks do not reduce ---------------------------------------------------------------- */
@@ -583,6 +587,7 @@ static void norms_of_a_job(meeting *m)
 TEST(norms_are_those_of_the_job)
 {
     in_processes(2, norms_of_a_job);
+    in_processes_on(toy_device(), 2, norms_of_a_job);
 }
 
 /* Each gradient is finite, and the sum of squares is not. */

@@ -545,6 +545,7 @@ static void rest_of_a_bucket(meeting *m)
 TEST(what_is_not_shared_out_is_one_collective)
 {
     in_processes(2, rest_of_a_bucket);
+    in_processes_on(toy_device(), 2, rest_of_a_bucket);
 }
 
 TEST(what_is_shared_out_together_is_in_one_bucket)
@@ -901,6 +902,7 @@ static void one_is_not_finite(meeting *m)
 TEST(the_rank_whose_share_is_not_finite_names_it)
 {
     in_processes(2, one_is_not_finite);
+    in_processes_on(toy_device(), 2, one_is_not_finite);
 }
 
 /* ---- several wrappers ------------------------------------------------------------------------ */
