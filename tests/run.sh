@@ -468,8 +468,8 @@ passed=0 failed=0 skipped=0
 
 # Shows a step that has ended.
 report() {
-    local log=$LOGS/$1.tap status=1 seconds=0 good bad skips
-    read -r status seconds 2>/dev/null <"$LOGS/$1.end"
+    local log=$LOGS/$1.tap status=1 seconds=0 cpu=0 good bad skips
+    read -r status seconds cpu 2>/dev/null <"$LOGS/$1.end"
     bad=$(count '^not ok' "$log")
     skips=$(count '^ok .*# SKIP' "$log")
     good=$(($(count '^ok' "$log") - skips))
@@ -483,8 +483,8 @@ report() {
     fi
     sed -nE 's/^ok .*# SKIP (.*)/\1/p' "$log" | sort | uniq -c |
         while read -r times reason; do echo "$1: skipped $times: $reason"; done
-    printf '%-9s %4d passed, %d failed, %d skipped  (%d s)\n' "$1:" "$good" "$bad" "$skips" \
-        "$seconds"
+    printf '%-9s %4d passed, %d failed, %d skipped  (%d s, of a core %d s)\n' "$1:" "$good" "$bad" \
+        "$skips" "$seconds" "$cpu"
     passed=$((passed + good)) failed=$((failed + bad)) skipped=$((skipped + skips))
 }
 
@@ -509,9 +509,12 @@ build_ahead() {
 }
 
 run_step() {
-    local start=$SECONDS
+    local start=$SECONDS status cpu
     "step_$1" >"$LOGS/$1.tap" 2>&1
-    echo "$? $((SECONDS - start))" >"$LOGS/$1.end"
+    status=$?
+    times >"$LOGS/$1.times" # of all that it has started; not in a subshell, which has started nothing
+    cpu=$(awk -F '[ms ]+' 'NR == 2 { printf "%.0f", 60 * $1 + $2 + 60 * $3 + $4 }' "$LOGS/$1.times")
+    echo "$status $((SECONDS - start)) $cpu" >"$LOGS/$1.end"
 }
 
 run_steps() {

@@ -10,9 +10,10 @@
    check that fails, in whatever thread, ends the test. Tests are named file/name: test_scatter.c
    holds scatter/rows and so on.
 
-     tests [-jN] [--list] [substring...] [!substring...]
+     tests [-jN] [--list] [--times] [substring...] [!substring...]
 
-   Those run whose names hold all the substrings, and none of those behind a "!".
+   Those run whose names hold all the substrings, and none of those behind a "!". With
+   --times each says how many seconds of a core it took, not only those that took one.
    TEST_TIMEOUT_SCALE multiplies every time limit, TEST_SEED gives test_seed() another value,
    TEST_STRIDE makes exhaustive loops shorter. */
 

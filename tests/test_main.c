@@ -374,6 +374,7 @@ typedef struct job {
 } job;
 
 static size_t pass_count, fail_count, skip_count;
+static bool show_times;
 
 /* tests/test_scatter.c -> scatter, and how many characters that is */
 static const char *file_label(const char *file, int *out_count)
@@ -557,9 +558,9 @@ static void report(const job *j, int status, double cpu_seconds)
 {
     char name[256], why[256] = "";
     format_name(j->test, name, sizeof name);
-    if (cpu_seconds >= 1.0) { /* slow tests should catch the eye */
+    if (cpu_seconds >= 1.0 || show_times) { /* slow tests should catch the eye */
         size_t used = strlen(name);
-        snprintf(name + used, sizeof name - used, " (%.1f s)", cpu_seconds);
+        snprintf(name + used, sizeof name - used, " (%.*f s)", show_times ? 3 : 1, cpu_seconds);
     }
     size_t number = pass_count + fail_count + skip_count + 1;
 
@@ -668,12 +669,15 @@ int main(int argc, char **argv)
             job_limit = strtoul(argv[i] + 2, NULL, 10);
         } else if (strcmp(argv[i], "--list") == 0) {
             list = true;
+        } else if (strcmp(argv[i], "--times") == 0) {
+            show_times = true;
         } else {
             job_limit = 0;
         }
     }
     if (job_limit < 1 || job_limit > MAX_JOBS) {
-        fprintf(stderr, "usage: %s [-jN] [--list] [substring...] [!substring...], N = 1 .. %d\n",
+        fprintf(stderr,
+                "usage: %s [-jN] [--list] [--times] [substring...] [!substring...], N = 1 .. %d\n",
                 argv[0], MAX_JOBS);
         return 2;
     }
