@@ -569,7 +569,8 @@ DP_MUST_USE static inline dp_status dp_open(const dp_config *config, dp_ctx **ou
 /* Free everything, including scopes that are still open. Runs no collective. NULL is fine. Refused
    (see dp_last_error) while a dp_run, a collective or a function of yours called by the context is
    running. But while a reducer's own thread reports a failure to your log, dp_close waits until the
-   log function has returned. */
+   log function has returned. dp_last_error stays what it was, so that you may close before you
+   print it. */
 DP_API void dp_close(dp_ctx *ctx);
 
 typedef struct dp_info {
@@ -2620,8 +2621,13 @@ DP_API void dp_close(dp_ctx *ctx)
     bool forked = ctx->fork_count != dp__os_fork_count();
     if (!forked && dp__check_idle("dp_close", ctx) != DP_OK)
         return;
+    char text[DP__TEXT_BYTES]; /* who tidies up after an error still wants to read it */
+    bool fresh = dp__thread.fresh;
+    memcpy(text, dp__thread.text, sizeof text);
     dp__live_swap(ctx, NULL);
     dp__release(ctx, !forked);
+    memcpy(dp__thread.text, text, sizeof text);
+    dp__thread.fresh = fresh;
     dp__thread.scope_status = DP_OK; /* it says nothing about scopes of other contexts */
 }
 
