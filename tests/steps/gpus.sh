@@ -1,0 +1,92 @@
+# shellcheck shell=bash
+# gpus.sh - steps of run.sh: dp_cuda.h, dp_nccl.h and dp_hip.h on simulated GPUs, and what is packed
+# for real ones.
+
+# dp_cuda.h on the simulated CUDA, which itself is tested first.
+step_sim() {
+    build build/sim/selftest build/sim/bench || return 1
+    build/sim/selftest
+    if build/sim/bench 1 1 >"$LOGS/sim-bench.txt" 2>&1; then
+        echo "ok - gpu-bench runs"
+    else
+        echo "not ok - gpu-bench runs (log: $LOGS/sim-bench.txt)"
+    fi
+    export SIM_SEED=${SIM_SEED:-1}
+    T=${T:-cuda} TEST_GPUS=8 tests sim 6
+    # What passes over all GPUs, in other orders and on other numbers of them.
+    local seed
+    for seed in 2 3; do
+        SIM_SEED=$seed T=${T:-backward/ _cuda} TEST_GPUS=$((seed + 1)) tests sim 6
+    done
+    # The same on one GPU, but for those that have GPUs of their own, and what one computes alone.
+    T=${T:-_cuda !align/ !device/reduce !device/pad !own_order} TEST_GPUS=1 tests sim 6
+}
+
+# Every bug of tests/ptx/plant.py, in a copy of this PTX: the translator refuses it, or a test finds it.
+ptx_planted() {
+    local from=$1 bug finding words to got=$LOGS/ptx-planted
+    while IFS=: read -r bug finding words; do
+        to=build/ptx/$bug
+        if ! tests/ptx/plant.py "$bug" "$from" "$to.ptx" >"$got" 2>&1; then
+            : # the place has gone in which it was
+        elif [ -z "$words" ]; then
+            tests/ptx/translate.py "$to.ptx" "$to.c" >"$got" 2>&1 && : >"$got"
+        elif build "$to/tests" PTX_OPTIMIZE=-O0 >"$got"; then
+            TEST_TIMEOUT_SCALE=6 "$to/tests" "$words" >"$got" 2>&1 && : >"$got"
+        fi
+        if grep -q "$finding" "$got"; then
+            echo "ok - $bug is found: $finding"
+        else
+            echo "not ok - $bug is found: $finding"
+            sed 's/^/#   /' "$got"
+        fi
+        rm -rf "$to" "$to".*
+    done < <(tests/ptx/plant.py)
+}
+
+# What the compiler makes of the kernels, in place of them, under the suites that compare what kernels
+# compute: who calls them, and what is done when a call fails, is the same with any kernels. The
+# architectures up to 90 get one text, and those from 100 on another.
+step_ptx() {
+    local archs=(90 120) flags arch
+    has python3 || { skip "kernels as PTX" "no python3"; return; }
+    read -r -a flags < <(tests/gpu/gpu.sh flags)
+    echo '#include <nvrtc.h>' | $CC "${flags[@]}" -fsyntax-only -x c - 2>/dev/null ||
+        { skip "kernels as PTX" "no nvrtc.h"; return; }
+    build build/ptx/write || return 1
+    build/ptx/write >"$LOGS/ptx-archs" || { skip "kernels as PTX" "no NVRTC"; return; }
+    if [ "${PTX_ARCHS:-}" = all ]; then
+        for arch in $(<"$LOGS/ptx-archs"); do
+            build "build/ptx/sm_$arch.c" && echo "ok - PTX for sm_$arch is understood"
+        done
+    else # a run has one of them, the next commit another one
+        archs=("${PTX_ARCHS:-${archs[$(git rev-list --count HEAD 2>/dev/null || date +%-j) % 2]}}")
+    fi
+    export SIM_SEED=${SIM_SEED:-1}
+    for arch in "${archs[@]}"; do
+        echo "# sm_$arch; PTX_ARCHS=$arch does the same again"
+        TEST_GPUS=8 tests_of "ptx/sm_$arch" 6 cuda_fuzz/ cuda_kernels/ "align/ _cuda" \
+            "check/ _cuda" "coll/ _cuda !nccl" "device/ _cuda" "norm/ _cuda" "replicate/ _cuda" \
+            "steps/ _cuda" "train/ _cuda"
+    done
+    ptx_planted "build/ptx/sm_$arch.ptx"
+}
+
+# What make gpu-pack packs, on machines that have little else.
+step_gpu() {
+    local programs=(build/gpu/few/tests build/gpu/bench build/gpu/doctor build/gpu/hold)
+    tests/gpu/gpu.sh flags | grep -q . || { skip "gpu-all" "no headers of CUDA"; return; }
+    build build/sim/library.so build/sim/tests "${programs[@]}" &&
+        tests/gpu/proof.sh build/sim/library.so build/sim/tests "${programs[@]}"
+}
+
+# dp_hip.h on the same GPUs, which then have HIP's names. What it compiles is dp_cuda.h, which
+# step_sim has tested in whole: here it is asked whether each name stands for the right one, and what
+# is done where HIP has no such function. That does not depend on the number of the call that fails,
+# nor on what computes, which is the same object in both.
+step_hip() {
+    export SIM_SEED=${SIM_SEED:-1} TEST_STRIDE=7
+    T=${T:-hip/} tests hip 6
+    TEST_GPUS=8 tests_of hip 6 cuda/ cuda_capture/ cuda_host/ cuda_order/ cuda_several/ \
+        "device/ _cuda" "coll/ _cuda !own_order"
+}

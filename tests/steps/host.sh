@@ -1,0 +1,76 @@
+# shellcheck shell=bash
+# host.sh - steps of run.sh: what has no GPU: form, compilers, sanitizers, C libraries, MPI, another
+# processor.
+
+step_lint() { tests/lint.sh; }
+
+step_compile() {
+    build build/whole/dp.h || return 1
+    tests/compile/run.sh
+}
+
+# The limits are generous here: the machine may be busy, and only what hangs ever reaches them.
+step_gcc() { tests gcc 3; }
+
+# The library by clang, with the tests that gcc has compiled; of those it is asked what it thinks.
+# Which call fails is no question of the compiler: the loops over all of them are gcc's.
+step_clang() {
+    has "$CLANG" || { skip "tests with clang" "not installed"; return; }
+    build build/clang/silent && echo "ok - $CLANG has nothing to say about the tests"
+    TEST_STRIDE=3 tests "with/$CLANG" 3
+}
+
+# The oldest and the newest one of a family, but for the version that tests everything.
+others() {
+    local usual
+    usual=$("$2" -dumpversion 2>/dev/null)
+    compgen -c | grep -xE "$1-[0-9]+" | grep -vx "$1-${usual%%.*}" | sort -uV | sed -n '1p;$p' | uniq
+}
+
+# Conversions and vectors are where compilers differ; what has threads has them from the system.
+step_compilers() {
+    local cc
+    for cc in $(others gcc "$CC") $(others clang "$CLANG"); do
+        build "build/with/$cc/tests" || continue
+        echo "ok - $cc compiles dp.h without a warning"
+        TEST_TIMEOUT_SCALE=3 "build/with/$cc/tests" "-j$JOBS" "${T:-tensor/}"
+    done
+    [ -n "${cc:-}" ] || skip "other compilers" "none installed"
+}
+
+# Another C library: what computes, and what has threads and processes.
+step_musl() {
+    has musl-gcc || { skip "tests with musl" "no musl-gcc"; return; }
+    tests musl 3
+}
+
+# What things cost, and tables that do at once, in one thread, what those that put off their work do
+# in several: a sanitizer has nothing to find there.
+NOT_SANITIZED="!growth/ !_decorated_toy"
+
+step_asan() {
+    can_sanitize address,undefined || { skip "tests under ASan" "$CC cannot"; return; }
+    # Not detect_stack_use_after_return: gcc before 14 then misaligns vectors on the stack (PR 110027).
+    export ASAN_OPTIONS=strict_string_checks=1
+    export UBSAN_OPTIONS=print_stacktrace=1
+    T=${T:-$NOT_SANITIZED} tests asan 6 without_aslr
+}
+
+step_tsan() {
+    can_sanitize thread || { skip "tests under TSan" "$CC cannot"; return; }
+    export TSAN_OPTIONS=die_after_fork=0:second_deadlock_stack=1
+    T=${T:-$NOT_SANITIZED !_toy !_decorated !one_by_one !cut_short} tests tsan 10 without_aslr
+}
+
+# dp_mpi.h, with each MPI that there is.
+step_mpi() {
+    local mpi
+    for mpi in openmpi mpich; do
+        if has "mpirun.$mpi" && echo '#include <mpi.h>' | "mpicc.$mpi" -fsyntax-only -x c - \
+            2>/dev/null; then
+            tests $mpi 3
+        else
+            skip "tests over $mpi" "not installed"
+        fi
+    done
+}

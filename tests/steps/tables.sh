@@ -1,0 +1,55 @@
+# shellcheck shell=bash
+# tables.sh - a step of run.sh: tables of devices and collectives that somebody else has written.
+
+# conform_with NAME BACKEND TABLE [COLL]: the binary that tries a table; prints where it is
+conform_with() {
+    local name=build/conform/$1/tests
+    build "$name" BACKEND="$2" TABLE="$3" COLL="${4:-}" || return 1
+}
+
+# A table of somebody else's: its TAP as it comes.
+conform() {
+    local name
+    name=$(basename "$TABLE")
+    conform_with "$name" "$BACKEND" "$TABLE" "${COLL:-}" || return 1
+    TEST_TIMEOUT_SCALE=3 "build/conform/$name/tests" "-j$JOBS" ${T:-}
+}
+
+# Every bug of tests/conform_tables.h is found by the test that it names.
+conform_broken() {
+    local bug test
+    conform_with broken tests/conform_tables.h broken_table broken_coll || return 1
+    while read -r bug test; do
+        if CONFORM_BUG=$bug build/conform/broken/tests "-j$JOBS" "$test" 2>&1 |
+            grep -q "^not ok [0-9]* - $test\>"; then
+            echo "ok - $test finds that $bug"
+        else
+            echo "not ok - $test finds that $bug"
+        fi
+    done < <(sed -n 's/^ *X(\(\w*\), "\(.*\)").*/\1 \2/p' tests/conform_tables.h)
+}
+
+step_conform() (
+    BACKEND=examples/custom_device.h TABLE=toy_device conform
+    export TEST_STRIDE=3
+    BACKEND=tests/conform_tables.h TABLE=lazy_table conform
+    BACKEND=tests/conform_tables.h TABLE=shared_table conform
+    T=${T:-device/} BACKEND=tests/conform_tables.h TABLE=refusing_table conform
+    build/conform/refusing_table/tests "-j$JOBS" "${T:-replicate/}"
+    conform_broken
+)
+
+# Emulation is slow: what differs from one kind of processor to the other is vectors and the order of
+# memory, which the emulation does not have. So: what computes.
+step_aarch64() {
+    local tool some
+    for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
+        has $tool || { skip "tests on aarch64" "no $tool"; return; }
+    done
+    [ -e /usr/aarch64-linux-gnu/lib/libc.a ] || { skip "tests on aarch64" "no libc"; return; }
+    build build/aarch64/tests || return 1
+    for some in tensor/ steps/ team/ thread/; do
+        TEST_STRIDE=3 TEST_TIMEOUT_SCALE=20 timeout 300 qemu-aarch64 build/aarch64/tests "-j$JOBS" \
+            "$some" ${T:-} || return 1
+    done
+}
