@@ -90,21 +90,19 @@ CC_mpich       := MPICH_CC=$(CC) mpicc.mpich
 CFLAGS_openmpi  = $(CFLAGS_checked) -DTEST_MPI
 CFLAGS_mpich    = $(CFLAGS_openmpi)
 
-# Which files a binary is made of: what holds the implementation itself is tested by one compiler, and
-# with one sanitizer; a simulation and an emulation get what they run.
-TESTS         := $(patsubst tests/%.c,%,$(sort $(wildcard tests/test_*.c) tests/dp.c))
-TESTS_gcc     := $(TESTS)
-TESTS_asan    := $(TESTS)
-TESTS_tsan    := $(filter-out test_shmfault,$(TESTS))
-TESTS_with    := $(filter-out test_shmfault dp,$(TESTS))
-TESTS_conform := test_main $(shell grep -lE 'TEST_OF_TABLE|TEST_BACKENDS' tests/test_*.c | xargs -n1 basename -s .c)
-TESTS_cuda    := $(TESTS_conform) $(filter test_cuda%,$(TESTS)) dp
-TESTS_gpu     := $(TESTS_cuda) cuda_calls
-TESTS_sim     := $(sort $(TESTS_cuda) $(shell grep -lE 'on_gpus' tests/test_*.c | xargs -n1 basename -s .c))
-TESTS_hip     := dp test_hip
-TESTS_aarch64 := test_main test_tensor test_steps test_thread dp
-TESTS_musl    := $(TESTS_aarch64) test_shm
-TESTS_mpi     := test_main test_coll mpi/test_mpi dp
+# Which files a binary is made of: tests/files says it.
+of             = $(shell awk '!/^\#/ && / ($(1))( |$$)/ { print $$1 }' tests/files)
+TESTS_gcc     := $(call of,cpu|gcc)
+TESTS_asan    := $(call of,cpu|asan)
+TESTS_tsan    := $(call of,cpu|tsan)
+TESTS_with    := $(call of,cpu|with)
+TESTS_conform := $(call of,conform)
+TESTS_gpu     := $(call of,gpu)
+TESTS_sim     := $(call of,sim)
+TESTS_hip     := $(call of,hip)
+TESTS_aarch64 := $(call of,aarch64)
+TESTS_musl    := $(call of,musl)
+TESTS_mpi     := $(call of,mpi)
 
 EXAMPLES := $(patsubst %.c,build/%,$(sort $(wildcard examples/*.c)))
 CUDA_HOME ?= /usr/local/cuda
@@ -228,7 +226,7 @@ build/with/%/tests: build/with/%/dp.o $(TESTS_with:%=build/gcc/%.o)
 .PRECIOUS: build/with/%/dp.o
 
 # What clang says of the tests, which the usual compiler compiles.
-build/clang/silent: $(patsubst %,build/clang/%.silent,$(filter-out dp,$(TESTS)))
+build/clang/silent: $(patsubst %,build/clang/%.silent,$(filter-out dp,$(TESTS_gcc)))
 	@touch $@
 
 build/clang/%.silent: tests/%.c Makefile build/config.mk

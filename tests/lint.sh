@@ -203,6 +203,23 @@ check_readme() {
     done
 }
 
+# A test that is in no binary would pass for ever: so each file is in the list, and what is written
+# for GPUs where there are some.
+check_files() {
+    local file bad=
+    awk '!/^#/ && NF { print $1 }' tests/files >$BUILD/listed
+    for file in tests/test_*.c; do
+        grep -qx "$(basename "$file" .c)" $BUILD/listed || bad+="$file is not in tests/files"$'\n'
+        ! grep -qE '^#if.*TEST_(CUDA|SIM)\>' "$file" ||
+            grep -qE "^$(basename "$file" .c) .*\<sim\>" tests/files ||
+            bad+="$file has tests for GPUs, and is not in the binary sim"$'\n'
+    done
+    while read -r file; do
+        [ -e "tests/$file.c" ] || bad+="there is no tests/$file.c"$'\n'
+    done <$BUILD/listed
+    check "tests/files names each file of tests" "$bad"
+}
+
 # Links lead to files of the repository.
 check_readme_form() {
     local words link missing=""
@@ -291,6 +308,7 @@ check_top_level
 check_licence
 check_readme
 check_readme_form
+check_files
 check_semantics
 check_tested
 check_cost
