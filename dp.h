@@ -1850,8 +1850,8 @@ DP_API void dp_trace_end(void);
      host_call               the timeline has no row for the stream
      survives_fork           not used in a child of a process that has used it
    and of the collectives
-     reduce_scatter          all_reduce into a temporary, then the own part
-     all_to_all              all_gather into a temporary, then the own parts
+     DP_REDUCE_SCATTER       all_reduce into a temporary, then the own part
+     DP_ALL_TO_ALL           all_gather into a temporary, then the own parts
      abort                   other processes learn the failure over the connections of the
                              launcher, or MPI; those that wait in the table, when it gives up
      poll                    failures are noticed at the next call
@@ -2061,29 +2061,47 @@ typedef struct dp_comm {
     const dp_host *host;
 } dp_comm;
 
+typedef enum dp_verb {
+    /* op over ranks, in the tree of DP_KERNEL_REDUCE (MEAN: the sum, divided by rank_count), then
+       * scale; f16 and bf16 are rounded once, at the end. Unless config->ordered, a table may add
+       up in another order, the same each time, and round on the way. A rank whose recv is NULL
+       gives, and wants nothing. */
+    DP_ALL_REDUCE,
+    DP_BROADCAST,
+    /* With host_memory a recv may be NULL, as above, and may have another local rank's send in it,
+       at the place of that rank. */
+    DP_ALL_GATHER,
+    /* With host_memory a recv may be NULL, and may lie in what another local rank sends, at the
+       place of the receiver: nothing is written there before all ranks' elements are read. */
+    DP_REDUCE_SCATTER,
+    DP_ALL_TO_ALL,
+    DP_REDUCE_TO, /* the core makes these of the others */
+    DP_GATHER_TO,
+    DP_SCATTER_FROM
+} dp_verb;
+
+#define DP_COLL_VERBS ((1u << (DP_ALL_TO_ALL + 1)) - 1)
+
+typedef struct dp_coll_call {
+    dp_verb verb;
+    const dp_part *local; /* by local rank */
+    size_t count;         /* elements of a block */
+    dp_dtype dtype;
+    dp_op op; /* of what reduces */
+    double scale;
+    int root; /* of a broadcast */
+} dp_coll_call;
+
 struct dp_coll_ops {
     size_t size; /* sizeof(dp_coll_ops) */
     const char *name;
     bool (*fits)(const dp_comm_config *config);
     dp_status (*open)(const dp_host *host, const dp_comm_config *config, dp_comm **out);
     void (*close)(dp_comm *comm);
-    /* op over ranks, in the tree of DP_KERNEL_REDUCE (MEAN: the sum, divided by rank_count), then
-       * scale; f16 and bf16 are rounded once, at the end. Unless config->ordered, a table may add
-       up in another order, the same each time, and round on the way. A rank whose recv is NULL
-       gives, and wants nothing. */
-    dp_status (*all_reduce)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                            dp_op op, double scale);
-    dp_status (*broadcast)(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                           int root);
-    /* With host_memory a recv may be NULL, as above, and may have another local rank's send in it,
-       at the place of that rank. */
-    dp_status (*all_gather)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
+    unsigned verbs; /* DP_COLL_VERBS, or fewer: a bit 1u << verb for each that `run` knows. The
+                       first three may not be missing; the core makes the rest of these */
+    dp_status (*run)(dp_comm *comm, const dp_coll_call *call);
     /* -------------------------------------------------------------------------- optional -- */
-    /* With host_memory a recv may be NULL, and may lie in what another local rank sends, at the
-       place of the receiver: nothing is written there before all ranks' elements are read. */
-    dp_status (*reduce_scatter)(dp_comm *comm, const dp_part *local, size_t count_each,
-                                dp_dtype dtype, dp_op op, double scale);
-    dp_status (*all_to_all)(dp_comm *comm, const dp_part *local, size_t count_each, dp_dtype dtype);
     /* The job has failed here: release those who wait, in other processes too, and tell them why.
        Called from any thread, perhaps more than once. */
     void (*abort)(dp_comm *comm);

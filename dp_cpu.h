@@ -1778,27 +1778,26 @@ static dp_status dp__cpu_comm_open(const dp_host *host, const dp_comm_config *co
     return DP_OK;
 }
 
-static dp_kernel_args dp__cpu_reduce_args(const dp__cpu_comm *comm, size_t count, dp_dtype dtype,
-                                          dp_op op, double scale)
+static dp_kernel_args dp__cpu_reduce_args(const dp__cpu_comm *comm, const dp_coll_call *call)
 {
+    bool mean = call->op == DP_OP_MEAN;
     return (dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
-                            .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
-                            .dtype = dtype,
-                            .in_dtype = dtype,
-                            .count = count,
+                            .op = mean ? DP_OP_SUM : call->op,
+                            .dtype = call->dtype,
+                            .in_dtype = call->dtype,
+                            .count = call->count,
                             .out = comm->out,
                             .in = comm->in,
                             .out_count = comm->rank_count,
                             .in_count = comm->rank_count,
-                            .alpha = scale,
-                            .beta = op == DP_OP_MEAN ? (double)comm->rank_count : 1};
+                            .alpha = call->scale,
+                            .beta = mean ? (double)comm->rank_count : 1};
 }
 
-static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                    dp_dtype dtype, dp_op op, double scale)
+static dp_status dp__cpu_all_reduce(dp__cpu_comm *own, const dp_coll_call *call)
 {
-    dp__cpu_comm *own = (dp__cpu_comm *)comm;
-    dp_kernel_args args = dp__cpu_reduce_args(own, count, dtype, op, scale);
+    const dp_part *local = call->local;
+    dp_kernel_args args = dp__cpu_reduce_args(own, call);
     args.out_count = 0;
     for (size_t r = 0; r < own->rank_count; r++) { /* unchanged lines stay in the workers' caches */
         void **out = &own->out[args.out_count];
@@ -1809,23 +1808,23 @@ static dp_status dp__cpu_all_reduce(dp_comm *comm, const dp_part *local, size_t 
         args.out_count += local[r].recv != NULL;
     }
     if (args.out_count > 0)
-        dp__cpu_run(comm->host, own->simd, &args);
+        dp__cpu_run(own->base.host, own->simd, &args);
     return DP_OK;
 }
 
-static dp_status dp__cpu_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype, dp_op op, double scale)
+static dp_status dp__cpu_reduce_scatter(dp__cpu_comm *own, const dp_coll_call *call)
 {
-    dp__cpu_comm *own = (dp__cpu_comm *)comm;
-    dp_kernel_args args = dp__cpu_reduce_args(own, count_each, dtype, op, scale);
+    const dp_part *local = call->local;
+    dp_kernel_args args = dp__cpu_reduce_args(own, call);
     args.out_count = 1;
     for (size_t to = 0; to < own->rank_count; to++) {
         if (local[to].recv == NULL)
             continue;
         for (size_t r = 0; r < own->rank_count; r++)
-            own->in[r] = (const char *)local[r].send + to * count_each * dp_dtype_bytes(dtype);
+            own->in[r] = (const char *)local[r].send +
+                         to * call->count * dp_dtype_bytes(call->dtype);
         own->out[0] = local[to].recv;
-        dp__cpu_run(comm->host, own->simd, &args);
+        dp__cpu_run(own->base.host, own->simd, &args);
     }
     return DP_OK;
 }
@@ -1833,20 +1832,18 @@ static dp_status dp__cpu_reduce_scatter(dp_comm *comm, const dp_part *local, siz
 /* The other collectives move bytes: block `from` of a rank's send goes to block `to` of a recv. */
 typedef struct dp__cpu_move {
     const dp__cpu_comm *comm;
-    const dp_part *local;
+    const dp_coll_call *call;
     size_t bytes; /* of a block */
-    size_t root;
     size_t part_count;
-    enum { DP__MOVE_BROADCAST, DP__MOVE_ALL_GATHER, DP__MOVE_ALL_TO_ALL } kind;
 } dp__cpu_move;
 
 static void dp__cpu_move_block(const dp__cpu_move *move, size_t from, size_t to, size_t first,
                                size_t bytes)
 {
-    size_t send = move->kind == DP__MOVE_ALL_TO_ALL ? to * move->bytes : 0;
-    size_t recv = move->kind != DP__MOVE_BROADCAST ? from * move->bytes : 0;
-    const char *src = (const char *)move->local[from].send + send + first;
-    char *dst = move->local[to].recv;
+    size_t send = move->call->verb == DP_ALL_TO_ALL ? to * move->bytes : 0;
+    size_t recv = move->call->verb != DP_BROADCAST ? from * move->bytes : 0;
+    const char *src = (const char *)move->call->local[from].send + send + first;
+    char *dst = move->call->local[to].recv;
     if (dst != NULL && dst + recv + first != src)
         memcpy(dst + recv + first, src, bytes);
 }
@@ -1859,18 +1856,20 @@ static void dp__cpu_move_part(int part, void *user)
     size_t first = dp__cpu_cut(NULL, 1, move->bytes, (size_t)part, move->part_count);
     size_t bytes = dp__cpu_cut(NULL, 1, move->bytes, (size_t)part + 1, move->part_count) - first;
     for (size_t from = 0; from < ranks && bytes > 0; from++) {
-        if (move->kind == DP__MOVE_BROADCAST && from != move->root)
+        if (move->call->verb == DP_BROADCAST && from != (size_t)move->call->root)
             continue;
         for (size_t to = 0; to < ranks; to++)
             dp__cpu_move_block(move, from, to, first, bytes);
     }
 }
 
-static dp_status dp__cpu_move_all(dp__cpu_move move)
+static dp_status dp__cpu_move_all(const dp__cpu_comm *comm, const dp_coll_call *call)
 {
-    const dp_host *host = move.comm->base.host;
-    size_t blocks = move.comm->rank_count, all = move.bytes * blocks;
-    if (move.kind != DP__MOVE_BROADCAST)
+    const dp_host *host = comm->base.host;
+    dp__cpu_move move = {
+        .comm = comm, .call = call, .bytes = call->count * dp_dtype_bytes(call->dtype)};
+    size_t blocks = comm->rank_count, all = move.bytes * blocks;
+    if (call->verb != DP_BROADCAST)
         all *= blocks;
     int slices = dp__cpu_count_slices(host, all);
     move.part_count = (size_t)slices;
@@ -1878,32 +1877,13 @@ static dp_status dp__cpu_move_all(dp__cpu_move move)
     return DP_OK;
 }
 
-static dp_status dp__cpu_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                   dp_dtype dtype, int root)
+static dp_status dp__cpu_coll_run(dp_comm *comm, const dp_coll_call *call)
 {
-    return dp__cpu_move_all((dp__cpu_move){.comm = (dp__cpu_comm *)comm,
-                                           .local = local,
-                                           .bytes = count * dp_dtype_bytes(dtype),
-                                           .root = (size_t)root,
-                                           .kind = DP__MOVE_BROADCAST});
-}
-
-static dp_status dp__cpu_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                    dp_dtype dtype)
-{
-    return dp__cpu_move_all((dp__cpu_move){.comm = (dp__cpu_comm *)comm,
-                                           .local = local,
-                                           .bytes = count_each * dp_dtype_bytes(dtype),
-                                           .kind = DP__MOVE_ALL_GATHER});
-}
-
-static dp_status dp__cpu_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                    dp_dtype dtype)
-{
-    return dp__cpu_move_all((dp__cpu_move){.comm = (dp__cpu_comm *)comm,
-                                           .local = local,
-                                           .bytes = count_each * dp_dtype_bytes(dtype),
-                                           .kind = DP__MOVE_ALL_TO_ALL});
+    dp__cpu_comm *own = (dp__cpu_comm *)comm;
+    if (call->verb == DP_ALL_REDUCE)
+        return dp__cpu_all_reduce(own, call);
+    return call->verb == DP_REDUCE_SCATTER ? dp__cpu_reduce_scatter(own, call)
+                                           : dp__cpu_move_all(own, call);
 }
 
 DP_API const dp_coll_ops *dp_cpu_coll(void)
@@ -1913,11 +1893,8 @@ DP_API const dp_coll_ops *dp_cpu_coll(void)
                                     .fits = dp__cpu_comm_fits,
                                     .open = dp__cpu_comm_open,
                                     .close = dp__cpu_comm_close,
-                                    .all_reduce = dp__cpu_all_reduce,
-                                    .broadcast = dp__cpu_broadcast,
-                                    .all_gather = dp__cpu_all_gather,
-                                    .reduce_scatter = dp__cpu_reduce_scatter,
-                                    .all_to_all = dp__cpu_all_to_all};
+                                    .verbs = DP_COLL_VERBS,
+                                    .run = dp__cpu_coll_run};
     return &ops;
 }
 

@@ -4251,17 +4251,6 @@ static dp_status dp__cuda_reduce_here(const dp__cuda_sum *sum, size_t count)
     return dp__cuda_fan_out(sum->comm, sum->local, 0);
 }
 
-static dp_status dp__cuda_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                     dp_dtype dtype, dp_op op, double scale)
-{
-    dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    dp__cuda_sum sum = dp__cuda_sum_of(own, local, dtype, op, scale);
-    DP_TRY(dp__cuda_coll_begin(own, local));
-    return dp__cuda_coll_end(own, local,
-                             own->gpu_count == 1 ? dp__cuda_reduce_here(&sum, count)
-                                                 : dp__cuda_reduce_slices(&sum, count));
-}
-
 static dp_status dp__cuda_scatter_sums(const dp__cuda_sum *sum, size_t count_each)
 {
     DP_TRY(dp__cuda_meet(sum->comm, sum->local));
@@ -4273,13 +4262,13 @@ static dp_status dp__cuda_scatter_sums(const dp__cuda_sum *sum, size_t count_eac
     return dp__cuda_meet(sum->comm, sum->local);
 }
 
-static dp_status dp__cuda_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                         dp_dtype dtype, dp_op op, double scale)
+static dp_status dp__cuda_add(dp__cuda_comm *own, const dp_coll_call *call)
 {
-    dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    dp__cuda_sum sum = dp__cuda_sum_of(own, local, dtype, op, scale);
-    DP_TRY(dp__cuda_coll_begin(own, local));
-    return dp__cuda_coll_end(own, local, dp__cuda_scatter_sums(&sum, count_each));
+    dp__cuda_sum sum = dp__cuda_sum_of(own, call->local, call->dtype, call->op, call->scale);
+    if (call->verb == DP_REDUCE_SCATTER)
+        return dp__cuda_scatter_sums(&sum, call->count);
+    return own->gpu_count == 1 ? dp__cuda_reduce_here(&sum, call->count)
+                               : dp__cuda_reduce_slices(&sum, call->count);
 }
 
 /* ==== >>spreading ================================================================================
@@ -4355,14 +4344,11 @@ static dp_status dp__cuda_route_run(dp__cuda_comm *comm, const dp_part *local,
     return DP_OK;
 }
 
-static dp_status dp__cuda_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                    dp_dtype dtype, int root)
+static dp_status dp__cuda_broadcast(dp__cuda_comm *own, const dp_coll_call *call)
 {
-    dp__cuda_comm *own = dp__cuda_comm_of(comm);
     dp__cuda_route route;
-    dp__cuda_route_plan(own, root, count * dp_dtype_bytes(dtype), &route);
-    DP_TRY(dp__cuda_coll_begin(own, local));
-    return dp__cuda_coll_end(own, local, dp__cuda_route_run(own, local, &route));
+    dp__cuda_route_plan(own, call->root, call->count * dp_dtype_bytes(call->dtype), &route);
+    return dp__cuda_route_run(own, call->local, &route);
 }
 
 /* Every rank gets block `from_own ? i : 0` of each rank's send, one after another. */
@@ -4382,23 +4368,21 @@ static dp_status dp__cuda_fetch_blocks(dp__cuda_comm *comm, const dp_part *local
     return dp__cuda_meet(comm, local);
 }
 
-static dp_status dp__cuda_fetch(dp_comm *comm, const dp_part *local, size_t bytes, bool from_own)
+static dp_status dp__cuda_do(dp__cuda_comm *own, const dp_coll_call *call)
+{
+    if (call->verb == DP_ALL_REDUCE || call->verb == DP_REDUCE_SCATTER)
+        return dp__cuda_add(own, call);
+    if (call->verb == DP_BROADCAST)
+        return dp__cuda_broadcast(own, call);
+    return dp__cuda_fetch_blocks(own, call->local, call->count * dp_dtype_bytes(call->dtype),
+                                 call->verb == DP_ALL_TO_ALL);
+}
+
+static dp_status dp__cuda_coll_run(dp_comm *comm, const dp_coll_call *call)
 {
     dp__cuda_comm *own = dp__cuda_comm_of(comm);
-    DP_TRY(dp__cuda_coll_begin(own, local));
-    return dp__cuda_coll_end(own, local, dp__cuda_fetch_blocks(own, local, bytes, from_own));
-}
-
-static dp_status dp__cuda_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                     dp_dtype dtype)
-{
-    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), false);
-}
-
-static dp_status dp__cuda_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                     dp_dtype dtype)
-{
-    return dp__cuda_fetch(comm, local, count_each * dp_dtype_bytes(dtype), true);
+    DP_TRY(dp__cuda_coll_begin(own, call->local));
+    return dp__cuda_coll_end(own, call->local, dp__cuda_do(own, call));
 }
 
 DP_API const dp_coll_ops *dp_cuda_coll(void)
@@ -4408,11 +4392,8 @@ DP_API const dp_coll_ops *dp_cuda_coll(void)
                                     .fits = dp__cuda_coll_fits,
                                     .open = dp__cuda_coll_open,
                                     .close = dp__cuda_coll_close,
-                                    .all_reduce = dp__cuda_all_reduce,
-                                    .broadcast = dp__cuda_broadcast,
-                                    .all_gather = dp__cuda_all_gather,
-                                    .reduce_scatter = dp__cuda_reduce_scatter,
-                                    .all_to_all = dp__cuda_all_to_all};
+                                    .verbs = DP_COLL_VERBS,
+                                    .run = dp__cuda_coll_run};
     return &ops;
 }
 

@@ -1006,13 +1006,8 @@ _Static_assert(offsetof(dp__mpi_comm, base) == 0, "a dp_comm is the head of its 
 
 typedef struct dp__mpi_call { /* one collective */
     dp__mpi_comm *comm;
-    const dp_part *local;
-    dp__verb verb;
-    size_t count, size; /* elements of a block, bytes of an element */
-    dp_dtype dtype;
-    dp_op op;
-    double scale;
-    int root;
+    dp_coll_call asked;
+    size_t size;  /* bytes of an element */
     size_t piece; /* elements */
     bool wide;    /* halves travel as f32: some process adds its own up first */
 } dp__mpi_call;
@@ -1041,7 +1036,7 @@ static int dp__mpi_ranks(const dp__mpi_comm *comm, int process)
 /* Elements of a piece: the last one may have fewer. */
 static size_t dp__mpi_count(const dp__mpi_call *call, size_t step)
 {
-    size_t left = call->count - step * call->piece;
+    size_t left = call->asked.count - step * call->piece;
     return left < call->piece ? left : call->piece;
 }
 
@@ -1074,17 +1069,17 @@ static dp__mpi_head *dp__mpi_head_of(const dp__mpi_comm *comm, int process)
 static bool dp__mpi_is_small(const dp__mpi_call *call)
 {
     size_t processes = (size_t)call->comm->line.process_count;
-    return call->count <= DP__MPI_SMALL_BYTES / dp__mpi_wire_bytes(call) / processes;
+    return call->asked.count <= DP__MPI_SMALL_BYTES / dp__mpi_wire_bytes(call) / processes;
 }
 
 static bool dp__mpi_is_tiny(const dp__mpi_call *call)
 {
     size_t locals = (size_t)call->comm->most, processes = (size_t)call->comm->line.process_count;
-    if (call->verb == DP__ALL_GATHER)
-        return call->count <= DP__MPI_TINY_BYTES / call->size / locals &&
-               call->count <= DP__MPI_SMALL_BYTES / call->size / locals / processes;
-    return call->verb == DP__ALL_REDUCE && dp__mpi_is_small(call) &&
-           call->count <= DP__MPI_TINY_BYTES / dp__mpi_wire_bytes(call);
+    if (call->asked.verb == DP_ALL_GATHER)
+        return call->asked.count <= DP__MPI_TINY_BYTES / call->size / locals &&
+               call->asked.count <= DP__MPI_SMALL_BYTES / call->size / locals / processes;
+    return call->asked.verb == DP_ALL_REDUCE && dp__mpi_is_small(call) &&
+           call->asked.count <= DP__MPI_TINY_BYTES / dp__mpi_wire_bytes(call);
 }
 
 static dp_status dp__mpi_tell_all(const dp__mpi_call *call, const void *data, size_t bytes)
@@ -1193,7 +1188,7 @@ static dp_status dp__mpi_give_all(const dp__mpi_call *call, const void *out, voi
 
 static dp_status dp__mpi_run_steps(const dp__mpi_call *call, const dp__mpi_steps *run)
 {
-    size_t steps = (call->count + call->piece - 1) / call->piece;
+    size_t steps = (call->asked.count + call->piece - 1) / call->piece;
     if (!dp__mpi_is_tiny(call)) {
         DP_TRY(dp__mpi_tell_all(call, NULL, 0));
         DP_TRY(dp__mpi_hear_all(call));
@@ -1218,8 +1213,8 @@ static dp_status dp__mpi_run(dp__mpi_call *call, const dp__mpi_steps *run, size_
         return dp__mpi_failure(&comm->line);
     dp__lock_enter(&comm->line.lock);
     comm->line.lane = dp__lane_of(&comm->base);
-    doing->is = dp__sign(comm->line.lane, call->verb, call->dtype, call->op, call->root,
-                         call->count, call->scale);
+    doing->is = dp__sign(comm->line.lane, call->asked.verb, call->asked.dtype, call->asked.op,
+                         call->asked.root, call->asked.count, call->asked.scale);
     if (comm->line.lane != NULL)
         doing->label = comm->line.lane->now.label;
     atomic_fetch_add(&doing->seq, 1);
@@ -1259,10 +1254,10 @@ static void dp__mpi_reduce(const dp__mpi_call *call, size_t in_count, size_t out
                            size_t count, bool last)
 {
     const dp__mpi_comm *comm = call->comm;
-    dp_dtype dtype = call->wide ? DP_F32 : call->dtype;
-    bool mean = call->op == DP_OP_MEAN;
+    dp_dtype dtype = call->wide ? DP_F32 : call->asked.dtype;
+    bool mean = call->asked.op == DP_OP_MEAN;
     dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = mean ? DP_OP_SUM : call->op,
+                           .op = mean ? DP_OP_SUM : call->asked.op,
                            .dtype = dtype,
                            .in_dtype = dtype,
                            .count = count,
@@ -1270,7 +1265,7 @@ static void dp__mpi_reduce(const dp__mpi_call *call, size_t in_count, size_t out
                            .in = comm->in,
                            .out_count = out_count,
                            .in_count = in_count,
-                           .alpha = last ? call->scale : 1,
+                           .alpha = last ? call->asked.scale : 1,
                            .beta = last && mean ? comm->rank_count : 1};
     dp__mpi_kernel(comm, &args);
 }
@@ -1285,8 +1280,8 @@ static void dp__mpi_add_own_halves(const dp__mpi_call *call, size_t at, size_t c
         for (int i = 0; i < comm->local_count; i++) {
             char *wide = comm->wide + (size_t)i * most * sizeof(float);
             dp__mpi_cast(comm, wide, DP_F32,
-                         (const char *)call->local[i].send + at + done * call->size, call->dtype,
-                         run);
+                         (const char *)call->asked.local[i].send + at + done * call->size,
+                         call->asked.dtype, run);
             comm->in[i] = wide;
         }
         comm->out[0] = out + done * sizeof(float);
@@ -1303,7 +1298,7 @@ static void dp__mpi_add_own(const dp__mpi_call *call, size_t at, size_t count, c
         return;
     }
     for (int i = 0; i < comm->local_count; i++)
-        comm->in[i] = (const char *)call->local[i].send + at;
+        comm->in[i] = (const char *)call->asked.local[i].send + at;
     comm->out[0] = out;
     if (comm->local_count == 1)
         memcpy(out, comm->in[0], count * call->size);
@@ -1327,7 +1322,7 @@ static void dp__mpi_add_all(const dp__mpi_call *call, size_t in_count, size_t co
     dp__mpi_reduce(call, in_count, 1, count, true);
     comm->out[0] = first;
     for (size_t i = 0; i < out_count; i++)
-        dp__mpi_cast(comm, comm->out[i], call->dtype, comm->wide, DP_F32, count);
+        dp__mpi_cast(comm, comm->out[i], call->asked.dtype, comm->wide, DP_F32, count);
 }
 
 /* The places of the local ranks that want a result; how many there are. */
@@ -1335,8 +1330,8 @@ static size_t dp__mpi_wanted(const dp__mpi_call *call, size_t at)
 {
     size_t count = 0;
     for (int i = 0; i < call->comm->local_count; i++)
-        if (call->local[i].recv != NULL)
-            call->comm->out[count++] = (char *)call->local[i].recv + at;
+        if (call->asked.local[i].recv != NULL)
+            call->comm->out[count++] = (char *)call->asked.local[i].recv + at;
     return count;
 }
 
@@ -1346,7 +1341,7 @@ static const char *dp__mpi_own(const dp__mpi_call *call, size_t step, bool make)
     const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t at = dp__mpi_at(call, step);
     if (call->comm->local_count == 1 && !call->wide)
-        return (const char *)call->local[0].send + at;
+        return (const char *)call->asked.local[0].send + at;
     if (make)
         dp__mpi_add_own(call, at, dp__mpi_count(call, step), slot->out);
     return slot->out;
@@ -1420,7 +1415,7 @@ static dp_status dp__mpi_small_begin(const dp__mpi_call *call, size_t step)
 {
     const dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = call->count * dp__mpi_wire_bytes(call);
+    size_t bytes = call->asked.count * dp__mpi_wire_bytes(call);
     for (int p = 0; p < comm->line.process_count; p++) {
         slot->from.counts[p] = (int)bytes;
         slot->from.places[p] = (int)((size_t)p * bytes);
@@ -1432,11 +1427,12 @@ static dp_status dp__mpi_small_turn(const dp__mpi_call *call, size_t step)
 {
     dp__mpi_comm *comm = call->comm;
     const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
-    size_t bytes = call->count * dp__mpi_wire_bytes(call);
+    size_t bytes = call->asked.count * dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_arrive(call, step));
     for (int p = 0; p < comm->line.process_count; p++)
         comm->in[p] = slot->in + (size_t)p * bytes;
-    dp__mpi_add_all(call, (size_t)comm->line.process_count, call->count, dp__mpi_wanted(call, 0));
+    dp__mpi_add_all(call, (size_t)comm->line.process_count, call->asked.count,
+                    dp__mpi_wanted(call, 0));
     return DP_OK;
 }
 
@@ -1641,40 +1637,28 @@ static dp_status dp__mpi_group_end(const dp__mpi_call *call, size_t step)
 static dp_status dp__mpi_run_groups(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_group_begin, dp__mpi_group_turn, dp__mpi_group_end};
-    call->wide = dp__mpi_is_half(call->dtype);
+    call->wide = dp__mpi_is_half(call->asked.dtype);
     size_t piece = DP__MPI_INPUT_BYTES / dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_run(call, &steps, piece));
-    call->comm->group.pieces += (unsigned)((call->count + piece - 1) / piece);
+    call->comm->group.pieces += (unsigned)((call->asked.count + piece - 1) / piece);
     return DP_OK;
 }
 
 /* --- the reductions --------------------------------------------------------------------------- */
 
-static dp_status dp__mpi_all_reduce(dp_comm *base, const dp_part *local, size_t count,
-                                    dp_dtype dtype, dp_op op, double scale)
+static dp_status dp__mpi_all_reduce(dp__mpi_call *call)
 {
     static const dp__mpi_steps small = {dp__mpi_small_begin, dp__mpi_small_turn, NULL};
     static const dp__mpi_steps large = {dp__mpi_slices_begin, dp__mpi_slices_turn,
                                         dp__mpi_slices_end};
-    dp__mpi_comm *comm = dp__mpi_of(base);
-    size_t size = dp_dtype_bytes(dtype), processes = (size_t)comm->line.process_count;
-    dp__mpi_call call = {comm,
-                         local,
-                         DP__ALL_REDUCE,
-                         count,
-                         size,
-                         dtype,
-                         op,
-                         scale,
-                         0,
-                         0,
-                         comm->most > 1 && dp__mpi_is_half(dtype)};
-    size_t wire = dp__mpi_wire_bytes(&call);
-    if (dp__mpi_is_small(&call))
-        return dp__mpi_run(&call, &small, comm->buffer_bytes / wire / processes);
+    const dp__mpi_comm *comm = call->comm;
+    call->wide = comm->most > 1 && dp__mpi_is_half(call->asked.dtype);
+    size_t wire = dp__mpi_wire_bytes(call), processes = (size_t)comm->line.process_count;
+    if (dp__mpi_is_small(call))
+        return dp__mpi_run(call, &small, comm->buffer_bytes / wire / processes);
     if (comm->group.each > 1)
-        return dp__mpi_run_groups(&call);
-    return dp__mpi_run(&call, &large, comm->buffer_bytes / wire);
+        return dp__mpi_run_groups(call);
+    return dp__mpi_run(call, &large, comm->buffer_bytes / wire);
 }
 
 /* Blocks are all cut in the same way; a message has a piece of every rank's block. */
@@ -1683,7 +1667,7 @@ static dp_status dp__mpi_scatter_begin(const dp__mpi_call *call, size_t step)
     dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
-    size_t each = call->count * call->size, at = dp__mpi_at(call, step);
+    size_t each = call->asked.count * call->size, at = dp__mpi_at(call, step);
     for (size_t r = 0; r < (size_t)comm->rank_count; r++)
         dp__mpi_add_own(call, r * each + at, count, slot->out + r * bytes);
     for (int p = 0; p < comm->line.process_count; p++) {
@@ -1702,36 +1686,25 @@ static dp_status dp__mpi_scatter_turn(const dp__mpi_call *call, size_t step)
     size_t count = dp__mpi_count(call, step), bytes = count * dp__mpi_wire_bytes(call);
     DP_TRY(dp__mpi_arrive(call, step));
     for (int i = 0; i < comm->local_count; i++) {
-        if (call->local[i].recv == NULL)
+        if (call->asked.local[i].recv == NULL)
             continue;
         for (int p = 0; p < comm->line.process_count; p++)
             comm->in[p] = slot->in + (size_t)(p * comm->local_count + i) * bytes;
-        comm->out[0] = (char *)call->local[i].recv + dp__mpi_at(call, step);
+        comm->out[0] = (char *)call->asked.local[i].recv + dp__mpi_at(call, step);
         dp__mpi_add_all(call, (size_t)comm->line.process_count, count, 1);
     }
     return DP_OK;
 }
 
-static dp_status dp__mpi_reduce_scatter(dp_comm *base, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype, dp_op op, double scale)
+static dp_status dp__mpi_reduce_scatter(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_scatter_begin, dp__mpi_scatter_turn, NULL};
-    dp__mpi_comm *comm = dp__mpi_of(base);
-    dp__mpi_call call = {comm,
-                         local,
-                         DP__REDUCE_SCATTER,
-                         count_each,
-                         dp_dtype_bytes(dtype),
-                         dtype,
-                         op,
-                         scale,
-                         0,
-                         0,
-                         comm->most > 1 && dp__mpi_is_half(dtype)};
+    const dp__mpi_comm *comm = call->comm;
+    call->wide = comm->most > 1 && dp__mpi_is_half(call->asked.dtype);
     size_t blocks = (size_t)comm->rank_count > (size_t)(comm->line.process_count * comm->most)
                         ? (size_t)comm->rank_count
                         : (size_t)(comm->line.process_count * comm->most);
-    return dp__mpi_run(&call, &steps, comm->buffer_bytes / dp__mpi_wire_bytes(&call) / blocks);
+    return dp__mpi_run(call, &steps, comm->buffer_bytes / dp__mpi_wire_bytes(call) / blocks);
 }
 
 /* ==== >>moving =================================================================================
@@ -1744,41 +1717,38 @@ static dp_status dp__mpi_broadcast_begin(const dp__mpi_call *call, size_t step)
     dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    int root = call->root - comm->rank_first, process = 0;
-    while (comm->line.firsts[process + 1] <= call->root)
+    int root = call->asked.root - comm->rank_first, process = 0;
+    while (comm->line.firsts[process + 1] <= call->asked.root)
         process++;
     for (int i = 0; i < comm->local_count && process == comm->line.process; i++) {
-        const char *from = (const char *)call->local[root].send + at;
-        char *to = (char *)call->local[i].recv + at;
+        const char *from = (const char *)call->asked.local[root].send + at;
+        char *to = (char *)call->asked.local[i].recv + at;
         if (from != to)
             memcpy(to, from, bytes);
     }
     dp__mpi_enter();
     return dp__mpi_given(call, "MPI_Ibcast",
-                         MPI_Ibcast((char *)call->local[0].recv + at, (int)bytes, MPI_BYTE, process,
-                                    comm->line.comm, &slot->request));
+                         MPI_Ibcast((char *)call->asked.local[0].recv + at, (int)bytes, MPI_BYTE,
+                                    process, comm->line.comm, &slot->request));
 }
 
 static dp_status dp__mpi_broadcast_turn(const dp__mpi_call *call, size_t step)
 {
     const dp__mpi_comm *comm = call->comm;
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    bool here = call->root >= comm->rank_first && call->root < comm->rank_first + comm->local_count;
+    bool here = call->asked.root >= comm->rank_first &&
+                call->asked.root < comm->rank_first + comm->local_count;
     DP_TRY(dp__mpi_arrive(call, step));
     for (int i = 1; i < comm->local_count && !here; i++)
-        memcpy((char *)call->local[i].recv + at, (const char *)call->local[0].recv + at, bytes);
+        memcpy((char *)call->asked.local[i].recv + at, (const char *)call->asked.local[0].recv + at,
+               bytes);
     return DP_OK;
 }
 
-static dp_status dp__mpi_broadcast(dp_comm *base, const dp_part *local, size_t count,
-                                   dp_dtype dtype, int root)
+static dp_status dp__mpi_broadcast(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_broadcast_begin, dp__mpi_broadcast_turn, NULL};
-    dp__mpi_comm *comm = dp__mpi_of(base);
-    size_t size = dp_dtype_bytes(dtype);
-    return dp__mpi_run(&(dp__mpi_call){comm, local, DP__BROADCAST, count, size, dtype, DP_OP_SUM, 1,
-                                       root, 0, false},
-                       &steps, comm->buffer_bytes / size);
+    return dp__mpi_run(call, &steps, call->comm->buffer_bytes / call->size);
 }
 
 static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
@@ -1791,9 +1761,9 @@ static dp_status dp__mpi_gather_begin(const dp__mpi_call *call, size_t step)
         slot->from.places[p] = (int)((size_t)comm->line.firsts[p] * bytes);
     }
     if (comm->local_count == 1)
-        return dp__mpi_give_all(call, (const char *)call->local[0].send + at, slot->in, step);
+        return dp__mpi_give_all(call, (const char *)call->asked.local[0].send + at, slot->in, step);
     for (int i = 0; i < comm->local_count; i++)
-        memcpy(slot->out + (size_t)i * bytes, (const char *)call->local[i].send + at, bytes);
+        memcpy(slot->out + (size_t)i * bytes, (const char *)call->asked.local[i].send + at, bytes);
     return dp__mpi_give_all(call, slot->out, slot->in, step);
 }
 
@@ -1802,23 +1772,20 @@ static dp_status dp__mpi_gather_turn(const dp__mpi_call *call, size_t step)
     const dp__mpi_comm *comm = call->comm;
     const dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    size_t each = call->count * call->size;
+    size_t each = call->asked.count * call->size;
     DP_TRY(dp__mpi_arrive(call, step));
     for (int i = 0; i < comm->local_count; i++)
-        for (size_t r = 0; r < (size_t)comm->rank_count && call->local[i].recv != NULL; r++)
-            memcpy((char *)call->local[i].recv + r * each + at, slot->in + r * bytes, bytes);
+        for (size_t r = 0; r < (size_t)comm->rank_count && call->asked.local[i].recv != NULL; r++)
+            memcpy((char *)call->asked.local[i].recv + r * each + at, slot->in + r * bytes, bytes);
     return DP_OK;
 }
 
-static dp_status dp__mpi_all_gather(dp_comm *base, const dp_part *local, size_t count_each,
-                                    dp_dtype dtype)
+static dp_status dp__mpi_all_gather(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_gather_begin, dp__mpi_gather_turn, NULL};
-    dp__mpi_comm *comm = dp__mpi_of(base);
-    size_t size = dp_dtype_bytes(dtype);
-    return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_GATHER, count_each, size, dtype,
-                                       DP_OP_SUM, 1, 0, 0, false},
-                       &steps, comm->buffer_bytes / size / (size_t)comm->rank_count);
+    const dp__mpi_comm *comm = call->comm;
+    return dp__mpi_run(call, &steps,
+                       call->comm->buffer_bytes / call->size / (size_t)comm->rank_count);
 }
 
 /* To a process: from each local rank, to each of its ranks. */
@@ -1827,7 +1794,7 @@ static dp_status dp__mpi_exchange_begin(const dp__mpi_call *call, size_t step)
     const dp__mpi_comm *comm = call->comm;
     dp__mpi_slot *slot = dp__mpi_slot_of(call, step);
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    size_t each = call->count * call->size, locals = (size_t)comm->local_count;
+    size_t each = call->asked.count * call->size, locals = (size_t)comm->local_count;
     char *out = slot->out;
     for (int p = 0; p < comm->line.process_count; p++) {
         size_t first = (size_t)comm->line.firsts[p], ranks = (size_t)dp__mpi_ranks(comm, p);
@@ -1835,7 +1802,8 @@ static dp_status dp__mpi_exchange_begin(const dp__mpi_call *call, size_t step)
         slot->to.places[p] = slot->from.places[p] = (int)(locals * first * bytes);
         for (size_t i = 0; i < locals; i++)
             for (size_t k = 0; k < ranks; k++, out += bytes)
-                memcpy(out, (const char *)call->local[i].send + (first + k) * each + at, bytes);
+                memcpy(out, (const char *)call->asked.local[i].send + (first + k) * each + at,
+                       bytes);
     }
     return dp__mpi_give_all_to_all(call, slot->out, slot->in, step);
 }
@@ -1844,25 +1812,44 @@ static dp_status dp__mpi_exchange_turn(const dp__mpi_call *call, size_t step)
 {
     const dp__mpi_comm *comm = call->comm;
     size_t bytes = dp__mpi_count(call, step) * call->size, at = dp__mpi_at(call, step);
-    size_t each = call->count * call->size;
+    size_t each = call->asked.count * call->size;
     const char *in = dp__mpi_slot_of(call, step)->in;
     DP_TRY(dp__mpi_arrive(call, step));
     for (size_t r = 0; r < (size_t)comm->rank_count; r++)
         for (int i = 0; i < comm->local_count; i++, in += bytes)
-            memcpy((char *)call->local[i].recv + r * each + at, in, bytes);
+            memcpy((char *)call->asked.local[i].recv + r * each + at, in, bytes);
     return DP_OK;
 }
 
-static dp_status dp__mpi_all_to_all(dp_comm *base, const dp_part *local, size_t count_each,
-                                    dp_dtype dtype)
+static dp_status dp__mpi_all_to_all(dp__mpi_call *call)
 {
     static const dp__mpi_steps steps = {dp__mpi_exchange_begin, dp__mpi_exchange_turn, NULL};
-    dp__mpi_comm *comm = dp__mpi_of(base);
-    size_t size = dp_dtype_bytes(dtype);
-    return dp__mpi_run(&(dp__mpi_call){comm, local, DP__ALL_TO_ALL, count_each, size, dtype,
-                                       DP_OP_SUM, 1, 0, 0, false},
-                       &steps,
-                       comm->buffer_bytes / size / (size_t)comm->rank_count / (size_t)comm->most);
+    const dp__mpi_comm *comm = call->comm;
+    return dp__mpi_run(call, &steps,
+                       call->comm->buffer_bytes / call->size / (size_t)comm->rank_count /
+                           (size_t)comm->most);
+}
+
+static dp_status dp__mpi_coll_run(dp_comm *base, const dp_coll_call *asked)
+{
+    dp__mpi_call call = {
+        .comm = dp__mpi_of(base), .asked = *asked, .size = dp_dtype_bytes(asked->dtype)};
+    switch (asked->verb) {
+    case DP_ALL_REDUCE:
+        return dp__mpi_all_reduce(&call);
+    case DP_REDUCE_SCATTER:
+        return dp__mpi_reduce_scatter(&call);
+    case DP_BROADCAST:
+        return dp__mpi_broadcast(&call);
+    case DP_ALL_GATHER:
+        return dp__mpi_all_gather(&call);
+    case DP_ALL_TO_ALL:
+    case DP_REDUCE_TO:
+    case DP_GATHER_TO:
+    case DP_SCATTER_FROM:
+        break;
+    }
+    return dp__mpi_all_to_all(&call);
 }
 
 /* ==== >>table ==================================================================================
@@ -2127,11 +2114,8 @@ DP_API const dp_coll_ops *dp_mpi_coll(void)
                                     .fits = dp__mpi_fits,
                                     .open = dp__mpi_open,
                                     .close = dp__mpi_close,
-                                    .all_reduce = dp__mpi_all_reduce,
-                                    .broadcast = dp__mpi_broadcast,
-                                    .all_gather = dp__mpi_all_gather,
-                                    .reduce_scatter = dp__mpi_reduce_scatter,
-                                    .all_to_all = dp__mpi_all_to_all,
+                                    .verbs = DP_COLL_VERBS,
+                                    .run = dp__mpi_coll_run,
                                     .abort = dp__mpi_abort,
                                     .poll = dp__mpi_poll};
     return &ops;

@@ -319,15 +319,12 @@ static dp__nccl_comm *dp__nccl_of(dp_comm *comm)
 
 typedef struct dp__nccl_call { /* one collective */
     dp__nccl_comm *comm;
-    const dp_part *local;
-    dp__verb verb;
-    size_t count, size; /* elements of a block, bytes of an element */
-    dp_dtype dtype;
-    dp_op op;
-    double scale;
-    int root;
+    dp_coll_call asked;
+    size_t size; /* bytes of an element */
     bool captured;
 } dp__nccl_call;
+
+typedef dp_status dp__nccl_way(const dp__nccl_call *call);
 
 static size_t dp__nccl_least(size_t a, size_t b)
 {
@@ -347,7 +344,7 @@ static bool dp__nccl_is_on(const dp__nccl_comm *comm, int local_rank, int gpu)
 
 static dp_stream *dp__nccl_stream(const dp__nccl_call *call, int gpu)
 {
-    return call->local[call->comm->gpus[gpu].lead].stream;
+    return call->asked.local[call->comm->gpus[gpu].lead].stream;
 }
 
 static cudaStream_t dp__nccl_native(const dp__nccl_call *call, int gpu)
@@ -364,7 +361,7 @@ static bool dp__nccl_one_each(const dp__nccl_comm *comm)
 static int dp__nccl_taker(const dp__nccl_call *call, int gpu)
 {
     for (int i = call->comm->gpus[gpu].lead; i < call->comm->local_count; i++)
-        if (dp__nccl_is_on(call->comm, i, gpu) && call->local[i].recv != NULL)
+        if (dp__nccl_is_on(call->comm, i, gpu) && call->asked.local[i].recv != NULL)
             return i;
     return -1;
 }
@@ -963,7 +960,7 @@ static dp_status dp__nccl_meet(const dp__nccl_call *call, bool before)
         if (!before && !dp__nccl_one_each(comm))
             DP_TRY(dp__nccl_mark(gpu, comm->marks[gpu->lead], lead));
         for (int i = gpu->lead + 1; i < comm->local_count; i++) {
-            cudaStream_t own = dp__cuda_stream_of(call->local[i].stream)->native;
+            cudaStream_t own = dp__cuda_stream_of(call->asked.local[i].stream)->native;
             if (!dp__nccl_is_on(comm, i, g))
                 continue;
             if (before)
@@ -1009,8 +1006,8 @@ static void dp__nccl_announce(const dp__nccl_call *call)
     dp__nccl_comm *comm = call->comm;
     const dp__lane *lane = dp__lane_of(&comm->base);
     size_t place = comm->head % DP__NCCL_WATCHED;
-    const dp__signature is =
-        dp__sign(lane, call->verb, call->dtype, call->op, call->root, call->count, call->scale);
+    const dp__signature is = dp__sign(lane, call->asked.verb, call->asked.dtype, call->asked.op,
+                                      call->asked.root, call->asked.count, call->asked.scale);
     dp__lock_enter(&comm->lock);
     comm->begun[place] = is;
     if (lane != NULL)
@@ -1027,7 +1024,7 @@ static dp_status dp__nccl_captured(const dp__nccl_call *call, bool *out)
 {
     *out = false;
     for (int i = 0; i < call->comm->local_count && !*out; i++)
-        DP_TRY(dp__cuda_captures(call->local[i].stream, out));
+        DP_TRY(dp__cuda_captures(call->asked.local[i].stream, out));
     if (*out && call->comm->near == NULL && call->comm->gpu_count > 1)
         return dp_error(DP_ERR_UNSUPPORTED,
                         "nccl: a collective with other processes can be captured where a process "
@@ -1036,18 +1033,18 @@ static dp_status dp__nccl_captured(const dp__nccl_call *call, bool *out)
     return DP_OK;
 }
 
-static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
-                                     dp_status (*run)(const dp__nccl_call *call))
+static dp_status dp__nccl_run_inside(const dp__nccl_call *call, dp__nccl_way *way)
 {
     dp__nccl_comm *comm = call->comm;
     dp__nccl_announce(call);
     DP_TRY(dp__nccl_meet(call, true));
     DP_TRY(dp__nccl_marks(call, false));
-    DP_TRY(run(call));
+    DP_TRY(way(call));
     DP_TRY(dp__nccl_marks(call, true));
     DP_TRY(dp__nccl_meet(call, false));
     atomic_fetch_add_explicit(&comm->carried, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&comm->carried_bytes, call->count * call->size, memory_order_relaxed);
+    atomic_fetch_add_explicit(&comm->carried_bytes, call->asked.count * call->size,
+                              memory_order_relaxed);
     dp__lock_enter(&comm->lock);
     comm->head += !call->captured;
     comm->announced = false;
@@ -1056,14 +1053,13 @@ static dp_status dp__nccl_run_inside(const dp__nccl_call *call,
 }
 
 /* With a context for marks; launches enter that of their own GPU. */
-static dp_status dp__nccl_run(const dp__nccl_call *call,
-                              dp_status (*run)(const dp__nccl_call *call))
+static dp_status dp__nccl_run(const dp__nccl_call *call, dp__nccl_way *way)
 {
     dp__nccl_comm *comm = call->comm;
     const dp__cuda_gpu *gpu = comm->gpus[0].physical;
     DP_TRY(dp__nccl_place(comm));
     DP_TRY(dp__cuda_enter(gpu));
-    dp_status status = dp__cuda_leave(gpu, dp__nccl_run_inside(call, run), "", cudaSuccess);
+    dp_status status = dp__cuda_leave(gpu, dp__nccl_run_inside(call, way), "", cudaSuccess);
     if (status == DP_OK || call->captured || comm->near != NULL)
         return status;
     dp__lock_enter(&comm->lock);
@@ -1083,10 +1079,11 @@ static dp_status dp__nccl_copy(const dp__nccl_call *call, int gpu, void *to, con
 static dp_status dp__nccl_share(const dp__nccl_call *call, int gpu, int from, size_t at,
                                 size_t bytes)
 {
-    const char *src = call->local[from].recv;
+    const char *src = call->asked.local[from].recv;
     for (int i = call->comm->gpus[gpu].lead; i < call->comm->local_count; i++)
-        if (i != from && dp__nccl_is_on(call->comm, i, gpu) && call->local[i].recv != NULL)
-            DP_TRY(dp__nccl_copy(call, gpu, (char *)call->local[i].recv + at, src + at, bytes));
+        if (i != from && dp__nccl_is_on(call->comm, i, gpu) && call->asked.local[i].recv != NULL)
+            DP_TRY(
+                dp__nccl_copy(call, gpu, (char *)call->asked.local[i].recv + at, src + at, bytes));
     return DP_OK;
 }
 
@@ -1146,7 +1143,8 @@ static bool dp__nccl_dtype(dp_dtype dtype, ncclDataType_t *out)
 /* What every sum is multiplied by. */
 static double dp__nccl_factor(const dp__nccl_call *call)
 {
-    return call->op == DP_OP_MEAN ? call->scale / call->comm->rank_count : call->scale;
+    return call->asked.op == DP_OP_MEAN ? call->asked.scale / call->comm->rank_count
+                                        : call->asked.scale;
 }
 
 static bool dp__nccl_is_one(double factor)
@@ -1159,13 +1157,13 @@ static bool dp__nccl_can_add(const dp__nccl_call *call)
     ncclDataType_t type;
     int exponent;
     double factor = dp__nccl_factor(call);
-    if (call->comm->ordered || !dp__nccl_dtype(call->dtype, &type))
+    if (call->comm->ordered || !dp__nccl_dtype(call->asked.dtype, &type))
         return false;
-    if (call->dtype > DP_BF16)
-        return call->op != DP_OP_MEAN && dp__nccl_is_one(factor);
-    if (call->op != DP_OP_SUM && call->op != DP_OP_MEAN)
+    if (call->asked.dtype > DP_BF16)
+        return call->asked.op != DP_OP_MEAN && dp__nccl_is_one(factor);
+    if (call->asked.op != DP_OP_SUM && call->asked.op != DP_OP_MEAN)
         return false;
-    if (call->dtype == DP_F32 || call->dtype == DP_F64)
+    if (call->asked.dtype == DP_F32 || call->asked.dtype == DP_F64)
         return true;
     double half = frexp(factor, &exponent); /* f16 has normal numbers from 2^-14 to 2^15 */
     return !(half < 0.5) && !(half > 0.5) && exponent >= -13 && exponent <= 16;
@@ -1174,8 +1172,8 @@ static bool dp__nccl_can_add(const dp__nccl_call *call)
 /* Bools are 0 and 1: their sum is the largest of them, their product the smallest. */
 static ncclRedOp_t dp__nccl_op(const dp__nccl_call *call)
 {
-    bool yes_no = call->dtype == DP_BOOL;
-    switch (call->op) {
+    bool yes_no = call->asked.dtype == DP_BOOL;
+    switch (call->asked.op) {
     case DP_OP_PROD:
         return yes_no ? ncclMin : ncclProd;
     case DP_OP_MIN:
@@ -1211,20 +1209,20 @@ static dp_status dp__nccl_scale(const dp__nccl_call *call, dp__nccl_gpu *gpu, do
     dp__nccl_comm *comm = call->comm;
     ncclDataType_t type;
     uint64_t number = 0;
-    (void)dp__nccl_dtype(call->dtype, &type);
-    if (gpu->has_scaled && gpu->scaled_dtype == call->dtype && !(gpu->factor < factor) &&
+    (void)dp__nccl_dtype(call->asked.dtype, &type);
+    if (gpu->has_scaled && gpu->scaled_dtype == call->asked.dtype && !(gpu->factor < factor) &&
         !(gpu->factor > factor))
         return DP_OK;
     if (gpu->has_scaled)
         DP_TRY(dp__nccl_check(comm, "ncclRedOpDestroy", gpu,
                               dp__nccl.ncclRedOpDestroy(gpu->scaled, gpu->comm)));
     gpu->has_scaled = false;
-    dp__nccl_number(factor, call->dtype, &number);
+    dp__nccl_number(factor, call->asked.dtype, &number);
     DP_TRY(dp__nccl_check(comm, "ncclRedOpCreatePreMulSum", gpu,
                           dp__nccl.ncclRedOpCreatePreMulSum(&gpu->scaled, &number, type,
                                                             ncclScalarHostImmediate, gpu->comm)));
     gpu->has_scaled = true;
-    gpu->scaled_dtype = call->dtype;
+    gpu->scaled_dtype = call->asked.dtype;
     gpu->factor = factor;
     return DP_OK;
 }
@@ -1235,18 +1233,18 @@ static dp_status dp__nccl_add_turn(const dp__nccl_call *call, int place)
     ncclDataType_t type;
     ncclRedOp_t op = dp__nccl_op(call);
     double factor = dp__nccl_factor(call);
-    (void)dp__nccl_dtype(call->dtype, &type);
+    (void)dp__nccl_dtype(call->asked.dtype, &type);
     if (!dp__nccl_is_one(factor)) {
         DP_TRY(dp__nccl_scale(call, gpu, factor));
         op = gpu->scaled;
     }
-    if (call->verb == DP__REDUCE_SCATTER)
+    if (call->asked.verb == DP_REDUCE_SCATTER)
         return dp__nccl_check(call->comm, "ncclReduceScatter", gpu,
-                              dp__nccl.ncclReduceScatter(gpu->send, gpu->recv, call->count, type,
-                                                         op, gpu->comm,
+                              dp__nccl.ncclReduceScatter(gpu->send, gpu->recv, call->asked.count,
+                                                         type, op, gpu->comm,
                                                          dp__nccl_native(call, place)));
     return dp__nccl_check(call->comm, "ncclAllReduce", gpu,
-                          dp__nccl.ncclAllReduce(gpu->send, gpu->recv, call->count, type, op,
+                          dp__nccl.ncclAllReduce(gpu->send, gpu->recv, call->asked.count, type, op,
                                                  gpu->comm, dp__nccl_native(call, place)));
 }
 
@@ -1276,22 +1274,22 @@ static dp_status dp__nccl_prepare(const dp__nccl_call *call, int place)
     const void *in[DP__CUDA_OPERANDS];
     int taker = dp__nccl_taker(call, place);
     dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
-                           .dtype = call->dtype,
-                           .in_dtype = call->dtype,
-                           .count = call->count,
+                           .op = call->asked.op == DP_OP_MEAN ? DP_OP_SUM : call->asked.op,
+                           .dtype = call->asked.dtype,
+                           .in_dtype = call->asked.dtype,
+                           .count = call->asked.count,
                            .out = &gpu->recv,
                            .in = in,
                            .out_count = 1,
                            .alpha = 1,
                            .beta = 1};
     if (taker < 0)
-        DP_TRY(dp__nccl_spare(call, place, call->count * call->size));
-    gpu->recv = taker < 0 ? gpu->spare : call->local[taker].recv;
-    gpu->send = call->local[gpu->lead].send;
+        DP_TRY(dp__nccl_spare(call, place, call->asked.count * call->size));
+    gpu->recv = taker < 0 ? gpu->spare : call->asked.local[taker].recv;
+    gpu->send = call->asked.local[gpu->lead].send;
     for (int i = gpu->lead; i < comm->local_count; i++)
         if (dp__nccl_is_on(comm, i, place))
-            in[args.in_count++] = call->local[i].send;
+            in[args.in_count++] = call->asked.local[i].send;
     if (args.in_count == 1)
         return DP_OK;
     gpu->send = gpu->recv;
@@ -1306,7 +1304,7 @@ static dp_status dp__nccl_add(const dp__nccl_call *call)
     for (int g = 0; g < call->comm->gpu_count; g++) {
         int taker = dp__nccl_taker(call, g);
         if (taker >= 0)
-            DP_TRY(dp__nccl_share(call, g, taker, 0, call->count * call->size));
+            DP_TRY(dp__nccl_share(call, g, taker, 0, call->asked.count * call->size));
     }
     return DP_OK;
 }
@@ -1316,8 +1314,8 @@ static dp_status dp__nccl_scatter(const dp__nccl_call *call)
 {
     for (int g = 0; g < call->comm->gpu_count; g++) {
         dp__nccl_gpu *gpu = &call->comm->gpus[g];
-        gpu->send = call->local[gpu->lead].send;
-        gpu->recv = call->local[gpu->lead].recv;
+        gpu->send = call->asked.local[gpu->lead].send;
+        gpu->recv = call->asked.local[gpu->lead].recv;
     }
     return dp__nccl_each(call, dp__nccl_add_turn);
 }
@@ -1344,7 +1342,7 @@ static dp_status dp__nccl_collect_turn(const dp__nccl_call *call, int place)
         for (int other = 0; other < comm->job_gpu_count && dp__nccl_is_on(comm, i, place);
              other++) {
             const dp__nccl_slice *slice = &comm->slices[other];
-            const char *send = (const char *)call->local[i].send + slice->begin * call->size;
+            const char *send = (const char *)call->asked.local[i].send + slice->begin * call->size;
             if (other != job_gpu)
                 DP_TRY(dp__nccl_send(call, place, send, slice->count * call->size, other));
         }
@@ -1363,7 +1361,7 @@ static char *dp__nccl_sums_at(const dp__nccl_call *call, int place, int job_gpu)
     int taker = dp__nccl_taker(call, place);
     if (taker < 0)
         return dp__nccl_slot(comm, place, job_gpu);
-    return (char *)call->local[taker].recv + comm->slices[job_gpu].begin * call->size;
+    return (char *)call->asked.local[taker].recv + comm->slices[job_gpu].begin * call->size;
 }
 
 /* What a rank gives to the GPU's slice: in its memory, or in its slot. */
@@ -1373,7 +1371,7 @@ static const void *dp__nccl_given(const dp__nccl_call *call, int place, int rank
     int job_gpu = comm->gpu_first + place;
     if (comm->job_gpus[rank] != job_gpu)
         return dp__nccl_slot(comm, place, rank);
-    return (const char *)call->local[rank - comm->rank_first].send +
+    return (const char *)call->asked.local[rank - comm->rank_first].send +
            comm->slices[job_gpu].begin * call->size;
 }
 
@@ -1383,7 +1381,7 @@ static dp_status dp__nccl_tree(const dp__nccl_call *call, int place, dp_dtype dt
 {
     const dp__nccl_comm *comm = call->comm;
     dp_kernel_args args = {.kernel = DP_KERNEL_REDUCE,
-                           .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
+                           .op = call->asked.op == DP_OP_MEAN ? DP_OP_SUM : call->asked.op,
                            .dtype = dtype,
                            .in_dtype = dtype,
                            .count = comm->slices[comm->gpu_first + place].count,
@@ -1391,14 +1389,14 @@ static dp_status dp__nccl_tree(const dp__nccl_call *call, int place, dp_dtype dt
                            .in = in,
                            .out_count = 1,
                            .in_count = (size_t)in_count,
-                           .alpha = last ? call->scale : 1,
-                           .beta = last && call->op == DP_OP_MEAN ? comm->rank_count : 1};
+                           .alpha = last ? call->asked.scale : 1,
+                           .beta = last && call->asked.op == DP_OP_MEAN ? comm->rank_count : 1};
     return dp__cuda_kernel(dp__nccl_stream(call, place), &args);
 }
 
 static bool dp__nccl_is_half(const dp__nccl_call *call)
 {
-    return call->dtype == DP_F16 || call->dtype == DP_BF16;
+    return call->asked.dtype == DP_F16 || call->asked.dtype == DP_BF16;
 }
 
 static dp_status dp__nccl_cast(const dp__nccl_call *call, int place, dp_dtype to, void *out,
@@ -1428,10 +1426,10 @@ static dp_status dp__nccl_sum_run(const dp__nccl_call *call, int place, int firs
         if (!half)
             continue;
         void *wide = dp__nccl_slot(comm, place, first + i) + comm->slot_bytes / 2;
-        DP_TRY(dp__nccl_cast(call, place, DP_F32, wide, call->dtype, in[i]));
+        DP_TRY(dp__nccl_cast(call, place, DP_F32, wide, call->asked.dtype, in[i]));
         in[i] = wide;
     }
-    return dp__nccl_tree(call, place, half ? DP_F32 : call->dtype, in, count, out, false);
+    return dp__nccl_tree(call, place, half ? DP_F32 : call->asked.dtype, in, count, out, false);
 }
 
 static dp_status dp__nccl_sum_runs(const dp__nccl_call *call, int place, void *out)
@@ -1446,8 +1444,8 @@ static dp_status dp__nccl_sum_runs(const dp__nccl_call *call, int place, void *o
         DP_TRY(dp__nccl_sum_run(call, place, first, sum));
         sums[count] = sum;
     }
-    DP_TRY(dp__nccl_tree(call, place, half ? DP_F32 : call->dtype, sums, count, whole, true));
-    return half ? dp__nccl_cast(call, place, call->dtype, out, DP_F32, whole) : DP_OK;
+    DP_TRY(dp__nccl_tree(call, place, half ? DP_F32 : call->asked.dtype, sums, count, whole, true));
+    return half ? dp__nccl_cast(call, place, call->asked.dtype, out, DP_F32, whole) : DP_OK;
 }
 
 /* The GPU's own slice, into `out`. */
@@ -1461,7 +1459,7 @@ static dp_status dp__nccl_sum_slice(const dp__nccl_call *call, int place, void *
         return dp__nccl_sum_runs(call, place, out);
     for (int rank = 0; rank < comm->rank_count; rank++)
         in[rank] = dp__nccl_given(call, place, rank);
-    return dp__nccl_tree(call, place, call->dtype, in, comm->rank_count, out, true);
+    return dp__nccl_tree(call, place, call->asked.dtype, in, comm->rank_count, out, true);
 }
 
 /* Elements of a slice at most. */
@@ -1517,8 +1515,8 @@ static dp_status dp__nccl_add_piece(const dp__nccl_call *call, size_t begin, siz
 static dp_status dp__nccl_add_slices(const dp__nccl_call *call)
 {
     size_t most = dp__nccl_slot_count(call) * (size_t)call->comm->job_gpu_count;
-    for (size_t at = 0, count = 0; at < call->count; at += count) {
-        count = dp__nccl_least(most, call->count - at);
+    for (size_t at = 0, count = 0; at < call->asked.count; at += count) {
+        count = dp__nccl_least(most, call->asked.count - at);
         DP_TRY(dp__nccl_add_piece(call, at, count));
     }
     return DP_OK;
@@ -1541,8 +1539,9 @@ static bool dp__nccl_cut_blocks(const dp__nccl_call *call, int round, size_t at,
     for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
         int rank = dp__nccl_in_round(comm, job_gpu, round);
         any = any || rank >= 0;
-        comm->slices[job_gpu] = rank < 0 ? (dp__nccl_slice){0, 0}
-                                         : (dp__nccl_slice){(size_t)rank * call->count + at, count};
+        comm->slices[job_gpu] =
+            rank < 0 ? (dp__nccl_slice){0, 0}
+                     : (dp__nccl_slice){(size_t)rank * call->asked.count + at, count};
     }
     return any;
 }
@@ -1554,8 +1553,9 @@ static dp_status dp__nccl_scatter_piece(const dp__nccl_call *call, int round, si
     for (int g = 0; g < comm->gpu_count; g++) {
         int rank = dp__nccl_in_round(comm, comm->gpu_first + g, round);
         if (rank >= 0)
-            DP_TRY(dp__nccl_sum_slice(
-                call, g, (char *)call->local[rank - comm->rank_first].recv + at * call->size));
+            DP_TRY(dp__nccl_sum_slice(call, g,
+                                      (char *)call->asked.local[rank - comm->rank_first].recv +
+                                          at * call->size));
     }
     return DP_OK;
 }
@@ -1564,8 +1564,8 @@ static dp_status dp__nccl_scatter_slices(const dp__nccl_call *call)
 {
     size_t most = dp__nccl_slot_count(call);
     for (int round = 0; dp__nccl_cut_blocks(call, round, 0, 0); round++)
-        for (size_t at = 0, count = 0; at < call->count; at += count) {
-            count = dp__nccl_least(most, call->count - at);
+        for (size_t at = 0, count = 0; at < call->asked.count; at += count) {
+            count = dp__nccl_least(most, call->asked.count - at);
             (void)dp__nccl_cut_blocks(call, round, at, count);
             DP_TRY(dp__nccl_scatter_piece(call, round, at));
         }
@@ -1589,8 +1589,8 @@ static dp_status dp__nccl_slots(dp__nccl_comm *comm)
 static dp_status dp__nccl_run_slices(const dp__nccl_call *call)
 {
     DP_TRY(dp__nccl_slots(call->comm));
-    return dp__nccl_run(call, call->verb == DP__REDUCE_SCATTER ? dp__nccl_scatter_slices
-                                                               : dp__nccl_add_slices);
+    return dp__nccl_run(call, call->asked.verb == DP_REDUCE_SCATTER ? dp__nccl_scatter_slices
+                                                                    : dp__nccl_add_slices);
 }
 
 /* ==== >>blocks ===================================================================================
@@ -1600,20 +1600,22 @@ static dp_status dp__nccl_run_slices(const dp__nccl_call *call)
 static int dp__nccl_receiver(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
-    return comm->job_gpus[call->root] == comm->gpu_first + place ? call->root - comm->rank_first
-                                                                 : comm->gpus[place].lead;
+    return comm->job_gpus[call->asked.root] == comm->gpu_first + place
+               ? call->asked.root - comm->rank_first
+               : comm->gpus[place].lead;
 }
 
 static dp_status dp__nccl_broadcast_turn(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
     int receiver = dp__nccl_receiver(call, place);
-    const dp_part *part = &call->local[receiver];
-    bool is_root = comm->rank_first + receiver == call->root;
+    const dp_part *part = &call->asked.local[receiver];
+    bool is_root = comm->rank_first + receiver == call->asked.root;
     return dp__nccl_check(call->comm, "ncclBroadcast", &comm->gpus[place],
                           dp__nccl.ncclBroadcast(is_root ? part->send : part->recv, part->recv,
-                                                 call->count * call->size, ncclUint8,
-                                                 comm->job_gpus[call->root], comm->gpus[place].comm,
+                                                 call->asked.count * call->size, ncclUint8,
+                                                 comm->job_gpus[call->asked.root],
+                                                 comm->gpus[place].comm,
                                                  dp__nccl_native(call, place)));
 }
 
@@ -1621,32 +1623,34 @@ static dp_status dp__nccl_broadcast_all(const dp__nccl_call *call)
 {
     DP_TRY(dp__nccl_each(call, dp__nccl_broadcast_turn));
     for (int g = 0; g < call->comm->gpu_count; g++)
-        DP_TRY(dp__nccl_share(call, g, dp__nccl_receiver(call, g), 0, call->count * call->size));
+        DP_TRY(
+            dp__nccl_share(call, g, dp__nccl_receiver(call, g), 0, call->asked.count * call->size));
     return DP_OK;
 }
 
 static dp_status dp__nccl_gather_turn(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
-    const dp_part *part = &call->local[comm->gpus[place].lead];
-    return dp__nccl_check(call->comm, "ncclAllGather", &comm->gpus[place],
-                          dp__nccl.ncclAllGather(part->send, part->recv, call->count * call->size,
-                                                 ncclUint8, comm->gpus[place].comm,
-                                                 dp__nccl_native(call, place)));
+    const dp_part *part = &call->asked.local[comm->gpus[place].lead];
+    return dp__nccl_check(
+        call->comm, "ncclAllGather", &comm->gpus[place],
+        dp__nccl.ncclAllGather(part->send, part->recv, call->asked.count * call->size, ncclUint8,
+                               comm->gpus[place].comm, dp__nccl_native(call, place)));
 }
 
 /* Whether others send to this rank: in a gather to the first one on each GPU. */
 static bool dp__nccl_gets(const dp__nccl_call *call, int rank)
 {
-    return call->verb == DP__ALL_TO_ALL ||
+    return call->asked.verb == DP_ALL_TO_ALL ||
            dp__nccl_in_round(call->comm, call->comm->job_gpus[rank], 0) == rank;
 }
 
 /* What a local rank has for this rank. */
 static const char *dp__nccl_block(const dp__nccl_call *call, int local_rank, int rank)
 {
-    size_t before = call->verb == DP__ALL_TO_ALL ? (size_t)rank : 0;
-    return (const char *)call->local[local_rank].send + before * call->count * call->size;
+    size_t before = call->asked.verb == DP_ALL_TO_ALL ? (size_t)rank : 0;
+    return (const char *)call->asked.local[local_rank].send +
+           before * call->asked.count * call->size;
 }
 
 static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int local_rank)
@@ -1655,7 +1659,7 @@ static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int 
     for (int rank = 0; rank < comm->rank_count; rank++)
         if (comm->job_gpus[rank] != comm->gpu_first + place && dp__nccl_gets(call, rank))
             DP_TRY(dp__nccl_send(call, place, dp__nccl_block(call, local_rank, rank),
-                                 call->count * call->size, comm->job_gpus[rank]));
+                                 call->asked.count * call->size, comm->job_gpus[rank]));
     return DP_OK;
 }
 
@@ -1663,11 +1667,12 @@ static dp_status dp__nccl_give_blocks(const dp__nccl_call *call, int place, int 
 static dp_status dp__nccl_take_blocks(const dp__nccl_call *call, int place, int rank)
 {
     const dp__nccl_comm *comm = call->comm;
-    size_t bytes = call->count * call->size;
+    size_t bytes = call->asked.count * call->size;
     for (int i = 0; i < comm->local_count; i++)
         if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
-            DP_TRY(dp__nccl_take(call, place, (char *)call->local[i].recv + (size_t)rank * bytes,
-                                 bytes, comm->job_gpus[rank]));
+            DP_TRY(dp__nccl_take(call, place,
+                                 (char *)call->asked.local[i].recv + (size_t)rank * bytes, bytes,
+                                 comm->job_gpus[rank]));
     return DP_OK;
 }
 
@@ -1687,10 +1692,10 @@ static dp_status dp__nccl_exchange_turn(const dp__nccl_call *call, int place)
 static dp_status dp__nccl_blocks_here(const dp__nccl_call *call, int place, int from)
 {
     const dp__nccl_comm *comm = call->comm;
-    size_t bytes = call->count * call->size, at = (size_t)(comm->rank_first + from) * bytes;
+    size_t bytes = call->asked.count * call->size, at = (size_t)(comm->rank_first + from) * bytes;
     for (int i = 0; i < comm->local_count; i++)
         if (dp__nccl_is_on(comm, i, place) && dp__nccl_gets(call, comm->rank_first + i))
-            DP_TRY(dp__nccl_copy(call, place, (char *)call->local[i].recv + at,
+            DP_TRY(dp__nccl_copy(call, place, (char *)call->asked.local[i].recv + at,
                                  dp__nccl_block(call, from, comm->rank_first + i), bytes));
     return DP_OK;
 }
@@ -1698,11 +1703,11 @@ static dp_status dp__nccl_blocks_here(const dp__nccl_call *call, int place, int 
 static dp_status dp__nccl_exchange(const dp__nccl_call *call)
 {
     const dp__nccl_comm *comm = call->comm;
-    size_t all = call->count * call->size * (size_t)comm->rank_count;
+    size_t all = call->asked.count * call->size * (size_t)comm->rank_count;
     DP_TRY(dp__nccl_each(call, dp__nccl_exchange_turn));
     for (int i = 0; i < comm->local_count; i++)
         DP_TRY(dp__nccl_blocks_here(call, dp__nccl_job_gpu(comm, i) - comm->gpu_first, i));
-    for (int g = 0; g < comm->gpu_count && call->verb == DP__ALL_GATHER; g++)
+    for (int g = 0; g < comm->gpu_count && call->asked.verb == DP_ALL_GATHER; g++)
         DP_TRY(dp__nccl_share(call, g, comm->gpus[g].lead, 0, all));
     return DP_OK;
 }
@@ -1763,8 +1768,8 @@ static dp_status dp__nccl_proof_begin(dp__nccl_proof *proof, int place)
 static dp_status dp__nccl_proof_turn(const dp__nccl_call *call, int place)
 {
     const dp__nccl_comm *comm = call->comm;
-    const dp_part *part = &call->local[comm->gpus[place].lead];
-    size_t bytes = call->count * call->size;
+    const dp_part *part = &call->asked.local[comm->gpus[place].lead];
+    size_t bytes = call->asked.count * call->size;
     if (!comm->ordered)
         return dp__nccl_gather_turn(call, place);
     for (int job_gpu = 0; job_gpu < comm->job_gpu_count; job_gpu++) {
@@ -1867,8 +1872,9 @@ static dp_status dp__nccl_proof_open(dp__nccl_proof *proof, dp__nccl_comm *comm,
 static dp_status dp__nccl_prove(const dp__nccl_proof *proof)
 {
     dp__nccl_comm *comm = proof->comm;
-    const dp__nccl_call call = {
-        .comm = comm, .local = proof->parts, .count = proof->words, .size = sizeof(unsigned)};
+    const dp__nccl_call call = {.comm = comm,
+                                .asked = {.local = proof->parts, .count = proof->words},
+                                .size = sizeof(unsigned)};
     DP_TRY(dp__nccl_each(&call, dp__nccl_proof_turn));
     for (int g = 0; g < comm->gpu_count; g++) {
         DP_TRY(dp__nccl_proof_count(proof, g));
@@ -2420,19 +2426,6 @@ static void dp__nccl_say(dp_comm *base, const char *text)
         comm->board->ops->say(comm->board, text);
 }
 
-static dp__nccl_call dp__nccl_call_of(dp_comm *comm, const dp_part *local, dp__verb verb,
-                                      size_t count, dp_dtype dtype)
-{
-    return (dp__nccl_call){.comm = dp__nccl_of(comm),
-                           .local = local,
-                           .verb = verb,
-                           .count = count,
-                           .size = dp_dtype_bytes(dtype),
-                           .dtype = dtype,
-                           .op = DP_OP_SUM,
-                           .scale = 1};
-}
-
 /* Whether the GPUs of one process do it among themselves: what is small, or captured, what not all
    want, and sums that NCCL would not make. */
 static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
@@ -2443,77 +2436,44 @@ static bool dp__nccl_is_near(const dp__nccl_call *call, bool by_nccl)
     for (int g = 0; g < comm->gpu_count; g++)
         if (dp__nccl_taker(call, g) < 0)
             return true;
-    return call->captured || !by_nccl || call->count * call->size < comm->least;
+    return call->captured || !by_nccl || call->asked.count * call->size < comm->least;
 }
 
-static bool dp__nccl_leave_near(const dp__nccl_call *call, bool by_nccl)
+/* How NCCL does it, and whether it can, which it always can but add as the library does. */
+static dp__nccl_way *dp__nccl_way_of(const dp__nccl_call *call, bool *out_can)
 {
-    bool near = dp__nccl_is_near(call, by_nccl);
-    if (near)
-        atomic_fetch_add_explicit(&call->comm->carried_near, 1, memory_order_relaxed);
-    return near;
+    *out_can = true;
+    switch (call->asked.verb) {
+    case DP_ALL_REDUCE:
+        *out_can = dp__nccl_can_add(call);
+        return dp__nccl_add;
+    case DP_REDUCE_SCATTER:
+        *out_can = dp__nccl_one_each(call->comm) && dp__nccl_can_add(call);
+        return dp__nccl_scatter;
+    case DP_BROADCAST:
+        return dp__nccl_broadcast_all;
+    case DP_ALL_GATHER:
+        return dp__nccl_gather;
+    case DP_ALL_TO_ALL:
+    case DP_REDUCE_TO:
+    case DP_GATHER_TO:
+    case DP_SCATTER_FROM:
+        break;
+    }
+    return dp__nccl_exchange;
 }
 
-static dp_status dp__nccl_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                     dp_dtype dtype, dp_op op, double scale)
+static dp_status dp__nccl_coll_run(dp_comm *base, const dp_coll_call *asked)
 {
-    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_REDUCE, count, dtype);
-    dp_comm *near = call.comm->near;
-    call.op = op;
-    call.scale = scale;
-    bool by_nccl = dp__nccl_can_add(&call);
+    dp__nccl_comm *comm = dp__nccl_of(base);
+    dp__nccl_call call = {.comm = comm, .asked = *asked, .size = dp_dtype_bytes(asked->dtype)};
+    bool by_nccl = true;
+    dp__nccl_way *way = dp__nccl_way_of(&call, &by_nccl);
     DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_leave_near(&call, by_nccl))
-        return near->ops->all_reduce(near, local, count, dtype, op, scale);
-    return by_nccl ? dp__nccl_run(&call, dp__nccl_add) : dp__nccl_run_slices(&call);
-}
-
-static dp_status dp__nccl_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                         dp_dtype dtype, dp_op op, double scale)
-{
-    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__REDUCE_SCATTER, count_each, dtype);
-    dp_comm *near = call.comm->near;
-    call.op = op;
-    call.scale = scale;
-    bool by_nccl = dp__nccl_one_each(call.comm) && dp__nccl_can_add(&call);
-    DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_leave_near(&call, by_nccl))
-        return near->ops->reduce_scatter(near, local, count_each, dtype, op, scale);
-    return by_nccl ? dp__nccl_run(&call, dp__nccl_scatter) : dp__nccl_run_slices(&call);
-}
-
-static dp_status dp__nccl_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                    dp_dtype dtype, int root)
-{
-    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__BROADCAST, count, dtype);
-    dp_comm *near = call.comm->near;
-    call.root = root;
-    DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_leave_near(&call, true))
-        return near->ops->broadcast(near, local, count, dtype, root);
-    return dp__nccl_run(&call, dp__nccl_broadcast_all);
-}
-
-static dp_status dp__nccl_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                     dp_dtype dtype)
-{
-    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_GATHER, count_each, dtype);
-    dp_comm *near = call.comm->near;
-    DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_leave_near(&call, true))
-        return near->ops->all_gather(near, local, count_each, dtype);
-    return dp__nccl_run(&call, dp__nccl_gather);
-}
-
-static dp_status dp__nccl_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                     dp_dtype dtype)
-{
-    dp__nccl_call call = dp__nccl_call_of(comm, local, DP__ALL_TO_ALL, count_each, dtype);
-    dp_comm *near = call.comm->near;
-    DP_TRY(dp__nccl_captured(&call, &call.captured));
-    if (dp__nccl_leave_near(&call, true))
-        return near->ops->all_to_all(near, local, count_each, dtype);
-    return dp__nccl_run(&call, dp__nccl_exchange);
+    if (!dp__nccl_is_near(&call, by_nccl))
+        return by_nccl ? dp__nccl_run(&call, way) : dp__nccl_run_slices(&call);
+    atomic_fetch_add_explicit(&comm->carried_near, 1, memory_order_relaxed);
+    return comm->near->ops->run(comm->near, asked);
 }
 
 DP_API const dp_coll_ops *dp_nccl_coll(void)
@@ -2523,11 +2483,8 @@ DP_API const dp_coll_ops *dp_nccl_coll(void)
                                     .fits = dp__nccl_fits,
                                     .open = dp__nccl_open,
                                     .close = dp__nccl_close,
-                                    .all_reduce = dp__nccl_all_reduce,
-                                    .broadcast = dp__nccl_broadcast,
-                                    .all_gather = dp__nccl_all_gather,
-                                    .reduce_scatter = dp__nccl_reduce_scatter,
-                                    .all_to_all = dp__nccl_all_to_all,
+                                    .verbs = DP_COLL_VERBS,
+                                    .run = dp__nccl_coll_run,
                                     .abort = dp__nccl_abort,
                                     .poll = dp__nccl_poll,
                                     .say = dp__nccl_say,

@@ -42,7 +42,7 @@ static const dp__method dp__device_methods[] = {
     DP__DEVICE_METHOD(copy_in) DP__DEVICE_METHOD(copy_out) DP__DEVICE_METHOD(copy)};
 static const dp__method dp__coll_methods[] = {
     DP__COLL_METHOD(fits) DP__COLL_METHOD(open) DP__COLL_METHOD(close)
-    DP__COLL_METHOD(all_reduce) DP__COLL_METHOD(broadcast) DP__COLL_METHOD(all_gather)};
+    DP__COLL_METHOD(run)};
 /* clang-format on */
 
 /* Checks that a table is long enough for its required methods, and has them. */
@@ -74,8 +74,15 @@ static dp_status dp__check_coll_table(const dp_coll_ops *ops)
 {
     if (ops->size < offsetof(dp_coll_ops, fits))
         return dp_error(DP_ERR_INVALID, "dp_open: a table of functions has size %zu", ops->size);
-    return dp__check_table(ops, ops->size, ops->name, dp__coll_methods,
-                           sizeof dp__coll_methods / sizeof dp__coll_methods[0]);
+    DP_TRY(dp__check_table(ops, ops->size, ops->name, dp__coll_methods,
+                           sizeof dp__coll_methods / sizeof dp__coll_methods[0]));
+    unsigned least = 1u << DP_ALL_REDUCE | 1u << DP_BROADCAST | 1u << DP_ALL_GATHER;
+    if ((ops->verbs & least) == least && (ops->verbs & ~DP_COLL_VERBS) == 0)
+        return DP_OK;
+    return dp_error(DP_ERR_INVALID,
+                    "dp_open: table '%s' has verbs %#x: all_reduce, broadcast and all_gather, %#x, "
+                    "are among them, and all are among %#x",
+                    ops->name, ops->verbs, least, DP_COLL_VERBS);
 }
 
 /* A copy of a NULL-terminated list, so that the caller's may go. */

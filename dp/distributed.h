@@ -343,7 +343,7 @@ static dp_status dp__run_spread(const char *fn, const dp__face *face, const dp__
         dp__run_parts(face, run, first, aside, parts);
         dp__coll coll = {.fn = fn,
                          .ctx = face->ctx,
-                         .verb = mean && dp__is_float(run->dtype) ? DP__ALL_REDUCE : DP__BROADCAST,
+                         .verb = mean && dp__is_float(run->dtype) ? DP_ALL_REDUCE : DP_BROADCAST,
                          .local = parts,
                          .count = count,
                          .dtype = run->dtype,

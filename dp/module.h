@@ -2830,7 +2830,7 @@ static dp_status dp__meet_ranks(const dp_pass *pass, dp_scope *temp, const dp__c
         parts[i] = (dp_part){.send = zeros.data, .recv = zeros.data};
     }
     all.local = parts;
-    all.verb = DP__ALL_REDUCE;
+    all.verb = DP_ALL_REDUCE;
     all.scale = 1;
     return dp__collective_entered(&all);
 }

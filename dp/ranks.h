@@ -22,17 +22,6 @@
    What each verb sends and receives is in one table, by which arguments are checked. Calls come
    from the caller and, at the same time, from the courier: each has a communicator and streams. */
 
-typedef enum dp__verb {
-    DP__ALL_REDUCE,
-    DP__BROADCAST,
-    DP__ALL_GATHER,
-    DP__REDUCE_SCATTER,
-    DP__ALL_TO_ALL,
-    DP__REDUCE_TO,
-    DP__GATHER_TO,
-    DP__SCATTER_FROM
-} dp__verb;
-
 typedef struct dp__rule {
     bool send_all, recv_all;         /* a block for every rank, else one */
     bool send_at_root, recv_at_root; /* matters there only */
@@ -44,19 +33,19 @@ typedef struct dp__rule {
 } dp__rule;
 
 static const dp__rule dp__rules[] = {
-    [DP__ALL_REDUCE] = {.reduces = true, .in_place = true, .recv_optional = true},
-    [DP__BROADCAST] = {.send_at_root = true, .in_place = true},
-    [DP__ALL_GATHER] = {.recv_all = true, .in_place = true, .one_owner = true},
-    [DP__REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true, .one_owner = true},
-    [DP__ALL_TO_ALL] = {.send_all = true, .recv_all = true},
-    [DP__REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
-    [DP__GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
-    [DP__SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
+    [DP_ALL_REDUCE] = {.reduces = true, .in_place = true, .recv_optional = true},
+    [DP_BROADCAST] = {.send_at_root = true, .in_place = true},
+    [DP_ALL_GATHER] = {.recv_all = true, .in_place = true, .one_owner = true},
+    [DP_REDUCE_SCATTER] = {.send_all = true, .reduces = true, .in_place = true, .one_owner = true},
+    [DP_ALL_TO_ALL] = {.send_all = true, .recv_all = true},
+    [DP_REDUCE_TO] = {.recv_at_root = true, .reduces = true, .in_place = true},
+    [DP_GATHER_TO] = {.recv_all = true, .recv_at_root = true, .in_place = true},
+    [DP_SCATTER_FROM] = {.send_all = true, .send_at_root = true, .in_place = true}};
 
 typedef struct dp__coll { /* one call */
     const char *fn;
     dp_ctx *ctx;
-    dp__verb verb;
+    dp_verb verb;
     const dp_part *local;
     size_t count; /* elements of a block */
     dp_dtype dtype;
@@ -359,7 +348,7 @@ static const dp__lane *dp__lane_of(const dp_comm *comm)
 }
 
 /* Of what a table is asked for on a lane. Pieces have that of the whole. */
-static dp__signature dp__sign(const dp__lane *lane, dp__verb verb, dp_dtype dtype, dp_op op,
+static dp__signature dp__sign(const dp__lane *lane, dp_verb verb, dp_dtype dtype, dp_op op,
                               int root, size_t count, double scale)
 {
     if (lane != NULL && lane->pieces) {
@@ -379,11 +368,11 @@ static dp__signature dp__sign(const dp__lane *lane, dp__verb verb, dp_dtype dtyp
 
 /* ---- in words -------------------------------------------------------------------------------- */
 
-static const char *const dp__verb_names[] = {[DP__ALL_REDUCE] = "all_reduce",
-                                             [DP__BROADCAST] = "broadcast",
-                                             [DP__ALL_GATHER] = "all_gather",
-                                             [DP__REDUCE_SCATTER] = "reduce_scatter",
-                                             [DP__ALL_TO_ALL] = "all_to_all"};
+static const char *const dp__verb_names[] = {[DP_ALL_REDUCE] = "all_reduce",
+                                             [DP_BROADCAST] = "broadcast",
+                                             [DP_ALL_GATHER] = "all_gather",
+                                             [DP_REDUCE_SCATTER] = "reduce_scatter",
+                                             [DP_ALL_TO_ALL] = "all_to_all"};
 static const char *const dp__op_names[] = {"sum", "mean", "prod", "min", "max"};
 
 /* More of a text that has `used` bytes already; how many it has now. */
@@ -403,7 +392,7 @@ static size_t dp__signature_text(const dp__signature *is, char *text, size_t roo
 {
     size_t used = dp__append(text, room, 0, "%s of %llu %s", dp__verb_names[is->verb],
                              (unsigned long long)is->count, dp_dtype_name((dp_dtype)is->dtype));
-    if (is->verb == DP__BROADCAST)
+    if (is->verb == DP_BROADCAST)
         return dp__append(text, room, used, " (root %d)", (int)is->root);
     if (!dp__rules[is->verb].reduces)
         return used;
@@ -552,25 +541,15 @@ static dp_status dp__detour(const dp__coll *coll);
 
 /* `verb` of a table: what was asked for, or what takes its place. */
 static dp_status dp__comm_call(const dp__coll *coll, dp_comm *comm, const dp_part *parts,
-                               dp__verb verb, size_t count, double scale)
+                               dp_verb verb, size_t count, double scale)
 {
-    switch (verb) {
-    case DP__ALL_REDUCE:
-        return comm->ops->all_reduce(comm, parts, count, coll->dtype, coll->op, scale);
-    case DP__BROADCAST:
-        return comm->ops->broadcast(comm, parts, count, coll->dtype, coll->root);
-    case DP__ALL_GATHER:
-        return comm->ops->all_gather(comm, parts, count, coll->dtype);
-    case DP__REDUCE_SCATTER:
-        return comm->ops->reduce_scatter(comm, parts, count, coll->dtype, coll->op, scale);
-    case DP__ALL_TO_ALL:
-        return comm->ops->all_to_all(comm, parts, count, coll->dtype);
-    case DP__REDUCE_TO:
-    case DP__GATHER_TO:
-    case DP__SCATTER_FROM:
-        break;
-    }
-    return dp_error(DP_ERR_INTERNAL, "%s: no table has verb %d", coll->fn, (int)verb);
+    return comm->ops->run(comm, &(dp_coll_call){.verb = verb,
+                                                .local = parts,
+                                                .count = count,
+                                                .dtype = coll->dtype,
+                                                .op = coll->op,
+                                                .scale = scale,
+                                                .root = coll->root});
 }
 
 /* In this thread's row of the timeline, and in those of the streams. */
@@ -593,7 +572,7 @@ static void dp__coll_trace(const dp__coll *coll, const dp__signature *is, char p
 static dp_status dp__far_reason(dp_ctx *ctx, dp_status status); /* see dp/launch.h */
 
 /* The same, in the journal and the timeline too. */
-static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count, double scale)
+static dp_status dp__table_run(const dp__coll *coll, dp_verb verb, size_t count, double scale)
 {
     const dp__journal *journal = coll->ctx->journal;
     dp__signature is = dp__sign(journal != NULL ? &journal->lanes[coll->courier] : NULL, verb,
@@ -608,11 +587,9 @@ static dp_status dp__table_run(const dp__coll *coll, dp__verb verb, size_t count
     return status == DP_OK ? DP_OK : dp__far_reason(coll->ctx, status);
 }
 
-static bool dp__table_has(const dp_coll_ops *ops, dp__verb verb)
+static bool dp__table_has(const dp_coll_ops *ops, dp_verb verb)
 {
-    if (verb == DP__REDUCE_SCATTER)
-        return DP_HAS(dp_coll_ops, ops, reduce_scatter);
-    return verb == DP__ALL_TO_ALL ? DP_HAS(dp_coll_ops, ops, all_to_all) : verb < DP__ALL_TO_ALL;
+    return (ops->verbs >> verb & 1) != 0;
 }
 
 static dp_status dp__collective_served(const dp__coll *coll)
@@ -674,7 +651,7 @@ DP_API dp_status dp_all_reduce(dp_ctx *ctx, const dp_part *local, size_t count, 
                                dp_op op)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, 1, 0, false});
+        &(dp__coll){__func__, ctx, DP_ALL_REDUCE, local, count, dtype, op, 1, 0, false});
 }
 
 static dp_status dp__check_float(const char *fn, dp_dtype dtype)
@@ -692,7 +669,7 @@ DP_API dp_status dp_all_reduce_scaled(dp_ctx *ctx, const dp_part *local, size_t 
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_float(__func__, dtype));
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__ALL_REDUCE, local, count, dtype, op, scale, 0, false});
+        &(dp__coll){__func__, ctx, DP_ALL_REDUCE, local, count, dtype, op, scale, 0, false});
 }
 
 static dp_status dp__check_local_weights(const char *fn, const dp_ctx *ctx, const double *weights)
@@ -728,7 +705,7 @@ static dp_status dp__weights_total(dp_ctx *ctx, dp_scope *temp, const double *we
         DP_TRY(dp__tensor_from(temp, &ctx->devices[i], &own, &sum));
         parts[i] = (dp_part){.send = sum.data, .recv = sum.data};
     }
-    DP_TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP__ALL_REDUCE, parts,
+    DP_TRY(dp__collective_entered(&(dp__coll){"dp_all_reduce_weighted", ctx, DP_ALL_REDUCE, parts,
                                               1, DP_F64, DP_OP_SUM, 1, 0, false}));
     DP_TRY(dp__shared_failure(ctx, dp__copy_tensor(ctx, &host, &sum, NULL)));
     *out = *(const double *)host.data;
@@ -781,7 +758,7 @@ static dp_status dp__weighted(const dp__coll *coll, dp_scope *temp, const double
 DP_API dp_status dp_all_reduce_weighted(dp_ctx *ctx, const dp_part *local, const double *weights,
                                         size_t count, dp_dtype dtype)
 {
-    dp__coll coll = {__func__, ctx, DP__ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0, false};
+    dp__coll coll = {__func__, ctx, DP_ALL_REDUCE, local, count, dtype, DP_OP_SUM, 1, 0, false};
     dp_scope *temp = NULL;
     DP_TRY(dp__check_ctx(__func__, ctx));
     DP_TRY(dp__check_float(__func__, dtype));
@@ -802,12 +779,12 @@ DP_API dp_status dp_broadcast(dp_ctx *ctx, const dp_part *local, size_t count, d
                               int root)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__BROADCAST, local, count, dtype, DP_OP_SUM, 1, root, false});
+        &(dp__coll){__func__, ctx, DP_BROADCAST, local, count, dtype, DP_OP_SUM, 1, root, false});
 }
 
 DP_API dp_status dp_all_gather(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP__ALL_GATHER, local, count_each, dtype,
+    return dp__collective(&(dp__coll){__func__, ctx, DP_ALL_GATHER, local, count_each, dtype,
                                       DP_OP_SUM, 1, 0, false});
 }
 
@@ -815,12 +792,12 @@ DP_API dp_status dp_reduce_scatter(dp_ctx *ctx, const dp_part *local, size_t cou
                                    dp_dtype dtype, dp_op op)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__REDUCE_SCATTER, local, count_each, dtype, op, 1, 0, false});
+        &(dp__coll){__func__, ctx, DP_REDUCE_SCATTER, local, count_each, dtype, op, 1, 0, false});
 }
 
 DP_API dp_status dp_all_to_all(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP__ALL_TO_ALL, local, count_each, dtype,
+    return dp__collective(&(dp__coll){__func__, ctx, DP_ALL_TO_ALL, local, count_each, dtype,
                                       DP_OP_SUM, 1, 0, false});
 }
 
@@ -828,20 +805,20 @@ DP_API dp_status dp_reduce_to(dp_ctx *ctx, const dp_part *local, size_t count, d
                               dp_op op, int root)
 {
     return dp__collective(
-        &(dp__coll){__func__, ctx, DP__REDUCE_TO, local, count, dtype, op, 1, root, false});
+        &(dp__coll){__func__, ctx, DP_REDUCE_TO, local, count, dtype, op, 1, root, false});
 }
 
 DP_API dp_status dp_gather_to(dp_ctx *ctx, const dp_part *local, size_t count_each, dp_dtype dtype,
                               int root)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP__GATHER_TO, local, count_each, dtype,
+    return dp__collective(&(dp__coll){__func__, ctx, DP_GATHER_TO, local, count_each, dtype,
                                       DP_OP_SUM, 1, root, false});
 }
 
 DP_API dp_status dp_scatter_from(dp_ctx *ctx, const dp_part *local, size_t count_each,
                                  dp_dtype dtype, int root)
 {
-    return dp__collective(&(dp__coll){__func__, ctx, DP__SCATTER_FROM, local, count_each, dtype,
+    return dp__collective(&(dp__coll){__func__, ctx, DP_SCATTER_FROM, local, count_each, dtype,
                                       DP_OP_SUM, 1, root, false});
 }
 
@@ -993,13 +970,13 @@ static dp_status dp__numbers_send(const dp__coll *coll, int local_rank, const vo
     const int64_t count = (int64_t)coll->count;
     size_t rank = (size_t)(ctx->info.rank_first + local_rank);
     dp_part *wire = &ctx->wires[local_rank];
-    bool places = coll->verb == DP__ALL_GATHER;
+    bool places = coll->verb == DP_ALL_GATHER;
     wire->send = (char *)wire->recv + (places ? rank * dp__blocks_bytes(coll, false) : 0);
     dp_tensor from = dp_wrap_const(own, coll->dtype, 1, &count), to = from;
     to.data = (void *)(uintptr_t)wire->send;
     to.device = device->id;
     to.read_only = false;
-    if (local_rank == 0 || coll->verb != DP__ALL_REDUCE || coll->op > DP_OP_PROD)
+    if (local_rank == 0 || coll->verb != DP_ALL_REDUCE || coll->op > DP_OP_PROD)
         return dp__copy_tensor(ctx, &to, &from, NULL);
     return dp__fill_tensor(ctx, device, &to, dp__neutral_bits(coll->op, coll->dtype));
 }
@@ -1019,7 +996,7 @@ static dp_status dp__numbers_get(const dp__coll *coll, size_t block_count, size_
 static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
 {
     dp_ctx *ctx = coll.ctx;
-    size_t blocks = coll.verb == DP__ALL_GATHER ? (size_t)ctx->info.rank_count : 1;
+    size_t blocks = coll.verb == DP_ALL_GATHER ? (size_t)ctx->info.rank_count : 1;
     size_t count = coll.count, most = ctx->wire_bytes / (blocks * sizeof(int64_t));
     coll.local = ctx->wires;
     for (size_t done = 0; done < count; done += coll.count) {
@@ -1038,8 +1015,7 @@ static dp_status dp__numbers_run(dp__coll coll, const char *own, char *out)
 static void dp__numbers_alone(const dp__coll *coll, const void *own, char *out)
 {
     size_t bytes = coll->count * sizeof(int64_t);
-    for (int r = 0; r < coll->ctx->info.rank_count && coll->verb == DP__ALL_GATHER && bytes > 0;
-         r++)
+    for (int r = 0; r < coll->ctx->info.rank_count && coll->verb == DP_ALL_GATHER && bytes > 0; r++)
         memcpy(out + (size_t)r * bytes, own, bytes);
 }
 
@@ -1100,7 +1076,7 @@ DP_API dp_status dp_all_gather_i64(dp_ctx *ctx, const int64_t *numbers, size_t c
                                    int64_t *out)
 {
     dp__coll coll = {
-        .fn = __func__, .ctx = ctx, .verb = DP__ALL_GATHER, .count = count_each, .dtype = DP_I64};
+        .fn = __func__, .ctx = ctx, .verb = DP_ALL_GATHER, .count = count_each, .dtype = DP_I64};
     return dp__numbers(coll, numbers, out);
 }
 
@@ -1108,7 +1084,7 @@ DP_API dp_status dp_all_gather_f64(dp_ctx *ctx, const double *numbers, size_t co
                                    double *out)
 {
     dp__coll coll = {
-        .fn = __func__, .ctx = ctx, .verb = DP__ALL_GATHER, .count = count_each, .dtype = DP_F64};
+        .fn = __func__, .ctx = ctx, .verb = DP_ALL_GATHER, .count = count_each, .dtype = DP_F64};
     return dp__numbers(coll, numbers, out);
 }
 
@@ -1116,7 +1092,7 @@ DP_API dp_status dp_broadcast_i64(dp_ctx *ctx, int64_t *numbers, size_t count, i
 {
     dp__coll coll = {.fn = __func__,
                      .ctx = ctx,
-                     .verb = DP__BROADCAST,
+                     .verb = DP_BROADCAST,
                      .count = count,
                      .dtype = DP_I64,
                      .root = root};
@@ -1127,7 +1103,7 @@ DP_API dp_status dp_broadcast_f64(dp_ctx *ctx, double *numbers, size_t count, in
 {
     dp__coll coll = {.fn = __func__,
                      .ctx = ctx,
-                     .verb = DP__BROADCAST,
+                     .verb = DP_BROADCAST,
                      .count = count,
                      .dtype = DP_F64,
                      .root = root};
@@ -1178,7 +1154,7 @@ static dp_status dp__words_of(const char *fn, dp_ctx *ctx, int rank, void *words
 {
     return dp__tell((dp__coll){.fn = fn,
                                .ctx = ctx,
-                               .verb = DP__BROADCAST,
+                               .verb = DP_BROADCAST,
                                .count = bytes,
                                .dtype = DP_U8,
                                .root = rank},
@@ -1236,18 +1212,18 @@ static size_t dp__detour_count(const dp__coll *coll, int local_rank)
 {
     size_t ranks = (size_t)coll->ctx->info.rank_count;
     switch (coll->verb) {
-    case DP__REDUCE_SCATTER:
-    case DP__SCATTER_FROM:
+    case DP_REDUCE_SCATTER:
+    case DP_SCATTER_FROM:
         return coll->count * ranks;
-    case DP__ALL_TO_ALL:
+    case DP_ALL_TO_ALL:
         return coll->count * ranks * ranks;
-    case DP__REDUCE_TO:
+    case DP_REDUCE_TO:
         return dp__receives(coll, local_rank) ? 0 : coll->count;
-    case DP__GATHER_TO:
+    case DP_GATHER_TO:
         return dp__receives(coll, local_rank) ? 0 : coll->count * ranks;
-    case DP__ALL_REDUCE:
-    case DP__BROADCAST:
-    case DP__ALL_GATHER:
+    case DP_ALL_REDUCE:
+    case DP_BROADCAST:
+    case DP_ALL_GATHER:
         break;
     }
     return 0;
@@ -1256,13 +1232,13 @@ static size_t dp__detour_count(const dp__coll *coll, int local_rank)
 static dp_status dp__detour_verb(const dp__coll *coll)
 {
     size_t all = coll->count * (size_t)coll->ctx->info.rank_count;
-    if (coll->verb == DP__REDUCE_SCATTER)
-        return dp__table_run(coll, DP__ALL_REDUCE, all, coll->scale);
-    if (coll->verb == DP__REDUCE_TO)
-        return dp__table_run(coll, DP__ALL_REDUCE, coll->count, coll->scale);
-    if (coll->verb == DP__SCATTER_FROM)
-        return dp__table_run(coll, DP__BROADCAST, all, 1);
-    return dp__table_run(coll, DP__ALL_GATHER, coll->verb == DP__ALL_TO_ALL ? all : coll->count, 1);
+    if (coll->verb == DP_REDUCE_SCATTER)
+        return dp__table_run(coll, DP_ALL_REDUCE, all, coll->scale);
+    if (coll->verb == DP_REDUCE_TO)
+        return dp__table_run(coll, DP_ALL_REDUCE, coll->count, coll->scale);
+    if (coll->verb == DP_SCATTER_FROM)
+        return dp__table_run(coll, DP_BROADCAST, all, 1);
+    return dp__table_run(coll, DP_ALL_GATHER, coll->verb == DP_ALL_TO_ALL ? all : coll->count, 1);
 }
 
 /* Take from what a rank received what it wants: its own block, or its own block of every rank. */
@@ -1270,9 +1246,8 @@ static dp_status dp__detour_take(const dp__coll *coll, const dp_part *part, int 
 {
     size_t bytes = dp__blocks_bytes(coll, false), all = dp__blocks_bytes(coll, true);
     size_t own = (size_t)(coll->ctx->info.rank_first + local_rank) * bytes;
-    size_t from_count = coll->verb == DP__ALL_TO_ALL ? (size_t)coll->ctx->info.rank_count : 1;
-    if (coll->verb == DP__REDUCE_TO || coll->verb == DP__GATHER_TO ||
-        !dp__receives(coll, local_rank))
+    size_t from_count = coll->verb == DP_ALL_TO_ALL ? (size_t)coll->ctx->info.rank_count : 1;
+    if (coll->verb == DP_REDUCE_TO || coll->verb == DP_GATHER_TO || !dp__receives(coll, local_rank))
         return DP_OK;
     for (size_t from = 0; from < from_count; from++)
         DP_TRY(part->stream->dev->ops->copy(part->stream,
@@ -1535,64 +1510,24 @@ static dp_status dp__staging_views(const dp__staging *by, const dp__coll *coll)
 
 /* A stream that cannot be waited for, since it is captured, is refused before anything is enqueued.
    What was enqueued when something fails still uses the pieces. */
-static dp_status dp__staging_run(dp_comm *comm, dp__coll coll)
+static dp_status dp__staging_run(dp_comm *comm, const dp_coll_call *call)
 {
     const dp__staging *by = (dp__staging *)comm;
     dp_ctx *ctx = dp__ctx_of(comm->host);
-    coll.ctx = ctx;
-    coll.courier = comm == ctx->courier_comm;
+    const dp__coll coll = {.ctx = ctx,
+                           .verb = call->verb,
+                           .local = call->local,
+                           .count = call->count,
+                           .dtype = call->dtype,
+                           .op = call->op,
+                           .scale = call->scale,
+                           .root = call->root,
+                           .courier = comm == ctx->courier_comm};
     DP_TRY(dp__staging_wait(by, &coll));
     dp_status status = by->reached ? dp__staging_views(by, &coll) : dp__staging_pieces(by, &coll);
     for (int i = 0; i < by->count && dp_status_class(status) == DP_CLASS_CALL; i++)
         status = dp__drain(ctx, coll.local[i].stream, status);
     return dp__shared_failure(ctx, status);
-}
-
-static dp_status dp__staging_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                        dp_dtype dtype, dp_op op, double scale)
-{
-    return dp__staging_run(comm, (dp__coll){.verb = DP__ALL_REDUCE,
-                                            .local = local,
-                                            .count = count,
-                                            .dtype = dtype,
-                                            .op = op,
-                                            .scale = scale});
-}
-
-static dp_status dp__staging_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                       dp_dtype dtype, int root)
-{
-    return dp__staging_run(
-        comm,
-        (dp__coll){
-            .verb = DP__BROADCAST, .local = local, .count = count, .dtype = dtype, .root = root});
-}
-
-static dp_status dp__staging_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype)
-{
-    return dp__staging_run(
-        comm,
-        (dp__coll){.verb = DP__ALL_GATHER, .local = local, .count = count_each, .dtype = dtype});
-}
-
-static dp_status dp__staging_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                            dp_dtype dtype, dp_op op, double scale)
-{
-    return dp__staging_run(comm, (dp__coll){.verb = DP__REDUCE_SCATTER,
-                                            .local = local,
-                                            .count = count_each,
-                                            .dtype = dtype,
-                                            .op = op,
-                                            .scale = scale});
-}
-
-static dp_status dp__staging_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype)
-{
-    return dp__staging_run(
-        comm,
-        (dp__coll){.verb = DP__ALL_TO_ALL, .local = local, .count = count_each, .dtype = dtype});
 }
 
 static void dp__staging_abort(dp_comm *comm)
@@ -1637,19 +1572,15 @@ static void dp__staging_close(dp_comm *comm)
 /* What the carrier lacks is as if this table lacked it. */
 static dp_coll_ops dp__staging_ops(const dp_coll_ops *carrier)
 {
-    return (dp_coll_ops){
-        .size = sizeof(dp_coll_ops),
-        .close = dp__staging_close,
-        .all_reduce = dp__staging_all_reduce,
-        .broadcast = dp__staging_broadcast,
-        .all_gather = dp__staging_all_gather,
-        .reduce_scatter = DP_HAS(dp_coll_ops, carrier, reduce_scatter) ? dp__staging_reduce_scatter
-                                                                       : NULL,
-        .all_to_all = DP_HAS(dp_coll_ops, carrier, all_to_all) ? dp__staging_all_to_all : NULL,
-        .abort = DP_HAS(dp_coll_ops, carrier, abort) ? dp__staging_abort : NULL,
-        .poll = DP_HAS(dp_coll_ops, carrier, poll) ? dp__staging_poll : NULL,
-        .say = DP_HAS(dp_coll_ops, carrier, say) ? dp__staging_say : NULL,
-        .describe = DP_HAS(dp_coll_ops, carrier, describe) ? dp__staging_describe : NULL};
+    return (dp_coll_ops){.size = sizeof(dp_coll_ops),
+                         .close = dp__staging_close,
+                         .verbs = carrier->verbs,
+                         .run = dp__staging_run,
+                         .abort = DP_HAS(dp_coll_ops, carrier, abort) ? dp__staging_abort : NULL,
+                         .poll = DP_HAS(dp_coll_ops, carrier, poll) ? dp__staging_poll : NULL,
+                         .say = DP_HAS(dp_coll_ops, carrier, say) ? dp__staging_say : NULL,
+                         .describe = DP_HAS(dp_coll_ops, carrier, describe) ? dp__staging_describe
+                                                                            : NULL};
 }
 
 /* A piece has at least one element of every block. */

@@ -765,7 +765,7 @@ static dp_status dp__spans_reduce(dp__spans *spans, bool courier)
     bool shares = spans->of == DP__WHAT_IS_SHARED;
     dp__coll coll = {.fn = "dp_reducer_finish",
                      .ctx = ctx,
-                     .verb = shares ? DP__REDUCE_SCATTER : DP__ALL_REDUCE,
+                     .verb = shares ? DP_REDUCE_SCATTER : DP_ALL_REDUCE,
                      .local = reducer->parts,
                      .op = dp__reduction_op(reducer),
                      .scale = reducer->scale,
@@ -1022,7 +1022,7 @@ static dp_status dp__hook_tell(dp_reducer *reducer, int64_t *words, size_t count
 static dp_status dp__hook_said(dp_reducer *reducer, int rank)
 {
     dp__coll coll = {.fn = "dp_reducer_finish",
-                     .verb = DP__BROADCAST,
+                     .verb = DP_BROADCAST,
                      .count = sizeof reducer->trip.said,
                      .dtype = DP_U8,
                      .root = rank,
@@ -1147,7 +1147,7 @@ DP_API dp_status dp_bucket_all_gather(const dp_bucket *bucket, const dp_part *lo
     DP_TRY(dp__check_in_hook(__func__, bucket));
     return dp__hook_collective(bucket, DP__GATHERS,
                                (dp__coll){.fn = __func__,
-                                          .verb = DP__ALL_GATHER,
+                                          .verb = DP_ALL_GATHER,
                                           .local = local,
                                           .count = count_each,
                                           .dtype = dtype,
@@ -1433,7 +1433,7 @@ static dp_status dp__other_number(const dp__lines *lines, uint64_t own, int64_t 
 {
     uint64_t first = own;
     dp__coll coll = {
-        .fn = lines->fn, .ctx = lines->ctx, .verb = DP__BROADCAST, .count = 1, .dtype = DP_I64};
+        .fn = lines->fn, .ctx = lines->ctx, .verb = DP_BROADCAST, .count = 1, .dtype = DP_I64};
     DP_TRY(dp__tell(coll, &first));
     *out_rank = own != first ? lines->ctx->info.rank_first : INT64_MAX;
     return dp__lowest(lines->fn, lines->ctx, out_rank);
@@ -1665,7 +1665,7 @@ static const char *dp__unscattered_for(const dp_reducer *reducer)
     if (reducer->wire != DP_F32)
         return "a wire dtype";
     for (int i = 0; i < 2; i++)
-        if (comms[i] != NULL && !DP_HAS(dp_coll_ops, comms[i]->ops, reduce_scatter))
+        if (comms[i] != NULL && !dp__table_has(comms[i]->ops, DP_REDUCE_SCATTER))
             return "collectives without a reduce_scatter";
     return NULL;
 }
@@ -1730,7 +1730,7 @@ static dp_status dp__excused(const char *fn, dp_reducer *reducer, int rank)
 {
     dp__excuse excuse = reducer->excuse;
     dp__coll coll = {
-        .fn = fn, .verb = DP__BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
+        .fn = fn, .verb = DP_BROADCAST, .count = sizeof excuse, .dtype = DP_U8, .root = rank};
     DP_TRY(dp__exchange(reducer->ctx, reducer->wires, coll, &excuse, 0));
     return dp_error((dp_status)excuse.status, "%s: rank %d: %.255s: gradients of '%s' are void", fn,
                     rank, excuse.text, reducer->name);
@@ -2179,7 +2179,7 @@ static dp_status dp__regroup(const char *fn, dp_reducer *reducer)
 {
     const uint32_t none = UINT32_MAX;
     size_t count = reducer->arrived, units = reducer->unit_count;
-    dp__coll coll = {.fn = fn, .verb = DP__BROADCAST, .count = units, .dtype = DP_I32};
+    dp__coll coll = {.fn = fn, .verb = DP_BROADCAST, .count = units, .dtype = DP_I32};
     if (reducer->regrouped || units == 0)
         return DP_OK;
     for (size_t unit = 0; count < units; unit++)

@@ -126,13 +126,8 @@ _Static_assert(offsetof(dp__shm_comm, base) == 0, "a dp_comm is the head of its 
 
 typedef struct dp__shm_call { /* one collective */
     dp__shm_comm *comm;
-    const dp_part *local;
-    dp__verb verb;
-    size_t count, size; /* elements of a block, bytes of an element */
-    dp_dtype dtype;
-    dp_op op;
-    double scale;
-    int root;
+    dp_coll_call asked;
+    size_t size; /* bytes of an element */
 } dp__shm_call;
 
 static size_t dp__shm_pages(size_t bytes)
@@ -560,8 +555,9 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
     int word = comm->seq % 2 == 0 ? DP__SHM_NOTE_0 : DP__SHM_NOTE_1;
-    const dp__signature is = dp__sign(dp__lane_of(comm->face), call->verb, call->dtype, call->op,
-                                      call->root, call->count, call->scale);
+    const dp__signature is = dp__sign(dp__lane_of(comm->face), call->asked.verb, call->asked.dtype,
+                                      call->asked.op, call->asked.root, call->asked.count,
+                                      call->asked.scale);
     const dp__shm_note *note = dp__shm_note_down(comm, is);
     bool same = true;
     DP_TRY(dp__shm_wait_all(comm, word, comm->seq));
@@ -573,17 +569,18 @@ static dp_status dp__shm_meet(const dp__shm_call *call)
 /* A process has a row of blocks for the others. */
 static size_t dp__shm_block_bytes(const dp__shm_call *call)
 {
-    size_t blocks = call->verb == DP__REDUCE_SCATTER ? (size_t)call->comm->rank_count : 1;
-    return call->count * call->size * blocks;
+    size_t blocks = call->asked.verb == DP_REDUCE_SCATTER ? (size_t)call->comm->rank_count : 1;
+    return call->asked.count * call->size * blocks;
 }
 
 static size_t dp__shm_blocks(const dp__shm_call *call, int process)
 {
     const dp__shm_comm *comm = call->comm;
     size_t ranks = (size_t)dp__shm_ranks(comm, process);
-    if (call->verb == DP__BROADCAST)
-        return call->root >= comm->firsts[process] && call->root < comm->firsts[process + 1];
-    if (call->verb == DP__ALL_TO_ALL)
+    if (call->asked.verb == DP_BROADCAST)
+        return call->asked.root >= comm->firsts[process] &&
+               call->asked.root < comm->firsts[process + 1];
+    if (call->asked.verb == DP_ALL_TO_ALL)
         return ranks * ((size_t)comm->rank_count - ranks);
     return ranks;
 }
@@ -613,11 +610,11 @@ static void dp__shm_address(const dp__shm_call *call, int process, size_t block,
 static const char *dp__shm_source(const dp__shm_call *call, size_t block)
 {
     size_t from = block, to = 0;
-    if (call->verb == DP__BROADCAST)
-        from = (size_t)(call->root - call->comm->rank_first);
-    if (call->verb == DP__ALL_TO_ALL)
+    if (call->asked.verb == DP_BROADCAST)
+        from = (size_t)(call->asked.root - call->comm->rank_first);
+    if (call->asked.verb == DP_ALL_TO_ALL)
         dp__shm_address(call, call->comm->process, block, &from, &to);
-    return (const char *)call->local[from].send + to * dp__shm_block_bytes(call);
+    return (const char *)call->asked.local[from].send + to * dp__shm_block_bytes(call);
 }
 
 /* Bytes first .. first + bytes - 1 of this process' row. */
@@ -782,14 +779,14 @@ static dp_kernel_args dp__shm_reduction(const dp__shm_call *call, size_t count, 
 {
     const dp__shm_comm *comm = call->comm;
     return (dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
-                            .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
-                            .dtype = call->dtype,
-                            .in_dtype = call->dtype,
+                            .op = call->asked.op == DP_OP_MEAN ? DP_OP_SUM : call->asked.op,
+                            .dtype = call->asked.dtype,
+                            .in_dtype = call->asked.dtype,
                             .count = count,
                             .out = comm->out,
                             .in = comm->in,
-                            .alpha = last ? call->scale : 1,
-                            .beta = last && call->op == DP_OP_MEAN ? comm->rank_count : 1};
+                            .alpha = last ? call->asked.scale : 1,
+                            .beta = last && call->asked.op == DP_OP_MEAN ? comm->rank_count : 1};
 }
 
 static void dp__shm_kernel(const dp__shm_comm *comm, const dp_kernel_args *args)
@@ -802,8 +799,8 @@ static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
 {
     size_t count = 0;
     for (int i = 0; i < call->comm->local_count; i++)
-        if (call->local[i].recv != NULL)
-            call->comm->out[count++] = (char *)call->local[i].recv + at;
+        if (call->asked.local[i].recv != NULL)
+            call->comm->out[count++] = (char *)call->asked.local[i].recv + at;
     return count;
 }
 
@@ -811,7 +808,7 @@ static size_t dp__shm_wanted(const dp__shm_call *call, size_t at)
 static void dp__shm_reduce_inputs(const dp__shm_call *call, size_t at, size_t out_count)
 {
     dp__shm_comm *comm = call->comm;
-    dp_kernel_args args = dp__shm_reduction(call, call->count, true);
+    dp_kernel_args args = dp__shm_reduction(call, call->asked.count, true);
     size_t each = dp__shm_block_bytes(call);
     for (int p = 0; p < comm->process_count; p++)
         for (int r = comm->firsts[p]; r < comm->firsts[p + 1]; r++)
@@ -825,13 +822,13 @@ static void dp__shm_reduce_inputs(const dp__shm_call *call, size_t at, size_t ou
 static void dp__shm_reduce_small(const dp__shm_call *call)
 {
     dp__shm_comm *comm = call->comm;
-    if (call->verb == DP__ALL_REDUCE) {
+    if (call->asked.verb == DP_ALL_REDUCE) {
         dp__shm_reduce_inputs(call, 0, dp__shm_wanted(call, 0));
         return;
     }
     for (int i = 0; i < comm->local_count; i++) {
-        comm->out[0] = call->local[i].recv;
-        dp__shm_reduce_inputs(call, (size_t)(comm->rank_first + i) * call->count * call->size,
+        comm->out[0] = call->asked.local[i].recv;
+        dp__shm_reduce_inputs(call, (size_t)(comm->rank_first + i) * call->asked.count * call->size,
                               comm->out[0] != NULL);
     }
 }
@@ -860,11 +857,11 @@ static void dp__shm_widen(const dp__shm_fold *fold, size_t at, size_t count)
 {
     const dp__shm_comm *comm = fold->call->comm;
     for (int i = 0; i < comm->local_count; i++) {
-        const void *in = (const char *)fold->call->local[i].send + at;
+        const void *in = (const char *)fold->call->asked.local[i].send + at;
         void *out = dp__shm_wide(comm, i);
         dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
                                .dtype = DP_F32,
-                               .in_dtype = fold->call->dtype,
+                               .in_dtype = fold->call->asked.dtype,
                                .count = count,
                                .out = &out,
                                .in = &in,
@@ -878,7 +875,7 @@ static void dp__shm_narrow(const dp__shm_fold *fold, size_t count, void *out)
 {
     const void *in = fold->call->comm->wide;
     dp_kernel_args args = {.kernel = DP_KERNEL_CAST,
-                           .dtype = fold->call->dtype,
+                           .dtype = fold->call->asked.dtype,
                            .in_dtype = DP_F32,
                            .count = count,
                            .out = &out,
@@ -918,8 +915,8 @@ static void dp__shm_fold_run(const dp__shm_fold *fold, size_t step, const dp__sh
     args.heads = args.in_count;
     for (int i = run->first - comm->rank_first; i < run->end - comm->rank_first; i++)
         comm->in[args.in_count++] = fold->wide ? (void *)dp__shm_wide(comm, i)
-                                               : (const char *)call->local[i].send + at;
-    if (whole && !fold->wide && call->verb == DP__ALL_REDUCE)
+                                               : (const char *)call->asked.local[i].send + at;
+    if (whole && !fold->wide && call->asked.verb == DP_ALL_REDUCE)
         args.out_count = dp__shm_wanted(call, at);
     comm->out[args.out_count++] = made;
     if (fold->wide)
@@ -949,12 +946,13 @@ static void dp__shm_fold_out(const dp__shm_fold *fold, size_t step)
     size_t first = step * fold->piece * call->size;
     size_t end = first + dp__shm_fold_count(fold, step) * call->size;
     for (int i = 0; i < comm->local_count; i++) {
-        bool whole = call->verb == DP__ALL_REDUCE;
-        size_t block = whole ? end : call->count * call->size;
+        bool whole = call->asked.verb == DP_ALL_REDUCE;
+        size_t block = whole ? end : call->asked.count * call->size;
         size_t base = whole ? 0 : (size_t)(comm->rank_first + i) * block;
         size_t from = base > first ? base : first, to = base + block < end ? base + block : end;
-        if (from < to && call->local[i].recv != NULL)
-            memcpy((char *)call->local[i].recv + (from - base), slot + (from - first), to - from);
+        if (from < to && call->asked.local[i].recv != NULL)
+            memcpy((char *)call->asked.local[i].recv + (from - base), slot + (from - first),
+                   to - from);
     }
 }
 
@@ -971,7 +969,7 @@ static dp_status dp__shm_fold_make(const dp__shm_fold *fold, size_t step)
         DP_TRY(dp__shm_wait(comm, comm->tree.next, DP__SHM_MADE, freed));
     dp__shm_fold_piece(fold, step);
     dp__shm_tell(comm, &dp__shm_own(comm)->made, now);
-    if (fold->last && (fold->wide || fold->call->verb != DP__ALL_REDUCE))
+    if (fold->last && (fold->wide || fold->call->asked.verb != DP_ALL_REDUCE))
         dp__shm_fold_out(fold, step);
     return DP_OK;
 }
@@ -993,7 +991,7 @@ static dp_status dp__shm_reduce_large(const dp__shm_call *call, size_t *out_step
     const dp__shm_comm *comm = call->comm;
     dp__shm_fold fold = {.call = call,
                          .count = dp__shm_block_bytes(call) / call->size,
-                         .wide = call->dtype == DP_F16 || call->dtype == DP_BF16,
+                         .wide = call->asked.dtype == DP_F16 || call->asked.dtype == DP_BF16,
                          .last = comm->process == comm->process_count - 1};
     size_t size = fold.wide ? sizeof(float) : call->size;
     size_t part = comm->tree.part_bytes;
@@ -1022,20 +1020,6 @@ static dp_status dp__shm_reduce(const dp__shm_call *call)
     return DP_OK;
 }
 
-static dp_status dp__shm_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                    dp_dtype dtype, dp_op op, double scale)
-{
-    return dp__shm_reduce(&(dp__shm_call){dp__shm_of(comm), local, DP__ALL_REDUCE, count,
-                                          dp_dtype_bytes(dtype), dtype, op, scale, 0});
-}
-
-static dp_status dp__shm_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype, dp_op op, double scale)
-{
-    return dp__shm_reduce(&(dp__shm_call){dp__shm_of(comm), local, DP__REDUCE_SCATTER, count_each,
-                                          dp_dtype_bytes(dtype), dtype, op, scale, 0});
-}
-
 /* ==== >>moving =================================================================================
    The other collectives move bytes. Every process writes the row of blocks that others want, once,
    and each takes from the rows of the others what is for its ranks. Data that stays in a process
@@ -1047,14 +1031,14 @@ static void dp__shm_deliver(const dp__shm_call *call, int process, size_t block,
 {
     const dp__shm_comm *comm = call->comm;
     size_t each = dp__shm_block_bytes(call), from = block, to = 0;
-    if (call->verb == DP__ALL_TO_ALL)
+    if (call->asked.verb == DP_ALL_TO_ALL)
         dp__shm_address(call, process, block, &from, &to);
-    if (call->verb != DP__BROADCAST)
+    if (call->asked.verb != DP_BROADCAST)
         at += ((size_t)comm->firsts[process] + from) * each;
     for (int i = 0; i < comm->local_count; i++) {
-        bool its = call->verb != DP__ALL_TO_ALL || to == (size_t)(comm->rank_first + i);
-        if (its && call->local[i].recv != NULL)
-            memcpy((char *)call->local[i].recv + at, data, bytes);
+        bool its = call->asked.verb != DP_ALL_TO_ALL || to == (size_t)(comm->rank_first + i);
+        if (its && call->asked.local[i].recv != NULL)
+            memcpy((char *)call->asked.local[i].recv + at, data, bytes);
     }
 }
 
@@ -1076,13 +1060,14 @@ static void dp__shm_move_here(const dp__shm_call *call)
     size_t each = dp__shm_block_bytes(call);
     for (int i = 0; i < comm->local_count; i++)
         for (int k = 0; k < comm->local_count; k++) {
-            const char *from = call->local[i].send;
-            char *to = call->local[k].recv;
-            if (to == NULL || (call->verb == DP__BROADCAST && call->root != comm->rank_first + i))
+            const char *from = call->asked.local[i].send;
+            char *to = call->asked.local[k].recv;
+            if (to == NULL ||
+                (call->asked.verb == DP_BROADCAST && call->asked.root != comm->rank_first + i))
                 continue;
-            if (call->verb == DP__ALL_TO_ALL)
+            if (call->asked.verb == DP_ALL_TO_ALL)
                 from += (size_t)(comm->rank_first + k) * each;
-            if (call->verb != DP__BROADCAST)
+            if (call->asked.verb != DP_BROADCAST)
                 to += (size_t)(comm->rank_first + i) * each;
             if (from != to)
                 memcpy(to, from, each);
@@ -1172,25 +1157,11 @@ static dp_status dp__shm_move(const dp__shm_call *call)
     return DP_OK;
 }
 
-static dp_status dp__shm_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                   dp_dtype dtype, int root)
+static dp_status dp__shm_coll_run(dp_comm *comm, const dp_coll_call *asked)
 {
-    return dp__shm_move(&(dp__shm_call){dp__shm_of(comm), local, DP__BROADCAST, count,
-                                        dp_dtype_bytes(dtype), dtype, DP_OP_SUM, 1, root});
-}
-
-static dp_status dp__shm_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                    dp_dtype dtype)
-{
-    return dp__shm_move(&(dp__shm_call){dp__shm_of(comm), local, DP__ALL_GATHER, count_each,
-                                        dp_dtype_bytes(dtype), dtype, DP_OP_SUM, 1, 0});
-}
-
-static dp_status dp__shm_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                    dp_dtype dtype)
-{
-    return dp__shm_move(&(dp__shm_call){dp__shm_of(comm), local, DP__ALL_TO_ALL, count_each,
-                                        dp_dtype_bytes(dtype), dtype, DP_OP_SUM, 1, 0});
+    const dp__shm_call call = {dp__shm_of(comm), *asked, dp_dtype_bytes(asked->dtype)};
+    bool reduces = asked->verb == DP_ALL_REDUCE || asked->verb == DP_REDUCE_SCATTER;
+    return reduces ? dp__shm_reduce(&call) : dp__shm_move(&call);
 }
 
 /* ==== >>joining ================================================================================
@@ -1425,11 +1396,8 @@ DP_API const dp_coll_ops *dp_shm_coll(void)
                                     .fits = dp__shm_fits,
                                     .open = dp__shm_open,
                                     .close = dp__shm_close,
-                                    .all_reduce = dp__shm_all_reduce,
-                                    .broadcast = dp__shm_broadcast,
-                                    .all_gather = dp__shm_all_gather,
-                                    .reduce_scatter = dp__shm_reduce_scatter,
-                                    .all_to_all = dp__shm_all_to_all,
+                                    .verbs = DP_COLL_VERBS,
+                                    .run = dp__shm_coll_run,
                                     .abort = dp__shm_abort,
                                     .poll = dp__shm_poll,
                                     .say = dp__shm_say};

@@ -98,11 +98,10 @@ static inline dp_status boot_deliver(const boot_comm *comm, const dp_part *local
     return DP_OK;
 }
 
-static inline dp_status boot_all_reduce(dp_comm *base, const dp_part *local, size_t count,
-                                        dp_dtype dtype, dp_op op, double scale)
+static inline dp_status boot_all_reduce(boot_comm *comm, const dp_coll_call *call)
 {
-    boot_comm *comm = (boot_comm *)base;
-    size_t size = dp_dtype_bytes(dtype), piece = 0;
+    const dp_part *local = call->local;
+    size_t size = dp_dtype_bytes(call->dtype), count = call->count, piece = 0;
     char sum[BOOT_PIECE];
     const void *in[BOOT_RANKS];
     dp_status status = DP_OK;
@@ -112,26 +111,26 @@ static inline dp_status boot_all_reduce(dp_comm *base, const dp_part *local, siz
         for (int r = 0; r < comm->rank_count; r++)
             in[r] = boot_piece(comm, r, piece * size);
         number_kernel(&(dp_kernel_args){.kernel = DP_KERNEL_REDUCE,
-                                        .op = op == DP_OP_MEAN ? DP_OP_SUM : op,
-                                        .dtype = dtype,
+                                        .op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op,
+                                        .dtype = call->dtype,
                                         .count = piece,
                                         .out = (void *[]){sum},
                                         .in = in,
                                         .out_count = 1,
                                         .in_count = (size_t)comm->rank_count,
-                                        .alpha = scale,
-                                        .beta = op == DP_OP_MEAN ? comm->rank_count : 1});
+                                        .alpha = call->scale,
+                                        .beta = call->op == DP_OP_MEAN ? comm->rank_count : 1});
         if (status == DP_OK)
             status = boot_deliver(comm, local, done * size, sum, piece * size);
     }
     return status;
 }
 
-static inline dp_status boot_broadcast(dp_comm *base, const dp_part *local, size_t count,
-                                       dp_dtype dtype, int root)
+static inline dp_status boot_broadcast(boot_comm *comm, const dp_coll_call *call)
 {
-    boot_comm *comm = (boot_comm *)base;
-    size_t bytes = count * dp_dtype_bytes(dtype), piece = 0;
+    const dp_part *local = call->local;
+    size_t bytes = call->count * dp_dtype_bytes(call->dtype), piece = 0;
+    int root = call->root;
     dp_status status = DP_OK;
     for (size_t done = 0; done < bytes && status == DP_OK; done += piece) {
         piece = bytes - done < BOOT_PIECE ? bytes - done : BOOT_PIECE;
@@ -142,11 +141,10 @@ static inline dp_status boot_broadcast(dp_comm *base, const dp_part *local, size
     return status;
 }
 
-static inline dp_status boot_all_gather(dp_comm *base, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype)
+static inline dp_status boot_all_gather(boot_comm *comm, const dp_coll_call *call)
 {
-    boot_comm *comm = (boot_comm *)base;
-    size_t bytes = count_each * dp_dtype_bytes(dtype), piece = 0;
+    const dp_part *local = call->local;
+    size_t bytes = call->count * dp_dtype_bytes(call->dtype), piece = 0;
     dp_status status = DP_OK;
     for (size_t done = 0; done < bytes && status == DP_OK; done += piece) {
         piece = bytes - done < BOOT_PIECE ? bytes - done : BOOT_PIECE;
@@ -158,6 +156,15 @@ static inline dp_status boot_all_gather(dp_comm *base, const dp_part *local, siz
     return status;
 }
 
+static inline dp_status boot_run(dp_comm *base, const dp_coll_call *call)
+{
+    boot_comm *comm = (boot_comm *)base;
+    return call->verb == DP_ALL_REDUCE   ? boot_all_reduce(comm, call)
+           : call->verb == DP_BROADCAST  ? boot_broadcast(comm, call)
+           : call->verb == DP_ALL_GATHER ? boot_all_gather(comm, call)
+                                         : dp_error(DP_ERR_INTERNAL, "boot: verb %d", call->verb);
+}
+
 static inline const dp_coll_ops *boot_coll(void)
 {
     static const dp_coll_ops ops = {
@@ -166,9 +173,8 @@ static inline const dp_coll_ops *boot_coll(void)
         .fits = boot_fits,
         .open = boot_open,
         .close = boot_close,
-        .all_reduce = boot_all_reduce,
-        .broadcast = boot_broadcast,
-        .all_gather = boot_all_gather,
+        .verbs = 1u << DP_ALL_REDUCE | 1u << DP_BROADCAST | 1u << DP_ALL_GATHER,
+        .run = boot_run,
     };
     return &ops;
 }

@@ -203,11 +203,11 @@ static inline dp_status broken_host_call(dp_stream *stream, void (*fn)(void *use
     return DP_OK;
 }
 
-static inline dp_status broken_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                          dp_dtype dtype, dp_op op, double scale)
+static inline dp_status broken_run(dp_comm *comm, const dp_coll_call *call)
 {
-    return dp_cpu_coll()->all_reduce(comm, local, count, dtype, op == DP_OP_MEAN ? DP_OP_SUM : op,
-                                     scale);
+    dp_coll_call other = *call;
+    other.op = call->op == DP_OP_MEAN ? DP_OP_SUM : call->op;
+    return dp_cpu_coll()->run(comm, &other);
 }
 
 static inline void broken_late_ops(void)
@@ -262,7 +262,7 @@ static inline const dp_coll_ops *broken_coll(void)
     if (!broken_by("mean_is_a_sum"))
         return NULL;
     broken_coll_ops = *dp_cpu_coll();
-    broken_coll_ops.all_reduce = broken_all_reduce;
+    broken_coll_ops.run = broken_run;
     return &broken_coll_ops;
 }
 

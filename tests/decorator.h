@@ -24,8 +24,7 @@
     X(stream_sync) X(event_create) X(event_destroy) X(event_record) X(event_wait) X(event_sync)    \
     X(copy_in) X(copy_out) X(copy) X(host_alloc) X(host_free) X(copy_2d) X(peer_copy) X(kernel)    \
     X(host_call)                                                                                   \
-    X(coll_fits) X(coll_open) X(coll_close) X(all_reduce) X(broadcast) X(all_gather)               \
-    X(reduce_scatter) X(all_to_all) X(coll_abort) X(coll_poll)
+    X(coll_fits) X(coll_open) X(coll_close) X(coll_run) X(coll_abort) X(coll_poll)
 /* clang-format on */
 #define DECO_ENUM(name) DECO_##name,
 #define DECO_NAME(name) #name,
@@ -517,51 +516,14 @@ static inline void deco_coll_close(dp_comm *comm)
     deco.inner_coll->close(comm);
 }
 
-static inline dp_status deco_coll_enter(deco_method method, const dp_part *local, size_t count,
-                                        dp_dtype dtype)
+static inline dp_status deco_coll_run(dp_comm *comm, const dp_coll_call *call)
 {
-    deco_expect(method, count > 0, "nothing to do");
-    deco_expect(method, dp_dtype_bytes(dtype) > 0, "no dtype");
-    deco_expect(method, local[0].stream != NULL, "no stream");
-    return deco_enter(method, NULL, NULL);
-}
-
-static inline dp_status deco_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                        dp_dtype dtype, dp_op op, double scale)
-{
-    dp_status status = deco_coll_enter(DECO_all_reduce, local, count, dtype);
-    return status != DP_OK ? status
-                           : deco.inner_coll->all_reduce(comm, local, count, dtype, op, scale);
-}
-
-static inline dp_status deco_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                       dp_dtype dtype, int root)
-{
-    dp_status status = deco_coll_enter(DECO_broadcast, local, count, dtype);
-    return status != DP_OK ? status : deco.inner_coll->broadcast(comm, local, count, dtype, root);
-}
-
-static inline dp_status deco_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype)
-{
-    dp_status status = deco_coll_enter(DECO_all_gather, local, count_each, dtype);
-    return status != DP_OK ? status : deco.inner_coll->all_gather(comm, local, count_each, dtype);
-}
-
-static inline dp_status deco_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                            dp_dtype dtype, dp_op op, double scale)
-{
-    dp_status status = deco_coll_enter(DECO_reduce_scatter, local, count_each, dtype);
-    return status != DP_OK
-               ? status
-               : deco.inner_coll->reduce_scatter(comm, local, count_each, dtype, op, scale);
-}
-
-static inline dp_status deco_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                        dp_dtype dtype)
-{
-    dp_status status = deco_coll_enter(DECO_all_to_all, local, count_each, dtype);
-    return status != DP_OK ? status : deco.inner_coll->all_to_all(comm, local, count_each, dtype);
+    deco_expect(DECO_coll_run, call->count > 0, "nothing to do");
+    deco_expect(DECO_coll_run, dp_dtype_bytes(call->dtype) > 0, "no dtype");
+    deco_expect(DECO_coll_run, call->local[0].stream != NULL, "no stream");
+    deco_expect(DECO_coll_run, (deco.inner_coll->verbs >> call->verb & 1) != 0, "no such verb");
+    DP_TRY(deco_enter(DECO_coll_run, NULL, NULL));
+    return deco.inner_coll->run(comm, call);
 }
 
 static inline void deco_coll_abort(dp_comm *comm)
@@ -646,11 +608,8 @@ static inline const dp_coll_ops *decorate_coll(const dp_coll_ops *inner)
         .fits = deco_coll_fits,
         .open = deco_coll_open,
         .close = deco_coll_close,
-        .all_reduce = deco_all_reduce,
-        .broadcast = deco_broadcast,
-        .all_gather = deco_all_gather,
-        .reduce_scatter = DP_HAS(dp_coll_ops, inner, reduce_scatter) ? deco_reduce_scatter : NULL,
-        .all_to_all = DP_HAS(dp_coll_ops, inner, all_to_all) ? deco_all_to_all : NULL,
+        .verbs = inner->verbs,
+        .run = deco_coll_run,
         .abort = DP_HAS(dp_coll_ops, inner, abort) ? deco_coll_abort : NULL,
         .poll = DP_HAS(dp_coll_ops, inner, poll) ? deco_coll_poll : NULL,
     };

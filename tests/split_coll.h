@@ -19,7 +19,6 @@ typedef struct split_member {
     dp_comm_config config;
     dp_bootstrap boot;
     dp_comm *comm;
-    const dp_part *local;
     pthread_t thread;
     dp_status status;
     char text[512];
@@ -32,11 +31,7 @@ struct split_comm {
     char cards[SPLIT_MEMBERS * SPLIT_CARD];
     pthread_barrier_t meet;
     dp_status (*run)(split_member *m); /* what the members do */
-    int verb, root;
-    size_t count;
-    dp_dtype dtype;
-    dp_op op;
-    double scale;
+    const dp_coll_call *call;
 };
 
 static int split_ranks_each = 2; /* the first member has one */
@@ -129,67 +124,16 @@ static inline dp_status split_open(const dp_host *host, const dp_comm_config *co
 
 static inline dp_status split_one(split_member *m)
 {
-    const split_comm *all = m->all;
-    const dp_part *local = m->local;
-    switch (all->verb) {
-    case 0:
-        return m->comm->ops->all_reduce(m->comm, local, all->count, all->dtype, all->op,
-                                        all->scale);
-    case 1:
-        return m->comm->ops->broadcast(m->comm, local, all->count, all->dtype, all->root);
-    case 2:
-        return m->comm->ops->all_gather(m->comm, local, all->count, all->dtype);
-    case 3:
-        return m->comm->ops->reduce_scatter(m->comm, local, all->count, all->dtype, all->op,
-                                            all->scale);
-    default:
-        return m->comm->ops->all_to_all(m->comm, local, all->count, all->dtype);
-    }
+    dp_coll_call own = *m->all->call;
+    own.local += m->first;
+    return m->comm->ops->run(m->comm, &own);
 }
 
-static inline dp_status split_verb(dp_comm *comm, const dp_part *local, int verb, size_t count,
-                                   dp_dtype dtype, dp_op op, double scale, int root)
+static inline dp_status split_coll_run(dp_comm *comm, const dp_coll_call *call)
 {
     split_comm *all = (split_comm *)comm;
-    for (int i = 0; i < all->members; i++)
-        all->member[i].local = local + all->member[i].first;
-    all->verb = verb;
-    all->count = count;
-    all->dtype = dtype;
-    all->op = op;
-    all->scale = scale;
-    all->root = root;
+    all->call = call;
     return split_run(all, split_one);
-}
-
-static inline dp_status split_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                         dp_dtype dtype, dp_op op, double scale)
-{
-    return split_verb(comm, local, 0, count, dtype, op, scale, 0);
-}
-
-static inline dp_status split_broadcast(dp_comm *comm, const dp_part *local, size_t count,
-                                        dp_dtype dtype, int root)
-{
-    return split_verb(comm, local, 1, count, dtype, DP_OP_SUM, 1, root);
-}
-
-static inline dp_status split_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                         dp_dtype dtype)
-{
-    return split_verb(comm, local, 2, count_each, dtype, DP_OP_SUM, 1, 0);
-}
-
-static inline dp_status split_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                             dp_dtype dtype, dp_op op, double scale)
-{
-    return split_verb(comm, local, 3, count_each, dtype, op, scale, 0);
-}
-
-static inline dp_status split_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                         dp_dtype dtype)
-{
-    return split_verb(comm, local, 4, count_each, dtype, DP_OP_SUM, 1, 0);
 }
 
 static inline const dp_coll_ops *split_coll(int ranks_each)
@@ -199,11 +143,8 @@ static inline const dp_coll_ops *split_coll(int ranks_each)
                                     .fits = split_fits,
                                     .open = split_open,
                                     .close = split_close,
-                                    .all_reduce = split_all_reduce,
-                                    .broadcast = split_broadcast,
-                                    .all_gather = split_all_gather,
-                                    .reduce_scatter = split_reduce_scatter,
-                                    .all_to_all = split_all_to_all};
+                                    .verbs = DP_COLL_VERBS,
+                                    .run = split_coll_run};
     split_ranks_each = ranks_each;
     return &ops;
 }

@@ -437,6 +437,13 @@ static void count_slices(const dp_host *host, int part_count, void (*fn)(int par
     }
 }
 
+static dp_status run_verb(dp_comm *comm, dp_verb verb, const dp_part *parts, size_t count, int root)
+{
+    return comm->ops->run(
+        comm, &(dp_coll_call){
+                  .verb = verb, .local = parts, .count = count, .dtype = DP_U8, .root = root});
+}
+
 TEST(moves_are_shared_out_by_what_they_move)
 {
     enum { RANKS = 3, EACH = DP__CPU_SLICE_BYTES / 4 };
@@ -458,17 +465,17 @@ TEST(moves_are_shared_out_by_what_they_move)
         parts[r] = (dp_part){send[r], recv[r], NULL};
     }
     slices_of_tests = 1;
-    CHECK_OK(comm->ops->broadcast(comm, parts, EACH, DP_U8, 1)); /* 3 / 4 of a slice */
+    CHECK_OK(run_verb(comm, DP_BROADCAST, parts, EACH, 1)); /* 3 / 4 of a slice */
     CHECK_INT(slices_of_tests, 1);
     CHECK_INT(recv[2][EACH - 1], 2);
-    CHECK_OK(comm->ops->all_gather(comm, parts, EACH, DP_U8)); /* 9 / 4 */
+    CHECK_OK(run_verb(comm, DP_ALL_GATHER, parts, EACH, 0)); /* 9 / 4 */
     CHECK_INT(slices_of_tests, 2);
     CHECK_INT(recv[1][3 * EACH - 1], 3);
     slices_of_tests = 1;
-    CHECK_OK(comm->ops->all_to_all(comm, parts, EACH, DP_U8));
+    CHECK_OK(run_verb(comm, DP_ALL_TO_ALL, parts, EACH, 0));
     CHECK_INT(slices_of_tests, 2);
     CHECK_INT(recv[1][EACH - 1], 1);
-    CHECK_OK(comm->ops->broadcast(comm, parts, 3 * EACH, DP_U8, 0)); /* 9 / 4 again */
+    CHECK_OK(run_verb(comm, DP_BROADCAST, parts, 3 * EACH, 0)); /* 9 / 4 again */
     CHECK_INT(slices_of_tests, 2);
     CHECK_INT(recv[2][3 * EACH - 1], 1);
     comm->ops->close(comm);

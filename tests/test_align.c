@@ -311,40 +311,25 @@ static dp_status strict_leave(strict_call *call, dp_status status)
     return status;
 }
 
-static dp_status strict_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                   dp_dtype dtype, dp_op op, double scale)
+/* A row of blocks for every rank, or one. */
+static dp_status strict_by_host(dp_comm *comm, const dp_coll_call *call)
 {
-    size_t bytes = count * dp_dtype_bytes(dtype);
-    strict_call c = {comm, local, {{0}}, bytes, bytes};
-    const dp_part *host = strict_enter(&c, dtype, true);
-    return strict_leave(&c, dp_cpu_coll()->all_reduce(comm, host, count, dtype, op, scale));
+    bool reduces = call->verb != DP_ALL_GATHER;
+    size_t bytes = call->count * dp_dtype_bytes(call->dtype), all = bytes * (size_t)strict_ranks;
+    strict_call c = {comm,
+                     call->local,
+                     {{0}},
+                     call->verb == DP_REDUCE_SCATTER ? all : bytes,
+                     reduces ? bytes : all};
+    dp_coll_call host = *call;
+    host.local = strict_enter(&c, call->dtype, reduces);
+    return strict_leave(&c, dp_cpu_coll()->run(comm, &host));
 }
 
-static dp_status strict_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                       dp_dtype dtype, dp_op op, double scale)
+static dp_status strict_broadcast(const dp_coll_call *call)
 {
-    size_t bytes = count_each * dp_dtype_bytes(dtype);
-    strict_call c = {comm, local, {{0}}, bytes * (size_t)strict_ranks, bytes};
-    const dp_part *host = strict_enter(&c, dtype, true);
-    return strict_leave(&c,
-                        dp_cpu_coll()->reduce_scatter(comm, host, count_each, dtype, op, scale));
-}
-
-static dp_status strict_all_gather(dp_comm *comm, const dp_part *local, size_t count_each,
-                                   dp_dtype dtype)
-{
-    size_t bytes = count_each * dp_dtype_bytes(dtype);
-    strict_call c = {comm, local, {{0}}, bytes, bytes * (size_t)strict_ranks};
-    const dp_part *host = strict_enter(&c, dtype, false);
-    return strict_leave(&c, dp_cpu_coll()->all_gather(comm, host, count_each, dtype));
-}
-
-static dp_status strict_broadcast(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                                  int root)
-{
-    size_t bytes = count * dp_dtype_bytes(dtype);
-    const dp_part *from = &local[root];
-    (void)comm;
+    size_t bytes = call->count * dp_dtype_bytes(call->dtype);
+    const dp_part *local = call->local, *from = &local[call->root];
     void *host = malloc(bytes);
     CHECK(host != NULL);
     CHECK_OK(from->stream->dev->ops->copy_out(from->stream, host, from->send, bytes));
@@ -354,6 +339,11 @@ static dp_status strict_broadcast(dp_comm *comm, const dp_part *local, size_t co
     return DP_OK;
 }
 
+static dp_status strict_run(dp_comm *comm, const dp_coll_call *call)
+{
+    return call->verb == DP_BROADCAST ? strict_broadcast(call) : strict_by_host(comm, call);
+}
+
 static void run_strict(const char *name, operation *op, int variants)
 {
     strict_coll_ops = (dp_coll_ops){.size = sizeof strict_coll_ops,
@@ -361,10 +351,8 @@ static void run_strict(const char *name, operation *op, int variants)
                                     .fits = strict_fits,
                                     .open = strict_coll_open,
                                     .close = dp_cpu_coll()->close,
-                                    .all_reduce = strict_all_reduce,
-                                    .broadcast = strict_broadcast,
-                                    .all_gather = strict_all_gather,
-                                    .reduce_scatter = strict_reduce_scatter};
+                                    .verbs = DP_COLL_VERBS & ~(1u << DP_ALL_TO_ALL),
+                                    .run = strict_run};
     run_beds(name, op, variants, strict_device(), &strict_coll_ops);
 }
 

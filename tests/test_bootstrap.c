@@ -535,10 +535,9 @@ static dp_status wait_open(const dp_host *host, const dp_comm_config *config, dp
     return status;
 }
 
-static dp_status wait_all_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                                 dp_op op, double scale)
+static dp_status wait_run(dp_comm *comm, const dp_coll_call *call)
 {
-    (void)local, (void)count, (void)dtype, (void)op, (void)scale;
+    (void)call;
     for (int ms = 0; ms < PATIENCE_MS; ms++) {
         if (comm->host->aborted(comm->host)) {
             return dp_error(DP_ERR_ABORTED, "stopped waiting");
@@ -566,7 +565,7 @@ TEST(abort_releases_who_waits)
     dp_ctx *ctx;
     waiting_ops = *dp_cpu_coll();
     waiting_ops.open = wait_open;
-    waiting_ops.all_reduce = wait_all_reduce;
+    waiting_ops.run = wait_run;
     CHECK_OK(dp_open(&(dp_config){.colls = colls, .device_count = 2}, &ctx));
     CHECK_INT(pthread_create(&thread, NULL, abort_soon, ctx), 0);
     CHECK_ERROR(dp_all_reduce(ctx, parts, 1, DP_F32, DP_OP_SUM), DP_ERR_ABORTED, "");

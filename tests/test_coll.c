@@ -184,22 +184,21 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
 #define WORLD_TEST_NCCL(name)
 #endif
 
-/* Tables that lack what is optional: it is NULL, or past the end. */
+/* Tables that lack what is optional: verbs, or what lies past the end. */
 #define CUT_TABLE_TESTS(name)                                                                      \
     static void name(world *w);                                                                    \
-    TEST_SLOW(name##_without_optional_methods, 60)                                                 \
+    TEST_SLOW(name##_without_optional_verbs, 60)                                                   \
     {                                                                                              \
         decorate_coll(dp_cpu_coll());                                                              \
-        deco.coll.reduce_scatter = NULL;                                                           \
-        deco.coll.all_to_all = NULL;                                                               \
+        deco.coll.verbs &= ~(1u << DP_REDUCE_SCATTER | 1u << DP_ALL_TO_ALL);                       \
         every_size(name, dp_cpu(), &deco.coll);                                                    \
     }                                                                                              \
     TEST_SLOW(name##_cut_short, 60)                                                                \
     {                                                                                              \
         decorate_coll(dp_cpu_coll());                                                              \
-        deco.coll.size = offsetof(dp_coll_ops, reduce_scatter);                                    \
-        deco.coll.reduce_scatter = forbidden_reduce_scatter;                                       \
-        deco.coll.all_to_all = forbidden_all_to_all;                                               \
+        deco.coll.size = offsetof(dp_coll_ops, abort);                                             \
+        deco.coll.abort = forbidden_abort;                                                         \
+        deco.coll.poll = forbidden_poll;                                                           \
         every_size(name, dp_cpu(), &deco.coll);                                                    \
     }
 
@@ -216,18 +215,16 @@ static void get(world *w, const dp_tensor *buffer, size_t first, void *data, siz
     ONE_PROCESS_TEST(name)
 #endif
 
-static dp_status forbidden_reduce_scatter(dp_comm *comm, const dp_part *local, size_t count_each,
-                                          dp_dtype dtype, dp_op op, double scale)
+static void forbidden_abort(dp_comm *comm)
 {
-    (void)comm, (void)local, (void)dtype, (void)op, (void)scale;
-    test_fail(__FILE__, __LINE__, "reduce_scatter of %zu lies past the table", count_each);
+    (void)comm;
+    test_fail(__FILE__, __LINE__, "abort lies past the table");
 }
 
-static dp_status forbidden_all_to_all(dp_comm *comm, const dp_part *local, size_t count_each,
-                                      dp_dtype dtype)
+static dp_status forbidden_poll(dp_comm *comm)
 {
-    (void)comm, (void)local, (void)dtype;
-    test_fail(__FILE__, __LINE__, "all_to_all of %zu lies past the table", count_each);
+    (void)comm;
+    test_fail(__FILE__, __LINE__, "poll lies past the table");
 }
 
 static void every_size(void (*body)(world *w), const dp_device_ops *ops, const dp_coll_ops *coll)
@@ -1403,7 +1400,7 @@ static bool verbs_with_fault(const dp_coll_ops *coll, long n, dp_status fault)
     return deco.fired;
 }
 
-/* With a table that has all methods, and with one that has only those that are required. */
+/* With a table that has everything, and with one that has only what is required. */
 TEST(every_call_of_the_table_fails)
 {
     static const dp_status faults[] = {DP_ERR_NO_MEMORY, DP_ERR_UNSUPPORTED, DP_ERR_DEVICE,
@@ -1412,7 +1409,8 @@ TEST(every_call_of_the_table_fails)
         const dp_coll_ops *coll = decorate_coll(dp_cpu_coll());
         long n = 1;
         if (i % 2 == 1) {
-            deco.coll.size = offsetof(dp_coll_ops, reduce_scatter);
+            deco.coll.size = offsetof(dp_coll_ops, abort);
+            deco.coll.verbs &= ~(1u << DP_REDUCE_SCATTER | 1u << DP_ALL_TO_ALL);
         }
         while (verbs_with_fault(coll, n, faults[i / 2])) {
             n++;

@@ -389,8 +389,10 @@ static const method device_methods[] = {
 #name, offsetof(dp_coll_ops, name)                                                         \
     }
 static const method coll_methods[] = {
-    COLL_METHOD(fits),       COLL_METHOD(open),      COLL_METHOD(close),
-    COLL_METHOD(all_reduce), COLL_METHOD(broadcast), COLL_METHOD(all_gather),
+    COLL_METHOD(fits),
+    COLL_METHOD(open),
+    COLL_METHOD(close),
+    COLL_METHOD(run),
 };
 
 static void (*const no_method)(void) = NULL;
@@ -459,6 +461,14 @@ TEST(coll_tables_without_what_is_required_are_rejected)
         bad = good;
         bad.size = coll_methods[i].offset;
         check_coll_table_rejected(&bad, coll_methods[i].name);
+    }
+    for (int verb = DP_ALL_REDUCE; verb <= DP_SCATTER_FROM; verb++) {
+        bool needed = verb <= DP_ALL_GATHER, known = verb <= DP_ALL_TO_ALL;
+        bad = good;
+        bad.name = "spoilt";
+        bad.verbs ^= 1u << verb;
+        if (needed || !known)
+            check_coll_table_rejected(&bad, "table 'spoilt' has verbs 0x");
     }
     bad = good;
     bad.size = 0;

@@ -785,7 +785,7 @@ TEST_BACKENDS(what_divides_itself_is_run_from_outside)
         &outer));
     data = DP_DICT(scope, {"x", dp_array(scope, x, DP_F32, DP_SHAPE(1, COLUMNS))});
     CHECK_ERROR(dp_invoke(outer, "forward", scope, dp_none(), data, NULL, &out, &pass),
-                DP_ERR_UNSUPPORTED, "'block' has mean_grads, and is run by a method of 'outer'");
+                DP_ERR_UNSUPPORTED, "'block' has mean_grads and is run by a method of 'outer'");
     CHECK_OK(dp_invoke(net, "forward", scope, dp_none(), data, NULL, &out, &pass));
     CHECK_ERROR(dp_backward(pass, out, NULL), DP_ERR_INVALID,
                 "dp_backward: 'block' has mean_grads: its gradient is a number, not a dict");

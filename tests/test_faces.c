@@ -419,7 +419,7 @@ TEST_BACKENDS(gradients_of_outputs_in_place_are_a_list)
     dp_value x = floats(scope, one_to_five, DP_SHAPE(4));
     dp_value args = DP_LIST_OF(scope, x);
     CHECK_OK(dp_invoke(model, "forward", scope, args, dp_none(), NULL, &outs, &pass));
-    CHECK_ERROR(dp_backward(pass, x, NULL), DP_ERR_MISMATCH, "a list with one a replica");
+    CHECK_ERROR(dp_backward(pass, x, NULL), DP_ERR_MISMATCH, "a list with one entry per replica");
     CHECK_OK(dp_invoke(model, "forward", scope, args, dp_none(), NULL, &outs, &pass));
     CHECK_ERROR(dp_backward(pass, DP_LIST_OF(scope, x, x, x), NULL), DP_ERR_MISMATCH,
                 "a list of 3, the pass has 2 replicas");

@@ -811,11 +811,10 @@ TEST_BACKENDS(another_thread_cannot_close)
 
 static dp_coll_ops still_coll;
 
-static dp_status still_all_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                                  dp_op op, double scale)
+static dp_status still_coll_run(dp_comm *comm, const dp_coll_call *call)
 {
     stand_still();
-    return dp_cpu_coll()->all_reduce(comm, local, count, dtype, op, scale);
+    return dp_cpu_coll()->run(comm, call);
 }
 
 static void *reduce_slowly(void *user)
@@ -842,7 +841,7 @@ TEST(a_collective_in_another_thread_is_in_the_way_of_close)
     dp_ctx *ctx = NULL;
     pthread_t thread;
     still_coll = *dp_cpu_coll();
-    still_coll.all_reduce = still_all_reduce;
+    still_coll.run = still_coll_run;
     still_coll.open = still_coll_open;
     CHECK_OK(dp_open(&(dp_config){.device_count = 2, .colls = colls}, &ctx));
     waiting = (post){0};

@@ -148,12 +148,11 @@ enum { EQUAL = 16 };
 
 static int to_lose; /* of all_reduces of so many numbers, this one */
 
-static dp_status losing_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                   dp_dtype dtype, dp_op op, double scale)
+static dp_status losing_run(dp_comm *comm, const dp_coll_call *call)
 {
-    if (count == EQUAL && to_lose-- == 0)
+    if (call->verb == DP_ALL_REDUCE && call->count == EQUAL && to_lose-- == 0)
         return DP_OK;
-    return dp_shm_coll()->all_reduce(comm, local, count, dtype, op, scale);
+    return dp_shm_coll()->run(comm, call);
 }
 
 static dp_coll_ops losing;
@@ -174,7 +173,7 @@ static void one_loses_a_bucket(meeting *m)
     grads g;
     losing = *dp_shm_coll();
     losing.open = losing_open;
-    losing.all_reduce = losing_all_reduce;
+    losing.run = losing_run;
     to_lose = m->process == 1 ? 2 : -1;
     config.colls = colls;
     config.timeout_ms = TIMEOUT_MS;

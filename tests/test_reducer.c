@@ -923,9 +923,9 @@ TEST(one_process_asks_nobody_what_was_reported)
         CHECK_OK(dp_open(&(dp_config){.device_count = 2, .colls = colls}, &ctx));
         layers_begin(&g, ctx, 10, (dp_reducer_config){.unused_units = modes[i]});
         one_pass(&g);
-        int before = deco_calls(DECO_all_reduce);
+        int before = deco_calls(DECO_coll_run);
         one_pass(&g);
-        CHECK_INT(deco_calls(DECO_all_reduce) - before, 1);
+        CHECK_INT(deco_calls(DECO_coll_run) - before, 1);
         grads_end(&g);
         CHECK_DECORATOR();
     }
@@ -1532,9 +1532,11 @@ TEST(a_courier_for_several_processes_only)
 enum { COUNT_FAILS = 77, COUNT_IS_SLOW = 78, COUNT_IS_MUTE = 79 };
 static bool is_slow;
 
-static dp_status fail_to_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                                dp_op op, double scale)
+static dp_status fail_to_reduce(dp_comm *comm, const dp_coll_call *call)
 {
+    if (call->verb != DP_ALL_REDUCE)
+        return meeting_coll()->run(comm, call);
+    size_t count = call->count;
     if (count == COUNT_IS_SLOW && is_slow) {
         nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
     }
@@ -1544,7 +1546,7 @@ static dp_status fail_to_reduce(dp_comm *comm, const dp_part *local, size_t coun
     if (count == COUNT_IS_MUTE) {
         return DP_ERR_NO_MEMORY;
     }
-    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+    return boot_coll()->run(comm, call);
 }
 
 static dp_status failing_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
@@ -1552,7 +1554,7 @@ static dp_status failing_open(const dp_host *host, const dp_comm_config *config,
     static dp_coll_ops ops;
     dp_status status = meeting_coll()->open(host, config, out);
     ops = *meeting_coll();
-    ops.all_reduce = fail_to_reduce;
+    ops.run = fail_to_reduce;
     if (status == DP_OK) {
         (*out)->ops = &ops;
     }

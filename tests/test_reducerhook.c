@@ -244,22 +244,27 @@ TEST_SLOW(short_ranges_in_all_ways, 30)
 
 static atomic_int all_reduce_count;
 
-static dp_status counted_all_reduce(dp_comm *comm, const dp_part *local, size_t count,
-                                    dp_dtype dtype, dp_op op, double scale)
+static dp_status counted_all_reduce(dp_comm *comm, const dp_coll_call *call)
 {
-    atomic_fetch_add(&all_reduce_count, dtype != DP_I64); /* which only speaks */
-    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+    atomic_fetch_add(&all_reduce_count, call->dtype != DP_I64); /* which only speaks */
+    return boot_coll()->run(comm, call);
 }
 
-static dp_status (*all_reduce_of_test)(dp_comm *comm, const dp_part *local, size_t count,
-                                       dp_dtype dtype, dp_op op, double scale) = counted_all_reduce;
+static dp_status (*all_reduce_of_test)(dp_comm *comm,
+                                       const dp_coll_call *call) = counted_all_reduce;
+
+static dp_status run_of_test(dp_comm *comm, const dp_coll_call *call)
+{
+    return call->verb == DP_ALL_REDUCE ? all_reduce_of_test(comm, call)
+                                       : meeting_coll()->run(comm, call);
+}
 
 static dp_status counted_open(const dp_host *host, const dp_comm_config *config, dp_comm **out)
 {
     static dp_coll_ops ops;
     dp_status status = meeting_coll()->open(host, config, out);
     ops = *meeting_coll();
-    ops.all_reduce = all_reduce_of_test;
+    ops.run = run_of_test;
     if (status == DP_OK) {
         (*out)->ops = &ops;
     }
@@ -289,18 +294,17 @@ static void note_thread(int part, void *user)
 }
 
 /* Workers are the caller's: they do nothing for the courier. */
-static dp_status alone_all_reduce(dp_comm *comm, const dp_part *local, size_t count, dp_dtype dtype,
-                                  dp_op op, double scale)
+static dp_status alone_all_reduce(dp_comm *comm, const dp_coll_call *call)
 {
     const pthread_t *main = &part_threads[3];
-    if (dtype == DP_F32 && pthread_equal(pthread_self(), *main) == 0) {
+    if (call->dtype == DP_F32 && pthread_equal(pthread_self(), *main) == 0) {
         comm->host->parallel(comm->host, 3, note_thread, NULL);
         for (int part = 0; part < 3; part++) {
             CHECK(pthread_equal(part_threads[part], pthread_self()) != 0);
         }
         atomic_fetch_add(&all_reduce_count, 1);
     }
-    return boot_coll()->all_reduce(comm, local, count, dtype, op, scale);
+    return boot_coll()->run(comm, call);
 }
 
 static void courier_works_alone(meeting *m)

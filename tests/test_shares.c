@@ -648,7 +648,7 @@ static void one_lacks_the_verb(meeting *m)
     dp_ctx *ctx = NULL;
     lacking = *dp_shm_coll();
     lacking.open = lacking_open;
-    lacking.reduce_scatter = NULL;
+    lacking.verbs &= ~(1u << DP_REDUCE_SCATTER);
     config.colls = colls;
     CHECK_OK(dp_open(&config, &ctx));
     check_refused(three_par(ctx, &uses_all, true, NULL),
