@@ -1612,7 +1612,7 @@ static void early_begin(early *e, meeting *m)
                                                     .block_count = 1,
                                                     .ranges = ranges,
                                                     .range_count = 2,
-                                                    .buckets = {1, 1},
+                                                    .buckets = {.first_bytes = 1, .bytes = 1},
                                                     .buckets.hook = hook,
                                                     .buckets.hook_user = hook_user,
                                                     .unused_units = unused_units,

@@ -97,7 +97,7 @@ TEST_SLOW(a_program_trains_alike_in_all_ways_to_reduce, 120)
     static const struct start some[] = {{1, 0}, {1, 4}, {2, 4}, {4, 4}};
     static const dp_distributed_config ways[] = {
         {.reduction = DP_SUM_RANKS, .buckets.wire = DP_BF16},
-        {.reduction = DP_MEAN_SAMPLES, .buckets = {1, 1}},
+        {.reduction = DP_MEAN_SAMPLES, .buckets = {.first_bytes = 1, .bytes = 1}},
         {.unused_params = DP_UNUSED_FOUND, .buckets.hook = plain_hook}};
     trained = shared_memory(sizeof(float) * NET_PARAMS * BOOT_PROCESSES);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
@@ -185,7 +185,7 @@ static void a_call_fails(meeting *m)
 
 TEST_SLOW(every_call_of_one_process_fails_in_training, 120)
 {
-    static const dp_distributed_config early = {.buckets = {1, 1}};
+    static const dp_distributed_config early = {.buckets = {.first_bytes = 1, .bytes = 1}};
     how = &early;
     shared = shared_memory(sizeof *shared);
     for (fail_at = 1; fail_at == 1 || shared->fired; fail_at += 3) {

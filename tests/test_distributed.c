@@ -474,7 +474,8 @@ static void said_early(meeting *m)
     dp_ctx *ctx = open_over_shm(m, 2, 0);
     dp_module *net = make_net(ctx, &how), *par;
     dp_reducer_info info;
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buckets = {4, 4}}, &par));
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.buckets = {.first_bytes = 4, .bytes = 4}}, &par));
     for (int step = 0; step < 3; step++) {
         CHECK_OK(forward_and_backward(par, 1, false));
         check_grads(net, 2.5 * (step + 1), 2.5 * (step + 1));
@@ -976,7 +977,8 @@ static void train_whole(dp_ctx *ctx)
     dp_reducer_info info;
     double mean = (info_here(ctx).rank_count + 1) / 2.0;
     CHECK_OK(dp_data_parallel(whole, NULL, &inner)); /* wrappers nest */
-    CHECK_OK(dp_distributed(inner, &(dp_distributed_config){.buckets = {1, 200}}, &par));
+    CHECK_OK(dp_distributed(
+        inner, &(dp_distributed_config){.buckets = {.first_bytes = 1, .bytes = 200}}, &par));
     for (int step = 0; step < 3; step++) {
         CHECK_OK(forward_and_backward(par, 1, false));
         check_all_of(whole, "wide", mean);

@@ -7,9 +7,9 @@
 #include "ranked.h"
 
 static const dp_distributed_config kinds[] = {
-    {.buckets = {4, 4}},
+    {.buckets = {.first_bytes = 4, .bytes = 4}},
     {.unused_params = DP_UNUSED_FOUND, .reduction = DP_SUM_RANKS},
-    {.unused_params = DP_UNUSED_FIXED, .buckets = {4, 4}},
+    {.unused_params = DP_UNUSED_FIXED, .buckets = {.first_bytes = 4, .bytes = 4}},
     {.reduction = DP_MEAN_SAMPLES}};
 
 enum { KINDS = sizeof kinds / sizeof *kinds };

@@ -369,7 +369,7 @@ static void rank_0_is_idle_at_first(meeting *m)
     CHECK_OK(dp_distributed(make_six_of(ctx, methods),
                             &(dp_distributed_config){.reduction = DP_SUM_RANKS,
                                                      .unused_params = program.rule,
-                                                     .buckets = {1, 1}},
+                                                     .buckets = {.first_bytes = 1, .bytes = 1}},
                             &par));
     for (program.step = 0; program.step < 4; program.step++) {
         bool idle = program.step < 2;

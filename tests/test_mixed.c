@@ -178,7 +178,8 @@ static void one_loses_a_bucket(meeting *m)
     config.colls = colls;
     config.timeout_ms = TIMEOUT_MS;
     CHECK_OK(dp_open(&config, &ctx));
-    layers_begin(&g, ctx, EQUAL, (dp_reducer_config){.name = "net", .buckets = {1, 1}});
+    layers_begin(&g, ctx, EQUAL,
+                 (dp_reducer_config){.name = "net", .buckets = {.first_bytes = 1, .bytes = 1}});
     dp_status status = dp_reducer_begin(g.reducer, NULL);
     for (uint32_t unit = 0; unit < LAYERS && status == DP_OK; unit++)
         status = dp_reducer_ready(g.reducer, 0, unit, NULL);

@@ -262,7 +262,8 @@ TEST(buckets_follow_the_first_reduced_pass)
 static void rank_0_decides(meeting *m)
 {
     grads g;
-    layers_begin(&g, open_job(m, 1, dp_cpu()), 100, (dp_reducer_config){.buckets = {1000, 801}});
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.buckets = {.first_bytes = 1000, .bytes = 801}});
     check_buckets(g.reducer, "0 1 2 | 3 4 5 | 6 7");
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -298,7 +299,8 @@ TEST(caps)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         grads g;
         layers_begin(&g, open_here(1), 100,
-                     (dp_reducer_config){.buckets = {cases[i].first, cases[i].other}});
+                     (dp_reducer_config){
+                         .buckets = {.first_bytes = cases[i].first, .bytes = cases[i].other}});
         check_buckets(g.reducer, cases[i].want);
         grads_end(&g);
     }
@@ -310,7 +312,8 @@ TEST(caps)
 static void first_bucket_travels_early(meeting *m)
 {
     grads g;
-    layers_begin(&g, open_job(m, 1, dp_cpu()), 100, (dp_reducer_config){.buckets = {400, 400}});
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.buckets = {.first_bytes = 400, .bytes = 400}});
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     grads_fill(&g, (float)m->process);
@@ -347,7 +350,8 @@ static void others_work_meanwhile(meeting *m)
     const dp_part parts[] = {{.send = &ones[0], .recv = &ones[0]},
                              {.send = &ones[1], .recv = &ones[1]}};
     grads g;
-    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000, (dp_reducer_config){.buckets = {1, 1}});
+    layers_begin(&g, open_job(m, 2, dp_cpu()), 40000,
+                 (dp_reducer_config){.buckets = {.first_bytes = 1, .bytes = 1}});
     for (int pass = 0; pass < 3; pass++) {
         ones[0] = ones[1] = 1;
         grads_fill(&g, 3);
@@ -374,7 +378,8 @@ enum { TWO = 2, EACH = 4 /* buckets */ };
 static void two_begin(grads *g, dp_ctx *ctx)
 {
     for (int i = 0; i < TWO; i++) {
-        layers_begin(&g[i], ctx, 50, (dp_reducer_config){.buckets = {400, 400}});
+        layers_begin(&g[i], ctx, 50,
+                     (dp_reducer_config){.buckets = {.first_bytes = 400, .bytes = 400}});
         CHECK_INT(info_of(g[i].reducer).bucket_count, EACH);
         one_pass(&g[i]);
     }
@@ -511,7 +516,7 @@ static void one_block_of_many_layers(dp_ctx *ctx)
     grads_create(&g, (dp_reducer_config){.ranges = ranges,
                                          .range_count = interleaved(ranges),
                                          .reduction = DP_MEAN_RANKS,
-                                         .buckets = {100, 168}});
+                                         .buckets = {.first_bytes = 100, .bytes = 168}});
     check_buckets(g.reducer, "0 1 | 2 3 | 4");
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -781,7 +786,7 @@ static dp_status report_in_run(int local_rank, dp_scope *scope, void *user)
 static void many_threads(dp_ctx *ctx)
 {
     grads g;
-    layers_begin(&g, ctx, 60, (dp_reducer_config){.buckets = {1, 500}});
+    layers_begin(&g, ctx, 60, (dp_reducer_config){.buckets = {.first_bytes = 1, .bytes = 500}});
     for (int pass = 0; pass < 10; pass++) {
         CHECK_OK(dp_reducer_begin(g.reducer, NULL));
         if (pass % 2 == 0) {
@@ -895,7 +900,8 @@ TEST(a_unit_that_a_rank_does_not_report)
 static void full_again(meeting *m)
 {
     grads g;
-    layers_begin(&g, open_job(m, 1, dp_cpu()), 100, (dp_reducer_config){.buckets = {400, 400}});
+    layers_begin(&g, open_job(m, 1, dp_cpu()), 100,
+                 (dp_reducer_config){.buckets = {.first_bytes = 400, .bytes = 400}});
     one_pass(&g);
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     report_but(&g, 2, 5, 1);
@@ -937,7 +943,8 @@ static void units_may_be_left_out(dp_ctx *ctx)
     const dp_reduce_pass local = {.no_sync = true};
     grads g;
     layers_begin(&g, ctx, 10,
-                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND, .buckets = {100, 120}});
+                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND,
+                                     .buckets = {.first_bytes = 100, .bytes = 120}});
     double mean = (g.info.rank_count + 1) / 2.0;
     for (int pass = 0; pass < 3; pass++) {
         grads_fill(&g, 0);
@@ -988,7 +995,8 @@ TEST(units_left_over_come_last_in_their_order)
 {
     grads g;
     layers_begin(&g, open_here(1), 10,
-                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND, .buckets = {1, 1}});
+                 (dp_reducer_config){.unused_units = DP_UNUSED_FOUND,
+                                     .buckets = {.first_bytes = 1, .bytes = 1}});
     CHECK_OK(dp_reducer_begin(g.reducer, NULL));
     for (uint32_t unit = LAYERS; unit-- > 0;)
         if (unit != 1 && unit != 3 && unit != 6)
@@ -1051,7 +1059,7 @@ static void fixed_begin(grads *g, dp_ctx *ctx)
                  (dp_reducer_config){.name = "net",
                                      .unit_names = names,
                                      .unused_units = DP_UNUSED_FIXED,
-                                     .buckets = {80, 80}});
+                                     .buckets = {.first_bytes = 80, .bytes = 80}});
 }
 
 static void fixed_units(dp_ctx *ctx)
@@ -1369,7 +1377,8 @@ static void create_another(meeting *m, dp_ctx *ctx, int difference)
         .range_count = 3,
         .unit_names = odd && difference == 8 ? other : unit_names,
         .reduction = odd && difference == 4 ? DP_SUM_RANKS : DP_MEAN_RANKS,
-        .buckets = {odd && difference == 5 ? 3 : 0, odd && difference == 6 ? 3 : 0},
+        .buckets = {.first_bytes = odd && difference == 5 ? 3 : 0,
+                    .bytes = odd && difference == 6 ? 3 : 0},
         .unused_units = odd && difference == 7 ? DP_UNUSED_FOUND : DP_UNUSED_ERROR};
     dp_reducer *reducer = NULL;
     if (differences[difference] == NULL) {

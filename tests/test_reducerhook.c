@@ -425,7 +425,7 @@ static dp_ctx *open_metered(meeting *m, test_allocator *counter)
 static void room_for_flat_buckets(meeting *m)
 {
     const size_t run = LONG_RUN * sizeof(float), locals = m != NULL ? 1 : 2;
-    const dp_reducer_config caps = {.buckets = {run + 4, 2 * run}};
+    const dp_reducer_config caps = {.buckets = {.first_bytes = run + 4, .bytes = 2 * run}};
     dp_reducer_config config = caps;
     test_allocator counter;
     dp_ctx *ctx = open_metered(m, &counter);

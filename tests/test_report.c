@@ -49,7 +49,7 @@ TEST(a_report_says_what_was_asked_for)
                                           .unused_params = DP_UNUSED_FIXED,
                                           .ignored = (const char *const[]){"seen"},
                                           .ignored_count = 1,
-                                          .buckets = {4, 8},
+                                          .buckets = {.first_bytes = 4, .bytes = 8},
                                           .buckets.wire = DP_BF16,
                                           .buckets.hook = plain_hook};
     CHECK_OK(dp_distributed(net, &config, &par));

@@ -357,8 +357,9 @@ static void scattered_passes(dp_ctx *ctx, bool packed, size_t bucket_bytes)
 {
     double mean = mean_rank(ctx);
     int ranks = info_here(ctx).rank_count;
-    dp_module *par = three_par(ctx, &uses_all, packed,
-                               &(dp_distributed_config){.buckets = {bucket_bytes, bucket_bytes}});
+    dp_module *par = three_par(
+        ctx, &uses_all, packed,
+        &(dp_distributed_config){.buckets = {.first_bytes = bucket_bytes, .bytes = bucket_bytes}});
     bool together = packed && bucket_bytes == 0;
     check_infos(par, 0, together);
     CHECK_OK(forward_and_backward(par, 1, false)); /* as ranks have had it; then it is regrouped */
@@ -417,7 +418,7 @@ static void buckets_of_stretches(meeting *m)
 {
     static const uint32_t last_first[] = {2, 0, 1};
     dp_ctx *ctx = open_over_shm(m, 1, 0);
-    dp_distributed_config config = {.buckets = {1, 4 * (A * 4 + 1)}};
+    dp_distributed_config config = {.buckets = {.first_bytes = 1, .bytes = 4 * (A * 4 + 1)}};
     dp_module *par = three_par(ctx, &uses_all, true, &config);
     const dp_reducer *reducer = dp_wrapper_reducer(par);
     dp_bucket_info bucket;
@@ -487,7 +488,8 @@ static void shares_of_blocks(dp_ctx *ctx)
                                                   .children = children,
                                                   .child_count = BLOCKS},
                               &net));
-    CHECK_OK(dp_distributed(net, &(dp_distributed_config){.buckets = {cap, cap}}, &par));
+    CHECK_OK(dp_distributed(
+        net, &(dp_distributed_config){.buckets = {.first_bytes = cap, .bytes = cap}}, &par));
     for (int pass = 0; pass < 3; pass++) {
         dp_reducer_info info;
         CHECK_OK(dp_grads_scatter_set(par, pass > 0));
@@ -1040,7 +1042,7 @@ TEST(an_optimizer_without_shares_wants_all_gradients)
 static void shares_of_another_wrapper(dp_ctx *ctx)
 {
     const dp_optim_config config = {.hyper = {.lr = 1}, .sharded = true};
-    const dp_distributed_config small = {.buckets = {1, 1}};
+    const dp_distributed_config small = {.buckets = {.first_bytes = 1, .bytes = 1}};
     dp_module *net = three(ctx, &uses_all, true), *pars[3];
     dp_optim *optims[3];
     double norm = 0, want = 0;

@@ -531,11 +531,12 @@ static dp_status wrap(net *n, net_kind kind, net *inner)
     config.cut.weights = config.cut.split == DP_SPLIT_WEIGHTS ? weights : NULL;
     config.cut.split_count = config.cut.split >= DP_SPLIT_SIZES ? (size_t)count : 0;
     config.output_to_host = (flags & 4) != 0;
-    dp_distributed_config all = {.name = n->name,
-                                 .reduction = (dp_reduction)(flags >> 2 & 3),
-                                 .buffers = (dp_buffer_sync)(flags >> 4 & 1),
-                                 .unused_params = (dp_unused)(flags % 3),
-                                 .buckets = {flags & 32 ? 8 : 0, flags & 32 ? 16 : 0}};
+    dp_distributed_config all = {
+        .name = n->name,
+        .reduction = (dp_reduction)(flags >> 2 & 3),
+        .buffers = (dp_buffer_sync)(flags >> 4 & 1),
+        .unused_params = (dp_unused)(flags % 3),
+        .buckets = {.first_bytes = flags & 32 ? 8 : 0, .bytes = flags & 32 ? 16 : 0}};
     n->reduction = all.reduction == 0 ? DP_MEAN_RANKS : all.reduction;
     n->muddy = all.buffers != DP_BUFFERS_FIRST || config.cut.split == DP_SPLIT_WEIGHTS;
     switch (kind) {

@@ -427,7 +427,7 @@ static void check_reducer(dp_ctx *ctx)
                                       .ranges = ranges,
                                       .range_count = UNITS,
                                       .reduction = DP_MEAN_RANKS,
-                                      .buckets = {1, 1}};
+                                      .buckets = {.first_bytes = 1, .bytes = 1}};
     CHECK_OK(dp_reducer_create(ctx, &config, &reducer));
     for (int pass = 0; pass < 4; pass++) {
         float other[LOCALS] = {1, 1};
