@@ -2031,11 +2031,14 @@ enum { JOB_ROWS = 5, JOB_COLUMNS = 4, JOB_COUNT = JOB_ROWS * JOB_COLUMNS };
 static const int64_t job_shape[2] = {JOB_ROWS, JOB_COLUMNS},
                      turned_shape[2] = {JOB_COLUMNS, JOB_ROWS};
 
+/* What these read into is static: a device that could not be waited for may write there until it is
+   closed. */
+
 /* From the host to a device, turned, to the next device, and back. */
 static dp_status job_copies(dp_ctx *ctx, dp_scope *scope, const float *in)
 {
     dp_tensor host = dp_wrap_const(in, DP_F32, 2, job_shape), on[DEVICES], turned, back;
-    float got[JOB_COUNT];
+    static float got[JOB_COUNT];
     for (int i = 0; i < DEVICES; i++) {
         TRY(dp_tensor_new(scope, dp_local_device(ctx, i), DP_F32, 2,
                           i % 2 ? turned_shape : job_shape, &on[i]));
@@ -2076,7 +2079,7 @@ static dp_status job_batch(dp_ctx *ctx, dp_scope *scope, const float *in)
     dp_tensor host = dp_wrap_const(in, DP_F32, 2, job_shape);
     rank_job job = {.ctx = ctx};
     dp_value joined;
-    float got[JOB_COUNT];
+    static float got[JOB_COUNT];
     TRY(dp_scatter(ctx, scope, dp_of(scope, &host), NULL, &job.parts));
     TRY(dp_run(ctx, scope, job_of_rank, &job));
     TRY(dp_gather(ctx, scope, job.parts, &(dp_gather_config){.local_rank = 1}, &joined));
@@ -2089,7 +2092,7 @@ static dp_status job_collectives(dp_ctx *ctx, dp_scope *scope)
 {
     dp_part parts[DEVICES] = {{0}};
     dp_tensor send[DEVICES], recv[DEVICES];
-    float got[2];
+    static float got[2];
     for (int i = 0; i < DEVICES; i++) {
         dp_device here = dp_local_device(ctx, i);
         TRY(dp_tensor_new(scope, here, DP_F32, 1, (int64_t[]){2 * DEVICES}, &send[i]));
@@ -2113,7 +2116,7 @@ static dp_status job_collectives(dp_ctx *ctx, dp_scope *scope)
 
 static dp_status job_in(dp_ctx *ctx, dp_scope *scope)
 {
-    float in[JOB_COUNT];
+    static float in[JOB_COUNT];
     for (int i = 0; i < JOB_COUNT; i++) {
         in[i] = (float)(i + 1);
     }

@@ -50,7 +50,7 @@ class Trial:
         self.tmp = os.path.join(directory, "tmp")
         self.launched = {}  # process id: Popen
         self.ended = {}  # process id: status of wait
-        self.buckets.wire = None
+        self.wire = None
         self.wrong = []
         self.fault_at = self.continued_at = None
         self.before = self.traces()
@@ -220,20 +220,20 @@ exec ip netns exec $n sh -c "$*\"""" % (wire.ADDRESSES[0], *wire.HOSTS))
         elif kind == "disk full":
             self.fill_disk()
         elif kind == "5 % of packets lost":
-            self.buckets.wire.loss = 0.05
+            self.wire.loss = 0.05
             time.sleep(3)
-            self.buckets.wire.loss = 0
+            self.wire.loss = 0
         elif kind == "packets 200 ms late":
-            self.buckets.wire.delay = 0.2
+            self.wire.delay = 0.2
             time.sleep(2)
-            self.buckets.wire.delay = 0
+            self.wire.delay = 0
         elif kind == "network device down":
-            self.buckets.wire.take_away(plan.direction)
+            self.wire.take_away(plan.direction)
         else:
-            self.buckets.wire.blocked = {0, 1} if "direction" not in kind else {plan.direction}
+            self.wire.blocked = {0, 1} if "direction" not in kind else {plan.direction}
             if kind == "link cut for 2 s":
                 time.sleep(2)
-                self.buckets.wire.blocked = set()
+                self.wire.blocked = set()
 
     # ---- the verdict ----
 
@@ -341,8 +341,8 @@ exec ip netns exec $n sh -c "$*\"""" % (wire.ADDRESSES[0], *wire.HOSTS))
     def traces(self):
         """What could be left behind, but for processes; only in places of its own."""
         found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if self.isolated}
-        for i in range(2 if self.buckets.wire else 1 if self.isolated else 0):
-            table = [*(self.on_host(i) if self.buckets.wire else []), "cat", "/proc/net/unix"]
+        for i in range(2 if self.wire else 1 if self.isolated else 0):
+            table = [*(self.on_host(i) if self.wire else []), "cat", "/proc/net/unix"]
             sockets = subprocess.run(table, capture_output=True, text=True, check=True).stdout
             found |= set(re.findall(r"@dp-\S*", sockets))
         for directory in (self.tmp, self.disk):
@@ -383,7 +383,7 @@ exec ip netns exec $n sh -c "$*\"""" % (wire.ADDRESSES[0], *wire.HOSTS))
     def run(self):
         plan = self.plan
         if plan.apart:
-            self.buckets.wire = wire.Wire(random.Random(plan.seed))
+            self.wire = wire.Wire(random.Random(plan.seed))
         self.start()
         ready = (lambda: self.id_of(plan.target)) if plan.opening else (lambda: self.have("open"))
         if not self.until(ready, 30 * plan.scale):
