@@ -1396,6 +1396,9 @@ static void save_in_job(meeting *m)
                 DP_ERR_MISMATCH, "rank 4: it cannot be opened: No such file or directory; others");
     CHECK_ERROR(dp_checkpoint_load(ctx, scope, m->process == 1 ? "damaged" : "job", &got),
                 DP_ERR_FILE, "rank 2: 7 bytes are not a safetensors file");
+    const char *const files[] = {"other", "damaged", "job"}; /* what is damaged is told first */
+    CHECK_ERROR(dp_checkpoint_load(ctx, scope, files[m->process], &got), DP_ERR_FILE,
+                "rank 2: 7 bytes are not a safetensors file");
     CHECK_ERROR(dp_checkpoint_load(ctx, scope, m->process == 2 ? "theirs" : "job", &got),
                 DP_ERR_MISMATCH, "rank 4: this is another file than rank 0 has");
     CHECK_TREE(ctx, got, "{'a': f32[3]=0 1 2, 'n': [1]}");
