@@ -299,17 +299,6 @@ static void every_division(void (*body)(world *w))
 
 /* ---- the eight forms ------------------------------------------------------------------------- */
 
-typedef enum verb {
-    ALL_REDUCE,
-    BROADCAST,
-    ALL_GATHER,
-    REDUCE_SCATTER,
-    ALL_TO_ALL,
-    REDUCE_TO,
-    GATHER_TO,
-    SCATTER_FROM
-} verb;
-
 typedef enum placing { NEVER, SAME, SEND_IN_RECV, RECV_IN_SEND } placing;
 
 typedef struct form {
@@ -319,18 +308,18 @@ typedef struct form {
 } form;
 
 static const form forms[] = {
-    [ALL_REDUCE] = {.reduces = true, .in_place = SAME},
-    [BROADCAST] = {.sends_at_root = true, .in_place = SAME},
-    [ALL_GATHER] = {.receives_all = true, .in_place = SEND_IN_RECV},
-    [REDUCE_SCATTER] = {.reduces = true, .sends_all = true, .in_place = RECV_IN_SEND},
-    [ALL_TO_ALL] = {.sends_all = true, .receives_all = true},
-    [REDUCE_TO] = {.reduces = true, .receives_at_root = true, .in_place = SAME},
-    [GATHER_TO] = {.receives_all = true, .receives_at_root = true, .in_place = SEND_IN_RECV},
-    [SCATTER_FROM] = {.sends_all = true, .sends_at_root = true, .in_place = RECV_IN_SEND},
+    [DP_ALL_REDUCE] = {.reduces = true, .in_place = SAME},
+    [DP_BROADCAST] = {.sends_at_root = true, .in_place = SAME},
+    [DP_ALL_GATHER] = {.receives_all = true, .in_place = SEND_IN_RECV},
+    [DP_REDUCE_SCATTER] = {.reduces = true, .sends_all = true, .in_place = RECV_IN_SEND},
+    [DP_ALL_TO_ALL] = {.sends_all = true, .receives_all = true},
+    [DP_REDUCE_TO] = {.reduces = true, .receives_at_root = true, .in_place = SAME},
+    [DP_GATHER_TO] = {.receives_all = true, .receives_at_root = true, .in_place = SEND_IN_RECV},
+    [DP_SCATTER_FROM] = {.sends_all = true, .sends_at_root = true, .in_place = RECV_IN_SEND},
 };
 
 typedef struct call {
-    verb verb;
+    dp_verb verb;
     dp_dtype dtype;
     dp_op op;
     size_t count;
@@ -343,21 +332,21 @@ static dp_status issue(world *w, const call *c, const dp_part *parts)
 {
     parts += parts != NULL ? w->first : 0;
     switch (c->verb) {
-    case ALL_REDUCE:
+    case DP_ALL_REDUCE:
         return dp_all_reduce(w->ctx, parts, c->count, c->dtype, c->op);
-    case BROADCAST:
+    case DP_BROADCAST:
         return dp_broadcast(w->ctx, parts, c->count, c->dtype, c->root);
-    case ALL_GATHER:
+    case DP_ALL_GATHER:
         return dp_all_gather(w->ctx, parts, c->count, c->dtype);
-    case REDUCE_SCATTER:
+    case DP_REDUCE_SCATTER:
         return dp_reduce_scatter(w->ctx, parts, c->count, c->dtype, c->op);
-    case ALL_TO_ALL:
+    case DP_ALL_TO_ALL:
         return dp_all_to_all(w->ctx, parts, c->count, c->dtype);
-    case REDUCE_TO:
+    case DP_REDUCE_TO:
         return dp_reduce_to(w->ctx, parts, c->count, c->dtype, c->op, c->root);
-    case GATHER_TO:
+    case DP_GATHER_TO:
         return dp_gather_to(w->ctx, parts, c->count, c->dtype, c->root);
-    case SCATTER_FROM:
+    case DP_SCATTER_FROM:
         break;
     }
     return dp_scatter_from(w->ctx, parts, c->count, c->dtype, c->root);
@@ -468,17 +457,17 @@ static void sent_by(const call *c, const data *d, const world *w, int rank, char
 static void received_by(const call *c, const data *d, const world *w, int rank, char *out)
 {
     size_t size = dp_dtype_bytes(c->dtype), own = (size_t)rank * c->count, block = c->count * size;
-    if (c->verb == ALL_REDUCE || c->verb == REDUCE_TO) {
+    if (c->verb == DP_ALL_REDUCE || c->verb == DP_REDUCE_TO) {
         lay_out(out, d->reduced, 0, c->count, size);
-    } else if (c->verb == REDUCE_SCATTER) {
+    } else if (c->verb == DP_REDUCE_SCATTER) {
         lay_out(out, d->reduced, own, c->count, size);
-    } else if (c->verb == BROADCAST) {
+    } else if (c->verb == DP_BROADCAST) {
         lay_out(out, d->sent[c->root], 0, c->count, size);
-    } else if (c->verb == SCATTER_FROM) {
+    } else if (c->verb == DP_SCATTER_FROM) {
         lay_out(out, d->sent[c->root], own, c->count, size);
     } else {
         for (int r = 0; r < w->ranks; r++) {
-            size_t first = c->verb == ALL_TO_ALL ? own : 0;
+            size_t first = c->verb == DP_ALL_TO_ALL ? own : 0;
             lay_out(out + (size_t)r * block, d->sent[r], first, c->count, size);
         }
     }
@@ -593,7 +582,7 @@ static const size_t counts[] = {1, 2, 3, 17, 64, 1000, 65537};
 enum { COUNTS = sizeof(counts) / sizeof(counts[0]) };
 
 /* A count of counts[], made smaller if all ranks' blocks would not fit. */
-static size_t count_for(const world *w, verb v, int i)
+static size_t count_for(const world *w, dp_verb v, int i)
 {
     bool blocks = forms[v].sends_all || forms[v].receives_all;
     return blocks && w->ranks > 2 && counts[i] > 5000 ? 5003 : counts[i];
@@ -601,7 +590,7 @@ static size_t count_for(const world *w, verb v, int i)
 
 /* Every count, root (small counts), out of place and in place. Where all is slow, large counts take
    turns: another dtype and place each time, and all of them without sanitizers. */
-static void check_form(world *w, verb v, dp_dtype dtype, dp_op op, const data *d)
+static void check_form(world *w, dp_verb v, dp_dtype dtype, dp_op op, const data *d)
 {
     static int turn;
     const form *f = &forms[v];
@@ -622,7 +611,7 @@ static void check_form(world *w, verb v, dp_dtype dtype, dp_op op, const data *d
     }
 }
 
-static void check_moves(world *w, verb v)
+static void check_moves(world *w, dp_verb v)
 {
     static data d;
     uint64_t state = test_seed();
@@ -632,7 +621,7 @@ static void check_moves(world *w, verb v)
     }
 }
 
-static void check_reductions(world *w, verb v)
+static void check_reductions(world *w, dp_verb v)
 {
     static data d;
     uint64_t state = test_seed();
@@ -649,42 +638,42 @@ static void check_reductions(world *w, verb v)
 
 WORLD_TEST(all_reduce)
 {
-    check_reductions(w, ALL_REDUCE);
+    check_reductions(w, DP_ALL_REDUCE);
 }
 
 FALLBACK_TEST(reduce_scatter)
 {
-    check_reductions(w, REDUCE_SCATTER);
+    check_reductions(w, DP_REDUCE_SCATTER);
 }
 
 WORLD_TEST(reduce_to)
 {
-    check_reductions(w, REDUCE_TO);
+    check_reductions(w, DP_REDUCE_TO);
 }
 
 WORLD_TEST(broadcast)
 {
-    check_moves(w, BROADCAST);
+    check_moves(w, DP_BROADCAST);
 }
 
 WORLD_TEST(all_gather)
 {
-    check_moves(w, ALL_GATHER);
+    check_moves(w, DP_ALL_GATHER);
 }
 
 FALLBACK_TEST(all_to_all)
 {
-    check_moves(w, ALL_TO_ALL);
+    check_moves(w, DP_ALL_TO_ALL);
 }
 
 WORLD_TEST(gather_to)
 {
-    check_moves(w, GATHER_TO);
+    check_moves(w, DP_GATHER_TO);
 }
 
 WORLD_TEST(scatter_from)
 {
-    check_moves(w, SCATTER_FROM);
+    check_moves(w, DP_SCATTER_FROM);
 }
 
 /* ---- one owner ------------------------------------------------------------------------------- */
@@ -765,11 +754,11 @@ FALLBACK_TEST(owners_receive_for_all_of_theirs)
     static data d;
     uint64_t state = test_seed();
     for (int i = 0; i < COUNTS * 4 && on_host(w); i += test_stride()) {
-        call c = {ALL_GATHER, dtypes[i % 4], DP_OP_SUM, 0, 0, false};
+        call c = {DP_ALL_GATHER, dtypes[i % 4], DP_OP_SUM, 0, 0, false};
         send_small(w, &d, c.dtype, c.op, &state);
         c.count = count_for(w, c.verb, i / 4);
         check_gather_to_owners(w, &c, &d);
-        c.verb = REDUCE_SCATTER;
+        c.verb = DP_REDUCE_SCATTER;
         for (int left_out = 0; left_out < 4; left_out++)
             check_scatter_to_owners(w, &c, &d, left_out);
     }
@@ -787,9 +776,9 @@ WORLD_TEST(rank_r_is_added_rth)
     for (int i = 0; i < 4 * 3; i += test_stride()) {
         static const dp_op ops[] = {DP_OP_SUM, DP_OP_MEAN, DP_OP_PROD};
         send_digits(w, &d, floats[i % 4], ops[i / 4], 1, &state);
-        check_form(w, ALL_REDUCE, floats[i % 4], ops[i / 4], &d);
-        check_form(w, REDUCE_SCATTER, floats[i % 4], ops[i / 4], &d);
-        check_form(w, REDUCE_TO, floats[i % 4], ops[i / 4], &d);
+        check_form(w, DP_ALL_REDUCE, floats[i % 4], ops[i / 4], &d);
+        check_form(w, DP_REDUCE_SCATTER, floats[i % 4], ops[i / 4], &d);
+        check_form(w, DP_REDUCE_TO, floats[i % 4], ops[i / 4], &d);
     }
 }
 
@@ -802,7 +791,7 @@ WORLD_TEST(sums_are_close)
     uint64_t state = test_seed();
     for (int i = 0; i < 4 * 2; i++) {
         dp_dtype dtype = floats[i % 4];
-        call c = {ALL_REDUCE, dtype, i / 4 ? DP_OP_MEAN : DP_OP_SUM, PERIOD, 0, false};
+        call c = {DP_ALL_REDUCE, dtype, i / 4 ? DP_OP_MEAN : DP_OP_SUM, PERIOD, 0, false};
         dp_part parts[MOST_RANKS];
         send_digits(w, &d, dtype, c.op, 1, &state);
         for (int r = 0; r < w->ranks; r++) {
@@ -854,7 +843,7 @@ WORLD_TEST(scale)
     uint64_t state = test_seed();
     static const double scales[] = {1, 0.25, 1.0 / 3, 0, -2};
     for (int i = 0; i < 4 * 5; i++) {
-        call c = {ALL_REDUCE, floats[i % 4], DP_OP_SUM, PERIOD, 0, i % 3 == 0};
+        call c = {DP_ALL_REDUCE, floats[i % 4], DP_OP_SUM, PERIOD, 0, i % 3 == 0};
         dp_part parts[MOST_RANKS];
         send_digits(w, &d, c.dtype, DP_OP_SUM, scales[i / 4], &state);
         for (int r = 0; r < w->ranks; r++) {
@@ -905,7 +894,7 @@ WORLD_TEST(rank_without_recv_gets_no_result)
     unsigned all = (1u << w->ranks) - 1;
     const unsigned wanted[] = {1, 1u << (w->ranks - 1), 0x5a5a5a & all, 0, all};
     for (int i = 0; i < 3 * 3 * 5; i++) {
-        call c = {ALL_REDUCE, dtypes[i % 3], DP_OP_MEAN, counts[i / 3 % 3 * 3], 0, false};
+        call c = {DP_ALL_REDUCE, dtypes[i % 3], DP_OP_MEAN, counts[i / 3 % 3 * 3], 0, false};
         send_small(w, &d, c.dtype, c.op, &state);
         check_wanted(w, &c, &d, wanted[i / 9], 0);
         check_wanted(w, &c, &d, wanted[i / 9], 1);
@@ -938,16 +927,16 @@ WORLD_TEST(whole_numbers)
             }
         }
         reduce_sent(w, &d, dtype, DP_OP_SUM, 1);
-        check_call(w, &(call){ALL_REDUCE, dtype, DP_OP_SUM, 1000, 0, false}, &d);
+        check_call(w, &(call){DP_ALL_REDUCE, dtype, DP_OP_SUM, 1000, 0, false}, &d);
         reduce_sent(w, &d, dtype, DP_OP_PROD, 1);
-        check_call(w, &(call){ALL_REDUCE, dtype, DP_OP_PROD, 1000, 0, true}, &d);
+        check_call(w, &(call){DP_ALL_REDUCE, dtype, DP_OP_PROD, 1000, 0, true}, &d);
         for (int r = 0; r < w->ranks; r++) {
             for (size_t i = 0; i < PERIOD; i++) {
                 number_put(dtype, d.sent[r], i, dtype == DP_U8 ? r % 2 : -(number)(r % 2));
             }
         }
         reduce_sent(w, &d, dtype, DP_OP_MEAN, 1);
-        check_call(w, &(call){ALL_REDUCE, dtype, DP_OP_MEAN, 100, 0, false}, &d);
+        check_call(w, &(call){DP_ALL_REDUCE, dtype, DP_OP_MEAN, 100, 0, false}, &d);
         CHECK_INT(number_get(dtype, d.reduced, 0), 0);
     }
 }
@@ -1044,7 +1033,7 @@ static void issue_bits(world *w, const call *c, const data *d)
     for (int r = 0; r < w->ranks; r++) {
         parts[r] = part_of(w, c, d, r);
     }
-    if (c->op == DP_OP_MEAN && c->verb == ALL_REDUCE) {
+    if (c->op == DP_OP_MEAN && c->verb == DP_ALL_REDUCE) {
         CHECK_OK(dp_all_reduce_scaled(w->ctx, parts, c->count, c->dtype, c->op, 0.3));
     } else {
         CHECK_OK(issue(w, c, parts));
@@ -1072,11 +1061,11 @@ static void check_bits(world *gpus, world *cpus, const call *c, const data *d)
 static void check_bits_of(world *gpus, world *cpus)
 {
     static const struct {
-        verb verb;
+        dp_verb verb;
         dp_op op;
-    } calls[] = {{ALL_REDUCE, DP_OP_SUM},     {ALL_REDUCE, DP_OP_MEAN},
-                 {REDUCE_SCATTER, DP_OP_SUM}, {REDUCE_SCATTER, DP_OP_MEAN},
-                 {BROADCAST, DP_OP_SUM},      {ALL_GATHER, DP_OP_SUM}};
+    } calls[] = {{DP_ALL_REDUCE, DP_OP_SUM},     {DP_ALL_REDUCE, DP_OP_MEAN},
+                 {DP_REDUCE_SCATTER, DP_OP_SUM}, {DP_REDUCE_SCATTER, DP_OP_MEAN},
+                 {DP_BROADCAST, DP_OP_SUM},      {DP_ALL_GATHER, DP_OP_SUM}};
     static const size_t odd[] = {0, 1, 7, 5003, 65537};
     static data d;
     uint64_t state = test_seed();
@@ -1123,7 +1112,7 @@ static void parts_of(const world *w, dp_part *parts)
 
 static void check_all_verbs(world *w, call c, const dp_part *parts, dp_status want)
 {
-    for (c.verb = ALL_REDUCE; c.verb <= SCATTER_FROM; c.verb++) {
+    for (c.verb = DP_ALL_REDUCE; c.verb <= DP_SCATTER_FROM; c.verb++) {
         dp_status status = issue(w, &c, parts);
         if (status != want || (want != DP_OK && dp_last_error()[0] == '\0')) {
             test_fail(__FILE__, __LINE__, "form %d: %s, wanted %s: %s", (int)c.verb,
@@ -1160,7 +1149,7 @@ REFUSED_TEST(wrong_arguments)
     check_all_verbs(w, (call){.dtype = DP_DTYPE_ANY, .count = 4}, parts, invalid);
     check_all_verbs(w, (call){.dtype = DP_F32, .count = SIZE_MAX / 2}, parts, invalid);
     check_all_verbs(w, c, NULL, invalid);
-    for (c.verb = ALL_REDUCE; c.verb <= SCATTER_FROM; c.verb++) {
+    for (c.verb = DP_ALL_REDUCE; c.verb <= DP_SCATTER_FROM; c.verb++) {
         const form *f = &forms[c.verb];
         c.root = 0;
         for (int op = -1; op <= DP_OP_MAX + 1 && f->reduces; op += DP_OP_MAX + 2) {
@@ -1172,8 +1161,8 @@ REFUSED_TEST(wrong_arguments)
         CHECK_ERROR(issue(w, &c, parts), invalid, "send");
         parts_of(w, parts);
         parts[0].recv = NULL;
-        bool optional = on_host(w) && (c.verb == ALL_GATHER || c.verb == REDUCE_SCATTER);
-        if (c.verb != ALL_REDUCE && !optional) {
+        bool optional = on_host(w) && (c.verb == DP_ALL_GATHER || c.verb == DP_REDUCE_SCATTER);
+        if (c.verb != DP_ALL_REDUCE && !optional) {
             CHECK_ERROR(issue(w, &c, parts), invalid, "recv");
         }
         parts_of(w, parts);
@@ -1190,7 +1179,7 @@ REFUSED_TEST(wrong_arguments)
 /* Rank 0's recv on a buffer of rank 0's or of its neighbour's, where a form does not allow it. */
 REFUSED_TEST(overlapping_buffers)
 {
-    for (verb v = ALL_REDUCE; v <= SCATTER_FROM; v++) {
+    for (dp_verb v = DP_ALL_REDUCE; v <= DP_SCATTER_FROM; v++) {
         call c = {.verb = v, .dtype = DP_I16, .count = 10};
         dp_part parts[MOST_RANKS];
         parts_of(w, parts);
@@ -1205,7 +1194,7 @@ REFUSED_TEST(overlapping_buffers)
             continue;
         }
         parts_of(w, parts);
-        parts[0].recv = (char *)w->a[1].data + (v == REDUCE_SCATTER ? 2 : 0);
+        parts[0].recv = (char *)w->a[1].data + (v == DP_REDUCE_SCATTER ? 2 : 0);
         if (!forms[v].sends_at_root) {
             CHECK_ERROR(issue(w, &c, parts), invalid, "overlap");
         }
@@ -1216,7 +1205,7 @@ REFUSED_TEST(overlapping_buffers)
         }
     }
     if (w->ranks > 1) {
-        call c = {.verb = ALL_TO_ALL, .dtype = DP_I16, .count = 10};
+        call c = {.verb = DP_ALL_TO_ALL, .dtype = DP_I16, .count = 10};
         dp_part parts[MOST_RANKS];
         parts_of(w, parts);
         parts[0].recv = w->a[0].data;
@@ -1230,7 +1219,7 @@ REFUSED_TEST(streams)
     static data d;
     dp_part parts[MOST_RANKS];
     uint64_t state = test_seed();
-    call c = {.verb = ALL_REDUCE, .dtype = DP_I32, .count = 100};
+    call c = {.verb = DP_ALL_REDUCE, .dtype = DP_I32, .count = 100};
     send_small(w, &d, DP_I32, DP_OP_SUM, &state);
     for (int r = 0; r < w->ranks; r++) {
         parts[r] = part_of(w, &c, &d, r);
@@ -1262,7 +1251,7 @@ WORLD_TEST(barrier)
 WORLD_TEST(two_in_a_row)
 {
     enum { COUNT = 64, ROOM = MOST_RANKS * COUNT };
-    static const verb verbs[] = {ALL_REDUCE, BROADCAST, ALL_GATHER};
+    static const dp_verb verbs[] = {DP_ALL_REDUCE, DP_BROADCAST, DP_ALL_GATHER};
     unsigned char bytes[ROOM];
     for (int v = 0; v < 3; v++) {
         for (int r = w->first; r < w->first + w->count; r++) {
@@ -1282,7 +1271,7 @@ WORLD_TEST(two_in_a_row)
         }
         for (int r = w->first; r < w->first + w->count; r++) {
             for (int k = 0; k < 2; k++) {
-                bool all = verbs[v] == ALL_GATHER;
+                bool all = verbs[v] == DP_ALL_GATHER;
                 for (int from = all ? 0 : w->ranks - 1; from < w->ranks; from++) {
                     get(w, &w->b[r], (size_t)(k * ROOM + all * from * COUNT), bytes, COUNT);
                     CHECK_INT(bytes[0], 1 + from + 20 * k);
@@ -1357,7 +1346,7 @@ static dp_status all_verbs(dp_ctx *ctx)
     for (int r = 0; r < 3; r++) {
         parts[r] = (dp_part){.send = send[r], .recv = recv[r]};
     }
-    for (verb v = ALL_REDUCE; v <= SCATTER_FROM; v++) {
+    for (dp_verb v = DP_ALL_REDUCE; v <= DP_SCATTER_FROM; v++) {
         call c = {.verb = v, .dtype = DP_I32, .count = 3, .root = 1};
         dp_status status = issue(&w, &c, parts);
         if (status != DP_OK) {

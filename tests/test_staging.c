@@ -13,19 +13,8 @@
 
 enum { LOCALS = 2, MOST_RANKS = 6, PIECE = 1 << 20, ROOM = 16 * PIECE };
 
-typedef enum verb {
-    ALL_REDUCE,
-    BROADCAST,
-    ALL_GATHER,
-    REDUCE_SCATTER,
-    ALL_TO_ALL,
-    REDUCE_TO,
-    GATHER_TO,
-    SCATTER_FROM,
-    SCALED,
-    WEIGHTED,
-    VERBS
-} verb;
+/* dp_all_reduce_scaled and dp_all_reduce_weighted, behind the verbs. */
+enum { SCALED = DP_SCATTER_FROM + 1, WEIGHTED, VERBS };
 
 typedef struct trial {
     dp_ctx *ctx;
@@ -88,25 +77,25 @@ static void hash_in(trial *t, const dp_tensor *on, size_t bytes)
     }
 }
 
-static dp_status call(trial *t, verb v, dp_dtype dtype, size_t count, dp_op op, int root)
+static dp_status call(trial *t, int v, dp_dtype dtype, size_t count, dp_op op, int root)
 {
     static const double weights[] = {0.75, 2.5};
-    switch ((int)v) {
-    case ALL_REDUCE:
+    switch (v) {
+    case DP_ALL_REDUCE:
         return dp_all_reduce(t->ctx, t->parts, count, dtype, op);
-    case BROADCAST:
+    case DP_BROADCAST:
         return dp_broadcast(t->ctx, t->parts, count, dtype, root);
-    case ALL_GATHER:
+    case DP_ALL_GATHER:
         return dp_all_gather(t->ctx, t->parts, count, dtype);
-    case REDUCE_SCATTER:
+    case DP_REDUCE_SCATTER:
         return dp_reduce_scatter(t->ctx, t->parts, count, dtype, op);
-    case ALL_TO_ALL:
+    case DP_ALL_TO_ALL:
         return dp_all_to_all(t->ctx, t->parts, count, dtype);
-    case REDUCE_TO:
+    case DP_REDUCE_TO:
         return dp_reduce_to(t->ctx, t->parts, count, dtype, op, root);
-    case GATHER_TO:
+    case DP_GATHER_TO:
         return dp_gather_to(t->ctx, t->parts, count, dtype, root);
-    case SCATTER_FROM:
+    case DP_SCATTER_FROM:
         return dp_scatter_from(t->ctx, t->parts, count, dtype, root);
     case SCALED:
         return dp_all_reduce_scaled(t->ctx, t->parts, count, dtype, op, 0.3);
@@ -116,7 +105,7 @@ static dp_status call(trial *t, verb v, dp_dtype dtype, size_t count, dp_op op, 
 }
 
 /* One call, and all bytes that it may have touched. */
-static void collect(trial *t, verb v, dp_dtype dtype, size_t count, dp_op op, bool in_place)
+static void collect(trial *t, int v, dp_dtype dtype, size_t count, dp_op op, bool in_place)
 {
     int root = (int)(count + (size_t)v) % t->info.rank_count;
     size_t block = count * dp_dtype_bytes(dtype);
@@ -128,12 +117,12 @@ static void collect(trial *t, verb v, dp_dtype dtype, size_t count, dp_op op, bo
         fill(t, dtype, &t->recv[i], span, 100);
         t->parts[i] = (dp_part){.send = t->send[i].data, .recv = t->recv[i].data};
         if (in_place) {
-            bool all = v == ALL_GATHER || v == GATHER_TO;
-            bool from_all = v == REDUCE_SCATTER || v == SCATTER_FROM;
+            bool all = v == DP_ALL_GATHER || v == DP_GATHER_TO;
+            bool from_all = v == DP_REDUCE_SCATTER || v == DP_SCATTER_FROM;
             t->parts[i].recv = (char *)t->send[i].data + (from_all ? own : 0);
             t->parts[i].send = (char *)t->send[i].data + (all ? own : 0);
         }
-        if (v == ALL_REDUCE && count % 2 == 1 && t->info.rank_first + i == 1)
+        if (v == DP_ALL_REDUCE && count % 2 == 1 && t->info.rank_first + i == 1)
             t->parts[i].recv = NULL; /* gives, and wants nothing */
     }
     CHECK_OK(call(t, v, dtype, count, op, root));
@@ -143,9 +132,9 @@ static void collect(trial *t, verb v, dp_dtype dtype, size_t count, dp_op op, bo
     }
 }
 
-static bool may_be_in_place(verb v)
+static bool may_be_in_place(int v)
 {
-    return v != ALL_TO_ALL;
+    return v != DP_ALL_TO_ALL;
 }
 
 static void small_calls(trial *t, uint64_t *hashes, size_t *made)
@@ -154,16 +143,16 @@ static void small_calls(trial *t, uint64_t *hashes, size_t *made)
     for (int v = 0; v < VERBS; v++)
         for (int dtype = 0; dtype < DP_DTYPE_COUNT; dtype++)
             for (int op = 0; op <= DP_OP_MAX; op++) {
-                bool real = dtype <= DP_BF16, reduces = v != BROADCAST && v != ALL_GATHER &&
-                                                        v != ALL_TO_ALL && v != GATHER_TO &&
-                                                        v != SCATTER_FROM;
+                bool real = dtype <= DP_BF16, reduces = v != DP_BROADCAST && v != DP_ALL_GATHER &&
+                                                        v != DP_ALL_TO_ALL && v != DP_GATHER_TO &&
+                                                        v != DP_SCATTER_FROM;
                 if ((v >= SCALED && !real) || (op > 0 && (!reduces || v == WEIGHTED)))
                     continue;
                 size_t count = counts[(v + dtype + op) % 4];
                 t->hash = 0xcbf29ce484222325u;
-                collect(t, (verb)v, (dp_dtype)dtype, count, (dp_op)op, false);
-                if (may_be_in_place((verb)v))
-                    collect(t, (verb)v, (dp_dtype)dtype, count, (dp_op)op, true);
+                collect(t, v, (dp_dtype)dtype, count, (dp_op)op, false);
+                if (may_be_in_place(v))
+                    collect(t, v, (dp_dtype)dtype, count, (dp_op)op, true);
                 hashes[(*made)++] = t->hash;
             }
 }
@@ -180,18 +169,18 @@ static void large_calls(trial *t, uint64_t *hashes, size_t *made)
     size_t ranks = (size_t)t->info.rank_count, most = PIECE / 4, each = most / ranks;
     const size_t ones[] = {most - 1, most, most + 1, 3 * most + 5};
     const size_t all[] = {each - 1, each, each + 1, 3 * each + 5};
-    for (int v = 0; v < REDUCE_TO; v++) {
-        bool one = v == ALL_REDUCE || v == BROADCAST;
+    for (int v = 0; v < DP_REDUCE_TO; v++) {
+        bool one = v == DP_ALL_REDUCE || v == DP_BROADCAST;
         for (int i = 0; i < 4; i += sparse()) {
             t->hash = 0xcbf29ce484222325u;
-            collect(t, (verb)v, DP_F32, one ? ones[i] : all[i], DP_OP_SUM,
-                    i % 2 == 1 && may_be_in_place((verb)v));
+            collect(t, v, DP_F32, one ? ones[i] : all[i], DP_OP_SUM,
+                    i % 2 == 1 && may_be_in_place(v));
             hashes[(*made)++] = t->hash;
         }
     }
     t->hash = 0xcbf29ce484222325u;
-    collect(t, ALL_REDUCE, DP_BF16, 2 * (PIECE / 2) + 3, DP_OP_MEAN, true);
-    collect(t, ALL_TO_ALL, DP_U8, PIECE / 2 / ranks + 1, DP_OP_SUM, false);
+    collect(t, DP_ALL_REDUCE, DP_BF16, 2 * (PIECE / 2) + 3, DP_OP_MEAN, true);
+    collect(t, DP_ALL_TO_ALL, DP_U8, PIECE / 2 / ranks + 1, DP_OP_SUM, false);
     hashes[(*made)++] = t->hash;
 }
 
